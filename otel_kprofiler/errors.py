@@ -1,0 +1,96 @@
+"""Errors of otel-kprofiler: one tree, each with a cause and a fix.
+
+::
+
+    KProfilerError(message, hint)            exit status 1
+    ├── ConfigError(problems)                exit status 2, every problem at once
+    ├── HostError                            exit status 3, this host cannot do it
+    │   ├── PrivilegeError(missing)          a capability is missing
+    │   ├── KernelFeatureError(feature)      the kernel is too old or built without it
+    │   └── DependencyError(package)         a library is missing
+    ├── SamplerError(log)                    the sampler failed, verifier log included
+    └── ExportError                          an output cannot be written
+
+A frame that cannot be resolved is data (:class:`otel_kprofiler.model.Unresolved`),
+never an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class KProfilerError(Exception):
+    """Base of all errors that users may meet.
+
+    Args:
+        message: what went wrong, in one sentence.
+        hint: what to do about it; shown as ``fix:`` by the command line.
+    """
+
+    exit_status: int = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigProblem:
+    """One mistake in a configuration; ``line`` and ``column`` are 1-based, 0 when unknown."""
+
+    path: str
+    line: int
+    column: int
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        place = f"{self.path}:{self.line}:{self.column}" if self.line else self.path
+        return f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
+
+
+class ConfigError(KProfilerError):
+    """The configuration is unusable; carries every problem found."""
+
+    exit_status = 2
+
+    def __init__(self, problems: Sequence[ConfigProblem], *, hint: str = "") -> None:
+        super().__init__("\n".join(str(problem) for problem in problems), hint=hint)
+        self.problems = tuple(problems)
+
+
+class HostError(KProfilerError):
+    """This host, or this user on it, cannot do what was asked."""
+
+    exit_status = 3
+
+
+class PrivilegeError(HostError):
+    """A capability is missing; ``missing`` names them as ``CAP_…``."""
+
+    def __init__(self, message: str, *, missing: Sequence[str] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.missing = tuple(missing)
+
+
+class KernelFeatureError(HostError):
+    """The kernel is too old, or was built without something that is needed."""
+
+
+class DependencyError(HostError):
+    """A library that is needed at run time is not installed."""
+
+
+class SamplerError(KProfilerError):
+    """The sampler could not be loaded or attached; ``log`` is the verifier's, if any."""
+
+    def __init__(self, message: str, *, log: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.log = log
+
+
+class ExportError(KProfilerError):
+    """An output cannot be opened or written."""
