@@ -1,0 +1,59 @@
+"""The event-time gate: a sample waits until every symbol stream has passed its time.
+
+Samples, module events and BPF symbol records arrive on different ways. Resolving a sample
+as soon as it is read could use symbols that are already newer, or not yet as new, as the
+moment at which it was taken.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from otel_kprofiler.model import RawSample
+
+_TIME = attrgetter("time_ns")
+
+
+class EventTimeGate:
+    """Holds samples back and lets them go in the order of their times.
+
+    The wait is bounded: a symbol stream that stands still delays samples by ``max_wait_ns``
+    at most. Belongs to one thread.
+
+    Args:
+        max_wait_ns: longest time that a sample waits for symbol streams, in nanoseconds.
+    """
+
+    def __init__(self, max_wait_ns: int = 500_000_000) -> None:
+        self._max_wait_ns = max_wait_ns
+        self._waiting: list[RawSample] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def push(self, samples: list[RawSample]) -> None:
+        """Take samples, in any order."""
+        self._waiting += samples
+
+    def passed_ns(self, samples_ns: int, symbols_ns: int, now_ns: int) -> int:
+        """Boot time up to which everything is known, or will not be waited for any longer.
+
+        Args:
+            samples_ns: every sample before this boot time has been pushed.
+            symbols_ns: every symbol event before this boot time has been applied.
+            now_ns: the present, in boot time.
+        """
+        return min(samples_ns, max(symbols_ns, now_ns - self._max_wait_ns))
+
+    def release(self, before_ns: int) -> list[RawSample]:
+        """Samples taken before ``before_ns``, sorted by time."""
+        self._waiting.sort(key=_TIME)
+        low, high = 0, len(self._waiting)
+        while low < high:
+            middle = (low + high) // 2
+            if self._waiting[middle].time_ns < before_ns:
+                low = middle + 1
+            else:
+                high = middle
+        released, self._waiting = self._waiting[:low], self._waiting[low:]
+        return released

@@ -1,0 +1,172 @@
+"""Resources: which process a sample belongs to, and on which host."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.host import HostFiles
+from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey, RawSample, Resource
+
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
+"""Version of the semantic conventions that attribute names here follow."""
+
+# The forms that opentelemetry-ebpf-profiler looks for: a plain id, and that of AWS ECS.
+_CONTAINER_ID: Final = re.compile(rb"(?:^|[^0-9a-f])([0-9a-f]{64}|[0-9a-f]{32}-\d{8,})(?![0-9a-f])")
+
+_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm32"}
+
+_TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def read_host_attributes(files: HostFiles) -> dict[str, AttributeValue]:
+    """Attributes of this host by OpenTelemetry's semantic conventions (``host.*``, ``os.*``)."""
+    uname = platform.uname()
+    attributes: dict[str, AttributeValue] = {
+        "host.name": uname.node,
+        "host.arch": _ARCHITECTURES.get(uname.machine, uname.machine),
+        "os.type": "linux",
+        "os.version": uname.release,
+    }
+    try:
+        machine_id = files.read_bytes("/etc/machine-id").decode("ascii", "replace").strip()
+    except OSError:
+        machine_id = ""
+    if machine_id:
+        attributes["host.id"] = machine_id
+    return attributes
+
+
+def parse_start_ticks(stat: bytes) -> int:
+    """Start time of a process in clock ticks since boot, from ``/proc/PID/stat``.
+
+    Field 22 of proc_pid_stat(5); the name in field 2 may hold blanks and parentheses.
+    Raises ``ValueError`` on anything else.
+    """
+    fields = stat[stat.rindex(b")") + 2 :].split(b" ", 20)
+    if len(fields) < 21:
+        raise ValueError("too few fields in a stat line")
+    return int(fields[19])
+
+
+def parse_container_id(cgroup: bytes) -> str | None:
+    """Container id from ``/proc/PID/cgroup``, None outside of containers."""
+    matches = _CONTAINER_ID.findall(cgroup)
+    return matches[-1].decode("ascii") if matches else None
+
+
+def format_time(unix_ns: int) -> str:
+    """ISO 8601 in UTC with milliseconds."""
+    moment = datetime.fromtimestamp(unix_ns // 1_000_000 / 1000, tz=UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class ProcessResources:
+    """One Resource for each process, looked up in ``/proc`` when it is first seen.
+
+    A process is (pid, start time), so that two users of one pid never share a Resource. A
+    process that is gone before it can be looked at keeps a Resource of its own with what the
+    sample knows. Belongs to one thread; bounded by ``capacity``, least recently used first.
+
+    Args:
+        files: the host's files.
+        clock: for ``process.creation.time``; the offset of this moment is kept, so that the
+            creation time of a process does not change when clocks are synchronised again.
+        base: attributes that every Resource has: the host's and the configured ones.
+        capacity: Resources kept.
+        on_new: called with the first sample and the Resource of each process.
+    """
+
+    def __init__(
+        self,
+        files: HostFiles,
+        clock: Clock,
+        base: Attributes,
+        *,
+        capacity: int = 8192,
+        on_new: Callable[[RawSample, Resource], None] | None = None,
+    ) -> None:
+        self._files = files
+        self._boot_unix_ns = clock.to_unix_ns(0)
+        self._base = dict(base)
+        self._capacity = capacity
+        self._on_new = on_new
+        self._resources: OrderedDict[ProcessKey, Resource] = OrderedDict()
+        self._checked: dict[int, ProcessKey] = {}
+
+    def get(self, sample: RawSample) -> Resource:
+        """The Resource of the sample's process."""
+        key = ProcessKey(sample.tgid, sample.start_time_ns)
+        if sample.start_time_ns is None and sample.tgid:
+            key = self._key_from_proc(sample.tgid)
+        resource = self._resources.get(key)
+        if resource is not None:
+            self._resources.move_to_end(key)
+            return resource
+        resource = Resource({**self._base, **self._look_up(key, sample)}, SCHEMA_URL)
+        self._resources[key] = resource
+        if len(self._resources) > self._capacity:
+            self._resources.popitem(last=False)
+        if self._on_new:
+            self._on_new(sample, resource)
+        return resource
+
+    def next_window(self) -> None:
+        """Forget which pids were checked, where the sample does not know the start time."""
+        self._checked.clear()
+
+    def _key_from_proc(self, tgid: int) -> ProcessKey:
+        key = self._checked.get(tgid)
+        if key is None:
+            start = self._find_start_ns(tgid)
+            key = self._checked[tgid] = ProcessKey(tgid, start)
+        return key
+
+    def _find_start_ns(self, tgid: int) -> int | None:
+        try:
+            return parse_start_ticks(self._files.read_bytes(f"/proc/{tgid}/stat")) * _TICK_NS
+        except (OSError, ValueError):
+            return None
+
+    def _look_up(self, key: ProcessKey, sample: RawSample) -> dict[str, AttributeValue]:
+        attributes: dict[str, AttributeValue] = {"process.pid": key.tgid}
+        if key.start_time_ns is not None:
+            started = format_time(self._boot_unix_ns + key.start_time_ns)
+            attributes["process.creation.time"] = started
+        found = self._read_process(key) if key.tgid else None
+        if found is not None:
+            attributes.update(found)
+        if "process.executable.name" not in attributes and sample.tid == sample.tgid:
+            # What is left of a process that has gone; kernel threads and the idle task have
+            # no executable either.
+            comm = sample.comm.decode("utf-8", "replace")
+            attributes["process.executable.name"] = comm if key.tgid else "swapper"
+        return attributes
+
+    def _read_process(self, key: ProcessKey) -> dict[str, AttributeValue] | None:
+        """What ``/proc`` tells; None if the process is gone or its pid has another user."""
+        attributes: dict[str, AttributeValue] = {}
+        try:
+            path = self._files.read_link(f"/proc/{key.tgid}/exe").removesuffix(" (deleted)")
+            attributes["process.executable.path"] = path
+            attributes["process.executable.name"] = path.rpartition("/")[2]
+        except OSError:
+            pass  # a kernel thread, or a process that this one may not look into
+        try:
+            container = parse_container_id(self._files.read_bytes(f"/proc/{key.tgid}/cgroup"))
+        except OSError:
+            return None
+        if container:
+            attributes["container.id"] = container
+        # Looked at last: what was read above belongs to the sampled process only if the pid
+        # still has its start time, to the tick that /proc shows.
+        known_ns = key.start_time_ns
+        if known_ns is None or self._find_start_ns(key.tgid) != known_ns // _TICK_NS * _TICK_NS:
+            return None
+        return attributes

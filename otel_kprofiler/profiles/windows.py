@@ -1,0 +1,173 @@
+"""Windows: samples of one reporting interval, grouped, with a timestamp for each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.model import (
+    ON_CPU,
+    LossCause,
+    ProfileKind,
+    RawSample,
+    Resource,
+    ResourceSamples,
+    SpanLink,
+    Stack,
+    Unresolved,
+    Window,
+    WindowSample,
+)
+
+_Key = tuple[Stack, int, bytes, int, SpanLink | None]
+
+_MAY_BE_KNOWN_LATER = frozenset({Unresolved.NOT_YET_KNOWN, Unresolved.UNMAPPED})
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSchedule:
+    """How long windows last.
+
+    Attributes:
+        interval_ns: length of a window.
+        jitter: each window is longer or shorter by up to this share, 0 … 1, so that many
+            hosts do not report at the same moment.
+        first_ns: length of the first window after a start, so that something is seen soon.
+    """
+
+    interval_ns: int
+    jitter: float = 0.0
+    first_ns: int | None = None
+
+    def length_ns(self, index: int, random_unit: float) -> int:
+        """Length of the window with this index; ``random_unit`` is in [0, 1)."""
+        if index == 0 and self.first_ns is not None:
+            return min(self.first_ns, self.interval_ns)
+        return max(1, round(self.interval_ns * (1 + self.jitter * (2 * random_unit - 1))))
+
+
+class WindowBuilder:
+    """Collects resolved samples until the window's end has passed in event time.
+
+    Samples must come in the order of their times (see :class:`EventTimeGate`). Belongs to
+    one thread.
+
+    Args:
+        clock: converts boot time to Unix time; the offset of the moment of closing counts.
+        schedule: how long windows last.
+        start_boot_ns: start of the first window.
+        period_ns: sampling distance of a CPU.
+        kind: what is sampled.
+        random_unit: source of jitter.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        schedule: WindowSchedule,
+        *,
+        start_boot_ns: int,
+        period_ns: int,
+        kind: ProfileKind = ON_CPU,
+        random_unit: Callable[[], float] = random.random,
+    ) -> None:
+        self._clock = clock
+        self._schedule = schedule
+        self._random_unit = random_unit
+        self._kind = kind
+        self._index = 0
+        self._last_end_unix_ns = 0
+        self.period_ns = period_ns
+        self._open(start_boot_ns)
+
+    def _open(self, start_boot_ns: int) -> None:
+        self.start_boot_ns = start_boot_ns
+        length = self._schedule.length_ns(self._index, self._random_unit())
+        self.end_boot_ns = start_boot_ns + length
+        self._groups: dict[Resource, dict[_Key, list[int]]] = {}
+        self._unfinished: dict[Stack, RawSample] = {}
+
+    def add(self, sample: RawSample, stack: Stack, resource: Resource) -> None:
+        """Add one sample; its time must lie before the window's end."""
+        group = self._groups.get(resource)
+        if group is None:
+            group = self._groups[resource] = {}
+        key = (stack, sample.tid, sample.comm, sample.cpu, sample.link)
+        times = group.get(key)
+        if times is not None:
+            times.append(sample.time_ns)
+            return
+        group[key] = [sample.time_ns]
+        if stack not in self._unfinished and any(
+            frame.unresolved in _MAY_BE_KNOWN_LATER for frame in stack.frames
+        ):
+            self._unfinished[stack] = sample
+
+    def close(
+        self,
+        end_boot_ns: int | None = None,
+        *,
+        taken: int = 0,
+        lost: Mapping[LossCause, int] | None = None,
+        resolve_again: Callable[[RawSample], Stack] | None = None,
+    ) -> Window:
+        """Close the window and open the next one.
+
+        Args:
+            end_boot_ns: the end, when it is not the scheduled one.
+            taken: samples that the kernel took in this window.
+            lost: how many of them were lost, by cause.
+            resolve_again: called once for each stack with frames whose module was not known
+                when the sample was resolved, and may be by now.
+        """
+        end = self.end_boot_ns if end_boot_ns is None else end_boot_ns
+        again = self._resolved_again(resolve_again) if resolve_again else {}
+        resources = [
+            ResourceSamples(resource, self._samples(group, again))
+            for resource, group in self._groups.items()
+        ]
+        times = [
+            time
+            for group in resources
+            for sample in group.samples
+            for time in (sample.timestamps_unix_ns[0], sample.timestamps_unix_ns[-1])
+        ]
+        # A step of the Unix clock must not make two windows of one stream overlap.
+        start_unix = max(self._clock.to_unix_ns(self.start_boot_ns), self._last_end_unix_ns)
+        end_unix = max(self._clock.to_unix_ns(end), start_unix + 1)
+        if times:
+            start_unix = min(start_unix, *times)
+            end_unix = max(end_unix, max(times) + 1)
+        self._last_end_unix_ns = end_unix
+        self._index += 1
+        self._open(end)
+        return Window(
+            kind=self._kind,
+            period_ns=self.period_ns,
+            start_unix_ns=start_unix,
+            end_unix_ns=end_unix,
+            resources=resources,
+            taken=taken,
+            lost=dict(lost or {}),
+        )
+
+    def _resolved_again(self, resolve: Callable[[RawSample], Stack]) -> dict[Stack, Stack]:
+        return {stack: resolve(sample) for stack, sample in self._unfinished.items()}
+
+    def _samples(
+        self, group: dict[_Key, list[int]], again: dict[Stack, Stack]
+    ) -> list[WindowSample]:
+        to_unix = self._clock.to_unix_ns
+        return [
+            WindowSample(
+                stack=again.get(stack, stack),
+                tid=tid,
+                thread_name=comm.decode("utf-8", "replace"),
+                cpu=cpu,
+                link=link,
+                timestamps_unix_ns=[to_unix(time) for time in times],
+            )
+            for (stack, tid, comm, cpu, link), times in group.items()
+        ]
