@@ -1,0 +1,48 @@
+# Every target works in a fresh clone; `make setup` comes first.
+PYTHON ?= /usr/bin/python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
+RUN_PACKAGES := python3-venv libbpf1
+TEST_PACKAGES := clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc \
+	qemu-system-x86 busybox-static kmod gcc make xz-utils openssl
+
+.PHONY: help setup setup-test check format test test-live test-kernels soak bench bpf viewer generated dist clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+setup:  ## system packages for profiling, and the package in a virtual environment
+	$(APT) install -y -qq --no-install-recommends $(RUN_PACKAGES)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q .
+
+setup-test:  ## everything that development and the tests need
+	$(APT) install -y -qq --no-install-recommends $(RUN_PACKAGES) $(TEST_PACKAGES)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -e '.[test,dev]'
+
+check:  ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format:  ## rewrite the sources in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test:  ## all tests that this machine can run
+	$(PYTEST)
+
+test-live:  ## only the tests against the running kernel
+	$(PYTEST) -m live
+
+bench:  ## the table of figures, as ratios measured in one run
+	$(BIN)/python -m benchmarks
+
+dist:  ## wheel and source distribution
+	$(BIN)/python -m pip wheel -q --no-deps -w dist .
+
+clean:  ## what the targets above leave behind
+	rm -rf dist build .mypy_cache .ruff_cache .pytest_cache

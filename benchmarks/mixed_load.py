@@ -1,0 +1,76 @@
+"""A mixed load: compute, pipes, short processes, file reads and writes; ends by itself.
+
+``python -m benchmarks.mixed_load SECONDS``. Needs nothing but the Python that runs it, so that
+every machine has the same load; about one CPU's worth of work per part.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing import get_context
+
+
+def compute(until: float, _: str) -> None:
+    """Serialize and parse: user mode with page faults from allocation."""
+    while time.monotonic() < until:
+        for _round in range(50):
+            json.loads(json.dumps(list(range(2000))))
+
+
+def pipes(until: float, _: str) -> None:
+    """Two processes that hand a block to and fro: scheduler and pipe code."""
+    there, back = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(there[1])
+        while block := os.read(there[0], 512):
+            os.write(back[1], block)
+        os._exit(0)
+    while time.monotonic() < until:
+        for _round in range(200):
+            os.write(there[1], b"x" * 512)
+            os.read(back[0], 512)
+    os.close(there[1])
+    os.waitpid(child, 0)
+
+
+def short_processes(until: float, _: str) -> None:
+    """Programs that live for a millisecond or two: fork, exec, page faults, exit."""
+    while time.monotonic() < until:
+        subprocess.run(["/bin/true"], check=True)
+
+
+def files(until: float, directory: str) -> None:
+    """Write, read back and remove files: file system and page cache."""
+    index = 0
+    while time.monotonic() < until:
+        path = os.path.join(directory, str(index % 64))
+        index += 1
+        with open(path, "wb") as file:
+            file.write(os.urandom(65536))
+        with open(path, "rb") as file:
+            while file.read(4096):
+                pass
+        os.unlink(path)
+
+
+PARTS = (compute, pipes, short_processes, files)
+
+
+def run(seconds: float) -> None:
+    """Run all parts for so long."""
+    context = get_context("fork")
+    until = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as directory:
+        workers = [context.Process(target=part, args=(until, directory)) for part in PARTS]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+
+
+if __name__ == "__main__":
+    run(float(sys.argv[1]))

@@ -1,0 +1,94 @@
+"""``otel-kprofiler``: finds the command and turns errors into two lines and an exit status."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from otel_kprofiler.errors import ConfigError, KProfilerError, SamplerError
+from otel_kprofiler.version import __version__
+
+# Command → its one-line help; stated here so that --help imports no command.
+COMMANDS: Final = {
+    "record": "Profile this host, or one command, into a file.",
+    "run": "Run the agent beside an OpenTelemetry Collector.",
+    "doctor": "Say whether this host can be profiled, and how to fix it.",
+    "symbolize": "Name kernel addresses: module, build id, RVA, function.",
+    "check": "Check OTLP profiles against the data model's rules.",
+}
+
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+
+class LazyCommands(click.Group):
+    """A group whose commands live in modules of their own."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the help text."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command; None if there is no such one."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"otel_kprofiler.cli.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="otel-kprofiler")
+@click.option("--debug", is_flag=True, help="Show tracebacks and debug messages.")
+@click.pass_context
+def cli(ctx: click.Context, *, debug: bool) -> None:
+    """Kernel-first continuous profiler for OpenTelemetry.
+
+    \b
+    Profile this host for ten seconds:   otel-kprofiler record -d 10s -o kernel.txt
+    Run beside a Collector:              otel-kprofiler run -c agent.yaml
+    """  # noqa: D301 - click's mark for a paragraph that must not be wrapped
+    ctx.obj = debug
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point. Exit status: 0 ok, 1 failure, 2 usage or configuration, 3 host cannot."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words[:1]
+    try:
+        cli.main(words, prog_name="otel-kprofiler", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.Abort:
+        sys.exit(EXIT_INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(EXIT_USAGE)
+    except KProfilerError as error:
+        if debug:
+            raise
+        show_error(error)
+        sys.exit(error.exit_status)
+
+
+def show_error(error: KProfilerError) -> None:
+    """Print cause and fix to the standard error stream."""
+    lines = error.message.splitlines()
+    if isinstance(error, ConfigError):
+        for line in lines:
+            click.echo(f"error: {line}", err=True)
+    else:
+        click.echo("error: " + "\n  ".join(lines), err=True)
+    if isinstance(error, SamplerError) and error.log:
+        click.echo(f"verifier log:\n{error.log}", err=True)
+    if error.hint:
+        click.echo("fix: " + "\n  ".join(error.hint.splitlines()), err=True)

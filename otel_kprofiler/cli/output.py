@@ -1,0 +1,131 @@
+"""Output files of ``record``: the form follows the suffix, and the place is checked first."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from otel_kprofiler.errors import ExportError
+from otel_kprofiler.model import Form, Window
+
+Writer = Callable[[Sequence[Window]], bytes]
+
+
+def _otlp(windows: Sequence[Window]) -> bytes:
+    return _encode(windows, Form.PROTOBUF)
+
+
+def _otlp_lines(windows: Sequence[Window]) -> bytes:
+    encoded = _encode(windows, Form.JSON)
+    return encoded + b"\n" if encoded else b""
+
+
+def _encode(windows: Sequence[Window], form: Form) -> bytes:
+    from otel_kprofiler.otlp import encode_window  # noqa: PLC0415 - only for OTLP outputs
+
+    batches = [batch for window in windows for batch in encode_window(window, form=form).batches]
+    if len(batches) > 1:
+        raise ExportError("a recording must be one message")
+    return batches[0].payload if batches else b""
+
+
+def _folded(windows: Sequence[Window]) -> bytes:
+    from otel_kprofiler.report import folded  # noqa: PLC0415 - reports load only when written
+
+    return folded(windows).encode()
+
+
+def _table(windows: Sequence[Window]) -> bytes:
+    from otel_kprofiler.report import table  # noqa: PLC0415
+
+    return table(windows).encode()
+
+
+FORMATS: Final[dict[str, tuple[str, Writer]]] = {
+    "otlp": (".otlp", _otlp),
+    "otlp-json": (".otlp.jsonl", _otlp_lines),
+    "folded": (".folded", _folded),
+    "table": (".txt", _table),
+}
+"""Name of the format → suffix and writer."""
+
+
+def find_format(path: str) -> str | None:
+    """The format that the suffix of ``path`` stands for."""
+    for name, (suffix, _writer) in FORMATS.items():
+        if path.endswith(suffix):
+            return name
+    return None
+
+
+class Output:
+    """A file that is replaced as a whole when it is written; ``-`` is the standard output.
+
+    Opening fails, before any work, if the file exists and must not be replaced, or if its
+    directory cannot be written to. Leaving the context without writing leaves no trace.
+
+    Args:
+        path: where to write.
+        name: a key of :data:`FORMATS`; by the suffix if None.
+        force: replace an existing file.
+    """
+
+    def __init__(self, path: str, name: str | None, *, force: bool) -> None:
+        found = name or find_format(path)
+        if found is None:
+            suffixes = " ".join(suffix for suffix, _writer in FORMATS.values())
+            raise ExportError(
+                f"{path}: the format cannot be told from the name",
+                hint=f"use one of the suffixes {suffixes}, or give --format",
+            )
+        self.path = path
+        self.format = found
+        self._writer = FORMATS[found][1]
+        self._partial = ""
+        if path != "-":
+            self._reserve(force)
+
+    def _reserve(self, force: bool) -> None:
+        if os.path.exists(self.path) and not force:
+            raise ExportError(
+                f"{self.path} exists already", hint="give --force to replace it, or another -o"
+            )
+        partial = f"{self.path}.part-{os.getpid()}"
+        try:
+            os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+        except OSError as error:
+            raise ExportError(
+                f"cannot write {self.path}: {error.strerror}",
+                hint="give an -o in a directory that exists and that you may write to",
+            ) from error
+        self._partial = partial
+
+    def write(self, windows: Sequence[Window]) -> None:
+        """Write the recording."""
+        content = self._writer(windows)
+        if self.path == "-":
+            sys.stdout.buffer.write(content)
+            sys.stdout.buffer.flush()
+            return
+        try:
+            with open(self._partial, "wb") as file:
+                file.write(content)
+            os.replace(self._partial, self.path)
+        except OSError as error:
+            raise ExportError(f"cannot write {self.path}: {error.strerror}") from error
+        self._partial = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._partial:
+            os.unlink(self._partial)
