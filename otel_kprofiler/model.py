@@ -285,6 +285,8 @@ class LossCause(enum.Enum):
     """The receiver could not be reached for as long as the retry policy allows."""
     TOO_LARGE = "too_large"
     """One sample alone is larger than the size limit of the exporter."""
+    WRITE_FAILED = "write_failed"
+    """An output file could not be written, such as for want of space."""
     SHUTDOWN = "shutdown"
     """The time for shutting down ended before the data was delivered."""
     INTERNAL = "internal"

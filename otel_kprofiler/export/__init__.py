@@ -1,1 +1,46 @@
-"""export."""
+"""Ways out for encoded profiles: gRPC, HTTP, files, the screen, and the queue before each.
+
+Exporters see bytes and counts, never stacks. The transports load their libraries only when
+they are used: importing this room costs neither gRPC nor requests.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from otel_kprofiler.export.base import ExportOutcome, ExportResult, ProfileExporter
+from otel_kprofiler.export.debug import DebugExporter, Verbosity
+from otel_kprofiler.export.file import FileExporter, MessageFileExporter, Rotation
+from otel_kprofiler.export.queue import ExportQueue, QueueCounts
+from otel_kprofiler.export.retry import RetryPolicy
+from otel_kprofiler.export.sender import DEFAULT_MAX_BYTES, Tls
+
+if TYPE_CHECKING:
+    from otel_kprofiler.export.grpc import OtlpGrpcExporter
+
+__all__ = [
+    "DEFAULT_MAX_BYTES",
+    "DebugExporter",
+    "ExportOutcome",
+    "ExportQueue",
+    "ExportResult",
+    "FileExporter",
+    "MessageFileExporter",
+    "OtlpGrpcExporter",
+    "ProfileExporter",
+    "QueueCounts",
+    "RetryPolicy",
+    "Rotation",
+    "Tls",
+    "Verbosity",
+]
+
+_LATE = {"OtlpGrpcExporter": "grpc"}
+
+
+def __getattr__(name: str) -> object:
+    """Load a transport when it is first asked for."""
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)

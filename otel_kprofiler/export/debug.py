@@ -1,0 +1,72 @@
+"""The exporter for eyes: says on standard output, or elsewhere, what passes by."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import sys
+from typing import TextIO
+
+from otel_kprofiler.export.base import ExportResult, ProfileExporter
+from otel_kprofiler.model import Batch, Form, LossCause
+
+
+class Verbosity(enum.Enum):
+    """How much the debug exporter tells."""
+
+    BASIC = "basic"
+    """Profiles, samples, bytes."""
+    NORMAL = "normal"
+    """Also the interval, and the bytes per sample."""
+    DETAILED = "detailed"
+    """Also the number of samples of each profile."""
+
+
+class DebugExporter(ProfileExporter):
+    """Prints one line per batch.
+
+    Args:
+        verbosity: how much to tell.
+        out: where to; standard output by default.
+        name: component id.
+    """
+
+    form = Form.PROTOBUF
+    max_bytes = None
+
+    def __init__(
+        self,
+        *,
+        verbosity: Verbosity = Verbosity.BASIC,
+        out: TextIO | None = None,
+        name: str = "debug",
+    ) -> None:
+        self.name = name
+        self._verbosity = verbosity
+        self._out = out
+        self._closed = False
+
+    def export(self, batch: Batch) -> ExportResult:
+        """Print the line; a closed or broken output is a loss by ``WRITE_FAILED``."""
+        if self._closed:
+            return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")
+        counts = batch.profile_samples
+        total = batch.sample_count
+        parts = [f"profiles: {len(counts)}, samples: {total}, bytes: {len(batch.payload)}"]
+        if self._verbosity is not Verbosity.BASIC:
+            seconds = (batch.end_unix_ns - batch.start_unix_ns) / 1e9
+            start = dt.datetime.fromtimestamp(batch.start_unix_ns / 1e9, dt.UTC)
+            per_sample = len(batch.payload) / max(total, 1)
+            parts.append(f"start: {start.isoformat(timespec='milliseconds')}")
+            parts.append(f"seconds: {seconds:.3f}, bytes per sample: {per_sample:.1f}")
+        if self._verbosity is Verbosity.DETAILED:
+            parts.append(f"samples by profile: {' '.join(map(str, counts))}")
+        try:
+            print(f"{self.name}: {', '.join(parts)}", file=self._out or sys.stdout, flush=True)
+        except (OSError, ValueError) as error:
+            return ExportResult.failure(batch, LossCause.WRITE_FAILED, str(error))
+        return ExportResult.success(batch)
+
+    def shutdown(self, timeout_millis: float = 30_000) -> None:
+        """Print nothing more."""
+        self._closed = True

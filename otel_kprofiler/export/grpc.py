@@ -1,0 +1,201 @@
+"""OTLP over gRPC: ``ProfilesService/Export`` with the bytes of the batch as they are.
+
+One channel, blocking unary calls: grpcio runs those without a thread of its own, and closing
+the channel breaks one off. gRPC's own retries are off; :mod:`.retry` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, cast
+from urllib.parse import urlsplit
+
+import grpc
+from grpc import StatusCode
+
+from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict
+from otel_kprofiler.export.sender import (
+    DEFAULT_MAX_BYTES,
+    MAX_RESPONSE_BYTES,
+    NO_PROFILES_PIPELINE,
+    OtlpSender,
+    Tls,
+    checked_headers,
+    parse_partial_success,
+    user_agent,
+)
+from otel_kprofiler.model import Form
+
+METHOD: Final = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
+RETRYABLE: Final = frozenset(
+    {
+        StatusCode.CANCELLED,
+        StatusCode.DEADLINE_EXCEEDED,
+        StatusCode.ABORTED,
+        StatusCode.OUT_OF_RANGE,
+        StatusCode.UNAVAILABLE,
+        StatusCode.DATA_LOSS,
+    }
+)
+"""Codes that the OTLP specification calls retryable; RESOURCE_EXHAUSTED only with RetryInfo."""
+COMPRESSIONS: Final = {"none": grpc.Compression.NoCompression, "gzip": grpc.Compression.Gzip}
+
+
+class OtlpGrpcExporter(OtlpSender):
+    """Sends protobuf batches over gRPC.
+
+    Args:
+        endpoint: ``host:port``, ``http://host:port`` (plain text), ``https://host:port`` (TLS,
+            whatever ``tls.insecure`` says), or a gRPC target such as ``unix:///path``. Without a
+            scheme, TLS unless ``tls.insecure``. The port defaults to 4317, for https to 443.
+        headers: metadata to send with each request.
+        tls: certificates.
+        compression: ``gzip`` or ``none``.
+        timeout_s: upper bound of one attempt, seconds.
+        retry: for how long to try; see :class:`RetryPolicy`.
+        max_bytes: largest request, before compression.
+        development_version: send ``otlp-profiles-development-version: 1``.
+        name: component id.
+
+    Raises:
+        ExportError: endpoint, headers, compression or TLS files are unusable.
+    """
+
+    def __init__(
+        self,
+        endpoint: str = "localhost:4317",
+        *,
+        headers: Mapping[str, str] | None = None,
+        tls: Tls | None = None,
+        compression: str = "gzip",
+        timeout_s: float = 10.0,
+        retry: RetryPolicy | None = None,
+        max_bytes: int | None = DEFAULT_MAX_BYTES,
+        development_version: bool = False,
+        name: str = "otlp_grpc",
+    ) -> None:
+        tls = tls or Tls()
+        target, secure = parse_endpoint(endpoint, insecure=tls.insecure)
+        super().__init__(
+            name,
+            endpoint=target,
+            form=Form.PROTOBUF,
+            max_bytes=max_bytes,
+            timeout_s=timeout_s,
+            retry=retry,
+        )
+        if compression not in COMPRESSIONS:
+            raise ExportError(
+                f"unknown compression {compression!r}", hint=f"one of {', '.join(COMPRESSIONS)}"
+            )
+        checked = checked_headers(headers, development_version=development_version)
+        self._metadata = tuple(checked.items())
+        self._channel = _open_channel(target, tls if secure else None, COMPRESSIONS[compression])
+        # No serializers: what goes out is the batch, byte for byte.
+        self._call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(METHOD)
+
+    def _prepare(self, payload: bytes) -> bytes:
+        return payload
+
+    def _attempt(self, body: bytes, timeout_s: float) -> Answer:
+        try:
+            response = self._call(body, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            return _failed(error)
+        except ValueError as error:
+            # grpcio's way to say that the channel was closed meanwhile.
+            if not self._stop.is_set():
+                raise
+            return Answer(Verdict.RETRY, "CANCELLED", str(error))
+        try:
+            rejected, message = parse_partial_success(response)
+        except ValueError as error:
+            return Answer(Verdict.REFUSED, "OK", f"unreadable response: {error}")
+        return Answer(Verdict.ACCEPTED, "OK", message, rejected)
+
+    def _close(self) -> None:
+        self._channel.close()
+
+
+def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
+    """Target for gRPC, and whether to use TLS.
+
+    Raises:
+        ExportError: there is no host, or something other than host and port.
+    """
+    scheme, separator, rest = endpoint.partition("://")
+    if (separator and scheme not in {"http", "https"}) or endpoint.startswith("unix:"):
+        return endpoint, not insecure
+    try:
+        url = urlsplit(endpoint if separator else f"//{endpoint}")
+        host, port, clean = url.hostname, url.port, url.path in {"", "/"} and not url.query
+    except ValueError as error:
+        raise ExportError(
+            f"unusable gRPC endpoint {endpoint!r}: {error}", hint="write it as host:port"
+        ) from error
+    if not host or not clean or "@" in url.netloc:
+        raise ExportError(
+            f"unusable gRPC endpoint {(rest or scheme).rpartition('@')[2]!r}",
+            hint="write it as host:port, http://host:port or https://host:port, without a path;"
+            " credentials belong into headers",
+        )
+    secure = scheme == "https" if separator else not insecure
+    if port is None and scheme != "https":
+        return f"{url.netloc}:4317", secure
+    return url.netloc, secure
+
+
+def _open_channel(target: str, tls: Tls | None, compression: grpc.Compression) -> grpc.Channel:
+    options = (
+        ("grpc.primary_user_agent", user_agent()),
+        ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.enable_retries", 0),
+        # gRPC would wait up to two minutes before it connects again to a receiver that is back.
+        ("grpc.initial_reconnect_backoff_ms", 500),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+        # Two exporters to one address must not share a connection, and so its fate.
+        ("grpc.use_local_subchannel_pool", 1),
+    )
+    if tls is None:
+        return grpc.insecure_channel(target, options=options, compression=compression)
+    ca, certificate, key = tls.read()
+    credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+    return grpc.secure_channel(target, credentials, options=options, compression=compression)
+
+
+def _failed(error: grpc.RpcError) -> Answer:
+    # What blocking calls raise is a Call as well, which the type stubs do not know.
+    call = cast("grpc.Call", error)
+    code, message = call.code(), call.details() or ""
+    delay = None
+    for key, value in call.trailing_metadata() or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            delay = parse_retry_delay(value)
+    if code in RETRYABLE or (code is StatusCode.RESOURCE_EXHAUSTED and delay is not None):
+        return Answer(Verdict.RETRY, code.name, message, delay_s=delay)
+    if code is StatusCode.UNIMPLEMENTED:
+        message = f"{NO_PROFILES_PIPELINE} ({message})"
+    return Answer(Verdict.REFUSED, code.name, message)
+
+
+def parse_retry_delay(details: bytes) -> float | None:
+    """Seconds of the ``RetryInfo`` in a serialized ``google.rpc.Status``; None if there is none.
+
+    A ``RetryInfo`` without a delay, or with a negative one, is a delay of 0: it says that the
+    request may be retried.
+    """
+    from google.protobuf.message import DecodeError  # noqa: PLC0415
+    from google.rpc import error_details_pb2, status_pb2  # noqa: PLC0415
+
+    try:
+        for detail in status_pb2.Status.FromString(details).details:
+            info = error_details_pb2.RetryInfo()
+            if detail.Unpack(info):
+                delay = info.retry_delay.seconds + info.retry_delay.nanos / 1e9
+                return max(0.0, float(delay))
+    except DecodeError:
+        # Not ours to repair: without readable details the code alone decides.
+        return None
+    return None

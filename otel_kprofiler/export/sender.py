@@ -1,0 +1,254 @@
+"""What the exporters that talk to an OTLP receiver share: settings, life cycle, accounting."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import logging
+import re
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export.base import ExportOutcome, ExportResult, ProfileExporter
+from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict, attempt_until_settled
+from otel_kprofiler.model import Batch, Form, LossCause
+from otel_kprofiler.version import __version__
+
+DEFAULT_MAX_BYTES = 4 * 1024 * 1024 - 64 * 1024
+"""Just under the 4 MiB that gRPC servers accept by default, measured after decompression."""
+MAX_RESPONSE_BYTES = 4 * 1024 * 1024
+"""Largest response that is read (OTLP specification, "Response size limits")."""
+DEVELOPMENT_VERSION_HEADER = "otlp-profiles-development-version"
+"""Request metadata that names the version of the profiles schema."""
+NO_PROFILES_PIPELINE = (
+    "it does not receive OTLP profiles; an OpenTelemetry Collector does when it is started with"
+    " --feature-gates=service.profilesSupport and its otlp receiver is in a profiles pipeline"
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Transport security, named as in the Collector; all files are PEM.
+
+    Attributes:
+        insecure: plain text where the endpoint has no scheme (gRPC only).
+        ca_file: certificates to trust instead of the system's.
+        cert_file: client certificate; needs ``key_file``.
+        key_file: private key of the client certificate; needs ``cert_file``.
+    """
+
+    insecure: bool = False
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+    def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Contents of CA, certificate and key file, None where not set.
+
+        Raises:
+            ExportError: a file cannot be read, or only one of certificate and key is given.
+        """
+        if bool(self.cert_file) != bool(self.key_file):
+            raise ExportError(
+                "a client certificate and its private key are needed together",
+                hint="give both cert_file and key_file, or neither",
+            )
+        return _read(self.ca_file), _read(self.cert_file), _read(self.key_file)
+
+
+def _read(path: str | None) -> bytes | None:
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise ExportError(
+            f"cannot read the TLS file {path}: {error.strerror}",
+            hint="give the path of a PEM file that this user can read",
+        ) from error
+
+
+def user_agent() -> str:
+    """Product, then the OTLP exporter convention of the OpenTelemetry specification."""
+    from opentelemetry.proto.version import __version__ as otlp_version  # noqa: PLC0415
+
+    return f"otel-kprofiler/{__version__} OTel-OTLP-Exporter-Python/{otlp_version}"
+
+
+def checked_headers(
+    headers: Mapping[str, str] | None, *, development_version: bool
+) -> dict[str, str]:
+    """Headers with lower-case names that both transports can send.
+
+    Raises:
+        ExportError: a name or a value has characters that headers cannot have.
+    """
+    checked = {DEVELOPMENT_VERSION_HEADER: "1"} if development_version else {}
+    for name, value in (headers or {}).items():
+        # Values are secrets more often than not, so the message has only the name.
+        if not re.fullmatch(r"[0-9A-Za-z_.-]+", name) or not re.fullmatch(r"[ -~]*", value):
+            raise ExportError(
+                f"the header {name!r} cannot be sent",
+                hint="names have letters, digits and -_. only, values printable ASCII",
+            )
+        checked[name.lower()] = value
+    return checked
+
+
+class OtlpSender(ProfileExporter, abc.ABC):
+    """An exporter that sends to an OTLP receiver: retries, accounting, shutdown.
+
+    **Partial success.** A receiver says how many *profiles* it rejected, not which. As many
+    samples are counted ``rejected`` as the batch's largest that-many profiles hold, so that
+    ``exported`` is a lower bound of what arrived (exact when none or all are rejected, or when
+    the batch has one profile). The rejected part is never sent again.
+
+    Args:
+        name: component id.
+        endpoint: receiver, for messages; without credentials.
+        form: form of the batches.
+        max_bytes: largest payload to send.
+        timeout_s: upper bound of one attempt, seconds, > 0.
+        retry: for how long to try.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        endpoint: str,
+        form: Form,
+        max_bytes: int | None,
+        timeout_s: float,
+        retry: RetryPolicy | None,
+    ) -> None:
+        self.name = name
+        self.endpoint = endpoint
+        self.form = form
+        self.max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._retry = retry or RetryPolicy()
+        self._stop = threading.Event()
+        self._busy = threading.Lock()
+        self._closed = False
+        self._noted = ""
+
+    @abc.abstractmethod
+    def _prepare(self, payload: bytes) -> bytes:
+        """The body to send, made once per batch whatever the number of attempts."""
+
+    @abc.abstractmethod
+    def _attempt(self, body: bytes, timeout_s: float) -> Answer:
+        """Send once; every failure of the receiver or the way to it is an answer."""
+
+    @abc.abstractmethod
+    def _close(self) -> None:
+        """Break off an attempt under way, and release the transport; idempotent."""
+
+    def export(self, batch: Batch) -> ExportResult:
+        """Send a batch, with retries; see :class:`OtlpSender` for the accounting."""
+        if self.max_bytes is not None and len(batch.payload) > self.max_bytes:
+            message = f"a batch of {len(batch.payload)} bytes is above {self.max_bytes} bytes"
+            return ExportResult.failure(batch, LossCause.TOO_LARGE, message)
+        with self._busy, _instrumentation_suppressed():
+            if self._stop.is_set():
+                return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")
+            body = self._prepare(batch.payload)
+            answer, cause = attempt_until_settled(
+                lambda timeout_s: self._noting(self._attempt(body, timeout_s)),
+                policy=self._retry,
+                timeout_s=self._timeout_s,
+                stop=self._stop,
+            )
+        if cause is not None:
+            return ExportResult.failure(batch, cause, answer.message, answer.status)
+        return _accepted(batch, answer)
+
+    def _noting(self, answer: Answer) -> Answer:
+        """Log the answer unless the one before was of the same kind."""
+        warning = answer.rejected_profiles > 0 or bool(answer.message)
+        note = f"{answer.verdict.value} {answer.status}{' partly' * warning}"
+        if note != self._noted and not self._stop.is_set():
+            if answer.verdict is not Verdict.ACCEPTED:
+                then = "retrying" if answer.verdict is Verdict.RETRY else "dropping"
+                text = f"{answer.status}: {answer.message}; {then} (said once)"
+                _log.warning("%s: %s answered %s", self.name, self.endpoint, text)
+            elif warning:
+                _log.warning(
+                    "%s: %s rejected %d profiles: %s (said once)",
+                    *(self.name, self.endpoint, answer.rejected_profiles, answer.message),
+                )
+            elif self._noted:
+                _log.info("%s: %s accepts data again", self.name, self.endpoint)
+            self._noted = note
+        return answer
+
+    def force_flush(self, timeout_millis: float = 30_000) -> bool:
+        """Wait for an export under way; False if it takes longer than the timeout."""
+        if not self._busy.acquire(timeout=max(timeout_millis, 0) / 1000):
+            return False
+        self._busy.release()
+        return True
+
+    def shutdown(self, timeout_millis: float = 30_000) -> None:
+        """End retries at once, an attempt under way after the timeout; idempotent."""
+        self._stop.set()
+        self.force_flush(timeout_millis)
+        if not self._closed:
+            self._closed = True
+            self._close()
+
+
+def _accepted(batch: Batch, answer: Answer) -> ExportResult:
+    if answer.rejected_profiles <= 0:
+        return ExportResult(ExportOutcome.SUCCESS, batch.sample_count, {}, answer.message)
+    largest = sorted(batch.profile_samples, reverse=True)
+    rejected = sum(largest[: answer.rejected_profiles])
+    lost = {LossCause.REJECTED: rejected} if rejected else {}
+    message = f"{answer.rejected_profiles} profiles rejected: {answer.message}"
+    return ExportResult(ExportOutcome.SUCCESS, batch.sample_count - rejected, lost, message)
+
+
+@contextlib.contextmanager
+def _instrumentation_suppressed() -> Iterator[None]:
+    """Keep instrumentation of gRPC and requests from making spans of our own exports.
+
+    Only where something has loaded the OpenTelemetry API: nobody else can make spans, and
+    loading it here would cost every agent its memory.
+    """
+    context = sys.modules.get("opentelemetry.context")
+    if context is None:
+        yield
+        return
+    token = context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, True))  # noqa: SLF001
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
+def parse_partial_success(response: bytes) -> tuple[int, str]:
+    """Rejected profiles and message of a serialized ``ExportProfilesServiceResponse``.
+
+    Raises:
+        ValueError: the bytes are not such a message.
+    """
+    # Full success is an absent or an empty ``partial_success``; it is told without protobuf.
+    if response in (b"", b"\x0a\x00"):
+        return 0, ""
+    from google.protobuf.message import DecodeError  # noqa: PLC0415
+    from opentelemetry.proto.collector.profiles.v1development import (  # noqa: PLC0415
+        profiles_service_pb2,
+    )
+
+    try:
+        parsed = profiles_service_pb2.ExportProfilesServiceResponse.FromString(response)
+    except DecodeError as error:
+        raise ValueError("not an ExportProfilesServiceResponse") from error
+    return parsed.partial_success.rejected_profiles, parsed.partial_success.error_message
