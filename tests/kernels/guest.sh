@@ -1,0 +1,29 @@
+# First process of a guest, in the host's root with a layer in memory above it.
+# Runs pytest with this script's arguments, says its exit status, powers off.
+# shellcheck shell=sh
+export HOME=/tmp LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
+export PATH="$(dirname "$MATRIX_PYTHON"):/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
+# other users need a way to the interpreter and the checkout, wherever these lie
+for dir in "$MATRIX_CHECKOUT" "$(dirname "$MATRIX_PYTHON")" \
+    "$(dirname "$(readlink -f "$MATRIX_PYTHON")")" "$MATRIX_SPIN"; do
+    while [ "$dir" != / ]; do
+        chmod o+rx "$dir"
+        dir=$(dirname "$dir")
+    done
+done
+mkdir -p /lib/modules
+mount --bind "$MATRIX_MODULES" /lib/modules
+if [ -n "$MATRIX_OVERLAY" ]; then
+    mount --bind "$MATRIX_OVERLAY" "$MATRIX_CHECKOUT/otel_kprofiler"
+fi
+ip link set lo up 2>/dev/null || busybox ifconfig lo 127.0.0.1 up
+
+cd "$MATRIX_CHECKOUT" || exit 1
+"$MATRIX_PYTHON" -m pytest "$@"
+status=$?
+dmesg >"$MATRIX_RUN/dmesg.log"
+echo "kernel-matrix: pytest exit $status"
+sync
+busybox poweroff -f
+sleep 1000

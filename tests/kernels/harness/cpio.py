@@ -1,0 +1,51 @@
+"""Writer for the "newc" archives that the kernel unpacks as initramfs.
+
+Format: ``Documentation/driver-api/early-userspace/buffer-format.rst`` of the kernel. Written
+here because the ``cpio`` tool may be absent, and because device nodes, being only bytes, then
+need no root.
+"""
+
+from __future__ import annotations
+
+import stat
+
+_TRAILER = "TRAILER!!!"
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 4)
+
+
+class Archive:
+    """An archive that grows entry by entry; directories must be added before their content."""
+
+    def __init__(self) -> None:
+        self._content = bytearray()
+        self._entries = 0
+
+    def directory(self, path: str) -> None:
+        """Add an empty directory."""
+        self._add(path, stat.S_IFDIR | 0o755)
+
+    def file(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """Add a regular file."""
+        self._add(path, stat.S_IFREG | mode, data)
+
+    def character_device(self, path: str, major: int, minor: int) -> None:
+        """Add a character device node."""
+        self._add(path, stat.S_IFCHR | 0o600, device=(major, minor))
+
+    def finish(self) -> bytes:
+        """The whole archive with its end mark."""
+        self._add(_TRAILER, 0)
+        return bytes(self._content)
+
+    def _add(
+        self, path: str, mode: int, data: bytes = b"", device: tuple[int, int] = (0, 0)
+    ) -> None:
+        self._entries += 1
+        name = path.encode() + b"\0"
+        # ino mode uid gid nlink mtime filesize devmajor devminor rdevmajor rdevminor namesize check
+        fields = (self._entries, mode, 0, 0, 1, 0, len(data), 0, 0, *device, len(name), 0)
+        header = b"070701" + b"".join(b"%08X" % field for field in fields)
+        self._content += _padded(header + name) + _padded(data)

@@ -1,0 +1,14 @@
+"""The one error of the harness: what is wrong and how to fix it."""
+
+
+class MatrixError(Exception):
+    """The matrix cannot be run; not a failed test.
+
+    Args:
+        message: what went wrong.
+        hint: what to do about it.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint

@@ -1,0 +1,94 @@
+"""The initramfs of a guest: busybox, the drivers for the host's root, and a script."""
+
+from __future__ import annotations
+
+import lzma
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.cpio import Archive
+from harness.errors import MatrixError
+from harness.kernels import KernelFiles
+
+# The transport, the file system of the host's root, and what makes that root writable.
+DRIVERS = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
+ROOT_TAG, RUN_TAG = "hostroot", "run"
+RUN_DIR = "/run/kernel-matrix"
+
+# The host's root is never written: changes go to a layer in memory above it. Ancestors of what
+# the tests need are opened to other users in that layer, so that the same tests run as nobody.
+_INIT = f"""#!/bin/busybox sh
+export PATH=/bin
+b=/bin/busybox
+$b mount -t proc proc /proc
+for ko in /drivers/*; do $b insmod $ko || echo "cannot load $ko"; done
+$b mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=loose,ro {ROOT_TAG} /lower
+$b mount -t tmpfs tmpfs /upper
+$b mkdir /upper/new /upper/work
+$b mount -t overlay -o lowerdir=/lower,upperdir=/upper/new,workdir=/upper/work root /root
+$b umount /proc
+$b mount -t proc proc /root/proc
+$b mount -t sysfs sysfs /root/sys
+$b mount -t devtmpfs dev /root/dev
+$b mkdir -p /root/dev/shm /root/dev/pts
+$b mount -t tmpfs tmpfs /root/dev/shm
+$b mount -t devpts devpts /root/dev/pts
+$b mount -t tmpfs -o mode=1777 tmpfs /root/tmp
+$b mount -t tmpfs -o mode=755 tmpfs /root/run
+$b mount -t tracefs tracefs /root/sys/kernel/tracing
+$b mount -t debugfs debugfs /root/sys/kernel/debug
+$b mount -t bpf bpf /root/sys/fs/bpf
+$b mount -t cgroup2 cgroup2 /root/sys/fs/cgroup
+$b mkdir -p /root{RUN_DIR}
+$b mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=none {RUN_TAG} /root{RUN_DIR}
+exec $b switch_root /root /bin/sh {RUN_DIR}/job.sh
+"""
+
+
+def parse_dependencies(modules_dep: str) -> dict[str, list[str]]:
+    """``modules.dep`` → for every file what it needs, in the order it names them."""
+    rows = (line.partition(":") for line in modules_dep.splitlines())
+    return {path: needed.split() for path, _, needed in rows}
+
+
+def module_name(path: str) -> str:
+    """Name of a module from its file's path: without suffixes, ``-`` as ``_``."""
+    return re.sub(r"\.ko(\.\w+)?$", "", path.rpartition("/")[2]).replace("-", "_")
+
+
+def load_order(dependencies: dict[str, list[str]], wanted: Sequence[str]) -> list[str]:
+    """Files of the wanted modules and all they need, each after what it needs.
+
+    Modules that have no file are taken to be built in.
+    """
+    by_name = {module_name(path): path for path in dependencies}
+    order: list[str] = []
+    for name in wanted:
+        path = by_name.get(name)
+        if path:
+            # depmod lists the closure, with a module before what it needs
+            order += [p for p in (*reversed(dependencies[path]), path) if p not in order]
+    return order
+
+
+def build_initramfs(kernel: KernelFiles) -> bytes:
+    """The archive, not compressed (that boots fastest); raises MatrixError."""
+    busybox = shutil.which("busybox")
+    if busybox is None:
+        raise MatrixError("no busybox", "run: apt-get install busybox-static")
+    archive = Archive()
+    for name in ("bin", "dev", "drivers", "lower", "proc", "root", "upper"):
+        archive.directory(name)
+    archive.character_device("dev/console", 5, 1)
+    archive.file("bin/busybox", Path(busybox).read_bytes(), 0o755)
+    tree = kernel.modules / kernel.release
+    dependencies = parse_dependencies((tree / "modules.dep").read_text())
+    for number, path in enumerate(load_order(dependencies, DRIVERS)):
+        data = (tree / path).read_bytes()
+        if path.endswith(".xz"):
+            data = lzma.decompress(data)
+        archive.file(f"drivers/{number:02}-{module_name(path)}.ko", data)
+    archive.file("init", _INIT.encode(), 0o755)
+    return archive.finish()

@@ -1,0 +1,212 @@
+"""Which kernels the matrix has, and how their files get onto this machine.
+
+Packages are downloaded and unpacked, never installed: no root is needed, and the machine's own
+kernel is left alone. The newest version that apt knows is taken.
+"""
+# ruff: noqa: T201 - a command talks to its user
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import MatrixError
+
+
+def cache_dir() -> Path:
+    """Where downloads, builds and results live: ``$OTEL_KPROFILER_CACHE``/kernels."""
+    base = os.environ.get("OTEL_KPROFILER_CACHE") or "~/.cache/otel-kprofiler"
+    return Path(base).expanduser().absolute() / "kernels"
+
+
+@dataclass(frozen=True)
+class KernelFiles:
+    """Files of one kernel.
+
+    Attributes:
+        name: row of the table.
+        version: what people know it by, such as ``6.1.192-2``.
+        release: what ``uname -r`` says.
+        image: the bzImage.
+        modules: the directory to appear as ``/lib/modules``, with ``modules.dep``.
+        headers: what ``make -C`` needs to build a module, None if there is nothing.
+        work: directory for what is built for this kernel.
+    """
+
+    name: str
+    version: str
+    release: str
+    image: Path
+    modules: Path
+    headers: Path | None
+    work: Path
+
+
+@dataclass(frozen=True)
+class DebianKernel:
+    """A kernel from Debian, by the package that depends on the newest image."""
+
+    name: str
+    image: str
+    headers: str
+
+    def get(self) -> KernelFiles:
+        """Download and unpack what is not in the cache yet; raises MatrixError."""
+        image = _find_dependency(self.image, r"linux-image-\S+")
+        headers = _find_dependency(self.headers, r"linux-headers-\S+")
+        release = image.removeprefix("linux-image-")
+        if not release.startswith(self.name + "."):
+            raise MatrixError(
+                f"{self.image} is {release} here, not {self.name}",
+                "run the matrix on Debian 12, whose archive has this kernel",
+            )
+        version = _shown_version(image)
+        packages = [image, headers, *_dependencies(headers, r"linux-headers-\S+|linux-kbuild-\S+")]
+        home = cache_dir() / self.name / version.replace(":", "_")
+        root = home / "root"
+        if not root.exists():
+            _unpack(packages, root)
+        tree = root / "usr/src" / headers
+        return KernelFiles(
+            self.name,
+            version,
+            release,
+            root / "boot" / f"vmlinuz-{release}",
+            root / "lib/modules",
+            tree,
+            home,
+        )
+
+
+@dataclass(frozen=True)
+class DirectoryKernel:
+    """A kernel in a directory: ``bzImage``, ``lib/modules/RELEASE`` and perhaps ``headers``."""
+
+    name: str
+    path: Path
+
+    def get(self) -> KernelFiles:
+        """Look the files up; raises MatrixError when the directory has not that shape."""
+        modules = self.path / "lib/modules"
+        releases = sorted(os.listdir(modules)) if modules.is_dir() else []
+        if len(releases) != 1 or not (self.path / "bzImage").exists():
+            raise MatrixError(
+                f"{self.path} is no kernel directory",
+                "put bzImage and lib/modules/RELEASE (exactly one) into it",
+            )
+        headers = self.path / "headers"
+        return KernelFiles(
+            self.name,
+            releases[0],
+            releases[0],
+            self.path / "bzImage",
+            modules,
+            headers if headers.exists() else None,
+            cache_dir() / self.name,
+        )
+
+
+# One row per kernel.
+KERNELS: dict[str, DebianKernel | DirectoryKernel] = {
+    row.name: row
+    for row in (
+        DebianKernel("6.1", "linux-image-amd64", "linux-headers-amd64"),
+        DebianKernel("6.12", "linux-image-6.12-amd64", "linux-headers-6.12-amd64"),
+    )
+}
+
+
+def get_kernel(name: str) -> DebianKernel | DirectoryKernel:
+    """The row called ``name``; a path with a slash is a directory that is in no table."""
+    if "/" in name:
+        path = Path(name).absolute()
+        return DirectoryKernel(path.name, path)
+    if name not in KERNELS:
+        raise MatrixError(f"no kernel {name}", f"known: {', '.join(KERNELS)}; or a directory")
+    return KERNELS[name]
+
+
+def call(command: Sequence[str], **options: str | Path) -> str:
+    """Output of a command; raises MatrixError with its whole output when it fails."""
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **options
+    )
+    if done.returncode:
+        raise MatrixError(f"{' '.join(command)} failed:\n{done.stdout}")
+    return done.stdout
+
+
+def install_tools() -> None:
+    """Install what booting needs when it is missing and this user may; raises MatrixError."""
+    needed = {
+        "qemu-system-x86_64": "qemu-system-x86",
+        "busybox": "busybox-static",
+        "depmod": "kmod",
+        "make": "make",
+        "gcc-12": "gcc-12",
+        "dpkg-deb": "dpkg",
+    }
+    # depmod lies in a directory that is in root's search path only
+    os.environ["PATH"] += ":/usr/sbin"
+    missing = [package for tool, package in needed.items() if not shutil.which(tool)]
+    if not missing:
+        return
+    command = ["apt-get", "install", "-y", "--no-install-recommends", *missing]
+    if os.geteuid():
+        raise MatrixError(f"missing: {', '.join(missing)}", f"run: sudo {' '.join(command)}")
+    call(["apt-get", "update"])
+    call(command)
+
+
+def _dependencies(package: str, pattern: str) -> list[str]:
+    wanted = re.compile(r"^\s*\|?Depends: (" + pattern + r")$", re.MULTILINE)
+    return wanted.findall(call(["apt-cache", "depends", package]))
+
+
+def _find_dependency(package: str, pattern: str) -> str:
+    try:
+        found = _dependencies(package, pattern)
+    except MatrixError as error:
+        if os.geteuid():
+            raise MatrixError(f"apt knows no {package}", "run: sudo apt-get update") from error
+        call(["apt-get", "update"])
+        found = _dependencies(package, pattern)
+    if not found:
+        raise MatrixError(f"{package} depends on no kernel package")
+    return found[0]
+
+
+def _shown_version(package: str) -> str:
+    shown = call(["apt-cache", "show", "--no-all-versions", package])
+    return re.findall(r"^Version: (\S+)$", shown, re.MULTILINE)[0]
+
+
+def _unpack(packages: Sequence[str], root: Path) -> None:
+    """Download, unpack, index; ``root`` appears only when everything in it is complete."""
+    partial = root.with_name("partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    debs = partial / "debs"
+    debs.mkdir(parents=True)
+    print(f"downloading {' '.join(packages)}", flush=True)
+    # the user _apt cannot write here, and signatures are checked before and after
+    sandbox = "APT::Sandbox::User=" + ("root" if os.geteuid() == 0 else "")
+    call(["apt-get", "download", "-o", sandbox, *packages], cwd=debs)
+    for deb in debs.iterdir():
+        call(["dpkg-deb", "-x", str(deb), str(partial)])
+    shutil.rmtree(debs)
+    for release in os.listdir(partial / "lib/modules"):
+        call(["depmod", "-b", str(partial), release])
+    for makefile in _own_makefiles(partial / "usr/src"):
+        text = makefile.read_text()
+        makefile.write_text(text.replace("include /usr/src/", f"include {root}/usr/src/"))
+    partial.rename(root)
+
+
+def _own_makefiles(sources: Path) -> Iterator[Path]:
+    """Makefiles that name the place where the package would be installed."""
+    return (path for path in sources.glob("linux-headers-*/Makefile") if path.stat().st_size < 200)

@@ -1,0 +1,148 @@
+"""Boots one guest under qemu and collects what it leaves behind.
+
+Always ``-accel tcg``: /dev/kvm may open and still be useless inside another virtual machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.initramfs import ROOT_TAG, RUN_DIR, RUN_TAG, build_initramfs
+from harness.kernels import KernelFiles
+
+CHECKOUT = Path(__file__).absolute().parents[3]
+GUEST_SCRIPT = CHECKOUT / "tests/kernels/guest.sh"
+MARKER = re.compile(r"^kernel-matrix: pytest exit (\d+)\s*$", re.MULTILINE)
+TAIL_LINES = 40
+
+
+@dataclass(frozen=True)
+class Boot:
+    """One way to boot a kernel."""
+
+    name: str
+    title: str
+    cpus: int
+    arguments: str = ""
+
+
+BOOTS: dict[str, Boot] = {
+    boot.name: boot
+    for boot in (
+        Boot("kaslr", "KASLR, 2 CPUs", 2),
+        Boot("nokaslr", "no KASLR, 1 CPU", 1, "nokaslr"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a boot left: ``status`` is pytest's, None when the guest never said one."""
+
+    status: int | None
+    run_dir: Path
+    seconds: float
+    reason: str
+
+    @property
+    def junit(self) -> Path:
+        """Results of the tests; absent when the guest died."""
+        return self.run_dir / "junit.xml"
+
+    @property
+    def console_tail(self) -> str:
+        """The last lines that the guest printed."""
+        lines = (self.run_dir / "console.log").read_text(errors="replace").splitlines()
+        return "\n".join(lines[-TAIL_LINES:])
+
+
+def parse_status(console: str) -> int | None:
+    """Exit status that the guest printed, None if there is none: panic, hang or power loss."""
+    found = MARKER.findall(console)
+    return int(found[-1]) if found else None
+
+
+def qemu_command(kernel: KernelFiles, boot: Boot, run_dir: Path) -> list[str]:
+    """The command line of a guest that shares the host's root, read-only, and ``run_dir``."""
+    share = "local,security_model=none,multidevs=remap"
+    append = f"console=ttyS0 quiet panic=-1 oops=panic apparmor=0 audit=0 {boot.arguments}"
+    return [
+        *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max"),
+        *("-smp", str(boot.cpus), "-m", "1536M", "-nodefaults", "-no-user-config", "-no-reboot"),
+        *("-display", "none", "-serial", f"file:{run_dir}/console.log"),
+        *("-virtfs", f"{share},path=/,mount_tag={ROOT_TAG},readonly=on"),
+        *("-virtfs", f"{share},path={run_dir},mount_tag={RUN_TAG}"),
+        *("-kernel", str(kernel.image), "-initrd", f"{run_dir}/initramfs"),
+        *("-append", append),
+    ]
+
+
+def run_guest(
+    kernel: KernelFiles,
+    boot: Boot,
+    pytest_arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    timeout_s: float,
+    verbose: bool,
+) -> Outcome:
+    """Boot, run pytest inside, power off; never longer than ``timeout_s``."""
+    run_dir = kernel.work / f"run-{boot.name}"
+    shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir.mkdir(parents=True)
+    (run_dir / "initramfs").write_bytes(build_initramfs(kernel))
+    (run_dir / "job.sh").write_text(_job(kernel, boot, pytest_arguments, environment))
+    console = run_dir / "console.log"
+    console.touch()
+    started = time.monotonic()
+    with (run_dir / "qemu.log").open("wb") as log, console.open("rb") as screen:
+        guest = subprocess.Popen(
+            qemu_command(kernel, boot, run_dir), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+        try:
+            reason = ""
+            while guest.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    guest.wait(0.2)
+                if verbose:
+                    sys.stdout.write(screen.read().decode(errors="replace"))
+                    sys.stdout.flush()
+                if time.monotonic() - started > timeout_s:
+                    reason = f"still running after {timeout_s:.0f} s"
+                    break
+        finally:
+            guest.kill()
+            guest.wait()
+    status = parse_status(console.read_text(errors="replace"))
+    if status is None and not reason:
+        reason = f"ended without a result (qemu exit {guest.returncode})\n" + (
+            run_dir / "qemu.log"
+        ).read_text(errors="replace")
+    return Outcome(status, run_dir, time.monotonic() - started, reason.strip())
+
+
+def _job(
+    kernel: KernelFiles, boot: Boot, arguments: Sequence[str], environment: Mapping[str, str]
+) -> str:
+    """Shell script that tells the guest what to run."""
+    variables = {
+        **environment,
+        "OTEL_KPROFILER_GUEST": f"{kernel.name} {boot.name}",
+        "MATRIX_RUN": RUN_DIR,
+        "MATRIX_MODULES": str(kernel.modules),
+        "MATRIX_SPIN": str(kernel.work / "module"),
+        "MATRIX_CHECKOUT": str(CHECKOUT),
+        "MATRIX_PYTHON": sys.executable,
+    }
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+    script = ["/bin/sh", str(GUEST_SCRIPT), f"--junitxml={RUN_DIR}/junit.xml", *arguments]
+    return exports + "exec " + shlex.join(script) + "\n"

@@ -1,0 +1,116 @@
+"""Breaks the package on purpose, one rule at a time, and expects a kernel test to notice.
+
+    python tests/kernels/mutations.py            # all of them, one boot each
+    python tests/kernels/mutations.py --list
+    python tests/kernels/mutations.py NAME …
+
+The checkout is never touched: each mutation is applied to a copy of the package, which the
+guest then sees in place of the checkout's. Exit status 0 when every mutation was caught.
+"""
+# ruff: noqa: T201 - a command talks to its user
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import MatrixError
+from harness.kernels import cache_dir
+from harness.results import FAILED, Result, read_junit
+from run import CHECKOUT, Session
+
+PACKAGE = CHECKOUT / "otel_kprofiler"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One broken rule: ``old`` occurs exactly once in ``file`` and becomes ``new``.
+
+    Attributes:
+        name: what is broken.
+        file: path in the package.
+        old: text of the working code.
+        new: text of the broken code.
+        test: name of the test that must fail.
+        kernel: row of the matrix.
+        boot: way to boot it.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+    kernel: str = "6.12"
+    boot: str = "kaslr"
+
+
+MUTATIONS: dict[str, Mutation] = {mutation.name: mutation for mutation in ()}
+
+
+def mutate(text: str, mutation: Mutation) -> str:
+    """The broken text; raises MatrixError unless ``old`` occurs exactly once."""
+    count = text.count(mutation.old)
+    if count != 1:
+        raise MatrixError(
+            f"{mutation.name}: {mutation.file} has its text {count} times, not once",
+            "adapt the mutation to the code",
+        )
+    return text.replace(mutation.old, mutation.new)
+
+
+def write_mutant(mutation: Mutation, package: Path, target: Path) -> None:
+    """Copy the package to ``target`` with the mutation applied; raises MatrixError."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(package, target)
+    file = target / mutation.file
+    file.write_text(mutate(file.read_text(), mutation))
+    # compiled files are valid by time and size of their source, which may both be unchanged
+    for cached in target.rglob("__pycache__"):
+        if cached.parent == file.parent:
+            shutil.rmtree(cached)
+
+
+def is_caught(results: Sequence[Result], test: str) -> bool:
+    """Whether the named test ran and failed; other failures do not count."""
+    return any(r.outcome == FAILED and test in r.test for r in results)
+
+
+def main() -> int:
+    """Run the mutations named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
+    parser.add_argument("--list", action="store_true", help="show them and stop")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds per boot")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the console")
+    options = parser.parse_args()
+    chosen = [MUTATIONS[name] for name in options.names or MUTATIONS]
+    survivors = []
+    session = Session(timeout_s=options.timeout, verbose=options.verbose)
+    for mutation in chosen:
+        if options.list:
+            print(f"{mutation.name}: {mutation.test} on {mutation.kernel} {mutation.boot}")
+            continue
+        overlay = cache_dir() / "mutant" / "otel_kprofiler"
+        write_mutant(mutation, PACKAGE, overlay)
+        outcome = session.boot(
+            mutation.kernel, mutation.boot, expression=mutation.test, overlay=overlay
+        )
+        caught = is_caught(read_junit(outcome.junit), mutation.test)
+        print(f"{mutation.name}: {'caught' if caught else 'SURVIVED'}, {outcome.seconds:.0f} s")
+        if not caught:
+            survivors.append(mutation.name)
+            print(outcome.reason + "\n" + outcome.console_tail)
+        sys.stdout.flush()
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except MatrixError as error:
+        sys.exit(f"error: {error}\nfix: {error.hint}")

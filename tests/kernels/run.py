@@ -1,0 +1,132 @@
+"""Runs the tests marked ``kernel`` on every kernel of the matrix.
+
+    python tests/kernels/run.py                          # everything, and docs/kernels.md anew
+    python tests/kernels/run.py --kernel 6.12 -k spin    # one kernel, some tests
+
+Exit status: 0 all passed, 1 a test failed or a guest died, 2 the matrix cannot be run.
+"""
+# ruff: noqa: T201 - a command talks to its user
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness import spin_module
+from harness.errors import MatrixError
+from harness.kernels import KERNELS, KernelFiles, get_kernel, install_tools
+from harness.qemu import BOOTS, CHECKOUT, Outcome, run_guest
+from harness.results import FAILED, Column, read_junit, render_table
+
+TABLE = CHECKOUT / "docs/kernels.md"
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Command line to options."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kernel", action="append", help=f"{', '.join(KERNELS)} or a directory")
+    parser.add_argument("--boot", action="append", choices=BOOTS, help="default: all")
+    parser.add_argument("-k", default="", help="pytest's expression")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds per boot")
+    parser.add_argument("--overlay", type=Path, help="package to test in place of the checkout's")
+    parser.add_argument("--prepare", action="store_true", help="only download and build")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the console")
+    return parser.parse_args(arguments)
+
+
+def check_collection() -> None:
+    """Import the tests here first: mistakes show at once, and the guest finds compiled files."""
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "kernel"]
+    done = subprocess.run(
+        [*command, "tests/kernels"], cwd=CHECKOUT, capture_output=True, text=True, check=False
+    )
+    if done.returncode not in (0, 5):  # 5: all deselected, as they should be here
+        raise MatrixError(f"the tests cannot be collected:\n{done.stdout}{done.stderr}")
+
+
+@dataclass
+class Session:
+    """Kernels made ready once, then booted as often as wanted, one at a time."""
+
+    timeout_s: float
+    verbose: bool = False
+    _ready: dict[str, KernelFiles] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        install_tools()
+        check_collection()
+
+    def get_files(self, name: str) -> KernelFiles:
+        """Files of a kernel, with the test module built for it; raises MatrixError."""
+        if name not in self._ready:
+            self._ready[name] = get_kernel(name).get()
+            spin_module.build(self._ready[name])
+        return self._ready[name]
+
+    def boot(
+        self, name: str, boot: str, *, expression: str = "", overlay: Path | None = None
+    ) -> Outcome:
+        """Run the tests that ``expression`` selects, with ``overlay`` as the package."""
+        plugins = ["-p", "no:cacheprovider", "-p", "pytest_timeout"]
+        arguments = ["-m", "kernel", "-k", expression, "-v", *plugins, "tests/kernels"]
+        environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        if overlay:
+            environment["MATRIX_OVERLAY"] = str(overlay.absolute())
+        return run_guest(
+            self.get_files(name),
+            BOOTS[boot],
+            arguments,
+            environment,
+            timeout_s=self.timeout_s,
+            verbose=self.verbose,
+        )
+
+
+def report(title: str, outcome: Outcome) -> bool:
+    """Print how a boot went; True when all its tests passed."""
+    results = read_junit(outcome.junit)
+    failed = [result for result in results if result.outcome == FAILED]
+    good = outcome.status == 0 and bool(results) and not failed
+    print(f"{title}: {'ok' if good else 'FAILED'}, {len(results)} tests, {outcome.seconds:.0f} s")
+    for result in failed:
+        print(f"  {result.test}: {result.message}")
+    if not good:
+        print(f"  {outcome.reason or f'pytest exit {outcome.status}'}; see {outcome.run_dir}")
+        print("  console:\n" + outcome.console_tail)
+    sys.stdout.flush()
+    return good
+
+
+def run_matrix(options: argparse.Namespace) -> bool:
+    """Boot everything that was asked for, one after another; True when all passed."""
+    session = Session(options.timeout, options.verbose)
+    columns, good = [], True
+    for name in options.kernel or KERNELS:
+        kernel = session.get_files(name)
+        for boot in [] if options.prepare else options.boot or BOOTS:
+            outcome = session.boot(name, boot, expression=options.k, overlay=options.overlay)
+            title = f"Linux {kernel.name} ({kernel.version}), {BOOTS[boot].title}"
+            good &= report(title, outcome)
+            columns.append(Column(title, read_junit(outcome.junit)))
+    if columns and not (options.kernel or options.boot or options.k or options.overlay):
+        TABLE.write_text(render_table(columns))
+        print(f"wrote {TABLE}")
+    return good
+
+
+def main() -> int:
+    """Run the matrix as the command line says."""
+    try:
+        return 0 if run_matrix(parse_arguments()) else 1
+    except MatrixError as error:
+        print(f"error: {error}", file=sys.stderr)
+        if error.hint:
+            print(f"fix: {error.hint}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,15 @@
+"""The guest itself: what the other tests take for granted."""
+
+import os
+import platform
+
+import pytest
+
+pytestmark = pytest.mark.kernel
+
+
+def test_boots_and_sees_the_checkout():
+    """Debian's kernel boots and runs this test-suite."""
+    name, boot = os.environ["OTEL_KPROFILER_GUEST"].split()
+    assert platform.release().startswith(name + ".")
+    assert os.cpu_count() == (2 if boot == "kaslr" else 1)
