@@ -1,1 +1,71 @@
-"""config."""
+"""Configuration: schema, YAML with places of mistakes, durations, and what is made of them.
+
+Names load on first use, because pydantic and ruamel.yaml are slow to import.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from otel_kprofiler.config.config import Config
+    from otel_kprofiler.config.dump import dump_config
+    from otel_kprofiler.config.durations import Duration, parse_duration
+    from otel_kprofiler.config.exporters import (
+        Debug,
+        Exporter,
+        File,
+        GrpcTls,
+        HttpTls,
+        OtlpGrpc,
+        OtlpHttp,
+        RetryOnFailure,
+        Rotation,
+        SendingQueue,
+    )
+    from otel_kprofiler.config.generate import json_schema, sample
+    from otel_kprofiler.config.load import LoadedConfig, load_config, parse_config
+    from otel_kprofiler.config.receiver import Receiver
+    from otel_kprofiler.config.service import Service
+
+__all__ = [
+    "Config",
+    "Debug",
+    "Duration",
+    "Exporter",
+    "File",
+    "GrpcTls",
+    "HttpTls",
+    "LoadedConfig",
+    "OtlpGrpc",
+    "OtlpHttp",
+    "Receiver",
+    "RetryOnFailure",
+    "Rotation",
+    "SendingQueue",
+    "Service",
+    "dump_config",
+    "json_schema",
+    "load_config",
+    "parse_config",
+    "parse_duration",
+    "sample",
+]
+
+_MODULES = {
+    "config": {"Config"},
+    "dump": {"dump_config"},
+    "durations": {"Duration", "parse_duration"},
+    "generate": {"json_schema", "sample"},
+    "load": {"LoadedConfig", "load_config", "parse_config"},
+    "receiver": {"Receiver"},
+    "service": {"Service"},
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(name)
+    module = next((module for module, names in _MODULES.items() if name in names), "exporters")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -1,0 +1,149 @@
+"""YAML text to plain values, remembering where each of them stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import Node, ScalarNode, SequenceNode
+
+from otel_kprofiler.config.substitution import substitute
+from otel_kprofiler.errors import ConfigProblem
+
+Path = tuple[str | int, ...]
+"""Keys and list indices that lead from the top of the document to a value."""
+
+_TAG: Final = "tag:yaml.org,2002:"
+_TYPED: Final = {_TAG + name for name in ("null", "bool", "int", "float")}
+_TEXT: Final = {_TAG + name for name in ("str", "timestamp")}
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a value stands: 1-based lines and columns of its key and of itself.
+
+    Attributes:
+        key: line and column of the key (of the value itself in a list).
+        value: line and column of the value.
+        env: environment variables that were put into it.
+    """
+
+    key: tuple[int, int]
+    value: tuple[int, int]
+    env: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Document:
+    """Values of a YAML document, the places of all of them, and what is wrong so far."""
+
+    path: str
+    values: Any = None
+    marks: dict[Path, Mark] = field(default_factory=dict)
+    problems: list[ConfigProblem] = field(default_factory=list)
+
+    def complain(self, path: Path, message: str, *, at_key: bool = False) -> None:
+        """Note a problem at the place of ``path``, or of its nearest parent that is written."""
+        known = path
+        while known and known not in self.marks:
+            known = known[:-1]
+        mark = self.marks.get(known)
+        line, column = (0, 0)
+        if mark is not None:
+            line, column = mark.key if at_key or known != path else mark.value
+        self.problems.append(ConfigProblem(self.path, line, column, dotted(path), message))
+
+
+def dotted(path: Path) -> str:
+    """A path as people read it: ``receivers.kprofiler.target_pids[0]``."""
+    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
+    return text.removeprefix(".")
+
+
+def parse_document(text: str, *, path: str, environ: Mapping[str, str]) -> Document:
+    """Read one YAML 1.2 document and substitute references to ``environ``.
+
+    Never raises for bad input: what is wrong (syntax, duplicate keys, malformed references,
+    tags) is in ``problems``, with its place.
+    """
+    document = Document(path)
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        root = yaml.compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = (mark.line + 1, mark.column + 1) if mark else (0, 0)
+        problem = " ".join(part for part in (error.context, error.problem) if part)
+        document.problems.append(
+            ConfigProblem(path, place[0], place[1], "", f"not YAML: {problem}")
+        )
+    except YAMLError as error:  # characters that YAML forbids; has no mark
+        message = " ".join(str(error).split())
+        document.problems.append(ConfigProblem(path, 0, 0, "", f"not YAML: {message}"))
+    else:
+        if root is not None:
+            document.marks[()] = Mark(_place(root), _place(root))
+            document.values = _Reader(yaml, document, environ).value(root, (), ())
+    return document
+
+
+def _place(node: Node) -> tuple[int, int]:
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+class _Reader:
+    def __init__(self, yaml: YAML, document: Document, environ: Mapping[str, str]) -> None:
+        self._yaml = yaml
+        self._document = document
+        self._environ = environ
+
+    def value(self, node: Node, path: Path, parents: tuple[Node, ...]) -> Any:
+        if any(parent is node for parent in parents):
+            self._document.complain(path, "an alias must not stand inside its own anchor")
+            return None
+        if isinstance(node, ScalarNode):
+            return self._scalar(node, path)
+        inside = (*parents, node)
+        if isinstance(node, SequenceNode):
+            for index, item in enumerate(node.value):
+                self._document.marks[*path, index] = Mark(_place(item), _place(item))
+            return [
+                self.value(item, (*path, index), inside) for index, item in enumerate(node.value)
+            ]
+        return self._mapping(node, path, inside)
+
+    def _mapping(self, node: Node, path: Path, inside: tuple[Node, ...]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key, item in node.value:
+            name = key.value if isinstance(key, ScalarNode) else "?"
+            here = (*path, name)
+            first = self._document.marks.get(here) if name in values else None
+            self._document.marks[here] = Mark(_place(key), _place(item))
+            if not isinstance(key, ScalarNode) or key.tag not in _TEXT:
+                self._document.complain(here, "a key must be text", at_key=True)
+            elif first is not None:
+                message = f"stands twice, first in line {first.key[0]}"
+                self._document.complain(here, message, at_key=True)
+            values[name] = self.value(item, here, inside)
+        return values
+
+    def _scalar(self, node: ScalarNode, path: Path) -> Any:
+        mark = self._document.marks[path]
+        try:
+            text, names = substitute(node.value, self._environ)
+        except ValueError as error:
+            self._document.complain(path, str(error))
+            return None
+        tag = node.tag
+        if text != node.value:
+            self._document.marks[path] = Mark(mark.key, mark.value, names)
+            if node.style is None:  # plain scalars get their type after the substitution
+                tag = str(self._yaml.resolver.resolve(ScalarNode, text, (True, False)))
+        if tag in _TYPED:
+            return self._yaml.constructor.construct_object(ScalarNode(tag, text))
+        if tag not in _TEXT:
+            self._document.complain(path, f"the YAML tag {tag} is not supported")
+        return text

@@ -1,0 +1,84 @@
+"""A configuration back to YAML, for people: complete, without secrets, with origins."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from otel_kprofiler.config.document import Path
+from otel_kprofiler.config.durations import Duration
+from otel_kprofiler.config.load import LoadedConfig
+from otel_kprofiler.config.section import Section
+
+REDACTED: Final = "[REDACTED]"
+
+# Plain scalars that YAML cannot take for anything but text.
+_PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+_WORDS: Final = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
+
+
+def dump_config(loaded: LoadedConfig, *, origins: bool = False) -> str:
+    """Every key with the value that holds, as YAML that can be loaded again.
+
+    Secrets (values of headers, passwords in addresses) read ``[REDACTED]``. With ``origins``
+    a comment behind each value says where it was set: default, file and line, environment.
+    """
+
+    def comment(path: Path) -> str:
+        return f"  # {loaded.origin(path)}" if origins else ""
+
+    return "".join(f"{line}\n" for line in yaml_lines(loaded.config, (), comment))
+
+
+def yaml_lines(value: Any, path: Path, comment: Callable[[Path], str]) -> Iterator[str]:
+    """Lines of a mapping or section, indented by the depth of ``path``."""
+    items = (
+        [(name, getattr(value, name)) for name in type(value).model_fields]
+        if isinstance(value, Section)
+        else list(value.items())
+    )
+    indent = "  " * len(path)
+    for name, item in items:
+        here = (*path, name)
+        key = f"{indent}{_key(name)}:"
+        if isinstance(item, Section | Mapping) and (not isinstance(item, Mapping) or item):
+            yield key
+            yield from yaml_lines(item, here, comment)
+        else:
+            yield f"{key} {scalar(item)}{comment(here)}"
+
+
+def scalar(value: Any) -> str:
+    """A value that is no section, in YAML flow style; ``$`` is written so that it stays one."""
+    if isinstance(value, Duration):
+        return str(value)
+    if isinstance(value, SecretStr):
+        return scalar(REDACTED)
+    if isinstance(value, list):
+        return f"[{', '.join(scalar(item) for item in value)}]"
+    if isinstance(value, str):
+        text = _without_password(value).replace("$", "$$")
+        is_plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+        return text if is_plain else json.dumps(text, ensure_ascii=False)
+    return json.dumps(value)
+
+
+def _key(name: str) -> str:
+    is_plain = _PLAIN.fullmatch(name) and name.lower() not in _WORDS
+    return name if is_plain else json.dumps(name, ensure_ascii=False)
+
+
+def _without_password(text: str) -> str:
+    if "@" not in text or "://" not in text:
+        return text
+    try:
+        userinfo = urlsplit(text).netloc.rpartition("@")[0]
+    except ValueError:  # not an address after all
+        return text
+    # Without brackets, which an address must not hold.
+    return text.replace(f"{userinfo}@", f"{REDACTED.strip('[]')}@", 1) if userinfo else text

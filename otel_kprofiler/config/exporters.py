@@ -1,0 +1,235 @@
+"""``exporters:``, with the keys of the Collector's exporters of the same names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
+
+from otel_kprofiler.config import refused
+from otel_kprofiler.config.durations import Duration
+from otel_kprofiler.config.section import Section, duration
+
+DEFAULT_MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
+"""Just below gRPC's default limit of 4 MiB, with room for headers."""
+_MIN_MESSAGE_BYTES: Final = 16 * 1024
+
+_HOST_PORT: Final = re.compile(r"(?:dns:///)?(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]@]+):(\d{1,5})")
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
+
+
+def _check_header_name(value: str) -> str:
+    if not _TOKEN.fullmatch(value):
+        raise ValueError("should be the name of a header")
+    return value
+
+
+class Tls(Section):
+    """Encryption and identity; file names, PEM format."""
+
+    ca_file: str = Field(
+        default="",
+        description="Certificates that the receiver's must be signed by. Empty: the system's.",
+    )
+    cert_file: str = Field(default="", description="Client certificate. Needs key_file.")
+    key_file: str = Field(
+        default="",
+        validate_default=True,
+        description="Key of the client certificate. Needs cert_file.",
+    )
+
+    @field_validator("key_file")
+    @classmethod
+    def _check_pair(cls, value: str, info: ValidationInfo) -> str:
+        if bool(value) != bool(info.data.get("cert_file")):
+            raise ValueError("cert_file and key_file go together")
+        return value
+
+
+class GrpcTls(Tls):
+    """Encryption of a gRPC connection."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.TLS
+
+    insecure: bool = Field(
+        default=False,
+        description="Connect without TLS. A scheme in endpoint, http:// or https://, wins over it.",
+        json_schema_extra={"example": True},
+    )
+
+
+class HttpTls(Tls):
+    """Encryption of HTTPS."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.HTTP_TLS
+
+
+class RetryOnFailure(Section):
+    """What happens when the receiver is unreachable or asks to come back later."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.RETRY
+
+    enabled: bool = Field(default=True, description="Retry at all.")
+    initial_interval: Duration = duration("5s", "Wait before the first retry.", ge="1ms")
+    randomization_factor: float = Field(
+        default=0.5, ge=0, le=1, description="Each wait is this share longer or shorter, 0 to 1."
+    )
+    multiplier: float = Field(default=1.5, ge=1, description="Each wait is longer by this factor.")
+    max_interval: Duration = duration("30s", "Longest wait.", ge="1ms")
+    max_elapsed_time: Duration = duration(
+        "5m", "Give a batch up after this time and count it as lost; 0s never gives up."
+    )
+
+
+class SendingQueue(Section):
+    """Batches that wait for the exporter, in memory."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.QUEUE
+
+    enabled: bool = Field(
+        default=True,
+        description="Keep batches while one is being sent. Without: room for one only.",
+    )
+    queue_size: int = Field(
+        default=100,
+        ge=1,
+        le=100_000,
+        description="Batches that may wait; one more drops the oldest, which is counted. 100 are "
+        "more than eight minutes at the default reporter_interval.",
+    )
+
+
+class _Client(Section):
+    endpoint: str  # declared here so that it comes first
+    headers: dict[Annotated[str, AfterValidator(_check_header_name)], SecretStr] = Field(
+        default={}, description="Sent with each request. Values are secrets: they are never shown."
+    )
+    compression: Literal["gzip", "none"] = Field(
+        default="gzip", description="Compression of requests."
+    )
+    timeout: Duration = duration("5s", "Longest time for one attempt.", ge="1ms")
+    retry_on_failure: RetryOnFailure = RetryOnFailure()
+    sending_queue: SendingQueue = SendingQueue()
+    max_message_bytes: int = Field(
+        DEFAULT_MAX_MESSAGE_BYTES,
+        ge=_MIN_MESSAGE_BYTES,
+        description="Largest request in bytes before compression; more is split. The default is "
+        "just below the limit of 4 MiB that gRPC receivers have.",
+    )
+
+    @field_validator("headers")
+    @classmethod
+    def _check_headers(cls, value: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for name, secret in value.items():
+            if not secret.get_secret_value().isprintable():
+                raise ValueError(f"the value of {name} holds control characters")
+        return value
+
+
+class OtlpGrpc(_Client):
+    """OTLP over gRPC."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.GRPC
+
+    endpoint: str = Field(
+        description="Receiver as host:port, with or without http:// or https://, or unix:/path.",
+        json_schema_extra={"example": "127.0.0.1:4317"},
+    )
+    tls: GrpcTls = GrpcTls()
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, value: str) -> str:
+        if re.fullmatch(r"unix:(//)?/\S+", value):
+            return value
+        match = _HOST_PORT.fullmatch(re.sub(r"^https?://", "", value).rstrip("/"))
+        if match is None or not 0 < int(match[1]) < 65536:
+            raise ValueError("should be host:port, such as 127.0.0.1:4317")
+        return value
+
+
+class OtlpHttp(_Client):
+    """OTLP over HTTP."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.HTTP
+
+    endpoint: str = Field(
+        description="Base address of the receiver with http:// or https://; "
+        "/v1development/profiles is appended.",
+        json_schema_extra={"example": "http://127.0.0.1:4318"},
+    )
+    encoding: Literal["proto", "json"] = Field(default="proto", description="Form of the requests.")
+    proxy_url: str = Field(
+        default="",
+        description="Proxy to go through. The proxy variables of the environment are not read.",
+    )
+    tls: HttpTls = HttpTls()
+
+    @field_validator("endpoint", "proxy_url")
+    @classmethod
+    def _check_url(cls, value: str, info: ValidationInfo) -> str:
+        if not value and info.field_name == "proxy_url":
+            return value
+        url = urlsplit(value)
+        if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
+            raise ValueError("should be an address such as https://collector.example:4318")
+        _ = url.port  # raises when it is out of range
+        return value
+
+
+class Rotation(Section):
+    """When a new file is begun and how many old ones stay; without it one file grows on."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.ROTATION
+
+    max_megabytes: int = Field(
+        default=100, ge=1, description="Begin a new file before one grows larger than this."
+    )
+    max_days: int = Field(
+        default=0, ge=0, description="Delete old files after this many days; 0 keeps them."
+    )
+    max_backups: int = Field(
+        default=100, ge=0, description="Keep at most this many old files; 0 keeps all."
+    )
+
+
+class File(Section):
+    """A file that the Collector's otlpjsonfile receiver, or `otel-kprofiler`, can read."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.FILE
+
+    path: str = Field(
+        min_length=1,
+        description="File to append to.",
+        json_schema_extra={"example": "/var/lib/otel-kprofiler/profiles.jsonl"},
+    )
+    format: Literal["json", "proto"] = Field(
+        default="json",
+        description="json: one OTLP JSON message per line. proto: OTLP messages, each behind its "
+        "length in 4 bytes, big-endian.",
+    )
+    rotation: Rotation | None = None
+
+
+class Debug(Section):
+    """Prints to standard output."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.DEBUG
+
+    verbosity: Literal["basic", "normal", "detailed"] = Field(
+        default="basic",
+        description="basic: one line per batch. normal: one line per sample. detailed: everything.",
+    )
+
+
+Exporter = OtlpGrpc | OtlpHttp | File | Debug
+EXPORTERS: Final[Mapping[str, type[OtlpGrpc | OtlpHttp | File | Debug]]] = {
+    "otlp_grpc": OtlpGrpc,
+    "otlp_http": OtlpHttp,
+    "file": File,
+    "debug": Debug,
+}
+"""Exporter types by the name that begins an exporter's id (``type`` or ``type/name``)."""

@@ -1,0 +1,222 @@
+"""What is made from the schema: sample file, JSON Schema and reference page."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from typing import Any, Final, get_args
+
+from pydantic.fields import FieldInfo
+
+from otel_kprofiler.config import refused
+from otel_kprofiler.config.config import Config
+from otel_kprofiler.config.dump import scalar
+from otel_kprofiler.config.exporters import EXPORTERS
+from otel_kprofiler.config.load import section_of
+from otel_kprofiler.config.receiver import Receiver
+from otel_kprofiler.config.section import Section
+from otel_kprofiler.config.service import Service
+
+_WIDTH: Final = 96
+_HEADING: Final = """\
+# Configuration of otel-kprofiler: every key, with its default unless the comment names another.
+# Generated from the schema by `make config`. Durations have units (200ms, 5s, 1m30s);
+# ${env:NAME}, ${env:NAME:-default} and $$ work in every value, nothing else reads the environment.
+"""
+
+
+def sample() -> str:
+    """``config/agent.yaml``: every key with its default and its description."""
+    lines = [_HEADING, "receivers:", "  # The sampler of this host; its keys are those of"]
+    lines += ["  # opentelemetry-ebpf-profiler's receiver wherever the meaning is the same."]
+    lines += ["  kprofiler:", *_sample_lines(Receiver, 2), "", "exporters:"]
+    lines += ["  # Ids are type or type/name; only those in service.pipelines run."]
+    for name, model in EXPORTERS.items():
+        lines += [*_comment(model, 1), f"  {name}:", *_sample_lines(model, 2)]
+    lines += ["", "service:", *_sample_lines(Service, 1)]
+    return "\n".join(lines) + "\n"
+
+
+def _sample_lines(model: type[Section], depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    for name, field in model.model_fields.items():
+        section = section_of(field)
+        if section is not None:
+            yield from _comment(section, depth)
+            yield f"{indent}{name}:"
+            yield from _sample_lines(section, depth + 1)
+            continue
+        text = field.description or ""
+        shown = _shown(field)
+        if not field.is_required() and shown != field.default:
+            text += f" Default: {scalar(field.default)}."
+        yield from _wrapped(text, depth)
+        yield f"{indent}{name}: {scalar(shown)}"
+
+
+def _comment(model: type[Section], depth: int) -> list[str]:
+    return _wrapped(_summary(model), depth)
+
+
+def _wrapped(text: str, depth: int) -> list[str]:
+    prefix = "  " * depth + "# "
+    return textwrap.wrap(text, _WIDTH, initial_indent=prefix, subsequent_indent=prefix)
+
+
+def _summary(model: type[Section]) -> str:
+    return (model.__doc__ or "").partition("\n")[0]
+
+
+def _shown(field: FieldInfo) -> Any:
+    """The default, or an example for what is required or better shown set."""
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "example" in extra:
+        return extra["example"]
+    return field.default
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of the file, for editors.
+
+    Every value that is no mapping or list may also be a text with a ``${…}`` reference.
+    """
+    schema = Config.model_json_schema()
+    definitions = schema["$defs"]
+    for definition in [schema, *definitions.values()]:
+        definition["properties"] = {
+            name: _or_reference(entry) for name, entry in definition["properties"].items()
+        }
+    # Sections may be given without a value, as in the Collector.
+    pattern = {
+        rf"^{name}(/\S+)?$": {"anyOf": [{"$ref": f"#/$defs/{model.__name__}"}, {"type": "null"}]}
+        for name, model in EXPORTERS.items()
+    }
+    schema["properties"]["exporters"] = {
+        "type": "object",
+        "description": "Where profiles go; ids are type or type/name.",
+        "patternProperties": pattern,
+        "additionalProperties": False,
+    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _or_reference(entry: dict[str, Any]) -> dict[str, Any]:
+    for word in ("title", "example", "format", "writeOnly"):
+        entry.pop(word, None)
+    typed = {key: value for key, value in entry.items() if key not in ("default", "description")}
+    is_scalar = typed.get("type") in ("integer", "number", "boolean") or typed.keys() & {
+        "enum", "pattern", "const",
+    }  # fmt: skip
+    if not is_scalar:
+        return entry
+    rest = {key: value for key, value in entry.items() if key not in typed}
+    return {**rest, "anyOf": [typed, {"type": "string", "pattern": r"\$\{"}]}
+
+
+def json_schema_text() -> str:
+    """``config/schema.json``."""
+    return json.dumps(json_schema(), indent=2, default=str) + "\n"
+
+
+_PAGE: Final = """\
+# Configuration
+
+*Generated from the schema by `make config`; do not edit.*
+
+`otel-kprofiler run -c agent.yaml` reads one YAML file in the shape of the OpenTelemetry
+Collector's. [`config/agent.yaml`](../config/agent.yaml) shows every key,
+[`config/schema.json`](../config/schema.json) lets editors complete and check them.
+
+- `otel-kprofiler validate -c agent.yaml` reports every mistake at once, with line and column.
+  Unknown keys are mistakes.
+- `otel-kprofiler print-config -c agent.yaml` shows the values that hold, without secrets; with
+  `--origins` also where each one was set.
+- Durations are written as in Go: `200ms`, `5s`, `1m30s`. A bare number is refused, except 0.
+- `${env:NAME}` or `${NAME}` puts in an environment variable, `${env:NAME:-default}` has a
+  fall-back for when it is unset or empty, `$$` is a `$`. This works in values, not in keys; what
+  is put in is not looked at again, and unquoted values get their type afterwards. Nothing else
+  reads the environment.
+- Anchors and aliases work, merge keys (`<<`) do not.
+
+Resource attributes stand under `receivers.kprofiler.resource`, as a mapping, because that is
+where receivers of the Collector have them (filelog and its kin), and because they describe what
+the receiver observes, whichever exporter sends it.
+"""
+
+
+def reference() -> str:
+    """``docs/configuration.md``: every key as tables, then the keys that are refused."""
+    parts = [_PAGE, "\n## `receivers.kprofiler`\n\n", *_table(Receiver)]
+    for name, model in EXPORTERS.items():
+        parts += [f"\n## `exporters.{name}`\n\n{_summary(model)}\n\n", *_table(model)]
+    parts += ["\n## `service`\n\n", *_table(Service), _REFUSED_HEADING]
+    groups = {
+        "top level": refused.TOP,
+        "receivers.kprofiler": refused.RECEIVER,
+        "exporters": refused.EXPORTERS,
+        "exporters.otlp_grpc": refused.GRPC,
+        "exporters.otlp_http": refused.HTTP,
+        "otlp_grpc.tls": refused.TLS,
+        "otlp_http.tls": refused.HTTP_TLS,
+        "sending_queue": refused.QUEUE,
+        "exporters.file": refused.FILE,
+        "file.rotation": refused.ROTATION,
+        "exporters.debug": refused.DEBUG,
+        "service": {**refused.SERVICE, **refused.PIPELINE},
+        "service.telemetry": {**refused.TELEMETRY, **refused.LOGS, **refused.METRICS},
+    }
+    parts += ["\n| In | Key | Instead |\n|---|---|---|\n"]
+    parts += [
+        f"| {place} | `{key}` | {reason} |\n"
+        for place, reasons in groups.items()
+        for key, reason in reasons.items()
+    ]
+    return "".join(parts)
+
+
+_REFUSED_HEADING: Final = """
+## Keys that are refused
+
+Keys of the opentelemetry-ebpf-profiler receiver and of the Collector that have no meaning here.
+They are refused by name, so that a copied block never loses a setting silently.
+"""
+
+
+def _table(model: type[Section]) -> Iterator[str]:
+    yield "| Key | Type | Default | Meaning |\n|---|---|---|---|\n"
+    yield from _rows(model, "")
+
+
+def _rows(model: type[Section], prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        section = section_of(field)
+        if section is None:
+            default = "required" if field.is_required() else f"`{scalar(field.default)}`"
+            kind = type_name(field.annotation).replace("|", "\\|")
+            yield f"| `{prefix}{name}` | {kind} | {default} | {field.description} |\n"
+        else:
+            default = "none" if field.default is None else ""
+            yield f"| `{prefix}{name}` | mapping | {default} | {_summary(section)} |\n"
+            yield from _rows(section, f"{prefix}{name}.")
+
+
+_TYPE_NAMES: Final = {
+    "str": "text", "SecretStr": "text", "int": "integer", "float": "number", "bool": "boolean",
+    "Duration": "duration",
+}  # fmt: skip
+
+
+def type_name(annotation: Any) -> str:
+    """A field's type as the reference page names it."""
+    arguments = get_args(annotation)
+    origin = getattr(annotation, "__origin__", None)
+    if origin is dict:
+        return "mapping"
+    if origin is list:
+        return "list"
+    if arguments and all(isinstance(word, str) for word in arguments):
+        return " | ".join(f"`{word}`" for word in arguments)
+    if arguments:  # Annotated
+        return type_name(arguments[0])
+    return _TYPE_NAMES[annotation.__name__]

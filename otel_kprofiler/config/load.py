@@ -1,0 +1,193 @@
+"""YAML to :class:`Config`, with every problem at its place."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from otel_kprofiler.config import refused
+from otel_kprofiler.config.config import Config
+from otel_kprofiler.config.document import Document, Path, dotted, parse_document
+from otel_kprofiler.config.durations import Duration
+from otel_kprofiler.config.exporters import EXPORTERS, Debug
+from otel_kprofiler.config.section import Section
+from otel_kprofiler.errors import ConfigError, ConfigProblem
+
+_Model = TypeVar("_Model", bound=Section)
+_EXPORTER_ID: Final = re.compile(r"([a-z_]+)(?:/(\S+))?")
+_HINT: Final = "docs/configuration.md lists every key; `otel-kprofiler validate` checks a file"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration and where its values came from."""
+
+    config: Config
+    document: Document
+
+    def origin(self, path: Path) -> str:
+        """Where a value was set: ``default``, ``FILE:LINE`` or that with ``env NAME``."""
+        mark = self.document.marks.get(path)
+        if mark is None:
+            return "default"
+        place = f"{os.path.basename(self.document.path)}:{mark.value[0]}"
+        return ", ".join([*(f"env {name}" for name in mark.env), place])
+
+
+def load_config(path: str, *, environ: Mapping[str, str]) -> LoadedConfig:
+    """Read and check a configuration file.
+
+    Args:
+        path: YAML file, UTF-8.
+        environ: what ``${env:NAME}`` refers to; nothing else of it is looked at.
+
+    Raises:
+        ConfigError: the file cannot be read, or is wrong; holds all problems.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except OSError as error:
+        problem = ConfigProblem(path, 0, 0, "", f"cannot be read: {error.strerror}")
+        raise ConfigError([problem]) from error
+    except UnicodeDecodeError as error:
+        problem = ConfigProblem(path, 0, 0, "", "is not UTF-8 text")
+        raise ConfigError([problem]) from error
+    return parse_config(text, path=path, environ=environ)
+
+
+def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedConfig:
+    """Check the text of a configuration; ``path`` is for messages only.
+
+    Raises:
+        ConfigError: holds all problems, in the order of their lines.
+    """
+    document = parse_document(text, path=path, environ=environ)
+    config = _check(document) if document.marks or not document.problems else None
+    if document.problems or config is None:
+        ordered = sorted(document.problems, key=lambda problem: (problem.line, problem.column))
+        raise ConfigError(ordered, hint=_HINT)
+    return LoadedConfig(config, document)
+
+
+def _check(document: Document) -> Config | None:
+    values = _fill(Config, document.values)
+    if not isinstance(values, dict):
+        document.complain((), "should be a mapping with receivers, exporters and service")
+        return None
+    ids = values.get("exporters")
+    if isinstance(ids, dict):
+        values["exporters"] = {name: _exporter(document, name, ids[name]) for name in ids}
+    config = _validate(document, Config, values, ())
+    if isinstance(ids, dict):
+        _check_pipeline(document, values, ids)
+    return config
+
+
+def _exporter(document: Document, name: str, settings: Any) -> Section:
+    path: Path = ("exporters", name)
+    match = _EXPORTER_ID.fullmatch(name)
+    model = EXPORTERS.get(match[1]) if match else None
+    if model is None:
+        kind = name.partition("/")[0]
+        message = _unknown(kind, EXPORTERS, refused.EXPORTERS, "exporter")
+        document.complain(path, message, at_key=True)
+        return Debug()
+    return _validate(document, model, _fill(model, settings), path) or Debug()
+
+
+def _check_pipeline(document: Document, values: dict[str, Any], ids: dict[str, Any]) -> None:
+    path: Path = ("service", "pipelines", "profiles", "exporters")
+    names: Any = values
+    for key in path:
+        names = names.get(key) if isinstance(names, dict) else None
+    for index, name in enumerate(names if isinstance(names, list) else ()):
+        if isinstance(name, str) and name not in ids:
+            document.complain((*path, index), f"there is no exporter {name!r} in exporters")
+
+
+def _validate(document: Document, model: type[_Model], values: Any, prefix: Path) -> _Model | None:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            _explain(document, model, prefix, detail)
+        return None
+
+
+def _explain(document: Document, model: type[Section], prefix: Path, detail: Any) -> None:
+    """Turn one of pydantic's errors into ours."""
+    inner: Path = detail["loc"]
+    at_key = inner[-1:] == ("[key]",)
+    inner = inner[:-1] if at_key else inner
+    path = (*prefix, *inner)
+    if detail["type"] == "extra_forbidden":
+        owner = _section(model, inner[:-1])
+        message = _unknown(str(inner[-1]), owner.model_fields, owner.refused, "key")
+        document.complain(path, message, at_key=True)
+    elif detail["type"] == "missing":
+        document.complain(path, "is required")
+    elif detail["input"] is not None:
+        document.complain(path, _message(detail, path), at_key=at_key)
+    elif all(problem.key != dotted(path) for problem in document.problems):
+        # Otherwise a malformed reference in this place was reported already.
+        mark = document.marks.get(path)
+        unset = " and ".join(mark.env) if mark else ""
+        document.complain(path, "has no value" + (f": {unset} is unset or empty" if unset else ""))
+
+
+def _message(detail: Any, path: Path) -> str:
+    message, value, context = str(detail["msg"]), detail["input"], detail.get("ctx", {})
+    bound = context.get("ge", context.get("le"))
+    if bound is not None and isinstance(value, str):
+        message = message.replace(str(int(bound)), str(Duration(bound)))
+    message = message.removeprefix("Value error, ").replace("Input should", "should")
+    is_shown = isinstance(value, str | int | float) and "headers" not in path
+    return f"{message}, not {value!r}" if is_shown and message.startswith("should") else message
+
+
+def _unknown(name: str, known: Mapping[str, Any], reasons: Mapping[str, str], noun: str) -> str:
+    if name in reasons:
+        return f"not available: {reasons[name]}"
+    near = difflib.get_close_matches(name, [*known, *reasons], n=1)
+    suggestion = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    return f"unknown {noun}; {suggestion}"
+
+
+def _section(model: type[Section], path: Path) -> type[Section]:
+    for key in path:
+        model = section_of(model.model_fields[str(key)]) or model
+    return model
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """The section that a field holds, None for a plain value."""
+    kinds = get_args(field.annotation) or (field.annotation,)
+    found = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+    return found[0] if len(found) == 1 else None
+
+
+def _fill(model: type[Section], values: Any) -> Any:
+    """Read ``key:`` with nothing behind it as an empty mapping where a mapping belongs."""
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        return values
+    filled = dict(values)
+    for name, field in model.model_fields.items():
+        section = section_of(field)
+        optional = type(None) in get_args(field.annotation)
+        if name not in filled or (optional and filled[name] is None):
+            continue
+        if section is not None:
+            filled[name] = _fill(section, filled[name])
+        elif filled[name] is None and get_origin(field.annotation) is dict:
+            filled[name] = {}
+    return filled

@@ -1,0 +1,145 @@
+"""``receivers: kprofiler:``, with the keys of the opentelemetry-ebpf-profiler receiver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, StringConstraints, WrapValidator, field_validator
+
+from otel_kprofiler.config import refused
+from otel_kprofiler.config.durations import Duration
+from otel_kprofiler.config.section import Section, duration
+from otel_kprofiler.host import parse_cpu_list
+from otel_kprofiler.model import MAX_FRAMES
+
+_MAX_PID = 4_194_304  # PID_MAX_LIMIT, include/linux/threads.h
+
+AttributeName = Annotated[str, StringConstraints(min_length=1)]
+
+
+def _attribute(value: Any, _: Any) -> Any:
+    """Say in one sentence what a value may be, instead of once per member of the union."""
+    items = value if isinstance(value, list) else [value]
+    if any(isinstance(item, dict | list) or item is None for item in items) or (
+        items is value and not all(isinstance(item, str) for item in items)
+    ):
+        raise ValueError("should be text, a number, true or false, or a list of texts")
+    return value
+
+
+Attribute = Annotated[str | bool | int | float | list[str], WrapValidator(_attribute)]
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+class Receiver(Section):
+    """The sampler of this host."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.RECEIVER
+
+    samples_per_second: int = Field(
+        default=19,
+        ge=1,
+        le=10_000,
+        description="Samples per second on each CPU, 1 to 10000. The default is odd so that "
+        "it does not run in step with timers of 10 or 100 Hz.",
+    )
+    stacks: Literal["kernel", "user", "both"] = Field(
+        default="kernel",
+        description="Which stacks are taken. User frames are exported as raw addresses.",
+    )
+    max_frames: int = Field(
+        MAX_FRAMES,
+        ge=1,
+        le=MAX_FRAMES,
+        description="Frames per stack, counted from the leaf, 1 to 127; kernel and user stacks "
+        "each have this limit.",
+    )
+    target_pids: list[Annotated[int, Field(ge=1, le=_MAX_PID)]] = Field(
+        default=[],
+        description="Processes to sample, as ids in the host's pid namespace. Empty: all.",
+    )
+    pin_cpu_ids: str = Field(
+        default="", description='CPUs to sample, such as "0-3,8". Empty: all that are online.'
+    )
+    send_idle_frames: bool = Field(
+        default=False,
+        description="Sample the idle task too. Interrupts that are served while a CPU idles "
+        "are always sampled.",
+    )
+    filter_min_process_age: Duration = duration(
+        "0s", "Leave out processes that are younger than this; 0s samples all."
+    )
+    reporter_interval: Duration = duration(
+        "5s", "Length of one window: samples of this time are merged and sent together.", ge="100ms"
+    )
+    reporter_jitter: float = Field(
+        default=0.2,
+        ge=0,
+        le=1,
+        description="Share of reporter_interval, 0 to 1, by which each window is made longer or "
+        "shorter at random, so that hosts do not send at the same moment.",
+    )
+    monitor_interval: Duration = duration(
+        "5s", "How often the agent measures itself and sends its own metrics.", ge="100ms"
+    )
+    clock_sync_interval: Duration = duration(
+        "3m",
+        "How often the distance between the kernel's clock and wall-clock time is measured "
+        "again; 0s measures it at start only.",
+    )
+    probabilistic_interval: Duration = duration(
+        "1m", "How often a random number decides whether this host samples, 1m to 5m.",
+        ge="1m", le="5m",
+    )  # fmt: skip
+    probabilistic_threshold: int = Field(
+        default=100,
+        ge=1,
+        le=100,
+        description="Chance in percent, 1 to 100, that the host samples during one "
+        "probabilistic_interval; 100 samples always.",
+    )
+    map_scale_factor: int = Field(
+        default=0,
+        ge=0,
+        le=8,
+        description="Each step doubles the ring buffer between kernel and agent, 0 to 8.",
+    )
+    loader: Literal["auto", "libbpf", "bcc"] = Field(
+        default="auto",
+        description="Library that loads the kernel program; auto takes libbpf, else bcc.",
+    )
+    bpf_verifier_log_level: int = Field(
+        default=0, ge=0, le=2, description="How much the kernel's verifier logs, 0 to 2."
+    )
+    no_kernel_version_check: bool = Field(
+        default=False, description="Try kernels older than 5.10 too, instead of refusing them."
+    )
+    error_mode: Annotated[Literal["propagate", "ignore"], BeforeValidator(_lower)] = Field(
+        default="propagate",
+        description="When sampling cannot start: propagate ends the agent with an error, ignore "
+        "logs it and stays up without samples.",
+    )
+    verbose_mode: bool = Field(
+        default=False,
+        description="Log in detail (the same as service.telemetry.logs.level: debug).",
+    )
+    resource: dict[AttributeName, Attribute] = Field(
+        default={},
+        description="Attributes that are added to the resource of every profile. They win over "
+        "what is found out about host and process. Such as {deployment.environment.name: dev}.",
+    )
+
+    @field_validator("pin_cpu_ids")
+    @classmethod
+    def _check_cpus(cls, value: str) -> str:
+        parse_cpu_list(value)
+        return value
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """``pin_cpu_ids`` as numbers, sorted; empty means all that are online."""
+        return parse_cpu_list(self.pin_cpu_ids)

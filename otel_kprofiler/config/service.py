@@ -1,0 +1,109 @@
+"""``service:``: what of the configuration runs, and how the agent shows itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from otel_kprofiler.config import refused
+from otel_kprofiler.config.section import Section
+
+
+def _level(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+class Logs(Section):
+    """The agent's own log, on standard error."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.LOGS
+
+    level: Annotated[Literal["debug", "info", "warn", "error"], BeforeValidator(_level)] = Field(
+        default="info", description="Least important message that is logged."
+    )
+    encoding: Literal["auto", "console", "json"] = Field(
+        default="auto", description="auto: text on a terminal, JSON otherwise."
+    )
+
+
+class Metrics(Section):
+    """The agent's own metrics, sent to the OTLP receivers of the pipeline."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.METRICS
+
+    level: Literal["none", "normal"] = Field(default="normal", description="none sends no metrics.")
+
+
+class Telemetry(Section):
+    """What the agent says about itself."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.TELEMETRY
+
+    logs: Logs = Logs()
+    metrics: Metrics = Metrics()
+
+
+class Health(Section):
+    """HTTP endpoint with /livez and /readyz."""
+
+    endpoint: str = Field(
+        default="",
+        description="Address to listen on, such as 127.0.0.1:13133. Empty: none.",
+    )
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if value and not (host and port.isdecimal() and int(port) < 65536):
+            raise ValueError("should be host:port, such as 127.0.0.1:13133")
+        return value
+
+
+class ProfilesPipeline(Section):
+    """From where to where profiles go."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.PIPELINE
+
+    receivers: list[str] = Field(
+        description="Always kprofiler.", json_schema_extra={"example": ["kprofiler"]}
+    )
+    exporters: list[str] = Field(
+        min_length=1,
+        description="Ids of the exporters that run; none delays another.",
+        json_schema_extra={"example": ["otlp_grpc"]},
+    )
+
+    @field_validator("receivers")
+    @classmethod
+    def _check_receivers(cls, value: list[str]) -> list[str]:
+        if value != ["kprofiler"]:
+            raise ValueError("should be [kprofiler]: it is the one receiver of the agent")
+        return value
+
+    @field_validator("exporters")
+    @classmethod
+    def _check_exporters(cls, value: list[str]) -> list[str]:
+        if len(set(value)) != len(value):
+            raise ValueError("names an exporter twice")
+        return value
+
+
+class Pipelines(Section):
+    """The pipelines of the agent: the one for profiles."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.PIPELINES
+
+    profiles: ProfilesPipeline
+
+
+class Service(Section):
+    """What runs."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.SERVICE
+
+    telemetry: Telemetry = Telemetry()
+    health: Health = Health()
+    pipelines: Pipelines

@@ -1,0 +1,39 @@
+"""References to the environment inside a configuration: ``${env:NAME:-default}``.
+
+Follows the table of the OpenTelemetry specification, "Configuration data model",
+section "Environment variable substitution".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+_REFERENCE: Final = re.compile(r"\$\{([^}\n]*)\}")
+_INSIDE: Final = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.ASCII)
+
+
+def substitute(text: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """Replace the references in one scalar; returns the text and the names it referred to.
+
+    ``${NAME}`` and ``${env:NAME}`` become the variable's value, empty when it is unset;
+    ``${NAME:-default}`` falls back when it is unset or empty; ``$$`` becomes ``$``. What is
+    put in is not looked at again.
+
+    Raises:
+        ValueError: a reference is malformed (``${1BAD}``, ``${file:x}``, ``${NAME:?no}``).
+    """
+    names: list[str] = []
+
+    def value(match: re.Match[str]) -> str:
+        inside = _INSIDE.fullmatch(match[1])
+        if inside is None:
+            raise ValueError(
+                f"{match[0]} is no reference to the environment: write ${{env:NAME}}, "
+                f"${{env:NAME:-default}}, or $${match[0][1:]} for the text itself"
+            )
+        names.append(inside[1])
+        return environ.get(inside[1], "") or inside[2] or ""
+
+    return "$".join(_REFERENCE.sub(value, part) for part in text.split("$$")), tuple(names)

@@ -1,0 +1,220 @@
+"""A configuration is right as a whole, or every mistake is told at its place."""
+
+import os
+
+import pytest
+
+from otel_kprofiler.config import dump_config, load_config, parse_config
+from otel_kprofiler.errors import ConfigError
+
+MINIMAL = """\
+receivers:
+  kprofiler:
+exporters:
+  debug:
+service:
+  pipelines:
+    profiles: {receivers: [kprofiler], exporters: [debug]}
+"""
+
+
+def load(text, **environ):
+    return parse_config(text, path="agent.yaml", environ=environ)
+
+
+def problems(text, **environ):
+    with pytest.raises(ConfigError) as caught:
+        load(text, **environ)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def receiver(block, **environ):
+    """Problems of a receiver block, without their common beginning."""
+    lines = "".join(f"    {line}\n" for line in block.splitlines())
+    found = problems(MINIMAL.replace("kprofiler:\n", f"kprofiler:\n{lines}"), **environ)
+    return [line.replace("agent.yaml:", "").replace("receivers.kprofiler.", "") for line in found]
+
+
+def test_minimal_file_gives_the_defaults():
+    config = load(MINIMAL).config
+    assert config.receiver.samples_per_second == 19
+    assert config.receiver.reporter_interval.seconds == 5
+    assert list(config.running_exporters) == ["debug"]
+
+
+def test_every_problem_at_once_with_place_and_key_as_written():
+    """Wrong types, ranges, units, unknown and repeated keys are reported together, in order."""
+    assert receiver(
+        "samples_per_second: fast\n"
+        "reporter_interval: 5\n"
+        "sampels_per_second: 3\n"
+        "probabilistic_interval: 10m\n"
+        "pin_cpu_ids: 3-1\n"
+        "error_mode: explode\n"
+        "max_frames: 200\n"
+        "max_frames: 20"
+    ) == [
+        "3:25: samples_per_second: should be a valid integer, not 'fast'",
+        "4:24: reporter_interval: a duration needs a unit: write 5s or 5ms",
+        "5:5: sampels_per_second: unknown key; did you mean samples_per_second?",
+        "6:29: probabilistic_interval: should be less than or equal to 5m, not '10m'",
+        "7:18: pin_cpu_ids: '3-1' is not a range of CPUs (0 to 8191)",
+        "8:17: error_mode: should be 'propagate' or 'ignore', not 'explode'",
+        "10:5: max_frames: stands twice, first in line 9",
+    ]
+
+
+def test_types_are_not_bent():
+    """Text is no number, a number is no flag, a flag is no number."""
+    assert (
+        len(receiver('samples_per_second: "19"\nsend_idle_frames: 1\nmap_scale_factor: true')) == 3
+    )
+
+
+def test_variables_get_their_type_and_their_name_is_told():
+    config = load(MINIMAL.replace("debug:\n", "debug: {verbosity: '${V}'}\n"), V="detailed").config
+    assert config.exporters["debug"].verbosity == "detailed"
+    assert receiver("samples_per_second: ${RATE}") == [
+        "3:25: samples_per_second: has no value: RATE is unset or empty"
+    ]
+    assert receiver("samples_per_second: ${RATE}", RATE="0") == [
+        "3:25: samples_per_second: should be greater than or equal to 1, not 0"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "receivers: is required"),
+        ("[]", "should be a mapping"),
+        ("a: [", "not YAML"),
+        ("a: \x07", "not YAML"),
+        (MINIMAL.replace("debug:", "otlp:", 1), "not available: the exporter is named otlp_grpc"),
+        (MINIMAL.replace("debug:", "debgu:", 1), "did you mean debug?"),
+        (MINIMAL.replace("debug:", "otlp_grpc:", 1), "exporters.otlp_grpc.endpoint: is required"),
+        (MINIMAL.replace("[debug]", "[debug, file]"), "there is no exporter 'file'"),
+        (MINIMAL.replace("[debug]", "[debug, debug]"), "names an exporter twice"),
+        (MINIMAL.replace("[debug]", "[]"), "exporters: "),
+        (MINIMAL.replace("[kprofiler]", "[other]"), "should be [kprofiler]"),
+        (MINIMAL.replace("kprofiler:", "profiling:", 1), "the receiver is named kprofiler here"),
+        (MINIMAL + "extensions: {}\n", "use service.health"),
+        (MINIMAL + "<<: {a: 1}\n", "a key must be text"),
+        (MINIMAL + "x: &a [*a]\n", "inside its own anchor"),
+        (MINIMAL + "x: !!binary aa\n", "is not supported"),
+    ],
+)
+def test_mistakes_outside_the_receiver(text, message):
+    assert any(message in problem for problem in problems(text))
+
+
+def test_every_key_of_a_copied_receiver_block_is_honoured_or_refused_with_a_reason():
+    """The block holds all keys of opentelemetry-ebpf-profiler's receiver, at its defaults."""
+    block = {
+        "reporter_interval": "5s", "reporter_jitter": 0.2, "monitor_interval": "5s",
+        "samples_per_second": 20, "probabilistic_interval": "1m", "probabilistic_threshold": 100,
+        "clock_sync_interval": "3m", "send_idle_frames": "false", "filter_min_process_age": "0",
+        "verbose_mode": "false", "map_scale_factor": 0, "bpf_verifier_log_level": 0,
+        "no_kernel_version_check": "false", "error_mode": "PROPAGATE", "pin_cpu_ids": '""',
+    }  # fmt: skip
+    refused = (
+        "frame_cache_size", "interpreters", "send_error_frames", "off_cpu_threshold",
+        "include_env_vars", "max_grpc_retries", "max_rpc_msg_size", "bpf_fs_root",
+        "obi_process_ctx", "pid_namespace_translation", "probes",
+    )  # fmt: skip
+    lines = [f"{key}: {value}" for key, value in block.items()]
+    found = receiver("\n".join([*lines, *(f"{key}: 1" for key in refused)]))
+    assert [line.split(": ")[1] for line in found] == list(refused)
+    assert all(": not available: " in line for line in found)
+
+
+def exporter(block):
+    return load(MINIMAL.replace("  debug:\n", "  debug:\n" + block)).config.exporters
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["127.0.0.1:4317", "[::1]:4317", "http://c:4317", "https://c:4317/", "unix:///run/c.sock",
+     "dns:///collector:4317"],
+)  # fmt: skip
+def test_grpc_endpoints(endpoint):
+    found = exporter(f"  otlp_grpc/x: {{endpoint: '{endpoint}'}}\n")["otlp_grpc/x"]
+    assert found.endpoint == endpoint
+    assert found.tls.insecure is False
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("otlp_grpc: {endpoint: localhost}", "should be host:port"),
+        ("otlp_grpc: {endpoint: 'h:99999'}", "should be host:port"),
+        (
+            "otlp_grpc: {endpoint: 'h:1', headers: {'a b': x}}",
+            "headers.a b: should be the name of a header",
+        ),
+        ("otlp_grpc: {endpoint: 'h:1', headers: {a: \"s3cret\\n\"}}", "control characters"),
+        ("otlp_grpc: {endpoint: 'h:1', tls: {cert_file: a}}", "go together"),
+        ("otlp_grpc: {endpoint: 'h:1', tls: {insecure_skip_verify: true}}", "always verified"),
+        ("otlp_grpc: {endpoint: 'h:1', sending_queue: {num_consumers: 2}}", "one worker"),
+        ("otlp_http: {endpoint: 'h:1'}", "should be an address"),
+        ("otlp_http: {endpoint: 'http://h:1', tls: {insecure: true}}", "the scheme of endpoint"),
+        ("file: {format: json}", "exporters.file.path: is required"),
+        ("file: {path: x, compression: zstd}", "not available"),
+    ],
+)
+def test_exporter_mistakes(block, message):
+    found = problems(MINIMAL.replace("  debug:\n", f"  debug:\n  {block}\n"))
+    assert any(message in problem for problem in found), found
+    assert not any("s3cret" in problem for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("text", "text"), ("3", 3), ("[a, b]", ["a", "b"]), ("true", True)]
+)
+def test_resource_attributes(value, expected):
+    text = MINIMAL.replace("kprofiler:\n", f"kprofiler: {{resource: {{k: {value}}}}}\n", 1)
+    assert load(text).config.receiver.resource == {"k": expected}
+
+
+@pytest.mark.parametrize("value", ["{a: 1}", "[1]", "~"])
+def test_resource_attributes_have_one_message_each(value):
+    assert len(receiver(f"resource: {{k: {value}}}")) == 1
+
+
+SECRETS = """\
+receivers:
+  kprofiler: {samples_per_second: "${RATE}"}
+exporters:
+  otlp_http:
+    endpoint: http://user:pass@h:1
+    headers: {authorization: "Bearer ${TOKEN}"}
+service:
+  pipelines:
+    profiles: {receivers: [kprofiler], exporters: [otlp_http]}
+"""
+
+
+def test_dump_hides_secrets_tells_origins_and_loads_again():
+    loaded = load(
+        SECRETS.replace('"${RATE}"', "${RATE}".join("  ")).replace(
+            "{samples_per_second:  ${RATE} }", "\n    samples_per_second: ${RATE}"
+        ),
+        RATE="7",
+        TOKEN="t0p",
+    )
+    text = dump_config(loaded, origins=True)
+    assert "t0p" not in text
+    assert "t0p" not in repr(loaded.config)
+    assert "pass@" not in text
+    assert "samples_per_second: 7  # env RATE, agent.yaml:3" in text
+    assert "max_frames: 127  # default" in text
+    assert "env TOKEN, agent.yaml:7" in text
+    assert load(dump_config(loaded)).config.receiver == loaded.config.receiver
+
+
+def test_unreadable_files_are_configuration_errors(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        load_config(str(tmp_path / "none.yaml"), environ={})
+    path = tmp_path / "latin.yaml"
+    path.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        load_config(str(path), environ=os.environ)
