@@ -1,0 +1,39 @@
+"""Names that go on the wire, by OpenTelemetry's semantic conventions unless marked as ours."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
+"""Version of the semantic conventions that these names follow."""
+
+FRAME_TYPE: Final = "profile.frame.type"
+FRAME_TYPE_KERNEL: Final = "kernel"
+FRAME_TYPE_NATIVE: Final = "native"
+FRAME_TYPES: Final = frozenset({
+    "beam", "cpython", "dotnet", "go", "jvm", "kernel", "luajit",
+    "native", "perl", "php", "ruby", "rust", "v8js",
+})  # fmt: skip
+"""Well-known values of ``profile.frame.type``."""
+
+THREAD_NAME: Final = "thread.name"
+THREAD_ID: Final = "thread.id"
+CPU: Final = "cpu.logical_number"
+
+BUILD_ID_GNU: Final = "process.executable.build_id.gnu"
+BUILD_ID_GO: Final = "process.executable.build_id.go"
+BUILD_ID_HTLHASH: Final = "process.executable.build_id.htlhash"
+
+MODULE_KIND: Final = "otel_kprofiler.module.kind"
+"""Ours, on mappings of kernel code that no file backs: ``bpf`` or ``ool`` (out-of-line pages)."""
+UNRESOLVED: Final = "otel_kprofiler.unresolved"
+"""Ours, on locations without a name: why, as the name of an ``Unresolved`` in lower case."""
+KERNEL_STACK_STATUS: Final = "otel_kprofiler.kernel_stack.status"
+"""Ours, on samples whose kernel stack is not whole: ``truncated`` or the name of an errno."""
+USER_STACK_STATUS: Final = "otel_kprofiler.user_stack.status"
+"""Ours, likewise for the user stack."""
+
+INTEGER_ATTRIBUTES: Final = frozenset(
+    {"process.pid", "process.parent_pid", "process.vpid", THREAD_ID, CPU}
+)
+"""Attributes whose value the conventions define as an integer."""
