@@ -1,1 +1,78 @@
-"""bpf."""
+"""BPF programs: the sampler, the loaders, the ring reader, BTF."""
+
+from pathlib import Path
+from typing import Final
+
+from otel_kprofiler.bpf.btf import VMLINUX as VMLINUX_BTF
+from otel_kprofiler.bpf.btf import find_member_offsets
+from otel_kprofiler.bpf.layout import (
+    KEEP_IDLE,
+    KERNEL_STACKS,
+    MAX_INTERRUPT_RANGES,
+    ONLY_TARGETS,
+    RECORD_HEADER_BYTES,
+    RECORD_VERSION,
+    SPAN_LINKS,
+    STACK_BYTES,
+    START_TIME,
+    USER_STACKS,
+    CpuLines,
+    ProgramConfig,
+    ProgramCounts,
+    parse_record,
+)
+from otel_kprofiler.bpf.libbpf import LibbpfLoader
+from otel_kprofiler.bpf.loader import (
+    LoadedProgram,
+    Loader,
+    ProgramSpec,
+    delete_from_map,
+    update_map,
+)
+from otel_kprofiler.bpf.ring import (
+    RECORD_OVERHEAD,
+    RingChunk,
+    RingMemory,
+    RingReader,
+    record_offsets,
+    ring_bytes,
+)
+from otel_kprofiler.bpf.spans import SpanSlot, SpanSlots
+
+SAMPLER_SOURCE: Final = Path(__file__).with_name("sampler.bpf.c")
+SAMPLER_OBJECT: Final = Path(__file__).with_name("sampler.bpf.o")
+
+__all__ = [
+    "KEEP_IDLE",
+    "KERNEL_STACKS",
+    "MAX_INTERRUPT_RANGES",
+    "ONLY_TARGETS",
+    "RECORD_HEADER_BYTES",
+    "RECORD_OVERHEAD",
+    "RECORD_VERSION",
+    "SAMPLER_OBJECT",
+    "SAMPLER_SOURCE",
+    "SPAN_LINKS",
+    "STACK_BYTES",
+    "START_TIME",
+    "USER_STACKS",
+    "VMLINUX_BTF",
+    "CpuLines",
+    "LibbpfLoader",
+    "LoadedProgram",
+    "Loader",
+    "ProgramConfig",
+    "ProgramCounts",
+    "ProgramSpec",
+    "RingChunk",
+    "RingMemory",
+    "RingReader",
+    "SpanSlot",
+    "SpanSlots",
+    "delete_from_map",
+    "find_member_offsets",
+    "parse_record",
+    "record_offsets",
+    "ring_bytes",
+    "update_map",
+]

@@ -1,6 +1,66 @@
-"""What otel-kprofiler knows about the host: files, kernel, capabilities."""
+"""What otel-kprofiler knows about the host: files, kernel, capabilities, perf events."""
 
 from otel_kprofiler.host.access import Access, HostFiles
-from otel_kprofiler.host.cpus import parse_cpu_list
+from otel_kprofiler.host.capabilities import (
+    Capabilities,
+    get_capability_fix,
+    get_privilege_error,
+    parse_capabilities,
+    read_capabilities,
+)
+from otel_kprofiler.host.cpus import parse_cpu_list, read_online_cpus, read_possible_cpus
+from otel_kprofiler.host.doctor import doctor
+from otel_kprofiler.host.kernel import (
+    OLDEST_KERNEL,
+    KernelRelease,
+    SymbolsVisibility,
+    find_lockdown,
+    find_sysctl,
+    parse_release,
+    read_release,
+    read_symbols_visibility,
+)
+from otel_kprofiler.host.perf import (
+    COUNT_SW_CPU_CLOCK,
+    COUNT_SW_DUMMY,
+    DISABLED,
+    ENABLE_ON_EXEC,
+    INHERIT,
+    PerfAttributes,
+    attach_program,
+    disable_event,
+    enable_event,
+    open_perf_event,
+)
 
-__all__ = ["Access", "HostFiles", "parse_cpu_list"]
+__all__ = [
+    "COUNT_SW_CPU_CLOCK",
+    "COUNT_SW_DUMMY",
+    "DISABLED",
+    "ENABLE_ON_EXEC",
+    "INHERIT",
+    "OLDEST_KERNEL",
+    "Access",
+    "Capabilities",
+    "HostFiles",
+    "KernelRelease",
+    "PerfAttributes",
+    "SymbolsVisibility",
+    "attach_program",
+    "disable_event",
+    "doctor",
+    "enable_event",
+    "find_lockdown",
+    "find_sysctl",
+    "get_capability_fix",
+    "get_privilege_error",
+    "open_perf_event",
+    "parse_capabilities",
+    "parse_cpu_list",
+    "parse_release",
+    "read_capabilities",
+    "read_online_cpus",
+    "read_possible_cpus",
+    "read_release",
+    "read_symbols_visibility",
+]

@@ -1,0 +1,145 @@
+"""The structs that sampler.bpf.c and Python share; change both together."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from otel_kprofiler.model import (
+    MAX_FRAMES,
+    STACK_NOT_COLLECTED,
+    STACK_OK,
+    STACK_TRUNCATED,
+    RawSample,
+    SpanLink,
+    StackStatus,
+)
+
+RECORD_VERSION: Final = 1
+"""Grows when ``struct record`` changes; recordings carry it."""
+MAX_INTERRUPT_RANGES: Final = 8
+
+KERNEL_STACKS: Final = 1
+USER_STACKS: Final = 2
+KEEP_IDLE: Final = 4
+ONLY_TARGETS: Final = 8
+START_TIME: Final = 16
+SPAN_LINKS: Final = 32
+
+_CONFIG: Final = struct.Struct(f"=6Q{2 * MAX_INTERRUPT_RANGES}Q")
+_RECORD: Final = struct.Struct("=QQQ16s8sIIIhh16s")
+RECORD_HEADER_BYTES: Final = _RECORD.size
+STACK_BYTES: Final = MAX_FRAMES * 8
+_NOT_COLLECTED: Final = -32768
+_NO_TRACE: Final = bytes(16)
+_NO_SPAN: Final = bytes(8)
+
+_CPU_LINE_BYTES: Final = 64
+_CPU_LINE_WORDS: Final = _CPU_LINE_BYTES // 8
+_COUNTERS: Final = 6
+_IN_FLIGHT_WORD: Final = 6
+
+
+class ProgramConfig(NamedTuple):
+    """``struct config``: what the program does; see there for the meaning of each field."""
+
+    flags: int
+    min_age_ns: int
+    leader_offset: int
+    start_offset: int
+    wakeup_bytes: int
+    stack_bytes: int
+    interrupt_ranges: Sequence[tuple[int, int]]
+
+    def pack(self) -> bytes:
+        """The struct as the program reads it; half-open ranges become start and size."""
+        words = [word for start, end in self.interrupt_ranges for word in (start, end - start)]
+        words += [0] * (2 * MAX_INTERRUPT_RANGES - len(words))
+        return _CONFIG.pack(*self[:6], *words)
+
+
+class ProgramCounts(NamedTuple):
+    """Counters of the program since it was loaded, over all CPUs (``struct cpu_line``)."""
+
+    taken: int
+    ring_full: int
+    idle: int
+    target: int
+    age: int
+    empty: int
+
+
+class CpuLines:
+    """The array of ``struct cpu_line``, mapped: reading it makes no system call.
+
+    Calls of bpf(2) would: the kernel runs no program on a CPU that is inside one.
+    """
+
+    def __init__(self, map_fd: int, cpus: int) -> None:
+        size = cpus * _CPU_LINE_BYTES
+        self._mapped = mmap.mmap(
+            map_fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ
+        )
+        self._words = memoryview(self._mapped)[:size].cast("Q")
+
+    def counts(self) -> ProgramCounts:
+        """The counters, over all CPUs."""
+        words = self._words
+        return ProgramCounts(*(sum(words[first::_CPU_LINE_WORDS]) for first in range(_COUNTERS)))
+
+    def runs(self, cpu: int) -> int:
+        """How often the program has run to its end on a CPU."""
+        first = cpu * _CPU_LINE_WORDS
+        # What was taken or left out; ring_full is part of taken.
+        return self._words[first] + sum(self._words[first + 2 : first + _COUNTERS])
+
+    def in_flight(self) -> list[int]:
+        """Per CPU: 0 if no record is being made, 1 if its time is not read yet, or its time."""
+        return self._words[_IN_FLIGHT_WORD::_CPU_LINE_WORDS].tolist()
+
+    def close(self) -> None:
+        """Unmap."""
+        self._words.release()
+        self._mapped.close()
+
+
+def parse_record(
+    data: bytes,
+    start: int,
+    stack_limit: int = STACK_BYTES,
+    *,
+    _unpack: struct.Struct = _RECORD,
+) -> RawSample:
+    """One record of the ring at ``data[start:]``.
+
+    A stack that fills ``stack_limit`` bytes is marked truncated: whether it had just that many
+    frames cannot be known.
+    """
+    (
+        time_ns, start_time_ns, cgroup_id, trace_id, span_id,
+        tgid, tid, cpu, kernel_bytes, user_bytes, comm,
+    ) = _unpack.unpack_from(data, start)  # fmt: skip
+    kernel = start + RECORD_HEADER_BYTES
+    user = kernel + kernel_bytes if kernel_bytes > 0 else kernel
+    return RawSample(
+        time_ns,
+        cpu,
+        tgid,
+        tid,
+        start_time_ns or None,
+        cgroup_id,
+        comm[: comm.find(b"\0")],
+        data[kernel:user],
+        data[user : user + user_bytes] if user_bytes > 0 else b"",
+        STACK_OK if 0 <= kernel_bytes < stack_limit else _status(kernel_bytes),
+        STACK_OK if 0 <= user_bytes < stack_limit else _status(user_bytes),
+        None if trace_id == _NO_TRACE or span_id == _NO_SPAN else SpanLink(trace_id, span_id),
+    )
+
+
+def _status(stack_bytes: int) -> StackStatus:
+    if stack_bytes >= 0:
+        return STACK_TRUNCATED
+    return STACK_NOT_COLLECTED if stack_bytes == _NOT_COLLECTED else StackStatus(stack_bytes)

@@ -1,0 +1,167 @@
+"""The first loader: a compiled object through libbpf.so.1 and ctypes.
+
+API: libbpf.h of libbpf 1.0 and later, where pointers are NULL and ``errno`` is set on failure.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+from typing import Any, Final, Self
+
+from otel_kprofiler.bpf.loader import LoadedProgram, ProgramSpec
+from otel_kprofiler.errors import DependencyError, SamplerError
+
+_LIBRARY: Final = "libbpf.so.1"
+# int print(enum libbpf_print_level level, const char *format, va_list arguments)
+_PRINT_TYPE: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+_LOG_BYTES: Final = 1 << 20
+_REFUSED: Final = (errno.EPERM, errno.EACCES)
+
+
+class LibbpfLoader:
+    """Loads objects with libbpf. Thread-safe: one load at a time."""
+
+    name = "libbpf"
+
+    def load(self, spec: ProgramSpec) -> LoadedProgram:
+        """Load one program; see :class:`otel_kprofiler.bpf.loader.Loader`."""
+        library = _open_library()
+        with _Messages(library) as messages:
+            loaded = _LibbpfProgram(library, spec, messages)
+            try:
+                loaded.load()
+            except BaseException:
+                loaded.close()
+                raise
+        return loaded
+
+
+class _LibbpfProgram:
+    """One ``struct bpf_object``."""
+
+    def __init__(self, library: Any, spec: ProgramSpec, messages: _Messages) -> None:
+        self._library = library
+        self._spec = spec
+        self._messages = messages
+        self._object: int | None = self._checked(
+            library.bpf_object__open_file(os.fsencode(spec.object), None), "opening"
+        )
+        self.program_fd = -1
+        self._map_fds: dict[str, int] = {}
+
+    def load(self) -> None:
+        """Size the maps, load, and collect the descriptors."""
+        library, spec = self._library, self._spec
+        for name, entries in spec.map_entries.items():
+            found = self._checked(
+                library.bpf_object__find_map_by_name(self._object, name.encode()), f"map {name} of"
+            )
+            if library.bpf_map__set_max_entries(found, entries):
+                raise self._failure(f"sizing map {name} of", ctypes.get_errno())
+        status = library.bpf_object__load(self._object)
+        if status:
+            raise self._failure("loading", -status)
+        program = self._checked(
+            library.bpf_object__find_program_by_name(self._object, spec.name.encode()),
+            f"{spec.name} of",
+        )
+        self.program_fd = library.bpf_program__fd(program)
+
+    def map_fd(self, name: str) -> int:
+        """Descriptor of a map."""
+        found = self._library.bpf_object__find_map_by_name(self._object, name.encode())
+        if not found:
+            raise KeyError(name)
+        fd: int = self._library.bpf_map__fd(found)
+        return fd
+
+    def close(self) -> None:
+        """Close the object with all descriptors."""
+        if self._object is not None:
+            self._library.bpf_object__close(self._object)
+            self._object = None
+
+    def _checked(self, pointer: int | None, what: str) -> int:
+        if not pointer:
+            raise self._failure(what, ctypes.get_errno())
+        return pointer
+
+    def _failure(self, what: str, code: int) -> Exception:
+        """``EPERM`` and ``EACCES`` come from the verifier too: only its log tells them apart."""
+        log = self._messages.text()
+        action = f"{what} {self._spec.object.name}"
+        if code in _REFUSED and "BEGIN PROG LOAD LOG" not in log:
+            return OSError(code, f"{action}: {os.strerror(code)}")
+        if code == errno.ENOMEM:
+            return OSError(code, f"{action}: {os.strerror(code)}")
+        return SamplerError(
+            f"{action} failed: {os.strerror(code)}",
+            log=log,
+            hint="this is a defect of the program or an unknown kernel: report it with the log",
+        )
+
+
+class _Messages:
+    """Collects what libbpf prints while it loads; its callback is global, hence the lock."""
+
+    _lock = threading.Lock()
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._parts: list[bytes] = []
+        # Kept as long as libbpf may call it.
+        self._callback = _PRINT_TYPE(self._print)
+
+    def __enter__(self) -> Self:
+        self._lock.acquire()
+        self._library.libbpf_set_print(self._callback)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._library.libbpf_set_print(_PRINT_TYPE())
+        self._lock.release()
+
+    def text(self) -> str:
+        """What libbpf has said, warnings and verifier log."""
+        return b"".join(self._parts).decode(errors="replace")
+
+    def _print(self, level: int, text: bytes, arguments: int) -> int:
+        if level <= 1:  # LIBBPF_WARN, LIBBPF_INFO; LIBBPF_DEBUG is chatter
+            buffer = ctypes.create_string_buffer(_LOG_BYTES)
+            self._library_vsnprintf(buffer, text, arguments)
+            self._parts.append(buffer.value)
+        return 0
+
+    @staticmethod
+    def _library_vsnprintf(buffer: Any, text: bytes, arguments: int) -> None:
+        ctypes.CDLL(None).vsnprintf(
+            buffer, ctypes.c_size_t(_LOG_BYTES), text, ctypes.c_void_p(arguments)
+        )
+
+
+def _open_library() -> Any:
+    try:
+        library = ctypes.CDLL(_LIBRARY, use_errno=True)
+    except OSError as error:
+        raise DependencyError(
+            f"the library {_LIBRARY} is missing ({error})",
+            hint="install it: apt-get install libbpf1 (Fedora, openSUSE: libbpf)",
+        ) from error
+    pointer, text, integer = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
+    for name, result, arguments in (
+        ("libbpf_set_print", pointer, [_PRINT_TYPE]),
+        ("bpf_object__open_file", pointer, [text, pointer]),
+        ("bpf_object__find_map_by_name", pointer, [pointer, text]),
+        ("bpf_map__set_max_entries", integer, [pointer, ctypes.c_uint32]),
+        ("bpf_map__fd", integer, [pointer]),
+        ("bpf_object__load", integer, [pointer]),
+        ("bpf_object__find_program_by_name", pointer, [pointer, text]),
+        ("bpf_program__fd", integer, [pointer]),
+        ("bpf_object__close", None, [pointer]),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library

@@ -1,0 +1,100 @@
+"""What a loader of BPF programs is, and the bpf(2) calls on the maps of a loaded program."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+_SYSCALLS: Final = {"x86_64": 321, "aarch64": 280}
+# enum bpf_cmd, include/uapi/linux/bpf.h
+_MAP_UPDATE_ELEM: Final = 2
+_MAP_DELETE_ELEM: Final = 3
+
+
+class ProgramSpec(NamedTuple):
+    """A program to load.
+
+    Attributes:
+        name: the C function.
+        source: the C file, for loaders that compile.
+        object: the compiled file, for loaders that do not.
+        map_entries: ``max_entries`` by map, decided at run time (bytes for a ring).
+    """
+
+    name: str
+    source: Path
+    object: Path
+    map_entries: Mapping[str, int]
+
+
+class LoadedProgram(Protocol):
+    """A program in the kernel; gone when it and every event that runs it are closed."""
+
+    @property
+    def program_fd(self) -> int:
+        """Descriptor of the program, owned by this object."""
+
+    def map_fd(self, name: str) -> int:
+        """Descriptor of a map, owned by this object. Raises ``KeyError``."""
+
+    def close(self) -> None:
+        """Close every descriptor; may be called again, and in a forked child."""
+
+
+class Loader(Protocol):
+    """Puts programs into the kernel."""
+
+    name: str
+
+    def load(self, spec: ProgramSpec) -> LoadedProgram:
+        """Load a program.
+
+        Raises:
+            DependencyError: the loader's library is missing.
+            OSError: the kernel refused (``EPERM``, ``EACCES``) or has no such feature.
+            SamplerError: the program was rejected; carries the verifier's log.
+        """
+
+
+def update_map(fd: int, key: bytes, value: bytes) -> None:
+    """Set one element of a map. Raises ``OSError`` (``E2BIG`` when a hash is full)."""
+    _bpf_on_element(_MAP_UPDATE_ELEM, fd, key, value)
+
+
+def delete_from_map(fd: int, key: bytes) -> None:
+    """Remove one element of a hash; raises ``OSError`` with ``ENOENT`` if it is not there."""
+    _bpf_on_element(_MAP_DELETE_ELEM, fd, key, b"")
+
+
+class _ElementAttributes(ctypes.Structure):
+    """``union bpf_attr`` for BPF_MAP_*_ELEM."""
+
+    _fields_ = (
+        ("map_fd", ctypes.c_uint32),
+        ("key", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+        ("flags", ctypes.c_uint64),
+    )
+
+
+def _bpf_on_element(command: int, fd: int, key: bytes, value: bytes) -> None:
+    number = _SYSCALLS.get(platform.machine())
+    if number is None:
+        raise OSError(errno.ENOSYS, f"no bpf number for {platform.machine()}")
+    key_buffer = ctypes.create_string_buffer(key, len(key))
+    value_buffer = ctypes.create_string_buffer(value, max(len(value), 1))
+    attributes = _ElementAttributes(
+        fd, ctypes.addressof(key_buffer), ctypes.addressof(value_buffer), 0
+    )
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(
+        ctypes.c_long(number), ctypes.c_int(command), ctypes.byref(attributes),
+        ctypes.c_uint(ctypes.sizeof(attributes)),
+    ):  # fmt: skip
+        code = ctypes.get_errno()
+        raise OSError(code, f"bpf map element: {os.strerror(code)}")

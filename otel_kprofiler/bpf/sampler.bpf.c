@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * The sampler: runs at every overflow of a cpu-clock event and writes one record to a ring.
+ *
+ * Helpers only: no kernel header, no struct of the kernel, no register of a processor, so that
+ * one little-endian object serves every kernel since 5.10 on x86-64 and arm64. The structs
+ * below are read and written by layout.py; change both together.
+ */
+
+typedef unsigned char u8;
+typedef short s16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+enum {
+	MAX_FRAMES = 127, /* per side: the default of kernel.perf_event_max_stack */
+	STACK_BYTES = MAX_FRAMES * 8,
+	NOT_COLLECTED = -32768,
+	MAX_RANGES = 8,
+	IN_FLIGHT = 1, /* a record is being made; its time is not read yet */
+};
+
+enum flags {
+	KERNEL_STACKS = 1,
+	USER_STACKS = 2,
+	KEEP_IDLE = 4,
+	ONLY_TARGETS = 8,
+	START_TIME = 16,
+	SPAN_LINKS = 32,
+};
+
+struct range {
+	u64 start;
+	u64 size;
+};
+
+struct config {
+	u64 flags;
+	u64 min_age_ns;
+	u64 leader_offset; /* of task_struct.group_leader */
+	u64 start_offset;  /* of task_struct.start_boottime */
+	u64 wakeup_bytes;
+	u64 stack_bytes; /* limit of one side, at most STACK_BYTES */
+	struct range interrupt_text[MAX_RANGES];
+};
+
+/* One cache line for each CPU; only that CPU writes it, user space reads it by mmap. */
+struct cpu_line {
+	u64 taken;
+	u64 ring_full;
+	u64 idle;      /* left out: the idle task itself */
+	u64 target;    /* left out: another process than the targets */
+	u64 age;       /* left out: the process is too young */
+	u64 empty;     /* left out: no frame on the only side that is wanted */
+	u64 in_flight; /* 0, IN_FLIGHT, or the time of the record that is being made */
+	u64 spare;
+};
+
+struct span_slot {
+	u64 sequence; /* odd while the thread writes */
+	u64 trace_id[2];
+	u64 span_id;
+};
+
+struct record {
+	u64 time_ns;
+	u64 start_time_ns; /* 0: unknown */
+	u64 cgroup_id;
+	u64 trace_id[2]; /* zero: no span */
+	u64 span_id;
+	u32 tgid;
+	u32 tid;
+	u32 cpu;
+	s16 kernel_bytes; /* or a negative errno, or NOT_COLLECTED */
+	s16 user_bytes;
+	char comm[16];
+	u64 frames[2 * MAX_FRAMES]; /* kernel, then user; only what is used is written */
+};
+
+#define HEADER_BYTES __builtin_offsetof(struct record, frames)
+#define INLINE static inline __attribute__((always_inline))
+
+/* The thin layer between the two loaders: libbpf relocates maps by BTF, bcc rewrites C. */
+#ifdef KPROFILER_BCC
+
+#define ARRAY(name, value, entries) BPF_F_TABLE("array", u32, value, name, entries, 0)
+#define MMAP_ARRAY(name, value, entries) \
+	BPF_F_TABLE("array", u32, value, name, entries, BPF_F_MMAPABLE)
+#define SCRATCH(name, value) BPF_PERCPU_ARRAY(name, value, 1)
+#define HASH(name, value, entries) BPF_TABLE("hash", u32, value, name, entries)
+#define RING(name) BPF_RINGBUF_OUTPUT(name, KPROFILER_RING_PAGES)
+#define LOOKUP(map, key) map.lookup(key)
+#define RING_OUTPUT(map, data, size, flags) map.ringbuf_output(data, size, flags)
+#define RING_USED(map) map.ringbuf_query(BPF_RB_AVAIL_DATA)
+#define PROGRAM
+#ifndef KPROFILER_SPANS
+#define KPROFILER_SPANS 1
+#define KPROFILER_TARGETS 1
+#endif
+
+#else
+
+#define SECTION(name) __attribute__((section(name), used))
+#define MAP(name, kind, value_type, entries, flag_bits) \
+	struct { \
+		int(*type)[kind]; \
+		u32 *key; \
+		value_type *value; \
+		int(*max_entries)[entries]; \
+		int(*map_flags)[flag_bits]; \
+	} name SECTION(".maps")
+#define ARRAY(name, value, entries) MAP(name, 2, value, entries, 0)
+#define MMAP_ARRAY(name, value, entries) MAP(name, 2, value, entries, 1 << 10)
+#define SCRATCH(name, value) MAP(name, 6, value, 1, 0)
+#define HASH(name, value, entries) MAP(name, 1, value, entries, 0)
+#define RING(name) \
+	struct { \
+		int(*type)[27]; \
+		int(*max_entries)[4096]; \
+	} name SECTION(".maps")
+#define LOOKUP(map, key) bpf_map_lookup_elem(&map, key)
+#define RING_OUTPUT(map, data, size, flags) bpf_ringbuf_output(&map, data, size, flags)
+#define RING_USED(map) bpf_ringbuf_query(&map, 0)
+#define PROGRAM SECTION("perf_event")
+#define KPROFILER_CPUS 1 /* the loader sets the real sizes before it loads */
+#define KPROFILER_SPANS 1
+#define KPROFILER_TARGETS 1
+
+/* Helper numbers are ABI: the order of __BPF_FUNC_MAPPER in include/uapi/linux/bpf.h. */
+static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
+static u32 (*bpf_get_smp_processor_id)(void) = (void *)8;
+static u64 (*bpf_get_current_pid_tgid)(void) = (void *)14;
+static long (*bpf_get_current_comm)(void *buffer, u32 size) = (void *)16;
+static u64 (*bpf_get_current_task)(void) = (void *)35;
+static long (*bpf_get_stack)(void *ctx, void *buffer, u32 size, u64 flags) = (void *)67;
+static u64 (*bpf_get_current_cgroup_id)(void) = (void *)80;
+static long (*bpf_probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
+static u64 (*bpf_ktime_get_boot_ns)(void) = (void *)125;
+static long (*bpf_ringbuf_output)(void *ring, void *data, u64 size, u64 flags) = (void *)130;
+static u64 (*bpf_ringbuf_query)(void *ring, u64 flags) = (void *)134;
+
+enum {
+	BPF_RB_NO_WAKEUP = 1,
+	BPF_RB_FORCE_WAKEUP = 2,
+	BPF_F_USER_STACK = 1 << 8,
+};
+
+char license_text[] SECTION("license") = "Dual BSD/GPL";
+
+#endif
+
+ARRAY(config, struct config, 1);
+MMAP_ARRAY(cpu_lines, struct cpu_line, KPROFILER_CPUS);
+MMAP_ARRAY(span_slots, struct span_slot, KPROFILER_SPANS);
+HASH(thread_slots, u32, KPROFILER_SPANS);
+HASH(targets, u8, KPROFILER_TARGETS);
+SCRATCH(scratch, struct record);
+RING(ring);
+
+/* Boot time at which the current process (not the thread) started, 0 if it cannot be read. */
+INLINE u64 start_time(const struct config *options)
+{
+	u64 leader = 0, start = 0;
+	u64 task = bpf_get_current_task();
+
+	if (!(options->flags & START_TIME))
+		return 0;
+	if (bpf_probe_read_kernel(&leader, sizeof(leader), (void *)(task + options->leader_offset)))
+		return 0;
+	if (bpf_probe_read_kernel(&start, sizeof(start), (void *)(leader + options->start_offset)))
+		return 0;
+	return start;
+}
+
+/* Whether an interrupt was being handled: a frame of its entry is on the stack. */
+INLINE int in_interrupt(const struct config *options, const struct record *record, long bytes)
+{
+#pragma clang loop unroll(disable)
+	for (int frame = 0; frame < MAX_FRAMES && frame * 8 < bytes; frame++) {
+		u64 pc = record->frames[frame];
+
+#pragma clang loop unroll(full)
+		for (int i = 0; i < MAX_RANGES; i++) {
+			const struct range *text = &options->interrupt_text[i];
+
+			if (pc - text->start < text->size)
+				return 1;
+		}
+	}
+	return 0;
+}
+
+/*
+ * The slot is written by the very thread that was interrupted, on this CPU: what it wrote
+ * before is visible, and an odd sequence means that it was interrupted while writing.
+ */
+INLINE void copy_span(struct record *record)
+{
+	u32 *index = LOOKUP(thread_slots, &record->tid);
+	volatile struct span_slot *slot;
+	u32 key;
+
+	record->trace_id[0] = record->trace_id[1] = record->span_id = 0;
+	if (!index)
+		return;
+	key = *index;
+	slot = LOOKUP(span_slots, &key);
+	if (!slot || slot->sequence & 1)
+		return;
+	record->trace_id[0] = slot->trace_id[0];
+	record->trace_id[1] = slot->trace_id[1];
+	record->span_id = slot->span_id;
+}
+
+INLINE void sample(void *ctx, const struct config *options, struct record *record,
+		   struct cpu_line *line)
+{
+	u64 ids = bpf_get_current_pid_tgid();
+	u64 flags = options->flags, limit = options->stack_bytes;
+	long kernel_bytes, user_bytes;
+
+	record->tgid = ids >> 32;
+	record->tid = (u32)ids;
+	if (flags & ONLY_TARGETS && !LOOKUP(targets, &record->tgid)) {
+		line->target++;
+		return;
+	}
+	record->start_time_ns = start_time(options);
+	if (options->min_age_ns && record->start_time_ns &&
+	    record->time_ns - record->start_time_ns < options->min_age_ns) {
+		line->age++;
+		return;
+	}
+
+	if (limit > STACK_BYTES)
+		limit = STACK_BYTES;
+	if (!record->tid && !(flags & KEEP_IDLE)) {
+		kernel_bytes = bpf_get_stack(ctx, record->frames, STACK_BYTES, 0);
+		if (!in_interrupt(options, record, kernel_bytes)) {
+			line->idle++;
+			return;
+		}
+	}
+	kernel_bytes = NOT_COLLECTED;
+	if (flags & KERNEL_STACKS)
+		kernel_bytes = bpf_get_stack(ctx, record->frames, limit, 0);
+	record->kernel_bytes = kernel_bytes;
+	if (kernel_bytes < 0 || kernel_bytes > STACK_BYTES)
+		kernel_bytes = 0;
+	user_bytes = NOT_COLLECTED;
+	if (flags & USER_STACKS)
+		user_bytes = bpf_get_stack(ctx, (u8 *)record->frames + kernel_bytes, limit,
+					   BPF_F_USER_STACK);
+	record->user_bytes = user_bytes;
+	if (user_bytes < 0 || user_bytes > STACK_BYTES)
+		user_bytes = 0;
+	/* Only one side is wanted, and the interrupt hit the other: not an error, not a sample. */
+	if ((record->kernel_bytes == 0 && record->user_bytes == NOT_COLLECTED) ||
+	    (record->user_bytes == 0 && record->kernel_bytes == NOT_COLLECTED)) {
+		line->empty++;
+		return;
+	}
+
+	record->cgroup_id = bpf_get_current_cgroup_id();
+	bpf_get_current_comm(record->comm, sizeof(record->comm));
+	if (flags & SPAN_LINKS)
+		copy_span(record);
+	line->taken++;
+	if (RING_OUTPUT(ring, record, HEADER_BYTES + kernel_bytes + user_bytes,
+			RING_USED(ring) >= options->wakeup_bytes ? BPF_RB_FORCE_WAKEUP
+								 : BPF_RB_NO_WAKEUP))
+		line->ring_full++;
+}
+
+/*
+ * A program never interrupts itself on one CPU (the kernel counts bpf_prog_active), so plain
+ * increments are exact. in_flight lets the reader know up to which time it has seen all.
+ */
+PROGRAM int kprofiler_sample(void *ctx)
+{
+	u32 zero = 0, cpu = bpf_get_smp_processor_id();
+	struct cpu_line *line = LOOKUP(cpu_lines, &cpu);
+	struct config *options = LOOKUP(config, &zero);
+	struct record *record = LOOKUP(scratch, &zero);
+
+	if (!line || !options || !record)
+		return 0;
+	*(volatile u64 *)&line->in_flight = IN_FLIGHT;
+	record->time_ns = bpf_ktime_get_boot_ns();
+	*(volatile u64 *)&line->in_flight = record->time_ns;
+	record->cpu = cpu;
+	sample(ctx, options, record, line);
+	*(volatile u64 *)&line->in_flight = 0;
+	return 0;
+}

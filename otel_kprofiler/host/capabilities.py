@@ -1,0 +1,100 @@
+"""Capabilities of a process (capabilities(7)), and what to do when one is missing."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from otel_kprofiler.errors import PrivilegeError
+from otel_kprofiler.host.access import HostFiles
+
+CAPABILITIES: Final = {
+    "CAP_DAC_READ_SEARCH": 2,
+    "CAP_SYS_PTRACE": 19,
+    "CAP_SYS_ADMIN": 21,
+    "CAP_SYSLOG": 34,
+    "CAP_PERFMON": 38,
+    "CAP_BPF": 39,
+}
+"""Numbers of the capabilities that matter here: include/uapi/linux/capability.h."""
+
+SAMPLING: Final = ("CAP_BPF", "CAP_PERFMON")
+"""What the sampler needs; kernel symbols want CAP_SYSLOG beside them."""
+
+
+class Capabilities(NamedTuple):
+    """Capability sets of a process as bit masks (``CapEff``, ``CapBnd`` of /proc/PID/status)."""
+
+    effective: int
+    bounding: int
+
+    def missing(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of ``names`` that are not effective; CAP_SYS_ADMIN stands in for CAP_BPF etc."""
+        covered = ("CAP_BPF", "CAP_PERFMON") if _has(self.effective, "CAP_SYS_ADMIN") else ()
+        return tuple(
+            name for name in names if name not in covered and not _has(self.effective, name)
+        )
+
+
+def parse_capabilities(status: bytes) -> Capabilities:
+    """The sets in the text of ``/proc/PID/status``. Raises ``ValueError`` if they are absent."""
+    found = dict(line.split(b":\t", 1) for line in status.splitlines() if line.startswith(b"Cap"))
+    try:
+        return Capabilities(int(found[b"CapEff"], 16), int(found[b"CapBnd"], 16))
+    except KeyError as error:
+        raise ValueError(f"no {error} in the status of a process") from error
+
+
+def read_capabilities(files: HostFiles, pid: int | str = "self") -> Capabilities:
+    """The sets of a process. Raises ``OSError``."""
+    return parse_capabilities(files.read_bytes(f"/proc/{pid}/status"))
+
+
+def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> str:
+    """How to start this very command so that it has ``missing`` and all that sampling wants.
+
+    File capabilities are no way: the python of a virtual environment is a link to the system's.
+    """
+    wanted = dict.fromkeys([*SAMPLING, "CAP_SYSLOG", *missing])
+    names = [name.removeprefix("CAP_") for name in wanted]
+    if any(not _has(capabilities.bounding, name) for name in missing):
+        return (
+            "add the capabilities to the container: "
+            + " ".join(f"--cap-add {name}" for name in names)
+            + f", or in Kubernetes securityContext.capabilities.add: [{', '.join(names)}]"
+        )
+    sets = ",".join(f"+{name.lower()}" for name in names)
+    command = shlex.join([sys.executable, *sys.orig_argv[1:]])
+    return (
+        "run it as root, or as root start it for this user with: "
+        f"setpriv --reuid={os.getuid()} --regid={os.getgid()} --clear-groups "
+        f"--inh-caps={sets} --ambient-caps={sets} {command}"
+    )
+
+
+def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
+    """The error for an ``EPERM`` or ``EACCES`` met while sampling was set up.
+
+    Args:
+        action: what was refused, as a noun phrase ("loading the BPF program").
+        files: the host.
+    """
+    capabilities = read_capabilities(files)
+    missing = capabilities.missing(SAMPLING)
+    if not missing:
+        return PrivilegeError(
+            f"the kernel refused {action}, although no capability is missing",
+            hint="a security module, a seccomp profile or kernel lockdown forbids it: "
+            "look for it in `dmesg`, or in the container's security profile",
+        )
+    hint = get_capability_fix(missing, capabilities)
+    return PrivilegeError(
+        f"the kernel refused {action}: {' and '.join(missing)} missing", missing=missing, hint=hint
+    )
+
+
+def _has(mask: int, name: str) -> bool:
+    return bool(mask >> CAPABILITIES[name] & 1)

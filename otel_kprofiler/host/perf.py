@@ -1,0 +1,90 @@
+"""perf_event_open(2): the only place that opens perf events.
+
+Layout of ``struct perf_event_attr``: include/uapi/linux/perf_event.h (PERF_ATTR_SIZE_VER5).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import struct
+from typing import Final, NamedTuple
+
+TYPE_SOFTWARE: Final = 1
+COUNT_SW_CPU_CLOCK: Final = 0
+COUNT_SW_DUMMY: Final = 9
+
+DISABLED: Final = 1 << 0
+INHERIT: Final = 1 << 1
+ENABLE_ON_EXEC: Final = 1 << 12
+
+_ATTR: Final = struct.Struct("=IIQQQQQIIQQQQIiQIHH")
+_FLAG_FD_CLOEXEC: Final = 8
+_SYSCALLS: Final = {"x86_64": 298, "aarch64": 241}
+# _IO('$', n) and _IOW('$', n, …)
+_IOC_ENABLE: Final = 0x2400
+_IOC_DISABLE: Final = 0x2401
+_IOC_SET_BPF: Final = 0x40042408
+
+
+class PerfAttributes(NamedTuple):
+    """The fields of ``struct perf_event_attr`` that are used here; ``flags`` are its bits."""
+
+    config: int
+    sample_period: int = 0
+    sample_type: int = 0
+    read_format: int = 0
+    flags: int = 0
+    wakeup: int = 0
+    clock_id: int = 0
+
+    def pack(self) -> bytes:
+        """The struct as the kernel reads it."""
+        return _ATTR.pack(
+            TYPE_SOFTWARE, _ATTR.size, self.config, self.sample_period, self.sample_type,
+            self.read_format, self.flags, self.wakeup, 0, 0, 0, 0, 0, 0, self.clock_id, 0, 0, 0, 0,
+        )  # fmt: skip
+
+
+def open_perf_event(attributes: PerfAttributes, *, pid: int = -1, cpu: int = -1) -> int:
+    """Open a software event; the caller closes the descriptor (close-on-exec).
+
+    Args:
+        attributes: what to count.
+        pid: a thread to follow, -1 for all.
+        cpu: a CPU to stay on, -1 for all (then ``pid`` must be given).
+
+    Raises:
+        OSError: as perf_event_open(2) reports it; ``ENODEV`` when the CPU is offline.
+    """
+    number = _SYSCALLS.get(platform.machine())
+    if number is None:
+        raise OSError(errno.ENOSYS, f"no perf_event_open number for {platform.machine()}")
+    buffer = ctypes.create_string_buffer(attributes.pack())
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd: int = libc.syscall(
+        ctypes.c_long(number), buffer, ctypes.c_int(pid), ctypes.c_int(cpu),
+        ctypes.c_int(-1), ctypes.c_ulong(_FLAG_FD_CLOEXEC),
+    )  # fmt: skip
+    if fd < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"perf_event_open: {os.strerror(code)}")
+    return fd
+
+
+def attach_program(event_fd: int, program_fd: int) -> None:
+    """Run a BPF program at every overflow of the event, until the event is closed."""
+    fcntl.ioctl(event_fd, _IOC_SET_BPF, program_fd)
+
+
+def enable_event(event_fd: int) -> None:
+    """Start counting, on inherited events of children too."""
+    fcntl.ioctl(event_fd, _IOC_ENABLE, 0)
+
+
+def disable_event(event_fd: int) -> None:
+    """Stop counting; when this returns the program runs no more for this event."""
+    fcntl.ioctl(event_fd, _IOC_DISABLE, 0)

@@ -1,0 +1,195 @@
+"""All that a running sampler holds in the kernel: program, maps, ring, events."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+from collections.abc import Callable
+from typing import Final
+
+from otel_kprofiler.bpf import (
+    KEEP_IDLE,
+    KERNEL_STACKS,
+    ONLY_TARGETS,
+    RECORD_HEADER_BYTES,
+    RECORD_OVERHEAD,
+    SAMPLER_OBJECT,
+    SAMPLER_SOURCE,
+    SPAN_LINKS,
+    START_TIME,
+    USER_STACKS,
+    VMLINUX_BTF,
+    CpuLines,
+    LoadedProgram,
+    Loader,
+    ProgramConfig,
+    ProgramSpec,
+    RingMemory,
+    RingReader,
+    SpanSlots,
+    find_member_offsets,
+    ring_bytes,
+    update_map,
+)
+from otel_kprofiler.errors import HostError, KernelFeatureError, SamplerError
+from otel_kprofiler.host import HostFiles, get_privilege_error, read_possible_cpus
+from otel_kprofiler.sampling.events import ChildEvents, CpuEvents, Events
+from otel_kprofiler.sampling.sampler import SamplerConfig
+
+_PLANNED_FRAMES: Final = 64
+_PLANNED_DRAINS: Final = 4
+_MIN_RING_BYTES: Final = 256 * 1024
+_MAX_RING_BYTES: Final = 1 << 30
+_FIRST = bytes(4)  # the key of the only element of an array
+
+
+class Attachment:
+    """Opens everything in its constructor, or raises and leaves nothing open.
+
+    Attributes:
+        lines: counters of the program.
+        ring: reader of its records.
+        events: what makes it run.
+        spans: where threads publish their span, None if not configured.
+        stack_limit: bytes of one stack at which it counts as truncated.
+    """
+
+    def __init__(self, config: SamplerConfig, files: HostFiles, loader: Loader) -> None:
+        with contextlib.ExitStack() as undo:
+            possible = read_possible_cpus(files)
+            size = plan_ring_bytes(config, possible)
+            program = _load(config, files, loader, possible, size)
+            undo.callback(program.close)
+            self.stack_limit = 8 * min(config.max_frames, _read_max_stack(files))
+            _configure(program, config, files, size, self.stack_limit)
+            self.lines = CpuLines(program.map_fd("cpu_lines"), possible)
+            undo.callback(self.lines.close)
+            ring_fd = program.map_fd("ring")
+            self.ring = RingReader(RingMemory(ring_fd, size), size)
+            undo.callback(self.ring.close)
+            self.spans = _open_spans(program, config.span_slots)
+            if self.spans is not None:
+                undo.callback(self.spans.close)
+            self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            undo.callback(os.close, self._wake_fd)
+            self._epoll = select.epoll()
+            undo.callback(self._epoll.close)
+            self._epoll.register(self._wake_fd, select.EPOLLIN)
+            # Without the edge, a ring that is never quite empty would end every wait at once.
+            self._epoll.register(ring_fd, select.EPOLLIN | select.EPOLLET)
+            self.events = _events(config, files, program.program_fd, self.lines.runs)
+            undo.callback(self.events.close)
+            self.events.open()
+            self._close = undo.pop_all().close
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a forced wake-up of the program, :meth:`wake`, or the timeout."""
+        for fd, _ in self._epoll.poll(timeout_s):
+            if fd == self._wake_fd:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(fd)
+
+    def wake(self) -> None:
+        """End :meth:`wait`."""
+        os.eventfd_write(self._wake_fd, 1)
+
+    def close(self) -> None:
+        """Close descriptors and mappings, the events first; fit for a forked child."""
+        self._close()
+
+
+def plan_ring_bytes(config: SamplerConfig, cpus: int) -> int:
+    """Size of the ring: four drain intervals of 64 frames, at least 256 KiB, at most 1 GiB."""
+    record = RECORD_OVERHEAD + RECORD_HEADER_BYTES + 8 * _PLANNED_FRAMES
+    rate = config.samples_per_second * (len(config.pin_cpu_ids) or cpus)
+    planned = int(rate * config.drain_interval_s * record * _PLANNED_DRAINS)
+    wanted = max(planned, _MIN_RING_BYTES) << config.map_scale_factor
+    return ring_bytes(min(wanted, _MAX_RING_BYTES))
+
+
+def _load(
+    config: SamplerConfig, files: HostFiles, loader: Loader, possible: int, size: int
+) -> LoadedProgram:
+    spec = ProgramSpec(
+        "kprofiler_sample",
+        SAMPLER_SOURCE,
+        SAMPLER_OBJECT,
+        {
+            "cpu_lines": possible,
+            "span_slots": max(1, config.span_slots),
+            "thread_slots": max(1, config.span_slots),
+            "targets": max(1, len(config.target_pids)),
+            "ring": size,
+        },
+    )
+    try:
+        return loader.load(spec)
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EACCES):
+            raise get_privilege_error("loading the BPF program", files) from error
+        if error.errno == errno.ENOMEM:
+            raise HostError(
+                f"no memory for a ring of {size} bytes",
+                hint="lower samples_per_second or map_scale_factor, or raise the memory limit",
+            ) from error
+        raise KernelFeatureError(
+            f"the kernel cannot load BPF programs: {error}",
+            hint="it must be built with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS",
+        ) from error
+
+
+def _configure(
+    program: LoadedProgram, config: SamplerConfig, files: HostFiles, size: int, stack_limit: int
+) -> None:
+    flags = 0 if config.stacks == "user" else KERNEL_STACKS
+    flags |= 0 if config.stacks == "kernel" else USER_STACKS
+    flags |= KEEP_IDLE if config.send_idle_frames else 0
+    flags |= ONLY_TARGETS if config.target_pids else 0
+    flags |= SPAN_LINKS if config.span_slots else 0
+    offsets = _find_start_time_offsets(files)
+    flags |= START_TIME if offsets else 0
+    leader, start = offsets or (0, 0)
+    values = ProgramConfig(
+        flags, config.min_process_age_ns, leader, start, size // 2, stack_limit,
+        config.interrupt_ranges,
+    )  # fmt: skip
+    try:
+        update_map(program.map_fd("config"), _FIRST, values.pack())
+        for pid in config.target_pids:
+            update_map(program.map_fd("targets"), pid.to_bytes(4, "little"), b"\1")
+    except OSError as error:
+        raise SamplerError(f"the program could not be configured: {error}") from error
+
+
+def _find_start_time_offsets(files: HostFiles) -> tuple[int, int] | None:
+    """Where the start of the current process is found; None without BTF."""
+    try:
+        btf = files.read_bytes(VMLINUX_BTF)
+    except OSError:
+        return None
+    found = find_member_offsets(btf, "task_struct", ("group_leader", "start_boottime"))
+    return (found[0], found[1]) if found else None
+
+
+def _read_max_stack(files: HostFiles) -> int:
+    """``kernel.perf_event_max_stack``: the kernel gives no more frames than that."""
+    try:
+        return int(files.read_bytes("/proc/sys/kernel/perf_event_max_stack"))
+    except OSError:
+        return 127  # the kernel's default
+
+
+def _open_spans(program: LoadedProgram, slots: int) -> SpanSlots | None:
+    if not slots:
+        return None
+    return SpanSlots(program.map_fd("span_slots"), program.map_fd("thread_slots"), slots)
+
+
+def _events(
+    config: SamplerConfig, files: HostFiles, program_fd: int, runs: Callable[[int], int]
+) -> Events:
+    if config.child_pid is not None:
+        return ChildEvents(files, program_fd, config.period_ns, config.child_pid)
+    return CpuEvents(files, program_fd, config.period_ns, config.pin_cpu_ids, runs)

@@ -1,0 +1,213 @@
+"""The on-CPU sampler: a BPF program at perf events, drained from a ring buffer."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Final
+
+from otel_kprofiler.bpf import (
+    LibbpfLoader,
+    Loader,
+    ProgramCounts,
+    SpanSlots,
+    parse_record,
+    record_offsets,
+)
+from otel_kprofiler.clock import SystemTime, TimeSource
+from otel_kprofiler.errors import KernelFeatureError, SamplerError
+from otel_kprofiler.host import Access, HostFiles
+from otel_kprofiler.model import LossCause, RawSample
+from otel_kprofiler.sampling.attachment import Attachment
+from otel_kprofiler.sampling.events import CpuEvents
+from otel_kprofiler.sampling.sampler import SamplerConfig, SamplerCounts
+
+OLDEST_KERNEL: Final = (5, 10)
+_FOLLOW_INTERVAL_NS: Final = 1_000_000_000
+_FOLLOW_PERIODS: Final = 3
+# A store of in_flight becomes visible to other CPUs a little later than it is made.
+_STORE_DELAY_NS: Final = 20_000
+_IN_FLIGHT_TRIES: Final = 16
+
+RawSink = Callable[[bytes], None]
+"""Takes the committed records of one drain as they lay in the ring."""
+
+
+class EbpfSampler:
+    """Samples all CPUs (or one command) of this host; see :class:`Sampler`.
+
+    Needs CAP_BPF and CAP_PERFMON. Nothing stays in the kernel when the process ends, however
+    it ends. A forked child holds nothing open and is as good as closed; sampling goes on in
+    the parent.
+
+    Args:
+        config: what to sample.
+        access: files of this host.
+        loader: how the program gets into the kernel; libbpf by default.
+        time_source: the clocks of this host.
+        raw_sink: sees the raw records of each drain, for recordings.
+    """
+
+    def __init__(
+        self,
+        config: SamplerConfig,
+        *,
+        access: HostFiles | None = None,
+        loader: Loader | None = None,
+        time_source: TimeSource | None = None,
+        raw_sink: RawSink | None = None,
+    ) -> None:
+        self.config = config
+        self._files = access or Access()
+        self._loader = loader or LibbpfLoader()
+        self._time = time_source or SystemTime()
+        self._raw_sink = raw_sink
+        # Held while mapped memory is read, so that a fork finds no half-done work.
+        self._lock = threading.RLock()
+        self._attached: Attachment | None = None
+        self._stack_limit = 0
+        self._received = 0
+        self._complete_until_ns = 0
+        self._next_follow_ns = 0
+        self._last_counts = ProgramCounts(0, 0, 0, 0, 0, 0)
+
+    @property
+    def period_ns(self) -> int:
+        """Distance between two samples of a CPU."""
+        return self.config.period_ns
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """CPUs that are sampled now; empty when a command is followed."""
+        events = self._attachment().events
+        return events.cpus if isinstance(events, CpuEvents) else ()
+
+    @property
+    def spans(self) -> SpanSlots | None:
+        """Where threads publish their current span, if ``span_slots`` is not 0."""
+        return self._attachment().spans
+
+    def start(self) -> None:
+        """Load the program, open the events, begin."""
+        check_kernel_release(os.uname().release)
+        self._attached = Attachment(self.config, self._files, self._loader)
+        self._stack_limit = self._attached.stack_limit
+        _running.add(self)
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until the ring passes its fill mark, :meth:`wake`, or the timeout."""
+        self._attachment().wait(timeout_s)
+
+    def wake(self) -> None:
+        """End :meth:`wait`."""
+        attached = self._attached
+        if attached is not None:
+            attached.wake()
+
+    def drain(self) -> list[RawSample]:
+        """All records that the ring holds."""
+        attached = self._attachment()
+        with self._lock:
+            # In this order: a record that is in neither is younger than the horizon.
+            now = self._time.boot_ns()
+            horizon = _horizon(now, attached)
+            data, complete = attached.ring.take()
+        limit = self._stack_limit
+        samples = [parse_record(data, at, limit) for at in record_offsets(data)]
+        self._received += len(samples)
+        if data and self._raw_sink is not None:
+            self._raw_sink(data)
+        if complete:
+            self._complete_until_ns = max(self._complete_until_ns, horizon)
+        if now >= self._next_follow_ns:
+            interval = max(_FOLLOW_INTERVAL_NS, _FOLLOW_PERIODS * self.period_ns)
+            self._next_follow_ns = now + interval
+            attached.events.follow()
+        return samples
+
+    def complete_until_ns(self) -> int:
+        """Boot time before which every sample has been drained."""
+        return self._complete_until_ns
+
+    def counts(self) -> SamplerCounts:
+        """Counters of the program, read by mmap."""
+        with self._lock:
+            if self._attached is not None:
+                self._last_counts = self._attached.lines.counts()
+        counts = self._last_counts
+        lost = {LossCause.RING_FULL: counts.ring_full} if counts.ring_full else {}
+        filtered = {name: getattr(counts, name) for name in ("idle", "target", "age", "empty")}
+        return SamplerCounts(counts.taken, lost, self._received, filtered)
+
+    def stop(self) -> None:
+        """Disable the events; when this returns no sample is taken any more."""
+        self._next_follow_ns = 1 << 63  # nothing may be opened again
+        self._attachment().events.disable()
+
+    def close(self) -> None:
+        """Give everything back; :meth:`counts` goes on giving the last counts."""
+        self.counts()
+        with self._lock:
+            attached, self._attached = self._attached, None
+        _running.discard(self)
+        if attached is not None:
+            attached.close()
+
+    def _attachment(self) -> Attachment:
+        if self._attached is None:
+            raise SamplerError("the sampler is not running")
+        return self._attached
+
+
+def check_kernel_release(release: str) -> None:
+    """Raise ``KernelFeatureError`` for a kernel that is too old, by ``uname -r``."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    if found and (int(found[1]), int(found[2])) < OLDEST_KERNEL:
+        oldest = ".".join(map(str, OLDEST_KERNEL))
+        raise KernelFeatureError(
+            f"kernel {release} is too old",
+            hint=f"run on {oldest} or later: older ones lack CAP_BPF or the BPF ring buffer",
+        )
+
+
+def _horizon(now: int, attached: Attachment) -> int:
+    """Boot time before which no record can be reserved after this call; 0 if not known.
+
+    The program publishes on each CPU that a record is in flight before it reads the clock, and
+    the record's time as soon as it has it. A CPU that is idle here reads a later clock.
+    """
+    for _ in range(_IN_FLIGHT_TRIES):
+        since = [time for time in attached.lines.in_flight() if time]
+        if 1 not in since:  # 1: the clock is being read just now
+            return min(now - _STORE_DELAY_NS, *since) if since else now - _STORE_DELAY_NS
+    return 0
+
+
+_running: weakref.WeakSet[EbpfSampler] = weakref.WeakSet()
+_held: list[EbpfSampler] = []
+
+
+def _before_fork() -> None:
+    _held.extend(_running)
+    for sampler in _held:
+        sampler._lock.acquire()  # noqa: SLF001
+
+
+def _after_fork_in_parent() -> None:
+    while _held:
+        _held.pop()._lock.release()  # noqa: SLF001
+
+
+def _after_fork_in_child() -> None:
+    # The events are shared with the parent: they are closed here, never disabled.
+    for sampler in tuple(_held):
+        sampler.close()
+    _after_fork_in_parent()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)

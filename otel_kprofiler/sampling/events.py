@@ -1,0 +1,219 @@
+"""The perf events that drive the sampling program."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple, Protocol
+
+from otel_kprofiler.errors import HostError, KernelFeatureError
+from otel_kprofiler.host import (
+    COUNT_SW_CPU_CLOCK,
+    DISABLED,
+    ENABLE_ON_EXEC,
+    INHERIT,
+    HostFiles,
+    PerfAttributes,
+    attach_program,
+    disable_event,
+    enable_event,
+    get_privilege_error,
+    open_perf_event,
+    read_online_cpus,
+)
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Events(Protocol):
+    """A set of events that run one program."""
+
+    def open(self) -> None:
+        """Open, attach and enable. Raises ``HostError``."""
+
+    def follow(self) -> None:
+        """Adapt to CPUs that came or went."""
+
+    def disable(self) -> None:
+        """Stop; when this returns the program runs no more."""
+
+    def close(self) -> None:
+        """Close the descriptors only, so that it may be called in a forked child."""
+
+
+class _CpuEvent(NamedTuple):
+    fd: int
+    runs: int
+    clock: bytes | None
+
+
+class CpuEvents:
+    """One cpu-clock event on each online CPU.
+
+    An event on a CPU that goes offline is dead for good, even when the CPU comes back; it must
+    be opened again. A CPU that went and came between two looks is recognised by its event:
+    neither the program has run there nor does the event's own clock advance.
+
+    Args:
+        files: the host.
+        program_fd: what to run.
+        period_ns: distance between two samples.
+        cpus: restrict to these; empty: all.
+        runs: how often the program has run on a CPU; read without system calls.
+    """
+
+    def __init__(
+        self,
+        files: HostFiles,
+        program_fd: int,
+        period_ns: int,
+        cpus: Iterable[int],
+        runs: Callable[[int], int],
+    ) -> None:
+        self._files = files
+        self._program_fd = program_fd
+        self._attributes = PerfAttributes(
+            COUNT_SW_CPU_CLOCK, sample_period=period_ns, flags=DISABLED
+        )
+        self._wanted = frozenset(cpus)
+        self._runs = runs
+        self._events: dict[int, _CpuEvent] = {}
+        self._refused: set[int] = set()
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """CPUs that are sampled now."""
+        return tuple(sorted(self._events))
+
+    def open(self) -> None:
+        """Open an event on each wanted CPU that is online."""
+        for cpu in sorted(self._online()):
+            try:
+                self._open(cpu)
+            except OSError as error:
+                if error.errno != errno.ENODEV:  # it has just gone offline
+                    raise _open_error(error, self._files, f"CPU {cpu}") from error
+        if not self._events:
+            raise HostError(
+                f"none of the CPUs {sorted(self._wanted)} is online",
+                hint="see /sys/devices/system/cpu/online",
+            )
+
+    def follow(self) -> None:
+        """Open events on CPUs that came, close those of CPUs that went or are dead."""
+        online = self._online()
+        for cpu in sorted(self._events.keys() - online):
+            self._close(cpu)
+            _LOG.info("CPU %d went offline", cpu)
+        for cpu in sorted(self._events):
+            if self._is_dead(cpu):
+                self._close(cpu)
+        for cpu in sorted(online - self._events.keys()):
+            try:
+                self._open(cpu)
+            except OSError as error:
+                if error.errno != errno.ENODEV and cpu not in self._refused:
+                    self._refused.add(cpu)
+                    _LOG.warning("CPU %d is not sampled: %s", cpu, error)
+            else:
+                self._refused.discard(cpu)
+                _LOG.info("CPU %d came online", cpu)
+
+    def disable(self) -> None:
+        """Stop sampling on every CPU."""
+        for event in self._events.values():
+            disable_event(event.fd)
+
+    def close(self) -> None:
+        """Close the events."""
+        for cpu in tuple(self._events):
+            self._close(cpu)
+
+    def _online(self) -> frozenset[int]:
+        online = read_online_cpus(self._files)
+        return online & self._wanted if self._wanted else online
+
+    def _open(self, cpu: int) -> None:
+        fd = _open_attached(self._attributes, self._program_fd, cpu=cpu)
+        self._events[cpu] = _CpuEvent(fd, self._runs(cpu), None)
+        enable_event(fd)
+
+    def _close(self, cpu: int) -> None:
+        os.close(self._events.pop(cpu).fd)
+
+    def _is_dead(self, cpu: int) -> bool:
+        """Reading a live event interrupts its CPU, so only a suspicious one is read."""
+        event = self._events[cpu]
+        runs = self._runs(cpu)
+        clock = os.read(event.fd, 8) if runs == event.runs else None
+        self._events[cpu] = event._replace(runs=runs, clock=clock)
+        return clock is not None and clock == event.clock
+
+
+class ChildEvents:
+    """One event on a process, inherited by all that it starts, counting from its next exec.
+
+    A child starts with a full period, so processes that live shorter than that are sampled
+    less than their share.
+    """
+
+    def __init__(self, files: HostFiles, program_fd: int, period_ns: int, pid: int) -> None:
+        self._files = files
+        self._program_fd = program_fd
+        self._pid = pid
+        self._attributes = PerfAttributes(
+            COUNT_SW_CPU_CLOCK,
+            sample_period=period_ns,
+            flags=DISABLED | INHERIT | ENABLE_ON_EXEC,
+        )
+        self._fd = -1
+
+    def open(self) -> None:
+        """Open the event; the kernel enables it when the process executes a program."""
+        try:
+            self._fd = _open_attached(self._attributes, self._program_fd, pid=self._pid)
+        except OSError as error:
+            raise _open_error(error, self._files, f"process {self._pid}") from error
+
+    def follow(self) -> None:
+        """Nothing to do: the event moves with its process."""
+
+    def disable(self) -> None:
+        """Stop sampling the process and its children."""
+        disable_event(self._fd)
+
+    def close(self) -> None:
+        """Close the event."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _open_attached(
+    attributes: PerfAttributes, program_fd: int, *, pid: int = -1, cpu: int = -1
+) -> int:
+    fd = open_perf_event(attributes, pid=pid, cpu=cpu)
+    try:
+        attach_program(fd, program_fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _open_error(error: OSError, files: HostFiles, where: str) -> HostError:
+    action = f"opening a perf event on {where}"
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return get_privilege_error(action, files)
+    if error.errno == errno.ESRCH:
+        return HostError(f"{where} has ended")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return HostError(
+            f"{action}: too many open files", hint="raise the limit: ulimit -n, LimitNOFILE="
+        )
+    return KernelFeatureError(
+        f"{action} failed: {error}",
+        hint="the kernel needs CONFIG_PERF_EVENTS and CONFIG_BPF_EVENTS",
+    )

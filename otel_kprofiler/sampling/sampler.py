@@ -1,0 +1,139 @@
+"""What a sampler is: its interface, its settings, its counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, Protocol
+
+from otel_kprofiler.model import MAX_FRAMES, LossCause, RawSample
+
+MAX_SAMPLES_PER_SECOND: Final = 10_000
+_NS_PER_S: Final = 1_000_000_000
+
+INTERRUPT_TEXT: Final = (
+    ("__irqentry_text_start", "__irqentry_text_end"),
+    ("__softirqentry_text_start", "__softirqentry_text_end"),
+    ("__entry_text_start", "__entry_text_end"),
+)
+"""Symbols around the code that every interrupt passes: include/asm-generic/sections.h."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerConfig:
+    """Settings of a sampler.
+
+    Attributes:
+        samples_per_second: rate on each CPU, 1 to 10000.
+        stacks: sides to collect. With one side alone, an interrupt that hit the other side
+            (and so has no frame) is no sample.
+        max_frames: limit of each side, 1 to 127.
+        pin_cpu_ids: CPUs to sample; empty: all.
+        send_idle_frames: sample the idle task itself too.
+        target_pids: processes to sample (thread group ids); empty: all.
+        min_process_age_ns: leave out processes younger than this. Without BTF the age is
+            unknown and nothing is left out.
+        map_scale_factor: the ring is 2 to the power of this as large as computed.
+        drain_interval_s: how often the owner means to call ``drain``.
+        interrupt_ranges: half-open address ranges of interrupt entry code, see
+            :func:`find_interrupt_ranges`. A sample of the idle task with a frame in one of them
+            is an interrupt's and kept. Without ranges the two cannot be told apart, and all
+            samples of the idle task are left out.
+        span_slots: number of threads that may publish their current span; 0: none.
+        child_pid: follow this process, from its next exec on, and all that it starts,
+            instead of all CPUs (see :class:`HeldCommand`).
+    """
+
+    samples_per_second: int = 19
+    stacks: Literal["kernel", "user", "both"] = "kernel"
+    max_frames: int = MAX_FRAMES
+    pin_cpu_ids: tuple[int, ...] = ()
+    send_idle_frames: bool = False
+    target_pids: tuple[int, ...] = ()
+    min_process_age_ns: int = 0
+    map_scale_factor: int = 0
+    drain_interval_s: float = 0.25
+    interrupt_ranges: tuple[tuple[int, int], ...] = ()
+    span_slots: int = 0
+    child_pid: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("samples_per_second", 1, MAX_SAMPLES_PER_SECOND),
+            ("max_frames", 1, MAX_FRAMES),
+            ("map_scale_factor", 0, 8),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"{name} is {value}, must be {low} to {high}")
+
+    @property
+    def period_ns(self) -> int:
+        """Distance between two samples of a CPU."""
+        return _NS_PER_S // self.samples_per_second
+
+
+class SamplerCounts(NamedTuple):
+    """Cumulative counts since the start.
+
+    Attributes:
+        taken: samples that passed all filters, counted by the kernel program.
+        lost: how many of those could not be handed over, counted by the kernel program.
+        received: samples returned by ``drain``. After ``stop`` and a last ``drain``:
+            taken = received + the sum of lost.
+        filtered: what was left out, by filter: ``idle`` (the idle task itself), ``target``,
+            ``age``, ``empty`` (no frame on the only side that is wanted).
+    """
+
+    taken: int
+    lost: Mapping[LossCause, int]
+    received: int
+    filtered: Mapping[str, int]
+
+
+class Sampler(Protocol):
+    """A source of samples. Used by one thread, except :meth:`wake` and :meth:`counts`."""
+
+    @property
+    def period_ns(self) -> int:
+        """Distance between two samples of a CPU."""
+
+    def start(self) -> None:
+        """Begin. Raises ``HostError`` or ``SamplerError``; then nothing stays open."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when the fill mark is passed, on :meth:`wake`, or after ``timeout_s``."""
+
+    def wake(self) -> None:
+        """End a :meth:`wait`; from any thread or signal handler."""
+
+    def drain(self) -> list[RawSample]:
+        """All samples that are ready; never blocks. Also follows CPUs that come and go."""
+
+    def complete_until_ns(self) -> int:
+        """Boot time before which every sample has been returned by :meth:`drain`."""
+
+    def counts(self) -> SamplerCounts:
+        """The counters, from any thread; after :meth:`close` the last ones."""
+
+    def stop(self) -> None:
+        """Take no more samples; a last :meth:`drain` returns the rest."""
+
+    def close(self) -> None:
+        """Give everything back; may be called again."""
+
+
+def find_interrupt_ranges(
+    find_address: Callable[[str], int | None],
+) -> tuple[tuple[int, int], ...]:
+    """Address ranges for :attr:`SamplerConfig.interrupt_ranges`.
+
+    Args:
+        find_address: runtime address of a kernel symbol, None or 0 if hidden or unknown.
+    """
+    found = []
+    for first, last in INTERRUPT_TEXT:
+        start, end = find_address(first), find_address(last)
+        if start and end and start < end:
+            found.append((start, end))
+    return tuple(found)
