@@ -1,0 +1,212 @@
+"""Can this host be profiled, by this user? One finding per question, with a fix that works."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.host.access import HostFiles
+from otel_kprofiler.host.capabilities import Capabilities, get_capability_fix, read_capabilities
+from otel_kprofiler.host.cpus import read_online_cpus
+from otel_kprofiler.host.kernel import (
+    OLDEST_KERNEL,
+    SymbolsVisibility,
+    find_lockdown,
+    find_sysctl,
+    read_release,
+    read_symbols_visibility,
+)
+from otel_kprofiler.model import MAX_FRAMES, Finding, Level
+
+LIBRARIES: Final = ("libbpf.so.1", "libbcc.so.0")
+"""What the loaders need, best first; one is enough."""
+
+_MEMORY_LOCK_BYTES: Final = 64 * 1024 * 1024
+_OLDEST: Final = ".".join(map(str, OLDEST_KERNEL))
+
+
+def can_load(library: str) -> bool:
+    """Whether the dynamic linker finds a library."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def doctor(
+    files: HostFiles,
+    *,
+    try_sampler: Callable[[], str] | None = None,
+    has_library: Callable[[str], bool] = can_load,
+) -> list[Finding]:
+    """Look at everything that profiling depends on.
+
+    Args:
+        files: the host.
+        try_sampler: opens the real sampler for a moment and returns what it saw, in words;
+            raises ``KProfilerError`` or ``OSError`` when that fails. None leaves the check out.
+        has_library: whether a shared library can be loaded.
+
+    Returns:
+        Findings in the order of what to fix first. With no ``FAIL`` among them samples can be
+        taken; a ``WARN`` says that something will be missing in the profile.
+    """
+    capabilities = read_capabilities(files)
+    return [
+        _kernel(files),
+        *_capabilities(capabilities),
+        _library(has_library),
+        *_sampler(try_sampler),
+        _symbols(files, capabilities),
+        _module_sections(files, capabilities),
+        _btf(files),
+        _lockdown(files),
+        _cpus(files),
+        _stack_depth(files),
+        _memory_lock(files),
+    ]
+
+
+def _kernel(files: HostFiles) -> Finding:
+    release = read_release(files)
+    level = Level.OK if release[:2] >= OLDEST_KERNEL else Level.FAIL
+    fix = f"boot a kernel of {_OLDEST} or newer" if level is Level.FAIL else ""
+    return Finding("kernel", level, release.text, f"{_OLDEST} or newer", fix)
+
+
+def _capabilities(capabilities: Capabilities) -> Iterator[Finding]:
+    for name, purpose in (("CAP_BPF", "to load programs"), ("CAP_PERFMON", "to sample CPUs")):
+        missing = capabilities.missing([name])
+        if missing:
+            fix = get_capability_fix(missing, capabilities)
+            yield Finding(name, Level.FAIL, "missing", f"held, {purpose}", fix)
+        else:
+            yield Finding(name, Level.OK, "held", f"held, {purpose}")
+
+
+def _library(has_library: Callable[[str], bool]) -> Finding:
+    found = [name for name in LIBRARIES if has_library(name)]
+    required = " or ".join(LIBRARIES)
+    if found:
+        return Finding("loader library", Level.OK, " and ".join(found), required)
+    return Finding(
+        "loader library", Level.FAIL, "none", required,
+        "apt-get install libbpf1, dnf install libbpf, or apk add libbpf, as root; "
+        "where only libbpf.so.0 is packaged: apt-get install python3-bpfcc",
+    )  # fmt: skip
+
+
+def _sampler(try_sampler: Callable[[], str] | None) -> Iterator[Finding]:
+    if try_sampler is None:
+        return
+    required = "loads, attaches and delivers through the ring buffer"
+    try:
+        observed = try_sampler()
+    except KProfilerError as error:
+        yield Finding("sampler", Level.FAIL, error.message, required, error.hint)
+    except OSError as error:
+        yield Finding("sampler", Level.FAIL, str(error), required, "see the findings above")
+    else:
+        yield Finding("sampler", Level.OK, observed, required)
+
+
+def _symbols(files: HostFiles, capabilities: Capabilities) -> Finding:
+    visibility = read_symbols_visibility(files)
+    required = "addresses in /proc/kallsyms, to name kernel functions"
+    if visibility is SymbolsVisibility.VISIBLE:
+        return Finding("kernel symbols", Level.OK, "addresses are visible", required)
+    lower = "as root: sysctl -w kernel.kptr_restrict=1"
+    missing = capabilities.missing(["CAP_SYSLOG"])
+    fix = {
+        SymbolsVisibility.NO_FILE: "mount /proc unmasked; a kernel that was built without "
+        "CONFIG_KALLSYMS has no names to give",
+        SymbolsVisibility.KPTR_RESTRICT: lower,
+        SymbolsVisibility.NAMESPACE: "run in the host's user namespace",
+        SymbolsVisibility.NO_CAPABILITY: "",
+    }[visibility]
+    if missing and visibility in (SymbolsVisibility.KPTR_RESTRICT, SymbolsVisibility.NO_CAPABILITY):
+        fix = "; then ".join(filter(None, [fix, get_capability_fix(missing, capabilities)]))
+    return Finding("kernel symbols", Level.WARN, f"hidden: {visibility.value}", required, fix)
+
+
+def _module_sections(files: HostFiles, capabilities: Capabilities) -> Finding:
+    check, required = "module sections", "/sys/module/*/sections/.text is readable"
+    seen = 0
+    for name in _names(files, "/sys/module"):
+        if ".text" not in _names(files, f"/sys/module/{name}/sections"):
+            continue
+        seen += 1
+        try:
+            files.read_bytes(f"/sys/module/{name}/sections/.text")
+        except OSError as error:
+            missing = capabilities.missing(["CAP_DAC_READ_SEARCH"])
+            fix = get_capability_fix(missing, capabilities) if missing else ""
+            return Finding(
+                check, Level.INFO,
+                f"{error.strerror}; ranges of modules come from their symbols instead",
+                required, fix,
+            )  # fmt: skip
+    return Finding(check, Level.OK, f"{seen} modules" if seen else "no module is loaded", required)
+
+
+def _names(files: HostFiles, path: str) -> list[str]:
+    try:
+        return files.list_dir(path)
+    except OSError:
+        return []
+
+
+def _btf(files: HostFiles) -> Finding:
+    check, required = "kernel types (BTF)", "/sys/kernel/btf/vmlinux, to know start times"
+    if "vmlinux" in _names(files, "/sys/kernel/btf"):
+        return Finding(check, Level.OK, "present", required)
+    return Finding(
+        check, Level.INFO, "absent: a reused process id may be taken for its predecessor", required,
+        "boot a kernel that was built with CONFIG_DEBUG_INFO_BTF=y",
+    )  # fmt: skip
+
+
+def _lockdown(files: HostFiles) -> Finding:
+    mode = find_lockdown(files)
+    required = "not confidentiality"
+    if mode == "confidentiality":
+        fix = "boot with lockdown=integrity, or without lockdown="
+        return Finding("lockdown", Level.FAIL, mode, required, fix)
+    return Finding("lockdown", Level.OK, mode or "not visible (securityfs)", required)
+
+
+def _cpus(files: HostFiles) -> Finding:
+    online = len(read_online_cpus(files))
+    return Finding("CPUs", Level.OK, f"{online} online", "1 or more")
+
+
+def _stack_depth(files: HostFiles) -> Finding:
+    name = "kernel.perf_event_max_stack"
+    depth = find_sysctl(files, name)
+    required = f"{MAX_FRAMES} or more"
+    if depth is None or depth >= MAX_FRAMES:
+        return Finding(name, Level.OK, "unknown" if depth is None else str(depth), required)
+    fix = f"as root, before profiling: sysctl -w {name}={MAX_FRAMES}"
+    return Finding(name, Level.WARN, f"{depth}: deeper stacks are cut", required, fix)
+
+
+def _memory_lock(files: HostFiles) -> Finding:
+    """Until 5.11 BPF maps counted as locked memory of the user (commit 97306be45fbe)."""
+    check = "memory lock"
+    if read_release(files)[:2] >= (5, 11):
+        return Finding(check, Level.OK, "does not matter for this kernel", "")
+    limits = files.read_bytes("/proc/self/limits").decode()
+    match = re.search(r"^Max locked memory\s+(\S+)", limits, re.MULTILINE)
+    limit = match[1] if match else "unlimited"
+    required = f"{_MEMORY_LOCK_BYTES} bytes or more, for the ring buffer"
+    if limit == "unlimited" or int(limit) >= _MEMORY_LOCK_BYTES:
+        return Finding(check, Level.OK, limit, required)
+    fix = (
+        "sudo prlimit --pid $$ --memlock=unlimited:unlimited, and start it from the same shell; "
+        "in a systemd unit: LimitMEMLOCK=infinity"
+    )
+    return Finding(check, Level.WARN, f"{limit} bytes", required, fix)

@@ -1,0 +1,98 @@
+"""The running kernel: release, settings, features, and whether it shows its symbols."""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from typing import Final, NamedTuple
+
+from otel_kprofiler.host.access import HostFiles
+from otel_kprofiler.host.capabilities import read_capabilities
+
+OLDEST_KERNEL: Final = (5, 10)
+"""First release with all that the sampler uses (BPF ring buffer, CAP_BPF)."""
+
+_RELEASE: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+_LOOK_BYTES: Final = 64 * 1024  # some 1,500 lines of kallsyms
+
+
+class KernelRelease(NamedTuple):
+    """Version of a kernel; compares like a tuple."""
+
+    major: int
+    minor: int
+    patch: int
+    text: str
+
+
+class SymbolsVisibility(enum.Enum):
+    """Whether ``/proc/kallsyms`` gives addresses to this process, and if not, why."""
+
+    VISIBLE = "visible"
+    NO_FILE = "there is no readable /proc/kallsyms"
+    KPTR_RESTRICT = "kernel.kptr_restrict is 2, which hides them from everybody"
+    NO_CAPABILITY = "CAP_SYSLOG is missing"
+    NAMESPACE = "CAP_SYSLOG is not held in the initial user namespace"
+
+
+def parse_release(text: str) -> KernelRelease:
+    """Version in ``uname -r``, such as ``6.1.0-13-amd64``. Raises ``ValueError``."""
+    match = _RELEASE.match(text)
+    if match is None:
+        raise ValueError(f"not the release of a kernel: {text!r}")
+    return KernelRelease(int(match[1]), int(match[2]), int(match[3] or 0), text.strip())
+
+
+def read_release(files: HostFiles) -> KernelRelease:
+    """Version of the running kernel. Raises ``OSError`` or ``ValueError``."""
+    return parse_release(files.read_bytes("/proc/sys/kernel/osrelease").decode())
+
+
+def find_sysctl(files: HostFiles, name: str) -> int | None:
+    """A numeric setting such as ``kernel.kptr_restrict``; None if the kernel has no such."""
+    try:
+        return int(files.read_bytes("/proc/sys/" + name.replace(".", "/")))
+    except (OSError, ValueError):
+        return None
+
+
+def find_lockdown(files: HostFiles) -> str | None:
+    """``none``, ``integrity`` or ``confidentiality``; None when it cannot be seen.
+
+    The file is in securityfs, which need not be mounted: kernel_lockdown(7).
+    """
+    try:
+        text = files.read_bytes("/sys/kernel/security/lockdown").decode()
+    except OSError:
+        return None
+    match = re.search(r"\[(\w+)\]", text)
+    return match[1] if match else None
+
+
+def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
+    """Look at the addresses themselves, and only if they are hidden for the cause.
+
+    The rule is ``kallsyms_show_value`` of kernel/ksyms_common.c: at ``kptr_restrict`` 2 nobody
+    sees addresses; at 1 whoever has CAP_SYSLOG in the initial user namespace; at 0 so too, and
+    everybody if ``perf_event_paranoid`` is below 2.
+    """
+    try:
+        if _shows_addresses(files):
+            return SymbolsVisibility.VISIBLE
+    except OSError:
+        return SymbolsVisibility.NO_FILE
+    if (find_sysctl(files, "kernel.kptr_restrict") or 0) >= 2:
+        return SymbolsVisibility.KPTR_RESTRICT
+    if read_capabilities(files).missing(["CAP_SYSLOG"]):
+        return SymbolsVisibility.NO_CAPABILITY
+    return SymbolsVisibility.NAMESPACE
+
+
+def _shows_addresses(files: HostFiles) -> bool:
+    """Whether any of the first symbols has an address; per-CPU symbols may well have 0."""
+    with os.fdopen(files.open_fd("/proc/kallsyms"), "rb") as file:
+        text = file.read(_LOOK_BYTES)
+    if not text:
+        raise FileNotFoundError("/proc/kallsyms is empty")
+    return any(line.split(b" ", 1)[0].strip(b"0") for line in text.splitlines())

@@ -1,0 +1,187 @@
+"""The doctor tells what is there, what is needed, and the fix that fits the cause."""
+
+import io
+import os
+
+import pytest
+
+from otel_kprofiler.errors import SamplerError
+from otel_kprofiler.host import (
+    SymbolsVisibility,
+    doctor,
+    find_lockdown,
+    parse_release,
+    read_symbols_visibility,
+)
+from otel_kprofiler.model import Level
+
+BPF, PERFMON, SYSLOG, ADMIN = 1 << 39, 1 << 38, 1 << 34, 1 << 21
+ALL = BPF | PERFMON | SYSLOG
+
+
+class FakeHost:
+    """A host whose files are a dictionary; a value that is an error is raised."""
+
+    def __init__(self, effective=ALL, bounding=(1 << 41) - 1, **changes):
+        self.files = {
+            "/proc/self/status": f"CapEff:\t{effective:016x}\nCapBnd:\t{bounding:016x}\n",
+            "/proc/sys/kernel/osrelease": "6.1.0-13-amd64\n",
+            "/proc/sys/kernel/kptr_restrict": "1",
+            "/proc/sys/kernel/perf_event_max_stack": "127",
+            "/proc/kallsyms": "0000000000000000 A fixed\nffffffff81000000 T _text\n",
+            "/sys/devices/system/cpu/online": "0-3",
+            "/proc/self/limits": "",
+            "/sys/kernel/btf/vmlinux": "",
+            "/sys/module/ext4/sections/.text": "0xffffffffc0000000",
+            "/sys/module/kernel/parameters/x": "",
+        } | changes
+
+    def read_bytes(self, path):
+        value = self.files.get(path, FileNotFoundError(2, "No such file or directory"))
+        if isinstance(value, OSError):
+            raise value
+        return value.encode()
+
+    def open_fd(self, path):
+        data = self.read_bytes(path)
+        read, write = os.pipe()
+        with io.FileIO(write, "w") as file:
+            file.write(data)
+        return read
+
+    def list_dir(self, path):
+        below = [
+            name.removeprefix(path + "/") for name in self.files if name.startswith(path + "/")
+        ]
+        if not below:
+            raise FileNotFoundError(path)
+        return sorted({name.split("/")[0] for name in below})
+
+
+def findings(host, **options):
+    options.setdefault("has_library", lambda name: name == "libbpf.so.1")
+    return {finding.check: finding for finding in doctor(host, **options)}
+
+
+def bad(host, **options):
+    return {
+        check: finding.level
+        for check, finding in findings(host, **options).items()
+        if finding.level is not Level.OK
+    }
+
+
+def test_a_good_host_has_no_complaints_and_every_finding_says_what_is_there():
+    found = findings(FakeHost(), try_sampler=lambda: "2 samples")
+    assert not bad(FakeHost())
+    assert all(finding.observed for finding in found.values())
+    assert found["sampler"].observed == "2 samples"
+    assert found["CPUs"].observed == "4 online"
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "level"),
+    [
+        ({"/proc/sys/kernel/osrelease": "5.4.0"}, "kernel", Level.FAIL),
+        ({"effective": PERFMON | SYSLOG}, "CAP_BPF", Level.FAIL),
+        ({"effective": BPF | SYSLOG}, "CAP_PERFMON", Level.FAIL),
+        ({"/sys/kernel/security/lockdown": "none integrity [confidentiality]"}, "lockdown",
+         Level.FAIL),
+        ({"/proc/sys/kernel/perf_event_max_stack": "16"}, "kernel.perf_event_max_stack",
+         Level.WARN),
+        ({"/sys/module/ext4/sections/.text": PermissionError(13, "Permission denied")},
+         "module sections", Level.INFO),
+        ({"/sys/module/ext4/sections/.text": PermissionError(13, "Permission denied"),
+          "effective": ALL | 1 << 2}, "module sections", Level.INFO),
+        ({"/proc/kallsyms": "0000000000000000 T _text\n"}, "kernel symbols", Level.WARN),
+        ({"/proc/kallsyms": FileNotFoundError(2, "no")}, "kernel symbols", Level.WARN),
+    ],
+)  # fmt: skip
+def test_each_cause_is_its_own_finding(changes, check, level):
+    assert bad(FakeHost(**changes)) == {check: level}
+
+
+def test_absent_btf_is_told_but_does_no_harm():
+    host = FakeHost()
+    del host.files["/sys/kernel/btf/vmlinux"]
+    assert bad(host) == {"kernel types (BTF)": Level.INFO}
+
+
+def test_cap_sys_admin_stands_in_for_bpf_and_perfmon_but_not_for_syslog():
+    hidden = "0000000000000000 T _text\n"
+    assert bad(FakeHost(ADMIN, **{"/proc/kallsyms": hidden})) == {"kernel symbols": Level.WARN}
+
+
+def test_no_library_fails_and_either_is_enough():
+    assert bad(FakeHost(), has_library=lambda _: False) == {"loader library": Level.FAIL}
+    assert not bad(FakeHost(), has_library=lambda name: name == "libbcc.so.0")
+
+
+def test_a_sampler_that_cannot_start_brings_its_own_fix():
+    def explode():
+        raise SamplerError("the verifier refused it", hint="update")
+
+    finding = findings(FakeHost(), try_sampler=explode)["sampler"]
+    assert (finding.level, finding.observed, finding.fix) == (
+        Level.FAIL, "the verifier refused it", "update",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("restrict", "effective", "cause", "fix"),
+    [
+        ("2", ALL, SymbolsVisibility.KPTR_RESTRICT, "kptr_restrict=1"),
+        ("2", BPF, SymbolsVisibility.KPTR_RESTRICT, "kptr_restrict=1; then "),
+        ("1", BPF, SymbolsVisibility.NO_CAPABILITY, "+syslog"),
+        ("0", BPF, SymbolsVisibility.NO_CAPABILITY, "+syslog"),
+        ("1", ALL, SymbolsVisibility.NAMESPACE, "user namespace"),
+    ],
+)
+def test_causes_of_hidden_symbols_are_told_apart(restrict, effective, cause, fix):
+    host = FakeHost(
+        effective,
+        **{
+            "/proc/kallsyms": "0000000000000000 T _text\n" * 9,
+            "/proc/sys/kernel/kptr_restrict": restrict,
+        },
+    )
+    assert read_symbols_visibility(host) is cause
+    assert fix in findings(host)["kernel symbols"].fix
+
+
+def test_empty_kallsyms_is_no_file():
+    host = FakeHost(**{"/proc/kallsyms": ""})
+    assert read_symbols_visibility(host) is SymbolsVisibility.NO_FILE
+
+
+def test_the_fix_inside_a_container_is_for_the_container():
+    fix = findings(FakeHost(effective=0, bounding=0))["CAP_BPF"].fix
+    assert "--cap-add BPF" in fix
+    assert "setpriv" not in fix
+
+
+def test_old_kernels_count_maps_as_locked_memory():
+    """Between 5.10 and 5.11 the limit matters, later it does not."""
+    limits = "Max locked memory         {0:<20} {0:<20} bytes\n"
+    old = {"/proc/sys/kernel/osrelease": "5.10.0-21", "/proc/self/limits": limits.format(65536)}
+    assert bad(FakeHost(**old)) == {"memory lock": Level.WARN}
+    assert not bad(FakeHost(**old | {"/proc/self/limits": limits.format("unlimited")}))
+    assert not bad(FakeHost(**old | {"/proc/sys/kernel/osrelease": "5.11.0"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [("6.18.44", (6, 18, 44)), ("5.10.0-21-amd64\n", (5, 10, 0)), ("7.1-rc3", (7, 1, 0))],
+)
+def test_releases(text, version):
+    assert parse_release(text)[:3] == version
+
+
+def test_a_release_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="not the release"):
+        parse_release("linux")
+
+
+def test_lockdown_is_unknown_without_securityfs():
+    assert find_lockdown(FakeHost()) is None
+    assert find_lockdown(FakeHost(**{"/sys/kernel/security/lockdown": "[none] x"})) == "none"
