@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING
 
 from otel_kprofiler.export.base import ExportOutcome, ExportResult, ProfileExporter
 from otel_kprofiler.export.debug import DebugExporter, Verbosity
+from otel_kprofiler.export.environment import (
+    OtlpSettings,
+    exporter_from_environment,
+    read_settings,
+)
 from otel_kprofiler.export.file import FileExporter, MessageFileExporter, Rotation
 from otel_kprofiler.export.queue import ExportQueue, QueueCounts
 from otel_kprofiler.export.retry import RetryPolicy
@@ -18,6 +23,7 @@ from otel_kprofiler.export.sender import DEFAULT_MAX_BYTES, Tls
 
 if TYPE_CHECKING:
     from otel_kprofiler.export.grpc import OtlpGrpcExporter
+    from otel_kprofiler.export.http import OtlpHttpExporter
 
 __all__ = [
     "DEFAULT_MAX_BYTES",
@@ -28,15 +34,19 @@ __all__ = [
     "FileExporter",
     "MessageFileExporter",
     "OtlpGrpcExporter",
+    "OtlpHttpExporter",
+    "OtlpSettings",
     "ProfileExporter",
     "QueueCounts",
     "RetryPolicy",
     "Rotation",
     "Tls",
     "Verbosity",
+    "exporter_from_environment",
+    "read_settings",
 ]
 
-_LATE = {"OtlpGrpcExporter": "grpc"}
+_LATE = {"OtlpGrpcExporter": "grpc", "OtlpHttpExporter": "http"}
 
 
 def __getattr__(name: str) -> object:

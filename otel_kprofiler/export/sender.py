@@ -40,12 +40,14 @@ class Tls:
         ca_file: certificates to trust instead of the system's.
         cert_file: client certificate; needs ``key_file``.
         key_file: private key of the client certificate; needs ``cert_file``.
+        insecure_skip_verify: accept any certificate of the receiver (HTTP only).
     """
 
     insecure: bool = False
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
+    insecure_skip_verify: bool = False
 
     def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
         """Contents of CA, certificate and key file, None where not set.
@@ -171,7 +173,9 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return _accepted(batch, answer)
 
     def _noting(self, answer: Answer) -> Answer:
-        """Log the answer unless the one before was of the same kind."""
+        """Make the message fit for a log, and log it unless the last answer was of this kind."""
+        message = "".join(char if char.isprintable() else " " for char in answer.message[:500])
+        answer = answer._replace(message=message)
         warning = answer.rejected_profiles > 0 or bool(answer.message)
         note = f"{answer.verdict.value} {answer.status}{' partly' * warning}"
         if note != self._noted and not self._stop.is_set():

@@ -1,0 +1,182 @@
+"""The environment variables ``OTEL_EXPORTER_OTLP_[PROFILES_]*``.
+
+Each is looked up as ``OTEL_EXPORTER_OTLP_PROFILES_X``, then as ``OTEL_EXPORTER_OTLP_X``; an
+empty value counts as unset. The meaning is that of the other OTLP exporters for Python, so
+``TIMEOUT`` is in seconds, covers all attempts for one batch, and the default protocol is grpc.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from otel_kprofiler.errors import ConfigError, ConfigProblem
+from otel_kprofiler.export.base import ProfileExporter
+from otel_kprofiler.export.retry import RetryPolicy
+from otel_kprofiler.export.sender import Tls
+from otel_kprofiler.model import Form
+
+PROTOCOLS: Final = ("grpc", "http/protobuf", "http/json")
+COMPRESSIONS: Final = ("none", "gzip")
+_GENERAL: Final = "OTEL_EXPORTER_OTLP_"
+_SIGNAL: Final = "OTEL_EXPORTER_OTLP_PROFILES_"
+_PATH: Final = "v1development/profiles"
+
+
+@dataclass(frozen=True, slots=True)
+class OtlpSettings:
+    """What the environment says about sending profiles.
+
+    Attributes:
+        protocol: ``grpc``, ``http/protobuf`` or ``http/json``.
+        endpoint: receiver.
+        exact: whether ``endpoint`` is the signal's own address, not a base to append a path to.
+        headers: sent with each request.
+        timeout_s: for all attempts to send one batch, seconds.
+        compression: ``none`` or ``gzip``.
+        tls: certificates, and whether to do without TLS.
+    """
+
+    protocol: str = "grpc"
+    endpoint: str = ""
+    exact: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    timeout_s: float = 10.0
+    compression: str = "none"
+    tls: Tls = field(default_factory=Tls)
+
+    def open_exporter(self) -> ProfileExporter:
+        """The exporter for these settings.
+
+        Raises:
+            ExportError: the endpoint, a header or a file is unusable.
+        """
+        retry = RetryPolicy(max_elapsed_time_s=self.timeout_s)
+        if self.protocol == "grpc":
+            from otel_kprofiler.export.grpc import OtlpGrpcExporter  # noqa: PLC0415
+
+            return OtlpGrpcExporter(
+                self.endpoint or "http://localhost:4317",
+                headers=self.headers,
+                tls=self.tls,
+                compression=self.compression,
+                timeout_s=self.timeout_s,
+                retry=retry,
+            )
+        from otel_kprofiler.export.http import OtlpHttpExporter  # noqa: PLC0415
+
+        endpoint = self.endpoint or "http://localhost:4318"
+        return OtlpHttpExporter(
+            endpoint,
+            profiles_endpoint=endpoint if self.exact else None,
+            form=Form.JSON if self.protocol == "http/json" else Form.PROTOBUF,
+            headers=self.headers,
+            tls=self.tls,
+            compression=self.compression,
+            timeout_s=self.timeout_s,
+            retry=retry,
+        )
+
+
+def read_settings(environ: Mapping[str, str] = os.environ) -> OtlpSettings:
+    """Settings from the environment.
+
+    Raises:
+        ConfigError: one or more variables have unusable values; all are reported.
+    """
+    problems: list[ConfigProblem] = []
+
+    def text(option: str) -> tuple[str, str]:
+        """Name of the variable that counts, and its value."""
+        for name in (_SIGNAL + option, _GENERAL + option):
+            if value := environ.get(name, "").strip():
+                return name, value
+        return "", ""
+
+    def refuse(name: str, message: str) -> None:
+        problems.append(ConfigProblem("environment", 0, 0, name, message))
+
+    def choice(option: str, allowed: tuple[str, ...], default: str) -> str:
+        name, value = text(option)
+        if value and value.lower() not in allowed:
+            refuse(name, f"is {value!r}, must be one of {', '.join(allowed)}")
+        return value.lower() or default
+
+    def seconds(option: str, default: float) -> float:
+        name, value = text(option)
+        try:
+            number = float(value or default)
+        except ValueError:
+            number = 0
+        if not 0 < number < float("inf"):
+            refuse(name, f"is {value!r}, must be a number of seconds above 0")
+        return number
+
+    def headers(option: str) -> dict[str, str]:
+        name, value = text(option)
+        parsed = {}
+        for pair in filter(str.strip, value.split(",")):
+            key, separator, content = pair.partition("=")
+            if not separator or not key.strip():
+                refuse(name, "must be key=value pairs with commas between them")
+                break
+            parsed[unquote(key).strip().lower()] = unquote(content).strip()
+        return parsed
+
+    endpoint_name, endpoint = text("ENDPOINT")
+    settings = OtlpSettings(
+        protocol=choice("PROTOCOL", PROTOCOLS, "grpc"),
+        endpoint=endpoint,
+        exact=endpoint_name.startswith(_SIGNAL),
+        headers=headers("HEADERS"),
+        timeout_s=seconds("TIMEOUT", 10.0),
+        compression=choice("COMPRESSION", COMPRESSIONS, "none"),
+        tls=Tls(
+            insecure=choice("INSECURE", ("true", "false"), "false") == "true",
+            ca_file=text("CERTIFICATE")[1] or None,
+            cert_file=text("CLIENT_CERTIFICATE")[1] or None,
+            key_file=text("CLIENT_KEY")[1] or None,
+        ),
+    )
+    if problems:
+        raise ConfigError(problems, hint="correct the environment variables, or unset them")
+    return settings
+
+
+def exporter_from_environment(
+    address: str | None = None, environ: Mapping[str, str] = os.environ
+) -> ProfileExporter:
+    """An OTLP exporter as the environment describes it.
+
+    Args:
+        address: receiver, instead of the environment's: ``grpc://host:port`` (plain text),
+            ``grpcs://host:port`` (TLS), or ``http://`` or ``https://`` for OTLP over HTTP, with
+            the path of the signal if it is in the address, else appended to it.
+        environ: the environment.
+
+    Raises:
+        ConfigError: unusable variables, or an address of another kind.
+        ExportError: the endpoint, a header or a file is unusable.
+    """
+    settings = read_settings(environ)
+    if address is not None:
+        scheme, _, rest = address.partition("://")
+        if scheme in {"grpc", "grpcs"}:
+            endpoint = f"http{scheme[4:]}://{rest}"
+            settings = dataclasses.replace(settings, protocol="grpc", endpoint=endpoint)
+        elif scheme in {"http", "https"}:
+            protocol = "http/json" if settings.protocol == "http/json" else "http/protobuf"
+            exact = urlsplit(address).path.endswith(_PATH)
+            settings = dataclasses.replace(
+                settings, protocol=protocol, endpoint=address, exact=exact
+            )
+        else:
+            problem = ConfigProblem("command line", 0, 0, "", f"no receiver's address: {scheme}")
+            raise ConfigError(
+                [problem], hint="write grpc://HOST:PORT, grpcs://…, http://… or https://…"
+            )
+    return settings.open_exporter()

@@ -1,0 +1,316 @@
+"""OTLP over HTTP: one POST per attempt, protobuf or JSON, on requests.
+
+A receiver is not trusted: redirects are not followed, cookies not kept, a response is not
+decompressed, read up to 4 MiB, and broken off when the time of the attempt is over, even if
+it still trickles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import gzip
+import json
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from http.cookiejar import DefaultCookiePolicy
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+from requests.auth import HTTPBasicAuth
+
+from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict
+from otel_kprofiler.export.sender import (
+    DEFAULT_MAX_BYTES,
+    MAX_RESPONSE_BYTES,
+    NO_PROFILES_PIPELINE,
+    OtlpSender,
+    Tls,
+    checked_headers,
+    parse_partial_success,
+    user_agent,
+)
+from otel_kprofiler.model import Form
+
+PATH: Final = "/v1development/profiles"
+RETRYABLE: Final = frozenset({429, 502, 503, 504})
+"""Statuses that the OTLP specification calls retryable, besides failures to connect."""
+CONTENT_TYPES: Final = {Form.PROTOBUF: "application/x-protobuf", Form.JSON: "application/json"}
+
+
+class OtlpHttpExporter(OtlpSender):
+    """Sends protobuf or JSON batches over HTTP.
+
+    Args:
+        endpoint: base address; ``/v1development/profiles`` is appended to its path.
+        profiles_endpoint: address that is used as it is, instead of ``endpoint``.
+        form: how batches are encoded.
+        headers: sent with each request.
+        tls: certificates; ``https://`` or ``http://`` decides whether TLS is used.
+        compression: ``gzip`` or ``none``.
+        proxy_url: proxy to go through; empty for none; None for what the environment says
+            (``HTTPS_PROXY``, ``HTTP_PROXY``, ``NO_PROXY``).
+        timeout_s: upper bound of one attempt, response included, seconds.
+        retry: for how long to try; see :class:`RetryPolicy`.
+        max_bytes: largest request, before compression.
+        development_version: send ``otlp-profiles-development-version: 1``.
+        name: component id.
+
+    Raises:
+        ExportError: endpoint, headers, compression or TLS files are unusable.
+    """
+
+    def __init__(
+        self,
+        endpoint: str = "http://localhost:4318",
+        *,
+        profiles_endpoint: str | None = None,
+        form: Form = Form.PROTOBUF,
+        headers: Mapping[str, str] | None = None,
+        tls: Tls | None = None,
+        compression: str = "gzip",
+        proxy_url: str | None = None,
+        timeout_s: float = 10.0,
+        retry: RetryPolicy | None = None,
+        max_bytes: int | None = DEFAULT_MAX_BYTES,
+        development_version: bool = False,
+        name: str = "otlp_http",
+    ) -> None:
+        if compression not in {"gzip", "none"}:
+            raise ExportError(f"unknown compression {compression!r}", hint="one of none, gzip")
+        self._url, auth = parse_endpoint(profiles_endpoint or endpoint, join=not profiles_endpoint)
+        super().__init__(
+            name,
+            endpoint=self._url,
+            form=form,
+            max_bytes=max_bytes,
+            timeout_s=timeout_s,
+            retry=retry,
+        )
+        self._compress = compression == "gzip"
+        tls = tls or Tls()
+        tls.read()
+        # Given with each request, because a session's own value yields to the environment's.
+        self._verify: bool | str = not tls.insecure_skip_verify and (tls.ca_file or True)
+        self._adapter = _BreakableAdapter()
+        self._session = session = requests.Session()
+        session.mount("http://", self._adapter)
+        session.mount("https://", self._adapter)
+        session.trust_env = proxy_url is None
+        session.proxies = {"http": proxy_url, "https": proxy_url} if proxy_url else {}
+        session.cert = (tls.cert_file, tls.key_file) if tls.cert_file and tls.key_file else None
+        # Any auth at all keeps requests from overwriting Authorization with ~/.netrc.
+        session.auth = auth or (lambda request: request)
+        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        session.headers.update({"User-Agent": user_agent(), "Accept-Encoding": "identity"})
+        session.headers.update(checked_headers(headers, development_version=development_version))
+        session.headers["Content-Type"] = CONTENT_TYPES[form]
+        if self._compress:
+            session.headers["Content-Encoding"] = "gzip"
+
+    def _prepare(self, payload: bytes) -> bytes:
+        return gzip.compress(payload, 6, mtime=0) if self._compress else payload
+
+    def _attempt(self, body: bytes, timeout_s: float) -> Answer:
+        late = threading.Event()
+
+        def break_off() -> None:
+            late.set()
+            self._adapter.break_off()
+
+        # Timeouts of sockets are for each read, so they do not bound a response that trickles.
+        timer = threading.Timer(timeout_s, break_off)
+        timer.daemon = True
+        timer.start()
+        try:
+            return self._exchange(body, timeout_s, late)
+        except (
+            requests.ConnectionError,
+            requests.Timeout,
+            requests.exceptions.ChunkedEncodingError,
+            urllib3.exceptions.HTTPError,
+        ) as error:
+            timed_out = late.is_set() or isinstance(error, requests.Timeout)
+            return Answer(
+                Verdict.RETRY, "timeout" if timed_out else type(error).__name__, str(error)
+            )
+        except requests.RequestException as error:
+            return Answer(Verdict.REFUSED, type(error).__name__, str(error))
+        finally:
+            timer.cancel()
+
+    def _exchange(self, body: bytes, timeout_s: float, late: threading.Event) -> Answer:
+        with self._session.post(
+            self._url,
+            data=body,
+            timeout=timeout_s,
+            verify=self._verify,
+            allow_redirects=False,
+            stream=True,
+        ) as response:
+            content = bytearray()
+            # Read once more after the end: only that tells a response that was cut off.
+            while chunk := response.raw.read(65536, decode_content=False):
+                content += chunk
+                if len(content) > MAX_RESPONSE_BYTES:
+                    break
+        if late.is_set() or self._closed:
+            # A response without a length ends without an error when it is broken off.
+            return Answer(Verdict.RETRY, "timeout", f"no complete response in {timeout_s:.1f} s")
+        return parse_response(response.status_code, response.headers, bytes(content), self.form)
+
+    def _close(self) -> None:
+        self._adapter.break_off()
+        self._session.close()
+
+
+class _BreakableAdapter(HTTPAdapter):
+    """Knows its sockets, so that another thread can break off an exchange."""
+
+    def __init__(self) -> None:
+        self._sockets: weakref.WeakSet[Any] = weakref.WeakSet()
+        super().__init__(pool_connections=1, pool_maxsize=1)
+
+    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Have the pool's connections tell which socket they use."""
+        pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
+        sockets, make = self._sockets, type(pool).ConnectionCls
+
+        def make_telling(*args: Any, **kwargs: Any) -> Any:
+            connection: Any = make(*args, **kwargs)
+            connect = connection.connect
+
+            def connect_and_tell() -> None:
+                connect()
+                sockets.add(connection.sock)
+
+            connection.connect = connect_and_tell
+            return connection
+
+        pool.ConnectionCls = make_telling
+        return pool
+
+    def break_off(self) -> None:
+        """End every exchange under way as if the receiver had disconnected."""
+        for sock in list(self._sockets):
+            with contextlib.suppress(OSError):
+                # Not SSLSocket's own method, which is not made for another thread's reading.
+                socket.socket.shutdown(getattr(sock, "socket", sock), socket.SHUT_RDWR)
+
+
+def parse_endpoint(endpoint: str, *, join: bool) -> tuple[str, HTTPBasicAuth | None]:
+    """Address without credentials, and the credentials; ``join`` appends the signal's path.
+
+    Raises:
+        ExportError: it is no http or https address with a host.
+    """
+    hint = "write it as http://host:4318 or https://host"
+    try:
+        url = urlsplit(endpoint)
+        usable = url.scheme in {"http", "https"} and bool(url.hostname)
+        _ = url.port
+    except ValueError as error:
+        raise ExportError(f"unusable HTTP endpoint: {error}", hint=hint) from error
+    userinfo, _, host = url.netloc.rpartition("@")
+    if not usable:
+        shown = f"{url.scheme}://{host}{url.path}" if host else url.path.rpartition("@")[2]
+        raise ExportError(f"unusable HTTP endpoint {shown!r}", hint=hint)
+    auth = HTTPBasicAuth(*map(unquote, userinfo.partition(":")[::2])) if userinfo else None
+    path = url.path.rstrip("/") + PATH if join else url.path
+    return url._replace(netloc=host, path=path).geturl(), auth
+
+
+def parse_response(status: int, headers: Mapping[str, str], content: bytes, form: Form) -> Answer:
+    """What an HTTP response says; ``form`` is that of the request.
+
+    Args:
+        status: HTTP status.
+        headers: response headers, looked up without regard to case.
+        content: body; above ``MAX_RESPONSE_BYTES`` it is not looked at.
+        form: form of the request, which is that of a response without a content type.
+    """
+    name = str(status)
+    if status in RETRYABLE:
+        delay = parse_retry_after(headers.get("Retry-After", ""), time.time())
+        return Answer(Verdict.RETRY, name, _explanation(headers, content), delay_s=delay)
+    if len(content) > MAX_RESPONSE_BYTES:
+        return Answer(Verdict.REFUSED, name, f"its response is above {MAX_RESPONSE_BYTES} bytes")
+    if not 200 <= status < 300:
+        message = _explanation(headers, content)
+        if 300 <= status < 400:
+            message = "redirects are not followed; give the final address as the endpoint"
+        elif status == 404:
+            message = f"{NO_PROFILES_PIPELINE} ({message})" if message else NO_PROFILES_PIPELINE
+        return Answer(Verdict.REFUSED, name, message)
+    kind = _content_type(headers) or CONTENT_TYPES[form]
+    try:
+        if not content or kind == CONTENT_TYPES[Form.PROTOBUF]:
+            rejected, message = parse_partial_success(content)
+        elif kind == CONTENT_TYPES[Form.JSON]:
+            rejected, message = parse_partial_success_json(content)
+        else:
+            raise ValueError(f"content type {kind}")  # noqa: TRY301
+    except ValueError as error:
+        return Answer(Verdict.REFUSED, name, f"its response is not OTLP: {error}")
+    return Answer(Verdict.ACCEPTED, name, message, rejected)
+
+
+def _content_type(headers: Mapping[str, str]) -> str:
+    return headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+def parse_partial_success_json(content: bytes) -> tuple[int, str]:
+    """Rejected profiles and message of an ``ExportProfilesServiceResponse`` in JSON.
+
+    Raises:
+        ValueError: the text is not such a message.
+    """
+    try:
+        partial = json.loads(content).get("partialSuccess") or {}
+        # 64-bit integers are strings in OTLP's JSON; numbers are to be understood as well.
+        return int(partial.get("rejectedProfiles") or 0), str(partial.get("errorMessage") or "")
+    except (AttributeError, TypeError, RecursionError) as error:
+        raise ValueError("not an ExportProfilesServiceResponse") from error
+
+
+def _explanation(headers: Mapping[str, str], content: bytes) -> str:
+    """The message of a ``google.rpc.Status`` in either form, else the body if it is plain text."""
+    if len(content) > MAX_RESPONSE_BYTES:
+        return ""
+    kind = _content_type(headers)
+    if kind == CONTENT_TYPES[Form.PROTOBUF]:
+        from google.protobuf.message import DecodeError  # noqa: PLC0415
+        from google.rpc import status_pb2  # noqa: PLC0415
+
+        with contextlib.suppress(DecodeError):
+            return str(status_pb2.Status.FromString(content).message)
+        return ""
+    if kind == CONTENT_TYPES[Form.JSON]:
+        with contextlib.suppress(ValueError, AttributeError, RecursionError):
+            return str(json.loads(content).get("message", ""))
+        return ""
+    return content[:500].decode(errors="replace") if kind == "text/plain" else ""
+
+
+def parse_retry_after(value: str, now_unix_s: float) -> float | None:
+    """Seconds that a ``Retry-After`` header asks for (RFC 9110 section 10.2.3); None if it is none.
+
+    Args:
+        value: a number of seconds, or an HTTP date.
+        now_unix_s: what a date is counted from; a date in the past means 0.
+    """
+    value = value.strip()
+    if value.isascii() and value.isdigit():
+        return float(value)
+    try:
+        moment = email.utils.parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(0.0, moment.timestamp() - now_unix_s)

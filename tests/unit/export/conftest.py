@@ -1,0 +1,186 @@
+"""Receivers that answer as a test tells them, on loopback."""
+
+import http.server
+import shutil
+import subprocess
+import threading
+from collections import deque
+from concurrent import futures
+from contextlib import contextmanager
+
+import grpc
+import pytest
+
+from otel_kprofiler.export import RetryPolicy
+from otel_kprofiler.model import Batch, Form
+
+GRPC_OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.so_reuseport", 0))
+
+
+def make_batch(payload=b"payload", samples=(3,), form=Form.PROTOBUF):
+    return Batch(
+        payload, form, tuple(samples), 1_700_000_000_000_000_000, 1_700_000_005_000_000_000
+    )
+
+
+@pytest.fixture
+def batch():
+    return make_batch
+
+
+@pytest.fixture
+def quick():
+    """Retries often enough for a test and not for ever."""
+    return RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=10)
+
+
+class Receiver:
+    """What receivers have in common: a script of answers, the last one repeated, and a record."""
+
+    def __init__(self):
+        self.script = deque()
+        self.requests = []
+
+    def answer(self, *answers):
+        self.script.extend(answers)
+
+    def next_answer(self, default):
+        if not self.script:
+            return default
+        return self.script.popleft() if len(self.script) > 1 else self.script[0]
+
+
+class GrpcReceiver(Receiver):
+    """Answers are functions of (request, context), or response bytes."""
+
+    def __init__(self, credentials=None):
+        super().__init__()
+        self.server = grpc.server(futures.ThreadPoolExecutor(2), options=GRPC_OPTIONS)
+        handler = grpc.unary_unary_rpc_method_handler(self.handle)
+        service = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
+        self.server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(service, {"Export": handler})]
+        )
+        if credentials:
+            self.port = self.server.add_secure_port("localhost:0", credentials)
+        else:
+            self.port = self.server.add_insecure_port("127.0.0.1:0")
+        self.endpoint = f"{'localhost' if credentials else '127.0.0.1'}:{self.port}"
+        self.server.start()
+
+    def handle(self, request, context):
+        self.requests.append((request, dict(context.invocation_metadata())))
+        answer = self.next_answer(b"")
+        return answer(request, context) if callable(answer) else answer
+
+    def close(self):
+        self.server.stop(0).wait()
+
+
+class HttpReceiver(Receiver):
+    """Answers are (status, headers, body), or functions of the request handler."""
+
+    def __init__(self, context=None):
+        super().__init__()
+        receiver = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                receiver.requests.append((self.path, self.headers, body))
+                answer = receiver.next_answer((200, {}, b""))
+                if callable(answer):
+                    answer(self)
+                    self.close_connection = True
+                    return
+                status, headers, content = answer
+                self.send_response(status)
+                for name, value in {"Content-Length": str(len(content)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_):
+                pass
+
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request, client_address):
+                pass  # clients that hang up are part of the tests
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        if context:
+            self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+        self.port = self.server.server_address[1]
+        self.endpoint = (
+            f"https://localhost:{self.port}" if context else f"http://127.0.0.1:{self.port}"
+        )
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,))
+        self.thread.start()
+
+    def close(self):
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@contextmanager
+def closing(receiver):
+    try:
+        yield receiver
+    finally:
+        receiver.close()
+
+
+@pytest.fixture
+def grpc_receiver():
+    with closing(GrpcReceiver()) as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def http_receiver():
+    with closing(HttpReceiver()) as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def open_grpc_receiver():
+    return lambda credentials: closing(GrpcReceiver(credentials))
+
+
+@pytest.fixture
+def open_http_receiver():
+    return lambda context: closing(HttpReceiver(context))
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory):
+    """Paths of ca, server, client and stranger certificates and keys, made with openssl."""
+    if not shutil.which("openssl"):
+        pytest.skip("needs the openssl command to make certificates")
+    directory = tmp_path_factory.mktemp("tls")
+
+    def openssl(*arguments):
+        subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
+
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+    for ca in ("ca", "stranger"):
+        openssl(
+            *("req", "-x509", *curve, "-subj", f"/CN={ca}", "-keyout", f"{ca}.key"),
+            *("-out", f"{ca}.pem", "-addext", "keyUsage=critical,keyCertSign"),
+        )
+    (directory / "san").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+    for name in ("server", "client"):
+        openssl(
+            *("req", *curve, "-subj", f"/CN={name}", "-keyout", f"{name}.key"),
+            *("-out", f"{name}.csr"),
+        )
+        openssl(
+            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key"),
+            *("-CAcreateserial", "-days", "2", "-extfile", "san", "-out", f"{name}.pem"),
+        )
+    return directory

@@ -1,0 +1,154 @@
+"""OTEL_EXPORTER_OTLP_[PROFILES_]*: signal before general before default."""
+
+import pytest
+
+from otel_kprofiler.errors import ConfigError
+from otel_kprofiler.export import (
+    OtlpGrpcExporter,
+    OtlpHttpExporter,
+    OtlpSettings,
+    Tls,
+    exporter_from_environment,
+    read_settings,
+)
+from otel_kprofiler.model import Form
+
+GENERAL = {
+    "ENDPOINT": "http://general:1",
+    "PROTOCOL": "http/json",
+    "HEADERS": "a=1, B = two%20words ,c=x=y",
+    "TIMEOUT": "2.5",
+    "COMPRESSION": "GZIP",
+    "INSECURE": "TRUE",
+    "CERTIFICATE": "/ca",
+    "CLIENT_KEY": "/key",
+    "CLIENT_CERTIFICATE": "/pem",
+}
+SIGNAL = {
+    "ENDPOINT": "http://signal:2/own/path",
+    "PROTOCOL": "http/protobuf",
+    "HEADERS": "d=4",
+    "TIMEOUT": "7",
+    "COMPRESSION": "none",
+    "INSECURE": "false",
+    "CERTIFICATE": "/ca2",
+    "CLIENT_KEY": "/key2",
+    "CLIENT_CERTIFICATE": "/pem2",
+}
+
+
+def environ(values, prefix="OTEL_EXPORTER_OTLP_"):
+    return {prefix + name: value for name, value in values.items()}
+
+
+def signal(values):
+    return environ(values, "OTEL_EXPORTER_OTLP_PROFILES_")
+
+
+def test_defaults():
+    assert read_settings({}) == OtlpSettings("grpc", "", False, {}, 10.0, "none", Tls())
+
+
+def test_general_variables_are_all_read():
+    assert read_settings(environ(GENERAL)) == OtlpSettings(
+        "http/json",
+        "http://general:1",
+        False,
+        {"a": "1", "b": "two words", "c": "x=y"},
+        2.5,
+        "gzip",
+        Tls(True, "/ca", "/pem", "/key"),
+    )
+
+
+@pytest.mark.parametrize("option", SIGNAL)
+def test_each_signal_variable_wins_over_the_general_one(option):
+    both = read_settings(environ(GENERAL) | signal({option: SIGNAL[option]}))
+    expected = read_settings(environ(GENERAL | {option: SIGNAL[option]}))
+    assert both == expected or option == "ENDPOINT"
+    assert (both.endpoint, both.exact) == (
+        (SIGNAL["ENDPOINT"], True) if option == "ENDPOINT" else (GENERAL["ENDPOINT"], False)
+    )
+
+
+def test_an_empty_variable_counts_as_unset():
+    assert read_settings(environ(GENERAL) | signal(dict.fromkeys(SIGNAL, " "))) == read_settings(
+        environ(GENERAL)
+    )
+
+
+def test_all_mistakes_are_reported_at_once_without_secrets():
+    wrong = {
+        "PROTOCOL": "http",
+        "TIMEOUT": "10s",
+        "COMPRESSION": "zstd",
+        "INSECURE": "yes",
+        "HEADERS": "secret",
+    }
+    with pytest.raises(ConfigError) as caught:
+        read_settings(environ(wrong) | signal({"TIMEOUT": "-1"}))
+    assert {problem.key for problem in caught.value.problems} == {
+        "OTEL_EXPORTER_OTLP_PROTOCOL",
+        "OTEL_EXPORTER_OTLP_PROFILES_TIMEOUT",
+        "OTEL_EXPORTER_OTLP_COMPRESSION",
+        "OTEL_EXPORTER_OTLP_INSECURE",
+        "OTEL_EXPORTER_OTLP_HEADERS",
+    }
+    assert "secret" not in str(caught.value)
+    assert "secret" not in repr(read_settings(environ({"HEADERS": "a=secret"})))
+
+
+PATH = "/v1development/profiles"
+
+
+@pytest.mark.parametrize(
+    ("address", "variables", "kind", "form", "endpoint"),
+    [
+        (None, {}, OtlpGrpcExporter, Form.PROTOBUF, "localhost:4317"),
+        (
+            None,
+            environ({"PROTOCOL": "http/protobuf"}),
+            *(OtlpHttpExporter, Form.PROTOBUF, "http://localhost:4318" + PATH),
+        ),
+        (
+            None,
+            environ({"PROTOCOL": "http/json", "ENDPOINT": "https://h/base/"}),
+            *(OtlpHttpExporter, Form.JSON, "https://h/base" + PATH),
+        ),
+        (
+            None,
+            environ({"PROTOCOL": "http/json"}) | signal({"ENDPOINT": "https://h/own"}),
+            *(OtlpHttpExporter, Form.JSON, "https://h/own"),
+        ),
+        (
+            "grpc://h:1",
+            environ(GENERAL | {"CLIENT_KEY": ""}),
+            OtlpGrpcExporter,
+            Form.PROTOBUF,
+            "h:1",
+        ),
+        ("grpcs://h:1", {}, OtlpGrpcExporter, Form.PROTOBUF, "h:1"),
+        ("http://h:1", {}, OtlpHttpExporter, Form.PROTOBUF, "http://h:1" + PATH),
+        (
+            "http://h:1" + PATH,
+            environ({"PROTOCOL": "http/json"}),
+            *(OtlpHttpExporter, Form.JSON, "http://h:1" + PATH),
+        ),
+    ],
+)
+def test_the_exporter_that_results(address, variables, kind, form, endpoint):
+    exporter = exporter_from_environment(address, variables)
+    assert (type(exporter), exporter.form, exporter.endpoint) == (kind, form, endpoint)
+    exporter.shutdown(0)
+
+
+def test_the_timeout_covers_all_attempts():
+    exporter = exporter_from_environment(environ=environ({"TIMEOUT": "3"}))
+    assert (exporter._timeout_s, exporter._retry.max_elapsed_time_s) == (3, 3)
+    exporter.shutdown(0)
+
+
+def test_another_address_is_refused():
+    with pytest.raises(ConfigError) as caught:
+        exporter_from_environment("collector:4317", {})
+    assert "grpc://" in caught.value.hint

@@ -1,0 +1,233 @@
+"""The sending queue: bounded, in order, exact."""
+
+import threading
+import time
+
+import pytest
+
+from otel_kprofiler.export import ExportOutcome, ExportQueue, ExportResult, ProfileExporter
+from otel_kprofiler.model import Form, LossCause
+
+
+class Gate(ProfileExporter):
+    """Exports one batch for each permission it is given."""
+
+    name, form, max_bytes = "gate", Form.PROTOBUF, None
+
+    def __init__(self, permits=0):
+        self.permits = threading.Semaphore(permits)
+        self.seen = []
+        self.result = ExportResult.success
+        self.stopped = threading.Event()
+
+    def export(self, batch):
+        self.seen.append(batch.payload)
+        while not self.permits.acquire(timeout=0.01):
+            if self.stopped.is_set():
+                return ExportResult.failure(batch, LossCause.SHUTDOWN, "")
+        return self.result(batch)
+
+    def shutdown(self, timeout_millis=30_000):
+        self.stopped.set()
+
+
+@pytest.fixture
+def gate():
+    return Gate()
+
+
+@pytest.fixture
+def open_queue():
+    queues = []
+
+    def make(*arguments, **options):
+        queues.append(ExportQueue(*arguments, **options))
+        return queues[-1]
+
+    yield make
+    for queue in queues:
+        queue.shutdown(0)
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def check(counts):
+    assert counts.accepted == counts.exported + sum(counts.lost.values()) + counts.queued
+    return counts
+
+
+def test_batches_arrive_in_order_and_are_counted(open_queue, gate, batch):
+    queue = open_queue(gate)
+    for number in range(5):
+        assert queue.put(batch(b"%d" % number, samples=(number,)))
+    assert check(queue.counts())[:4] == (10, 0, {}, 10)
+    gate.permits.release(5)
+    assert queue.force_flush(5000)
+    assert gate.seen == [b"0", b"1", b"2", b"3", b"4"]
+    assert check(queue.counts()) == (10, 10, {}, 0, 0, 0)
+
+
+@pytest.mark.parametrize("limit", [{"size": 2}, {"max_bytes": 20}])
+def test_a_full_queue_drops_the_oldest_that_waits(open_queue, gate, batch, limit, caplog):
+    queue = open_queue(gate, **limit)
+    queue.put(batch(b"in flight."))
+    wait_until(lambda: gate.seen)
+    for number in range(4):
+        queue.put(batch(b"number %d, " % number, samples=(10**number,)))
+    assert check(queue.counts()).lost == {LossCause.QUEUE_FULL: 11}
+    gate.permits.release(9)
+    assert queue.force_flush(5000)
+    assert gate.seen == [b"in flight.", b"number 2, ", b"number 3, "]
+    assert check(queue.counts()).exported == 3 + 1100
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_batch_above_the_byte_limit_may_still_wait_alone(open_queue, gate, batch):
+    queue = open_queue(gate, max_bytes=4)
+    gate.permits.release(1)
+    queue.put(batch(b"larger than the limit"))
+    assert queue.force_flush(5000)
+    assert check(queue.counts()).exported == 3
+
+
+def test_put_never_waits_for_the_exporter(open_queue, gate, batch):
+    queue = open_queue(gate, size=10)
+    started = time.monotonic()
+    for _ in range(1000):
+        queue.put(batch())
+    assert time.monotonic() - started < 1
+    assert check(queue.counts()).batches in (10, 11)
+
+
+def test_one_slow_exporter_does_not_delay_another(open_queue, gate, batch):
+    slow, fast = open_queue(gate), open_queue(Gate(permits=100))
+    for _ in range(10):
+        slow.put(batch())
+        fast.put(batch())
+    assert fast.force_flush(5000)
+    assert (fast.counts().exported, slow.counts().queued) == (30, 30)
+
+
+def test_losses_that_an_exporter_tells_are_kept_by_cause(open_queue, batch):
+    gate = Gate(permits=9)
+    gate.result = lambda _: ExportResult(ExportOutcome.SUCCESS, 1, {LossCause.REJECTED: 2})
+    queue = open_queue(gate)
+    queue.put(batch())
+    queue.put(batch())
+    queue.lose(7, LossCause.TOO_LARGE)
+    assert queue.force_flush(5000)
+    assert check(queue.counts())[:3] == (13, 2, {LossCause.REJECTED: 4, LossCause.TOO_LARGE: 7})
+
+
+def boom(_):
+    raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize(
+    "defect",
+    [boom, lambda _: ExportResult(ExportOutcome.SUCCESS, 99, {})],
+    ids=["raise", "miscount"],
+)
+def test_a_defect_is_counted_and_logged_and_the_worker_lives(open_queue, batch, defect, caplog):
+    gate = Gate(permits=9)
+    gate.result = defect
+    queue = open_queue(gate)
+    queue.put(batch())
+    assert queue.force_flush(5000)
+    assert check(queue.counts()).lost == {LossCause.INTERNAL: 3}
+    assert caplog.records[0].exc_info
+    gate.result = ExportResult.success
+    queue.put(batch())
+    assert queue.force_flush(5000)
+    assert check(queue.counts()).exported == 3
+
+
+def test_force_flush_waits_for_what_was_put_before_only(open_queue, gate, batch):
+    queue = open_queue(gate, size=4)
+    queue.put(batch(b"first"))
+    wait_until(lambda: gate.seen)
+    assert not queue.force_flush(20)
+    done = []
+    thread = threading.Thread(target=lambda: done.append(queue.force_flush(5000)))
+    thread.start()
+    time.sleep(0.05)
+    for _ in range(9):  # what is dropped meanwhile must not be taken for "first"
+        queue.put(batch())
+    time.sleep(0.05)
+    assert not done
+    gate.permits.release(1)
+    thread.join()
+    assert done == [True]
+    assert queue.counts().batches == 4
+
+
+def test_shutdown_exports_what_is_queued(open_queue, batch):
+    gate = Gate(permits=100)
+    queue = open_queue(gate)
+    for _ in range(10):
+        queue.put(batch())
+    queue.shutdown(5000)
+    assert check(queue.counts())[:4] == (30, 30, {}, 0)
+    assert gate.stopped.is_set()
+
+
+def test_shutdown_counts_the_rest_once_its_time_is_over(open_queue, gate, batch):
+    queue = open_queue(gate)
+    for _ in range(10):
+        queue.put(batch())
+    gate.permits.release(4)
+    started = time.monotonic()
+    queue.shutdown(200)
+    assert time.monotonic() - started < 1
+    assert check(queue.counts())[:4] == (30, 12, {LossCause.SHUTDOWN: 18}, 0)
+    queue.shutdown(200)
+    assert not queue.put(batch())
+    assert check(queue.counts())[:4] == (33, 12, {LossCause.SHUTDOWN: 21}, 0)
+
+
+def test_an_exporter_that_ignores_shutdown_is_left_behind(open_queue, gate, batch, monkeypatch):
+    """Its batch is counted lost, and not once more when it comes back after all."""
+    monkeypatch.setattr(gate, "shutdown", lambda _: None)
+    queue = open_queue(gate)
+    queue.put(batch())
+    wait_until(lambda: gate.seen)
+    started = time.monotonic()
+    queue.shutdown(0)
+    assert time.monotonic() - started < 2
+    assert check(queue.counts())[:4] == (3, 0, {LossCause.SHUTDOWN: 3}, 0)
+    gate.permits.release(1)
+    queue._worker.join(5)
+    assert check(queue.counts())[:4] == (3, 0, {LossCause.SHUTDOWN: 3}, 0)
+
+
+def test_each_export_is_observed_once_and_a_bad_observer_harms_nothing(open_queue, batch, caplog):
+    seen = []
+
+    def observer(result, seconds):
+        seen.append((result.outcome, seconds >= 0))
+        raise ValueError("observer")
+
+    queue = open_queue(Gate(permits=9), on_export=observer)
+    queue.put(batch())
+    queue.put(batch())
+    assert queue.force_flush(5000)
+    assert seen == [(ExportOutcome.SUCCESS, True)] * 2
+    assert check(queue.counts()).exported == 6
+
+
+def test_the_account_is_exact_at_every_instant(open_queue, batch):
+    queue = open_queue(Gate(permits=10**6), size=3)
+    threads = [
+        threading.Thread(target=lambda: [queue.put(batch()) for _ in range(300)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        check(queue.counts())
+    assert queue.force_flush(5000)
+    assert check(queue.counts()).accepted == 4 * 300 * 3

@@ -1,0 +1,216 @@
+"""OTLP in files: what is written can be read back, whatever happens in between."""
+
+import io
+import os
+import stat
+
+import pytest
+
+from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export import (
+    DebugExporter,
+    ExportOutcome,
+    FileExporter,
+    MessageFileExporter,
+    Rotation,
+    Verbosity,
+)
+from otel_kprofiler.model import Form, LossCause
+
+SUCCESS = ExportOutcome.SUCCESS
+
+
+def messages(data):
+    found = []
+    while data:
+        size = int.from_bytes(data[:4], "big")
+        assert len(data) >= 4 + size
+        found.append(data[4 : 4 + size])
+        data = data[4 + size :]
+    return found
+
+
+@pytest.fixture
+def open_file(tmp_path):
+    exporters = []
+
+    def make(path=tmp_path / "out.jsonl", **arguments):
+        exporters.append(FileExporter(str(path), **arguments))
+        return exporters[-1]
+
+    yield make
+    for exporter in exporters:
+        exporter.shutdown()
+
+
+def test_json_is_one_request_per_line_visible_at_once(open_file, batch, tmp_path):
+    exporter = open_file()
+    for number in range(3):
+        payload = b'{"n":\n%d}' % number  # pretty-printed input must not break the lines
+        assert exporter.export(batch(payload, form=Form.JSON)).outcome is SUCCESS
+        lines = (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)
+        assert lines == [b'{"n": %d}\n' % seen for seen in range(number + 1)]
+
+
+def test_protobuf_messages_stand_behind_their_lengths(open_file, batch, tmp_path):
+    exporter = open_file(form=Form.PROTOBUF)
+    payloads = [b"", b"a", b"\n" * 300, b"x" * 70_000]
+    for payload in payloads:
+        assert exporter.export(batch(payload)).exported == 3
+    assert messages((tmp_path / "out.jsonl").read_bytes()) == payloads
+
+
+@pytest.mark.parametrize("form", Form)
+def test_a_file_is_continued(open_file, batch, tmp_path, form):
+    for number in range(3):
+        exporter = open_file(form=form)
+        exporter.export(batch(b"%d" % number))
+        exporter.shutdown()
+    content = (tmp_path / "out.jsonl").read_bytes()
+    found = messages(content) if form is Form.PROTOBUF else content.splitlines()
+    assert found == [b"0", b"1", b"2"]
+
+
+def test_a_line_that_was_cut_off_does_not_spoil_the_next(open_file, batch, tmp_path):
+    (tmp_path / "out.jsonl").write_bytes(b'{"whole":1}\n{"hal')
+    open_file().export(batch(b"{}"))
+    assert (tmp_path / "out.jsonl").read_bytes() == b'{"whole":1}\n{"hal\n{}\n'
+
+
+@pytest.mark.parametrize("content", [b"\0\0\0\5half", b"\0\0", b"some other file, not ours at all"])
+def test_a_message_file_that_is_cut_off_or_foreign_is_left_alone(open_file, tmp_path, content):
+    (tmp_path / "out.jsonl").write_bytes(content)
+    with pytest.raises(ExportError) as caught:
+        open_file(form=Form.PROTOBUF)
+    assert caught.value.hint
+    assert (tmp_path / "out.jsonl").read_bytes() == content
+
+
+@pytest.mark.parametrize("exporter", [FileExporter, MessageFileExporter])
+@pytest.mark.parametrize("path", ["missing/out", "directory", "file/out"])
+def test_unwritable_paths_are_refused_at_once(tmp_path, exporter, path):
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(ExportError) as caught:
+        exporter(str(tmp_path / path))
+    assert path in caught.value.message
+    assert caught.value.hint
+
+
+def test_half_a_record_is_taken_back(open_file, batch, tmp_path, monkeypatch, caplog):
+    """A full disk writes what fits: the rest of the file must stay readable."""
+    exporter = open_file(form=Form.PROTOBUF)
+    exporter.export(batch(b"first"))
+    write, calls = os.write, []
+
+    def full(fd, data):
+        calls.append(len(data))
+        if len(calls) % 2:
+            return write(fd, data[:7])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    for _ in range(2):
+        result = exporter.export(batch(b"second second"))
+        assert (result.lost, result.error_type) == ({LossCause.WRITE_FAILED: 3}, "ENOSPC")
+    monkeypatch.undo()
+    exporter.export(batch(b"third"))
+    assert messages((tmp_path / "out.jsonl").read_bytes()) == [b"first", b"third"]
+    assert len(caplog.records) == 1
+
+
+def test_a_full_device_is_a_counted_loss(open_file, batch):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full")
+    exporter = open_file("/dev/full", rotation=Rotation(max_bytes=1))
+    assert exporter.export(batch()).lost == {LossCause.WRITE_FAILED: 3}
+
+
+def test_standard_output(batch, capfdbinary):
+    exporter = FileExporter("-")
+    exporter.export(batch(b"{}"))
+    exporter.shutdown()
+    os.write(1, b"still open")
+    assert capfdbinary.readouterr().out == b"{}\nstill open"
+    assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}
+
+
+def test_rotation_by_size_keeps_the_newest(open_file, batch, tmp_path):
+    times = iter(range(1_700_000_000, 1_800_000_000))
+    exporter = open_file(
+        rotation=Rotation(max_bytes=20, max_backups=2), now=lambda: float(next(times))
+    )
+    for number in range(9):
+        exporter.export(batch(b'{"n":%02d}' % number))  # 9 bytes with the newline: two per file
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert len(files) == 3
+    assert files[-1] == "out.jsonl"
+    assert all(name.startswith("out-2023-11-14T22-") for name in files[:-1])
+    lines = [line for name in files for line in (tmp_path / name).read_bytes().splitlines()]
+    assert lines == [b'{"n":%02d}' % number for number in (4, 5, 6, 7, 8)]
+
+
+def test_rotation_by_age_and_age_of_backups(open_file, batch, tmp_path):
+    clock = [1_700_000_000.0]
+    rotation = Rotation(max_bytes=0, max_age_s=60, max_backups=0, max_backup_age_s=100)
+    exporter = open_file(rotation=rotation, now=lambda: clock[0])
+    (tmp_path / "out-other.jsonl").touch()
+    for _ in range(12):
+        exporter.export(batch(b"{}"))
+        clock[0] += 30
+    lines = [path.read_bytes().count(b"\n") for path in sorted(tmp_path.glob("out-2*"))]
+    assert lines == [2, 2]
+    assert (tmp_path / "out.jsonl").read_bytes() == b"{}\n{}\n"
+    assert (tmp_path / "out-other.jsonl").exists()
+
+
+def test_backups_of_one_millisecond_do_not_overwrite_each_other(open_file, batch, tmp_path):
+    exporter = open_file(rotation=Rotation(max_bytes=1), now=lambda: 1_700_000_000.0)
+    for _ in range(5):
+        exporter.export(batch(b"{}"))
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_a_bare_message_replaces_the_file_when_it_is_complete(batch, tmp_path):
+    path = tmp_path / "out.otlp"
+    path.write_bytes(b"old")
+    exporter = MessageFileExporter(str(path))
+    assert path.read_bytes() == b"old"
+    assert exporter.export(batch(b"new")).exported == 3
+    assert path.read_bytes() == b"new"
+    assert exporter.export(batch(b"another")).lost == {LossCause.WRITE_FAILED: 3}
+    exporter.shutdown()
+    assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"new", [path])
+
+
+def test_a_message_file_without_message_leaves_nothing(tmp_path):
+    MessageFileExporter(str(tmp_path / "out.otlp")).shutdown()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_message_can_go_to_a_device_which_stays_one(batch):
+    exporter = MessageFileExporter("/dev/null")
+    assert exporter.export(batch()).outcome is SUCCESS
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "line"),
+    [
+        (Verbosity.BASIC, "debug: profiles: 2, samples: 5, bytes: 10\n"),
+        (
+            Verbosity.DETAILED,
+            (
+                "debug: profiles: 2, samples: 5, bytes: 10, start: 2023-11-14T22:13:20.000+00:00,"
+                " seconds: 5.000, bytes per sample: 2.0, samples by profile: 3 2\n"
+            ),
+        ),
+    ],
+)
+def test_debug_prints_counts(batch, verbosity, line):
+    out = io.StringIO()
+    exporter = DebugExporter(verbosity=verbosity, out=out)
+    assert exporter.export(batch(b"x" * 10, samples=(3, 2))).exported == 5
+    assert out.getvalue() == line
+    out.close()
+    assert exporter.export(batch()).lost == {LossCause.WRITE_FAILED: 3}

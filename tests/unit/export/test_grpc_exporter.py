@@ -1,0 +1,440 @@
+"""OTLP over gRPC against a real gRPC server that answers as it is told."""
+
+import logging
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import grpc
+import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
+    ExportProfilesServiceResponse,
+)
+
+from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export import ExportOutcome, OtlpGrpcExporter, RetryPolicy, Tls
+from otel_kprofiler.export.grpc import parse_endpoint, parse_retry_delay
+from otel_kprofiler.model import LossCause
+
+SUCCESS = ExportOutcome.SUCCESS
+RETRYABLE = {
+    "CANCELLED",
+    "DEADLINE_EXCEEDED",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+}
+ERRORS = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
+GATE = "--feature-gates=service.profilesSupport"
+
+
+def refuse(code, details=None):
+    def answer(_, context):
+        if details is not None:
+            context.set_trailing_metadata([("grpc-status-details-bin", details)])
+        context.abort(code, "no")
+
+    return answer
+
+
+def status_details(*messages):
+    status = Status(code=8, message="no")
+    for message in messages:
+        packed = AnyMessage()
+        packed.Pack(message)
+        status.details.append(packed)
+    return status.SerializeToString()
+
+
+def partial(rejected=0, message=""):
+    response = ExportProfilesServiceResponse()
+    response.partial_success.SetInParent()
+    response.partial_success.rejected_profiles = rejected
+    response.partial_success.error_message = message
+    return response.SerializeToString()
+
+
+@pytest.fixture
+def exporter(grpc_receiver, quick):
+    exporter = OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", retry=quick)
+    yield exporter
+    exporter.shutdown()
+
+
+def test_what_is_sent_is_the_batch_byte_for_byte(grpc_receiver, exporter, batch):
+    payload = bytes(range(256)) * 100  # not even a protobuf message
+    assert exporter.export(batch(payload)) == (SUCCESS, 3, {}, "", "")
+    assert [request for request, _ in grpc_receiver.requests] == [payload]
+
+
+def test_user_agent_names_the_product_then_the_otlp_exporter(grpc_receiver, exporter, batch):
+    exporter.export(batch())
+    agent = grpc_receiver.requests[0][1]["user-agent"]
+    assert agent.startswith("otel-kprofiler/")
+    assert " OTel-OTLP-Exporter-Python/" in agent
+
+
+def test_headers_are_sent_with_lower_case_names(grpc_receiver, batch):
+    endpoint = f"http://{grpc_receiver.endpoint}"
+    headers = {"Authorization": "Bearer x", "otlp-profiles-development-version": "1"}
+    exporter = OtlpGrpcExporter(endpoint, headers=headers, development_version=True)
+    exporter.export(batch())
+    exporter.shutdown()
+    metadata = grpc_receiver.requests[0][1]
+    assert metadata["authorization"] == "Bearer x"
+    assert metadata["otlp-profiles-development-version"] == "1"
+
+
+@pytest.mark.parametrize("code", ERRORS, ids=lambda code: code.name)
+def test_exactly_the_retryable_codes_are_retried(grpc_receiver, exporter, batch, code):
+    grpc_receiver.answer(refuse(code), b"")
+    result = exporter.export(batch())
+    if code.name in RETRYABLE:
+        assert result == (SUCCESS, 3, {}, "", "")
+        assert len(grpc_receiver.requests) == 2
+    else:
+        assert result.outcome is ExportOutcome.FAILURE
+        assert (result.lost, result.error_type) == ({LossCause.REJECTED: 3}, code.name)
+        assert len(grpc_receiver.requests) == 1
+
+
+def test_resource_exhausted_is_retried_with_retry_info_only(grpc_receiver, exporter, batch):
+    exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
+    info = RetryInfo(retry_delay=Duration(nanos=300_000_000))
+    grpc_receiver.answer(refuse(exhausted, status_details(ErrorInfo(reason="busy"), info)), b"")
+    started = time.monotonic()
+    assert exporter.export(batch()).outcome is SUCCESS
+    assert 0.3 <= time.monotonic() - started < 2
+    grpc_receiver.script.clear()
+    for details in (status_details(), status_details(ErrorInfo()), b"\xff\xff", None):
+        grpc_receiver.script.clear()
+        grpc_receiver.answer(refuse(exhausted, details))
+        assert exporter.export(batch()).lost == {LossCause.REJECTED: 3}
+    assert len(grpc_receiver.requests) == 2 + 4
+
+
+@pytest.mark.parametrize(
+    ("details", "delay"),
+    [
+        (status_details(RetryInfo(retry_delay=Duration(seconds=2, nanos=500_000_000))), 2.5),
+        (status_details(RetryInfo(retry_delay=Duration(seconds=-5))), 0.0),
+        (status_details(RetryInfo()), 0.0),
+        (status_details(), None),
+        (b"\x0a\xff", None),
+    ],
+)
+def test_retry_info_is_parsed(details, delay):
+    assert parse_retry_delay(details) == delay
+
+
+@pytest.mark.parametrize(
+    ("answer", "arrived"),
+    [
+        (b"", 111),
+        (partial(), 111),
+        (partial(message="only a warning"), 111),
+        (partial(-1), 111),
+        (partial(1, "too old"), 11),
+        (partial(2, "too old"), 1),
+        (partial(3, "all"), 0),
+        (partial(4, "more than there were"), 0),
+    ],
+)
+def test_partial_success_is_success_and_never_sent_again(
+    grpc_receiver, exporter, batch, answer, arrived
+):
+    """Which profiles were rejected is unknown: the largest are assumed, so 'exported' holds."""
+    grpc_receiver.answer(answer)
+    result = exporter.export(batch(samples=(10, 100, 1)))
+    assert (result.outcome, result.exported) == (SUCCESS, arrived)
+    assert result.lost == ({LossCause.REJECTED: 111 - arrived} if arrived < 111 else {})
+    assert len(grpc_receiver.requests) == 1
+
+
+def test_an_unreadable_response_is_a_failure(grpc_receiver, exporter, batch):
+    grpc_receiver.answer(b"\xff\xff\xff")
+    assert exporter.export(batch()).lost == {LossCause.REJECTED: 3}
+    assert len(grpc_receiver.requests) == 1
+
+
+def test_a_response_above_4_mib_is_a_failure_without_retry(grpc_receiver, exporter, batch):
+    grpc_receiver.answer(b"\x12" + b"\x00" * (4 << 20))
+    assert exporter.export(batch()).lost == {LossCause.REJECTED: 3}
+    assert len(grpc_receiver.requests) == 1
+
+
+def test_unimplemented_names_the_feature_gate_once(grpc_receiver, exporter, batch, caplog):
+    grpc_receiver.answer(refuse(grpc.StatusCode.UNIMPLEMENTED))
+    for _ in range(3):
+        assert GATE in exporter.export(batch()).message
+    assert [GATE in record.message for record in caplog.records] == [True]
+    assert "profiles pipeline" in caplog.text
+    assert len(grpc_receiver.requests) == 3
+
+
+def test_a_failure_is_logged_when_it_begins_and_when_it_ends(
+    grpc_receiver, exporter, batch, caplog
+):
+    caplog.set_level(logging.INFO)
+    unavailable = refuse(grpc.StatusCode.UNAVAILABLE)
+    grpc_receiver.answer(unavailable, unavailable, unavailable, b"")
+    exporter.export(batch())
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_what_a_receiver_says_cannot_forge_log_lines(grpc_receiver, exporter, batch, caplog):
+    grpc_receiver.answer(partial(1, "a\nERROR forged \x1b[31m" + "x" * 100_000))
+    exporter.export(batch())
+    assert "\n" not in caplog.messages[0]
+    assert "\x1b" not in caplog.messages[0]
+    assert len(caplog.messages[0]) < 1000
+
+
+def test_a_batch_above_the_limit_is_not_sent(grpc_receiver, batch):
+    exporter = OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", max_bytes=100)
+    assert exporter.export(batch(b"x" * 100)).outcome is SUCCESS
+    assert exporter.export(batch(b"x" * 101)).lost == {LossCause.TOO_LARGE: 3}
+    assert len(grpc_receiver.requests) == 1
+    exporter.shutdown()
+
+
+def test_the_default_limit_passes_a_default_server(batch):
+    """gRPC servers accept 4 MiB unless they are told otherwise."""
+    assert OtlpGrpcExporter("http://localhost").max_bytes < 4 << 20
+
+
+@pytest.mark.parametrize(("compression", "small"), [("gzip", True), ("none", False)])
+def test_compression_is_seen_on_the_wire(grpc_receiver, batch, compression, small):
+    payload = b"kernel stack " * 20_000
+    with Forwarder(grpc_receiver.port) as forwarder:
+        endpoint = f"http://127.0.0.1:{forwarder.port}"
+        exporter = OtlpGrpcExporter(endpoint, compression=compression)
+        assert exporter.export(batch(payload)).outcome is SUCCESS
+        exporter.shutdown()
+    assert grpc_receiver.requests[0][0] == payload
+    assert (forwarder.bytes < len(payload) / 10) is small
+
+
+def test_refused_connections_are_retried_until_time_is_up(batch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    policy = RetryPolicy(initial_interval_s=0.05, max_elapsed_time_s=0.5)
+    exporter = OtlpGrpcExporter(f"http://127.0.0.1:{port}", retry=policy)
+    started = time.monotonic()
+    result = exporter.export(batch())
+    assert time.monotonic() - started < 1.5
+    assert (result.lost, result.error_type) == ({LossCause.RETRIES_EXHAUSTED: 3}, "UNAVAILABLE")
+    exporter.shutdown()
+
+
+def test_a_receiver_that_comes_back_is_found_again(grpc_receiver, batch):
+    """gRPC's own reconnection back-off grows to two minutes; ours must not wait for it."""
+    with Forwarder(grpc_receiver.port) as forwarder:
+        policy = RetryPolicy(initial_interval_s=0.2, max_interval_s=0.2, max_elapsed_time_s=60)
+        exporter = OtlpGrpcExporter(f"http://127.0.0.1:{forwarder.port}", retry=policy)
+        forwarder.refuse(4.0)
+        started = time.monotonic()
+        assert exporter.export(batch()).outcome is SUCCESS
+        assert time.monotonic() - started < 4.0 + 4.0
+        exporter.shutdown()
+
+
+def test_a_hanging_receiver_is_given_up_after_the_timeout(grpc_receiver, batch):
+    grpc_receiver.answer(lambda *_: time.sleep(1) or b"")
+    policy = RetryPolicy(enabled=False)
+    exporter = OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", timeout_s=0.2, retry=policy)
+    result = exporter.export(batch())
+    assert result.lost == {LossCause.RETRIES_EXHAUSTED: 3}
+    assert result.error_type == "DEADLINE_EXCEEDED"
+    exporter.shutdown()
+
+
+@pytest.mark.parametrize("answer", [refuse(grpc.StatusCode.UNAVAILABLE), lambda *_: time.sleep(3)])
+def test_shutdown_ends_a_back_off_and_an_attempt_within_a_second(grpc_receiver, batch, answer):
+    grpc_receiver.answer(answer)
+    policy = RetryPolicy(initial_interval_s=60, max_elapsed_time_s=0)
+    exporter = OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", retry=policy)
+    results = []
+    thread = threading.Thread(target=lambda: results.append(exporter.export(batch())))
+    thread.start()
+    while not grpc_receiver.requests:
+        time.sleep(0.01)
+    assert not exporter.force_flush(10)
+    started = time.monotonic()
+    exporter.shutdown(100)
+    thread.join()
+    assert time.monotonic() - started < 1
+    assert results[0].lost == {LossCause.SHUTDOWN: 3}
+    exporter.shutdown()
+    assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}
+
+
+def test_shutdown_lets_an_attempt_under_way_finish(grpc_receiver, exporter, batch):
+    grpc_receiver.answer(lambda *_: time.sleep(0.3) or b"")
+    results = []
+    thread = threading.Thread(target=lambda: results.append(exporter.export(batch())))
+    thread.start()
+    while not grpc_receiver.requests:
+        time.sleep(0.01)
+    exporter.shutdown(5000)
+    thread.join()
+    assert results[0].exported == 3
+
+
+def server_credentials(certificates, *, mutual):
+    pair = [((certificates / f"server.{kind}").read_bytes()) for kind in ("key", "pem")]
+    ca = (certificates / "ca.pem").read_bytes() if mutual else None
+    return grpc.ssl_server_credentials([pair], ca, require_client_auth=mutual)
+
+
+def test_tls_verifies_the_receiver_and_https_wins_over_insecure(
+    certificates, open_grpc_receiver, batch, quick
+):
+    once = RetryPolicy(enabled=False)
+    with open_grpc_receiver(server_credentials(certificates, mutual=False)) as receiver:
+        for tls, delivered in [
+            (Tls(ca_file=str(certificates / "ca.pem")), True),
+            (Tls(ca_file=str(certificates / "ca.pem"), insecure=True), True),
+            (Tls(ca_file=str(certificates / "stranger.pem")), False),
+            (Tls(), False),
+        ]:
+            exporter = OtlpGrpcExporter(f"https://{receiver.endpoint}", tls=tls, retry=once)
+            assert (exporter.export(batch()).outcome is SUCCESS) is delivered
+            exporter.shutdown()
+
+
+def test_mutual_tls(certificates, open_grpc_receiver, batch):
+    once = RetryPolicy(enabled=False)
+    ca, pem, key = (str(certificates / name) for name in ("ca.pem", "client.pem", "client.key"))
+    with open_grpc_receiver(server_credentials(certificates, mutual=True)) as receiver:
+        for tls, delivered in [
+            (Tls(ca_file=ca, cert_file=pem, key_file=key), True),
+            (Tls(ca_file=ca), False),
+        ]:
+            # Without a scheme: TLS, because nothing says insecure.
+            exporter = OtlpGrpcExporter(receiver.endpoint, tls=tls, retry=once)
+            assert (exporter.export(batch()).outcome is SUCCESS) is delivered
+            exporter.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "insecure", "target", "secure"),
+    [
+        ("collector:4317", False, "collector:4317", True),
+        ("collector:4317", True, "collector:4317", False),
+        ("collector", True, "collector:4317", False),
+        ("http://collector:4317/", False, "collector:4317", False),
+        ("http://collector", False, "collector:4317", False),
+        ("https://collector", True, "collector", True),
+        ("https://[::1]:4317", True, "[::1]:4317", True),
+        ("unix:///run/otel.sock", True, "unix:///run/otel.sock", False),
+        ("unix:/run/otel.sock", True, "unix:/run/otel.sock", False),
+        ("dns:///collector:4317", False, "dns:///collector:4317", True),
+    ],
+)
+def test_endpoints(endpoint, insecure, target, secure):
+    assert parse_endpoint(endpoint, insecure=insecure) == (target, secure)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", "http://", "http://host/path", "host:port", "http://user:secret@host:1"]
+)
+def test_unusable_endpoints_are_refused_with_a_hint_and_without_secrets(endpoint):
+    with pytest.raises(ExportError) as caught:
+        OtlpGrpcExporter(endpoint)
+    assert caught.value.hint
+    assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"headers": {"bad name": "x"}},
+        {"headers": {"name": "secret\n"}},
+        {"compression": "zstd"},
+        {"tls": Tls(ca_file="/nonexistent/ca.pem")},
+        {"tls": Tls(cert_file="/etc/hostname")},
+    ],
+)
+def test_unusable_settings_are_refused_with_a_hint(arguments):
+    with pytest.raises(ExportError) as caught:
+        OtlpGrpcExporter("https://localhost", **arguments)
+    assert caught.value.hint
+    assert "secret" not in caught.value.message
+
+
+def test_the_door_loads_no_transport():
+    """A profiler that writes files must not carry gRPC and requests (27 MB)."""
+    script = (
+        "import sys, otel_kprofiler.export as e\n"
+        "heavy = {'grpc', 'requests', 'urllib3', 'google.protobuf', 'opentelemetry'}\n"
+        "print(heavy & sys.modules.keys())"
+    )
+    assert subprocess.check_output([sys.executable, "-c", script]) == b"set()\n"
+
+
+def test_instrumentation_is_suppressed_while_exporting(grpc_receiver, exporter, batch, monkeypatch):
+    from opentelemetry import context
+
+    key = context._SUPPRESS_INSTRUMENTATION_KEY
+    seen = []
+    attempt = exporter._attempt
+    monkeypatch.setattr(
+        exporter, "_attempt", lambda *a: seen.append(context.get_value(key)) or attempt(*a)
+    )
+    exporter.export(batch())
+    assert (seen, context.get_value(key)) == ([True], None)
+
+
+class Forwarder:
+    """Forwards connections to a port, counts what clients send, and can play dead."""
+
+    def __init__(self, port):
+        self.target = port
+        self.bytes = 0
+        self.dead_until = 0.0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def refuse(self, seconds):
+        self.dead_until = time.monotonic() + seconds
+
+    def accept(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            if time.monotonic() < self.dead_until:
+                client.close()
+                continue
+            server = socket.create_connection(("127.0.0.1", self.target))
+            for source, sink in ((client, server), (server, client)):
+                threading.Thread(
+                    target=self.pump, args=(source, sink, source is client), daemon=True
+                ).start()
+
+    def pump(self, source, sink, counted):
+        with source:
+            try:
+                while data := source.recv(65536):
+                    self.bytes += len(data) * counted
+                    sink.sendall(data)
+                sink.shutdown(socket.SHUT_WR)
+            except OSError:
+                return
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()

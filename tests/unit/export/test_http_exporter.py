@@ -1,0 +1,360 @@
+"""OTLP over HTTP against a real HTTP server that answers as it is told."""
+
+import email.utils
+import gzip
+import json
+import ssl
+import threading
+import time
+
+import pytest
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
+    ExportProfilesServiceResponse,
+)
+
+from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export import ExportOutcome, OtlpHttpExporter, RetryPolicy, Tls
+from otel_kprofiler.export.http import parse_endpoint, parse_retry_after
+from otel_kprofiler.model import Form, LossCause
+
+SUCCESS = ExportOutcome.SUCCESS
+PROTOBUF = {"Content-Type": "application/x-protobuf"}
+JSON = {"Content-Type": "application/json; charset=utf-8"}
+GATE = "--feature-gates=service.profilesSupport"
+RETRYABLE = {429, 502, 503, 504}
+FAILURES = [301, 302, 307, 308, 400, 401, 403, 404, 408, 413, 429, 500, 501, 502, 503, 504, 505]
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture
+def open_exporter(http_receiver, quick):
+    exporters = []
+
+    def make(endpoint=None, **arguments):
+        exporters.append(
+            OtlpHttpExporter(endpoint or http_receiver.endpoint, **{"retry": quick, **arguments})
+        )
+        return exporters[-1]
+
+    yield make
+    for exporter in exporters:
+        exporter.shutdown(0)
+
+
+@pytest.mark.parametrize("form", Form)
+@pytest.mark.parametrize("compression", ["gzip", "none"])
+def test_what_is_sent(http_receiver, open_exporter, batch, form, compression):
+    """Path, content type and encoding are the specification's; the body is the batch."""
+    exporter = open_exporter(form=form, compression=compression)
+    assert exporter.form is form
+    assert exporter.export(batch(b'{"a": 1}' * 50, form=form)) == (SUCCESS, 3, {}, "", "")
+    ((path, headers, body),) = http_receiver.requests
+    assert path == "/v1development/profiles"
+    assert headers["Content-Type"] == f"application/{'json' if form is Form.JSON else 'x-protobuf'}"
+    assert headers["Content-Encoding"] == ("gzip" if compression == "gzip" else None)
+    assert (gzip.decompress(body) if compression == "gzip" else body) == b'{"a": 1}' * 50
+    assert headers["User-Agent"].startswith("otel-kprofiler/")
+    assert " OTel-OTLP-Exporter-Python/" in headers["User-Agent"]
+
+
+def test_one_connection_serves_several_batches(http_receiver, open_exporter, batch):
+    ports = set()
+
+    def answer(handler):
+        ports.add(handler.client_address[1])
+        handler.send_response(200)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+        handler.handle_one_request()
+
+    exporter = open_exporter()
+    http_receiver.answer(answer)
+    for _ in range(3):
+        assert exporter.export(batch()).outcome is SUCCESS
+    assert len(ports) == 1
+
+
+def test_headers_win_over_netrc(http_receiver, open_exporter, batch, tmp_path, monkeypatch):
+    """requests would replace Authorization by what ~/.netrc has for the host."""
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password mine\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    open_exporter(headers={"Authorization": "Bearer x"}).export(batch())
+    open_exporter(http_receiver.endpoint.replace("//", "//us%40er:pw@")).export(batch())
+    sent = [headers["Authorization"] for _, headers, _ in http_receiver.requests]
+    assert sent == ["Bearer x", "Basic dXNAZXI6cHc="]
+
+
+@pytest.mark.parametrize("status", FAILURES)
+def test_exactly_the_retryable_statuses_are_retried(http_receiver, open_exporter, batch, status):
+    http_receiver.answer((status, {"Location": "/elsewhere"}, b""), (200, {}, b""))
+    result = open_exporter().export(batch())
+    if status in RETRYABLE:
+        assert result == (SUCCESS, 3, {}, "", "")
+        assert len(http_receiver.requests) == 2
+    else:
+        assert (result.lost, result.error_type) == ({LossCause.REJECTED: 3}, str(status))
+        assert len(http_receiver.requests) == 1
+
+
+@pytest.mark.parametrize(("status", "date"), [(429, False), (503, True)])
+def test_retry_after_is_honoured(http_receiver, open_exporter, batch, status, date):
+    after = email.utils.formatdate(time.time() + 2, usegmt=True) if date else "1"
+    http_receiver.answer((status, {"Retry-After": after}, b""), (200, {}, b""))
+    started = time.monotonic()
+    assert open_exporter().export(batch()).outcome is SUCCESS
+    assert 0.9 <= time.monotonic() - started < 3
+
+
+@pytest.mark.parametrize(
+    ("value", "delay"),
+    [
+        ("0", 0),
+        (" 120 ", 120),
+        ("Thu, 01 Jan 1970 00:01:00 GMT", 50),
+        ("Thu, 01 Jan 1970 00:00:05 GMT", 0),
+        ("", None),
+        ("-1", None),
+        ("1.5", None),
+        ("²", None),
+        ("soon", None),
+    ],
+)
+def test_retry_after_is_parsed(value, delay):
+    assert parse_retry_after(value, 10) == delay
+
+
+def partial(rejected, message):
+    response = ExportProfilesServiceResponse()
+    response.partial_success.rejected_profiles = rejected
+    response.partial_success.error_message = message
+    return response.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("answer", "arrived"),
+    [
+        ((200, PROTOBUF, b"\x0a\x00"), 110),
+        ((200, JSON, b'{"partialSuccess":{}}'), 110),
+        ((200, JSON, b'{"partialSuccess":null}'), 110),
+        ((200, JSON, b"{}"), 110),
+        ((200, {}, b""), 110),
+        ((200, PROTOBUF, partial(1, "old")), 10),
+        ((200, {}, partial(1, "old")), 10),
+        ((200, JSON, b'{"partialSuccess":{"rejectedProfiles":"1","errorMessage":"old"}}'), 10),
+        ((200, JSON, b'{"partialSuccess":{"rejectedProfiles":2}}'), 0),
+    ],
+)
+def test_partial_success_in_both_forms(http_receiver, open_exporter, batch, answer, arrived):
+    http_receiver.answer(answer)
+    result = open_exporter().export(batch(samples=(10, 100)))
+    assert (result.outcome, result.exported) == (SUCCESS, arrived)
+    assert result.lost == ({LossCause.REJECTED: 110 - arrived} if arrived < 110 else {})
+    assert len(http_receiver.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        (PROTOBUF, b"\xff\xff"),
+        (JSON, b"[]"),
+        (JSON, b"{"),
+        (JSON, b'{"partialSuccess":[1]}'),
+        (JSON, b'{"partialSuccess":{"rejectedProfiles":"x"}}'),
+        (JSON, b"[" * 100_000),
+        ({"Content-Type": "text/html"}, b"<html>Please log in</html>"),
+        (PROTOBUF, b"\x00" * ((4 << 20) + 1)),
+    ],
+)
+def test_what_is_no_otlp_answer_is_no_success(http_receiver, open_exporter, batch, headers, body):
+    http_receiver.answer((200, headers, body))
+    assert open_exporter().export(batch()).lost == {LossCause.REJECTED: 3}
+    assert len(http_receiver.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        (PROTOBUF, Status(code=3, message="bad profile").SerializeToString()),
+        (JSON, json.dumps({"code": 3, "message": "bad profile"}).encode()),
+        ({"Content-Type": "text/plain"}, b"bad profile"),
+    ],
+)
+def test_the_receivers_explanation_is_passed_on(http_receiver, open_exporter, batch, headers, body):
+    http_receiver.answer((400, headers, body))
+    assert open_exporter().export(batch()).message == "bad profile"
+
+
+def test_not_found_names_the_feature_gate_once(http_receiver, open_exporter, batch, caplog):
+    http_receiver.answer((404, {"Content-Type": "text/plain"}, b"404 page not found"))
+    exporter = open_exporter()
+    for _ in range(3):
+        assert GATE in exporter.export(batch()).message
+    assert [GATE in record.message for record in caplog.records] == [True]
+
+
+def test_a_receiver_that_hangs_up_is_tried_again(http_receiver, open_exporter, batch):
+    def cut_off(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Length", "100")
+        handler.end_headers()
+        handler.wfile.write(b"half")
+
+    http_receiver.answer(lambda _: None, cut_off, (200, {}, b""))
+    assert open_exporter().export(batch()).outcome is SUCCESS
+    assert len(http_receiver.requests) == 3
+
+
+def trickle_head(handler):
+    for _ in range(100):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n" if not _ else b"X: y\r\n")
+        time.sleep(0.05)
+
+
+def trickle_body(handler):
+    handler.send_response(200)
+    handler.send_header("Connection", "close")
+    handler.end_headers()
+    for _ in range(100):
+        handler.wfile.write(b"\n")
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("trickle", [trickle_head, trickle_body, lambda _: time.sleep(3)])
+def test_time_is_up_even_if_the_response_trickles(http_receiver, open_exporter, batch, trickle):
+    http_receiver.answer(trickle)
+    exporter = open_exporter(timeout_s=0.3, retry=RetryPolicy(enabled=False))
+    started = time.monotonic()
+    result = exporter.export(batch())
+    assert time.monotonic() - started < 1
+    assert (result.lost, result.error_type) == ({LossCause.RETRIES_EXHAUSTED: 3}, "timeout")
+
+
+@pytest.mark.parametrize(
+    "answer", [(503, {}, b""), (429, {"Retry-After": "99"}, b""), trickle_body]
+)
+def test_shutdown_ends_a_back_off_and_an_attempt_within_a_second(
+    http_receiver, open_exporter, batch, answer
+):
+    http_receiver.answer(answer)
+    exporter = open_exporter(retry=RetryPolicy(initial_interval_s=60, max_elapsed_time_s=0))
+    results = []
+    thread = threading.Thread(target=lambda: results.append(exporter.export(batch())))
+    thread.start()
+    while not http_receiver.requests:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    started = time.monotonic()
+    exporter.shutdown(100)
+    thread.join()
+    assert time.monotonic() - started < 1
+    assert results[0].lost == {LossCause.SHUTDOWN: 3}
+    assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}
+
+
+def test_refused_connections_are_retried_until_time_is_up(http_receiver, open_exporter, batch):
+    http_receiver.server.socket.close()
+    policy = RetryPolicy(initial_interval_s=0.05, max_elapsed_time_s=0.4)
+    result = open_exporter(retry=policy).export(batch())
+    assert result.lost == {LossCause.RETRIES_EXHAUSTED: 3}
+
+
+def test_proxies_come_from_the_environment_unless_they_are_given(
+    http_receiver, open_exporter, batch, monkeypatch
+):
+    """A proxy is asked for the whole address, a server for the path."""
+    proxy, far = http_receiver.endpoint, "http://collector.invalid:4318"
+    once = RetryPolicy(enabled=False)
+    assert open_exporter(far, proxy_url=proxy, retry=once).export(batch()).outcome is SUCCESS
+    monkeypatch.setenv("http_proxy", proxy)
+    assert open_exporter(far, retry=once).export(batch()).outcome is SUCCESS
+    assert {path for path, _, _ in http_receiver.requests} == {f"{far}/v1development/profiles"}
+    assert open_exporter(far, proxy_url="", retry=once).export(batch()).exported == 0
+
+
+def test_cookies_are_not_kept(http_receiver, open_exporter, batch):
+    http_receiver.answer((200, {"Set-Cookie": "a=b"}, b""))
+    exporter = open_exporter()
+    exporter.export(batch())
+    exporter.export(batch())
+    assert "Cookie" not in http_receiver.requests[1][1]
+
+
+def server_context(certificates, *, mutual):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    if mutual:
+        context.load_verify_locations(certificates / "ca.pem")
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def test_tls_verifies_the_receiver(
+    certificates, open_http_receiver, open_exporter, batch, monkeypatch
+):
+    # The environment must not replace what was given.
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificates / "stranger.pem"))
+    with open_http_receiver(server_context(certificates, mutual=False)) as receiver:
+        for name, delivered in [("ca.pem", True), ("stranger.pem", False)]:
+            exporter = open_exporter(
+                receiver.endpoint,
+                tls=Tls(ca_file=str(certificates / name)),
+                retry=RetryPolicy(enabled=False),
+            )
+            assert (exporter.export(batch()).outcome is SUCCESS) is delivered
+
+
+@pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
+def test_verification_can_be_skipped(certificates, open_http_receiver, open_exporter, batch):
+    with open_http_receiver(server_context(certificates, mutual=False)) as receiver:
+        exporter = open_exporter(receiver.endpoint, tls=Tls(insecure_skip_verify=True))
+        assert exporter.export(batch()).outcome is SUCCESS
+
+
+def test_mutual_tls(certificates, open_http_receiver, open_exporter, batch):
+    ca, pem, key = (str(certificates / name) for name in ("ca.pem", "client.pem", "client.key"))
+    with open_http_receiver(server_context(certificates, mutual=True)) as receiver:
+        for tls, delivered in [
+            (Tls(ca_file=ca, cert_file=pem, key_file=key), True),
+            (Tls(ca_file=ca), False),
+        ]:
+            exporter = open_exporter(receiver.endpoint, tls=tls, retry=RetryPolicy(enabled=False))
+            assert (exporter.export(batch()).outcome is SUCCESS) is delivered
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "join", "url"),
+    [
+        ("http://host:4318", True, "http://host:4318/v1development/profiles"),
+        ("http://host:4318/", True, "http://host:4318/v1development/profiles"),
+        ("https://host/otlp/", True, "https://host/otlp/v1development/profiles"),
+        ("https://user:pw@host/x?key=1", False, "https://host/x?key=1"),
+    ],
+)
+def test_endpoints(endpoint, join, url):
+    assert parse_endpoint(endpoint, join=join)[0] == url
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "arguments"),
+    [
+        ("localhost:4318", {}),
+        ("ftp://user:secret@host", {}),
+        ("http://", {}),
+        ("http://host:port", {}),
+        ("http://host", {"compression": "br"}),
+        ("http://host", {"headers": {"a": "secret\r\nb: c"}}),
+        ("http://host", {"tls": Tls(key_file="/etc/hostname")}),
+    ],
+)
+def test_unusable_settings_are_refused_with_a_hint_and_without_secrets(endpoint, arguments):
+    with pytest.raises(ExportError) as caught:
+        OtlpHttpExporter(endpoint, **arguments)
+    assert caught.value.hint
+    assert "secret" not in caught.value.message

@@ -1,0 +1,112 @@
+"""The one retry policy: when, how long, and what ends it."""
+
+import threading
+import time
+
+import pytest
+
+from otel_kprofiler.export import RetryPolicy
+from otel_kprofiler.export.retry import Answer, Verdict, attempt_until_settled
+from otel_kprofiler.model import LossCause
+
+RETRY = Answer(Verdict.RETRY, "UNAVAILABLE")
+DONE = Answer(Verdict.ACCEPTED, "OK")
+
+
+class Clock:
+    """Time that passes only by waiting and by attempts."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.waits = []
+
+    def wait(self, seconds):
+        self.waits.append(seconds)
+        self.now += seconds
+        return False
+
+    def is_set(self):
+        return False
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    return clock
+
+
+def run(clock, answers, policy, attempt_s=0.0, timeout_s=10.0):
+    allowances = []
+    script = iter(answers)
+
+    def attempt(allowance):
+        allowances.append(allowance)
+        clock.now += min(attempt_s, allowance)
+        return next(script)
+
+    outcome = attempt_until_settled(attempt, policy=policy, timeout_s=timeout_s, stop=clock)
+    return outcome, allowances
+
+
+def test_waits_grow_by_the_multiplier_up_to_the_maximum(clock):
+    policy = RetryPolicy(True, 1, 2, 0, 5, 0)
+    assert run(clock, [RETRY] * 5 + [DONE], policy)[0] == (DONE, None)
+    assert clock.waits == [1, 2, 4, 5, 5]
+
+
+def test_jitter_spreads_waits_over_its_whole_range():
+    policy = RetryPolicy(initial_interval_s=10, randomization_factor=0.5)
+    waits = [policy.interval_s(1) for _ in range(2000)]
+    assert 5 <= min(waits) < 5.5
+    assert 14.5 < max(waits) <= 15
+    assert 9.5 < sum(waits) / len(waits) < 10.5
+
+
+def test_a_thousand_failures_do_not_overflow():
+    assert RetryPolicy(randomization_factor=0).interval_s(10_000) == 30
+
+
+def test_the_receivers_delay_is_the_least_wait(clock):
+    policy = RetryPolicy(True, 4, 1, 0, 30, 0)
+    answers = [RETRY._replace(delay_s=delay) for delay in (0, 9, 1e12)]
+    run(clock, [*answers, DONE], policy)
+    assert clock.waits == [4, 9, 300]
+
+
+def test_time_for_all_attempts_is_bounded(clock):
+    policy = RetryPolicy(True, 1, 1, 0, 1, 10)
+    outcome, allowances = run(clock, [RETRY] * 99, policy, attempt_s=3, timeout_s=5)
+    assert outcome == (RETRY, LossCause.RETRIES_EXHAUSTED)
+    assert allowances == [5, 5, 2]
+    assert clock.now == 10
+
+
+def test_a_throttling_receiver_is_left_alone_until_time_is_up(clock):
+    """Else the next batch would be sent at once, against what the receiver asked for."""
+    answer = RETRY._replace(delay_s=60)
+    outcome, allowances = run(clock, [answer] * 9, RetryPolicy(max_elapsed_time_s=10))
+    assert outcome == (answer, LossCause.RETRIES_EXHAUSTED)
+    assert (len(allowances), clock.now) == (1, 10)
+
+
+def test_without_retries_there_is_one_attempt(clock):
+    outcome, allowances = run(clock, [RETRY, DONE], RetryPolicy(enabled=False))
+    assert outcome == (RETRY, LossCause.RETRIES_EXHAUSTED)
+    assert len(allowances) == 1
+
+
+def test_refusal_ends_it(clock):
+    refused = Answer(Verdict.REFUSED, "INVALID_ARGUMENT", delay_s=1)
+    assert run(clock, [RETRY, refused], RetryPolicy())[0] == (refused, LossCause.REJECTED)
+
+
+def test_stop_ends_a_wait_at_once():
+    stop = threading.Event()
+    threading.Timer(0.1, stop.set).start()
+    started = time.monotonic()
+    outcome = attempt_until_settled(
+        lambda _: RETRY, policy=RetryPolicy(initial_interval_s=60), timeout_s=1, stop=stop
+    )
+    assert outcome == (RETRY, LossCause.SHUTDOWN)
+    assert time.monotonic() - started < 1
