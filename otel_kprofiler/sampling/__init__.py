@@ -2,6 +2,8 @@
 
 from otel_kprofiler.sampling.command import HeldCommand
 from otel_kprofiler.sampling.ebpf import EbpfSampler, RawSink
+from otel_kprofiler.sampling.recording import Recording, RecordingFacts, RecordingWriter
+from otel_kprofiler.sampling.replay import ReplaySampler
 from otel_kprofiler.sampling.sampler import (
     Sampler,
     SamplerConfig,
@@ -13,6 +15,10 @@ __all__ = [
     "EbpfSampler",
     "HeldCommand",
     "RawSink",
+    "Recording",
+    "RecordingFacts",
+    "RecordingWriter",
+    "ReplaySampler",
     "Sampler",
     "SamplerConfig",
     "SamplerCounts",

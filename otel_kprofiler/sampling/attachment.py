@@ -34,7 +34,16 @@ from otel_kprofiler.bpf import (
     update_map,
 )
 from otel_kprofiler.errors import HostError, KernelFeatureError, SamplerError
-from otel_kprofiler.host import HostFiles, get_privilege_error, read_possible_cpus
+from otel_kprofiler.host import (
+    OLDEST_KERNEL,
+    HostFiles,
+    KernelRelease,
+    find_sysctl,
+    get_privilege_error,
+    read_possible_cpus,
+    read_release,
+)
+from otel_kprofiler.model import MAX_FRAMES
 from otel_kprofiler.sampling.events import ChildEvents, CpuEvents, Events
 from otel_kprofiler.sampling.sampler import SamplerConfig
 
@@ -58,11 +67,13 @@ class Attachment:
 
     def __init__(self, config: SamplerConfig, files: HostFiles, loader: Loader) -> None:
         with contextlib.ExitStack() as undo:
+            _check_release(read_release(files))
             possible = read_possible_cpus(files)
             size = plan_ring_bytes(config, possible)
             program = _load(config, files, loader, possible, size)
             undo.callback(program.close)
-            self.stack_limit = 8 * min(config.max_frames, _read_max_stack(files))
+            most = find_sysctl(files, "kernel.perf_event_max_stack") or MAX_FRAMES
+            self.stack_limit = 8 * min(config.max_frames, most)
             _configure(program, config, files, size, self.stack_limit)
             self.lines = CpuLines(program.map_fd("cpu_lines"), possible)
             undo.callback(self.lines.close)
@@ -107,6 +118,15 @@ def plan_ring_bytes(config: SamplerConfig, cpus: int) -> int:
     planned = int(rate * config.drain_interval_s * record * _PLANNED_DRAINS)
     wanted = max(planned, _MIN_RING_BYTES) << config.map_scale_factor
     return ring_bytes(min(wanted, _MAX_RING_BYTES))
+
+
+def _check_release(release: KernelRelease) -> None:
+    if release[:2] < OLDEST_KERNEL:
+        oldest = ".".join(map(str, OLDEST_KERNEL))
+        raise KernelFeatureError(
+            f"kernel {release.text} is too old",
+            hint=f"run on {oldest} or later: older ones lack CAP_BPF or the BPF ring buffer",
+        )
 
 
 def _load(
@@ -171,14 +191,6 @@ def _find_start_time_offsets(files: HostFiles) -> tuple[int, int] | None:
         return None
     found = find_member_offsets(btf, "task_struct", ("group_leader", "start_boottime"))
     return (found[0], found[1]) if found else None
-
-
-def _read_max_stack(files: HostFiles) -> int:
-    """``kernel.perf_event_max_stack``: the kernel gives no more frames than that."""
-    try:
-        return int(files.read_bytes("/proc/sys/kernel/perf_event_max_stack"))
-    except OSError:
-        return 127  # the kernel's default
 
 
 def _open_spans(program: LoadedProgram, slots: int) -> SpanSlots | None:

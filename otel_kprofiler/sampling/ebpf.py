@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -18,22 +17,21 @@ from otel_kprofiler.bpf import (
     record_offsets,
 )
 from otel_kprofiler.clock import SystemTime, TimeSource
-from otel_kprofiler.errors import KernelFeatureError, SamplerError
+from otel_kprofiler.errors import SamplerError
 from otel_kprofiler.host import Access, HostFiles
 from otel_kprofiler.model import LossCause, RawSample
 from otel_kprofiler.sampling.attachment import Attachment
 from otel_kprofiler.sampling.events import CpuEvents
 from otel_kprofiler.sampling.sampler import SamplerConfig, SamplerCounts
 
-OLDEST_KERNEL: Final = (5, 10)
 _FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 _FOLLOW_PERIODS: Final = 3
 # A store of in_flight becomes visible to other CPUs a little later than it is made.
 _STORE_DELAY_NS: Final = 20_000
 _IN_FLIGHT_TRIES: Final = 16
 
-RawSink = Callable[[bytes], None]
-"""Takes the committed records of one drain as they lay in the ring."""
+RawSink = Callable[[bytes, int], None]
+"""Takes the records of one drain as they lay in the ring, and ``complete_until_ns`` then."""
 
 
 class EbpfSampler:
@@ -49,6 +47,10 @@ class EbpfSampler:
         loader: how the program gets into the kernel; libbpf by default.
         time_source: the clocks of this host.
         raw_sink: sees the raw records of each drain, for recordings.
+
+    Attributes:
+        config: what to sample.
+        stack_limit: bytes of one stack at which it counts as truncated; 0 before the start.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class EbpfSampler:
         # Held while mapped memory is read, so that a fork finds no half-done work.
         self._lock = threading.RLock()
         self._attached: Attachment | None = None
-        self._stack_limit = 0
+        self.stack_limit = 0
         self._received = 0
         self._complete_until_ns = 0
         self._next_follow_ns = 0
@@ -92,9 +94,8 @@ class EbpfSampler:
 
     def start(self) -> None:
         """Load the program, open the events, begin."""
-        check_kernel_release(os.uname().release)
         self._attached = Attachment(self.config, self._files, self._loader)
-        self._stack_limit = self._attached.stack_limit
+        self.stack_limit = self._attached.stack_limit
         _running.add(self)
 
     def wait(self, timeout_s: float) -> None:
@@ -115,13 +116,13 @@ class EbpfSampler:
             now = self._time.boot_ns()
             horizon = _horizon(now, attached)
             data, complete = attached.ring.take()
-        limit = self._stack_limit
+        limit = self.stack_limit
         samples = [parse_record(data, at, limit) for at in record_offsets(data)]
         self._received += len(samples)
-        if data and self._raw_sink is not None:
-            self._raw_sink(data)
         if complete:
             self._complete_until_ns = max(self._complete_until_ns, horizon)
+        if data and self._raw_sink is not None:
+            self._raw_sink(data, self._complete_until_ns)
         if now >= self._next_follow_ns:
             interval = max(_FOLLOW_INTERVAL_NS, _FOLLOW_PERIODS * self.period_ns)
             self._next_follow_ns = now + interval
@@ -160,17 +161,6 @@ class EbpfSampler:
         if self._attached is None:
             raise SamplerError("the sampler is not running")
         return self._attached
-
-
-def check_kernel_release(release: str) -> None:
-    """Raise ``KernelFeatureError`` for a kernel that is too old, by ``uname -r``."""
-    found = re.match(r"(\d+)\.(\d+)", release)
-    if found and (int(found[1]), int(found[2])) < OLDEST_KERNEL:
-        oldest = ".".join(map(str, OLDEST_KERNEL))
-        raise KernelFeatureError(
-            f"kernel {release} is too old",
-            hint=f"run on {oldest} or later: older ones lack CAP_BPF or the BPF ring buffer",
-        )
 
 
 def _horizon(now: int, attached: Attachment) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol
 
+from otel_kprofiler.bpf import MAX_INTERRUPT_RANGES
 from otel_kprofiler.model import MAX_FRAMES, LossCause, RawSample
 
 MAX_SAMPLES_PER_SECOND: Final = 10_000
@@ -66,6 +67,8 @@ class SamplerConfig:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"{name} is {value}, must be {low} to {high}")
+        if len(self.interrupt_ranges) > MAX_INTERRUPT_RANGES:
+            raise ValueError(f"more than {MAX_INTERRUPT_RANGES} interrupt ranges")
 
     @property
     def period_ns(self) -> int:
