@@ -9,7 +9,8 @@
     │   ├── KernelFeatureError(feature)      the kernel is too old or built without it
     │   └── DependencyError(package)         a library is missing
     ├── SamplerError(log)                    the sampler failed, verifier log included
-    └── ExportError                          an output cannot be written
+    ├── ExportError                          an output cannot be written
+    └── PayloadError                         data that is not OTLP profiles as we know them
 
 A frame that cannot be resolved is data (:class:`otel_kprofiler.model.Unresolved`),
 never an exception.
@@ -94,3 +95,7 @@ class SamplerError(KProfilerError):
 
 class ExportError(KProfilerError):
     """An output cannot be opened or written."""
+
+
+class PayloadError(KProfilerError):
+    """Data cannot be read as OTLP profiles: broken, or of a layout that is not understood."""

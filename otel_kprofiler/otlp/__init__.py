@@ -1,10 +1,46 @@
 """OTLP profiles: encode windows, decode them again, check payloads against every rule.
 
-Encoding needs no protobuf library; decoding and checking load ``opentelemetry-proto`` (1.43
-or later) at first use.
+Encoding needs no protobuf library. Decoding and checking load ``opentelemetry-proto`` when
+they are first asked for, and raise ``DependencyError`` if it is missing or older than 1.43.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_kprofiler.otlp.conventions import SCHEMA_URL
 from otel_kprofiler.otlp.encode import Encoded, Scope, encode_window
 
-__all__ = ["SCHEMA_URL", "Encoded", "Scope", "encode_window"]
+if TYPE_CHECKING:
+    from otel_kprofiler.otlp.check import RULES, Violation, check_file, check_payload
+    from otel_kprofiler.otlp.decode import decode_windows, read_profiles
+
+__all__ = [
+    "RULES",
+    "SCHEMA_URL",
+    "Encoded",
+    "Scope",
+    "Violation",
+    "check_file",
+    "check_payload",
+    "decode_windows",
+    "encode_window",
+    "read_profiles",
+]
+
+_LATE: Final = {
+    "RULES": "check",
+    "Violation": "check",
+    "check_file": "check",
+    "check_payload": "check",
+    "decode_windows": "decode",
+    "read_profiles": "decode",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs protobuf at first use."""
+    if name not in _LATE:
+        raise AttributeError(name)
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -1,0 +1,79 @@
+"""Check payloads against the rules of OTLP profiles.
+
+Rules come from profiles.proto, the specification's ``profiles/`` pages, the semantic
+conventions, and the conformance checker of open-telemetry/sig-profiling (``profcheck``), whose
+every check has its counterpart here. Each rule is one function, registered under its id by the
+two modules of rules; a few more can be seen in the serialized form only.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from otel_kprofiler.errors import PayloadError
+from otel_kprofiler.otlp import rules_dictionary, rules_profiles
+from otel_kprofiler.otlp.payloads import parse_payloads
+from otel_kprofiler.otlp.rules import Contents, Rule, Violation
+
+__all__ = ["RULES", "Violation", "check_file", "check_message", "check_payload"]
+
+PARSABLE: Final = "parsable"
+
+FORM_RULES: Final = {
+    PARSABLE: "Data is OTLP profiles, whole, in the layout of opentelemetry-proto 1.43 or later",
+    "json-names": "JSON keys are the lowerCamelCase names of the messages' fields",
+    "json-long-strings": "64-bit integers are strings in JSON",
+    "json-int-numbers": "32-bit integers are numbers in JSON",
+    "json-hex-ids": "Trace, span and profile ids are hexadecimal text in JSON",
+}
+"""What each rule about the serialized form promises."""
+
+MESSAGE_RULES: Final[dict[str, Rule]] = rules_dictionary.RULES | rules_profiles.RULES
+"""The rules about messages."""
+
+RULES: Final[dict[str, str]] = FORM_RULES | {
+    name: rule.promise for name, rule in MESSAGE_RULES.items()
+}
+"""What each rule promises, by its id."""
+
+
+def check_message(message: object) -> list[Violation]:
+    """Check one ``ExportProfilesServiceRequest`` or ``ProfilesData`` against all rules."""
+    contents = Contents(message)
+    return [
+        Violation(name, where, problem)
+        for name, rule in MESSAGE_RULES.items()
+        for where, problem in rule.find(contents)
+    ]
+
+
+def check_payload(data: bytes) -> list[Violation]:
+    """Check serialized requests: one message, length-prefixed messages, or JSON lines.
+
+    Returns:
+        Every violation found; with several messages, places start with ``message N:``.
+    """
+    violations: list[Violation] = []
+    checked: list[list[Violation]] = []
+    try:
+        for payload in parse_payloads(data):
+            notes = [Violation(*note) for note in payload.notes]
+            checked.append(notes + check_message(payload.message))
+    except PayloadError as error:
+        violations.append(Violation(PARSABLE, f"message {len(checked) + 1}", error.message))
+    if not checked and not violations:
+        violations.append(Violation(PARSABLE, "message 1", "there is no data"))
+    for number, found in enumerate(checked, 1):
+        prefix = f"message {number}: " if len(checked) > 1 else ""
+        violations += [item._replace(where=prefix + item.where) for item in found]
+    return violations
+
+
+def check_file(path: str) -> list[Violation]:
+    """Check a file of any form that :func:`check_payload` takes.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        return check_payload(file.read())

@@ -1,0 +1,314 @@
+"""OTLP profiles back to windows: our own payloads, and those of peers and Collectors.
+
+What the wire does not carry is filled in: frames have offset 0, modules have base 0, a stack
+side whose status is not mentioned is whole, and a user stack without frames was not collected.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from otel_kprofiler.errors import PayloadError
+from otel_kprofiler.model import (
+    STACK_NOT_COLLECTED,
+    STACK_OK,
+    STACK_TRUNCATED,
+    AddressRange,
+    AttributeValue,
+    BuildId,
+    FileId,
+    Frame,
+    FrameKind,
+    Line,
+    Module,
+    ModuleKind,
+    ProfileKind,
+    Resource,
+    ResourceSamples,
+    SpanLink,
+    Stack,
+    StackStatus,
+    Unresolved,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import conventions as names
+from otel_kprofiler.otlp.payloads import parse_payloads
+
+_MOST_AGGREGATED: Final = 1_000_000
+"""Largest count without timestamps that is spread into single samples."""
+
+_MODULE_KINDS: Final = {
+    kind.value: kind for kind in (ModuleKind.VMLINUX, ModuleKind.BPF, ModuleKind.OUT_OF_LINE)
+}
+
+_ResourceKey = tuple[object, ...]
+_Identity = tuple[Stack, int, str, int, SpanLink | None]
+
+
+def read_profiles(path: str) -> list[Window]:
+    """Windows of a file: one message, length-prefixed messages, or JSON lines.
+
+    A last line or message that is cut off is left out.
+
+    Raises:
+        PayloadError: the file is no OTLP profiles.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        return decode_windows(file.read())
+
+
+def decode_windows(data: bytes | Iterable[bytes]) -> list[Window]:
+    """Decode serialized requests in any form; parts of one window are put together again.
+
+    Args:
+        data: one message or file as bytes, or several of them.
+
+    Raises:
+        PayloadError: the data is no OTLP profiles, or has the layout of before 1.43.
+    """
+    decoder = _Decoder()
+    for piece in [data] if isinstance(data, bytes) else data:
+        for payload in parse_payloads(piece, partial_end=True):
+            decoder.add(payload.message)
+    return decoder.windows()
+
+
+def any_value(value: Any, strings: Sequence[str]) -> AttributeValue:
+    """Python value of an AnyValue; what attributes cannot hold here becomes text."""
+    which = value.WhichOneof("value")
+    if which == "string_value_strindex":
+        return str(strings[value.string_value_strindex])
+    if which == "array_value":
+        return tuple(str(any_value(item, strings)) for item in value.array_value.values)
+    if which == "kvlist_value":
+        return json.dumps(dict(key_values(value.kvlist_value.values, strings)))
+    if which == "bytes_value":
+        return str(value.bytes_value.hex())
+    scalar: str | bool | int | float = getattr(value, which) if which else ""
+    return scalar
+
+
+def key_values(attributes: Any, strings: Sequence[str]) -> Iterator[tuple[str, AttributeValue]]:
+    """Keys and values of resource or scope attributes, written inline or by reference."""
+    for attribute in attributes:
+        key = attribute.key or strings[attribute.key_strindex]
+        yield key, any_value(attribute.value, strings)
+
+
+def parse_status(text: str) -> StackStatus:
+    """Inverse of what the encoder writes for a stack that is not whole."""
+    if text == "truncated":
+        return STACK_TRUNCATED
+    try:
+        return StackStatus(int(text))
+    except ValueError:
+        return StackStatus(-getattr(errno, text, errno.EIO))
+
+
+class _Decoder:
+    """Collects windows over several messages; values are shared between them."""
+
+    def __init__(self) -> None:
+        self._windows: dict[tuple[object, ...], dict[_ResourceKey, dict[_Identity, list[int]]]] = {}
+        self._resources: dict[_ResourceKey, Resource] = {}
+        self.frames: dict[Frame, Frame] = {}
+        self.stacks: dict[tuple[object, ...], Stack] = {}
+
+    def add(self, message: Any) -> None:
+        try:
+            self._add(message)
+        except IndexError as error:
+            raise PayloadError(
+                "an index points outside of its table", hint="see `otel-kprofiler check FILE`"
+            ) from error
+
+    def _add(self, message: Any) -> None:
+        tables = _Tables(message.dictionary, self)
+        for resource_profiles in message.resource_profiles:
+            resource = self._resource(resource_profiles, tables.strings)
+            for scope_profiles in resource_profiles.scope_profiles:
+                for profile in scope_profiles.profiles:
+                    window = self._windows.setdefault(tables.window_key(profile), {})
+                    samples = window.setdefault(resource, {})
+                    for sample in profile.samples:
+                        times = samples.setdefault(tables.identity(sample), [])
+                        times.extend(_times(profile, sample))
+
+    def _resource(self, resource_profiles: Any, strings: Sequence[str]) -> _ResourceKey:
+        attributes = dict(key_values(resource_profiles.resource.attributes, strings))
+        typed = sorted((key, type(value).__name__, value) for key, value in attributes.items())
+        key = (resource_profiles.schema_url, *typed)
+        if key not in self._resources:
+            self._resources[key] = Resource(attributes, resource_profiles.schema_url)
+        return key
+
+    def windows(self) -> list[Window]:
+        return [
+            _window(
+                key,
+                [
+                    ResourceSamples(
+                        self._resources[resource],
+                        [WindowSample(*identity, times) for identity, times in samples.items()],
+                    )
+                    for resource, samples in resources.items()
+                    if samples
+                ],
+            )
+            for key, resources in self._windows.items()
+        ]
+
+
+def _window(key: tuple[Any, ...], resources: list[ResourceSamples]) -> Window:
+    """A window wide enough for its samples, which a peer's profile may not be."""
+    kind, period, start, end = key
+    for group in resources:
+        for sample in group.samples:
+            start = min(start, *sample.timestamps_unix_ns)
+            end = max(end, max(sample.timestamps_unix_ns) + 1)
+    return Window(kind, period, start, end, resources)
+
+
+def _times(profile: Any, sample: Any) -> Sequence[int]:
+    """Timestamps of a sample; an aggregated count stands at the start of the profile."""
+    if sample.timestamps_unix_nano:
+        return list(sample.timestamps_unix_nano)
+    count = sum(sample.values)
+    if not 0 < count <= _MOST_AGGREGATED:
+        raise PayloadError(f"a sample has no timestamps and the value {count}")
+    return [profile.time_unix_nano] * count
+
+
+class _Table(list[Any]):
+    """A table: an index below 0 is as wrong as one beyond the end."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if index < 0:
+            raise IndexError(index)
+        return super().__getitem__(index)
+
+
+class _Tables:
+    """The dictionary of one message as values of the model, made when they are asked for."""
+
+    def __init__(self, dictionary: Any, shared: _Decoder) -> None:
+        self.strings = _Table(dictionary.string_table or [""])
+        self._shared = shared
+        self._links = _Table(dictionary.link_table)
+        self._functions = _Table(dictionary.function_table)
+        self._attributes = _Table(
+            (self.strings[entry.key_strindex], any_value(entry.value, self.strings))
+            for entry in dictionary.attribute_table
+        )
+        self._modules = _Table(map(self._module, dictionary.mapping_table))
+        self._frames = _Table(
+            shared.frames.setdefault(frame, frame)
+            for frame in map(self._frame, dictionary.location_table)
+        )
+        self._stacks = _Table(
+            tuple(self._frames[index] for index in entry.location_indices)
+            for entry in dictionary.stack_table
+        )
+
+    def attributes(self, indices: Iterable[int]) -> Mapping[str, AttributeValue]:
+        return dict(self._attributes[index] for index in indices)
+
+    def window_key(self, profile: Any) -> tuple[object, ...]:
+        strings, kind, period = self.strings, profile.sample_type, profile.period_type
+        return (
+            ProfileKind(
+                strings[kind.type_strindex],
+                strings[kind.unit_strindex],
+                strings[period.type_strindex],
+                strings[period.unit_strindex],
+            ),
+            profile.period,
+            profile.time_unix_nano,
+            profile.time_unix_nano + profile.duration_nano,
+        )
+
+    def identity(self, sample: Any) -> _Identity:
+        attributes = self.attributes(sample.attribute_indices)
+        frames: tuple[Frame, ...] = self._stacks[sample.stack_index]
+        kernel, user = (
+            parse_status(str(attributes[key])) if key in attributes else None
+            for key in (names.KERNEL_STACK_STATUS, names.USER_STACK_STATUS)
+        )
+        if user is None:
+            has_user = any(frame.kind is FrameKind.USER for frame in frames)
+            user = STACK_OK if has_user else STACK_NOT_COLLECTED
+        stack_key = (kernel, user, *map(id, frames))
+        stack = self._shared.stacks.get(stack_key)
+        if stack is None:
+            stack = self._shared.stacks[stack_key] = Stack(frames, kernel or STACK_OK, user)
+        link = self._links[sample.link_index] if sample.link_index else None
+        return (
+            stack,
+            _integer(attributes.get(names.THREAD_ID)),
+            str(attributes.get(names.THREAD_NAME, "")),
+            _integer(attributes.get(names.CPU)),
+            SpanLink(link.trace_id, link.span_id) if link else None,
+        )
+
+    def _module(self, entry: Any) -> Module:
+        attributes = self.attributes(entry.attribute_indices)
+        name = self.strings[entry.filename_strindex]
+        kind = _MODULE_KINDS.get(str(attributes.get(names.MODULE_KIND, name)), ModuleKind.LOADED)
+        build_id = attributes.get(names.BUILD_ID_GNU)
+        extent = AddressRange(entry.memory_start, entry.memory_limit, "")
+        return Module(
+            name=name,
+            kind=kind,
+            build_id=BuildId(str(build_id)) if build_id else None,
+            file_id=FileId(str(attributes.get(names.BUILD_ID_HTLHASH, ""))),
+            base=0,
+            ranges=(extent,) if extent.end else (),
+        )
+
+    def _frame(self, entry: Any) -> Frame:
+        attributes = self.attributes(entry.attribute_indices)
+        lines = tuple(self._line(line) for line in entry.lines)
+        module = self._modules[entry.mapping_index] if entry.mapping_index else None
+        user = attributes.get(names.FRAME_TYPE) != names.FRAME_TYPE_KERNEL
+        if user and module is not None:
+            module = replace(module, kind=ModuleKind.USER)
+        reason = str(attributes.get(names.UNRESOLVED, "")).upper()
+        unresolved = None
+        if not lines:
+            missing = Unresolved.NO_SYMBOL if module else Unresolved.UNMAPPED
+            unresolved = Unresolved.__members__.get(
+                reason, Unresolved.USER_ADDRESS if user else missing
+            )
+        return Frame(module, entry.address, lines, 0, _frame_kind(module, user), unresolved)
+
+    def _line(self, line: Any) -> Line:
+        entry = self._functions[line.function_index]
+        return Line(
+            self.strings[entry.name_strindex],
+            self.strings[entry.system_name_strindex],
+            self.strings[entry.filename_strindex],
+            line.line,
+        )
+
+
+def _frame_kind(module: Module | None, user: bool) -> FrameKind:
+    if user:
+        return FrameKind.USER
+    if module is not None and module.kind is ModuleKind.BPF:
+        return FrameKind.BPF
+    if module is not None and module.kind is ModuleKind.LOADED:
+        return FrameKind.MODULE
+    return FrameKind.KERNEL
+
+
+def _integer(value: AttributeValue | None) -> int:
+    try:
+        return int(value) if isinstance(value, int | str) else 0
+    except ValueError:
+        return 0

@@ -1,0 +1,58 @@
+"""The message classes of ``opentelemetry-proto``, refused where they are too old.
+
+Releases before 1.43 have another ``Sample`` under the same package and service name, so that
+what they read or write is silently misunderstood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from otel_kprofiler.errors import DependencyError
+
+_HINT: Final = "pip install 'opentelemetry-proto>=1.43'"
+
+try:
+    from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
+        ExportProfilesServiceRequest,
+    )
+    from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+    from opentelemetry.proto.profiles.v1development.profiles_pb2 import Sample
+except ImportError as error:
+    raise DependencyError(
+        f"opentelemetry-proto with profiles is not installed: {error}", hint=_HINT
+    ) from error
+
+_SAMPLE_FIELDS: Final = {
+    "stack_index": 1,
+    "attribute_indices": 2,
+    "link_index": 3,
+    "values": 4,
+    "timestamps_unix_nano": 5,
+}
+
+
+def require_current_layout(
+    sample_fields: Mapping[str, Any], key_value_fields: Mapping[str, Any]
+) -> None:
+    """Raise unless these field descriptors are those of opentelemetry-proto 1.43 or later.
+
+    Raises:
+        DependencyError: the installed package has an older layout.
+    """
+    numbers = {name: field.number for name, field in sample_fields.items()}
+    if numbers != _SAMPLE_FIELDS or "key_strindex" not in key_value_fields:
+        raise DependencyError(
+            "the installed opentelemetry-proto has an older layout of profiles"
+            f" (fields of Sample: {numbers})",
+            hint=_HINT,
+        )
+
+
+require_current_layout(
+    Sample.DESCRIPTOR.fields_by_name,
+    KeyValue.DESCRIPTOR.fields_by_name,
+)
+
+__all__ = ["ExportProfilesServiceRequest", "require_current_layout"]

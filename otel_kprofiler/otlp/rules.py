@@ -1,0 +1,138 @@
+"""What rules are made of: the registry, and a payload with its indices resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from otel_kprofiler.otlp.conventions import FRAME_TYPE, FRAME_TYPE_KERNEL
+
+TABLES: Final = (
+    "mapping_table", "location_table", "function_table", "link_table",
+    "string_table", "attribute_table", "stack_table",
+)  # fmt: skip
+
+
+class Violation(NamedTuple):
+    """One place where a payload breaks a rule.
+
+    Attributes:
+        rule: id of the rule.
+        where: path of the field, such as ``dictionary.stack_table[3]``.
+        message: what is wrong with it.
+    """
+
+    rule: str
+    where: str
+    message: str
+
+
+Problem = tuple[str, str]
+"""Place and message."""
+
+
+Find = Callable[["Contents"], Iterator[Problem]]
+"""Yields every place where a rule does not hold."""
+
+
+class Rule(NamedTuple):
+    """A rule of the data model: what it promises, and what finds where that does not hold."""
+
+    promise: str
+    find: Find
+
+
+def registry(rules: dict[str, Rule]) -> Callable[[Find], Find]:
+    """A decorator that adds a function to ``rules``, by its name, promising what it documents."""
+
+    def rule(find: Find) -> Find:
+        rules[find.__name__.replace("_", "-")] = Rule((find.__doc__ or "").rstrip("."), find)
+        return find
+
+    return rule
+
+
+class Place(NamedTuple):
+    """A message and its path."""
+
+    where: str
+    value: Any
+
+
+class Contents:
+    """A request with every profile, sample and list of attributes at hand.
+
+    Look-ups by an index that is out of range give the zero value, so that every rule works on
+    payloads that break others.
+    """
+
+    def __init__(self, message: Any) -> None:
+        self.dictionary = message.dictionary
+        self.strings: list[str] = list(self.dictionary.string_table)
+        self.resources = list(_places("resource_profiles", message.resource_profiles))
+        self.scopes = [
+            inner
+            for where, value in self.resources
+            for inner in _places(f"{where}.scope_profiles", value.scope_profiles)
+        ]
+        self.profiles = [
+            inner
+            for where, value in self.scopes
+            for inner in _places(f"{where}.profiles", value.profiles)
+        ]
+        self.samples = [
+            inner
+            for where, value in self.profiles
+            for inner in _places(f"{where}.samples", value.samples)
+        ]
+
+    def table(self, name: str) -> Iterator[Place]:
+        """Entries of a table after the zero entry."""
+        entries = _places(f"dictionary.{name}", getattr(self.dictionary, name))
+        next(entries, None)
+        return entries
+
+    def entry(self, name: str, index: int) -> Any:
+        """Entry of a table, None if it is not there."""
+        table = getattr(self.dictionary, name)
+        return table[index] if 0 <= index < len(table) else None
+
+    def string(self, index: int) -> str:
+        """A string, empty if it is not there."""
+        return self.strings[index] if 0 <= index < len(self.strings) else ""
+
+    def attribute_lists(self) -> Iterator[Place]:
+        """Everything with ``attribute_indices``."""
+        yield from self.profiles
+        yield from self.samples
+        yield from self.table("mapping_table")
+        yield from self.table("location_table")
+
+    def attributes(self, indices: Iterable[int]) -> dict[str, Any]:
+        """Keys and AnyValues behind ``attribute_indices``."""
+        entries = [self.entry("attribute_table", index) for index in indices]
+        return {self.string(entry.key_strindex): entry.value for entry in entries if entry}
+
+    def key_values(self) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+        """Attributes of each resource and scope: place, then keys and KeyValues."""
+        for where, value in self.resources:
+            yield f"{where}.resource", self._resolved(value.resource.attributes)
+        for where, value in self.scopes:
+            yield f"{where}.scope", self._resolved(value.scope.attributes)
+
+    def _resolved(self, attributes: Any) -> list[tuple[str, Any]]:
+        return [(item.key or self.string(item.key_strindex), item) for item in attributes]
+
+    def text(self, value: Any) -> str:
+        """The string of an AnyValue, inline or by reference; empty for other types."""
+        return value.string_value or self.string(value.string_value_strindex)
+
+    def is_kernel(self, location: Any) -> bool:
+        """Whether a location is a frame of the kernel."""
+        value = self.attributes(location.attribute_indices).get(FRAME_TYPE)
+        return value is not None and value.string_value == FRAME_TYPE_KERNEL
+
+
+def _places(where: str, values: Iterable[Any]) -> Iterator[Place]:
+    for index, value in enumerate(values):
+        yield Place(f"{where}[{index}]", value)

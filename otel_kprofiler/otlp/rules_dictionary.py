@@ -1,0 +1,341 @@
+"""Rules about the dictionary: its tables, what refers to them, and each kind of entry."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any, Final
+
+from otel_kprofiler.otlp import conventions as names
+from otel_kprofiler.otlp.rules import TABLES, Contents, Problem, Rule, registry
+
+RULES: Final[dict[str, Rule]] = {}
+rule = registry(RULES)
+
+_KERNEL_HALF: Final = 1 << 63
+_UCUM_ATOM: Final = r"(?:[KMGTkmgtun]i?)?(?:By|bit|s|g|m|Hz|J|W|V|A|K|Cel)|min|h|d|%|1|\{[!-z|~]+\}"
+_UCUM: Final = re.compile(rf"(?:{_UCUM_ATOM})(?:[/.](?:{_UCUM_ATOM}))*")
+_HEX: Final = re.compile(r"(?:[0-9a-f]{2})+")
+_HTLHASH: Final = re.compile(r"[0-9a-f]{32}")
+_OFFSET_OR_MODULE: Final = re.compile(r"\+0x[0-9a-f]+|\s\[.*\]$")
+
+
+@rule
+def zero_entries(contents: Contents) -> Iterator[Problem]:
+    """Each table starts with its zero value: link Link{}, attribute without value."""
+    for name in TABLES:
+        table = getattr(contents.dictionary, name)
+        where = f"dictionary.{name}"
+        if not table:
+            yield where, "empty, must have the zero value at index 0"
+        elif name == "string_table":
+            if table[0]:
+                yield f"{where}[0]", f"must be the empty string, not {table[0]!r}"
+        elif _is_set(table[0]):
+            yield f"{where}[0]", "must be the zero value"
+
+
+def _is_set(entry: Any) -> bool:
+    """Whether any field is set; an AnyValue that is there but holds nothing is not."""
+    return any(
+        field.name != "value" or value.WhichOneof("value") for field, value in entry.ListFields()
+    )
+
+
+def _references(contents: Contents) -> Iterator[tuple[str, str, int]]:
+    """Every index in the request: its place, the table, the index."""
+    for where, profile in contents.profiles:
+        for kind in ("sample_type", "period_type"):
+            value = getattr(profile, kind)
+            yield f"{where}.{kind}.type_strindex", "string_table", value.type_strindex
+            yield f"{where}.{kind}.unit_strindex", "string_table", value.unit_strindex
+    for where, sample in contents.samples:
+        yield f"{where}.stack_index", "stack_table", sample.stack_index
+        yield f"{where}.link_index", "link_table", sample.link_index
+    for where, owner in (*contents.profiles, *contents.samples):
+        yield from _each(where, "attribute_indices", "attribute_table", owner.attribute_indices)
+    for where, attributes in contents.key_values():
+        for position, (_, item) in enumerate(attributes):
+            place = f"{where}.attributes[{position}]"
+            yield f"{place}.key_strindex", "string_table", item.key_strindex
+            for index in _value_references(item.value):
+                yield f"{place}.value", "string_table", index
+    for name in TABLES:
+        if name != "string_table":
+            for index, entry in enumerate(getattr(contents.dictionary, name)):
+                yield from _entry_references(f"dictionary.{name}[{index}]", name, entry)
+
+
+def _each(
+    where: str, field: str, table: str, indices: Iterable[int]
+) -> Iterator[tuple[str, str, int]]:
+    for position, index in enumerate(indices):
+        yield f"{where}.{field}[{position}]", table, index
+
+
+def _value_references(value: Any) -> Iterator[int]:
+    if value.HasField("string_value_strindex"):
+        yield value.string_value_strindex
+    for item in value.array_value.values:
+        yield from _value_references(item)
+    for item in value.kvlist_value.values:
+        yield item.key_strindex
+        yield from _value_references(item.value)
+
+
+def _entry_references(where: str, name: str, entry: Any) -> Iterator[tuple[str, str, int]]:
+    """What one entry of a table refers to directly."""
+    for field in ("filename", "name", "system_name", "key", "unit"):
+        index = getattr(entry, f"{field}_strindex", None)
+        if index is not None:
+            yield f"{where}.{field}_strindex", "string_table", index
+    if name in ("mapping_table", "location_table"):
+        yield from _each(where, "attribute_indices", "attribute_table", entry.attribute_indices)
+    if name == "location_table":
+        yield f"{where}.mapping_index", "mapping_table", entry.mapping_index
+        for position, line in enumerate(entry.lines):
+            place = f"{where}.lines[{position}].function_index"
+            yield place, "function_table", line.function_index
+    elif name == "stack_table":
+        yield from _each(where, "location_indices", "location_table", entry.location_indices)
+    elif name == "attribute_table":
+        for index in _value_references(entry.value):
+            yield f"{where}.value", "string_table", index
+
+
+@rule
+def index_range(contents: Contents) -> Iterator[Problem]:
+    """Every index lies within its table."""
+    sizes = {name: len(getattr(contents.dictionary, name)) for name in TABLES}
+    for where, table, index in _references(contents):
+        # Index 0 means "unset"; that an empty table lacks it is another rule's business.
+        if not 0 <= index < max(1, sizes[table]):
+            yield where, f"index {index} is outside of {table} [0, {sizes[table]})"
+
+
+@rule
+def no_orphans(contents: Contents) -> Iterator[Problem]:
+    """Every entry is used, directly or not, by a resource, scope or sample."""
+    used: dict[str, set[int]] = {name: {0} for name in TABLES}
+    pending = [
+        (table, index)
+        for where, table, index in _references(contents)
+        if not where.startswith("dictionary.")
+    ]
+    while pending:
+        table, index = pending.pop()
+        if index in used[table]:
+            continue
+        used[table].add(index)
+        entry = contents.entry(table, index)
+        if entry is not None and table != "string_table":
+            pending += [(to, at) for _, to, at in _entry_references("", table, entry)]
+    for name in TABLES:
+        for index in range(1, len(getattr(contents.dictionary, name))):
+            if index not in used[name]:
+                yield f"dictionary.{name}[{index}]", "is not used"
+
+
+_INWARD: Final = (
+    "string_table", "attribute_table", "link_table", "mapping_table",
+    "function_table", "location_table", "stack_table",
+)  # fmt: skip
+"""The tables such that each refers to earlier ones only."""
+
+
+@rule
+def no_duplicates(contents: Contents) -> Iterator[Problem]:
+    """No table holds two entries of equal value, compared deeply."""
+    first_of: dict[str, list[int]] = {}
+    for name in _INWARD:
+        seen: dict[Hashable, int] = {}
+        first_of[name] = []
+        for index, entry in enumerate(getattr(contents.dictionary, name)):
+            first = seen.setdefault(_value(name, entry, first_of), index)
+            first_of[name].append(first)
+            if first != index:
+                yield f"dictionary.{name}[{index}]", f"has the value of index {first}"
+
+
+def _value(name: str, entry: Any, first_of: dict[str, list[int]]) -> Hashable:
+    """An entry's value, with indices replaced by the first index of what they point to."""
+    if isinstance(entry, str):
+        return entry
+    plain = [
+        (field.name, value.SerializeToString(deterministic=True) if field.message_type else value)
+        for field, value in entry.ListFields()
+        if field.name != "lines" and not field.name.endswith(("_strindex", "_index", "_indices"))
+    ]
+    plain += [(str(at), (line.line, line.column)) for at, line in enumerate(_lines(entry))]
+    ordered = []
+    unordered = set()
+    for where, table, index in _entry_references("", name, entry):
+        known = first_of.get(table, [])
+        target = known[index] if 0 <= index < len(known) else index
+        if where.startswith(".attribute_indices"):
+            unordered.add(target)
+        else:
+            ordered.append((where, target))
+    return (tuple(plain), tuple(ordered), frozenset(unordered))
+
+
+def _lines(entry: Any) -> Any:
+    return getattr(entry, "lines", ())
+
+
+@rule
+def attribute_index_unset(contents: Contents) -> Iterator[Problem]:
+    """Attribute_indices never hold 0, which is no attribute."""
+    for where, owner in contents.attribute_lists():
+        if 0 in owner.attribute_indices:
+            yield f"{where}.attribute_indices", "holds index 0"
+
+
+@rule
+def attribute_keys_unique(contents: Contents) -> Iterator[Problem]:
+    """The attributes of one owner have different keys."""
+    for where, owner in contents.attribute_lists():
+        entries = [contents.entry("attribute_table", index) for index in owner.attribute_indices]
+        keys = [contents.string(entry.key_strindex) for entry in entries if entry]
+        for key in sorted({key for key in keys if keys.count(key) > 1 and key}):
+            yield f"{where}.attribute_indices", f"key {key!r} occurs more than once"
+
+
+@rule
+def attribute_values(contents: Contents) -> Iterator[Problem]:
+    """An attribute has a key and a value, a string inline (Collectors resolve none here)."""
+    for where, entry in contents.table("attribute_table"):
+        which = entry.value.WhichOneof("value")
+        if not contents.string(entry.key_strindex):
+            yield where, "has no key"
+        if which is None:
+            yield where, "has no value"
+        elif which == "string_value_strindex":
+            yield where, "refers to its string instead of holding it"
+
+
+@rule
+def units(contents: Contents) -> Iterator[Problem]:
+    """Units are UCUM codes or not set."""
+    for where, entry in contents.table("attribute_table"):
+        unit = contents.string(entry.unit_strindex)
+        if unit and not _UCUM.fullmatch(unit):
+            yield f"{where}.unit_strindex", f"{unit!r} is not a UCUM code"
+
+
+@rule
+def integer_attributes(contents: Contents) -> Iterator[Problem]:
+    """Ids and numbers that the conventions define as integers are integers."""
+    found = [
+        (f"dictionary.attribute_table[{index}]", contents.string(entry.key_strindex), entry.value)
+        for index, entry in enumerate(contents.dictionary.attribute_table)
+    ]
+    for where, attributes in contents.key_values():
+        found += [(f"{where}.attributes", key, item.value) for key, item in attributes]
+    for where, key, value in found:
+        if key in names.INTEGER_ATTRIBUTES and value.WhichOneof("value") != "int_value":
+            yield where, f"{key} must be an int_value"
+
+
+@rule
+def function_named(contents: Contents) -> Iterator[Problem]:
+    """A function has a name, a system name or a file name."""
+    for where, entry in contents.table("function_table"):
+        if not (entry.name_strindex or entry.system_name_strindex or entry.filename_strindex):
+            yield where, "has no name"
+
+
+@rule
+def line_numbers(contents: Contents) -> Iterator[Problem]:
+    """Lines, columns and start lines are not negative."""
+    for where, entry in contents.table("function_table"):
+        if entry.start_line < 0:
+            yield f"{where}.start_line", f"is {entry.start_line}"
+    for where, entry in contents.table("location_table"):
+        for position, line in enumerate(entry.lines):
+            if line.line < 0 or line.column < 0:
+                yield f"{where}.lines[{position}]", f"is {line.line}:{line.column}"
+
+
+@rule
+def link_ids(contents: Contents) -> Iterator[Problem]:
+    """A link has a trace id of 16 bytes and a span id of 8, neither all zero."""
+    for where, entry in contents.table("link_table"):
+        for field, length in (("trace_id", 16), ("span_id", 8)):
+            value = getattr(entry, field)
+            if len(value) != length or not any(value):
+                yield f"{where}.{field}", f"must be {length} bytes, not all zero"
+
+
+@rule
+def mapping_identity(contents: Contents) -> Iterator[Problem]:
+    """A mapping carries its file id (htlhash); build ids are lower-case hexadecimal."""
+    for where, entry in contents.table("mapping_table"):
+        attributes = contents.attributes(entry.attribute_indices)
+        file_id = attributes.get(names.BUILD_ID_HTLHASH)
+        if file_id is None or not _HTLHASH.fullmatch(file_id.string_value):
+            yield where, f"{names.BUILD_ID_HTLHASH} must be 32 hexadecimal digits"
+        build_id = attributes.get(names.BUILD_ID_GNU)
+        if build_id is not None and not _HEX.fullmatch(build_id.string_value):
+            yield where, f"{names.BUILD_ID_GNU} must be hexadecimal"
+
+
+@rule
+def mapping_range(contents: Contents) -> Iterator[Problem]:
+    """A mapping's range is 0/0 (unknown) or its start lies before its limit."""
+    for where, entry in contents.table("mapping_table"):
+        if entry.memory_limit <= entry.memory_start and (entry.memory_start or entry.memory_limit):
+            yield where, f"[{entry.memory_start:#x}, {entry.memory_limit:#x}) is empty"
+
+
+@rule
+def location_in_mapping(contents: Contents) -> Iterator[Problem]:
+    """A location's address lies within the range of its mapping, where that is known."""
+    for where, entry in contents.table("location_table"):
+        mapping = contents.entry("mapping_table", entry.mapping_index)
+        if mapping is None or mapping.memory_limit <= mapping.memory_start:
+            continue
+        if not mapping.memory_start <= entry.address < mapping.memory_limit:
+            yield f"{where}.address", f"{entry.address:#x} is outside of its mapping"
+
+
+@rule
+def frame_type(contents: Contents) -> Iterator[Problem]:
+    """Every location has a profile.frame.type of the conventions."""
+    for where, entry in contents.table("location_table"):
+        value = contents.attributes(entry.attribute_indices).get(names.FRAME_TYPE)
+        if value is None or value.string_value not in names.FRAME_TYPES:
+            yield where, f"has no well-known {names.FRAME_TYPE}"
+
+
+@rule
+def kernel_mapping_name(contents: Contents) -> Iterator[Problem]:
+    """A kernel mapping is called vmlinux or by its module's name, without path and suffix."""
+    kernel = {
+        entry.mapping_index
+        for _, entry in contents.table("location_table")
+        if contents.is_kernel(entry)
+    }
+    for index, (where, entry) in enumerate(contents.table("mapping_table"), 1):
+        name = contents.string(entry.filename_strindex)
+        if index in kernel and (not name or "/" in name or ".ko" in name):
+            yield where, f"{name!r} is not the name of a module"
+
+
+@rule
+def kernel_address(contents: Contents) -> Iterator[Problem]:
+    """A kernel location without mapping has the runtime address."""
+    for where, entry in contents.table("location_table"):
+        if contents.is_kernel(entry) and not entry.mapping_index and entry.address < _KERNEL_HALF:
+            yield where, f"{entry.address:#x} is not in the kernel's half"
+
+
+@rule
+def kernel_names(contents: Contents) -> Iterator[Problem]:
+    """Kernel functions are bare symbols: no +0x offset, no [module]."""
+    for where, entry in contents.table("location_table"):
+        for line in entry.lines if contents.is_kernel(entry) else ():
+            function = contents.entry("function_table", line.function_index)
+            name = contents.string(function.name_strindex) if function else ""
+            if _OFFSET_OR_MODULE.search(name):
+                yield where, f"{name!r} is more than a symbol"

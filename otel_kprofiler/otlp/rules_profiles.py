@@ -1,0 +1,194 @@
+"""Rules about resources, scopes, profiles and samples."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+from otel_kprofiler.otlp.rules import Contents, Problem, Rule, registry
+
+RULES: Final[dict[str, Rule]] = {}
+rule = registry(RULES)
+
+_PROFILE_ID_BYTES: Final = 16
+_ON_CPU: Final = ("samples", "count")
+_ISO_8601_UTC: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+
+
+@rule
+def no_empty(contents: Contents) -> Iterator[Problem]:
+    """Requests, resources, scopes and profiles are not empty."""
+    if not contents.resources:
+        yield "resource_profiles", "is empty"
+    for places, field in (
+        (contents.resources, "scope_profiles"),
+        (contents.scopes, "profiles"),
+        (contents.profiles, "samples"),
+    ):
+        for where, value in places:
+            if not getattr(value, field):
+                yield f"{where}.{field}", "is empty"
+
+
+@rule
+def schema_url(contents: Contents) -> Iterator[Problem]:
+    """Schema_url is set on resource and scope level."""
+    for where, value in (*contents.resources, *contents.scopes):
+        if not value.schema_url:
+            yield f"{where}.schema_url", "is not set"
+
+
+@rule
+def key_form(contents: Contents) -> Iterator[Problem]:
+    """Resource and scope attributes have either key or key_strindex."""
+    for where, attributes in contents.key_values():
+        for position, (_, item) in enumerate(attributes):
+            if bool(item.key) == bool(item.key_strindex):
+                both = "both key and" if item.key else "neither key nor"
+                yield f"{where}.attributes[{position}]", f"has {both} key_strindex"
+
+
+@rule
+def resource_keys_unique(contents: Contents) -> Iterator[Problem]:
+    """The keys of a resource or scope are unique."""
+    for where, attributes in contents.key_values():
+        for key, count in Counter(key for key, _ in attributes).items():
+            if count > 1 and key:
+                yield f"{where}.attributes", f"key {key!r} occurs more than once"
+
+
+@rule
+def resources_unique(contents: Contents) -> Iterator[Problem]:
+    """Each resource occurs once in a request."""
+    seen: dict[object, str] = {}
+    for (where, value), (_, attributes) in zip(
+        contents.resources, contents.key_values(), strict=False
+    ):
+        found = {key: contents.text(item.value) or str(item.value) for key, item in attributes}
+        first = seen.setdefault((value.schema_url, frozenset(found.items())), where)
+        if first != where:
+            yield f"{where}.resource", f"equals that of {first}"
+
+
+@rule
+def creation_time(contents: Contents) -> Iterator[Problem]:
+    """Process.creation.time is ISO 8601 in UTC."""
+    for where, attributes in contents.key_values():
+        for key, item in attributes:
+            if key == "process.creation.time":
+                text = contents.text(item.value)
+                if not _ISO_8601_UTC.fullmatch(text):
+                    yield f"{where}.attributes", f"{text!r} is not a time in ISO 8601, UTC"
+
+
+def _type(contents: Contents, value: Any) -> tuple[str, str]:
+    return contents.string(value.type_strindex), contents.string(value.unit_strindex)
+
+
+@rule
+def sample_type(contents: Contents) -> Iterator[Problem]:
+    """A profile has a sample type with type and unit."""
+    for where, profile in contents.profiles:
+        if not all(_type(contents, profile.sample_type)):
+            yield f"{where}.sample_type", "lacks type or unit"
+
+
+@rule
+def period(contents: Contents) -> Iterator[Problem]:
+    """Period and period type come together; samples/count has a period in cpu/nanoseconds."""
+    for where, profile in contents.profiles:
+        found = _type(contents, profile.period_type)
+        if any(found) != (profile.period > 0) or profile.period < 0:
+            yield where, f"has the period {profile.period} of the type {'/'.join(found)!r}"
+        on_cpu = _type(contents, profile.sample_type) == _ON_CPU
+        if on_cpu and found != ("cpu", "nanoseconds"):
+            yield f"{where}.period_type", "of samples/count must be cpu/nanoseconds"
+
+
+@rule
+def profile_order(contents: Contents) -> Iterator[Problem]:
+    """A scope has one profile of each sample type, on-CPU first."""
+    for where, scope in contents.scopes:
+        types = [_type(contents, profile.sample_type) for profile in scope.profiles]
+        if len(set(types)) < len(types):
+            yield f"{where}.profiles", "has two profiles of one sample type"
+        if _ON_CPU in types[1:] and types[0] != _ON_CPU:
+            yield f"{where}.profiles", "samples/count is not first"
+
+
+@rule
+def profile_id(contents: Contents) -> Iterator[Problem]:
+    """A profile id is 16 bytes, not all zero, and unique; or it is absent."""
+    seen: dict[bytes, str] = {}
+    for where, profile in contents.profiles:
+        value = profile.profile_id
+        if not value:
+            continue
+        if len(value) != _PROFILE_ID_BYTES or not any(value):
+            yield f"{where}.profile_id", "must be 16 bytes, not all zero"
+        first = seen.setdefault(value, where)
+        if first != where:
+            yield f"{where}.profile_id", f"equals that of {first}"
+
+
+@rule
+def original_payload(contents: Contents) -> Iterator[Problem]:
+    """Original_payload and original_payload_format are set together."""
+    for where, profile in contents.profiles:
+        if bool(profile.original_payload) != bool(profile.original_payload_format):
+            yield f"{where}.original_payload", "lacks its other half"
+
+
+@rule
+def timestamps(contents: Contents) -> Iterator[Problem]:
+    """Timestamps lie in [time_unix_nano, time_unix_nano + duration_nano)."""
+    for where, profile in contents.profiles:
+        start, end = profile.time_unix_nano, profile.time_unix_nano + profile.duration_nano
+        for index, sample in enumerate(profile.samples):
+            for time in sample.timestamps_unix_nano:
+                if not start <= time < end:
+                    yield f"{where}.samples[{index}]", f"{time} is outside of [{start}, {end})"
+
+
+@rule
+def sample_values(contents: Contents) -> Iterator[Problem]:
+    """A sample has timestamps, or one value, or as many values as timestamps."""
+    for where, sample in contents.samples:
+        values, times = len(sample.values), len(sample.timestamps_unix_nano)
+        if not (times and values in (0, times)) and not (values == 1 and not times):
+            yield where, f"has {values} values and {times} timestamps"
+
+
+@rule
+def sample_shape(contents: Contents) -> Iterator[Problem]:
+    """All samples of a profile have the same shape."""
+    for where, profile in contents.profiles:
+        shapes = {
+            (bool(sample.values), bool(sample.timestamps_unix_nano)) for sample in profile.samples
+        }
+        if len(shapes - {(False, False)}) > 1:
+            yield f"{where}.samples", "some have values or timestamps and others do not"
+
+
+@rule
+def sample_identity(contents: Contents) -> Iterator[Problem]:
+    """Samples of a profile differ in stack, attributes or link."""
+    for where, profile in contents.profiles:
+        seen: dict[object, int] = {}
+        for index, sample in enumerate(profile.samples):
+            key = (sample.stack_index, frozenset(sample.attribute_indices), sample.link_index)
+            first = seen.setdefault(key, index)
+            if first != index:
+                yield f"{where}.samples[{index}]", f"is the same as samples[{first}]"
+
+
+@rule
+def kernel_first(contents: Contents) -> Iterator[Problem]:
+    """Stacks are leaf first: kernel frames come before all others."""
+    kernel = [contents.is_kernel(entry) for entry in contents.dictionary.location_table]
+    for where, stack in contents.table("stack_table"):
+        sides = [kernel[index] for index in stack.location_indices if 0 <= index < len(kernel)]
+        if sides != sorted(sides, reverse=True):
+            yield where, "has a kernel frame after a user frame"
