@@ -1,0 +1,242 @@
+"""Real OpenTelemetry Collectors: built once per version with Go, started for each test.
+
+The Collector's own builder makes them from the manifests beside this file, with modules from
+the Go module proxy. They are kept in ``~/.cache/otel-kprofiler``, or in the directory that
+``OTEL_KPROFILER_CACHE`` names. All their traffic stays on the loopback interface.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+VERSIONS = ("0.161.0", "0.159.0")
+GATE = "--feature-gates=service.profilesSupport"
+HERE = Path(__file__).parent
+BUILD_SECONDS = 1500
+
+CONFIG = """
+receivers:
+  otlp:
+    protocols:
+      grpc: {{endpoint: "127.0.0.1:{grpc}"}}
+      http: {{endpoint: "127.0.0.1:{http}"}}
+exporters:
+  debug:
+  file: {{path: "{output}", flush_interval: 50ms}}
+service:
+  telemetry: {{metrics: {{level: none}}}}
+  pipelines:
+    {pipeline}
+"""
+PROFILES = "profiles: {receivers: [otlp], exporters: [file, debug]}"
+TRACES_ONLY = "traces: {receivers: [otlp], exporters: [debug]}"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.collector)
+            # The first test of a version waits for its build.
+            item.add_marker(pytest.mark.timeout(BUILD_SECONDS))
+
+
+def cache_directory():
+    named = os.environ.get("OTEL_KPROFILER_CACHE")
+    return Path(named) if named else Path.home() / ".cache" / "otel-kprofiler"
+
+
+def build(version):
+    """Path of the Collector's program, built now if the cache has none for this manifest."""
+    manifest = (HERE / f"builder-v{version}.yaml").read_text()
+    digest = hashlib.sha256(manifest.encode()).hexdigest()[:12]
+    cache = cache_directory()
+    program = cache / f"otelcol-v{version}-{digest}"
+    if program.exists():
+        return program
+    if not shutil.which("go"):
+        pytest.skip(f"needs the go command to build the Collector, or {program}")
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / "otelcol.lock", "w") as lock:
+        # One build at a time, also between test runs: each takes all CPUs for a minute or two.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if program.exists():
+            return program
+        with tempfile.TemporaryDirectory(dir=cache) as directory:
+            config = Path(directory, "builder.yaml")
+            config.write_text(manifest.replace("dist:\n", f"dist:\n  output_path: {directory}\n"))
+            builder = f"go.opentelemetry.io/collector/cmd/builder@v{version}"
+            done = subprocess.run(
+                ["go", "run", builder, "--config", str(config)],
+                cwd=directory,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=BUILD_SECONDS - 60,
+            )
+            if done.returncode:
+                pytest.fail(f"building the Collector failed:\n{done.stdout[-3000:]}")
+            os.rename(Path(directory, "otelcol"), program)
+    return program
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as stack:
+        sockets = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
+        return [taken.getsockname()[1] for taken in sockets]
+
+
+class Collector:
+    """A running Collector.
+
+    Attributes:
+        version: of the Collector, without ``v``.
+        grpc_endpoint: ``host:port`` of its OTLP/gRPC receiver (plain text).
+        http_endpoint: base address of its OTLP/HTTP receiver.
+        output: file with one line of OTLP JSON for each request.
+        log: what it printed.
+    """
+
+    def __init__(self, version, directory, *, profiles=True):
+        self.version = version
+        self.output = directory / "profiles.jsonl"
+        self.log = directory / "collector.log"
+        grpc, http = free_ports(2)
+        self.grpc_endpoint = f"127.0.0.1:{grpc}"
+        self.http_endpoint = f"http://127.0.0.1:{http}"
+        config = directory / "collector.yaml"
+        pipeline = PROFILES if profiles else TRACES_ONLY
+        config.write_text(
+            CONFIG.format(grpc=grpc, http=http, output=self.output, pipeline=pipeline)
+        )
+        arguments = [build(version), "--config", config, *([GATE] if profiles else [])]
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT)
+        self.wait_until(lambda: "Everything is ready" in self.log.read_text())
+
+    def wait_until(self, condition, seconds=30):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                pytest.fail(f"Collector {self.version}:\n{self.log.read_text()[-3000:]}")
+            time.sleep(0.02)
+
+    def requests(self, count):
+        """The first ``count`` requests that arrived, as parsed JSON; waits for them."""
+        self.wait_until(lambda: self.output.read_bytes().count(b"\n") >= count)
+        return [json.loads(line) for line in self.output.read_bytes().splitlines()]
+
+    def stop(self):
+        """End the Collector; what it received is in its file then."""
+        self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def open_collector(tmp_path_factory):
+    """Start a Collector of a version; with ``profiles=False``, without gate and pipeline."""
+    started = []
+
+    def start(version=VERSIONS[0], *, profiles=True):
+        directory = tmp_path_factory.mktemp(f"collector-v{version}-")
+        started.append(Collector(version, directory, profiles=profiles))
+        return started[-1]
+
+    yield start
+    for collector in started:
+        collector.stop()
+
+
+@pytest.fixture(params=VERSIONS)
+def collector(request, open_collector):
+    """A Collector with a profiles pipeline; each test runs with every version."""
+    return open_collector(request.param)
+
+
+def resolve(request):
+    """Every sample of a request in the Collector's JSON, with all references resolved.
+
+    Yields (resource attributes, kind, period, sample attributes, stack, link, timestamp), the
+    stack as (mapping's file name, address, function names) of each frame, leaf first. Written
+    without the package's own decoder, so that the two cannot share a mistake.
+    """
+    tables = request["dictionary"]
+
+    def strings(index):
+        return tables["stringTable"][index]
+
+    def any_value(value):
+        if "stringValueStrindex" in value:
+            return strings(value["stringValueStrindex"])
+        (kind, content), *rest = value.items()
+        assert not rest
+        return int(content) if kind == "intValue" else content
+
+    def attribute(index):
+        entry = tables["attributeTable"][index]
+        return strings(entry["keyStrindex"]), any_value(entry["value"])
+
+    def attributes(holder):
+        pairs = [attribute(index) for index in holder.get("attributeIndices", [])]
+        assert len(dict(pairs)) == len(pairs)
+        return tuple(sorted(pairs))
+
+    def frame(index):
+        location = tables["locationTable"][index]
+        mapping = tables["mappingTable"][location.get("mappingIndex", 0)]
+        names = tuple(
+            strings(tables["functionTable"][line["functionIndex"]]["nameStrindex"])
+            for line in location.get("lines", [])
+        )
+        name = strings(mapping.get("filenameStrindex", 0))
+        return name, int(location.get("address", 0)), names
+
+    def value_type(value):
+        value = value or {}
+        return strings(value.get("typeStrindex", 0)), strings(value.get("unitStrindex", 0))
+
+    for group in request["resourceProfiles"]:
+        resource = tuple(
+            sorted(
+                (
+                    entry.get("key") or strings(entry.get("keyStrindex", 0)),
+                    any_value(entry["value"]),
+                )
+                for entry in group["resource"].get("attributes", [])
+            )
+        )
+        for scope in group["scopeProfiles"]:
+            for profile in scope["profiles"]:
+                kind = value_type(profile["sampleType"]) + value_type(profile.get("periodType"))
+                for sample in profile["samples"]:
+                    stack = tables["stackTable"][sample["stackIndex"]]
+                    frames = tuple(frame(index) for index in stack["locationIndices"])
+                    link = tables["linkTable"][sample.get("linkIndex", 0)]
+                    for timestamp in sample["timestampsUnixNano"]:
+                        yield (
+                            *(resource, kind, int(profile.get("period", 0))),
+                            *(attributes(sample), frames),
+                            (link.get("traceId", ""), link.get("spanId", "")),
+                            int(timestamp),
+                        )
+
+
+@pytest.fixture
+def samples_of():
+    """Function: all samples of some of the Collector's requests, resolved; see ``resolve``."""
+    return lambda requests: [sample for request in requests for sample in resolve(request)]

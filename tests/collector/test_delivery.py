@@ -1,0 +1,178 @@
+"""What exporters send to a real Collector arrives in its file, sample by sample."""
+
+import logging
+
+import pytest
+
+from otel_kprofiler.export import (
+    ExportOutcome,
+    ExportQueue,
+    OtlpGrpcExporter,
+    OtlpHttpExporter,
+    RetryPolicy,
+)
+from otel_kprofiler.model import (
+    ON_CPU,
+    Batch,
+    BuildId,
+    FileId,
+    Form,
+    Frame,
+    FrameKind,
+    Line,
+    LossCause,
+    Module,
+    ModuleKind,
+    Resource,
+    ResourceSamples,
+    SpanLink,
+    Stack,
+    Unresolved,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import encode_window
+
+GATE = "--feature-gates=service.profilesSupport"
+START = 1_790_000_000_000_000_001
+ONCE = RetryPolicy(enabled=False)
+
+VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, BuildId("ab" * 20), FileId("1" * 32), 0xFFFF << 48)
+EXT4 = Module("ext4", ModuleKind.LOADED, None, FileId("2" * 32), 0xFFFFC0 << 40)
+READ = Frame(EXT4, 0x1234, (Line("ext4_file_read_iter"),), 4, FrameKind.MODULE)
+VFS = Frame(
+    VMLINUX, 0x99, (Line("inlined"), Line("vfs_read", "vfs_read.cold")), 9, FrameKind.KERNEL
+)
+GAP = Frame(VMLINUX, 0x77, (), 0, FrameKind.KERNEL, Unresolved.NO_SYMBOL)
+USER = Frame(None, 0x7F0012345678, (), 0, FrameKind.USER, Unresolved.USER_ADDRESS)
+STACKS = (Stack((READ, VFS, USER)), Stack((GAP,)), Stack((VFS, GAP, USER, USER)))
+
+
+def make_window(processes=5, samples=40):
+    """Samples of several processes and stacks, some with links, some with the same identity."""
+    groups = []
+    for process in range(processes):
+        resource = Resource({"service.name": f"service-{process}", "process.pid": 100 + process})
+        group = [
+            WindowSample(
+                STACKS[number % 3],
+                1000 + number,
+                f"worker/{number}",
+                number % 2,
+                SpanLink(bytes([process + 1] * 16), (number + 1).to_bytes(8))
+                if number % 4
+                else None,
+                [START + process + number * 1000 + times for times in range(number % 3 + 1)],
+            )
+            for number in range(samples)
+        ]
+        groups.append(ResourceSamples(resource, group))
+    return Window(ON_CPU, 10_101_010, START, START + 10**9, groups)
+
+
+def expected(window):
+    """All samples of a window, as ``resolve`` in conftest.py shows them."""
+    kind = ("samples", "count", "cpu", "nanoseconds")
+    for group in window.resources:
+        resource = tuple(sorted(group.resource.attributes.items()))
+        for sample in group.samples:
+            attributes = (
+                ("cpu.logical_number", sample.cpu),
+                ("thread.id", sample.tid),
+                ("thread.name", sample.thread_name),
+            )
+            frames = tuple(
+                (
+                    frame.module.name if frame.module else "",
+                    frame.address,
+                    tuple(line.function for line in frame.lines),
+                )
+                for frame in sample.stack.frames
+            )
+            link = (
+                (sample.link.trace_id.hex(), sample.link.span_id.hex())
+                if sample.link
+                else ("",) * 2
+            )
+            for timestamp in sample.timestamps_unix_ns:
+                yield resource, kind, window.period_ns, attributes, frames, link, timestamp
+
+
+def open_exporter(kind, collector, **options):
+    if kind == "grpc":
+        return OtlpGrpcExporter(f"http://{collector.grpc_endpoint}", **options)
+    form = Form.JSON if kind == "http/json" else Form.PROTOBUF
+    return OtlpHttpExporter(collector.http_endpoint, form=form, proxy_url="", **options)
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http/protobuf", "http/json"])
+@pytest.mark.parametrize("compression", ["gzip", "none"])
+def test_all_samples_arrive_as_they_were(collector, samples_of, kind, compression):
+    """In several requests, through the queue, with names and values behind every reference."""
+    window = make_window()
+    exporter = open_exporter(kind, collector, compression=compression, max_bytes=6_000)
+    encoded = encode_window(window, form=exporter.form, max_bytes=exporter.max_bytes)
+    assert len(encoded.batches) > 2
+    queue = ExportQueue(exporter)
+    for batch in encoded.batches:
+        queue.put(batch)
+    queue.shutdown()
+    counts = queue.counts()
+    assert (counts.exported, counts.lost) == (window.sample_count, {})
+    arrived = samples_of(collector.requests(len(encoded.batches)))
+    assert sorted(arrived) == sorted(expected(window))
+    # The account is compared with what is in the file, not with itself.
+    assert len(arrived) == counts.exported
+
+
+def test_a_batch_of_the_default_limit_is_accepted(collector, samples_of):
+    """Just under gRPC's 4 MiB: the limit that exporters state must be one that receivers take."""
+    window = make_window(processes=30, samples=3_000)
+    exporter = open_exporter("grpc", collector)
+    encoded = encode_window(window, max_bytes=exporter.max_bytes)
+    assert len(encoded.batches[0].payload) > 0.95 * exporter.max_bytes
+    assert [exporter.export(batch).outcome for batch in encoded.batches] == [
+        ExportOutcome.SUCCESS
+    ] * len(encoded.batches)
+    exporter.shutdown()
+    assert len(samples_of(collector.requests(len(encoded.batches)))) == window.sample_count
+
+
+def test_a_message_above_4_mib_is_refused_and_not_retried(collector):
+    exporter = open_exporter("grpc", collector, max_bytes=None)
+    result = exporter.export(Batch(b"\x00" * (5 << 20), Form.PROTOBUF, (7,), START, START + 1))
+    assert (result.lost, result.error_type) == ({LossCause.REJECTED: 7}, "RESOURCE_EXHAUSTED")
+    exporter.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http/protobuf", "http/json"])
+def test_garbage_is_refused_with_the_collectors_explanation(collector, kind):
+    exporter = open_exporter(kind, collector)
+    result = exporter.export(Batch(b"\xff\xff", exporter.form, (7,), START, START + 1))
+    assert result.lost == {LossCause.REJECTED: 7}
+    assert result.message
+    exporter.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http/protobuf", "http/json"])
+def test_a_collector_without_profiles_is_explained_once(open_collector, kind, caplog):
+    collector = open_collector(profiles=False)
+    caplog.set_level(logging.WARNING)
+    exporter = open_exporter(kind, collector)
+    (batch,) = encode_window(make_window(), form=exporter.form).batches
+    for _ in range(3):
+        result = exporter.export(batch)
+        assert result.lost == {LossCause.REJECTED: batch.sample_count}
+        assert GATE in result.message
+    assert [GATE in message for message in caplog.messages] == [True]
+    exporter.shutdown()
+
+
+def test_a_collector_that_goes_away_is_given_up_in_time(open_collector):
+    collector = open_collector()
+    exporter = open_exporter("grpc", collector, retry=ONCE)
+    (batch,) = encode_window(make_window()).batches
+    assert exporter.export(batch).exported == batch.sample_count
+    collector.stop()
+    assert exporter.export(batch).lost == {LossCause.RETRIES_EXHAUSTED: batch.sample_count}
+    exporter.shutdown()
