@@ -39,7 +39,7 @@ struct config {
 	u64 min_age_ns;
 	u64 leader_offset; /* of task_struct.group_leader */
 	u64 start_offset;  /* of task_struct.start_boottime */
-	u64 wakeup_bytes;
+	u64 wakeup_bytes;  /* fill mark at which the reader is woken */
 	u64 stack_bytes; /* limit of one side, at most STACK_BYTES */
 	struct range interrupt_text[MAX_RANGES];
 };
@@ -218,6 +218,7 @@ INLINE void sample(void *ctx, const struct config *options, struct record *recor
 	u64 ids = bpf_get_current_pid_tgid();
 	u64 flags = options->flags, limit = options->stack_bytes;
 	long kernel_bytes, user_bytes;
+	int wake;
 
 	record->tgid = ids >> 32;
 	record->tid = (u32)ids;
@@ -266,9 +267,10 @@ INLINE void sample(void *ctx, const struct config *options, struct record *recor
 	if (flags & SPAN_LINKS)
 		copy_span(record);
 	line->taken++;
+	/* A band above the mark: two CPUs may jump over it, and beyond it the reader is awake. */
+	wake = RING_USED(ring) - options->wakeup_bytes < options->wakeup_bytes / 8;
 	if (RING_OUTPUT(ring, record, HEADER_BYTES + kernel_bytes + user_bytes,
-			RING_USED(ring) >= options->wakeup_bytes ? BPF_RB_FORCE_WAKEUP
-								 : BPF_RB_NO_WAKEUP))
+			wake ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP))
 		line->ring_full++;
 }
 

@@ -1,0 +1,125 @@
+"""Records and structs that Python and the compiled program share."""
+
+import errno
+import shutil
+import struct
+import subprocess
+
+import pytest
+
+from otel_kprofiler.bpf import (
+    RECORD_HEADER_BYTES,
+    SAMPLER_OBJECT,
+    SAMPLER_SOURCE,
+    ProgramConfig,
+    find_member_offsets,
+    parse_record,
+)
+from otel_kprofiler.bpf.layout import _COUNTERS, _IN_FLIGHT_WORD, ProgramCounts
+from otel_kprofiler.model import (
+    STACK_NOT_COLLECTED,
+    STACK_OK,
+    STACK_TRUNCATED,
+    RawSample,
+    SpanLink,
+)
+
+TRACE, SPAN = bytes(range(16)), bytes(range(8, 16))
+
+
+def pack(frames=(), *, start=5, trace=bytes(16), span=bytes(8), kernel=0, user=0):
+    header = struct.pack(
+        "<QQQ16s8sIIIhh16s", 11, start, 7, trace, span, 100, 101, 3, kernel, user, b"name\0junk"
+    )
+    return header + struct.pack(f"<{len(frames)}Q", *frames)
+
+
+def words(*values):
+    return struct.pack(f"<{len(values)}Q", *values)
+
+
+def test_a_record_becomes_a_sample():
+    data = b"before.." + pack((1, 2, 3), trace=TRACE, span=SPAN, kernel=16, user=8)
+    assert parse_record(data, 8) == RawSample(
+        time_ns=11, cpu=3, tgid=100, tid=101, start_time_ns=5, cgroup_id=7, comm=b"name",
+        kernel_stack=words(1, 2), user_stack=words(3), kernel_status=STACK_OK,
+        user_status=STACK_OK, link=SpanLink(TRACE, SPAN),
+    )  # fmt: skip
+
+
+def test_an_unreadable_start_time_is_unknown():
+    assert parse_record(pack(start=0), 0).start_time_ns is None
+
+
+def test_a_failed_user_stack_leaves_the_kernel_stack():
+    sample = parse_record(pack((1,), kernel=8, user=-errno.EFAULT), 0)
+    assert (sample.kernel_stack, sample.kernel_status) == (words(1), STACK_OK)
+    assert (sample.user_stack, sample.user_status) == (b"", -errno.EFAULT)
+
+
+def test_a_failed_kernel_stack_leaves_the_user_stack():
+    sample = parse_record(pack((1,), kernel=-errno.EFAULT, user=8), 0)
+    assert (sample.kernel_stack, sample.kernel_status) == (b"", -errno.EFAULT)
+    assert (sample.user_stack, sample.user_status) == (words(1), STACK_OK)
+
+
+def test_sides_that_nobody_asked_for_and_stacks_at_the_limit_are_marked():
+    sample = parse_record(pack((1, 2), kernel=16, user=-32768), 0, 16)
+    assert sample.kernel_status == STACK_TRUNCATED
+    assert sample.user_status == STACK_NOT_COLLECTED
+    assert parse_record(pack((1,), kernel=8), 0, 16).kernel_status == STACK_OK
+
+
+@pytest.mark.parametrize(("trace", "span"), [(bytes(16), SPAN), (TRACE, bytes(8))])
+def test_an_invalid_span_is_no_link(trace, span):
+    """A span context with an all-zero id is invalid (OpenTelemetry trace API)."""
+    assert parse_record(pack(trace=trace, span=span), 0).link is None
+
+
+def object_btf():
+    """The BTF section of the compiled program."""
+    data = SAMPLER_OBJECT.read_bytes()
+    table, size, count, names = struct.unpack_from("<Q10xHHH", data, 40)
+    headers = [struct.unpack_from("<IIQQQQ", data, table + size * i) for i in range(count)]
+    text = headers[names][4]
+    for header in headers:
+        start = text + header[0]
+        if data[start : data.index(b"\0", start)] == b".BTF":
+            return data[header[4] : header[4] + header[5]]
+    raise AssertionError("no .BTF in the object")
+
+
+def test_python_and_the_compiled_program_agree_on_every_struct():
+    btf = object_btf()
+    assert find_member_offsets(
+        btf, "record",
+        ("time_ns", "start_time_ns", "cgroup_id", "trace_id", "span_id", "tgid", "tid", "cpu",
+         "kernel_bytes", "user_bytes", "comm", "frames"),
+    ) == (0, 8, 16, 24, 40, 48, 52, 56, 60, 62, 64, RECORD_HEADER_BYTES)  # fmt: skip
+    assert find_member_offsets(btf, "config", ProgramConfig._fields[:6]) == (0, 8, 16, 24, 32, 40)
+    assert find_member_offsets(btf, "config", ("interrupt_text",)) == (48,)
+    counters = find_member_offsets(btf, "cpu_line", ProgramCounts._fields)
+    assert counters == tuple(range(0, 8 * _COUNTERS, 8))
+    assert find_member_offsets(btf, "cpu_line", ("in_flight",)) == (8 * _IN_FLIGHT_WORD,)
+    assert find_member_offsets(btf, "span_slot", ("sequence", "trace_id", "span_id")) == (0, 8, 24)
+
+
+def test_interrupt_ranges_are_packed_as_start_and_size():
+    packed = ProgramConfig(1, 2, 3, 4, 5, 6, [(100, 130), (200, 201)]).pack()
+    assert struct.unpack("<22Q", packed) == (1, 2, 3, 4, 5, 6, 100, 30, 200, 1, *[0] * 12)
+
+
+@pytest.mark.skipif(
+    shutil.which("clang-14") is None or shutil.which("llvm-strip-14") is None,
+    reason="clang-14 and llvm-14, which the committed object was made with, are not installed",
+)
+def test_the_committed_object_is_what_its_source_compiles_to(tmp_path):
+    """Built from another directory too, so that no path of a machine is in it."""
+    for name in (SAMPLER_SOURCE.name, "build.sh"):
+        shutil.copy(SAMPLER_SOURCE.with_name(name), tmp_path)
+    made = tmp_path / "made.o"
+    version = subprocess.run(["clang-14", "--version"], capture_output=True, text=True, check=True)
+    if "Debian clang version 14.0.6" not in version.stdout:
+        pytest.skip(f"not the pinned compiler: {version.stdout.splitlines()[0]}")
+    subprocess.run([tmp_path / "build.sh", made], cwd="/", check=True)
+    assert made.read_bytes() == SAMPLER_OBJECT.read_bytes()

@@ -1,0 +1,134 @@
+"""The ring reader against synthetic ring memory."""
+
+import mmap
+import struct
+
+import pytest
+
+from otel_kprofiler.bpf import RingReader, record_offsets, ring_bytes
+
+SIZE = 4096
+BUSY, DISCARD = 1 << 31, 1 << 30
+
+
+class SyntheticRing:
+    """Ring memory that a test plays the kernel in; attributes as those of ``RingMemory``."""
+
+    def __init__(self, position: int = 0) -> None:
+        self.positions = bytearray(16)
+        self.consumer = memoryview(self.positions)[:8].cast("Q")
+        self.producer = memoryview(self.positions)[8:].cast("Q")
+        self.content = bytearray(2 * SIZE)
+        self.data = memoryview(self.content)
+        self.consumer[0] = self.producer[0] = position
+
+    def reserve(self, length: int) -> int:
+        at = self.producer[0]
+        self.write(at, struct.pack("=II", length | BUSY, 0))
+        self.producer[0] = at + 8 + (length + 7 & ~7)
+        return at
+
+    def commit(self, at: int, payload: bytes, flags: int = 0) -> None:
+        self.write(at + 8, payload)
+        self.write(at, struct.pack("=II", len(payload) | flags, 0))
+
+    def put(self, payload: bytes, flags: int = 0) -> None:
+        self.commit(self.reserve(len(payload)), payload, flags)
+
+    def write(self, at: int, data: bytes) -> None:
+        """Write at a position, into both mappings of the same pages."""
+        for index, byte in enumerate(data):
+            self.content[(at + index) % SIZE] = self.content[(at + index) % SIZE + SIZE] = byte
+
+    def close(self) -> None:
+        for view in (self.consumer, self.producer, self.data):
+            view.release()
+
+
+def payloads(data: bytes) -> list[bytes]:
+    return [
+        data[at : at + (struct.unpack_from("=I", data, at - 8)[0] & ~(BUSY | DISCARD))]
+        for at in record_offsets(data)
+    ]
+
+
+def test_committed_records_are_taken_once_and_space_is_given_back():
+    ring = SyntheticRing()
+    reader = RingReader(ring, SIZE)
+    ring.put(b"a" * 13)
+    ring.put(b"b" * 8)
+    data, complete = reader.take()
+    assert payloads(data) == [b"a" * 13, b"b" * 8]
+    assert complete
+    assert ring.consumer[0] == ring.producer[0] == 8 + 16 + 8 + 8
+    assert reader.take() == (b"", True)
+
+
+@pytest.mark.parametrize("short_of_the_end", range(0, 64, 8))
+def test_records_that_wrap_around_are_whole(short_of_the_end):
+    """Wherever the end of the pages cuts a record: before it, in its header, in its data."""
+    ring = SyntheticRing(position=5 * SIZE - short_of_the_end)
+    reader = RingReader(ring, SIZE)
+    ring.put(b"0123456789abcdef" * 2)
+    ring.put(b"next")
+    assert payloads(reader.take().data) == [b"0123456789abcdef" * 2, b"next"]
+
+
+def test_a_full_ring_is_taken_whole():
+    ring = SyntheticRing(position=SIZE + 24)
+    reader = RingReader(ring, SIZE)
+    for number in range(SIZE // 64):
+        ring.put(bytes([number]) * 56)
+    assert payloads(reader.take().data) == [bytes([n]) * 56 for n in range(SIZE // 64)]
+
+
+def test_a_record_that_is_being_written_stops_the_reader():
+    ring = SyntheticRing()
+    reader = RingReader(ring, SIZE)
+    ring.put(b"done")
+    open_record = ring.reserve(24)
+    ring.put(b"after")
+    data, complete = reader.take()
+    assert payloads(data) == [b"done"]
+    assert not complete, "what lies behind the open record may be older than the clock says"
+    assert reader.take() == (b"", False)
+    ring.commit(open_record, b"x" * 24)
+    data, complete = reader.take()
+    assert payloads(data) == [b"x" * 24, b"after"]
+    assert complete
+
+
+def test_discarded_records_are_passed_over():
+    ring = SyntheticRing()
+    reader = RingReader(ring, SIZE)
+    ring.put(b"kept")
+    ring.put(b"discarded", DISCARD)
+    ring.put(b"kept too")
+    assert payloads(reader.take().data) == [b"kept", b"kept too"]
+
+
+def test_closing_releases_the_mapping():
+    ring = SyntheticRing()
+    RingReader(ring, SIZE).close()
+    ring.positions.clear()  # raises BufferError while a view is alive
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        b"\x08\0\0\0",
+        struct.pack("=II", 16, 0) + b"short",
+        struct.pack("=II", 8 | BUSY, 0) + b"8" * 8,
+    ],
+    ids=["header cut off", "record cut off", "never committed"],
+)
+def test_a_damaged_chunk_is_refused(chunk):
+    with pytest.raises(ValueError, match="cut off"):
+        list(record_offsets(chunk))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "size"), [(1, mmap.PAGESIZE), (mmap.PAGESIZE, mmap.PAGESIZE), (70_000, 131_072)]
+)
+def test_a_ring_is_a_power_of_two_of_pages(wanted, size):
+    assert ring_bytes(wanted) == size

@@ -1,0 +1,71 @@
+"""Settings of the sampler and what is derived from them."""
+
+import pytest
+
+from otel_kprofiler.errors import KernelFeatureError
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig, find_interrupt_ranges
+from otel_kprofiler.sampling.attachment import plan_ring_bytes
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"samples_per_second": 0},
+        {"samples_per_second": 10_001},
+        {"max_frames": 0},
+        {"max_frames": 128},
+        {"map_scale_factor": 9},
+        {"interrupt_ranges": ((1, 2),) * 9},
+    ],
+    ids=str,
+)
+def test_settings_outside_their_range_are_refused(settings):
+    with pytest.raises(ValueError, match=r"must be|more than"):
+        SamplerConfig(**settings)
+
+
+def test_the_period_is_the_distance_of_samples():
+    assert SamplerConfig(samples_per_second=10_000).period_ns == 100_000
+    assert SamplerConfig(samples_per_second=1).period_ns == 1_000_000_000
+
+
+def test_the_ring_holds_four_drain_intervals():
+    fast = SamplerConfig(samples_per_second=10_000, drain_interval_s=0.5)
+    assert plan_ring_bytes(fast, 4) >= 4 * 0.5 * 10_000 * 4 * 8 * 64
+    assert plan_ring_bytes(fast, 4) == 4 * plan_ring_bytes(fast, 1)
+    pinned = SamplerConfig(samples_per_second=10_000, drain_interval_s=0.5, pin_cpu_ids=(3,))
+    assert plan_ring_bytes(pinned, 64) == plan_ring_bytes(fast, 1)
+
+
+def test_the_ring_is_neither_tiny_nor_beyond_reason():
+    assert plan_ring_bytes(SamplerConfig(), 1) == 256 * 1024
+    assert plan_ring_bytes(SamplerConfig(map_scale_factor=3), 1) == 8 * 256 * 1024
+    huge = SamplerConfig(samples_per_second=10_000, map_scale_factor=8)
+    assert plan_ring_bytes(huge, 512) == 1 << 30
+
+
+def test_only_known_interrupt_ranges_are_given():
+    """Hidden symbols are zero, absent ones None; neither may become a range."""
+    addresses = {
+        "__irqentry_text_start": 0x1000,
+        "__irqentry_text_end": 0x2000,
+        "__softirqentry_text_start": 0,
+        "__softirqentry_text_end": 0,
+    }
+    assert find_interrupt_ranges(addresses.get) == ((0x1000, 0x2000),)
+
+
+class OldKernel:
+    """Files of a host whose kernel is too old."""
+
+    def read_bytes(self, path):
+        assert path == "/proc/sys/kernel/osrelease"
+        return b"5.4.0-200-generic\n"
+
+
+def test_a_kernel_without_what_is_needed_is_named():
+    sampler = EbpfSampler(SamplerConfig(), access=OldKernel())
+    with pytest.raises(KernelFeatureError, match=r"5\.4\.0-200-generic") as raised:
+        sampler.start()
+    assert "5.10" in raised.value.hint
+    sampler.close()
