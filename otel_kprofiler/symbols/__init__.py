@@ -1,1 +1,35 @@
-"""symbols."""
+"""Kernel symbols: runtime addresses to modules, relative addresses and function names.
+
+Usable alone, on this host or on captured files::
+
+    from otel_kprofiler.symbols import Symbolizer
+
+    symbolizer = Symbolizer.live()
+    for match in symbolizer.find("vfs_read"):
+        print(hex(match.address), match.module, hex(match.rva))
+"""
+
+from otel_kprofiler.symbols.captured import CapturedFiles
+from otel_kprofiler.symbols.kernel.explain import Explanation
+from otel_kprofiler.symbols.kernel.hidden import HiddenCause
+from otel_kprofiler.symbols.kernel.identity import make_file_id
+from otel_kprofiler.symbols.kernel.kallsyms import FreedSymbol
+from otel_kprofiler.symbols.kernel.load import read_snapshot
+from otel_kprofiler.symbols.kernel.notes import Note, find_build_id, parse_notes
+from otel_kprofiler.symbols.kernel.snapshot import Match, Snapshot
+from otel_kprofiler.symbols.symbolizer import Symbolizer
+
+__all__ = [
+    "CapturedFiles",
+    "Explanation",
+    "FreedSymbol",
+    "HiddenCause",
+    "Match",
+    "Note",
+    "Snapshot",
+    "Symbolizer",
+    "find_build_id",
+    "make_file_id",
+    "parse_notes",
+    "read_snapshot",
+]

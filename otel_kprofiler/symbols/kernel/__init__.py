@@ -1,1 +1,1 @@
-"""kernel."""
+"""Symbols of the kernel, its modules and BPF programs."""

@@ -1,0 +1,162 @@
+"""Turns sorted symbols into a table: pads folded, data symbols become ends, aliases ranked."""
+
+from __future__ import annotations
+
+import re
+import sys
+from array import array
+from binascii import unhexlify
+from collections.abc import Sequence
+from itertools import compress, islice, repeat
+from operator import ge
+from typing import Final
+
+from otel_kprofiler.symbols.kernel.names import PAD_PREFIX, alias_rank
+from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES, Entries, SymbolTable
+
+TEXT_TYPES: Final = b"tTwW"
+"""Type letters of kallsyms that mean code: local, global, weak."""
+MAX_PAD_BYTES: Final = 64
+"""Longest function padding that is believed (CONFIG_FUNCTION_PADDING_BYTES is 4 to 59)."""
+END_TYPE: Final = ord("-")
+"""Type of an entry that only ends the one before."""
+
+_OTHER, _FUNCTION, _PAD = 0, 1, 2
+_IS_TEXT = bytes(code in TEXT_TYPES for code in range(256))
+_IS_FUNCTION = bytes(code == _FUNCTION for code in range(256))
+_IS_PAD = bytes(code == _PAD for code in range(256))
+_END = re.compile(rb"[\x01\x02]\x00")
+
+
+class TableBuilder:
+    """Collects symbols in address order and makes a :class:`SymbolTable` of them.
+
+    Whole lists are handled by C loops (``compress``, ``map``, ``join``); Python code runs only
+    for aliases and ends, of which there are few.
+    """
+
+    def __init__(self) -> None:
+        self._addresses = array("Q")
+        self._lengths: list[bytes] = []
+        self._names: list[bytes] = []
+        self._padded: list[bytes] = []
+        self._long_lengths: dict[int, int] = {}
+        self._pad = 0
+        self._last_class = _OTHER
+        self._last_address = b""
+
+    def add(self, addresses: Sequence[bytes], types: bytes, names: list[bytes]) -> None:
+        """Add symbols in ascending order of address, all of one address in one call.
+
+        Args:
+            addresses: each as 16 lower-case hexadecimal digits.
+            types: type letter of each.
+            names: name of each; changed in place.
+        """
+        if not addresses:
+            return
+        classes = _classify(types, names)
+        keep = bytearray(classes.translate(_IS_FUNCTION))
+        for index in self._ends(addresses, classes):
+            keep[index] = 1
+            names[index] = b""
+        before = bytes([self._last_class]) + classes
+        self._last_class = classes[-1]
+        self._last_address = addresses[-1]
+        kept = list(compress(addresses, keep))
+        if not kept:
+            return
+        kept_names = list(compress(names, keep))
+        self._rank_aliases(kept, bytes(compress(types, keep)), kept_names)
+        padded = bytes(compress(before, keep)).translate(_IS_PAD)
+        if not self._pad and 1 in padded:
+            self._pad = _measure_pad(addresses, classes)
+        self._append(kept, kept_names, padded)
+
+    def finish(self, *, max_function: int = MAX_FUNCTION_BYTES) -> SymbolTable:
+        """The table of all symbols added."""
+        entries = Entries(
+            addresses=self._addresses,
+            lengths=b"".join(self._lengths),
+            names=b"".join(self._names),
+            padded=b"".join(self._padded),
+            long_lengths=self._long_lengths,
+            pad=self._pad,
+        )
+        return SymbolTable(entries, max_function=max_function)
+
+    def _append(self, addresses: list[bytes], names: list[bytes], padded: bytes) -> None:
+        values = array("Q", unhexlify(b"".join(addresses)))
+        if sys.byteorder == "little":
+            values.byteswap()
+        try:
+            lengths = bytes(map(len, names))
+        except ValueError:  # a name of more than 255 bytes
+            lengths = bytes(min(len(name), 255) for name in names)
+        if 255 in lengths:
+            start = len(self._addresses)
+            for index, name in enumerate(names):
+                if len(name) >= 255:
+                    self._long_lengths[start + index] = len(name)
+        self._addresses += values
+        self._lengths.append(lengths)
+        self._names.append(b"".join(names))
+        self._padded.append(padded)
+
+    def _ends(self, addresses: Sequence[bytes], classes: bytes) -> list[int]:
+        """Indices of the symbols that end a function or a pad without being one."""
+        found = []
+        sequence = bytes([self._last_class]) + classes
+        for match in _END.finditer(sequence):
+            index = match.start()  # of the first symbol that is neither, in `addresses`
+            previous = addresses[index - 1] if index else self._last_address
+            if sequence[index] == _PAD and index:
+                found.append(index - 1)  # a pad without its function: nothing is known from here
+                continue
+            while index < len(classes) and addresses[index] == previous:
+                index += 1
+            if index < len(classes) and classes[index] == _OTHER:
+                found.append(index)
+        return found
+
+    @staticmethod
+    def _rank_aliases(addresses: list[bytes], types: bytes, names: list[bytes]) -> None:
+        """Order the names at each address so that the preferred one is the last."""
+        done = 0
+        for index in compress(
+            range(len(addresses)), map(ge, addresses, islice(addresses, 1, None))
+        ):
+            if index < done:
+                continue
+            done = index + 1
+            while done < len(addresses) and addresses[done] == addresses[index]:
+                done += 1
+            names[index:done] = [
+                name
+                for _, name in sorted(
+                    (
+                        (alias_rank(types[i], names[i]) if names[i] else (9, 0, 0, b""), names[i])
+                        for i in range(index, done)
+                    ),
+                    reverse=True,
+                )
+            ]
+
+
+def _classify(types: bytes, names: list[bytes]) -> bytes:
+    """Class of each symbol: function, pad in front of one, or something else."""
+    text = int.from_bytes(types.translate(_IS_TEXT), "little")
+    if not text:
+        return bytes(len(types))
+    pads = bytes(map(bytes.startswith, names, repeat(PAD_PREFIX)))
+    both = text & int.from_bytes(pads, "little")
+    return (text + both).to_bytes(len(types), "little")  # 1 + 1 = _PAD
+
+
+def _measure_pad(addresses: Sequence[bytes], classes: bytes) -> int:
+    """Distance from a pad to the function behind it; the kernel uses one size for all."""
+    index = classes.find(bytes([_PAD, _FUNCTION]))
+    if index < 0:
+        return 0
+    distance = int(addresses[index + 1], 16) - int(addresses[index], 16)
+    return distance if 0 < distance <= MAX_PAD_BYTES else 0

@@ -1,0 +1,42 @@
+"""Why the kernel hides its symbols from this process."""
+
+from __future__ import annotations
+
+import enum
+
+from otel_kprofiler.host import HostFiles
+
+_KPTR_RESTRICT = "/proc/sys/kernel/kptr_restrict"
+
+
+class HiddenCause(enum.Enum):
+    """Why kernel symbols are not visible; the value is what users read."""
+
+    KPTR_RESTRICT = "kernel.kptr_restrict is 2, which hides kernel addresses from everybody"
+    NO_CAP_SYSLOG = "CAP_SYSLOG is missing, without which the kernel hides its addresses"
+    NO_FILE = "there is no /proc/kallsyms (kernel without CONFIG_KALLSYMS, or /proc not mounted)"
+    UNREADABLE = "/proc/kallsyms cannot be read"
+
+    @property
+    def fix(self) -> str:
+        """What to do about it."""
+        return {
+            HiddenCause.KPTR_RESTRICT: "sysctl kernel.kptr_restrict=1",
+            HiddenCause.NO_CAP_SYSLOG: "give the process CAP_SYSLOG",
+            HiddenCause.NO_FILE: "mount /proc, or use a kernel with CONFIG_KALLSYMS=y",
+            HiddenCause.UNREADABLE: "allow the process to read /proc/kallsyms",
+        }[self]
+
+
+def find_hidden_cause(files: HostFiles) -> HiddenCause:
+    """The cause of zero addresses in ``/proc/kallsyms``.
+
+    The kernel shows them at ``kptr_restrict`` 0 if ``perf_event_paranoid`` is 1 or less, at 0
+    and 1 to holders of CAP_SYSLOG, and at 2 to nobody (kernel/ksyms_common.c).
+    """
+    try:
+        if int(files.read_bytes(_KPTR_RESTRICT)) >= 2:
+            return HiddenCause.KPTR_RESTRICT
+    except (OSError, ValueError):
+        return HiddenCause.NO_CAP_SYSLOG  # a container without /proc/sys has no CAP_SYSLOG
+    return HiddenCause.NO_CAP_SYSLOG

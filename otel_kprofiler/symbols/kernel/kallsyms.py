@@ -1,0 +1,290 @@
+r"""Parser of ``/proc/kallsyms``, also for System.map and the output of ``nm -n``.
+
+A line is ``%016x %c %s\n``, with ``\t[module]`` before the line end for everything outside the
+core (kernel/kallsyms.c, ``s_show``). Core symbols come first, sorted by address. Then come,
+each block unsorted: the live modules, ftrace's clones of the init functions of modules, the
+``[__builtin__ftrace]`` trampolines, ``[bpf]`` programs and ``[__builtin__kprobes]`` pages.
+"""
+
+from __future__ import annotations
+
+from array import array
+from binascii import unhexlify
+from collections.abc import Iterable
+from itertools import compress, islice
+from operator import gt, ne
+from typing import Final, NamedTuple
+
+from otel_kprofiler.symbols.kernel.build import TEXT_TYPES, TableBuilder
+from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES, SymbolTable
+
+BPF_BLOCK: Final = "bpf"
+OUT_OF_LINE_BLOCKS: Final = ("__builtin__ftrace", "__builtin__kprobes")
+PAGE_BYTES: Final = 4096
+
+_HEX_DIGITS = 16
+_HIDDEN = b"0" * _HEX_DIGITS
+_CORE_FIELDS, _MODULE_FIELDS = 3, 4
+_MAX_ALIAS_LINES = 256  # at one address; keeps hostile input from growing the rest
+_IS_TEXT = bytes(code in TEXT_TYPES for code in range(256))
+
+
+class FreedSymbol(NamedTuple):
+    """A clone that ftrace keeps of an init function whose memory has been freed."""
+
+    address: int
+    name: str
+    module: str
+
+
+class Kallsyms(NamedTuple):
+    """What a kallsyms file says.
+
+    Attributes:
+        core: symbols of the kernel itself, init code included.
+        blocks: symbols by the name in brackets, in the order of the file.
+        freed: clones of freed init functions; they name nothing.
+        lines: number of lines.
+        bad_lines: lines that were skipped because they are malformed or out of order.
+        hidden: all addresses are zero, so there are no symbols.
+    """
+
+    core: SymbolTable
+    blocks: dict[str, SymbolTable]
+    freed: tuple[FreedSymbol, ...]
+    lines: int
+    bad_lines: int
+    hidden: bool
+
+
+class _Fields(NamedTuple):
+    addresses: list[bytes]
+    types: bytes
+    names: list[bytes]
+
+    def part(self, start: int, end: int) -> _Fields:
+        return _Fields(self.addresses[start:end], self.types[start:end], self.names[start:end])
+
+    def plus(self, more: _Fields) -> _Fields:
+        return _Fields(
+            self.addresses + more.addresses, self.types + more.types, self.names + more.names
+        )
+
+
+class KallsymsParser:
+    """Builds the tables while pieces of the file arrive; not thread-safe.
+
+    ``hidden`` becomes true after the first piece when the kernel shows no addresses; the rest
+    need not be read then.
+    """
+
+    def __init__(self) -> None:
+        self.hidden = False
+        self.lines = 0
+        self.bad_lines = 0
+        self._rest = b""
+        self._core = TableBuilder()
+        self._last_core = b""
+        self._blocks: dict[str, SymbolTable] = {}
+        self._freed: list[FreedSymbol] = []
+        self._module = b""
+        self._open: _Fields | None = None
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next bytes of the file; pieces of 64 KiB are best."""
+        text = self._rest + piece
+        cut = _cut(text)
+        self._rest = text[cut:]
+        if cut:
+            self._parse(text[:cut])
+
+    def finish(self) -> Kallsyms:
+        """The tables; call once, after the last piece."""
+        if self._rest:
+            self._parse(self._rest)
+        self._close_block()
+        core = self._core.finish()
+        return Kallsyms(
+            core,
+            self._blocks,
+            tuple(self._freed),
+            self.lines,
+            self.bad_lines + core.dropped,
+            self.hidden,
+        )
+
+    def _parse(self, text: bytes) -> None:
+        tab = text.find(b"\t")
+        start = len(text) if tab < 0 else text.rfind(b"\n", 0, tab) + 1
+        if start:
+            self._parse_core(text[:start] if tab >= 0 else text)
+        if tab >= 0:
+            self._parse_modules(text[start:])
+
+    def _parse_core(self, text: bytes) -> None:
+        tokens = text.split()
+        fields = _columns(tokens, _CORE_FIELDS)
+        if fields is None or not self._in_order(fields.addresses):
+            fields = self._parse_slowly(text)
+        else:
+            self.lines += len(fields.addresses)
+        if not self._is_hidden(fields):
+            if fields.addresses:
+                self._last_core = fields.addresses[-1]
+            self._core.add(*fields)
+
+    def _in_order(self, addresses: list[bytes]) -> bool:
+        if addresses[0] < self._last_core:
+            return False
+        return not any(map(gt, addresses, islice(addresses, 1, None)))
+
+    def _is_hidden(self, fields: _Fields) -> bool:
+        if not self._last_core and fields.addresses and fields.addresses[-1] == _HIDDEN:
+            self.hidden = self.hidden or 1 in fields.types.translate(_IS_TEXT)
+        return self.hidden
+
+    def _parse_slowly(self, text: bytes) -> _Fields:
+        """Line by line; skips and counts what is malformed or out of order."""
+        addresses, types, names = [], bytearray(), []
+        last = self._last_core
+        for line in text.splitlines():
+            self.lines += 1
+            tokens = line.split()
+            address = _address(tokens[0]) if len(tokens) == _CORE_FIELDS else None
+            if address is None or len(tokens[1]) != 1 or address < last:
+                self.bad_lines += 1
+                continue
+            last = address
+            addresses.append(address)
+            types += tokens[1]
+            names.append(tokens[2])
+        return _Fields(addresses, bytes(types), names)
+
+    def _parse_modules(self, text: bytes) -> None:
+        tokens = text.split()
+        fields = _columns(tokens, _MODULE_FIELDS)
+        if fields is None:
+            tokens = self._good_module_tokens(text)
+            fields = _columns(tokens, _MODULE_FIELDS)
+            if fields is None:
+                return
+        else:
+            self.lines += len(fields.addresses)
+        if self.hidden:
+            return
+        modules = tokens[3::_MODULE_FIELDS]
+        changes = compress(range(1, len(modules)), map(ne, modules, islice(modules, 1, None)))
+        start = 0
+        for end in (*changes, len(modules)):
+            part = fields.part(start, end)
+            if self._open is not None and modules[start] == self._module:
+                self._open = self._open.plus(part)
+            else:
+                self._close_block()
+                self._module, self._open = modules[start], part
+            start = end
+
+    def _good_module_tokens(self, text: bytes) -> list[bytes]:
+        good: list[bytes] = []
+        for line in text.splitlines():
+            self.lines += 1
+            tokens = line.split()
+            address = _address(tokens[0]) if len(tokens) == _MODULE_FIELDS else None
+            if address is None or len(tokens[1]) != 1:
+                self.bad_lines += 1
+            else:
+                good += (address, *tokens[1:])
+        return good
+
+    def _close_block(self) -> None:
+        if self._open is None:
+            return
+        fields, self._open = self._open, None
+        name = self._module.strip(b"[]").decode("utf-8", "backslashreplace")
+        if name in self._blocks:  # a module has one block; what comes later is freed
+            self._freed += [
+                FreedSymbol(int(address, 16), symbol.decode("utf-8", "backslashreplace"), name)
+                for address, code, symbol in zip(*fields, strict=True)
+                if code in TEXT_TYPES
+            ]
+            return
+        builder = TableBuilder()
+        builder.add(*_sort_code(fields))
+        limit = PAGE_BYTES if name in OUT_OF_LINE_BLOCKS else MAX_FUNCTION_BYTES
+        self._blocks[name] = builder.finish(max_function=limit)
+
+
+def parse_kallsyms(pieces: Iterable[bytes]) -> Kallsyms:
+    """Tables of a whole file that is given in pieces of any size; never raises on bad content."""
+    parser = KallsymsParser()
+    for piece in pieces:
+        parser.feed(piece)
+        if parser.hidden:
+            break
+    return parser.finish()
+
+
+def _cut(text: bytes) -> int:
+    """Where to cut so that no line, and no group of lines of one address, is divided."""
+    end = text.rfind(b"\n") + 1
+    start = end
+    for _ in range(_MAX_ALIAS_LINES):
+        start = text.rfind(b"\n", 0, max(start - 1, 0)) + 1
+        if not start:
+            return 0 if end < len(text) else end
+        previous = text.rfind(b"\n", 0, start - 1) + 1
+        if text[previous : previous + _HEX_DIGITS] != text[start : start + _HEX_DIGITS]:
+            return start
+    return end
+
+
+def _columns(tokens: list[bytes], count: int) -> _Fields | None:
+    """Columns of lines of ``count`` fields; None unless all addresses and types look right."""
+    lines, surplus = divmod(len(tokens), count)
+    addresses = tokens[0::count]
+    types = b"".join(tokens[1::count])
+    joined = b"\n".join(addresses)
+    if surplus or not lines or len(types) != lines or len(joined) != 17 * lines - 1:
+        return None
+    if joined[16::17].count(b"\n") != lines - 1:  # an address of another width
+        return None
+    try:
+        unhexlify(joined.translate(None, b"\n"))
+    except ValueError:
+        return None
+    return _Fields(addresses, types, tokens[2::count])
+
+
+def _address(token: bytes) -> bytes | None:
+    """An address as 16 lower-case digits; None if it is not one."""
+    if len(token) > _HEX_DIGITS:
+        return None
+    padded = token.rjust(_HEX_DIGITS, b"0").lower()
+    try:
+        unhexlify(padded)
+    except ValueError:
+        return None
+    return padded
+
+
+def _sort_code(fields: _Fields) -> _Fields:
+    """The code symbols of a module by address, with those other symbols that end them."""
+    addresses, types, names = fields
+    values = array("Q", unhexlify(b"".join(addresses)))
+    values.byteswap()
+    is_text = types.translate(_IS_TEXT)
+    text = list(compress(range(len(values)), is_text))
+    if not text:
+        return _Fields([], b"", [])
+    low = min(compress(values, is_text))
+    chosen = text + [
+        index for index, value in enumerate(values) if not is_text[index] and value > low
+    ]
+    chosen.sort(key=values.__getitem__)
+    last = max(position for position, index in enumerate(chosen) if is_text[index])
+    chosen = chosen[: last + 2]  # the first symbol behind the code ends it
+    return _Fields(
+        [addresses[index] for index in chosen],
+        bytes(types[index] for index in chosen),
+        [names[index] for index in chosen],
+    )

@@ -1,0 +1,199 @@
+"""Reads a whole :class:`Snapshot` from the files of a host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from otel_kprofiler.host import HostFiles
+from otel_kprofiler.model import (
+    AddressRange,
+    BuildId,
+    FileId,
+    Module,
+    ModuleKind,
+    RangeSource,
+)
+from otel_kprofiler.symbols.kernel.hidden import HiddenCause, find_hidden_cause
+from otel_kprofiler.symbols.kernel.identity import make_file_id
+from otel_kprofiler.symbols.kernel.kallsyms import (
+    BPF_BLOCK,
+    OUT_OF_LINE_BLOCKS,
+    Kallsyms,
+    parse_kallsyms,
+)
+from otel_kprofiler.symbols.kernel.modules import (
+    PROC_MODULES,
+    ModuleFiles,
+    ProcModule,
+    next_above,
+    parse_modules,
+    ranges_from_sections,
+    ranges_from_symbols,
+    read_module,
+    text_base,
+)
+from otel_kprofiler.symbols.kernel.notes import find_build_id
+from otel_kprofiler.symbols.kernel.read import read_pieces
+from otel_kprofiler.symbols.kernel.snapshot import (
+    VMLINUX,
+    CodeBlock,
+    ModuleSymbols,
+    Snapshot,
+)
+from otel_kprofiler.symbols.kernel.table import SymbolTable
+
+PROC_KALLSYMS: Final = "/proc/kallsyms"
+KERNEL_NOTES: Final = "/sys/kernel/notes"
+PROC_VERSION: Final = "/proc/version"
+
+
+def read_snapshot(
+    files: HostFiles,
+    *,
+    generation: int = 1,
+    since_ns: int = 0,
+    previous: Snapshot | None = None,
+) -> Snapshot:
+    """Read kallsyms, the modules and the build ids of a host.
+
+    Nothing that is missing or unreadable is an error: it is noted in ``problems`` or ``hidden``.
+
+    Args:
+        files: the host's files, or a captured tree.
+        generation: number of the new snapshot.
+        since_ns: boot time from which it holds.
+        previous: modules that are in it and unchanged keep their ``Module`` object.
+    """
+    problems: list[str] = []
+    kallsyms, hidden = _read_kallsyms(files, problems)
+    build_id = _read_build_id(files, problems)
+    kernel_file_id = make_file_id(build_id, VMLINUX, _read_version(files, build_id, problems))
+    listed, bad_lines = _read_proc_modules(files, kallsyms, problems)
+    known = {} if previous is None else {module.name: module for module in previous.modules}
+    symbols = []
+    vmlinux = _make_vmlinux(kallsyms.core, build_id, kernel_file_id)
+    if vmlinux is not None:
+        symbols.append(ModuleSymbols(_keep(vmlinux, known), kallsyms.core))
+    highest = max((module.generation for module in known.values()), default=0)
+    bases = [module.address for module in listed if module.address]
+    for number, module in enumerate(reversed(listed), highest + 1):
+        table = kallsyms.blocks.get(module.name)
+        found = read_module(files, module.name)
+        if found.problem:
+            problems.append(found.problem)
+        file_id = make_file_id(found.build_id, module.name, kernel_file_id, found.source_version)
+        made = _make_module(module, found, table, bases, file_id)
+        symbols.append(ModuleSymbols(_keep(replace(made, generation=number), known), table))
+    return Snapshot(
+        symbols,
+        blocks=_blocks(kallsyms.blocks),
+        freed=kallsyms.freed,
+        generation=generation,
+        since_ns=since_ns,
+        hidden=hidden,
+        vmlinux_build_id=build_id,
+        problems=problems,
+        bad_lines=kallsyms.bad_lines + bad_lines,
+    )
+
+
+def _read_kallsyms(files: HostFiles, problems: list[str]) -> tuple[Kallsyms, HiddenCause | None]:
+    try:
+        kallsyms = parse_kallsyms(read_pieces(files.open_fd(PROC_KALLSYMS)))
+    except FileNotFoundError:
+        return parse_kallsyms(()), HiddenCause.NO_FILE
+    except OSError as error:
+        problems.append(f"{PROC_KALLSYMS}: {error}")
+        return parse_kallsyms(()), HiddenCause.UNREADABLE
+    if kallsyms.hidden:
+        return kallsyms, find_hidden_cause(files)
+    if not len(kallsyms.core) and not kallsyms.blocks:
+        problems.append(f"{PROC_KALLSYMS}: no symbols in it")
+        return kallsyms, HiddenCause.UNREADABLE
+    return kallsyms, None
+
+
+def _read_build_id(files: HostFiles, problems: list[str]) -> BuildId | None:
+    try:
+        return find_build_id(files.read_bytes(KERNEL_NOTES))
+    except OSError as error:
+        problems.append(f"{KERNEL_NOTES}: {error}")
+        return None
+
+
+def _read_version(files: HostFiles, build_id: BuildId | None, problems: list[str]) -> str:
+    if build_id is not None:
+        return ""
+    try:
+        return files.read_bytes(PROC_VERSION).decode("utf-8", "backslashreplace").strip()
+    except OSError as error:
+        problems.append(f"{PROC_VERSION}: {error}")
+        return ""
+
+
+def _read_proc_modules(
+    files: HostFiles, kallsyms: Kallsyms, problems: list[str]
+) -> tuple[list[ProcModule], int]:
+    """Loaded modules, newest first; from the names in kallsyms if the list is missing."""
+    names = [name for name in kallsyms.blocks if name not in (BPF_BLOCK, *OUT_OF_LINE_BLOCKS)]
+    try:
+        listed, bad = parse_modules(files.read_bytes(PROC_MODULES))
+    except OSError as error:
+        if names:  # a kernel without modules has no such file
+            problems.append(f"{PROC_MODULES}: {error}")
+        listed, bad = [], 0
+    missing = set(names).difference(module.name for module in listed)
+    return listed + [ProcModule(name, 0, "", 0) for name in names if name in missing], bad
+
+
+def _make_vmlinux(core: SymbolTable, build_id: BuildId | None, file_id: FileId) -> Module | None:
+    """The kernel itself: ``_text`` (else ``_stext``) to ``_etext``; its init text is freed."""
+    base = core.find_address(b"_text") or core.find_address(b"_stext")
+    end = core.find_address(b"_etext")
+    if base is None or end is None or end <= base:
+        return None
+    ranges = (AddressRange(base, end, ".text"),)
+    return Module(VMLINUX, ModuleKind.VMLINUX, build_id, file_id, base, ranges, RangeSource.KERNEL)
+
+
+def _make_module(
+    listed: ProcModule,
+    found: ModuleFiles,
+    table: SymbolTable | None,
+    bases: list[int],
+    file_id: FileId,
+) -> Module:
+    """A loaded module; ``bases`` are the addresses of all, which bound each other."""
+    base = found.sections.get(".text") or listed.address
+    if not base and table is not None and len(table):
+        base = text_base(table)
+    limit = next_above(base, bases)
+    if listed.size:
+        limit = min(limit, base + listed.size)
+    ranges = ranges_from_sections(found.sections, table, limit)
+    source = RangeSource.SECTIONS
+    if not ranges:
+        ranges, source = ranges_from_symbols(table, base, limit), RangeSource.SYMBOLS
+    return Module(listed.name, ModuleKind.LOADED, found.build_id, file_id, base, ranges, source)
+
+
+def _keep(made: Module, known: Mapping[str, Module]) -> Module:
+    """The module object of before if it is the same module at the same place."""
+    before = known.get(made.name)
+    if before is None:
+        return made
+    same = (before.build_id, before.base, before.ranges) == (made.build_id, made.base, made.ranges)
+    return before if same else made
+
+
+def _blocks(blocks: Mapping[str, SymbolTable]) -> list[CodeBlock]:
+    found = [
+        CodeBlock(ModuleKind.OUT_OF_LINE, blocks[name])
+        for name in OUT_OF_LINE_BLOCKS
+        if name in blocks
+    ]
+    if BPF_BLOCK in blocks:
+        found.append(CodeBlock(ModuleKind.BPF, blocks[BPF_BLOCK]))
+    return found

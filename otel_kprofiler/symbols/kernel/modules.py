@@ -1,0 +1,147 @@
+"""Loaded modules: ``/proc/modules`` and ``/sys/module/NAME`` (sections, notes, srcversion).
+
+Since kernel 6.4 text, data and read-only data of a module are separate allocations, so
+``address + size`` of ``/proc/modules`` is no extent: those ranges overlap. Executable ranges are
+taken from the sections as they lie in memory. Init sections are left out: their memory is freed
+after loading and used by others, while sysfs goes on listing them.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from otel_kprofiler.host import HostFiles
+from otel_kprofiler.model import AddressRange, BuildId
+from otel_kprofiler.symbols.kernel.notes import find_build_id
+from otel_kprofiler.symbols.kernel.table import SymbolTable
+
+PROC_MODULES: Final = "/proc/modules"
+SYS_MODULE: Final = "/sys/module"
+
+_EXECUTABLE = re.compile(
+    r"\.(?:[\w.]*\.)?text(?:\..*)?|\.altinstr_(?:replacement|aux)|\.plt|\.fixup"
+)
+_FREED = re.compile(r"\.init\..*|\.symtab|\.strtab|\.rela?\..*")
+_PAGE_MASK = ~0xFFF
+
+
+class ProcModule(NamedTuple):
+    """A line of ``/proc/modules``; ``address`` is 0 when the kernel hides it."""
+
+    name: str
+    size: int
+    state: str
+    address: int
+
+
+class ModuleFiles(NamedTuple):
+    """What sysfs says of a module; ``sections`` is empty when it cannot be read."""
+
+    sections: Mapping[str, int]
+    build_id: BuildId | None
+    source_version: str
+    problem: str
+
+
+def parse_modules(data: bytes) -> tuple[list[ProcModule], int]:
+    """Lines of ``/proc/modules`` and the number of malformed ones.
+
+    A line is ``name size references users, state 0xaddress [taint]`` (kernel/module/procfs.c).
+    """
+    modules, bad = [], 0
+    for line in data.decode("utf-8", "backslashreplace").splitlines():
+        fields = line.split()
+        try:
+            name, size, _, _, state, address = fields[:6]
+            modules.append(ProcModule(name, int(size), state, int(address, 16)))
+        except ValueError:
+            bad += 1
+    return modules, bad
+
+
+def read_module(files: HostFiles, name: str) -> ModuleFiles:
+    """Sections, build id and srcversion of a loaded module; what is unreadable is left out."""
+    folder = f"{SYS_MODULE}/{name}"
+    problem = ""
+    sections = {}
+    try:
+        for section in files.list_dir(f"{folder}/sections"):
+            sections[section] = int(files.read_bytes(f"{folder}/sections/{section}"), 16)
+    except (OSError, ValueError) as error:
+        sections, problem = {}, f"{folder}/sections: {error}"
+    build_id = None
+    try:
+        for note in files.list_dir(f"{folder}/notes"):
+            build_id = build_id or find_build_id(files.read_bytes(f"{folder}/notes/{note}"))
+    except OSError as error:
+        problem = problem or f"{folder}/notes: {error}"
+    try:
+        source_version = files.read_bytes(f"{folder}/srcversion").decode("ascii", "replace").strip()
+    except OSError:  # only modules that state a version have one
+        source_version = ""
+    if not any(sections.values()):  # hidden addresses read as zero
+        sections = {}
+    return ModuleFiles(sections, build_id, source_version, problem)
+
+
+def ranges_from_sections(
+    sections: Mapping[str, int], table: SymbolTable | None, limit: int
+) -> tuple[AddressRange, ...]:
+    """Executable ranges of a module without its init sections, sorted.
+
+    A section counts as executable by its name, or because a function of the module lies in it.
+    It reaches to the next section of the module, and never past ``limit``.
+
+    Args:
+        sections: addresses by section name.
+        table: the module's symbols, if known.
+        limit: where the next module begins, or another upper bound.
+    """
+    live = sorted(
+        (address, name) for name, address in sections.items() if not _FREED.fullmatch(name)
+    )
+    starts = [address for address, _ in live]
+    with_code = set()
+    if table is not None:
+        functions = (table.symbol(index) for index in range(len(table)))
+        with_code = {bisect_right(starts, symbol.start) - 1 for symbol in functions if symbol.name}
+    text = sections.get(".text", 0)
+    ranges = []
+    for index, (start, name) in enumerate(live):
+        end = min([*starts[bisect_right(starts, start) :][:1], limit])
+        named = _EXECUTABLE.fullmatch(name) is not None
+        if start >= text and start < end and (named or index in with_code):
+            ranges.append(AddressRange(start, end, name))
+    return tuple(ranges)
+
+
+def ranges_from_symbols(
+    table: SymbolTable | None, base: int, limit: int
+) -> tuple[AddressRange, ...]:
+    """One range that holds the functions of a module; empty without functions.
+
+    Args:
+        table: the module's symbols, if known.
+        base: address of its text, 0 if unknown.
+        limit: where the next module begins, or another upper bound.
+    """
+    if table is None or not len(table):
+        return ()
+    last = table.symbol(len(table) - 1)
+    end = last.start if not last.name else last.end
+    start = base or table.address(0)
+    end = min(end, limit)
+    return (AddressRange(start, end, ".text"),) if start < end else ()
+
+
+def text_base(table: SymbolTable) -> int:
+    """Page of the first symbol: where the text of a module begins if nothing else tells it."""
+    return table.address(0) & _PAGE_MASK
+
+
+def next_above(address: int, starts: Iterable[int]) -> int:
+    """The smallest start above an address, or the end of the address space."""
+    return min((start for start in starts if start > address), default=1 << 64)

@@ -1,0 +1,55 @@
+"""What kernel symbol names mean: compiler suffixes, boundary markers, choice among aliases."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from otel_kprofiler.model import Line
+
+PAD_PREFIX: Final = b"__pfx_"
+"""Names the padding in front of a function (``objtool --prefix``, kernel 6.2 and later)."""
+GENERIC_NAMES: Final = frozenset({b"init_module", b"cleanup_module"})
+"""Names that every module gives to its entry points; they say nothing."""
+
+_MARKER = re.compile(
+    rb"(?:__pi_)?_(?:s|e)?text|_(?:s|e)(?:init|exit)text|__(?:\w+_)?text_(?:start|end)"
+)
+# Suffixes that gcc and clang append to a clone or a part of a function.
+_CLONE_SUFFIX = re.compile(
+    r"(?:\.(?:isra|constprop|part|cold|llvm|lto_priv|localalias|__uniq|cfi|cfi_jt)(?:\.\d+)*)+$"
+)
+
+
+def is_marker(name: bytes) -> bool:
+    """Whether a name marks a boundary of the linker script and so names no code.
+
+    Examples: ``_text``, ``_etext``, ``__irqentry_text_start`` (include/asm-generic/sections.h
+    and vmlinux.lds.h of the kernel).
+    """
+    return name.endswith((b"text", b"_start", b"_end")) and _MARKER.fullmatch(name) is not None
+
+
+def alias_rank(kind: int, name: bytes) -> tuple[int, int, int, bytes]:
+    """Sort key among symbols at one address: the smallest is the name that is shown.
+
+    Real functions before boundary markers, particular names before generic ones, then global,
+    weak, local; then the shortest, then the first in the alphabet.
+
+    Args:
+        kind: ASCII code of the type letter of kallsyms (as of ``nm``).
+        name: the symbol's name.
+    """
+    if is_marker(name):
+        return 5, 0, len(name), name
+    linkage = {ord("T"): 0, ord("W"): 1, ord("w"): 1, ord("t"): 2}.get(kind, 3)
+    return (4 if name in GENERIC_NAMES else 0), linkage, len(name), name
+
+
+def make_line(name: bytes) -> Line:
+    """The line of a symbol: cleaned name for people, the linker's name where it differs."""
+    system_name = name.decode("utf-8", "backslashreplace")
+    if "." not in system_name:
+        return Line(system_name)
+    function = _CLONE_SUFFIX.sub("", system_name)
+    return Line(function, system_name if function and function != system_name else "")

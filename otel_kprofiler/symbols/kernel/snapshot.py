@@ -1,0 +1,273 @@
+"""An immutable view of everything that names kernel code at one time."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from otel_kprofiler.model import (
+    AddressRange,
+    BuildId,
+    Frame,
+    FrameKind,
+    Module,
+    ModuleKind,
+    RangeSource,
+    Unresolved,
+)
+from otel_kprofiler.symbols.kernel.explain import Explanation, explain_frame
+from otel_kprofiler.symbols.kernel.hidden import HiddenCause
+from otel_kprofiler.symbols.kernel.identity import make_file_id
+from otel_kprofiler.symbols.kernel.kallsyms import FreedSymbol
+from otel_kprofiler.symbols.kernel.names import make_line
+from otel_kprofiler.symbols.kernel.table import SymbolTable
+
+VMLINUX: Final = "vmlinux"
+INTERRUPT_SECTIONS: Final = ("entry", "irqentry", "softirqentry")
+
+
+class ModuleSymbols(NamedTuple):
+    """A module and its symbols; ``table`` is None when they could not be read."""
+
+    module: Module
+    table: SymbolTable | None
+
+
+class CodeBlock(NamedTuple):
+    """Symbols that are each a module of their own: BPF programs, trampolines, probe pages."""
+
+    kind: ModuleKind
+    table: SymbolTable
+
+
+class Match(NamedTuple):
+    """A symbol found by name; ``address`` is a runtime address, ``rva`` is in ``module``."""
+
+    name: str
+    address: int
+    end: int
+    module: Module | None
+    rva: int
+
+
+class Snapshot:
+    """Immutable, so that look-ups from any thread need no lock.
+
+    Args:
+        modules: modules with their symbols, vmlinux first; where two claim an address, the
+            later one in this order has it.
+        blocks: symbols outside of modules.
+        freed: clones of freed init functions.
+        generation: number of the snapshot.
+        since_ns: boot time from which it holds.
+        hidden: why symbols are hidden, None when they are not.
+        problems: what could not be read, one sentence each.
+        bad_lines: lines of kallsyms and of the module list that were skipped.
+    """
+
+    __slots__ = (
+        "_blocks",
+        "_by_name",
+        "_ends",
+        "_freed",
+        "_owners",
+        "_starts",
+        "bad_lines",
+        "generation",
+        "hidden",
+        "modules",
+        "problems",
+        "since_ns",
+        "vmlinux_build_id",
+    )
+
+    def __init__(
+        self,
+        modules: Sequence[ModuleSymbols],
+        *,
+        blocks: Sequence[CodeBlock] = (),
+        freed: Sequence[FreedSymbol] = (),
+        generation: int = 1,
+        since_ns: int = 0,
+        hidden: HiddenCause | None = None,
+        vmlinux_build_id: BuildId | None = None,
+        problems: Sequence[str] = (),
+        bad_lines: int = 0,
+    ) -> None:
+        self.modules: tuple[Module, ...] = tuple(symbols.module for symbols in modules)
+        self.generation = generation
+        self.since_ns = since_ns
+        self.hidden = hidden
+        self.vmlinux_build_id = vmlinux_build_id
+        self.problems = tuple(problems)
+        self.bad_lines = bad_lines
+        self._blocks = tuple(blocks)
+        self._freed = tuple(freed)
+        self._by_name: Mapping[str, ModuleSymbols] = {m.module.name: m for m in modules}
+        regions = _disjoint(
+            (part, symbols) for symbols in modules for part in symbols.module.ranges
+        )
+        self._starts = [part.start for part, _ in regions]
+        self._ends = [part.end for part, _ in regions]
+        self._owners = [symbols for _, symbols in regions]
+
+    def module(self, name: str) -> Module | None:
+        """The module with a name (``vmlinux``, ``ext4``), None if it is not loaded."""
+        symbols = self._by_name.get(name)
+        return symbols.module if symbols else None
+
+    def lookup(self, address: int) -> tuple[ModuleSymbols, bytes, int] | None:
+        """Module, name and start of the function at a runtime address; None without a name."""
+        index = bisect_right(self._starts, address) - 1
+        if index < 0 or address >= self._ends[index]:
+            return None
+        owner = self._owners[index]
+        found = owner.table.lookup(address) if owner.table is not None else None
+        return (owner, *found) if found else None
+
+    def frame(self, address: int) -> Frame:
+        """A new frame for a runtime address that is already adjusted (see ``lookup_address``)."""
+        index = bisect_right(self._starts, address) - 1
+        if index < 0 or address >= self._ends[index]:
+            return self._frame_outside(address, self._starts[index] if index >= 0 else 0)
+        module, table = self._owners[index]
+        kind = FrameKind.KERNEL if module.kind is ModuleKind.VMLINUX else FrameKind.MODULE
+        rva = address - module.base
+        found = table.lookup(address) if table is not None else None
+        if found is None:
+            reason = Unresolved.NO_SYMBOL if table is not None else Unresolved.NO_SYMBOL_TABLE
+            return Frame(module, rva, (), 0, kind, reason)
+        name, start = found
+        return Frame(module, rva, (make_line(name),), address - start, kind)
+
+    def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
+        """All symbols with a name (the linker's, with suffixes), or that start with it.
+
+        Boundary markers such as ``_etext`` are found too. Sorted by module, then address.
+        """
+        raw = name.encode("utf-8", "surrogateescape")
+        found = []
+        for module, table in self._by_name.values():
+            if table is None:
+                continue
+            for index in table.find(raw, prefix=prefix):
+                symbol = table.symbol(index)
+                found.append(
+                    Match(symbol.name, symbol.start, symbol.end, module, symbol.start - module.base)
+                )
+        for block in self._blocks:
+            for index in block.table.find(raw, prefix=prefix):
+                symbol = block.table.symbol(index)
+                module = _block_module(block.kind, symbol.name, symbol.start, symbol.end)
+                found.append(Match(symbol.name, symbol.start, symbol.end, module, 0))
+        return tuple(found)
+
+    def interrupt_ranges(self) -> tuple[AddressRange, ...]:
+        """Code that interrupts and system calls enter through, by the linker's markers.
+
+        ``entry``, ``irqentry`` and ``softirqentry`` text where the kernel has them; they may
+        lie inside each other.
+        """
+        core = self._by_name.get(VMLINUX)
+        if core is None or core.table is None:
+            return ()
+        found = []
+        for section in INTERRUPT_SECTIONS:
+            start = core.table.find_address(f"__{section}_text_start".encode())
+            end = core.table.find_address(f"__{section}_text_end".encode())
+            if start is not None and end is not None and start < end:
+                found.append(AddressRange(start, end, section))
+        return tuple(found)
+
+    def explain(self, address: int) -> Explanation:
+        """All that is known of a runtime address."""
+        frame = self.frame(address)
+        index = bisect_right(self._starts, address) - 1
+        inside = index >= 0 and address < self._ends[index]
+        section = ""
+        table = None
+        if inside:
+            module, table = self._owners[index]
+            section = next(p.name for p in module.ranges if p.start <= address < p.end)
+        start = address - frame.offset if frame.lines else 0
+        names: tuple[str, ...] = ()
+        end = 0
+        if table is not None and frame.lines:
+            raw = table.names_at(start)
+            names = tuple(name.decode("utf-8", "backslashreplace") for name in raw)
+            end = table.symbol(bisect_right(range(len(table)), start, key=table.address) - 1).end
+        freed = tuple(clone for clone in self._freed if clone.address in (address, start))
+        return Explanation(
+            address,
+            frame,
+            section,
+            names,
+            start,
+            end,
+            freed,
+            explain_frame(frame, self.hidden, freed),
+        )
+
+    def size_bytes(self) -> int:
+        """Memory taken by the symbol tables."""
+        tables = [s.table for s in self._by_name.values()] + [b.table for b in self._blocks]
+        return sum(table.size_bytes() for table in tables if table is not None)
+
+    def symbol_count(self) -> int:
+        """Number of entries in the symbol tables."""
+        tables = [s.table for s in self._by_name.values()] + [b.table for b in self._blocks]
+        return sum(len(table) for table in tables if table is not None)
+
+    def _frame_outside(self, address: int, below: int) -> Frame:
+        """A frame for an address in no module; ``below`` is the start of the range before it."""
+        best: tuple[int, bytes, ModuleKind] | None = None
+        for block in self._blocks:
+            found = block.table.lookup(address)
+            if found and found[1] > below and (best is None or found[1] > best[0]):
+                best = found[1], found[0], block.kind
+        if best is None:
+            reason = Unresolved.HIDDEN if self.hidden else Unresolved.UNMAPPED
+            return Frame(None, address, (), 0, FrameKind.KERNEL, reason)
+        start, name, kind = best
+        line = make_line(name)
+        module = _block_module(kind, line.system_name or line.function, start, 0)
+        frame_kind = FrameKind.BPF if kind is ModuleKind.BPF else FrameKind.KERNEL
+        return Frame(module, address - start, (line,), address - start, frame_kind)
+
+
+def lookup_address(pc: int, *, leaf: bool) -> int:
+    """The address to look up and to export for a program counter of a stack.
+
+    The only place that adjusts: a leaf is exact; a caller is a return address, which may already
+    belong to the next line or function, so the byte before it stands for the call.
+    """
+    return pc if leaf else pc - 1
+
+
+def _disjoint(
+    parts: Iterable[tuple[AddressRange, ModuleSymbols]],
+) -> list[tuple[AddressRange, ModuleSymbols]]:
+    """Ranges that do not overlap, sorted; of two claims on an address the later one wins."""
+    claims = list(parts)
+    edges = sorted({edge for part, _ in claims for edge in (part.start, part.end)})
+    order = sorted(range(len(claims)), key=lambda i: claims[i][0].start)
+    active: list[int] = []
+    regions: list[tuple[AddressRange, ModuleSymbols]] = []
+    position = 0
+    for start, end in pairwise(edges):
+        active = [i for i in active if claims[i][0].end > start]
+        while position < len(order) and claims[order[position]][0].start <= start:
+            active.append(order[position])
+            position += 1
+        if active:
+            part, owner = claims[max(active)]
+            regions.append((AddressRange(start, end, part.name), owner))
+    return regions
+
+
+def _block_module(kind: ModuleKind, name: str, start: int, end: int) -> Module:
+    """A BPF program or trampoline as a module of its own."""
+    ranges = (AddressRange(start, end, name),) if end else ()
+    return Module(name, kind, None, make_file_id(None, name), start, ranges, RangeSource.KERNEL)

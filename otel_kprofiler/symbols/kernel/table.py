@@ -1,0 +1,223 @@
+"""A compact, immutable, sorted table of the symbols of one module.
+
+Per symbol it takes four bytes for the offset, one for the length of the name, the name, and
+less than a third of a byte for checkpoints and padding flags. Only ``array`` and ``bytes``
+of the standard library are used.
+
+An entry without a name is an *end*: nothing between it and the next entry is named.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from otel_kprofiler.symbols.kernel.names import is_marker
+
+MAX_FUNCTION_BYTES: Final = 64 * 1024
+"""No code is named further than this from the start of its symbol.
+
+The largest function of a kernel is about 20 KiB; what lies further behind a symbol is a hole
+whose end no symbol tells (between the sections of vmlinux, or behind the last BPF program).
+"""
+_GROUP_BITS = 5  # one checkpoint per 32 names
+_GROUP_MASK = (1 << _GROUP_BITS) - 1
+_LONG = 255  # length byte of names of 255 bytes and more: the length is in a dictionary
+
+
+class Symbol(NamedTuple):
+    """One symbol: runtime addresses ``[start, end)`` and the linker's name.
+
+    ``end`` is an upper bound where no other symbol tells it.
+    """
+
+    name: str
+    start: int
+    end: int
+
+
+class Entries(NamedTuple):
+    """Raw material of a table: sorted by address, the preferred alias last.
+
+    Attributes:
+        addresses: one per entry, array of unsigned 64-bit integers.
+        lengths: length of each name, 255 for those in ``long_lengths``; 0 is an end.
+        names: all names, one after the other.
+        padded: one byte per entry: 1 if a ``__pfx_`` pad lies in front of it.
+        long_lengths: lengths of the names of 255 bytes and more, by index.
+        pad: size of the pads in bytes; 0 if there are none.
+    """
+
+    addresses: array[int]
+    lengths: bytes
+    names: bytes
+    padded: bytes
+    long_lengths: dict[int, int]
+    pad: int
+
+
+class SymbolTable:
+    """Symbols by address and by name; immutable, so safe to read from any thread.
+
+    Args:
+        entries: the symbols.
+        max_function: no symbol reaches further than this many bytes.
+    """
+
+    __slots__ = (
+        "_checkpoints",
+        "_lengths",
+        "_long",
+        "_max_function",
+        "_names",
+        "_offsets",
+        "_pad",
+        "_padded",
+        "base",
+        "dropped",
+    )
+
+    def __init__(self, entries: Entries, *, max_function: int = MAX_FUNCTION_BYTES) -> None:
+        self.base, first, self._offsets = _offsets(entries.addresses)
+        self.dropped = first
+        """Entries left out because they lie more than 4 GiB below the last one."""
+        self._lengths = entries.lengths[first:]
+        skipped = sum(entries.lengths[:first])
+        self._long = {}
+        for index, length in entries.long_lengths.items():
+            if index < first:
+                skipped += length - _LONG
+            else:
+                self._long[index - first] = length
+        self._names = entries.names[skipped:] if skipped else entries.names
+        self._checkpoints = self._make_checkpoints()
+        self._pad = entries.pad
+        self._padded = _bitmap(entries.padded[first:]) if entries.pad else b""
+        self._max_function = max_function
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def size_bytes(self) -> int:
+        """Memory taken by the table."""
+        parts = (self._offsets, self._lengths, self._checkpoints, self._names, self._padded)
+        return sum(map(sys.getsizeof, parts)) + sys.getsizeof(self._long) + 64 * len(self._long)
+
+    def lookup(self, address: int) -> tuple[bytes, int] | None:
+        """Name and start of the function at an address; None in a gap.
+
+        An address in the padding of a function belongs to it, though it lies below its start.
+        """
+        offset = address - self.base
+        offsets = self._offsets
+        # bisect on the array compares C integers with one Python integer: no objects are kept.
+        index = bisect_right(offsets, offset)
+        if (
+            self._pad
+            and index < len(offsets)
+            and offsets[index] - offset <= self._pad
+            and self._padded[index >> 3] >> (index & 7) & 1
+        ):
+            index = bisect_right(offsets, offsets[index])
+        if not index:
+            return None
+        index -= 1
+        start = offsets[index]
+        name = self.name(index)
+        if not name or offset - start >= self._max_function or is_marker(name):
+            return None
+        return name, self.base + start
+
+    def name(self, index: int) -> bytes:
+        """Name of an entry; empty for an end."""
+        group = index >> _GROUP_BITS
+        lengths = self._lengths
+        start = self._checkpoints[group] + sum(lengths[index & ~_GROUP_MASK : index])
+        length = lengths[index]
+        if self._long:
+            for other in range(index & ~_GROUP_MASK, index):
+                if lengths[other] == _LONG:
+                    start += self._long[other] - _LONG
+            if length == _LONG:
+                length = self._long[index]
+        return self._names[start : start + length]
+
+    def address(self, index: int) -> int:
+        """Address of an entry."""
+        return self.base + self._offsets[index]
+
+    def symbol(self, index: int) -> Symbol:
+        """An entry with its end: the next entry's padding or start, at most ``max_function``."""
+        start = self._offsets[index]
+        following = bisect_right(self._offsets, start)
+        end = start + self._max_function
+        if following < len(self._offsets):
+            pad = self._pad if self._is_padded(following) else 0
+            end = min(end, self._offsets[following] - pad)
+        name = self.name(index).decode("utf-8", "backslashreplace")
+        return Symbol(name, self.base + start, self.base + end)
+
+    def names_at(self, address: int) -> tuple[bytes, ...]:
+        """All names of the symbol that starts at an address, the preferred one first."""
+        offset = address - self.base
+        span = range(bisect_left(self._offsets, offset), bisect_right(self._offsets, offset))
+        return tuple(dict.fromkeys(name for i in reversed(span) if (name := self.name(i))))
+
+    def find(self, name: bytes, *, prefix: bool = False) -> Iterator[int]:
+        """Indices of the entries with a name, or whose name starts with it, by address."""
+        for index, candidate in self._all_names() if name in self._names else ():
+            if candidate == name or (prefix and candidate.startswith(name)):
+                yield index
+
+    def find_address(self, name: bytes) -> int | None:
+        """Address of the first symbol with a name."""
+        index = next(self.find(name), None)
+        return None if index is None else self.address(index)
+
+    def _all_names(self) -> Iterator[tuple[int, bytes]]:
+        position = 0
+        for index, length in enumerate(self._lengths):
+            end = position + (self._long[index] if length == _LONG else length)
+            if length:
+                yield index, self._names[position:end]
+            position = end
+
+    def _is_padded(self, index: int) -> bool:
+        return bool(self._pad and self._padded[index >> 3] >> (index & 7) & 1)
+
+    def _make_checkpoints(self) -> array[int]:
+        step = _GROUP_MASK + 1
+        sums = [sum(self._lengths[i : i + step]) for i in range(0, len(self._lengths), step)]
+        for index, length in self._long.items():
+            sums[index >> _GROUP_BITS] += length - _LONG
+        checkpoints = array("I", bytes(4))
+        total = 0
+        for group in sums[:-1]:
+            total += group
+            checkpoints.append(total)
+        return checkpoints
+
+
+def _offsets(addresses: array[int]) -> tuple[int, int, array[int]]:
+    """Base, number of leading addresses that are out of reach, and 32-bit offsets."""
+    if not addresses:
+        return 0, 0, array("I")
+    halves = array("I", addresses.tobytes())
+    low, high = (halves[0::2], halves[1::2]) if sys.byteorder == "little" else (
+        halves[1::2],
+        halves[0::2],
+    )  # fmt: skip
+    if high[0] == high[-1]:  # sorted, so all between are equal
+        return high[0] << 32, 0, low
+    first = bisect_left(addresses, addresses[-1] - 0xFFFF_FFFF)
+    base = addresses[first]
+    return base, first, array("I", [address - base for address in addresses[first:]])
+
+
+def _bitmap(flags: bytes) -> bytes:
+    """Eight flags per byte, the first in the lowest bit."""
+    digits = flags[::-1].translate(bytes([0x30, 0x31]) + bytes(254))
+    return int(digits or b"0", 2).to_bytes((len(flags) + 7) // 8, "little")

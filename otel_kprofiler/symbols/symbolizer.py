@@ -1,0 +1,252 @@
+"""The facade of symbolization: raw stacks in, resolved stacks out."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Sequence
+from itertools import chain
+from typing import Final
+
+from otel_kprofiler.host import Access, HostFiles
+from otel_kprofiler.model import (
+    AddressRange,
+    Frame,
+    FrameKind,
+    Module,
+    RawSample,
+    Stack,
+    StackStatus,
+    Unresolved,
+)
+from otel_kprofiler.symbols.cache import HalvesCache
+from otel_kprofiler.symbols.captured import CapturedFiles
+from otel_kprofiler.symbols.kernel.explain import Explanation
+from otel_kprofiler.symbols.kernel.hidden import HiddenCause
+from otel_kprofiler.symbols.kernel.load import read_snapshot
+from otel_kprofiler.symbols.kernel.snapshot import Match, Snapshot, lookup_address
+
+MAX_FRAMES_CACHED: Final = 16_384
+MAX_STACKS_CACHED: Final = 8_192
+MAX_HISTORY: Final = 16
+_WORD_BYTES = 8
+
+_StackKey = tuple[bytes, bytes, StackStatus, StackStatus]
+
+
+class _View:
+    """A snapshot with the caches of what was resolved by it."""
+
+    __slots__ = ("frames", "snapshot", "stacks")
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.frames: HalvesCache[int, Frame] = HalvesCache(MAX_FRAMES_CACHED)
+        self.stacks: HalvesCache[_StackKey, Stack] = HalvesCache(MAX_STACKS_CACHED)
+
+    def frame(self, address: int) -> Frame:
+        """The frame of an adjusted kernel address."""
+        frame = self.frames.get(address)
+        return frame or self.frames.add(address, self.snapshot.frame(address))
+
+
+class Symbolizer:
+    """Resolves kernel stacks with the symbols that were live at the time of a sample.
+
+    Look-ups take no lock and may come from any thread; ``advance``, ``reload`` and ``close``
+    belong to one thread. Replaced snapshots are kept (the last 16) for samples that are older
+    than the current one.
+
+    Example:
+        >>> symbolizer = Symbolizer.live()
+        >>> start = symbolizer.find("schedule")[0].address
+        >>> symbolizer.resolve_addresses([start])[0].function
+        'schedule'
+
+    Args:
+        snapshot: the symbols.
+        files: where to read them again; None if they cannot change.
+    """
+
+    def __init__(self, snapshot: Snapshot, *, files: HostFiles | None = None) -> None:
+        self._files = files
+        self._views: tuple[_View, ...] = (_View(snapshot),)  # newest first
+        self._user_frames: HalvesCache[int, Frame] = HalvesCache(MAX_FRAMES_CACHED)
+
+    @classmethod
+    def live(cls, access: HostFiles | None = None) -> Symbolizer:
+        """Symbols of this host, or of a captured tree that ``access`` gives.
+
+        Symbols that are hidden or missing are no error, see ``hidden`` and ``problems``.
+        """
+        files = access or Access()
+        return cls(read_snapshot(files), files=files)
+
+    @classmethod
+    def from_files(
+        cls,
+        *,
+        kallsyms: str | os.PathLike[str],
+        modules: str | os.PathLike[str] | None = None,
+        sys_module: str | os.PathLike[str] | None = None,
+        notes: str | os.PathLike[str] | None = None,
+        version: str | os.PathLike[str] | None = None,
+    ) -> Symbolizer:
+        """Symbols from copies of a host's files; each may be compressed (``.xz``, ``.gz``).
+
+        Args:
+            kallsyms: copy of ``/proc/kallsyms`` (or System.map, which is at its link addresses).
+            modules: copy of ``/proc/modules``.
+            sys_module: copy of ``/sys/module`` as a folder or tar archive.
+            notes: copy of ``/sys/kernel/notes``.
+            version: copy of ``/proc/version``.
+
+        Raises:
+            OSError: the kallsyms copy or the archive cannot be read.
+        """
+        sources = {
+            "/proc/kallsyms": kallsyms,
+            "/proc/modules": modules,
+            "/sys/module": sys_module,
+            "/sys/kernel/notes": notes,
+            "/proc/version": version,
+        }
+        files = CapturedFiles({host: path for host, path in sources.items() if path is not None})
+        os.stat(kallsyms)
+        return cls(read_snapshot(files))
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The current symbols."""
+        return self._views[0].snapshot
+
+    @property
+    def generation(self) -> int:
+        """Number of the current snapshot."""
+        return self._views[0].snapshot.generation
+
+    @property
+    def hidden(self) -> HiddenCause | None:
+        """Why kernel symbols are hidden, None when they are not."""
+        return self._views[0].snapshot.hidden
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What could not be read, one sentence each."""
+        return self._views[0].snapshot.problems
+
+    def advance(self, now_boot_ns: int) -> int:
+        """Apply what the symbol streams delivered.
+
+        Args:
+            now_boot_ns: the current boot time.
+
+        Returns:
+            The boot time up to which the symbols are complete: samples up to then may be
+            resolved. The files read at the start do not change, so it is ``now_boot_ns``.
+        """
+        return now_boot_ns
+
+    def reload(self, now_boot_ns: int) -> Snapshot:
+        """Read all symbols again; samples from before ``now_boot_ns`` keep the old ones."""
+        before = self.snapshot
+        if self._files is None:
+            return before
+        after = read_snapshot(
+            self._files,
+            generation=before.generation + 1,
+            since_ns=now_boot_ns,
+            previous=before,
+        )
+        self._views = (_View(after), *self._views[:MAX_HISTORY])
+        return after
+
+    def resolve(self, sample: RawSample) -> Stack:
+        """The stack of a sample, by the symbols that were live at its time.
+
+        The same raw stack gives the same object as long as the symbols are the same.
+        """
+        view = self._view(sample.time_ns)
+        key = (
+            sample.kernel_stack,
+            sample.user_stack,
+            sample.kernel_status,
+            sample.user_status,
+        )
+        stack = view.stacks.get(key)
+        if stack is not None:
+            return stack
+        frames = chain(
+            self._kernel_frames(view, _words(sample.kernel_stack)),
+            self._user_stack(_words(sample.user_stack)),
+        )
+        return view.stacks.add(key, Stack(tuple(frames), sample.kernel_status, sample.user_status))
+
+    def resolve_addresses(
+        self,
+        pcs: Sequence[int],
+        *,
+        leaf_exact: bool = True,
+        time_ns: int | None = None,
+    ) -> tuple[Frame, ...]:
+        """Frames of the kernel addresses of a stack, leaf first.
+
+        Args:
+            pcs: runtime addresses.
+            leaf_exact: whether the first is a program counter; if not, it is a return address
+                like the others.
+            time_ns: boot time at which they ran; None for now.
+        """
+        view = self._views[0] if time_ns is None else self._view(time_ns)
+        return tuple(self._kernel_frames(view, pcs, leaf_exact=leaf_exact))
+
+    def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
+        """All symbols with a name, or whose names start with it; the linker's names."""
+        return self.snapshot.find(name, prefix=prefix)
+
+    def module(self, name: str) -> Module | None:
+        """The loaded module with a name, or ``vmlinux``."""
+        return self.snapshot.module(name)
+
+    def explain(self, address: int) -> Explanation:
+        """All that is known of a runtime address: every name, the section, and why."""
+        return self.snapshot.explain(address)
+
+    def interrupt_ranges(self) -> tuple[AddressRange, ...]:
+        """Code through which interrupts and system calls enter the kernel."""
+        return self.snapshot.interrupt_ranges()
+
+    def close(self) -> None:
+        """Forget the replaced snapshots and all that is cached."""
+        self._views = (_View(self.snapshot),)
+        self._user_frames = HalvesCache(MAX_FRAMES_CACHED)
+
+    def _view(self, time_ns: int) -> _View:
+        views = self._views
+        for view in views:
+            if time_ns >= view.snapshot.since_ns:
+                return view
+        return views[-1]
+
+    @staticmethod
+    def _kernel_frames(view: _View, pcs: Sequence[int], *, leaf_exact: bool = True) -> list[Frame]:
+        return [
+            view.frame(lookup_address(pc, leaf=leaf_exact and not index))
+            for index, pc in enumerate(pcs)
+        ]
+
+    def _user_stack(self, pcs: Sequence[int]) -> list[Frame]:
+        return [
+            self._user_frame(lookup_address(pc, leaf=not index)) for index, pc in enumerate(pcs)
+        ]
+
+    def _user_frame(self, address: int) -> Frame:
+        frame = self._user_frames.get(address)
+        return frame or self._user_frames.add(
+            address, Frame(None, address, (), 0, FrameKind.USER, Unresolved.USER_ADDRESS)
+        )
+
+
+def _words(stack: bytes) -> array[int]:
+    """The addresses of a raw stack; a torn last word is left out."""
+    return array("Q", stack[: len(stack) & -_WORD_BYTES])
