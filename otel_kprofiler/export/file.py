@@ -15,6 +15,7 @@ import os
 import stat
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,6 +80,8 @@ class FileExporter(ProfileExporter):
         self._path = path
         self._now = now
         self._broken = ""
+        self._busy = threading.Lock()
+        self._stopped = threading.Event()
         self._fd = sys.stdout.fileno() if path == STDOUT else _open(path)
         # Pipes and devices can neither be rotated nor shortened after half a write.
         self._regular = path != STDOUT and stat.S_ISREG(os.fstat(self._fd).st_mode)
@@ -93,8 +96,15 @@ class FileExporter(ProfileExporter):
 
     def export(self, batch: Batch) -> ExportResult:
         """Append one batch."""
-        if self._fd < 0:
-            return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")
+        with self._busy:
+            if self._stopped.is_set():
+                return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")
+            result = self._write(batch)
+            if self._stopped.is_set():
+                self._close()
+            return result
+
+    def _write(self, batch: Batch) -> ExportResult:
         if self.form is Form.JSON:
             # A newline can only be white space between JSON tokens.
             record = batch.payload.replace(b"\n", b" ") + b"\n"
@@ -115,7 +125,14 @@ class FileExporter(ProfileExporter):
         return ExportResult.success(batch)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Close the file; standard output stays open."""
+        """Close the file, or have an export close it that takes longer than the timeout."""
+        self._stopped.set()
+        # Never under an export: it would write to whatever gets the descriptor's number next.
+        if self._busy.acquire(timeout=timeout_millis / 1000):
+            self._close()
+            self._busy.release()
+
+    def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0 and self._path != STDOUT:
             os.close(fd)
@@ -156,11 +173,16 @@ class FileExporter(ProfileExporter):
         too_old = rotation.max_age_s and self._now() - self._opened >= rotation.max_age_s
         if not too_large and not too_old:
             return
-        os.rename(self._path, self._backup_path())
+        # It is gone already if a new file could not be opened the last time.
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self._path, self._backup_path())
         fresh = os.open(self._path, _FLAGS, 0o666)
         os.close(self._fd)
         self._fd, self._opened = fresh, self._now()
-        _delete_backups(self._path, rotation, self._now())
+        try:
+            _delete_backups(self._path, rotation, self._now())
+        except OSError as error:
+            _log.warning("%s: cannot delete an old file: %s", self.name, error)
 
     def _backup_path(self) -> str:
         moment = self._now()
@@ -220,7 +242,8 @@ class MessageFileExporter(ProfileExporter):
             os.close(self._fd)
             self._fd = -1
             if self._part != self._target:
-                os.unlink(self._part)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._part)
 
 
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC

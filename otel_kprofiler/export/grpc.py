@@ -124,19 +124,17 @@ def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
     Raises:
         ExportError: there is no host, or something other than host and port.
     """
-    scheme, separator, rest = endpoint.partition("://")
+    scheme, separator, _ = endpoint.partition("://")
     if (separator and scheme not in {"http", "https"}) or endpoint.startswith("unix:"):
         return endpoint, not insecure
     try:
         url = urlsplit(endpoint if separator else f"//{endpoint}")
         host, port, clean = url.hostname, url.port, url.path in {"", "/"} and not url.query
-    except ValueError as error:
-        raise ExportError(
-            f"unusable gRPC endpoint {endpoint!r}: {error}", hint="write it as host:port"
-        ) from error
+    except ValueError:
+        host, clean = None, False
     if not host or not clean or "@" in url.netloc:
         raise ExportError(
-            f"unusable gRPC endpoint {(rest or scheme).rpartition('@')[2]!r}",
+            f"unusable gRPC endpoint {endpoint.rpartition('@')[2]!r}",
             hint="write it as host:port, http://host:port or https://host:port, without a path;"
             " credentials belong into headers",
         )

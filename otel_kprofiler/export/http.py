@@ -88,7 +88,7 @@ class OtlpHttpExporter(OtlpSender):
         self._url, auth = parse_endpoint(profiles_endpoint or endpoint, join=not profiles_endpoint)
         super().__init__(
             name,
-            endpoint=self._url,
+            endpoint=self._url.partition("?")[0],
             form=form,
             max_bytes=max_bytes,
             timeout_s=timeout_s,
@@ -138,9 +138,10 @@ class OtlpHttpExporter(OtlpSender):
             urllib3.exceptions.HTTPError,
         ) as error:
             timed_out = late.is_set() or isinstance(error, requests.Timeout)
-            return Answer(
-                Verdict.RETRY, "timeout" if timed_out else type(error).__name__, str(error)
-            )
+            status = "timeout" if timed_out else type(error).__name__
+            # The reason inside, because the text around it has the address with its query.
+            inner = error.args[0] if error.args else error
+            return Answer(Verdict.RETRY, status, str(getattr(inner, "reason", inner)))
         except requests.RequestException as error:
             return Answer(Verdict.REFUSED, type(error).__name__, str(error))
         finally:

@@ -139,7 +139,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         self._stop = threading.Event()
         self._busy = threading.Lock()
         self._closed = False
-        self._noted = ""
+        self._said: set[str] = set()
 
     @abc.abstractmethod
     def _prepare(self, payload: bytes) -> bytes:
@@ -151,7 +151,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     @abc.abstractmethod
     def _close(self) -> None:
-        """Break off an attempt under way, and release the transport; idempotent."""
+        """Break off an attempt under way, and release the transport; called once."""
 
     def export(self, batch: Batch) -> ExportResult:
         """Send a batch, with retries; see :class:`OtlpSender` for the accounting."""
@@ -168,30 +168,31 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 timeout_s=self._timeout_s,
                 stop=self._stop,
             )
+            if cause is LossCause.RETRIES_EXHAUSTED:
+                self._say("given up", f"gave up after {answer.status}; dropping")
         if cause is not None:
             return ExportResult.failure(batch, cause, answer.message, answer.status)
         return _accepted(batch, answer)
 
     def _noting(self, answer: Answer) -> Answer:
-        """Make the message fit for a log, and log it unless the last answer was of this kind."""
+        """Make the message fit for a log, and log what is new about the answer."""
         message = "".join(char if char.isprintable() else " " for char in answer.message[:500])
         answer = answer._replace(message=message)
-        warning = answer.rejected_profiles > 0 or bool(answer.message)
-        note = f"{answer.verdict.value} {answer.status}{' partly' * warning}"
-        if note != self._noted and not self._stop.is_set():
-            if answer.verdict is not Verdict.ACCEPTED:
-                then = "retrying" if answer.verdict is Verdict.RETRY else "dropping"
-                text = f"{answer.status}: {answer.message}; {then} (said once)"
-                _log.warning("%s: %s answered %s", self.name, self.endpoint, text)
-            elif warning:
-                _log.warning(
-                    "%s: %s rejected %d profiles: %s (said once)",
-                    *(self.name, self.endpoint, answer.rejected_profiles, answer.message),
-                )
-            elif self._noted:
-                _log.info("%s: %s accepts data again", self.name, self.endpoint)
-            self._noted = note
+        if answer.verdict is not Verdict.ACCEPTED:
+            then = "retrying" if answer.verdict is Verdict.RETRY else "dropping"
+            self._say(answer.status, f"{answer.status}: {message}; {then}")
+        elif message or answer.rejected_profiles > 0:
+            self._say("partly", f"rejected {answer.rejected_profiles} profiles: {message}")
+        elif self._said:
+            self._said.clear()
+            _log.info("%s: %s: accepts data again", self.name, self.endpoint)
         return answer
+
+    def _say(self, key: str, text: str) -> None:
+        """Log once until data is accepted again, and not what shutting down brings about."""
+        if key not in self._said and not self._stop.is_set():
+            self._said.add(key)
+            _log.warning("%s: %s: %s (said once)", self.name, self.endpoint, text)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Wait for an export under way; False if it takes longer than the timeout."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import grpc
 import pytest
+from google.rpc.status_pb2 import Status
 
 from otel_kprofiler.export import RetryPolicy
 from otel_kprofiler.model import Batch, Form
@@ -32,6 +33,19 @@ def batch():
 def quick():
     """Retries often enough for a test and not for ever."""
     return RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=10)
+
+
+@pytest.fixture
+def status_details():
+    """Function: a serialized ``google.rpc.Status`` with some messages as its details."""
+
+    def make(*messages):
+        status = Status(code=8, message="no")
+        for message in messages:
+            status.details.add().Pack(message)
+        return status.SerializeToString()
+
+    return make
 
 
 class Receiver:

@@ -3,6 +3,7 @@
 import io
 import os
 import stat
+import threading
 
 import pytest
 
@@ -169,6 +170,46 @@ def test_backups_of_one_millisecond_do_not_overwrite_each_other(open_file, batch
     for _ in range(5):
         exporter.export(batch(b"{}"))
     assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_rotation_recovers_when_no_new_file_could_be_opened(
+    open_file, batch, tmp_path, monkeypatch
+):
+    exporter = open_file(rotation=Rotation(max_bytes=1))
+    exporter.export(batch(b"1"))
+
+    def exhausted(*_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "open", exhausted)
+    assert exporter.export(batch(b"2")).lost == {LossCause.WRITE_FAILED: 3}
+    monkeypatch.undo()
+    assert exporter.export(batch(b"3")).outcome is SUCCESS
+    assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == [b"1\n", b"3\n"]
+
+
+def test_shutdown_never_closes_a_file_under_an_export(open_file, batch, tmp_path, monkeypatch):
+    """The descriptor's number could belong to another file by the time of the write."""
+    exporter = open_file()
+    write, entered, resume = os.write, threading.Event(), threading.Event()
+
+    def slow(fd, data):
+        entered.set()
+        resume.wait(5)
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", slow)
+    results = []
+    thread = threading.Thread(target=lambda: results.append(exporter.export(batch(b"{}"))))
+    thread.start()
+    entered.wait(5)
+    exporter.shutdown(0)
+    resume.set()
+    thread.join()
+    assert results[0].outcome is SUCCESS
+    assert (tmp_path / "out.jsonl").read_bytes() == b"{}\n"
+    assert exporter._fd == -1
+    assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}
 
 
 def test_a_bare_message_replaces_the_file_when_it_is_complete(batch, tmp_path):

@@ -2,24 +2,18 @@
 
 import logging
 import socket
-import subprocess
-import sys
 import threading
 import time
 
 import grpc
 import pytest
-from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
-from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
     ExportProfilesServiceResponse,
 )
 
-from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import ExportOutcome, OtlpGrpcExporter, RetryPolicy, Tls
-from otel_kprofiler.export.grpc import parse_endpoint, parse_retry_delay
 from otel_kprofiler.model import LossCause
 
 SUCCESS = ExportOutcome.SUCCESS
@@ -42,15 +36,6 @@ def refuse(code, details=None):
         context.abort(code, "no")
 
     return answer
-
-
-def status_details(*messages):
-    status = Status(code=8, message="no")
-    for message in messages:
-        packed = AnyMessage()
-        packed.Pack(message)
-        status.details.append(packed)
-    return status.SerializeToString()
 
 
 def partial(rejected=0, message=""):
@@ -105,7 +90,9 @@ def test_exactly_the_retryable_codes_are_retried(grpc_receiver, exporter, batch,
         assert len(grpc_receiver.requests) == 1
 
 
-def test_resource_exhausted_is_retried_with_retry_info_only(grpc_receiver, exporter, batch):
+def test_resource_exhausted_is_retried_with_retry_info_only(
+    grpc_receiver, exporter, batch, status_details
+):
     exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
     info = RetryInfo(retry_delay=Duration(nanos=300_000_000))
     grpc_receiver.answer(refuse(exhausted, status_details(ErrorInfo(reason="busy"), info)), b"")
@@ -118,20 +105,6 @@ def test_resource_exhausted_is_retried_with_retry_info_only(grpc_receiver, expor
         grpc_receiver.answer(refuse(exhausted, details))
         assert exporter.export(batch()).lost == {LossCause.REJECTED: 3}
     assert len(grpc_receiver.requests) == 2 + 4
-
-
-@pytest.mark.parametrize(
-    ("details", "delay"),
-    [
-        (status_details(RetryInfo(retry_delay=Duration(seconds=2, nanos=500_000_000))), 2.5),
-        (status_details(RetryInfo(retry_delay=Duration(seconds=-5))), 0.0),
-        (status_details(RetryInfo()), 0.0),
-        (status_details(), None),
-        (b"\x0a\xff", None),
-    ],
-)
-def test_retry_info_is_parsed(details, delay):
-    assert parse_retry_delay(details) == delay
 
 
 @pytest.mark.parametrize(
@@ -239,10 +212,10 @@ def test_a_receiver_that_comes_back_is_found_again(grpc_receiver, batch):
     with Forwarder(grpc_receiver.port) as forwarder:
         policy = RetryPolicy(initial_interval_s=0.2, max_interval_s=0.2, max_elapsed_time_s=60)
         exporter = OtlpGrpcExporter(f"http://127.0.0.1:{forwarder.port}", retry=policy)
-        forwarder.refuse(4.0)
+        forwarder.refuse(8.2)
         started = time.monotonic()
         assert exporter.export(batch()).outcome is SUCCESS
-        assert time.monotonic() - started < 4.0 + 4.0
+        assert time.monotonic() - started < 8.2 + 3.0
         exporter.shutdown()
 
 
@@ -322,62 +295,6 @@ def test_mutual_tls(certificates, open_grpc_receiver, batch):
             exporter = OtlpGrpcExporter(receiver.endpoint, tls=tls, retry=once)
             assert (exporter.export(batch()).outcome is SUCCESS) is delivered
             exporter.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "insecure", "target", "secure"),
-    [
-        ("collector:4317", False, "collector:4317", True),
-        ("collector:4317", True, "collector:4317", False),
-        ("collector", True, "collector:4317", False),
-        ("http://collector:4317/", False, "collector:4317", False),
-        ("http://collector", False, "collector:4317", False),
-        ("https://collector", True, "collector", True),
-        ("https://[::1]:4317", True, "[::1]:4317", True),
-        ("unix:///run/otel.sock", True, "unix:///run/otel.sock", False),
-        ("unix:/run/otel.sock", True, "unix:/run/otel.sock", False),
-        ("dns:///collector:4317", False, "dns:///collector:4317", True),
-    ],
-)
-def test_endpoints(endpoint, insecure, target, secure):
-    assert parse_endpoint(endpoint, insecure=insecure) == (target, secure)
-
-
-@pytest.mark.parametrize(
-    "endpoint", ["", "http://", "http://host/path", "host:port", "http://user:secret@host:1"]
-)
-def test_unusable_endpoints_are_refused_with_a_hint_and_without_secrets(endpoint):
-    with pytest.raises(ExportError) as caught:
-        OtlpGrpcExporter(endpoint)
-    assert caught.value.hint
-    assert "secret" not in caught.value.message
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"headers": {"bad name": "x"}},
-        {"headers": {"name": "secret\n"}},
-        {"compression": "zstd"},
-        {"tls": Tls(ca_file="/nonexistent/ca.pem")},
-        {"tls": Tls(cert_file="/etc/hostname")},
-    ],
-)
-def test_unusable_settings_are_refused_with_a_hint(arguments):
-    with pytest.raises(ExportError) as caught:
-        OtlpGrpcExporter("https://localhost", **arguments)
-    assert caught.value.hint
-    assert "secret" not in caught.value.message
-
-
-def test_the_door_loads_no_transport():
-    """A profiler that writes files must not carry gRPC and requests (27 MB)."""
-    script = (
-        "import sys, otel_kprofiler.export as e\n"
-        "heavy = {'grpc', 'requests', 'urllib3', 'google.protobuf', 'opentelemetry'}\n"
-        "print(heavy & sys.modules.keys())"
-    )
-    assert subprocess.check_output([sys.executable, "-c", script]) == b"set()\n"
 
 
 def test_instrumentation_is_suppressed_while_exporting(grpc_receiver, exporter, batch, monkeypatch):

@@ -3,6 +3,7 @@
 import email.utils
 import gzip
 import json
+import socket
 import ssl
 import threading
 import time
@@ -79,6 +80,20 @@ def test_one_connection_serves_several_batches(http_receiver, open_exporter, bat
     for _ in range(3):
         assert exporter.export(batch()).outcome is SUCCESS
     assert len(ports) == 1
+
+
+def test_the_time_limit_of_one_attempt_does_not_hit_the_next(http_receiver, open_exporter, batch):
+    def slow(handler):
+        time.sleep(0.25)
+        handler.send_response(200)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    http_receiver.answer((200, {}, b""), slow)
+    exporter = open_exporter(timeout_s=0.4, retry=RetryPolicy(enabled=False))
+    assert exporter.export(batch()).outcome is SUCCESS
+    time.sleep(0.25)
+    assert exporter.export(batch()).outcome is SUCCESS
 
 
 def test_headers_win_over_netrc(http_receiver, open_exporter, batch, tmp_path, monkeypatch):
@@ -258,11 +273,22 @@ def test_shutdown_ends_a_back_off_and_an_attempt_within_a_second(
     assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}
 
 
-def test_refused_connections_are_retried_until_time_is_up(http_receiver, open_exporter, batch):
-    http_receiver.server.socket.close()
+def test_refused_connections_are_retried_until_time_is_up(open_exporter, batch, caplog):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
     policy = RetryPolicy(initial_interval_s=0.05, max_elapsed_time_s=0.4)
-    result = open_exporter(retry=policy).export(batch())
-    assert result.lost == {LossCause.RETRIES_EXHAUSTED: 3}
+    endpoint = f"http://127.0.0.1:{port}/x?key=secret"
+    exporter = open_exporter(profiles_endpoint=endpoint, retry=policy)
+    for _ in range(2):
+        result = exporter.export(batch())
+        assert result.lost == {LossCause.RETRIES_EXHAUSTED: 3}
+    # Once that it is being retried, once that it was given up, and never what is in the query.
+    assert [message.rpartition(";")[2] for message in caplog.messages] == [
+        " retrying (said once)",
+        " dropping (said once)",
+    ]
+    assert "Connection refused" in caplog.text
+    assert "secret" not in caplog.text + result.message
 
 
 def test_proxies_come_from_the_environment_unless_they_are_given(

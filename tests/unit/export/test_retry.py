@@ -82,10 +82,12 @@ def test_time_for_all_attempts_is_bounded(clock):
     assert clock.now == 10
 
 
-def test_a_throttling_receiver_is_left_alone_until_time_is_up(clock):
+@pytest.mark.parametrize("initial_interval_s", [1, 20])
+def test_a_throttling_receiver_is_left_alone_until_time_is_up(clock, initial_interval_s):
     """Else the next batch would be sent at once, against what the receiver asked for."""
     answer = RETRY._replace(delay_s=60)
-    outcome, allowances = run(clock, [answer] * 9, RetryPolicy(max_elapsed_time_s=10))
+    policy = RetryPolicy(initial_interval_s=initial_interval_s, max_elapsed_time_s=10)
+    outcome, allowances = run(clock, [answer] * 9, policy)
     assert outcome == (answer, LossCause.RETRIES_EXHAUSTED)
     assert (len(allowances), clock.now) == (1, 10)
 
@@ -110,3 +112,12 @@ def test_stop_ends_a_wait_at_once():
     )
     assert outcome == (RETRY, LossCause.SHUTDOWN)
     assert time.monotonic() - started < 1
+
+
+def test_an_attempt_that_fails_during_shutdown_is_lost_by_it():
+    stop = threading.Event()
+    stop.set()
+    outcome = attempt_until_settled(
+        lambda _: RETRY, policy=RetryPolicy(enabled=False), timeout_s=1, stop=stop
+    )
+    assert outcome == (RETRY, LossCause.SHUTDOWN)

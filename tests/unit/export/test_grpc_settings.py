@@ -1,0 +1,86 @@
+"""Settings of the OTLP/gRPC exporter, and what it reads from a receiver's answers."""
+
+import subprocess
+import sys
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+
+from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export import OtlpGrpcExporter, Tls
+from otel_kprofiler.export.grpc import parse_endpoint, parse_retry_delay
+
+
+@pytest.mark.parametrize(
+    ("messages", "delay"),
+    [
+        ([RetryInfo(retry_delay=Duration(seconds=2, nanos=500_000_000))], 2.5),
+        ([ErrorInfo(), RetryInfo(retry_delay=Duration(seconds=-5))], 0.0),
+        ([RetryInfo()], 0.0),
+        ([ErrorInfo()], None),
+        ([], None),
+    ],
+)
+def test_retry_info_is_parsed(status_details, messages, delay):
+    assert parse_retry_delay(status_details(*messages)) == delay
+
+
+def test_unreadable_details_are_none():
+    assert parse_retry_delay(b"\x0a\xff") is None
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "insecure", "target", "secure"),
+    [
+        ("collector:4317", False, "collector:4317", True),
+        ("collector:4317", True, "collector:4317", False),
+        ("collector", True, "collector:4317", False),
+        ("http://collector:4317/", False, "collector:4317", False),
+        ("http://collector", False, "collector:4317", False),
+        ("https://collector", True, "collector", True),
+        ("https://[::1]:4317", True, "[::1]:4317", True),
+        ("unix:///run/otel.sock", True, "unix:///run/otel.sock", False),
+        ("unix:/run/otel.sock", True, "unix:/run/otel.sock", False),
+        ("dns:///collector:4317", False, "dns:///collector:4317", True),
+    ],
+)
+def test_endpoints(endpoint, insecure, target, secure):
+    assert parse_endpoint(endpoint, insecure=insecure) == (target, secure)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", "http://", "http://host/path", "host:port", "http://user:secret@host:1"]
+)
+def test_unusable_endpoints_are_refused_with_a_hint_and_without_secrets(endpoint):
+    with pytest.raises(ExportError) as caught:
+        OtlpGrpcExporter(endpoint)
+    assert caught.value.hint
+    assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"headers": {"bad name": "x"}},
+        {"headers": {"name": "secret\n"}},
+        {"compression": "zstd"},
+        {"tls": Tls(ca_file="/nonexistent/ca.pem")},
+        {"tls": Tls(cert_file="/etc/hostname")},
+    ],
+)
+def test_unusable_settings_are_refused_with_a_hint(arguments):
+    with pytest.raises(ExportError) as caught:
+        OtlpGrpcExporter("https://localhost", **arguments)
+    assert caught.value.hint
+    assert "secret" not in caught.value.message
+
+
+def test_the_door_loads_no_transport():
+    """A profiler that writes files must not carry gRPC and requests (27 MB)."""
+    script = (
+        "import sys, otel_kprofiler.export as e\n"
+        "heavy = {'grpc', 'requests', 'urllib3', 'google.protobuf', 'opentelemetry'}\n"
+        "print(heavy & sys.modules.keys())"
+    )
+    assert subprocess.check_output([sys.executable, "-c", script]) == b"set()\n"
