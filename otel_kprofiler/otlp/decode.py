@@ -46,6 +46,8 @@ _MODULE_KINDS: Final = {
     kind.value: kind for kind in (ModuleKind.VMLINUX, ModuleKind.BPF, ModuleKind.OUT_OF_LINE)
 }
 
+_ERRNO_NUMBERS: Final = {name: number for number, name in errno.errorcode.items()}
+
 _ResourceKey = tuple[object, ...]
 _Identity = tuple[Stack, int, str, int, SpanLink | None]
 
@@ -105,10 +107,9 @@ def parse_status(text: str) -> StackStatus:
     """Inverse of what the encoder writes for a stack that is not whole."""
     if text == "truncated":
         return STACK_TRUNCATED
-    try:
-        return StackStatus(int(text))
-    except ValueError:
-        return StackStatus(-getattr(errno, text, errno.EIO))
+    if text in _ERRNO_NUMBERS:
+        return StackStatus(-_ERRNO_NUMBERS[text])
+    return StackStatus(_integer(text) or -errno.EIO)
 
 
 class _Decoder:

@@ -66,7 +66,7 @@ def _set(message: Any, field: Any, value: Any, note: Note, where: str) -> None:
             fill_message(target, value, note, where)
         else:
             setattr(message, field.name, _scalar(field, value, note, where))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise PayloadError(f"{where}: {error}") from error
 
 

@@ -106,7 +106,7 @@ def _parse_json(data: bytes, partial_end: bool) -> Iterator[Payload]:
             continue
         try:
             tree = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if partial_end and number == len(lines) > 1 and not data.endswith(b"\n"):
                 return
             raise PayloadError(f"line {number}: not JSON: {error}") from error

@@ -98,8 +98,8 @@ class Contents:
         return table[index] if 0 <= index < len(table) else None
 
     def string(self, index: int) -> str:
-        """A string, empty if it is not there."""
-        return self.strings[index] if 0 <= index < len(self.strings) else ""
+        """A string, empty if the index is 0 (unset) or out of range."""
+        return self.strings[index] if 0 < index < len(self.strings) else ""
 
     def attribute_lists(self) -> Iterator[Place]:
         """Everything with ``attribute_indices``."""

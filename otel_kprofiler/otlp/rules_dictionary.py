@@ -293,7 +293,11 @@ def location_in_mapping(contents: Contents) -> Iterator[Problem]:
     """A location's address lies within the range of its mapping, where that is known."""
     for where, entry in contents.table("location_table"):
         mapping = contents.entry("mapping_table", entry.mapping_index)
-        if mapping is None or mapping.memory_limit <= mapping.memory_start:
+        if (
+            not entry.mapping_index
+            or mapping is None
+            or mapping.memory_limit <= mapping.memory_start
+        ):
             continue
         if not mapping.memory_start <= entry.address < mapping.memory_limit:
             yield f"{where}.address", f"{entry.address:#x} is outside of its mapping"

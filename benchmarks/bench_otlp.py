@@ -1,0 +1,190 @@
+"""Encoding: time per sample, wire bytes per sample, checking and decoding."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.rows import Row
+from otel_kprofiler.model import (
+    ON_CPU,
+    STACK_NOT_COLLECTED,
+    STACK_OK,
+    AddressRange,
+    Attributes,
+    BuildId,
+    FileId,
+    Form,
+    Frame,
+    FrameKind,
+    Line,
+    Module,
+    ModuleKind,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Unresolved,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
+
+DATA = Path(__file__).parent.parent / "tests/data/otlp/mixed-load.txt.xz"
+"""Five seconds of perf at 99 Hz on two CPUs under a mixed load.
+
+First the frames (``k RVA NAME`` or ``u OFFSET FILE``), then the samples: nanoseconds since
+the one before, CPU, process, thread minus process, indices of frames, thread name.
+"""
+
+START_NS = 1_750_000_000_123_456_789
+TEXT = 0xFFFFFFFF81000000
+VMLINUX = Module(
+    name="vmlinux",
+    kind=ModuleKind.VMLINUX,
+    build_id=BuildId("764949bb2f4f95ba7df2d509b6f99945f1280080"),
+    file_id=FileId("f99945f128008c497a95ba7df2d509b6"),
+    base=TEXT,
+    ranges=(AddressRange(TEXT, TEXT + 0x1800000, "_text"),),
+)
+HOST: Attributes = {
+    "host.name": "build-host-17",
+    "host.arch": "amd64",
+    "host.id": "7f0b3e0c9d5a4f6c8e1d2b3a4c5d6e7f",
+    "os.type": "linux",
+    "os.version": "6.12.117-generic",
+}
+
+
+def mixed_load_window(*, user: bool) -> Window:
+    """The recorded samples as one window; user frames get addresses as if placed at random."""
+    with lzma.open(DATA, "rt") as file:
+        frame_lines, sample_lines = file.read().split("\n\n")
+    rows = [line.split(" ", 2) for line in frame_lines.split("\n")]
+    chance = random.Random(17)
+    kernel = {
+        index: Frame(
+            VMLINUX,
+            int(address, 16),
+            (Line(name),) if name else (),
+            0x17 if name else 0,
+            FrameKind.KERNEL,
+            None if name else Unresolved.NO_SYMBOL,
+        )
+        for index, (kind, address, name) in enumerate(rows)
+        if kind == "k"
+    }
+    placed: dict[tuple[str, str], int] = {}
+    user_frames: dict[int, Frame] = {}
+    stacks: dict[tuple[int, ...], Stack] = {}
+    groups: dict[str, tuple[Resource, dict[tuple[Stack, int, str, int], list[int]]]] = {}
+    now = START_NS
+    for line in sample_lines.split("\n"):
+        step, cpu, pid, thread, indices, comm = line.split(" ", 5)
+        now += int(step) + chance.randrange(1000) - 500
+        numbers = [int(index) for index in indices.split(",")] if indices != "-" else []
+        frames = [kernel[index] for index in numbers if index in kernel]
+        for index in numbers if user else ():
+            if index not in kernel:
+                _, offset, file = rows[index]
+                base = placed.setdefault(
+                    (pid, file), 0x7F0000000000 + chance.randrange(2**27) * 4096
+                )
+                address = base + int(offset, 16) % 2**24 if file != "?" else int(offset, 16)
+                frames.append(
+                    user_frames.setdefault(
+                        address,
+                        Frame(None, address, (), 0, FrameKind.USER, Unresolved.USER_ADDRESS),
+                    )
+                )
+        status = STACK_OK if user else STACK_NOT_COLLECTED
+        stack = stacks.setdefault(tuple(map(id, frames)), Stack(tuple(frames), STACK_OK, status))
+        if pid not in groups:
+            started = f"2025-06-15T15:06:{40 + len(groups) % 20}.{int(pid) % 1000:03}Z"
+            attributes = {
+                **HOST,
+                "process.pid": int(pid),
+                "process.creation.time": started,
+                "process.executable.name": comm,
+                "process.executable.path": f"/usr/bin/{comm}",
+            }
+            groups[pid] = (Resource(attributes), {})
+        key = (stack, int(pid) + int(thread), comm, int(cpu))
+        groups[pid][1].setdefault(key, []).append(now)
+    return Window(
+        kind=ON_CPU,
+        period_ns=1_000_000_000 // 99,
+        start_unix_ns=START_NS - 1_000_000,
+        end_unix_ns=START_NS + 5_000_000_000,
+        resources=[
+            ResourceSamples(
+                resource,
+                [
+                    WindowSample(stack, tid, comm, cpu, None, times)
+                    for (stack, tid, comm, cpu), times in samples.items()
+                ],
+            )
+            for resource, samples in groups.values()
+        ],
+    )
+
+
+def best_of(runs: int, work: Callable[[], object]) -> float:
+    """Seconds of the fastest run."""
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+GO_BYTES = {"raw": 110, "gzip": 38}
+"""What opentelemetry-ebpf-profiler needs for a sample with kernel and user stack."""
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Figures of one window: kernel stacks only, then both sides."""
+    runs = 5 if quick else 25
+    for user in (False, True):
+        window = mixed_load_window(user=user)
+        count = window.sample_count
+        sides = "kernel + user stacks" if user else "kernel stacks only"
+        payload = encode_window(window).batches[0].payload
+        sizes = {"raw": len(payload), "gzip": len(gzip.compress(payload, 6))}
+        for name, size in sizes.items():
+            goal = f"<= {0.9 * GO_BYTES[name]:.0f}" if user else f"<= {60 if name == 'raw' else 25}"
+            yield Row(
+                f"wire bytes per sample, {sides}, {name}",
+                f"{size / count:.1f} B",
+                f"opentelemetry-ebpf-profiler {GO_BYTES[name]} B" if user else "",
+                size / count / GO_BYTES[name] if user else None,
+                goal,
+            )
+        processes = len(window.resources)
+        shared = len(encode_window(one_process(window)).batches[0].payload)
+        yield Row(
+            f"raw bytes, {sides}, {count / processes:.0f} samples per process",
+            f"{shared / count:.1f} B per sample + {(sizes['raw'] - shared) / processes:.0f} B"
+            " per process",
+        )
+        spent = best_of(runs, lambda window=window: encode_window(window, max_bytes=4_000_000))
+        yield Row(f"encode, {sides}", f"{spent / count * 1e6:.1f} µs per sample")
+    for what, work in (
+        ("encode as JSON", lambda: encode_window(window, form=Form.JSON)),
+        ("decode", lambda: decode_windows(payload)),
+        ("check", lambda: check_payload(payload)),
+    ):
+        other = best_of(max(3, runs // 5), work)
+        row = f"{other / count * 1e6:.1f} µs per sample"
+        yield Row(f"{what}, kernel + user stacks", row, "encode as protobuf", other / spent)
+
+
+def one_process(window: Window) -> Window:
+    """The same samples, all of the first resource."""
+    samples = [sample for group in window.resources for sample in group.samples]
+    return replace(window, resources=[ResourceSamples(window.resources[0].resource, samples)])

@@ -1,0 +1,301 @@
+"""Any window, encoded in any form and split at any size, comes back whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from otel_kprofiler.errors import PayloadError
+from otel_kprofiler.model import (
+    STACK_NOT_COLLECTED,
+    STACK_OK,
+    STACK_TRUNCATED,
+    AddressRange,
+    BuildId,
+    FileId,
+    Form,
+    Frame,
+    FrameKind,
+    Line,
+    Module,
+    ModuleKind,
+    ProfileKind,
+    Resource,
+    ResourceSamples,
+    SpanLink,
+    Stack,
+    StackStatus,
+    Unresolved,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import SCHEMA_URL, check_payload, decode_windows, encode_window
+from otel_kprofiler.otlp.payloads import parse_payloads
+
+START = 1_750_000_000_000_000_000
+BASE = 0xFFFFFFFFA0000000
+
+words = st.text("abcdefghij_.äß€𝄞", min_size=1, max_size=8)
+text = st.text(max_size=8)
+hexadecimal = st.text("0123456789abcdef", min_size=32, max_size=32)
+
+lines = st.lists(
+    st.builds(Line, words, st.just("") | words, st.just("") | words, st.integers(0, 2**31)),
+    min_size=1,
+    max_size=3,
+).map(tuple)
+
+FRAME_KINDS = {
+    ModuleKind.VMLINUX: FrameKind.KERNEL,
+    ModuleKind.LOADED: FrameKind.MODULE,
+    ModuleKind.BPF: FrameKind.BPF,
+    ModuleKind.OUT_OF_LINE: FrameKind.KERNEL,
+}
+
+
+@st.composite
+def modules(draw):
+    kind = draw(st.sampled_from(list(FRAME_KINDS)))
+    size = draw(st.sampled_from([0, 1, 200, 2**24]))
+    return Module(
+        name="vmlinux" if kind is ModuleKind.VMLINUX else "m" + draw(words).replace(".", "_"),
+        kind=kind,
+        build_id=draw(st.none() | hexadecimal.map(BuildId)),
+        file_id=draw(hexadecimal.map(FileId)),
+        base=BASE,
+        ranges=(AddressRange(BASE, BASE + size, ".text"),) if size else (),
+        generation=draw(st.integers(0, 2)),
+    )
+
+
+@st.composite
+def kernel_frames(draw, known):
+    module = draw(st.none() | st.sampled_from(known))
+    address = draw(
+        st.integers(2**63, 2**64 - 1) if module is None else st.integers(0, 300) | st.just(2**63)
+    )
+    kind = FRAME_KINDS[module.kind] if module else FrameKind.KERNEL
+    found = draw(st.just(()) | lines)
+    reasons = set(Unresolved) - {Unresolved.USER_ADDRESS}
+    reason = None if found else draw(st.sampled_from(sorted(reasons, key=lambda r: r.name)))
+    return Frame(module, address, found, 0, kind, reason)
+
+
+@st.composite
+def user_frames(draw):
+    address = draw(st.integers(0, 2**47))
+    return Frame(None, address, (), 0, FrameKind.USER, Unresolved.USER_ADDRESS)
+
+
+bad_statuses = st.just(STACK_TRUNCATED) | st.sampled_from([1, 2, 12, 14, 22, 110, 9999]).map(
+    lambda number: StackStatus(-number)
+)
+
+
+@st.composite
+def stacks(draw, kernel, user):
+    below = draw(st.lists(st.sampled_from(user), max_size=4))
+    whole = STACK_OK if below else STACK_NOT_COLLECTED
+    return Stack(
+        (*draw(st.lists(st.sampled_from(kernel), max_size=6)), *below),
+        draw(st.just(STACK_OK) | bad_statuses),
+        draw(st.just(whole) | bad_statuses),
+    )
+
+
+links = st.none() | st.builds(
+    SpanLink,
+    st.binary(min_size=16, max_size=16).filter(any),
+    st.binary(min_size=8, max_size=8).filter(any),
+)
+values = (
+    text
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.lists(text, max_size=3).map(tuple)
+)
+
+
+@st.composite
+def windows(draw):
+    known = draw(st.lists(modules(), min_size=1, max_size=4))
+    kernel = draw(st.lists(kernel_frames(known), min_size=1, max_size=12))
+    user = draw(st.lists(user_frames(), min_size=1, max_size=6))
+    shared = draw(st.lists(stacks(kernel, user), min_size=1, max_size=8))
+    length = draw(st.sampled_from([1, 10**9]))
+    samples = st.builds(
+        WindowSample,
+        st.sampled_from(shared),
+        st.integers(0, 2**22),
+        st.sampled_from(["cat", "kworker/0:1"]) | text,
+        st.integers(0, 300),
+        links,
+        st.lists(st.integers(START, START + length - 1), min_size=1, max_size=20),
+    )
+    groups = [
+        ResourceSamples(
+            Resource({**draw(st.dictionaries(words, values, max_size=4)), "process.pid": pid}),
+            draw(st.lists(samples, min_size=1, max_size=6)),
+        )
+        for pid in range(draw(st.integers(0, 4)))
+    ]
+    kind, period = draw(
+        st.sampled_from(
+            [
+                (ProfileKind("samples", "count", "cpu", "nanoseconds"), 10_101_010),
+                (ProfileKind("events", "count"), 0),
+            ]
+        )
+    )
+    return Window(kind, period, START, START + length, groups)
+
+
+def module_value(module):
+    if module is None:
+        return None
+    return (module.name, module.kind, module.build_id, module.file_id)
+
+
+def content(*some):
+    """What windows say: every timestamp with all that is known of it, counted."""
+    return Counter(
+        (
+            window.kind,
+            window.period_ns,
+            window.start_unix_ns,
+            window.end_unix_ns,
+            group.resource.schema_url or SCHEMA_URL,
+            frozenset((k, type(v), v) for k, v in group.resource.attributes.items()),
+            tuple(
+                (module_value(f.module), f.address, f.lines, f.kind, f.unresolved)
+                for f in sample.stack.frames
+            ),
+            sample.stack.kernel_status,
+            sample.stack.user_status,
+            *sample[1:5],
+            time,
+        )
+        for window in some
+        for group in window.resources
+        for sample in group.samples
+        for time in sample.timestamps_unix_ns
+    )
+
+
+def fixed_ids(count):
+    return b"i" * count
+
+
+relaxed = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+
+
+@relaxed
+@given(windows(), st.sampled_from(Form), st.booleans())
+def test_decoding_gives_back_what_was_encoded(window, form, keys_by_reference):
+    encoded = encode_window(window, form=form, keys_by_reference=keys_by_reference)
+    payloads = [batch.payload for batch in encoded.batches]
+    decoded = decode_windows(payloads)
+    assert content(*decoded) == content(window)
+    assert encoded.too_large == 0
+    assert len(decoded) == len(payloads) == (1 if window.resources else 0)
+    for payload in payloads:
+        assert check_payload(payload) == []
+
+
+@relaxed
+@given(windows(), st.sampled_from(Form), st.integers(300, 4000))
+def test_parts_are_within_the_limit_right_by_themselves_and_whole_together(window, form, limit):
+    encoded = encode_window(window, form=form, max_bytes=limit)
+    for batch in encoded.batches:
+        assert len(batch.payload) <= limit
+        assert check_payload(batch.payload) == []
+        (parsed,) = parse_payloads(batch.payload)
+        counts = [
+            sum(len(sample.timestamps_unix_nano) for sample in profile.samples)
+            for group in parsed.message.resource_profiles
+            for scope in group.scope_profiles
+            for profile in scope.profiles
+        ]
+        assert batch.profile_samples == tuple(counts)
+    assert sum(b.sample_count for b in encoded.batches) + encoded.too_large == window.sample_count
+    back = content(*decode_windows(batch.payload for batch in encoded.batches))
+    missing = content(window) - back
+    assert not back - content(window)
+    assert missing.total() == encoded.too_large
+
+
+@relaxed
+@given(windows().filter(lambda window: window.resources), st.sampled_from(Form))
+def test_sizes_are_known_exactly(window, form):
+    """A limit of just the size changes nothing, one byte less makes another batch or a loss."""
+    (batch,) = encode_window(window, form=form, new_id=fixed_ids).batches
+    same = encode_window(window, form=form, max_bytes=len(batch.payload), new_id=fixed_ids)
+    assert [part.payload for part in same.batches] == [batch.payload]
+    less = encode_window(window, form=form, max_bytes=len(batch.payload) - 1, new_id=fixed_ids)
+    assert len(less.batches) > 1 or less.too_large
+
+
+@relaxed
+@given(windows().filter(lambda window: window.resources))
+def test_both_forms_say_the_same(window):
+    binary, json_text = (
+        next(parse_payloads(encode_window(window, form=form, new_id=fixed_ids).batches[0].payload))
+        for form in (Form.PROTOBUF, Form.JSON)
+    )
+    assert binary.message == json_text.message
+
+
+def test_more_frames_than_short_indices_can_name_are_split_right_too():
+    """Frequent frames get their indices first, which must not leave orphans in parts."""
+    frames = [
+        Frame(None, 2**63 + number, (Line(f"f{number}"),), 0, FrameKind.KERNEL)
+        for number in range(500)
+    ]
+    samples = [
+        WindowSample(Stack((frames[n], frames[n * 7 % 500], frames[499])), n, "t", 0, None, [START])
+        for n in range(500)
+    ]
+    window = Window(
+        ProfileKind("events", "count"),
+        0,
+        START,
+        START + 1,
+        [ResourceSamples(Resource({"process.pid": 1}), samples)],
+    )
+    (whole,) = encode_window(window).batches
+    assert check_payload(whole.payload) == []
+    parts = encode_window(window, max_bytes=len(whole.payload) // 3).batches
+    assert len(parts) > 3
+    for part in parts:
+        assert check_payload(part.payload) == []
+    assert content(*decode_windows(part.payload for part in parts)) == content(window)
+
+
+@st.composite
+def damaged(draw):
+    """A payload with some bytes changed, as a file may come to hold."""
+    window = draw(windows().filter(lambda window: window.resources))
+    batch = encode_window(window, form=draw(st.sampled_from(Form)), new_id=fixed_ids).batches[0]
+    data = bytearray(batch.payload)
+    for position, byte in draw(
+        st.lists(st.tuples(st.integers(0, len(data) - 1), st.integers(0, 255)), max_size=4)
+    ):
+        data[position] = byte
+    return bytes(data[draw(st.integers(0, 3)) :])
+
+
+@relaxed
+@given(damaged() | st.binary(max_size=200))
+@example(b"[" * 100_000)
+@example(b'{"resourceProfiles":[{"schemaUrl":"\\ud800"}]}')
+@example(b'{"dictionary":{"mappingTable":[{"memoryStart":Infinity}]}}')
+@example(b'{"dictionary":{"attributeTable":[{"value":' + b'{"arrayValue":{"values":[' * 1000)
+def test_damaged_data_is_read_or_refused_but_never_crashes(data):
+    violations = check_payload(data)
+    try:
+        decode_windows(data)
+    except PayloadError:
+        assert violations, "what cannot be read breaks a rule"

@@ -1,0 +1,123 @@
+"""A window with something of everything."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from otel_kprofiler.model import (
+    ON_CPU,
+    STACK_OK,
+    STACK_TRUNCATED,
+    AddressRange,
+    BuildId,
+    FileId,
+    Frame,
+    FrameKind,
+    Line,
+    Module,
+    ModuleKind,
+    Resource,
+    ResourceSamples,
+    SpanLink,
+    Stack,
+    StackStatus,
+    Unresolved,
+    Window,
+    WindowSample,
+)
+
+START = 1_750_000_000_000_000_000
+TEXT = 0xFFFFFFFF81000000
+
+
+def module(name, kind, number, size=0x10000, build_id="ab" * 20):
+    base = TEXT + number * 0x1000000
+    return Module(
+        name=name,
+        kind=kind,
+        build_id=BuildId(build_id) if build_id else None,
+        file_id=FileId(f"{number:032x}"),
+        base=base,
+        ranges=(AddressRange(base, base + size, ".text"),) if size else (),
+    )
+
+
+VMLINUX = module("vmlinux", ModuleKind.VMLINUX, 1)
+EXT4 = module("ext4", ModuleKind.LOADED, 2, build_id="cd" * 20)
+BPF = module("bpf_prog_6deef7357e7b4530_probe", ModuleKind.BPF, 3, build_id=None)
+OOL = module("[kprobe_insn_page]", ModuleKind.OUT_OF_LINE, 4, size=0, build_id=None)
+
+
+def frame(owner, address, *names, kind=FrameKind.KERNEL, unresolved=None):
+    lines = tuple(name if isinstance(name, Line) else Line(name) for name in names)
+    return Frame(owner, address, lines, 0, kind, unresolved)
+
+
+SYSCALL = frame(VMLINUX, 0x40, "entry_SYSCALL_64_after_hwframe")
+READ = frame(VMLINUX, 0x900, "vfs_read")
+INLINED = frame(
+    EXT4,
+    0x1234,
+    Line("ext4_inlined", file="fs/ext4/inode.c", line=12),
+    Line("ext4_file_read", "ext4_file_read.isra.0", "fs/ext4/file.c", 345),
+    kind=FrameKind.MODULE,
+)
+EXT4_READ = frame(EXT4, 0x88, "vfs_read", kind=FrameKind.MODULE)
+PROGRAM = frame(BPF, 0x20, "bpf_prog_6deef7357e7b4530_probe", kind=FrameKind.BPF)
+SLOT = frame(OOL, 0x30, unresolved=Unresolved.NO_SYMBOL)
+LOST = frame(None, 0xFFFFFFFFC0001234, unresolved=Unresolved.MODULE_GONE)
+USER = frame(None, 0x7F1234567890, kind=FrameKind.USER, unresolved=Unresolved.USER_ADDRESS)
+MAIN = frame(None, 0x55AA00001230, kind=FrameKind.USER, unresolved=Unresolved.USER_ADDRESS)
+
+READING = Stack((INLINED, READ, SYSCALL, USER, MAIN), STACK_OK, STACK_OK)
+PROBING = Stack((SLOT, PROGRAM, EXT4_READ, READ, SYSCALL), STACK_OK, StackStatus(-errno.EFAULT))
+BROKEN = Stack((LOST, SYSCALL), STACK_TRUNCATED)
+NOTHING = Stack((), StackStatus(-errno.ENOMEM))
+IN_USER = Stack((USER, MAIN), STACK_OK, STACK_OK)
+
+LINK = SpanLink(bytes(range(16)), bytes(range(8)))
+
+
+def resource(pid, **more):
+    return Resource(
+        {
+            "process.pid": pid,
+            "process.creation.time": f"2025-06-15T15:06:{pid % 60:02}.123Z",
+            "process.executable.name": "cat",
+            "host.name": "box",
+            "service.instances": ("a", "b"),
+            "ratio": 0.5,
+            "sampled": True,
+            "empty": "",
+            **more,
+        },
+        "https://opentelemetry.io/schemas/1.44.0",
+    )
+
+
+def times(*offsets):
+    return [START + offset for offset in offsets]
+
+
+@pytest.fixture
+def window():
+    first = [
+        WindowSample(READING, 17, "cat", 0, None, times(5, 7, 9)),
+        WindowSample(READING, 18, "cat/worker", 1, LINK, times(3)),
+        WindowSample(PROBING, 17, "cat", 1, None, times(4, 4)),
+        WindowSample(IN_USER, 17, "cat", 0, None, times(11)),
+    ]
+    second = [
+        WindowSample(BROKEN, 42, "kworker/0:1", 0, None, times(0, 999)),
+        WindowSample(NOTHING, 42, "kworker/0:1", 0, None, times(1)),
+        WindowSample(READING, 42, "kworker/0:1", 0, None, times(2)),
+    ]
+    return Window(
+        ON_CPU,
+        52_631_578,
+        START,
+        START + 1000,
+        [ResourceSamples(resource(17), first), ResourceSamples(resource(42), second)],
+    )

@@ -1,0 +1,169 @@
+"""Reading files and payloads, ours and others'."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from google.protobuf.json_format import MessageToJson
+from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
+    ExportProfilesServiceRequest,
+)
+
+from otel_kprofiler.errors import PayloadError
+from otel_kprofiler.model import Form, FrameKind, Unresolved
+from otel_kprofiler.otlp import (
+    check_file,
+    check_payload,
+    decode_windows,
+    encode_window,
+    read_profiles,
+)
+
+
+@pytest.fixture
+def payload(window):
+    return encode_window(window).batches[0].payload
+
+
+@pytest.fixture
+def line(window):
+    return encode_window(window, form=Form.JSON).batches[0].payload + b"\n"
+
+
+def prefixed(*payloads):
+    return b"".join(len(item).to_bytes(4, "big") + item for item in payloads)
+
+
+def other_window(window):
+    """The same samples a minute later."""
+    minute = 60 * 10**9
+    return replace(
+        window,
+        start_unix_ns=window.start_unix_ns + minute,
+        end_unix_ns=window.end_unix_ns + minute,
+        resources=[
+            group._replace(
+                samples=[
+                    sample._replace(
+                        timestamps_unix_ns=[time + minute for time in sample.timestamps_unix_ns]
+                    )
+                    for sample in group.samples
+                ]
+            )
+            for group in window.resources
+        ],
+    )
+
+
+def test_the_three_file_forms_are_told_apart(window, payload, line, tmp_path):
+    path = tmp_path / "profiles"
+    for data in (payload, prefixed(payload), line, line + b"\n"):
+        path.write_bytes(data)
+        (read,) = read_profiles(str(path))
+        assert read.sample_count == window.sample_count
+        assert check_file(str(path)) == []
+
+
+def test_several_messages_are_several_windows(window, payload, line):
+    later = other_window(window)
+    later_payload = encode_window(later).batches[0].payload
+    later_line = encode_window(later, form=Form.JSON).batches[0].payload + b"\n"
+    for data in (prefixed(payload, later_payload), line + later_line, [payload, later_payload]):
+        windows = decode_windows(data)
+        assert [w.start_unix_ns for w in windows] == [window.start_unix_ns, later.start_unix_ns]
+        assert [w.sample_count for w in windows] == [window.sample_count] * 2
+
+
+def test_a_cut_off_end_is_left_out_when_reading_and_named_when_checking(payload, line):
+    for data in (prefixed(payload, payload)[:-3], prefixed(payload) + b"\0\0", line + line[:-9]):
+        (read,) = decode_windows(data)
+        assert read.sample_count
+        assert [item.rule for item in check_payload(data)] == ["parsable"]
+
+
+@pytest.mark.parametrize("data", [b"\x0a\xff", b"{", b"[]", b"hello, world", b'{"a":\n1}'])
+def test_other_data_is_refused(data):
+    with pytest.raises(PayloadError):
+        decode_windows(data)
+    assert "parsable" in {item.rule for item in check_payload(data)}
+
+
+def test_no_data_is_no_window_but_not_right_either():
+    assert decode_windows(b"") == []
+    assert [item.rule for item in check_payload(b"")] == ["parsable"]
+
+
+def test_the_layout_of_before_1_43_is_refused(payload):
+    message = ExportProfilesServiceRequest.FromString(payload)
+    sample = message.resource_profiles[0].scope_profiles[0].profiles[0].samples[0]
+    old = b"\x08\x01\x1a\x02\x01\x02"  # stack_index 1, attribute_indices in field 3
+    sample.MergeFromString(old)
+    data = message.SerializeToString()
+    with pytest.raises(PayloadError, match=r"opentelemetry-proto 1\.43"):
+        decode_windows(data)
+
+
+def test_json_of_other_producers_is_read(window, payload):
+    message = ExportProfilesServiceRequest.FromString(payload)
+    text = MessageToJson(message, indent=None, preserving_proto_field_name=False)
+    (read,) = decode_windows(text.encode())
+    assert read.sample_count == window.sample_count
+    links = {sample.link for group in read.resources for sample in group.samples}
+    assert links == {None, window.resources[0].samples[1].link}, "ids in base64 are understood"
+
+
+def test_frames_of_other_profilers_are_read(payload):
+    """A relative BPF address without mapping, an interpreter's frame, a user mapping."""
+    message = ExportProfilesServiceRequest.FromString(payload)
+    dictionary = message.dictionary
+    for entry in dictionary.attribute_table:
+        if entry.value.string_value == "native":
+            entry.value.string_value = "cpython"
+    for location in dictionary.location_table:
+        if location.address == 0x7F1234567890:
+            location.mapping_index = 1
+        if location.address == 0xFFFFFFFFC0001234:
+            location.address = 0x10
+            del location.attribute_indices[1:]
+    frames = {
+        frame.address: frame
+        for window in decode_windows(message.SerializeToString())
+        for group in window.resources
+        for sample in group.samples
+        for frame in sample.stack.frames
+    }
+    python = frames[0x7F1234567890]
+    assert (python.kind, python.module.kind.value) == (FrameKind.USER, "user")
+    assert (frames[0x10].module, frames[0x10].unresolved) == (None, Unresolved.UNMAPPED)
+
+
+def test_aggregated_values_are_spread_over_the_start(payload):
+    message = ExportProfilesServiceRequest.FromString(payload)
+    profile = message.resource_profiles[0].scope_profiles[0].profiles[0]
+    del profile.samples[1:]
+    del profile.samples[0].timestamps_unix_nano[:]
+    profile.samples[0].values.append(3)
+    (window,) = decode_windows(message.SerializeToString())
+    sample = window.resources[0].samples[0]
+    assert sample.timestamps_unix_ns == [profile.time_unix_nano] * 3
+    profile.samples[0].values[0] = 10**12
+    with pytest.raises(PayloadError, match="no timestamps"):
+        decode_windows(message.SerializeToString())
+
+
+def test_a_timestamp_at_the_end_widens_the_window(payload):
+    message = ExportProfilesServiceRequest.FromString(payload)
+    profile = message.resource_profiles[0].scope_profiles[0].profiles[0]
+    end = profile.time_unix_nano + profile.duration_nano
+    profile.samples[0].timestamps_unix_nano.append(end)
+    (window,) = decode_windows(message.SerializeToString())
+    assert window.end_unix_ns == end + 1
+
+
+@pytest.mark.parametrize("index", [-1, 999])
+def test_an_index_out_of_range_is_an_error_not_another_frame(payload, index):
+    message = ExportProfilesServiceRequest.FromString(payload)
+    message.resource_profiles[0].scope_profiles[0].profiles[0].samples[0].stack_index = index
+    with pytest.raises(PayloadError, match="index"):
+        decode_windows(message.SerializeToString())

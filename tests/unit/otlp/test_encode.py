@@ -1,0 +1,352 @@
+"""What the encoder writes, field by field."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
+    ExportProfilesServiceRequest,
+)
+
+from otel_kprofiler.errors import DependencyError
+from otel_kprofiler.model import (
+    AddressRange,
+    Form,
+    Frame,
+    FrameKind,
+    Line,
+    ProfileKind,
+    Resource,
+    ResourceSamples,
+    Stack,
+    WindowSample,
+)
+from otel_kprofiler.otlp import SCHEMA_URL, Scope, check_payload, encode_window
+from otel_kprofiler.otlp.messages import require_current_layout
+from otel_kprofiler.otlp.payloads import parse_payloads
+
+
+class Reader:
+    """A payload with its references followed."""
+
+    def __init__(self, payload):
+        (parsed,) = parse_payloads(payload)
+        self.message = parsed.message
+        self.dictionary = self.message.dictionary
+        self.strings = self.dictionary.string_table
+        self.profiles = [
+            profile
+            for resource in self.message.resource_profiles
+            for scope in resource.scope_profiles
+            for profile in scope.profiles
+        ]
+
+    def attributes(self, owner):
+        entries = [self.dictionary.attribute_table[index] for index in owner.attribute_indices]
+        return {
+            self.strings[entry.key_strindex]: getattr(entry.value, entry.value.WhichOneof("value"))
+            for entry in entries
+        }
+
+    def locations(self, sample):
+        stack = self.dictionary.stack_table[sample.stack_index]
+        return [self.dictionary.location_table[index] for index in stack.location_indices]
+
+    def names(self, location):
+        functions = [self.dictionary.function_table[line.function_index] for line in location.lines]
+        return [self.strings[function.name_strindex] for function in functions]
+
+    def mapping(self, location):
+        return self.dictionary.mapping_table[location.mapping_index]
+
+
+def encoded(window, **options):
+    (batch,) = encode_window(window, **options).batches
+    return batch
+
+
+def one_frame_window(window, *frames):
+    sample = WindowSample(Stack(frames), 1, "t", 0, None, [window.start_unix_ns])
+    return replace(window, resources=[ResourceSamples(Resource({"process.pid": 1}), [sample])])
+
+
+def test_profiles_state_kind_period_and_interval(window):
+    reader = Reader(encoded(window).payload)
+    assert len(reader.profiles) == 2
+    for profile in reader.profiles:
+        kinds = [(profile.sample_type, ("samples", "count"))]
+        kinds.append((profile.period_type, ("cpu", "nanoseconds")))
+        for value, wanted in kinds:
+            assert (
+                tuple(reader.strings[i] for i in (value.type_strindex, value.unit_strindex))
+                == wanted
+            )
+        assert profile.period == window.period_ns
+        assert profile.time_unix_nano == window.start_unix_ns
+        assert profile.duration_nano == window.end_unix_ns - window.start_unix_ns
+
+
+def test_event_kinds_have_no_period(window):
+    reader = Reader(encoded(replace(window, kind=ProfileKind("events", "count"))).payload)
+    assert not any(p.period or p.HasField("period_type") for p in reader.profiles)
+
+
+def test_samples_carry_thread_cpu_and_only_bad_statuses(window):
+    reader = Reader(encoded(window).payload)
+    samples = [sample for profile in reader.profiles for sample in profile.samples]
+    found = [reader.attributes(sample) for sample in samples]
+    assert found[0] == {"thread.name": "cat", "thread.id": 17, "cpu.logical_number": 0}
+    assert found[2]["otel_kprofiler.user_stack.status"] == "EFAULT"
+    assert found[4]["otel_kprofiler.kernel_stack.status"] == "truncated"
+    assert found[5]["otel_kprofiler.kernel_stack.status"] == "ENOMEM"
+    assert list(samples[2].timestamps_unix_nano) == [window.start_unix_ns + 4] * 2
+    assert not any(sample.values for sample in samples)
+
+
+def test_stacks_are_leaf_first_with_inlined_functions_innermost_first(window):
+    reader = Reader(encoded(window).payload)
+    reading = reader.locations(reader.profiles[0].samples[0])
+    assert [reader.names(location) for location in reading] == [
+        ["ext4_inlined", "ext4_file_read"],
+        ["vfs_read"],
+        ["entry_SYSCALL_64_after_hwframe"],
+        [],
+        [],
+    ]
+    assert [line.line for line in reading[0].lines] == [12, 345]
+    types = [reader.attributes(location)["profile.frame.type"] for location in reading]
+    assert types == ["kernel"] * 3 + ["native"] * 2
+    assert reading[3].address == 0x7F1234567890
+
+
+def test_mappings_name_module_extent_and_ids(window):
+    reader = Reader(encoded(window).payload)
+    found = {
+        reader.strings[m.filename_strindex]: (m.memory_limit, reader.attributes(m))
+        for m in list(reader.dictionary.mapping_table)[1:]
+    }
+    gnu, htlhash = (f"process.executable.build_id.{kind}" for kind in ("gnu", "htlhash"))
+    kind = "otel_kprofiler.module.kind"
+    assert found == {
+        "ext4": (0x10000, {htlhash: f"{2:032x}", gnu: "cd" * 20}),
+        "vmlinux": (0x10000, {htlhash: f"{1:032x}", gnu: "ab" * 20}),
+        "bpf_prog_6deef7357e7b4530_probe": (0x10000, {htlhash: f"{3:032x}", kind: "bpf"}),
+        "[kprobe_insn_page]": (0, {htlhash: f"{4:032x}", kind: "ool"}),
+    }
+
+
+def test_an_address_beyond_the_extent_gets_a_mapping_without_one(window):
+    module = window.resources[0].samples[0].stack.frames[0].module
+    module = replace(module, ranges=(AddressRange(module.base, module.base + 0x100, ".text"),))
+    near, far = (
+        Frame(module, address, (Line("f"),), 0, FrameKind.MODULE) for address in (0xFF, 0x100)
+    )
+    batch = encoded(one_frame_window(window, near, far))
+    reader = Reader(batch.payload)
+    locations = reader.locations(reader.profiles[0].samples[0])
+    assert [reader.mapping(location).memory_limit for location in locations] == [0x100, 0]
+    assert check_payload(batch.payload) == []
+
+
+def test_unresolved_frames_keep_their_address_and_reason(window):
+    reader = Reader(encoded(window).payload)
+    lost = reader.locations(reader.profiles[1].samples[0])[0]
+    assert (lost.mapping_index, lost.address) == (0, 0xFFFFFFFFC0001234)
+    assert reader.attributes(lost) == {
+        "profile.frame.type": "kernel",
+        "otel_kprofiler.unresolved": "module_gone",
+    }
+
+
+def test_one_name_in_two_modules_is_one_function_at_two_locations(window):
+    reader = Reader(encoded(window).payload)
+    named = [e for e in reader.dictionary.location_table if reader.names(e) == ["vfs_read"]]
+    assert len({location.lines[0].function_index for location in named}) == 1
+    owners = {reader.strings[reader.mapping(location).filename_strindex] for location in named}
+    assert owners == {"vmlinux", "ext4"}
+
+
+def test_equal_values_of_different_objects_are_merged(window):
+    twin = replace(
+        window,
+        resources=[
+            ResourceSamples(
+                group.resource,
+                [
+                    sample._replace(
+                        stack=Stack(
+                            tuple(replace(frame) for frame in sample.stack.frames),
+                            sample.stack.kernel_status,
+                            sample.stack.user_status,
+                        )
+                    )
+                    for sample in group.samples
+                ]
+                + list(group.samples),
+            )
+            for group in window.resources
+        ],
+    )
+    once, twice = (Reader(encoded(w).payload) for w in (window, twin))
+    assert once.dictionary == twice.dictionary
+    for one, two in zip(once.profiles, twice.profiles, strict=True):
+        for sample, double in zip(one.samples, two.samples, strict=True):
+            assert sorted(double.timestamps_unix_nano) == sorted(
+                2 * list(sample.timestamps_unix_nano)
+            )
+
+
+@pytest.mark.parametrize("by_reference", [True, False])
+def test_resource_attributes_keep_their_types(window, by_reference):
+    reader = Reader(encoded(window, keys_by_reference=by_reference).payload)
+    found = {}
+    for item in reader.message.resource_profiles[0].resource.attributes:
+        assert bool(item.key) != by_reference
+        which = item.value.WhichOneof("value")
+        found[item.key or reader.strings[item.key_strindex]] = which
+    text = "string_value_strindex" if by_reference else "string_value"
+    assert found == {
+        "empty": "string_value",
+        "host.name": text,
+        "process.creation.time": text,
+        "process.executable.name": text,
+        "process.pid": "int_value",
+        "ratio": "double_value",
+        "sampled": "bool_value",
+        "service.instances": "array_value",
+    }
+
+
+def test_scope_and_schema(window):
+    scope = Scope("library", "1.2", {"more": True}, "https://example.org/schema")
+    reader = Reader(encoded(window, scope=scope).payload)
+    for resource_profiles in reader.message.resource_profiles:
+        assert resource_profiles.schema_url == SCHEMA_URL
+        (found,) = resource_profiles.scope_profiles
+        assert (found.scope.name, found.scope.version) == ("library", "1.2")
+        assert found.schema_url == "https://example.org/schema"
+        assert reader.strings[found.scope.attributes[0].key_strindex] == "more"
+
+
+def test_profile_ids_are_random_and_unique(window):
+    ids = [
+        profile.profile_id for _ in range(2) for profile in Reader(encoded(window).payload).profiles
+    ]
+    assert len(set(ids)) == 4
+    assert {len(value) for value in ids} == {16}
+
+
+@pytest.mark.parametrize("form", Form)
+def test_equal_input_gives_equal_bytes(window, form):
+    first, second = (encoded(window, form=form, new_id=lambda n: b"i" * n) for _ in range(2))
+    assert first.payload == second.payload
+    shuffled = replace(
+        window,
+        resources=[
+            ResourceSamples(
+                replace(group.resource, attributes=dict(sorted(group.resource.attributes.items()))),
+                group.samples,
+            )
+            for group in window.resources
+        ],
+    )
+    third = encoded(shuffled, form=form, new_id=lambda n: b"i" * n)
+    assert third.payload == first.payload, "the order of attributes means nothing"
+
+
+def test_nothing_is_sent_without_samples(window):
+    empty = replace(window, resources=[])
+    no_times = window.resources[0].samples[0]._replace(timestamps_unix_ns=[])
+    without = replace(window, resources=[window.resources[0]._replace(samples=[no_times])])
+    assert encode_window(empty) == encode_window(without) == ((), 0)
+
+
+@pytest.mark.parametrize("form", Form)
+def test_text_that_is_not_unicode_is_replaced(window, form):
+    samples = [
+        WindowSample(Stack(()), 1, name, 0, None, [window.start_unix_ns])
+        for name in ("a\udc80", "a\udcff", "a?")
+    ]
+    resource = Resource({"process.executable.name": "x\udc80", "other": "x?"})
+    odd = replace(window, resources=[ResourceSamples(resource, samples)])
+    batch = encoded(odd, form=form)
+    assert check_payload(batch.payload) == []
+    assert batch.profile_samples == (3,)
+
+
+@pytest.mark.parametrize("form", Form)
+def test_a_sample_larger_than_the_limit_is_counted_not_sent(window, form):
+    huge = Frame(None, 1 << 63, (Line("f" * 5000),), 0, FrameKind.KERNEL)
+    normal = Frame(None, 1 << 63, (Line("g"),), 0, FrameKind.KERNEL)
+    samples = [
+        WindowSample(Stack((frame,)), 1, "t", 0, None, [window.start_unix_ns] * count)
+        for frame, count in ((normal, 2), (huge, 3), (normal, 4))
+    ]
+    mixed = replace(window, resources=[ResourceSamples(Resource({"process.pid": 1}), samples)])
+    result = encode_window(mixed, form=form, max_bytes=4000)
+    assert result.too_large == 3
+    assert sum(batch.sample_count for batch in result.batches) == 6
+    for batch in result.batches:
+        assert check_payload(batch.payload) == [], "nothing of the large sample is left behind"
+
+
+@pytest.mark.parametrize("form", Form)
+def test_many_timestamps_of_one_sample_are_split(window, form):
+    times = [window.start_unix_ns + index % 1000 for index in range(20_000)]
+    sample = window.resources[0].samples[0]._replace(timestamps_unix_ns=times)
+    many = replace(window, resources=[window.resources[0]._replace(samples=[sample])])
+    result = encode_window(many, form=form, max_bytes=30_000)
+    assert result.too_large == 0
+    found = []
+    for batch in result.batches:
+        assert len(batch.payload) <= 30_000
+        for profile in Reader(batch.payload).profiles:
+            found += [time for item in profile.samples for time in item.timestamps_unix_nano]
+    assert found == times
+    full = result.batches[:-1]
+    assert min(len(batch.payload) for batch in full) > 29_950, "parts are filled to the limit"
+
+
+def test_json_follows_the_mapping(window):
+    tree = json.loads(encoded(window, form=Form.JSON, new_id=lambda n: b"\xab" * n).payload)
+    profile = tree["resourceProfiles"][0]["scopeProfiles"][0]["profiles"][0]
+    assert profile["timeUnixNano"] == str(window.start_unix_ns)
+    assert profile["period"] == str(window.period_ns)
+    assert profile["profileId"] == "ab" * 12 + "00000001"
+    assert profile["samples"][0]["timestampsUnixNano"][0] == str(window.start_unix_ns + 5)
+    assert profile["samples"][0]["stackIndex"] == 1
+    assert tree["dictionary"]["linkTable"] == [
+        {},
+        {"traceId": bytes(range(16)).hex(), "spanId": bytes(range(8)).hex()},
+    ]
+
+
+def test_json_and_protobuf_say_the_same(window):
+    fixed = {"new_id": lambda n: b"i" * n}
+    binary = ExportProfilesServiceRequest.FromString(encoded(window, **fixed).payload)
+    (text,) = parse_payloads(encoded(window, form=Form.JSON, **fixed).payload)
+    assert text.message == binary
+    assert text.notes == ()
+
+
+def test_the_door_loads_no_protobuf():
+    code = "import otel_kprofiler.otlp, sys; sys.exit('google.protobuf' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_older_layout_of_the_messages_is_refused():
+    def fields(**numbers):
+        return {name: SimpleNamespace(number=number) for name, number in numbers.items()}
+
+    old = fields(stack_index=1, values=2, attribute_indices=3, link_index=4, timestamps_unix_nano=5)
+    new = fields(stack_index=1, attribute_indices=2, link_index=3, values=4, timestamps_unix_nano=5)
+    require_current_layout(new, fields(key=1, value=2, key_strindex=3))
+    for sample, key_value in ((old, fields(key_strindex=3)), (new, fields(key=1, value=2))):
+        with pytest.raises(DependencyError) as caught:
+            require_current_layout(sample, key_value)
+        assert "opentelemetry-proto>=1.43" in caught.value.hint
