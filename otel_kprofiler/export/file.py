@@ -2,7 +2,7 @@
 
 JSON is one request per line (OpenTelemetry specification, "OpenTelemetry Protocol File
 Exporter"). Protobuf is one request after the other, each behind its length as four bytes,
-big-endian, as the Collector's file exporter and its ``otlpjsonfile`` counterpart do.
+big-endian, as the Collector's file exporter writes them.
 """
 
 from __future__ import annotations
@@ -140,9 +140,7 @@ class FileExporter(ProfileExporter):
     def _append(self, record: bytes) -> None:
         size = os.fstat(self._fd).st_size if self._regular else 0
         try:
-            rest = memoryview(record)
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
+            _write_all(self._fd, record)
         except OSError:
             if self._regular:
                 # Half a record would make all that follow unreadable.
@@ -166,7 +164,8 @@ class FileExporter(ProfileExporter):
             )
 
     def _rotate_if_due(self, more: int) -> None:
-        rotation, size = self._rotation, os.fstat(self._fd).st_size
+        rotation = self._rotation
+        size = os.fstat(self._fd).st_size if rotation else 0
         if rotation is None or not size:
             return
         too_large = rotation.max_bytes and size + more > rotation.max_bytes
@@ -186,8 +185,8 @@ class FileExporter(ProfileExporter):
 
     def _backup_path(self) -> str:
         moment = self._now()
+        stem, suffix = os.path.splitext(self._path)
         while True:
-            stem, suffix = os.path.splitext(self._path)
             backup = f"{stem}-{_time_text(moment)}{suffix}"
             if not os.path.lexists(backup):
                 return backup
@@ -217,6 +216,8 @@ class MessageFileExporter(ProfileExporter):
         regular = not os.path.exists(self._target) or os.path.isfile(self._target)
         self._part = f"{self._target}.{os.getpid()}.part" if regular else self._target
         self._fd = _open(self._part, of=path)
+        if regular:
+            os.ftruncate(self._fd, 0)  # what a crash of an earlier process with our id left
 
     def export(self, batch: Batch) -> ExportResult:
         """Write the message; there can be only one."""
@@ -224,8 +225,7 @@ class MessageFileExporter(ProfileExporter):
             message = f"{self._target} holds one message only, and that is written"
             return ExportResult.failure(batch, LossCause.WRITE_FAILED, message)
         try:
-            with open(self._fd, "wb", closefd=False) as file:
-                file.write(batch.payload)
+            _write_all(self._fd, batch.payload)
             if self._part != self._target:
                 os.replace(self._part, self._target)
         except OSError as error:
@@ -259,6 +259,12 @@ def _open(path: str, *, of: str = "") -> int:
             f"cannot write {named}: {error.strerror}",
             hint=f"choose a file in an existing directory that this user can write, not {named}",
         ) from error
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
 
 
 def _time_text(unix_s: float) -> str:

@@ -277,7 +277,7 @@ def parse_partial_success_json(content: bytes) -> tuple[int, str]:
         partial = json.loads(content).get("partialSuccess") or {}
         # 64-bit integers are strings in OTLP's JSON; numbers are to be understood as well.
         return int(partial.get("rejectedProfiles") or 0), str(partial.get("errorMessage") or "")
-    except (AttributeError, TypeError, RecursionError) as error:
+    except (AttributeError, OverflowError, RecursionError, TypeError) as error:
         raise ValueError("not an ExportProfilesServiceResponse") from error
 
 
@@ -311,7 +311,7 @@ def parse_retry_after(value: str, now_unix_s: float) -> float | None:
     if value.isascii() and value.isdigit():
         return float(value)
     try:
-        moment = email.utils.parsedate_to_datetime(value)
-    except ValueError:
+        moment = email.utils.parsedate_to_datetime(value).timestamp()
+    except (OverflowError, ValueError):
         return None
-    return max(0.0, moment.timestamp() - now_unix_s)
+    return max(0.0, moment - now_unix_s)

@@ -215,6 +215,7 @@ def test_shutdown_never_closes_a_file_under_an_export(open_file, batch, tmp_path
 def test_a_bare_message_replaces_the_file_when_it_is_complete(batch, tmp_path):
     path = tmp_path / "out.otlp"
     path.write_bytes(b"old")
+    (tmp_path / f"out.otlp.{os.getpid()}.part").write_bytes(b"left by a crash")
     exporter = MessageFileExporter(str(path))
     assert path.read_bytes() == b"old"
     assert exporter.export(batch(b"new")).exported == 3

@@ -139,6 +139,7 @@ def test_retry_after_is_honoured(http_receiver, open_exporter, batch, status, da
         ("1.5", None),
         ("²", None),
         ("soon", None),
+        ("Mon, 01 Jan 0001 00:00:00 GMT", 0),
     ],
 )
 def test_retry_after_is_parsed(value, delay):
@@ -182,6 +183,7 @@ def test_partial_success_in_both_forms(http_receiver, open_exporter, batch, answ
         (JSON, b"{"),
         (JSON, b'{"partialSuccess":[1]}'),
         (JSON, b'{"partialSuccess":{"rejectedProfiles":"x"}}'),
+        (JSON, b'{"partialSuccess":{"rejectedProfiles":1e999}}'),
         (JSON, b"[" * 100_000),
         ({"Content-Type": "text/html"}, b"<html>Please log in</html>"),
         (PROTOBUF, b"\x00" * ((4 << 20) + 1)),
