@@ -19,7 +19,7 @@ from otel_kprofiler.bpf.layout import (
     CpuLines,
     ProgramConfig,
     ProgramCounts,
-    parse_record,
+    parse_records,
 )
 from otel_kprofiler.bpf.libbpf import LibbpfLoader
 from otel_kprofiler.bpf.loader import (
@@ -34,7 +34,7 @@ from otel_kprofiler.bpf.ring import (
     RingChunk,
     RingMemory,
     RingReader,
-    record_offsets,
+    record_spans,
     ring_bytes,
 )
 from otel_kprofiler.bpf.spans import SpanSlot, SpanSlots
@@ -71,8 +71,8 @@ __all__ = [
     "SpanSlots",
     "delete_from_map",
     "find_member_offsets",
-    "parse_record",
-    "record_offsets",
+    "parse_records",
+    "record_spans",
     "ring_bytes",
     "update_map",
 ]

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from otel_kprofiler.bpf.ring import record_spans
 from otel_kprofiler.model import (
     MAX_FRAMES,
     STACK_NOT_COLLECTED,
@@ -19,7 +20,7 @@ from otel_kprofiler.model import (
 
 RECORD_VERSION: Final = 1
 """Grows when ``struct record`` changes; recordings carry it."""
-MAX_INTERRUPT_RANGES: Final = 8
+MAX_INTERRUPT_RANGES: Final = 4
 
 KERNEL_STACKS: Final = 1
 USER_STACKS: Final = 2
@@ -29,12 +30,10 @@ START_TIME: Final = 16
 SPAN_LINKS: Final = 32
 
 _CONFIG: Final = struct.Struct(f"=6Q{2 * MAX_INTERRUPT_RANGES}Q")
-_RECORD: Final = struct.Struct("=QQQ16s8sIIIhh16s")
+_RECORD: Final = struct.Struct("=QQQQQQIIIhh16s")
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
 _NOT_COLLECTED: Final = -32768
-_NO_TRACE: Final = bytes(16)
-_NO_SPAN: Final = bytes(8)
 
 _CPU_LINE_BYTES: Final = 64
 _CPU_LINE_WORDS: Final = _CPU_LINE_BYTES // 8
@@ -105,38 +104,50 @@ class CpuLines:
         self._mapped.close()
 
 
-def parse_record(
-    data: bytes,
-    start: int,
-    stack_limit: int = STACK_BYTES,
-    *,
-    _unpack: struct.Struct = _RECORD,
-) -> RawSample:
-    """One record of the ring at ``data[start:]``.
+def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSample]:
+    """All samples of a chunk that was taken from the ring.
 
     A stack that fills ``stack_limit`` bytes is marked truncated: whether it had just that many
     frames cannot be known.
+
+    Raises:
+        ValueError: the chunk is damaged.
     """
-    (
-        time_ns, start_time_ns, cgroup_id, trace_id, span_id,
-        tgid, tid, cpu, kernel_bytes, user_bytes, comm,
-    ) = _unpack.unpack_from(data, start)  # fmt: skip
-    kernel = start + RECORD_HEADER_BYTES
-    user = kernel + kernel_bytes if kernel_bytes > 0 else kernel
-    return RawSample(
-        time_ns,
-        cpu,
-        tgid,
-        tid,
-        start_time_ns or None,
-        cgroup_id,
-        comm[: comm.find(b"\0")],
-        data[kernel:user],
-        data[user : user + user_bytes] if user_bytes > 0 else b"",
-        STACK_OK if 0 <= kernel_bytes < stack_limit else _status(kernel_bytes),
-        STACK_OK if 0 <= user_bytes < stack_limit else _status(user_bytes),
-        None if trace_id == _NO_TRACE or span_id == _NO_SPAN else SpanLink(trace_id, span_id),
-    )
+    unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []
+    for start, end in record_spans(chunk):
+        if end - start < RECORD_HEADER_BYTES:
+            raise ValueError(f"the record at byte {start} is too short")
+        (
+            time_ns, start_time_ns, cgroup_id, trace_high, trace_low, span_id,
+            tgid, tid, cpu, kernel_bytes, user_bytes, comm,
+        ) = unpack(chunk, start)  # fmt: skip
+        kernel = start + RECORD_HEADER_BYTES
+        user = kernel + kernel_bytes if kernel_bytes > 0 else kernel
+        last = user + user_bytes if user_bytes > 0 else user
+        if last != end:
+            raise ValueError(f"the record at byte {start} and its stacks differ in length")
+        fields = (
+            time_ns,
+            cpu,
+            tgid,
+            tid,
+            start_time_ns or None,
+            cgroup_id,
+            comm[: comm.find(b"\0")],
+            chunk[kernel:user],
+            chunk[user:end],
+            STACK_OK if 0 <= kernel_bytes < stack_limit else _status(kernel_bytes),
+            STACK_OK if 0 <= user_bytes < stack_limit else _status(user_bytes),
+            _link(trace_high, trace_low, span_id) if span_id else None,
+        )
+        samples.append(new(RawSample, fields))  # a third of the time of RawSample(*fields)
+    return samples
+
+
+def _link(trace_high: int, trace_low: int, span_id: int) -> SpanLink | None:
+    if not (trace_high or trace_low):
+        return None
+    return SpanLink((trace_high << 64 | trace_low).to_bytes(16, "big"), span_id.to_bytes(8, "big"))
 
 
 def _status(stack_bytes: int) -> StackStatus:

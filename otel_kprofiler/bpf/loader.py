@@ -68,7 +68,7 @@ def update_map(fd: int, key: bytes, value: bytes) -> None:
 
 def delete_from_map(fd: int, key: bytes) -> None:
     """Remove one element of a hash; raises ``OSError`` with ``ENOENT`` if it is not there."""
-    _bpf_on_element(_MAP_DELETE_ELEM, fd, key, b"")
+    _bpf_on_element(_MAP_DELETE_ELEM, fd, key, None)
 
 
 class _ElementAttributes(ctypes.Structure):
@@ -76,21 +76,17 @@ class _ElementAttributes(ctypes.Structure):
 
     _fields_ = (
         ("map_fd", ctypes.c_uint32),
-        ("key", ctypes.c_uint64),
-        ("value", ctypes.c_uint64),
+        ("key", ctypes.c_char_p),
+        ("value", ctypes.c_char_p),
         ("flags", ctypes.c_uint64),
     )
 
 
-def _bpf_on_element(command: int, fd: int, key: bytes, value: bytes) -> None:
+def _bpf_on_element(command: int, fd: int, key: bytes, value: bytes | None) -> None:
     number = _SYSCALLS.get(platform.machine())
     if number is None:
         raise OSError(errno.ENOSYS, f"no bpf number for {platform.machine()}")
-    key_buffer = ctypes.create_string_buffer(key, len(key))
-    value_buffer = ctypes.create_string_buffer(value, max(len(value), 1))
-    attributes = _ElementAttributes(
-        fd, ctypes.addressof(key_buffer), ctypes.addressof(value_buffer), 0
-    )
+    attributes = _ElementAttributes(fd, key, value, 0)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(
         ctypes.c_long(number), ctypes.c_int(command), ctypes.byref(attributes),

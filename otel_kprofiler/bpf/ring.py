@@ -120,8 +120,8 @@ class RingReader:
             pass
 
 
-def record_offsets(data: bytes) -> Iterator[int]:
-    """Offsets of the records in a chunk, without the discarded ones. Raises ``ValueError``."""
+def record_spans(data: bytes) -> Iterator[tuple[int, int]]:
+    """Start and end of each record in a chunk, without discarded ones. Raises ``ValueError``."""
     at, end = 0, len(data)
     while at < end:
         if end - at < RECORD_OVERHEAD:
@@ -131,7 +131,7 @@ def record_offsets(data: bytes) -> Iterator[int]:
         if following > end or length & _BUSY:
             raise ValueError(f"the record at byte {at} is cut off")
         if not length & _DISCARD:
-            yield at + RECORD_OVERHEAD
+            yield at + RECORD_OVERHEAD, at + RECORD_OVERHEAD + (length & _LENGTH)
         at = following
 
 

@@ -16,7 +16,7 @@ enum {
 	MAX_FRAMES = 127, /* per side: the default of kernel.perf_event_max_stack */
 	STACK_BYTES = MAX_FRAMES * 8,
 	NOT_COLLECTED = -32768,
-	MAX_RANGES = 8,
+	MAX_RANGES = 4,
 	IN_FLIGHT = 1, /* a record is being made; its time is not read yet */
 };
 
@@ -58,7 +58,7 @@ struct cpu_line {
 
 struct span_slot {
 	u64 sequence; /* odd while the thread writes */
-	u64 trace_id[2];
+	u64 trace_id[2]; /* numbers, high half first */
 	u64 span_id;
 };
 
@@ -66,8 +66,8 @@ struct record {
 	u64 time_ns;
 	u64 start_time_ns; /* 0: unknown */
 	u64 cgroup_id;
-	u64 trace_id[2]; /* zero: no span */
-	u64 span_id;
+	u64 trace_id[2]; /* high half, low half */
+	u64 span_id;	 /* zero: no span */
 	u32 tgid;
 	u32 tid;
 	u32 cpu;

@@ -13,6 +13,7 @@ from otel_kprofiler.bpf.loader import delete_from_map, update_map
 
 _SLOT_WORDS: Final = 4  # struct span_slot: sequence, trace id (2), span id
 _SLOT_BYTES: Final = _SLOT_WORDS * 8
+_LOW_HALF: Final = (1 << 64) - 1
 
 
 class SpanSlots:
@@ -41,7 +42,7 @@ class SpanSlots:
                     return None
                 index = self._free.pop()
                 self._used[tid] = index
-            slot = SpanSlot(self._words, index * _SLOT_WORDS)
+            slot = SpanSlot(self._words, index)
             slot.clear()
             update_map(self._threads_fd, tid.to_bytes(4, "little"), index.to_bytes(4, "little"))
             return slot
@@ -63,26 +64,23 @@ class SpanSlots:
 class SpanSlot:
     """The slot of one thread; only that thread may write it (that is what makes it safe)."""
 
-    __slots__ = ("_first", "_words")
+    __slots__ = ("_first", "_sequence", "_words")
 
-    def __init__(self, words: memoryview, first: int) -> None:
+    def __init__(self, words: memoryview, index: int) -> None:
         self._words = words
-        self._first = first
+        self._first = index * _SLOT_WORDS
+        self._sequence = 0
 
     def set(self, trace_id: int, span_id: int) -> None:
         """Publish a span, given as OpenTelemetry's 128-bit and 64-bit integers."""
         words, first = self._words, self._first
-        words[first] |= 1  # odd: an interrupt from here on finds no span
-        words[first + 1] = _swapped(trace_id >> 64)
-        words[first + 2] = _swapped(trace_id & 0xFFFFFFFFFFFFFFFF)
-        words[first + 3] = _swapped(span_id)
-        words[first] += 1
+        self._sequence = sequence = self._sequence + 2
+        words[first] = sequence - 1  # odd: an interrupt from here on finds no span
+        words[first + 1] = trace_id >> 64
+        words[first + 2] = trace_id & _LOW_HALF
+        words[first + 3] = span_id
+        words[first] = sequence
 
     def clear(self) -> None:
         """Publish that no span is current."""
         self.set(0, 0)
-
-
-def _swapped(value: int) -> int:
-    """Ids are sent as big-endian bytes; the machine stores words little-endian."""
-    return int.from_bytes(value.to_bytes(8, "big"), "little")

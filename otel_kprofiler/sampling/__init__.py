@@ -8,7 +8,6 @@ from otel_kprofiler.sampling.sampler import (
     Sampler,
     SamplerConfig,
     SamplerCounts,
-    find_interrupt_ranges,
 )
 
 __all__ = [
@@ -22,5 +21,4 @@ __all__ = [
     "Sampler",
     "SamplerConfig",
     "SamplerCounts",
-    "find_interrupt_ranges",
 ]

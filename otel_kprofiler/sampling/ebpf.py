@@ -13,8 +13,7 @@ from otel_kprofiler.bpf import (
     Loader,
     ProgramCounts,
     SpanSlots,
-    parse_record,
-    record_offsets,
+    parse_records,
 )
 from otel_kprofiler.clock import SystemTime, TimeSource
 from otel_kprofiler.errors import SamplerError
@@ -116,8 +115,7 @@ class EbpfSampler:
             now = self._time.boot_ns()
             horizon = _horizon(now, attached)
             data, complete = attached.ring.take()
-        limit = self.stack_limit
-        samples = [parse_record(data, at, limit) for at in record_offsets(data)]
+        samples = parse_records(data, self.stack_limit)
         self._received += len(samples)
         if complete:
             self._complete_until_ns = max(self._complete_until_ns, horizon)

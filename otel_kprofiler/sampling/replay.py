@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import struct
-
-from otel_kprofiler.bpf import parse_record, record_offsets
+from otel_kprofiler.bpf import parse_records
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import RawSample
 from otel_kprofiler.sampling.recording import Recording
@@ -50,10 +48,9 @@ class ReplaySampler:
             self._complete_until_ns = max(self._complete_until_ns, self._facts.until_ns)
             return []
         self._complete_until_ns, data = block
-        limit = self._facts.stack_limit
         try:
-            samples = [parse_record(data, at, limit) for at in record_offsets(data)]
-        except (ValueError, struct.error) as error:
+            samples = parse_records(data, self._facts.stack_limit)
+        except ValueError as error:
             raise KProfilerError(f"the recording is damaged: {error}") from error
         self._received += len(samples)
         return samples

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -11,13 +11,6 @@ from otel_kprofiler.model import MAX_FRAMES, LossCause, RawSample
 
 MAX_SAMPLES_PER_SECOND: Final = 10_000
 _NS_PER_S: Final = 1_000_000_000
-
-INTERRUPT_TEXT: Final = (
-    ("__irqentry_text_start", "__irqentry_text_end"),
-    ("__softirqentry_text_start", "__softirqentry_text_end"),
-    ("__entry_text_start", "__entry_text_end"),
-)
-"""Symbols around the code that every interrupt passes: include/asm-generic/sections.h."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +29,10 @@ class SamplerConfig:
             unknown and nothing is left out.
         map_scale_factor: the ring is 2 to the power of this as large as computed.
         drain_interval_s: how often the owner means to call ``drain``.
-        interrupt_ranges: half-open address ranges of interrupt entry code, see
-            :func:`find_interrupt_ranges`. A sample of the idle task with a frame in one of them
-            is an interrupt's and kept. Without ranges the two cannot be told apart, and all
-            samples of the idle task are left out.
+        interrupt_ranges: half-open address ranges of the code that interrupts enter through
+            (``__irqentry_text_start`` … and its like). A sample of the idle task with a frame in
+            one of them is an interrupt's and kept. Without ranges the two cannot be told apart,
+            and all samples of the idle task are left out.
         span_slots: number of threads that may publish their current span; 0: none.
         child_pid: follow this process, from its next exec on, and all that it starts,
             instead of all CPUs (see :class:`HeldCommand`).
@@ -124,19 +117,3 @@ class Sampler(Protocol):
 
     def close(self) -> None:
         """Give everything back; may be called again."""
-
-
-def find_interrupt_ranges(
-    find_address: Callable[[str], int | None],
-) -> tuple[tuple[int, int], ...]:
-    """Address ranges for :attr:`SamplerConfig.interrupt_ranges`.
-
-    Args:
-        find_address: runtime address of a kernel symbol, None or 0 if hidden or unknown.
-    """
-    found = []
-    for first, last in INTERRUPT_TEXT:
-        start, end = find_address(first), find_address(last)
-        if start and end and start < end:
-            found.append((start, end))
-    return tuple(found)

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from otel_kprofiler.host import Access
 from otel_kprofiler.model import STACK_NOT_COLLECTED, STACK_OK, STACK_TRUNCATED, LossCause
 from otel_kprofiler.sampling import (
     EbpfSampler,
@@ -21,8 +22,8 @@ from otel_kprofiler.sampling import (
     RecordingWriter,
     ReplaySampler,
     SamplerConfig,
-    find_interrupt_ranges,
 )
+from otel_kprofiler.symbols import Symbolizer
 
 pytestmark = pytest.mark.live
 
@@ -243,15 +244,6 @@ def test_only_pinned_cpus_are_sampled():
     assert {sample.cpu for sample in samples} == {0}
 
 
-def find_symbol(name):
-    with open("/proc/kallsyms") as symbols:
-        for line in symbols:
-            address, _, symbol = line.split()[:3]
-            if symbol == name:
-                return int(address, 16)
-    return None
-
-
 def idle_ticks(cpu):
     with open("/proc/stat") as stat:
         line = next(line for line in stat if line.startswith(f"cpu{cpu} "))
@@ -303,7 +295,7 @@ def test_interrupts_taken_while_idle_are_kept():
     steering = "/sys/class/net/lo/queues/rx-0/rps_cpus"
     if os.cpu_count() < 2 or not os.path.exists(steering):
         pytest.skip("needs two CPUs and packet steering (CONFIG_RPS)")
-    ranges = find_interrupt_ranges(find_symbol)
+    ranges = tuple((r.start, r.end) for r in Symbolizer.live(Access()).interrupt_ranges())
     assert ranges, "the kernel's symbols are hidden"
     with open(steering) as file:
         before = file.read()
@@ -315,15 +307,13 @@ def test_interrupts_taken_while_idle_are_kept():
             load(FLOOD, cpu=1),
             running(samples_per_second=1999, pin_cpu_ids=(0,), interrupt_ranges=ranges) as sampler,
         ):
-            collect_until(sampler, lambda sample: sample.tid == 0, timeout_s=20)
-            samples = collect(sampler, 1)
+            samples = collect_until(sampler, lambda sample: sample.tid == 0, timeout_s=20)
+            samples += collect(sampler, 1)
             counts = sampler.counts()
     finally:
         with open(steering, "w") as file:
             file.write(before)
-    kept = [sample for sample in samples if sample.tid == 0]
-    assert kept
-    for sample in kept:
+    for sample in filter(lambda sample: sample.tid == 0, samples):
         frames = struct.unpack(f"<{len(sample.kernel_stack) // 8}Q", sample.kernel_stack)
         assert any(start <= pc < end for pc in frames for start, end in ranges)
     assert counts.filtered["idle"] > 0, "the idle task itself goes on being left out"

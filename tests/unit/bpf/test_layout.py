@@ -13,7 +13,7 @@ from otel_kprofiler.bpf import (
     SAMPLER_SOURCE,
     ProgramConfig,
     find_member_offsets,
-    parse_record,
+    parse_records,
 )
 from otel_kprofiler.bpf.layout import _COUNTERS, _IN_FLIGHT_WORD, ProgramCounts
 from otel_kprofiler.model import (
@@ -24,14 +24,33 @@ from otel_kprofiler.model import (
     SpanLink,
 )
 
-TRACE, SPAN = bytes(range(16)), bytes(range(8, 16))
+LOW = (1 << 64) - 1
+TRACE, SPAN = 0x000102030405060708090A0B0C0D0E0F, 0x08090A0B0C0D0E0F
 
 
-def pack(frames=(), *, start=5, trace=bytes(16), span=bytes(8), kernel=0, user=0):
+def pack(frames=(), *, start=5, trace=0, span=0, kernel=0, user=0):
     header = struct.pack(
-        "<QQQ16s8sIIIhh16s", 11, start, 7, trace, span, 100, 101, 3, kernel, user, b"name\0junk"
+        "<QQQQQQIIIhh16s",
+        11,
+        start,
+        7,
+        trace >> 64,
+        trace & LOW,
+        span,
+        100,
+        101,
+        3,
+        kernel,
+        user,
+        b"name\0junk",
     )
     return header + struct.pack(f"<{len(frames)}Q", *frames)
+
+
+def parse(payload, *limit):
+    """The one sample of a chunk with one record."""
+    (sample,) = parse_records(struct.pack("<II", len(payload), 0) + payload, *limit)
+    return sample
 
 
 def words(*values):
@@ -39,41 +58,52 @@ def words(*values):
 
 
 def test_a_record_becomes_a_sample():
-    data = b"before.." + pack((1, 2, 3), trace=TRACE, span=SPAN, kernel=16, user=8)
-    assert parse_record(data, 8) == RawSample(
+    sample = parse(pack((1, 2, 3), trace=TRACE, span=SPAN, kernel=16, user=8))
+    assert isinstance(sample, RawSample)
+    assert sample == RawSample(
         time_ns=11, cpu=3, tgid=100, tid=101, start_time_ns=5, cgroup_id=7, comm=b"name",
         kernel_stack=words(1, 2), user_stack=words(3), kernel_status=STACK_OK,
-        user_status=STACK_OK, link=SpanLink(TRACE, SPAN),
+        user_status=STACK_OK, link=SpanLink(bytes(range(16)), bytes(range(8, 16))),
     )  # fmt: skip
 
 
 def test_an_unreadable_start_time_is_unknown():
-    assert parse_record(pack(start=0), 0).start_time_ns is None
+    assert parse(pack(start=0)).start_time_ns is None
 
 
 def test_a_failed_user_stack_leaves_the_kernel_stack():
-    sample = parse_record(pack((1,), kernel=8, user=-errno.EFAULT), 0)
+    sample = parse(pack((1,), kernel=8, user=-errno.EFAULT))
     assert (sample.kernel_stack, sample.kernel_status) == (words(1), STACK_OK)
     assert (sample.user_stack, sample.user_status) == (b"", -errno.EFAULT)
 
 
 def test_a_failed_kernel_stack_leaves_the_user_stack():
-    sample = parse_record(pack((1,), kernel=-errno.EFAULT, user=8), 0)
+    sample = parse(pack((1,), kernel=-errno.EFAULT, user=8))
     assert (sample.kernel_stack, sample.kernel_status) == (b"", -errno.EFAULT)
     assert (sample.user_stack, sample.user_status) == (words(1), STACK_OK)
 
 
 def test_sides_that_nobody_asked_for_and_stacks_at_the_limit_are_marked():
-    sample = parse_record(pack((1, 2), kernel=16, user=-32768), 0, 16)
+    sample = parse(pack((1, 2), kernel=16, user=-32768), 16)
     assert sample.kernel_status == STACK_TRUNCATED
     assert sample.user_status == STACK_NOT_COLLECTED
-    assert parse_record(pack((1,), kernel=8), 0, 16).kernel_status == STACK_OK
+    assert parse(pack((1,), kernel=8), 16).kernel_status == STACK_OK
 
 
-@pytest.mark.parametrize(("trace", "span"), [(bytes(16), SPAN), (TRACE, bytes(8))])
+@pytest.mark.parametrize(("trace", "span"), [(0, SPAN), (TRACE, 0)])
 def test_an_invalid_span_is_no_link(trace, span):
     """A span context with an all-zero id is invalid (OpenTelemetry trace API)."""
-    assert parse_record(pack(trace=trace, span=span), 0).link is None
+    assert parse(pack(trace=trace, span=span)).link is None
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [pack()[:-8], pack((1,)), pack((1,), kernel=16), pack((1,), user=16)],
+    ids=["short header", "stack unannounced", "kernel stack cut", "user stack cut"],
+)
+def test_a_record_that_contradicts_itself_is_refused(payload):
+    with pytest.raises(ValueError, match="record at byte 8"):
+        parse(payload)
 
 
 def object_btf():
@@ -106,7 +136,7 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
 
 def test_interrupt_ranges_are_packed_as_start_and_size():
     packed = ProgramConfig(1, 2, 3, 4, 5, 6, [(100, 130), (200, 201)]).pack()
-    assert struct.unpack("<22Q", packed) == (1, 2, 3, 4, 5, 6, 100, 30, 200, 1, *[0] * 12)
+    assert struct.unpack("<14Q", packed) == (1, 2, 3, 4, 5, 6, 100, 30, 200, 1, *[0] * 4)
 
 
 @pytest.mark.skipif(

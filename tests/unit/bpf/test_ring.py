@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from otel_kprofiler.bpf import RingReader, record_offsets, ring_bytes
+from otel_kprofiler.bpf import RingReader, record_spans, ring_bytes
 
 SIZE = 4096
 BUSY, DISCARD = 1 << 31, 1 << 30
@@ -46,10 +46,7 @@ class SyntheticRing:
 
 
 def payloads(data: bytes) -> list[bytes]:
-    return [
-        data[at : at + (struct.unpack_from("=I", data, at - 8)[0] & ~(BUSY | DISCARD))]
-        for at in record_offsets(data)
-    ]
+    return [data[start:end] for start, end in record_spans(data)]
 
 
 def test_committed_records_are_taken_once_and_space_is_given_back():
@@ -124,7 +121,7 @@ def test_closing_releases_the_mapping():
 )
 def test_a_damaged_chunk_is_refused(chunk):
     with pytest.raises(ValueError, match="cut off"):
-        list(record_offsets(chunk))
+        list(record_spans(chunk))
 
 
 @pytest.mark.parametrize(

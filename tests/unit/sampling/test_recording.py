@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from otel_kprofiler.bpf import parse_record
+from otel_kprofiler.bpf import parse_records
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access
@@ -27,8 +27,7 @@ FACTS = RecordingFacts(1_000_000, 10_000_000, 24, 500, COUNTS)
 
 def ring_record(time_ns, frames):
     payload = struct.pack(
-        "<QQQ16s8sIIIhh16s", time_ns, 1, 2, bytes(16), bytes(8), 3, 4, 0, 8 * len(frames), -32768,
-        b"comm",
+        "<QQQQQQIIIhh16s", time_ns, 1, 2, 0, 0, 0, 3, 4, 0, 8 * len(frames), -32768, b"comm",
     ) + struct.pack(f"<{len(frames)}Q", *frames)  # fmt: skip
     return struct.pack("<II", len(payload), 0) + payload
 
@@ -77,7 +76,7 @@ def test_a_replay_returns_each_recorded_drain_with_its_watermark(recorded):
     sampler.start()
     first = sampler.drain()
     assert [sample.time_ns for sample in first] == [100, 90]
-    assert first[0] == parse_record(ring_record(100, [1, 2]), 8, 24)
+    assert first[:1] == parse_records(ring_record(100, [1, 2]), 24)
     assert (sampler.complete_until_ns(), clock.to_unix_ns(100)) == (150, 1_000_100)
     (last,) = sampler.drain()
     assert last.kernel_status == STACK_TRUNCATED, "by the limit of the recorded host"

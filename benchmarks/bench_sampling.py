@@ -1,0 +1,117 @@
+"""Sampling: start to first sample, loss at high rates, cost of draining."""
+
+import contextlib
+import os
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from benchmarks.rows import Row
+from otel_kprofiler.bpf import SpanSlots, parse_records, record_spans
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+
+LOAD = "while True: open('/proc/stat').read()"
+
+
+@contextlib.contextmanager
+def busy() -> Iterator[None]:
+    """All CPUs busy, half in the kernel."""
+    load = [
+        subprocess.Popen([sys.executable, "-S", "-c", LOAD]) for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        yield
+    finally:
+        for process in load:
+            process.kill()
+            process.wait()
+
+
+def first_sample_s() -> tuple[float, float]:
+    """Seconds until ``start`` returns, and until the first sample is drained, at 99 Hz."""
+    started = time.monotonic()
+    sampler = EbpfSampler(SamplerConfig(samples_per_second=99, stacks="both"))
+    sampler.start()
+    loaded = time.monotonic() - started
+    while not sampler.drain():
+        sampler.wait(0.002)
+    first = time.monotonic() - started
+    sampler.close()
+    return loaded, first
+
+
+def drained(rate: int, seconds: float) -> tuple[int, int, float, float]:
+    """Samples taken and lost, CPU seconds of ``drain``, and bytes per sample, both stacks."""
+    sampler = EbpfSampler(SamplerConfig(samples_per_second=rate, stacks="both"))
+    sampler.start()
+    cpu, size, end = 0.0, 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        sampler.wait(0.25)
+        before = time.thread_time()
+        samples = sampler.drain()
+        cpu += time.thread_time() - before
+        size += sum(88 + len(s.kernel_stack) + len(s.user_stack) for s in samples)
+    sampler.stop()
+    sampler.drain()
+    counts = sampler.counts()
+    sampler.close()
+    return counts.taken, sum(counts.lost.values()), cpu, size / max(1, counts.received)
+
+
+def decoding_us() -> tuple[float, float]:
+    """Microseconds per record: a bare walk of the bytes, and ``parse_records``."""
+    record = struct.pack("<QQQQQQIIIhh16s", 1, 2, 3, 0, 0, 0, 4, 5, 0, 96, 160, b"comm") + bytes(
+        256
+    )
+    data = (struct.pack("<II", len(record), 0) + record) * 5000
+    walks, parses = [], []
+    for _ in range(5):
+        started = time.perf_counter()
+        for _span in record_spans(data):
+            pass
+        walked = time.perf_counter()
+        parse_records(data)
+        walks.append(walked - started)
+        parses.append(time.perf_counter() - walked)
+    return min(walks) / 5000 * 1e6, min(parses) / 5000 * 1e6
+
+
+def span_change_us() -> float:
+    """Microseconds of one change of the current span."""
+    sampler = EbpfSampler(SamplerConfig(span_slots=1))
+    sampler.start()
+    assert isinstance(sampler.spans, SpanSlots)
+    slot = sampler.spans.register(os.getpid())
+    assert slot is not None
+    took = []
+    for _ in range(5):
+        started = time.perf_counter()
+        for number in range(20_000):
+            slot.set(number, number)
+        took.append(time.perf_counter() - started)
+    sampler.close()
+    return min(took) / 20_000 * 1e6
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """The rows of this topic."""
+    with busy():
+        time.sleep(0.1)
+        tries = [first_sample_s() for _ in range(3 if quick else 10)]
+        loaded, first = (statistics.median(values) * 1000 for values in zip(*tries, strict=True))
+        yield Row("sampler start", f"{loaded:.0f} ms")
+        yield Row("start to first sample, 99 Hz", f"{first:.0f} ms", goal="≤ 300 ms")
+        for rate in (99, 4999):
+            taken, lost, cpu, size = drained(rate, 2 if quick else 8)
+            yield Row(
+                f"drain at {rate} Hz x {os.cpu_count()} CPUs, both stacks",
+                f"{cpu / max(1, taken) * 1e6:.2f} µs per sample, {size:.0f} bytes, {lost} lost",
+                f"{taken} taken",
+                goal="≤ 2 µs, 0 lost",
+            )
+    walk, parse = decoding_us()
+    yield Row("decode a record", f"{parse:.2f} µs", f"bare walk {walk:.2f} µs", parse / walk)
+    yield Row("publish a span", f"{span_change_us():.2f} µs", goal="≤ 0.3 µs")

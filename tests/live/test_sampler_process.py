@@ -1,0 +1,314 @@
+"""The sampler and its process: privileges, death, fork, rejected programs, spans."""
+
+import contextlib
+import ctypes
+import errno
+import os
+import platform
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from otel_kprofiler.bpf import (
+    SAMPLER_OBJECT,
+    SAMPLER_SOURCE,
+    LibbpfLoader,
+    ProgramSpec,
+    libbpf,
+)
+from otel_kprofiler.errors import DependencyError, SamplerError
+from otel_kprofiler.model import SpanLink
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+
+pytestmark = pytest.mark.live
+
+NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+TWO_CAPABILITIES = ["--inh-caps=+bpf,+perfmon", "--ambient-caps=+bpf,+perfmon"]
+
+TAKE_A_SAMPLE = """
+import sys
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+try:
+    sampler = EbpfSampler(SamplerConfig(samples_per_second=999, stacks="both"))
+    sampler.start()
+except KProfilerError as error:
+    print(error, "|", error.hint)
+    sys.exit(error.exit_status)
+samples = []
+while not samples:
+    samples = sampler.drain()
+sampler.close()
+print("sampled", samples[0].start_time_ns is not None)
+"""
+
+
+def run_as_nobody(*options, code=TAKE_A_SAMPLE):
+    if os.getuid():
+        pytest.skip("only root can become another user")
+    probe = subprocess.run([*NOBODY, sys.executable, "-c", "import otel_kprofiler"])
+    if probe.returncode:
+        pytest.skip("uid 65534 cannot read this Python or this checkout")
+    return subprocess.run(
+        [*NOBODY, *options, sys.executable, "-c", code], capture_output=True, text=True
+    )
+
+
+def test_two_capabilities_are_enough():
+    done = run_as_nobody(*TWO_CAPABILITIES)
+    assert (done.returncode, done.stdout) == (0, "sampled True\n"), done.stderr
+
+
+@pytest.mark.parametrize("kept", ["bpf", "perfmon"])
+def test_a_missing_capability_is_named(kept):
+    done = run_as_nobody(f"--inh-caps=+{kept}", f"--ambient-caps=+{kept}")
+    missing = {"bpf": "CAP_PERFMON missing", "perfmon": "CAP_BPF missing"}[kept]
+    assert done.returncode == 3
+    assert missing in done.stdout
+    assert f"CAP_{kept.upper()} " not in done.stdout.partition("|")[0]
+
+
+def test_without_privileges_the_fix_works_to_the_letter():
+    done = run_as_nobody()
+    assert done.returncode == 3
+    assert "CAP_BPF and CAP_PERFMON missing" in done.stdout
+    command = done.stdout.partition("with: ")[2]
+    assert command.startswith("setpriv ")
+    fixed = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert (fixed.returncode, fixed.stdout) == (0, "sampled True\n"), fixed.stderr
+
+
+def test_capabilities_outside_the_bounding_set_are_the_containers_to_give():
+    done = run_as_nobody("--bounding-set=-bpf,-perfmon")
+    assert done.returncode == 3
+    assert "--cap-add BPF --cap-add PERFMON" in done.stdout
+
+
+SAMPLE_FOREVER = """
+import os, time
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+sampler = EbpfSampler(SamplerConfig())
+sampler.start()
+for fd in os.listdir("/proc/self/fdinfo"):
+    if os.path.exists(f"/proc/self/fdinfo/{fd}"):
+        info = open(f"/proc/self/fdinfo/{fd}").read().split()
+        if "prog_id:" in info:
+            print(info[info.index("prog_id:") + 1], flush=True)
+            break
+time.sleep(60)
+"""
+
+
+def program_is_loaded(program_id):
+    """BPF_PROG_GET_FD_BY_ID (13) finds it."""
+    number = {"x86_64": 321, "aarch64": 280}[platform.machine()]
+    libc = ctypes.CDLL(None, use_errno=True)
+    attributes = struct.pack("=III116x", program_id, 0, 0)
+    fd = libc.syscall(number, 13, attributes, len(attributes))
+    if fd >= 0:
+        os.close(fd)
+        return True
+    assert ctypes.get_errno() == errno.ENOENT
+    return False
+
+
+def test_a_killed_sampler_leaves_no_program():
+    with subprocess.Popen([sys.executable, "-c", SAMPLE_FOREVER], stdout=subprocess.PIPE) as owner:
+        program_id = int(owner.stdout.readline())
+        assert program_is_loaded(program_id)
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+    end = time.monotonic() + 10
+    while program_is_loaded(program_id):
+        assert time.monotonic() < end, "the program outlived its owner"
+        time.sleep(0.05)
+
+
+FORK = """
+import mmap, os, sys, time
+from otel_kprofiler.errors import SamplerError
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+
+def ours():
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+             if os.path.exists(f"/proc/self/fd/{fd}")]
+    maps = [line.split()[-1] for line in open("/proc/self/maps")]
+    return [name for name in links + maps if "anon_inode" in name]
+
+def sample():
+    end, samples = time.monotonic() + 10, []
+    while not samples and time.monotonic() < end:
+        samples = sampler.drain()
+    return len(samples)
+
+sampler = EbpfSampler(SamplerConfig(samples_per_second=999, stacks="both", span_slots=8))
+sampler.start()
+assert sample() and len(ours()) > 10, ours()
+child = os.fork()
+if child == 0:
+    left = ours()
+    try:
+        sampler.drain()
+    except SamplerError as error:
+        left.append(str(error))
+    own = EbpfSampler(SamplerConfig(samples_per_second=999, stacks="both"))
+    own.start()
+    own.close()
+    print("child:", left, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print("parent:", sample() > 0)
+"""
+
+
+def test_a_forked_child_holds_nothing_and_its_parent_goes_on():
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [
+        "child: ['the sampler is not running']",
+        "parent: True",
+    ], done.stderr
+
+
+def test_a_fork_while_another_thread_drains_is_safe():
+    """The child's copy of the drain's lock and views must not be half-used."""
+    code = """
+import os, threading, time
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+sampler = EbpfSampler(SamplerConfig(samples_per_second=4999, stacks="both"))
+sampler.start()
+going = True
+def drain():
+    while going:
+        sampler.drain()
+thread = threading.Thread(target=drain)
+thread.start()
+for _ in range(50):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if sampler._attached is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+going = False
+thread.join()
+sampler.close()
+print("done")
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "done\n", done.stderr
+
+
+def spec(path):
+    return ProgramSpec("kprofiler_sample", SAMPLER_SOURCE, path, {"ring": 4096})
+
+
+def test_the_verifiers_log_is_in_the_error(tmp_path):
+    data = bytearray(SAMPLER_OBJECT.read_bytes())
+    table, size, count = struct.unpack_from("<Q10xHH", data, 40)
+    headers = [struct.unpack_from("<IIQQQQ", data, table + size * i) for i in range(count)]
+    code = next(header for header in headers if header[1] == 1 and header[2] == 6 and header[5])
+    data[code[4] : code[4] + 8] = struct.pack("<BBhi", 0x79, 0x50, 0, 0)  # r0 = *(u64 *)(r5 + 0)
+    broken = tmp_path / "broken.bpf.o"
+    broken.write_bytes(data)
+    with pytest.raises(SamplerError, match="Permission denied") as raised:
+        LibbpfLoader().load(spec(broken))
+    assert "R5 !read_ok" in raised.value.log
+
+
+def test_a_damaged_object_is_an_error(tmp_path):
+    broken = tmp_path / "broken.bpf.o"
+    broken.write_bytes(b"no object")
+    with pytest.raises(SamplerError, match=r"opening broken\.bpf\.o failed"):
+        LibbpfLoader().load(spec(broken))
+
+
+def test_a_missing_library_is_named_with_its_package(monkeypatch):
+    monkeypatch.setattr(libbpf, "_LIBRARY", "libbpf.so.99")
+    with pytest.raises(DependencyError, match=r"libbpf\.so\.99") as raised:
+        EbpfSampler(SamplerConfig()).start()
+    assert "apt-get install libbpf1" in raised.value.hint
+
+
+@contextlib.contextmanager
+def spans_of(threads):
+    config = SamplerConfig(
+        samples_per_second=4999, stacks="both", target_pids=(os.getpid(),), span_slots=threads
+    )
+    sampler = EbpfSampler(config)
+    sampler.start()
+    try:
+        yield sampler
+    finally:
+        sampler.close()
+
+
+def drain_for(sampler, seconds):
+    samples, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        sampler.wait(0.05)
+        samples += sampler.drain()
+    return samples
+
+
+def test_samples_carry_the_span_of_their_thread():
+    going, tids = True, {}
+
+    def work(number):
+        tids[threading.get_native_id()] = number
+        slot = sampler.spans.register(threading.get_native_id())
+        slot.set(number << 100, number)
+        while going:
+            pass
+        sampler.spans.release(threading.get_native_id())
+
+    with spans_of(2) as sampler:
+        workers = [threading.Thread(target=work, args=(number,)) for number in (1, 2)]
+        for worker in workers:
+            worker.start()
+        time.sleep(0.1)
+        sampler.drain()
+        samples = drain_for(sampler, 0.5)
+        going = False
+        for worker in workers:
+            worker.join()
+    linked = [sample for sample in samples if sample.tid in tids]
+    assert {sample.tid for sample in linked} == tids.keys()
+    for sample in linked:
+        number = tids[sample.tid]
+        assert sample.link == SpanLink(
+            (number << 100).to_bytes(16, "big"), number.to_bytes(8, "big")
+        )
+    assert all(sample.link is None for sample in samples if sample.tid not in tids)
+
+
+def test_a_span_that_is_being_written_is_never_torn():
+    """All three words of a span are one number here; a mix would be two spans."""
+    with spans_of(1) as sampler:
+        slot = sampler.spans.register(threading.get_native_id())
+        samples, number, end = [], 0, time.monotonic() + 2
+        while time.monotonic() < end:
+            for _ in range(2000):
+                number += 1
+                slot.set(number << 64 | number, number)
+            samples += sampler.drain()
+        slot.clear()
+    links = [sample.link for sample in samples if sample.link]
+    assert len(links) > 500
+    for link in links:
+        assert link.trace_id[:8] == link.trace_id[8:] == link.span_id
+    assert len(links) < len(samples), "some interrupts hit the writing, and give no link"
+
+
+def test_slots_are_bounded_and_given_back():
+    with spans_of(1) as sampler:
+        first = sampler.spans.register(1001)
+        assert first is not None
+        assert sampler.spans.register(1001) is not None, "the same thread again"
+        assert sampler.spans.register(1002) is None
+        sampler.spans.release(1001)
+        assert sampler.spans.register(1002) is not None
