@@ -177,10 +177,10 @@ class Dictionary:
         """Token of a stack; a stack without frames is index 0."""
         token = self._stacks.get(id(stack))
         if token is None:
-            try:
-                locations = self._join([self._frames[id(frame)] for frame in stack.frames])
-            except KeyError:
-                locations = self._join([self.frame(frame) for frame in stack.frames])
+            known = self._frames
+            locations = self._join(
+                [known.get(id(frame)) or self.frame(frame) for frame in stack.frames]
+            )
             token = self._intern(STACK, self._writer.stack(locations)) if locations else b""
             self._remember(self._stacks, id(stack), token)
         return token
@@ -214,7 +214,7 @@ class Dictionary:
 
     def _mapping(self, module: Module, address: int) -> Token:
         """Token of a module; its extent is stated only for addresses that lie in it."""
-        limit = max((part.end for part in module.ranges), default=module.base) - module.base
+        limit = module.ranges[-1].end - module.base if module.ranges else 0
         inside = 0 <= address < limit
         key = (id(module), inside)
         known = self._shortcuts.get(key)

@@ -221,18 +221,25 @@ def encode_window(
     options = _Options(
         window, _WRITERS[form], scope or Scope(), keys_by_reference, max_bytes, new_id
     )
-    units = [
-        (group.resource, sample)
-        for group in window.resources
-        for sample in group.samples
-        if sample.timestamps_unix_ns
-    ]
+    units = _units(window)
     if not units:
         return Encoded((), 0)
     part = _Part(options, units)
     if all(part.add(resource, sample, sample.timestamps_unix_ns) for resource, sample in units):
         return Encoded((part.batch(),), 0)
     return _split(options, units)
+
+
+def _units(window: Window) -> list[_Unit]:
+    """Samples by resource; resources of equal value are one."""
+    merged: dict[object, list[_Unit]] = {}
+    for resource, samples in window.resources:
+        attributes = resource.attributes
+        values = ((key, type(attributes[key]), attributes[key]) for key in sorted(attributes))
+        units = merged.setdefault((resource.schema_url or SCHEMA_URL, *values), [])
+        first = units[0][0] if units else resource
+        units += [(first, sample) for sample in samples if sample.timestamps_unix_ns]
+    return [unit for units in merged.values() for unit in units]
 
 
 def _frequent(units: Sequence[_Unit]) -> list[Frame]:

@@ -12,6 +12,13 @@ from otel_kprofiler.otlp.rules import TABLES, Contents, Problem, Rule, registry
 RULES: Final[dict[str, Rule]] = {}
 rule = registry(RULES)
 
+_STRING_FIELDS: Final = {
+    "mapping_table": ("filename_strindex",),
+    "function_table": ("name_strindex", "system_name_strindex", "filename_strindex"),
+    "attribute_table": ("key_strindex", "unit_strindex"),
+}
+"""Fields of the tables' entries that refer to strings."""
+
 _KERNEL_HALF: Final = 1 << 63
 _UCUM_ATOM: Final = r"(?:[KMGTkmgtun]i?)?(?:By|bit|s|g|m|Hz|J|W|V|A|K|Cel)|min|h|d|%|1|\{[!-z|~]+\}"
 _UCUM: Final = re.compile(rf"(?:{_UCUM_ATOM})(?:[/.](?:{_UCUM_ATOM}))*")
@@ -85,10 +92,8 @@ def _value_references(value: Any) -> Iterator[int]:
 
 def _entry_references(where: str, name: str, entry: Any) -> Iterator[tuple[str, str, int]]:
     """What one entry of a table refers to directly."""
-    for field in ("filename", "name", "system_name", "key", "unit"):
-        index = getattr(entry, f"{field}_strindex", None)
-        if index is not None:
-            yield f"{where}.{field}_strindex", "string_table", index
+    for field in _STRING_FIELDS.get(name, ()):
+        yield f"{where}.{field}", "string_table", getattr(entry, field)
     if name in ("mapping_table", "location_table"):
         yield from _each(where, "attribute_indices", "attribute_table", entry.attribute_indices)
     if name == "location_table":

@@ -137,7 +137,7 @@ def windows(draw):
     )
     groups = [
         ResourceSamples(
-            Resource({**draw(st.dictionaries(words, values, max_size=4)), "process.pid": pid}),
+            Resource({**draw(st.dictionaries(words, values, max_size=2)), "process.pid": pid % 3}),
             draw(st.lists(samples, min_size=1, max_size=6)),
         )
         for pid in range(draw(st.integers(0, 4)))

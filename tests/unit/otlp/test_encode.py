@@ -201,6 +201,14 @@ def test_equal_values_of_different_objects_are_merged(window):
             )
 
 
+def test_resources_of_equal_value_are_one_resource(window):
+    first, second = window.resources
+    twin = ResourceSamples(replace(first.resource), first.samples)
+    reader = Reader(encoded(replace(window, resources=[first, second, twin])).payload)
+    sizes = [sum(len(s.timestamps_unix_nano) for s in p.samples) for p in reader.profiles]
+    assert sizes == [14, 4]
+
+
 @pytest.mark.parametrize("by_reference", [True, False])
 def test_resource_attributes_keep_their_types(window, by_reference):
     reader = Reader(encoded(window, keys_by_reference=by_reference).payload)
