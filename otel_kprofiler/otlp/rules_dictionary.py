@@ -190,7 +190,7 @@ def _lines(entry: Any) -> Any:
 
 @rule
 def attribute_index_unset(contents: Contents) -> Iterator[Problem]:
-    """Attribute_indices never hold 0, which is no attribute."""
+    """Lists of attribute_indices never hold 0, which is no attribute."""
     for where, owner in contents.attribute_lists():
         if 0 in owner.attribute_indices:
             yield f"{where}.attribute_indices", "holds index 0"

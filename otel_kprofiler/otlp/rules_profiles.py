@@ -34,7 +34,7 @@ def no_empty(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def schema_url(contents: Contents) -> Iterator[Problem]:
-    """Schema_url is set on resource and scope level."""
+    """The schema_url is set on resource and scope level."""
     for where, value in (*contents.resources, *contents.scopes):
         if not value.schema_url:
             yield f"{where}.schema_url", "is not set"
@@ -74,7 +74,7 @@ def resources_unique(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def creation_time(contents: Contents) -> Iterator[Problem]:
-    """Process.creation.time is ISO 8601 in UTC."""
+    """A process.creation.time is ISO 8601 in UTC."""
     for where, attributes in contents.key_values():
         for key, item in attributes:
             if key == "process.creation.time":
@@ -135,7 +135,7 @@ def profile_id(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def original_payload(contents: Contents) -> Iterator[Problem]:
-    """Original_payload and original_payload_format are set together."""
+    """The original_payload and its format are set together."""
     for where, profile in contents.profiles:
         if bool(profile.original_payload) != bool(profile.original_payload_format):
             yield f"{where}.original_payload", "lacks its other half"
