@@ -1,1 +1,9 @@
-"""report."""
+"""Windows as text and pictures for people, and as files for other tools."""
+
+from otel_kprofiler.report.folded import folded
+from otel_kprofiler.report.html import html
+from otel_kprofiler.report.pprof import pprof
+from otel_kprofiler.report.speedscope import speedscope
+from otel_kprofiler.report.table import Row, function_rows, table
+
+__all__ = ["Row", "folded", "function_rows", "html", "pprof", "speedscope", "table"]

@@ -1,0 +1,125 @@
+"""A headless Chromium that tests drive over its debugging pipe (two descriptors, no network)."""
+
+import base64
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+SWITCHES = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--remote-debugging-pipe",
+]  # fmt: skip
+
+
+class Browser:
+    """One page of a browser."""
+
+    def __init__(self, binary, profile):
+        low_commands, self._write = os.pipe()
+        self._read, low_answers = os.pipe()
+        # Chromium reads commands from descriptor 3 and writes answers to descriptor 4.
+        commands = fcntl.fcntl(low_commands, fcntl.F_DUPFD, 10)
+        answers = fcntl.fcntl(low_answers, fcntl.F_DUPFD, 10)
+        command = f'exec "$@" 3<&{commands} 4>&{answers}'
+        self._process = subprocess.Popen(
+            ["bash", "-c", command, "bash", binary, *SWITCHES, f"--user-data-dir={profile}"],
+            pass_fds=(commands, answers),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for descriptor in (low_commands, low_answers, commands, answers):
+            os.close(descriptor)
+        self._buffer = b""
+        self._number = 0
+        self._session = None
+        self.requests = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
+        self.call("Page.enable")
+        self.call("Network.enable")
+
+    def call(self, method, **params):
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer["error"]
+                return answer["result"]
+
+    def _receive(self):
+        while b"\0" not in self._buffer:
+            data = os.read(self._read, 1 << 20)
+            assert data, "the browser ended"
+            self._buffer += data
+        text, _, self._buffer = self._buffer.partition(b"\0")
+        message = json.loads(text)
+        if message.get("method") == "Network.requestWillBeSent":
+            self.requests.append(message["params"]["request"]["url"])
+        return message
+
+    def open(self, url, *, width=1200, height=700, scheme="light"):
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                  deviceScaleFactor=1, mobile=False)  # fmt: skip
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.call("Emulation.setEmulatedMedia", features=[feature])
+        self.requests.clear()
+        self.call("Page.navigate", url=url)
+        while self._receive().get("method") != "Page.loadEventFired":
+            pass
+
+    def evaluate(self, expression):
+        result = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in result, result["exceptionDetails"]
+        return result["result"].get("value")
+
+    def press(self, *keys):
+        for key in keys:
+            text = {"text": key} if len(key) == 1 else {}
+            self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+            self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def mouse(self, kind, selector):
+        box = self.evaluate(
+            f"(b => [b.x + b.width / 2, b.y + b.height / 2])"
+            f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
+        )
+        self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left",
+                  clickCount=1)  # fmt: skip
+
+    def click(self, selector):
+        self.mouse("mousePressed", selector)
+        self.mouse("mouseReleased", selector)
+
+    def screenshot(self, path):
+        data = self.call("Page.captureScreenshot")["data"]
+        path.write_bytes(base64.b64decode(data))
+
+    def close(self):
+        self._session = None
+        self.call("Browser.close")
+        self._process.wait(30)
+        os.close(self._write)
+        os.close(self._read)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    binary = shutil.which("chromium") or shutil.which("chromium-browser")
+    if binary is None:
+        pytest.skip("chromium is not installed")
+    browser = Browser(binary, tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()

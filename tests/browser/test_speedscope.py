@@ -1,0 +1,45 @@
+"""speedscope, from the files of its package, opens what the speedscope report writes."""
+
+import base64
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.model import (
+    ON_CPU,
+    Frame,
+    FrameKind,
+    Line,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.report import speedscope
+
+RELEASE = Path(__file__).parents[2] / "viewer/node_modules/speedscope/dist/release"
+
+
+@pytest.mark.skipif(not RELEASE.exists(), reason="speedscope is not installed: make viewer")
+def test_speedscope_opens_the_file(browser, tmp_path):
+    frames = tuple(
+        Frame(None, number, (Line(name),), 0, FrameKind.KERNEL)
+        for number, name in enumerate(("vfs_read", "do_syscall_64"))
+    )
+    sample = WindowSample(Stack(frames), 1, "dd", 3, None, [10**18])
+    groups = [ResourceSamples(Resource({"process.pid": 7}), [sample])]
+    text = speedscope([Window(ON_CPU, 1000, 10**18, 10**18 + 9, groups)], name="x")
+    # The way in that the package's own command uses: a script that calls the open page.
+    script = tmp_path / "profile.js"
+    encoded = base64.b64encode(text.encode()).decode()
+    script.write_text(f"speedscope.loadFileFromBase64({json.dumps('x.json')}, '{encoded}')")
+    browser.open(f"{(RELEASE / 'index.html').as_uri()}#localProfilePath={script}")
+    for _ in range(50):
+        shown = browser.evaluate("document.body.innerText")
+        if "all CPUs" in shown:
+            break
+        time.sleep(0.1)
+    assert "all CPUs (1/2)" in shown, shown
