@@ -18,6 +18,8 @@ COMMANDS: Final = {
     "run": "Run the agent beside an OpenTelemetry Collector.",
     "doctor": "Say whether this host can be profiled, and how to fix it.",
     "symbolize": "Name kernel addresses: module, build id, RVA, function.",
+    "validate": "Check a configuration of the agent; start nothing.",
+    "print-config": "Print the configuration that holds, without secrets.",
     "check": "Check OTLP profiles against the data model's rules.",
 }
 

@@ -41,7 +41,19 @@ def _folded(windows: Sequence[Window]) -> bytes:
 def _table(windows: Sequence[Window]) -> bytes:
     from otel_kprofiler.report import table  # noqa: PLC0415
 
-    return table(windows).encode()
+    return table(windows, width=120).encode() + b"\n"
+
+
+def _pprof(windows: Sequence[Window]) -> bytes:
+    from otel_kprofiler.report import pprof  # noqa: PLC0415
+
+    return pprof(windows)
+
+
+def _speedscope(windows: Sequence[Window]) -> bytes:
+    from otel_kprofiler.report import speedscope  # noqa: PLC0415
+
+    return speedscope(windows).encode()
 
 
 FORMATS: Final[dict[str, tuple[str, Writer]]] = {
@@ -49,6 +61,8 @@ FORMATS: Final[dict[str, tuple[str, Writer]]] = {
     "otlp-json": (".otlp.jsonl", _otlp_lines),
     "folded": (".folded", _folded),
     "table": (".txt", _table),
+    "pprof": (".pprof", _pprof),
+    "speedscope": (".speedscope.json", _speedscope),
 }
 """Name of the format → suffix and writer."""
 

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -79,8 +79,9 @@ class ProcessResources:
         clock: for ``process.creation.time``; the offset of this moment is kept, so that the
             creation time of a process does not change when clocks are synchronised again.
         base: attributes that every Resource has: the host's and the configured ones.
+        known: Resources that are known beforehand, with all of their attributes.
         capacity: Resources kept.
-        on_new: called with the first sample and the Resource of each process.
+        on_new: told of each process and its Resource when it is first seen.
     """
 
     def __init__(
@@ -89,14 +90,16 @@ class ProcessResources:
         clock: Clock,
         base: Attributes,
         *,
+        known: Mapping[ProcessKey, Attributes] | None = None,
         capacity: int = 8192,
-        on_new: Callable[[RawSample, Resource], None] | None = None,
+        on_new: Callable[[ProcessKey, Resource], None] | None = None,
     ) -> None:
         self._files = files
         self._boot_unix_ns = clock.to_unix_ns(0)
         self._base = dict(base)
         self._capacity = capacity
         self._on_new = on_new
+        self._known = known or {}
         self._resources: OrderedDict[ProcessKey, Resource] = OrderedDict()
         self._checked: dict[int, ProcessKey] = {}
 
@@ -109,12 +112,13 @@ class ProcessResources:
         if resource is not None:
             self._resources.move_to_end(key)
             return resource
-        resource = Resource({**self._base, **self._look_up(key, sample)}, SCHEMA_URL)
+        attributes = self._known.get(key) or {**self._base, **self._look_up(key, sample)}
+        resource = Resource(attributes, SCHEMA_URL)
         self._resources[key] = resource
         if len(self._resources) > self._capacity:
             self._resources.popitem(last=False)
         if self._on_new:
-            self._on_new(sample, resource)
+            self._on_new(key, resource)
         return resource
 
     def next_window(self) -> None:

@@ -12,11 +12,25 @@ RANK = {
     "version": 0, "model": 0, "errors": 0, "clock": 1,
     "host": 2,
     "config": 3, "bpf": 3, "symbols": 3, "otlp": 3, "export": 3,
-    "sampling": 4, "profiles": 4,
+    "sampling": 4, "profiles": 4, "reporting": 4,
     "pipeline": 5,
-    "agent": 6, "sdk": 6, "report": 6,
-    "cli": 7, "__main__": 8,
+    "sources": 6,
+    "agent": 7, "sdk": 7, "report": 7,
+    "cli": 8, "__main__": 9,
 }  # fmt: skip
+
+
+def offered(base: list[str]) -> set[str]:
+    """Names that a package offers in its ``__all__``."""
+    door = PACKAGE.joinpath(*base, "__init__.py")
+    if not door.exists():
+        return set()
+    return {
+        name
+        for node in ast.parse(door.read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        for name in ast.literal_eval(node.value)
+    }
 
 
 def own_imports(path: Path) -> list[str]:
@@ -29,7 +43,9 @@ def own_imports(path: Path) -> list[str]:
                 base = (node.module or "").split(".")[1:]
                 for alias in node.names:
                     inner = PACKAGE.joinpath(*base, alias.name)
-                    is_module = inner.is_dir() or inner.with_suffix(".py").exists()
+                    is_module = alias.name not in offered(base) and (
+                        inner.is_dir() or inner.with_suffix(".py").exists()
+                    )
                     found.append(".".join([*base, alias.name] if is_module else base))
         elif isinstance(node, ast.Import):
             found += [

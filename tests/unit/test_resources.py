@@ -6,7 +6,7 @@ import pytest
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import STACK_NOT_COLLECTED, STACK_OK, RawSample
+from otel_kprofiler.model import STACK_NOT_COLLECTED, STACK_OK, ProcessKey, RawSample
 from otel_kprofiler.profiles import ProcessResources, read_host_attributes
 from otel_kprofiler.profiles.resources import parse_container_id, parse_start_ticks
 
@@ -110,10 +110,17 @@ def test_the_creation_time_stays_the_same_when_clocks_are_synchronised(proc):
 
 def test_the_number_of_resources_is_bounded(proc):
     new = []
-    found = resources(proc, capacity=2, on_new=lambda sample, _: new.append(sample.tgid))
+    found = resources(proc, capacity=2, on_new=lambda key, _: new.append(key.tgid))
     for tgid in (1, 2, 3, 1):
         found.get(raw(tgid, 5))
     assert new == [1, 2, 3, 1]
+
+
+def test_what_is_known_beforehand_is_not_looked_up(proc):
+    proc(5, 300)
+    known = {ProcessKey(5, 300 * TICK_NS): {"process.pid": 5, "host.name": "elsewhere"}}
+    found = resources(proc, known=known)
+    assert found.get(raw(5, 300 * TICK_NS)).attributes == known[5, 300 * TICK_NS]
 
 
 def test_own_process_matches_proc():

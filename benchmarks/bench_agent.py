@@ -1,0 +1,126 @@
+"""The whole agent under a mixed load: CPU, memory, start, and what goes over the wire."""
+
+import contextlib
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+from benchmarks.receiver import Receiver
+from benchmarks.rows import Row
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, its threads included."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of a process."""
+    with open(f"/proc/{pid}/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextlib.contextmanager
+def mixed_load(seconds: float) -> Iterator[None]:
+    """The load of :mod:`benchmarks.mixed_load`, which ends by itself."""
+    load = subprocess.Popen([sys.executable, "-m", "benchmarks.mixed_load", str(seconds)])
+    try:
+        yield
+    finally:
+        load.terminate()
+        load.wait()
+
+
+class AgentRun:
+    """``otel-kprofiler run`` with one gRPC exporter."""
+
+    def __init__(self, directory: str, endpoint: str, rate: int, stacks: str) -> None:
+        path = os.path.join(directory, "agent.yaml")
+        with open(path, "w", encoding="ascii") as file:
+            file.write(
+                f"""
+receivers: {{kprofiler: {{samples_per_second: {rate}, stacks: {stacks}}}}}
+exporters: {{otlp_grpc: {{endpoint: {endpoint}, tls: {{insecure: true}}}}}}
+service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grpc]}}}}}}
+"""
+            )
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "otel_kprofiler", "run", "-c", path],
+            stdout=subprocess.PIPE,
+        )
+
+    def stop(self) -> dict:
+        """End it; returns the account that it prints."""
+        self.process.send_signal(signal.SIGTERM)
+        out, _ = self.process.communicate(timeout=60)
+        return json.loads(out)
+
+
+def perf_cpu(seconds: float, rate: int) -> float | None:
+    """Share of one core that ``perf record`` uses, None if it is not installed."""
+    if shutil.which("perf") is None:
+        return None
+    before = os.times()
+    subprocess.run(
+        ["perf", "record", "-q", "-e", "cpu-clock", "-F", str(rate), "-a", "-g", "-o", "/dev/null",
+         "--", "sleep", str(seconds)],
+        check=True, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    after = os.times()
+    used = (after.children_user - before.children_user) + (
+        after.children_system - before.children_system
+    )
+    return used / seconds
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """CPU and RSS at three rates, with kernel stacks and with both."""
+    seconds = 8 if quick else 25
+    for rate, stacks in ((19, "kernel"), (99, "kernel"), (99, "both"), (999, "both")):
+        yield from _run(rate, stacks, seconds)
+
+
+def _run(rate: int, stacks: str, seconds: int) -> Iterator[Row]:
+    name = f"{rate} Hz, {stacks} stacks"
+    receiver = Receiver()
+    with tempfile.TemporaryDirectory() as directory, mixed_load(2 * seconds + 20):
+        time.sleep(1)
+        run = AgentRun(directory, receiver.endpoint, rate, stacks)
+        first = receiver.wait_first(30) - run.started
+        time.sleep(2)
+        before, began = cpu_seconds(run.process.pid), time.monotonic()
+        time.sleep(seconds)
+        used = (cpu_seconds(run.process.pid) - before) / (time.monotonic() - began)
+        rss = rss_bytes(run.process.pid)
+        account = run.stop()
+        perf = perf_cpu(seconds, rate)
+    receiver.close()
+    payloads = [request for _, request in receiver.requests]
+    samples = account["exporters"]["otlp_grpc"]["exported"]
+    raw = sum(map(len, payloads)) / max(samples, 1)
+    zipped = sum(len(gzip.compress(payload, 6)) for payload in payloads) / max(samples, 1)
+    yield Row(
+        f"agent CPU, {name}",
+        f"{used:.2%} of a core",
+        "" if perf is None else f"perf record {perf:.2%}",
+        None if not perf else used / perf,
+        "<= 1 %" if rate == 99 else "",
+    )
+    yield Row(f"agent RSS, {name}", f"{rss / 2**20:.1f} MiB", goal="<= 60 MB")
+    yield Row(f"start to first export, {name}", f"{first:.2f} s", goal="<= 1.5 s")
+    goal = "<= 60 / <= 25" if stacks == "kernel" else "<= 99 / <= 34"
+    yield Row(f"wire bytes per sample, {name}", f"{raw:.0f} raw, {zipped:.0f} gzip", goal=goal)
+    lost = account["taken"] - samples
+    yield Row(f"samples not delivered, {name}", f"{lost} of {account['taken']}", goal="0")

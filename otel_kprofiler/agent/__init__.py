@@ -1,0 +1,20 @@
+"""The agent: life cycle, logs, health, notifications; loaded when first used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from otel_kprofiler.agent.agent import Agent
+    from otel_kprofiler.agent.logs import configure_logging
+
+__all__ = ["Agent", "configure_logging"]
+
+_MODULES = {"Agent": "agent", "configure_logging": "logs"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,0 +1,68 @@
+"""Notifications to systemd, by the protocol of sd_notify(3): datagrams to a named socket."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+
+_log = logging.getLogger(__name__)
+
+
+class Notifier:
+    """Tells systemd about readiness, reloads and liveness; does nothing elsewhere.
+
+    Reads ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``, which systemd sets for
+    its services.
+
+    Args:
+        environment: the process's environment.
+        pid: own process id; the watchdog concerns only the process that systemd names.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ, pid: int | None = None) -> None:
+        address = environment.get("NOTIFY_SOCKET", "")
+        # A leading @ stands for the zero byte of the abstract name space.
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        concerned = int(environment.get("WATCHDOG_PID") or 0) in (0, pid or os.getpid())
+        microseconds = int(environment.get("WATCHDOG_USEC") or 0)
+        self.watchdog_interval_s = microseconds / 1e6 if concerned and microseconds > 0 else None
+        self._next_alive = 0.0
+
+    def ready(self, status: str) -> None:
+        """The service has started, or has finished a reload."""
+        self._send(f"READY=1\nSTATUS={status}")
+
+    def reloading(self) -> None:
+        """A reload has begun; :meth:`ready` ends it (``Type=notify-reload``)."""
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def stopping(self) -> None:
+        """The service is shutting down."""
+        self._send("STOPPING=1")
+
+    def status(self, status: str) -> None:
+        """Set the one line that ``systemctl status`` shows."""
+        self._send(f"STATUS={status}")
+
+    def alive(self, now: float) -> None:
+        """Feed the watchdog when it is time; call this often from the loop that must not stop.
+
+        Args:
+            now: monotonic time in seconds.
+        """
+        if self.watchdog_interval_s is not None and now >= self._next_alive:
+            # Half of the interval, as sd_watchdog_enabled(3) advises.
+            self._next_alive = now + self.watchdog_interval_s / 2
+            self._send("WATCHDOG=1")
+
+    def _send(self, text: str) -> None:
+        if not self._address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.sendto(text.encode(), self._address)
+        except OSError as error:
+            _log.warning("cannot notify systemd: %s", error)

@@ -1,0 +1,29 @@
+"""``otel-kprofiler check``: OTLP profiles against the rules of the data model."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from otel_kprofiler.otlp import check_file
+
+
+@click.command(name="check")
+@click.argument("path", metavar="FILE")
+@click.option("--json", "as_json", is_flag=True, help="Print the violations as JSON.")
+def command(path: str, *, as_json: bool) -> None:
+    """Check OTLP profiles in FILE: one message, JSON lines, or length-prefixed messages.
+
+    Exit status 0 if every rule holds, 1 if one is violated.
+    """
+    violations = check_file(path)
+    if as_json:
+        import json  # noqa: PLC0415
+
+        click.echo(json.dumps([violation._asdict() for violation in violations], indent=1))
+    else:
+        for violation in violations:
+            click.echo(f"{violation.rule}: {violation.where}: {violation.message}")
+        click.echo(f"{path}: {len(violations)} violations" if violations else f"{path}: ok")
+    sys.exit(1 if violations else 0)

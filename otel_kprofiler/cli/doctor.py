@@ -1,0 +1,62 @@
+"""``otel-kprofiler doctor``: can this host be profiled, and how to fix what is missing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+
+import click
+
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import Finding, Level
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+
+_MARKS = {Level.OK: "ok  ", Level.INFO: "info", Level.WARN: "WARN", Level.FAIL: "FAIL"}
+_EXIT_HOST = 3
+
+
+@click.command(name="doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def command(*, as_json: bool) -> None:
+    """Say whether this host can be profiled by you, and how to fix it.
+
+    Loads the real sampler for a moment. Exit status 0 if profiling works, 3 if it does not.
+    """
+    findings = doctor(Access(), try_sampler=_try_sampler)
+    if as_json:
+        rows = [{**asdict(finding), "level": finding.level.value} for finding in findings]
+        click.echo(json.dumps(rows, indent=1))
+    else:
+        for finding in findings:
+            click.echo(describe(finding))
+    sys.exit(_EXIT_HOST if any(f.level is Level.FAIL for f in findings) else 0)
+
+
+def describe(finding: Finding) -> str:
+    """A finding in one line, or in three when something is to be done."""
+    text = f"{_MARKS[finding.level]}  {finding.check}: {finding.observed}"
+    if finding.level is Level.OK:
+        return text
+    if finding.required:
+        text += f"\n      needed: {finding.required}"
+    if finding.fix:
+        text += f"\n      fix: {finding.fix}"
+    return text
+
+
+def _try_sampler() -> str:
+    sampler = EbpfSampler(
+        SamplerConfig(samples_per_second=99, stacks="both", send_idle_frames=True)
+    )
+    sampler.start()
+    try:
+        samples = []
+        for _ in range(4):
+            sampler.wait(0.1)
+            samples += sampler.drain()
+        cpus = len(sampler.cpus)
+        sampler.stop()
+        return f"{len(samples) + len(sampler.drain())} samples on {cpus} CPUs in 0.4 s"
+    finally:
+        sampler.close()

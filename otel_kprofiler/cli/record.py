@@ -1,0 +1,256 @@
+"""``otel-kprofiler record``: one recording into one file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import click
+
+from otel_kprofiler.cli.output import FORMATS, Output
+from otel_kprofiler.cli.progress import Progress, open_progress
+from otel_kprofiler.cli.raw import RawOutput
+from otel_kprofiler.cli.types import CpuListType, DurationType
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import FrameKind, Losses, Window
+from otel_kprofiler.pipeline import DRAIN_INTERVAL_S, Pipeline
+from otel_kprofiler.profiles import WindowSchedule
+from otel_kprofiler.reporting import Account
+from otel_kprofiler.sampling import (
+    EbpfSampler,
+    HeldCommand,
+    Recording,
+    ReplaySampler,
+    SamplerConfig,
+)
+from otel_kprofiler.sources import open_live, replay
+
+# One window holds a whole recording, so that each output is one profile.
+_WHOLE_RECORDING: Final = WindowSchedule(2**62)
+_DEFAULT_DURATION_S: Final = 10.0
+
+
+@click.command(name="record")
+@click.option(
+    "-d", "--duration", type=DurationType(), help="How long, such as 10s or 1m30s. Default: 10s."
+)
+@click.option(
+    "-F",
+    "--rate",
+    type=click.IntRange(1, 10_000),
+    default=99,
+    show_default=True,
+    help="Samples per second on each CPU.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "path",
+    default="kernel.txt",
+    show_default=True,
+    metavar="FILE",
+    help="Where to write; - is standard output.",
+)
+@click.option(
+    "-f",
+    "--format",
+    "form",
+    type=click.Choice(list(FORMATS)),
+    help="What to write; by the suffix of the file if not given.",
+)
+@click.option("-p", "--pid", "pids", type=int, multiple=True, help="Only this process; repeatable.")
+@click.option(
+    "--cpus", type=CpuListType(), default=(), metavar="LIST", help="Only these CPUs: 0-3,8."
+)
+@click.option(
+    "--stacks",
+    type=click.Choice(["kernel", "user", "both"]),
+    default="kernel",
+    show_default=True,
+    help="Which stacks to take. User frames are raw addresses.",
+)
+@click.option("--idle", is_flag=True, help="Sample the idle task too.")
+@click.option(
+    "--raw",
+    "raw_path",
+    metavar="FILE",
+    help="Also keep the raw samples and all that is needed to read them anywhere.",
+)
+@click.option(
+    "--replay",
+    "replay_path",
+    metavar="FILE",
+    help="Read a file of --raw instead of sampling.",
+)
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.argument("words", nargs=-1, metavar="[-- COMMAND ...]")
+def command(
+    *,
+    duration: float | None,
+    rate: int,
+    path: str,
+    form: str | None,
+    pids: tuple[int, ...],
+    cpus: tuple[int, ...],
+    stacks: Literal["kernel", "user", "both"],
+    idle: bool,
+    raw_path: str | None,
+    replay_path: str | None,
+    force: bool,
+    words: tuple[str, ...],
+) -> None:
+    """Profile this host for a while, or COMMAND with its children, into a file.
+
+    \b
+      otel-kprofiler record -d 10s -o kernel.txt
+      otel-kprofiler record -o build.folded -- make -j2
+      otel-kprofiler record -p 4242 -d 30s -o server.otlp
+
+    Ctrl-C ends the recording early and writes what there is. A COMMAND that still runs when
+    the duration is over is terminated.
+    """  # noqa: D301 - click's mark for a paragraph that must not be wrapped
+    if words and (pids or cpus):
+        raise click.UsageError("a COMMAND cannot be combined with --pid or --cpus")
+    if replay_path and (words or raw_path):
+        raise click.UsageError("--replay cannot be combined with a COMMAND or --raw")
+    windows: list[Window] = []
+    with ExitStack() as stack:
+        output = stack.enter_context(Output(path, form, force=force))
+        if replay_path:
+            session = Session(_replay(replay_path, windows))
+        else:
+            held = stack.enter_context(HeldCommand(words)) if words else None
+            config = SamplerConfig(
+                samples_per_second=rate,
+                stacks=stacks,
+                pin_cpu_ids=cpus,
+                send_idle_frames=idle,
+                target_pids=pids,
+                drain_interval_s=DRAIN_INTERVAL_S,
+                child_pid=held.pid if held else None,
+            )
+            access, clock = Access(), Clock()
+            raw = raw_path and stack.enter_context(RawOutput(raw_path, access, force=force))
+            limit = _DEFAULT_DURATION_S if duration is None and not words else duration
+            pipeline = open_live(
+                config,
+                _WHOLE_RECORDING,
+                windows.append,
+                access=access,
+                clock=clock,
+                attributes={},
+                raw_sink=raw.add_records if raw else None,
+                on_process=raw.add_process if raw else None,
+            )
+            session = Session(pipeline, held)
+            with open_progress(limit or float("inf")) as progress:
+                session.run(limit, progress)
+            if raw:
+                raw.finish(clock, pipeline.sampler)
+        output.write(windows)
+    click.echo(session.summary(path, windows), err=True)
+
+
+def _replay(path: str, windows: list[Window]) -> Pipeline[ReplaySampler]:
+    try:
+        recording = Recording(path)
+    except OSError as error:
+        raise KProfilerError(f"cannot read {path}: {error.strerror}") from error
+    with closing(recording):
+        return replay(recording, _WHOLE_RECORDING, windows.append)
+
+
+@dataclass(slots=True)
+class Session:
+    """A recording under way, and how it ended."""
+
+    pipeline: Pipeline[EbpfSampler] | Pipeline[ReplaySampler]
+    held: HeldCommand | None = None
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    def run(self, limit_s: float | None, progress: Progress) -> None:
+        """Sample until the time is over, the command ends or Ctrl-C comes."""
+        before = signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            self.pipeline.start()
+            started = time.monotonic()
+            if self.held:
+                self.held.release()
+            while not self.interrupted and not (self.held and self.held.poll() is not None):
+                self.seconds = time.monotonic() - started
+                left = DRAIN_INTERVAL_S if limit_s is None else limit_s - self.seconds
+                if left <= 0:
+                    self._end_command()
+                    break
+                self.pipeline.step(min(left, DRAIN_INTERVAL_S))
+                progress.update(self.seconds, self.pipeline.account())
+            self.pipeline.stop()
+            self.seconds = time.monotonic() - started
+        finally:
+            signal.signal(signal.SIGINT, before)
+            self.pipeline.close()
+
+    def _end_command(self) -> None:
+        if self.held and self.held.poll() is None:
+            os.kill(self.held.pid, signal.SIGTERM)
+
+    def _interrupt(self, _number: int, _frame: object) -> None:
+        self.interrupted = True
+        self.pipeline.wake()
+
+    def summary(self, path: str, windows: Sequence[Window]) -> str:
+        """The last line: what was written, what was lost, what to do next."""
+        account = self.pipeline.account()
+        parts = [
+            f"{account.received:,} samples",
+            f"{_count_cpus(windows)} CPUs",
+            f"{self.seconds:.1f} s",
+            f"lost {describe_losses(account.lost)}",
+            f"unresolved {_unresolved_share(windows):.1%} of kernel frames",
+        ]
+        if self.interrupted:
+            parts.insert(0, "interrupted")
+        if self.held and self.held.poll():
+            parts.append(f"the command ended with status {self.held.poll()}")
+        parts += [f"accounting gap: {gap}" for gap in account.gaps()]
+        return f"wrote {path}: {', '.join(parts)}{_next_step(path, account)}"
+
+
+def describe_losses(lost: Losses) -> str:
+    """Losses in a few words, by cause."""
+    if not sum(lost.values()):
+        return "0"
+    return " ".join(f"{count:,} ({cause.value})" for cause, count in lost.items() if count)
+
+
+def _count_cpus(windows: Sequence[Window]) -> int:
+    return len({s.cpu for window in windows for group in window.resources for s in group.samples})
+
+
+def _unresolved_share(windows: Sequence[Window]) -> float:
+    frames = unresolved = 0
+    for window in windows:
+        for group in window.resources:
+            for sample in group.samples:
+                weight = len(sample.timestamps_unix_ns)
+                for frame in sample.stack.frames:
+                    if frame.kind is not FrameKind.USER:
+                        frames += weight
+                        unresolved += weight * (frame.unresolved is not None)
+    return unresolved / frames if frames else 0.0
+
+
+def _next_step(path: str, account: Account) -> str:
+    if not account.received:
+        return " · nothing ran in the kernel meanwhile; record for longer, or with --idle"
+    if path.endswith((".otlp", ".otlp.jsonl")):
+        return f" · next: otel-kprofiler check {path}"
+    return f" · next: less -S {path}" if path != "-" else ""

@@ -1,0 +1,31 @@
+"""``otel-kprofiler run``: the agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import click
+
+from otel_kprofiler.agent import Agent, configure_logging
+from otel_kprofiler.config import load_config
+
+
+@click.command(name="run")
+@click.option(
+    "-c", "--config", "path", required=True, metavar="FILE", help="YAML configuration of the agent."
+)
+@click.pass_obj
+def command(debug: bool, path: str) -> None:
+    """Run the agent beside an OpenTelemetry Collector until SIGTERM or Ctrl-C.
+
+    Prints, at the end, the account of all samples as one JSON object on standard output.
+    """
+    loaded = load_config(path, environ=os.environ)
+    logs = loaded.config.service.telemetry.logs
+    verbose = debug or loaded.config.receiver.verbose_mode
+    configure_logging("debug" if verbose else logs.level, logs.encoding)
+    account = Agent(loaded.config).run()
+    json.dump(account.as_dict(), sys.stdout, indent=1)
+    sys.stdout.write("\n")

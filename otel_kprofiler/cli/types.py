@@ -1,0 +1,42 @@
+"""Kinds of values that several commands take."""
+
+from __future__ import annotations
+
+import click
+
+from otel_kprofiler.config import parse_duration
+from otel_kprofiler.host import parse_cpu_list
+
+
+class DurationType(click.ParamType[float]):
+    """A duration in Go's syntax, as in the configuration; converted to seconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Seconds; a usage error if ``value`` is no duration."""
+        if isinstance(value, float):
+            return value
+        try:
+            return parse_duration(value).seconds
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class CpuListType(click.ParamType[tuple[int, ...]]):
+    """A list of CPUs such as ``0-3,8``."""
+
+    name = "cpus"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """CPU numbers; a usage error if ``value`` is no such list."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            return parse_cpu_list(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)

@@ -1,0 +1,160 @@
+"""The main path: sampler → symbols → windows → sink. Read this file first.
+
+::
+
+    sampler ─RawSample─► gate ─► symbolizer ─Stack─► window ─Window─► sink
+                          ▲           │
+                          └─watermark─┘
+
+One thread calls :meth:`Pipeline.step` again and again. Samples are drained, held at the gate
+until every symbol stream has passed their time, resolved with the symbols of that time,
+and collected into the window of that time. A window is closed when its end has passed in
+event time, and goes to the sink: an exporting :class:`otel_kprofiler.reporting.Reporter`, or
+whatever the caller wants.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final, Generic, TypeVar
+
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.model import LossCause, Window
+from otel_kprofiler.profiles import (
+    EventTimeGate,
+    ProcessResources,
+    WindowBuilder,
+    WindowSchedule,
+)
+from otel_kprofiler.reporting import Account, ExporterAccount
+from otel_kprofiler.sampling import Sampler
+from otel_kprofiler.symbols import Symbolizer
+
+DRAIN_INTERVAL_S: Final = 0.25
+"""How often the ring is drained; the kernel wakes us sooner when it fills up."""
+
+_END_OF_TIME_NS: Final = 2**63
+
+WindowSink = Callable[[Window], None]
+SamplerT = TypeVar("SamplerT", bound=Sampler)
+
+
+class Pipeline(Generic[SamplerT]):
+    """Drives one sampler. Belongs to one thread, except :meth:`wake`.
+
+    Args:
+        sampler: where samples come from; started and closed by the pipeline.
+        symbolizer: resolves stacks; closed with the pipeline.
+        resources: finds the Resource of a process.
+        schedule: how long windows last.
+        sink: takes each closed window; must not block.
+        clock: boot time, and its conversion to Unix time.
+        max_wait_ns: how long a sample waits for symbols of its time at most.
+    """
+
+    def __init__(
+        self,
+        *,
+        sampler: SamplerT,
+        symbolizer: Symbolizer,
+        resources: ProcessResources,
+        schedule: WindowSchedule,
+        sink: WindowSink,
+        clock: Clock,
+        max_wait_ns: int = 500_000_000,
+    ) -> None:
+        self.sampler = sampler
+        self._symbolizer = symbolizer
+        self._resources = resources
+        self._schedule = schedule
+        self._sink = sink
+        self._clock = clock
+        self._gate = EventTimeGate(max_wait_ns)
+        self._windows: WindowBuilder | None = None
+        self._in_windows = 0
+        self._reported_taken = 0
+        self._reported_lost: Mapping[LossCause, int] = {}
+
+    def start(self) -> None:
+        """Start sampling. Raises ``HostError`` or ``SamplerError`` if that is not possible."""
+        started_ns = self._clock.boot_ns()
+        self.sampler.start()
+        self._windows = WindowBuilder(
+            self._clock,
+            self._schedule,
+            start_boot_ns=started_ns,
+            period_ns=self.sampler.period_ns,
+        )
+
+    def step(self, timeout_s: float = DRAIN_INTERVAL_S) -> None:
+        """Wait for samples, at most so long, and move on all that are complete."""
+        self.sampler.wait(timeout_s)
+        self._drain()
+        now_ns = self._clock.boot_ns()
+        passed_ns = self._gate.passed_ns(
+            self.sampler.complete_until_ns(), self._symbolizer.advance(now_ns), now_ns
+        )
+        self._collect(passed_ns)
+
+    def wake(self) -> None:
+        """End the wait of a :meth:`step`; from any thread or signal handler."""
+        self.sampler.wake()
+
+    def stop(self) -> None:
+        """Stop sampling, then move on every sample that was taken, closing the last window."""
+        self.sampler.stop()
+        self._drain()
+        now_ns = self._clock.boot_ns()
+        self._symbolizer.advance(now_ns)
+        self._collect(now_ns)
+        self._add_until(_END_OF_TIME_NS)
+        self._close_window(now_ns)
+
+    def close(self) -> None:
+        """Release what sampler and symbolizer hold."""
+        self.sampler.close()
+        self._symbolizer.close()
+
+    def account(self, exporters: tuple[ExporterAccount, ...] = ()) -> Account:
+        """Where the samples are; exact when the pipeline is stopped."""
+        counts = self.sampler.counts()
+        waiting = len(self._gate) + self._in_windows
+        return Account(counts.taken, counts.received, dict(counts.lost), waiting, exporters)
+
+    def _drain(self) -> None:
+        self._gate.push(self.sampler.drain())
+
+    def _collect(self, passed_ns: int) -> None:
+        """Resolve and collect the samples taken before ``passed_ns``; close due windows."""
+        windows = self._get_windows()
+        while windows.end_boot_ns <= passed_ns:
+            self._add_until(windows.end_boot_ns)
+            self._close_window(None)
+        self._add_until(passed_ns)
+
+    def _add_until(self, before_ns: int) -> None:
+        windows = self._get_windows()
+        samples = self._gate.release(before_ns)
+        for sample in samples:
+            stack = self._symbolizer.resolve(sample)
+            windows.add(sample, stack, self._resources.get(sample))
+        self._in_windows += len(samples)
+
+    def _close_window(self, end_boot_ns: int | None) -> None:
+        counts = self.sampler.counts()
+        window = self._get_windows().close(
+            end_boot_ns,
+            taken=counts.taken - self._reported_taken,
+            lost=Counter(counts.lost) - Counter(self._reported_lost),
+            resolve_again=self._symbolizer.resolve,
+        )
+        self._reported_taken, self._reported_lost = counts.taken, counts.lost
+        self._resources.next_window()
+        self._sink(window)
+        self._in_windows = 0
+
+    def _get_windows(self) -> WindowBuilder:
+        if self._windows is None:
+            raise RuntimeError("the pipeline has not been started")
+        return self._windows

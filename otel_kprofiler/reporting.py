@@ -1,0 +1,215 @@
+"""From a closed window to every exporter's queue, and the account of what became of samples."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from otel_kprofiler.export import ExportQueue
+from otel_kprofiler.model import Form, LossCause, Losses, Window
+from otel_kprofiler.otlp import Encoded, encode_window
+
+_log = logging.getLogger(__name__)
+
+Encoder = Callable[[Window, Form, int | None], Encoded]
+"""Encodes a window in a form, into batches below a size in bytes."""
+
+
+def encode(window: Window, form: Form, max_bytes: int | None) -> Encoded:
+    """Encode with the defaults of :func:`otel_kprofiler.otlp.encode_window`."""
+    return encode_window(window, form=form, max_bytes=max_bytes)
+
+
+class ExporterAccount(NamedTuple):
+    """What became of the samples that were handed to one exporter.
+
+    Attributes:
+        name: of the exporter.
+        exported: samples that the receiver accepted.
+        lost: samples that did not reach it, by cause.
+        pending: samples that are still on their way.
+    """
+
+    name: str
+    exported: int
+    lost: Losses
+    pending: int
+
+
+class Account(NamedTuple):
+    """Where every sample that the kernel program took has gone; no figure is a difference.
+
+    Attributes:
+        taken: counted by the kernel program.
+        received: counted when read from the ring.
+        lost: lost between kernel and user space, by cause.
+        waiting: read, but not yet in a closed window.
+        exporters: one entry for each exporter.
+    """
+
+    taken: int
+    received: int
+    lost: Losses
+    waiting: int
+    exporters: tuple[ExporterAccount, ...]
+
+    def gaps(self) -> list[str]:
+        """Sentences about samples whose whereabouts are unknown; empty when all is accounted."""
+        found = []
+        if self.taken != self.received + sum(self.lost.values()):
+            found.append(
+                f"the kernel took {self.taken} samples, but {self.received} were received and "
+                f"{sum(self.lost.values())} were counted as lost"
+            )
+        for exporter in self.exporters:
+            seen = exporter.exported + sum(exporter.lost.values()) + exporter.pending
+            if seen + self.waiting != self.received:
+                found.append(
+                    f"{self.received} samples were received, but exporter {exporter.name} "
+                    f"accounts for {seen} and {self.waiting} wait for their window"
+                )
+        return found
+
+    def as_dict(self) -> dict[str, object]:
+        """The account as plain values for JSON."""
+        return {
+            "taken": self.taken,
+            "received": self.received,
+            "lost": {cause.value: count for cause, count in self.lost.items()},
+            "waiting": self.waiting,
+            "exporters": {
+                exporter.name: {
+                    "exported": exporter.exported,
+                    "lost": {cause.value: count for cause, count in exporter.lost.items()},
+                    "pending": exporter.pending,
+                }
+                for exporter in self.exporters
+            },
+            "gaps": self.gaps(),
+        }
+
+
+class Reporter:
+    """Encodes each window once per form and size limit, and fills the exporters' queues.
+
+    Encoding runs in a thread of its own, so that a large window never delays the drain of
+    the ring. Call it with a window from one thread; the other methods are thread-safe.
+
+    Args:
+        queues: one per exporter; each states form and limit by its exporter.
+        encoder: how windows are encoded.
+        capacity: windows that wait for encoding; the oldest is dropped, and counted, when
+            one more comes.
+    """
+
+    def __init__(
+        self, queues: Sequence[ExportQueue], *, encoder: Encoder = encode, capacity: int = 16
+    ) -> None:
+        self._queues = tuple(queues)
+        self._encoder = encoder
+        self._capacity = capacity
+        self._windows: deque[Window] = deque()
+        self._changed = threading.Condition()
+        self._encoding = 0
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="kprofiler-encode", daemon=True)
+        self._thread.start()
+
+    def __call__(self, window: Window) -> None:
+        """Take a window for export; never blocks."""
+        with self._changed:
+            if len(self._windows) == self._capacity:
+                self._lose(LossCause.QUEUE_FULL, self._windows.popleft().sample_count)
+            self._windows.append(window)
+            self._changed.notify_all()
+
+    def accounts(self) -> tuple[ExporterAccount, ...]:
+        """What became of the samples, by exporter."""
+        with self._changed:
+            encoding = self._encoding + sum(window.sample_count for window in self._windows)
+            accounts = []
+            for queue in self._queues:
+                counts = queue.counts()
+                accounts.append(
+                    ExporterAccount(
+                        queue.exporter.name, counts.exported, counts.lost, counts.queued + encoding
+                    )
+                )
+            return tuple(accounts)
+
+    def force_flush(self, timeout_millis: float = 30_000) -> bool:
+        """Wait until every window handed over has been exported; False if time ran out."""
+        deadline = time.monotonic() + timeout_millis / 1000
+        encoded = self._wait_encoded(deadline)
+        flushed = [queue.force_flush(_millis_to(deadline)) for queue in self._queues]
+        return encoded and all(flushed)
+
+    def shutdown(self, timeout_millis: float = 30_000) -> None:
+        """Export what there is within the time; the rest is counted as lost at shutdown."""
+        deadline = time.monotonic() + timeout_millis / 1000
+        self._wait_encoded(deadline)
+        with self._changed:
+            self._closing = True
+            while self._windows:
+                self._lose(LossCause.SHUTDOWN, self._windows.popleft().sample_count)
+            self._changed.notify_all()
+        closers = [
+            threading.Thread(target=queue.shutdown, args=(_millis_to(deadline),), daemon=True)
+            for queue in self._queues
+        ]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join()
+
+    def _wait_encoded(self, deadline: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._windows and not self._encoding,
+                max(0.0, deadline - time.monotonic()),
+            )
+
+    def _lose(self, cause: LossCause, samples: int) -> None:
+        for queue in self._queues:
+            queue.lose(samples, cause)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._windows or self._closing)
+                if not self._windows:
+                    return
+                window = self._windows.popleft()
+                self._encoding = window.sample_count
+            encoded = {
+                wanted: self._encode(window, *wanted)
+                for wanted in {(q.exporter.form, q.exporter.max_bytes) for q in self._queues}
+            }
+            with self._changed:
+                for queue in self._queues:
+                    result = encoded[queue.exporter.form, queue.exporter.max_bytes]
+                    if result is None:
+                        queue.lose(window.sample_count, LossCause.INTERNAL)
+                        continue
+                    if result.too_large:
+                        queue.lose(result.too_large, LossCause.TOO_LARGE)
+                    for batch in result.batches:
+                        queue.put(batch)
+                self._encoding = 0
+                self._changed.notify_all()
+
+    def _encode(self, window: Window, form: Form, max_bytes: int | None) -> Encoded | None:
+        try:
+            return self._encoder(window, form, max_bytes)
+        except Exception:  # noqa: BLE001 - logged with its traceback and counted
+            # A defect of ours must cost this window, counted, and not the whole profiler.
+            _log.exception("a window of %d samples could not be encoded", window.sample_count)
+            return None
+
+
+def _millis_to(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic()) * 1000

@@ -1,0 +1,75 @@
+"""Pipelines over what there is to profile: this host, or a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import Attributes, ProcessKey, Resource
+from otel_kprofiler.pipeline import Pipeline, WindowSink
+from otel_kprofiler.profiles import ProcessResources, WindowSchedule, read_host_attributes
+from otel_kprofiler.sampling import EbpfSampler, RawSink, Recording, ReplaySampler, SamplerConfig
+from otel_kprofiler.symbols import Symbolizer
+
+
+def open_live(
+    config: SamplerConfig,
+    schedule: WindowSchedule,
+    sink: WindowSink,
+    *,
+    access: Access,
+    clock: Clock,
+    attributes: Attributes,
+    raw_sink: RawSink | None = None,
+    on_process: Callable[[ProcessKey, Resource], None] | None = None,
+) -> Pipeline[EbpfSampler]:
+    """A pipeline that samples this host; nothing is in the kernel before it is started.
+
+    Args:
+        config: what to sample; the interrupt ranges are filled in from the kernel's symbols.
+        schedule: how long windows last.
+        sink: takes each closed window.
+        access: the host's files.
+        clock: the host's clocks.
+        attributes: configured resource attributes; they win over what is found out.
+        raw_sink: sees the raw records of each drain.
+        on_process: told of each process and its Resource when it is first seen.
+    """
+    symbolizer = Symbolizer.live(access)
+    ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
+    config = replace(config, interrupt_ranges=ranges)
+    base = {**read_host_attributes(access), **attributes}
+    return Pipeline(
+        sampler=EbpfSampler(config, access=access, raw_sink=raw_sink),
+        symbolizer=symbolizer,
+        resources=ProcessResources(access, clock, base, on_new=on_process),
+        schedule=schedule,
+        sink=sink,
+        clock=clock,
+    )
+
+
+def replay(
+    recording: Recording, schedule: WindowSchedule, sink: WindowSink
+) -> Pipeline[ReplaySampler]:
+    """Play a recording with the symbols, processes and clock of the recorded host.
+
+    Nothing of this host is looked at. Returns the stopped pipeline, for its account.
+    """
+    sampler = ReplaySampler(recording)
+    clock = Clock(sampler)
+    pipeline = Pipeline(
+        sampler=sampler,
+        symbolizer=Symbolizer.live(recording.files),
+        resources=ProcessResources(recording.files, clock, {}, known=recording.resources),
+        schedule=schedule,
+        sink=sink,
+        clock=clock,
+    )
+    pipeline.start()
+    while not sampler.exhausted:
+        pipeline.step()
+    pipeline.stop()
+    return pipeline

@@ -1,0 +1,93 @@
+"""A recording of this host, beside what ``perf`` says of the same load."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from otel_kprofiler.host import Access
+from otel_kprofiler.symbols import Symbolizer
+
+pytestmark = pytest.mark.live
+
+SECONDS = 6
+
+# Functions of each area that any kernel runs under the load; at least three must be seen.
+AREAS = {
+    "file system": r"vfs_\w+|ext4_\w+|xfs_\w+|btrfs_\w+|ovl_\w+|generic_\w+|filemap_\w+|"
+    r"__filemap_\w+|shmem_\w+|ksys_(read|write)|do_sys_open\w*|path_openat|link_path_walk|"
+    r"folio_\w+|pagecache_\w+|do_unlinkat",
+    "scheduler": r"__?schedule|schedule_\w+|try_to_wake_up|pick_next_\w+|enqueue_\w+|dequeue_\w+|"
+    r"finish_task_switch|default_wake_function|ttwu_\w+|update_\w*load\w*|wake_up_\w+|"
+    r"sched_\w+|update_curr|__wake_up_\w+|select_task_rq_\w+",
+    "page faults": r"handle_mm_fault|__handle_mm_fault|exc_page_fault|asm_exc_page_fault|"
+    r"do_user_addr_fault|do_anonymous_page|do_fault\w*|do_wp_page|wp_page_copy|"
+    r"do_cow_fault|do_read_fault|filemap_map_pages|clear_page_\w+|clear_huge_page|set_pte_range|"
+    r"lock_vma_under_rcu|vma_alloc_folio\w*|next_uptodate_folio|el0_da|do_page_fault",
+}
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    """Folded output of ``record``, and the frames that ``perf script`` prints."""
+    if shutil.which("perf") is None:
+        pytest.skip("perf is not installed (package linux-perf)")
+    directory = tmp_path_factory.mktemp("perf")
+    folded, data = directory / "x.folded", directory / "perf.data"
+    load = subprocess.Popen([sys.executable, "-m", "benchmarks.mixed_load", str(SECONDS + 3)])
+    perf = subprocess.Popen(
+        ["perf", "record", "-q", "-e", "cpu-clock", "-F", "499", "-a", "-g", "-o", data,
+         "--", "sleep", str(SECONDS)],
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    record = subprocess.run(
+        [sys.executable, "-m", "otel_kprofiler", "record", "-F", "499",
+         "-d", f"{SECONDS}s", "-o", folded],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    _, perf_errors = perf.communicate(timeout=60)
+    load.wait(60)
+    assert record.returncode == 0, record.stderr
+    assert perf.returncode == 0, perf_errors.decode()
+    script = subprocess.run(
+        ["perf", "script", "-F", "ip,sym", "-i", data], capture_output=True, text=True, check=True
+    )
+    frames = re.findall(r"^\s+([0-9a-f]{16}) (\S+)", script.stdout, re.MULTILINE)
+    kernel = {(int(ip, 16), name) for ip, name in frames if ip.startswith("ffff")}
+    return folded.read_text(), kernel
+
+
+def functions_in(folded):
+    frames = {frame for line in folded.splitlines() for frame in line.rsplit(" ", 1)[0].split(";")}
+    return {frame.removesuffix("_[k]") for frame in frames}
+
+
+@pytest.mark.parametrize("area", AREAS)
+def test_functions_of_each_area_appear_as_perf_names_them(profiled, area):
+    folded, kernel = profiled
+    pattern = re.compile(AREAS[area])
+    ours = {name for name in functions_in(folded) if pattern.fullmatch(name)}
+    theirs = {name for _, name in kernel}
+    assert len(ours & theirs) >= 3, (ours, sorted(theirs))
+
+
+def test_addresses_that_perf_sampled_have_the_names_that_perf_gives_them(profiled):
+    """Names may differ only where several symbols share the address."""
+    _, kernel = profiled
+    symbolizer = Symbolizer.live(Access())
+    wrong = []
+    for ip, name in kernel:
+        if name == "[unknown]":
+            continue
+        name = name.removeprefix("__pfx_")  # the padding before a function is the function's
+        (frame,) = symbolizer.resolve_addresses([ip])
+        line = frame.lines[-1] if frame.lines else None
+        if line and name in {line.function, line.system_name}:
+            continue
+        aliases = symbolizer.explain(ip).names
+        if name not in aliases:
+            wrong.append((hex(ip), name, frame.function, aliases))
+    assert len(kernel) > 300
+    assert not wrong

@@ -1,0 +1,147 @@
+"""The reporter: one encoding per form and limit, and an account that is never short."""
+
+import threading
+
+import pytest
+
+from otel_kprofiler.export import ExportOutcome, ExportQueue, ExportResult, ProfileExporter
+from otel_kprofiler.model import ON_CPU, Batch, Form, LossCause, Window
+from otel_kprofiler.otlp import Encoded
+from otel_kprofiler.reporting import Account, Reporter
+
+
+class Collecting(ProfileExporter):
+    """Keeps what it is given; waits for ``open`` first."""
+
+    def __init__(self, name, form=Form.PROTOBUF, max_bytes=None):
+        self.name, self.form, self.max_bytes = name, form, max_bytes
+        self.batches = []
+        self.open = threading.Event()
+        self.open.set()
+
+    def export(self, batch):
+        self.open.wait(30)
+        self.batches.append(batch)
+        return ExportResult(ExportOutcome.SUCCESS, batch.sample_count, {}, "")
+
+    def force_flush(self, timeout_millis=30_000):
+        return True
+
+    def shutdown(self, timeout_millis=30_000):
+        self.open.set()
+
+
+class SizedWindow(Window):
+    """A window that says how many samples it has."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, size):
+        super().__init__(ON_CPU, 1, 0, 1, ())
+        object.__setattr__(self, "size", size)
+
+    @property
+    def sample_count(self):
+        return self.size
+
+
+def encoder(calls):
+    def encode(window, form, max_bytes):
+        calls.append((window.size, form, max_bytes))
+        return Encoded((Batch(b"x", form, (window.size - 1,), 0, 1),), too_large=1)
+
+    return encode
+
+
+def account_of(reporter, received):
+    return Account(received, received, {}, 0, reporter.accounts())
+
+
+def test_each_form_and_limit_is_encoded_once():
+    calls = []
+    exporters = [Collecting("a"), Collecting("b"), Collecting("c", Form.JSON, 100)]
+    reporter = Reporter([ExportQueue(e) for e in exporters], encoder=encoder(calls))
+    reporter(SizedWindow(10))
+    assert reporter.force_flush(10_000)
+    assert sorted(calls, key=str) == [(10, Form.JSON, 100), (10, Form.PROTOBUF, None)]
+    assert all(len(exporter.batches) == 1 for exporter in exporters)
+    assert exporters[0].batches[0] is exporters[1].batches[0]
+    reporter.shutdown(1000)
+    assert account_of(reporter, 10).gaps() == []
+    assert {a.name: a.lost for a in reporter.accounts()} == {
+        name: {LossCause.TOO_LARGE: 1} for name in "abc"
+    }
+
+
+def test_a_slow_exporter_delays_no_other():
+    slow, quick = Collecting("slow"), Collecting("quick")
+    slow.open.clear()
+    reporter = Reporter([ExportQueue(slow), ExportQueue(quick)], encoder=encoder([]))
+    for _ in range(5):
+        reporter(SizedWindow(2))
+    assert not reporter.force_flush(500)
+    assert len(quick.batches) == 5
+    assert account_of(reporter, 10).gaps() == []
+    slow.open.set()
+    reporter.shutdown(10_000)
+    assert len(slow.batches) == 5
+
+
+def test_a_defect_in_the_encoder_costs_one_window_and_is_counted(caplog):
+    def broken(window, form, max_bytes):
+        if window.size == 3:
+            raise ZeroDivisionError
+        return encoder([])(window, form, max_bytes)
+
+    exporter = Collecting("a")
+    reporter = Reporter([ExportQueue(exporter)], encoder=broken)
+    for size in (2, 3, 4):
+        reporter(SizedWindow(size))
+    assert reporter.force_flush(10_000)
+    (account,) = reporter.accounts()
+    assert account.lost == {LossCause.INTERNAL: 3, LossCause.TOO_LARGE: 2}
+    assert account.exported == 4
+    assert "ZeroDivisionError" in caplog.text
+    reporter.shutdown(1000)
+
+
+@pytest.mark.parametrize("windows", [3, 10])
+def test_windows_beyond_the_capacity_drop_the_oldest_and_are_counted(windows):
+    entered, release = threading.Event(), threading.Event()
+
+    def waiting(window, form, max_bytes):
+        entered.set()
+        release.wait(30)
+        return Encoded((Batch(b"x", form, (window.size,), 0, 1),), too_large=0)
+
+    exporter = Collecting("a")
+    reporter = Reporter([ExportQueue(exporter)], encoder=waiting, capacity=2)
+    for size in range(1, windows + 1):
+        reporter(SizedWindow(size))
+        assert entered.wait(10)
+    received = windows * (windows + 1) // 2
+    assert account_of(reporter, received).gaps() == []
+    release.set()
+    reporter.shutdown(10_000)
+    assert account_of(reporter, received).gaps() == []
+    assert exporter.batches[-1].sample_count == windows
+    (account,) = reporter.accounts()
+    assert account.pending == 0
+    assert (account.lost.get(LossCause.QUEUE_FULL, 0) > 0) == (windows > 3)
+
+
+def test_what_is_not_encoded_in_time_is_lost_at_shutdown():
+    release = threading.Event()
+
+    def stuck(window, form, max_bytes):
+        release.wait(30)
+        return Encoded((Batch(b"x", form, (window.size,), 0, 1),), too_large=0)
+
+    reporter = Reporter([ExportQueue(Collecting("a"))], encoder=stuck)
+    for _ in range(3):
+        reporter(SizedWindow(5))
+    reporter.shutdown(200)
+    (account,) = reporter.accounts()
+    assert account.lost[LossCause.SHUTDOWN] >= 10
+    assert account_of(reporter, 15).gaps() == []
+    release.set()
