@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 
 import pytest
+from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
+    ExportProfilesServiceRequest,
+)
 
 from otel_kprofiler.model import (
     ON_CPU,
@@ -27,6 +30,7 @@ from otel_kprofiler.model import (
     Window,
     WindowSample,
 )
+from otel_kprofiler.otlp import check_payload, encode_window
 
 START = 1_750_000_000_000_000_000
 TEXT = 0xFFFFFFFF81000000
@@ -121,3 +125,68 @@ def window():
         START + 1000,
         [ResourceSamples(resource(17), first), ResourceSamples(resource(42), second)],
     )
+
+
+class Mutable:
+    """A request to break: its message, and short ways to what is in it."""
+
+    def __init__(self, window):
+        payload = encode_window(window).batches[0].payload
+        self.message = ExportProfilesServiceRequest.FromString(payload)
+        self.dictionary = self.message.dictionary
+        self.resource_profiles = self.message.resource_profiles
+
+    def broken_rules(self):
+        return {item.rule for item in check_payload(self.message.SerializeToString())}
+
+    def scope(self, index=0):
+        return self.resource_profiles[index].scope_profiles[0]
+
+    def profile(self, index=0):
+        return self.scope(index).profiles[0]
+
+    def string(self, text):
+        """Index of a string, added if it is not there."""
+        table = self.dictionary.string_table
+        if text not in table:
+            table.append(text)
+        return list(table).index(text)
+
+    def attribute(self, key, **value):
+        """Index of a new attribute."""
+        entry = self.dictionary.attribute_table.add(key_strindex=self.string(key))
+        for field, content in value.items():
+            setattr(entry.value, field, content)
+        return len(self.dictionary.attribute_table) - 1
+
+    def attribute_named(self, key):
+        wanted = self.string(key)
+        return next(e for e in self.dictionary.attribute_table if e.key_strindex == wanted)
+
+    def sample_stack(self, stack_index):
+        """A sample that uses a stack."""
+        samples = self.profile().samples
+        samples.add(
+            stack_index=stack_index,
+            attribute_indices=samples[0].attribute_indices,
+            timestamps_unix_nano=samples[0].timestamps_unix_nano,
+        )
+
+    def use_location(self, **fields):
+        """A new location with a stack and a sample of its own."""
+        location = self.dictionary.location_table.add(**fields)
+        index = len(self.dictionary.location_table) - 1
+        self.dictionary.stack_table.add(location_indices=[index])
+        self.sample_stack(len(self.dictionary.stack_table) - 1)
+        return location
+
+    def location_where(self, wanted):
+        return next(e for e in list(self.dictionary.location_table)[1:] if wanted(e))
+
+    def kernel_location(self):
+        return self.location_where(lambda e: e.lines and e.mapping_index)
+
+
+@pytest.fixture
+def mutable(window):
+    return Mutable(window)

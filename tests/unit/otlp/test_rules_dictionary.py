@@ -1,0 +1,365 @@
+"""Each rule about the dictionary catches what it promises, and nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+
+from otel_kprofiler.otlp.rules_dictionary import RULES
+
+MUTATIONS = {}
+"""By rule: functions that break it in a message."""
+
+
+def breaks(rule):
+    def register(mutate):
+        MUTATIONS.setdefault(rule, []).append(mutate)
+        return mutate
+
+    return register
+
+
+@breaks("zero-entries")
+def link_zero_is_not_empty(m):
+    m.dictionary.link_table[0].trace_id = bytes(16)
+
+
+@breaks("zero-entries")
+def first_string_is_not_empty(m):
+    m.dictionary.string_table[0] = "x"
+
+
+@breaks("zero-entries")
+def first_mapping_is_set(m):
+    m.dictionary.mapping_table[0].memory_limit = 5
+
+
+@breaks("zero-entries")
+def first_location_is_set(m):
+    m.dictionary.location_table[0].address = 5
+
+
+@breaks("zero-entries")
+def first_function_is_set(m):
+    m.dictionary.function_table[0].start_line = 5
+
+
+@breaks("zero-entries")
+def first_stack_is_set(m):
+    m.dictionary.stack_table[0].location_indices.extend([1, 2, 1])
+
+
+@breaks("zero-entries")
+def first_attribute_has_a_value(m):
+    m.dictionary.attribute_table[0].value.int_value = 0
+
+
+@breaks("zero-entries")
+def link_table_is_missing(m):
+    for resource_profiles in m.resource_profiles:
+        for sample in resource_profiles.scope_profiles[0].profiles[0].samples:
+            sample.link_index = 0
+    del m.dictionary.link_table[:]
+
+
+@breaks("index-range")
+def stack_out_of_range(m):
+    m.sample_stack(999)
+
+
+@breaks("index-range")
+def stack_negative(m):
+    m.sample_stack(-1)
+
+
+@breaks("index-range")
+def link_out_of_range(m):
+    m.profile().samples[0].link_index = 99
+
+
+@breaks("index-range")
+def sample_attribute_out_of_range(m):
+    m.profile().samples[0].attribute_indices.append(999)
+
+
+@breaks("index-range")
+def location_out_of_range(m):
+    m.dictionary.stack_table[1].location_indices.append(999)
+
+
+@breaks("index-range")
+def function_out_of_range(m):
+    m.kernel_location().lines.add(function_index=999)
+
+
+@breaks("index-range")
+def mapping_out_of_range(m):
+    m.location_where(lambda e: not e.mapping_index).mapping_index = 99
+
+
+@breaks("index-range")
+def name_out_of_range(m):
+    table = list(m.dictionary.function_table)[1:]
+    next(entry for entry in table if not entry.filename_strindex).filename_strindex = 999
+
+
+@breaks("index-range")
+def unit_out_of_range(m):
+    m.dictionary.attribute_table[1].unit_strindex = 999
+
+
+@breaks("index-range")
+def resource_value_out_of_range(m):
+    item = m.resource_profiles[0].resource.attributes.add(key_strindex=m.string("more"))
+    item.value.string_value_strindex = 999
+
+
+@breaks("no-orphans")
+def string_unused(m):
+    m.dictionary.string_table.append("unused")
+
+
+@breaks("no-orphans")
+def location_and_function_unused(m):
+    m.dictionary.function_table.add(name_strindex=m.string("unused"))
+    location = m.dictionary.location_table.add()
+    location.CopyFrom(m.kernel_location())
+    location.address += 1
+    location.lines.add(function_index=len(m.dictionary.function_table) - 1)
+
+
+@breaks("no-orphans")
+def link_unused(m):
+    m.dictionary.link_table.add(trace_id=b"t" * 16, span_id=b"s" * 8)
+
+
+@breaks("no-orphans")
+def stack_unused(m):
+    m.dictionary.stack_table.add(location_indices=[1])
+
+
+@breaks("no-orphans")
+def attribute_unused(m):
+    m.attribute("unused", int_value=5)
+
+
+@breaks("no-orphans")
+def mapping_unused(m):
+    mapping = m.dictionary.mapping_table.add()
+    mapping.CopyFrom(m.dictionary.mapping_table[1])
+    mapping.memory_limit += 1
+
+
+@breaks("no-duplicates")
+def string_twice(m):
+    m.dictionary.string_table.append("thread.name")
+    m.attribute_named("thread.name").key_strindex = len(m.dictionary.string_table) - 1
+
+
+@breaks("no-duplicates")
+def link_twice(m):
+    m.dictionary.link_table.add().CopyFrom(m.dictionary.link_table[1])
+    m.profile().samples[0].link_index = 2
+
+
+@breaks("no-duplicates")
+def function_twice(m):
+    table = m.dictionary.function_table
+    table.add().CopyFrom(table[1])
+    m.kernel_location().lines.add(function_index=len(table) - 1)
+
+
+@breaks("no-duplicates")
+def stack_twice(m):
+    table = m.dictionary.stack_table
+    table.add().CopyFrom(table[1])
+    m.sample_stack(len(table) - 1)
+
+
+@breaks("no-duplicates")
+def location_twice(m):
+    m.use_location().CopyFrom(m.kernel_location())
+
+
+@breaks("no-duplicates")
+def attribute_twice(m):
+    table = m.dictionary.attribute_table
+    location = m.kernel_location()
+    table.add().CopyFrom(table[location.attribute_indices[0]])
+    m.use_location(
+        address=location.address + 1,
+        mapping_index=location.mapping_index,
+        attribute_indices=[len(table) - 1],
+    )
+
+
+@breaks("no-duplicates")
+def mapping_twice_with_attributes_in_another_order(m):
+    table = m.dictionary.mapping_table
+    location = m.kernel_location()
+    copy = table.add()
+    copy.CopyFrom(table[location.mapping_index])
+    assert len(copy.attribute_indices) > 1
+    copy.attribute_indices.reverse()
+    m.use_location(
+        address=location.address + 1,
+        mapping_index=len(table) - 1,
+        attribute_indices=location.attribute_indices,
+    )
+
+
+@breaks("attribute-index-unset")
+def attribute_index_0(m):
+    m.profile().samples[0].attribute_indices.append(0)
+
+
+@breaks("attribute-keys-unique")
+def two_thread_ids(m):
+    m.profile().samples[0].attribute_indices.append(m.attribute("thread.id", int_value=999))
+
+
+@breaks("attribute-keys-unique")
+def two_build_ids(m):
+    mapping = m.dictionary.mapping_table[m.kernel_location().mapping_index]
+    key = "process.executable.build_id.gnu"
+    mapping.attribute_indices.append(m.attribute(key, string_value="ee" * 20))
+
+
+@breaks("attribute-values")
+def attribute_without_value(m):
+    m.profile().samples[0].attribute_indices.append(m.attribute("more"))
+
+
+@breaks("attribute-values")
+def attribute_refers_to_its_string(m):
+    index = m.attribute("more", string_value_strindex=m.string("value"))
+    m.profile().samples[0].attribute_indices.append(index)
+
+
+@breaks("attribute-values")
+def attribute_without_key(m):
+    m.profile().samples[0].attribute_indices.append(m.attribute("", int_value=5))
+
+
+@breaks("units")
+def unit_in_words(m):
+    index = m.attribute("more", int_value=5)
+    m.dictionary.attribute_table[index].unit_strindex = m.string("bytes")
+    m.profile().samples[0].attribute_indices.append(index)
+
+
+@breaks("integer-attributes")
+def thread_id_as_text(m):
+    m.attribute_named("thread.id").value.string_value = "17"
+
+
+@breaks("integer-attributes")
+def pid_as_text(m):
+    for item in m.resource_profiles[0].resource.attributes:
+        if item.key_strindex == m.string("process.pid"):
+            item.value.string_value = "17"
+
+
+@breaks("function-named")
+def function_without_name(m):
+    m.dictionary.function_table.add(start_line=5)
+    m.kernel_location().lines.add(function_index=len(m.dictionary.function_table) - 1)
+
+
+@breaks("line-numbers")
+def line_negative(m):
+    m.kernel_location().lines[0].line = -1
+
+
+@breaks("line-numbers")
+def column_negative(m):
+    m.kernel_location().lines[0].column = -1
+
+
+@breaks("line-numbers")
+def start_line_negative(m):
+    m.dictionary.function_table[1].start_line = -1
+
+
+@breaks("link-ids")
+def trace_id_short(m):
+    m.dictionary.link_table[1].trace_id = b"t" * 8
+
+
+@breaks("link-ids")
+def span_id_zero(m):
+    m.dictionary.link_table[1].span_id = bytes(8)
+
+
+@breaks("mapping-identity")
+def no_file_id(m):
+    m.attribute_named("process.executable.build_id.htlhash").key_strindex = m.string("more")
+
+
+@breaks("mapping-identity")
+def file_id_malformed(m):
+    m.attribute_named("process.executable.build_id.htlhash").value.string_value = "AB" * 16
+
+
+@breaks("mapping-identity")
+def build_id_malformed(m):
+    m.attribute_named("process.executable.build_id.gnu").value.string_value = "abc"
+
+
+@breaks("mapping-range")
+def range_empty(m):
+    mapping = m.dictionary.mapping_table[m.kernel_location().mapping_index]
+    mapping.memory_start = mapping.memory_limit
+
+
+@breaks("location-in-mapping")
+def address_at_the_limit(m):
+    location = m.kernel_location()
+    location.address = m.dictionary.mapping_table[location.mapping_index].memory_limit
+
+
+@breaks("frame-type")
+def frame_type_unknown(m):
+    entries = m.dictionary.attribute_table
+    next(e for e in entries if e.value.string_value == "native").value.string_value = "assembly"
+
+
+@breaks("frame-type")
+def frame_type_missing(m):
+    m.use_location(address=0x7F0000000000)
+
+
+@breaks("kernel-mapping-name")
+def module_with_path(m):
+    table = m.dictionary.string_table
+    table[list(table).index("ext4")] = "/lib/modules/ext4.ko.xz"
+
+
+@breaks("kernel-address")
+def unmapped_kernel_address_is_relative(m):
+    m.location_where(lambda e: not e.mapping_index and e.address > 1 << 63).address = 0x1234
+
+
+@breaks("kernel-names")
+def name_with_offset(m):
+    table = m.dictionary.string_table
+    table[list(table).index("vfs_read")] = "vfs_read+0x10"
+
+
+@breaks("kernel-names")
+def name_with_module(m):
+    table = m.dictionary.string_table
+    table[list(table).index("vfs_read")] = "vfs_read [ext4]"
+
+
+@pytest.mark.parametrize(
+    ("rule", "mutate"),
+    [(rule, mutate) for rule, functions in MUTATIONS.items() for mutate in functions],
+)
+def test_a_mutation_is_caught_by_its_rule_alone(mutable, rule, mutate):
+    mutate(mutable)
+    assert mutable.broken_rules() == {rule}
+
+
+def test_every_rule_has_a_mutation():
+    assert MUTATIONS.keys() == RULES.keys()
+    assert all(rule.promise for rule in RULES.values())

@@ -1,0 +1,224 @@
+"""Each rule about profiles and resources catches what it promises, and nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+
+from otel_kprofiler.otlp.rules import TABLES
+from otel_kprofiler.otlp.rules_profiles import RULES
+
+MUTATIONS = {}
+"""By rule: functions that break it in a message."""
+
+
+def breaks(rule):
+    def register(mutate):
+        MUTATIONS.setdefault(rule, []).append(mutate)
+        return mutate
+
+    return register
+
+
+@breaks("no-empty")
+def resource_without_scopes(m):
+    m.resource_profiles.add(schema_url="x")
+
+
+@breaks("no-empty")
+def scope_without_profiles(m):
+    m.resource_profiles[0].scope_profiles.add(schema_url="x")
+
+
+def events_profile(m):
+    profile = type(m.profile())()
+    profile.sample_type.type_strindex = m.string("events")
+    profile.sample_type.unit_strindex = m.string("count")
+    return profile
+
+
+@breaks("no-empty")
+def profile_without_samples(m):
+    m.scope().profiles.append(events_profile(m))
+
+
+@breaks("no-empty")
+def request_without_resources(m):
+    del m.resource_profiles[:]
+    for name in TABLES:
+        del getattr(m.dictionary, name)[1:]
+
+
+@breaks("schema-url")
+def no_schema_of_resource(m):
+    m.resource_profiles[0].schema_url = ""
+
+
+@breaks("schema-url")
+def no_schema_of_scope(m):
+    m.scope().schema_url = ""
+
+
+@breaks("key-form")
+def key_twice_over(m):
+    m.resource_profiles[0].resource.attributes[0].key = "more"
+
+
+@breaks("key-form")
+def no_key_at_all(m):
+    m.resource_profiles[0].resource.attributes[0].key_strindex = 0
+
+
+@breaks("resource-keys-unique")
+def resource_key_twice(m):
+    attributes = m.resource_profiles[0].resource.attributes
+    attributes.add().CopyFrom(attributes[0])
+
+
+@breaks("resource-keys-unique")
+def scope_key_twice(m):
+    for number in (1, 2):
+        m.scope().scope.attributes.add(key="more").value.int_value = number
+
+
+@breaks("resources-unique")
+def resource_twice(m):
+    m.resource_profiles.add().CopyFrom(m.resource_profiles[0])
+    m.profile(-1).profile_id = b""
+
+
+@breaks("creation-time")
+def creation_time_as_number(m):
+    table = m.dictionary.string_table
+    index = next(i for i, text in enumerate(table) if text.startswith("2025-"))
+    table[index] = "1750000000"
+
+
+@breaks("sample-type")
+def sample_type_without_unit(m):
+    m.profile().sample_type.unit_strindex = 0
+
+
+@breaks("period")
+def no_period(m):
+    m.profile().period = 0
+
+
+@breaks("period")
+def no_period_type(m):
+    m.profile().ClearField("period_type")
+
+
+@breaks("period")
+def period_of_wall_time(m):
+    m.profile().period_type.type_strindex = m.string("wall")
+
+
+@breaks("profile-order")
+def on_cpu_last(m):
+    events = events_profile(m)
+    on_cpu = m.profile()
+    events.time_unix_nano, events.duration_nano = on_cpu.time_unix_nano, on_cpu.duration_nano
+    events.samples.append(on_cpu.samples[0])
+    profiles = [events, *m.scope().profiles]
+    del m.scope().profiles[:]
+    m.scope().profiles.extend(profiles)
+
+
+@breaks("profile-order")
+def one_type_twice(m):
+    copy = m.scope().profiles.add()
+    copy.CopyFrom(m.profile())
+    copy.profile_id = b""
+
+
+@breaks("profile-id")
+def profile_id_short(m):
+    m.profile().profile_id = b"12345678"
+
+
+@breaks("profile-id")
+def profile_id_zero(m):
+    m.profile().profile_id = bytes(16)
+
+
+@breaks("profile-id")
+def profile_id_twice(m):
+    m.profile().profile_id = m.profile(1).profile_id
+
+
+@breaks("original-payload")
+def payload_without_format(m):
+    m.profile().original_payload = b"x"
+
+
+@breaks("original-payload")
+def format_without_payload(m):
+    m.profile().original_payload_format = "pprof"
+
+
+@breaks("timestamps")
+def timestamp_at_the_end(m):
+    profile = m.profile()
+    end = profile.time_unix_nano + profile.duration_nano
+    profile.samples[0].timestamps_unix_nano.append(end)
+
+
+@breaks("timestamps")
+def timestamp_before_the_start(m):
+    profile = m.profile()
+    profile.samples[0].timestamps_unix_nano.append(profile.time_unix_nano - 1)
+
+
+@breaks("sample-values")
+def nothing_counted(m):
+    del m.profile().samples[0].timestamps_unix_nano[:]
+
+
+@breaks("sample-values")
+def more_values_than_timestamps(m):
+    for sample in m.profile().samples:
+        sample.values.extend([1] * (len(sample.timestamps_unix_nano) + 1))
+
+
+@breaks("sample-values")
+def two_values_without_timestamps(m):
+    for sample in m.profile().samples:
+        del sample.timestamps_unix_nano[:]
+        sample.values.extend([1, 1])
+
+
+@breaks("sample-shape")
+def values_on_one_sample_only(m):
+    sample = m.profile().samples[0]
+    sample.values.extend([1] * len(sample.timestamps_unix_nano))
+
+
+@breaks("sample-identity")
+def sample_twice(m):
+    samples = m.profile().samples
+    samples.add().CopyFrom(samples[0])
+    samples[-1].attribute_indices.reverse()
+
+
+@breaks("kernel-first")
+def stack_root_first(m):
+    longest = max(m.dictionary.stack_table, key=lambda stack: len(set(stack.location_indices)))
+    indices = list(longest.location_indices)
+    native = [i for i, e in enumerate(m.dictionary.location_table) if e.address < 1 << 47 and i]
+    assert set(indices) & set(native)
+    del longest.location_indices[:]
+    longest.location_indices.extend(indices[::-1])
+
+
+@pytest.mark.parametrize(
+    ("rule", "mutate"),
+    [(rule, mutate) for rule, functions in MUTATIONS.items() for mutate in functions],
+)
+def test_a_mutation_is_caught_by_its_rule_alone(mutable, rule, mutate):
+    mutate(mutable)
+    assert mutable.broken_rules() == {rule}
+
+
+def test_every_rule_has_a_mutation():
+    assert MUTATIONS.keys() == RULES.keys()
+    assert all(rule.promise for rule in RULES.values())
