@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     found = stale(".")
     if "--check" in arguments:
         for path in found:
-            sys.stderr.write(f"{path} is not current: run make config\n")
+            sys.stderr.write(f"{path} is not current: run make generated\n")
         return 1 if found else 0
     for path in found:
         with open(path, "w", encoding="utf-8") as file:

@@ -52,7 +52,7 @@ class Tls(Section):
 class GrpcTls(Tls):
     """Encryption of a gRPC connection."""
 
-    refused: ClassVar[Mapping[str, str]] = refused.TLS
+    refused: ClassVar[Mapping[str, str]] = refused.GRPC_TLS
 
     insecure: bool = Field(
         default=False,
@@ -66,11 +66,14 @@ class HttpTls(Tls):
 
     refused: ClassVar[Mapping[str, str]] = refused.HTTP_TLS
 
+    insecure_skip_verify: bool = Field(
+        default=False,
+        description="Accept any certificate. For tests: anyone in between can read along.",
+    )
+
 
 class RetryOnFailure(Section):
     """What happens when the receiver is unreachable or asks to come back later."""
-
-    refused: ClassVar[Mapping[str, str]] = refused.RETRY
 
     enabled: bool = Field(default=True, description="Retry at all.")
     initial_interval: Duration = duration("5s", "Wait before the first retry.", ge="1ms")

@@ -21,7 +21,7 @@ from otel_kprofiler.config.service import Service
 _WIDTH: Final = 96
 _HEADING: Final = """\
 # Configuration of otel-kprofiler: every key, with its default unless the comment names another.
-# Generated from the schema by `make config`. Durations have units (200ms, 5s, 1m30s);
+# Generated from the schema by `make generated`. Durations have units (200ms, 5s, 1m30s);
 # ${env:NAME}, ${env:NAME:-default} and $$ work in every value, nothing else reads the environment.
 """
 
@@ -122,7 +122,7 @@ def json_schema_text() -> str:
 _PAGE: Final = """\
 # Configuration
 
-*Generated from the schema by `make config`; do not edit.*
+*Generated from the schema by `make generated`; do not edit.*
 
 `otel-kprofiler run -c agent.yaml` reads one YAML file in the shape of the OpenTelemetry
 Collector's. [`config/agent.yaml`](../config/agent.yaml) shows every key,
@@ -157,7 +157,7 @@ def reference() -> str:
         "exporters": refused.EXPORTERS,
         "exporters.otlp_grpc": refused.GRPC,
         "exporters.otlp_http": refused.HTTP,
-        "otlp_grpc.tls": refused.TLS,
+        "otlp_grpc.tls": refused.GRPC_TLS,
         "otlp_http.tls": refused.HTTP_TLS,
         "sending_queue": refused.QUEUE,
         "exporters.file": refused.FILE,

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, WrapValidator, f
 
 from otel_kprofiler.config import refused
 from otel_kprofiler.config.durations import Duration
-from otel_kprofiler.config.section import Section, duration
+from otel_kprofiler.config.section import Section, duration, lower
 from otel_kprofiler.host import parse_cpu_list
 from otel_kprofiler.model import MAX_FRAMES
 
@@ -29,10 +29,6 @@ def _attribute(value: Any, _: Any) -> Any:
 
 
 Attribute = Annotated[str | bool | int | float | list[str], WrapValidator(_attribute)]
-
-
-def _lower(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
 
 
 class Receiver(Section):
@@ -118,7 +114,7 @@ class Receiver(Section):
     no_kernel_version_check: bool = Field(
         default=False, description="Try kernels older than 5.10 too, instead of refusing them."
     )
-    error_mode: Annotated[Literal["propagate", "ignore"], BeforeValidator(_lower)] = Field(
+    error_mode: Annotated[Literal["propagate", "ignore"], BeforeValidator(lower)] = Field(
         default="propagate",
         description="When sampling cannot start: propagate ends the agent with an error, ignore "
         "logs it and stays up without samples.",

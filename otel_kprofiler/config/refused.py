@@ -44,15 +44,17 @@ QUEUE: Final[Mapping[str, str]] = {
     "wait_for_result": f"{_QUEUE}; remove it",
 }
 
-RETRY: Final[Mapping[str, str]] = {}
-
 TLS: Final[Mapping[str, str]] = {
     "ca_pem": "use ca_file",
     "cert_pem": "use cert_file",
     "key_pem": "use key_file",
     "min_version": "the TLS library's default (1.2 or newer) holds; remove it",
     "max_version": "the newest version that both sides know is used; remove it",
-    "insecure_skip_verify": "certificates are always verified; give the receiver's own as ca_file",
+}
+GRPC_TLS: Final[Mapping[str, str]] = {
+    **TLS,
+    "insecure_skip_verify": "gRPC always verifies certificates; give the receiver's own as "
+    "ca_file, or use otlp_http",
 }
 HTTP_TLS: Final[Mapping[str, str]] = {
     **TLS,

@@ -20,6 +20,11 @@ class Section(BaseModel):
     refused: ClassVar[Mapping[str, str]] = {}
 
 
+def lower(value: Any) -> Any:
+    """Text in lower case, for words that may be written either way."""
+    return value.lower() if isinstance(value, str) else value
+
+
 def duration(default: str, description: str, *, ge: str = "0s", le: str | None = None) -> Any:
     """A field with a duration between ``ge`` and ``le``, all in Go syntax."""
     upper = None if le is None else parse_duration(le)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
 from otel_kprofiler.config import refused
-from otel_kprofiler.config.section import Section
-
-
-def _level(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
+from otel_kprofiler.config.section import Section, lower
 
 
 class Logs(Section):
@@ -20,7 +16,7 @@ class Logs(Section):
 
     refused: ClassVar[Mapping[str, str]] = refused.LOGS
 
-    level: Annotated[Literal["debug", "info", "warn", "error"], BeforeValidator(_level)] = Field(
+    level: Annotated[Literal["debug", "info", "warn", "error"], BeforeValidator(lower)] = Field(
         default="info", description="Least important message that is logged."
     )
     encoding: Literal["auto", "console", "json"] = Field(

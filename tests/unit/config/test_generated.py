@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_generated_files_are_current():
-    assert not stale(str(ROOT)), "run `make config`"
+    assert not stale(str(ROOT)), "run `make generated`"
 
 
 def test_sample_file_loads_and_holds_every_key_at_its_default():

@@ -153,7 +153,7 @@ def test_grpc_endpoints(endpoint):
         ),
         ("otlp_grpc: {endpoint: 'h:1', headers: {a: \"s3cret\\n\"}}", "control characters"),
         ("otlp_grpc: {endpoint: 'h:1', tls: {cert_file: a}}", "go together"),
-        ("otlp_grpc: {endpoint: 'h:1', tls: {insecure_skip_verify: true}}", "always verified"),
+        ("otlp_grpc: {endpoint: 'h:1', tls: {insecure_skip_verify: true}}", "always verifies"),
         ("otlp_grpc: {endpoint: 'h:1', sending_queue: {num_consumers: 2}}", "one worker"),
         ("otlp_http: {endpoint: 'h:1'}", "should be an address"),
         ("otlp_http: {endpoint: 'http://h:1', tls: {insecure: true}}", "the scheme of endpoint"),
