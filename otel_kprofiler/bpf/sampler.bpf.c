@@ -14,7 +14,7 @@ typedef unsigned long long u64;
 
 enum {
 	MAX_FRAMES = 127, /* per side: the default of kernel.perf_event_max_stack */
-	STACK_BYTES = MAX_FRAMES * 8,
+	STACK_BYTES = MAX_FRAMES * 8, /* 0x3f8: as a mask it keeps every length up to itself */
 	NOT_COLLECTED = -32768,
 	MAX_RANGES = 4,
 	IN_FLIGHT = 1, /* a record is being made; its time is not read yet */
@@ -80,23 +80,24 @@ struct record {
 #define HEADER_BYTES __builtin_offsetof(struct record, frames)
 #define INLINE static inline __attribute__((always_inline))
 
-/* The thin layer between the two loaders: libbpf relocates maps by BTF, bcc rewrites C. */
+/*
+ * The thin layer between the loaders. libbpf makes the maps from their definitions here and
+ * relocates them. bcc does neither and allows its own map functions in no macro: its loader
+ * makes the maps and gives their descriptors, KPROFILER_FD_name.
+ */
 #ifdef KPROFILER_BCC
 
-#define ARRAY(name, value, entries) BPF_F_TABLE("array", u32, value, name, entries, 0)
-#define MMAP_ARRAY(name, value, entries) \
-	BPF_F_TABLE("array", u32, value, name, entries, BPF_F_MMAPABLE)
-#define SCRATCH(name, value) BPF_PERCPU_ARRAY(name, value, 1)
-#define HASH(name, value, entries) BPF_TABLE("hash", u32, value, name, entries)
-#define RING(name) BPF_RINGBUF_OUTPUT(name, KPROFILER_RING_PAGES)
-#define LOOKUP(map, key) map.lookup(key)
-#define RING_OUTPUT(map, data, size, flags) map.ringbuf_output(data, size, flags)
-#define RING_USED(map) map.ringbuf_query(BPF_RB_AVAIL_DATA)
+#define ARRAY(name, value, entries)
+#define MMAP_ARRAY(name, value, entries)
+#define SCRATCH(name, value)
+#define HASH(name, value, entries)
+#define RING(name)
+#define MAP_FD(name) bpf_pseudo_fd(1, KPROFILER_FD_##name)
+#define LOOKUP(name, key) bpf_map_lookup_elem_(MAP_FD(name), key)
+#define RING_OUTPUT(name, data, size, flags) \
+	bpf_ringbuf_output((void *)MAP_FD(name), data, size, flags)
+#define RING_USED(name) bpf_ringbuf_query((void *)MAP_FD(name), 0)
 #define PROGRAM
-#ifndef KPROFILER_SPANS
-#define KPROFILER_SPANS 1
-#define KPROFILER_TARGETS 1
-#endif
 
 #else
 
@@ -157,6 +158,18 @@ HASH(targets, u8, KPROFILER_TARGETS);
 SCRATCH(scratch, struct record);
 RING(ring);
 
+/*
+ * Length of a stack out of a helper's result; 0 for errors. The mask tells every verifier the
+ * bounds (they differ in what they track), the asm keeps the compiler from proving it away.
+ */
+INLINE u64 stack_bytes(long result)
+{
+	u64 bytes = result < 0 ? 0 : result;
+
+	asm volatile("%0 &= %1" : "+r"(bytes) : "i"(STACK_BYTES));
+	return bytes;
+}
+
 /* Boot time at which the current process (not the thread) started, 0 if it cannot be read. */
 INLINE u64 start_time(const struct config *options)
 {
@@ -173,10 +186,10 @@ INLINE u64 start_time(const struct config *options)
 }
 
 /* Whether an interrupt was being handled: a frame of its entry is on the stack. */
-INLINE int in_interrupt(const struct config *options, const struct record *record, long bytes)
+INLINE int in_interrupt(const struct config *options, const struct record *record, u64 bytes)
 {
 #pragma clang loop unroll(disable)
-	for (int frame = 0; frame < MAX_FRAMES && frame * 8 < bytes; frame++) {
+	for (u32 frame = 0; frame < MAX_FRAMES && frame * 8 < bytes; frame++) {
 		u64 pc = record->frames[frame];
 
 #pragma clang loop unroll(full)
@@ -216,8 +229,9 @@ INLINE void sample(void *ctx, const struct config *options, struct record *recor
 		   struct cpu_line *line)
 {
 	u64 ids = bpf_get_current_pid_tgid();
-	u64 flags = options->flags, limit = options->stack_bytes;
-	long kernel_bytes, user_bytes;
+	u64 flags = options->flags, limit = stack_bytes(options->stack_bytes);
+	u64 kernel_bytes = 0, user_bytes = 0;
+	long result;
 	int wake;
 
 	record->tgid = ids >> 32;
@@ -233,28 +247,25 @@ INLINE void sample(void *ctx, const struct config *options, struct record *recor
 		return;
 	}
 
-	if (limit > STACK_BYTES)
-		limit = STACK_BYTES;
 	if (!record->tid && !(flags & KEEP_IDLE)) {
-		kernel_bytes = bpf_get_stack(ctx, record->frames, STACK_BYTES, 0);
-		if (!in_interrupt(options, record, kernel_bytes)) {
+		result = bpf_get_stack(ctx, record->frames, STACK_BYTES, 0);
+		if (!in_interrupt(options, record, stack_bytes(result))) {
 			line->idle++;
 			return;
 		}
 	}
-	kernel_bytes = NOT_COLLECTED;
-	if (flags & KERNEL_STACKS)
-		kernel_bytes = bpf_get_stack(ctx, record->frames, limit, 0);
-	record->kernel_bytes = kernel_bytes;
-	if (kernel_bytes < 0 || kernel_bytes > STACK_BYTES)
-		kernel_bytes = 0;
-	user_bytes = NOT_COLLECTED;
-	if (flags & USER_STACKS)
-		user_bytes = bpf_get_stack(ctx, (u8 *)record->frames + kernel_bytes, limit,
-					   BPF_F_USER_STACK);
-	record->user_bytes = user_bytes;
-	if (user_bytes < 0 || user_bytes > STACK_BYTES)
-		user_bytes = 0;
+	record->kernel_bytes = record->user_bytes = NOT_COLLECTED;
+	if (flags & KERNEL_STACKS) {
+		result = bpf_get_stack(ctx, record->frames, limit, 0);
+		record->kernel_bytes = result;
+		kernel_bytes = stack_bytes(result);
+	}
+	if (flags & USER_STACKS) {
+		result = bpf_get_stack(ctx, (u8 *)record->frames + kernel_bytes, limit,
+				       BPF_F_USER_STACK);
+		record->user_bytes = result;
+		user_bytes = stack_bytes(result);
+	}
 	/* Only one side is wanted, and the interrupt hit the other: not an error, not a sample. */
 	if ((record->kernel_bytes == 0 && record->user_bytes == NOT_COLLECTED) ||
 	    (record->user_bytes == 0 && record->kernel_bytes == NOT_COLLECTED)) {
