@@ -41,6 +41,18 @@ test-live:  ## only the tests against the running kernel
 bench:  ## the table of figures, as ratios measured in one run
 	$(BIN)/python -m benchmarks
 
+generated:  ## files that are made from the configuration's schema
+	$(BIN)/python -m otel_kprofiler.config
+
+viewer:  ## the flame graph's page, from viewer/ (needs Node.js)
+	cd viewer && npm ci --ignore-scripts && npm run build
+
+bpf:  ## the eBPF object, byte for byte the committed one
+	otel_kprofiler/bpf/build.sh
+
+test-kernels:  ## the kernel tests in virtual machines: KERNEL=6.12 K=expression
+	$(BIN)/python tests/kernels/run.py $(if $(KERNEL),--kernel $(KERNEL)) $(if $(K),-k '$(K)')
+
 dist:  ## wheel and source distribution
 	$(BIN)/python -m pip wheel -q --no-deps -w dist .
 

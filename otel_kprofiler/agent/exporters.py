@@ -58,6 +58,7 @@ def open_exporter(name: str, settings: Exporter) -> ProfileExporter:
                     ca_file=settings.tls.ca_file or None,
                     cert_file=settings.tls.cert_file or None,
                     key_file=settings.tls.key_file or None,
+                    insecure_skip_verify=settings.tls.insecure_skip_verify,
                 ),
                 proxy_url=settings.proxy_url,
                 compression=settings.compression,

@@ -56,7 +56,7 @@ def cli(ctx: click.Context, *, debug: bool) -> None:
     """Kernel-first continuous profiler for OpenTelemetry.
 
     \b
-    Profile this host for ten seconds:   otel-kprofiler record -d 10s -o kernel.txt
+    Profile this host for ten seconds:   otel-kprofiler record -d 10s -o kernel.html
     Run beside a Collector:              otel-kprofiler run -c agent.yaml
     """  # noqa: D301 - click's mark for a paragraph that must not be wrapped
     ctx.obj = debug

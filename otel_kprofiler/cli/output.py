@@ -44,6 +44,12 @@ def _table(windows: Sequence[Window]) -> bytes:
     return table(windows, width=120).encode() + b"\n"
 
 
+def _html(windows: Sequence[Window]) -> bytes:
+    from otel_kprofiler.report import html  # noqa: PLC0415
+
+    return html(windows).encode()
+
+
 def _pprof(windows: Sequence[Window]) -> bytes:
     from otel_kprofiler.report import pprof  # noqa: PLC0415
 
@@ -57,6 +63,7 @@ def _speedscope(windows: Sequence[Window]) -> bytes:
 
 
 FORMATS: Final[dict[str, tuple[str, Writer]]] = {
+    "html": (".html", _html),
     "otlp": (".otlp", _otlp),
     "otlp-json": (".otlp.jsonl", _otlp_lines),
     "folded": (".folded", _folded),

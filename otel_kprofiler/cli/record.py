@@ -35,6 +35,15 @@ from otel_kprofiler.sources import open_live, replay
 # One window holds a whole recording, so that each output is one profile.
 _WHOLE_RECORDING: Final = WindowSchedule(2**62)
 _DEFAULT_DURATION_S: Final = 10.0
+_NEXT_STEPS: Final = {
+    ".html": "open {} in a browser",
+    ".otlp": "otel-kprofiler check {}",
+    ".otlp.jsonl": "otel-kprofiler check {}",
+    ".pprof": "go tool pprof -http : {}",
+    ".speedscope.json": "open {} in speedscope",
+    ".txt": "less -S {}",
+    ".folded": "flamegraph.pl {} > kernel.svg",
+}
 
 
 @click.command(name="record")
@@ -53,7 +62,7 @@ _DEFAULT_DURATION_S: Final = 10.0
     "-o",
     "--output",
     "path",
-    default="kernel.txt",
+    default="kernel.html",
     show_default=True,
     metavar="FILE",
     help="Where to write; - is standard output.",
@@ -109,7 +118,7 @@ def command(
     """Profile this host for a while, or COMMAND with its children, into a file.
 
     \b
-      otel-kprofiler record -d 10s -o kernel.txt
+      otel-kprofiler record -d 10s -o kernel.html
       otel-kprofiler record -o build.folded -- make -j2
       otel-kprofiler record -p 4242 -d 30s -o server.otlp
 
@@ -251,6 +260,7 @@ def _unresolved_share(windows: Sequence[Window]) -> float:
 def _next_step(path: str, account: Account) -> str:
     if not account.received:
         return " · nothing ran in the kernel meanwhile; record for longer, or with --idle"
-    if path.endswith((".otlp", ".otlp.jsonl")):
-        return f" · next: otel-kprofiler check {path}"
-    return f" · next: less -S {path}" if path != "-" else ""
+    for suffix, step in _NEXT_STEPS.items():
+        if path.endswith(suffix):
+            return f" · next: {step.format(path)}"
+    return ""

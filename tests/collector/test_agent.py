@@ -1,0 +1,86 @@
+"""The agent beside a real Collector: every sample that the kernel took arrives, once."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import Level
+
+pytestmark = pytest.mark.live
+
+CONFIG = """
+receivers:
+  kprofiler:
+    samples_per_second: 199
+    stacks: both
+    send_idle_frames: true
+    reporter_interval: 1s
+exporters:
+  otlp_grpc: {{endpoint: "{endpoint}", tls: {{insecure: true}}}}
+service:
+  telemetry: {{metrics: {{level: none}}}}
+  pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grpc]}}}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _host_can():
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+
+
+def run_agent(directory, endpoint, seconds):
+    """Run the agent under load; its account, as it prints it."""
+    config = directory / "agent.yaml"
+    config.write_text(CONFIG.format(endpoint=endpoint))
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "otel_kprofiler", "run", "-c", config], stdout=subprocess.PIPE
+    )
+    load = subprocess.Popen([sys.executable, "-m", "benchmarks.mixed_load", str(seconds)])
+    time.sleep(seconds)
+    load.wait(30)
+    agent.send_signal(signal.SIGTERM)
+    out, _ = agent.communicate(timeout=30)
+    assert agent.returncode == 0
+    return json.loads(out)
+
+
+def timestamps_in(requests):
+    """Number of timestamps, and of those that occur twice on one CPU; by code of its own."""
+    seen = Counter()
+    for request in requests:
+        tables = request["dictionary"]
+        strings = tables["stringTable"]
+        for resource in request["resourceProfiles"]:
+            for scope in resource["scopeProfiles"]:
+                for profile in scope["profiles"]:
+                    for sample in profile["samples"]:
+                        cpu = next(
+                            tables["attributeTable"][index]["value"]["intValue"]
+                            for index in sample["attributeIndices"]
+                            if strings[tables["attributeTable"][index]["keyStrindex"]]
+                            == "cpu.logical_number"
+                        )
+                        for stamp in sample["timestampsUnixNano"]:
+                            seen[cpu, stamp] += 1
+    return sum(seen.values()), sum(count - 1 for count in seen.values())
+
+
+def test_every_sample_that_the_kernel_took_arrives_once(collector, tmp_path):
+    account = run_agent(tmp_path, collector.grpc_endpoint, seconds=6)
+    collector.stop()
+    requests = [json.loads(line) for line in collector.output.read_bytes().splitlines()]
+    arrived, twice = timestamps_in(requests)
+    assert account["gaps"] == []
+    assert account["taken"] > 6 * 199
+    lost = sum(account["lost"].values()) + sum(account["exporters"]["otlp_grpc"]["lost"].values())
+    assert arrived == account["exporters"]["otlp_grpc"]["exported"]
+    assert arrived + lost == account["taken"]
+    assert twice == 0
