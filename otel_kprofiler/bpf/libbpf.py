@@ -6,7 +6,6 @@ API: libbpf.h of libbpf 1.0 and later, where pointers are NULL and ``errno`` is 
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import threading
 from typing import Any, Final, Self
@@ -18,7 +17,7 @@ _LIBRARY: Final = "libbpf.so.1"
 # int print(enum libbpf_print_level level, const char *format, va_list arguments)
 _PRINT_TYPE: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _LOG_BYTES: Final = 1 << 20
-_REFUSED: Final = (errno.EPERM, errno.EACCES)
+_LOADING: Final = "loading"
 
 
 class LibbpfLoader:
@@ -63,7 +62,7 @@ class _LibbpfProgram:
                 raise self._failure(f"sizing map {name} of", ctypes.get_errno())
         status = library.bpf_object__load(self._object)
         if status:
-            raise self._failure("loading", -status)
+            raise self._failure(_LOADING, -status)
         program = self._checked(
             library.bpf_object__find_program_by_name(self._object, spec.name.encode()),
             f"{spec.name} of",
@@ -90,15 +89,13 @@ class _LibbpfProgram:
         return pointer
 
     def _failure(self, what: str, code: int) -> Exception:
-        """``EPERM`` and ``EACCES`` come from the verifier too: only its log tells them apart."""
+        """The verifier and the rest of the kernel use the same codes: its log tells them apart."""
         log = self._messages.text()
-        action = f"{what} {self._spec.object.name}"
-        if code in _REFUSED and "BEGIN PROG LOAD LOG" not in log:
-            return OSError(code, f"{action}: {os.strerror(code)}")
-        if code == errno.ENOMEM:
-            return OSError(code, f"{action}: {os.strerror(code)}")
+        reason = f"{what} {self._spec.object.name} failed: {os.strerror(code)}"
+        if what == _LOADING and "BEGIN PROG LOAD LOG" not in log:
+            return OSError(code, f"{reason} ({' '.join(log.split())})")
         return SamplerError(
-            f"{action} failed: {os.strerror(code)}",
+            reason,
             log=log,
             hint="this is a defect of the program or an unknown kernel: report it with the log",
         )

@@ -84,16 +84,36 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
     """
     capabilities = read_capabilities(files)
     missing = capabilities.missing(SAMPLING)
+    paranoid = "" if _has(capabilities.effective, "CAP_SYS_ADMIN") else _paranoid_fix(files)
+    if not missing and paranoid:
+        return PrivilegeError(
+            f"the kernel refused {action}: kernel.perf_event_paranoid is above 2, "
+            "with which distributions' kernels want CAP_SYS_ADMIN",
+            missing=("CAP_SYS_ADMIN",),
+            hint=paranoid,
+        )
     if not missing:
         return PrivilegeError(
             f"the kernel refused {action}, although no capability is missing",
             hint="a security module, a seccomp profile or kernel lockdown forbids it: "
             "look for it in `dmesg`, or in the container's security profile",
         )
-    hint = get_capability_fix(missing, capabilities)
+    hint = "; then ".join(filter(None, [paranoid, get_capability_fix(missing, capabilities)]))
     return PrivilegeError(
         f"the kernel refused {action}: {' and '.join(missing)} missing", missing=missing, hint=hint
     )
+
+
+def _paranoid_fix(files: HostFiles) -> str:
+    """What to do about a level that only the kernels of Debian and Ubuntu know, else nothing.
+
+    Their patch demands CAP_SYS_ADMIN above level 2, where CAP_PERFMON is enough elsewhere.
+    """
+    try:
+        level = int(files.read_bytes("/proc/sys/kernel/perf_event_paranoid"))
+    except (OSError, ValueError):
+        return ""
+    return "run as root: sysctl -w kernel.perf_event_paranoid=2" if level > 2 else ""
 
 
 def _has(mask: int, name: str) -> bool:

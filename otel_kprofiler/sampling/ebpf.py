@@ -16,7 +16,7 @@ from otel_kprofiler.bpf import (
     parse_records,
 )
 from otel_kprofiler.clock import SystemTime, TimeSource
-from otel_kprofiler.errors import SamplerError
+from otel_kprofiler.errors import HostError, SamplerError
 from otel_kprofiler.host import Access, HostFiles
 from otel_kprofiler.model import LossCause, RawSample
 from otel_kprofiler.sampling.attachment import Attachment
@@ -93,7 +93,10 @@ class EbpfSampler:
 
     def start(self) -> None:
         """Load the program, open the events, begin."""
-        self._attached = Attachment(self.config, self._files, self._loader)
+        try:
+            self._attached = Attachment(self.config, self._files, self._loader)
+        except OSError as error:
+            raise HostError(f"the sampler cannot be set up: {error}") from error
         self.stack_limit = self._attached.stack_limit
         _running.add(self)
 

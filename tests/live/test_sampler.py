@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import STACK_NOT_COLLECTED, STACK_OK, STACK_TRUNCATED, LossCause
 from otel_kprofiler.sampling import (
@@ -424,7 +425,7 @@ def test_nothing_is_left_open_after_close():
     assert descriptors() == before
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + 3, limit[1]))
     try:
-        with pytest.raises(Exception, match=r"Too many open files|too many open files"):
+        with pytest.raises(KProfilerError):
             EbpfSampler(SamplerConfig()).start()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
