@@ -18,7 +18,7 @@ never an exception.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -61,6 +61,13 @@ class ConfigError(KProfilerError):
     def __init__(self, problems: Sequence[ConfigProblem], *, hint: str = "") -> None:
         super().__init__("\n".join(str(problem) for problem in problems), hint=hint)
         self.problems = tuple(problems)
+
+    def __reduce__(self) -> tuple[Callable[..., ConfigError], tuple[object, ...]]:
+        return _make_config_error, (self.problems, self.hint)
+
+
+def _make_config_error(problems: Sequence[ConfigProblem], hint: str) -> ConfigError:
+    return ConfigError(problems, hint=hint)
 
 
 class HostError(KProfilerError):

@@ -8,13 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from otel_kprofiler.agent.exporters import open_queues
 from otel_kprofiler.agent.health import HealthServer
 from otel_kprofiler.agent.systemd import Notifier
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.config import Config, Receiver
 from otel_kprofiler.errors import HostError, SamplerError
 from otel_kprofiler.host import Access
 from otel_kprofiler.pipeline import DRAIN_INTERVAL_S, Pipeline
@@ -22,6 +21,9 @@ from otel_kprofiler.profiles import WindowSchedule
 from otel_kprofiler.reporting import Account, Reporter
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.sources import open_live
+
+if TYPE_CHECKING:
+    from otel_kprofiler.config import Config, Receiver
 
 _log = logging.getLogger(__name__)
 

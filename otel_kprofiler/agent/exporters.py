@@ -1,11 +1,14 @@
-"""From the configuration's exporters to running ones, each behind its queue."""
+"""From the configuration's exporters to running ones, each behind its queue.
+
+Settings are taken by the type that begins an exporter's id, not by their class: the agent has
+plain copies of the configuration (see :mod:`otel_kprofiler.config`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from otel_kprofiler.config import Config, Debug, Exporter, File, OtlpGrpc, OtlpHttp, RetryOnFailure
 from otel_kprofiler.export import (
     DebugExporter,
     ExportQueue,
@@ -19,6 +22,9 @@ from otel_kprofiler.export import (
 )
 from otel_kprofiler.model import Form
 
+if TYPE_CHECKING:
+    from otel_kprofiler.config import Config, Debug, Exporter, File, OtlpGrpc, OtlpHttp
+
 ExportObserver = Callable[[ProfileExporter, ExportResult, float], None]
 """Told of each export: the exporter, its result, and the seconds it took."""
 
@@ -26,53 +32,90 @@ _FORMS: Final = {"json": Form.JSON, "proto": Form.PROTOBUF}
 _DAY_S: Final = 86_400
 
 
+def _open_grpc(name: str, settings: OtlpGrpc) -> ProfileExporter:
+    from otel_kprofiler.export import OtlpGrpcExporter  # noqa: PLC0415 - 20 MB
+
+    return OtlpGrpcExporter(
+        settings.endpoint,
+        tls=Tls(
+            insecure=settings.tls.insecure,
+            ca_file=settings.tls.ca_file or None,
+            cert_file=settings.tls.cert_file or None,
+            key_file=settings.tls.key_file or None,
+        ),
+        name=name,
+        **_client_options(settings),
+    )
+
+
+def _open_http(name: str, settings: OtlpHttp) -> ProfileExporter:
+    from otel_kprofiler.export import OtlpHttpExporter  # noqa: PLC0415 - 9 MB
+
+    return OtlpHttpExporter(
+        settings.endpoint,
+        form=_FORMS[settings.encoding],
+        tls=Tls(
+            ca_file=settings.tls.ca_file or None,
+            cert_file=settings.tls.cert_file or None,
+            key_file=settings.tls.key_file or None,
+            insecure_skip_verify=settings.tls.insecure_skip_verify,
+        ),
+        proxy_url=settings.proxy_url,
+        name=name,
+        **_client_options(settings),
+    )
+
+
+def _client_options(settings: OtlpGrpc | OtlpHttp) -> dict[str, Any]:
+    retry = settings.retry_on_failure
+    return {
+        "headers": {name: value.get_secret_value() for name, value in settings.headers.items()},
+        "compression": settings.compression,
+        "timeout_s": settings.timeout.seconds,
+        "retry": RetryPolicy(
+            enabled=retry.enabled,
+            initial_interval_s=retry.initial_interval.seconds,
+            multiplier=retry.multiplier,
+            randomization_factor=retry.randomization_factor,
+            max_interval_s=retry.max_interval.seconds,
+            max_elapsed_time_s=retry.max_elapsed_time.seconds,
+        ),
+        "max_bytes": settings.max_message_bytes,
+    }
+
+
+def _open_file(name: str, settings: File) -> ProfileExporter:
+    keep = settings.rotation
+    rotation = None
+    if keep is not None:
+        rotation = Rotation(
+            max_bytes=keep.max_megabytes * 1024 * 1024,
+            max_backups=keep.max_backups,
+            max_backup_age_s=keep.max_days * _DAY_S,
+        )
+    form = _FORMS[settings.format]
+    return FileExporter(settings.path, form=form, rotation=rotation, name=name)
+
+
+def _open_debug(name: str, settings: Debug) -> ProfileExporter:
+    return DebugExporter(verbosity=Verbosity(settings.verbosity), name=name)
+
+
+_OPENERS: Final[dict[str, Callable[[str, Any], ProfileExporter]]] = {
+    "otlp_grpc": _open_grpc,
+    "otlp_http": _open_http,
+    "file": _open_file,
+    "debug": _open_debug,
+}
+
+
 def open_exporter(name: str, settings: Exporter) -> ProfileExporter:
-    """Make one exporter. Raises ``ExportError`` if a file or a certificate is unusable."""
-    match settings:
-        case OtlpGrpc():
-            from otel_kprofiler.export import OtlpGrpcExporter  # noqa: PLC0415 - 20 MB
+    """Make the exporter with an id (``type`` or ``type/name``).
 
-            return OtlpGrpcExporter(
-                settings.endpoint,
-                headers=_headers(settings),
-                tls=Tls(
-                    settings.tls.insecure,
-                    settings.tls.ca_file or None,
-                    settings.tls.cert_file or None,
-                    settings.tls.key_file or None,
-                ),
-                compression=settings.compression,
-                timeout_s=settings.timeout.seconds,
-                retry=_retry(settings.retry_on_failure),
-                max_bytes=settings.max_message_bytes,
-                name=name,
-            )
-        case OtlpHttp():
-            from otel_kprofiler.export import OtlpHttpExporter  # noqa: PLC0415 - 9 MB
-
-            return OtlpHttpExporter(
-                settings.endpoint,
-                form=_FORMS[settings.encoding],
-                headers=_headers(settings),
-                tls=Tls(
-                    ca_file=settings.tls.ca_file or None,
-                    cert_file=settings.tls.cert_file or None,
-                    key_file=settings.tls.key_file or None,
-                    insecure_skip_verify=settings.tls.insecure_skip_verify,
-                ),
-                proxy_url=settings.proxy_url,
-                compression=settings.compression,
-                timeout_s=settings.timeout.seconds,
-                retry=_retry(settings.retry_on_failure),
-                max_bytes=settings.max_message_bytes,
-                name=name,
-            )
-        case File():
-            return FileExporter(
-                settings.path, form=_FORMS[settings.format], rotation=_rotation(settings), name=name
-            )
-        case Debug():
-            return DebugExporter(verbosity=Verbosity(settings.verbosity), name=name)
+    Raises:
+        ExportError: a file or a certificate is unusable.
+    """
+    return _OPENERS[name.partition("/")[0]](name, settings)
 
 
 def open_queues(config: Config, observer: ExportObserver | None = None) -> list[ExportQueue]:
@@ -92,39 +135,13 @@ def open_queues(config: Config, observer: ExportObserver | None = None) -> list[
 
 
 def _queue(
-    exporter: ProfileExporter, settings: Exporter, observer: ExportObserver | None
+    exporter: ProfileExporter, settings: Any, observer: ExportObserver | None
 ) -> ExportQueue:
     def tell(result: ExportResult, seconds: float) -> None:
         if observer:
             observer(exporter, result, seconds)
 
-    if isinstance(settings, OtlpGrpc | OtlpHttp):
-        queue = settings.sending_queue
-        return ExportQueue(exporter, size=queue.queue_size if queue.enabled else 1, on_export=tell)
-    return ExportQueue(exporter, on_export=tell)
-
-
-def _rotation(settings: File) -> Rotation | None:
-    rotation = settings.rotation
-    if rotation is None:
-        return None
-    return Rotation(
-        max_bytes=rotation.max_megabytes * 1024 * 1024,
-        max_backups=rotation.max_backups,
-        max_backup_age_s=rotation.max_days * _DAY_S,
-    )
-
-
-def _headers(settings: OtlpGrpc | OtlpHttp) -> dict[str, str]:
-    return {name: secret.get_secret_value() for name, secret in settings.headers.items()}
-
-
-def _retry(settings: RetryOnFailure) -> RetryPolicy:
-    return RetryPolicy(
-        enabled=settings.enabled,
-        initial_interval_s=settings.initial_interval.seconds,
-        multiplier=settings.multiplier,
-        randomization_factor=settings.randomization_factor,
-        max_interval_s=settings.max_interval.seconds,
-        max_elapsed_time_s=settings.max_elapsed_time.seconds,
-    )
+    queue = getattr(settings, "sending_queue", None)
+    if queue is None:
+        return ExportQueue(exporter, on_export=tell)
+    return ExportQueue(exporter, size=queue.queue_size if queue.enabled else 1, on_export=tell)

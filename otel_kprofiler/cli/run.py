@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 
 import click
 
-from otel_kprofiler.agent import Agent, configure_logging
-from otel_kprofiler.config import load_config
+from otel_kprofiler.config import PendingConfig
 
 
 @click.command(name="run")
@@ -22,10 +20,14 @@ def command(debug: bool, path: str) -> None:
 
     Prints, at the end, the account of all samples as one JSON object on standard output.
     """
-    loaded = load_config(path, environ=os.environ)
-    logs = loaded.config.service.telemetry.logs
-    verbose = debug or loaded.config.receiver.verbose_mode
+    pending = PendingConfig(path)
+    # Imported while the configuration is read by another process.
+    from otel_kprofiler.agent import Agent, configure_logging  # noqa: PLC0415
+
+    config = pending.get()
+    logs = config.service.telemetry.logs
+    verbose = debug or config.receiver.verbose_mode
     configure_logging("debug" if verbose else logs.level, logs.encoding)
-    account = Agent(loaded.config).run()
+    account = Agent(config).run()
     json.dump(account.as_dict(), sys.stdout, indent=1)
     sys.stdout.write("\n")

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from otel_kprofiler.config.apart import PendingConfig
     from otel_kprofiler.config.config import Config
     from otel_kprofiler.config.dump import dump_config
     from otel_kprofiler.config.durations import Duration, parse_duration
@@ -40,6 +41,7 @@ __all__ = [
     "LoadedConfig",
     "OtlpGrpc",
     "OtlpHttp",
+    "PendingConfig",
     "Receiver",
     "RetryOnFailure",
     "Rotation",
@@ -54,6 +56,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "apart": {"PendingConfig"},
     "config": {"Config"},
     "dump": {"dump_config"},
     "durations": {"Duration", "parse_duration"},
