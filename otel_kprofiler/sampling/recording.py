@@ -37,6 +37,8 @@ SYMBOL_FILES: Final = (
     "/proc/self/status",
     "/proc/sys/kernel/kptr_restrict",
     "/proc/sys/kernel/osrelease",
+    "/proc/sys/kernel/perf_event_paranoid",
+    "/proc/version",
     "/sys/kernel/notes",
 )
 """What kernel symbols are made of, beside the trees of the modules."""
