@@ -34,6 +34,8 @@ from otel_kprofiler.symbols import Symbolizer
 DRAIN_INTERVAL_S: Final = 0.25
 """How often the ring is drained; the kernel wakes us sooner when it fills up."""
 
+_SETTLE_S: Final = 0.005
+"""What it takes until every sample taken before an instant can be drained."""
 _END_OF_TIME_NS: Final = 2**63
 
 WindowSink = Callable[[Window], None]
@@ -88,7 +90,13 @@ class Pipeline(Generic[SamplerT]):
         )
 
     def step(self, timeout_s: float = DRAIN_INTERVAL_S) -> None:
-        """Wait for samples, at most so long, and move on all that are complete."""
+        """Wait for samples, at most so long, and move on all that are complete.
+
+        The wait ends with the window, so that it can be closed as soon as it is over.
+        """
+        until_end_s = (self._get_windows().end_boot_ns - self._clock.boot_ns()) / 1e9
+        if until_end_s > 0:
+            timeout_s = min(timeout_s, until_end_s + _SETTLE_S)
         self.sampler.wait(timeout_s)
         self._drain()
         now_ns = self._clock.boot_ns()
