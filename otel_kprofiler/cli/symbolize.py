@@ -1,0 +1,145 @@
+"""``otel-kprofiler symbolize``: addresses to module, build id, RVA and function, and back."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from otel_kprofiler.errors import HostError
+from otel_kprofiler.symbols import Explanation, Match, Symbolizer
+
+
+@click.command(name="symbolize")
+@click.argument("words", nargs=-1, required=True, metavar="ADDR|NAME|- ...")
+@click.option("--kallsyms", metavar="FILE", help="A copy of /proc/kallsyms, not this host's.")
+@click.option("--modules", metavar="FILE", help="With --kallsyms: a copy of /proc/modules.")
+@click.option("--sys-module", metavar="DIR", help="With --kallsyms: a copy of /sys/module.")
+@click.option("--notes", metavar="FILE", help="With --kallsyms: a copy of /sys/kernel/notes.")
+@click.option("--explain", is_flag=True, help="Tell every name at the address, and why.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def command(
+    *,
+    words: tuple[str, ...],
+    kallsyms: str | None,
+    modules: str | None,
+    sys_module: str | None,
+    notes: str | None,
+    explain: bool,
+    as_json: bool,
+) -> None:
+    """Name kernel addresses (hexadecimal), or find the addresses of a symbol's name.
+
+    \b
+      otel-kprofiler symbolize ffffffff81234567
+      otel-kprofiler symbolize vfs_read
+      cat addresses | otel-kprofiler symbolize -
+
+    An address is taken as a program counter: for a return address, give it minus one.
+    """  # noqa: D301 - click's mark for a paragraph that must not be wrapped
+    if kallsyms is None and (modules or sys_module or notes):
+        raise click.UsageError("--modules, --sys-module and --notes go with --kallsyms")
+    symbolizer = _open(kallsyms, modules, sys_module, notes)
+    if symbolizer.hidden:
+        click.echo(f"note: {symbolizer.hidden.value}; see otel-kprofiler doctor", err=True)
+    found = True
+    for word in _words(words):
+        address = _parse_address(word)
+        if address is None:
+            matches = symbolizer.find(word)
+            found = found and bool(matches)
+            for match in matches:
+                click.echo(_match_text(match, as_json))
+            if not matches:
+                click.echo(f"{word}: no such symbol", err=True)
+        else:
+            click.echo(_address_text(symbolizer.explain(address), explain, as_json))
+    sys.exit(0 if found else 1)
+
+
+def _open(
+    kallsyms: str | None, modules: str | None, sys_module: str | None, notes: str | None
+) -> Symbolizer:
+    if kallsyms is None:
+        return Symbolizer.live()
+    try:
+        return Symbolizer.from_files(
+            kallsyms=kallsyms, modules=modules, sys_module=sys_module, notes=notes
+        )
+    except OSError as error:
+        raise HostError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+def _words(words: tuple[str, ...]) -> Iterator[str]:
+    for word in words:
+        if word == "-":
+            for line in sys.stdin:
+                yield from line.split()
+        else:
+            yield word
+
+
+def _parse_address(word: str) -> int | None:
+    try:
+        address = int(word, 16)
+    except ValueError:
+        return None
+    # Names such as "add" or "face" are hexadecimal too; no kernel address is that short.
+    return address if word.lower().startswith("0x") or len(word) > 8 else None
+
+
+def _address_text(known: Explanation, explain: bool, as_json: bool) -> str:
+    frame = known.frame
+    module = frame.module
+    if as_json:
+        return json.dumps(_as_dict(known))
+    place = f"{module.name}+{frame.address:#x}" if module else "unknown"
+    name = f"{frame.function}+{frame.offset:#x}" if frame.lines else f"[{known.reason}]"
+    build_id = f"build-id {module.build_id}" if module and module.build_id else "no build id"
+    lines = [f"{known.address:#x}  {name}  {place}  {build_id}"]
+    if explain:
+        lines.append(f"  why: {known.reason}")
+        if known.section:
+            lines.append(f"  section: {known.section}")
+        if known.names:
+            lines.append(f"  names: {' '.join(known.names)}")
+            lines.append(f"  symbol: {known.start:#x} to {known.end:#x}")
+        lines += [f"  freed init function: {freed.name}" for freed in known.freed]
+    return "\n".join(lines)
+
+
+def _as_dict(known: Explanation) -> dict[str, Any]:
+    frame = known.frame
+    module = frame.module
+    return {
+        "address": f"{known.address:#x}",
+        "module": module and module.name,
+        "build_id": module and module.build_id,
+        "file_id": module and module.file_id,
+        "rva": f"{frame.address:#x}" if module else None,
+        "function": frame.function or None,
+        "system_name": (frame.lines[-1].system_name or None) if frame.lines else None,
+        "offset": frame.offset,
+        "names": list(known.names),
+        "section": known.section or None,
+        "unresolved": frame.unresolved.value if frame.unresolved else None,
+        "reason": known.reason,
+    }
+
+
+def _match_text(match: Match, as_json: bool) -> str:
+    module = match.module.name if match.module else None
+    if as_json:
+        return json.dumps(
+            {
+                "name": match.name,
+                "address": f"{match.address:#x}",
+                "module": module,
+                "rva": f"{match.rva:#x}" if module else None,
+            }
+        )
+    place = f"{module}+{match.rva:#x}" if module else "no module"
+    return f"{match.address:#x}  {match.name}  {place}"

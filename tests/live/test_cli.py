@@ -1,0 +1,191 @@
+"""The commands as people call them, on this host."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from otel_kprofiler.otlp import check_file, read_profiles
+
+pytestmark = pytest.mark.live
+
+NOBODY = 65534
+
+
+def call(*words, **kwargs):
+    return subprocess.run(
+        [sys.executable, "-m", "otel_kprofiler", *map(str, words)],
+        capture_output=True, text=True, timeout=60, **kwargs,
+    )  # fmt: skip
+
+
+def busy(seconds):
+    return subprocess.Popen([sys.executable, "-m", "benchmarks.mixed_load", str(seconds)])
+
+
+@pytest.mark.parametrize(
+    "suffix", ["html", "otlp", "otlp.jsonl", "folded", "txt", "pprof", "speedscope.json"]
+)
+def test_the_suffix_decides_what_is_written(tmp_path, suffix):
+    load = busy(3)
+    path = tmp_path / f"x.{suffix}"
+    done = call("record", "-d", "1s", "-F", 199, "--stacks", "both", "-o", path)
+    load.wait()
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"wrote {path}: ")
+    assert "lost 0" in done.stderr
+    assert path.stat().st_size > 100
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    if "otlp" in suffix:
+        assert check_file(str(path)) == []
+        assert call("check", path).returncode == 0
+
+
+def test_a_command_is_followed_with_its_children_and_nothing_else(tmp_path):
+    path = tmp_path / "x.folded"
+    other = busy(4)
+    done = call("record", "-F", 999, "-o", path, "--", "sh", "-c", "find /usr -xdev | md5sum")
+    other.wait()
+    assert done.returncode == 0, done.stderr
+    processes = {line.split(";")[0] for line in path.read_text().splitlines()}
+    assert "find" in processes
+    assert processes <= {"find", "md5sum", "sh", "dash"}
+
+
+def test_the_output_is_checked_before_sampling(tmp_path):
+    (tmp_path / "there.html").write_text("precious")
+    began = time.monotonic()
+    done = call("record", "-d", "30s", "-o", tmp_path / "there.html")
+    assert (done.returncode, time.monotonic() - began < 20) == (1, True)
+    assert "--force" in done.stderr
+    done = call("record", "-d", "30s", "-o", tmp_path / "no/such/x.html")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: cannot write")
+    assert call("record", "-o", tmp_path / "x.unknown").returncode == 1
+    assert (tmp_path / "there.html").read_text() == "precious"
+
+
+def test_ctrl_c_writes_what_there_is(tmp_path):
+    path = tmp_path / "x.otlp"
+    load = busy(5)
+    record = subprocess.Popen(
+        [sys.executable, "-m", "otel_kprofiler", "record", "-d", "60s", "-o", path],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    time.sleep(2.5)
+    record.send_signal(signal.SIGINT)
+    _, errors = record.communicate(timeout=30)
+    load.wait()
+    assert record.returncode == 0
+    assert "interrupted" in errors.splitlines()[-1]
+    assert sum(window.sample_count for window in read_profiles(str(path))) > 0
+
+
+def test_a_raw_recording_replays_to_the_same_stacks(tmp_path):
+    raw, first, second = (tmp_path / name for name in ("x.raw", "a.folded", "b.folded"))
+    load = busy(4)
+    done = call("record", "-d", "1s", "-F", 499, "--raw", raw, "-o", first)
+    load.wait()
+    assert done.returncode == 0, done.stderr
+    replayed = call("record", "--replay", raw, "-o", second)
+    assert replayed.returncode == 0, replayed.stderr
+    assert first.read_text() == second.read_text() != ""
+
+
+def test_symbolize_goes_both_ways():
+    found = json.loads(call("symbolize", "--json", "vfs_read").stdout)
+    (back,) = map(json.loads, call("symbolize", "--json", found["address"]).stdout.splitlines())
+    assert (back["function"], back["module"], back["rva"]) == ("vfs_read", "vmlinux", found["rva"])
+    assert call("symbolize", "no_such_symbol").returncode == 1
+
+
+def test_wrong_arguments_are_usage_errors():
+    for words in (["record", "-d", "5"], ["record", "--cpus", "x"], ["nonsense"], ["run"]):
+        done = call(*words)
+        assert done.returncode == 2, words
+        assert "Traceback" not in done.stderr
+
+
+def test_help_is_quick():
+    took = []
+    for _ in range(5):
+        began = time.monotonic()
+        assert call("--help").returncode == 0
+        took.append(time.monotonic() - began)
+    assert min(took) < 0.2
+
+
+def as_nobody(capabilities, words, directory):
+    """Run a command as uid 65534 with ambient capabilities only."""
+    if os.getuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv")
+    listed = ",".join(f"+{name}" for name in capabilities) or "-all"
+    probe = subprocess.run(
+        ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", sys.executable,
+         "-c", "import otel_kprofiler.cli"],
+        capture_output=True, cwd="/",
+    )  # fmt: skip
+    if probe.returncode:
+        pytest.skip(f"uid {NOBODY} cannot read this Python: use a venv outside of root's home")
+    return subprocess.run(
+        ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups",
+         f"--inh-caps={listed}", f"--ambient-caps={listed}",
+         sys.executable, "-m", "otel_kprofiler", *words],
+        capture_output=True, text=True, cwd=directory, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def nobodys(tmp_path):
+    """A directory that uid 65534 may write to."""
+    os.chmod(tmp_path, 0o777)
+    for parent in tmp_path.parents:
+        if parent.owner() == "root" and str(parent).startswith("/tmp/"):
+            os.chmod(parent, 0o755)
+    return tmp_path
+
+
+def unresolved(text):
+    return float(text.split("unresolved ")[1].split("%")[0])
+
+
+def test_three_capabilities_are_enough(nobodys):
+    load = busy(4)
+    words = ["record", "-d", "1s", "-F", "499", "-o", "x.otlp"]
+    done = as_nobody(["bpf", "perfmon", "syslog"], words, nobodys)
+    load.wait()
+    assert done.returncode == 0, done.stderr
+    assert unresolved(done.stderr) < 1
+
+
+def test_without_syslog_frames_carry_the_reason(nobodys):
+    load = busy(4)
+    words = ["record", "-d", "1s", "-F", "499", "-o", "x.otlp"]
+    done = as_nobody(["bpf", "perfmon"], words, nobodys)
+    load.wait()
+    assert done.returncode == 0, done.stderr
+    windows = read_profiles(str(nobodys / "x.otlp"))
+    frames = [
+        frame
+        for window in windows
+        for group in window.resources
+        for sample in group.samples
+        for frame in sample.stack.frames
+    ]
+    assert frames
+    assert all(frame.lines or frame.unresolved for frame in frames)
+
+
+def test_without_any_capability_the_fix_that_is_shown_works(nobodys):
+    done = as_nobody([], ["record", "-d", "1s", "-o", "x.otlp"], nobodys)
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: ")
+    assert "CAP_BPF" in done.stderr
+    assert "CAP_PERFMON" in done.stderr
+    assert "fix: " in done.stderr
+    assert list(nobodys.iterdir()) == []
