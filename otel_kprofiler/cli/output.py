@@ -41,7 +41,7 @@ def _folded(windows: Sequence[Window]) -> bytes:
 def _table(windows: Sequence[Window]) -> bytes:
     from otel_kprofiler.report import table  # noqa: PLC0415
 
-    return table(windows, width=120).encode() + b"\n"
+    return table(windows).encode() + b"\n"
 
 
 def _html(windows: Sequence[Window]) -> bytes:
