@@ -297,6 +297,27 @@ Losses = Mapping[LossCause, int]
 """Number of lost samples by cause; causes without losses are absent."""
 
 
+class StreamTotals(NamedTuple):
+    """Counts since a sampler was started, as they stood when a window was closed.
+
+    Attributes:
+        stream_id: random; one per start of a sampler.
+        samples: samples in all windows so far, this one included.
+        taken: samples that the kernel program took; ``samples`` and what was lost in the
+            kernel, and those that wait for their window.
+        lost: samples that were lost so far, by cause: in the kernel, and, once a window is
+            encoded for one receiver, on the way to that.
+        unknown_since_unix_ns: when not 0, the run before was killed, and what it took after
+            this time has left no trace.
+    """
+
+    stream_id: str
+    samples: int
+    taken: int
+    lost: Losses
+    unknown_since_unix_ns: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
     """One reporting interval of one kind of profile.
@@ -312,6 +333,7 @@ class Window:
         resources: the samples by resource; empty when nothing was sampled.
         taken: samples that the kernel program took in this window.
         lost: how many of those were lost before they reached the window, by cause.
+        totals: the account of the whole stream, if it is known.
     """
 
     kind: ProfileKind
@@ -321,6 +343,7 @@ class Window:
     resources: Sequence[ResourceSamples]
     taken: int = 0
     lost: Losses = field(default_factory=dict)
+    totals: StreamTotals | None = None
 
     @property
     def sample_count(self) -> int:

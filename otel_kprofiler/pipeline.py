@@ -15,12 +15,13 @@ whatever the caller wants.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final, Generic, TypeVar
 
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.model import LossCause, Window
+from otel_kprofiler.model import LossCause, StreamTotals, Window
 from otel_kprofiler.profiles import (
     EventTimeGate,
     ProcessResources,
@@ -75,6 +76,8 @@ class Pipeline(Generic[SamplerT]):
         self._gate = EventTimeGate(max_wait_ns)
         self._windows: WindowBuilder | None = None
         self._in_windows = 0
+        self._collected = 0
+        self._stream_id = os.urandom(8).hex()
         self._reported_taken = 0
         self._reported_lost: Mapping[LossCause, int] = {}
 
@@ -151,10 +154,13 @@ class Pipeline(Generic[SamplerT]):
 
     def _close_window(self, end_boot_ns: int | None) -> None:
         counts = self.sampler.counts()
+        self._collected += self._in_windows
+        totals = StreamTotals(self._stream_id, self._collected, counts.taken, counts.lost)
         window = self._get_windows().close(
             end_boot_ns,
             taken=counts.taken - self._reported_taken,
             lost=Counter(counts.lost) - Counter(self._reported_lost),
+            totals=totals,
             resolve_again=self._symbolizer.resolve,
         )
         self._reported_taken, self._reported_lost = counts.taken, counts.lost

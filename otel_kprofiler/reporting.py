@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from otel_kprofiler.export import ExportQueue
@@ -120,7 +121,9 @@ class Reporter:
         self._thread.start()
 
     def __call__(self, window: Window) -> None:
-        """Take a window for export; never blocks."""
+        """Take a window for export; never blocks. An empty one has nothing to send."""
+        if not window.resources:
+            return
         with self._changed:
             if len(self._windows) == self._capacity:
                 self._lose(LossCause.QUEUE_FULL, self._windows.popleft().sample_count)
@@ -185,13 +188,9 @@ class Reporter:
                     return
                 window = self._windows.popleft()
                 self._encoding = window.sample_count
-            encoded = {
-                wanted: self._encode(window, *wanted)
-                for wanted in {(q.exporter.form, q.exporter.max_bytes) for q in self._queues}
-            }
+            results = self._encode_all(window)
             with self._changed:
-                for queue in self._queues:
-                    result = encoded[queue.exporter.form, queue.exporter.max_bytes]
+                for queue, result in zip(self._queues, results, strict=True):
                     if result is None:
                         queue.lose(window.sample_count, LossCause.INTERNAL)
                         continue
@@ -202,6 +201,19 @@ class Reporter:
                 self._encoding = 0
                 self._changed.notify_all()
 
+    def _encode_all(self, window: Window) -> list[Encoded | None]:
+        """Encode for each queue; once for those that want the same and have lost the same."""
+        encoded: dict[object, Encoded | None] = {}
+        results = []
+        for queue in self._queues:
+            form, max_bytes = queue.exporter.form, queue.exporter.max_bytes
+            lost = queue.counts().lost
+            key = (form, max_bytes, tuple(lost.items()))
+            if key not in encoded:
+                encoded[key] = self._encode(_with_losses(window, lost), form, max_bytes)
+            results.append(encoded[key])
+        return results
+
     def _encode(self, window: Window, form: Form, max_bytes: int | None) -> Encoded | None:
         try:
             return self._encoder(window, form, max_bytes)
@@ -209,6 +221,15 @@ class Reporter:
             # A defect of ours must cost this window, counted, and not the whole profiler.
             _log.exception("a window of %d samples could not be encoded", window.sample_count)
             return None
+
+
+def _with_losses(window: Window, lost: Losses) -> Window:
+    """The window with what was lost on the way to one receiver in its totals."""
+    totals = window.totals
+    if totals is None or not lost:
+        return window
+    everything = dict(Counter(totals.lost) + Counter(lost))
+    return replace(window, totals=totals._replace(lost=everything))
 
 
 def _millis_to(deadline: float) -> float:

@@ -33,6 +33,23 @@ KERNEL_STACK_STATUS: Final = "otel_kprofiler.kernel_stack.status"
 USER_STACK_STATUS: Final = "otel_kprofiler.user_stack.status"
 """Ours, likewise for the user stack."""
 
+WINDOW_SAMPLES: Final = "otel_kprofiler.window.samples"
+"""Ours, on the first profile of a request: samples of the window, in all of its requests."""
+WINDOW_TAKEN: Final = "otel_kprofiler.window.taken"
+"""Likewise: samples that the kernel program took since the window before was closed."""
+WINDOW_LOST: Final = "otel_kprofiler.window.lost."
+"""Likewise, followed by a cause: how many of these were lost before they reached the window."""
+STREAM_ID: Final = "otel_kprofiler.stream.id"
+"""Likewise: a run of the sampler; the counts of a stream only grow and begin at 0."""
+STREAM_SAMPLES: Final = "otel_kprofiler.stream.samples"
+"""Likewise: samples of all windows of the stream, up to and with this one."""
+STREAM_TAKEN: Final = "otel_kprofiler.stream.taken"
+"""Likewise: samples that the kernel program took since the stream began."""
+STREAM_LOST: Final = "otel_kprofiler.stream.lost."
+"""Likewise, followed by a cause: samples of the stream that this receiver will never get."""
+STREAM_UNKNOWN_SINCE: Final = "otel_kprofiler.stream.unknown_since_unix_ns"
+"""Likewise: the run before was killed; what it took after this time is unknown."""
+
 INTEGER_ATTRIBUTES: Final = frozenset(
     {"process.pid", "process.parent_pid", "process.vpid", THREAD_ID, CPU}
 )

@@ -37,6 +37,7 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp import conventions as names
+from otel_kprofiler.otlp.account import parse_account
 from otel_kprofiler.otlp.payloads import parse_payloads
 
 _MOST_AGGREGATED: Final = 1_000_000
@@ -117,6 +118,7 @@ class _Decoder:
 
     def __init__(self) -> None:
         self._windows: dict[tuple[object, ...], dict[_ResourceKey, dict[_Identity, list[int]]]] = {}
+        self._accounts: dict[tuple[object, ...], Mapping[str, AttributeValue]] = {}
         self._resources: dict[_ResourceKey, Resource] = {}
         self.frames: dict[Frame, Frame] = {}
         self.stacks: dict[tuple[object, ...], Stack] = {}
@@ -135,7 +137,10 @@ class _Decoder:
             resource = self._resource(resource_profiles, tables.strings)
             for scope_profiles in resource_profiles.scope_profiles:
                 for profile in scope_profiles.profiles:
-                    window = self._windows.setdefault(tables.window_key(profile), {})
+                    key = tables.window_key(profile)
+                    if profile.attribute_indices:
+                        self._accounts[key] = tables.attributes(profile.attribute_indices)
+                    window = self._windows.setdefault(key, {})
                     samples = window.setdefault(resource, {})
                     for sample in profile.samples:
                         times = samples.setdefault(tables.identity(sample), [])
@@ -161,19 +166,25 @@ class _Decoder:
                     for resource, samples in resources.items()
                     if samples
                 ],
+                self._accounts.get(key, {}),
             )
             for key, resources in self._windows.items()
         ]
 
 
-def _window(key: tuple[Any, ...], resources: list[ResourceSamples]) -> Window:
+def _window(
+    key: tuple[Any, ...],
+    resources: list[ResourceSamples],
+    attributes: Mapping[str, AttributeValue],
+) -> Window:
     """A window wide enough for its samples, which a peer's profile may not be."""
     kind, period, start, end = key
     for group in resources:
         for sample in group.samples:
             start = min(start, *sample.timestamps_unix_ns)
             end = max(end, max(sample.timestamps_unix_ns) + 1)
-    return Window(kind, period, start, end, resources)
+    taken, lost, totals = parse_account(attributes)
+    return Window(kind, period, start, end, resources, taken, lost, totals)
 
 
 def _times(profile: Any, sample: Any) -> Sequence[int]:

@@ -165,9 +165,10 @@ class Dictionary:
             attributes[KERNEL_STACK_STATUS] = status_text(stack.kernel_status)
         if stack.user_status not in _SILENT:
             attributes[USER_STACK_STATUS] = status_text(stack.user_status)
-        return self._remember(self._shortcuts, key, self._attributes(attributes))
+        return self._remember(self._shortcuts, key, self.attributes(attributes))
 
-    def _attributes(self, attributes: Mapping[str, AttributeValue]) -> bytes:
+    def attributes(self, attributes: Mapping[str, AttributeValue]) -> bytes:
+        """Joined tokens of attributes, in their order."""
         return self._join(self.attribute(key, value) for key, value in attributes.items())
 
     def _join(self, tokens: Iterable[Token]) -> bytes:
@@ -210,7 +211,7 @@ class Dictionary:
         attributes = {FRAME_TYPE: FRAME_TYPE_NATIVE if user else FRAME_TYPE_KERNEL}
         if unresolved not in (None, Unresolved.USER_ADDRESS):
             attributes[UNRESOLVED] = unresolved.name.lower()
-        return self._remember(self._shortcuts, key, self._attributes(attributes))
+        return self._remember(self._shortcuts, key, self.attributes(attributes))
 
     def _mapping(self, module: Module, address: int) -> Token:
         """Token of a module; its extent is stated only for addresses that lie in it."""
@@ -226,7 +227,7 @@ class Dictionary:
         if module.kind in (ModuleKind.BPF, ModuleKind.OUT_OF_LINE):
             attributes[MODULE_KIND] = module.kind.value
         entry = self._writer.mapping(
-            limit if inside else 0, self.string(module.name), self._attributes(attributes)
+            limit if inside else 0, self.string(module.name), self.attributes(attributes)
         )
         return self._remember(self._shortcuts, key, self._intern(MAPPING, entry))
 

@@ -24,6 +24,7 @@ from otel_kprofiler.model import (
     Window,
     WindowSample,
 )
+from otel_kprofiler.otlp.account import account_attributes
 from otel_kprofiler.otlp.conventions import SCHEMA_URL
 from otel_kprofiler.otlp.dictionary import Dictionary
 from otel_kprofiler.otlp.json_form import JsonWriter
@@ -69,6 +70,7 @@ class _Options:
     keys_by_reference: bool
     max_bytes: int | None
     new_id: Callable[[int], bytes]
+    account: Attributes
 
 
 _Unit = tuple[Resource, WindowSample]
@@ -167,6 +169,7 @@ class _Part:
             scope_schema_url=scope.schema_url,
             resource_attributes=self._key_values(resource.attributes),
             resource_schema_url=resource.schema_url or SCHEMA_URL,
+            attributes=self._dictionary.attributes(options.account) if number == 1 else b"",
         )
         return self._writer.around(header)
 
@@ -219,7 +222,13 @@ def encode_window(
             batch, and the profile's number in it from 1 on.
     """
     options = _Options(
-        window, _WRITERS[form], scope or Scope(), keys_by_reference, max_bytes, new_id
+        window=window,
+        writer=_WRITERS[form],
+        scope=scope or Scope(),
+        keys_by_reference=keys_by_reference,
+        max_bytes=max_bytes,
+        new_id=new_id,
+        account=account_attributes(window),
     )
     units = _units(window)
     if not units:

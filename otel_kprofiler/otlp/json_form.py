@@ -188,6 +188,7 @@ class JsonWriter:
             b'"periodType":' + period_type if types.period_type else b"",
             _long(b"period", window.period_ns) if types.period_type else b"",
             _text(b"profileId", header.profile_id.hex()),
+            _array(b"attributeIndices", header.attributes),
         )
         scope_body = _object(
             _text(b"name", header.scope_name),

@@ -141,10 +141,11 @@ class ProtobufWriter:
         after += b"\x20" + varint(window.end_unix_ns - window.start_unix_ns)
         if period_type:
             after += delimited(b"\x2a", period_type) + b"\x30" + varint(window.period_ns)
+        after += _message(b"\x3a", header.profile_id) + _message(b"\x5a", header.attributes)
         scope_body = _text(b"\x0a", header.scope_name) + _text(b"\x12", header.scope_version)
         scope_body += _key_values(b"\x1a", header.scope_attributes)
         return Around(
-            (delimited(b"\x0a", sample_type), after + _message(b"\x3a", header.profile_id)),
+            (delimited(b"\x0a", sample_type), after),
             (delimited(b"\x0a", scope_body), _text(b"\x1a", header.scope_schema_url)),
             (
                 delimited(b"\x0a", _key_values(b"\x0a", header.resource_attributes)),

@@ -7,12 +7,25 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
+from otel_kprofiler.otlp.conventions import (
+    STREAM_LOST,
+    STREAM_SAMPLES,
+    STREAM_TAKEN,
+    STREAM_UNKNOWN_SINCE,
+    WINDOW_LOST,
+    WINDOW_SAMPLES,
+    WINDOW_TAKEN,
+)
 from otel_kprofiler.otlp.rules import Contents, Problem, Rule, registry
 
 RULES: Final[dict[str, Rule]] = {}
 rule = registry(RULES)
 
 _PROFILE_ID_BYTES: Final = 16
+COUNTS: Final = (
+    WINDOW_SAMPLES, WINDOW_TAKEN, WINDOW_LOST,
+    STREAM_SAMPLES, STREAM_TAKEN, STREAM_LOST, STREAM_UNKNOWN_SINCE,
+)  # fmt: skip
 _ON_CPU: Final = ("samples", "count")
 _ISO_8601_UTC: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
@@ -182,6 +195,35 @@ def sample_identity(contents: Contents) -> Iterator[Problem]:
             first = seen.setdefault(key, index)
             if first != index:
                 yield f"{where}.samples[{index}]", f"is the same as samples[{first}]"
+
+
+@rule
+def account(contents: Contents) -> Iterator[Problem]:
+    """Attributes of the account of samples are counts, and none is below what it includes."""
+    for where, profile in contents.profiles:
+        attributes = contents.attributes(profile.attribute_indices)
+        for key, value in attributes.items():
+            if key.startswith(COUNTS) and not (
+                value.HasField("int_value") and value.int_value >= 0
+            ):
+                yield where, f"{key} is not a count"
+        held = sum(
+            len(sample.timestamps_unix_nano)
+            for _, other in contents.profiles
+            if _window(other) == _window(profile)
+            for sample in other.samples
+        )
+        at_least = held
+        for key in (WINDOW_SAMPLES, STREAM_SAMPLES, STREAM_TAKEN):
+            if key in attributes:
+                if attributes[key].int_value < at_least:
+                    yield where, f"{key} is below {at_least}, which it includes"
+                at_least = attributes[key].int_value
+
+
+def _window(profile: Any) -> tuple[object, ...]:
+    kind = profile.sample_type.type_strindex, profile.sample_type.unit_strindex
+    return *kind, profile.time_unix_nano, profile.duration_nano
 
 
 @rule

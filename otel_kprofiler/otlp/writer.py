@@ -60,6 +60,7 @@ class Header(NamedTuple):
     scope_schema_url: str
     resource_attributes: Sequence[KeyValue]
     resource_schema_url: str
+    attributes: bytes = b""
 
 
 def clean(text: str) -> str:

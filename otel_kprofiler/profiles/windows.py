@@ -16,6 +16,7 @@ from otel_kprofiler.model import (
     ResourceSamples,
     SpanLink,
     Stack,
+    StreamTotals,
     Unresolved,
     Window,
     WindowSample,
@@ -111,6 +112,7 @@ class WindowBuilder:
         *,
         taken: int = 0,
         lost: Mapping[LossCause, int] | None = None,
+        totals: StreamTotals | None = None,
         resolve_again: Callable[[RawSample], Stack] | None = None,
     ) -> Window:
         """Close the window and open the next one.
@@ -119,6 +121,7 @@ class WindowBuilder:
             end_boot_ns: the end, when it is not the scheduled one.
             taken: samples that the kernel took in this window.
             lost: how many of them were lost, by cause.
+            totals: the account of the stream, this window included.
             resolve_again: called once for each stack with frames whose module was not known
                 when the sample was resolved, and may be by now.
         """
@@ -151,6 +154,7 @@ class WindowBuilder:
             resources=resources,
             taken=taken,
             lost=dict(lost or {}),
+            totals=totals,
         )
 
     def _resolved_again(self, resolve: Callable[[RawSample], Stack]) -> dict[Stack, Stack]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from otel_kprofiler.model import (
     Frame,
     FrameKind,
     Line,
+    LossCause,
     Module,
     ModuleKind,
     ProfileKind,
@@ -27,6 +29,7 @@ from otel_kprofiler.model import (
     SpanLink,
     Stack,
     StackStatus,
+    StreamTotals,
     Unresolved,
     Window,
     WindowSample,
@@ -150,7 +153,28 @@ def windows(draw):
             ]
         )
     )
-    return Window(kind, period, START, START + length, groups)
+    window = Window(kind, period, START, START + length, groups)
+    return draw(accounted(window))
+
+
+losses = st.dictionaries(st.sampled_from(LossCause), st.integers(1, 2**40), max_size=3)
+
+
+@st.composite
+def accounted(draw, window):
+    """The window, sometimes with its account, and sometimes with that of the stream."""
+    if draw(st.booleans()):
+        return window
+    samples = window.sample_count + draw(st.integers(0, 2**40))
+    totals = StreamTotals(
+        draw(hexadecimal),
+        samples,
+        samples + draw(st.integers(0, 2**40)),
+        draw(losses),
+        draw(st.just(0) | st.just(START)),
+    )
+    taken = draw(st.integers(1, 2**40))
+    return replace(window, taken=taken, lost=draw(losses), totals=draw(st.none() | st.just(totals)))
 
 
 def module_value(module):
@@ -201,6 +225,8 @@ def test_decoding_gives_back_what_was_encoded(window, form, keys_by_reference):
     assert content(*decoded) == content(window)
     assert encoded.too_large == 0
     assert len(decoded) == len(payloads) == (1 if window.resources else 0)
+    for back in decoded:
+        assert (back.taken, back.lost, back.totals) == (window.taken, window.lost, window.totals)
     for payload in payloads:
         assert check_payload(payload) == []
 

@@ -166,6 +166,13 @@ def test_the_account_is_exact_after_stopping(parts):
     assert account.gaps() == []
     assert sum(window.taken for window in windows) == 30
     assert sum(window.lost.get(LossCause.RING_FULL, 0) for window in windows) == 4
+    samples = 0
+    for window in windows:
+        samples += window.sample_count
+        assert window.totals.samples == samples <= window.totals.taken
+    totals = windows[-1].totals
+    assert totals.taken == totals.samples + totals.lost[LossCause.RING_FULL] == 30
+    assert {window.totals.stream_id for window in windows} == {totals.stream_id}
 
 
 def test_a_miscount_in_the_kernel_is_named_as_a_gap(parts):

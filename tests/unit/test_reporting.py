@@ -5,7 +5,16 @@ import threading
 import pytest
 
 from otel_kprofiler.export import ExportOutcome, ExportQueue, ExportResult, ProfileExporter
-from otel_kprofiler.model import ON_CPU, Batch, Form, LossCause, Window
+from otel_kprofiler.model import (
+    ON_CPU,
+    Batch,
+    Form,
+    LossCause,
+    Resource,
+    ResourceSamples,
+    StreamTotals,
+    Window,
+)
 from otel_kprofiler.otlp import Encoded
 from otel_kprofiler.reporting import Account, Reporter
 
@@ -37,7 +46,7 @@ class SizedWindow(Window):
     __slots__ = ("size",)
 
     def __init__(self, size):
-        super().__init__(ON_CPU, 1, 0, 1, ())
+        super().__init__(ON_CPU, 1, 0, 1, (object(),))
         object.__setattr__(self, "size", size)
 
     @property
@@ -145,3 +154,30 @@ def test_what_is_not_encoded_in_time_is_lost_at_shutdown():
     assert account.lost[LossCause.SHUTDOWN] >= 10
     assert account_of(reporter, 15).gaps() == []
     release.set()
+
+
+def test_each_receiver_is_told_what_was_lost_on_the_way_to_it():
+    seen = []
+
+    def watching(window, form, max_bytes):
+        seen.append(window.totals.lost)
+        return Encoded((), 0)
+
+    whole, short = Collecting("whole"), Collecting("short")
+    queues = [ExportQueue(whole), ExportQueue(short)]
+    reporter = Reporter(queues, encoder=watching)
+    queues[1].lose(3, LossCause.REJECTED)
+    totals = StreamTotals("ab", 10, 12, {LossCause.RING_FULL: 2})
+    reporter(Window(ON_CPU, 1, 0, 1, (ResourceSamples(Resource({}), ()),), totals=totals))
+    assert reporter.force_flush(10_000)
+    assert seen == [{LossCause.RING_FULL: 2}, {LossCause.RING_FULL: 2, LossCause.REJECTED: 3}]
+    reporter.shutdown(1000)
+
+
+def test_an_empty_window_is_not_sent():
+    calls = []
+    reporter = Reporter([ExportQueue(Collecting("a"))], encoder=encoder(calls))
+    reporter(Window(ON_CPU, 1, 0, 1, ()))
+    assert reporter.force_flush(10_000)
+    assert calls == []
+    reporter.shutdown(1000)

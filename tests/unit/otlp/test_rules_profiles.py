@@ -200,6 +200,43 @@ def sample_twice(m):
     samples[-1].attribute_indices.reverse()
 
 
+def account(m, **counts):
+    for key, count in counts.items():
+        value = {"int_value": count} if isinstance(count, int) else {"string_value": count}
+        name = f"otel_kprofiler.{key.replace('_', '.')}"
+        m.profile().attribute_indices.append(m.attribute(name, **value))
+
+
+@breaks("account")
+def samples_of_the_window_below_those_of_the_request(m):
+    account(m, window_samples=9)
+
+
+@breaks("account")
+def stream_below_its_window(m):
+    account(m, window_samples=20, stream_samples=19)
+
+
+@breaks("account")
+def more_samples_than_were_taken(m):
+    account(m, window_samples=20, stream_samples=30, stream_taken=29)
+
+
+@breaks("account")
+def losses_that_are_no_number(m):
+    account(m, stream_lost_rejected="many")
+
+
+@breaks("account")
+def negative_losses(m):
+    account(m, window_lost_ring_full=-1)
+
+
+def test_a_right_account_breaks_no_rule(mutable):
+    account(mutable, window_samples=11, window_taken=3, stream_samples=11, stream_taken=14)
+    assert mutable.broken_rules() == set()
+
+
 @breaks("kernel-first")
 def stack_root_first(m):
     longest = max(m.dictionary.stack_table, key=lambda stack: len(set(stack.location_indices)))

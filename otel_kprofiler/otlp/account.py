@@ -1,0 +1,77 @@
+"""The account of samples that every request carries, as attributes of its first profile.
+
+Of the window: how many samples it holds in all of its requests, how many the kernel program
+took meanwhile, and how many were lost before they reached it. Of the stream, that is since
+sampling began: the same as totals, and what was lost later, on the way to this receiver. So
+whoever has the last request of a stream can prove that nothing is missing: what arrived, plus
+the stream's losses but those in the kernel, is ``stream.samples``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from otel_kprofiler.model import AttributeValue, LossCause, Losses, StreamTotals, Window
+from otel_kprofiler.otlp.conventions import (
+    STREAM_ID,
+    STREAM_LOST,
+    STREAM_SAMPLES,
+    STREAM_TAKEN,
+    STREAM_UNKNOWN_SINCE,
+    WINDOW_LOST,
+    WINDOW_SAMPLES,
+    WINDOW_TAKEN,
+)
+
+
+def account_attributes(window: Window) -> dict[str, AttributeValue]:
+    """Attributes of the first profile of each request; empty if nothing was counted."""
+    totals = window.totals
+    if totals is None and not window.taken:
+        return {}
+    attributes: dict[str, AttributeValue] = {
+        WINDOW_SAMPLES: window.sample_count,
+        WINDOW_TAKEN: window.taken,
+        **_losses(WINDOW_LOST, window.lost),
+    }
+    if totals is not None:
+        attributes[STREAM_ID] = totals.stream_id
+        attributes[STREAM_SAMPLES] = totals.samples
+        attributes[STREAM_TAKEN] = totals.taken
+        attributes.update(_losses(STREAM_LOST, totals.lost))
+        if totals.unknown_since_unix_ns:
+            attributes[STREAM_UNKNOWN_SINCE] = totals.unknown_since_unix_ns
+    return attributes
+
+
+def parse_account(
+    attributes: Mapping[str, AttributeValue],
+) -> tuple[int, Losses, StreamTotals | None]:
+    """Taken and lost of the window, and the totals of its stream, if a profile tells them."""
+    totals = None
+    if STREAM_ID in attributes:
+        totals = StreamTotals(
+            stream_id=str(attributes[STREAM_ID]),
+            samples=_count(attributes.get(STREAM_SAMPLES)),
+            taken=_count(attributes.get(STREAM_TAKEN)),
+            lost=_parse_losses(STREAM_LOST, attributes),
+            unknown_since_unix_ns=_count(attributes.get(STREAM_UNKNOWN_SINCE)),
+        )
+    lost = _parse_losses(WINDOW_LOST, attributes)
+    return _count(attributes.get(WINDOW_TAKEN)), lost, totals
+
+
+def _losses(prefix: str, lost: Losses) -> dict[str, AttributeValue]:
+    return {prefix + cause.value: count for cause, count in lost.items() if count}
+
+
+def _parse_losses(prefix: str, attributes: Mapping[str, AttributeValue]) -> Losses:
+    return {
+        cause: _count(attributes[prefix + cause.value])
+        for cause in LossCause
+        if prefix + cause.value in attributes
+    }
+
+
+def _count(value: AttributeValue | None) -> int:
+    return value if isinstance(value, int) else 0
