@@ -123,9 +123,10 @@ class Pipeline(Generic[SamplerT]):
         self._close_window(now_ns)
 
     def close(self) -> None:
-        """Release what sampler and symbolizer hold."""
+        """Release what sampler, symbolizer and resources hold."""
         self.sampler.close()
         self._symbolizer.close()
+        self._resources.close()
 
     def account(self, exporters: tuple[ExporterAccount, ...] = ()) -> Account:
         """Where the samples are; exact when the pipeline is stopped."""
@@ -162,6 +163,7 @@ class Pipeline(Generic[SamplerT]):
             lost=Counter(counts.lost) - Counter(self._reported_lost),
             totals=totals,
             resolve_again=self._symbolizer.resolve,
+            renew=self._resources.renew,
         )
         self._reported_taken, self._reported_lost = counts.taken, counts.lost
         self._resources.next_window()

@@ -9,7 +9,12 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Attributes, ProcessKey, Resource
 from otel_kprofiler.pipeline import Pipeline, WindowSink
-from otel_kprofiler.profiles import ProcessResources, WindowSchedule, read_host_attributes
+from otel_kprofiler.profiles import (
+    ProcessContexts,
+    ProcessResources,
+    WindowSchedule,
+    read_host_attributes,
+)
 from otel_kprofiler.sampling import EbpfSampler, RawSink, Recording, ReplaySampler, SamplerConfig
 from otel_kprofiler.symbols import Symbolizer
 
@@ -35,7 +40,8 @@ def open_live(
         clock: the host's clocks.
         attributes: configured resource attributes; they win over what is found out.
         raw_sink: sees the raw records of each drain.
-        on_process: told of each process and its Resource when it is first seen.
+        on_process: told of each process and its Resource when it is first seen,
+            and when it changes.
     """
     symbolizer = Symbolizer.live(access)
     ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
@@ -44,7 +50,9 @@ def open_live(
     return Pipeline(
         sampler=EbpfSampler(config, access=access, raw_sink=raw_sink),
         symbolizer=symbolizer,
-        resources=ProcessResources(access, clock, base, on_new=on_process),
+        resources=ProcessResources(
+            access, clock, base, on_new=on_process, contexts=ProcessContexts(access)
+        ),
         schedule=schedule,
         sink=sink,
         clock=clock,

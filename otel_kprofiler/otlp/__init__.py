@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_kprofiler.otlp.conventions import SCHEMA_URL
 from otel_kprofiler.otlp.encode import Encoded, Scope, encode_window
+from otel_kprofiler.otlp.process_context import (
+    ProcessContext,
+    decode_process_context,
+    encode_process_context,
+)
 
 if TYPE_CHECKING:
     from otel_kprofiler.otlp.check import RULES, Violation, check_file, check_payload
@@ -20,11 +25,14 @@ __all__ = [
     "RULES",
     "SCHEMA_URL",
     "Encoded",
+    "ProcessContext",
     "Scope",
     "Violation",
     "check_file",
     "check_payload",
+    "decode_process_context",
     "decode_windows",
+    "encode_process_context",
     "encode_window",
     "read_profiles",
 ]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import HostFiles
 from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey, RawSample, Resource
+from otel_kprofiler.profiles.contexts import ProcessContexts
+from otel_kprofiler.profiles.start_time import TICK_NS, read_start_ticks
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 """Version of the semantic conventions that attribute names here follow."""
@@ -21,8 +22,6 @@ SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 _CONTAINER_ID: Final = re.compile(rb"(?:^|[^0-9a-f])([0-9a-f]{64}|[0-9a-f]{32}-\d{8,})(?![0-9a-f])")
 
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm32"}
-
-_TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 def read_host_attributes(files: HostFiles) -> dict[str, AttributeValue]:
@@ -41,18 +40,6 @@ def read_host_attributes(files: HostFiles) -> dict[str, AttributeValue]:
     if machine_id:
         attributes["host.id"] = machine_id
     return attributes
-
-
-def parse_start_ticks(stat: bytes) -> int:
-    """Start time of a process in clock ticks since boot, from ``/proc/PID/stat``.
-
-    Field 22 of proc_pid_stat(5); the name in field 2 may hold blanks and parentheses.
-    Raises ``ValueError`` on anything else.
-    """
-    fields = stat[stat.rindex(b")") + 2 :].split(b" ", 20)
-    if len(fields) < 21:
-        raise ValueError("too few fields in a stat line")
-    return int(fields[19])
 
 
 def parse_container_id(cgroup: bytes) -> str | None:
@@ -81,7 +68,9 @@ class ProcessResources:
         base: attributes that every Resource has: the host's and the configured ones.
         known: Resources that are known beforehand, with all of their attributes.
         capacity: Resources kept.
-        on_new: told of each process and its Resource when it is first seen.
+        on_new: told of each process and its Resource when it is first seen, and when it changes.
+        contexts: what processes publish about themselves (service.name, …); closed with this.
+            It never wins over what is configured or found out.
     """
 
     def __init__(
@@ -93,6 +82,7 @@ class ProcessResources:
         known: Mapping[ProcessKey, Attributes] | None = None,
         capacity: int = 8192,
         on_new: Callable[[ProcessKey, Resource], None] | None = None,
+        contexts: ProcessContexts | None = None,
     ) -> None:
         self._files = files
         self._boot_unix_ns = clock.to_unix_ns(0)
@@ -102,6 +92,9 @@ class ProcessResources:
         self._known = known or {}
         self._resources: OrderedDict[ProcessKey, Resource] = OrderedDict()
         self._checked: dict[int, ProcessKey] = {}
+        self._contexts = contexts
+        self._keys: dict[Resource, ProcessKey] = {}
+        self._own: dict[ProcessKey, Attributes] = {}  # without what the process published
 
     def get(self, sample: RawSample) -> Resource:
         """The Resource of the sample's process."""
@@ -113,10 +106,42 @@ class ProcessResources:
             self._resources.move_to_end(key)
             return resource
         attributes = self._known.get(key) or {**self._base, **self._look_up(key, sample)}
-        resource = Resource(attributes, SCHEMA_URL)
-        self._resources[key] = resource
+        if self._contexts:
+            self._contexts.expect(key)
+            self._own[key] = attributes
+        resource = self._set(key, attributes)
         if len(self._resources) > self._capacity:
-            self._resources.popitem(last=False)
+            oldest, dropped = self._resources.popitem(last=False)
+            self._keys.pop(dropped, None)
+            self._own.pop(oldest, None)
+        return resource
+
+    def renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
+        """Those of the Resources of a window that have changed, with their successors.
+
+        A Resource changes when its process publishes a context, changes or removes it.
+        """
+        if not self._contexts:
+            return {}
+        keys = {key: old for old in resources if (key := self._keys.get(old)) in self._own}
+        published = self._contexts.look(keys.keys())
+        renewed = {}
+        for key, old in keys.items():
+            attributes = {**published.get(key, {}), **self._own[key]}
+            if attributes != old.attributes:
+                del self._keys[old]
+                renewed[old] = self._set(key, attributes)
+        return renewed
+
+    def close(self) -> None:
+        """Look nothing up any more."""
+        if self._contexts:
+            self._contexts.close()
+
+    def _set(self, key: ProcessKey, attributes: Attributes) -> Resource:
+        resource = self._resources[key] = Resource(attributes, SCHEMA_URL)
+        if self._contexts:
+            self._keys[resource] = key
         if self._on_new:
             self._on_new(key, resource)
         return resource
@@ -133,10 +158,8 @@ class ProcessResources:
         return key
 
     def _find_start_ns(self, tgid: int) -> int | None:
-        try:
-            return parse_start_ticks(self._files.read_bytes(f"/proc/{tgid}/stat")) * _TICK_NS
-        except (OSError, ValueError):
-            return None
+        ticks = read_start_ticks(self._files, tgid)
+        return None if ticks is None else ticks * TICK_NS
 
     def _look_up(self, key: ProcessKey, sample: RawSample) -> dict[str, AttributeValue]:
         attributes: dict[str, AttributeValue] = {"process.pid": key.tgid}
@@ -171,6 +194,6 @@ class ProcessResources:
         # Looked at last: what was read above belongs to the sampled process only if the pid
         # still has its start time, to the tick that /proc shows.
         known_ns = key.start_time_ns
-        if known_ns is None or self._find_start_ns(key.tgid) != known_ns // _TICK_NS * _TICK_NS:
+        if known_ns is None or self._find_start_ns(key.tgid) != known_ns // TICK_NS * TICK_NS:
             return None
         return attributes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from otel_kprofiler.clock import Clock
@@ -114,6 +114,7 @@ class WindowBuilder:
         lost: Mapping[LossCause, int] | None = None,
         totals: StreamTotals | None = None,
         resolve_again: Callable[[RawSample], Stack] | None = None,
+        renew: Callable[[Collection[Resource]], Mapping[Resource, Resource]] | None = None,
     ) -> Window:
         """Close the window and open the next one.
 
@@ -124,11 +125,13 @@ class WindowBuilder:
             totals: the account of the stream, this window included.
             resolve_again: called once for each stack with frames whose module was not known
                 when the sample was resolved, and may be by now.
+            renew: tells which Resources have changed since they were first seen.
         """
         end = self.end_boot_ns if end_boot_ns is None else end_boot_ns
         again = self._resolved_again(resolve_again) if resolve_again else {}
+        renewed = renew(self._groups.keys()) if renew else {}
         resources = [
-            ResourceSamples(resource, self._samples(group, again))
+            ResourceSamples(renewed.get(resource, resource), self._samples(group, again))
             for resource, group in self._groups.items()
         ]
         times = [

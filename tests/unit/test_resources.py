@@ -8,7 +8,8 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import STACK_NOT_COLLECTED, STACK_OK, ProcessKey, RawSample
 from otel_kprofiler.profiles import ProcessResources, read_host_attributes
-from otel_kprofiler.profiles.resources import parse_container_id, parse_start_ticks
+from otel_kprofiler.profiles.resources import parse_container_id
+from otel_kprofiler.profiles.start_time import parse_start_ticks
 
 CONTAINER = "3f2a" * 16
 TICK_NS = 10_000_000

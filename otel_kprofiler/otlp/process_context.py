@@ -1,0 +1,143 @@
+"""The payload of OpenTelemetry's process context: resource attributes as protobuf.
+
+Format: message ``ProcessContext`` of OTEP 4719, opentelemetry/proto/common/v1/common.proto and
+opentelemetry/proto/resource/v1/resource.proto. Both directions work without protobuf's message
+classes, and both are pure. What is decoded comes from any process of the host, so it is
+believed in nothing: what is malformed is refused, what is of no use here is left out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from otel_kprofiler.model import Attributes, AttributeValue
+from otel_kprofiler.otlp.protobuf import _key_values
+from otel_kprofiler.otlp.wire import delimited
+from otel_kprofiler.otlp.writer import KeyValue
+
+_RESOURCE: Final = 1
+_EXTRA: Final = 2
+_MAX_VARINT_BYTES: Final = 10
+
+
+class ProcessContext(NamedTuple):
+    """What a process says about itself.
+
+    Attributes:
+        resource: attributes of its Resource.
+        extra: attributes beside the Resource, such as those of thread contexts.
+    """
+
+    resource: Attributes
+    extra: Attributes
+
+
+def encode_process_context(context: ProcessContext) -> bytes:
+    """The ``ProcessContext`` message."""
+    resource = _attributes(b"\x0a", context.resource)
+    return delimited(b"\x0a", resource) + _attributes(b"\x12", context.extra)
+
+
+def _attributes(tag: bytes, attributes: Attributes) -> bytes:
+    return _key_values(tag, (KeyValue(*item, b"", b"") for item in attributes.items()))
+
+
+def decode_process_context(payload: bytes) -> ProcessContext:
+    """Attributes of a ``ProcessContext`` message.
+
+    Values that attributes cannot have here (bytes, maps, mixed lists) are left out. Of a key
+    that comes twice, the last counts.
+
+    Raises:
+        ValueError: this is no protobuf message.
+    """
+    resource: dict[str, AttributeValue] = {}
+    extra: dict[str, AttributeValue] = {}
+    for field, value in _fields(payload):
+        if field == _RESOURCE and isinstance(value, bytes):
+            for inner, entry in _fields(value):
+                if inner == 1:
+                    _add_attribute(resource, entry)
+        elif field == _EXTRA:
+            _add_attribute(extra, value)
+    return ProcessContext(resource, extra)
+
+
+def _add_attribute(attributes: dict[str, AttributeValue], entry: int | bytes) -> None:
+    """Add a ``KeyValue``."""
+    if not isinstance(entry, bytes):
+        return
+    key = value = b""
+    for field, content in _fields(entry):
+        if isinstance(content, bytes):
+            key, value = (content, value) if field == 1 else (key, content)
+    found = _any_value(value)
+    if key and found is not None:
+        attributes[key.decode()] = found
+
+
+def _any_value(message: bytes) -> AttributeValue | None:
+    """Value of an ``AnyValue``, None if it is of no kind that attributes have."""
+    value: AttributeValue | None = None
+    for field, content in _fields(message):
+        if field == 1 and isinstance(content, bytes):
+            value = content.decode()
+        elif field == 2 and isinstance(content, int):
+            value = bool(content)
+        elif field == 3 and isinstance(content, int):
+            value = content - (content >> 63 << 64)
+        elif field == 4 and isinstance(content, bytes) and len(content) == 8:
+            value = struct.unpack("<d", content)[0]
+        elif field == 5 and isinstance(content, bytes):
+            value = _texts(content)
+        else:
+            value = None
+    return value
+
+
+def _texts(message: bytes) -> tuple[str, ...] | None:
+    """Items of an ``ArrayValue`` if all are texts; nothing is looked into twice."""
+    texts = []
+    for _, item in _fields(message):
+        if not isinstance(item, bytes):
+            return None
+        for field, content in _fields(item):
+            if field != 1 or not isinstance(content, bytes):
+                return None
+            texts.append(content.decode())
+    return tuple(texts)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and content of each field; fixed-width ones as their bytes."""
+    at, end = 0, len(message)
+    while at < end:
+        tag, at = _varint(message, at)
+        wire_type = tag & 7
+        if wire_type == 0:
+            value, at = _varint(message, at)
+            yield tag >> 3, value
+            continue
+        if wire_type == 2:
+            length, at = _varint(message, at)
+        else:
+            length = {1: 8, 5: 4}.get(wire_type, -1)
+        if length < 0 or length > end - at:
+            raise ValueError("a field is cut off, or of an unknown kind")
+        yield tag >> 3, message[at : at + length]
+        at += length
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
+        if at == len(message):
+            break
+        byte = message[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128 and value < 1 << 64:
+            return value, at
+    raise ValueError("a number is cut off, or too long")

@@ -1,0 +1,194 @@
+"""Publishing the Resource of this process for profilers outside of it (OTEP 4719).
+
+Costs nothing after it is done: a page of memory that a reader finds by its name, and a payload.
+Works without any privilege. The layout is described in :mod:`otel_kprofiler.profiles`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import os
+import threading
+import time
+import uuid
+from typing import Final
+
+from otel_kprofiler.errors import HostError
+from otel_kprofiler.model import Attributes, AttributeValue
+from otel_kprofiler.otlp import ProcessContext, encode_process_context
+from otel_kprofiler.profiles import CONTEXT_HEADER, CONTEXT_SIGNATURE, CONTEXT_VERSION
+
+_NAME: Final = "OTEL_CTX"
+_MFD_NOEXEC_SEAL: Final = 8  # include/uapi/linux/memfd.h
+_PR_SET_VMA: Final = 0x53564D41  # include/uapi/linux/prctl.h
+_PR_SET_VMA_ANON_NAME: Final = 0
+_PUBLISHED_AT: Final = 2  # index in 64-bit words
+_INSTANCE_ID: Final = "service.instance.id"
+
+_log = logging.getLogger(__name__)
+
+
+class _Mapping:
+    """The mapping with the header; there is one in a process.
+
+    Its page is not there in a forked child, so a child must never touch this object again.
+    """
+
+    def __init__(self) -> None:
+        self._memory, named = _map()
+        self._memory.madvise(mmap.MADV_DONTFORK)
+        self._words = memoryview(self._memory).cast("Q")
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._payloads: list[ctypes.Array[ctypes.c_char]] = []
+        self._named = named
+        self._fence = threading.Lock()
+
+    def publish(self, payload: bytes) -> None:
+        """Write or update the header, the time last, then name the mapping."""
+        words = self._words
+        last = words[_PUBLISHED_AT]
+        kept = ctypes.create_string_buffer(payload, len(payload))
+        # A reader may be copying the payload before this one.
+        self._payloads = [*self._payloads[-1:], kept]
+        words[_PUBLISHED_AT] = 0
+        self._order()
+        header = CONTEXT_HEADER.pack(
+            CONTEXT_SIGNATURE, CONTEXT_VERSION, len(payload), 0, ctypes.addressof(kept)
+        )
+        self._memory[: len(header)] = header
+        self._order()
+        # An item of a cast memoryview is written as one machine word.
+        words[_PUBLISHED_AT] = max(time.clock_gettime_ns(time.CLOCK_BOOTTIME), last + 1)
+        named = _name_mapping(self._address)
+        if not (named or self._named):
+            words[_PUBLISHED_AT] = 0
+            raise HostError(
+                "the process context cannot be published: the kernel gives neither a memfd nor "
+                "a name to anonymous memory",
+                hint="allow memfd_create in the seccomp profile of the container",
+            )
+
+    def withdraw(self) -> None:
+        """Make readers find nothing; the page stays until the process ends."""
+        self._words[_PUBLISHED_AT] = 0
+
+    def abandon(self) -> None:
+        """In a forked child: never unmap, something else may lie at the address by now."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
+
+    def _order(self) -> None:
+        """A full barrier; taking and releasing a lock is what Python has to offer."""
+        with self._fence:
+            pass
+
+
+def _map() -> tuple[mmap.mmap, bool]:
+    """A page, and whether it has a name that readers look for."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    for extra in (_MFD_NOEXEC_SEAL, 0):  # kernels before 6.3 do not know the flag
+        try:
+            fd = os.memfd_create(_NAME, flags | extra)
+        except OSError:
+            continue
+        try:
+            os.ftruncate(fd, mmap.PAGESIZE)
+            return mmap.mmap(fd, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE), True
+        finally:
+            os.close(fd)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return mmap.mmap(-1, mmap.PAGESIZE, flags=flags), False
+
+
+def _name_mapping(address: int) -> bool:
+    """Give the mapping its name where the kernel can (CONFIG_ANON_VMA_NAME, 5.17)."""
+    libc = ctypes.CDLL(None)
+    word = ctypes.c_ulong
+    status: int = libc.prctl(
+        _PR_SET_VMA, word(_PR_SET_VMA_ANON_NAME), word(address), word(mmap.PAGESIZE),
+        ctypes.c_char_p(_NAME.encode()),
+    )  # fmt: skip
+    return status == 0
+
+
+class _Publisher:
+    """What this process publishes; the lock is made anew in a forked child."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.mapping: _Mapping | None = None
+        self.context: ProcessContext | None = None
+
+    def publish(self, context: ProcessContext) -> None:
+        with self.lock:
+            if self.mapping is None:
+                self.mapping = _Mapping()
+            self.mapping.publish(encode_process_context(context))
+            self.context = context
+
+    def withdraw(self) -> None:
+        with self.lock:
+            self.context = None
+            if self.mapping is not None:
+                self.mapping.withdraw()
+
+
+_publisher = _Publisher()
+
+
+def publish_process_context(resource: Attributes, extra: Attributes | None = None) -> None:
+    """Publish the Resource of this process, or replace what was published. Thread-safe.
+
+    A forked child has nothing of it in its memory; it publishes the same again by itself, with
+    a ``service.instance.id`` of its own if there was one.
+
+    Args:
+        resource: attributes, such as ``tracer_provider.resource.attributes``; values of kinds
+            that cannot be published are left out.
+        extra: attributes beside the Resource.
+
+    Raises:
+        HostError: the kernel refuses the memory, or readers could not find it.
+    """
+    context = ProcessContext(_publishable(resource), _publishable(extra or {}))
+    try:
+        _publisher.publish(context)
+    except OSError as error:
+        raise HostError(f"the process context cannot be published: {error}") from error
+
+
+def withdraw_process_context() -> None:
+    """Publish nothing any more, also not in children."""
+    _publisher.withdraw()
+
+
+def _publishable(attributes: Attributes) -> dict[str, AttributeValue]:
+    kept: dict[str, AttributeValue] = {}
+    for key, value in attributes.items():
+        if isinstance(value, str | bool | int | float):
+            kept[key] = value
+        elif all(isinstance(item, str) for item in value):
+            kept[key] = tuple(value)
+    return kept
+
+
+def _after_fork_in_child() -> None:
+    """The page of the parent is not mapped here: forget it without touching it."""
+    global _publisher  # noqa: PLW0603 - its lock may be held by a thread that is not here
+    context = _publisher.context
+    if _publisher.mapping is not None:
+        _publisher.mapping.abandon()
+    _publisher = _Publisher()
+    if context is None:
+        return
+    resource = dict(context.resource)
+    if _INSTANCE_ID in resource:
+        resource[_INSTANCE_ID] = str(uuid.uuid4())
+    try:
+        publish_process_context(resource, context.extra)
+    except HostError as error:
+        _log.warning("%s", error)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,362 @@
+"""Process context (OTEP 4719): bytes, reading protocol, forks, and the Resources made of it."""
+
+import contextlib
+import ctypes
+import os
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.errors import HostError
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import STACK_NOT_COLLECTED, STACK_OK, ProcessKey, RawSample
+from otel_kprofiler.otlp import ProcessContext, decode_process_context, encode_process_context
+from otel_kprofiler.profiles import ProcessContexts, ProcessResources, read_process_context
+from otel_kprofiler.profiles.contexts import parse_context_addresses
+from otel_kprofiler.sdk import process_context
+from otel_kprofiler.sdk.process_context import publish_process_context, withdraw_process_context
+
+# Header and payload as the C implementation of OpenTelemetry's sig-profiling published them.
+C_REFERENCE = (
+    Path(__file__).parents[2] / "data" / "process_context" / "c-reference.bin"
+).read_bytes()
+MAPS = "7f0000000000-7f0000001000 r--p 00000000 fe:00 12 /usr/lib/libc.so.6\n"
+TICK_NS = 10_000_000
+ADDRESS = 0x4000
+PAYLOAD_AT = 0x8000
+
+
+@pytest.fixture(autouse=True)
+def nothing_published():
+    yield
+    withdraw_process_context()
+
+
+def own_header():
+    """Address and the 32 bytes of this process's header."""
+    (address,) = parse_context_addresses(Path("/proc/self/maps").read_bytes())
+    return address, ctypes.string_at(address, 32)
+
+
+def test_the_payload_is_the_message_of_the_specification():
+    payload = encode_process_context(ProcessContext({"service.name": "my-svc"}, {"k": 1}))
+    assert payload == (
+        b"\x0a\x1a" b"\x0a\x18" b"\x0a\x0cservice.name" b"\x12\x08\x0a\x06my-svc"
+        b"\x12\x07" b"\x0a\x01k" b"\x12\x02\x18\x01"
+    )  # fmt: skip
+
+
+def test_every_kind_of_attribute_survives_the_way_there_and_back():
+    resource = {"s": "käse", "t": True, "n": -(1 << 63), "f": -0.5, "l": ("x", ""), "e": ()}
+    context = ProcessContext(resource, {"extra": "1"})
+    assert decode_process_context(encode_process_context(context)) == context
+
+
+def test_the_header_has_the_layout_of_version_2():
+    before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    publish_process_context({"service.name": "a"})
+    _, header = own_header()
+    payload = encode_process_context(ProcessContext({"service.name": "a"}, {}))
+    assert header[:8] == b"OTEL_CTX"
+    assert struct.unpack("=II", header[8:16]) == (2, len(payload))
+    at_ns, pointer = struct.unpack("=QQ", header[16:])
+    assert before <= at_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    assert ctypes.string_at(pointer, len(payload)) == payload
+
+
+def test_an_update_stays_in_place_and_has_a_later_time():
+    publish_process_context({"service.name": "a"})
+    address, first = own_header()
+    publish_process_context({"service.name": "b", "list": ["x"], "mixed": [1, "x"]})
+    assert own_header()[0] == address
+    assert struct.unpack("=Q", own_header()[1][16:24]) > struct.unpack("=Q", first[16:24])
+    assert read_process_context(os.getpid()).resource == {"service.name": "b", "list": ("x",)}
+
+
+def test_what_the_c_implementation_publishes_is_read():
+    context = decode_process_context(C_REFERENCE[32:])
+    assert context.resource["service.name"] == "my-service"
+    assert context.resource["deployment.environment.name"] == "prod"
+    assert context.extra["threadlocal.attribute_key_map"] == (
+        "http_route", "http_method", "user_id",
+    )  # fmt: skip
+
+
+def test_a_withdrawn_context_is_not_read():
+    publish_process_context({"service.name": "a"})
+    withdraw_process_context()
+    assert read_process_context(os.getpid()) is None
+
+
+def test_a_reader_never_sees_a_torn_update():
+    """A hundred thousand updates; whatever is read was published as a whole."""
+    publish_process_context({"n": "0", "same": "0"})
+    done = threading.Event()
+    code = (
+        "import os, sys\n"
+        "from otel_kprofiler.profiles import read_process_context\n"
+        "pid, seen = int(sys.argv[1]), set()\n"
+        "print('ready', flush=True)\n"
+        "while os.getppid() == pid and len(seen) < 300:\n"
+        "    context = read_process_context(pid)\n"
+        "    if context is None: continue\n"
+        "    assert context.resource['n'] == context.resource['same'], context\n"
+        "    assert set(context.resource['n']) == {context.resource['n'][0]}, context\n"
+        "    seen.add(context.resource['n'])\n"
+        "print(len(seen))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(os.getpid())], stdout=subprocess.PIPE, text=True
+    ) as reader:
+        assert reader.stdout.readline() == "ready\n"
+        for update in range(100_000):
+            text = str(update % 10) * (1 + update % 977)
+            publish_process_context({"n": text, "same": text})
+            if update % 1000 == 0:
+                time.sleep(0.001)  # also a machine of one CPU lets the reader in
+        reader.kill()
+        output = reader.stdout.read()
+    done.set()
+    assert reader.returncode == -9 or int(output) >= 300, output
+
+
+def test_a_child_republishes_with_an_instance_id_of_its_own():
+    publish_process_context({"service.name": "a", "service.instance.id": "parent"})
+    told, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.write(tell, b"x")
+        time.sleep(60)
+        os._exit(0)
+    os.read(told, 1)
+    context = read_process_context(pid)
+    os.kill(pid, 9)
+    _, status = os.waitpid(pid, 0)
+    for fd in (told, tell):
+        os.close(fd)
+    assert status == 9  # not of a fault
+    assert context.resource["service.name"] == "a"
+    assert len(context.resource["service.instance.id"]) == 36
+    assert read_process_context(os.getpid()).resource["service.instance.id"] == "parent"
+
+
+def test_a_child_can_end_the_interpreter_after_its_parent_published():
+    code = (
+        "import gc, os, sys\n"
+        "from otel_kprofiler.sdk import publish_process_context\n"
+        "publish_process_context({'service.name': 'a'})\n"
+        "pid = os.fork()\n"
+        "gc.collect()\n"
+        "sys.exit(0 if not pid else os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_kernels_without_the_noexec_seal_are_served(monkeypatch):
+    create, refused = os.memfd_create, []
+
+    def old_kernel(name, flags):
+        if flags & 8:
+            refused.append(flags)
+            raise OSError(22, "Invalid argument")
+        return create(name, flags)
+
+    monkeypatch.setattr(os, "memfd_create", old_kernel)
+    _, named = process_context._map()
+    assert named
+    assert refused
+
+
+def test_a_mapping_without_any_name_is_a_failure_not_a_silence(monkeypatch):
+    def refuse(*_):
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    monkeypatch.setattr(process_context, "_name_mapping", lambda address: False)
+    monkeypatch.setattr(process_context, "_publisher", process_context._Publisher())
+    with pytest.raises(HostError, match="neither a memfd nor a name"):
+        publish_process_context({"service.name": "a"})
+
+
+# The reading side, against a /proc of files: memory is a sparse file.
+
+
+@pytest.fixture
+def process(tmp_path):
+    """Write what a process shows in /proc."""
+
+    def write(pid=5, ticks=300, name="/memfd:OTEL_CTX (deleted)", mode="rw-p", **header):
+        directory = tmp_path / "proc" / str(pid)
+        directory.mkdir(parents=True, exist_ok=True)
+        rest = " ".join(["S", *["0"] * 18, str(ticks), *["0"] * 30])
+        (directory / "stat").write_text(f"{pid} (x) {rest}\n")
+        (directory / "cgroup").write_text("0::/\n")
+        (directory / "maps").write_text(
+            MAPS + f"{ADDRESS:x}-{ADDRESS + 4096:x} {mode} 00000000 00:01 7 {name}\n"
+        )
+        payload = header.pop(
+            "payload", encode_process_context(ProcessContext({"service.name": "svc"}, {}))
+        )
+        values = {
+            "signature": b"OTEL_CTX", "version": 2, "size": len(payload), "at": 77,
+            "pointer": PAYLOAD_AT,
+        } | header  # fmt: skip
+        memory = bytearray(PAYLOAD_AT) + payload
+        memory[ADDRESS : ADDRESS + 32] = struct.pack("=8sIIQQ", *values.values())
+        (directory / "mem").write_bytes(memory)
+        return directory
+
+    write.root = str(tmp_path)
+    return write
+
+
+def found(process, pid=5):
+    context = read_process_context(pid, Access(process.root))
+    return dict(context.resource) if context else None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]", "/memfd:OTEL_CTX", "/memfd:OTEL_CTX (deleted)"],
+)
+def test_each_name_that_a_mapping_may_have_is_known(process, name):
+    process(name=name)
+    assert found(process) == {"service.name": "svc"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "/tmp/OTEL_CTX"},
+        {"mode": "r-xp"},
+        {"signature": b"OTEL_CTY"},
+        {"version": 1},
+        {"version": 3},
+        {"size": 0},
+        {"size": 65537, "payload": bytes(65537)},
+        {"size": 5000},
+        {"at": 0},
+        {"pointer": 0xFFFF_FFFF_FFFF_0000},
+        {"pointer": 0x7FFF_FFFF_FFFF_FFF0},
+        {"payload": b"\x0a\xff\xff\xff\xff\x7f"},
+        {"payload": b"\x0a\x05\x0a\x03\x0a\x01\xff"},
+        {"payload": b"\xff" * 40},
+    ],
+)
+def test_a_wrong_header_or_payload_is_no_context_and_no_exception(process, wrong):
+    process(**wrong)
+    assert not found(process)
+
+
+def test_a_process_that_is_gone_or_not_ours_has_no_context(process):
+    assert found(process, pid=6) is None
+
+
+def test_a_decoder_of_rubbish_raises_nothing_but_valueerror():
+    for cut in range(len(C_REFERENCE) - 32):
+        data = bytearray(C_REFERENCE[32:])
+        data[cut] ^= 0xFF
+        for payload in (bytes(data), C_REFERENCE[32 : 32 + cut]):
+            with contextlib.suppress(ValueError):
+                decode_process_context(payload)
+
+
+def raw(tgid, start_ns):
+    return RawSample(
+        1, 0, tgid, tgid, start_ns, 0, b"x", b"", b"", STACK_OK, STACK_NOT_COLLECTED, None
+    )
+
+
+@pytest.fixture
+def resources(process):
+    contexts = ProcessContexts(Access(process.root), first_look_s=0.01)
+    made = ProcessResources(Access(process.root), Clock(), {"host.name": "h"}, contexts=contexts)
+    yield made
+    made.close()
+
+
+def close_window(resources, *seen):
+    """The Resources of a window, as they are when it is closed."""
+    renewed = resources.renew(seen)
+    return [renewed.get(resource, resource) for resource in seen]
+
+
+def test_a_published_service_name_is_on_the_resource_within_the_window(process, resources):
+    process()
+    sample = raw(5, 300 * TICK_NS)
+    first = resources.get(sample)
+    (closed,) = close_window(resources, first)
+    assert closed.attributes["service.name"] == "svc"
+    assert closed.attributes["host.name"] == "h"
+    assert resources.get(sample) is closed
+    assert close_window(resources, closed) == [closed]
+
+
+def test_what_is_published_later_or_changed_is_seen_at_the_next_window(process, resources):
+    directory = process(name="/tmp/other")
+    sample = raw(5, 300 * TICK_NS)
+    (before,) = close_window(resources, resources.get(sample))
+    assert "service.name" not in before.attributes
+    process()
+    time.sleep(0.3)  # a process without a context is not scanned all the time
+    (after,) = close_window(resources, resources.get(sample))
+    assert after.attributes["service.name"] == "svc"
+    payload = encode_process_context(ProcessContext({"service.name": "new", "host.name": "x"}, {}))
+    process(at=78, payload=payload)
+    (changed,) = close_window(resources, resources.get(sample))
+    assert changed.attributes["service.name"] == "new"
+    assert changed.attributes["host.name"] == "h"  # what a process claims never wins
+    (directory / "maps").write_text(MAPS)  # it has executed another program
+    (directory / "mem").write_bytes(b"")
+    close_window(resources, resources.get(sample))  # samples of before are in this window
+    (gone,) = close_window(resources, resources.get(sample))
+    assert "service.name" not in gone.attributes
+
+
+def test_a_reused_pid_does_not_inherit_the_context(process, resources):
+    directory = process()
+    old = resources.get(raw(5, 300 * TICK_NS))
+    close_window(resources, old)
+    process(ticks=400, name="/tmp/other", signature=b"12345678")
+    (new,) = close_window(resources, resources.get(raw(5, 400 * TICK_NS)))
+    assert "service.name" not in new.attributes
+    assert directory.exists()
+
+
+def test_a_process_that_ended_in_the_window_keeps_its_name_and_is_forgotten_after(
+    process, resources
+):
+    directory = process()
+    sample = raw(5, 300 * TICK_NS)
+    first = resources.get(sample)
+    deadline = time.monotonic() + 5
+    while not resources._contexts._known:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for name in ("mem", "maps", "stat"):
+        (directory / name).unlink()
+    (closed,) = close_window(resources, first)
+    assert closed.attributes["service.name"] == "svc"
+    assert not resources._contexts._known
+
+
+def test_a_process_whose_memory_never_answers_holds_up_nothing(process, tmp_path, caplog):
+    directory = process()
+    (directory / "mem").unlink()
+    os.mkfifo(directory / "mem")  # opening it waits for a writer
+    contexts = ProcessContexts(Access(process.root), first_look_s=0, answer_timeout_s=0.05)
+    key = ProcessKey(5, 300 * TICK_NS)
+    contexts.expect(key)
+    started = time.monotonic()
+    assert contexts.look([key]) == {}
+    assert contexts.look([key]) == {}
+    assert time.monotonic() - started < 1
+    assert len([r for r in caplog.records if "does not let" in r.message]) == 1
+    contexts.close()
+    os.close(os.open(directory / "mem", os.O_RDWR))
