@@ -25,6 +25,8 @@ LIBRARIES: Final = ("libbpf.so.1", "libbcc.so.0")
 """What the loaders need, best first; one is enough."""
 
 _MEMORY_LOCK_BYTES: Final = 64 * 1024 * 1024
+MAX_PARANOID: Final = 2
+"""The highest level that mainline kernels know (Documentation/admin-guide/sysctl/kernel.rst)."""
 _OLDEST: Final = ".".join(map(str, OLDEST_KERNEL))
 
 
@@ -59,6 +61,7 @@ def doctor(
     return [
         _kernel(files),
         *_capabilities(capabilities),
+        _paranoid(files, capabilities),
         _library(has_library),
         *_sampler(try_sampler),
         _symbols(files, capabilities),
@@ -86,6 +89,18 @@ def _capabilities(capabilities: Capabilities) -> Iterator[Finding]:
             yield Finding(name, Level.FAIL, "missing", f"held, {purpose}", fix)
         else:
             yield Finding(name, Level.OK, "held", f"held, {purpose}")
+
+
+def _paranoid(files: HostFiles, capabilities: Capabilities) -> Finding:
+    """Debian and its kin add levels above 2, at which CAP_PERFMON is not enough."""
+    name = "kernel.perf_event_paranoid"
+    level = find_sysctl(files, name)
+    required = f"{MAX_PARANOID} or less, unless CAP_SYS_ADMIN is held"
+    observed = "unknown" if level is None else str(level)
+    if level is None or level <= MAX_PARANOID or not capabilities.missing(["CAP_SYS_ADMIN"]):
+        return Finding(name, Level.OK, observed, required)
+    fix = f"as root: sysctl -w {name}={MAX_PARANOID}"
+    return Finding(name, Level.FAIL, observed, required, fix)
 
 
 def _library(has_library: Callable[[str], bool]) -> Finding:

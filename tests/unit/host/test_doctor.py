@@ -87,6 +87,8 @@ def test_a_good_host_has_no_complaints_and_every_finding_says_what_is_there():
         ({"effective": BPF | SYSLOG}, "CAP_PERFMON", Level.FAIL),
         ({"/sys/kernel/security/lockdown": "none integrity [confidentiality]"}, "lockdown",
          Level.FAIL),
+        ({"/proc/sys/kernel/perf_event_paranoid": "3", "effective": BPF | PERFMON | SYSLOG},
+         "kernel.perf_event_paranoid", Level.FAIL),
         ({"/proc/sys/kernel/perf_event_max_stack": "16"}, "kernel.perf_event_max_stack",
          Level.WARN),
         ({"/sys/module/ext4/sections/.text": PermissionError(13, "Permission denied")},
