@@ -1,43 +1,35 @@
-"""A bounded cache without locks."""
+"""A bounded cache without locks, as fast as a dictionary on a hit."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable
+from typing import TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class HalvesCache(Generic[K, V]):
-    """Keeps at most ``limit`` values: when the young half is full, the old half is dropped.
+class BoundedCache(dict[K, V]):
+    """``cache[key]`` is the value computed from the key; at most ``limit`` values are kept.
 
-    A value that is used moves to the young half, so what is used often stays. Safe to use from
-    several threads: each step is one dictionary operation, and the worst of a race is that a
-    value is computed twice or dropped early.
+    When half of the limit is reached, the values become the old half and the half before is
+    dropped; an old value that is used again is young again. Safe to use from several threads:
+    the worst of a race is that a value is computed twice, and one of the two is kept.
     """
 
-    __slots__ = ("_half", "_old", "_young")
+    __slots__ = ("_compute", "_half", "_old")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, compute: Callable[[K], V]) -> None:
+        super().__init__()
         self._half = max(1, limit // 2)
-        self._young: dict[K, V] = {}
+        self._compute = compute
         self._old: dict[K, V] = {}
 
-    def __len__(self) -> int:
-        return len(self._young) + len(self._old.keys() - self._young.keys())
-
-    def get(self, key: K) -> V | None:
-        """The value of a key, None if it is not there."""
-        value = self._young.get(key)
+    def __missing__(self, key: K) -> V:
+        value = self._old.get(key)
         if value is None:
-            value = self._old.get(key)
-            if value is not None:
-                return self.add(key, value)
-        return value
-
-    def add(self, key: K, value: V) -> V:
-        """Keep a value; returns the one that is kept, which another thread may have added."""
-        if len(self._young) >= self._half:
-            self._old, self._young = self._young, {}
-        return self._young.setdefault(key, value)
+            value = self._compute(key)
+        if len(self) >= self._half:
+            self._old = dict(self)
+            self.clear()
+        return self.setdefault(key, value)

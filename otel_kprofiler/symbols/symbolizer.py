@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Sequence
-from itertools import chain
 from typing import Final
 
 from otel_kprofiler.host import Access, HostFiles
@@ -19,7 +18,7 @@ from otel_kprofiler.model import (
     StackStatus,
     Unresolved,
 )
-from otel_kprofiler.symbols.cache import HalvesCache
+from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.captured import CapturedFiles
 from otel_kprofiler.symbols.kernel.explain import Explanation
 from otel_kprofiler.symbols.kernel.hidden import HiddenCause
@@ -39,15 +38,20 @@ class _View:
 
     __slots__ = ("frames", "snapshot", "stacks")
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, user_frames: BoundedCache[int, Frame]) -> None:
         self.snapshot = snapshot
-        self.frames: HalvesCache[int, Frame] = HalvesCache(MAX_FRAMES_CACHED)
-        self.stacks: HalvesCache[_StackKey, Stack] = HalvesCache(MAX_STACKS_CACHED)
+        frames = BoundedCache(MAX_FRAMES_CACHED, snapshot.frame)  # by adjusted address
+        self.frames = frames
 
-    def frame(self, address: int) -> Frame:
-        """The frame of an adjusted kernel address."""
-        frame = self.frames.get(address)
-        return frame or self.frames.add(address, self.snapshot.frame(address))
+        def make_stack(key: _StackKey) -> Stack:
+            kernel, user, kernel_status, user_status = key
+            return Stack(
+                (*_frames(frames, _words(kernel)), *_frames(user_frames, _words(user))),
+                kernel_status,
+                user_status,
+            )
+
+        self.stacks = BoundedCache(MAX_STACKS_CACHED, make_stack)
 
 
 class Symbolizer:
@@ -70,8 +74,8 @@ class Symbolizer:
 
     def __init__(self, snapshot: Snapshot, *, files: HostFiles | None = None) -> None:
         self._files = files
-        self._views: tuple[_View, ...] = (_View(snapshot),)  # newest first
-        self._user_frames: HalvesCache[int, Frame] = HalvesCache(MAX_FRAMES_CACHED)
+        self._user_frames = BoundedCache(MAX_FRAMES_CACHED, _user_frame)
+        self._views: tuple[_View, ...] = (_View(snapshot, self._user_frames),)  # newest first
 
     @classmethod
     def live(cls, access: HostFiles | None = None) -> Symbolizer:
@@ -158,7 +162,7 @@ class Symbolizer:
             since_ns=now_boot_ns,
             previous=before,
         )
-        self._views = (_View(after), *self._views[:MAX_HISTORY])
+        self._views = (_View(after, self._user_frames), *self._views[:MAX_HISTORY])
         return after
 
     def resolve(self, sample: RawSample) -> Stack:
@@ -166,21 +170,9 @@ class Symbolizer:
 
         The same raw stack gives the same object as long as the symbols are the same.
         """
-        view = self._view(sample.time_ns)
-        key = (
-            sample.kernel_stack,
-            sample.user_stack,
-            sample.kernel_status,
-            sample.user_status,
-        )
-        stack = view.stacks.get(key)
-        if stack is not None:
-            return stack
-        frames = chain(
-            self._kernel_frames(view, _words(sample.kernel_stack)),
-            self._user_stack(_words(sample.user_stack)),
-        )
-        return view.stacks.add(key, Stack(tuple(frames), sample.kernel_status, sample.user_status))
+        return self._view(sample.time_ns).stacks[
+            sample.kernel_stack, sample.user_stack, sample.kernel_status, sample.user_status
+        ]
 
     def resolve_addresses(
         self,
@@ -198,7 +190,7 @@ class Symbolizer:
             time_ns: boot time at which they ran; None for now.
         """
         view = self._views[0] if time_ns is None else self._view(time_ns)
-        return tuple(self._kernel_frames(view, pcs, leaf_exact=leaf_exact))
+        return _frames(view.frames, pcs, leaf_exact=leaf_exact)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
         """All symbols with a name, or whose names start with it; the linker's names."""
@@ -218,8 +210,8 @@ class Symbolizer:
 
     def close(self) -> None:
         """Forget the replaced snapshots and all that is cached."""
-        self._views = (_View(self.snapshot),)
-        self._user_frames = HalvesCache(MAX_FRAMES_CACHED)
+        self._user_frames.clear()
+        self._views = (_View(self.snapshot, self._user_frames),)
 
     def _view(self, time_ns: int) -> _View:
         views = self._views
@@ -228,23 +220,18 @@ class Symbolizer:
                 return view
         return views[-1]
 
-    @staticmethod
-    def _kernel_frames(view: _View, pcs: Sequence[int], *, leaf_exact: bool = True) -> list[Frame]:
-        return [
-            view.frame(lookup_address(pc, leaf=leaf_exact and not index))
-            for index, pc in enumerate(pcs)
-        ]
 
-    def _user_stack(self, pcs: Sequence[int]) -> list[Frame]:
-        return [
-            self._user_frame(lookup_address(pc, leaf=not index)) for index, pc in enumerate(pcs)
-        ]
+def _frames(
+    cache: BoundedCache[int, Frame], pcs: Sequence[int], *, leaf_exact: bool = True
+) -> tuple[Frame, ...]:
+    """Frames of one side of a stack, leaf first."""
+    return tuple(
+        [cache[lookup_address(pc, leaf=leaf_exact and not index)] for index, pc in enumerate(pcs)]
+    )
 
-    def _user_frame(self, address: int) -> Frame:
-        frame = self._user_frames.get(address)
-        return frame or self._user_frames.add(
-            address, Frame(None, address, (), 0, FrameKind.USER, Unresolved.USER_ADDRESS)
-        )
+
+def _user_frame(address: int) -> Frame:
+    return Frame(None, address, (), 0, FrameKind.USER, Unresolved.USER_ADDRESS)
 
 
 def _words(stack: bytes) -> array[int]:

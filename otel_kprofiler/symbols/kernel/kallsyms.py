@@ -8,14 +8,16 @@ each block unsorted: the live modules, ftrace's clones of the init functions of 
 
 from __future__ import annotations
 
+import sys
 from array import array
 from binascii import unhexlify
+from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import compress, islice
-from operator import gt, ne
+from operator import ne
 from typing import Final, NamedTuple
 
-from otel_kprofiler.symbols.kernel.build import TEXT_TYPES, TableBuilder
+from otel_kprofiler.symbols.kernel.build import END_TYPE, TEXT_TYPES, TableBuilder
 from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES, SymbolTable
 
 BPF_BLOCK: Final = "bpf"
@@ -26,7 +28,9 @@ _HEX_DIGITS = 16
 _HIDDEN = b"0" * _HEX_DIGITS
 _CORE_FIELDS, _MODULE_FIELDS = 3, 4
 _MAX_ALIAS_LINES = 256  # at one address; keeps hostile input from growing the rest
+_MAX_REST_BYTES = 1 << 20
 _IS_TEXT = bytes(code in TEXT_TYPES for code in range(256))
+_IS_OTHER = bytes(code not in TEXT_TYPES for code in range(256))
 
 
 class FreedSymbol(NamedTuple):
@@ -122,24 +126,22 @@ class KallsymsParser:
             self._parse_modules(text[start:])
 
     def _parse_core(self, text: bytes) -> None:
-        tokens = text.split()
-        fields = _columns(tokens, _CORE_FIELDS)
-        if fields is None or not self._in_order(fields.addresses):
-            fields = self._parse_slowly(text)
-        else:
+        fields = _columns(text.split(), _CORE_FIELDS)
+        if fields is not None:
             self.lines += len(fields.addresses)
-        if not self._is_hidden(fields):
-            if fields.addresses:
+            if self._is_hidden(fields):
+                return
+            if self._core.add(*fields):
                 self._last_core = fields.addresses[-1]
+                return
+            self.lines -= len(fields.addresses)
+        fields = self._parse_slowly(text)
+        if fields.addresses and not self._is_hidden(fields):
+            self._last_core = fields.addresses[-1]
             self._core.add(*fields)
 
-    def _in_order(self, addresses: list[bytes]) -> bool:
-        if addresses[0] < self._last_core:
-            return False
-        return not any(map(gt, addresses, islice(addresses, 1, None)))
-
     def _is_hidden(self, fields: _Fields) -> bool:
-        if not self._last_core and fields.addresses and fields.addresses[-1] == _HIDDEN:
+        if not self._last_core and fields.addresses[-1] == _HIDDEN:
             self.hidden = self.hidden or 1 in fields.types.translate(_IS_TEXT)
         return self.hidden
 
@@ -164,7 +166,11 @@ class KallsymsParser:
         tokens = text.split()
         fields = _columns(tokens, _MODULE_FIELDS)
         if fields is None:
-            tokens = self._good_module_tokens(text)
+            lines = text.splitlines(keepends=True)
+            core = [line for line in lines if b"\t" not in line]
+            if core:
+                self._parse_core(b"".join(core))
+            tokens = self._good_module_tokens([line for line in lines if b"\t" in line])
             fields = _columns(tokens, _MODULE_FIELDS)
             if fields is None:
                 return
@@ -177,17 +183,19 @@ class KallsymsParser:
         start = 0
         for end in (*changes, len(modules)):
             part = fields.part(start, end)
-            if self._open is not None and modules[start] == self._module:
+            if not (modules[start].startswith(b"[") and modules[start].endswith(b"]")):
+                self.bad_lines += end - start
+            elif self._open is not None and modules[start] == self._module:
                 self._open = self._open.plus(part)
             else:
                 self._close_block()
                 self._module, self._open = modules[start], part
             start = end
 
-    def _good_module_tokens(self, text: bytes) -> list[bytes]:
+    def _good_module_tokens(self, lines: list[bytes]) -> list[bytes]:
         good: list[bytes] = []
-        for line in text.splitlines():
-            self.lines += 1
+        self.lines += len(lines)
+        for line in lines:
             tokens = line.split()
             address = _address(tokens[0]) if len(tokens) == _MODULE_FIELDS else None
             if address is None or len(tokens[1]) != 1:
@@ -231,7 +239,7 @@ def _cut(text: bytes) -> int:
     for _ in range(_MAX_ALIAS_LINES):
         start = text.rfind(b"\n", 0, max(start - 1, 0)) + 1
         if not start:
-            return 0 if end < len(text) else end
+            return 0 if len(text) < _MAX_REST_BYTES else len(text)
         previous = text.rfind(b"\n", 0, start - 1) + 1
         if text[previous : previous + _HEX_DIGITS] != text[start : start + _HEX_DIGITS]:
             return start
@@ -271,20 +279,23 @@ def _sort_code(fields: _Fields) -> _Fields:
     """The code symbols of a module by address, with those other symbols that end them."""
     addresses, types, names = fields
     values = array("Q", unhexlify(b"".join(addresses)))
-    values.byteswap()
+    if sys.byteorder == "little":
+        values.byteswap()
     is_text = types.translate(_IS_TEXT)
-    text = list(compress(range(len(values)), is_text))
-    if not text:
+    if 1 not in is_text:
         return _Fields([], b"", [])
-    low = min(compress(values, is_text))
-    chosen = text + [
-        index for index, value in enumerate(values) if not is_text[index] and value > low
-    ]
-    chosen.sort(key=values.__getitem__)
-    last = max(position for position, index in enumerate(chosen) if is_text[index])
-    chosen = chosen[: last + 2]  # the first symbol behind the code ends it
+    lowest, highest = min(compress(values, is_text)), max(compress(values, is_text))
+    others = sorted(compress(values, types.translate(_IS_OTHER)))
+    ends = others[bisect_right(others, lowest) : bisect_right(others, highest) + 1]
+    count = len(values)
+    values.extend(ends)
+    addresses = addresses + [b"%016x" % end for end in ends]
+    types += bytes([END_TYPE]) * len(ends)
+    names = names + [b""] * len(ends)
+    order = [*compress(range(count), is_text), *range(count, len(values))]
+    order.sort(key=values.__getitem__)
     return _Fields(
-        [addresses[index] for index in chosen],
-        bytes(types[index] for index in chosen),
-        [names[index] for index in chosen],
+        [addresses[index] for index in order],
+        bytes([types[index] for index in order]),
+        [names[index] for index in order],
     )

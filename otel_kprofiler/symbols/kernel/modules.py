@@ -104,16 +104,13 @@ def ranges_from_sections(
         (address, name) for name, address in sections.items() if not _FREED.fullmatch(name)
     )
     starts = [address for address, _ in live]
-    with_code = set()
-    if table is not None:
-        functions = (table.symbol(index) for index in range(len(table)))
-        with_code = {bisect_right(starts, symbol.start) - 1 for symbol in functions if symbol.name}
     text = sections.get(".text", 0)
     ranges = []
-    for index, (start, name) in enumerate(live):
+    for start, name in live:
         end = min([*starts[bisect_right(starts, start) :][:1], limit])
-        named = _EXECUTABLE.fullmatch(name) is not None
-        if start >= text and start < end and (named or index in with_code):
+        if not text <= start < end:
+            continue
+        if _EXECUTABLE.fullmatch(name) or (table is not None and table.has_code(start, end)):
             ranges.append(AddressRange(start, end, name))
     return tuple(ranges)
 

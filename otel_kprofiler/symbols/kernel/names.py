@@ -52,4 +52,4 @@ def make_line(name: bytes) -> Line:
     if "." not in system_name:
         return Line(system_name)
     function = _CLONE_SUFFIX.sub("", system_name)
-    return Line(function, system_name if function and function != system_name else "")
+    return Line(function, system_name) if function not in {"", system_name} else Line(system_name)

@@ -7,6 +7,7 @@ that calls ``fread`` of the C library for 64 KiB at a time stays outside of Pyth
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import queue
@@ -14,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
-PIECE_BYTES: Final = 64 * 1024
+PIECE_BYTES: Final = 32 * 1024
 _WAITING_PIECES = 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -57,7 +58,8 @@ def _fill(descriptor: int, pieces: queue.Queue[bytes | OSError], stop: threading
     stream = _libc.fdopen(descriptor, b"r")
     if not stream:
         number = ctypes.get_errno()
-        os.close(descriptor)
+        with contextlib.suppress(OSError):  # it may be no descriptor at all
+            os.close(descriptor)
         pieces.put(OSError(number, os.strerror(number)))
         return
     buffer = ctypes.create_string_buffer(PIECE_BYTES)

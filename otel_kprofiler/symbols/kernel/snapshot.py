@@ -71,10 +71,10 @@ class Snapshot:
         "_blocks",
         "_by_name",
         "_ends",
-        "_freed",
         "_owners",
         "_starts",
         "bad_lines",
+        "freed",
         "generation",
         "hidden",
         "modules",
@@ -104,7 +104,7 @@ class Snapshot:
         self.problems = tuple(problems)
         self.bad_lines = bad_lines
         self._blocks = tuple(blocks)
-        self._freed = tuple(freed)
+        self.freed = tuple(freed)
         self._by_name: Mapping[str, ModuleSymbols] = {m.module.name: m for m in modules}
         regions = _disjoint(
             (part, symbols) for symbols in modules for part in symbols.module.ranges
@@ -138,6 +138,7 @@ class Snapshot:
         found = table.lookup(address) if table is not None else None
         if found is None:
             reason = Unresolved.NO_SYMBOL if table is not None else Unresolved.NO_SYMBOL_TABLE
+            reason = Unresolved.HIDDEN if self.hidden else reason
             return Frame(module, rva, (), 0, kind, reason)
         name, start = found
         return Frame(module, rva, (make_line(name),), address - start, kind)
@@ -198,7 +199,7 @@ class Snapshot:
             raw = table.names_at(start)
             names = tuple(name.decode("utf-8", "backslashreplace") for name in raw)
             end = table.symbol(bisect_right(range(len(table)), start, key=table.address) - 1).end
-        freed = tuple(clone for clone in self._freed if clone.address in (address, start))
+        freed = tuple(clone for clone in self.freed if clone.address in (address, start))
         return Explanation(
             address,
             frame,

@@ -25,6 +25,8 @@ whose end no symbol tells (between the sections of vmlinux, or behind the last B
 """
 _GROUP_BITS = 5  # one checkpoint per 32 names
 _GROUP_MASK = (1 << _GROUP_BITS) - 1
+_UNDERSCORE = 0x5F
+_NO_LONG: Final[dict[int, int]] = {}  # one for all tables
 _LONG = 255  # length byte of names of 255 bytes and more: the length is in a dictionary
 
 
@@ -86,12 +88,11 @@ class SymbolTable:
         """Entries left out because they lie more than 4 GiB below the last one."""
         self._lengths = entries.lengths[first:]
         skipped = sum(entries.lengths[:first])
-        self._long = {}
-        for index, length in entries.long_lengths.items():
-            if index < first:
-                skipped += length - _LONG
-            else:
-                self._long[index - first] = length
+        self._long = _NO_LONG
+        if entries.long_lengths:
+            long = entries.long_lengths.items()
+            skipped += sum(length - _LONG for index, length in long if index < first)
+            self._long = {index - first: length for index, length in long if index >= first}
         self._names = entries.names[skipped:] if skipped else entries.names
         self._checkpoints = self._make_checkpoints()
         self._pad = entries.pad
@@ -104,7 +105,7 @@ class SymbolTable:
     def size_bytes(self) -> int:
         """Memory taken by the table."""
         parts = (self._offsets, self._lengths, self._checkpoints, self._names, self._padded)
-        return sum(map(sys.getsizeof, parts)) + sys.getsizeof(self._long) + 64 * len(self._long)
+        return sum(map(sys.getsizeof, parts)) + 128 * len(self._long)
 
     def lookup(self, address: int) -> tuple[bytes, int] | None:
         """Name and start of the function at an address; None in a gap.
@@ -113,7 +114,6 @@ class SymbolTable:
         """
         offset = address - self.base
         offsets = self._offsets
-        # bisect on the array compares C integers with one Python integer: no objects are kept.
         index = bisect_right(offsets, offset)
         if (
             self._pad
@@ -122,12 +122,21 @@ class SymbolTable:
             and self._padded[index >> 3] >> (index & 7) & 1
         ):
             index = bisect_right(offsets, offsets[index])
-        if not index:
-            return None
         index -= 1
+        if index < 0:
+            return None
         start = offsets[index]
-        name = self.name(index)
-        if not name or offset - start >= self._max_function or is_marker(name):
+        lengths = self._lengths
+        length = lengths[index]
+        if not length or offset - start >= self._max_function:
+            return None
+        if self._long:
+            name = self.name(index)
+        else:  # the same inline, because this is the path of every address seen first
+            group = index >> _GROUP_BITS
+            at = self._checkpoints[group] + sum(lengths[group << _GROUP_BITS : index])
+            name = self._names[at : at + length]
+        if name[0] == _UNDERSCORE and is_marker(name):
             return None
         return name, self.base + start
 
@@ -166,24 +175,39 @@ class SymbolTable:
         span = range(bisect_left(self._offsets, offset), bisect_right(self._offsets, offset))
         return tuple(dict.fromkeys(name for i in reversed(span) if (name := self.name(i))))
 
+    def has_code(self, start: int, end: int) -> bool:
+        """Whether a function starts in a range of addresses."""
+        first = bisect_left(self._offsets, start - self.base)
+        past = bisect_left(self._offsets, end - self.base, first)
+        return any(self._lengths[first:past])
+
     def find(self, name: bytes, *, prefix: bool = False) -> Iterator[int]:
         """Indices of the entries with a name, or whose name starts with it, by address."""
-        for index, candidate in self._all_names() if name in self._names else ():
-            if candidate == name or (prefix and candidate.startswith(name)):
+        at = self._names.find(name)
+        while name and at >= 0:
+            index = self._named_at(at)
+            if index >= 0 and (prefix or self._length(index) == len(name)):
                 yield index
+            at = self._names.find(name, at + 1)
 
     def find_address(self, name: bytes) -> int | None:
         """Address of the first symbol with a name."""
         index = next(self.find(name), None)
         return None if index is None else self.address(index)
 
-    def _all_names(self) -> Iterator[tuple[int, bytes]]:
-        position = 0
-        for index, length in enumerate(self._lengths):
-            end = position + (self._long[index] if length == _LONG else length)
-            if length:
-                yield index, self._names[position:end]
-            position = end
+    def _length(self, index: int) -> int:
+        length = self._lengths[index]
+        return self._long[index] if length == _LONG else length
+
+    def _named_at(self, at: int) -> int:
+        """Index of the entry whose name begins at a position of the names; -1 inside a name."""
+        group = bisect_right(self._checkpoints, at) - 1
+        position = self._checkpoints[group]
+        for index in range(group << _GROUP_BITS, len(self._lengths)):
+            if position >= at and self._lengths[index]:
+                return index if position == at else -1
+            position += self._length(index)
+        return -1
 
     def _is_padded(self, index: int) -> bool:
         return bool(self._pad and self._padded[index >> 3] >> (index & 7) & 1)

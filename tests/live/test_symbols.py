@@ -1,0 +1,82 @@
+"""The running kernel's own symbols, against an obvious parse."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.host import Access
+from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.symbols.kernel.kallsyms import parse_kallsyms
+from otel_kprofiler.symbols.kernel.names import is_marker
+from otel_kprofiler.symbols.kernel.read import read_pieces
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture(scope="module")
+def symbolizer():
+    found = Symbolizer.live(Access())
+    if found.hidden:
+        pytest.skip(f"{found.hidden.value}; fix: {found.hidden.fix}")
+    return found
+
+
+def test_every_text_symbol_resolves_to_itself(symbolizer):
+    """All names at the address are known, offset and RVA are right; init text is not named."""
+    text = symbolizer.find("_text")[0].address
+    end = symbolizer.find("_etext")[0].address
+    checked = 0
+    with open("/proc/kallsyms") as file:
+        for line in file:
+            address, kind, name, *module = line.split()
+            pc = int(address, 16)
+            if module or kind not in "tTwW" or name.startswith("__pfx_"):
+                continue
+            (frame,) = symbolizer.resolve_addresses([pc])
+            if not text <= pc < end:
+                assert frame.module is None
+                continue
+            assert frame.address == pc - text
+            if frame.lines and frame.offset == 0:
+                assert name in symbolizer.explain(pc).names
+            else:  # a boundary, or a label at the padding of the next function
+                assert is_marker(name.encode()) or frame.offset < 0, name
+            checked += 1
+    assert checked > 10_000
+
+
+def test_identity_of_the_running_kernel(symbolizer):
+    vmlinux = symbolizer.module("vmlinux")
+    assert vmlinux.build_id
+    assert bytes.fromhex(vmlinux.build_id) in Path("/sys/kernel/notes").read_bytes()
+
+
+def test_interrupt_entry_is_found_in_the_kernel(symbolizer):
+    vmlinux = symbolizer.module("vmlinux")
+    ranges = symbolizer.interrupt_ranges()
+    assert any(part.name == "irqentry" for part in ranges)
+    for part in ranges:
+        assert vmlinux.ranges[0].start <= part.start < part.end <= vmlinux.ranges[0].end
+
+
+def test_loading_costs_little_more_than_reading(symbolizer):
+    """A sanity bound that holds on a busy machine; the benchmark has the real figure."""
+    bare, load = [], []
+    for _ in range(7):
+        started = time.perf_counter()
+        descriptor = os.open("/proc/kallsyms", os.O_RDONLY)
+        while os.read(descriptor, 65_536):
+            pass
+        os.close(descriptor)
+        middle = time.perf_counter()
+        parse_kallsyms(read_pieces(os.open("/proc/kallsyms", os.O_RDONLY)))
+        bare.append(middle - started)
+        load.append(time.perf_counter() - middle)
+    assert min(load) < 3 * min(bare)
+
+
+def test_the_table_is_compact(symbolizer):
+    snapshot = symbolizer.snapshot
+    assert snapshot.size_bytes() <= 28 * snapshot.symbol_count()

@@ -1,0 +1,181 @@
+"""Tables against brute force: generated files, hostile files, and full captured kernels."""
+
+import lzma
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_kprofiler.symbols.kernel.kallsyms import parse_kallsyms
+from otel_kprofiler.symbols.kernel.names import alias_rank, is_marker
+from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES
+
+BASE = 0xFFFF_FFFF_8100_0000
+PAD = 16
+
+
+class Oracle:
+    """What a sorted list of (address, type, name) names, by scanning all of it."""
+
+    def __init__(self, symbols):
+        self.symbols = symbols
+
+    def lookup(self, address):
+        below = [s for s in self.symbols if s[0] <= address]
+        if not below:
+            return None
+        start = below[-1][0]
+        here = [s for s in below if s[0] == start]
+        functions = [s for s in here if is_function(s)]
+        pads = [s for s in here if is_pad(s)]
+        if pads:
+            start += PAD
+            functions = [s for s in self.symbols if s[0] == start and is_function(s)]
+        if not functions or address - start >= MAX_FUNCTION_BYTES:
+            return None
+        name = min((alias_rank(ord(k), n.encode()), n) for _, k, n in functions)[1]
+        return None if is_marker(name.encode()) else (name.encode(), start)
+
+
+def is_pad(symbol):
+    return symbol[1] in "tTwW" and symbol[2].startswith("__pfx_")
+
+
+def is_function(symbol):
+    return symbol[1] in "tTwW" and not is_pad(symbol)
+
+
+NAMES = st.one_of(
+    st.text("abc_.0", min_size=1, max_size=6),
+    st.sampled_from(["init_module", "_text", "__x_text_end", "n" * 300, "f.isra.0"]),
+).filter(lambda name: not name.startswith("__pfx_"))
+ITEMS = st.lists(
+    st.tuples(
+        st.integers(1, 400),
+        st.sampled_from(["function", "padded", "data", "alias", "pair", "label", "marker"]),
+        st.sampled_from("tTwW"),
+        NAMES,
+    ),
+    max_size=120,
+)
+
+
+def make_symbols(items):
+    """Ascending symbols with padding as the kernel lays it out."""
+    symbols, address = [], BASE
+    for gap, what, kind, name in items:
+        if what == "alias" and symbols and is_function(symbols[-1]):
+            symbols.append((symbols[-1][0], kind, name))
+            continue
+        address += gap
+        if what == "data":
+            symbols.append((address, "d", name))
+        elif what in {"padded", "pair", "label", "marker"}:
+            names = [name, name + "2"] if what == "pair" else [name]
+            symbols += [(address, kind, f"__pfx_{n}") for n in names]
+            if what in {"label", "marker"}:  # at the padding: the end of what is before
+                symbols.append((address, "t", "__a_text_end" if what == "marker" else "end"))
+            address += PAD
+            symbols += [(address, kind, n) for n in names]
+        else:
+            symbols.append((address, kind, name))
+    return symbols
+
+
+@given(ITEMS, st.integers(1, 500), st.randoms(use_true_random=False))
+@settings(max_examples=200, deadline=None)
+def test_core_table_equals_brute_force(items, size, rng):
+    symbols = make_symbols(items)
+    data = "".join(f"{a:016x} {k} {n}\n" for a, k, n in symbols).encode()
+    found = parse_kallsyms(data[at : at + size] for at in range(0, len(data), size))
+    oracle = Oracle(symbols)
+    assert found.bad_lines == 0
+    edges = [s[0] + d for s in symbols for d in (-PAD - 1, -PAD, -1, 0, 1)]
+    for address in rng.sample(edges, min(len(edges), 60)):
+        assert found.core.lookup(address) == oracle.lookup(address), hex(address)
+    for address, kind, name in symbols:
+        if is_function((address, kind, name)):
+            assert name.encode() in found.core.names_at(address)
+            indices = found.core.find(name.encode())
+            assert address in {found.core.address(index) for index in indices}
+
+
+@given(ITEMS, st.randoms(use_true_random=False))
+@settings(max_examples=100, deadline=None)
+def test_module_table_equals_brute_force_in_any_order(items, rng):
+    symbols = make_symbols(items)
+    lines = [f"{a:016x} {k} {n}\t[m]\n" for a, k, n in symbols]
+    rng.shuffle(lines)
+    found = parse_kallsyms(["".join(lines).encode()])
+    if not any(s[1] in "tTwW" for s in symbols):
+        return
+    oracle, table = Oracle(symbols), found.blocks["m"]
+    for address in [s[0] + d for s in symbols for d in (-PAD, -1, 0, 1)][:200]:
+        assert table.lookup(address) == oracle.lookup(address), hex(address)
+
+
+FIELD = st.one_of(
+    st.binary(max_size=20),
+    st.sampled_from([b"ffffffff81000000", b"T", b"t", b"name", b"[m]", b"\t", b"\n", b"0" * 16]),
+)
+
+
+@given(st.lists(FIELD, max_size=60).map(b" ".join), st.integers(1, 64))
+@settings(max_examples=500, deadline=None)
+def test_hostile_text_neither_raises_nor_grows(data, size):
+    found = parse_kallsyms(data[at : at + size] for at in range(0, len(data), size))
+    assert found.bad_lines <= found.lines + len(found.core) <= 2 * data.count(b"\n") + len(data)
+    for table in (found.core, *found.blocks.values()):
+        addresses = [table.address(index) for index in range(len(table))]
+        assert addresses == sorted(addresses)
+        for address in addresses:
+            table.lookup(address)
+
+
+def full_fixtures():
+    folder = os.environ.get("KPROFILER_FIXTURES", "")
+    return sorted(Path(folder).rglob("kallsyms*.xz")) if folder else []
+
+
+@pytest.mark.parametrize("path", full_fixtures(), ids=str)
+def test_full_kernel_equals_brute_force(path):
+    """100,000 random addresses and every symbol of a captured kernel (KPROFILER_FIXTURES)."""
+    data = lzma.decompress(path.read_bytes())
+    found = parse_kallsyms([data])
+    blocks = {}
+    for line in data.decode().splitlines():
+        address, kind, name, *module = line.split()
+        blocks.setdefault(module[0][1:-1] if module else "", []).append(
+            (int(address, 16), kind, name)
+        )
+    assert found.bad_lines == 0
+    assert found.lines == data.count(b"\n")
+    rng = random.Random(7)
+    core = blocks.pop("")
+    text = [s[0] for s in core if s[1] in "tT"]
+    addresses = [rng.randrange(text[0] - 99, text[-1] + 99) for _ in range(100_000)]
+    check_linear(found.core, core, sorted(addresses + text))
+    for name, table in found.blocks.items():
+        freed = {(clone.address, clone.name) for clone in found.freed if clone.module == name}
+        live = sorted(s for s in blocks[name] if (s[0], s[2]) not in freed)
+        addresses = [s[0] + d for s in live if s[1] in "tT" for d in (-17, -16, -1, 0, 7)]
+        check_linear(table, live, sorted(addresses), name.startswith("__builtin__"))
+
+
+def check_linear(table, symbols, addresses, pages=False):
+    """The oracle on a sliding window, so that it takes linear time."""
+    position = 0
+    for address in addresses:
+        while position < len(symbols) and symbols[position][0] <= address:
+            position += 1
+        start = symbols[position - 1][0] if position else 0
+        low = position
+        while low and symbols[low - 1][0] == start:
+            low -= 1
+        expected = Oracle(symbols[low : position + 16]).lookup(address)
+        if pages and expected and address - expected[1] >= 4096:
+            expected = None
+        assert table.lookup(address) == expected, hex(address)

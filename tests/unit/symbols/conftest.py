@@ -1,0 +1,65 @@
+"""Captured kernels, loaded once."""
+
+import lzma
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.symbols import CapturedFiles, Symbolizer
+
+DATA = Path(__file__).parents[2] / "data" / "kernel"
+
+
+@pytest.fixture(scope="session")
+def clones_folder():
+    return DATA / "6.12-clones"
+
+
+@pytest.fixture(scope="session")
+def clones_lines(clones_folder):
+    """(address, type, name, module) of each line of kallsyms, parsed the obvious way."""
+    lines = []
+    for line in lzma.decompress((clones_folder / "kallsyms.xz").read_bytes()).decode().splitlines():
+        address, kind, name, *module = line.split()
+        lines.append((int(address, 16), kind, name, module[0].strip("[]") if module else ""))
+    return lines
+
+
+@pytest.fixture(scope="session")
+def clones(clones_folder, tmp_path_factory):
+    """The boot with clones of freed init functions, with sysfs."""
+    root = tmp_path_factory.mktemp("sys_module")
+    sections = defaultdict(dict)
+    for line in (clones_folder / "sections.txt").read_text().splitlines():
+        module, section, address = line.split()
+        sections[module][section] = address
+    for module, addresses in sections.items():
+        folder = root / module / "sections"
+        folder.mkdir(parents=True)
+        for section, address in addresses.items():
+            (folder / section).write_text(address + "\n")
+    return Symbolizer.from_files(
+        kallsyms=clones_folder / "kallsyms.xz",
+        modules=clones_folder / "proc_modules",
+        sys_module=root,
+    )
+
+
+@pytest.fixture(scope="session")
+def modules_files():
+    folder = DATA / "6.12-modules"
+    return CapturedFiles(
+        {
+            "/proc/kallsyms": folder / "kallsyms.xz",
+            "/proc/modules": folder / "proc_modules",
+            "/sys/module": folder / "sys_module.tar.xz",
+            "/sys/kernel/notes": folder / "sys_kernel_notes",
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def modules(modules_files):
+    """The boot with 126 modules."""
+    return Symbolizer.live(modules_files)

@@ -1,0 +1,203 @@
+"""kallsyms text becomes tables that name what is named there, and nothing else."""
+
+import lzma
+
+import pytest
+
+from otel_kprofiler.symbols.kernel.kallsyms import parse_kallsyms
+from otel_kprofiler.symbols.kernel.names import is_marker, make_line
+
+BASE = 0xFFFF_FFFF_8100_0000
+
+
+def text(*symbols, module=""):
+    tail = f"\t[{module}]" if module else ""
+    return "".join(
+        f"{BASE + offset:016x} {kind} {name}{tail}\n" for offset, kind, name in symbols
+    ).encode()
+
+
+def core(*symbols):
+    return parse_kallsyms([text(*symbols)]).core
+
+
+def named(table, offset):
+    found = table.lookup(BASE + offset)
+    return found and (found[0].decode(), found[1] - BASE)
+
+
+def test_a_function_reaches_to_the_next_symbol_of_any_type():
+    table = core((0, "T", "f"), (0x20, "d", "data"), (0x40, "t", "g"), (0x50, "T", "_etext"))
+    assert [named(table, at) for at in (0, 0x1F)] == [("f", 0)] * 2
+    assert named(table, 0x20) is named(table, 0x3F) is None
+    assert named(table, 0x4F) == ("g", 0x40)
+    assert named(table, 0x50) is None
+    assert named(table, -1) is None
+
+
+def test_padding_belongs_to_its_function_and_ends_the_one_before():
+    table = core(
+        (0x00, "t", "f"), (0x20, "t", "__pfx_g"), (0x30, "t", "g"), (0x40, "t", "h")
+    )  # fmt: skip
+    assert named(table, 0x1F) == ("f", 0)
+    assert named(table, 0x20) == named(table, 0x2F) == named(table, 0x30) == ("g", 0x30)
+    assert table.symbol(0).end == BASE + 0x20
+    assert named(table, 0x3F) == ("g", 0x30), "h has no padding, so g reaches up to it"
+
+
+def test_padding_without_its_function_is_a_gap():
+    table = core((0, "t", "f"), (0x20, "t", "__pfx_g"), (0x30, "d", "data"), (0x40, "t", "h"))
+    assert named(table, 0x1F) == ("f", 0)
+    assert named(table, 0x25) is None
+    assert named(table, 0x35) is None
+
+
+@pytest.mark.parametrize(
+    ("symbols", "shown"),
+    [
+        ([("t", "a"), ("T", "longer_name"), ("W", "b")], "longer_name"),
+        ([("t", "a"), ("W", "weak")], "weak"),
+        ([("T", "__x64_sys_fork"), ("T", "__ia32_sys_fork")], "__x64_sys_fork"),
+        ([("T", "bbb"), ("T", "aaa")], "aaa"),
+        ([("T", "init_module"), ("t", "virtio_blk_init")], "virtio_blk_init"),
+        ([("T", "cleanup_module"), ("t", "exit_one")], "exit_one"),
+        ([("T", "_stext"), ("T", "_text"), ("t", "startup_64")], "startup_64"),
+        ([("T", "__irqentry_text_start"), ("t", "irq_entries_start")], "irq_entries_start"),
+    ],
+)
+def test_alias_rule(symbols, shown):
+    for order in (symbols, symbols[::-1]):
+        table = core(*((0, kind, name) for kind, name in order), (16, "t", "next"))
+        assert named(table, 0) == (shown, 0)
+        assert {name.decode() for name in table.names_at(BASE)} == {name for _, name in symbols}
+        assert table.names_at(BASE)[0].decode() == shown
+        for _, name in symbols:
+            assert table.find_address(name.encode()) == BASE, "no name is lost"
+
+
+def test_code_behind_a_boundary_marker_is_not_named_after_it():
+    table = core((0, "t", "f"), (0x10, "T", "__entry_text_end"), (0x1000, "T", "_etext"))
+    assert named(table, 0xF) == ("f", 0)
+    assert named(table, 0x10) is named(table, 0xFFF) is None
+    assert table.find_address(b"__entry_text_end") == BASE + 0x10
+
+
+def test_nothing_is_named_64_kib_behind_a_symbol():
+    table = core((0, "t", "f"), (0x20_0000, "t", "g"))
+    assert named(table, 0xFFFF) == ("f", 0)
+    assert named(table, 0x1_0000) is None
+
+
+def test_names_of_any_length_survive():
+    names = ["x" * length for length in (1, 127, 254, 255, 256, 511, 3000)]
+    table = core(*((at * 16, "t", name + "_" * at) for at, name in enumerate(names)))
+    for at, name in enumerate(names):
+        assert named(table, at * 16 + 3) == (name + "_" * at, at * 16)
+        assert list(table.find((name + "_" * at).encode())) == [at]
+
+
+def test_module_lines_need_not_be_sorted():
+    data = text((0, "T", "_text")) + text(
+        (0x3000, "t", "late"), (0x2000, "t", "early"), (0x2800, "d", "data"), module="m"
+    )
+    table = parse_kallsyms([data]).blocks["m"]
+    assert named(table, 0x27FF) == ("early", 0x2000)
+    assert named(table, 0x2800) is None
+    assert named(table, 0x3001) == ("late", 0x3000)
+
+
+def test_a_second_block_of_a_module_is_freed_and_names_nothing():
+    data = (
+        text((0, "T", "_text"))
+        + text((0x2000, "t", "live"), module="a")
+        + text((0x3000, "t", "other"), module="b")
+        + text((0x3000, "T", "a_init"), module="a")
+    )
+    found = parse_kallsyms([data])
+    assert [(clone.name, clone.module) for clone in found.freed] == [("a_init", "a")]
+    assert named(found.blocks["b"], 0x3000) == ("other", 0x3000)
+    assert found.blocks["a"].find_address(b"a_init") is None
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"zz\n", b"ffffffff81000000 T\n", b"ffffffff81000000 T a b c d\n",
+        b"fffffffg81000004 T notanumber\n", b"ffffffffffffffffff T wide\n",
+        b"ffffffff81000004 TT two\n", b"ffffffff80000000 T below_the_last_line\n", b"\0\xff\n",
+        b"ffffffff81000004\tT\tx\t[m\n", b"x T y\t[m]\n",
+    ],
+)  # fmt: skip
+def test_a_bad_line_is_counted_and_skipped(bad):
+    good = text((0, "T", "f"), (0x10, "t", "g"))
+    found = parse_kallsyms([good + bad + text((0x20, "t", "h"), (0x30, "T", "_etext"))])
+    assert found.bad_lines == 1
+    assert found.lines == 5
+    assert named(found.core, 0x25) == ("h", 0x20)
+    assert named(found.core, 5) == ("f", 0)
+
+
+def test_the_last_line_may_lack_its_end():
+    assert named(parse_kallsyms([text((0, "T", "f"))[:-1]]).core, 1) == ("f", 0)
+
+
+def test_tables_do_not_depend_on_how_the_file_is_cut(clones_folder):
+    data = lzma.decompress((clones_folder / "kallsyms.xz").read_bytes())
+    whole = parse_kallsyms([data])
+    for size in (1000, 4071, 65_536):
+        cut = parse_kallsyms(data[at : at + size] for at in range(0, len(data), size))
+        assert cut.lines == whole.lines
+        assert cut.freed == whole.freed
+        tables = [(cut.core, whole.core)] + [
+            (cut.blocks[name], table) for name, table in whole.blocks.items()
+        ]
+        for one, other in tables:
+            assert [one.symbol(i) for i in range(len(one))] == [
+                other.symbol(i) for i in range(len(other))
+            ]
+
+
+def test_hidden_addresses_are_seen_in_the_first_piece():
+    piece = b"0000000000000000 A percpu\n" + b"0000000000000000 T f\n" * 1000
+    pieces = iter([piece, b"never read\n"])
+    assert parse_kallsyms(pieces).hidden
+    assert next(pieces) == b"never read\n"
+
+
+def test_addresses_may_cross_a_4_gib_boundary():
+    low = 0xFFFF_8000_FFFF_FF00
+    data = b"".join(b"%016x t f%d\n" % (low + at * 0x40, at) for at in range(8))
+    table = parse_kallsyms([data]).core
+    for at in range(8):
+        assert table.lookup(low + at * 0x40 + 5) == (b"f%d" % at, low + at * 0x40)
+
+
+def test_symbols_4_gib_below_the_others_are_counted_and_left_out():
+    data = b"0000000000001000 T " + b"x" * 300 + b"\n" + text((0, "T", "f"), (16, "T", "_etext"))
+    found = parse_kallsyms([data])
+    assert found.bad_lines == 1
+    assert named(found.core, 1) == ("f", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "system_name"),
+    [
+        ("vfs_read", "vfs_read", ""),
+        ("foo.isra.0", "foo", "foo.isra.0"),
+        ("foo.constprop.0.isra.0.cold", "foo", "foo.constprop.0.isra.0.cold"),
+        ("foo.part.12", "foo", "foo.part.12"),
+        ("foo.llvm.123456789", "foo", "foo.llvm.123456789"),
+        ("foo.slowpath", "foo.slowpath", ""),
+        (".cold", ".cold", ""),
+    ],
+)
+def test_suffixes_of_the_compiler(name, function, system_name):
+    line = make_line(name.encode())
+    assert (line.function, line.system_name) == (function, system_name)
+
+
+def test_markers_are_told_from_functions():
+    markers = "_text _stext _etext _sinittext _einittext __entry_text_start __irqentry_text_end"
+    assert all(is_marker(name.encode()) for name in markers.split())
+    functions = "__hrtimer_start __key_link_end text_poke context_switch __unwind_start get_text"
+    assert not any(is_marker(name.encode()) for name in functions.split())

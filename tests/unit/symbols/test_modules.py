@@ -1,0 +1,191 @@
+"""Modules: ranges as they lie in memory, identity, relative addresses."""
+
+import lzma
+import random
+from itertools import pairwise
+
+import pytest
+
+from otel_kprofiler.model import ModuleKind, RangeSource, Unresolved
+from otel_kprofiler.symbols import Symbolizer, find_build_id, make_file_id, parse_notes
+from otel_kprofiler.symbols.kernel.modules import parse_modules
+from otel_kprofiler.symbols.kernel.names import is_marker
+
+
+def test_every_function_keeps_its_relative_address_and_name(clones, clones_folder):
+    """Address → (module, RVA) → function of the ELF file, for every function of 12 modules."""
+    checked = 0
+    for line in (
+        lzma.decompress((clones_folder / "functions.xz").read_bytes()).decode().splitlines()
+    ):
+        name, rva, size, function = line.split()
+        module = clones.module(name)
+        address = module.base + int(rva, 16)
+        (frame,) = clones.resolve_addresses([address])
+        assert frame.module is module
+        assert frame.address == int(rva, 16)
+        if not int(size, 16):
+            continue  # a label inside of other code
+        explained = clones.explain(address)
+        assert function in explained.names
+        assert frame.offset == 0
+        assert explained.end >= address + int(size, 16)
+        (last,) = clones.resolve_addresses([address + int(size, 16) - 1])
+        assert last.lines == frame.lines
+        checked += 1
+    assert checked > 900
+
+
+def test_every_text_symbol_of_kallsyms_is_named_as_itself(clones, clones_lines):
+    """Live functions of modules and core, init text excepted, against the obvious parse."""
+    init = [
+        next(a for a, _, name, _ in clones_lines if name == marker) for marker in ("_etext", "_end")
+    ]
+    freed = {(clone.address, clone.name) for clone in clones.snapshot.freed}
+    checked = 0
+    for address, kind, name, module in clones_lines:
+        is_code = kind in "tTwW" and not name.startswith("__pfx_")
+        if not is_code or (address, name) in freed or init[0] <= address < init[1]:
+            continue
+        if is_marker(name.encode()):
+            continue
+        explained = clones.explain(address)
+        if module.startswith("__builtin__"):
+            assert explained.frame.function == name
+            assert explained.frame.module.kind is ModuleKind.OUT_OF_LINE
+        else:
+            assert name in explained.names
+            assert explained.frame.offset == 0
+            assert explained.frame.module.name == (module or "vmlinux")
+        checked += 1
+    assert checked > 1800
+
+
+def test_freed_init_functions_name_no_frame(clones, clones_lines):
+    """Each address of a clone shows the live symbol there, or nothing."""
+    freed = clones.snapshot.freed
+    assert len(freed) == 26
+    collisions = 0
+    for clone in freed:
+        explained = clones.explain(clone.address)
+        live = {
+            name
+            for address, kind, name, module in clones_lines
+            if address == clone.address and (module, name) != (clone.module, clone.name)
+        }
+        assert clone in explained.freed
+        if explained.frame.lines:
+            assert explained.frame.offset > 0 or set(explained.names) <= live
+        collisions += bool(live)
+    assert collisions >= 4
+    assert clones.explain(0xFFFFFFFFC0615010).frame.function == "sound_devnode"
+
+
+def test_init_text_of_the_kernel_names_no_frame(clones, clones_lines):
+    start = next(a for a, _, name, _ in clones_lines if name == "_sinittext")
+    for address, kind, name, module in clones_lines:
+        if address > start and kind in "tT" and not module:
+            (frame,) = clones.resolve_addresses([address])
+            assert frame.unresolved is Unresolved.UNMAPPED, name
+
+
+def test_ranges_of_modules_do_not_overlap_though_their_extents_do(modules, modules_files):
+    listed, bad = parse_modules(modules_files.read_bytes("/proc/modules"))
+    assert (len(listed), bad) == (126, 0)
+    extents = sorted((m.address, m.address + m.size) for m in listed)
+    assert sum(a[1] > b[0] for a, b in pairwise(extents)) == 15
+    found = [m for m in modules.snapshot.modules if m.kind is ModuleKind.LOADED]
+    assert len(found) == 126
+    ranges = sorted(part for module in found for part in module.ranges)
+    assert all(a.end <= b.start for a, b in pairwise(ranges))
+    assert {m.range_source for m in found} == {RangeSource.SECTIONS}
+    assert all(m.base == m.ranges[0].start for m in found)
+    assert not any(part.name.startswith(".init") for part in ranges)
+
+
+def test_freed_init_text_of_ext4_belongs_to_the_module_that_reused_it(modules, modules_files):
+    init = int(modules_files.read_bytes("/sys/module/ext4/sections/.init.text"), 16)
+    (frame,) = modules.resolve_addresses([init])
+    assert frame.module is None or frame.module.name != "ext4"
+
+
+def test_identity(modules):
+    ext4 = modules.module("ext4")
+    assert ext4.build_id == "f1ab2d8253a14b1b2b385ab80ee913c0f136ecac"
+    assert ext4.file_id == make_file_id(ext4.build_id)
+    assert modules.module("vmlinux").build_id == "764949bbe8b7a9241512fbf3b0d66d0ba34686a8"
+    assert modules.snapshot.vmlinux_build_id == modules.module("vmlinux").build_id
+    assert all(module.build_id for module in modules.snapshot.modules)
+    assert len({module.file_id for module in modules.snapshot.modules}) == 127
+    assert len({module.generation for module in modules.snapshot.modules}) == 127
+
+
+@pytest.mark.parametrize(
+    ("build_id", "file_id"),
+    [
+        ("f8e1cf0f60558098edaec164ac7749df", "026a2d6a60ee6b4eb8ec85adf2e76f4d"),
+    ],
+)
+def test_file_id_is_what_symbol_stores_key_on(build_id, file_id):
+    assert make_file_id(build_id) == file_id
+
+
+def test_without_build_id_each_build_has_an_id_of_its_own():
+    ids = {
+        make_file_id(None, "m", "kernel1", ""),
+        make_file_id(None, "m", "kernel2", ""),
+        make_file_id(None, "n", "kernel1", ""),
+        make_file_id(None, "m", "kernel1", "SRCVERSION"),
+    }
+    assert len(ids) == 4
+    assert all(len(value) == 32 for value in ids)
+
+
+def test_all_notes_are_parsed(modules_files):
+    data = modules_files.read_bytes("/sys/kernel/notes")
+    notes = parse_notes(data)
+    assert [note.name for note in notes].index(b"GNU") == len(notes) - 1
+    assert {note.name for note in notes} == {b"Linux", b"Xen", b"GNU"}
+    assert find_build_id(data) == "764949bbe8b7a9241512fbf3b0d66d0ba34686a8"
+    for end in range(len(data)):
+        assert find_build_id(data[:end]) is None, "a truncated note is no build id"
+
+
+def test_hostile_notes_are_survived():
+    rng = random.Random(1)
+    for _ in range(500):
+        parse_notes(rng.randbytes(rng.randrange(80)))
+    parse_notes(b"\xff" * 64)
+
+
+def test_malformed_module_lines_are_counted():
+    data = b"a 1 0 - Live 0x10\nb\n\nc x 0 - Live 0x20\nd 1 0 - Live 0x30 (OE)\n\xff\xff\n"
+    listed, bad = parse_modules(data)
+    assert [m.name for m in listed] == ["a", "d"]
+    assert bad == 4
+
+
+def test_without_sysfs_ranges_come_from_symbols(clones, clones_folder):
+    """Not root: base from /proc/modules, extent from the text symbols; the module says so."""
+    bare = Symbolizer.from_files(
+        kallsyms=clones_folder / "kallsyms.xz", modules=clones_folder / "proc_modules"
+    )
+    for module in clones.snapshot.modules[1:]:
+        other = bare.module(module.name)
+        assert other.base == module.base
+        assert other.range_source is RangeSource.SYMBOLS
+        (part,) = other.ranges
+        assert part.start == module.ranges[0].start
+        assert part.end >= module.ranges[-1].start
+    parts = sorted(part for module in bare.snapshot.modules for part in module.ranges)
+    assert all(a.end <= b.start for a, b in pairwise(parts))
+    assert any("sections" in problem for problem in bare.problems)
+    match = bare.find("br_dev_xmit")[0]
+    assert match.rva == clones.find("br_dev_xmit")[0].rva
+
+
+def test_without_module_list_the_base_is_the_page_of_the_first_symbol(clones, clones_folder):
+    bare = Symbolizer.from_files(kallsyms=clones_folder / "kallsyms.xz")
+    assert {m.name for m in bare.snapshot.modules} == {m.name for m in clones.snapshot.modules}
+    for module in clones.snapshot.modules[1:]:
+        assert bare.module(module.name).base == module.base

@@ -1,0 +1,230 @@
+"""The facade: leaf and callers, caches, history, hidden symbols, captured files."""
+
+import gzip
+import os
+import struct
+
+import pytest
+
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import (
+    STACK_NOT_COLLECTED,
+    STACK_OK,
+    FrameKind,
+    ModuleKind,
+    RawSample,
+    Unresolved,
+)
+from otel_kprofiler.symbols import HiddenCause, Symbolizer
+from otel_kprofiler.symbols.cache import BoundedCache
+from otel_kprofiler.symbols.kernel.read import read_pieces
+
+KALLSYMS = """\
+ffffffff81000000 T _stext
+ffffffff81000000 T _text
+ffffffff81000100 T first
+ffffffff81000200 t second.isra.0
+ffffffff81000300 T __irqentry_text_start
+ffffffff81000300 t irq_entry
+ffffffff81000400 T __irqentry_text_end
+ffffffff81000500 T _etext
+ffffffffc0001000 t ftrace_trampoline\t[__builtin__ftrace]
+ffffffffc0005000 t bpf_prog_0123456789abcdef_probe\t[bpf]
+"""
+BASE = 0xFFFFFFFF81000000
+
+
+def sample(*kernel, user=(), time_ns=10):
+    return RawSample(
+        time_ns, 0, 1, 1, None, 1, b"x",
+        struct.pack(f"{len(kernel)}Q", *kernel), struct.pack(f"{len(user)}Q", *user),
+        STACK_OK, STACK_OK if user else STACK_NOT_COLLECTED, None,
+    )  # fmt: skip
+
+
+def make_host(root, kallsyms=KALLSYMS, **files):
+    for path, content in {"proc/kallsyms": kallsyms, **files}.items():
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(content)
+    return Access(str(root))
+
+
+@pytest.fixture
+def host(tmp_path):
+    return make_host(tmp_path)
+
+
+def test_the_leaf_is_exact_and_callers_are_one_byte_before_their_return_address(host):
+    symbolizer = Symbolizer.live(host)
+    leaf, caller = symbolizer.resolve_addresses([BASE + 0x200, BASE + 0x200])
+    assert (leaf.function, leaf.address, leaf.offset) == ("second", 0x200, 0)
+    assert (caller.function, caller.address, caller.offset) == ("first", 0x1FF, 0xFF)
+    (caller,) = symbolizer.resolve_addresses([BASE + 0x200], leaf_exact=False)
+    assert caller.function == "first"
+    assert leaf.lines[0].system_name == "second.isra.0"
+
+
+def test_a_sample_has_kernel_frames_then_user_frames(host):
+    stack = Symbolizer.live(host).resolve(sample(BASE + 0x110, BASE + 0x210, user=(0x5000, 0x6000)))
+    assert [frame.function for frame in stack.frames] == ["first", "second", "", ""]
+    assert [frame.address for frame in stack.frames] == [0x110, 0x20F, 0x5000, 0x5FFF]
+    assert stack.frames[2].kind is FrameKind.USER
+    assert stack.frames[2].unresolved is Unresolved.USER_ADDRESS
+    assert (stack.kernel_status, stack.user_status) == (STACK_OK, STACK_OK)
+
+
+def test_one_stack_and_one_frame_object_as_long_as_symbols_are_the_same(host):
+    symbolizer = Symbolizer.live(host)
+    one = symbolizer.resolve(sample(BASE + 0x110, BASE + 0x210))
+    assert symbolizer.resolve(sample(BASE + 0x110, BASE + 0x210, time_ns=99)) is one
+    other = symbolizer.resolve(sample(BASE + 0x110, BASE + 0x211))
+    assert other is not one
+    assert other.frames[0] is one.frames[0]
+
+
+def test_torn_words_are_left_out(host):
+    torn = sample(BASE + 0x110)._replace(kernel_stack=struct.pack("Q", BASE + 0x110) + b"\xff" * 5)
+    assert len(Symbolizer.live(host).resolve(torn).frames) == 1
+
+
+def test_samples_are_resolved_with_the_symbols_of_their_time(tmp_path):
+    host = make_host(tmp_path)
+    symbolizer = Symbolizer.live(host)
+    before = symbolizer.resolve(sample(BASE + 0x110, time_ns=10))
+    vmlinux = symbolizer.module("vmlinux")
+    make_host(tmp_path, KALLSYMS.replace("first", "renamed"))
+    symbolizer.reload(now_boot_ns=100)
+    assert symbolizer.generation == 2
+    assert symbolizer.resolve(sample(BASE + 0x110, time_ns=99)) is before
+    assert symbolizer.resolve(sample(BASE + 0x110, time_ns=100)).frames[0].function == "renamed"
+    assert symbolizer.resolve_addresses([BASE + 0x110], time_ns=5)[0].function == "first"
+    assert symbolizer.module("vmlinux") is vmlinux, "an unchanged module stays the same object"
+    for now in range(200, 300):
+        symbolizer.reload(now)
+    assert len(symbolizer._views) == 17
+
+
+def test_gaps_and_unknown_addresses_say_why(host):
+    symbolizer = Symbolizer.live(host)
+    (gap,) = symbolizer.resolve_addresses([BASE + 0x480])
+    assert (gap.module.name, gap.address, gap.lines) == ("vmlinux", 0x480, ())
+    assert gap.unresolved is Unresolved.NO_SYMBOL
+    (outside,) = symbolizer.resolve_addresses([BASE + 0x500])
+    assert (outside.module, outside.address) == (None, BASE + 0x500)
+    assert outside.unresolved is Unresolved.UNMAPPED
+
+
+def test_bpf_programs_and_trampolines_are_modules_of_their_own(host):
+    symbolizer = Symbolizer.live(host)
+    (bpf,) = symbolizer.resolve_addresses([0xFFFFFFFFC0005010])
+    assert bpf.kind is FrameKind.BPF
+    assert bpf.module.kind is ModuleKind.BPF
+    assert bpf.module.name == bpf.function == "bpf_prog_0123456789abcdef_probe"
+    assert bpf.address == 0x10
+    (trampoline,) = symbolizer.resolve_addresses([0xFFFFFFFFC0001FFF])
+    assert trampoline.function == "ftrace_trampoline"
+    assert trampoline.module.kind is ModuleKind.OUT_OF_LINE
+    (past,) = symbolizer.resolve_addresses([0xFFFFFFFFC0002000])
+    assert past.unresolved is Unresolved.UNMAPPED
+    assert symbolizer.find("bpf_prog_", prefix=True)[0].address == 0xFFFFFFFFC0005000
+
+
+def test_names_to_addresses(host):
+    symbolizer = Symbolizer.live(host)
+    assert [match.rva for match in symbolizer.find("first")] == [0x100]
+    assert symbolizer.find("second") == ()
+    assert [match.name for match in symbolizer.find("second", prefix=True)] == ["second.isra.0"]
+    assert symbolizer.find("_etext")[0].address == BASE + 0x500
+    assert symbolizer.find("") == ()
+    assert symbolizer.module("ext4") is None
+
+
+def test_interrupt_ranges_keep_markers_that_share_an_address_with_a_function(host):
+    symbolizer = Symbolizer.live(host)
+    (irq,) = symbolizer.interrupt_ranges()
+    assert irq == (BASE + 0x300, BASE + 0x400, "irqentry")
+    assert symbolizer.resolve_addresses([BASE + 0x300])[0].function == "irq_entry"
+
+
+@pytest.mark.parametrize(
+    ("files", "cause"),
+    [
+        ({"proc/sys/kernel/kptr_restrict": "2\n"}, HiddenCause.KPTR_RESTRICT),
+        ({"proc/sys/kernel/kptr_restrict": "1\n"}, HiddenCause.NO_CAP_SYSLOG),
+        ({"proc/sys/kernel/kptr_restrict": "0\n"}, HiddenCause.NO_CAP_SYSLOG),
+        ({}, HiddenCause.NO_CAP_SYSLOG),
+    ],
+)
+def test_hidden_symbols_are_not_fatal_and_the_cause_is_known(tmp_path, files, cause):
+    zeros = "".join("0" * 16 + line[16:] + "\n" for line in KALLSYMS.splitlines())
+    modules = "m 4096 0 - Live 0x0000000000000000\n"
+    symbolizer = Symbolizer.live(make_host(tmp_path, zeros, **files, **{"proc/modules": modules}))
+    assert symbolizer.hidden is cause
+    assert cause.value
+    assert cause.fix
+    (frame,) = symbolizer.resolve_addresses([BASE])
+    assert (frame.module, frame.address) == (None, BASE)
+    assert frame.unresolved is Unresolved.HIDDEN
+    assert symbolizer.explain(BASE).reason == cause.value
+
+
+def test_a_host_without_kallsyms(tmp_path):
+    symbolizer = Symbolizer.live(Access(str(tmp_path)))
+    assert symbolizer.hidden is HiddenCause.NO_FILE
+    assert symbolizer.snapshot.modules == ()
+    assert symbolizer.interrupt_ranges() == ()
+    assert symbolizer.find("x") == ()
+
+
+def test_an_empty_or_unreadable_kallsyms(tmp_path):
+    assert Symbolizer.live(make_host(tmp_path, "")).hidden is HiddenCause.UNREADABLE
+    (tmp_path / "proc" / "kallsyms").unlink()
+    (tmp_path / "proc" / "kallsyms").mkdir()
+    symbolizer = Symbolizer.live(Access(str(tmp_path)))
+    assert symbolizer.hidden is HiddenCause.UNREADABLE
+    assert "Is a directory" in symbolizer.problems[0]
+
+
+def test_explain_shows_all_names(host):
+    explained = Symbolizer.live(host).explain(BASE + 0x301)
+    assert explained.names == ("irq_entry", "__irqentry_text_start")
+    assert (explained.start, explained.end) == (BASE + 0x300, BASE + 0x400)
+    assert explained.section == ".text"
+    assert explained.reason
+
+
+def test_from_files_takes_compressed_copies_and_refuses_a_missing_one(tmp_path):
+    (tmp_path / "k.gz").write_bytes(gzip.compress(KALLSYMS.encode()))
+    symbolizer = Symbolizer.from_files(kallsyms=tmp_path / "k.gz")
+    assert symbolizer.resolve_addresses([BASE + 0x100])[0].function == "first"
+    assert symbolizer.reload(5) is symbolizer.snapshot
+    with pytest.raises(FileNotFoundError):
+        Symbolizer.from_files(kallsyms=tmp_path / "missing")
+
+
+def test_the_reader_closes_its_descriptor_even_when_left_early(tmp_path):
+    (tmp_path / "f").write_bytes(b"x" * 5_000_000)
+    before = len(os.listdir("/proc/self/fd"))
+    pieces = read_pieces(os.open(tmp_path / "f", os.O_RDONLY))
+    next(pieces)
+    pieces.close()
+    assert sum(map(len, read_pieces(os.open(tmp_path / "f", os.O_RDONLY)))) == 5_000_000
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_reader_reports_errors(tmp_path):
+    with pytest.raises(IsADirectoryError):
+        list(read_pieces(os.open(tmp_path, os.O_RDONLY)))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        list(read_pieces(-1))
+
+
+def test_the_cache_is_bounded_and_keeps_what_is_used():
+    computed = []
+    cache = BoundedCache(100, lambda key: computed.append(key) or key * 2)
+    for key in range(1000):
+        assert cache[key] == key * 2
+        assert cache[0] == 0
+        assert len(cache) + len(cache._old) <= 101
+    assert computed.count(0) == 1
