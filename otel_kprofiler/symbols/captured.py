@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import lzma
 import os
-import tarfile
 from collections.abc import Mapping
 from typing import Final
 
@@ -89,6 +88,8 @@ class CapturedFiles:
         return None
 
     def _add_archive(self, host_path: str, local: str) -> None:
+        import tarfile  # noqa: PLC0415  # 10 ms of start time that only archives need
+
         with tarfile.open(local) as archive:
             for member in archive:
                 file = archive.extractfile(member) if member.isfile() else None

@@ -141,7 +141,7 @@ class KallsymsParser:
             self._core.add(*fields)
 
     def _is_hidden(self, fields: _Fields) -> bool:
-        if not self._last_core and fields.addresses[-1] == _HIDDEN:
+        if self._last_core in {b"", _HIDDEN} and fields.addresses[-1] == _HIDDEN:
             self.hidden = self.hidden or 1 in fields.types.translate(_IS_TEXT)
         return self.hidden
 

@@ -22,7 +22,7 @@ from otel_kprofiler.symbols.kernel.hidden import HiddenCause
 from otel_kprofiler.symbols.kernel.identity import make_file_id
 from otel_kprofiler.symbols.kernel.kallsyms import FreedSymbol
 from otel_kprofiler.symbols.kernel.names import make_line
-from otel_kprofiler.symbols.kernel.table import SymbolTable
+from otel_kprofiler.symbols.kernel.table import Symbol, SymbolTable
 
 VMLINUX: Final = "vmlinux"
 INTERRUPT_SECTIONS: Final = ("entry", "irqentry", "softirqentry")
@@ -72,6 +72,7 @@ class Snapshot:
         "_by_name",
         "_ends",
         "_owners",
+        "_programs",
         "_starts",
         "bad_lines",
         "freed",
@@ -104,6 +105,7 @@ class Snapshot:
         self.problems = tuple(problems)
         self.bad_lines = bad_lines
         self._blocks = tuple(blocks)
+        self._programs: dict[int, Module] = {}  # made when first seen, by start
         self.freed = tuple(freed)
         self._by_name: Mapping[str, ModuleSymbols] = {m.module.name: m for m in modules}
         regions = _disjoint(
@@ -161,7 +163,7 @@ class Snapshot:
         for block in self._blocks:
             for index in block.table.find(raw, prefix=prefix):
                 symbol = block.table.symbol(index)
-                module = _block_module(block.kind, symbol.name, symbol.start, symbol.end)
+                module = self._program(block.kind, symbol)
                 found.append(Match(symbol.name, symbol.start, symbol.end, module, 0))
         return tuple(found)
 
@@ -187,18 +189,18 @@ class Snapshot:
         frame = self.frame(address)
         index = bisect_right(self._starts, address) - 1
         inside = index >= 0 and address < self._ends[index]
-        section = ""
-        table = None
-        if inside:
-            module, table = self._owners[index]
-            section = next(p.name for p in module.ranges if p.start <= address < p.end)
-        start = address - frame.offset if frame.lines else 0
+        ranges = frame.module.ranges if frame.module else ()
+        section = next((part.name for part in ranges if part.start <= address < part.end), "")
+        start = end = 0
         names: tuple[str, ...] = ()
-        end = 0
-        if table is not None and frame.lines:
+        if frame.lines and frame.module:
+            start = address - frame.offset
+            names, end = (frame.module.name,), ranges[0].end
+        table = self._owners[index].table if inside else None
+        if frame.lines and table is not None:
             raw = table.names_at(start)
             names = tuple(name.decode("utf-8", "backslashreplace") for name in raw)
-            end = table.symbol(bisect_right(range(len(table)), start, key=table.address) - 1).end
+            end = table.symbol_at(start).end
         freed = tuple(clone for clone in self.freed if clone.address in (address, start))
         return Explanation(
             address,
@@ -223,19 +225,35 @@ class Snapshot:
 
     def _frame_outside(self, address: int, below: int) -> Frame:
         """A frame for an address in no module; ``below`` is the start of the range before it."""
-        best: tuple[int, bytes, ModuleKind] | None = None
+        best: tuple[int, bytes, CodeBlock] | None = None
         for block in self._blocks:
             found = block.table.lookup(address)
             if found and found[1] > below and (best is None or found[1] > best[0]):
-                best = found[1], found[0], block.kind
+                best = found[1], found[0], block
         if best is None:
             reason = Unresolved.HIDDEN if self.hidden else Unresolved.UNMAPPED
             return Frame(None, address, (), 0, FrameKind.KERNEL, reason)
-        start, name, kind = best
-        line = make_line(name)
-        module = _block_module(kind, line.system_name or line.function, start, 0)
+        start, name, (kind, table) = best
+        module = self._program(kind, table.symbol_at(start))
+        offset = address - start
         frame_kind = FrameKind.BPF if kind is ModuleKind.BPF else FrameKind.KERNEL
-        return Frame(module, address - start, (line,), address - start, frame_kind)
+        return Frame(module, offset, (make_line(name),), offset, frame_kind)
+
+    def _program(self, kind: ModuleKind, symbol: Symbol) -> Module:
+        """The BPF program or trampoline that a symbol stands for, as a module of its own."""
+        name, start, end = symbol
+        return self._programs.get(start) or self._programs.setdefault(
+            start,
+            Module(
+                name,
+                kind,
+                None,
+                make_file_id(None, name),
+                start,
+                (AddressRange(start, end, name),),
+                RangeSource.KERNEL,
+            ),
+        )
 
 
 def lookup_address(pc: int, *, leaf: bool) -> int:
@@ -266,9 +284,3 @@ def _disjoint(
             part, owner = claims[max(active)]
             regions.append((AddressRange(start, end, part.name), owner))
     return regions
-
-
-def _block_module(kind: ModuleKind, name: str, start: int, end: int) -> Module:
-    """A BPF program or trampoline as a module of its own."""
-    ranges = (AddressRange(start, end, name),) if end else ()
-    return Module(name, kind, None, make_file_id(None, name), start, ranges, RangeSource.KERNEL)

@@ -169,6 +169,10 @@ class SymbolTable:
         name = self.name(index).decode("utf-8", "backslashreplace")
         return Symbol(name, self.base + start, self.base + end)
 
+    def symbol_at(self, start: int) -> Symbol:
+        """The symbol that starts at an address, by its preferred name."""
+        return self.symbol(bisect_right(self._offsets, start - self.base) - 1)
+
     def names_at(self, address: int) -> tuple[bytes, ...]:
         """All names of the symbol that starts at an address, the preferred one first."""
         offset = address - self.base

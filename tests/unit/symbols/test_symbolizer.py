@@ -122,6 +122,9 @@ def test_bpf_programs_and_trampolines_are_modules_of_their_own(host):
     assert bpf.module.kind is ModuleKind.BPF
     assert bpf.module.name == bpf.function == "bpf_prog_0123456789abcdef_probe"
     assert bpf.address == 0x10
+    assert symbolizer.resolve_addresses([0xFFFFFFFFC0005020])[0].module is bpf.module
+    explained = symbolizer.explain(0xFFFFFFFFC0005010)
+    assert (explained.names, explained.start) == ((bpf.function,), 0xFFFFFFFFC0005000)
     (trampoline,) = symbolizer.resolve_addresses([0xFFFFFFFFC0001FFF])
     assert trampoline.function == "ftrace_trampoline"
     assert trampoline.module.kind is ModuleKind.OUT_OF_LINE
