@@ -6,9 +6,11 @@ from typing import Final
 from otel_kprofiler.bpf.btf import VMLINUX as VMLINUX_BTF
 from otel_kprofiler.bpf.btf import find_member_offsets
 from otel_kprofiler.bpf.layout import (
+    DESCENDANTS,
     KEEP_IDLE,
     KERNEL_STACKS,
     MAX_INTERRUPT_RANGES,
+    NAMESPACE,
     ONLY_TARGETS,
     RECORD_HEADER_BYTES,
     RECORD_VERSION,
@@ -43,9 +45,11 @@ SAMPLER_SOURCE: Final = Path(__file__).with_name("sampler.bpf.c")
 SAMPLER_OBJECT: Final = Path(__file__).with_name("sampler.bpf.o")
 
 __all__ = [
+    "DESCENDANTS",
     "KEEP_IDLE",
     "KERNEL_STACKS",
     "MAX_INTERRUPT_RANGES",
+    "NAMESPACE",
     "ONLY_TARGETS",
     "RECORD_HEADER_BYTES",
     "RECORD_OVERHEAD",

@@ -28,8 +28,10 @@ KEEP_IDLE: Final = 4
 ONLY_TARGETS: Final = 8
 START_TIME: Final = 16
 SPAN_LINKS: Final = 32
+NAMESPACE: Final = 64
+DESCENDANTS: Final = 128
 
-_CONFIG: Final = struct.Struct(f"=6Q{2 * MAX_INTERRUPT_RANGES}Q")
+_CONFIG: Final = struct.Struct(f"=11Q{2 * MAX_INTERRUPT_RANGES}Q")
 _RECORD: Final = struct.Struct("=QQQQQQIIIhh16s")
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
@@ -51,12 +53,17 @@ class ProgramConfig(NamedTuple):
     wakeup_bytes: int
     stack_bytes: int
     interrupt_ranges: Sequence[tuple[int, int]]
+    namespace_device: int = 0
+    namespace_inode: int = 0
+    parent_offset: int = 0
+    tgid_offset: int = 0
+    target_tgid: int = 0
 
     def pack(self) -> bytes:
         """The struct as the program reads it; half-open ranges become start and size."""
         words = [word for start, end in self.interrupt_ranges for word in (start, end - start)]
         words += [0] * (2 * MAX_INTERRUPT_RANGES - len(words))
-        return _CONFIG.pack(*self[:6], *words)
+        return _CONFIG.pack(*self[:6], *self[7:], *words)
 
 
 class ProgramCounts(NamedTuple):

@@ -17,6 +17,7 @@ enum {
 	STACK_BYTES = MAX_FRAMES * 8, /* 0x3f8: as a mask it keeps every length up to itself */
 	NOT_COLLECTED = -32768,
 	MAX_RANGES = 4,
+	MAX_ANCESTORS = 16,
 	IN_FLIGHT = 1, /* a record is being made; its time is not read yet */
 };
 
@@ -27,6 +28,8 @@ enum flags {
 	ONLY_TARGETS = 8,
 	START_TIME = 16,
 	SPAN_LINKS = 32,
+	NAMESPACE = 64, /* ids are those of a pid namespace; targets are in it */
+	DESCENDANTS = 128, /* of the target are targets too */
 };
 
 struct range {
@@ -41,6 +44,11 @@ struct config {
 	u64 start_offset;  /* of task_struct.start_boottime */
 	u64 wakeup_bytes;  /* fill mark at which the reader is woken */
 	u64 stack_bytes; /* limit of one side, at most STACK_BYTES */
+	u64 namespace_device; /* of the pid namespace, and its inode number */
+	u64 namespace_inode;
+	u64 parent_offset; /* of task_struct.real_parent */
+	u64 tgid_offset;   /* of task_struct.tgid */
+	u64 target_tgid;   /* in the initial namespace, for DESCENDANTS; 0: not known yet */
 	struct range interrupt_text[MAX_RANGES];
 };
 
@@ -57,9 +65,16 @@ struct cpu_line {
 };
 
 struct span_slot {
-	u64 sequence; /* odd while the thread writes */
+	u64 span_id; /* 0: no span, or the thread is writing */
 	u64 trace_id[2]; /* numbers, high half first */
-	u64 span_id;
+	u64 context_at; /* where the thread keeps the address of its context; 0: not compared */
+	u64 context; /* the context in which the span is current */
+};
+
+/* struct bpf_pidns_info */
+struct namespace_ids {
+	u32 pid;
+	u32 tgid;
 };
 
 struct record {
@@ -135,7 +150,10 @@ static long (*bpf_get_current_comm)(void *buffer, u32 size) = (void *)16;
 static u64 (*bpf_get_current_task)(void) = (void *)35;
 static long (*bpf_get_stack)(void *ctx, void *buffer, u32 size, u64 flags) = (void *)67;
 static u64 (*bpf_get_current_cgroup_id)(void) = (void *)80;
+static long (*bpf_probe_read_user)(void *to, u32 size, const void *from) = (void *)112;
 static long (*bpf_probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
+static long (*bpf_get_ns_current_pid_tgid)(u64 device, u64 inode, void *ids, u32 size) =
+	(void *)120;
 static u64 (*bpf_ktime_get_boot_ns)(void) = (void *)125;
 static long (*bpf_ringbuf_output)(void *ring, void *data, u64 size, u64 flags) = (void *)130;
 static u64 (*bpf_ringbuf_query)(void *ring, u64 flags) = (void *)134;
@@ -203,40 +221,92 @@ INLINE int in_interrupt(const struct config *options, const struct record *recor
 	return 0;
 }
 
+/* Whether the target is among the ancestors of the current process. */
+INLINE int descends(const struct config *options)
+{
+	u64 task = bpf_get_current_task();
+
+	if (!options->target_tgid)
+		return 0;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < MAX_ANCESTORS; i++) {
+		u64 child = task;
+		u32 tgid = 0;
+
+		if (bpf_probe_read_kernel(&task, sizeof(task), (void *)(child + options->parent_offset)))
+			return 0;
+		if (bpf_probe_read_kernel(&tgid, sizeof(tgid), (void *)(task + options->tgid_offset)))
+			return 0;
+		if (tgid == options->target_tgid)
+			return 1;
+		if (tgid <= 1)
+			return 0;
+	}
+	return 0;
+}
+
+/* Whether the current process is to be sampled; its ids are those of `record`. */
+INLINE int is_target(struct config *options, const struct record *record, int in_namespace)
+{
+	if (in_namespace && LOOKUP(targets, &record->tgid)) {
+		if (options->flags & DESCENDANTS)
+			options->target_tgid = bpf_get_current_pid_tgid() >> 32;
+		return 1;
+	}
+	return options->flags & DESCENDANTS && descends(options);
+}
+
 /*
  * The slot is written by the very thread that was interrupted, on this CPU: what it wrote
- * before is visible, and an odd sequence means that it was interrupted while writing.
+ * before is visible, and no span means that there is none or that it was interrupted while
+ * writing. A thread that is in another context than the one that it wrote for is in no span
+ * that is known: an event loop or a library has switched without telling.
  */
 INLINE void copy_span(struct record *record)
 {
 	u32 *index = LOOKUP(thread_slots, &record->tid);
 	volatile struct span_slot *slot;
+	u64 context = 0;
 	u32 key;
 
-	record->trace_id[0] = record->trace_id[1] = record->span_id = 0;
 	if (!index)
 		return;
 	key = *index;
 	slot = LOOKUP(span_slots, &key);
-	if (!slot || slot->sequence & 1)
+	if (!slot || !slot->span_id)
+		return;
+	if (slot->context_at &&
+	    (bpf_probe_read_user(&context, sizeof(context), (void *)slot->context_at) ||
+	     context != slot->context))
 		return;
 	record->trace_id[0] = slot->trace_id[0];
 	record->trace_id[1] = slot->trace_id[1];
 	record->span_id = slot->span_id;
 }
 
-INLINE void sample(void *ctx, const struct config *options, struct record *record,
+INLINE void sample(void *ctx, struct config *options, struct record *record,
 		   struct cpu_line *line)
 {
 	u64 ids = bpf_get_current_pid_tgid();
 	u64 flags = options->flags, limit = stack_bytes(options->stack_bytes);
 	u64 kernel_bytes = 0, user_bytes = 0;
+	struct namespace_ids inner = {};
+	int in_namespace = 1;
 	long result;
 	int wake;
 
 	record->tgid = ids >> 32;
 	record->tid = (u32)ids;
-	if (flags & ONLY_TARGETS && !LOOKUP(targets, &record->tgid)) {
+	if (flags & NAMESPACE) {
+		in_namespace = !bpf_get_ns_current_pid_tgid(options->namespace_device,
+							    options->namespace_inode, &inner,
+							    sizeof(inner));
+		if (in_namespace) {
+			record->tgid = inner.tgid;
+			record->tid = inner.pid;
+		}
+	}
+	if (flags & ONLY_TARGETS && !is_target(options, record, in_namespace)) {
 		line->target++;
 		return;
 	}
@@ -275,7 +345,8 @@ INLINE void sample(void *ctx, const struct config *options, struct record *recor
 
 	record->cgroup_id = bpf_get_current_cgroup_id();
 	bpf_get_current_comm(record->comm, sizeof(record->comm));
-	if (flags & SPAN_LINKS)
+	record->trace_id[0] = record->trace_id[1] = record->span_id = 0;
+	if (flags & SPAN_LINKS && in_namespace)
 		copy_span(record);
 	line->taken++;
 	/* A band above the mark: two CPUs may jump over it, and beyond it the reader is awake. */

@@ -11,7 +11,7 @@ from typing import Final
 
 from otel_kprofiler.bpf.loader import delete_from_map, update_map
 
-_SLOT_WORDS: Final = 4  # struct span_slot: sequence, trace id (2), span id
+_SLOT_WORDS: Final = 5  # struct span_slot: span id, trace id (2), address, context
 _SLOT_BYTES: Final = _SLOT_WORDS * 8
 _LOW_HALF: Final = (1 << 64) - 1
 
@@ -22,8 +22,7 @@ class SpanSlots:
     def __init__(self, slots_fd: int, threads_fd: int, slots: int) -> None:
         self._threads_fd = threads_fd
         size = -(-slots * _SLOT_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._mapped = mmap.mmap(slots_fd, size, mmap.MAP_SHARED)
-        self._words = memoryview(self._mapped).cast("Q")
+        self._words = memoryview(mmap.mmap(slots_fd, size, mmap.MAP_SHARED)).cast("Q")
         self._free = list(range(slots))
         self._used: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -42,8 +41,10 @@ class SpanSlots:
                     return None
                 index = self._free.pop()
                 self._used[tid] = index
-            slot = SpanSlot(self._words, index)
+            first = index * _SLOT_WORDS
+            slot = SpanSlot(self._words[first : first + _SLOT_WORDS])
             slot.clear()
+            slot.bind(0, 0)
             update_map(self._threads_fd, tid.to_bytes(4, "little"), index.to_bytes(4, "little"))
             return slot
 
@@ -56,31 +57,45 @@ class SpanSlots:
                 self._free.append(index)
 
     def close(self) -> None:
-        """Unmap."""
-        self._words.release()
-        self._mapped.close()
+        """Forget the memory; it is unmapped when the last :class:`SpanSlot` is gone."""
+        self._words = memoryview(b"").cast("Q")
+        self._used.clear()
+        self._free.clear()
 
 
 class SpanSlot:
-    """The slot of one thread; only that thread may write it (that is what makes it safe)."""
+    """The slot of one thread; only that thread may write it (that is what makes it safe).
 
-    __slots__ = ("_first", "_sequence", "_words")
+    Attributes:
+        words: the slot as 64-bit words (``struct span_slot``): span id, high and low half of
+            the trace id, then what :meth:`bind` sets. Who writes them directly, for speed,
+            writes a span id of 0 before any other word changes, and the new one last.
+    """
 
-    def __init__(self, words: memoryview, index: int) -> None:
-        self._words = words
-        self._first = index * _SLOT_WORDS
-        self._sequence = 0
+    __slots__ = ("words",)
+
+    def __init__(self, words: memoryview) -> None:
+        self.words = words
 
     def set(self, trace_id: int, span_id: int) -> None:
         """Publish a span, given as OpenTelemetry's 128-bit and 64-bit integers."""
-        words, first = self._words, self._first
-        self._sequence = sequence = self._sequence + 2
-        words[first] = sequence - 1  # odd: an interrupt from here on finds no span
-        words[first + 1] = trace_id >> 64
-        words[first + 2] = trace_id & _LOW_HALF
-        words[first + 3] = span_id
-        words[first] = sequence
+        words = self.words
+        words[0] = 0  # an interrupt from here on finds no span
+        words[1] = trace_id >> 64
+        words[2] = trace_id & _LOW_HALF
+        words[0] = span_id
 
     def clear(self) -> None:
         """Publish that no span is current."""
-        self.set(0, 0)
+        self.words[0] = 0
+
+    def bind(self, context_at: int, context: int) -> None:
+        """Let the span count only while the word at ``context_at`` equals ``context``.
+
+        Args:
+            context_at: an address in this process; 0: it always counts.
+            context: what is there while the span is current.
+        """
+        self.words[0] = 0
+        self.words[3] = context_at
+        self.words[4] = context

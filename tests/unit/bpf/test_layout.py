@@ -126,17 +126,19 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
         ("time_ns", "start_time_ns", "cgroup_id", "trace_id", "span_id", "tgid", "tid", "cpu",
          "kernel_bytes", "user_bytes", "comm", "frames"),
     ) == (0, 8, 16, 24, 40, 48, 52, 56, 60, 62, 64, RECORD_HEADER_BYTES)  # fmt: skip
-    assert find_member_offsets(btf, "config", ProgramConfig._fields[:6]) == (0, 8, 16, 24, 32, 40)
-    assert find_member_offsets(btf, "config", ("interrupt_text",)) == (48,)
+    numbers = tuple(name for name in ProgramConfig._fields if name != "interrupt_ranges")
+    assert find_member_offsets(btf, "config", numbers) == tuple(range(0, 88, 8))
+    assert find_member_offsets(btf, "config", ("interrupt_text",)) == (88,)
     counters = find_member_offsets(btf, "cpu_line", ProgramCounts._fields)
     assert counters == tuple(range(0, 8 * _COUNTERS, 8))
     assert find_member_offsets(btf, "cpu_line", ("in_flight",)) == (8 * _IN_FLIGHT_WORD,)
-    assert find_member_offsets(btf, "span_slot", ("sequence", "trace_id", "span_id")) == (0, 8, 24)
+    words = ("span_id", "trace_id", "context_at", "context")
+    assert find_member_offsets(btf, "span_slot", words) == (0, 8, 24, 32)
 
 
 def test_interrupt_ranges_are_packed_as_start_and_size():
-    packed = ProgramConfig(1, 2, 3, 4, 5, 6, [(100, 130), (200, 201)]).pack()
-    assert struct.unpack("<14Q", packed) == (1, 2, 3, 4, 5, 6, 100, 30, 200, 1, *[0] * 4)
+    packed = ProgramConfig(1, 2, 3, 4, 5, 6, [(100, 130), (200, 201)], 7, 8, 9, 10, 11).pack()
+    assert struct.unpack("<19Q", packed) == (*range(1, 12), 100, 30, 200, 1, *[0] * 4)
 
 
 @pytest.mark.skipif(
