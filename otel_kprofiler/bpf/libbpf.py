@@ -6,6 +6,7 @@ API: libbpf.h of libbpf 1.0 and later, where pointers are NULL and ``errno`` is 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 from typing import Any, Final, Self
@@ -18,6 +19,9 @@ _LIBRARY: Final = "libbpf.so.1"
 _PRINT_TYPE: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _LOG_BYTES: Final = 1 << 20
 _LOADING: Final = "loading"
+_VERIFIER_LOG_BYTES: Final = 16 << 20
+
+_log = logging.getLogger(__name__)
 
 
 class LibbpfLoader:
@@ -60,14 +64,23 @@ class _LibbpfProgram:
             )
             if library.bpf_map__set_max_entries(found, entries):
                 raise self._failure(f"sizing map {name} of", ctypes.get_errno())
-        status = library.bpf_object__load(self._object)
-        if status:
-            raise self._failure(_LOADING, -status)
         program = self._checked(
             library.bpf_object__find_program_by_name(self._object, spec.name.encode()),
             f"{spec.name} of",
         )
+        verifier_log = self._request_log(program) if spec.log_level else None
+        status = library.bpf_object__load(self._object)
+        if status:
+            raise self._failure(_LOADING, -status)
+        if verifier_log is not None:
+            _log.info("verifier log:\n%s", verifier_log.value.decode(errors="replace"))
         self.program_fd = library.bpf_program__fd(program)
+
+    def _request_log(self, program: int) -> ctypes.Array[ctypes.c_char]:
+        buffer = ctypes.create_string_buffer(_VERIFIER_LOG_BYTES)
+        self._library.bpf_program__set_log_level(program, self._spec.log_level)
+        self._library.bpf_program__set_log_buf(program, buffer, len(buffer))
+        return buffer
 
     def map_fd(self, name: str) -> int:
         """Descriptor of a map."""
@@ -157,6 +170,8 @@ def _open_library() -> Any:
         ("bpf_object__load", integer, [pointer]),
         ("bpf_object__find_program_by_name", pointer, [pointer, text]),
         ("bpf_program__fd", integer, [pointer]),
+        ("bpf_program__set_log_level", integer, [pointer, ctypes.c_uint32]),
+        ("bpf_program__set_log_buf", integer, [pointer, text, ctypes.c_size_t]),
         ("bpf_object__close", None, [pointer]),
     ):
         function = getattr(library, name)

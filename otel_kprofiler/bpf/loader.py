@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import errno
-import os
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-_SYSCALLS: Final = {"x86_64": 321, "aarch64": 280}
+from otel_kprofiler.bpf.call import bpf_call
+
 # enum bpf_cmd, include/uapi/linux/bpf.h
 _MAP_UPDATE_ELEM: Final = 2
 _MAP_DELETE_ELEM: Final = 3
@@ -24,12 +22,15 @@ class ProgramSpec(NamedTuple):
         source: the C file, for loaders that compile.
         object: the compiled file, for loaders that do not.
         map_entries: ``max_entries`` by map, decided at run time (bytes for a ring).
+        log_level: what the verifier logs: 0 nothing unless it rejects the program, 1 each
+            instruction's state, 2 all branches. Loaders write it to the log at level INFO.
     """
 
     name: str
     source: Path
     object: Path
     map_entries: Mapping[str, int]
+    log_level: int = 0
 
 
 class LoadedProgram(Protocol):
@@ -83,14 +84,4 @@ class _ElementAttributes(ctypes.Structure):
 
 
 def _bpf_on_element(command: int, fd: int, key: bytes, value: bytes | None) -> None:
-    number = _SYSCALLS.get(platform.machine())
-    if number is None:
-        raise OSError(errno.ENOSYS, f"no bpf number for {platform.machine()}")
-    attributes = _ElementAttributes(fd, key, value, 0)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(
-        ctypes.c_long(number), ctypes.c_int(command), ctypes.byref(attributes),
-        ctypes.c_uint(ctypes.sizeof(attributes)),
-    ):  # fmt: skip
-        code = ctypes.get_errno()
-        raise OSError(code, f"bpf map element: {os.strerror(code)}")
+    bpf_call(command, _ElementAttributes(fd, key, value, 0))

@@ -31,6 +31,7 @@ from otel_kprofiler.host.perf import (
     disable_event,
     enable_event,
     open_perf_event,
+    set_period,
 )
 
 __all__ = [
@@ -63,4 +64,5 @@ __all__ = [
     "read_possible_cpus",
     "read_release",
     "read_symbols_visibility",
+    "set_period",
 ]

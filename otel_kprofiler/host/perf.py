@@ -27,6 +27,7 @@ _SYSCALLS: Final = {"x86_64": 298, "aarch64": 241}
 # _IO('$', n) and _IOW('$', n, …)
 _IOC_ENABLE: Final = 0x2400
 _IOC_DISABLE: Final = 0x2401
+_IOC_PERIOD: Final = 0x40082404
 _IOC_SET_BPF: Final = 0x40042408
 
 
@@ -88,3 +89,8 @@ def enable_event(event_fd: int) -> None:
 def disable_event(event_fd: int) -> None:
     """Stop counting; when this returns the program runs no more for this event."""
     fcntl.ioctl(event_fd, _IOC_DISABLE, 0)
+
+
+def set_period(event_fd: int, period_ns: int) -> None:
+    """Change the distance between two overflows; the first new period begins now."""
+    fcntl.ioctl(event_fd, _IOC_PERIOD, struct.pack("=Q", period_ns))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import select
 from collections.abc import Callable
 from typing import Final
 
 from otel_kprofiler.bpf import (
+    DESCENDANTS,
     KEEP_IDLE,
     KERNEL_STACKS,
+    NAMESPACE,
     ONLY_TARGETS,
     RECORD_HEADER_BYTES,
     RECORD_OVERHEAD,
@@ -29,6 +32,7 @@ from otel_kprofiler.bpf import (
     RingMemory,
     RingReader,
     SpanSlots,
+    delete_from_map,
     find_member_offsets,
     ring_bytes,
     update_map,
@@ -51,6 +55,8 @@ _PLANNED_FRAMES: Final = 64
 _PLANNED_DRAINS: Final = 4
 _MIN_RING_BYTES: Final = 256 * 1024
 _MAX_RING_BYTES: Final = 1 << 30
+_TARGETS: Final = 1024
+_INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _FIRST = bytes(4)  # the key of the only element of an array
 
 
@@ -61,20 +67,37 @@ class Attachment:
         lines: counters of the program.
         ring: reader of its records.
         events: what makes it run.
+        target_slots: how many processes can be targets.
         spans: where threads publish their span, None if not configured.
         stack_limit: bytes of one stack at which it counts as truncated.
     """
 
     def __init__(self, config: SamplerConfig, files: HostFiles, loader: Loader) -> None:
         with contextlib.ExitStack() as undo:
-            _check_release(read_release(files))
+            if config.check_kernel:
+                _check_release(read_release(files))
             possible = read_possible_cpus(files)
             size = plan_ring_bytes(config, possible)
-            program = _load(config, files, loader, possible, size)
+            self._targets: frozenset[int] = frozenset()
+            self.target_slots = max(_TARGETS, len(config.target_pids))
+            entries = {
+                "cpu_lines": possible,
+                "span_slots": max(1, config.span_slots),
+                "thread_slots": max(1, config.span_slots),
+                "targets": self.target_slots,
+                "ring": size,
+            }
+            self._program = program = _load(config, files, loader, entries)
             undo.callback(program.close)
             most = find_sysctl(files, "kernel.perf_event_max_stack") or MAX_FRAMES
             self.stack_limit = 8 * min(config.max_frames, most)
-            _configure(program, config, files, size, self.stack_limit)
+            self._pack_config = functools.partial(
+                _pack_config,
+                offsets=_find_task_offsets(files),
+                wakeup_bytes=size // 2,
+                stack_limit=self.stack_limit,
+            )
+            self.configure(config)
             self.lines = CpuLines(program.map_fd("cpu_lines"), possible)
             undo.callback(self.lines.close)
             ring_fd = program.map_fd("ring")
@@ -94,6 +117,21 @@ class Attachment:
             undo.callback(self.events.close)
             self.events.open()
             self._close = undo.pop_all().close
+
+    def configure(self, config: SamplerConfig) -> None:
+        """Have the program filter as configured, from its next run on."""
+        wanted = frozenset(config.target_pids)
+        targets = self._program.map_fd("targets")
+        try:
+            # What is filtered by the targets, or not any more, is so at one instant.
+            for pid in wanted - self._targets:
+                update_map(targets, pid.to_bytes(4, "little"), b"\1")
+            update_map(self._program.map_fd("config"), _FIRST, self._pack_config(config))
+            for pid in self._targets - wanted:
+                delete_from_map(targets, pid.to_bytes(4, "little"))
+        except OSError as error:
+            raise SamplerError(f"the program could not be configured: {error}") from error
+        self._targets = wanted
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until a forced wake-up of the program, :meth:`wake`, or the timeout."""
@@ -130,19 +168,10 @@ def _check_release(release: KernelRelease) -> None:
 
 
 def _load(
-    config: SamplerConfig, files: HostFiles, loader: Loader, possible: int, size: int
+    config: SamplerConfig, files: HostFiles, loader: Loader, entries: dict[str, int]
 ) -> LoadedProgram:
     spec = ProgramSpec(
-        "kprofiler_sample",
-        SAMPLER_SOURCE,
-        SAMPLER_OBJECT,
-        {
-            "cpu_lines": possible,
-            "span_slots": max(1, config.span_slots),
-            "thread_slots": max(1, config.span_slots),
-            "targets": max(1, len(config.target_pids)),
-            "ring": size,
-        },
+        "kprofiler_sample", SAMPLER_SOURCE, SAMPLER_OBJECT, entries, config.verifier_log_level
     )
     try:
         return loader.load(spec)
@@ -151,7 +180,7 @@ def _load(
             raise get_privilege_error("loading the BPF program", files) from error
         if error.errno == errno.ENOMEM:
             raise HostError(
-                f"no memory for a ring of {size} bytes",
+                f"no memory for a ring of {entries['ring']} bytes",
                 hint="lower samples_per_second or map_scale_factor, or raise the memory limit",
             ) from error
         raise KernelFeatureError(
@@ -160,37 +189,45 @@ def _load(
         ) from error
 
 
-def _configure(
-    program: LoadedProgram, config: SamplerConfig, files: HostFiles, size: int, stack_limit: int
-) -> None:
+def _pack_config(
+    config: SamplerConfig, *, offsets: tuple[int, ...] | None, wakeup_bytes: int, stack_limit: int
+) -> bytes:
     flags = 0 if config.stacks == "user" else KERNEL_STACKS
     flags |= 0 if config.stacks == "kernel" else USER_STACKS
     flags |= KEEP_IDLE if config.send_idle_frames else 0
     flags |= ONLY_TARGETS if config.target_pids else 0
     flags |= SPAN_LINKS if config.span_slots else 0
-    offsets = _find_start_time_offsets(files)
     flags |= START_TIME if offsets else 0
-    leader, start = offsets or (0, 0)
-    values = ProgramConfig(
-        flags, config.min_process_age_ns, leader, start, size // 2, stack_limit,
-        config.interrupt_ranges,
-    )  # fmt: skip
-    try:
-        update_map(program.map_fd("config"), _FIRST, values.pack())
-        for pid in config.target_pids:
-            update_map(program.map_fd("targets"), pid.to_bytes(4, "little"), b"\1")
-    except OSError as error:
-        raise SamplerError(f"the program could not be configured: {error}") from error
+    flags |= NAMESPACE if config.target_namespace else 0
+    flags |= DESCENDANTS if config.target_descendants else 0
+    if config.target_descendants and not offsets:
+        raise KernelFeatureError(
+            "the descendants of a process cannot be told without BTF",
+            hint="the kernel must be built with CONFIG_DEBUG_INFO_BTF, or profile one process",
+        )
+    leader, start, parent, tgid = offsets or (0, 0, 0, 0)
+    device, inode = config.target_namespace or (0, _INITIAL_NAMESPACE)
+    target = config.target_pids[0] if config.target_descendants else 0
+    return ProgramConfig(
+        flags, config.min_process_age_ns, leader, start, wakeup_bytes, stack_limit,
+        config.interrupt_ranges, _kernel_device(device), inode, parent, tgid,
+        target if inode == _INITIAL_NAMESPACE else 0,
+    ).pack()  # fmt: skip
 
 
-def _find_start_time_offsets(files: HostFiles) -> tuple[int, int] | None:
-    """Where the start of the current process is found; None without BTF."""
+def _kernel_device(device: int) -> int:
+    """``st_dev`` as the kernel has it inside (MKDEV of include/linux/kdev_t.h)."""
+    return os.major(device) << 20 | os.minor(device)
+
+
+def _find_task_offsets(files: HostFiles) -> tuple[int, ...] | None:
+    """Where a task has its leader, start, parent and process id; None without BTF."""
     try:
         btf = files.read_bytes(VMLINUX_BTF)
     except OSError:
         return None
-    found = find_member_offsets(btf, "task_struct", ("group_leader", "start_boottime"))
-    return (found[0], found[1]) if found else None
+    members = ("group_leader", "start_boottime", "real_parent", "tgid")
+    return find_member_offsets(btf, "task_struct", members)
 
 
 def _open_spans(program: LoadedProgram, slots: int) -> SpanSlots | None:

@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from otel_kprofiler.bpf import (
@@ -100,6 +101,52 @@ class EbpfSampler:
         self.stack_limit = self._attached.stack_limit
         _running.add(self)
 
+    def reconfigure(self, config: SamplerConfig) -> int:
+        """Change what is sampled without a gap: no CPU waits longer than one period.
+
+        Rate, CPUs and filters change. What is decided when the program is loaded stays as it
+        is: ``max_frames``, the size of the ring, ranges, spans, and how it was loaded.
+
+        Returns:
+            The boot time from which on the new period holds on every CPU.
+
+        Raises:
+            HostError: there is no such CPU, or too many targets; nothing has changed.
+        """
+        attached, events, old = self._attachment(), self._cpu_events(), self.config
+        if len({*config.target_pids, *old.target_pids}) > attached.target_slots:
+            raise HostError(
+                f"so many target_pids (above {attached.target_slots}, old and new) need a restart"
+            )
+        config = replace(
+            old,
+            samples_per_second=config.samples_per_second,
+            stacks=config.stacks,
+            pin_cpu_ids=config.pin_cpu_ids,
+            send_idle_frames=config.send_idle_frames,
+            target_pids=config.target_pids,
+            min_process_age_ns=config.min_process_age_ns,
+        )
+        if config.pin_cpu_ids != old.pin_cpu_ids:
+            events.select(config.pin_cpu_ids)
+        if config.period_ns != old.period_ns:
+            events.set_period(config.period_ns)
+        changed_ns = self._time.boot_ns()
+        if replace(config, samples_per_second=1, pin_cpu_ids=()) != replace(
+            old, samples_per_second=1, pin_cpu_ids=()
+        ):
+            events.between_samples(lambda: attached.configure(config))
+        self.config = config
+        return changed_ns
+
+    def pause(self) -> None:
+        """Take no samples until :meth:`resume`."""
+        self._cpu_events().pause()
+
+    def resume(self) -> None:
+        """Take samples again."""
+        self._cpu_events().resume()
+
     def wait(self, timeout_s: float) -> None:
         """Sleep until the ring passes its fill mark, :meth:`wake`, or the timeout."""
         self._attachment().wait(timeout_s)
@@ -157,6 +204,12 @@ class EbpfSampler:
         _running.discard(self)
         if attached is not None:
             attached.close()
+
+    def _cpu_events(self) -> CpuEvents:
+        events = self._attachment().events
+        if not isinstance(events, CpuEvents):
+            raise SamplerError("a sampler that follows a command cannot be changed")
+        return events
 
     def _attachment(self) -> Attachment:
         if self._attached is None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 from otel_kprofiler.errors import HostError, KernelFeatureError
@@ -22,9 +23,14 @@ from otel_kprofiler.host import (
     get_privilege_error,
     open_perf_event,
     read_online_cpus,
+    set_period,
 )
 
 _LOG: Final = logging.getLogger(__name__)
+
+_POLL_S: Final = 50e-6
+_FRESH_NS: Final = 300_000
+_PATIENCE_NS: Final = 50_000_000
 
 
 class Events(Protocol):
@@ -81,6 +87,7 @@ class CpuEvents:
         self._runs = runs
         self._events: dict[int, _CpuEvent] = {}
         self._refused: set[int] = set()
+        self._paused = False
 
     @property
     def cpus(self) -> tuple[int, ...]:
@@ -96,19 +103,16 @@ class CpuEvents:
                 if error.errno != errno.ENODEV:  # it has just gone offline
                     raise _open_error(error, self._files, f"CPU {cpu}") from error
         if not self._events:
-            raise HostError(
-                f"none of the CPUs {sorted(self._wanted)} is online",
-                hint="see /sys/devices/system/cpu/online",
-            )
+            raise self._none_online()
 
     def follow(self) -> None:
-        """Open events on CPUs that came, close those of CPUs that went or are dead."""
+        """Open events on CPUs that came, close those of CPUs that went or whose event is dead."""
         online = self._online()
         for cpu in sorted(self._events.keys() - online):
             self._close(cpu)
-            _LOG.info("CPU %d went offline", cpu)
+            _LOG.info("CPU %d is not sampled any more", cpu)
         for cpu in sorted(self._events):
-            if self._is_dead(cpu):
+            if not self._paused and self._is_dead(cpu):
                 self._close(cpu)
         for cpu in sorted(online - self._events.keys()):
             try:
@@ -119,26 +123,95 @@ class CpuEvents:
                     _LOG.warning("CPU %d is not sampled: %s", cpu, error)
             else:
                 self._refused.discard(cpu)
-                _LOG.info("CPU %d came online", cpu)
+                _LOG.info("CPU %d is sampled from now on", cpu)
 
     def disable(self) -> None:
         """Stop sampling on every CPU."""
         for event in self._events.values():
             disable_event(event.fd)
 
+    def pause(self) -> None:
+        """Stop until :meth:`resume`; CPUs that come meanwhile wait too."""
+        self._paused = True
+        self.disable()
+
+    def resume(self) -> None:
+        """Go on after :meth:`pause`, where the period of each CPU was interrupted."""
+        self._paused = False
+        for event in self._events.values():
+            enable_event(event.fd)
+
+    def select(self, cpus: Iterable[int]) -> None:
+        """Restrict to other CPUs; those that were sampled already are left alone."""
+        before, self._wanted = self._wanted, frozenset(cpus)
+        if not self._online():
+            error, self._wanted = self._none_online(), before
+            raise error
+        self.follow()
+
+    def set_period(self, period_ns: int) -> None:
+        """Change the distance between two samples.
+
+        The kernel begins a new period at once, so each CPU is changed just after it was
+        sampled. Takes as long as the old period.
+        """
+        for cpu in self._just_sampled(tuple(self._events)):
+            set_period(self._events[cpu].fd, period_ns)
+        self._attributes = self._attributes._replace(sample_period=period_ns)
+
+    def between_samples(self, action: Callable[[], None]) -> None:
+        """Do something during which the kernel would leave out a sample of this thread's CPU.
+
+        The kernel runs no program on a CPU that is inside bpf(2). Takes up to a period.
+        """
+        allowed = os.sched_getaffinity(0)
+        own = sorted(allowed & self._events.keys())[:1]
+        if own:
+            os.sched_setaffinity(0, own)
+        try:
+            for _ in self._just_sampled(own):
+                pass
+            action()
+        finally:
+            os.sched_setaffinity(0, allowed)
+
     def close(self) -> None:
         """Close the events."""
         for cpu in tuple(self._events):
             self._close(cpu)
 
+    def _just_sampled(self, cpus: Iterable[int]) -> Iterator[int]:
+        """Each CPU just after it was sampled; those where that is not seen in time at last."""
+        waiting = {cpu: self._runs(cpu) for cpu in cpus}
+        patience = 0 if self._paused else 2 * self._attributes.sample_period + _PATIENCE_NS
+        looked = time.monotonic_ns()
+        deadline = looked + patience
+        while waiting and looked < deadline:
+            time.sleep(_POLL_S)
+            before, looked = looked, time.monotonic_ns()
+            for cpu, runs in tuple(waiting.items()):
+                waiting[cpu] = self._runs(cpu)
+                # A thread that was kept from looking does not know how long ago it was.
+                if waiting[cpu] != runs and time.monotonic_ns() - before < _FRESH_NS:
+                    del waiting[cpu]
+                    yield cpu
+        yield from waiting
+
     def _online(self) -> frozenset[int]:
         online = read_online_cpus(self._files)
         return online & self._wanted if self._wanted else online
 
+    def _none_online(self) -> HostError:
+        return HostError(
+            f"none of the CPUs {sorted(self._wanted)} is online",
+            hint="see /sys/devices/system/cpu/online",
+        )
+
     def _open(self, cpu: int) -> None:
         fd = _open_attached(self._attributes, self._program_fd, cpu=cpu)
         self._events[cpu] = _CpuEvent(fd, self._runs(cpu), None)
-        enable_event(fd)
+        if not self._paused:
+            enable_event(fd)
 
     def _close(self, cpu: int) -> None:
         os.close(self._events.pop(cpu).fd)

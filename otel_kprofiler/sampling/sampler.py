@@ -34,8 +34,16 @@ class SamplerConfig:
             one of them is an interrupt's and kept. Without ranges the two cannot be told apart,
             and all samples of the idle task are left out.
         span_slots: number of threads that may publish their current span; 0: none.
+        target_namespace: device and inode of the pid namespace that ``target_pids`` are in, and
+            that the ids of samples shall be of (see ``stat`` of ``/proc/self/ns/pid``); None for
+            the initial one. Processes of other namespaces keep their initial ids.
+        target_descendants: sample the descendants of the one ``target_pids`` too. What has lost
+            its parent is a descendant no more. Needs BTF.
         child_pid: follow this process, from its next exec on, and all that it starts,
             instead of all CPUs (see :class:`HeldCommand`).
+        check_kernel: refuse kernels that are too old, instead of trying.
+        verifier_log_level: what the kernel's verifier logs about the program, 0 to 2; written
+            to the log at level INFO.
     """
 
     samples_per_second: int = 19
@@ -49,17 +57,24 @@ class SamplerConfig:
     drain_interval_s: float = 0.25
     interrupt_ranges: tuple[tuple[int, int], ...] = ()
     span_slots: int = 0
+    target_namespace: tuple[int, int] | None = None
+    target_descendants: bool = False
     child_pid: int | None = None
+    check_kernel: bool = True
+    verifier_log_level: int = 0
 
     def __post_init__(self) -> None:
         for name, low, high in (
             ("samples_per_second", 1, MAX_SAMPLES_PER_SECOND),
             ("max_frames", 1, MAX_FRAMES),
             ("map_scale_factor", 0, 8),
+            ("verifier_log_level", 0, 2),
         ):
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"{name} is {value}, must be {low} to {high}")
+        if self.target_descendants and len(self.target_pids) != 1:
+            raise ValueError("target_descendants needs exactly one of target_pids")
         if len(self.interrupt_ranges) > MAX_INTERRUPT_RANGES:
             raise ValueError(f"more than {MAX_INTERRUPT_RANGES} interrupt ranges")
 

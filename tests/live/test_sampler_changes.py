@@ -1,0 +1,182 @@
+"""Settings of a running sampler change without a gap, and without a sample taken twice."""
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections import defaultdict
+
+import pytest
+
+from otel_kprofiler.errors import HostError
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+
+pytestmark = pytest.mark.live
+
+FAST = {"samples_per_second": 999, "send_idle_frames": True, "stacks": "both"}
+
+
+@contextlib.contextmanager
+def running(**settings):
+    sampler = EbpfSampler(SamplerConfig(**settings))
+    sampler.start()
+    try:
+        yield sampler
+    finally:
+        sampler.close()
+
+
+class Witness:
+    """A fast sampler that nobody changes: where it has a gap too, the machine stood still."""
+
+    RATE = 3989
+
+    def __enter__(self):
+        self._samples, self._stop = [], threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._ready = threading.Event()
+        self._thread.start()
+        self._ready.wait(10)
+        return self
+
+    def _run(self):
+        with running(**{**FAST, "samples_per_second": self.RATE}) as sampler:
+            self._ready.set()
+            while not self._stop.is_set():
+                sampler.wait(0.1)
+                self._samples += sampler.drain()
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+        self.times = times_by_cpu(self._samples)
+
+    def stood_still(self, cpu, start, end):
+        """Whether interrupts were late in this time: two of ours in a row are missing."""
+        return any(
+            b > start and a < end and b - a > 2.5 * 10**9 / self.RATE
+            for a, b in itertools.pairwise(self.times[cpu])
+        )
+
+
+def boot_ns():
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def times_by_cpu(samples):
+    times = defaultdict(list)
+    for sample in samples:
+        times[sample.cpu].append(sample.time_ns)
+    return {cpu: sorted(found) for cpu, found in times.items()}
+
+
+def drain_for(sampler, seconds):
+    samples, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        sampler.wait(0.02)
+        samples += sampler.drain()
+    return samples
+
+
+def changes():
+    """Settings one after the other, none of which leaves a sample out."""
+    yield from (
+        {**FAST, "samples_per_second": 499},
+        {**FAST, "samples_per_second": 997, "min_process_age_ns": 1},
+        {**FAST, "min_process_age_ns": 1},
+        FAST,
+    )
+
+
+def test_no_cpu_waits_longer_than_a_period_and_no_sample_is_taken_twice():
+    samples, moments = [], []
+    with Witness() as witness, running(**FAST) as sampler:
+        for settings in itertools.islice(itertools.cycle(changes()), 25):
+            samples += drain_for(sampler, 0.05)
+            before = boot_ns()
+            sampler.reconfigure(SamplerConfig(**settings))
+            moments.append((before, boot_ns()))
+        sampler.stop()
+        samples += sampler.drain()
+        counts = sampler.counts()
+    assert counts.taken == counts.received == len(samples)
+    longest = 1.3 * 10**9 / 499
+    times = times_by_cpu(samples)
+    assert len(times) == len(witness.times)
+    for cpu, found in times.items():
+        assert len(set(found)) == len(found)
+        gaps = [
+            (a, b)
+            for a, b in itertools.pairwise(found)
+            if b - a > longest and any(a < after and b > before for before, after in moments)
+        ]
+        unexplained = [gap for gap in gaps if not witness.stood_still(cpu, *gap)]
+        assert not unexplained
+
+
+def test_the_new_period_holds_from_the_time_that_is_told():
+    with running(**FAST) as sampler:
+        samples = drain_for(sampler, 0.2)
+        changed = sampler.reconfigure(SamplerConfig(**{**FAST, "samples_per_second": 99}))
+        assert sampler.period_ns == 10**9 // 99
+        samples += drain_for(sampler, 0.5)
+    after = [[time for time in times if time > changed] for times in times_by_cpu(samples).values()]
+    assert all(b - a > 5_000_000 for times in after for a, b in itertools.pairwise(times))
+    # On at least one CPU: a virtual machine may get its timer interrupts late.
+    assert max(map(len, after)) > 30
+
+
+def test_filters_change_in_place():
+    own = os.getpid()
+    spin = threading.Event()
+    thread = threading.Thread(target=lambda: [None for _ in iter(spin.is_set, True)])
+    thread.start()
+    try:
+        with running(**FAST) as sampler:
+            everything = drain_for(sampler, 0.3)
+            sampler.reconfigure(SamplerConfig(**FAST, target_pids=(own,)))
+            sampler.drain()
+            targeted = drain_for(sampler, 0.3)
+            sampler.reconfigure(SamplerConfig(**FAST))
+            sampler.drain()
+            again = drain_for(sampler, 0.3)
+            with pytest.raises(HostError, match="need a restart"):
+                sampler.reconfigure(SamplerConfig(**FAST, target_pids=tuple(range(1, 2000))))
+    finally:
+        spin.set()
+        thread.join()
+    assert {sample.tgid for sample in everything} > {own}
+    assert {sample.tgid for sample in targeted} == {own}
+    assert {sample.tgid for sample in again} > {own}
+
+
+def test_cpus_come_and_go_while_the_others_go_on():
+    last = os.cpu_count() - 1
+    if not last:
+        pytest.skip("needs two CPUs")
+    with running(**FAST) as sampler:
+        drain_for(sampler, 0.1)
+        sampler.reconfigure(SamplerConfig(**FAST, pin_cpu_ids=(last,)))
+        sampler.drain()
+        assert {sample.cpu for sample in drain_for(sampler, 2)} == {last}
+        with pytest.raises(HostError, match="is online"):
+            sampler.reconfigure(SamplerConfig(**FAST, pin_cpu_ids=(8191,)))
+        assert sampler.cpus == (last,)
+        sampler.reconfigure(SamplerConfig(**FAST))
+        assert len(times_by_cpu(drain_for(sampler, 2))) == last + 1
+
+
+def test_a_pause_takes_no_samples_and_ends():
+    with running(**FAST) as sampler:
+        assert drain_for(sampler, 0.1)
+        sampler.pause()
+        sampler.drain()
+        # Longer than the sampler takes to look after its events.
+        assert not drain_for(sampler, 1.2)
+        sampler.reconfigure(SamplerConfig(**{**FAST, "samples_per_second": 500}))
+        assert not drain_for(sampler, 0.1)
+        sampler.resume()
+        assert len(drain_for(sampler, 0.3)) > 80
+        counts = sampler.counts()
+        assert counts.taken >= counts.received
