@@ -144,6 +144,7 @@ class Unresolved(enum.Enum):
     UNMAPPED = "no module is known at the address"
     NOT_YET_KNOWN = "the module was just loaded and its symbols are not read yet"
     MODULE_GONE = "the module was unloaded before its symbols could be read"
+    FREED_INIT = "the code was freed when the kernel had started"
     USER_ADDRESS = "user frames are exported as raw addresses"
 
 

@@ -46,7 +46,7 @@ class _View:
         def make_stack(key: _StackKey) -> Stack:
             kernel, user, kernel_status, user_status = key
             return Stack(
-                (*_frames(frames, _words(kernel)), *_frames(user_frames, _words(user))),
+                (*_frames(frames, _words(kernel)), *_frames(user_frames, _user_words(user))),
                 kernel_status,
                 user_status,
             )
@@ -228,6 +228,15 @@ def _frames(
     return tuple(
         [cache[lookup_address(pc, leaf=leaf_exact and not index)] for index, pc in enumerate(pcs)]
     )
+
+
+def _user_words(stack: bytes) -> array[int]:
+    """The addresses of a raw user stack, up to the first that cannot be one.
+
+    Code without frame pointers leads the kernel's unwinder astray; 0 is where it gave up.
+    """
+    words = _words(stack)
+    return words[: words.index(0)] if 0 in words else words
 
 
 def _user_frame(address: int) -> Frame:

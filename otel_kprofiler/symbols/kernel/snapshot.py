@@ -71,6 +71,7 @@ class Snapshot:
         "_blocks",
         "_by_name",
         "_ends",
+        "_init_text",
         "_owners",
         "_programs",
         "_starts",
@@ -108,12 +109,21 @@ class Snapshot:
         self._programs: dict[int, Module] = {}  # made when first seen, by start
         self.freed = tuple(freed)
         self._by_name: Mapping[str, ModuleSymbols] = {m.module.name: m for m in modules}
+        self._init_text = self._find_init_text()
         regions = _disjoint(
             (part, symbols) for symbols in modules for part in symbols.module.ranges
         )
         self._starts = [part.start for part, _ in regions]
         self._ends = [part.end for part, _ in regions]
         self._owners = [symbols for _, symbols in regions]
+
+    def _find_init_text(self) -> AddressRange | None:
+        """Code of the kernel that was freed when it had started."""
+        core = self._by_name.get(VMLINUX)
+        if core is None or core.table is None:
+            return None
+        start, end = (core.table.find_address(name) for name in (b"_sinittext", b"_einittext"))
+        return AddressRange(start, end, ".init.text") if start and end and start < end else None
 
     def module(self, name: str) -> Module | None:
         """The module with a name (``vmlinux``, ``ext4``), None if it is not loaded."""
@@ -225,6 +235,13 @@ class Snapshot:
 
     def _frame_outside(self, address: int, below: int) -> Frame:
         """A frame for an address in no module; ``below`` is the start of the range before it."""
+        vmlinux, init_text = self._by_name.get(VMLINUX), self._init_text
+        if vmlinux and init_text and init_text.start <= address < init_text.end:
+            # Nothing else is ever mapped there, so that the RVA holds: the idle task of the boot
+            # CPU keeps return addresses into the code that started it.
+            module = vmlinux.module
+            rva = address - module.base
+            return Frame(module, rva, (), 0, FrameKind.KERNEL, Unresolved.FREED_INIT)
         best: tuple[int, bytes, CodeBlock] | None = None
         for block in self._blocks:
             found = block.table.lookup(address)

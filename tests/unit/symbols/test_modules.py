@@ -82,11 +82,13 @@ def test_freed_init_functions_name_no_frame(clones, clones_lines):
 
 
 def test_init_text_of_the_kernel_names_no_frame(clones, clones_lines):
-    start = next(a for a, _, name, _ in clones_lines if name == "_sinittext")
+    at = {name: a for a, _, name, _ in clones_lines}
+    start, end = at["_sinittext"], at["_einittext"]
     for address, kind, name, module in clones_lines:
-        if address > start and kind in "tT" and not module:
+        if start < address < end and kind in "tT" and not module:
             (frame,) = clones.resolve_addresses([address])
-            assert frame.unresolved is Unresolved.UNMAPPED, name
+            assert frame.unresolved is Unresolved.FREED_INIT, name
+            assert frame.address == address - frame.module.base
 
 
 def test_ranges_of_modules_do_not_overlap_though_their_extents_do(modules, modules_files):

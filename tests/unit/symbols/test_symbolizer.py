@@ -65,6 +65,11 @@ def test_the_leaf_is_exact_and_callers_are_one_byte_before_their_return_address(
     assert leaf.lines[0].system_name == "second.isra.0"
 
 
+def test_a_user_stack_ends_where_the_unwinder_gave_up(host):
+    stack = Symbolizer.live(host).resolve(sample(BASE + 0x110, user=(0x5000, 0, 0x6000)))
+    assert [frame.address for frame in stack.frames] == [0x110, 0x5000]
+
+
 def test_a_sample_has_kernel_frames_then_user_frames(host):
     stack = Symbolizer.live(host).resolve(sample(BASE + 0x110, BASE + 0x210, user=(0x5000, 0x6000)))
     assert [frame.function for frame in stack.frames] == ["first", "second", "", ""]
