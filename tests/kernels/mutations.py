@@ -20,6 +20,7 @@ from pathlib import Path
 
 from harness.errors import MatrixError
 from harness.kernels import cache_dir
+from harness.qemu import BOOTS
 from harness.results import FAILED, Result, read_junit
 from run import CHECKOUT, Session
 
@@ -49,7 +50,74 @@ class Mutation:
     boot: str = "kaslr"
 
 
-MUTATIONS: dict[str, Mutation] = {mutation.name: mutation for mutation in ()}
+MUTATIONS: dict[str, Mutation] = {
+    mutation.name: mutation
+    for mutation in (
+        Mutation(
+            "section-range: a module is [address, address + size)",
+            "symbols/kernel/load.py",
+            "ranges = ranges_from_sections(found.sections, table, limit)",
+            'ranges = (AddressRange(base, base + listed.size, ".text"),)',
+            "test_every_module_function_against_the_files",
+        ),
+        Mutation(
+            "init-section: freed init text belongs to its module",
+            "symbols/kernel/modules.py",
+            r'_FREED = re.compile(r"\.init\..*|',
+            r'_FREED = re.compile(r"',
+            "test_every_module_function_against_the_files",
+        ),
+        Mutation(
+            "base: RVAs are relative to the first executable page, not to .text",
+            "symbols/kernel/load.py",
+            'base = found.sections.get(".text") or listed.address',
+            'base = found.sections.get(".exit.text") or listed.address',
+            "test_chain_of_a_module",
+        ),
+        Mutation(
+            "time: every sample is resolved with the newest symbols",
+            "symbols/symbolizer.py",
+            "if time_ns >= view.snapshot.since_ns:",
+            "if time_ns >= 0:",
+            "test_reload_with_other_code",
+        ),
+        Mutation(
+            "caller: return addresses are not adjusted",
+            "symbols/kernel/snapshot.py",
+            "return pc if leaf else pc - 1",
+            "return pc",
+            "test_chain_of_a_module",
+        ),
+        Mutation(
+            "hotplug: a CPU that comes back keeps its dead event",
+            "sampling/events.py",
+            "for cpu in sorted(online - self._events.keys()):",
+            "for cpu in ():",
+            "test_cpu_that_goes_and_comes_is_sampled_again",
+        ),
+        Mutation(
+            "blink: an event is never found dead",
+            "sampling/events.py",
+            "return clock is not None and clock == event.clock",
+            "return False",
+            "test_cpu_that_blinks_is_sampled_again",
+        ),
+        Mutation(
+            "hidden: zero addresses are taken for missing modules",
+            "symbols/kernel/snapshot.py",
+            "reason = Unresolved.HIDDEN if self.hidden else Unresolved.UNMAPPED",
+            "reason = Unresolved.UNMAPPED",
+            "test_hidden_frames_say_why",
+        ),
+        Mutation(
+            "out-of-line: pages of kprobes are not modules",
+            "symbols/kernel/kallsyms.py",
+            '("__builtin__ftrace", "__builtin__kprobes")',
+            '("__builtin__ftrace",)',
+            "test_kprobe_pages_and_trampolines_are_named",
+        ),
+    )
+}
 
 
 def mutate(text: str, mutation: Mutation) -> str:
@@ -85,7 +153,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
     parser.add_argument("--list", action="store_true", help="show them and stop")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds per boot")
+    parser.add_argument("--timeout", type=float, default=420, help="seconds per boot")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the console")
     options = parser.parse_args()
     chosen = [MUTATIONS[name] for name in options.names or MUTATIONS]
@@ -98,7 +166,10 @@ def main() -> int:
         overlay = cache_dir() / "mutant" / "otel_kprofiler"
         write_mutant(mutation, PACKAGE, overlay)
         outcome = session.boot(
-            mutation.kernel, mutation.boot, expression=mutation.test, overlay=overlay
+            session.get_files(mutation.kernel),
+            BOOTS[mutation.boot],
+            expression=mutation.test,
+            overlay=overlay,
         )
         caught = is_caught(read_junit(outcome.junit), mutation.test)
         print(f"{mutation.name}: {'caught' if caught else 'SURVIVED'}, {outcome.seconds:.0f} s")

@@ -10,15 +10,18 @@ Exit status: 0 all passed, 1 a test failed or a guest died, 2 the matrix cannot 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from harness import spin_module
 from harness.errors import MatrixError
-from harness.kernels import KERNELS, KernelFiles, get_kernel, install_tools
-from harness.qemu import BOOTS, CHECKOUT, Outcome, run_guest
+from harness.kernels import KERNELS, KernelFiles, cache_dir, get_kernel, install_tools
+from harness.qemu import BOOTS, CHECKOUT, Boot, Outcome, run_guest
 from harness.results import FAILED, Column, read_junit, render_table
 
 TABLE = CHECKOUT / "docs/kernels.md"
@@ -30,11 +33,24 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kernel", action="append", help=f"{', '.join(KERNELS)} or a directory")
     parser.add_argument("--boot", action="append", choices=BOOTS, help="default: all")
     parser.add_argument("-k", default="", help="pytest's expression")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds per boot")
+    parser.add_argument("--timeout", type=float, default=420, help="seconds per boot")
+    parser.add_argument("--jobs", type=int, default=2, help="guests at a time")
     parser.add_argument("--overlay", type=Path, help="package to test in place of the checkout's")
     parser.add_argument("--prepare", action="store_true", help="only download and build")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the console")
     return parser.parse_args(arguments)
+
+
+def open_lock() -> BinaryIO:
+    """Wait until no other process runs guests: they would share directories and processors."""
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    lock = (cache_dir() / "lock").open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("waiting for another run of the matrix", flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
 def check_collection() -> None:
@@ -49,7 +65,7 @@ def check_collection() -> None:
 
 @dataclass
 class Session:
-    """Kernels made ready once, then booted as often as wanted, one at a time."""
+    """Kernels made ready once, then booted as often as wanted; only one session at a time."""
 
     timeout_s: float
     verbose: bool = False
@@ -57,6 +73,7 @@ class Session:
 
     def __post_init__(self) -> None:
         install_tools()
+        self._lock = open_lock()
         check_collection()
 
     def get_files(self, name: str) -> KernelFiles:
@@ -67,7 +84,7 @@ class Session:
         return self._ready[name]
 
     def boot(
-        self, name: str, boot: str, *, expression: str = "", overlay: Path | None = None
+        self, kernel: KernelFiles, boot: Boot, *, expression: str = "", overlay: Path | None = None
     ) -> Outcome:
         """Run the tests that ``expression`` selects, with ``overlay`` as the package."""
         plugins = ["-p", "no:cacheprovider", "-p", "pytest_timeout"]
@@ -76,8 +93,8 @@ class Session:
         if overlay:
             environment["MATRIX_OVERLAY"] = str(overlay.absolute())
         return run_guest(
-            self.get_files(name),
-            BOOTS[boot],
+            kernel,
+            boot,
             arguments,
             environment,
             timeout_s=self.timeout_s,
@@ -101,20 +118,24 @@ def report(title: str, outcome: Outcome) -> bool:
 
 
 def run_matrix(options: argparse.Namespace) -> bool:
-    """Boot everything that was asked for, one after another; True when all passed."""
+    """Boot everything that was asked for; True when all passed."""
     session = Session(options.timeout, options.verbose)
-    columns, good = [], True
-    for name in options.kernel or KERNELS:
-        kernel = session.get_files(name)
-        for boot in [] if options.prepare else options.boot or BOOTS:
-            outcome = session.boot(name, boot, expression=options.k, overlay=options.overlay)
-            title = f"Linux {kernel.name} ({kernel.version}), {BOOTS[boot].title}"
-            good &= report(title, outcome)
-            columns.append(Column(title, read_junit(outcome.junit)))
-    if columns and not (options.kernel or options.boot or options.k or options.overlay):
-        TABLE.write_text(render_table(columns))
+    kernels = [session.get_files(name) for name in options.kernel or KERNELS]
+    boots = [] if options.prepare else [BOOTS[name] for name in options.boot or BOOTS]
+    pairs = [(kernel, boot) for kernel in kernels for boot in boots]
+
+    def run(pair: tuple[KernelFiles, Boot]) -> tuple[bool, Column]:
+        kernel, boot = pair
+        outcome = session.boot(kernel, boot, expression=options.k, overlay=options.overlay)
+        title = f"Linux {kernel.name} ({kernel.version}), {boot.title}"
+        return report(title, outcome), Column(title, read_junit(outcome.junit))
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        done = list(pool.map(run, pairs))
+    if done and not (options.kernel or options.boot or options.k or options.overlay):
+        TABLE.write_text(render_table([column for _, column in done]))
         print(f"wrote {TABLE}")
-    return good
+    return all(good for good, _ in done)
 
 
 def main() -> int:

@@ -27,8 +27,8 @@ module_param(cpu, int, 0444);
 MODULE_PARM_DESC(cpu, "CPU to spin on, -1 for any");
 
 static unsigned int init_ms;
-module_param(init_ms, uint, 0444);
-MODULE_PARM_DESC(init_ms, "milliseconds to spin in init code before the thread starts");
+module_param(init_ms, uint, 0644);
+MODULE_PARM_DESC(init_ms, "milliseconds to spin in init code; write 0 to end that at once");
 
 static bool fail_init;
 module_param(fail_init, bool, 0444);
@@ -47,7 +47,7 @@ EXPORT_SYMBOL_GPL(kprof_shift);
 #endif
 
 /* No call inside: every sample of the loop has this function as its leaf. */
-static noinline void kprof_leaf(unsigned int rounds)
+static noinline __noclone void kprof_leaf(unsigned int rounds)
 {
 	while (rounds--)
 		barrier();
@@ -62,25 +62,25 @@ static noinline void __section(".kprof.text") kprof_mid(u64 end_ns)
 	}
 }
 
-/* Busy half of the time, so that a guest with one CPU stays usable. */
+/* Busy a quarter of the time, so that a guest with one CPU stays usable. */
 static noinline int kprof_thread(void *unused)
 {
 	while (!kthread_should_stop()) {
-		kprof_mid(ktime_get_ns() + 8 * NSEC_PER_MSEC);
-		schedule_timeout_interruptible(msecs_to_jiffies(8));
+		kprof_mid(ktime_get_ns() + 4 * NSEC_PER_MSEC);
+		schedule_timeout_interruptible(msecs_to_jiffies(12));
 	}
 	return 0;
 }
 
-static noinline void __init kprof_init_leaf(unsigned int rounds)
+static noinline __noclone void __init kprof_init_leaf(unsigned int rounds)
 {
 	while (rounds--)
 		barrier();
 }
 
-static noinline void __init kprof_init_mid(u64 end_ns)
+static noinline void __init kprof_init_mid(u64 start_ns)
 {
-	while (ktime_get_ns() < end_ns) {
+	while (ktime_get_ns() < start_ns + (u64)READ_ONCE(init_ms) * NSEC_PER_MSEC) {
 		kprof_init_leaf(20000);
 		cond_resched();
 	}
@@ -88,7 +88,7 @@ static noinline void __init kprof_init_mid(u64 end_ns)
 
 static int __init kprof_spin_init(void)
 {
-	kprof_init_mid(ktime_get_ns() + (u64)init_ms * NSEC_PER_MSEC);
+	kprof_init_mid(ktime_get_ns());
 	if (fail_init)
 		return -ENODEV;
 	thread = kthread_create(kprof_thread, NULL, "kprof_spin");

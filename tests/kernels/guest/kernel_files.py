@@ -1,0 +1,64 @@
+"""Writing to files of /proc, /sys and tracefs."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+TRACING = "/sys/kernel/tracing"
+
+
+def write(path: str, text: str) -> None:
+    """Write in one call, without the seek of append mode, which tracefs refuses."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def sysctl(name: str, value: int) -> Iterator[None]:
+    """A sysctl set for a while."""
+    path = Path("/proc/sys") / name.replace(".", "/")
+    before = path.read_text()
+    path.write_text(str(value))
+    try:
+        yield
+    finally:
+        path.write_text(before)
+
+
+@contextmanager
+def traced_init(modules: Iterable[str]) -> Iterator[None]:
+    """The function tracer on modules that are loaded later: it keeps clones of their init."""
+    for module in modules:
+        write(f"{TRACING}/set_ftrace_filter", f"*:mod:{module}\n")
+    write(f"{TRACING}/current_tracer", "function")
+    try:
+        yield
+    finally:
+        write(f"{TRACING}/current_tracer", "nop")
+        Path(f"{TRACING}/set_ftrace_filter").write_text("\n")
+
+
+@contextmanager
+def kprobe_inside(function: str) -> Iterator[None]:
+    """A kprobe that needs a page of copied instructions, because it is no function entry."""
+    for offset in range(6, 64):
+        try:
+            write(f"{TRACING}/kprobe_events", f"p:kprof/inside {function}+{offset}\n")
+            break
+        except OSError as error:
+            if error.errno != errno.EILSEQ:  # not the start of an instruction
+                raise
+    switch = f"{TRACING}/events/kprof/inside/enable"
+    try:
+        write(switch, "1")
+        yield
+        write(switch, "0")
+    finally:
+        write(f"{TRACING}/kprobe_events", "-:kprof/inside\n")

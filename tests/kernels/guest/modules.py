@@ -1,0 +1,146 @@
+"""Loading modules, and what their files say: the oracle that symbols are checked against."""
+
+from __future__ import annotations
+
+import io
+import lzma
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from elftools.elf.constants import SH_FLAGS
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import NoteSection, SymbolTableSection
+
+
+class Place(NamedTuple):
+    """Where a function lies relative to its module's base: half-open."""
+
+    start: int
+    end: int
+
+
+class KernelObject:
+    """A ``.ko`` or ``.ko.xz`` file."""
+
+    def __init__(self, path: Path) -> None:
+        data = path.read_bytes()
+        self._elf = ELFFile(io.BytesIO(lzma.decompress(data) if path.suffix == ".xz" else data))
+
+    @cached_property
+    def build_id(self) -> str:
+        """GNU build id in hexadecimal."""
+        for section in self._elf.iter_sections():
+            if isinstance(section, NoteSection):
+                for note in section.iter_notes():
+                    if note["n_type"] == "NT_GNU_BUILD_ID":
+                        return str(note["n_desc"])
+        raise LookupError("no build id")
+
+    @cached_property
+    def functions(self) -> dict[str, list[Place]]:
+        """Functions by name, at the addresses that the canonical layout gives them.
+
+        That layout is what a backend can know from the file alone: executable sections but
+        those of init, in the order of their headers, each aligned, the first at 0.
+        """
+        executable = SH_FLAGS.SHF_ALLOC | SH_FLAGS.SHF_EXECINSTR
+        bases: dict[int, int] = {}
+        end = 0
+        for index, section in enumerate(self._elf.iter_sections()):
+            is_code = section["sh_flags"] & executable == executable
+            if is_code and not section.name.startswith(".init"):
+                align = max(section["sh_addralign"], 1)
+                bases[index] = (end + align - 1) // align * align
+                end = bases[index] + section["sh_size"]
+        found: dict[str, list[Place]] = {}
+        for table in self._elf.iter_sections():
+            if isinstance(table, SymbolTableSection):
+                for symbol in table.iter_symbols():
+                    if symbol["st_info"]["type"] in ("STT_FUNC", "STT_NOTYPE"):
+                        base = bases.get(symbol["st_shndx"])
+                        if base is not None:
+                            start = base + symbol["st_value"]
+                            place = Place(start, start + symbol["st_size"])
+                            found.setdefault(symbol.name, []).append(place)
+        return found
+
+
+def find_object(name: str) -> Path | None:
+    """File of a module of this kernel, by its name in /proc/modules."""
+    tree = Path("/lib/modules") / platform.release()
+    for line in (tree / "modules.dep").read_text().splitlines():
+        path = line.partition(":")[0]
+        if path.rpartition("/")[2].partition(".")[0].replace("-", "_") == name:
+            return tree / path
+    return None
+
+
+def loaded_objects() -> dict[str, tuple[int, KernelObject]]:
+    """Base (address of ``.text``) and file of every loaded module, by name."""
+    found = {}
+    for line in Path("/proc/modules").read_text().splitlines():
+        name = line.split()[0]
+        path = spin_object() if name == "kprof_spin" else find_object(name)
+        text = Path(f"/sys/module/{name}/sections/.text")
+        if path and text.exists():
+            found[name] = int(text.read_text(), 16), KernelObject(path)
+    return found
+
+
+def spin_object(variant: str = "spin") -> Path:
+    """File of the test module: ``spin``, or ``other`` with other functions at its places."""
+    return Path(os.environ["MATRIX_SPIN"]) / variant / "kprof_spin.ko"
+
+
+def insert(variant: str = "spin", **parameters: int) -> None:
+    """Load the test module; raises ``CalledProcessError`` when its init fails."""
+    subprocess.run(insert_command(variant, **parameters), check=True, capture_output=True)
+
+
+def insert_command(variant: str = "spin", **parameters: int) -> list[str]:
+    """Command line that loads the test module."""
+    options = [f"{name}={value}" for name, value in parameters.items()]
+    return ["insmod", str(spin_object(variant)), *options]
+
+
+def remove(name: str = "kprof_spin") -> None:
+    """Unload a module if it is loaded."""
+    if Path(f"/sys/module/{name}/refcnt").exists():
+        subprocess.run(["rmmod", name], check=True)
+
+
+@contextmanager
+def spinning(variant: str = "spin", **parameters: int) -> Iterator[KernelObject]:
+    """The test module, loaded and spinning."""
+    insert(variant, **parameters)
+    try:
+        yield KernelObject(spin_object(variant))
+    finally:
+        remove()
+
+
+class KernelSymbol(NamedTuple):
+    """One line of /proc/kallsyms."""
+
+    address: int
+    type: str
+    name: str
+    module: str
+
+
+def read_module_symbols() -> list[KernelSymbol]:
+    """Symbols of /proc/kallsyms that belong to a module, parsed in the plainest way."""
+    text = Path("/proc/kallsyms").read_text()
+    # only these have a tab before their last word, and all of them follow the kernel's own
+    start = text.rindex("\n", 0, text.index("\t"))
+    found = []
+    for line in text[start:].splitlines()[1:]:
+        address, kind, name, module = line.split()
+        found.append(KernelSymbol(int(address, 16), kind, name, module.strip("[]")))
+    return found

@@ -1,0 +1,46 @@
+"""Taking samples with the product's sampler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from otel_kprofiler.model import RawSample
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+
+
+@contextmanager
+def sampler(samples_per_second: int = 199) -> Iterator[EbpfSampler]:
+    """A running sampler of kernel stacks; closed at the end."""
+    running = EbpfSampler(SamplerConfig(samples_per_second=samples_per_second))
+    running.start()
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def drain_for(running: EbpfSampler, seconds: float) -> list[RawSample]:
+    """Drain as the pipeline does."""
+    samples: list[RawSample] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        running.wait(0.25)
+        samples += running.drain()
+    return samples
+
+
+def finish(running: EbpfSampler) -> list[RawSample]:
+    """Stop and drain the rest; checks that every sample is accounted for."""
+    running.stop()
+    rest = running.drain()
+    counts = running.counts()
+    assert counts.taken == counts.received + sum(counts.lost.values())
+    return rest
+
+
+def sample(seconds: float) -> list[RawSample]:
+    """All samples of some seconds."""
+    with sampler() as running:
+        return drain_for(running, seconds) + finish(running)

@@ -1,0 +1,95 @@
+"""The whole agent on this kernel, delivering to a receiver."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from guest.modules import spinning
+
+from otel_kprofiler.otlp import check_payload, decode_windows
+
+pytestmark = pytest.mark.kernel
+
+CONFIG = """
+receivers:
+  kprofiler: {{samples_per_second: 99, reporter_interval: 1s, reporter_jitter: 0}}
+exporters:
+  otlp_http: {{endpoint: "http://127.0.0.1:{port}", compression: none}}
+service:
+  telemetry: {{metrics: {{level: none}}}}
+  pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_http]}}}}
+"""
+WANTED_REQUESTS = 2
+
+
+class Receiver(ThreadingHTTPServer):
+    """Accepts every request and keeps its body."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.payloads = []
+        self.enough = threading.Event()
+
+    def accept(self, payload):
+        self.payloads.append(payload)
+        if len(self.payloads) >= WANTED_REQUESTS:
+            self.enough.set()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.server.accept(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-protobuf")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments):
+        """The test's output is read by people."""
+
+
+@pytest.fixture
+def receiver():
+    with Receiver() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_agent_delivers_every_sample(receiver, tmp_path):
+    """The agent delivers every sample it took, with the module's functions named."""
+    config = tmp_path / "agent.yaml"
+    config.write_text(CONFIG.format(port=receiver.server_port))
+    with spinning() as file:
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "otel_kprofiler", "run", "-c", config],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while agent.poll() is None and not receiver.enough.wait(0.5):
+            pass
+        agent.send_signal(signal.SIGTERM)
+        output, log = agent.communicate(timeout=60)
+    assert agent.returncode == 0, log
+    account = json.loads(output)
+    assert account["gaps"] == []
+    windows = [window for payload in receiver.payloads for window in decode_windows(payload)]
+    delivered = sum(window.sample_count for window in windows)
+    assert delivered == account["exporters"]["otlp_http"]["exported"] == account["taken"] > 0
+    assert not [v for payload in receiver.payloads for v in check_payload(payload)]
+    leaves = {
+        (frame.module.build_id, frame.function)
+        for window in windows
+        for group in window.resources
+        for sample in group.samples
+        for frame in sample.stack.frames[:1]
+        if frame.module and frame.module.name == "kprof_spin"
+    }
+    assert (file.build_id, "kprof_leaf") in leaves

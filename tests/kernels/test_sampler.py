@@ -1,0 +1,151 @@
+"""The sampler on this kernel: every CPU, without root, while CPUs come and go."""
+
+import os
+import subprocess
+import time
+
+import pytest
+from guest.kernel_files import sysctl, write
+from guest.modules import spinning
+from guest.nobody import as_nobody
+from guest.sampled import drain_for, finish, sample, sampler
+
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.errors import PrivilegeError
+
+pytestmark = pytest.mark.kernel
+
+BUSY = ("dd", "if=/dev/zero", "of=/dev/null", "bs=1M")
+CPU1 = "/sys/devices/system/cpu/cpu1/online"
+
+
+@pytest.fixture
+def second_cpu():
+    if not os.path.exists(CPU1):
+        pytest.skip("this boot has one CPU")
+    yield
+    write(CPU1, "1")
+
+
+def test_every_cpu_is_sampled_and_accounted():
+    """Every online CPU is sampled; taken = received + lost."""
+    cpus = os.sched_getaffinity(0)
+    load = [subprocess.Popen(["taskset", "-c", str(cpu), *BUSY], stderr=-3) for cpu in cpus]
+    try:
+        samples = sample(2)
+    finally:
+        for process in load:
+            process.kill()
+            process.wait()
+    for cpu in cpus:
+        busy = [s for s in samples if s.cpu == cpu and s.comm == b"dd" and s.kernel_stack]
+        assert len(busy) >= 100, f"CPU {cpu}: {len(busy)} of about 398"
+    assert [s.time_ns for s in samples if s.cpu == 0] == sorted(
+        s.time_ns for s in samples if s.cpu == 0
+    )
+
+
+def test_process_start_time_is_read_through_btf():
+    """Samples carry the start time of their process, as /proc has it."""
+    with spinning():
+        spin = [s for s in sample(1) if s.comm == b"kprof_spin"]
+        assert spin
+        with open(f"/proc/{spin[0].tgid}/stat") as stat:
+            ticks = int(stat.read().rpartition(")")[2].split()[19])
+    assert {s.start_time_ns // 10_000_000 for s in spin} == {ticks}
+
+
+def test_samples_without_root():
+    """The sampler runs as nobody with CAP_BPF and CAP_PERFMON, if perf_event_paranoid is 2."""
+    with spinning(), sysctl("kernel.perf_event_paranoid", 2):
+        names = as_nobody(("CAP_BPF", "CAP_PERFMON"), lambda: {s.comm for s in sample(1)})
+    assert b"kprof_spin" in names
+
+
+def test_paranoia_of_debian():
+    """Debian's perf_event_paranoid 3, which wants CAP_SYS_ADMIN, is named by the error."""
+
+    def attempt():
+        try:
+            sample(0.1)
+        except PrivilegeError as error:
+            return str(error) + error.hint
+        return "started"
+
+    with sysctl("kernel.perf_event_paranoid", 3):
+        message = as_nobody(("CAP_BPF", "CAP_PERFMON"), attempt)
+    assert "perf_event_paranoid" in message
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "missing"),
+    [((), ("CAP_BPF", "CAP_PERFMON")), (("CAP_BPF",), ("CAP_PERFMON",))],
+    ids=["none", "bpf"],
+)
+def test_missing_capabilities_are_named(capabilities, missing):
+    """Without the capabilities the sampler refuses and names what is missing."""
+
+    def attempt():
+        try:
+            sample(0.1)
+        except PrivilegeError as error:
+            return error.missing
+        return "started"
+
+    assert as_nobody(capabilities, attempt) == missing
+
+
+def busy_on_cpu1():
+    return subprocess.Popen(["taskset", "-c", "1", *BUSY], stderr=-3)
+
+
+def test_cpu_that_goes_and_comes_is_sampled_again(second_cpu):
+    """A CPU taken offline and brought back is sampled again within seconds."""
+    with sampler() as running:
+        write(CPU1, "0")
+        drain_for(running, 2.5)
+        assert running.cpus == (0,)
+        write(CPU1, "1")
+        back_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        busy = busy_on_cpu1()
+        samples = drain_for(running, 3)
+        busy.kill()
+        busy.wait()
+        assert running.cpus == (0, 1)
+        samples += finish(running)
+    again = [s for s in samples if s.cpu == 1 and s.time_ns > back_ns and s.comm == b"dd"]
+    assert len(again) >= 50
+
+
+def test_cpu_that_blinks_is_sampled_again(second_cpu):
+    """A CPU that goes and comes between two looks is sampled again."""
+    with sampler() as running:
+        drain_for(running, 0.5)
+        write(CPU1, "0")
+        write(CPU1, "1")
+        back_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        busy = busy_on_cpu1()
+        samples = drain_for(running, 5)
+        busy.kill()
+        busy.wait()
+        samples += finish(running)
+    again = [s for s in samples if s.cpu == 1 and s.time_ns > back_ns and s.comm == b"dd"]
+    assert len(again) >= 50
+
+
+def test_step_of_the_wall_clock():
+    """A step of the wall clock leaves the order of samples alone ; the next sync measures it."""
+    clock = Clock()
+    with spinning(cpu=0), sampler() as running:
+        samples = drain_for(running, 0.5)
+        step_ns = 3600 * 10**9
+        time.clock_settime_ns(time.CLOCK_REALTIME, time.time_ns() + step_ns)
+        try:
+            moved_ns = clock.sync()
+            samples += drain_for(running, 0.5) + finish(running)
+        finally:
+            time.clock_settime_ns(time.CLOCK_REALTIME, time.time_ns() - step_ns)
+    assert abs(moved_ns - step_ns) < 10**9
+    times = [s.time_ns for s in samples if s.cpu == 0]
+    assert times == sorted(times)
+    assert times[-1] - times[0] < 60 * 10**9

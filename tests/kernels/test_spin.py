@@ -1,0 +1,125 @@
+"""A module that spins in a known chain of functions is profiled exactly."""
+
+import subprocess
+import time
+from array import array
+from pathlib import Path
+
+import pytest
+from guest.modules import KernelObject, insert_command, remove, spin_object, spinning
+from guest.sampled import drain_for, finish, sample, sampler
+
+from otel_kprofiler.model import RangeSource, Unresolved
+from otel_kprofiler.symbols import Symbolizer
+
+pytestmark = pytest.mark.kernel
+
+CHAIN = ("kprof_leaf", "kprof_mid", "kprof_thread", "kthread", "ret_from_fork")
+INIT = ("kprof_init_leaf", "kprof_init_mid", "kprof_spin_init")
+
+
+@pytest.fixture(autouse=True)
+def _unloaded():
+    yield
+    remove()
+
+
+def spin_stacks(symbolizer, samples, leaf):
+    """Samples whose leaf is the spinning function, with their resolved stacks."""
+    found = [(s, symbolizer.resolve(s)) for s in samples if s.comm == b"kprof_spin"]
+    return [(s, stack) for s, stack in found if stack.frames[0].function == leaf]
+
+
+def check_frame(frame, file: KernelObject, name: str):
+    """Module, build id, function and RVA, as the module's file has them."""
+    assert frame.function == name
+    assert frame.module.name == "kprof_spin"
+    assert frame.module.build_id == file.build_id
+    (place,) = file.functions[name]
+    assert place.start <= frame.address < place.end
+    assert frame.offset == frame.address - place.start
+
+
+def test_chain_of_a_module():
+    """Module functions are sampled with the right chain, module, build id and RVA."""
+    with spinning() as file:
+        samples = sample(2)
+        symbolizer = Symbolizer.live()
+    module = symbolizer.module("kprof_spin")
+    assert module.range_source is RangeSource.SECTIONS
+    stacks = spin_stacks(symbolizer, samples, CHAIN[0])
+    assert len(stacks) >= 20
+    for raw, stack in stacks:
+        assert tuple(frame.function for frame in stack.frames[:5]) == CHAIN
+        for frame, name in zip(stack.frames, CHAIN[:3], strict=False):
+            check_frame(frame, file, name)
+        pcs = array("Q", raw.kernel_stack)
+        # the leaf is exact, a caller is the byte before its return address
+        wanted = [pcs[0] - module.base, pcs[1] - 1 - module.base, pcs[2] - 1 - module.base]
+        assert [frame.address for frame in stack.frames[:3]] == wanted
+
+
+def test_reload_with_other_code():
+    """A module reloaded with other code: old samples keep their names, new ones get theirs."""
+    with spinning("spin") as first:
+        symbolizer = Symbolizer.live()
+        before = sample(1)
+    with spinning("other") as second:
+        reloaded_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        symbolizer.reload(reloaded_ns)
+        after = sample(1)
+    old = spin_stacks(symbolizer, before, "kprof_leaf")
+    new = spin_stacks(symbolizer, after, "kprof_other_leaf")
+    assert len(old) >= 10
+    assert len(new) >= 10
+    for _, stack in old:
+        for frame, name in zip(stack.frames, CHAIN[:3], strict=False):
+            check_frame(frame, first, name)
+    for _, stack in new:
+        for frame, name in zip(stack.frames, CHAIN[:3], strict=False):
+            check_frame(frame, second, name.replace("kprof_", "kprof_other_"))
+    assert old[0][1].frames[0].module.generation < new[0][1].frames[0].module.generation
+
+
+def test_unloaded_module_names_nothing():
+    """After a module is unloaded its addresses have no name."""
+    with spinning():
+        symbolizer = Symbolizer.live()
+        (leaf,) = symbolizer.find("kprof_leaf")
+    symbolizer.reload(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+    (frame,) = symbolizer.resolve_addresses([leaf.address])
+    assert frame.unresolved is Unresolved.UNMAPPED
+    assert symbolizer.module("kprof_spin") is None
+
+
+def test_module_whose_init_fails():
+    """Init code that runs for long and then fails is never named wrongly, nor leaves a trace."""
+    folder = Path("/sys/module/kprof_spin")
+    with sampler() as running:
+        loading = subprocess.Popen(
+            insert_command(init_ms=60_000, fail_init=1), stderr=subprocess.PIPE, text=True
+        )
+        samples = drain_for(running, 1)
+        symbolizer = Symbolizer.live()
+        init_text = int((folder / "sections/.init.text").read_text(), 16)
+        samples += drain_for(running, 1) + finish(running)
+        (folder / "parameters/init_ms").write_text("0")
+        assert "No such device" in loading.communicate()[1]
+    seen = 0
+    for raw in samples:
+        frames = symbolizer.resolve(raw).frames
+        for pc, frame in zip(array("Q", raw.kernel_stack), frames, strict=True):
+            if init_text <= pc < init_text + 4096:
+                seen += 1
+                assert frame.function in ("", *INIT)
+    assert seen >= 20
+    after = Symbolizer.live()
+    assert after.module("kprof_spin") is None
+    assert not after.find("kprof_init_leaf")
+
+
+def test_build_id_is_the_files():
+    """The oracle differs between the two builds of the test module, so a mix-up shows."""
+    first, second = (KernelObject(spin_object(variant)) for variant in ("spin", "other"))
+    assert first.build_id != second.build_id
+    assert first.functions["kprof_mid"] != second.functions["kprof_other_mid"]

@@ -1,0 +1,196 @@
+"""Symbols of many modules against their files, and of code that belongs to no file."""
+
+import subprocess
+from bisect import bisect_right
+from pathlib import Path
+
+import pytest
+from guest.kernel_files import kprobe_inside, sysctl, traced_init
+from guest.modules import loaded_objects, read_module_symbols, remove, spinning
+from guest.nobody import as_nobody
+from guest.sampled import sampler
+
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import ModuleKind, Unresolved
+from otel_kprofiler.symbols import HiddenCause, Symbolizer
+
+pytestmark = pytest.mark.kernel
+
+# Small ones without hardware; loaded in this order, with what they depend on.
+MODULES = (
+    *("xxhash_generic", "soundcore", "libcrc32c", "dummy", "ifb", "sch_fq", "tcp_bbr"),
+    *("tcp_vegas", "nls_utf8", "nls_ascii", "michael_mic", "cmac", "ccm", "br_netfilter"),
+    *("loop", "configfs", "ip_tables", "nf_tables", "veth", "tun"),
+)
+
+
+def visible(symbolizer):
+    """What can be told of a symbolizer by another process."""
+    return symbolizer.hidden, len(symbolizer.find("schedule"))
+
+
+@pytest.fixture(scope="module")
+def modules():
+    """Many modules, loaded while the tracer keeps clones of their init functions."""
+    with traced_init(MODULES):
+        for name in MODULES:
+            subprocess.run(["modprobe", name], check=True)
+        yield loaded_objects()
+
+
+class Truth:
+    """Runtime places of all functions of modules, by the files alone."""
+
+    def __init__(self, modules):
+        names = {}
+        for module, (base, file) in modules.items():
+            for name, places in file.functions.items():
+                for start, end in places:
+                    if not name.startswith("__pfx_"):
+                        ends, aliases = names.setdefault(base + start, ([], set()))
+                        ends.append(base + end)
+                        aliases.add((module, name))
+        self._starts = sorted(names)
+        self._names = names
+        self.functions = [
+            (start, max(ends)) for start, (ends, _) in names.items() if max(ends) > start
+        ]
+
+    def at(self, address):
+        """All (module, name) that an address may have: those of the nearest symbol below.
+
+        Labels without a size end the function that they are in, as in kallsyms. Empty when
+        the address lies behind the end of that symbol.
+        """
+        start = self._starts[bisect_right(self._starts, address) - 1]
+        ends, aliases = self._names[start]
+        return aliases if address < max(ends) or max(ends) == start else set()
+
+
+def shown(frame):
+    """Module and linker's name that a frame shows."""
+    if not frame.lines:
+        return None
+    return frame.module.name, frame.lines[-1].system_name or frame.lines[-1].function
+
+
+@pytest.fixture(scope="module")
+def truth(modules):
+    return Truth(modules)
+
+
+def test_every_module_function_against_the_files(modules, truth):
+    """Every function of every loaded module has the name, module and RVA of its file."""
+    symbolizer = Symbolizer.live()
+    wrong = []
+    for start, end in truth.functions:
+        for address in (start, end - 1):
+            (frame,) = symbolizer.resolve_addresses([address])
+            if shown(frame) in truth.at(address):
+                base, file = modules[frame.module.name]
+                if (frame.address, frame.module.build_id) == (address - base, file.build_id):
+                    continue
+            wrong.append((hex(address), truth.at(address), shown(frame)))
+    assert len(truth.functions) > 1000
+    assert not wrong, f"{len(wrong)} of {2 * len(truth.functions)}: {wrong[:5]}"
+
+
+def test_freed_init_functions_never_name_code(truth):
+    """Clones that ftrace keeps of freed init functions never name what now lies there."""
+    clones = [
+        symbol
+        for symbol in read_module_symbols()
+        if symbol.module in MODULES
+        and symbol.type in "tT"
+        and (symbol.module, symbol.name) not in truth.at(symbol.address)
+        and not symbol.name.startswith("__pfx_")
+    ]
+    assert clones, "the tracer kept no clone"
+    symbolizer = Symbolizer.live()
+    in_live_code = 0
+    for clone in clones:
+        (frame,) = symbolizer.resolve_addresses([clone.address])
+        live = truth.at(clone.address)
+        in_live_code += bool(live)
+        if live or frame.lines:
+            assert shown(frame) in live, clone
+    assert in_live_code, "no clone lies in code of another module: load more modules"
+
+
+def test_kprobe_pages_and_trampolines_are_named():
+    """Code pages of kprobes and trampolines of ftrace are named as what they are."""
+    with kprobe_inside("ksys_read"):
+        pages = [s for s in read_module_symbols() if s.module.startswith("__builtin__")]
+        assert {"kprobe_insn_page", "kprobe_optinsn_page"} & {page.name for page in pages}
+        symbolizer = Symbolizer.live()
+        for page in pages:
+            (frame,) = symbolizer.resolve_addresses([page.address])
+            assert frame.function == page.name
+            assert frame.module.kind is ModuleKind.OUT_OF_LINE
+
+
+def test_bpf_programs_are_named():
+    """A loaded BPF program is named, as a module of its own."""
+    with sampler():
+        (program,) = (s for s in read_module_symbols() if "_kprofiler_" in s.name)
+        (frame,) = Symbolizer.live().resolve_addresses([program.address])
+    assert program.module == "bpf"
+    assert frame.function == program.name
+    assert frame.module.kind is ModuleKind.BPF
+
+
+HIDDEN = HiddenCause.NO_CAP_SYSLOG
+
+
+@pytest.mark.parametrize(
+    ("restrict", "without", "with_syslog"),
+    [
+        (0, HIDDEN, None),
+        (1, HIDDEN, None),
+        (2, HiddenCause.KPTR_RESTRICT, HiddenCause.KPTR_RESTRICT),
+    ],
+)
+def test_hidden_symbols_are_said_to_be_hidden(restrict, without, with_syslog):
+    """Symbols with kptr_restrict 0, 1, 2: seen with CAP_SYSLOG at 0 and 1, else said hidden."""
+    with sysctl("kernel.kptr_restrict", restrict):
+        for capabilities, hidden in (((), without), (("CAP_SYSLOG",), with_syslog)):
+            assert as_nobody(capabilities, lambda: visible(Symbolizer.live())) == (
+                hidden,
+                0 if hidden else 1,
+            )
+
+
+def test_descriptor_opened_before_the_drop_still_shows_symbols():
+    """A kallsyms descriptor opened as root still shows addresses after capabilities are gone."""
+    access = Access()
+    access.keep_open("/proc/kallsyms")
+    with sysctl("kernel.kptr_restrict", 1):
+        assert as_nobody((), lambda: visible(Symbolizer.live(access))) == (None, 1)
+    access.close()
+
+
+def test_hidden_frames_say_why():
+    """Frames whose symbols are hidden say so instead of guessing."""
+    address = next(s.address for s in read_module_symbols() if s.type in "tT")
+    with sysctl("kernel.kptr_restrict", 2):
+        (frame,) = Symbolizer.live().resolve_addresses([address])
+    assert frame.unresolved is Unresolved.HIDDEN
+
+
+def test_functions_of_a_module_in_a_section_of_its_own(modules):
+    """Executable sections with unusual names belong to their module."""
+    with spinning() as file:
+        symbolizer = Symbolizer.live()
+        module = symbolizer.module("kprof_spin")
+        assert ".kprof.text" in {part.name for part in module.ranges}
+        (mid,) = file.functions["kprof_mid"]
+        assert symbolizer.find("kprof_mid")[0].rva == mid.start
+    remove()
+
+
+def test_kernel_build_id():
+    """The kernel's build id is that of its notes."""
+    notes = Path("/sys/kernel/notes").read_bytes()
+    build_id = Symbolizer.live().snapshot.vmlinux_build_id
+    assert build_id is not None
+    assert b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0" + bytes.fromhex(build_id) in notes
