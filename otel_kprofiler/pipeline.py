@@ -69,7 +69,7 @@ class Pipeline(Generic[SamplerT]):
     ) -> None:
         self.sampler = sampler
         self._symbolizer = symbolizer
-        self._resources = resources
+        self.resources = resources
         self._schedule = schedule
         self._sink = sink
         self._clock = clock
@@ -91,6 +91,10 @@ class Pipeline(Generic[SamplerT]):
             start_boot_ns=started_ns,
             period_ns=self.sampler.period_ns,
         )
+
+    def change_windows(self, at_boot_ns: int, schedule: WindowSchedule) -> None:
+        """End a window when the sampler was changed; its period and the schedule hold then."""
+        self._get_windows().change(at_boot_ns, schedule, self.sampler.period_ns)
 
     def step(self, timeout_s: float = DRAIN_INTERVAL_S) -> None:
         """Wait for samples, at most so long, and move on all that are complete.
@@ -126,7 +130,7 @@ class Pipeline(Generic[SamplerT]):
         """Release what sampler, symbolizer and resources hold."""
         self.sampler.close()
         self._symbolizer.close()
-        self._resources.close()
+        self.resources.close()
 
     def account(self, exporters: tuple[ExporterAccount, ...] = ()) -> Account:
         """Where the samples are; exact when the pipeline is stopped."""
@@ -150,7 +154,7 @@ class Pipeline(Generic[SamplerT]):
         samples = self._gate.release(before_ns)
         for sample in samples:
             stack = self._symbolizer.resolve(sample)
-            windows.add(sample, stack, self._resources.get(sample))
+            windows.add(sample, stack, self.resources.get(sample))
         self._in_windows += len(samples)
 
     def _close_window(self, end_boot_ns: int | None) -> None:
@@ -163,10 +167,10 @@ class Pipeline(Generic[SamplerT]):
             lost=Counter(counts.lost) - Counter(self._reported_lost),
             totals=totals,
             resolve_again=self._symbolizer.resolve,
-            renew=self._resources.renew,
+            renew=self.resources.renew,
         )
         self._reported_taken, self._reported_lost = counts.taken, counts.lost
-        self._resources.next_window()
+        self.resources.next_window()
         self._sink(window)
         self._in_windows = 0
 

@@ -33,12 +33,14 @@ class ExporterAccount(NamedTuple):
         exported: samples that the receiver accepted.
         lost: samples that did not reach it, by cause.
         pending: samples that are still on their way.
+        not_offered: samples of windows that were closed while there was no such exporter.
     """
 
     name: str
     exported: int
     lost: Losses
     pending: int
+    not_offered: int = 0
 
 
 class Account(NamedTuple):
@@ -68,6 +70,7 @@ class Account(NamedTuple):
             )
         for exporter in self.exporters:
             seen = exporter.exported + sum(exporter.lost.values()) + exporter.pending
+            seen += exporter.not_offered
             if seen + self.waiting != self.received:
                 found.append(
                     f"{self.received} samples were received, but exporter {exporter.name} "
@@ -87,6 +90,7 @@ class Account(NamedTuple):
                     "exported": exporter.exported,
                     "lost": {cause.value: count for cause, count in exporter.lost.items()},
                     "pending": exporter.pending,
+                    "not_offered": exporter.not_offered,
                 }
                 for exporter in self.exporters
             },
@@ -94,11 +98,24 @@ class Account(NamedTuple):
         }
 
 
+class _Task(NamedTuple):
+    """A window and the queues that there were when it was closed."""
+
+    window: Window
+    queues: tuple[ExportQueue, ...]
+    samples: int
+
+    def lose(self, cause: LossCause) -> None:
+        for queue in self.queues:
+            queue.lose(self.samples, cause)
+
+
 class Reporter:
     """Encodes each window once per form and size limit, and fills the exporters' queues.
 
     Encoding runs in a thread of its own, so that a large window never delays the drain of
-    the ring. Call it with a window from one thread; the other methods are thread-safe.
+    the ring. Call it with a window from one thread; the other methods are thread-safe. The
+    account of an exporter goes by its name, and goes on when its queue is replaced.
 
     Args:
         queues: one per exporter; each states form and limit by its exporter.
@@ -111,11 +128,15 @@ class Reporter:
         self, queues: Sequence[ExportQueue], *, encoder: Encoder = encode, capacity: int = 16
     ) -> None:
         self._queues = tuple(queues)
+        self._leaving: list[ExportQueue] = []
+        self._past: dict[str, tuple[int, Counter[LossCause]]] = {}
+        self._not_offered = {queue.exporter.name: 0 for queue in queues}
+        self._handed_over = 0
         self._encoder = encoder
         self._capacity = capacity
-        self._windows: deque[Window] = deque()
+        self._waiting: deque[_Task] = deque()
         self._changed = threading.Condition()
-        self._encoding = 0
+        self._encoding: _Task | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kprofiler-encode", daemon=True)
         self._thread.start()
@@ -125,30 +146,39 @@ class Reporter:
         if not window.resources:
             return
         with self._changed:
-            if len(self._windows) == self._capacity:
-                self._lose(LossCause.QUEUE_FULL, self._windows.popleft().sample_count)
-            self._windows.append(window)
+            if len(self._waiting) == self._capacity:
+                self._waiting.popleft().lose(LossCause.QUEUE_FULL)
+            task = _Task(window, self._queues, window.sample_count)
+            self._waiting.append(task)
+            self._handed_over += task.samples
+            for name in self._not_offered.keys() - {q.exporter.name for q in self._queues}:
+                self._not_offered[name] += task.samples
             self._changed.notify_all()
+
+    def replace(self, queues: Sequence[ExportQueue]) -> None:
+        """Hand over to these queues from the next window on.
+
+        Queues that are not among them any more deliver what they have, and are then closed.
+        """
+        with self._changed:
+            leaving = [queue for queue in self._queues if queue not in queues]
+            self._queues = tuple(queues)
+            self._leaving += leaving
+            for queue in queues:
+                self._not_offered.setdefault(queue.exporter.name, self._handed_over)
+        for queue in leaving:
+            threading.Thread(target=self._see_off, args=(queue,), daemon=True).start()
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
         """What became of the samples, by exporter."""
         with self._changed:
-            encoding = self._encoding + sum(window.sample_count for window in self._windows)
-            accounts = []
-            for queue in self._queues:
-                counts = queue.counts()
-                accounts.append(
-                    ExporterAccount(
-                        queue.exporter.name, counts.exported, counts.lost, counts.queued + encoding
-                    )
-                )
-            return tuple(accounts)
+            return tuple(map(self._account, self._not_offered))
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Wait until every window handed over has been exported; False if time ran out."""
         deadline = time.monotonic() + timeout_millis / 1000
         encoded = self._wait_encoded(deadline)
-        flushed = [queue.force_flush(_millis_to(deadline)) for queue in self._queues]
+        flushed = [queue.force_flush(_millis_to(deadline)) for queue in self._open_queues()]
         return encoded and all(flushed)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
@@ -157,60 +187,86 @@ class Reporter:
         self._wait_encoded(deadline)
         with self._changed:
             self._closing = True
-            while self._windows:
-                self._lose(LossCause.SHUTDOWN, self._windows.popleft().sample_count)
+            while self._waiting:
+                self._waiting.popleft().lose(LossCause.SHUTDOWN)
             self._changed.notify_all()
         closers = [
             threading.Thread(target=queue.shutdown, args=(_millis_to(deadline),), daemon=True)
-            for queue in self._queues
+            for queue in self._open_queues()
         ]
         for closer in closers:
             closer.start()
         for closer in closers:
             closer.join()
 
+    def _open_queues(self) -> list[ExportQueue]:
+        with self._changed:
+            return [*self._queues, *self._leaving]
+
+    def _account(self, name: str) -> ExporterAccount:
+        exported, lost = self._past.get(name, (0, Counter()))
+        lost, pending = Counter(lost), 0
+        for queue in (*self._queues, *self._leaving):
+            if queue.exporter.name == name:
+                counts = queue.counts()
+                exported += counts.exported
+                lost.update(counts.lost)
+                pending += counts.queued
+                pending += sum(task.samples for task in self._tasks() if queue in task.queues)
+        return ExporterAccount(name, exported, dict(lost), pending, self._not_offered[name])
+
+    def _tasks(self) -> list[_Task]:
+        return [*([self._encoding] if self._encoding else []), *self._waiting]
+
     def _wait_encoded(self, deadline: float) -> bool:
         with self._changed:
             return self._changed.wait_for(
-                lambda: not self._windows and not self._encoding,
-                max(0.0, deadline - time.monotonic()),
+                lambda: not self._tasks(), max(0.0, deadline - time.monotonic())
             )
 
-    def _lose(self, cause: LossCause, samples: int) -> None:
-        for queue in self._queues:
-            queue.lose(samples, cause)
+    def _see_off(self, queue: ExportQueue) -> None:
+        """Close a queue once it has delivered all that was meant for it, and keep its account."""
+        with self._changed:
+            self._changed.wait_for(lambda: all(queue not in task.queues for task in self._tasks()))
+        queue.force_flush(threading.TIMEOUT_MAX * 1000)
+        queue.shutdown(0)
+        with self._changed:
+            name, counts = queue.exporter.name, queue.counts()
+            exported, lost = self._past.get(name, (0, Counter()))
+            self._past[name] = (exported + counts.exported, lost + Counter(counts.lost))
+            self._leaving.remove(queue)
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._windows or self._closing)
-                if not self._windows:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                if not self._waiting:
                     return
-                window = self._windows.popleft()
-                self._encoding = window.sample_count
-            results = self._encode_all(window)
+                task = self._encoding = self._waiting.popleft()
+            results = self._encode_all(task)
             with self._changed:
-                for queue, result in zip(self._queues, results, strict=True):
+                for queue, result in zip(task.queues, results, strict=True):
                     if result is None:
-                        queue.lose(window.sample_count, LossCause.INTERNAL)
+                        queue.lose(task.samples, LossCause.INTERNAL)
                         continue
                     if result.too_large:
                         queue.lose(result.too_large, LossCause.TOO_LARGE)
                     for batch in result.batches:
                         queue.put(batch)
-                self._encoding = 0
+                self._encoding = None
                 self._changed.notify_all()
 
-    def _encode_all(self, window: Window) -> list[Encoded | None]:
+    def _encode_all(self, task: _Task) -> list[Encoded | None]:
         """Encode for each queue; once for those that want the same and have lost the same."""
         encoded: dict[object, Encoded | None] = {}
         results = []
-        for queue in self._queues:
+        for queue in task.queues:
             form, max_bytes = queue.exporter.form, queue.exporter.max_bytes
-            lost = queue.counts().lost
+            with self._changed:
+                lost = self._account(queue.exporter.name).lost
             key = (form, max_bytes, tuple(lost.items()))
             if key not in encoded:
-                encoded[key] = self._encode(_with_losses(window, lost), form, max_bytes)
+                encoded[key] = self._encode(_with_losses(task.window, lost), form, max_bytes)
             results.append(encoded[key])
         return results
 

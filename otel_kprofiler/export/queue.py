@@ -107,6 +107,16 @@ class ExportQueue:
             _log.warning("%s: the queue is full, the oldest data is dropped", self.exporter.name)
         return True
 
+    def replace(self, exporter: ProfileExporter, *, size: int = DEFAULT_QUEUE_SIZE) -> None:
+        """Send by another exporter of the same form, also what waits.
+
+        The old one is shut down without waiting for it; a batch that it gives up because of
+        that goes to the new one.
+        """
+        with self._changed:
+            old, self.exporter, self._size = self.exporter, exporter, max(size, 1)
+        threading.Thread(target=old.shutdown, name=f"close {old.name}", daemon=True).start()
+
     def lose(self, samples: int, cause: LossCause) -> None:
         """Count samples that were meant for this exporter but never became a batch."""
         with self._changed:
@@ -173,9 +183,19 @@ class ExportQueue:
                 if not self._waiting:
                     return
                 entry = self._in_flight = self._waiting[0]
-                batch = self._take()
-            result = self._export(batch)
+                batch, exporter = self._take(), self.exporter
+            result = self._export(exporter, batch)
             with self._changed:
+                if (
+                    exporter is not self.exporter
+                    and self._in_flight is entry
+                    and LossCause.SHUTDOWN in result.lost
+                ):
+                    # Given up because the exporter was replaced; none of it was accepted.
+                    self._in_flight = None
+                    self._waiting.appendleft(entry)
+                    self._waiting_bytes += len(batch.payload)
+                    continue
                 # A batch that shutdown has counted already must not be counted again.
                 if self._in_flight is entry:
                     self._exported += result.exported
@@ -183,20 +203,20 @@ class ExportQueue:
                     self._in_flight = None
                     self._changed.notify_all()
 
-    def _export(self, batch: Batch) -> ExportResult:
+    def _export(self, exporter: ProfileExporter, batch: Batch) -> ExportResult:
         started = time.monotonic()
         try:
-            result = self.exporter.export(batch)
+            result = exporter.export(batch)
             told = result.exported + sum(result.lost.values())
             if told != batch.sample_count:
                 raise ValueError(f"accounts for {told} of {batch.sample_count} samples")  # noqa: TRY301
         except Exception as error:  # noqa: BLE001 -- counted and logged
-            _log.exception("%s: export failed by a defect", self.exporter.name)
+            _log.exception("%s: export failed by a defect", exporter.name)
             message = f"{type(error).__name__}: {error}"
             result = ExportResult.failure(batch, LossCause.INTERNAL, message)
         if self._on_export:
             try:
                 self._on_export(result, time.monotonic() - started)
             except Exception:  # noqa: BLE001 -- logged; the account does not depend on it
-                _log.exception("%s: the observer of exports failed", self.exporter.name)
+                _log.exception("%s: the observer of exports failed", exporter.name)
         return result

@@ -133,6 +133,12 @@ class ProcessResources:
                 renewed[old] = self._set(key, attributes)
         return renewed
 
+    def rebase(self, base: Attributes) -> None:
+        """Give every Resource other common attributes from now on."""
+        self._base = dict(base)
+        for known in (self._resources, self._keys, self._own):
+            known.clear()
+
     def close(self) -> None:
         """Look nothing up any more."""
         if self._contexts:

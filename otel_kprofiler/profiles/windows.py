@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -80,13 +81,27 @@ class WindowBuilder:
         self._kind = kind
         self._index = 0
         self._last_end_unix_ns = 0
+        self._changes: deque[tuple[int, WindowSchedule, int]] = deque()
         self.period_ns = period_ns
+        self.end_boot_ns = start_boot_ns
         self._open(start_boot_ns)
+
+    def change(self, at_boot_ns: int, schedule: WindowSchedule, period_ns: int) -> None:
+        """End a window at this boot time, from which on another schedule and period hold.
+
+        No earlier than the last change, nor than any sample that was added.
+        """
+        self._changes.append((at_boot_ns, schedule, period_ns))
+        self.end_boot_ns = max(min(self.end_boot_ns, at_boot_ns), self.start_boot_ns)
 
     def _open(self, start_boot_ns: int) -> None:
         self.start_boot_ns = start_boot_ns
+        while self._changes and self._changes[0][0] <= start_boot_ns:
+            _, self._schedule, self.period_ns = self._changes.popleft()
         length = self._schedule.length_ns(self._index, self._random_unit())
         self.end_boot_ns = start_boot_ns + length
+        if self._changes:
+            self.end_boot_ns = min(self.end_boot_ns, self._changes[0][0])
         self._groups: dict[Resource, dict[_Key, list[int]]] = {}
         self._unfinished: dict[Stack, RawSample] = {}
 
@@ -147,11 +162,12 @@ class WindowBuilder:
             start_unix = min(start_unix, *times)
             end_unix = max(end_unix, max(times) + 1)
         self._last_end_unix_ns = end_unix
+        period_ns = self.period_ns
         self._index += 1
         self._open(end)
         return Window(
             kind=self._kind,
-            period_ns=self.period_ns,
+            period_ns=period_ns,
             start_unix_ns=start_unix,
             end_unix_ns=end_unix,
             resources=resources,

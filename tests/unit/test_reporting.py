@@ -181,3 +181,43 @@ def test_an_empty_window_is_not_sent():
     assert reporter.force_flush(10_000)
     assert calls == []
     reporter.shutdown(1000)
+
+
+def test_a_queue_that_leaves_delivers_what_it_has_and_its_account_goes_on():
+    old, new, other = Collecting("a"), Collecting("a", Form.JSON), Collecting("b")
+    old.open.clear()
+    reporter = Reporter([ExportQueue(old)], encoder=encoder([]))
+    for _ in range(3):
+        reporter(SizedWindow(10))
+    reporter.replace([ExportQueue(new), ExportQueue(other)])
+    reporter(SizedWindow(5))
+    assert account_of(reporter, 35).gaps() == []
+    assert {a.name: a.not_offered for a in reporter.accounts()} == {"a": 0, "b": 30}
+    old.open.set()
+    assert reporter.force_flush(10_000)
+    reporter.replace([ExportQueue(Collecting("c"))])
+    reporter(SizedWindow(7))
+    reporter.shutdown(10_000)
+    assert account_of(reporter, 42).gaps() == []
+    assert [a.not_offered for a in reporter.accounts()] == [7, 37, 35]
+    assert len(old.batches) == 3
+    assert len(new.batches) == 1
+    exported = {a.name: a.exported for a in reporter.accounts()}
+    assert exported == {"a": 27 + 4, "b": 4, "c": 6}
+
+
+def test_what_leaving_queues_cannot_deliver_is_lost_at_shutdown():
+    class Dead(Collecting):
+        def export(self, batch):
+            self.open.wait(30)
+            return ExportResult.failure(batch, LossCause.SHUTDOWN, "")
+
+    dead = Dead("a")
+    dead.open.clear()
+    reporter = Reporter([ExportQueue(dead)], encoder=encoder([]))
+    reporter(SizedWindow(10))
+    reporter.replace([])
+    reporter.shutdown(100)
+    (account,) = reporter.accounts()
+    assert account.lost == {LossCause.SHUTDOWN: 9, LossCause.TOO_LARGE: 1}
+    assert account_of(reporter, 10).gaps() == []

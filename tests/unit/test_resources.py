@@ -157,3 +157,10 @@ def test_host_attributes_name_host_and_kernel(tmp_path):
     attributes = read_host_attributes(Access(str(tmp_path)))
     assert attributes["host.id"] == "abc"
     assert attributes["os.version"] == os.uname().release
+
+
+def test_other_common_attributes_hold_for_every_process(proc):
+    found = resources(proc)
+    assert "a" not in found.get(raw(42, 10**9)).attributes
+    found.rebase({"a": "new"})
+    assert found.get(raw(42, 10**9)).attributes["a"] == "new"

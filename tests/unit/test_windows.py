@@ -129,3 +129,21 @@ def test_the_gate_releases_in_the_order_of_time():
     assert [sample.time_ns for sample in gate.release(30)] == [10, 20]
     assert [sample.time_ns for sample in gate.release(100)] == [30, 40]
     assert len(gate) == 0
+
+
+def test_a_change_ends_a_window_and_its_settings_hold_from_then_on():
+    windows = builder()
+    windows.change(2 * SECOND, WindowSchedule(3 * SECOND), 5_000_000)
+    windows.change(4 * SECOND, WindowSchedule(7 * SECOND), 1_000_000)
+    closed = [windows.close() for _ in range(3)]
+    lengths = [window.end_unix_ns - window.start_unix_ns for window in closed]
+    assert lengths == [2 * SECOND, 2 * SECOND, 7 * SECOND]
+    assert [window.period_ns for window in closed] == [10_000_000, 5_000_000, 1_000_000]
+
+
+def test_a_change_after_the_end_of_a_window_waits_for_the_next():
+    windows = builder()
+    windows.change(6 * SECOND, WindowSchedule(5 * SECOND), 1)
+    closed = [windows.close() for _ in range(3)]
+    assert [window.period_ns for window in closed] == [10_000_000, 10_000_000, 1]
+    assert closed[1].end_unix_ns - closed[1].start_unix_ns == SECOND

@@ -231,3 +231,20 @@ def test_the_account_is_exact_at_every_instant(open_queue, batch):
         check(queue.counts())
     assert queue.force_flush(5000)
     assert check(queue.counts()).accepted == 4 * 300 * 3
+
+
+def test_another_exporter_takes_over_what_waits_and_what_the_old_one_gives_up(
+    open_queue, gate, batch
+):
+    queue = open_queue(gate)
+    for number in range(3):
+        queue.put(batch(b"%d" % number))
+    wait_until(lambda: gate.seen)
+    successor = Gate(permits=9)
+    queue.replace(successor, size=2)
+    assert queue.force_flush(5000)
+    assert gate.stopped.is_set()
+    assert successor.seen == [b"0", b"1", b"2"]
+    counts = queue.counts()
+    check(counts)
+    assert (counts.exported, counts.lost) == (counts.accepted, {})
