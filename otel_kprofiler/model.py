@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, NamedTuple, NewType
 
 KernelAddress = NewType("KernelAddress", int)
@@ -280,6 +281,12 @@ class LossCause(enum.Enum):
     """The ring buffer between kernel and user space was full."""
     QUEUE_FULL = "queue_full"
     """The sending queue was full and the oldest batch was dropped."""
+    SPOOL_FULL = "spool_full"
+    """The spool on disk was full and its oldest segment was dropped."""
+    SPOOL_AGED = "spool_aged"
+    """It waited in the spool for longer than ``max_age``."""
+    SPOOL_DAMAGED = "spool_damaged"
+    """It was in the spool, but cannot be read any more."""
     REJECTED = "rejected"
     """The receiver refused the data, and said that it must not be sent again."""
     RETRIES_EXHAUSTED = "retries_exhausted"
@@ -308,6 +315,7 @@ class StreamTotals(NamedTuple):
             kernel, and those that wait for their window.
         lost: samples that were lost so far, by cause: in the kernel, and, once a window is
             encoded for one receiver, on the way to that.
+        earlier_lost: likewise, of samples of earlier streams that waited for this receiver.
         unknown_since_unix_ns: when not 0, the run before was killed, and what it took after
             this time has left no trace.
     """
@@ -316,6 +324,7 @@ class StreamTotals(NamedTuple):
     samples: int
     taken: int
     lost: Losses
+    earlier_lost: Losses = MappingProxyType({})
     unknown_since_unix_ns: int = 0
 
 

@@ -8,9 +8,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
-from otel_kprofiler.export import ExportQueue
+from otel_kprofiler.export import ExportQueue, QueueCounts
 from otel_kprofiler.model import Form, LossCause, Losses, Window
 from otel_kprofiler.otlp import Encoded, encode_window
 
@@ -32,8 +33,12 @@ class ExporterAccount(NamedTuple):
         name: of the exporter.
         exported: samples that the receiver accepted.
         lost: samples that did not reach it, by cause.
-        pending: samples that are still on their way.
+        pending: samples that are still on their way, or wait in the spool for the next run.
         not_offered: samples of windows that were closed while there was no such exporter.
+        carried: samples of earlier runs that were in the spool at the start.
+        carried_lost: that part of ``lost`` which is of earlier runs.
+        unknown_since_unix_ns: when not 0, the run before was killed, and what it had taken
+            after this time is unknown.
     """
 
     name: str
@@ -41,6 +46,9 @@ class ExporterAccount(NamedTuple):
     lost: Losses
     pending: int
     not_offered: int = 0
+    carried: int = 0
+    carried_lost: Losses = MappingProxyType({})
+    unknown_since_unix_ns: int = 0
 
 
 class Account(NamedTuple):
@@ -71,10 +79,11 @@ class Account(NamedTuple):
         for exporter in self.exporters:
             seen = exporter.exported + sum(exporter.lost.values()) + exporter.pending
             seen += exporter.not_offered
-            if seen + self.waiting != self.received:
+            if seen + self.waiting != self.received + exporter.carried:
                 found.append(
-                    f"{self.received} samples were received, but exporter {exporter.name} "
-                    f"accounts for {seen} and {self.waiting} wait for their window"
+                    f"{self.received} samples were received and {exporter.carried} carried over,"
+                    f" but exporter {exporter.name} accounts for {seen} and {self.waiting} wait"
+                    " for their window"
                 )
         return found
 
@@ -91,6 +100,8 @@ class Account(NamedTuple):
                     "lost": {cause.value: count for cause, count in exporter.lost.items()},
                     "pending": exporter.pending,
                     "not_offered": exporter.not_offered,
+                    "carried": exporter.carried,
+                    "unknown_since_unix_ns": exporter.unknown_since_unix_ns,
                 }
                 for exporter in self.exporters
             },
@@ -129,13 +140,16 @@ class Reporter:
     ) -> None:
         self._queues = tuple(queues)
         self._leaving: list[ExportQueue] = []
-        self._past: dict[str, tuple[int, Counter[LossCause]]] = {}
+        self._past: dict[str, list[QueueCounts]] = {}
         self._not_offered = {queue.exporter.name: 0 for queue in queues}
         self._handed_over = 0
         self._encoder = encoder
         self._capacity = capacity
         self._waiting: deque[_Task] = deque()
         self._changed = threading.Condition()
+        # Held while batches go to the queues, which may take as long as a disk does. Taken
+        # before the other lock, and never by who hands over windows.
+        self._handing_over = threading.Lock()
         self._encoding: _Task | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kprofiler-encode", daemon=True)
@@ -171,7 +185,7 @@ class Reporter:
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
         """What became of the samples, by exporter."""
-        with self._changed:
+        with self._handing_over, self._changed:
             return tuple(map(self._account, self._not_offered))
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
@@ -204,16 +218,23 @@ class Reporter:
             return [*self._queues, *self._leaving]
 
     def _account(self, name: str) -> ExporterAccount:
-        exported, lost = self._past.get(name, (0, Counter()))
-        lost, pending = Counter(lost), 0
-        for queue in (*self._queues, *self._leaving):
-            if queue.exporter.name == name:
-                counts = queue.counts()
-                exported += counts.exported
-                lost.update(counts.lost)
-                pending += counts.queued
-                pending += sum(task.samples for task in self._tasks() if queue in task.queues)
-        return ExporterAccount(name, exported, dict(lost), pending, self._not_offered[name])
+        open_ = [q for q in (*self._queues, *self._leaving) if q.exporter.name == name]
+        counts = [*self._past.get(name, ()), *(queue.counts() for queue in open_)]
+        tasks = [task for task in self._tasks() for queue in open_ if queue in task.queues]
+        lost, carried_lost = Counter[LossCause](), Counter[LossCause]()
+        for one in counts:
+            lost.update(one.lost)
+            carried_lost.update(one.carried_lost)
+        return ExporterAccount(
+            name=name,
+            exported=sum(one.exported for one in counts),
+            lost=dict(lost),
+            pending=sum(one.queued for one in counts) + sum(task.samples for task in tasks),
+            not_offered=self._not_offered[name],
+            carried=sum(one.carried for one in counts),
+            carried_lost=dict(carried_lost),
+            unknown_since_unix_ns=max([q.unknown_since_unix_ns for q in open_], default=0),
+        )
 
     def _tasks(self) -> list[_Task]:
         return [*([self._encoding] if self._encoding else []), *self._waiting]
@@ -231,9 +252,7 @@ class Reporter:
         queue.force_flush(threading.TIMEOUT_MAX * 1000)
         queue.shutdown(0)
         with self._changed:
-            name, counts = queue.exporter.name, queue.counts()
-            exported, lost = self._past.get(name, (0, Counter()))
-            self._past[name] = (exported + counts.exported, lost + Counter(counts.lost))
+            self._past.setdefault(queue.exporter.name, []).append(queue.counts())
             self._leaving.remove(queue)
 
     def _run(self) -> None:
@@ -244,7 +263,7 @@ class Reporter:
                     return
                 task = self._encoding = self._waiting.popleft()
             results = self._encode_all(task)
-            with self._changed:
+            with self._handing_over:
                 for queue, result in zip(task.queues, results, strict=True):
                     if result is None:
                         queue.lose(task.samples, LossCause.INTERNAL)
@@ -253,8 +272,9 @@ class Reporter:
                         queue.lose(result.too_large, LossCause.TOO_LARGE)
                     for batch in result.batches:
                         queue.put(batch)
-                self._encoding = None
-                self._changed.notify_all()
+                with self._changed:
+                    self._encoding = None
+                    self._changed.notify_all()
 
     def _encode_all(self, task: _Task) -> list[Encoded | None]:
         """Encode for each queue; once for those that want the same and have lost the same."""
@@ -263,10 +283,11 @@ class Reporter:
         for queue in task.queues:
             form, max_bytes = queue.exporter.form, queue.exporter.max_bytes
             with self._changed:
-                lost = self._account(queue.exporter.name).lost
-            key = (form, max_bytes, tuple(lost.items()))
+                account = self._account(queue.exporter.name)
+            window = _addressed(task.window, account)
+            key = (form, max_bytes, repr(window.totals))
             if key not in encoded:
-                encoded[key] = self._encode(_with_losses(task.window, lost), form, max_bytes)
+                encoded[key] = self._encode(window, form, max_bytes)
             results.append(encoded[key])
         return results
 
@@ -279,13 +300,18 @@ class Reporter:
             return None
 
 
-def _with_losses(window: Window, lost: Losses) -> Window:
+def _addressed(window: Window, account: ExporterAccount) -> Window:
     """The window with what was lost on the way to one receiver in its totals."""
     totals = window.totals
-    if totals is None or not lost:
+    if totals is None:
         return window
-    everything = dict(Counter(totals.lost) + Counter(lost))
-    return replace(window, totals=totals._replace(lost=everything))
+    lost = Counter(totals.lost) + Counter(account.lost) - Counter(account.carried_lost)
+    totals = totals._replace(
+        lost=dict(lost),
+        earlier_lost=account.carried_lost,
+        unknown_since_unix_ns=account.unknown_since_unix_ns,
+    )
+    return replace(window, totals=totals)
 
 
 def _millis_to(deadline: float) -> float:

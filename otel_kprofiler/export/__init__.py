@@ -20,6 +20,7 @@ from otel_kprofiler.export.file import FileExporter, MessageFileExporter, Rotati
 from otel_kprofiler.export.queue import ExportQueue, QueueCounts
 from otel_kprofiler.export.retry import RetryPolicy
 from otel_kprofiler.export.sender import DEFAULT_MAX_BYTES, Tls
+from otel_kprofiler.export.spool import Spool
 
 if TYPE_CHECKING:
     from otel_kprofiler.export.grpc import OtlpGrpcExporter
@@ -40,6 +41,7 @@ __all__ = [
     "QueueCounts",
     "RetryPolicy",
     "Rotation",
+    "Spool",
     "Tls",
     "Verbosity",
     "exporter_from_environment",

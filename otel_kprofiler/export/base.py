@@ -80,6 +80,10 @@ class ProfileExporter(abc.ABC):
         """Wait until nothing is under way; False if that takes longer than the timeout."""
         return True
 
+    def find_trouble(self) -> str:
+        """Why the receiver cannot be reached at present, in words; empty when it can be."""
+        return ""
+
     @abc.abstractmethod
     def shutdown(self, timeout_millis: float = 30_000) -> None:
         """Release everything; idempotent.

@@ -8,6 +8,7 @@ import logging
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -140,6 +141,9 @@ class OtlpSender(ProfileExporter, abc.ABC):
         self._busy = threading.Lock()
         self._closed = False
         self._said: set[str] = set()
+        self._failures = 0
+        self._failing_since = 0.0
+        self._trouble = ""
 
     @abc.abstractmethod
     def _prepare(self, payload: bytes) -> bytes:
@@ -169,7 +173,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 stop=self._stop,
             )
             if cause is LossCause.RETRIES_EXHAUSTED:
-                self._say("given up", f"gave up after {answer.status}; dropping")
+                self._say("given up", f"{answer.status} until time was up; giving up")
         if cause is not None:
             return ExportResult.failure(batch, cause, answer.message, answer.status)
         return _accepted(batch, answer)
@@ -178,6 +182,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         """Make the message fit for a log, and log what is new about the answer."""
         message = "".join(char if char.isprintable() else " " for char in answer.message[:500])
         answer = answer._replace(message=message)
+        self._note_trouble(answer)
         if answer.verdict is not Verdict.ACCEPTED:
             then = "retrying" if answer.verdict is Verdict.RETRY else "dropping"
             self._say(answer.status, f"{answer.status}: {message}; {then}")
@@ -187,6 +192,24 @@ class OtlpSender(ProfileExporter, abc.ABC):
             self._said.clear()
             _log.info("%s: %s: accepts data again", self.name, self.endpoint)
         return answer
+
+    def _note_trouble(self, answer: Answer) -> None:
+        """An answer that is no reason to come back is one: the receiver is there."""
+        if answer.verdict is not Verdict.RETRY:
+            self._failures, self._trouble = 0, ""
+            return
+        now = time.monotonic()
+        self._failures += 1
+        if self._failures == 1:
+            self._failing_since = now
+        self._trouble = (
+            f"{answer.status}: {answer.message} ({self._failures} attempts"
+            f" in {now - self._failing_since:.0f} s)"
+        )
+
+    def find_trouble(self) -> str:
+        """The last failure to reach the receiver, if nothing has reached it since."""
+        return self._trouble
 
     def _say(self, key: str, text: str) -> None:
         """Log once until data is accepted again, and not what shutting down brings about."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from otel_kprofiler.model import AttributeValue, LossCause, Losses, StreamTotals, Window
 from otel_kprofiler.otlp.conventions import (
+    EARLIER_LOST,
     STREAM_ID,
     STREAM_LOST,
     STREAM_SAMPLES,
@@ -38,7 +39,8 @@ def account_attributes(window: Window) -> dict[str, AttributeValue]:
         attributes[STREAM_ID] = totals.stream_id
         attributes[STREAM_SAMPLES] = totals.samples
         attributes[STREAM_TAKEN] = totals.taken
-        attributes.update(_losses(STREAM_LOST, totals.lost))
+        attributes |= _losses(STREAM_LOST, totals.lost)
+        attributes |= _losses(EARLIER_LOST, totals.earlier_lost)
         if totals.unknown_since_unix_ns:
             attributes[STREAM_UNKNOWN_SINCE] = totals.unknown_since_unix_ns
     return attributes
@@ -55,6 +57,7 @@ def parse_account(
             samples=_count(attributes.get(STREAM_SAMPLES)),
             taken=_count(attributes.get(STREAM_TAKEN)),
             lost=_parse_losses(STREAM_LOST, attributes),
+            earlier_lost=_parse_losses(EARLIER_LOST, attributes),
             unknown_since_unix_ns=_count(attributes.get(STREAM_UNKNOWN_SINCE)),
         )
     lost = _parse_losses(WINDOW_LOST, attributes)

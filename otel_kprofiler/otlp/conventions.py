@@ -47,6 +47,8 @@ STREAM_TAKEN: Final = "otel_kprofiler.stream.taken"
 """Likewise: samples that the kernel program took since the stream began."""
 STREAM_LOST: Final = "otel_kprofiler.stream.lost."
 """Likewise, followed by a cause: samples of the stream that this receiver will never get."""
+EARLIER_LOST: Final = "otel_kprofiler.earlier.lost."
+"""Likewise: samples of earlier streams that were lost since this one began."""
 STREAM_UNKNOWN_SINCE: Final = "otel_kprofiler.stream.unknown_since_unix_ns"
 """Likewise: the run before was killed; what it took after this time is unknown."""
 

@@ -171,6 +171,7 @@ def accounted(draw, window):
         samples,
         samples + draw(st.integers(0, 2**40)),
         draw(losses),
+        draw(losses),
         draw(st.just(0) | st.just(START)),
     )
     taken = draw(st.integers(1, 2**40))

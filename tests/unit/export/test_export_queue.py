@@ -57,7 +57,10 @@ def wait_until(condition):
 
 
 def check(counts):
-    assert counts.accepted == counts.exported + sum(counts.lost.values()) + counts.queued
+    assert (
+        counts.accepted + counts.carried
+        == counts.exported + sum(counts.lost.values()) + counts.queued
+    )
     return counts
 
 
@@ -69,7 +72,7 @@ def test_batches_arrive_in_order_and_are_counted(open_queue, gate, batch):
     gate.permits.release(5)
     assert queue.force_flush(5000)
     assert gate.seen == [b"0", b"1", b"2", b"3", b"4"]
-    assert check(queue.counts()) == (10, 10, {}, 0, 0, 0)
+    assert check(queue.counts())[:6] == (10, 10, {}, 0, 0, 0)
 
 
 @pytest.mark.parametrize("limit", [{"size": 2}, {"max_bytes": 20}])

@@ -286,7 +286,7 @@ def test_refused_connections_are_retried_until_time_is_up(open_exporter, batch, 
     # Once that it is being retried, once that it was given up, and never what is in the query.
     assert [message.rpartition(";")[2] for message in caplog.messages] == [
         " retrying (said once)",
-        " dropping (said once)",
+        " giving up (said once)",
     ]
     assert "Connection refused" in caplog.text
     assert "secret" not in caplog.text + result.message

@@ -1,0 +1,259 @@
+"""The sending queue over a spool: nothing is lost but what is counted, nothing comes twice."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter, Spool
+from otel_kprofiler.export.queue import QueueCounts
+from otel_kprofiler.model import Batch, Form, LossCause
+
+
+class Receiver(ProfileExporter):
+    """A receiver that is up or down, and remembers what it was given."""
+
+    name, form, max_bytes = "receiver", Form.PROTOBUF, None
+
+    def __init__(self, *, up=True):
+        self.up = threading.Event()
+        if up:
+            self.up.set()
+        self.stopped = threading.Event()
+        self.arrived = []
+        self.attempts = 0
+        self.cause = LossCause.RETRIES_EXHAUSTED
+
+    def export(self, batch):
+        self.attempts += 1
+        if self.stopped.is_set():
+            return ExportResult.failure(batch, LossCause.SHUTDOWN, "")
+        if not self.up.wait(0.01):
+            return ExportResult.failure(batch, self.cause, "")
+        self.arrived.append(batch.payload)
+        return ExportResult.success(batch)
+
+    def find_trouble(self):
+        return "" if self.up.is_set() else "down"
+
+    def shutdown(self, timeout_millis=30_000):
+        self.stopped.set()
+
+
+def numbered(number, size=100):
+    return Batch(b"%d" % number + b" " * size, Form.PROTOBUF, (number,), 5, 6)
+
+
+def numbers(receiver):
+    return [int(payload) for payload in receiver.arrived]
+
+
+def check(queue) -> QueueCounts:
+    counts = queue.counts()
+    known = counts.exported + sum(counts.lost.values()) + counts.queued
+    assert counts.accepted + counts.carried == known
+    return counts
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch):
+    monkeypatch.setattr("otel_kprofiler.export.queue._LONGEST_PAUSE_S", 0.02)
+
+
+@pytest.fixture
+def open_queue(tmp_path):
+    queues = []
+
+    def make(receiver, *, name="spool", queue=None, **options):
+        spool = Spool(str(tmp_path / name), fsync=False, **options)
+        queues.append(ExportQueue(receiver, spool=spool, **(queue or {})))
+        return queues[-1]
+
+    yield make
+    for queue in queues:
+        queue.shutdown(0)
+
+
+def kill(queue):
+    """Let go of a queue as SIGKILL does: nothing more is written, the lock is free."""
+    with queue._changed:
+        queue._spool._end_segment()
+        os.close(queue._spool._guard)
+        queue._spool._guard = -1
+        queue._in_flight = None
+        queue._waiting.clear()
+
+
+def test_a_receiver_that_is_down_for_a_while_gets_everything_in_order(open_queue):
+    receiver = Receiver(up=False)
+    queue = open_queue(receiver)
+    for number in range(1, 8):
+        queue.put(numbered(number))
+    wait_until(lambda: receiver.attempts > 3)
+    assert check(queue).queued == 28
+    receiver.up.set()
+    assert queue.force_flush(5000)
+    assert numbers(receiver) == [1, 2, 3, 4, 5, 6, 7]
+    assert check(queue)[1:4] == (28, {}, 0)
+
+
+def test_what_is_left_at_shutdown_is_delivered_by_the_next_run(open_queue):
+    receiver = Receiver(up=False)
+    queue = open_queue(receiver)
+    for number in range(1, 4):
+        queue.put(numbered(number))
+    started = time.monotonic()
+    queue.shutdown(5000)
+    assert time.monotonic() - started < 2, "nobody waits for a receiver that is down"
+    assert check(queue)[1:4] == (0, {}, 6)
+    receiver = Receiver()
+    again = open_queue(receiver)
+    again.put(numbered(4))
+    assert again.force_flush(5000)
+    assert numbers(receiver) == [1, 2, 3, 4]
+    counts = check(again)
+    assert (counts.carried, counts.exported, again.unknown_since_unix_ns) == (6, 10, 0)
+
+
+def test_after_a_kill_at_most_the_batch_in_flight_comes_twice(open_queue):
+    receiver = Receiver()
+    queue = open_queue(receiver)
+    for number in range(1, 4):
+        queue.put(numbered(number))
+    assert queue.force_flush(5000)
+    real, arrived = receiver.export, threading.Event()
+
+    def export(batch):
+        result = real(batch)
+        arrived.set()
+        time.sleep(0.3)  # killed before the receiver's answer is noted
+        return result
+
+    receiver.export = export
+    queue.put(numbered(4))
+    queue.put(numbered(5))
+    assert arrived.wait(5)
+    kill(queue)
+    after = Receiver()
+    again = open_queue(after)
+    assert again.force_flush(5000)
+    assert numbers(receiver) == [1, 2, 3, 4]
+    assert numbers(after) == [4, 5]
+    assert again.unknown_since_unix_ns == 6
+    assert check(again)[:4] == (0, 9, {}, 0)
+
+
+def test_exporters_have_positions_of_their_own(open_queue):
+    down, up = Receiver(up=False), Receiver()
+    slow, quick = open_queue(down, name="a"), open_queue(up, name="b")
+    for number in range(1, 4):
+        slow.put(numbered(number))
+        quick.put(numbered(number))
+    assert quick.force_flush(5000)
+    quick.shutdown(0)
+    slow.shutdown(0)
+    assert check(open_queue(Receiver(up=False), name="a")).carried == 6
+    assert check(open_queue(Receiver(), name="b")).carried == 0
+
+
+def test_a_full_spool_drops_the_oldest_and_counts_them(open_queue):
+    receiver = Receiver(up=False)
+    queue = open_queue(receiver, max_bytes=4000)
+    for number in range(1, 60):
+        queue.put(numbered(number))
+        check(queue)
+    counts = check(queue)
+    assert counts.lost.keys() == {LossCause.SPOOL_FULL}
+    assert 2000 < counts.queued_bytes <= 4000
+    receiver.up.set()
+    assert queue.force_flush(5000)
+    counts = check(queue)
+    assert numbers(receiver) == sorted(numbers(receiver))
+    assert sum(numbers(receiver)) == counts.exported
+    assert numbers(receiver)[-1] == 59
+
+
+def test_losses_of_earlier_runs_are_told_apart(open_queue):
+    queue = open_queue(Receiver(up=False))
+    queue.put(numbered(3))
+    queue.shutdown(0)
+    receiver = Receiver()
+    receiver.export = lambda batch: ExportResult.failure(batch, LossCause.REJECTED, "no")
+    again = open_queue(receiver)
+    again.put(numbered(4))
+    assert again.force_flush(5000)
+    counts = check(again)
+    assert (counts.lost, counts.carried_lost) == (
+        {LossCause.REJECTED: 7},
+        {LossCause.REJECTED: 3},
+    )
+
+
+def test_batches_that_grow_too_old_are_counted(open_queue):
+    receiver = Receiver(up=False)
+    queue = open_queue(receiver, max_age_s=0.05)
+    queue.put(numbered(5))
+    wait_until(lambda: check(queue).lost == {LossCause.SPOOL_AGED: 5})
+    receiver.up.set()
+    queue.put(numbered(6))
+    assert queue.force_flush(5000)
+    assert numbers(receiver) == [6]
+
+
+def test_without_room_on_disk_batches_wait_in_memory(open_queue, monkeypatch, caplog):
+    receiver = Receiver(up=False)
+    queue = open_queue(receiver, queue={"size": 3})
+    queue.put(numbered(1))
+    monkeypatch.setattr(os, "pwrite", lambda *_: 0)
+    for number in range(2, 7):
+        queue.put(numbered(number))
+    assert check(queue).lost == {LossCause.QUEUE_FULL: 5}
+    assert "batches wait in memory" in caplog.text
+    monkeypatch.undo()
+    queue.put(numbered(7))
+    receiver.up.set()
+    assert queue.force_flush(5000)
+    assert numbers(receiver) == [1, 4, 5, 6, 7]
+    assert check(queue)[1:4] == (23, {LossCause.QUEUE_FULL: 5}, 0)
+
+
+def test_a_batch_that_cannot_be_read_back_is_counted(open_queue, tmp_path):
+    receiver = Receiver(up=False)
+    queue = open_queue(receiver)
+    for number in (1, 2):
+        queue.put(numbered(number))
+    wait_until(lambda: receiver.attempts)
+    (path,) = (tmp_path / "spool").glob("*.spool")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    receiver.up.set()
+    assert queue.force_flush(5000)
+    assert numbers(receiver) == [1]
+    assert check(queue)[1:4] == (1, {LossCause.SPOOL_DAMAGED: 2}, 0)
+
+
+def test_a_refused_batch_does_not_hold_up_the_next(open_queue):
+    receiver = Receiver()
+    results = iter([LossCause.REJECTED, LossCause.TOO_LARGE])
+    real = receiver.export
+
+    def export(batch):
+        cause = next(results, None)
+        return ExportResult.failure(batch, cause, "") if cause else real(batch)
+
+    receiver.export = export
+    queue = open_queue(receiver)
+    for number in (1, 2, 3):
+        queue.put(numbered(number))
+    assert queue.force_flush(5000)
+    assert numbers(receiver) == [3]
+    assert check(queue).lost == {LossCause.REJECTED: 1, LossCause.TOO_LARGE: 2}

@@ -1,0 +1,250 @@
+"""The spool: what was written comes back in order, whatever happened to the file."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export.spool import MAGIC, Spool
+from otel_kprofiler.model import Batch, Form, LossCause
+
+SECOND = 1_000_000_000
+
+
+def numbered(number, size=40):
+    payload = b"%d:" % number + b"x" * size
+    return Batch(payload, Form.PROTOBUF, (number, 1), number * SECOND, (number + 1) * SECOND)
+
+
+def content(batch):
+    return (
+        batch.payload, batch.form, batch.profile_samples, batch.start_unix_ns, batch.end_unix_ns
+    )  # fmt: skip
+
+
+def fill(directory, count, **options):
+    """A spool with some batches that its process never closed."""
+    spool = Spool(str(directory), **options)
+    stored = [spool.append(numbered(number)) for number in range(1, count + 1)]
+    return spool, stored
+
+
+def abandon(spool):
+    """End as a killed process does: nothing more is written, the lock is gone."""
+    spool._end_segment()
+    os.close(spool._guard)
+    spool._guard = -1
+
+
+def segments(directory):
+    return sorted(path for path in Path(directory).iterdir() if path.suffix == ".spool")
+
+
+def waiting(spool):
+    return [spool.read(stored) for stored in spool.waiting]
+
+
+@pytest.mark.parametrize("ending", [Spool.close, abandon])
+def test_batches_come_back_in_order_as_they_were(tmp_path, ending):
+    spool, stored = fill(tmp_path, 3)
+    assert content(spool.read(stored[1])) == content(numbered(2))
+    json_batch = Batch(b"{}", Form.JSON, (), 5, 6)
+    spool.append(json_batch)
+    ending(spool)
+    again = Spool(str(tmp_path))
+    expected = [numbered(1), numbered(2), numbered(3), json_batch]
+    assert list(map(content, waiting(again))) == list(map(content, expected))
+    assert again.damaged == 0
+    assert again.unknown_since_unix_ns == (0 if ending is Spool.close else 4 * SECOND)
+    again.close()
+
+
+def test_what_is_settled_does_not_come_back(tmp_path):
+    spool, stored = fill(tmp_path, 3)
+    spool.settle(stored[0].number, stored[0].samples)
+    abandon(spool)
+    again = Spool(str(tmp_path))
+    assert [batch.payload[:2] for batch in waiting(again)] == [b"2:", b"3:"]
+    assert again.damaged == 0
+    for stored in again.waiting:
+        again.settle(stored.number, stored.samples)
+    again.close()
+    assert len(segments(tmp_path)) == 1
+    last = Spool(str(tmp_path))
+    assert (len(last.waiting), last.damaged, last.unknown_since_unix_ns) == (0, 0, 0)
+    last.close()
+
+
+def test_a_file_that_is_cut_at_any_byte_is_read_up_to_there_and_goes_on(tmp_path):
+    spool, stored = fill(tmp_path / "whole", 4, fsync=False)
+    abandon(spool)
+    (whole,) = segments(tmp_path / "whole")
+    data = whole.read_bytes()
+    ends = [one.offset + one.size for one in stored]
+    assert ends[-1] == len(data)
+    for cut in range(len(data)):
+        directory = tmp_path / str(cut)
+        directory.mkdir()
+        (directory / whole.name).write_bytes(data[:cut])
+        again = Spool(str(directory), fsync=False)
+        complete = sum(1 for end in ends if end <= cut)
+        assert [b.payload for b in waiting(again)] == [
+            numbered(number).payload for number in range(1, complete + 1)
+        ]
+        fresh = again.append(numbered(9))
+        abandon(again)
+        after = Spool(str(directory), fsync=False)
+        assert [b.payload for b in waiting(after)][complete:] == [numbered(9).payload]
+        assert fresh.number == after.waiting[-1].number
+        assert after.damaged == 0
+        after.close()
+
+
+def test_a_damaged_byte_costs_the_rest_of_its_segment_and_is_counted_exactly(tmp_path):
+    spool, stored = fill(tmp_path / "whole", 4, fsync=False, max_bytes=2000)
+    abandon(spool)
+    names = segments(tmp_path / "whole")
+    assert len(names) > 1
+    assert names[0].name.startswith("0" * 19 + "1")
+    first = names[0].read_bytes()
+    later = [one.samples for one in stored if one.segment != stored[0].segment]
+    for position in range(0, len(first), 3):
+        directory = tmp_path / str(position)
+        directory.mkdir()
+        for path in names:
+            (directory / path.name).write_bytes(path.read_bytes())
+        damaged = bytearray(first)
+        damaged[position] ^= 0x55
+        (directory / names[0].name).write_bytes(damaged)
+        again = Spool(str(directory), fsync=False, max_bytes=2000)
+        kept = [one.samples for one in again.waiting]
+        assert kept[-len(later) :] == later
+        assert sum(kept) + again.damaged == sum(one.samples for one in stored)
+        again.close()
+
+
+def test_a_batch_that_is_damaged_while_it_waits_is_told(tmp_path):
+    spool, (stored,) = fill(tmp_path, 1)
+    (path,) = segments(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="damaged"):
+        spool.read(stored)
+    spool.close()
+
+
+def test_the_oldest_segment_gives_way_when_the_spool_is_full(tmp_path):
+    spool, held = Spool(str(tmp_path), max_bytes=8 * 1024, fsync=False), []
+    gone = 0
+    for number in range(1, 200):
+        while (overdue := spool.count_overdue(held, 150))[0]:
+            count, cause = overdue
+            assert cause is LossCause.SPOOL_FULL
+            spool.settle(held[count - 1].number, sum(one.samples for one in held[:count]))
+            del held[:count]
+            gone += count
+        held.append(spool.append(numbered(number)))
+        assert sum(path.stat().st_size for path in segments(tmp_path)) <= 8 * 1024 + 150
+    assert gone
+    assert [spool.read(one).payload for one in held] == [
+        numbered(number).payload for number in range(gone + 1, 200)
+    ]
+    abandon(spool)
+    again = Spool(str(tmp_path))
+    assert (len(again.waiting), again.damaged) == (len(held), 0)
+    again.close()
+
+
+def test_batches_that_are_too_old_give_way(tmp_path):
+    now = [1000.0]
+    spool = Spool(str(tmp_path), max_age_s=60, now=lambda: now[0])
+    held = [spool.append(numbered(1))]
+    now[0] += 50
+    held.append(spool.append(numbered(2)))
+    assert spool.count_overdue(held, 0) == (0, None)
+    now[0] += 20
+    assert spool.count_overdue(held, 0) == (1, LossCause.SPOOL_AGED)
+    spool.close()
+
+
+def test_age_goes_on_while_nobody_has_the_spool_open(tmp_path, monkeypatch):
+    fill(tmp_path, 1)[0].close()
+    later = 3600 + int(__import__("time").time())
+    monkeypatch.setattr("otel_kprofiler.export.spool.time.time", lambda: later)
+    spool = Spool(str(tmp_path), max_age_s=1800)
+    assert spool.count_overdue(spool.waiting, 0) == (1, LossCause.SPOOL_AGED)
+    spool.close()
+
+
+def test_there_is_one_writer(tmp_path):
+    spool = Spool(str(tmp_path))
+    with pytest.raises(ExportError, match="in use by another process"):
+        Spool(str(tmp_path))
+    spool.close()
+    Spool(str(tmp_path)).close()
+
+
+def test_a_directory_that_cannot_be_used_is_explained(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ExportError, match="cannot be used") as caught:
+        Spool(str(tmp_path / "file" / "below"))
+    assert "sending_queue.storage" in caught.value.hint
+
+
+def test_a_failed_write_leaves_the_spool_as_it_was(tmp_path, monkeypatch):
+    spool, _ = fill(tmp_path, 1)
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, data[:7], at))
+    with pytest.raises(OSError, match="No space"):
+        spool.append(numbered(2))
+    monkeypatch.undo()
+    spool.append(numbered(3))
+    abandon(spool)
+    again = Spool(str(tmp_path))
+    assert [batch.payload[:2] for batch in waiting(again)] == [b"1:", b"3:"]
+    again.close()
+
+
+def test_files_of_others_are_left_alone(tmp_path):
+    (tmp_path / "notes.spool").write_bytes(MAGIC)
+    Spool(str(tmp_path)).close()
+    assert (tmp_path / "notes.spool").read_bytes() == MAGIC
+
+
+WRITER = """
+import sys
+sys.path.insert(0, {here!r})
+from test_spool import numbered
+from otel_kprofiler.export.spool import Spool
+spool = Spool(sys.argv[1], max_bytes=50_000)
+for number in range(1, 1_000_000):
+    stored = spool.append(numbered(number))
+    print(number, flush=True)
+    if number % 3 == 0:
+        spool.settle(number - 1, stored.samples)
+"""
+
+
+@pytest.mark.parametrize("said", [1, 40, 200])
+def test_what_was_written_survives_sigkill(tmp_path, said):
+    """Everything that the process said it had written is there, unless it had settled it."""
+    script = WRITER.format(here=str(Path(__file__).parent))
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, tmp_path / "spool"], stdout=subprocess.PIPE
+    )
+    for _ in range(said):
+        line = process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    line = (line + process.stdout.read()).split()[-1]
+    process.stdout.close()
+    process.wait()
+    spool = Spool(str(tmp_path / "spool"))
+    numbers = [int(batch.payload.partition(b":")[0]) for batch in waiting(spool)]
+    assert numbers == list(range(numbers[0], numbers[-1] + 1)) if numbers else True
+    assert not numbers or numbers[-1] >= int(line)
+    spool.close()
