@@ -39,7 +39,7 @@ from otel_kprofiler.bpf.ring import (
     record_spans,
     ring_bytes,
 )
-from otel_kprofiler.bpf.spans import SpanSlot, SpanSlots
+from otel_kprofiler.bpf.spans import SLOT_BYTES, SpanSlot, SpanSlots
 
 SAMPLER_SOURCE: Final = Path(__file__).with_name("sampler.bpf.c")
 SAMPLER_OBJECT: Final = Path(__file__).with_name("sampler.bpf.o")
@@ -56,6 +56,7 @@ __all__ = [
     "RECORD_VERSION",
     "SAMPLER_OBJECT",
     "SAMPLER_SOURCE",
+    "SLOT_BYTES",
     "SPAN_LINKS",
     "STACK_BYTES",
     "START_TIME",

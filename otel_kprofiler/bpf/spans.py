@@ -12,7 +12,7 @@ from typing import Final
 from otel_kprofiler.bpf.loader import delete_from_map, update_map
 
 _SLOT_WORDS: Final = 5  # struct span_slot: span id, trace id (2), address, context
-_SLOT_BYTES: Final = _SLOT_WORDS * 8
+SLOT_BYTES: Final = _SLOT_WORDS * 8
 _LOW_HALF: Final = (1 << 64) - 1
 
 
@@ -21,7 +21,7 @@ class SpanSlots:
 
     def __init__(self, slots_fd: int, threads_fd: int, slots: int) -> None:
         self._threads_fd = threads_fd
-        size = -(-slots * _SLOT_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = -(-slots * SLOT_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
         self._words = memoryview(mmap.mmap(slots_fd, size, mmap.MAP_SHARED)).cast("Q")
         self._free = list(range(slots))
         self._used: dict[int, int] = {}
@@ -48,13 +48,18 @@ class SpanSlots:
             update_map(self._threads_fd, tid.to_bytes(4, "little"), index.to_bytes(4, "little"))
             return slot
 
-    def release(self, tid: int) -> None:
-        """Give back the slot of a thread that has ended; its :class:`SpanSlot` is dead."""
+    def release(self, tid: int) -> bool:
+        """Give back the slot of a thread that has ended; its :class:`SpanSlot` is dead.
+
+        Returns:
+            Whether it had one; after :meth:`close` no thread has.
+        """
         with self._lock:
             index = self._used.pop(tid, None)
             if index is not None:
                 delete_from_map(self._threads_fd, tid.to_bytes(4, "little"))
                 self._free.append(index)
+            return index is not None
 
     def close(self) -> None:
         """Forget the memory; it is unmapped when the last :class:`SpanSlot` is gone."""
