@@ -110,6 +110,24 @@ class AddressRange(NamedTuple):
     name: str
 
 
+class BpfProgram(NamedTuple):
+    """A loaded BPF program, beyond the names of its functions.
+
+    Attributes:
+        id: number of the program, not used again before billions of loads.
+        type: such as ``kprobe`` or ``xdp``, empty if unknown.
+        tag: hash of its instructions, 16 hexadecimal digits.
+        load_time_ns: boot time at which it was loaded, 0 if unknown.
+        attached_to: what it runs at (a tracepoint, a function), empty if unknown.
+    """
+
+    id: int
+    type: str
+    tag: str
+    load_time_ns: int
+    attached_to: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Module:
     """Something that code belongs to: vmlinux, a loaded module, a BPF program, a user object.
@@ -124,6 +142,7 @@ class Module:
         ranges: executable ranges without init sections, sorted by start.
         range_source: how ``ranges`` were found.
         generation: grows by one for each module seen, so that a reload is another module.
+        program: the BPF program that the code belongs to, if it is known.
     """
 
     name: str
@@ -134,6 +153,7 @@ class Module:
     ranges: tuple[AddressRange, ...] = ()
     range_source: RangeSource = RangeSource.KERNEL
     generation: int = 0
+    program: BpfProgram | None = None
 
 
 class Unresolved(enum.Enum):
@@ -172,6 +192,70 @@ class Line(NamedTuple):
     system_name: str = ""
     file: str = ""
     line: int = 0
+
+
+class CodeSymbol(NamedTuple):
+    """Kernel code outside of vmlinux and modules: a BPF function, a trampoline, a probe page.
+
+    Attributes:
+        start: runtime address.
+        length: bytes, 0 if unknown.
+        name: the kernel's, as in kallsyms.
+        kind: ``BPF`` or ``OUT_OF_LINE``.
+        since_ns: boot time at which it was loaded, 0 if unknown.
+        program_id: BPF program that it is a function of, 0 if none or unknown.
+    """
+
+    start: int
+    length: int
+    name: str
+    kind: ModuleKind
+    since_ns: int = 0
+    program_id: int = 0
+
+
+class CodeAction(enum.Enum):
+    """What has happened to code outside of vmlinux and modules."""
+
+    ADDED = "added"
+    REMOVED = "removed"
+    PROGRAMS_READ = "programs_read"
+    """All BPF functions there are were read; trampolines and pages were not looked at."""
+    ALL_READ = "all_read"
+    """All that there is was read."""
+
+
+class CodeChange(NamedTuple):
+    """One change of code outside of vmlinux and modules, or what was there when it was read.
+
+    Attributes:
+        time_ns: boot time; of a reading its beginning.
+        action: what happened.
+        symbols: which were added, removed or there.
+    """
+
+    time_ns: int
+    action: CodeAction
+    symbols: tuple[CodeSymbol, ...]
+
+
+class CodeBatch(NamedTuple):
+    """Changes in the order of time, and the boot time up to which there will be no others."""
+
+    changes: Sequence[CodeChange]
+    complete_until_ns: int
+
+
+class CodeDetails(NamedTuple):
+    """More about one function of a BPF program.
+
+    Attributes:
+        program: the program.
+        lines: source lines as (offset in the function, file, line), ascending.
+    """
+
+    program: BpfProgram
+    lines: tuple[tuple[int, str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ __all__ = [
     "KEEP_IDLE",
     "KERNEL_STACKS",
     "MAX_INTERRUPT_RANGES",
+from otel_kprofiler.bpf.rungs import Rung, find_code_symbols
     "NAMESPACE",
     "ONLY_TARGETS",
     "RECORD_HEADER_BYTES",
@@ -79,5 +80,10 @@ __all__ = [
     "parse_records",
     "record_spans",
     "ring_bytes",
+    "KsymbolRecord",
     "update_map",
 ]
+    "LostRecord",
+    "ProgramRecord",
+    "Rung",
+    "find_code_symbols",

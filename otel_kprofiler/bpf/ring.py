@@ -22,6 +22,26 @@ _BUSY_TRIES: Final = 64
 _U32: Final = struct.Struct("=I")
 
 
+class Fence:
+    """Keeps loads before it from moving behind loads and stores after it (arm64).
+
+    A lock is released with release and taken with acquire order; Python offers no other
+    memory barrier.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        """The barrier."""
+        with self._lock:
+            pass
+        with self._lock:
+            pass
+
+
 class RingChunk(NamedTuple):
     """What was taken from the ring.
 
@@ -72,7 +92,7 @@ class RingReader:
         self._memory = memory
         self._mask = size - 1
         self._headers = memory.data.cast("I")
-        self._fence = threading.Lock()
+        self._order = Fence()
 
     def take(self) -> RingChunk:
         """Take all committed records, up to the first that is still being written."""
@@ -107,17 +127,6 @@ class RingReader:
         """Unmap the ring."""
         self._headers.release()
         self._memory.close()
-
-    def _order(self) -> None:
-        """Keep loads before from moving behind loads and stores after (arm64).
-
-        A lock is released with release and taken with acquire order; Python offers no other
-        memory barrier.
-        """
-        with self._fence:
-            pass
-        with self._fence:
-            pass
 
 
 def record_spans(data: bytes) -> Iterator[tuple[int, int]]:

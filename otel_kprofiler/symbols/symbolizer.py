@@ -10,6 +10,8 @@ from typing import Final
 from otel_kprofiler.host import Access, HostFiles
 from otel_kprofiler.model import (
     AddressRange,
+    CodeAction,
+    CodeChange,
     Frame,
     FrameKind,
     Module,
@@ -38,14 +40,16 @@ class _View:
 
     __slots__ = ("frames", "snapshot", "stacks")
 
-    def __init__(self, snapshot: Snapshot, user_frames: BoundedCache[int, Frame]) -> None:
+    def __init__(
+        self, snapshot: Snapshot, user_frames: BoundedCache[int, Frame], code: CodeTable | None
+    ) -> None:
         self.snapshot = snapshot
         frames = BoundedCache(MAX_FRAMES_CACHED, snapshot.frame)  # by adjusted address
         self.frames = frames
 
-        def make_stack(key: _StackKey) -> Stack:
+        def make_stack(key: _StackKey) -> Stack | MixedStack:
             kernel, user, kernel_status, user_status = key
-            return Stack(
+            stack = Stack(
                 (*_frames(frames, _words(kernel)), *_frames(user_frames, _user_words(user))),
                 kernel_status,
                 user_status,
@@ -59,6 +63,9 @@ class Symbolizer:
 
     Look-ups take no lock and may come from any thread; ``advance``, ``reload`` and ``close``
     belong to one thread. Replaced snapshots are kept (the last 16) for samples that are older
+            if code is not None and any(map(is_outside, stack.frames)):
+                return MixedStack(stack, code)
+            return stack
     than the current one.
 
     Example:
@@ -72,25 +79,40 @@ class Symbolizer:
         files: where to read them again; None if they cannot change.
     """
 
-    def __init__(self, snapshot: Snapshot, *, files: HostFiles | None = None) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        *,
+        files: HostFiles | None = None,
+        code: CodeSource | None = None,
+    ) -> None:
         self._files = files
         self._user_frames = BoundedCache(MAX_FRAMES_CACHED, _user_frame)
-        self._views: tuple[_View, ...] = (_View(snapshot, self._user_frames),)  # newest first
+        self._source = code
+        self._code: CodeTable | None = None
+        if code is not None:
+            self._code = CodeTable(code)
+            self._code.apply(CodeChange(0, CodeAction.ALL_READ, snapshot.code_symbols()))
+        self._views: tuple[_View, ...] = (self._make_view(snapshot),)  # newest first
 
     @classmethod
-    def live(cls, access: HostFiles | None = None) -> Symbolizer:
+    def live(cls, access: HostFiles | None = None, *, code: CodeSource | None = None) -> Symbolizer:
+        code: tells what is loaded and unloaded outside of modules (BPF programs and the like),
+            from before ``snapshot`` was read; closed with the symbolizer. Without it, what the
+            snapshot has of them is taken to be there at all times.
         """Symbols of this host, or of a captured tree that ``access`` gives.
 
         Symbols that are hidden or missing are no error, see ``hidden`` and ``problems``.
         """
         files = access or Access()
-        return cls(read_snapshot(files), files=files)
+        return cls(read_snapshot(files), files=files, code=code)
 
     @classmethod
     def from_files(
         cls,
         *,
         kallsyms: str | os.PathLike[str],
+        For ``code`` see the class.
         modules: str | os.PathLike[str] | None = None,
         sys_module: str | os.PathLike[str] | None = None,
         notes: str | os.PathLike[str] | None = None,
@@ -106,7 +128,7 @@ class Symbolizer:
             version: copy of ``/proc/version``.
 
         Raises:
-            OSError: the kallsyms copy or the archive cannot be read.
+            OSError: the archive or a copy of symbols or ranges cannot be read.
         """
         sources = {
             "/proc/kallsyms": kallsyms,
@@ -147,9 +169,14 @@ class Symbolizer:
 
         Returns:
             The boot time up to which the symbols are complete: samples up to then may be
-            resolved. The files read at the start do not change, so it is ``now_boot_ns``.
+            resolved. The files read at the start do not change.
         """
-        return now_boot_ns
+        if self._source is None or self._code is None:
+            return now_boot_ns
+        changes, complete_until_ns = self._source.poll(now_boot_ns)
+        for change in changes:
+            self._code.apply(change)
+        return complete_until_ns
 
     def reload(self, now_boot_ns: int) -> Snapshot:
         """Read all symbols again; samples from before ``now_boot_ns`` keep the old ones."""
@@ -162,7 +189,7 @@ class Symbolizer:
             since_ns=now_boot_ns,
             previous=before,
         )
-        self._views = (_View(after, self._user_frames), *self._views[:MAX_HISTORY])
+        self._views = (self._make_view(after), *self._views[:MAX_HISTORY])
         return after
 
     def resolve(self, sample: RawSample) -> Stack:
@@ -170,7 +197,7 @@ class Symbolizer:
 
         The same raw stack gives the same object as long as the symbols are the same.
         """
-        return self._view(sample.time_ns).stacks[
+        stack = self._view(sample.time_ns).stacks[
             sample.kernel_stack, sample.user_stack, sample.kernel_status, sample.user_status
         ]
 
@@ -190,11 +217,17 @@ class Symbolizer:
             time_ns: boot time at which they ran; None for now.
         """
         view = self._views[0] if time_ns is None else self._view(time_ns)
-        return _frames(view.frames, pcs, leaf_exact=leaf_exact)
+        frames = _frames(view.frames, pcs, leaf_exact=leaf_exact)
+        if self._code is None or not any(map(is_outside, frames)):
+            return frames
+        mixed = MixedStack(Stack(frames), self._code)
+        return mixed.at(NOW_NS if time_ns is None else time_ns).frames
 
+        return stack.at(sample.time_ns) if isinstance(stack, MixedStack) else stack
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
         """All symbols with a name, or whose names start with it; the linker's names."""
-        return self.snapshot.find(name, prefix=prefix)
+        found = self.snapshot.find(name, prefix=prefix)
+        return (*found, *self._code.find(name, prefix=prefix)) if self._code else found
 
     def module(self, name: str) -> Module | None:
         """The loaded module with a name, or ``vmlinux``."""
@@ -202,16 +235,25 @@ class Symbolizer:
 
     def explain(self, address: int) -> Explanation:
         """All that is known of a runtime address: every name, the section, and why."""
-        return self.snapshot.explain(address)
+        known = self.snapshot.explain(address)
+        code = self._code.lookup(address) if self._code and is_outside(known.frame) else None
+        return known if code is None else explain_code(code, address)
 
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:
         """Code through which interrupts and system calls enter the kernel."""
         return self.snapshot.interrupt_ranges()
 
     def close(self) -> None:
-        """Forget the replaced snapshots and all that is cached."""
+        """Forget the replaced snapshots and all that is cached, and close ``code``."""
         self._user_frames.clear()
-        self._views = (_View(self.snapshot, self._user_frames),)
+        self._views = (self._make_view(self.snapshot),)
+        if self._source is not None:
+            self._source.close()
+
+    def _make_view(self, snapshot: Snapshot) -> _View:
+        if self._code is not None:
+            snapshot = snapshot.without_code()
+        return _View(snapshot, self._user_frames, self._code)
 
     def _view(self, time_ns: int) -> _View:
         views = self._views

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
     AddressRange,
     BuildId,
+    CodeSymbol,
     Frame,
     FrameKind,
     Module,
@@ -29,11 +31,18 @@ INTERRUPT_SECTIONS: Final = ("entry", "irqentry", "softirqentry")
 
 
 class ModuleSymbols(NamedTuple):
-    """A module and its symbols; ``table`` is None when they could not be read."""
+    """A module and its symbols.
+
+    Attributes:
+        module: what is exported.
+        table: its symbols, None when they could not be read.
+        pending: they are going to be read.
+    """
 
     module: Module
     table: SymbolTable | None
 
+    pending: bool = False
 
 class CodeBlock(NamedTuple):
     """Symbols that are each a module of their own: BPF programs, trampolines, probe pages."""
@@ -77,6 +86,7 @@ class Snapshot:
         "_starts",
         "bad_lines",
         "freed",
+        "_gone",
         "generation",
         "hidden",
         "modules",
@@ -98,7 +108,6 @@ class Snapshot:
         problems: Sequence[str] = (),
         bad_lines: int = 0,
     ) -> None:
-        self.modules: tuple[Module, ...] = tuple(symbols.module for symbols in modules)
         self.generation = generation
         self.since_ns = since_ns
         self.hidden = hidden
@@ -108,7 +117,7 @@ class Snapshot:
         self._blocks = tuple(blocks)
         self._programs: dict[int, Module] = {}  # made when first seen, by start
         self.freed = tuple(freed)
-        self._by_name: Mapping[str, ModuleSymbols] = {m.module.name: m for m in modules}
+        self._set_modules(modules)
         self._init_text = self._find_init_text()
         regions = _disjoint(
             (part, symbols) for symbols in modules for part in symbols.module.ranges
@@ -119,6 +128,13 @@ class Snapshot:
 
     def _find_init_text(self) -> AddressRange | None:
         """Code of the kernel that was freed when it had started."""
+
+    def _set_modules(
+        self, modules: Sequence[ModuleSymbols], gone: Sequence[AddressRange] = ()
+    ) -> None:
+        self._gone = tuple(gone)
+        self._by_name: Mapping[str, ModuleSymbols] = {m.module.name: m for m in modules}
+        self.modules: tuple[Module, ...] = tuple(m.module for m in self._by_name.values())
         core = self._by_name.get(VMLINUX)
         if core is None or core.table is None:
             return None
@@ -134,6 +150,26 @@ class Snapshot:
         """Module, name and start of the function at a runtime address; None without a name."""
         index = bisect_right(self._starts, address) - 1
         if index < 0 or address >= self._ends[index]:
+    def loaded(self) -> tuple[ModuleSymbols, ...]:
+        """All but vmlinux, oldest first."""
+        symbols = self._by_name.values()
+        return tuple(one for one in symbols if one.module.kind is ModuleKind.LOADED)
+
+    def with_modules(
+        self,
+        loaded: Sequence[ModuleSymbols],
+        *,
+        generation: int,
+        since_ns: int,
+        gone: Sequence[AddressRange] = (),
+    ) -> Snapshot:
+        """The same kernel with other modules, oldest first; ``gone`` is where others were."""
+        other = copy(self)
+        core = [one for one in self._by_name.values() if one.module.kind is ModuleKind.VMLINUX]
+        other._set_modules((*core, *loaded), gone)  # noqa: SLF001 - a copy of this very class
+        other.generation, other.since_ns = generation, since_ns
+        return other
+
             return None
         owner = self._owners[index]
         found = owner.table.lookup(address) if owner.table is not None else None
@@ -144,7 +180,7 @@ class Snapshot:
         index = bisect_right(self._starts, address) - 1
         if index < 0 or address >= self._ends[index]:
             return self._frame_outside(address, self._starts[index] if index >= 0 else 0)
-        module, table = self._owners[index]
+        module, table, pending = self._owners[index]
         kind = FrameKind.KERNEL if module.kind is ModuleKind.VMLINUX else FrameKind.MODULE
         rva = address - module.base
         found = table.lookup(address) if table is not None else None
@@ -160,9 +196,10 @@ class Snapshot:
 
         Boundary markers such as ``_etext`` are found too. Sorted by module, then address.
         """
+            reason = Unresolved.NOT_YET_KNOWN if pending else reason
         raw = name.encode("utf-8", "surrogateescape")
         found = []
-        for module, table in self._by_name.values():
+        for module, table, _ in self._by_name.values():
             if table is None:
                 continue
             for index in table.find(raw, prefix=prefix):
@@ -233,6 +270,21 @@ class Snapshot:
         tables = [s.table for s in self._by_name.values()] + [b.table for b in self._blocks]
         return sum(len(table) for table in tables if table is not None)
 
+    def code_symbols(self) -> tuple[CodeSymbol, ...]:
+        """The symbols outside of modules; kallsyms tells no lengths."""
+        return tuple(
+            CodeSymbol(symbol.start, 0, symbol.name, block.kind)
+            for block in self._blocks
+            for symbol in map(block.table.symbol, range(len(block.table)))
+            if symbol.name
+        )
+
+    def without_code(self) -> Snapshot:
+        """The same without the symbols outside of modules, for whoever keeps track of them."""
+        other = copy(self)
+        other._blocks = ()  # noqa: SLF001 - a copy of this very class
+        return other
+
     def _frame_outside(self, address: int, below: int) -> Frame:
         """A frame for an address in no module; ``below`` is the start of the range before it."""
         vmlinux, init_text = self._by_name.get(VMLINUX), self._init_text
@@ -261,6 +313,8 @@ class Snapshot:
         name, start, end = symbol
         return self._programs.get(start) or self._programs.setdefault(
             start,
+            if any(part.start <= address < part.end for part in self._gone):
+                reason = Unresolved.MODULE_GONE
             Module(
                 name,
                 kind,

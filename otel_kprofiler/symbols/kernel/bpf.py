@@ -1,0 +1,337 @@
+"""Code that comes and goes outside of vmlinux and modules: BPF functions, trampolines, pages.
+
+Each is kept as an interval of addresses and of boot time, so that one table answers for every
+time and nothing is copied when something is loaded. The table is changed by one thread while
+any other looks up without a lock: a change replaces single values, and what a look-up for a
+given time finds is the same before and after, as long as changes up to that time were applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final, Protocol
+
+from otel_kprofiler.model import (
+    AddressRange,
+    BuildId,
+    CodeAction,
+    CodeBatch,
+    CodeChange,
+    CodeDetails,
+    CodeSymbol,
+    Frame,
+    FrameKind,
+    Line,
+    Module,
+    ModuleKind,
+    RangeSource,
+    Stack,
+)
+from otel_kprofiler.symbols.kernel.explain import Explanation
+from otel_kprofiler.symbols.kernel.identity import make_file_id
+from otel_kprofiler.symbols.kernel.kallsyms import PAGE_BYTES
+from otel_kprofiler.symbols.kernel.snapshot import Match
+from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES
+
+KEEP_NS: Final = 15_000_000_000
+"""How long what was unloaded is kept for samples from before."""
+KEEP_MOST: Final = 16_384
+"""No more of them are kept."""
+PROGRAM_PREFIX: Final = "bpf_prog_"
+"""The kernel gives it to functions of BPF programs, with their tag, and to nothing else."""
+
+_TAG_DIGITS = 16
+_LINGER_NS: Final = 10_000_000  # it is announced as gone before the last CPU has left it
+_LARGEST_BYTES: Final = 32 << 20
+_PAGE_BITS: Final = 12
+_FOREVER: Final = 1 << 63
+NOW_NS: Final = _FOREVER - 1
+"""A time at which only what has not been unloaded is there."""
+
+
+class CodeSource(Protocol):
+    """Where changes come from: the running kernel, or a recording of them."""
+
+    def poll(self, now_ns: int) -> CodeBatch:
+        """Changes since the last call, given the boot time; never blocks for long."""
+
+    def describe(self, symbol: CodeSymbol) -> CodeDetails | None:
+        """More about a function of a program, None if nothing is known; from any thread."""
+
+    def close(self) -> None:
+        """Give everything back; may be called again."""
+
+
+class LoadedCode:
+    """One symbol while it is loaded; ``until_ns`` is set when it is unloaded."""
+
+    __slots__ = ("_details", "_frames", "_module", "_source", "end", "since_ns", "symbol",
+                 "until_ns")  # fmt: skip
+
+    def __init__(
+        self, symbol: CodeSymbol, end: int, since_ns: int, source: CodeSource | None
+    ) -> None:
+        self.symbol = symbol
+        self.end = end
+        self.since_ns = since_ns
+        self.until_ns = _FOREVER
+        self._source = source
+        self._frames: dict[int, Frame] = {}
+        self._module: Module | None = None
+        self._details: CodeDetails | None = None
+
+    def covers(self, address: int, time_ns: int) -> bool:
+        """Whether it was at the address at that time."""
+        inside = self.symbol.start <= address < self.end
+        return inside and self.since_ns <= time_ns < self.until_ns
+
+    def is_program(self) -> bool:
+        """Whether it is a function of a BPF program."""
+        return self.symbol.name.startswith(PROGRAM_PREFIX)
+
+    def frame(self, address: int) -> Frame:
+        """The frame of an address in it; the same object for the same address."""
+        frame = self._frames.get(address)
+        return frame or self._frames.setdefault(address, self._make_frame(address))
+
+    def module(self) -> Module:
+        """It as a module of its own; asks its source for details when called first."""
+        if self._module is None:
+            self._details = self._source.describe(self.symbol) if self._source else None
+            program = self._details.program if self._details else None
+            self._module = replace(make_code_module(self.symbol, self.end), program=program)
+        return self._module
+
+    def _make_frame(self, address: int) -> Frame:
+        module = self.module()
+        offset = address - self.symbol.start
+        file, number = "", 0
+        for start, at_file, at_line in self._details.lines if self._details else ():
+            if start > offset:
+                break
+            file, number = at_file, at_line
+        line = Line(self.symbol.name, "", file, number)
+        kind = FrameKind.BPF if module.kind is ModuleKind.BPF else FrameKind.KERNEL
+        return Frame(module, offset, (line,), offset, kind)
+
+
+def make_code_module(symbol: CodeSymbol, end: int) -> Module:
+    """A BPF function or trampoline as a module of its own."""
+    name, program = symbol.name, symbol.name.startswith(PROGRAM_PREFIX)
+    tag = name.removeprefix(PROGRAM_PREFIX)[:_TAG_DIGITS] if program else ""
+    return Module(
+        name,
+        symbol.kind,
+        None,
+        make_file_id(BuildId(tag) if tag else None, name),
+        symbol.start,
+        (AddressRange(symbol.start, end, name),),
+        RangeSource.KERNEL,
+    )
+
+
+class CodeTable:
+    """What is loaded, and what was until a while ago.
+
+    Args:
+        source: asked for details of programs.
+    """
+
+    def __init__(self, source: CodeSource | None = None) -> None:
+        self._source = source
+        self._live: dict[int, LoadedCode] = {}  # by start
+        self._pages: dict[int, tuple[LoadedCode, ...]] = {}  # live ones by page
+        self._ended: list[LoadedCode] = []  # in the order of their ends
+        self._read_ns = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def apply(self, change: CodeChange) -> None:
+        """Apply a change; those of one symbol come in the order of their times."""
+        if change.action is CodeAction.ADDED:
+            for symbol in change.symbols:
+                self._add(symbol, symbol.since_ns or change.time_ns)
+        elif change.action is CodeAction.REMOVED:
+            for symbol in change.symbols:
+                self._remove(symbol, change.time_ns)
+        else:
+            self._read(change)
+        self._forget(change.time_ns)
+
+    def lookup(self, address: int, time_ns: int = NOW_NS) -> LoadedCode | None:
+        """What was at an address at a time, by default what is there now; None if nothing."""
+        best: LoadedCode | None = None
+        below = -1
+        for code in self._pages.get(address >> _PAGE_BITS, ()):
+            if below < code.symbol.start <= address and code.since_ns <= time_ns < code.until_ns:
+                best, below = code, code.symbol.start
+        if best is not None and address < best.end:
+            return best
+        for code in reversed(self._ended):
+            if code.until_ns + _LINGER_NS <= time_ns:
+                return None
+            if code.covers(address, time_ns):
+                return code
+        return None
+
+    def live(self) -> list[LoadedCode]:
+        """What is loaded now, by address."""
+        return [code for _, code in sorted(self._live.items())]
+
+    def find(self, name: str, *, prefix: bool = False) -> list[Match]:
+        """What is loaded now with a name, or with one that starts with it, by address."""
+        return [
+            Match(code.symbol.name, code.symbol.start, code.end, code.module(), 0)
+            for code in self.live()
+            if code.symbol.name == name or (prefix and code.symbol.name.startswith(name))
+        ]
+
+    def _add(self, symbol: CodeSymbol, since_ns: int, end: int = 0) -> None:
+        known = self._live.get(symbol.start)
+        end = end or symbol.start + min(symbol.length or limit_bytes(symbol), _LARGEST_BYTES)
+        if known is not None and known.symbol.name == symbol.name:
+            if not symbol.length or known.symbol.length:
+                return
+            since_ns = symbol.since_ns or min(since_ns, known.since_ns)  # now it has a length
+            self._drop(known)
+        for other in self._overlapping(symbol.start, end):
+            if (symbol.length and other.symbol.length) or other.symbol.start == symbol.start:
+                self._end(other, since_ns)  # its removal was missed
+        for other in reversed(self._ended):
+            if other.until_ns + _LINGER_NS <= since_ns:
+                break
+            if other.symbol.start < end and symbol.start < other.end:
+                other.until_ns = max(other.since_ns, min(other.until_ns, since_ns))
+        code = LoadedCode(symbol, end, since_ns, self._source)
+        self._live[symbol.start] = code
+        for page in _pages(code):
+            self._pages[page] = (*self._pages.get(page, ()), code)
+
+    def _remove(self, symbol: CodeSymbol, time_ns: int) -> None:
+        known = self._live.get(symbol.start)
+        if known is None:
+            # Its record was lost; it was loaded after everything was read the last time.
+            code = LoadedCode(symbol, symbol.start + symbol.length, self._read_ns, self._source)
+            self._end(code, time_ns, linger_ns=_LINGER_NS)
+        elif known.symbol.name == symbol.name and known.since_ns <= time_ns:
+            self._end(known, time_ns, linger_ns=_LINGER_NS)
+
+    def _read(self, change: CodeChange) -> None:
+        """Make the table equal to what was read; changes after its beginning may be in it."""
+        began_ns = change.time_ns
+        found = {symbol.start: symbol for symbol in change.symbols}
+        for code in list(self._live.values()):
+            if change.action is CodeAction.PROGRAMS_READ and not code.is_program():
+                continue
+            now = found.get(code.symbol.start)
+            if code.since_ns <= began_ns and (now is None or now.name != code.symbol.name):
+                self._end(code, began_ns)
+        gone = set()
+        for code in reversed(self._ended):
+            if code.until_ns < began_ns:
+                break
+            gone.add((code.symbol.start, code.symbol.name))
+        ordered = sorted(found.values())
+        starts = [symbol.start for symbol in ordered] + [_FOREVER * 2]
+        for symbol, following in zip(ordered, starts[1:], strict=True):
+            if (symbol.start, symbol.name) in gone:
+                continue
+            end = min(symbol.start + (symbol.length or limit_bytes(symbol)), following)
+            self._add(symbol, symbol.since_ns or self._read_ns, end)
+        self._read_ns = max(self._read_ns, began_ns)
+
+    def _end(self, code: LoadedCode, time_ns: int, *, linger_ns: int = 0) -> None:
+        code.until_ns = max(time_ns, code.since_ns) + linger_ns
+        self._ended.append(code)
+        self._drop(code)
+
+    def _drop(self, code: LoadedCode) -> None:
+        if self._live.get(code.symbol.start) is not code:
+            return
+        del self._live[code.symbol.start]
+        for page in _pages(code):
+            left = tuple(other for other in self._pages[page] if other is not code)
+            if left:
+                self._pages[page] = left
+            else:
+                del self._pages[page]
+
+    def _overlapping(self, start: int, end: int) -> set[LoadedCode]:
+        pages = range(start >> _PAGE_BITS, ((end - 1) >> _PAGE_BITS) + 1)
+        return {
+            code
+            for page in pages
+            for code in self._pages.get(page, ())
+            if code.symbol.start < end and start < code.end
+        }
+
+    def _forget(self, now_ns: int) -> None:
+        ended = self._ended
+        if len(ended) < KEEP_MOST and not (
+            ended and ended[len(ended) // 2].until_ns < now_ns - KEEP_NS
+        ):
+            return
+        kept = [code for code in ended[-KEEP_MOST // 2 :] if code.until_ns >= now_ns - KEEP_NS]
+        self._ended = kept
+
+
+class MixedStack:
+    """A stack with addresses outside of vmlinux and modules, resolved for one time after another.
+
+    Args:
+        stack: the stack by vmlinux and modules.
+        table: what may be at the other addresses.
+    """
+
+    __slots__ = ("_last", "_places", "_stack", "_table")
+
+    def __init__(self, stack: Stack, table: CodeTable) -> None:
+        self._stack = stack
+        self._table = table
+        self._places = tuple(index for index, frame in enumerate(stack.frames) if is_outside(frame))
+        self._last: tuple[Stack, tuple[LoadedCode | None, ...]] = stack, (None,) * len(self._places)
+
+    def at(self, time_ns: int) -> Stack:
+        """The stack at a boot time; the same object as long as the same code was there."""
+        frames, (stack, before) = self._stack.frames, self._last
+        found = tuple(
+            code
+            if code is not None and code.covers(frames[place].address, time_ns)
+            else self._table.lookup(frames[place].address, time_ns)
+            for place, code in zip(self._places, before, strict=True)
+        )
+        if found != before:
+            mixed = list(frames)
+            for place, code in zip(self._places, found, strict=True):
+                if code is not None:
+                    mixed[place] = code.frame(frames[place].address)
+            stack = Stack(tuple(mixed), self._stack.kernel_status, self._stack.user_status)
+            self._last = stack, found
+        return stack
+
+
+def explain_code(code: LoadedCode, address: int) -> Explanation:
+    """All that is known of an address in code outside of modules."""
+    symbol = code.symbol
+    reason = "the kernel told its extent"
+    if not symbol.length:
+        reason = "the nearest symbol below the address; the kernel told no length"
+    return Explanation(
+        address, code.frame(address), "", (symbol.name,), symbol.start, code.end, (), reason
+    )
+
+
+def is_outside(frame: Frame) -> bool:
+    """Whether a kernel frame is in no module that is known, so that its code comes and goes."""
+    return frame.module is None and frame.kind is not FrameKind.USER
+
+
+def limit_bytes(symbol: CodeSymbol) -> int:
+    """How far a symbol reaches at most when its length is unknown."""
+    return MAX_FUNCTION_BYTES if symbol.name.startswith(PROGRAM_PREFIX) else PAGE_BYTES
+
+
+def _pages(code: LoadedCode) -> Iterable[int]:
+    return range(code.symbol.start >> _PAGE_BITS, ((code.end - 1) >> _PAGE_BITS) + 1)

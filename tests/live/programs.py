@@ -1,0 +1,115 @@
+"""Real BPF programs for tests: loaded by bpf(2), libbpf or bcc, found in kallsyms."""
+
+import ctypes
+import os
+import struct
+from pathlib import Path
+
+from otel_kprofiler.bpf.call import bpf_call
+
+_PROG_LOAD = 5
+_PROG_TEST_RUN = 10
+_SOCKET_FILTER = 1
+_XDP = 6
+# r0 = r1; then the number, so that programs differ; then exit
+_MOVE = struct.Struct("<BBhi")
+
+
+class _LoadAttributes(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("count", ctypes.c_uint32),
+        ("code", ctypes.c_uint64),
+        ("license", ctypes.c_uint64),
+        ("log", ctypes.c_uint32 * 2),
+        ("log_buffer", ctypes.c_uint64),
+        ("kernel_version", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("name", ctypes.c_char * 16),
+    )
+
+
+class _RunAttributes(ctypes.Structure):
+    _fields_ = (
+        ("fd", ctypes.c_uint32),
+        ("result", ctypes.c_uint32),
+        ("sizes", ctypes.c_uint32 * 2),
+        ("data_in", ctypes.c_uint64),
+        ("data_out", ctypes.c_uint64),
+        ("repeat", ctypes.c_uint32),
+        ("duration", ctypes.c_uint32),
+        ("context", ctypes.c_uint64 * 3),
+        ("flags", ctypes.c_uint64 * 2),
+    )
+
+
+def instructions(number: int, functions: int = 1, spin: int = 0) -> bytes:
+    """Code of a program of several functions; the first loops ``spin`` times."""
+    code = []
+    last = functions - 1
+    # The first function: set a counter, count down, call each other function, return 2.
+    body = [_MOVE.pack(0xB7, 0x06, 0, number)]  # r6 = number
+    if spin:
+        body += [
+            _MOVE.pack(0xB7, 0x07, 0, spin),  # r7 = spin
+            _MOVE.pack(0x07, 0x07, 0, -1),  # r7 -= 1
+            _MOVE.pack(0x55, 0x07, -2, 0),  # if r7 != 0 goto the line before
+        ]
+    length = len(body) + last + 2
+    for index in range(last):
+        target = length + 2 * index  # each other function has two instructions
+        body.append(_MOVE.pack(0x85, 0x10, 0, target - len(body) - 1))  # call
+    body += [_MOVE.pack(0xB7, 0x00, 0, 2), _MOVE.pack(0x95, 0, 0, 0)]  # r0 = 2; exit
+    code += body
+    for index in range(last):
+        code += [_MOVE.pack(0xB7, 0x00, 0, number + index), _MOVE.pack(0x95, 0, 0, 0)]
+    return b"".join(code)
+
+
+def load(number: int = 0, *, name: str = "kprof_test", functions: int = 1, spin: int = 0) -> int:
+    """Load an XDP program; returns its descriptor."""
+    code = instructions(number, functions, spin)
+    license_text = b"GPL\0"
+    attributes = _LoadAttributes(
+        _XDP,
+        len(code) // 8,
+        ctypes.cast(code, ctypes.c_void_p).value,
+        ctypes.cast(license_text, ctypes.c_void_p).value,
+        name=name.encode(),
+    )
+    return bpf_call(_PROG_LOAD, attributes)
+
+
+def run(fd: int, repeat: int) -> None:
+    """Run an XDP program so many times; the kernel makes a dispatcher for it."""
+    packet = bytes(64)
+    attributes = _RunAttributes(fd, 0, (ctypes.c_uint32 * 2)(len(packet), 0), repeat=repeat)
+    attributes.data_in = ctypes.cast(packet, ctypes.c_void_p).value
+    bpf_call(_PROG_TEST_RUN, attributes)
+
+
+def kallsyms(*blocks: str) -> set[tuple[int, str]]:
+    """Addresses and names of the symbols of some blocks, by an obvious parse.
+
+    The kernel goes through its list by index, so that a line is missing from the file when
+    something before it is unloaded meanwhile; two readings that agree missed none.
+    """
+    before = None
+    while (found := _read_kallsyms(blocks or ("bpf",))) != before:
+        before = found
+    return found
+
+
+def _read_kallsyms(blocks: tuple[str, ...]) -> set[tuple[int, str]]:
+    found = set()
+    for line in Path("/proc/kallsyms").read_text().splitlines():
+        address, _, name, *block = line.split()
+        if block and block[0].strip("[]") in blocks:
+            found.add((int(address, 16), name))
+    return found
+
+
+def close_all(fds: list[int]) -> None:
+    """Close descriptors; the programs are unloaded some moments later."""
+    while fds:
+        os.close(fds.pop())
