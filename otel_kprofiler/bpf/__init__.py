@@ -5,6 +5,14 @@ from typing import Final
 
 from otel_kprofiler.bpf.btf import VMLINUX as VMLINUX_BTF
 from otel_kprofiler.bpf.btf import find_member_offsets
+from otel_kprofiler.bpf.code_events import CodeLoss
+from otel_kprofiler.bpf.ksymbol import (
+    KsymbolRecord,
+    LostRecord,
+    ProgramRecord,
+    make_changes,
+    parse_perf_records,
+)
 from otel_kprofiler.bpf.layout import (
     DESCENDANTS,
     KEEP_IDLE,
@@ -39,7 +47,9 @@ from otel_kprofiler.bpf.ring import (
     record_spans,
     ring_bytes,
 )
+from otel_kprofiler.bpf.rungs import Rung, find_code_symbols
 from otel_kprofiler.bpf.spans import SLOT_BYTES, SpanSlot, SpanSlots
+from otel_kprofiler.bpf.watch import CodeCounts, CodeWatch
 
 SAMPLER_SOURCE: Final = Path(__file__).with_name("sampler.bpf.c")
 SAMPLER_OBJECT: Final = Path(__file__).with_name("sampler.bpf.o")
@@ -49,7 +59,6 @@ __all__ = [
     "KEEP_IDLE",
     "KERNEL_STACKS",
     "MAX_INTERRUPT_RANGES",
-from otel_kprofiler.bpf.rungs import Rung, find_code_symbols
     "NAMESPACE",
     "ONLY_TARGETS",
     "RECORD_HEADER_BYTES",
@@ -63,27 +72,32 @@ from otel_kprofiler.bpf.rungs import Rung, find_code_symbols
     "START_TIME",
     "USER_STACKS",
     "VMLINUX_BTF",
+    "CodeCounts",
+    "CodeLoss",
+    "CodeWatch",
     "CpuLines",
+    "KsymbolRecord",
     "LibbpfLoader",
     "LoadedProgram",
     "Loader",
+    "LostRecord",
     "ProgramConfig",
     "ProgramCounts",
+    "ProgramRecord",
     "ProgramSpec",
     "RingChunk",
     "RingMemory",
     "RingReader",
+    "Rung",
     "SpanSlot",
     "SpanSlots",
     "delete_from_map",
+    "find_code_symbols",
     "find_member_offsets",
+    "make_changes",
+    "parse_perf_records",
     "parse_records",
     "record_spans",
     "ring_bytes",
-    "KsymbolRecord",
     "update_map",
 ]
-    "LostRecord",
-    "ProgramRecord",
-    "Rung",
-    "find_code_symbols",
