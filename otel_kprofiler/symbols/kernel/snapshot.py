@@ -31,18 +31,11 @@ INTERRUPT_SECTIONS: Final = ("entry", "irqentry", "softirqentry")
 
 
 class ModuleSymbols(NamedTuple):
-    """A module and its symbols.
-
-    Attributes:
-        module: what is exported.
-        table: its symbols, None when they could not be read.
-        pending: they are going to be read.
-    """
+    """A module and its symbols; ``table`` is None when they could not be read."""
 
     module: Module
     table: SymbolTable | None
 
-    pending: bool = False
 
 class CodeBlock(NamedTuple):
     """Symbols that are each a module of their own: BPF programs, trampolines, probe pages."""
@@ -86,7 +79,6 @@ class Snapshot:
         "_starts",
         "bad_lines",
         "freed",
-        "_gone",
         "generation",
         "hidden",
         "modules",
@@ -108,6 +100,7 @@ class Snapshot:
         problems: Sequence[str] = (),
         bad_lines: int = 0,
     ) -> None:
+        self.modules: tuple[Module, ...] = tuple(symbols.module for symbols in modules)
         self.generation = generation
         self.since_ns = since_ns
         self.hidden = hidden
@@ -117,7 +110,7 @@ class Snapshot:
         self._blocks = tuple(blocks)
         self._programs: dict[int, Module] = {}  # made when first seen, by start
         self.freed = tuple(freed)
-        self._set_modules(modules)
+        self._by_name: Mapping[str, ModuleSymbols] = {m.module.name: m for m in modules}
         self._init_text = self._find_init_text()
         regions = _disjoint(
             (part, symbols) for symbols in modules for part in symbols.module.ranges
@@ -128,13 +121,6 @@ class Snapshot:
 
     def _find_init_text(self) -> AddressRange | None:
         """Code of the kernel that was freed when it had started."""
-
-    def _set_modules(
-        self, modules: Sequence[ModuleSymbols], gone: Sequence[AddressRange] = ()
-    ) -> None:
-        self._gone = tuple(gone)
-        self._by_name: Mapping[str, ModuleSymbols] = {m.module.name: m for m in modules}
-        self.modules: tuple[Module, ...] = tuple(m.module for m in self._by_name.values())
         core = self._by_name.get(VMLINUX)
         if core is None or core.table is None:
             return None
@@ -150,26 +136,6 @@ class Snapshot:
         """Module, name and start of the function at a runtime address; None without a name."""
         index = bisect_right(self._starts, address) - 1
         if index < 0 or address >= self._ends[index]:
-    def loaded(self) -> tuple[ModuleSymbols, ...]:
-        """All but vmlinux, oldest first."""
-        symbols = self._by_name.values()
-        return tuple(one for one in symbols if one.module.kind is ModuleKind.LOADED)
-
-    def with_modules(
-        self,
-        loaded: Sequence[ModuleSymbols],
-        *,
-        generation: int,
-        since_ns: int,
-        gone: Sequence[AddressRange] = (),
-    ) -> Snapshot:
-        """The same kernel with other modules, oldest first; ``gone`` is where others were."""
-        other = copy(self)
-        core = [one for one in self._by_name.values() if one.module.kind is ModuleKind.VMLINUX]
-        other._set_modules((*core, *loaded), gone)  # noqa: SLF001 - a copy of this very class
-        other.generation, other.since_ns = generation, since_ns
-        return other
-
             return None
         owner = self._owners[index]
         found = owner.table.lookup(address) if owner.table is not None else None
@@ -180,7 +146,7 @@ class Snapshot:
         index = bisect_right(self._starts, address) - 1
         if index < 0 or address >= self._ends[index]:
             return self._frame_outside(address, self._starts[index] if index >= 0 else 0)
-        module, table, pending = self._owners[index]
+        module, table = self._owners[index]
         kind = FrameKind.KERNEL if module.kind is ModuleKind.VMLINUX else FrameKind.MODULE
         rva = address - module.base
         found = table.lookup(address) if table is not None else None
@@ -196,10 +162,9 @@ class Snapshot:
 
         Boundary markers such as ``_etext`` are found too. Sorted by module, then address.
         """
-            reason = Unresolved.NOT_YET_KNOWN if pending else reason
         raw = name.encode("utf-8", "surrogateescape")
         found = []
-        for module, table, _ in self._by_name.values():
+        for module, table in self._by_name.values():
             if table is None:
                 continue
             for index in table.find(raw, prefix=prefix):
@@ -260,16 +225,6 @@ class Snapshot:
             explain_frame(frame, self.hidden, freed),
         )
 
-    def size_bytes(self) -> int:
-        """Memory taken by the symbol tables."""
-        tables = [s.table for s in self._by_name.values()] + [b.table for b in self._blocks]
-        return sum(table.size_bytes() for table in tables if table is not None)
-
-    def symbol_count(self) -> int:
-        """Number of entries in the symbol tables."""
-        tables = [s.table for s in self._by_name.values()] + [b.table for b in self._blocks]
-        return sum(len(table) for table in tables if table is not None)
-
     def code_symbols(self) -> tuple[CodeSymbol, ...]:
         """The symbols outside of modules; kallsyms tells no lengths."""
         return tuple(
@@ -284,6 +239,16 @@ class Snapshot:
         other = copy(self)
         other._blocks = ()  # noqa: SLF001 - a copy of this very class
         return other
+
+    def size_bytes(self) -> int:
+        """Memory taken by the symbol tables."""
+        tables = [s.table for s in self._by_name.values()] + [b.table for b in self._blocks]
+        return sum(table.size_bytes() for table in tables if table is not None)
+
+    def symbol_count(self) -> int:
+        """Number of entries in the symbol tables."""
+        tables = [s.table for s in self._by_name.values()] + [b.table for b in self._blocks]
+        return sum(len(table) for table in tables if table is not None)
 
     def _frame_outside(self, address: int, below: int) -> Frame:
         """A frame for an address in no module; ``below`` is the start of the range before it."""
@@ -313,8 +278,6 @@ class Snapshot:
         name, start, end = symbol
         return self._programs.get(start) or self._programs.setdefault(
             start,
-            if any(part.start <= address < part.end for part in self._gone):
-                reason = Unresolved.MODULE_GONE
             Module(
                 name,
                 kind,
