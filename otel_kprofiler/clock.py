@@ -3,14 +3,28 @@
 The kernel stamps samples with ``CLOCK_BOOTTIME`` (time since boot, including suspend);
 receivers want Unix time. The offset is measured by reading both clocks in a sandwich and
 keeping the tightest of several tries (the method of opentelemetry-ebpf-profiler).
+
+Boot time goes on during suspend and is never set, so neither moves the offset. Whoever sets or
+slews the Unix clock does: :class:`Clock` follows that, and :class:`StreamClock` makes of it a time
+that never goes back.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
 
-SYNC_TRIES = 5
+SYNC_TRIES: Final = 5
+STEP_NS: Final = 1_000_000
+"""The clocks have come apart by more than reading them or a few minutes of slewing explain."""
+EARLIEST_UNIX_NS: Final = 1_577_836_800_000_000_000
+"""2020-01-01: a clock that shows less has not been set since the host was started."""
+CATCH_UP: Final = 2
+"""A stream that is ahead of the clock runs slower by this factor until it is not."""
+
+_log = logging.getLogger(__name__)
 
 
 class TimeSource(Protocol):
@@ -38,11 +52,14 @@ class SystemTime:
 class Clock:
     """Converts boot time to Unix time with an offset that is measured again on demand.
 
-    Thread-safe: the offset is one integer, replaced as a whole.
+    While the Unix clock is not set, time since :data:`EARLIEST_UNIX_NS` stands in for it, because
+    receivers refuse or misplace what is from 1970. Thread-safe: the offset is one integer,
+    replaced as a whole.
     """
 
     def __init__(self, source: TimeSource | None = None) -> None:
         self._source = source or SystemTime()
+        self._unset = False
         self._offset_ns = self._measure()
 
     def boot_ns(self) -> int:
@@ -59,6 +76,16 @@ class Clock:
         self._offset_ns = self._measure()
         return self._offset_ns - before
 
+    def follow(self) -> int:
+        """Measure again if the Unix clock was set; returns how far that has moved it."""
+        distance = self._source.unix_ns() - self._source.boot_ns() - self._offset_ns
+        if abs(distance) < STEP_NS:
+            return 0
+        moved = self.sync()
+        if abs(moved) >= STEP_NS:
+            _log.info("the Unix clock has moved by %.3f s", moved / 1e9)
+        return moved
+
     def _measure(self) -> int:
         best_width = best_offset = 0
         for attempt in range(SYNC_TRIES):
@@ -67,4 +94,52 @@ class Clock:
             width = self._source.boot_ns() - first
             if attempt == 0 or width < best_width:
                 best_width, best_offset = width, unix - (first + width // 2)
+        if unix < EARLIEST_UNIX_NS:
+            if not self._unset:
+                _log.warning("the Unix clock is not set; times count from 2020 until it is")
+            self._unset = True
+            return EARLIEST_UNIX_NS
         return best_offset
+
+
+class Interval(NamedTuple):
+    """An interval of boot time and the Unix time that stands for it; both half-open."""
+
+    start_boot_ns: int
+    end_boot_ns: int
+    start_unix_ns: int
+    end_unix_ns: int
+
+    def to_unix_ns(self, times_boot_ns: Sequence[int]) -> list[int]:
+        """Unix times of instants, all inside the interval and in the same order."""
+        first, last = self.start_unix_ns, self.end_unix_ns - 1
+        length, boot_length = last + 1 - first, self.end_boot_ns - self.start_boot_ns
+        if length == boot_length:
+            offset = first - self.start_boot_ns
+            times = [time + offset for time in times_boot_ns]
+        else:
+            start = self.start_boot_ns
+            times = [first + (time - start) * length // boot_length for time in times_boot_ns]
+        return [min(max(time, first), last) for time in times]
+
+
+class StreamClock:
+    """Unix time for intervals of boot time that follow one another; never goes back.
+
+    Follows a clock that was set forward at once, which leaves a gap. While the clock is behind
+    what the stream has told already, the stream goes on from there at a fraction of the speed.
+    Belongs to one thread.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._end_unix_ns = 0
+
+    def interval(self, start_boot_ns: int, end_boot_ns: int) -> Interval:
+        """Unix time for the next interval; at least 1 ns, however short the interval is."""
+        self._clock.follow()
+        length = max(1, end_boot_ns - start_boot_ns)
+        start = max(self._clock.to_unix_ns(start_boot_ns), self._end_unix_ns)
+        end = max(self._clock.to_unix_ns(start_boot_ns + length), start + -(-length // CATCH_UP))
+        self._end_unix_ns = end
+        return Interval(start_boot_ns, start_boot_ns + length, start, end)

@@ -147,6 +147,10 @@ class Pipeline(Generic[SamplerT]):
         while windows.end_boot_ns <= passed_ns:
             self._add_until(windows.end_boot_ns)
             self._close_window(None)
+            if windows.end_boot_ns <= passed_ns:
+                # The host was suspended: windows in which nothing can be are left out.
+                earliest_ns = self._gate.find_earliest_ns()
+                windows.skip_to(min(passed_ns, earliest_ns or passed_ns))
         self._add_until(passed_ns)
 
     def _add_until(self, before_ns: int) -> None:

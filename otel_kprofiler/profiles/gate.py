@@ -18,14 +18,17 @@ class EventTimeGate:
     """Holds samples back and lets them go in the order of their times.
 
     The wait is bounded: a symbol stream that stands still delays samples by ``max_wait_ns``
-    at most. Belongs to one thread.
+    at most, and a sampler that no longer says how far it is by ``max_stall_ns``; what it hands
+    over later counts in the window that is open then. Belongs to one thread.
 
     Args:
         max_wait_ns: longest time that a sample waits for symbol streams, in nanoseconds.
+        max_stall_ns: longest time that it waits for older samples.
     """
 
-    def __init__(self, max_wait_ns: int = 500_000_000) -> None:
+    def __init__(self, max_wait_ns: int = 500_000_000, max_stall_ns: int = 10_000_000_000) -> None:
         self._max_wait_ns = max_wait_ns
+        self._max_stall_ns = max_stall_ns
         self._waiting: list[RawSample] = []
 
     def __len__(self) -> int:
@@ -43,7 +46,12 @@ class EventTimeGate:
             symbols_ns: every symbol event before this boot time has been applied.
             now_ns: the present, in boot time.
         """
+        samples_ns = max(samples_ns, now_ns - self._max_stall_ns)
         return min(samples_ns, max(symbols_ns, now_ns - self._max_wait_ns))
+
+    def find_earliest_ns(self) -> int | None:
+        """Time of the oldest sample that waits; None if none does."""
+        return min((sample.time_ns for sample in self._waiting), default=None)
 
     def release(self, before_ns: int) -> list[RawSample]:
         """Samples taken before ``before_ns``, sorted by time."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from otel_kprofiler.clock import Clock
+from otel_kprofiler.clock import Clock, Interval, StreamClock
 from otel_kprofiler.model import (
     ON_CPU,
     LossCause,
@@ -75,12 +75,11 @@ class WindowBuilder:
         kind: ProfileKind = ON_CPU,
         random_unit: Callable[[], float] = random.random,
     ) -> None:
-        self._clock = clock
+        self._clock = StreamClock(clock)
         self._schedule = schedule
         self._random_unit = random_unit
         self._kind = kind
         self._index = 0
-        self._last_end_unix_ns = 0
         self._changes: deque[tuple[int, WindowSchedule, int]] = deque()
         self.period_ns = period_ns
         self.end_boot_ns = start_boot_ns
@@ -143,54 +142,56 @@ class WindowBuilder:
             renew: tells which Resources have changed since they were first seen.
         """
         end = self.end_boot_ns if end_boot_ns is None else end_boot_ns
+        interval = self._interval(end)
         again = self._resolved_again(resolve_again) if resolve_again else {}
         renewed = renew(self._groups.keys()) if renew else {}
         resources = [
-            ResourceSamples(renewed.get(resource, resource), self._samples(group, again))
+            ResourceSamples(renewed.get(resource, resource), _samples(group, again, interval))
             for resource, group in self._groups.items()
         ]
-        times = [
-            time
-            for group in resources
-            for sample in group.samples
-            for time in (sample.timestamps_unix_ns[0], sample.timestamps_unix_ns[-1])
-        ]
-        # A step of the Unix clock must not make two windows of one stream overlap.
-        start_unix = max(self._clock.to_unix_ns(self.start_boot_ns), self._last_end_unix_ns)
-        end_unix = max(self._clock.to_unix_ns(end), start_unix + 1)
-        if times:
-            start_unix = min(start_unix, *times)
-            end_unix = max(end_unix, max(times) + 1)
-        self._last_end_unix_ns = end_unix
         period_ns = self.period_ns
         self._index += 1
-        self._open(end)
+        self._open(interval.end_boot_ns)
         return Window(
             kind=self._kind,
             period_ns=period_ns,
-            start_unix_ns=start_unix,
-            end_unix_ns=end_unix,
+            start_unix_ns=interval.start_unix_ns,
+            end_unix_ns=interval.end_unix_ns,
             resources=resources,
             taken=taken,
             lost=dict(lost or {}),
             totals=totals,
         )
 
+    def skip_to(self, boot_ns: int) -> None:
+        """Begin the window later, as long as it holds nothing; such as after a suspend."""
+        if not self._groups and boot_ns > self.start_boot_ns:
+            self._open(boot_ns)
+
+    def _interval(self, end_boot_ns: int) -> Interval:
+        """The window's interval, wide enough for what came out of time all the same."""
+        times = [times for group in self._groups.values() for times in group.values()]
+        start = self.start_boot_ns
+        if not self._index:
+            start = min([start, *(some[0] for some in times)])
+        end = max([end_boot_ns, *(some[-1] + 1 for some in times)])
+        return self._clock.interval(start, end)
+
     def _resolved_again(self, resolve: Callable[[RawSample], Stack]) -> dict[Stack, Stack]:
         return {stack: resolve(sample) for stack, sample in self._unfinished.items()}
 
-    def _samples(
-        self, group: dict[_Key, list[int]], again: dict[Stack, Stack]
-    ) -> list[WindowSample]:
-        to_unix = self._clock.to_unix_ns
-        return [
-            WindowSample(
-                stack=again.get(stack, stack),
-                tid=tid,
-                thread_name=comm.decode("utf-8", "replace"),
-                cpu=cpu,
-                link=link,
-                timestamps_unix_ns=[to_unix(time) for time in times],
-            )
-            for (stack, tid, comm, cpu, link), times in group.items()
-        ]
+
+def _samples(
+    group: dict[_Key, list[int]], again: dict[Stack, Stack], interval: Interval
+) -> list[WindowSample]:
+    return [
+        WindowSample(
+            stack=again.get(stack, stack),
+            tid=tid,
+            thread_name=comm.decode("utf-8", "replace"),
+            cpu=cpu,
+            link=link,
+            timestamps_unix_ns=interval.to_unix_ns(times),
+        )
+        for (stack, tid, comm, cpu, link), times in group.items()
+    ]

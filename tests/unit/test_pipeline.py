@@ -182,3 +182,43 @@ def test_a_miscount_in_the_kernel_is_named_as_a_gap(parts):
     sampler.counts = lambda: SamplerCounts(taken=3, received=1, lost={}, filtered={})
     (gap,) = pipeline.account().gaps()
     assert "took 3" in gap
+
+
+def test_a_suspended_hour_makes_no_windows(parts):
+    pipeline, sampler, _symbols, windows, time = parts
+    start = time.boot
+    sampler.ready = [raw(start + 5)]
+    pipeline.step(0.1)
+    time.boot += 3600 * SECOND
+    woken = time.boot
+    sampler.ready = [raw(woken - 2)]
+    pipeline.step(0.1)
+    sampler.ready = [raw(time.boot)]
+    pipeline.step(2.5)
+    assert len(windows) <= 4
+    assert [window.sample_count for window in windows if window.sample_count] == [1, 2]
+    assert windows[0].end_unix_ns - windows[0].start_unix_ns == SECOND
+    starts = [window.start_unix_ns for window in windows]
+    assert starts == sorted(starts)
+
+
+def test_a_sampler_that_no_longer_says_how_far_it_is_does_not_hold_up_windows(parts):
+    pipeline, sampler, _symbols, windows, time = parts
+    sampler.complete = start = time.boot
+    sampler.ready = [raw(start + 5)]
+    for _ in range(9):
+        pipeline.step(1)
+    assert counts(windows) == []
+    for _ in range(3):
+        pipeline.step(1)
+    assert counts(windows)[0] == 1
+    sampler.ready = [raw(start + 6)]
+    pipeline.step(1)
+    pipeline.stop()
+    assert sum(counts(windows)) == 2
+    assert pipeline.account().gaps() == []
+    for window in windows:
+        for group in window.resources:
+            for sample in group.samples:
+                for stamp in sample.timestamps_unix_ns:
+                    assert window.start_unix_ns <= stamp < window.end_unix_ns

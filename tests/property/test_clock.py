@@ -1,0 +1,106 @@
+"""Windows on a clock that anything may happen to: steps, slew, suspend, 1970."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_kprofiler.clock import EARLIEST_UNIX_NS, Clock, StreamClock
+from otel_kprofiler.model import (
+    STACK_NOT_COLLECTED,
+    STACK_OK,
+    Frame,
+    FrameKind,
+    RawSample,
+    Resource,
+    Stack,
+)
+from otel_kprofiler.profiles import WindowBuilder, WindowSchedule
+
+SECOND = 1_000_000_000
+STACK = Stack((Frame(None, 1, (), 0, FrameKind.KERNEL),))
+RESOURCE = Resource({})
+
+
+class Host:
+    """Clocks that tests set; the Unix clock may run faster or slower than boot time."""
+
+    def __init__(self, unix_ns):
+        self.boot = 0
+        self.unix = unix_ns
+
+    def boot_ns(self):
+        return self.boot
+
+    def unix_ns(self):
+        return self.unix
+
+    def run(self, length, slew_ppm=0):
+        self.boot += length
+        self.unix += length + length * slew_ppm // 1_000_000
+
+
+def raw(time):
+    return RawSample(time, 0, 5, 7, 1, 0, b"", b"", b"", STACK_OK, STACK_NOT_COLLECTED, None)
+
+
+steps = st.sampled_from([0, 0, 0, 0]) | st.integers(-400 * SECOND, 400 * SECOND)
+spans = st.integers(0, 20 * SECOND) | st.just(3600 * SECOND)
+
+
+@given(
+    st.sampled_from([0, 5 * SECOND, 1_790_000_000 * SECOND]),
+    st.lists(
+        st.tuples(spans, st.lists(st.floats(0, 0.999), max_size=4), st.integers(-500, 500), steps),
+        max_size=20,
+    ),
+)
+def test_windows_never_go_back_and_hold_their_samples(unix_at_start, intervals):
+    host = Host(unix_at_start)
+    builder = WindowBuilder(Clock(host), WindowSchedule(SECOND), start_boot_ns=0, period_ns=1)
+    before = 0
+    for length, places, slew_ppm, step in intervals:
+        start = host.boot
+        times = sorted(start + int(place * length) for place in places)
+        for time in times:
+            builder.add(raw(time), STACK, RESOURCE)
+        host.run(length, slew_ppm)
+        host.unix = max(0, host.unix + step)
+        window = builder.close(host.boot)
+        assert before <= window.start_unix_ns < window.end_unix_ns
+        assert window.start_unix_ns >= EARLIEST_UNIX_NS
+        stamps = [t for g in window.resources for s in g.samples for t in s.timestamps_unix_ns]
+        assert len(stamps) == len(times)
+        assert stamps == sorted(stamps)
+        assert all(window.start_unix_ns <= stamp < window.end_unix_ns for stamp in stamps)
+        before = window.end_unix_ns
+
+
+@given(st.integers(-400, 400), st.integers(1, 30))
+def test_after_any_step_the_stream_is_right_again_within_twice_its_length(step, interval):
+    host = Host(1_790_000_000 * SECOND)
+    stream = StreamClock(Clock(host))
+    for length in (interval, interval):
+        host.run(length * SECOND)
+        stream.interval(host.boot - length * SECOND, host.boot)
+    host.unix += step * SECOND
+    ran = 0
+    while ran <= 2 * max(0, -step):
+        host.run(interval * SECOND)
+        ran += interval
+        told = stream.interval(host.boot - interval * SECOND, host.boot)
+    assert abs(told.end_unix_ns - host.unix) <= 1
+    host.run(interval * SECOND)
+    told = stream.interval(host.boot - interval * SECOND, host.boot)
+    assert told.end_unix_ns - told.start_unix_ns == interval * SECOND
+
+
+@given(st.lists(st.integers(0, 10 * SECOND), max_size=20).map(sorted), st.integers(-9, 0))
+def test_times_keep_their_order_and_distance_while_the_clock_is_left_alone(times, step):
+    host = Host(1_790_000_000 * SECOND)
+    clock = Clock(host)
+    host.run(10 * SECOND + 1)
+    interval = StreamClock(clock).interval(0, host.boot)
+    told = interval.to_unix_ns(times)
+    assert [one - told[0] for one in told] == [time - times[0] for time in times]
+    assert told == [clock.to_unix_ns(time) for time in times]

@@ -1,0 +1,67 @@
+"""The one reader of clocks."""
+
+import pytest
+
+from otel_kprofiler.clock import EARLIEST_UNIX_NS, STEP_NS, Clock
+
+SECOND = 1_000_000_000
+NOW = 1_790_000_000 * SECOND
+
+
+class Script:
+    """Clocks; each reading of boot time takes as long as the test says."""
+
+    def __init__(self, offset=NOW):
+        self.boot, self.offset, self.delays = 0, offset, iter(())
+
+    def boot_ns(self):
+        self.boot += next(self.delays, 0)
+        return self.boot
+
+    def unix_ns(self):
+        return self.boot + self.offset
+
+
+def test_the_tightest_of_several_readings_counts():
+    source = Script()
+    # The second reading of each pair comes late; but for the fourth, by something odd.
+    source.delays = iter([0, 1001, 0, 5003, 0, 901, 0, 2, 0, 777])
+    assert abs(Clock(source).to_unix_ns(0) - NOW) <= 1
+
+
+@pytest.mark.parametrize("step", [-3600, -1, 1, 86_400])
+def test_a_step_is_followed_at_once(step):
+    source = Script()
+    clock = Clock(source)
+    source.offset += step * SECOND
+    assert clock.follow() == step * SECOND
+    assert clock.to_unix_ns(5) == 5 + source.offset
+    assert clock.follow() == 0
+
+
+def test_what_reading_the_clocks_explains_is_no_step():
+    source = Script()
+    clock = Clock(source)
+    source.offset += STEP_NS - 1
+    assert clock.follow() == 0
+    assert clock.sync() == STEP_NS - 1
+
+
+def test_a_clock_that_is_not_set_does_not_lead_to_1970(caplog):
+    source = Script(offset=0)
+    clock = Clock(source)
+    source.boot = 7 * SECOND
+    assert clock.to_unix_ns(source.boot) == EARLIEST_UNIX_NS + 7 * SECOND
+    assert "not set" in caplog.text
+    clock.sync()
+    assert clock.to_unix_ns(source.boot) == EARLIEST_UNIX_NS + 7 * SECOND
+    source.offset = NOW
+    clock.follow()
+    assert clock.to_unix_ns(0) == NOW
+
+
+def test_suspend_does_not_move_unix_time():
+    source = Script()
+    clock = Clock(source)
+    source.boot += 3600 * SECOND  # boot time goes on while the host sleeps
+    assert clock.follow() == 0
