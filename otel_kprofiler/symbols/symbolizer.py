@@ -54,6 +54,9 @@ class _View:
                 kernel_status,
                 user_status,
             )
+            if code is not None and any(map(is_outside, stack.frames)):
+                return MixedStack(stack, code)
+            return stack
 
         self.stacks = BoundedCache(MAX_STACKS_CACHED, make_stack)
 
@@ -63,9 +66,6 @@ class Symbolizer:
 
     Look-ups take no lock and may come from any thread; ``advance``, ``reload`` and ``close``
     belong to one thread. Replaced snapshots are kept (the last 16) for samples that are older
-            if code is not None and any(map(is_outside, stack.frames)):
-                return MixedStack(stack, code)
-            return stack
     than the current one.
 
     Example:
@@ -77,6 +77,9 @@ class Symbolizer:
     Args:
         snapshot: the symbols.
         files: where to read them again; None if they cannot change.
+        code: tells what is loaded and unloaded outside of modules (BPF programs and the like),
+            from before ``snapshot`` was read; closed with the symbolizer. Without it, what the
+            snapshot has of them is taken to be there at all times.
     """
 
     def __init__(
@@ -97,12 +100,10 @@ class Symbolizer:
 
     @classmethod
     def live(cls, access: HostFiles | None = None, *, code: CodeSource | None = None) -> Symbolizer:
-        code: tells what is loaded and unloaded outside of modules (BPF programs and the like),
-            from before ``snapshot`` was read; closed with the symbolizer. Without it, what the
-            snapshot has of them is taken to be there at all times.
         """Symbols of this host, or of a captured tree that ``access`` gives.
 
         Symbols that are hidden or missing are no error, see ``hidden`` and ``problems``.
+        For ``code`` see the class.
         """
         files = access or Access()
         return cls(read_snapshot(files), files=files, code=code)
@@ -112,7 +113,6 @@ class Symbolizer:
         cls,
         *,
         kallsyms: str | os.PathLike[str],
-        For ``code`` see the class.
         modules: str | os.PathLike[str] | None = None,
         sys_module: str | os.PathLike[str] | None = None,
         notes: str | os.PathLike[str] | None = None,
@@ -200,6 +200,7 @@ class Symbolizer:
         stack = self._view(sample.time_ns).stacks[
             sample.kernel_stack, sample.user_stack, sample.kernel_status, sample.user_status
         ]
+        return stack.at(sample.time_ns) if isinstance(stack, MixedStack) else stack
 
     def resolve_addresses(
         self,
@@ -223,7 +224,6 @@ class Symbolizer:
         mixed = MixedStack(Stack(frames), self._code)
         return mixed.at(NOW_NS if time_ns is None else time_ns).frames
 
-        return stack.at(sample.time_ns) if isinstance(stack, MixedStack) else stack
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
         """All symbols with a name, or whose names start with it; the linker's names."""
         found = self.snapshot.find(name, prefix=prefix)
