@@ -5,6 +5,7 @@ API: libbpf.h of libbpf 1.0 and later, where pointers are NULL and ``errno`` is 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -19,7 +20,7 @@ _LIBRARY: Final = "libbpf.so.1"
 _PRINT_TYPE: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _LOG_BYTES: Final = 1 << 20
 _LOADING: Final = "loading"
-_VERIFIER_LOG_BYTES: Final = 16 << 20
+_VERIFIER_LOG_BYTES: Final = (1 << 24) - 1  # the most that kernels before 5.11 take
 
 _log = logging.getLogger(__name__)
 
@@ -29,17 +30,33 @@ class LibbpfLoader:
 
     name = "libbpf"
 
+    @staticmethod
+    def is_installed() -> bool:
+        """Whether the library is there."""
+        try:
+            ctypes.CDLL(_LIBRARY)
+        except OSError:
+            return False
+        return True
+
     def load(self, spec: ProgramSpec) -> LoadedProgram:
         """Load one program; see :class:`otel_kprofiler.bpf.loader.Loader`."""
         library = _open_library()
         with _Messages(library) as messages:
-            loaded = _LibbpfProgram(library, spec, messages)
-            try:
-                loaded.load()
-            except BaseException:
-                loaded.close()
-                raise
-        return loaded
+            if spec.log_level:
+                with contextlib.suppress(OSError, SamplerError):  # the log may not find room
+                    _load(library, spec, messages).close()
+            return _load(library, spec._replace(log_level=0), messages)
+
+
+def _load(library: Any, spec: ProgramSpec, messages: _Messages) -> _LibbpfProgram:
+    loaded = _LibbpfProgram(library, spec, messages)
+    try:
+        loaded.load()
+    except BaseException:
+        loaded.close()
+        raise
+    return loaded
 
 
 class _LibbpfProgram:
@@ -70,10 +87,10 @@ class _LibbpfProgram:
         )
         verifier_log = self._request_log(program) if spec.log_level else None
         status = library.bpf_object__load(self._object)
-        if status:
-            raise self._failure(_LOADING, -status)
         if verifier_log is not None:
             _log.info("verifier log:\n%s", verifier_log.value.decode(errors="replace"))
+        if status:
+            raise self._failure(_LOADING, -status)
         self.program_fd = library.bpf_program__fd(program)
 
     def _request_log(self, program: int) -> ctypes.Array[ctypes.c_char]:
