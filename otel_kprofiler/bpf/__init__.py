@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Final
 
+from otel_kprofiler.bpf.bcc import BccLoader
 from otel_kprofiler.bpf.btf import VMLINUX as VMLINUX_BTF
 from otel_kprofiler.bpf.btf import find_member_offsets
+from otel_kprofiler.bpf.choice import LOADERS, get_loader
 from otel_kprofiler.bpf.code_events import CodeLoss
 from otel_kprofiler.bpf.ksymbol import (
     KsymbolRecord,
@@ -58,6 +60,7 @@ __all__ = [
     "DESCENDANTS",
     "KEEP_IDLE",
     "KERNEL_STACKS",
+    "LOADERS",
     "MAX_INTERRUPT_RANGES",
     "NAMESPACE",
     "ONLY_TARGETS",
@@ -72,6 +75,7 @@ __all__ = [
     "START_TIME",
     "USER_STACKS",
     "VMLINUX_BTF",
+    "BccLoader",
     "CodeCounts",
     "CodeLoss",
     "CodeWatch",
@@ -94,6 +98,7 @@ __all__ = [
     "delete_from_map",
     "find_code_symbols",
     "find_member_offsets",
+    "get_loader",
     "make_changes",
     "parse_perf_records",
     "parse_records",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.ring import record_spans
+from otel_kprofiler.bpf.spans import SLOT_BYTES
 from otel_kprofiler.model import (
     MAX_FRAMES,
     STACK_NOT_COLLECTED,
@@ -64,6 +65,29 @@ class ProgramConfig(NamedTuple):
         words = [word for start, end in self.interrupt_ranges for word in (start, end - start)]
         words += [0] * (2 * MAX_INTERRUPT_RANGES - len(words))
         return _CONFIG.pack(*self[:6], *self[7:], *words)
+
+
+class MapShape(NamedTuple):
+    """What a map is made of, for loaders that make the maps themselves."""
+
+    kind: int  # enum bpf_map_type
+    key_bytes: int
+    value_bytes: int
+    flags: int = 0
+
+
+_BPF_F_MMAPABLE: Final = 1 << 10
+
+MAPS: Final = {
+    "config": MapShape(2, 4, _CONFIG.size),
+    "cpu_lines": MapShape(2, 4, _CPU_LINE_BYTES, _BPF_F_MMAPABLE),
+    "span_slots": MapShape(2, 4, SLOT_BYTES, _BPF_F_MMAPABLE),
+    "thread_slots": MapShape(1, 4, 4),
+    "targets": MapShape(1, 4, 1),
+    "scratch": MapShape(6, 4, RECORD_HEADER_BYTES + 2 * STACK_BYTES),
+    "ring": MapShape(27, 0, 0),
+}
+"""All maps of the program."""
 
 
 class ProgramCounts(NamedTuple):

@@ -9,13 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from otel_kprofiler.bpf import (
-    LibbpfLoader,
-    Loader,
-    ProgramCounts,
-    SpanSlots,
-    parse_records,
-)
+from otel_kprofiler.bpf import Loader, ProgramCounts, SpanSlots, get_loader, parse_records
 from otel_kprofiler.clock import SystemTime, TimeSource
 from otel_kprofiler.errors import HostError, SamplerError
 from otel_kprofiler.host import Access, HostFiles
@@ -44,7 +38,7 @@ class EbpfSampler:
     Args:
         config: what to sample.
         access: files of this host.
-        loader: how the program gets into the kernel; libbpf by default.
+        loader: how the program gets into the kernel; by default that of :func:`get_loader`.
         time_source: the clocks of this host.
         raw_sink: sees the raw records of each drain, for recordings.
 
@@ -64,7 +58,7 @@ class EbpfSampler:
     ) -> None:
         self.config = config
         self._files = access or Access()
-        self._loader = loader or LibbpfLoader()
+        self._loader = loader
         self._time = time_source or SystemTime()
         self._raw_sink = raw_sink
         # Held while mapped memory is read, so that a fork finds no half-done work.
@@ -95,7 +89,8 @@ class EbpfSampler:
     def start(self) -> None:
         """Load the program, open the events, begin."""
         try:
-            self._attached = Attachment(self.config, self._files, self._loader)
+            loader = self._loader or get_loader()
+            self._attached = Attachment(self.config, self._files, loader)
         except OSError as error:
             raise HostError(f"the sampler cannot be set up: {error}") from error
         self.stack_limit = self._attached.stack_limit

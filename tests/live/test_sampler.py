@@ -26,7 +26,7 @@ from otel_kprofiler.sampling import (
 )
 from otel_kprofiler.symbols import Symbolizer
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("loader")]
 
 SPIN = "while True: pass"
 READ = "while True: open('/proc/stat').read()"
@@ -83,18 +83,18 @@ def boot_ns():
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def test_the_first_sample_comes_within_300_ms_of_the_start():
+def test_the_first_sample_comes_soon_after_the_start(loader):
     """The best of a few: other work on this machine delays us too."""
-    took = []
+    took, limit_s = [], {"libbpf": 0.3, "bcc": 1.5}[loader]
     with load(SPIN):
         time.sleep(0.1)
-        while len(took) < 5 and not (took and min(took) < 0.3):
+        while len(took) < 5 and not (took and min(took) < limit_s):
             started = time.monotonic()
             with running(stacks="both") as sampler:
                 while not sampler.drain():
                     sampler.wait(0.005)
             took.append(time.monotonic() - started)
-    assert min(took) < 0.3
+    assert min(took) < limit_s
 
 
 def test_samples_say_what_ran_where_and_since_when():

@@ -33,9 +33,11 @@ TWO_CAPABILITIES = ["--inh-caps=+bpf,+perfmon", "--ambient-caps=+bpf,+perfmon"]
 TAKE_A_SAMPLE = """
 import sys
 from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.bpf import get_loader
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 try:
-    sampler = EbpfSampler(SamplerConfig(samples_per_second=999, stacks="both"))
+    config = SamplerConfig(samples_per_second=999, stacks="both")
+    sampler = EbpfSampler(config, loader=get_loader(*sys.argv[1:]))
     sampler.start()
 except KProfilerError as error:
     print(error, "|", error.hint)
@@ -48,15 +50,16 @@ print("sampled", samples[0].start_time_ns is not None)
 """
 
 
-def run_as_nobody(*options, code=TAKE_A_SAMPLE):
+def run_as_nobody(*options, loader="auto"):
     if os.getuid():
         pytest.skip("only root can become another user")
     probe = subprocess.run([*NOBODY, sys.executable, "-c", "import otel_kprofiler"])
     if probe.returncode:
         pytest.skip("uid 65534 cannot read this Python or this checkout")
     return subprocess.run(
-        [*NOBODY, *options, sys.executable, "-c", code], capture_output=True, text=True
-    )
+        [*NOBODY, *options, sys.executable, "-c", TAKE_A_SAMPLE, loader],
+        capture_output=True, text=True,
+    )  # fmt: skip
 
 
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
@@ -82,21 +85,21 @@ def follow(fix):
     return done.stdout
 
 
-def test_two_capabilities_are_enough(restored_sysctl):
+def test_two_capabilities_are_enough(restored_sysctl, loader):
     """Where the distribution wants more above level 2, once the error's fix was followed."""
     with open(PARANOID) as file:
         level = int(file.read())
-    done = run_as_nobody(*TWO_CAPABILITIES)
+    done = run_as_nobody(*TWO_CAPABILITIES, loader=loader)
     if level > 2 and done.returncode:
         assert "CAP_SYS_ADMIN" in done.stdout
         follow(done.stdout.partition("|")[2])
-        done = run_as_nobody(*TWO_CAPABILITIES)
+        done = run_as_nobody(*TWO_CAPABILITIES, loader=loader)
     assert (done.returncode, done.stdout) == (0, "sampled True\n"), done.stderr
 
 
 @pytest.mark.parametrize("kept", ["bpf", "perfmon"])
-def test_a_missing_capability_is_named(kept):
-    done = run_as_nobody(f"--inh-caps=+{kept}", f"--ambient-caps=+{kept}")
+def test_a_missing_capability_is_named(kept, loader):
+    done = run_as_nobody(f"--inh-caps=+{kept}", f"--ambient-caps=+{kept}", loader=loader)
     missing = {"bpf": "CAP_PERFMON missing", "perfmon": "CAP_BPF missing"}[kept]
     assert done.returncode == 3
     assert missing in done.stdout
@@ -158,6 +161,7 @@ def test_a_killed_sampler_leaves_no_program():
 
 FORK = """
 import mmap, os, sys, time
+from otel_kprofiler.bpf import get_loader
 from otel_kprofiler.errors import SamplerError
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 
@@ -173,7 +177,8 @@ def sample():
         samples = sampler.drain()
     return len(samples)
 
-sampler = EbpfSampler(SamplerConfig(samples_per_second=999, stacks="both", span_slots=8))
+config = SamplerConfig(samples_per_second=999, stacks="both", span_slots=8)
+sampler = EbpfSampler(config, loader=get_loader(sys.argv[1]))
 sampler.start()
 assert sample() and len(ours()) > 10, ours()
 child = os.fork()
@@ -193,8 +198,10 @@ print("parent:", sample() > 0)
 """
 
 
-def test_a_forked_child_holds_nothing_and_its_parent_goes_on():
-    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60)
+def test_a_forked_child_holds_nothing_and_its_parent_goes_on(loader):
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, loader], capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.splitlines() == [
         "child: ['the sampler is not running']",
         "parent: True",
@@ -278,7 +285,7 @@ def test_a_damaged_object_is_an_error(tmp_path):
 def test_a_missing_library_is_named_with_its_package(monkeypatch):
     monkeypatch.setattr(libbpf, "_LIBRARY", "libbpf.so.99")
     with pytest.raises(DependencyError, match=r"libbpf\.so\.99") as raised:
-        EbpfSampler(SamplerConfig()).start()
+        EbpfSampler(SamplerConfig(), loader=LibbpfLoader()).start()
     assert "apt-get install libbpf1" in raised.value.hint
 
 
@@ -303,7 +310,7 @@ def drain_for(sampler, seconds):
     return samples
 
 
-def test_samples_carry_the_span_of_their_thread():
+def test_samples_carry_the_span_of_their_thread(loader):
     going, tids = True, {}
 
     def work(number):
@@ -334,7 +341,7 @@ def test_samples_carry_the_span_of_their_thread():
     assert all(sample.link is None for sample in samples if sample.tid not in tids)
 
 
-def test_a_span_that_is_being_written_is_never_torn():
+def test_a_span_that_is_being_written_is_never_torn(loader):
     """All three words of a span are one number here; a mix would be two spans."""
     with spans_of(1) as sampler:
         slot = sampler.spans.register(threading.get_native_id())

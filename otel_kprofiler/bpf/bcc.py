@@ -1,0 +1,216 @@
+"""The second loader: the source, compiled by bcc (Debian's and Ubuntu's python3-bpfcc).
+
+bcc compiles in a process of its own, that of the distribution's Python: here it would keep more
+than 60 MB for good, write what its compiler says to our standard error, and need bcc's package
+in our environment. It sees no environment variable and no header but those in ``stubs``.
+Maps are made and the program is loaded by bpf(2): include/uapi/linux/bpf.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import logging
+import os
+import resource
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from otel_kprofiler.bpf import bcc_compile
+from otel_kprofiler.bpf.call import bpf_call
+from otel_kprofiler.bpf.layout import MAPS, MapShape
+from otel_kprofiler.bpf.loader import LoadedProgram, ProgramSpec
+from otel_kprofiler.errors import DependencyError, SamplerError
+
+_PYTHON: Final = "/usr/bin/python3"
+_PACKAGE: Final = "/usr/lib/python3/dist-packages/bcc"
+_STUBS: Final = Path(__file__).with_name("stubs")
+# bcc declares helpers without const and with structs of headers that are not there.
+_FLAGS: Final = ("-DKPROFILER_BCC", "-Wno-incompatible-pointer-types")
+_COMPILE_TIMEOUT_S: Final = 120
+_PROGRAM: Final = "kprofiler_sample"  # the only source with a layer for bcc
+
+_MAP_CREATE: Final = 0
+_PROG_LOAD: Final = 5
+_PERF_EVENT: Final = 7  # enum bpf_prog_type
+_NAME_BYTES: Final = 15
+_INSTRUCTION_BYTES: Final = 8
+_LOG_BYTES: Final = (1 << 24) - 1  # the most that kernels before 5.11 take
+_INTERRUPTED_TRIES: Final = 4
+_LICENSE: Final = b"Dual BSD/GPL"
+
+_log = logging.getLogger(__name__)
+
+
+class BccLoader:
+    """Compiles programs with bcc and loads them. Thread-safe.
+
+    Takes half a second and, in another process for that time, 125 MB; later as little as libbpf.
+    """
+
+    name = "bcc"
+
+    @staticmethod
+    def is_installed() -> bool:
+        """Whether python3-bpfcc is there. The package `bcc` of PyPI is something else."""
+        return os.path.exists(f"{_PACKAGE}/__init__.py") and os.path.exists(_PYTHON)
+
+    def load(self, spec: ProgramSpec) -> LoadedProgram:
+        """Load one program; see :class:`otel_kprofiler.bpf.loader.Loader`."""
+        if spec.name != _PROGRAM:
+            raise DependencyError(
+                f"{spec.source.name} cannot be loaded with bcc", hint="install libbpf1"
+            )
+        if not self.is_installed():
+            raise _missing(f"there is no {_PACKAGE}")
+        with contextlib.ExitStack() as undo:
+            maps = {}
+            for name, shape in MAPS.items():
+                maps[name] = _create_map(name, shape, spec.map_entries.get(name, 1))
+                undo.callback(os.close, maps[name])
+            program_fd = _load_program(spec, _compile(spec, maps))
+            undo.pop_all()
+        return _BccProgram(program_fd, maps)
+
+
+class _BccProgram:
+    """Descriptors of a program and its maps."""
+
+    def __init__(self, program_fd: int, maps: dict[str, int]) -> None:
+        self.program_fd = program_fd
+        self._maps = maps
+
+    def map_fd(self, name: str) -> int:
+        """Descriptor of a map."""
+        return self._maps[name]
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        if self._maps:
+            for fd in (self.program_fd, *self._maps.values()):
+                os.close(fd)
+            self._maps = {}
+
+
+def _missing(why: str) -> DependencyError:
+    return DependencyError(
+        f"bcc cannot be used: {why}",
+        hint="install it: apt-get install python3-bpfcc (the package bcc of PyPI is another one), "
+        "or use the loader libbpf",
+    )
+
+
+def _compile(spec: ProgramSpec, maps: Mapping[str, int]) -> bytes:
+    flags = [*_FLAGS, *(f"-DKPROFILER_FD_{name}={fd}" for name, fd in maps.items())]
+    try:
+        done = subprocess.run(  # -I, -S: nothing of ours, of the user's or beside bcc
+            [_PYTHON, "-ISB", bcc_compile.__file__, _PACKAGE, spec.name, *flags],
+            input=spec.source.read_bytes(),
+            capture_output=True,
+            env={"BCC_KERNEL_SOURCE": str(_STUBS)},
+            cwd="/",
+            timeout=_COMPILE_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:  # not the kernel refusing the program
+        raise SamplerError(f"compiling {spec.source.name} with bcc failed: {error}") from error
+    said = done.stderr.decode(errors="replace").strip()
+    if done.returncode == bcc_compile.NO_BCC:
+        raise _missing(said)
+    if done.returncode or not done.stdout:
+        raise SamplerError(
+            f"compiling {spec.source.name} with bcc failed (status {done.returncode})",
+            log=said,
+            hint="report it with the log and the version of python3-bpfcc, "
+            "or use the loader libbpf",
+        )
+    if said:
+        _log.debug("bcc's compiler:\n%s", said)
+    return done.stdout
+
+
+class _MapAttributes(ctypes.Structure):
+    """``union bpf_attr`` of BPF_MAP_CREATE."""
+
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("key_bytes", ctypes.c_uint32),
+        ("value_bytes", ctypes.c_uint32),
+        ("entries", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("inner_fd", ctypes.c_uint32),
+        ("numa_node", ctypes.c_uint32),
+        ("name", ctypes.c_char * (_NAME_BYTES + 1)),
+    )
+
+
+def _create_map(name: str, shape: MapShape, entries: int) -> int:
+    attributes = _MapAttributes(*shape[:3], entries, shape.flags, 0, 0, name.encode())
+    try:
+        return bpf_call(_MAP_CREATE, attributes)
+    except PermissionError:  # kernels before 5.11 count maps as locked memory
+        _raise_memory_lock()
+        return bpf_call(_MAP_CREATE, attributes)
+
+
+def _raise_memory_lock() -> None:
+    most = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    for limit in (resource.RLIM_INFINITY, most):
+        with contextlib.suppress(ValueError, OSError):  # without CAP_SYS_RESOURCE
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
+            return
+
+
+class _ProgramAttributes(ctypes.Structure):
+    """``union bpf_attr`` of BPF_PROG_LOAD."""
+
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("instructions", ctypes.c_uint32),
+        ("code", ctypes.c_char_p),
+        ("license", ctypes.c_char_p),
+        ("log_level", ctypes.c_uint32),
+        ("log_bytes", ctypes.c_uint32),
+        ("log", ctypes.c_void_p),
+        ("kernel_version", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("name", ctypes.c_char * (_NAME_BYTES + 1)),
+    )
+
+
+def _load_program(spec: ProgramSpec, code: bytes) -> int:
+    if spec.log_level:
+        _log.info("verifier log:\n%s", _verify(spec, code, spec.log_level))
+    try:
+        return _call_load(spec, code)
+    except OSError as error:
+        log = "" if error.errno == errno.EPERM else _verify(spec, code, 1)
+        if not log:
+            raise
+        raise SamplerError(
+            f"loading {spec.source.name} failed: {os.strerror(error.errno or 0)}",
+            log=log,
+            hint="this is a defect of the program or an unknown kernel: report it with the log",
+        ) from error
+
+
+def _verify(spec: ProgramSpec, code: bytes, log_level: int) -> str:
+    """What the verifier says when the program is loaded, as far as there is room for it."""
+    log = ctypes.create_string_buffer(_LOG_BYTES)
+    with contextlib.suppress(OSError):  # the log tells, or there is none
+        os.close(_call_load(spec, code, log_level, len(log), ctypes.addressof(log)))
+    return log.value.decode(errors="replace")
+
+
+def _call_load(spec: ProgramSpec, code: bytes, *log: int) -> int:
+    attributes = _ProgramAttributes(
+        _PERF_EVENT, len(code) // _INSTRUCTION_BYTES, code, _LICENSE, *(log or (0, 0, 0)),
+        0, 0, spec.name.encode()[:_NAME_BYTES],
+    )  # fmt: skip
+    for _ in range(_INTERRUPTED_TRIES):
+        with contextlib.suppress(BlockingIOError):  # EAGAIN: a signal came
+            return bpf_call(_PROG_LOAD, attributes)
+    return bpf_call(_PROG_LOAD, attributes)

@@ -1,0 +1,35 @@
+"""Which loader to take."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from otel_kprofiler.bpf.bcc import BccLoader
+from otel_kprofiler.bpf.libbpf import LibbpfLoader
+from otel_kprofiler.bpf.loader import Loader
+from otel_kprofiler.errors import DependencyError
+
+LOADERS: Final = ("auto", "libbpf", "bcc")
+"""Names that :func:`get_loader` knows."""
+
+
+def get_loader(name: str = "auto") -> Loader:
+    """A loader by its name; ``auto`` is libbpf where it is installed, else bcc.
+
+    One that is named is given also where it is not installed: its ``load`` then says so.
+
+    Raises:
+        DependencyError: ``auto``, and none is installed.
+        ValueError: there is no loader of that name.
+    """
+    if name not in LOADERS:
+        raise ValueError(f"no loader {name!r}: one of {', '.join(LOADERS)}")
+    if name == "libbpf" or (name == "auto" and LibbpfLoader.is_installed()):
+        return LibbpfLoader()
+    if name == "bcc" or BccLoader.is_installed():
+        return BccLoader()
+    raise DependencyError(
+        "no library that loads BPF programs is installed",
+        hint="install one, as root: apt-get install libbpf1 (Fedora, openSUSE: libbpf); "
+        "where only libbpf.so.0 is packaged: apt-get install python3-bpfcc",
+    )

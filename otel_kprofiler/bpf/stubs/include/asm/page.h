@@ -1,0 +1,1 @@
+/* bcc includes it and uses nothing of it here. */

@@ -1,0 +1,1 @@
+#include <bcc/bpf.h> /* part of bcc */

@@ -1,0 +1,171 @@
+"""Which loader is taken, and the compiling process of bcc."""
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from otel_kprofiler.bpf import (
+    SAMPLER_OBJECT,
+    SAMPLER_SOURCE,
+    BccLoader,
+    LibbpfLoader,
+    ProgramSpec,
+    bcc,
+    bcc_compile,
+    get_loader,
+)
+from otel_kprofiler.errors import DependencyError, SamplerError
+
+SPEC = ProgramSpec("kprofiler_sample", SAMPLER_SOURCE, SAMPLER_OBJECT, {})
+
+needs_bcc = pytest.mark.skipif(
+    not BccLoader.is_installed(), reason="python3-bpfcc is not installed"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "libbpf", "has_bcc", "chosen"),
+    [
+        ("auto", True, True, "libbpf"),
+        ("auto", False, True, "bcc"),
+        ("libbpf", False, True, "libbpf"),
+        ("bcc", True, False, "bcc"),
+    ],
+)
+def test_auto_is_libbpf_else_bcc_and_a_name_is_final(monkeypatch, name, libbpf, has_bcc, chosen):
+    monkeypatch.setattr(LibbpfLoader, "is_installed", lambda: libbpf)
+    monkeypatch.setattr(BccLoader, "is_installed", lambda: has_bcc)
+    assert get_loader(name).name == chosen
+
+
+def test_without_any_library_the_packages_are_named(monkeypatch):
+    for loader in (LibbpfLoader, BccLoader):
+        monkeypatch.setattr(loader, "is_installed", lambda: False)
+    with pytest.raises(DependencyError) as raised:
+        get_loader()
+    assert "apt-get install libbpf1" in raised.value.hint
+    assert "python3-bpfcc" in raised.value.hint
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(ValueError, match="no loader 'bpftool': one of auto, libbpf, bcc"):
+        get_loader("bpftool")
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Put a package in the place of bcc's; gives what makes its code."""
+    monkeypatch.setattr(bcc, "_PACKAGE", str(tmp_path / "bcc"))
+    monkeypatch.setattr(bcc, "_PYTHON", sys.executable)
+
+    def make(code):
+        (tmp_path / "bcc").mkdir()
+        (tmp_path / "bcc" / "__init__.py").write_text(code)
+
+    return make
+
+
+def test_bcc_that_is_missing_is_named_with_its_package(package):
+    with pytest.raises(DependencyError, match=r"there is no .*/bcc") as raised:
+        BccLoader().load(SPEC)
+    assert "apt-get install python3-bpfcc" in raised.value.hint
+
+
+def test_bcc_without_its_shared_library_is_missing(package):
+    package("import ctypes\nctypes.CDLL('libbcc.so.99')")
+    with pytest.raises(DependencyError, match=r"libbcc\.so\.99: cannot open"):
+        bcc._compile(SPEC, {})
+
+
+def test_another_program_is_left_to_libbpf():
+    with pytest.raises(DependencyError, match=r"sampler\.bpf\.c cannot be loaded with bcc"):
+        BccLoader().load(SPEC._replace(name="another"))
+
+
+BCC_THAT_TELLS = """
+import os, sys
+from bcc import beside
+
+class BPF:
+    def __init__(self, text, cflags):
+        self.said = (sorted(os.environ), sys.path, cflags, len(text), beside.__name__)
+
+    def dump_func(self, name):
+        return repr((name, *self.said)).encode()
+"""
+
+
+def test_the_compiler_sees_only_what_it_needs(package, tmp_path, monkeypatch):
+    """Neither a variable of ours nor a package that lies beside bcc, wherever that is."""
+    monkeypatch.setenv("ARCH", "mips")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    before = dict(os.environ)
+    package(BCC_THAT_TELLS)
+    (tmp_path / "bcc" / "beside.py").write_text("")
+    name, variables, path, flags, size, beside = eval(bcc._compile(SPEC, {"ring": 7}))
+    assert name == b"kprofiler_sample"
+    assert set(variables) <= {"BCC_KERNEL_SOURCE", "LC_CTYPE"}, "Python sets the second itself"
+    assert not any("-packages" in entry or str(tmp_path) in entry for entry in path)
+    assert flags == (*bcc._FLAGS, "-DKPROFILER_FD_ring=7")
+    assert size == SAMPLER_SOURCE.stat().st_size
+    assert beside == "bcc.beside"
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("code", "log"),
+    [
+        ("class BPF:\n def __init__(self, text, cflags): raise Exception('no way')", "no way"),
+        ("class BPF:\n def __init__(self, text, cflags): __import__('os').abort()", ""),
+        ("import os; os._exit(0)", ""),
+    ],
+    ids=["refused", "crashed", "silent"],
+)
+def test_a_compiler_that_fails_is_an_error(package, code, log):
+    package(code)
+    with pytest.raises(SamplerError, match=r"compiling sampler\.bpf\.c with bcc failed") as raised:
+        bcc._compile(SPEC, {})
+    assert raised.value.log == log
+
+
+def test_a_compiler_that_hangs_is_ended(package, monkeypatch):
+    package("import time; time.sleep(60)")
+    monkeypatch.setattr(bcc, "_COMPILE_TIMEOUT_S", 0.2)
+    with pytest.raises(SamplerError, match="timed out"):
+        bcc._compile(SPEC, {})
+
+
+MAPS = dict.fromkeys(bcc.MAPS, 3)
+
+
+@needs_bcc
+def test_the_compilers_diagnostics_are_in_the_error(tmp_path):
+    broken = tmp_path / "broken.bpf.c"
+    broken.write_text("int kprofiler_sample(void *ctx) { return unheard_of; }")
+    with pytest.raises(SamplerError, match=r"compiling broken\.bpf\.c") as raised:
+        bcc._compile(SPEC._replace(source=broken), MAPS)
+    assert "error: use of undeclared identifier 'unheard_of'" in raised.value.log
+
+
+@needs_bcc
+def test_the_sampler_compiles_without_a_warning(caplog):
+    caplog.set_level(logging.DEBUG, "otel_kprofiler")
+    assert len(bcc._compile(SPEC, MAPS)) % 8 == 0
+    assert not caplog.records
+
+
+@needs_bcc
+@pytest.mark.parametrize("architecture", ["x86_64", "arm64"])
+def test_the_stub_headers_serve_each_architecture(architecture):
+    """bcc takes the architecture to compile for from the variable ARCH."""
+    flags = [*bcc._FLAGS, *(f"-DKPROFILER_FD_{name}=3" for name in MAPS)]
+    done = subprocess.run(
+        [bcc._PYTHON, "-ISB", bcc_compile.__file__, bcc._PACKAGE, SPEC.name, *flags],
+        env={"BCC_KERNEL_SOURCE": str(bcc._STUBS), "ARCH": architecture},
+        input=SAMPLER_SOURCE.read_bytes(), capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    assert len(done.stdout) > 1000
