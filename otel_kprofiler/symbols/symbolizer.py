@@ -22,6 +22,14 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.captured import CapturedFiles
+from otel_kprofiler.symbols.kernel.bpf import (
+    NOW_NS,
+    CodeSource,
+    CodeTable,
+    MixedStack,
+    explain_code,
+    is_outside,
+)
 from otel_kprofiler.symbols.kernel.explain import Explanation
 from otel_kprofiler.symbols.kernel.hidden import HiddenCause
 from otel_kprofiler.symbols.kernel.load import read_snapshot
