@@ -23,9 +23,10 @@ receivers:
     reporter_interval: 1s
 exporters:
   otlp_grpc: {{endpoint: "{endpoint}", tls: {{insecure: true}}}}
+  file: {{path: "{own}"}}
 service:
   telemetry: {{metrics: {{level: none}}}}
-  pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grpc]}}}}
+  pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grpc, file]}}}}
 """
 
 
@@ -39,7 +40,7 @@ def _host_can():
 def run_agent(directory, endpoint, seconds):
     """Run the agent under load; its account, as it prints it."""
     config = directory / "agent.yaml"
-    config.write_text(CONFIG.format(endpoint=endpoint))
+    config.write_text(CONFIG.format(endpoint=endpoint, own=directory / "own.jsonl"))
     agent = subprocess.Popen(
         [sys.executable, "-m", "otel_kprofiler", "run", "-c", config], stdout=subprocess.PIPE
     )
@@ -73,10 +74,14 @@ def timestamps_in(requests):
     return sum(seen.values()), sum(count - 1 for count in seen.values())
 
 
-def test_every_sample_that_the_kernel_took_arrives_once(collector, tmp_path):
+def lines(path):
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def test_every_sample_that_the_kernel_took_arrives_once(collector, tmp_path, samples_of):
     account = run_agent(tmp_path, collector.grpc_endpoint, seconds=6)
     collector.stop()
-    requests = [json.loads(line) for line in collector.output.read_bytes().splitlines()]
+    requests = lines(collector.output)
     arrived, twice = timestamps_in(requests)
     assert account["gaps"] == []
     assert account["taken"] > 6 * 199
@@ -84,3 +89,5 @@ def test_every_sample_that_the_kernel_took_arrives_once(collector, tmp_path):
     assert arrived == account["exporters"]["otlp_grpc"]["exported"]
     assert arrived + lost == account["taken"]
     assert twice == 0
+    # Sample by sample: the agent's own file holds what was sampled.
+    assert Counter(samples_of(requests)) == Counter(samples_of(lines(tmp_path / "own.jsonl")))
