@@ -92,6 +92,11 @@ class Pipeline(Generic[SamplerT]):
             period_ns=self.sampler.period_ns,
         )
 
+    @property
+    def symbol_generation(self) -> int:
+        """How often the symbols have changed; from any thread."""
+        return self._symbolizer.generation
+
     def change_windows(self, at_boot_ns: int, schedule: WindowSchedule) -> None:
         """End a window when the sampler was changed; its period and the schedule hold then."""
         self._get_windows().change(at_boot_ns, schedule, self.sampler.period_ns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from otel_kprofiler.bpf import get_loader
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Attributes, ProcessKey, Resource
@@ -29,6 +30,7 @@ def open_live(
     attributes: Attributes,
     raw_sink: RawSink | None = None,
     on_process: Callable[[ProcessKey, Resource], None] | None = None,
+    loader: str = "auto",
 ) -> Pipeline[EbpfSampler]:
     """A pipeline that samples this host; nothing is in the kernel before it is started.
 
@@ -42,13 +44,16 @@ def open_live(
         raw_sink: sees the raw records of each drain.
         on_process: told of each process and its Resource when it is first seen,
             and when it changes.
+        loader: what loads the program: ``auto``, ``libbpf`` or ``bcc``.
     """
     symbolizer = Symbolizer.live(access)
     ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
     config = replace(config, interrupt_ranges=ranges)
     base = {**read_host_attributes(access), **attributes}
     return Pipeline(
-        sampler=EbpfSampler(config, access=access, raw_sink=raw_sink),
+        sampler=EbpfSampler(
+            config, access=access, loader=get_loader(loader), raw_sink=raw_sink
+        ),
         symbolizer=symbolizer,
         resources=ProcessResources(
             access, clock, base, on_new=on_process, contexts=ProcessContexts(access)
@@ -57,6 +62,13 @@ def open_live(
         sink=sink,
         clock=clock,
     )
+
+
+def change_attributes(
+    pipeline: Pipeline[EbpfSampler], access: Access, attributes: Attributes
+) -> None:
+    """Give a pipeline of :func:`open_live` other configured resource attributes."""
+    pipeline.resources.rebase({**read_host_attributes(access), **attributes})
 
 
 def replay(

@@ -1,26 +1,38 @@
-"""The agent's life: start, sample until told to stop, deliver what is left."""
+"""The agent's life: start, sample until told to stop, reload when told to, deliver what is left."""
 
 from __future__ import annotations
 
 import logging
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
-from otel_kprofiler.agent.exporters import open_queues
+from otel_kprofiler.agent.exporters import (
+    RunningExporter,
+    close_exporters,
+    open_changed,
+    put_in_place,
+)
 from otel_kprofiler.agent.health import HealthServer
+from otel_kprofiler.agent.reload import ConfigReader, Lottery
+from otel_kprofiler.agent.settings import (
+    find_fixed,
+    resource_attributes,
+    sampler_config,
+    window_schedule,
+)
 from otel_kprofiler.agent.systemd import Notifier
+from otel_kprofiler.agent.telemetry import Telemetry
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.errors import HostError, SamplerError
+from otel_kprofiler.errors import HostError, KProfilerError, SamplerError
 from otel_kprofiler.host import Access
 from otel_kprofiler.pipeline import DRAIN_INTERVAL_S, Pipeline
-from otel_kprofiler.profiles import WindowSchedule
 from otel_kprofiler.reporting import Account, Reporter
-from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
-from otel_kprofiler.sources import open_live
+from otel_kprofiler.sampling import EbpfSampler
+from otel_kprofiler.sources import change_attributes, open_live
 
 if TYPE_CHECKING:
     from otel_kprofiler.config import Config, Receiver
@@ -31,35 +43,15 @@ SHUTDOWN_TIMEOUT_MILLIS: Final = 10_000
 """How long the last windows may take to be delivered; systemd waits 90 s by default."""
 STALLED_AFTER_S: Final = 30.0
 """The agent is not alive any more when its loop has not run for so long."""
-FIRST_WINDOW_NS: Final = 1_000_000_000
-
-
-def sampler_config(receiver: Receiver) -> SamplerConfig:
-    """The sampler's settings out of the configuration."""
-    return SamplerConfig(
-        samples_per_second=receiver.samples_per_second,
-        stacks=receiver.stacks,
-        pin_cpu_ids=receiver.cpus,
-        max_frames=receiver.max_frames,
-        target_pids=tuple(receiver.target_pids),
-        send_idle_frames=receiver.send_idle_frames,
-        min_process_age_ns=int(receiver.filter_min_process_age),
-        map_scale_factor=receiver.map_scale_factor,
-    )
-
-
-def window_schedule(receiver: Receiver) -> WindowSchedule:
-    """The length of windows out of the configuration."""
-    return WindowSchedule(
-        int(receiver.reporter_interval), receiver.reporter_jitter, FIRST_WINDOW_NS
-    )
 
 
 class Agent:
-    """Runs one configuration until SIGTERM or SIGINT. Belongs to the main thread.
+    """Runs one configuration after the other until SIGTERM or SIGINT. Belongs to the main thread.
 
     Args:
         config: what to do.
+        load: reads the configuration again, on SIGHUP; raises ``KProfilerError``.
+        on_config: told of each configuration that has taken effect after the first.
         access: the host's files.
         notifier: told about the life cycle.
     """
@@ -68,15 +60,26 @@ class Agent:
         self,
         config: Config,
         *,
+        load: Callable[[], Config] | None = None,
+        on_config: Callable[[Config], None] | None = None,
         access: Access | None = None,
         notifier: Notifier | None = None,
     ) -> None:
         self._config = config
+        self._on_config = on_config
         self._access = access or Access()
         self._notifier = notifier or Notifier()
+        self._reader = ConfigReader(load, self._notifier.reloading, self._wake) if load else None
+        self._lottery = Lottery()
+        self._is_sampling = True
         self._clock = Clock()
+        self._next_sync = 0.0
         self._stop_signal: signal.Signals | None = None
+        self._exporters: dict[str, RunningExporter] = {}
+        self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
+        self._health: HealthServer | None = None
+        self._telemetry = Telemetry(self.account, self._generation)
         self._looped_at = time.monotonic()
 
     def run(self) -> Account:
@@ -87,27 +90,42 @@ class Agent:
             SamplerError: the sampler cannot be loaded, likewise.
             ExportError: an exporter's files are unusable.
         """
-        reporter = Reporter(open_queues(self._config))
-        health = self._open_health()
+        config = self._config
+        opened = open_changed({}, config)
+        self._exporters = put_in_place({}, config, opened, self._telemetry.on_export)
+        self._reporter = Reporter([running.queue for running in self._exporters.values()])
         try:
+            self._health = self._open_health(config)
             with self._signals():
-                self._start(reporter)
-                self._notifier.ready("sampling" if self._pipeline else "up without samples")
+                self._start(self._reporter, config.receiver)
+                self._telemetry.configure(config)
+                self._notifier.ready(self._status())
                 self._loop()
                 self._notifier.stopping()
                 if self._pipeline:
                     self._pipeline.stop()
-                reporter.shutdown(SHUTDOWN_TIMEOUT_MILLIS)
-                return self._account(reporter)
+                self._reporter.shutdown(SHUTDOWN_TIMEOUT_MILLIS)
+                return self.account()
         finally:
-            reporter.shutdown(0)
+            self._telemetry.close()
+            self._reporter.shutdown(0)
             if self._pipeline:
                 self._pipeline.close()
-            if health:
-                health.close()
+            if self._health:
+                self._health.close()
 
-    def _start(self, reporter: Reporter) -> None:
-        receiver = self._config.receiver
+    def account(self) -> Account:
+        """Where the samples are; from any thread, exact at the end of :meth:`run`."""
+        exporters = self._reporter.accounts() if self._reporter else ()
+        if self._pipeline:
+            return self._pipeline.account(exporters)
+        return Account(0, 0, {}, 0, exporters)
+
+    def _generation(self) -> int:
+        return self._pipeline.symbol_generation if self._pipeline else 0
+
+    def _start(self, reporter: Reporter, receiver: Receiver) -> None:
+        pipeline = None
         try:
             pipeline = open_live(
                 sampler_config(receiver),
@@ -115,20 +133,21 @@ class Agent:
                 reporter,
                 access=self._access,
                 clock=self._clock,
-                attributes=_attributes(receiver),
+                attributes=resource_attributes(receiver),
+                loader=receiver.loader,
             )
             pipeline.start()
         except (HostError, SamplerError) as error:
+            if pipeline:
+                pipeline.close()
             if receiver.error_mode == "propagate":
                 raise
             _log.error("no samples will be taken: %s (fix: %s)", error, error.hint)
             return
         self._pipeline = pipeline
+        self._configure_timers(receiver)
 
     def _loop(self) -> None:
-        receiver = self._config.receiver
-        sync_s = receiver.clock_sync_interval.seconds
-        next_sync = time.monotonic() + sync_s
         while self._stop_signal is None:
             if self._pipeline:
                 self._pipeline.step()
@@ -136,18 +155,97 @@ class Agent:
                 time.sleep(DRAIN_INTERVAL_S)
             self._looped_at = now = time.monotonic()
             self._notifier.alive(now)
-            if sync_s and now >= next_sync:
-                next_sync = now + sync_s
+            sync_s = self._config.receiver.clock_sync_interval.seconds
+            if sync_s and now >= self._next_sync:
+                self._next_sync = now + sync_s
                 moved_ns = self._clock.sync()
                 _log.debug("clock synchronised, moved by %d ns", moved_ns)
+            self._draw(now)
+            if self._reader:
+                self._reload(self._reader)
 
-    def _account(self, reporter: Reporter) -> Account:
-        if self._pipeline:
-            return self._pipeline.account(reporter.accounts())
-        return Account(0, 0, {}, 0, reporter.accounts())
+    def _draw(self, now: float) -> None:
+        """Begin or end a time without samples, by ``probabilistic_threshold``."""
+        wanted = self._lottery.draw(now)
+        if self._pipeline is None or wanted in (None, self._is_sampling):
+            return
+        self._is_sampling = bool(wanted)
+        _log.debug("sampling %s for this probabilistic_interval", "on" if wanted else "off")
+        if wanted:
+            self._pipeline.sampler.resume()
+        else:
+            self._pipeline.sampler.pause()
 
-    def _open_health(self) -> HealthServer | None:
-        endpoint = self._config.service.health.endpoint
+    def _reload(self, reader: ConfigReader) -> None:
+        config = reader.poll()
+        if config is None:
+            return
+        problem = config if isinstance(config, KProfilerError) else None
+        if not isinstance(config, KProfilerError):
+            try:
+                self._change(config)
+            except KProfilerError as error:
+                problem = error
+        if problem:
+            # All of it in one message, which the limit of repeated messages leaves alone.
+            fix = f"\nfix: {problem.hint}" if problem.hint else ""
+            _log.error(f"reload refused, nothing has changed: {problem}{fix}")
+            first = str(problem).partition("\n")[0]
+            self._notifier.ready(f"{self._status()}; last reload refused: {first}")
+            return
+        self._notifier.ready(self._status())
+
+    def _change(self, config: Config) -> None:
+        """Take over a configuration, or raise and leave everything as it is."""
+        old, reporter = self._config, self._reporter
+        assert reporter  # noqa: S101 - it is made before the loop
+        opened = open_changed(self._exporters, config)
+        health = self._health
+        try:
+            if config.service.health.endpoint != old.service.health.endpoint:
+                health = self._open_health(config)
+            self._change_receiver(old.receiver, config.receiver, reporter)
+        except BaseException:
+            close_exporters(opened)
+            if health and health is not self._health:
+                health.close()
+            raise
+        self._exporters = put_in_place(self._exporters, config, opened, self._telemetry.on_export)
+        reporter.replace([running.queue for running in self._exporters.values()])
+        if self._health and health is not self._health:
+            self._health.close()
+        self._health = health
+        self._config = config
+        self._telemetry.configure(config)
+        if self._on_config:
+            self._on_config(config)
+        _log.info("reloaded; new exporters: %s", ", ".join(opened) or "none")
+
+    def _change_receiver(self, old: Receiver, new: Receiver, reporter: Reporter) -> None:
+        if self._pipeline is None:
+            # What kept it from sampling may be gone.
+            self._start(reporter, new)
+            return
+        pipeline, schedule = self._pipeline, window_schedule(new)
+        changed_ns = pipeline.sampler.reconfigure(sampler_config(new))
+        if (schedule, old.samples_per_second) != (window_schedule(old), new.samples_per_second):
+            pipeline.change_windows(changed_ns, schedule)
+        if resource_attributes(new) != resource_attributes(old):
+            change_attributes(pipeline, self._access, resource_attributes(new))
+        self._configure_timers(new)
+        fixed = find_fixed(old, new)
+        if fixed:
+            _log.warning("these changes need a restart of the agent: %s", ", ".join(fixed))
+
+    def _configure_timers(self, receiver: Receiver) -> None:
+        self._lottery.set(receiver.probabilistic_threshold, receiver.probabilistic_interval.seconds)
+        self._next_sync = time.monotonic() + receiver.clock_sync_interval.seconds
+
+    def _status(self) -> str:
+        return "sampling" if self._pipeline else "up without samples"
+
+    def _open_health(self, config: Config) -> HealthServer | None:
+        endpoint = config.service.health.endpoint
         if not endpoint:
             return None
         return HealthServer(endpoint, {"/livez": self._find_stall, "/readyz": self._find_unready})
@@ -159,29 +257,32 @@ class Agent:
     def _find_unready(self) -> list[str]:
         return [] if self._pipeline else ["no samples are taken"]
 
+    def _wake(self) -> None:
+        if self._pipeline:
+            self._pipeline.wake()
+
     def _request_stop(self, number: int, _frame: FrameType | None) -> None:
         if self._stop_signal is not None:
             # Told twice: the queue is not waited for any longer.
             raise SystemExit(128 + number)
         self._stop_signal = signal.Signals(number)
-        if self._pipeline:
-            self._pipeline.wake()
+        self._wake()
+
+    def _request_reload(self, _number: int, _frame: FrameType | None) -> None:
+        if self._reader:
+            self._reader.request()
+            self._wake()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        before = {
-            number: signal.signal(number, self._request_stop)
-            for number in (signal.SIGTERM, signal.SIGINT)
+        handlers = {
+            signal.SIGTERM: self._request_stop,
+            signal.SIGINT: self._request_stop,
+            signal.SIGHUP: self._request_reload,
         }
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _attributes(receiver: Receiver) -> dict[str, str | bool | int | float | tuple[str, ...]]:
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in receiver.resource.items()
-    }

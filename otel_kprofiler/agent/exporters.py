@@ -6,10 +6,12 @@ plain copies of the configuration (see :mod:`otel_kprofiler.config`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_kprofiler.export import (
+    DEFAULT_QUEUE_SIZE,
     DebugExporter,
     ExportQueue,
     ExportResult,
@@ -25,8 +27,8 @@ from otel_kprofiler.model import Form
 if TYPE_CHECKING:
     from otel_kprofiler.config import Config, Debug, Exporter, File, OtlpGrpc, OtlpHttp
 
-ExportObserver = Callable[[ProfileExporter, ExportResult, float], None]
-"""Told of each export: the exporter, its result, and the seconds it took."""
+ExportObserver = Callable[[str, ExportResult, float], None]
+"""Told of each export: the exporter's id, its result, and the seconds it took."""
 
 _FORMS: Final = {"json": Form.JSON, "proto": Form.PROTOBUF}
 _DAY_S: Final = 86_400
@@ -118,30 +120,71 @@ def open_exporter(name: str, settings: Exporter) -> ProfileExporter:
     return _OPENERS[name.partition("/")[0]](name, settings)
 
 
-def open_queues(config: Config, observer: ExportObserver | None = None) -> list[ExportQueue]:
-    """Make the exporters that run, each behind a queue; closes the others if one fails."""
-    exporters: list[ProfileExporter] = []
+class RunningExporter(NamedTuple):
+    """An exporter's settings and its queue."""
+
+    settings: Any
+    queue: ExportQueue
+
+
+Running = Mapping[str, RunningExporter]
+"""The exporters that run, by id."""
+
+
+def open_changed(running: Running, config: Config) -> dict[str, ProfileExporter]:
+    """Make the exporters that are new or have other settings than before.
+
+    Raises:
+        ExportError: one of them cannot be made; those that were made are closed.
+    """
+    opened: dict[str, ProfileExporter] = {}
     try:
         for name, settings in config.running_exporters.items():
-            exporters.append(open_exporter(name, settings))
+            if name not in running or running[name].settings != settings:
+                opened[name] = open_exporter(name, settings)
     except BaseException:
-        for exporter in exporters:
-            exporter.shutdown(0)
+        close_exporters(opened)
         raise
-    return [
-        _queue(exporter, settings, observer)
-        for exporter, settings in zip(exporters, config.running_exporters.values(), strict=True)
-    ]
+    return opened
 
 
-def _queue(
-    exporter: ProfileExporter, settings: Any, observer: ExportObserver | None
-) -> ExportQueue:
-    def tell(result: ExportResult, seconds: float) -> None:
-        if observer:
-            observer(exporter, result, seconds)
+def close_exporters(opened: Mapping[str, ProfileExporter]) -> None:
+    """Close exporters that have not got a queue yet."""
+    for exporter in opened.values():
+        exporter.shutdown(0)
 
+
+def put_in_place(
+    running: Running,
+    config: Config,
+    opened: Mapping[str, ProfileExporter],
+    observer: ExportObserver,
+) -> dict[str, RunningExporter]:
+    """Give every exporter its queue: the one that is there if what waits in it fits."""
+    placed = {}
+    for name, settings in config.running_exporters.items():
+        exporter, before = opened.get(name), running.get(name)
+        if before and exporter is None:
+            placed[name] = before
+        elif before and exporter and _takes_over(before.queue.exporter, exporter):
+            before.queue.replace(exporter, size=_queue_size(settings))
+            placed[name] = RunningExporter(settings, before.queue)
+        elif exporter:
+            tell = functools.partial(observer, name)
+            queue = ExportQueue(exporter, size=_queue_size(settings), on_export=tell)
+            placed[name] = RunningExporter(settings, queue)
+    return placed
+
+
+def _takes_over(old: ProfileExporter, new: ProfileExporter) -> bool:
+    """Whether what was encoded for one exporter can be sent by the other."""
+    if old.form is not new.form:
+        return False
+    return new.max_bytes is None or (old.max_bytes is not None and old.max_bytes <= new.max_bytes)
+
+
+def _queue_size(settings: Any) -> int:
     queue = getattr(settings, "sending_queue", None)
     if queue is None:
-        return ExportQueue(exporter, on_export=tell)
-    return ExportQueue(exporter, size=queue.queue_size if queue.enabled else 1, on_export=tell)
+        return DEFAULT_QUEUE_SIZE
+    return int(queue.queue_size) if queue.enabled else 1

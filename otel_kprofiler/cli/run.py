@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from otel_kprofiler.config import PendingConfig
+
+if TYPE_CHECKING:
+    from otel_kprofiler.config import Config
 
 
 @click.command(name="run")
@@ -18,16 +22,20 @@ from otel_kprofiler.config import PendingConfig
 def command(debug: bool, path: str) -> None:
     """Run the agent beside an OpenTelemetry Collector until SIGTERM or Ctrl-C.
 
-    Prints, at the end, the account of all samples as one JSON object on standard output.
+    SIGHUP makes it read FILE again. Prints, at the end, the account of all samples as one JSON
+    object on standard output.
     """
     pending = PendingConfig(path)
     # Imported while the configuration is read by another process.
     from otel_kprofiler.agent import Agent, configure_logging  # noqa: PLC0415
 
+    def configure_logs(config: Config) -> None:
+        logs = config.service.telemetry.logs
+        verbose = debug or config.receiver.verbose_mode
+        configure_logging("debug" if verbose else logs.level, logs.encoding)
+
     config = pending.get()
-    logs = config.service.telemetry.logs
-    verbose = debug or config.receiver.verbose_mode
-    configure_logging("debug" if verbose else logs.level, logs.encoding)
-    account = Agent(config).run()
-    json.dump(account.as_dict(), sys.stdout, indent=1)
+    configure_logs(config)
+    agent = Agent(config, load=lambda: PendingConfig(path).get(), on_config=configure_logs)
+    json.dump(agent.run().as_dict(), sys.stdout, indent=1)
     sys.stdout.write("\n")

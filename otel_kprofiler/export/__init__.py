@@ -17,17 +17,18 @@ from otel_kprofiler.export.environment import (
     read_settings,
 )
 from otel_kprofiler.export.file import FileExporter, MessageFileExporter, Rotation
-from otel_kprofiler.export.queue import ExportQueue, QueueCounts
+from otel_kprofiler.export.queue import DEFAULT_QUEUE_SIZE, ExportQueue, QueueCounts
 from otel_kprofiler.export.retry import RetryPolicy
 from otel_kprofiler.export.sender import DEFAULT_MAX_BYTES, Tls
 from otel_kprofiler.export.spool import Spool
 
 if TYPE_CHECKING:
-    from otel_kprofiler.export.grpc import OtlpGrpcExporter
+    from otel_kprofiler.export.grpc import OtlpGrpcExporter, parse_endpoint
     from otel_kprofiler.export.http import OtlpHttpExporter
 
 __all__ = [
     "DEFAULT_MAX_BYTES",
+    "DEFAULT_QUEUE_SIZE",
     "DebugExporter",
     "ExportOutcome",
     "ExportQueue",
@@ -45,10 +46,11 @@ __all__ = [
     "Tls",
     "Verbosity",
     "exporter_from_environment",
+    "parse_endpoint",
     "read_settings",
 ]
 
-_LATE = {"OtlpGrpcExporter": "grpc", "OtlpHttpExporter": "http"}
+_LATE = {"OtlpGrpcExporter": "grpc", "OtlpHttpExporter": "http", "parse_endpoint": "grpc"}
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,299 @@
+"""The agent's metrics about itself, through opentelemetry-sdk and opentelemetry-exporter-otlp.
+
+Names follow the semantic conventions: ``otel.sdk.*`` for processors and exporters, by analogy
+with spans, log records and metric data points (there is no profile signal among them yet), and
+``process.*``. What has no counterpart is named ``kprofiler.*``. docs/metrics.md lists them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import grpc
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import (
+    MetricExporter,
+    MetricExportResult,
+    MetricsData,
+    PeriodicExportingMetricReader,
+)
+from opentelemetry.sdk.resources import Resource
+
+from otel_kprofiler.export import ExportResult, Tls
+from otel_kprofiler.model import LossCause
+from otel_kprofiler.reporting import Account, ExporterAccount
+from otel_kprofiler.version import __version__
+
+CLOSE_TIMEOUT_S: Final = 2.0
+"""How long the last export may delay the end of the agent."""
+
+_BY_EXPORTER: Final = (LossCause.REJECTED, LossCause.RETRIES_EXHAUSTED, LossCause.WRITE_FAILED)
+_DURATIONS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+_log = logging.getLogger(__name__)
+
+Observer = Callable[[CallbackOptions], Iterable[Observation]]
+
+
+class SelfMetrics:
+    """Sends metrics every ``interval_s`` to OTLP receivers.
+
+    Args:
+        receivers: settings of the OTLP exporters, by id.
+        attributes: of the Resource, beside what names the agent.
+        interval_s: how often to send, seconds.
+        account: where the samples are.
+        generation: how often the symbols have changed.
+    """
+
+    def __init__(
+        self,
+        receivers: Mapping[str, Any],
+        attributes: Mapping[str, Any],
+        *,
+        interval_s: float,
+        account: Callable[[], Account],
+        generation: Callable[[], int],
+    ) -> None:
+        self._account = account
+        with _no_environment():
+            readers = [
+                PeriodicExportingMetricReader(
+                    _SaysOnce(name, _open_exporter(name, settings)),
+                    export_interval_millis=interval_s * 1000,
+                    export_timeout_millis=settings.timeout.seconds * 1000,
+                )
+                for name, settings in receivers.items()
+            ]
+            self._provider = MeterProvider(readers, _resource(attributes), shutdown_on_exit=False)
+        meter = self._provider.get_meter("otel_kprofiler", __version__)
+        self._durations = meter.create_histogram(
+            "otel.sdk.exporter.operation.duration",
+            "s",
+            "Duration of exporting one batch, retries included.",
+            explicit_bucket_boundaries_advisory=_DURATIONS_S,
+        )
+        counter, gauge = meter.create_observable_counter, meter.create_observable_up_down_counter
+        for create, name, unit, observe, text in (
+            (gauge, "otel.sdk.processor.profile_sample.queue.size", "{sample}", self._queued,
+             "Samples that wait for export, or are being exported."),
+            (counter, "otel.sdk.processor.profile_sample.processed", "{sample}", self._processed,
+             "Samples that have left the queue; error.type says why they were dropped."),
+            (counter, "otel.sdk.exporter.profile_sample.exported", "{sample}", self._exported,
+             "Samples whose export has ended; error.type says why it failed."),
+            (counter, "kprofiler.sample.taken", "{sample}", self._taken,
+             "Samples that the kernel program took."),
+            (counter, "kprofiler.sample.lost", "{sample}", self._lost,
+             "Samples lost between kernel and user space, by error.type."),
+            (counter, "kprofiler.symbol.reload", "{reload}",
+             lambda _: [Observation(generation())], "Changes of the kernel's symbols."),
+            (counter, "process.cpu.time", "s", _cpu_time, "CPU time of the agent."),
+            (gauge, "process.memory.usage", "By", _memory, "Resident memory of the agent."),
+        ):  # fmt: skip
+            create(name, [observe], unit, text)
+
+    def record_export(self, name: str, result: ExportResult, seconds: float) -> None:
+        """Note one export."""
+        error = {"error.type": result.error_type} if result.error_type else {}
+        self._durations.record(seconds, {**_exporter(name), **error})
+
+    def close(self) -> None:
+        """Send the last state; gives up after :data:`CLOSE_TIMEOUT_S`."""
+        closer = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closer.start()
+        closer.join(CLOSE_TIMEOUT_S)
+
+    def _queued(self, _: CallbackOptions) -> Iterator[Observation]:
+        for account in self._account().exporters:
+            yield Observation(account.pending, _processor(account.name))
+
+    def _processed(self, _: CallbackOptions) -> Iterator[Observation]:
+        for account in self._account().exporters:
+            attributes = _processor(account.name)
+            finished = account.exported + sum(account.lost.get(cause, 0) for cause in _BY_EXPORTER)
+            yield Observation(finished, attributes)
+            yield from _losses(account, attributes, set(LossCause) - set(_BY_EXPORTER))
+
+    def _exported(self, _: CallbackOptions) -> Iterator[Observation]:
+        for account in self._account().exporters:
+            attributes = _exporter(account.name)
+            yield Observation(account.exported, attributes)
+            yield from _losses(account, attributes, _BY_EXPORTER)
+
+    def _taken(self, _: CallbackOptions) -> Iterator[Observation]:
+        yield Observation(self._account().taken)
+
+    def _lost(self, _: CallbackOptions) -> Iterator[Observation]:
+        for cause, count in self._account().lost.items():
+            yield Observation(count, {"error.type": cause.value})
+
+
+def _losses(
+    account: ExporterAccount, attributes: Mapping[str, str], causes: Iterable[LossCause]
+) -> Iterator[Observation]:
+    for cause in causes:
+        if account.lost.get(cause):
+            yield Observation(account.lost[cause], {**attributes, "error.type": cause.value})
+
+
+def _processor(name: str) -> dict[str, str]:
+    return {
+        "otel.component.type": "batching_profile_processor",
+        "otel.component.name": f"batching_profile_processor/{name}",
+    }
+
+
+def _exporter(name: str) -> dict[str, str]:
+    kind = name.partition("/")[0]
+    return {"otel.component.type": f"{kind}_profile_exporter", "otel.component.name": name}
+
+
+def _cpu_time(_: CallbackOptions) -> Iterator[Observation]:
+    times = os.times()
+    yield Observation(times.user, {"cpu.mode": "user"})
+    yield Observation(times.system, {"cpu.mode": "system"})
+
+
+def _memory(_: CallbackOptions) -> Iterator[Observation]:
+    with open("/proc/self/statm", "rb") as file:
+        yield Observation(int(file.read().split()[1]) * _PAGE_BYTES)
+
+
+def _resource(attributes: Mapping[str, Any]) -> Resource:
+    return Resource(
+        {
+            "service.name": "otel-kprofiler",
+            "service.version": __version__,
+            "service.instance.id": str(uuid.uuid4()),
+            "host.name": platform.node(),
+            "process.pid": os.getpid(),
+            **attributes,
+        }
+    )
+
+
+def _open_exporter(name: str, settings: Any) -> MetricExporter:
+    headers = {key: value.get_secret_value() for key, value in settings.headers.items()}
+    gzip = settings.compression == "gzip"
+    tls = Tls(
+        ca_file=settings.tls.ca_file or None,
+        cert_file=settings.tls.cert_file or None,
+        key_file=settings.tls.key_file or None,
+    )
+    if name.partition("/")[0] == "otlp_grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import (  # noqa: PLC0415
+            OTLPMetricExporter,
+        )
+
+        from otel_kprofiler.export import parse_endpoint  # noqa: PLC0415
+
+        target, secure = parse_endpoint(settings.endpoint, insecure=settings.tls.insecure)
+        ca, certificate, key = tls.read() if secure else (None, None, None)
+        return OTLPMetricExporter(
+            target,
+            insecure=not secure,
+            credentials=grpc.ssl_channel_credentials(ca, key, certificate) if secure else None,
+            headers=headers,
+            timeout=settings.timeout.seconds,
+            compression=grpc.Compression.Gzip if gzip else grpc.Compression.NoCompression,
+        )
+    return _open_http(settings, headers, tls, gzip=gzip)
+
+
+def _open_http(
+    settings: Any, headers: Mapping[str, str], tls: Tls, *, gzip: bool
+) -> MetricExporter:
+    import requests  # noqa: PLC0415 - not with gRPC alone
+    from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
+        OTLPMetricExporter,
+    )
+
+    session = requests.Session()
+    session.trust_env = False
+    if settings.proxy_url:
+        session.proxies = {"http": settings.proxy_url, "https": settings.proxy_url}
+    exporter = OTLPMetricExporter(
+        settings.endpoint.rstrip("/") + "/v1/metrics",
+        certificate_file=tls.ca_file,
+        client_key_file=tls.key_file,
+        client_certificate_file=tls.cert_file,
+        headers=dict(headers),
+        timeout=settings.timeout.seconds,
+        compression=Compression.Gzip if gzip else Compression.NoCompression,
+        session=session,
+    )
+    if settings.tls.insecure_skip_verify:
+        session.verify = False
+    return exporter
+
+
+class _SaysOnce(MetricExporter):
+    """Says once that metrics do not arrive, and why, where the SDK would say it each time."""
+
+    def __init__(self, name: str, inner: MetricExporter) -> None:
+        super().__init__(inner._preferred_temporality, inner._preferred_aggregation)  # noqa: SLF001
+        self._name = name
+        self._inner = inner
+        self._failing = False
+        self._reason = _Reason()
+
+    def export(
+        self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any
+    ) -> MetricExportResult:
+        result = self._inner.export(metrics_data, timeout_millis, **kwargs)
+        failed = result is not MetricExportResult.SUCCESS
+        if failed and not self._failing:
+            _log.warning(
+                "%s: the agent's own metrics do not arrive: %s; give the receiver a metrics "
+                "pipeline, or set service.telemetry.metrics.level: none (said once)",
+                self._name,
+                self._reason.text,
+            )
+        self._failing = failed
+        return result
+
+    def force_flush(self, timeout_millis: float = 10_000) -> bool:
+        return self._inner.force_flush(timeout_millis)
+
+    def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
+        self._inner.shutdown(timeout_millis, **kwargs)
+        self._reason.close()
+
+
+class _Reason(logging.Handler):
+    """Keeps the last thing that the SDK's exporters wanted to log."""
+
+    _logger = logging.getLogger("opentelemetry.exporter.otlp")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = "no reason is known"
+        self._logger.propagate = False
+        self._logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage()
+
+    def close(self) -> None:
+        self._logger.removeHandler(self)
+        super().close()
+
+
+@contextmanager
+def _no_environment() -> Iterator[None]:
+    """Hide OTEL_* variables from the SDK: the agent does what its file says."""
+    hidden = {name: os.environ.pop(name) for name in tuple(os.environ) if name.startswith("OTEL_")}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)

@@ -1,0 +1,64 @@
+"""Whether the agent sends metrics about itself, and to whom; loads the SDK only if it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from otel_kprofiler.export import ExportResult
+from otel_kprofiler.reporting import Account
+
+if TYPE_CHECKING:
+    from otel_kprofiler.agent.metrics import SelfMetrics
+    from otel_kprofiler.config import Config
+
+
+class Telemetry:
+    """The agent's metrics under the configuration of the moment.
+
+    Args:
+        account: where the samples are; called from a thread of the SDK.
+        generation: how often the symbols have changed; likewise.
+    """
+
+    def __init__(self, account: Callable[[], Account], generation: Callable[[], int]) -> None:
+        self._account = account
+        self._generation = generation
+        self._metrics: SelfMetrics | None = None
+        self._settings: Any = None
+
+    def on_export(self, name: str, result: ExportResult, seconds: float) -> None:
+        """Note the duration of an export; from any thread."""
+        if self._metrics:
+            self._metrics.record_export(name, result, seconds)
+
+    def configure(self, config: Config) -> None:
+        """Send metrics to the OTLP receivers of this configuration, or none."""
+        receivers = {
+            name: settings
+            for name, settings in config.running_exporters.items()
+            if name.startswith("otlp_")
+        }
+        wanted = config.service.telemetry.metrics.level != "none" and bool(receivers)
+        interval_s = config.receiver.monitor_interval.seconds
+        settings = (receivers, interval_s, config.receiver.resource) if wanted else None
+        if settings == self._settings:
+            return
+        self.close()
+        self._settings = settings
+        if wanted:
+            from otel_kprofiler.agent.metrics import SelfMetrics  # noqa: PLC0415 - 7 MB
+
+            self._metrics = SelfMetrics(
+                receivers,
+                config.receiver.resource,
+                interval_s=interval_s,
+                account=self._account,
+                generation=self._generation,
+            )
+
+    def close(self) -> None:
+        """Send the last state and stop."""
+        metrics, self._metrics, self._settings = self._metrics, None, None
+        if metrics:
+            metrics.close()

@@ -1,0 +1,294 @@
+"""SIGHUP while the agent samples: nothing is lost, nothing comes twice, nothing is left open.
+
+Ten reloads by default; ``KPROFILER_RELOADS=100`` does a hundred within 60 seconds.
+"""
+
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import Level
+from otel_kprofiler.otlp import decode_windows
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(200)]
+
+RELOADS = int(os.environ.get("KPROFILER_RELOADS", "10"))
+RATE = 999
+METHOD = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
+
+CONFIG = """
+receivers:
+  kprofiler:
+    samples_per_second: {rate}
+    stacks: both
+    send_idle_frames: true
+    reporter_interval: {interval}
+    filter_min_process_age: {age}
+exporters:
+  otlp_grpc: {{endpoint: "{endpoint}", tls: {{insecure: true}}, timeout: {timeout}}}
+  file: {{path: "{path}", format: {form}}}
+service:
+  telemetry: {{metrics: {{level: none}}}}
+  pipelines: {{profiles: {{receivers: [kprofiler], exporters: {exporters}}}}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _host_can():
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+
+
+class Receiver(grpc.GenericRpcHandler):
+    """Keeps the windows that arrive by gRPC."""
+
+    def __init__(self):
+        self.windows = []
+        self.server = grpc.server(ThreadPoolExecutor(2))
+        self.server.add_generic_rpc_handlers((self,))
+        self.endpoint = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server.start()
+
+    def service(self, handler_call_details):
+        if handler_call_details.method == METHOD:
+            return grpc.unary_unary_rpc_method_handler(self.take)
+        return None
+
+    def take(self, request, _context):
+        self.windows += decode_windows(request)
+        return b""
+
+
+@pytest.fixture
+def receiver():
+    receiver = Receiver()
+    yield receiver
+    receiver.server.stop(0).wait()
+
+
+class Systemd:
+    """The other end of the notification socket."""
+
+    def __init__(self, path):
+        self.path = str(path)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self.path)
+        self._socket.settimeout(30)
+
+    def wait(self, state):
+        """The message with this state, such as ``READY=1``."""
+        while True:
+            message = self._socket.recv(4096).decode()
+            if state in message.splitlines():
+                return message
+
+    def close(self):
+        self._socket.close()
+
+
+class Witness:
+    """A fast sampler that nobody changes: where it has a gap too, the machine stood still."""
+
+    RATE = 3989
+
+    def __enter__(self):
+        self.times = defaultdict(list)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def _run(self):
+        config = SamplerConfig(samples_per_second=self.RATE, send_idle_frames=True, stacks="both")
+        sampler = EbpfSampler(config)
+        sampler.start()
+        while not self._stop.is_set():
+            sampler.wait(0.1)
+            for sample in sampler.drain():
+                self.times[sample.cpu].append(sample.time_ns)
+        sampler.close()
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+
+    def delays(self, cpu):
+        """Boot times between which one of our samples is missing."""
+        times = sorted(self.times[cpu])
+        return [(a, b) for a, b in itertools.pairwise(times) if b - a > 1.5e9 / self.RATE]
+
+
+def times_by_cpu(windows):
+    times = defaultdict(list)
+    for window in windows:
+        for group in window.resources:
+            for sample in group.samples:
+                times[sample.cpu] += sample.timestamps_unix_ns
+    return {cpu: sorted(found) for cpu, found in times.items()}
+
+
+def descriptors(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def settings(number):
+    """What a reload changes: filters, windows, exporters; each of them now and then."""
+    return {
+        "rate": RATE,
+        "interval": ("1s", "700ms")[number // 2 % 2],
+        "age": ("0s", "1ns")[number % 2],
+        "timeout": ("5s", "4s", "3s")[number % 3],
+        "form": ("json", "proto")[number // 3 % 2],
+        "exporters": ("[otlp_grpc]", "[otlp_grpc, file]")[number // 2 % 2],
+    }
+
+
+def boot_offset_ns():
+    return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+@pytest.fixture
+def agent(tmp_path, receiver):
+    """Start the agent; ``write`` puts a configuration in its file."""
+    config, systemd = tmp_path / "agent.yaml", Systemd(tmp_path / "notify")
+
+    def write(**values):
+        path = tmp_path / f"profiles.{values['form']}"
+        config.write_text(CONFIG.format(endpoint=receiver.endpoint, path=path, **values))
+
+    write(**settings(0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "otel_kprofiler", "run", "-c", config],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "NOTIFY_SOCKET": systemd.path},
+    )
+    process.write, process.systemd, process.config = write, systemd, config
+    systemd.wait("READY=1")
+    yield process
+    process.kill()
+    process.communicate()
+    systemd.close()
+
+
+def reload(agent):
+    """Send SIGHUP; what the agent says when it is through."""
+    agent.send_signal(signal.SIGHUP)
+    return agent.systemd.wait("READY=1")
+
+
+def stop(agent):
+    """The account and the log."""
+    agent.send_signal(signal.SIGTERM)
+    out, log = agent.communicate(timeout=60)
+    assert agent.returncode == 0, log
+    return json.loads(out), [json.loads(line) for line in log.splitlines()]
+
+
+def test_reloads_lose_nothing_repeat_nothing_and_leave_nothing_open(agent, receiver):
+    moments, open_files = [], []
+    with Witness() as witness:
+        time.sleep(2)
+        started = time.monotonic()
+        for number in range(1, RELOADS + 1):
+            agent.write(**settings(number))
+            assert "refused" not in reload(agent)
+            moments.append(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+            open_files.append(descriptors(agent.pid))
+            time.sleep(max(0.0, started + number * 0.6 - time.monotonic()))
+        account, _ = stop(agent)
+    assert account["gaps"] == []
+    assert account["lost"] == {}
+    exported = account["exporters"]["otlp_grpc"]
+    assert (exported["lost"], exported["pending"]) == ({}, 0)
+    times = times_by_cpu(receiver.windows)
+    assert sum(map(len, times.values())) == exported["exported"] == account["taken"]
+    offset, ours = boot_offset_ns(), []
+    for cpu, found in times.items():
+        assert len(set(found)) == len(found), "a sample came twice"
+        delays = witness.delays(cpu)
+        gaps = [
+            (a - offset, b - offset) for a, b in itertools.pairwise(found) if b - a > 1.5e9 / RATE
+        ]
+        ours += [
+            (a, b)
+            for a, b in gaps
+            if any(a < after and b > after - 10**8 for after in moments)
+            and not any(a < last and b > first for first, last in delays)
+        ]
+    # Calls of bpf(2) by other processes cost a sample here and there, at any time. What a
+    # reload did would be seen at every reload.
+    assert len(ours) <= 1 + RELOADS // 10, ours
+    assert all(b - a < 3.5e9 / RATE for a, b in ours)
+    # A file exporter more or less is one descriptor; the first reload imports things.
+    assert max(open_files[-5:]) <= min(open_files[:5]) + 2
+
+
+def test_a_bad_file_leaves_the_old_configuration_running_and_says_why(agent, receiver):
+    agent.config.write_text(
+        agent.config.read_text()
+        .replace("samples_per_second: 999", "samples_per_second: many")
+        .replace("stacks: both", "stack: both")
+    )
+    message = reload(agent)
+    assert "refused" in message
+    count = len(receiver.windows)
+    time.sleep(2)
+    assert len(receiver.windows) > count
+    account, log = stop(agent)
+    assert account["gaps"] == []
+    (refusal,) = [line["message"] for line in log if line["level"] == "error"]
+    assert "samples_per_second: should be a valid integer" in refusal
+    assert "did you mean stacks?" in refusal
+
+
+def test_a_receiver_that_cannot_be_opened_changes_nothing(agent, tmp_path):
+    agent.write(**{**settings(2), "rate": 99})
+    agent.config.write_text(agent.config.read_text().replace(str(tmp_path), "/nowhere"))
+    message = reload(agent)
+    assert "cannot write /nowhere" in message
+    account, _ = stop(agent)
+    assert account["gaps"] == []
+    assert list(account["exporters"]) == ["otlp_grpc"]
+
+
+def test_a_change_of_the_rate_closes_a_window(agent, receiver):
+    agent.write(**{**settings(0), "rate": 99})
+    reload(agent)
+    time.sleep(1.5)
+    account, _ = stop(agent)
+    assert account["gaps"] == []
+    periods = [window.period_ns for window in receiver.windows]
+    assert set(periods) == {10**9 // 999, 10**9 // 99}
+    windows = sorted(receiver.windows, key=lambda window: window.start_unix_ns)
+    slow = [w for w in windows if w.period_ns == 10**9 // 99]
+    assert windows[-len(slow) :] == slow, "one after the other"
+    for times in times_by_cpu(slow).values():
+        assert all(b - a > 3_000_000 for a, b in itertools.pairwise(times))
+
+
+def test_what_needs_a_restart_is_said(agent):
+    agent.config.write_text(
+        agent.config.read_text().replace("stacks: both", "stacks: both\n    max_frames: 9")
+    )
+    reload(agent)
+    account, log = stop(agent)
+    assert account["gaps"] == []
+    assert "these changes need a restart of the agent: max_frames" in [
+        line["message"] for line in log
+    ]
