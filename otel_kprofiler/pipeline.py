@@ -16,6 +16,7 @@ whatever the caller wants.
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final, Generic, TypeVar
@@ -37,6 +38,8 @@ DRAIN_INTERVAL_S: Final = 0.25
 
 _SETTLE_S: Final = 0.005
 """What it takes until every sample taken before an instant can be drained."""
+_SETTLE_TRIES: Final = 40
+"""So often are symbols asked whether they are complete when sampling has ended."""
 _END_OF_TIME_NS: Final = 2**63
 
 WindowSink = Callable[[Window], None]
@@ -84,7 +87,11 @@ class Pipeline(Generic[SamplerT]):
     def start(self) -> None:
         """Start sampling. Raises ``HostError`` or ``SamplerError`` if that is not possible."""
         started_ns = self._clock.boot_ns()
-        self.sampler.start()
+        try:
+            self.sampler.start()
+        except BaseException:
+            self._symbolizer.close()  # it may follow changes since it was made
+            raise
         self._windows = WindowBuilder(
             self._clock,
             self._schedule,
@@ -126,7 +133,10 @@ class Pipeline(Generic[SamplerT]):
         self.sampler.stop()
         self._drain()
         now_ns = self._clock.boot_ns()
-        self._symbolizer.advance(now_ns)
+        for _ in range(_SETTLE_TRIES):
+            if self._symbolizer.advance(self._clock.boot_ns()) >= now_ns:
+                break
+            time.sleep(_SETTLE_S)
         self._collect(now_ns)
         self._add_until(_END_OF_TIME_NS)
         self._close_window(now_ns)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from otel_kprofiler.bpf import get_loader
+from otel_kprofiler.bpf import CodeWatch, get_loader
 from otel_kprofiler.clock import Clock
+from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Attributes, ProcessKey, Resource
 from otel_kprofiler.pipeline import Pipeline, WindowSink
@@ -16,8 +18,19 @@ from otel_kprofiler.profiles import (
     WindowSchedule,
     read_host_attributes,
 )
-from otel_kprofiler.sampling import EbpfSampler, RawSink, Recording, ReplaySampler, SamplerConfig
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.sampling import (
+    EbpfSampler,
+    EventSink,
+    RawSink,
+    RecordedCode,
+    Recording,
+    ReplayedCode,
+    ReplaySampler,
+    SamplerConfig,
+)
+from otel_kprofiler.symbols import CodeSource, Symbolizer
+
+_log = logging.getLogger(__name__)
 
 
 def open_live(
@@ -30,9 +43,10 @@ def open_live(
     attributes: Attributes,
     raw_sink: RawSink | None = None,
     on_process: Callable[[ProcessKey, Resource], None] | None = None,
+    event_sink: EventSink | None = None,
     loader: str = "auto",
 ) -> Pipeline[EbpfSampler]:
-    """A pipeline that samples this host; nothing is in the kernel before it is started.
+    """A pipeline that samples this host; no program is in the kernel before it is started.
 
     Args:
         config: what to sample; the interrupt ranges are filled in from the kernel's symbols.
@@ -44,16 +58,15 @@ def open_live(
         raw_sink: sees the raw records of each drain.
         on_process: told of each process and its Resource when it is first seen,
             and when it changes.
+        event_sink: takes the changes of symbols, for recordings.
         loader: what loads the program: ``auto``, ``libbpf`` or ``bcc``.
     """
-    symbolizer = Symbolizer.live(access)
+    symbolizer = Symbolizer.live(access, code=_open_code(access, event_sink))
     ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
     config = replace(config, interrupt_ranges=ranges)
     base = {**read_host_attributes(access), **attributes}
     return Pipeline(
-        sampler=EbpfSampler(
-            config, access=access, loader=get_loader(loader), raw_sink=raw_sink
-        ),
+        sampler=EbpfSampler(config, access=access, loader=get_loader(loader), raw_sink=raw_sink),
         symbolizer=symbolizer,
         resources=ProcessResources(
             access, clock, base, on_new=on_process, contexts=ProcessContexts(access)
@@ -71,6 +84,16 @@ def change_attributes(
     pipeline.resources.rebase({**read_host_attributes(access), **attributes})
 
 
+def _open_code(access: Access, sink: EventSink | None) -> CodeSource | None:
+    """What follows BPF programs, from before kallsyms is read; None where it is not allowed."""
+    try:
+        watch = CodeWatch(access)
+    except HostError as error:
+        _log.warning("BPF symbols are only those of the start: %s (fix: %s)", error, error.hint)
+        return None
+    return RecordedCode(watch, sink) if sink else watch
+
+
 def replay(
     recording: Recording, schedule: WindowSchedule, sink: WindowSink
 ) -> Pipeline[ReplaySampler]:
@@ -82,7 +105,7 @@ def replay(
     clock = Clock(sampler)
     pipeline = Pipeline(
         sampler=sampler,
-        symbolizer=Symbolizer.live(recording.files),
+        symbolizer=Symbolizer.live(recording.files, code=ReplayedCode(recording)),
         resources=ProcessResources(recording.files, clock, {}, known=recording.resources),
         schedule=schedule,
         sink=sink,

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import click
 
+from otel_kprofiler.bpf import find_code_symbols
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Finding, Level
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
@@ -23,7 +24,8 @@ def command(*, as_json: bool) -> None:
 
     Loads the real sampler for a moment. Exit status 0 if profiling works, 3 if it does not.
     """
-    findings = doctor(Access(), try_sampler=_try_sampler)
+    access = Access()
+    findings = [*doctor(access, try_sampler=_try_sampler), find_code_symbols(access)]
     if as_json:
         rows = [{**asdict(finding), "level": finding.level.value} for finding in findings]
         click.echo(json.dumps(rows, indent=1))

@@ -39,6 +39,7 @@ class RawOutput:
         self._processes: dict[ProcessKey, Attributes] = {}
         self._writer.capture(access)
         self.add_records = self._writer.add_records
+        self.add_event = self._writer.add_event
 
     def add_process(self, key: ProcessKey, resource: Resource) -> None:
         """Remember what is known of a process."""

@@ -32,6 +32,11 @@ KERNEL_STACK_STATUS: Final = "otel_kprofiler.kernel_stack.status"
 """Ours, on samples whose kernel stack is not whole: ``truncated`` or the name of an errno."""
 USER_STACK_STATUS: Final = "otel_kprofiler.user_stack.status"
 """Ours, likewise for the user stack."""
+BPF_PROGRAM: Final = tuple(
+    f"otel_kprofiler.bpf.program.{name}"
+    for name in ("id", "type", "tag", "load_time_boot_ns", "attached_to")
+)
+"""Ours, on mappings of BPF programs, each where it is known: the fields of ``BpfProgram``."""
 
 WINDOW_SAMPLES: Final = "otel_kprofiler.window.samples"
 """Ours, on the first profile of a request: samples of the window, in all of its requests."""

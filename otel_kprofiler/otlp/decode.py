@@ -19,6 +19,7 @@ from otel_kprofiler.model import (
     STACK_TRUNCATED,
     AddressRange,
     AttributeValue,
+    BpfProgram,
     BuildId,
     FileId,
     Frame,
@@ -281,6 +282,7 @@ class _Tables:
             file_id=FileId(str(attributes.get(names.BUILD_ID_HTLHASH, ""))),
             base=0,
             ranges=(extent,) if extent.end else (),
+            program=_program([attributes.get(key, "") for key in names.BPF_PROGRAM]),
         )
 
     def _frame(self, entry: Any) -> Frame:
@@ -307,6 +309,15 @@ class _Tables:
             self.strings[entry.filename_strindex],
             line.line,
         )
+
+
+def _program(fields: Sequence[AttributeValue]) -> BpfProgram | None:
+    if not any(fields):
+        return None
+    number, kind, tag, load_time_ns, attached_to = fields
+    return BpfProgram(
+        _integer(number), str(kind), str(tag), _integer(load_time_ns), str(attached_to)
+    )
 
 
 def _frame_kind(module: Module | None, user: bool) -> FrameKind:

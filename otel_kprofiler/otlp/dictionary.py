@@ -24,6 +24,7 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp.conventions import (
+    BPF_PROGRAM,
     BUILD_ID_GNU,
     BUILD_ID_HTLHASH,
     CPU,
@@ -200,7 +201,7 @@ class Dictionary:
             self._mapping(frame.module, frame.address) if frame.module else b"",
             frame.address,
             lines,
-            self._frame_type(frame.kind is FrameKind.USER, frame.unresolved),
+            self._frame_attributes(frame),
         )
 
     def _frame_type(self, user: bool, unresolved: Unresolved | None) -> bytes:
@@ -226,6 +227,9 @@ class Dictionary:
             attributes[BUILD_ID_GNU] = module.build_id
         if module.kind in (ModuleKind.BPF, ModuleKind.OUT_OF_LINE):
             attributes[MODULE_KIND] = module.kind.value
+        if module.program is not None:
+            given = zip(BPF_PROGRAM, module.program, strict=True)
+            attributes |= {key: value for key, value in given if value}
         entry = self._writer.mapping(
             limit if inside else 0, self.string(module.name), self.attributes(attributes)
         )

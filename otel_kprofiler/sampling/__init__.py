@@ -1,5 +1,6 @@
 """Samplers: the eBPF sampler of this host, and the replay of a recording."""
 
+from otel_kprofiler.sampling.code import EventSink, RecordedCode, ReplayedCode
 from otel_kprofiler.sampling.command import HeldCommand
 from otel_kprofiler.sampling.ebpf import EbpfSampler, RawSink
 from otel_kprofiler.sampling.recording import Recording, RecordingFacts, RecordingWriter
@@ -12,12 +13,15 @@ from otel_kprofiler.sampling.sampler import (
 
 __all__ = [
     "EbpfSampler",
+    "EventSink",
     "HeldCommand",
     "RawSink",
+    "RecordedCode",
     "Recording",
     "RecordingFacts",
     "RecordingWriter",
     "ReplaySampler",
+    "ReplayedCode",
     "Sampler",
     "SamplerConfig",
     "SamplerCounts",

@@ -10,6 +10,7 @@ Usable alone, on this host or on captured files::
 """
 
 from otel_kprofiler.symbols.captured import CapturedFiles
+from otel_kprofiler.symbols.kernel.bpf import CodeSource, CodeTable
 from otel_kprofiler.symbols.kernel.explain import Explanation
 from otel_kprofiler.symbols.kernel.hidden import HiddenCause
 from otel_kprofiler.symbols.kernel.identity import make_file_id
@@ -21,6 +22,8 @@ from otel_kprofiler.symbols.symbolizer import Symbolizer
 
 __all__ = [
     "CapturedFiles",
+    "CodeSource",
+    "CodeTable",
     "Explanation",
     "FreedSymbol",
     "HiddenCause",

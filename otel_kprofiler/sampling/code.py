@@ -1,0 +1,136 @@
+"""Changes of code outside of modules (BPF programs and the like), in and out of recordings.
+
+Two streams of a recording, each payload JSON: ``code``, the changes of one poll as
+``[time_ns, action, [symbol, …]]``, and ``code_details``, what was said of one symbol as
+``[symbol, program, [[offset, file, line], …]]``. A symbol is
+``[start, length, name, kind, since_ns, program_id]``, a program the fields of ``BpfProgram``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.model import (
+    BpfProgram,
+    CodeAction,
+    CodeBatch,
+    CodeChange,
+    CodeDetails,
+    CodeSymbol,
+    ModuleKind,
+)
+from otel_kprofiler.sampling.recording import Recording
+
+_CHANGES: Final = "code"
+_DETAILS: Final = "code_details"
+_END_NS: Final = 1 << 63
+
+EventSink = Callable[[str, int, bytes], None]
+"""Takes name, boot time and payload of an event; ``RecordingWriter.add_event`` is one."""
+
+
+class _Source(Protocol):
+    def poll(self, now_ns: int) -> CodeBatch: ...
+    def describe(self, symbol: CodeSymbol) -> CodeDetails | None: ...
+    def close(self) -> None: ...
+
+
+class RecordedCode:
+    """Passes on what a source of changes says, and writes it down. For one thread.
+
+    Args:
+        source: the running kernel.
+        sink: where to write.
+    """
+
+    def __init__(self, source: _Source, sink: EventSink) -> None:
+        self._source = source
+        self._sink = sink
+        self._complete_until_ns = 0
+
+    def poll(self, now_ns: int) -> CodeBatch:
+        """Changes since the last call."""
+        batch = self._source.poll(now_ns)
+        self._complete_until_ns = batch.complete_until_ns
+        if batch.changes:
+            rows = [
+                (time_ns, action.value, [_pack(symbol) for symbol in symbols])
+                for time_ns, action, symbols in batch.changes
+            ]
+            self._sink(_CHANGES, batch.complete_until_ns, json.dumps(rows).encode())
+        return batch
+
+    def describe(self, symbol: CodeSymbol) -> CodeDetails | None:
+        """More about a function of a program."""
+        details = self._source.describe(symbol)
+        if details is not None:
+            row = (_pack(symbol), *details)
+            self._sink(_DETAILS, self._complete_until_ns, json.dumps(row).encode())
+        return details
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()
+
+
+class ReplayedCode:
+    """The changes of a recording, as far as they had come at the time that is asked for.
+
+    Raises ``KProfilerError`` when the recording is damaged.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._batches = _read(recording, _CHANGES, _parse_changes)
+        self._details = dict(details for _, details in _read(recording, _DETAILS, _parse_details))
+        self._complete_until_ns = 0
+
+    def poll(self, now_ns: int) -> CodeBatch:
+        """Changes up to a recorded boot time that were not returned yet."""
+        changes: list[CodeChange] = []
+        while self._complete_until_ns < now_ns:
+            self._complete_until_ns, batch = next(self._batches, (_END_NS, []))
+            changes += batch
+        return CodeBatch(changes, self._complete_until_ns)
+
+    def describe(self, symbol: CodeSymbol) -> CodeDetails | None:
+        """What was recorded of a function."""
+        return self._details.get(symbol)
+
+    def close(self) -> None:
+        """Nothing to do; the recording belongs to the caller."""
+
+
+def _read(
+    recording: Recording, stream: str, parse: Callable[[Any], Any]
+) -> Iterator[tuple[int, Any]]:
+    for time_ns, payload in recording.blocks(f"events/{stream}"):
+        try:
+            yield time_ns, parse(json.loads(payload))
+        except (ValueError, TypeError) as error:
+            raise KProfilerError(f"the recording is damaged: {error}") from error
+
+
+def _parse_changes(rows: Any) -> list[CodeChange]:
+    return [
+        CodeChange(time_ns, CodeAction(action), tuple(_unpack(symbol) for symbol in symbols))
+        for time_ns, action, symbols in rows
+    ]
+
+
+def _parse_details(row: Any) -> tuple[CodeSymbol, CodeDetails]:
+    symbol, program, lines = row
+    rows = tuple((int(offset), str(file), int(line)) for offset, file, line in lines)
+    return _unpack(symbol), CodeDetails(BpfProgram(*program), rows)
+
+
+def _pack(symbol: CodeSymbol) -> tuple[str | int, ...]:
+    start, length, name, kind, since_ns, program_id = symbol
+    return start, length, name, kind.value, since_ns, program_id
+
+
+def _unpack(fields: Any) -> CodeSymbol:
+    start, length, name, kind, since_ns, program_id = fields
+    return CodeSymbol(start, length, name, ModuleKind(kind), since_ns, program_id)
