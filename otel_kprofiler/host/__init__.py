@@ -33,6 +33,14 @@ from otel_kprofiler.host.perf import (
     open_perf_event,
     set_period,
 )
+from otel_kprofiler.host.privileges import (
+    PURPOSES,
+    Privileges,
+    held_capabilities,
+    keep_only,
+    read_threads,
+    run_unprivileged,
+)
 
 __all__ = [
     "COUNT_SW_CPU_CLOCK",
@@ -41,11 +49,13 @@ __all__ = [
     "ENABLE_ON_EXEC",
     "INHERIT",
     "OLDEST_KERNEL",
+    "PURPOSES",
     "Access",
     "Capabilities",
     "HostFiles",
     "KernelRelease",
     "PerfAttributes",
+    "Privileges",
     "SymbolsVisibility",
     "attach_program",
     "disable_event",
@@ -55,6 +65,8 @@ __all__ = [
     "find_sysctl",
     "get_capability_fix",
     "get_privilege_error",
+    "held_capabilities",
+    "keep_only",
     "open_perf_event",
     "parse_capabilities",
     "parse_cpu_list",
@@ -64,5 +76,7 @@ __all__ = [
     "read_possible_cpus",
     "read_release",
     "read_symbols_visibility",
+    "read_threads",
+    "run_unprivileged",
     "set_period",
 ]

@@ -19,6 +19,7 @@ from otel_kprofiler.host.kernel import (
     read_release,
     read_symbols_visibility,
 )
+from otel_kprofiler.host.privileges import PURPOSES
 from otel_kprofiler.model import MAX_FRAMES, Finding, Level
 
 LIBRARIES: Final = ("libbpf.so.1", "libbcc.so.0")
@@ -62,6 +63,7 @@ def doctor(
         _kernel(files),
         *_capabilities(capabilities),
         _paranoid(files, capabilities),
+        _kept(capabilities),
         _library(has_library),
         *_sampler(try_sampler),
         _symbols(files, capabilities),
@@ -101,6 +103,16 @@ def _paranoid(files: HostFiles, capabilities: Capabilities) -> Finding:
         return Finding(name, Level.OK, observed, required)
     fix = f"as root: sysctl -w {name}={MAX_PARANOID}"
     return Finding(name, Level.FAIL, observed, required, fix)
+
+
+def _kept(capabilities: Capabilities) -> Finding:
+    """What the agent goes on holding while it samples, of what there is."""
+    gone = set(capabilities.missing(PURPOSES))
+    kept = [f"{name} ({purpose})" for name, purpose in PURPOSES.items() if name not in gone]
+    return Finding(
+        "kept while sampling", Level.OK, "; ".join(kept) or "nothing",
+        "by the sampling thread only; nothing with service.privileges.drop_all",
+    )  # fmt: skip
 
 
 def _library(has_library: Callable[[str], bool]) -> Finding:

@@ -187,3 +187,10 @@ def test_a_release_that_is_none_is_refused():
 def test_lockdown_is_unknown_without_securityfs():
     assert find_lockdown(FakeHost()) is None
     assert find_lockdown(FakeHost(**{"/sys/kernel/security/lockdown": "[none] x"})) == "none"
+
+
+def test_what_is_kept_while_sampling_is_listed_with_its_purpose():
+    found = {f.check: f for f in doctor(FakeHost(), has_library=bool)}["kept while sampling"]
+    assert "CAP_PERFMON (sampling CPUs" in found.observed
+    assert "CAP_SYS_PTRACE" not in found.observed
+    assert "CAP_BPF" not in found.observed

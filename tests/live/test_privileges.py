@@ -1,0 +1,113 @@
+"""Capabilities given up thread by thread, as the kernel shows them; in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have something to give up"),
+]
+
+BEGIN = """
+import json, os, sys, threading
+from otel_kprofiler.host import Access, Privileges, keep_only, read_threads, run_unprivileged
+def start(name, function=lambda: None):
+    going = threading.Event()
+    threading.Thread(target=lambda: (function(), going.set(), threading.Event().wait()),
+                     name=name, daemon=True).start()
+    going.wait()
+def held(tid):
+    return sorted(next(v for k, v in read_threads(Access()).items() if k.startswith(f"{tid} ")))
+"""
+
+
+def run(script):
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + script], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+KEPT = ["CAP_DAC_READ_SEARCH", "CAP_PERFMON", "CAP_SYSLOG", "CAP_SYS_PTRACE"]
+
+
+def test_each_thread_keeps_what_its_job_needs():
+    found = run("""
+privileges = Privileges()
+tids = {}
+for name in ("export otlp_grpc", "kprofiler-code", "kprofiler-contexts"):
+    start(name, lambda name=name: tids.setdefault(name, threading.get_native_id()))
+before = len(held(os.getpid()))
+missing = privileges.reduce_this_thread()
+print(json.dumps([before, missing, held(os.getpid()), {n: held(t) for n, t in tids.items()}]))
+""")
+    before, missing, main, threads = found
+    assert before > len(KEPT)
+    assert (missing, main) == ([], KEPT)
+    assert threads == {
+        "export otlp_grpc": [],
+        "kprofiler-code": ["CAP_PERFMON", "CAP_SYSLOG"],
+        "kprofiler-contexts": ["CAP_SYS_PTRACE"],
+    }
+
+
+def test_drop_all_leaves_nothing_and_says_what_is_missing():
+    missing, threads = run("""
+privileges = Privileges(drop_all=True)
+start("kprofiler-code")
+print(json.dumps([privileges.reduce_this_thread(),
+                  [sorted(held) for held in read_threads(Access()).values()]]))
+""")
+    assert sorted(missing) == KEPT
+    assert threads == [[], []]
+
+
+def test_threads_of_an_unprivileged_thread_hold_nothing_either():
+    threads, result, error = run("""
+tids = []
+def work():
+    start("any", lambda: tids.append(threading.get_native_id()))
+    return 7
+result = run_unprivileged(work)
+try:
+    run_unprivileged(lambda: 1 / 0)
+except ZeroDivisionError as error:
+    told = str(error)
+print(json.dumps([held(tids[0]), result, told]))
+""")
+    assert (threads, result, error) == ([], 7, "division by zero")
+
+
+def test_nothing_is_gained_again_by_exec():
+    assert (
+        run("""
+import subprocess
+Privileges(drop_all=True).reduce_this_thread()
+child = "import re; print(re.search('CapEff:.(.*)', open('/proc/self/status').read())[1])"
+print(json.dumps(int(subprocess.check_output([sys.executable, "-c", child]), 16)))
+""")
+        == 0
+    )
+
+
+def test_descriptors_opened_before_go_on_working():
+    before, after, fresh = run("""
+access = Access()
+access.keep_open("/proc/kallsyms")
+def first():
+    with os.fdopen(access.open_fd("/proc/kallsyms"), "rb") as file:
+        return int(max(line.split()[0] for line in file.read(65536).splitlines()), 16)
+before = first()
+Privileges(drop_all=True).reduce_this_thread()
+fresh = int(max(line.split()[0] for line in open("/proc/kallsyms").readlines(65536)), 16)
+print(json.dumps([before, first(), fresh]))
+""")
+    assert before == after > 0
+    hidden = int(Path("/proc/sys/kernel/perf_event_paranoid").read_text()) > 1
+    assert fresh == (0 if hidden else before)
