@@ -201,7 +201,7 @@ class Dictionary:
             self._mapping(frame.module, frame.address) if frame.module else b"",
             frame.address,
             lines,
-            self._frame_attributes(frame),
+            self._frame_type(frame.kind is FrameKind.USER, frame.unresolved),
         )
 
     def _frame_type(self, user: bool, unresolved: Unresolved | None) -> bytes:
