@@ -1,0 +1,24 @@
+"""The second loader on this kernel."""
+
+import pytest
+from guest.sampled import drain_for, finish
+
+from otel_kprofiler.bpf import BccLoader
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+
+pytestmark = pytest.mark.kernel
+
+
+def test_the_sampler_compiled_by_bcc():
+    """The sampler as bcc compiles it is loaded, and accounts for every sample."""
+    if not BccLoader.is_installed():
+        pytest.skip("python3-bpfcc is not installed")
+    config = SamplerConfig(samples_per_second=199, stacks="both", send_idle_frames=True)
+    sampler = EbpfSampler(config, loader=BccLoader())
+    sampler.start()
+    try:
+        samples = drain_for(sampler, 1)
+        samples += finish(sampler)
+    finally:
+        sampler.close()
+    assert any(sample.kernel_stack for sample in samples)
