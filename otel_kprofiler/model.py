@@ -270,6 +270,8 @@ class Frame:
         offset: distance in bytes from the start of the physical function, 0 if unresolved.
         kind: where the code runs.
         unresolved: why ``lines`` is empty, None when it is not.
+        builtin: modules that the code of ``vmlinux`` would be in, were it not built in; several
+            where they share an object file, mostly none.
     """
 
     module: Module | None
@@ -278,6 +280,7 @@ class Frame:
     offset: int
     kind: FrameKind
     unresolved: Unresolved | None = None
+    builtin: tuple[str, ...] = ()
 
     @property
     def function(self) -> str:

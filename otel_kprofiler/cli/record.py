@@ -85,6 +85,13 @@ _NEXT_STEPS: Final = {
     show_default=True,
     help="Which stacks to take. User frames are raw addresses.",
 )
+@click.option(
+    "--module",
+    "modules",
+    multiple=True,
+    metavar="NAME",
+    help="Keep only stacks with code of this module, loaded or built in; repeatable.",
+)
 @click.option("--idle", is_flag=True, help="Sample the idle task too.")
 @click.option(
     "--raw",
@@ -109,6 +116,7 @@ def command(
     pids: tuple[int, ...],
     cpus: tuple[int, ...],
     stacks: Literal["kernel", "user", "both"],
+    modules: tuple[str, ...],
     idle: bool,
     raw_path: str | None,
     replay_path: str | None,
@@ -164,8 +172,17 @@ def command(
                 session.run(limit, progress)
             if raw:
                 raw.finish(clock, pipeline.sampler)
-        output.write(windows)
+        output.write(_select(windows, modules) if modules else windows)
     click.echo(session.summary(path, windows), err=True)
+
+
+def _select(windows: Sequence[Window], modules: Sequence[str]) -> list[Window]:
+    from otel_kprofiler.report import select_modules  # noqa: PLC0415 - reports load only when used
+
+    selected = select_modules(windows, modules)
+    kept, count = (sum(w.sample_count for w in part) for part in (selected, windows))
+    click.echo(f"{kept:,} of {count:,} samples have code of {' or '.join(modules)}", err=True)
+    return selected
 
 
 def _replay(path: str, windows: list[Window]) -> Pipeline[ReplaySampler]:

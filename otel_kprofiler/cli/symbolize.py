@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -19,6 +19,10 @@ from otel_kprofiler.symbols import Explanation, Match, Symbolizer
 @click.option("--modules", metavar="FILE", help="With --kallsyms: a copy of /proc/modules.")
 @click.option("--sys-module", metavar="DIR", help="With --kallsyms: a copy of /sys/module.")
 @click.option("--notes", metavar="FILE", help="With --kallsyms: a copy of /sys/kernel/notes.")
+@click.option(
+    "--builtin-ranges", metavar="FILE", help="With --kallsyms: a copy of modules.builtin.ranges."
+)
+@click.option("--kallmodsyms", metavar="FILE", help="With --kallsyms: a copy of /proc/kallmodsyms.")
 @click.option("--explain", is_flag=True, help="Tell every name at the address, and why.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def command(
@@ -28,6 +32,8 @@ def command(
     modules: str | None,
     sys_module: str | None,
     notes: str | None,
+    builtin_ranges: str | None,
+    kallmodsyms: str | None,
     explain: bool,
     as_json: bool,
 ) -> None:
@@ -40,9 +46,16 @@ def command(
 
     An address is taken as a program counter: for a return address, give it minus one.
     """  # noqa: D301 - click's mark for a paragraph that must not be wrapped
-    if kallsyms is None and (modules or sys_module or notes):
-        raise click.UsageError("--modules, --sys-module and --notes go with --kallsyms")
-    symbolizer = _open(kallsyms, modules, sys_module, notes)
+    copies = {
+        "modules": modules,
+        "sys_module": sys_module,
+        "notes": notes,
+        "builtin_ranges": builtin_ranges,
+        "kallmodsyms": kallmodsyms,
+    }
+    if kallsyms is None and any(copies.values()):
+        raise click.UsageError("copies of other files go with --kallsyms")
+    symbolizer = _open(kallsyms, copies)
     if symbolizer.hidden:
         click.echo(f"note: {symbolizer.hidden.value}; see otel-kprofiler doctor", err=True)
     found = True
@@ -60,15 +73,11 @@ def command(
     sys.exit(0 if found else 1)
 
 
-def _open(
-    kallsyms: str | None, modules: str | None, sys_module: str | None, notes: str | None
-) -> Symbolizer:
+def _open(kallsyms: str | None, copies: Mapping[str, str | None]) -> Symbolizer:
     if kallsyms is None:
         return Symbolizer.live()
     try:
-        return Symbolizer.from_files(
-            kallsyms=kallsyms, modules=modules, sys_module=sys_module, notes=notes
-        )
+        return Symbolizer.from_files(kallsyms=kallsyms, **copies)
     except OSError as error:
         raise HostError(f"cannot read {error.filename}: {error.strerror}") from error
 
@@ -99,7 +108,7 @@ def _address_text(known: Explanation, explain: bool, as_json: bool) -> str:
     place = f"{module.name}+{frame.address:#x}" if module else "unknown"
     name = f"{frame.function}+{frame.offset:#x}" if frame.lines else f"[{known.reason}]"
     build_id = f"build-id {module.build_id}" if module and module.build_id else "no build id"
-    lines = [f"{known.address:#x}  {name}  {place}  {build_id}"]
+    lines = [f"{known.address:#x}  {name}  {place}{_brackets(frame.builtin)}  {build_id}"]
     if explain:
         lines.append(f"  why: {known.reason}")
         if known.section:
@@ -120,6 +129,7 @@ def _as_dict(known: Explanation) -> dict[str, Any]:
         "build_id": module and module.build_id,
         "file_id": module and module.file_id,
         "rva": f"{frame.address:#x}" if module else None,
+        "builtin": list(frame.builtin),
         "function": frame.function or None,
         "system_name": (frame.lines[-1].system_name or None) if frame.lines else None,
         "offset": frame.offset,
@@ -139,7 +149,12 @@ def _match_text(match: Match, as_json: bool) -> str:
                 "address": f"{match.address:#x}",
                 "module": module,
                 "rva": f"{match.rva:#x}" if module else None,
+                "builtin": list(match.builtin),
             }
         )
     place = f"{module}+{match.rva:#x}" if module else "no module"
-    return f"{match.address:#x}  {match.name}  {place}"
+    return f"{match.address:#x}  {match.name}  {place}{_brackets(match.builtin)}"
+
+
+def _brackets(modules: Sequence[str]) -> str:
+    return "".join(f" [{name}]" for name in modules)

@@ -26,6 +26,9 @@ BUILD_ID_HTLHASH: Final = "process.executable.build_id.htlhash"
 
 MODULE_KIND: Final = "otel_kprofiler.module.kind"
 """Ours, on mappings of kernel code that no file backs: ``bpf`` or ``ool`` (out-of-line pages)."""
+MODULE_BUILTIN: Final = "otel_kprofiler.module.builtin"
+"""Ours, on locations in vmlinux: the module that the code would be in, were it not built in;
+an array where several share it."""
 UNRESOLVED: Final = "otel_kprofiler.unresolved"
 """Ours, on locations without a name: why, as the name of an ``Unresolved`` in lower case."""
 KERNEL_STACK_STATUS: Final = "otel_kprofiler.kernel_stack.status"

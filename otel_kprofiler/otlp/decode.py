@@ -299,7 +299,16 @@ class _Tables:
             unresolved = Unresolved.__members__.get(
                 reason, Unresolved.USER_ADDRESS if user else missing
             )
-        return Frame(module, entry.address, lines, 0, _frame_kind(module, user), unresolved)
+        builtin = attributes.get(names.MODULE_BUILTIN, ())
+        return Frame(
+            module,
+            entry.address,
+            lines,
+            0,
+            _frame_kind(module, user),
+            unresolved,
+            builtin if isinstance(builtin, tuple) else (str(builtin),),
+        )
 
     def _line(self, line: Any) -> Line:
         entry = self._functions[line.function_index]

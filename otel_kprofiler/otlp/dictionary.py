@@ -32,6 +32,7 @@ from otel_kprofiler.otlp.conventions import (
     FRAME_TYPE_KERNEL,
     FRAME_TYPE_NATIVE,
     KERNEL_STACK_STATUS,
+    MODULE_BUILTIN,
     MODULE_KIND,
     THREAD_ID,
     THREAD_NAME,
@@ -201,15 +202,20 @@ class Dictionary:
             self._mapping(frame.module, frame.address) if frame.module else b"",
             frame.address,
             lines,
-            self._frame_type(frame.kind is FrameKind.USER, frame.unresolved),
+            self._frame_attributes(frame),
         )
 
-    def _frame_type(self, user: bool, unresolved: Unresolved | None) -> bytes:
-        key = (user, unresolved)
+    def _frame_attributes(self, frame: Frame) -> bytes:
+        user, unresolved, builtin = frame.kind is FrameKind.USER, frame.unresolved, frame.builtin
+        key = (user, unresolved, builtin)
         known = self._shortcuts.get(key)
         if known is not None:
             return known
-        attributes = {FRAME_TYPE: FRAME_TYPE_NATIVE if user else FRAME_TYPE_KERNEL}
+        attributes: dict[str, AttributeValue] = {
+            FRAME_TYPE: FRAME_TYPE_NATIVE if user else FRAME_TYPE_KERNEL
+        }
+        if builtin:
+            attributes[MODULE_BUILTIN] = builtin if len(builtin) > 1 else builtin[0]
         if unresolved not in (None, Unresolved.USER_ADDRESS):
             attributes[UNRESOLVED] = unresolved.name.lower()
         return self._remember(self._shortcuts, key, self.attributes(attributes))

@@ -24,7 +24,8 @@ class Entry(NamedTuple):
     Attributes:
         name: function; ``[module+0xrva]`` or ``[0xaddress]`` when it is unresolved; or a
             remark such as ``[truncated]``.
-        module: name of the module, empty if unknown.
+        module: name of the module, empty if unknown; that of built-in code stands in brackets
+            behind ``vmlinux``, as in kallsyms.
         kind: where the code runs.
         reason: why there is no function name, empty when there is one.
         inlined: whether it was inlined into the entry before it.
@@ -64,13 +65,14 @@ def stack_entries(stack: Stack) -> tuple[Entry, ...]:
 def frame_entries(frame: Frame) -> tuple[Entry, ...]:
     """Entries of one frame, the physical function first, then what was inlined into it."""
     module = frame.module.name if frame.module else ""
+    place = f"{module}+{frame.address:#x}" if module else f"{frame.address:#x}"
+    module = " ".join((module, *(f"[{name}]" for name in frame.builtin)))
     if frame.lines:
         physical = len(frame.lines) - 1
         return tuple(
             Entry(line.function, module, frame.kind, "", at != physical, line.file, line.line)
             for at, line in reversed(list(enumerate(frame.lines)))
         )
-    place = f"{module}+{frame.address:#x}" if module else f"{frame.address:#x}"
     reason = frame.unresolved.value if frame.unresolved else "unknown"
     return (Entry(f"[{place}]", module, frame.kind, reason),)
 

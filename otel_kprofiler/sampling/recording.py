@@ -22,6 +22,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from otel_kprofiler.bpf import RECORD_VERSION
@@ -32,6 +33,7 @@ from otel_kprofiler.sampling.sampler import SamplerCounts
 
 FORMAT_VERSION: Final = 1
 SYMBOL_FILES: Final = (
+    "/proc/kallmodsyms",
     "/proc/kallsyms",
     "/proc/modules",
     "/proc/self/status",
@@ -88,6 +90,9 @@ class RecordingWriter:
         """Copy the files that kernel symbols are made of. Once, and while sampling."""
         for path in SYMBOL_FILES:
             self._copy(files, path)
+        with suppress(OSError):
+            release = files.read_bytes("/proc/sys/kernel/osrelease").decode("ascii", "replace")
+            self._copy(files, f"/lib/modules/{release.strip()}/modules.builtin.ranges")
         for module in self._list(files, "/sys/module"):
             for name in _MODULE_FILES:
                 self._copy(files, f"/sys/module/{module}/{name}")

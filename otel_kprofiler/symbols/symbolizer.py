@@ -125,6 +125,7 @@ class Symbolizer:
         sys_module: str | os.PathLike[str] | None = None,
         notes: str | os.PathLike[str] | None = None,
         version: str | os.PathLike[str] | None = None,
+        builtin_ranges: str | os.PathLike[str] | None = None,
     ) -> Symbolizer:
         """Symbols from copies of a host's files; each may be compressed (``.xz``, ``.gz``).
 
@@ -134,6 +135,7 @@ class Symbolizer:
             sys_module: copy of ``/sys/module`` as a folder or tar archive.
             notes: copy of ``/sys/kernel/notes``.
             version: copy of ``/proc/version``.
+            builtin_ranges: copy of ``modules.builtin.ranges``, or of ``/proc/kallmodsyms``.
 
         Raises:
             OSError: the archive or a copy of symbols or ranges cannot be read.

@@ -15,6 +15,7 @@ from otel_kprofiler.model import (
     ModuleKind,
     RangeSource,
 )
+from otel_kprofiler.symbols.kernel.builtin import read_builtin
 from otel_kprofiler.symbols.kernel.hidden import HiddenCause, find_hidden_cause
 from otel_kprofiler.symbols.kernel.identity import make_file_id
 from otel_kprofiler.symbols.kernel.kallsyms import (
@@ -86,6 +87,7 @@ def read_snapshot(
         file_id = make_file_id(found.build_id, module.name, kernel_file_id, found.source_version)
         made = _make_module(module, found, table, bases, file_id)
         symbols.append(ModuleSymbols(_keep(replace(made, generation=number), known), table))
+    builtin = previous.builtin if previous else read_builtin(files, kallsyms.core, problems)
     return Snapshot(
         symbols,
         blocks=_blocks(kallsyms.blocks),
@@ -96,6 +98,7 @@ def read_snapshot(
         vmlinux_build_id=build_id,
         problems=problems,
         bad_lines=kallsyms.bad_lines + bad_lines,
+        builtin=builtin,
     )
 
 

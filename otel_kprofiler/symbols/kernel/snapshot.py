@@ -19,6 +19,7 @@ from otel_kprofiler.model import (
     RangeSource,
     Unresolved,
 )
+from otel_kprofiler.symbols.kernel.builtin import NO_BUILTIN, BuiltinRanges
 from otel_kprofiler.symbols.kernel.explain import Explanation, explain_frame
 from otel_kprofiler.symbols.kernel.hidden import HiddenCause
 from otel_kprofiler.symbols.kernel.identity import make_file_id
@@ -45,13 +46,17 @@ class CodeBlock(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A symbol found by name; ``address`` is a runtime address, ``rva`` is in ``module``."""
+    """A symbol found by name; ``address`` is a runtime address, ``rva`` is in ``module``.
+
+    ``builtin`` is as in a frame.
+    """
 
     name: str
     address: int
     end: int
     module: Module | None
     rva: int
+    builtin: tuple[str, ...] = ()
 
 
 class Snapshot:
@@ -67,6 +72,7 @@ class Snapshot:
         hidden: why symbols are hidden, None when they are not.
         problems: what could not be read, one sentence each.
         bad_lines: lines of kallsyms and of the module list that were skipped.
+        builtin: the modules that were built into vmlinux.
     """
 
     __slots__ = (
@@ -78,6 +84,7 @@ class Snapshot:
         "_programs",
         "_starts",
         "bad_lines",
+        "builtin",
         "freed",
         "generation",
         "hidden",
@@ -99,6 +106,7 @@ class Snapshot:
         vmlinux_build_id: BuildId | None = None,
         problems: Sequence[str] = (),
         bad_lines: int = 0,
+        builtin: BuiltinRanges = NO_BUILTIN,
     ) -> None:
         self.modules: tuple[Module, ...] = tuple(symbols.module for symbols in modules)
         self.generation = generation
@@ -107,6 +115,7 @@ class Snapshot:
         self.vmlinux_build_id = vmlinux_build_id
         self.problems = tuple(problems)
         self.bad_lines = bad_lines
+        self.builtin = builtin
         self._blocks = tuple(blocks)
         self._programs: dict[int, Module] = {}  # made when first seen, by start
         self.freed = tuple(freed)
@@ -149,13 +158,14 @@ class Snapshot:
         module, table = self._owners[index]
         kind = FrameKind.KERNEL if module.kind is ModuleKind.VMLINUX else FrameKind.MODULE
         rva = address - module.base
+        builtin = self.builtin.find(address) if kind is FrameKind.KERNEL else ()
         found = table.lookup(address) if table is not None else None
         if found is None:
             reason = Unresolved.NO_SYMBOL if table is not None else Unresolved.NO_SYMBOL_TABLE
             reason = Unresolved.HIDDEN if self.hidden else reason
-            return Frame(module, rva, (), 0, kind, reason)
+            return Frame(module, rva, (), 0, kind, reason, builtin)
         name, start = found
-        return Frame(module, rva, (make_line(name),), address - start, kind)
+        return Frame(module, rva, (make_line(name),), address - start, kind, None, builtin)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
         """All symbols with a name (the linker's, with suffixes), or that start with it.
@@ -169,9 +179,9 @@ class Snapshot:
                 continue
             for index in table.find(raw, prefix=prefix):
                 symbol = table.symbol(index)
-                found.append(
-                    Match(symbol.name, symbol.start, symbol.end, module, symbol.start - module.base)
-                )
+                name, start, end = symbol
+                builtin = self.builtin.find(start) if module.name == VMLINUX else ()
+                found.append(Match(name, start, end, module, start - module.base, builtin))
         for block in self._blocks:
             for index in block.table.find(raw, prefix=prefix):
                 symbol = block.table.symbol(index)
@@ -243,7 +253,8 @@ class Snapshot:
     def size_bytes(self) -> int:
         """Memory taken by the symbol tables."""
         tables = [s.table for s in self._by_name.values()] + [b.table for b in self._blocks]
-        return sum(table.size_bytes() for table in tables if table is not None)
+        sizes = [table.size_bytes() for table in tables if table is not None]
+        return sum(sizes) + self.builtin.size_bytes()
 
     def symbol_count(self) -> int:
         """Number of entries in the symbol tables."""
@@ -258,7 +269,8 @@ class Snapshot:
             # CPU keeps return addresses into the code that started it.
             module = vmlinux.module
             rva = address - module.base
-            return Frame(module, rva, (), 0, FrameKind.KERNEL, Unresolved.FREED_INIT)
+            builtin = self.builtin.find(address)
+            return Frame(module, rva, (), 0, FrameKind.KERNEL, Unresolved.FREED_INIT, builtin)
         best: tuple[int, bytes, CodeBlock] | None = None
         for block in self._blocks:
             found = block.table.lookup(address)

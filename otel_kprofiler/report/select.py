@@ -1,0 +1,42 @@
+"""Only the samples that ran in certain modules."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from functools import cache
+
+from otel_kprofiler.model import Frame, ResourceSamples, Stack, Window
+
+
+def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Window]:
+    """Windows with only those samples that have a frame in one of the modules.
+
+    A module is found whether it is loaded or built into vmlinux; ``-`` and ``_`` are the same
+    in its name, as for modprobe. What is left out counts as never taken.
+    """
+    wanted = {_plain(name) for name in names}
+
+    @cache
+    def matches(stack: Stack) -> bool:
+        return any(not wanted.isdisjoint(_modules(frame)) for frame in stack.frames)
+
+    selected = []
+    for window in windows:
+        groups = [
+            ResourceSamples(group.resource, samples)
+            for group in window.resources
+            if (samples := [sample for sample in group.samples if matches(sample.stack)])
+        ]
+        kept = replace(window, resources=groups, lost={}, totals=None)
+        selected.append(replace(kept, taken=kept.sample_count))
+    return selected
+
+
+def _modules(frame: Frame) -> set[str]:
+    names = {_plain(name) for name in frame.builtin}
+    return names | {_plain(frame.module.name)} if frame.module else names
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "_")

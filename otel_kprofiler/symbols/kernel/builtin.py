@@ -1,0 +1,308 @@
+"""Which module built-in code would belong to: ``modules.builtin.ranges`` and ``/proc/kallmodsyms``.
+
+``modules.builtin.ranges`` (kernel 6.12 and later, scripts/generate_builtin_ranges.awk) has lines
+``section start-end module...`` with offsets from the start of a section of vmlinux, and at most
+one anchor per section, ``section offset-offset = symbol``, that tells where the section lies:
+at the address of the symbol minus the offset. Sections without an anchor cannot be placed.
+
+``/proc/kallmodsyms`` (out-of-tree; Oracle's kernels) is kallsyms with the module of built-in
+symbols too, ``address [size] type name [module]...``; types such as ``b`` read as numbers, so
+that only the count of fields before the first bracket tells whether there is a size.
+
+Only code is kept: sections are placed by the symbols of code that the table has.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from otel_kprofiler.host import HostFiles
+from otel_kprofiler.symbols.kernel.build import MAX_PAD_BYTES, TEXT_TYPES
+from otel_kprofiler.symbols.kernel.read import read_pieces
+from otel_kprofiler.symbols.kernel.table import SymbolTable
+
+KALLMODSYMS: Final = "/proc/kallmodsyms"
+OSRELEASE: Final = "/proc/sys/kernel/osrelease"
+
+_REACH = 0xFFFF_FFFF  # offsets are stored in 32 bits
+_MAX_LINE_BYTES = 1 << 16
+
+
+class BuiltinRange(NamedTuple):
+    """Code ``[start, end)`` of the object files that these modules share, mostly of one."""
+
+    start: int
+    end: int
+    modules: tuple[str, ...]
+
+
+class BuiltinSection(NamedTuple):
+    """A section of vmlinux; ``ranges`` and ``anchor_offset`` are relative to its start."""
+
+    anchor: str
+    anchor_offset: int
+    ranges: list[BuiltinRange]
+
+
+class BuiltinRanges:
+    """Built-in modules by runtime address: 12 bytes per range; immutable.
+
+    Args:
+        ranges: runtime addresses, in any order; of two that overlap, the later start has the
+            rest. Those more than 4 GiB above the first are left out.
+    """
+
+    __slots__ = ("_base", "_ends", "_owners", "_sets", "_starts")
+
+    def __init__(self, ranges: Iterable[BuiltinRange] = ()) -> None:
+        ordered = sorted(ranges)
+        self._base = ordered[0].start if ordered else 0
+        sets: dict[tuple[str, ...], int] = {}
+        self._starts, self._ends, self._owners = array("I"), array("I"), array("I")
+        for start, end, modules in ordered:
+            if start < end <= self._base + _REACH:
+                self._starts.append(start - self._base)
+                self._ends.append(end - self._base)
+                self._owners.append(sets.setdefault(modules, len(sets)))
+        self._sets = tuple(sets)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def find(self, address: int) -> tuple[str, ...]:
+        """Modules that the code at an address of vmlinux belongs to; empty for none."""
+        offset = address - self._base
+        index = bisect_right(self._starts, offset) - 1
+        if index < 0 or offset >= self._ends[index]:
+            return ()
+        return self._sets[self._owners[index]]
+
+    def size_bytes(self) -> int:
+        """Memory taken."""
+        return sum(map(sys.getsizeof, (self._starts, self._ends, self._owners, self._sets))) + sum(
+            sys.getsizeof(modules) + sum(map(sys.getsizeof, modules)) for modules in self._sets
+        )
+
+
+NO_BUILTIN: Final = BuiltinRanges()
+
+
+def parse_builtin_ranges(data: bytes) -> tuple[Mapping[str, BuiltinSection], int]:
+    """Sections by name, and the number of malformed lines of ``modules.builtin.ranges``.
+
+    The kernel's script cuts a range at the next object file, even where the linker laid that
+    out before it, so that an end can lie below its start; such a range comes back empty.
+    """
+    sections: dict[str, BuiltinSection] = {}
+    bad = 0
+    for line in data.decode("utf-8", "backslashreplace").splitlines():
+        name, *fields = line.split()[:64] or [""]
+        bounds = fields[0].split("-") if len(fields) >= 2 else []
+        numbers = [int(text, 16) for text in bounds if _is_hex(text)]
+        if len(numbers) != 2 or len(bounds) != 2 or max(numbers) > _REACH:
+            bad += 1
+            continue
+        start, end = numbers
+        section = sections.setdefault(name, BuiltinSection("", 0, []))
+        if fields[1] == "=":
+            if len(fields) != 3 or start != end or section.anchor:
+                bad += 1
+            else:
+                sections[name] = section._replace(anchor=fields[2], anchor_offset=start)
+        else:
+            section.ranges.append(BuiltinRange(start, max(start, end), tuple(fields[1:])))
+    return sections, bad
+
+
+def place_ranges(
+    sections: Mapping[str, BuiltinSection], core: SymbolTable
+) -> tuple[list[BuiltinRange], list[str]]:
+    """Ranges at runtime addresses, and the sections that do not fit the running kernel.
+
+    Nothing in the file names the build it belongs to, but each range starts where an object
+    file does, and so at a symbol. A section of which fewer than three in four do is refused.
+    Sections whose anchor is no code are left out silently. An empty range gets the symbol that
+    it starts at.
+    """
+    placed: list[BuiltinRange] = []
+    misfits = []
+    for name, section in sections.items():
+        bases = [
+            core.address(index) - section.anchor_offset
+            for index in core.find(section.anchor.encode("utf-8", "surrogateescape"))
+        ]
+        fitting = (base for base in bases if _fits(base, section.ranges, core))
+        base = next(fitting, None)
+        if base is not None:
+            placed += [
+                BuiltinRange(
+                    base + start,
+                    base + end if start < end else _symbol_end(base + start, core),
+                    modules,
+                )
+                for start, end, modules in section.ranges
+            ]
+        elif bases:
+            misfits.append(name)
+    return placed, misfits
+
+
+def _fits(base: int, ranges: list[BuiltinRange], core: SymbolTable) -> bool:
+    fitting = sum(_starts_symbol(base + part.start, core) for part in ranges)
+    return fitting * 4 >= len(ranges) * 3
+
+
+def _symbol_end(address: int, core: SymbolTable) -> int:
+    found = core.lookup(address)
+    return core.symbol_at(found[1]).end if found else address
+
+
+def _starts_symbol(address: int, core: SymbolTable) -> bool:
+    if core.names_at(address):
+        return True
+    found = core.lookup(address)
+    return found is not None and address < found[1] <= address + MAX_PAD_BYTES  # its padding
+
+
+def parse_kallmodsyms(
+    pieces: Iterable[bytes], start: int, end: int
+) -> tuple[list[BuiltinRange], int]:
+    """Ranges of the code within ``[start, end)``, and the number of malformed lines.
+
+    A symbol without a size reaches to the next line's. Neighbours of the same modules become
+    one range, with the padding between them.
+    """
+    merged: list[BuiltinRange] = []
+    bad = 0
+    waiting: tuple[int, tuple[str, ...]] | None = None
+    for line in _lines(pieces):
+        head, bracket, tail = line.partition(b"[")
+        fields = head.split()
+        if len(fields) not in (3, 4) or not _is_hex(fields[0]) or len(fields[-2]) != 1:
+            bad += 1
+            continue
+        address, size = int(fields[0], 16), fields[1] if len(fields) == 4 else b"0"
+        if not _is_hex(size):
+            bad += 1
+            continue
+        if waiting is not None and address > waiting[0]:
+            _merge(merged, BuiltinRange(waiting[0], min(address, end), waiting[1]))
+            waiting = None
+        if not bracket or fields[-2] not in TEXT_TYPES or not start <= address < end:
+            continue
+        modules = _modules(tail)
+        if not modules:
+            bad += 1
+        elif int(size, 16):
+            _merge(merged, BuiltinRange(address, min(address + int(size, 16), end), modules))
+        else:
+            waiting = address, modules
+    if waiting is not None:
+        _merge(merged, BuiltinRange(waiting[0], end, waiting[1]))
+    return merged, bad
+
+
+def _modules(brackets: bytes) -> tuple[str, ...]:
+    """Names in ``a] [b]``; what follows in braces is the name of an object file."""
+    names = brackets.partition(b"{")[0].decode("utf-8", "backslashreplace").split()
+    if not all(name.endswith("]") for name in names):
+        return ()
+    return tuple(name.strip("[]") for name in names if name.strip("[]"))
+
+
+def _merge(ranges: list[BuiltinRange], part: BuiltinRange) -> None:
+    last = ranges[-1] if ranges else None
+    if (
+        last
+        and last.modules == part.modules
+        and 0 <= part.start - last.start <= (last.end - last.start + MAX_PAD_BYTES)
+    ):
+        ranges[-1] = last._replace(end=max(last.end, part.end))
+    else:
+        ranges.append(part)
+
+
+def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+        rest = rest[:_MAX_LINE_BYTES]
+    if rest:
+        yield rest
+
+
+def _is_hex(text: str | bytes) -> bool:
+    """Whether a text is a number that fits 64 bits; ``int`` alone takes signs and underscores."""
+    digits = text.encode("ascii", "replace") if isinstance(text, str) else text
+    return 0 < len(digits) <= 16 and not digits.translate(None, b"0123456789abcdefABCDEF")
+
+
+def find_release(files: HostFiles) -> str:
+    """The kernel's release as ``uname -r`` prints it; empty if it is not known."""
+    for path in (OSRELEASE, "/proc/version"):
+        try:
+            words = files.read_bytes(path).decode("utf-8", "replace").split()
+        except OSError:
+            continue
+        if words[:2] == ["Linux", "version"]:
+            words = words[2:]
+        if words and "/" not in words[0] and words[0] not in {".", ".."}:
+            return words[0]
+    return ""
+
+
+def builtin_ranges_path(release: str) -> str:
+    """Where a kernel's package puts ``modules.builtin.ranges``."""
+    return f"/lib/modules/{release or 'unknown'}/modules.builtin.ranges"
+
+
+def read_builtin(files: HostFiles, core: SymbolTable, problems: list[str]) -> BuiltinRanges:
+    """Built-in modules of a kernel, from the first source that has any; mostly there is none.
+
+    Args:
+        files: the host's files, or a captured tree.
+        core: the kernel's own symbols.
+        problems: what cannot be used is added, one sentence each.
+    """
+    sources = {
+        builtin_ranges_path(find_release(files)): _read_ranges,
+        KALLMODSYMS: _read_kallmodsyms,
+    }
+    for path, read in sources.items() if len(core) else ():
+        try:
+            ranges, found = read(files, path, core)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            problems.append(f"{path}: {error}")
+            continue
+        problems += [f"{path}: {text}" for text in found]
+        if ranges:
+            return BuiltinRanges(ranges)
+    return NO_BUILTIN
+
+
+def _read_ranges(
+    files: HostFiles, path: str, core: SymbolTable
+) -> tuple[list[BuiltinRange], list[str]]:
+    sections, bad = parse_builtin_ranges(files.read_bytes(path))
+    ranges, misfits = place_ranges(sections, core)
+    return ranges, _count_bad(bad) + [f"{name} does not fit the running kernel" for name in misfits]
+
+
+def _read_kallmodsyms(
+    files: HostFiles, path: str, core: SymbolTable
+) -> tuple[list[BuiltinRange], list[str]]:
+    code_end = core.symbol(len(core) - 1).end
+    pieces = read_pieces(files.open_fd(path))
+    ranges, bad = parse_kallmodsyms(pieces, core.address(0), code_end)
+    return ranges, _count_bad(bad)
+
+
+def _count_bad(lines: int) -> list[str]:
+    return [f"{lines} malformed lines left out"] if lines else []
