@@ -30,6 +30,7 @@ from otel_kprofiler.symbols.kernel.bpf import (
     explain_code,
     is_outside,
 )
+from otel_kprofiler.symbols.kernel.builtin import builtin_ranges_path, find_release
 from otel_kprofiler.symbols.kernel.explain import Explanation
 from otel_kprofiler.symbols.kernel.hidden import HiddenCause
 from otel_kprofiler.symbols.kernel.load import read_snapshot
@@ -126,6 +127,7 @@ class Symbolizer:
         notes: str | os.PathLike[str] | None = None,
         version: str | os.PathLike[str] | None = None,
         builtin_ranges: str | os.PathLike[str] | None = None,
+        kallmodsyms: str | os.PathLike[str] | None = None,
     ) -> Symbolizer:
         """Symbols from copies of a host's files; each may be compressed (``.xz``, ``.gz``).
 
@@ -135,7 +137,8 @@ class Symbolizer:
             sys_module: copy of ``/sys/module`` as a folder or tar archive.
             notes: copy of ``/sys/kernel/notes``.
             version: copy of ``/proc/version``.
-            builtin_ranges: copy of ``modules.builtin.ranges``, or of ``/proc/kallmodsyms``.
+            builtin_ranges: copy of ``modules.builtin.ranges``.
+            kallmodsyms: copy of ``/proc/kallmodsyms``.
 
         Raises:
             OSError: the archive or a copy of symbols or ranges cannot be read.
@@ -146,9 +149,16 @@ class Symbolizer:
             "/sys/module": sys_module,
             "/sys/kernel/notes": notes,
             "/proc/version": version,
+            "/proc/kallmodsyms": kallmodsyms,
         }
-        files = CapturedFiles({host: path for host, path in sources.items() if path is not None})
-        os.stat(kallsyms)
+        given = {host: path for host, path in sources.items() if path is not None}
+        files = CapturedFiles(given)
+        if builtin_ranges is not None:
+            ranges_path = builtin_ranges_path(find_release(files))
+            files = CapturedFiles({**given, ranges_path: builtin_ranges})
+        for path in (kallsyms, builtin_ranges, kallmodsyms):
+            if path is not None:
+                os.stat(path)
         return cls(read_snapshot(files))
 
     @property
