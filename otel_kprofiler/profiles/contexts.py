@@ -38,6 +38,7 @@ _UPDATE_S: Final = 0.0002  # an update takes some microseconds, if it is not int
 _END_OF_USER_SPACE: Final = 1 << 63
 
 _FIRST_LOOK_S: Final = 0.5
+_BATCH_S: Final = 0.1
 _ANSWER_TIMEOUT_S: Final = 0.1
 _SCAN_SHARE: Final = 200
 _CAPACITY: Final = 8192
@@ -195,7 +196,8 @@ class ProcessContexts:
                     target=self._run, name="kprofiler-contexts", daemon=True
                 )
                 self._thread.start()
-            self._changed.notify_all()
+            if len(self._expected) == 1:  # otherwise it will come by anyway
+                self._changed.notify_all()
 
     def look(self, keys: Collection[ProcessKey]) -> Mapping[ProcessKey, Attributes]:
         """What these processes have published by now, or had when they were last seen.
@@ -248,7 +250,8 @@ class ProcessContexts:
                 if wait_s is not None and wait_s <= 0:
                     self._busy = True
                     return self._expected.popleft()[1]
-                self._changed.wait(wait_s)
+                # Processes come in crowds: one wake-up serves all that are due by then.
+                self._changed.wait(wait_s and max(wait_s, _BATCH_S))
         return None
 
     def _look_at(self, key: ProcessKey) -> Published | None:
