@@ -9,7 +9,7 @@ from dataclasses import replace
 from otel_kprofiler.bpf import CodeWatch, get_loader
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import HostError
-from otel_kprofiler.host import Access
+from otel_kprofiler.host import Access, Uevents
 from otel_kprofiler.model import Attributes, ProcessKey, Resource
 from otel_kprofiler.pipeline import Pipeline, WindowSink
 from otel_kprofiler.profiles import (
@@ -28,7 +28,7 @@ from otel_kprofiler.sampling import (
     ReplaySampler,
     SamplerConfig,
 )
-from otel_kprofiler.symbols import CodeSource, Symbolizer
+from otel_kprofiler.symbols import CodeSource, ModuleSource, ModuleWatch, Symbolizer
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,9 @@ def open_live(
         event_sink: takes the changes of symbols, for recordings.
         loader: what loads the program: ``auto``, ``libbpf`` or ``bcc``.
     """
-    symbolizer = Symbolizer.live(access, code=_open_code(access, event_sink))
+    code = _open_code(access, event_sink)
+    modules = _open_modules(access, until_bpf=code is not None)
+    symbolizer = Symbolizer.live(access, code=code, modules=modules)
     ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
     config = replace(config, interrupt_ranges=ranges)
     base = {**read_host_attributes(access), **attributes}
@@ -92,6 +94,15 @@ def _open_code(access: Access, sink: EventSink | None) -> CodeSource | None:
         _log.warning("BPF symbols are only those of the start: %s (fix: %s)", error, error.hint)
         return None
     return RecordedCode(watch, sink) if sink else watch
+
+
+def _open_modules(access: Access, *, until_bpf: bool) -> ModuleSource | None:
+    """What follows modules, from before kallsyms is read; None if the kernel has none."""
+    try:
+        access.read_bytes("/proc/modules")
+    except OSError:
+        return None
+    return ModuleWatch(access, Uevents, until_bpf=until_bpf)
 
 
 def replay(

@@ -41,6 +41,7 @@ from otel_kprofiler.host.privileges import (
     read_threads,
     run_unprivileged,
 )
+from otel_kprofiler.host.uevents import Uevents
 
 __all__ = [
     "COUNT_SW_CPU_CLOCK",
@@ -57,6 +58,7 @@ __all__ = [
     "PerfAttributes",
     "Privileges",
     "SymbolsVisibility",
+    "Uevents",
     "attach_program",
     "disable_event",
     "doctor",

@@ -9,6 +9,10 @@ Usable alone, on this host or on captured files::
         print(hex(match.address), match.module, hex(match.rva))
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from otel_kprofiler.symbols.captured import CapturedFiles
 from otel_kprofiler.symbols.kernel.bpf import CodeSource, CodeTable
 from otel_kprofiler.symbols.kernel.explain import Explanation
@@ -18,16 +22,26 @@ from otel_kprofiler.symbols.kernel.kallsyms import FreedSymbol
 from otel_kprofiler.symbols.kernel.load import read_snapshot
 from otel_kprofiler.symbols.kernel.notes import Note, find_build_id, parse_notes
 from otel_kprofiler.symbols.kernel.snapshot import Match, Snapshot
+from otel_kprofiler.symbols.kernel.timeline import ModuleReading, ModuleSource
+from otel_kprofiler.symbols.kernel.watch import ModuleWatch
 from otel_kprofiler.symbols.symbolizer import Symbolizer
+
+if TYPE_CHECKING:
+    from otel_kprofiler.symbols.elf.functions import ElfMatch, ElfSymbols
 
 __all__ = [
     "CapturedFiles",
+    "ElfMatch",
+    "ElfSymbols",
     "CodeSource",
     "CodeTable",
     "Explanation",
     "FreedSymbol",
     "HiddenCause",
     "Match",
+    "ModuleReading",
+    "ModuleSource",
+    "ModuleWatch",
     "Note",
     "Snapshot",
     "Symbolizer",
@@ -36,3 +50,12 @@ __all__ = [
     "parse_notes",
     "read_snapshot",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in {"ElfMatch", "ElfSymbols"}:
+        # elftools, which only readers of ELF files need
+        from otel_kprofiler.symbols.elf import functions  # noqa: PLC0415
+
+        return getattr(functions, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

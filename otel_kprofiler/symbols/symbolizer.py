@@ -35,6 +35,7 @@ from otel_kprofiler.symbols.kernel.explain import Explanation
 from otel_kprofiler.symbols.kernel.hidden import HiddenCause
 from otel_kprofiler.symbols.kernel.load import read_snapshot
 from otel_kprofiler.symbols.kernel.snapshot import Match, Snapshot, lookup_address
+from otel_kprofiler.symbols.kernel.timeline import ModuleSource, Timeline
 
 MAX_FRAMES_CACHED: Final = 16_384
 MAX_STACKS_CACHED: Final = 8_192
@@ -74,7 +75,7 @@ class Symbolizer:
     """Resolves kernel stacks with the symbols that were live at the time of a sample.
 
     Look-ups take no lock and may come from any thread; ``advance``, ``reload`` and ``close``
-    belong to one thread. Replaced snapshots are kept (the last 16) for samples that are older
+    belong to one thread. Replaced snapshots are kept for a while for samples that are older
     than the current one.
 
     Example:
@@ -89,6 +90,7 @@ class Symbolizer:
         code: tells what is loaded and unloaded outside of modules (BPF programs and the like),
             from before ``snapshot`` was read; closed with the symbolizer. Without it, what the
             snapshot has of them is taken to be there at all times.
+        modules: tells which modules are loaded and unloaded, likewise.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Symbolizer:
         *,
         files: HostFiles | None = None,
         code: CodeSource | None = None,
+        modules: ModuleSource | None = None,
     ) -> None:
         self._files = files
         self._user_frames = BoundedCache(MAX_FRAMES_CACHED, _user_frame)
@@ -106,16 +109,26 @@ class Symbolizer:
             self._code = CodeTable(code)
             self._code.apply(CodeChange(0, CodeAction.ALL_READ, snapshot.code_symbols()))
         self._views: tuple[_View, ...] = (self._make_view(snapshot),)  # newest first
+        self._modules = modules
+        self._timeline = Timeline(self.snapshot)
+        if modules is not None:
+            modules.begin(snapshot)
 
     @classmethod
-    def live(cls, access: HostFiles | None = None, *, code: CodeSource | None = None) -> Symbolizer:
+    def live(
+        cls,
+        access: HostFiles | None = None,
+        *,
+        code: CodeSource | None = None,
+        modules: ModuleSource | None = None,
+    ) -> Symbolizer:
         """Symbols of this host, or of a captured tree that ``access`` gives.
 
         Symbols that are hidden or missing are no error, see ``hidden`` and ``problems``.
-        For ``code`` see the class.
+        For ``code`` and ``modules`` see the class.
         """
         files = access or Access()
-        return cls(read_snapshot(files), files=files, code=code)
+        return cls(read_snapshot(files), files=files, code=code, modules=modules)
 
     @classmethod
     def from_files(
@@ -191,17 +204,30 @@ class Symbolizer:
             The boot time up to which the symbols are complete: samples up to then may be
             resolved. The files read at the start do not change.
         """
-        if self._source is None or self._code is None:
-            return now_boot_ns
-        changes, complete_until_ns = self._source.poll(now_boot_ns)
-        for change in changes:
-            self._code.apply(change)
-        return complete_until_ns
+        code_ns = modules_ns = now_boot_ns
+        if self._source is not None and self._code is not None:
+            changes, code_ns = self._source.poll(now_boot_ns)
+            for change in changes:
+                self._code.apply(change)
+        if self._modules is not None:
+            readings, modules_ns = self._modules.poll(now_boot_ns)
+            for reading in readings:
+                self._timeline.apply(reading)
+            if readings:
+                known = {view.snapshot.generation: view for view in self._views}
+                self._views = tuple(
+                    known.get(snapshot.generation) or self._make_view(snapshot)
+                    for snapshot in self._timeline.snapshots
+                )
+        return min(code_ns, modules_ns)
 
     def reload(self, now_boot_ns: int) -> Snapshot:
-        """Read all symbols again; samples from before ``now_boot_ns`` keep the old ones."""
+        """Read all symbols again; samples from before ``now_boot_ns`` keep the old ones.
+
+        Nothing is read when modules are followed, or when the symbols cannot change.
+        """
         before = self.snapshot
-        if self._files is None:
+        if self._files is None or self._modules is not None:
             return before
         after = read_snapshot(
             self._files,
@@ -264,11 +290,12 @@ class Symbolizer:
         return self.snapshot.interrupt_ranges()
 
     def close(self) -> None:
-        """Forget the replaced snapshots and all that is cached, and close ``code``."""
+        """Forget the replaced snapshots and all that is cached, and close what was given."""
         self._user_frames.clear()
         self._views = (self._make_view(self.snapshot),)
-        if self._source is not None:
-            self._source.close()
+        for source in (self._source, self._modules):
+            if source is not None:
+                source.close()
 
     def _make_view(self, snapshot: Snapshot) -> _View:
         if self._code is not None:

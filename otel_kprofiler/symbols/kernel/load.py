@@ -85,7 +85,7 @@ def read_snapshot(
         if found.problem:
             problems.append(found.problem)
         file_id = make_file_id(found.build_id, module.name, kernel_file_id, found.source_version)
-        made = _make_module(module, found, table, bases, file_id)
+        made = make_module(module, found, table, bases, file_id)
         symbols.append(ModuleSymbols(_keep(replace(made, generation=number), known), table))
     builtin = previous.builtin if previous else read_builtin(files, kallsyms.core, problems)
     return Snapshot(
@@ -161,7 +161,7 @@ def _make_vmlinux(core: SymbolTable, build_id: BuildId | None, file_id: FileId) 
     return Module(VMLINUX, ModuleKind.VMLINUX, build_id, file_id, base, ranges, RangeSource.KERNEL)
 
 
-def _make_module(
+def make_module(
     listed: ProcModule,
     found: ModuleFiles,
     table: SymbolTable | None,

@@ -12,7 +12,7 @@ import ctypes
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Final
 
 PIECE_BYTES: Final = 32 * 1024
@@ -27,7 +27,7 @@ _libc.ferror.argtypes = (ctypes.c_void_p,)
 _libc.fclose.argtypes = (ctypes.c_void_p,)
 
 
-def read_pieces(descriptor: int) -> Iterator[bytes]:
+def read_pieces(descriptor: int) -> Generator[bytes, None, None]:
     """Content of a file in pieces, read ahead by a thread; closes the descriptor.
 
     At most 1 MiB waits between the reader and the caller.

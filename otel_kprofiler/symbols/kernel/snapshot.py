@@ -32,10 +32,17 @@ INTERRUPT_SECTIONS: Final = ("entry", "irqentry", "softirqentry")
 
 
 class ModuleSymbols(NamedTuple):
-    """A module and its symbols; ``table`` is None when they could not be read."""
+    """A module and its symbols.
+
+    Attributes:
+        module: what is exported.
+        table: its symbols, None when they could not be read.
+        pending: they are going to be read.
+    """
 
     module: Module
     table: SymbolTable | None
+    pending: bool = False
 
 
 class CodeBlock(NamedTuple):
@@ -79,6 +86,7 @@ class Snapshot:
         "_blocks",
         "_by_name",
         "_ends",
+        "_gone",
         "_init_text",
         "_owners",
         "_programs",
@@ -108,7 +116,6 @@ class Snapshot:
         bad_lines: int = 0,
         builtin: BuiltinRanges = NO_BUILTIN,
     ) -> None:
-        self.modules: tuple[Module, ...] = tuple(symbols.module for symbols in modules)
         self.generation = generation
         self.since_ns = since_ns
         self.hidden = hidden
@@ -119,8 +126,15 @@ class Snapshot:
         self._blocks = tuple(blocks)
         self._programs: dict[int, Module] = {}  # made when first seen, by start
         self.freed = tuple(freed)
-        self._by_name: Mapping[str, ModuleSymbols] = {m.module.name: m for m in modules}
+        self._set_modules(modules)
         self._init_text = self._find_init_text()
+
+    def _set_modules(
+        self, modules: Sequence[ModuleSymbols], gone: Sequence[AddressRange] = ()
+    ) -> None:
+        self._gone = tuple(gone)
+        self._by_name: Mapping[str, ModuleSymbols] = {m.module.name: m for m in modules}
+        self.modules: tuple[Module, ...] = tuple(m.module for m in self._by_name.values())
         regions = _disjoint(
             (part, symbols) for symbols in modules for part in symbols.module.ranges
         )
@@ -135,6 +149,26 @@ class Snapshot:
             return None
         start, end = (core.table.find_address(name) for name in (b"_sinittext", b"_einittext"))
         return AddressRange(start, end, ".init.text") if start and end and start < end else None
+
+    def loaded(self) -> tuple[ModuleSymbols, ...]:
+        """All but vmlinux, oldest first."""
+        symbols = self._by_name.values()
+        return tuple(one for one in symbols if one.module.kind is ModuleKind.LOADED)
+
+    def with_modules(
+        self,
+        loaded: Sequence[ModuleSymbols],
+        *,
+        generation: int,
+        since_ns: int,
+        gone: Sequence[AddressRange] = (),
+    ) -> Snapshot:
+        """The same kernel with other modules, oldest first; ``gone`` is where others were."""
+        other = copy(self)
+        core = [one for one in self._by_name.values() if one.module.kind is ModuleKind.VMLINUX]
+        other._set_modules((*core, *loaded), gone)  # noqa: SLF001 - a copy of this very class
+        other.generation, other.since_ns = generation, since_ns
+        return other
 
     def module(self, name: str) -> Module | None:
         """The module with a name (``vmlinux``, ``ext4``), None if it is not loaded."""
@@ -155,13 +189,14 @@ class Snapshot:
         index = bisect_right(self._starts, address) - 1
         if index < 0 or address >= self._ends[index]:
             return self._frame_outside(address, self._starts[index] if index >= 0 else 0)
-        module, table = self._owners[index]
+        module, table, pending = self._owners[index]
         kind = FrameKind.KERNEL if module.kind is ModuleKind.VMLINUX else FrameKind.MODULE
         rva = address - module.base
         builtin = self.builtin.find(address) if kind is FrameKind.KERNEL else ()
         found = table.lookup(address) if table is not None else None
         if found is None:
             reason = Unresolved.NO_SYMBOL if table is not None else Unresolved.NO_SYMBOL_TABLE
+            reason = Unresolved.NOT_YET_KNOWN if pending else reason
             reason = Unresolved.HIDDEN if self.hidden else reason
             return Frame(module, rva, (), 0, kind, reason, builtin)
         name, start = found
@@ -174,7 +209,7 @@ class Snapshot:
         """
         raw = name.encode("utf-8", "surrogateescape")
         found = []
-        for module, table in self._by_name.values():
+        for module, table, _ in self._by_name.values():
             if table is None:
                 continue
             for index in table.find(raw, prefix=prefix):
@@ -278,6 +313,8 @@ class Snapshot:
                 best = found[1], found[0], block
         if best is None:
             reason = Unresolved.HIDDEN if self.hidden else Unresolved.UNMAPPED
+            if any(part.start <= address < part.end for part in self._gone):
+                reason = Unresolved.MODULE_GONE
             return Frame(None, address, (), 0, FrameKind.KERNEL, reason)
         start, name, (kind, table) = best
         module = self._program(kind, table.symbol_at(start))

@@ -1,0 +1,201 @@
+"""What is found out about single modules while they are loaded: sections first, then names."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from otel_kprofiler.model import AddressRange, FileId, Module, ModuleKind, RangeSource
+from otel_kprofiler.symbols.kernel.identity import make_file_id
+from otel_kprofiler.symbols.kernel.kallsyms import BPF_BLOCK, PAGE_BYTES, parse_kallsyms
+from otel_kprofiler.symbols.kernel.load import make_module
+from otel_kprofiler.symbols.kernel.modules import ModuleFiles, ProcModule
+from otel_kprofiler.symbols.kernel.snapshot import ModuleSymbols
+from otel_kprofiler.symbols.kernel.table import SymbolTable
+from otel_kprofiler.symbols.kernel.timeline import FOREVER, LoadedModule
+
+INIT_TEXT: Final = ".init.text"
+LOADING: Final = "Loading"
+"""State in ``/proc/modules`` of a module whose init function runs."""
+
+_ZERO = b"0" * 16
+
+
+class FoundModule(NamedTuple):
+    """A module as it was found, with what it was made of.
+
+    Attributes:
+        listed: its line of ``/proc/modules``.
+        files: what sysfs says.
+        loaded: what is made of both.
+        attempts: how often its names were looked for; None when they are known.
+    """
+
+    listed: ProcModule
+    files: ModuleFiles
+    loaded: LoadedModule
+    attempts: int | None = 0
+
+    @property
+    def number(self) -> int:
+        """Number of the module."""
+        return self.loaded.main.module.generation
+
+    def is_at(self, line: ProcModule) -> bool:
+        """Whether a line can be about it; the kernel may hide addresses."""
+        return not line.address or line.address == self.loaded.main.module.base
+
+    def is_same(self, files: ModuleFiles) -> bool:
+        """Whether what sysfs says now is about it, and tells nothing new."""
+        module = self.loaded.main.module
+        known = module.range_source is RangeSource.SECTIONS or not files.sections
+        return known and module.build_id == files.build_id
+
+    def started(self, line: ProcModule, time_ns: int) -> FoundModule:
+        """The same now that its init function has returned."""
+        if self.listed.state != LOADING or line.state == LOADING:
+            return self._replace(listed=line)
+        loaded = self.loaded._replace(init_until_ns=time_ns)
+        return self._replace(listed=line, loaded=loaded)
+
+
+def make_found(
+    line: ProcModule,
+    files: ModuleFiles,
+    bases: Collection[int],
+    kernel_file_id: FileId,
+    *,
+    number: int,
+    init_until_ns: int | None,
+) -> FoundModule:
+    """A module of which no names are known yet.
+
+    Args:
+        line: its line of ``/proc/modules``.
+        files: what sysfs says.
+        bases: addresses of all modules.
+        kernel_file_id: file id of vmlinux.
+        number: becomes its generation.
+        init_until_ns: boot time at which its init function had returned, ``FOREVER`` if it
+            runs, None if that is not known.
+    """
+    file_id = make_file_id(files.build_id, line.name, kernel_file_id, files.source_version)
+    module = make_module(line, files, None, [*bases], file_id)
+    init = None
+    start = files.sections.get(INIT_TEXT, 0)
+    if start and init_until_ns is not None:
+        # Its size is told nowhere, but it is given whole pages.
+        init = ModuleSymbols(_init_module(module, start, start | (PAGE_BYTES - 1), number), None)
+        init = init._replace(pending=init_until_ns == FOREVER)
+    main = ModuleSymbols(replace(module, generation=number), None, pending=True)
+    return FoundModule(line, files, LoadedModule(main, init, init_until_ns or FOREVER))
+
+
+def add_names(found: FoundModule, lines: bytes | None, bases: Collection[int]) -> FoundModule:
+    """The module with the names from its lines of kallsyms; None if there were none."""
+    main, init, _ = found.loaded
+    if lines is None or lines.startswith(_ZERO):
+        loaded = found.loaded._replace(
+            main=main._replace(pending=False), init=init and init._replace(pending=False)
+        )
+        return found._replace(loaded=loaded, attempts=(found.attempts or 0) + 1)
+    lines, init_lines = _split(lines, found.files.sections)
+    table = _parse(lines, found.listed.name)
+    made = make_module(found.listed, found.files, table, [*bases], main.module.file_id)
+    module = main.module
+    if made.ranges != module.ranges:
+        module = replace(made, generation=found.number)
+    if init is not None:
+        init = _name_init(init, _parse(init_lines, found.listed.name))
+    loaded = found.loaded._replace(main=ModuleSymbols(module, table), init=init)
+    return found._replace(loaded=loaded, attempts=None)
+
+
+class LineCollector:
+    """Takes the lines of some modules out of kallsyms while it is being read.
+
+    Args:
+        names: the modules.
+        until_bpf: whether the lines of BPF programs, and what follows them, need not be read.
+    """
+
+    def __init__(self, names: Iterable[str], *, until_bpf: bool) -> None:
+        self.lines: dict[str, bytes] = {}
+        self._wanted = {b"\t[" + name.encode() + b"]": name for name in names}
+        self._until = b"\t[" + BPF_BLOCK.encode() + b"]\n" if until_bpf else None
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> bool:
+        """Take the next piece; False when no more is needed."""
+        text = self._rest + piece
+        cut = text.rfind(b"\n") + 1
+        text, self._rest = text[:cut], text[cut:]
+        if b"\t" in text:
+            for suffix, name in [*self._wanted.items()]:
+                self._take(text, suffix, name)
+        return bool(self._wanted) and not (self._until and self._until in text)
+
+    def _take(self, text: bytes, suffix: bytes, name: str) -> None:
+        """The first block of a module; a later one is of freed init functions."""
+        at = text.find(suffix + b"\n")
+        start = text.rfind(b"\n", 0, at) + 1
+        if at >= 0 and not (name in self.lines and start):
+            end = start
+            while end < len(text):
+                following = text.index(b"\n", end) + 1
+                if not text.endswith(suffix, end, following - 1):
+                    break
+                end = following
+            self.lines[name] = self.lines.get(name, b"") + text[start:end]
+            if end == len(text):
+                return
+        if name in self.lines:
+            del self._wanted[suffix]
+
+
+def _split(lines: bytes, sections: Mapping[str, int]) -> tuple[bytes, bytes]:
+    """Lines of the code that stays, and those of the init code."""
+    if INIT_TEXT not in sections:
+        return lines, b""
+    starts = sorted((address, name) for name, address in sections.items())
+    places = [address for address, _ in starts]
+    parts: tuple[list[bytes], list[bytes]] = [], []
+    for line in lines.splitlines(keepends=True):
+        index = bisect_right(places, int(line[:16], 16)) - 1
+        parts[index >= 0 and starts[index][1] == INIT_TEXT].append(line)
+    return b"".join(parts[0]), b"".join(parts[1])
+
+
+def _parse(lines: bytes, name: str) -> SymbolTable | None:
+    table = parse_kallsyms([lines]).blocks.get(name)
+    return table if table is not None and len(table) else None
+
+
+def _name_init(init: ModuleSymbols, table: SymbolTable | None) -> ModuleSymbols:
+    if table is None:
+        return init._replace(pending=False)
+    module = init.module
+    last = max(table.address(len(table) - 1), module.ranges[0].start)
+    return ModuleSymbols(
+        replace(module, ranges=(_init_range(module.base, last | (PAGE_BYTES - 1)),)), table
+    )
+
+
+def _init_module(module: Module, start: int, last: int, number: int) -> Module:
+    """Init code as a module of its own, because no RVA of the module's file reaches it."""
+    return Module(
+        module.name,
+        ModuleKind.LOADED,
+        None,
+        make_file_id(None, module.file_id, INIT_TEXT),
+        start,
+        (_init_range(start, last),),
+        RangeSource.SECTIONS,
+        number,
+    )
+
+
+def _init_range(start: int, last: int) -> AddressRange:
+    return AddressRange(start, last + 1, INIT_TEXT)
