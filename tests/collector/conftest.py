@@ -148,6 +148,12 @@ class Collector:
 
 
 @pytest.fixture
+def collector_program():
+    """Path of the newest Collector's program."""
+    return build(VERSIONS[0])
+
+
+@pytest.fixture
 def open_collector(tmp_path_factory):
     """Start a Collector of a version; with ``profiles=False``, without gate and pipeline."""
     started = []

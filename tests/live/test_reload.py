@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(200)]
 
 RELOADS = int(os.environ.get("KPROFILER_RELOADS", "10"))
 RATE = 999
+NEAR_NS = 100_000_000
 METHOD = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
 
 CONFIG = """
@@ -218,22 +219,22 @@ def test_reloads_lose_nothing_repeat_nothing_and_leave_nothing_open(agent, recei
     assert (exported["lost"], exported["pending"]) == ({}, 0)
     times = times_by_cpu(receiver.windows)
     assert sum(map(len, times.values())) == exported["exported"] == account["taken"]
-    offset, ours = boot_offset_ns(), []
+    offset, ours, others = boot_offset_ns(), [], []
     for cpu, found in times.items():
         assert len(set(found)) == len(found), "a sample came twice"
         delays = witness.delays(cpu)
         gaps = [
             (a - offset, b - offset) for a, b in itertools.pairwise(found) if b - a > 1.5e9 / RATE
         ]
-        ours += [
-            (a, b)
-            for a, b in gaps
-            if any(a < after and b > after - 10**8 for after in moments)
-            and not any(a < last and b > first for first, last in delays)
-        ]
-    # Calls of bpf(2) by other processes cost a sample here and there, at any time. What a
-    # reload did would be seen at every reload.
-    assert len(ours) <= 1 + RELOADS // 10, ours
+        for a, b in gaps:
+            if not any(a < last and b > first for first, last in delays):
+                near = any(a < after and b > after - NEAR_NS for after in moments)
+                (ours if near else others).append((a, b))
+    # Calls of bpf(2) by other processes cost a sample here and there, at any time: as many near
+    # the reloads as elsewhere. What a reload did would be seen at each.
+    near = RELOADS * NEAR_NS
+    elsewhere = (time.monotonic() - started) * 10**9 - near
+    assert len(ours) <= 3 + 2 * len(others) * near / elsewhere, (ours, others)
     assert all(b - a < 3.5e9 / RATE for a, b in ours)
     # A file exporter more or less is one descriptor; the first reload imports things.
     assert max(open_files[-5:]) <= min(open_files[:5]) + 2

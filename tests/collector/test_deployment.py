@@ -1,0 +1,243 @@
+"""What is shipped for operators runs as it stands: unit, configurations, wheel.
+
+There is no systemd here. The unit's command runs in mount and network namespaces of its own,
+where its paths exist and its ports are free, with setpriv doing what the unit says of user and
+capabilities; the rest of the sandbox is checked by systemd-analyze only. The user is 65534, like
+a dynamic user nobody in particular.
+
+``KPROFILER_DEPLOY_SECONDS=300`` runs the agent for five minutes instead of ten seconds.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.config import load_config
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import Level
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+UNIT = ROOT / "config/systemd/otel-kprofiler.service"
+SECONDS = float(os.environ.get("KPROFILER_DEPLOY_SECONDS", "10"))
+GATE = "--feature-gates=service.profilesSupport"
+NOBODY = "65534"
+TOOLS = ("unshare", "nsenter", "setpriv", "ip")
+
+
+def parse_unit(text):
+    """Settings of a unit, each with the list of its values."""
+    settings = {}
+    for line in text.splitlines():
+        if "=" in line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            settings.setdefault(name, []).append(value)
+    return settings
+
+
+def as_the_unit_says(settings):
+    """The setpriv command for the unit's user and capabilities."""
+    assert settings["DynamicUser"] == ["yes"]
+    assert settings["AmbientCapabilities"] == settings["CapabilityBoundingSet"]
+    names = settings["AmbientCapabilities"][0].split()
+    sets = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in names)])
+    return [
+        *("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--no-new-privs"),
+        *(f"--bounding-set={sets}", f"--inh-caps={sets}", f"--ambient-caps={sets}"),
+    ]
+
+
+class Room:
+    """Mount and network namespaces in which the unit's paths and the default ports are free."""
+
+    def __init__(self, directory):
+        etc = directory / "etc"
+        shutil.copytree("/etc", etc, symlinks=True, ignore_dangling_symlinks=True)
+        (etc / "otel-kprofiler").mkdir()
+        shutil.copy(ROOT / "config/agent.yaml", etc / "otel-kprofiler/agent.yaml")
+        (directory / "opt/otel-kprofiler").mkdir(parents=True)
+        (directory / "work").mkdir()
+        script = (
+            "ip link set lo up && mount -t overlay -o lowerdir=/opt,"
+            f"upperdir={directory}/opt,workdir={directory}/work overlay /opt"
+            f" && mount --bind {etc} /etc && echo ready && exec sleep infinity"
+        )
+        self._holder = subprocess.Popen(
+            ["unshare", "--mount", "--net", "sh", "-c", script], stdout=subprocess.PIPE, text=True
+        )
+        assert self._holder.stdout.readline() == "ready\n"
+
+    def command(self, *words, online=False):
+        """The words of a command inside; with ``online`` in the host's network."""
+        spaces = ["-m"] if online else ["-m", "-n"]
+        return ["nsenter", "-t", str(self._holder.pid), *spaces, "--", *map(str, words)]
+
+    def close(self):
+        self._holder.kill()
+        self._holder.communicate()
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory):
+    if os.geteuid() or not all(map(shutil.which, TOOLS)):
+        pytest.skip(f"needs root and {', '.join(TOOLS)} to make namespaces")
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+    room = Room(tmp_path_factory.mktemp("room"))
+    yield room
+    room.close()
+
+
+@pytest.fixture(scope="module")
+def installed(room, tmp_path_factory):
+    """The wheel, built and installed into a fresh virtual environment at the unit's path."""
+    wheels = tmp_path_factory.mktemp("wheels")
+    pip = [sys.executable, "-m", "pip", "-q"]
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", wheels, ROOT], check=True)
+    (wheel,) = wheels.glob("*.whl")
+    python = "/opt/otel-kprofiler/bin/python"
+    for words in (
+        ["/usr/bin/python3", "-m", "venv", "/opt/otel-kprofiler"],
+        [python, "-m", "pip", "-q", "install", wheel],
+    ):
+        subprocess.run(room.command(*words, online=True), check=True)
+    return room
+
+
+@pytest.fixture
+def run_collector(room, collector_program, tmp_path):
+    """Start the Collector with one of the shipped configurations."""
+    started = []
+
+    def start(name):
+        log = tmp_path / "collector.log"
+        with open(log, "wb") as file:
+            process = subprocess.Popen(
+                room.command(collector_program, "--config", ROOT / "config/collector" / name, GATE),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OTELCOL_DATA": str(tmp_path)},
+            )
+        started.append(process)
+        deadline = time.monotonic() + 30
+        while "Everything is ready" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        return process, log
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def run_unit(room, seconds):
+    """Run the unit's command as its user for a while; account and log."""
+    settings = parse_unit(UNIT.read_text())
+    (start,) = settings["ExecStart"]
+    agent = subprocess.Popen(
+        room.command(*as_the_unit_says(settings), *start.split()),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd="/",
+    )
+    try:
+        busy = f"timeout {seconds} sh -c 'while cat /proc/stat; do :; done' > /dev/null"
+        subprocess.run(busy, shell=True)
+        with open(f"/proc/{agent.pid}/status") as file:
+            status = {line.partition(":")[0]: line.partition(":")[2].strip() for line in file}
+        agent.send_signal(signal.SIGTERM)
+        out, log = agent.communicate(timeout=60)
+    finally:
+        agent.kill()
+    assert agent.returncode == 0, log
+    return json.loads(out), log, status
+
+
+def count_timestamps(path):
+    return sum(
+        len(sample["timestampsUnixNano"])
+        for line in path.read_text().splitlines()
+        for resource in json.loads(line)["resourceProfiles"]
+        for scope in resource["scopeProfiles"]
+        for profile in scope["profiles"]
+        for sample in profile["samples"]
+    )
+
+
+def test_the_wheel_delivers_everything_as_the_units_user(installed, run_collector, tmp_path):
+    collector, _ = run_collector("file.yaml")
+    account, log, status = run_unit(installed, SECONDS)
+    collector.send_signal(signal.SIGTERM)
+    collector.wait(10)
+    assert status["Uid"].split()[1] == NOBODY
+    assert status["NoNewPrivs"] == "1"
+    # CAP_SYSLOG, CAP_PERFMON, CAP_BPF: bits 34, 38 and 39.
+    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 1 << 34 | 1 << 38 | 1 << 39
+    assert account["gaps"] == []
+    exported = account["exporters"]["otlp_grpc"]["exported"]
+    assert exported == account["taken"] > SECONDS * 5
+    assert count_timestamps(tmp_path / "profiles.jsonl") == exported
+    profiles = (tmp_path / "profiles.jsonl").read_text()
+    assert '"vmlinux"' in profiles
+    assert "vfs_read" in profiles, "names of kernel functions"
+    assert "kprofiler.sample.taken" in (tmp_path / "metrics.jsonl").read_text()
+    assert '"level": "error"' not in log
+    assert '"level": "warning"' not in log
+
+
+def test_the_agent_and_the_collector_that_shows_profiles_fit(installed, run_collector):
+    _, collector_log = run_collector("debug.yaml")
+    account, _, _ = run_unit(installed, 4)
+    assert account["gaps"] == []
+    shown = collector_log.read_text()
+    assert '"otelcol.signal": "profiles"' in shown
+    assert '"otelcol.signal": "metrics"' in shown
+
+
+def test_systemd_understands_the_unit(installed):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("needs systemd-analyze")
+    done = subprocess.run(
+        installed.command("systemd-analyze", "verify", UNIT), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    rated = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", "--threshold=30", UNIT],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert rated.returncode == 0, rated.stdout[-500:]
+
+
+def test_the_manifest_for_kubernetes_holds_a_configuration_that_the_agent_takes(tmp_path):
+    from ruamel.yaml import YAML
+
+    documents = list(YAML(typ="safe").load_all(ROOT / "config/kubernetes/daemonset.yaml"))
+    (config,) = [found for found in documents if found["kind"] == "ConfigMap"]
+    path = tmp_path / "agent.yaml"
+    path.write_text(config["data"]["agent.yaml"])
+    environ = {"NODE_IP": "10.0.0.1", "NODE_NAME": "worker"}
+    loaded = load_config(str(path), environ=environ).config
+    assert loaded.exporters["otlp_grpc"].endpoint == "10.0.0.1:4317"
+    (daemons,) = [found for found in documents if found["kind"] == "DaemonSet"]
+    pod = daemons["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["hostPID"]
+    names = {entry["name"] for entry in container["env"]}
+    assert names == environ.keys()
+    capabilities = container["securityContext"]["capabilities"]
+    unit = parse_unit(UNIT.read_text())["AmbientCapabilities"][0].split()
+    assert [f"CAP_{name}" for name in capabilities["add"]] == unit
+    port = int(loaded.service.health.endpoint.rpartition(":")[2])
+    assert container["livenessProbe"]["httpGet"]["port"] == port
