@@ -1,5 +1,46 @@
-"""Kernel-first continuous profiler for OpenTelemetry."""
+"""Kernel-first continuous profiler for OpenTelemetry.
+
+What a service needs to profile itself is here too, loaded when it is first used; see
+:mod:`otel_kprofiler.sdk`.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from otel_kprofiler.version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from otel_kprofiler.sdk import (
+        BatchProfileProcessor,
+        ConsoleProfileExporter,
+        InMemoryProfileExporter,
+        KernelProfiler,
+        ProfileExporter,
+        ProfilerProvider,
+        SimpleProfileProcessor,
+        get_profiler_provider,
+        publish_process_context,
+        set_profiler_provider,
+    )
+
+__all__ = [
+    "BatchProfileProcessor",
+    "ConsoleProfileExporter",
+    "InMemoryProfileExporter",
+    "KernelProfiler",
+    "ProfileExporter",
+    "ProfilerProvider",
+    "SimpleProfileProcessor",
+    "__version__",
+    "get_profiler_provider",
+    "publish_process_context",
+    "set_profiler_provider",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the parts for services when they are first asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from otel_kprofiler import sdk  # noqa: PLC0415
+
+    return getattr(sdk, name)

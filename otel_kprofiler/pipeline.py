@@ -57,6 +57,7 @@ class Pipeline(Generic[SamplerT]):
         sink: takes each closed window; must not block.
         clock: boot time, and its conversion to Unix time.
         max_wait_ns: how long a sample waits for symbols of its time at most.
+        pause: called again and again during long work, to let other threads run.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Pipeline(Generic[SamplerT]):
         sink: WindowSink,
         clock: Clock,
         max_wait_ns: int = 500_000_000,
+        pause: Callable[[], None] | None = None,
     ) -> None:
         self.sampler = sampler
         self._symbolizer = symbolizer
@@ -76,6 +78,7 @@ class Pipeline(Generic[SamplerT]):
         self._schedule = schedule
         self._sink = sink
         self._clock = clock
+        self._pause = pause
         self._gate = EventTimeGate(max_wait_ns)
         self._windows: WindowBuilder | None = None
         self._in_windows = 0
@@ -97,6 +100,7 @@ class Pipeline(Generic[SamplerT]):
             self._schedule,
             start_boot_ns=started_ns,
             period_ns=self.sampler.period_ns,
+            pause=self._pause,
         )
 
     @property
@@ -174,6 +178,8 @@ class Pipeline(Generic[SamplerT]):
         for sample in samples:
             stack = self._symbolizer.resolve(sample)
             windows.add(sample, stack, self.resources.get(sample))
+            if self._pause:
+                self._pause()
         self._in_windows += len(samples)
 
     def _close_window(self, end_boot_ns: int | None) -> None:

@@ -133,10 +133,16 @@ class Reporter:
         encoder: how windows are encoded.
         capacity: windows that wait for encoding; the oldest is dropped, and counted, when
             one more comes.
+        background: false to encode in the thread that hands over windows.
     """
 
     def __init__(
-        self, queues: Sequence[ExportQueue], *, encoder: Encoder = encode, capacity: int = 16
+        self,
+        queues: Sequence[ExportQueue],
+        *,
+        encoder: Encoder = encode,
+        capacity: int = 16,
+        background: bool = True,
     ) -> None:
         self._queues = tuple(queues)
         self._leaving: list[ExportQueue] = []
@@ -152,8 +158,9 @@ class Reporter:
         self._handing_over = threading.Lock()
         self._encoding: _Task | None = None
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="kprofiler-encode", daemon=True)
-        self._thread.start()
+        self._background = background
+        if background:
+            threading.Thread(target=self._run, name="kprofiler-encode", daemon=True).start()
 
     def __call__(self, window: Window) -> None:
         """Take a window for export; never blocks. An empty one has nothing to send."""
@@ -168,6 +175,8 @@ class Reporter:
             for name in self._not_offered.keys() - {q.exporter.name for q in self._queues}:
                 self._not_offered[name] += task.samples
             self._changed.notify_all()
+        if not self._background:
+            self._encode_next()
 
     def replace(self, queues: Sequence[ExportQueue]) -> None:
         """Hand over to these queues from the next window on.
@@ -204,9 +213,14 @@ class Reporter:
             while self._waiting:
                 self._waiting.popleft().lose(LossCause.SHUTDOWN)
             self._changed.notify_all()
+        queues = self._open_queues()
+        if len(queues) == 1:
+            # Without a thread: there may be none any more when the interpreter ends.
+            queues[0].shutdown(_millis_to(deadline))
+            return
         closers = [
             threading.Thread(target=queue.shutdown, args=(_millis_to(deadline),), daemon=True)
-            for queue in self._open_queues()
+            for queue in queues
         ]
         for closer in closers:
             closer.start()
@@ -259,22 +273,28 @@ class Reporter:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
-                    return
-                task = self._encoding = self._waiting.popleft()
-            results = self._encode_all(task)
-            with self._handing_over:
-                for queue, result in zip(task.queues, results, strict=True):
-                    if result is None:
-                        queue.lose(task.samples, LossCause.INTERNAL)
-                        continue
-                    if result.too_large:
-                        queue.lose(result.too_large, LossCause.TOO_LARGE)
-                    for batch in result.batches:
-                        queue.put(batch)
-                with self._changed:
-                    self._encoding = None
-                    self._changed.notify_all()
+            if not self._encode_next():
+                return
+
+    def _encode_next(self) -> bool:
+        with self._changed:
+            if not self._waiting:
+                return False
+            task = self._encoding = self._waiting.popleft()
+        results = self._encode_all(task)
+        with self._handing_over:
+            for queue, result in zip(task.queues, results, strict=True):
+                if result is None:
+                    queue.lose(task.samples, LossCause.INTERNAL)
+                    continue
+                if result.too_large:
+                    queue.lose(result.too_large, LossCause.TOO_LARGE)
+                for batch in result.batches:
+                    queue.put(batch)
+            with self._changed:
+                self._encoding = None
+                self._changed.notify_all()
+        return True
 
     def _encode_all(self, task: _Task) -> list[Encoded | None]:
         """Encode for each queue; once for those that want the same and have lost the same."""

@@ -71,6 +71,7 @@ class _Options:
     max_bytes: int | None
     new_id: Callable[[int], bytes]
     account: Attributes
+    pause: Callable[[], None] | None
 
 
 _Unit = tuple[Resource, WindowSample]
@@ -115,6 +116,8 @@ class _Part:
     def add(self, resource: Resource, sample: WindowSample, times: Sequence[int]) -> bool:
         """Add timestamps of a sample; False, and nothing has changed, if they do not fit."""
         writer, dictionary = self._writer, self._dictionary
+        if self._options.pause:
+            self._options.pause()
         dictionary.begin()
         group = self._group
         closed_size = self._finished_size
@@ -205,6 +208,7 @@ def encode_window(
     max_bytes: int | None = None,
     keys_by_reference: bool = True,
     new_id: Callable[[int], bytes] = os.urandom,
+    pause: Callable[[], None] | None = None,
 ) -> Encoded:
     """Encode a window as ``ExportProfilesServiceRequest`` messages.
 
@@ -220,6 +224,7 @@ def encode_window(
             and scope attributes. Some Collectors blank keys that are written inline.
         new_id: gives so many random bytes. A profile id is 12 of them, drawn once for each
             batch, and the profile's number in it from 1 on.
+        pause: called again and again meanwhile, to let other threads run.
     """
     options = _Options(
         window=window,
@@ -229,6 +234,7 @@ def encode_window(
         max_bytes=max_bytes,
         new_id=new_id,
         account=account_attributes(window),
+        pause=pause,
     )
     units = _units(window)
     if not units:

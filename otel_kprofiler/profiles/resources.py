@@ -95,9 +95,21 @@ class ProcessResources:
         self._contexts = contexts
         self._keys: dict[Resource, ProcessKey] = {}
         self._own: dict[ProcessKey, Attributes] = {}  # without what the process published
+        self._fixed: dict[int, Resource] = {}
+
+    def fix(self, pid: int, resource: Resource) -> None:
+        """Give a process that will not end before the profiler its Resource."""
+        self._fixed[pid] = resource
+
+    def describe(self, pid: int) -> Attributes:
+        """What ``/proc`` tells of a process that runs."""
+        key = self._key_from_proc(pid)
+        return {**self._identity(key), **(self._read_process(key) or {})}
 
     def get(self, sample: RawSample) -> Resource:
         """The Resource of the sample's process."""
+        if self._fixed and (fixed := self._fixed.get(sample.tgid)):
+            return fixed
         key = ProcessKey(sample.tgid, sample.start_time_ns)
         if sample.start_time_ns is None and sample.tgid:
             key = self._key_from_proc(sample.tgid)
@@ -168,10 +180,7 @@ class ProcessResources:
         return None if ticks is None else ticks * TICK_NS
 
     def _look_up(self, key: ProcessKey, sample: RawSample) -> dict[str, AttributeValue]:
-        attributes: dict[str, AttributeValue] = {"process.pid": key.tgid}
-        if key.start_time_ns is not None:
-            started = format_time(self._boot_unix_ns + key.start_time_ns)
-            attributes["process.creation.time"] = started
+        attributes = self._identity(key)
         found = self._read_process(key) if key.tgid else None
         if found is not None:
             attributes.update(found)
@@ -180,6 +189,13 @@ class ProcessResources:
             # no executable either.
             comm = sample.comm.decode("utf-8", "replace")
             attributes["process.executable.name"] = comm if key.tgid else "swapper"
+        return attributes
+
+    def _identity(self, key: ProcessKey) -> dict[str, AttributeValue]:
+        attributes: dict[str, AttributeValue] = {"process.pid": key.tgid}
+        if key.start_time_ns is not None:
+            started = format_time(self._boot_unix_ns + key.start_time_ns)
+            attributes["process.creation.time"] = started
         return attributes
 
     def _read_process(self, key: ProcessKey) -> dict[str, AttributeValue] | None:

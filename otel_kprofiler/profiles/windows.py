@@ -63,6 +63,7 @@ class WindowBuilder:
         period_ns: sampling distance of a CPU.
         kind: what is sampled.
         random_unit: source of jitter.
+        pause: called again and again while a window is closed, to let other threads run.
     """
 
     def __init__(
@@ -74,10 +75,12 @@ class WindowBuilder:
         period_ns: int,
         kind: ProfileKind = ON_CPU,
         random_unit: Callable[[], float] = random.random,
+        pause: Callable[[], None] | None = None,
     ) -> None:
         self._clock = StreamClock(clock)
         self._schedule = schedule
         self._random_unit = random_unit
+        self._pause = pause
         self._kind = kind
         self._index = 0
         self._changes: deque[tuple[int, WindowSchedule, int]] = deque()
@@ -146,7 +149,9 @@ class WindowBuilder:
         again = self._resolved_again(resolve_again) if resolve_again else {}
         renewed = renew(self._groups.keys()) if renew else {}
         resources = [
-            ResourceSamples(renewed.get(resource, resource), _samples(group, again, interval))
+            ResourceSamples(
+                renewed.get(resource, resource), _samples(group, again, interval, self._pause)
+            )
             for resource, group in self._groups.items()
         ]
         period_ns = self.period_ns
@@ -182,16 +187,23 @@ class WindowBuilder:
 
 
 def _samples(
-    group: dict[_Key, list[int]], again: dict[Stack, Stack], interval: Interval
+    group: dict[_Key, list[int]],
+    again: dict[Stack, Stack],
+    interval: Interval,
+    pause: Callable[[], None] | None,
 ) -> list[WindowSample]:
-    return [
-        WindowSample(
-            stack=again.get(stack, stack),
-            tid=tid,
-            thread_name=comm.decode("utf-8", "replace"),
-            cpu=cpu,
-            link=link,
-            timestamps_unix_ns=interval.to_unix_ns(times),
+    samples = []
+    for (stack, tid, comm, cpu, link), times in group.items():
+        if pause:
+            pause()
+        samples.append(
+            WindowSample(
+                stack=again.get(stack, stack),
+                tid=tid,
+                thread_name=comm.decode("utf-8", "replace"),
+                cpu=cpu,
+                link=link,
+                timestamps_unix_ns=interval.to_unix_ns(times),
+            )
         )
-        for (stack, tid, comm, cpu, link), times in group.items()
-    ]
+    return samples

@@ -1,5 +1,92 @@
-"""Embedding in a service."""
+"""Embedding in a service: kernel profiles among its own telemetry.
 
-from otel_kprofiler.sdk.process_context import publish_process_context, withdraw_process_context
+Names load on first use, because the OpenTelemetry SDK is slow to import.
+"""
 
-__all__ = ["publish_process_context", "withdraw_process_context"]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from otel_kprofiler.export import (
+        ExportOutcome,
+        ExportResult,
+        FileExporter,
+        OtlpGrpcExporter,
+        OtlpHttpExporter,
+        ProfileExporter,
+    )
+    from otel_kprofiler.otlp import ProcessContext
+    from otel_kprofiler.profiles import read_process_context
+    from otel_kprofiler.sdk.exporters import ConsoleProfileExporter, InMemoryProfileExporter
+    from otel_kprofiler.sdk.kernel_profiler import KernelProfiler
+    from otel_kprofiler.sdk.process_context import (
+        publish_process_context,
+        withdraw_process_context,
+    )
+    from otel_kprofiler.sdk.provider import (
+        BatchProfileProcessor,
+        ProfileProcessor,
+        ProfilerProvider,
+        SimpleProfileProcessor,
+        get_profiler_provider,
+        set_profiler_provider,
+    )
+
+__all__ = [
+    "BatchProfileProcessor",
+    "ConsoleProfileExporter",
+    "ExportOutcome",
+    "ExportResult",
+    "FileExporter",
+    "InMemoryProfileExporter",
+    "KernelProfiler",
+    "OtlpGrpcExporter",
+    "OtlpHttpExporter",
+    "ProcessContext",
+    "ProfileExporter",
+    "ProfileProcessor",
+    "ProfilerProvider",
+    "SimpleProfileProcessor",
+    "get_profiler_provider",
+    "publish_process_context",
+    "read_process_context",
+    "set_profiler_provider",
+    "withdraw_process_context",
+]
+
+_ROOMS = {
+    "otel_kprofiler.export": {
+        "ExportOutcome",
+        "ExportResult",
+        "FileExporter",
+        "OtlpGrpcExporter",
+        "OtlpHttpExporter",
+        "ProfileExporter",
+    },
+    "otel_kprofiler.otlp": {"ProcessContext"},
+    "otel_kprofiler.profiles": {"read_process_context"},
+    "otel_kprofiler.sdk.exporters": {"ConsoleProfileExporter", "InMemoryProfileExporter"},
+    "otel_kprofiler.sdk.kernel_profiler": {"KernelProfiler"},
+    "otel_kprofiler.sdk.process_context": {
+        "publish_process_context",
+        "withdraw_process_context",
+    },
+    "otel_kprofiler.sdk.provider": {
+        "BatchProfileProcessor",
+        "ProfileProcessor",
+        "ProfilerProvider",
+        "SimpleProfileProcessor",
+        "get_profiler_provider",
+        "set_profiler_provider",
+    },
+}
+_LATE = {name: module for module, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name when it is first asked for."""
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATE[name]), name)

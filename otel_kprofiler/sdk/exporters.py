@@ -1,0 +1,168 @@
+"""Exporters of the embedded profiler, and how ``OTEL_PROFILES_EXPORTER`` names them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Final, TextIO
+
+from otel_kprofiler.errors import ConfigError, ConfigProblem
+from otel_kprofiler.export import (
+    ExportResult,
+    FileExporter,
+    ProfileExporter,
+    read_settings,
+)
+from otel_kprofiler.model import Batch, Form, LossCause, Window
+from otel_kprofiler.otlp import decode_windows
+from otel_kprofiler.sdk.environment_variables import OTEL_KPROFILER_FILE, OTEL_PROFILES_EXPORTER
+
+GROUP: Final = "opentelemetry_profiles_exporter"
+
+ExporterFactory = Callable[[], ProfileExporter]
+
+
+class InMemoryProfileExporter(ProfileExporter):
+    """Keeps what is exported; for tests. Thread-safe."""
+
+    form = Form.PROTOBUF
+    max_bytes = None
+    name = "in_memory"
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._batches: list[Batch] = []
+        self._stopped = False
+
+    def export(self, batch: Batch) -> ExportResult:
+        """Keep the batch."""
+        with self._lock:
+            if self._stopped:
+                return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")
+            self._batches.append(batch)
+        return ExportResult.success(batch)
+
+    def get_finished_batches(self) -> tuple[Batch, ...]:
+        """The batches so far."""
+        with self._lock:
+            return tuple(self._batches)
+
+    def get_finished_windows(self) -> tuple[Window, ...]:
+        """What the batches hold, decoded."""
+        return tuple(
+            window
+            for batch in self.get_finished_batches()
+            for window in decode_windows(batch.payload)
+        )
+
+    def clear(self) -> None:
+        """Forget the batches so far."""
+        with self._lock:
+            self._batches.clear()
+
+    def shutdown(self, timeout_millis: float = 30_000) -> None:
+        """Take no more; what is there stays."""
+        self._stopped = True
+
+
+class ConsoleProfileExporter(ProfileExporter):
+    """Prints each batch as one line of OTLP JSON.
+
+    Args:
+        out: where to; standard output by default.
+        formatter: makes another text of a batch in JSON form.
+    """
+
+    form = Form.JSON
+    max_bytes = None
+    name = "console"
+
+    def __init__(
+        self,
+        out: TextIO | None = None,
+        formatter: Callable[[Batch], str] = lambda batch: batch.payload.decode() + os.linesep,
+    ) -> None:
+        self._out = out
+        self._formatter = formatter
+        self._stopped = False
+
+    def export(self, batch: Batch) -> ExportResult:
+        """Print the batch."""
+        if self._stopped:
+            return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")
+        out = self._out or sys.stdout
+        try:
+            out.write(self._formatter(batch))
+            out.flush()
+        except (OSError, ValueError) as error:
+            return ExportResult.failure(batch, LossCause.WRITE_FAILED, str(error))
+        return ExportResult.success(batch)
+
+    def shutdown(self, timeout_millis: float = 30_000) -> None:
+        """Print no more."""
+        self._stopped = True
+
+
+def open_grpc() -> ProfileExporter:
+    """Entry point ``otlp_proto_grpc``: by the environment's settings."""
+    return dataclasses.replace(read_settings(), protocol="grpc").open_exporter()
+
+
+def open_http() -> ProfileExporter:
+    """Entry point ``otlp_proto_http``: by the environment's settings."""
+    settings = read_settings()
+    if not settings.protocol.startswith("http"):
+        settings = dataclasses.replace(settings, protocol="http/protobuf")
+    return settings.open_exporter()
+
+
+def open_json_file() -> ProfileExporter:
+    """Entry point ``otlp_json_file``: appends to ``OTEL_KPROFILER_FILE``."""
+    return FileExporter(os.environ.get(OTEL_KPROFILER_FILE) or "-", form=Form.JSON)
+
+
+def find_exporters(environ: Mapping[str, str]) -> list[ExporterFactory]:
+    """What ``OTEL_PROFILES_EXPORTER`` names, in its order; nothing for ``none``.
+
+    As for the other signals, ``otlp`` is ``otlp_proto_grpc`` unless
+    ``OTEL_EXPORTER_OTLP_[PROFILES_]PROTOCOL`` says otherwise, and every other name is that of an
+    entry point of the group ``opentelemetry_profiles_exporter``: something that makes a
+    :class:`ProfileExporter` when it is called without arguments.
+
+    Raises:
+        ConfigError: there is no such exporter, or no such protocol.
+    """
+    names = [name.strip() for name in (environ.get(OTEL_PROFILES_EXPORTER) or "otlp").split(",")]
+    if names == ["none"]:
+        return []
+    return [_find_exporter(_by_protocol(name, environ)) for name in names if name]
+
+
+def _by_protocol(name: str, environ: Mapping[str, str]) -> str:
+    if name != "otlp":
+        return name
+    protocol = read_settings(environ).protocol
+    return "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+
+
+def _find_exporter(name: str) -> ExporterFactory:
+    found = tuple(entry_points(group=GROUP, name=name))
+    if not found:
+        known = sorted({point.name for point in entry_points(group=GROUP)})
+        raise ConfigError(
+            [ConfigProblem("environment", 0, 0, OTEL_PROFILES_EXPORTER, f"no exporter {name!r}")],
+            hint=f"one of none, otlp, {', '.join(known)}; others come with their own packages",
+        )
+
+    def open_exporter() -> ProfileExporter:
+        exporter = found[0].load()()
+        if not isinstance(exporter, ProfileExporter):
+            message = f"{name} makes a {type(exporter).__name__}, which is no ProfileExporter"
+            raise ConfigError([ConfigProblem("environment", 0, 0, OTEL_PROFILES_EXPORTER, message)])
+        return exporter
+
+    return open_exporter

@@ -1,0 +1,354 @@
+"""The kernel profiler of a service: start, pause, stop, and what forks do to it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from otel_kprofiler.errors import HostError, KProfilerError
+from otel_kprofiler.model import MAX_FRAMES, AttributeValue, Window
+from otel_kprofiler.profiles import WindowSchedule
+from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.sdk.exporters import ExporterFactory, find_exporters
+from otel_kprofiler.sdk.plan import FIRST_WINDOW_NS, Plan, Target
+from otel_kprofiler.sdk.process_context import publish_process_context
+from otel_kprofiler.sdk.provider import (
+    BatchProfileProcessor,
+    ProfilerProvider,
+    get_profiler_provider,
+)
+from otel_kprofiler.sdk.resource import plain_attributes
+from otel_kprofiler.sdk.session import Session
+
+if TYPE_CHECKING:
+    from otel_kprofiler.sdk.settings import Settings
+
+OnError = Literal["raise", "warn"]
+
+_RESTART_DELAY_S: Final = 0.2
+"""Children that execute another program at once are not worth a start."""
+_STOP_MILLIS: Final = 10_000
+
+_log = logging.getLogger(__name__)
+
+
+class KernelProfiler:
+    """Profiles what this process does in the kernel. Thread-safe; one may run at a time.
+
+    ::
+
+        from otel_kprofiler.sdk import KernelProfiler
+
+        KernelProfiler.from_env().start()
+
+    After :meth:`start` nothing is ever raised: without the privileges there is one warning that
+    says what is missing, and the service runs on. When the interpreter ends, what is left is
+    exported within two seconds.
+
+    Args:
+        provider: takes the profiles; by default the global one.
+        samples_per_second: rate on each CPU, 1 to 10000.
+        stacks: sides to collect; user frames are raw addresses.
+        target: this process, it and its descendants, or the host.
+        max_frames: limit of each side of a stack, 1 to 127.
+        reporter_interval_s: length of a window in seconds.
+        attributes: of the profiles' Resource; they win over the service's.
+        span_links: link samples to the span that was current in their thread.
+        link_unsampled_spans: also to spans that are not sampled.
+        max_threads: threads that can have links at a time.
+        publish_context: let profilers outside of this process know its Resource (OTEP 4719).
+        restart_in_children: profile forked children by profilers of their own; if not, they
+            are not profiled.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    def __init__(
+        self,
+        provider: ProfilerProvider | None = None,
+        *,
+        samples_per_second: int = 19,
+        stacks: Literal["kernel", "user", "both"] = "kernel",
+        target: Target = "self",
+        max_frames: int = MAX_FRAMES,
+        reporter_interval_s: float = 5.0,
+        attributes: Mapping[str, AttributeValue] | None = None,
+        span_links: bool = True,
+        link_unsampled_spans: bool = False,
+        max_threads: int = 1024,
+        publish_context: bool = True,
+        restart_in_children: bool = True,
+    ) -> None:
+        plan = Plan(
+            target=target,
+            sampler=SamplerConfig(
+                samples_per_second=samples_per_second,
+                stacks=stacks,
+                max_frames=max_frames,
+                span_slots=max_threads,
+            ),
+            schedule=WindowSchedule(
+                int(reporter_interval_s * 1e9), jitter=0.2, first_ns=FIRST_WINDOW_NS
+            ),
+            attributes=dict(attributes or {}),
+            span_links=span_links,
+            link_unsampled_spans=link_unsampled_spans,
+            publish_context=publish_context,
+            restart_in_children=restart_in_children,
+        )
+        self._set_up(plan, provider, ())
+
+    def _set_up(
+        self, plan: Plan, provider: ProfilerProvider | None, exporters: tuple[ExporterFactory, ...]
+    ) -> None:
+        self._plan = plan
+        self._given_provider = provider
+        self._exporters = exporters
+        self._provider: ProfilerProvider | None = None
+        self._session: Session | None = None
+        self._lock = threading.RLock()
+        self._pauses = 0
+        self._samples = self._linked = 0
+        self._disabled = ""
+        self._problem = ""
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """A profiler as ``OTEL_KPROFILER_*`` and the variables of OpenTelemetry describe it.
+
+        Exporters are those of ``OTEL_PROFILES_EXPORTER``; see
+        :mod:`otel_kprofiler.sdk.environment_variables`.
+
+        Raises:
+            ConfigError: unusable variables; all problems at once.
+        """
+        from otel_kprofiler.sdk.settings import read_settings  # noqa: PLC0415 - pydantic
+
+        if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+            disabled = cls()
+            disabled._disabled = "OTEL_SDK_DISABLED"
+            return disabled
+        return cls.from_settings(read_settings(environ), environ)
+
+    @classmethod
+    def from_settings(cls, settings: Settings, environ: Mapping[str, str] = os.environ) -> Self:
+        """A profiler with settings from elsewhere, exporting as the environment says.
+
+        Raises:
+            ConfigError: ``OTEL_PROFILES_EXPORTER`` names something that is not there.
+        """
+        from otel_kprofiler.sdk.settings import make_plan  # noqa: PLC0415 - pydantic
+
+        profiler = cls.__new__(cls)
+        exporters = tuple(find_exporters(environ))
+        profiler._set_up(make_plan(settings), None, exporters)  # noqa: SLF001 - another __init__
+        if not exporters:
+            profiler._disabled = "OTEL_PROFILES_EXPORTER=none"  # noqa: SLF001
+        return profiler
+
+    def start(self, on_error: OnError = "warn") -> Self:
+        """Begin to profile; nothing happens if this profiler runs already, or is disabled.
+
+        Args:
+            on_error: what to do when profiling is not possible: warn, with what is missing and
+                the fix, and let the service run on; or raise.
+
+        Raises:
+            HostError: this host, or this user on it, cannot be profiled.
+            SamplerError: the kernel program cannot be loaded.
+            ExportError: an exporter cannot be opened.
+        """
+        with self._lock:
+            if self._session is not None or self._disabled:
+                return self
+            try:
+                self._start()
+            except KProfilerError as error:
+                self._problem = error.message
+                if on_error == "raise":
+                    raise
+                _log.warning("no kernel profiles: %s (fix: %s)", error, error.hint)
+            except Exception as error:
+                self._problem = f"{type(error).__name__}: {error}"
+                if on_error == "raise":
+                    raise
+                _log.exception("no kernel profiles, by an unexpected error")
+        return self
+
+    def stop(self, timeout_millis: float = _STOP_MILLIS) -> None:
+        """Stop, and hand over the last window; idempotent.
+
+        A profiler that made its exporters itself (:meth:`from_env`) exports what is left and
+        shuts them down, within the time.
+        """
+        global _running  # noqa: PLW0603 - one in a process
+        deadline = time.monotonic() + timeout_millis / 1000
+        with self._lock:
+            session, provider = self._session, self._provider
+            self._session = self._provider = None
+            if _running is self:
+                _running = None
+        if session is not None and provider is not None:
+            session.stop(timeout_millis / 1000)
+            provider.detach(self)
+            self._problem = session.failure
+            if self._exporters:
+                provider.shutdown(max(0.0, deadline - time.monotonic()) * 1000)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take no samples meanwhile; may be nested, and used by several threads at once."""
+        self._change_pauses(1)
+        try:
+            yield
+        finally:
+            self._change_pauses(-1)
+
+    def flush_window(self, timeout_millis: float) -> bool:
+        """Hand over what was sampled so far; False if that takes longer. Not while stopped."""
+        session = self._session
+        return session is None or session.flush_window(timeout_millis / 1000)
+
+    def stats(self) -> dict[str, Any]:
+        """What this profiler does and has done, as plain values.
+
+        Keys: ``state`` (``running``, ``paused``, ``stopped`` or ``disabled``), ``problem`` (why
+        it does not run, or how it ended), ``samples`` and ``linked`` (of closed windows),
+        ``account`` (where the samples are), and ``span_links``: ``possible``, ``threads``,
+        ``without_slot``, ``failures``, ``unhooked_event_loops``.
+        """
+        session, provider = self._session, self._provider
+        state = "paused" if self._pauses else "running"
+        if session is None:
+            state = "disabled" if self._disabled else "stopped"
+        stats: dict[str, Any] = {
+            "state": state,
+            "problem": self._disabled or (session.failure if session else self._problem),
+            "samples": self._samples,
+            "linked": self._linked,
+        }
+        if session is not None and provider is not None:
+            stats["account"] = session.account(provider.accounts()).as_dict()
+            if links := session.links:
+                stats["span_links"] = {
+                    "possible": links.possible,
+                    "threads": links.threads,
+                    "without_slot": links.without_slot,
+                    "failures": links.failures,
+                    "unhooked_event_loops": sorted(links.unhooked_loops),
+                }
+        return stats
+
+    def _start(self) -> None:
+        global _running  # noqa: PLW0603 - one in a process
+        _refuse_subinterpreters()
+        if _running is not None and _running is not self:
+            raise HostError(
+                "another kernel profiler runs in this process already",
+                hint="stop it first; under opentelemetry-instrument it is started without a call "
+                "(OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=kprofiler prevents that)",
+            )
+        provider = self._provider = self._open_provider()
+        if self._plan.publish_context:
+            self._publish(provider)
+        try:
+            self._session = Session(self._plan, provider.resource, self._take)
+        except BaseException:
+            self._provider = None
+            if self._exporters:
+                provider.shutdown(0)
+            raise
+        provider.attach(self)
+        self._problem = ""
+        _running = self
+
+    def _open_provider(self) -> ProfilerProvider:
+        if self._provider is not None:  # that of the parent, in a forked child
+            return self._provider
+        if not self._exporters:
+            return self._given_provider or get_profiler_provider()
+        provider = ProfilerProvider()
+        for exporter in self._exporters:
+            provider.add_profile_processor(BatchProfileProcessor(exporter))
+        return provider
+
+    def _publish(self, provider: ProfilerProvider) -> None:
+        try:
+            attributes = {**plain_attributes(provider.resource.attributes), **self._plan.attributes}
+            publish_process_context(attributes)
+        except HostError as error:
+            _log.warning("%s (fix: %s)", error, error.hint)
+
+    def _take(self, window: Window) -> None:
+        for group in window.resources:
+            for sample in group.samples:
+                count = len(sample.timestamps_unix_ns)
+                self._samples += count
+                if sample.link is not None:
+                    self._linked += count
+        if self._provider is not None:
+            self._provider.on_window(window)
+
+    def _change_pauses(self, by: int) -> None:
+        with self._lock:
+            before, self._pauses = self._pauses, self._pauses + by
+            session = self._session
+            if session is not None and not (before and self._pauses):
+                (session.pause if self._pauses else session.resume)()
+
+    def _after_fork_in_child(self) -> None:
+        """No thread but this one lives here; what the parent has open is closed already."""
+        global _running  # noqa: PLW0603 - one in a process
+        _running = None
+        _abandoned.append(self._session)
+        self._lock = threading.RLock()
+        self._session = None
+        self._samples = self._linked = 0
+        if self._provider is not None:
+            self._provider.after_fork_in_child()
+        if self._plan.restart_in_children:
+            threading.Thread(target=self._restart, name="kprofiler-restart", daemon=True).start()
+        else:
+            self._problem = "not restarted in a forked child"
+
+    def _restart(self) -> None:
+        time.sleep(_RESTART_DELAY_S)
+        self.start("warn")
+
+
+def _refuse_subinterpreters() -> None:
+    api = ctypes.pythonapi
+    api.PyInterpreterState_Get.restype = ctypes.c_void_p
+    api.PyInterpreterState_GetID.argtypes = [ctypes.c_void_p]
+    api.PyInterpreterState_GetID.restype = ctypes.c_int64
+    if api.PyInterpreterState_GetID(api.PyInterpreterState_Get()):
+        raise HostError(
+            "a subinterpreter cannot be profiled by itself",
+            hint="start the profiler in the main interpreter: it samples all threads of the "
+            "process",
+        )
+
+
+_running: KernelProfiler | None = None
+_abandoned: list[object] = []
+
+
+def _after_fork_in_child() -> None:
+    if _running is not None:
+        _running._after_fork_in_child()  # noqa: SLF001
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,28 @@
+"""Sharing the interpreter: long work of ours lets the service's threads run in between."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+SLICE_S: Final = 0.0005
+PAUSE_S: Final = 0.00005
+"""Long enough for a waiting thread to wake up and take the interpreter lock."""
+
+
+class Pacer:
+    """Call it again and again during long work; it sleeps shortly after each half millisecond.
+
+    A thread that computes keeps the interpreter lock for 5 ms before others are let in
+    (``sys.getswitchinterval()``), which a service would feel. Called by one thread; its CPU time
+    counts, as waiting is no reason to pause.
+    """
+
+    def __init__(self) -> None:
+        self._since = time.thread_time()
+
+    def __call__(self) -> None:
+        """Pause if it is time."""
+        if not 0 <= time.thread_time() - self._since <= SLICE_S:
+            time.sleep(PAUSE_S)
+            self._since = time.thread_time()

@@ -1,0 +1,114 @@
+"""What is to be profiled, worked out for the process that this is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+from opentelemetry.sdk.resources import Resource
+
+from otel_kprofiler import model
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.errors import HostError
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import AttributeValue
+from otel_kprofiler.profiles import (
+    SCHEMA_URL,
+    ProcessContexts,
+    ProcessResources,
+    WindowSchedule,
+    read_host_attributes,
+)
+from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.sdk.resource import plain_attributes
+
+Target = Literal["self", "children", "host"]
+
+FIRST_WINDOW_NS: Final = 1_000_000_000
+_INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
+_DRAIN_INTERVAL_S: Final = 0.25
+_SAMPLES_PER_DRAIN: Final = 200
+_SHORTEST_DRAIN_S: Final = 0.02
+_OF_ONE_PROCESS: Final = ("process.", "service.instance.id", "thread.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All settings of a profiler that is embedded in a service.
+
+    Attributes:
+        target: what is profiled.
+        sampler: rate, stacks and the like; targets and intervals are filled in.
+        schedule: how long windows last.
+        loader: what loads the kernel program.
+        attributes: win over those of the service's Resource.
+        span_links: link samples to spans.
+        link_unsampled_spans: also to those that are not sampled.
+        publish_context: let profilers outside of the process know the Resource.
+        restart_in_children: profile forked children by profilers of their own.
+    """
+
+    target: Target = "self"
+    sampler: SamplerConfig
+    schedule: WindowSchedule
+    loader: str = "auto"
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+    span_links: bool = True
+    link_unsampled_spans: bool = False
+    publish_context: bool = True
+    restart_in_children: bool = True
+
+
+def complete_sampler_config(plan: Plan) -> SamplerConfig:
+    """The sampler's settings, with this process as the target.
+
+    The kernel filters by the process id in this pid namespace, and samples carry the ids of it.
+
+    Raises:
+        HostError: the host is to be profiled from inside a pid namespace.
+    """
+    config = plan.sampler
+    cpus = len(config.pin_cpu_ids) or os.cpu_count() or 1
+    interval_s = _SAMPLES_PER_DRAIN / (config.samples_per_second * cpus)
+    config = replace(
+        config,
+        drain_interval_s=min(max(interval_s, _SHORTEST_DRAIN_S), _DRAIN_INTERVAL_S),
+        span_slots=config.span_slots if plan.span_links else 0,
+    )
+    namespace = os.stat("/proc/self/ns/pid")
+    if plan.target == "host":
+        if namespace.st_ino != _INITIAL_NAMESPACE:
+            raise HostError(
+                "the host cannot be profiled from inside a pid namespace",
+                hint="run the container in the host's (--pid=host, hostPID: true), or set the "
+                "target to self or children",
+            )
+        return config
+    return replace(
+        config,
+        target_pids=(os.getpid(),),
+        target_namespace=(namespace.st_dev, namespace.st_ino),
+        target_descendants=plan.target == "children",
+    )
+
+
+def make_resources(plan: Plan, service: Resource, access: Access, clock: Clock) -> ProcessResources:
+    """The Resources of what is profiled: the service's own, and that of each other process.
+
+    A descendant has the attributes of the service that hold for it too, and all that it
+    publishes about itself.
+    """
+    attributes = {**plain_attributes(service.attributes), **plan.attributes}
+    if plan.target == "host":
+        base = {**read_host_attributes(access), **plan.attributes}
+    else:
+        base = {
+            key: value for key, value in attributes.items() if not key.startswith(_OF_ONE_PROCESS)
+        }
+    contexts = None if plan.target == "self" else ProcessContexts(access)
+    resources = ProcessResources(access, clock, base, contexts=contexts)
+    own = {**resources.describe(os.getpid()), **attributes}
+    resources.fix(os.getpid(), model.Resource(own, service.schema_url or SCHEMA_URL))
+    return resources

@@ -1,0 +1,148 @@
+"""One run of the embedded profiler: what is open in the kernel, and the thread that drains it."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from opentelemetry.sdk.resources import Resource
+
+from otel_kprofiler.bpf import get_loader
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import Window
+from otel_kprofiler.pipeline import Pipeline
+from otel_kprofiler.reporting import Account, ExporterAccount
+from otel_kprofiler.sampling import EbpfSampler
+from otel_kprofiler.sdk.links import SpanLinks
+from otel_kprofiler.sdk.pacing import Pacer
+from otel_kprofiler.sdk.plan import Plan, complete_sampler_config, make_resources
+from otel_kprofiler.symbols import Symbolizer
+
+DRAIN_THREAD: Final = "kprofiler-drain"
+_FLUSH_STEPS: Final = 50
+_FLUSH_STEP_S: Final = 0.01
+
+_log = logging.getLogger(__name__)
+
+
+class Session:
+    """Samples from its constructor until :meth:`stop`.
+
+    The pipeline belongs to a daemonic thread; the methods here may be called from any other.
+
+    Args:
+        plan: what to profile.
+        service: the Resource of the service.
+        sink: takes each window, in the draining thread.
+
+    Attributes:
+        links: publishes spans; None if that is not wanted.
+        failure: why the thread has ended by itself; empty if it has not.
+
+    Raises:
+        HostError: this host, or this user on it, cannot be profiled.
+        SamplerError: the kernel program cannot be loaded.
+    """
+
+    def __init__(self, plan: Plan, service: Resource, sink: Callable[[Window], None]) -> None:
+        access, clock = Access(), Clock()
+        config = complete_sampler_config(plan)
+        symbolizer = Symbolizer.live(access)
+        ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
+        self._sampler = EbpfSampler(
+            replace(config, interrupt_ranges=ranges), access=access, loader=get_loader(plan.loader)
+        )
+        self._clock = clock
+        self._schedule = plan.schedule
+        self._interval_s = config.drain_interval_s
+        self._windows = 0
+        self._sink = sink
+        self._pipeline = Pipeline(
+            sampler=self._sampler,
+            symbolizer=symbolizer,
+            resources=make_resources(plan, service, access, clock),
+            schedule=plan.schedule,
+            sink=self._count_window,
+            clock=clock,
+            pause=Pacer(),
+        )
+        self.failure = ""
+        self.links: SpanLinks | None = None
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._stopping = False
+        self._pipeline.start()
+        spans = self._sampler.spans
+        if spans is not None:
+            self.links = SpanLinks(spans, unsampled=plan.link_unsampled_spans)
+            self.links.start()
+        self._thread = threading.Thread(target=self._run, name=DRAIN_THREAD, daemon=True)
+        self._thread.start()
+
+    def flush_window(self, timeout_s: float) -> bool:
+        """Close the window that is open; False if that takes longer."""
+        return self._call(self._flush_window, timeout_s)
+
+    def pause(self, timeout_s: float = 1.0) -> bool:
+        """Take no samples until :meth:`resume`."""
+        return self._call(self._sampler.pause, timeout_s)
+
+    def resume(self, timeout_s: float = 1.0) -> bool:
+        """Take samples again."""
+        return self._call(self._sampler.resume, timeout_s)
+
+    def account(self, exporters: tuple[ExporterAccount, ...]) -> Account:
+        """Where the samples are; exact when stopped."""
+        return self._pipeline.account(exporters)
+
+    def stop(self, timeout_s: float) -> None:
+        """Stop sampling and hand over the last window, for as long as the time allows."""
+        self._stopping = True
+        if self._thread.is_alive():
+            self._pipeline.wake()
+            self._thread.join(timeout_s)
+        if self.links is not None:
+            self.links.stop()
+
+    def _call(self, command: Callable[[], None], timeout_s: float) -> bool:
+        """Have the draining thread do something; False if it does not get to it in time."""
+        done = threading.Event()
+
+        def do() -> None:
+            command()
+            done.set()
+
+        if not self._thread.is_alive():
+            return False
+        self._commands.put(do)
+        self._pipeline.wake()
+        return done.wait(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._pipeline.step(self._interval_s)
+                while not self._commands.empty():
+                    self._commands.get()()
+            self._pipeline.stop()
+        except Exception as error:  # noqa: BLE001 - logged; the service goes on without profiles
+            self.failure = f"{type(error).__name__}: {error}"
+            _log.exception("profiling has ended by an error")
+        finally:
+            self._pipeline.close()
+
+    def _flush_window(self) -> None:
+        self._pipeline.change_windows(self._clock.boot_ns(), self._schedule)
+        closed = self._windows
+        for _ in range(_FLUSH_STEPS):
+            self._pipeline.step(_FLUSH_STEP_S)
+            if self._windows != closed:
+                return
+
+    def _count_window(self, window: Window) -> None:
+        self._windows += 1
+        self._sink(window)

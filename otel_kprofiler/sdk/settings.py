@@ -1,0 +1,133 @@
+"""Settings of the embedded profiler: the receiver's keys, and those of a service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, get_args
+
+from pydantic import Field, ValidationError
+
+from otel_kprofiler.config import Receiver
+from otel_kprofiler.errors import ConfigError, ConfigProblem
+from otel_kprofiler.profiles import WindowSchedule
+from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.sdk.plan import FIRST_WINDOW_NS, Plan
+
+_PREFIX: Final = "OTEL_KPROFILER_"
+_OWN_VARIABLES: Final = frozenset({"OTEL_KPROFILER_FILE"})
+_WORDS: Final = {"true": True, "false": False}
+
+
+class Settings(Receiver):
+    """``receivers: kprofiler:`` of the agent's configuration, and what only a service has."""
+
+    target: Literal["self", "children", "host"] = Field(
+        default="self",
+        description="What is profiled: this process, it and its descendants, or the host.",
+    )
+    span_links: bool = Field(
+        default=True, description="Link samples to the span that was current in their thread."
+    )
+    link_unsampled_spans: bool = Field(
+        default=False, description="Link samples also to spans that are not sampled."
+    )
+    max_threads: int = Field(
+        default=1024,
+        ge=1,
+        le=65_536,
+        description="Threads that can have links at a time, 1 to 65536; each takes 150 bytes.",
+    )
+    publish_context: bool = Field(
+        default=True,
+        description="Publish the Resource for profilers outside of this process (OTEP 4719).",
+    )
+    restart_in_children: bool = Field(
+        default=True, description="Profile forked children too, each by a profiler of its own."
+    )
+
+
+def make_settings(options: Mapping[str, Any], *, source: str) -> Settings:
+    """Settings out of options.
+
+    Args:
+        options: by key.
+        source: what to call them in messages.
+
+    Raises:
+        ConfigError: with every problem of them.
+    """
+    try:
+        return Settings.model_validate(dict(options))
+    except ValidationError as error:
+        problems = [
+            ConfigProblem(source, 0, 0, ".".join(map(str, one["loc"])), one["msg"])
+            for one in error.errors()
+        ]
+        raise ConfigError(problems, hint="docs/embedding.md lists the settings") from error
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    """Settings out of ``OTEL_KPROFILER_*``; an empty value counts as unset.
+
+    Raises:
+        ConfigError: unknown variables and unusable values, all at once.
+    """
+    options = {}
+    for name, text in environ.items():
+        if name.startswith(_PREFIX) and name not in _OWN_VARIABLES and text.strip():
+            key = name.removeprefix(_PREFIX).lower()
+            options[key] = _typed(key, text.strip())
+    return make_settings(options, source="environment")
+
+
+def _typed(key: str, text: str) -> Any:
+    """Text as the type that the key wants; what cannot be converted is left to validation."""
+    field = Settings.model_fields.get(key)
+    kind = field.annotation if field else None
+    if kind is bool:
+        return _WORDS.get(text.lower(), text)
+    if kind in {int, float}:
+        try:
+            return float(text) if kind is float else int(text)
+        except ValueError:
+            return text
+    if get_args(kind) and all(isinstance(word, str) for word in get_args(kind)):
+        return text.lower()
+    return text
+
+
+def make_plan(settings: Settings) -> Plan:
+    """What the profiler needs, out of the settings."""
+    if settings.target_pids and settings.target != "host":
+        raise ConfigError(
+            [ConfigProblem("settings", 0, 0, "target_pids", "only for the target 'host'")],
+            hint="leave it out: this process, or it and its children, are the target",
+        )
+    return Plan(
+        target=settings.target,
+        sampler=SamplerConfig(
+            samples_per_second=settings.samples_per_second,
+            stacks=settings.stacks,
+            pin_cpu_ids=settings.cpus,
+            max_frames=settings.max_frames,
+            target_pids=tuple(settings.target_pids),
+            send_idle_frames=settings.send_idle_frames,
+            min_process_age_ns=int(settings.filter_min_process_age),
+            map_scale_factor=settings.map_scale_factor,
+            check_kernel=not settings.no_kernel_version_check,
+            verifier_log_level=settings.bpf_verifier_log_level,
+            span_slots=settings.max_threads,
+        ),
+        schedule=WindowSchedule(
+            int(settings.reporter_interval), settings.reporter_jitter, FIRST_WINDOW_NS
+        ),
+        loader=settings.loader,
+        attributes={
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in settings.resource.items()
+        },
+        span_links=settings.span_links,
+        link_unsampled_spans=settings.link_unsampled_spans,
+        publish_context=settings.publish_context,
+        restart_in_children=settings.restart_in_children,
+    )
