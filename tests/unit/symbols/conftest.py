@@ -1,12 +1,16 @@
 """Captured kernels, loaded once."""
 
 import lzma
+import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from otel_kprofiler.symbols import CapturedFiles, Symbolizer
+
+# helpers of tests are imported from here
+sys.path.insert(0, str(Path(__file__).parent))
 
 DATA = Path(__file__).parents[2] / "data" / "kernel"
 

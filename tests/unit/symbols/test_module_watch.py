@@ -1,7 +1,6 @@
 """Modules that come and go: announcements and looks become snapshots for each time."""
 
 import errno
-import itertools
 import logging
 import lzma
 import struct
@@ -10,114 +9,16 @@ import time
 from pathlib import Path
 
 import pytest
+from module_host import CORE, INIT, TEXT, Host, boot_ns, frame, settle, wait_for_name
 
-from otel_kprofiler.host import Access
 from otel_kprofiler.model import Unresolved
 from otel_kprofiler.symbols import ModuleWatch, Symbolizer
 from otel_kprofiler.symbols.kernel.uevents import (
     ModuleAction,
     ModuleEvent,
-    NoEvents,
     parse_uevent,
 )
 from otel_kprofiler.symbols.kernel.watch import MAX_ATTEMPTS
-
-KERNEL = 0xFFFFFFFF81000000
-TEXT = 0xFFFFFFFFC0001000
-INIT = 0xFFFFFFFFC0100000
-CORE = f"""{KERNEL:016x} T _text
-{KERNEL + 0x100:016x} T vfs_read
-{KERNEL + 0x8000:016x} T _etext
-"""
-
-
-class Events(NoEvents):
-    """Announcements that tests make."""
-
-    def __init__(self):
-        super().__init__()
-        self.queue = []
-        self.error = None
-
-    def is_waiting(self):
-        return bool(self.queue or self.error)
-
-    def receive(self):
-        if self.error:
-            error, self.error = self.error, None
-            raise error
-        data, self.queue = self.queue, []
-        return data
-
-    def announce(self, action, name):
-        self.queue.append(
-            f"{action}@/module/{name}\0ACTION={action}\0DEVPATH=/module/{name}\0"
-            f"SUBSYSTEM=module\0SEQNUM=7\0".encode()
-        )
-        self.wake()
-
-
-class Host:
-    """A captured tree in which modules can be loaded and unloaded."""
-
-    def __init__(self, root: Path):
-        self.root = root
-        self.modules = {}
-        self.events = Events()
-        self.kallsyms_opened = 0
-        self.files = Access(str(root))
-        self.open_fd = self.files.open_fd
-        self.read_link, self.list_dir = self.files.read_link, self.files.list_dir
-        self.read_bytes = self.files.read_bytes
-        (root / "proc").mkdir()
-        (root / "sys/module").mkdir(parents=True)
-        self.files.open_fd = self._open
-        self.write()
-
-    def _open(self, path):
-        self.kallsyms_opened += path == "/proc/kallsyms"
-        return Access.open_fd(self.files, path)
-
-    def write(self):
-        lines, symbols = [], CORE
-        for name, (base, functions, state, init) in reversed(self.modules.items()):
-            lines.append(f"{name} 8192 0 - {state} 0x{base:016x}\n")
-            shown = {**functions, **init} if state == "Loading" else functions
-            for function, address in shown.items():
-                symbols += f"{address:016x} t {function}\t[{name}]\n"
-        for path, content in (("modules", "".join(lines)), ("kallsyms", symbols)):
-            new = self.root / "proc" / f"{path}.new"
-            new.write_text(content)
-            new.replace(self.root / "proc" / path)
-
-    def load(
-        self, name, base=TEXT, *, prefix="", build_id=1, state="Live", init=INIT, announce=True
-    ):
-        functions = {f"{prefix}{name}_a": base + 0x10, f"{prefix}{name}_b": base + 0x80}
-        folder = self.root / "sys/module" / name
-        (folder / "sections").mkdir(parents=True, exist_ok=True)
-        (folder / "notes").mkdir(exist_ok=True)
-        for section, address in ((".text", base), (".data", base + 0x1000), (".init.text", init)):
-            (folder / "sections" / section).write_text(f"0x{address:016x}\n")
-        note = struct.pack("<III", 4, 20, 3) + b"GNU\0" + bytes([build_id] * 20)
-        (folder / "notes" / ".note.gnu.build-id").write_bytes(note)
-        self.modules[name] = (base, functions, state, {f"{name}_init": init + 8})
-        self.write()
-        if announce:
-            self.events.announce("add", name)
-
-    def unload(self, name, announce=True):
-        folder = self.root / "sys/module" / name
-        for file in itertools.chain(folder.glob("*/*"), folder.glob("*"), [folder]):
-            file.unlink() if file.is_file() else file.rmdir()
-        del self.modules[name]
-        self.write()
-        if announce:
-            self.events.announce("remove", name)
-
-
-def boot_ns():
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 @pytest.fixture
@@ -134,29 +35,6 @@ def symbolizer(host):
     settle(found)
     yield found
     found.close()
-
-
-def settle(symbolizer, timeout_s=5.0):
-    """Advance until all that was announced is applied; returns the time until then in seconds."""
-    began = time.monotonic()
-    asked_ns = boot_ns()
-    while symbolizer.advance(boot_ns()) < asked_ns:
-        assert time.monotonic() < began + timeout_s
-        time.sleep(0.002)
-    return time.monotonic() - began
-
-
-def frame(symbolizer, pc, time_ns=None):
-    time_ns = boot_ns() if time_ns is None else time_ns
-    return symbolizer.resolve_addresses([pc], time_ns=time_ns)[0]
-
-
-def wait_for_name(symbolizer, pc, name):
-    end = time.monotonic() + 20
-    while frame(symbolizer, pc).function != name:
-        assert time.monotonic() < end
-        time.sleep(0.02)
-        symbolizer.advance(boot_ns())
 
 
 def test_a_module_is_known_soon_after_its_announcement(host, symbolizer):

@@ -1,0 +1,136 @@
+"""Uevents of the running kernel, sent in a network namespace of the test's own, move modules."""
+
+import ctypes
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.host import Uevents
+from otel_kprofiler.symbols import ModuleWatch, Symbolizer, read_snapshot
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit/symbols"))
+from module_host import TEXT, Host, boot_ns, frame, settle, wait_for_name
+
+pytestmark = pytest.mark.live
+
+CLONE_NEWNET = 0x40000000
+NETLINK_KOBJECT_UEVENT = 15
+REQUEST_ACK = 5
+
+
+class Namespace:
+    """A network namespace; the kernel repeats there what is sent to it, as its own."""
+
+    def __init__(self, **options):
+        self.error = None
+        thread = threading.Thread(target=self._open, args=(options,))
+        thread.start()
+        thread.join()
+        if self.error:
+            pytest.skip(f"unshare(CLONE_NEWNET): {self.error}")
+
+    def _open(self, options):
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(CLONE_NEWNET):  # of this thread alone
+            self.error = os.strerror(ctypes.get_errno())
+            return
+        self.events = Uevents(**options)
+        self._sender = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_KOBJECT_UEVENT)
+
+    def announce(self, action, name):
+        text = (
+            f"{action}@/module/{name}\0ACTION={action}\0DEVPATH=/module/{name}\0SUBSYSTEM=module\0"
+        ).encode()
+        self._sender.send(struct.pack("IHHII", 16 + len(text), 16, REQUEST_ACK, 1, 0) + text)
+        status = struct.unpack_from("i", self._sender.recv(4096), 16)[0]
+        assert status == 0, os.strerror(-status)
+
+    def close(self):
+        self._sender.close()
+        self.events.close()
+
+
+@pytest.fixture
+def namespace():
+    found = Namespace()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def host(tmp_path, namespace):
+    """Captured files that tests change, whose changes the real kernel announces."""
+    found = Host(tmp_path)
+    found.events = namespace
+    found.load("old", TEXT + 0x100000, announce=False)
+    return found
+
+
+@pytest.fixture
+def symbolizer(host, namespace):
+    watch = ModuleWatch(host.files, lambda: namespace.events)
+    found = Symbolizer.live(host.files, modules=watch)
+    found.watch = watch
+    settle(found)
+    yield found
+    found.close()
+
+
+def test_loading_and_unloading_is_followed(host, symbolizer):
+    """File id and RVA within 250 ms of the event; names of the time of each sample."""
+    delays = []
+    for _ in range(5):
+        host.load("fresh")
+        began = time.monotonic()
+        while frame(symbolizer, TEXT + 0x14).module is None:
+            symbolizer.advance(boot_ns())
+            time.sleep(0.001)
+        delays.append(time.monotonic() - began)
+        found = frame(symbolizer, TEXT + 0x14)
+        assert (found.address, found.module.build_id) == (0x14, "01" * 20)
+        wait_for_name(symbolizer, TEXT + 0x14, "fresh_a")
+        live_ns = boot_ns()
+        host.unload("fresh")
+        settle(symbolizer)
+        assert frame(symbolizer, TEXT + 0x14).module is None
+        assert frame(symbolizer, TEXT + 0x14, live_ns).function == "fresh_a"
+    print(f"event to file id and RVA: {', '.join(f'{delay * 1e3:.0f}' for delay in delays)} ms")
+    assert min(delays) <= 0.25
+    assert symbolizer.watch.counts.events == 10
+    assert symbolizer.watch.counts.rescans == 0
+
+
+def test_an_overflow_of_the_socket_is_a_rescan(tmp_path):
+    namespace = Namespace(receive_bytes=1)
+    host = Host(tmp_path)
+    host.load("fresh", announce=False)
+    watch = ModuleWatch(host.files, lambda: namespace.events)
+    snapshot = read_snapshot(host.files)
+    host.load("late", TEXT + 0x8000, announce=False)
+    for _ in range(200):
+        namespace.announce("add", "noise")
+    found = Symbolizer(snapshot, modules=watch)
+    settle(found)
+    wait_for_name(found, TEXT + 0x8014, "late_a")
+    assert watch.counts.rescans == 1
+    found.close()
+    namespace.close()
+
+
+def test_the_socket_holds_nothing_after_closing():
+    before = os.listdir("/proc/self/fd")
+    events = Uevents()
+    assert not events.is_waiting()
+    events.wake()
+    events.wait(10)
+    events.wait(0)
+    assert events.receive() == []
+    events.close()
+    events.close()
+    assert os.listdir("/proc/self/fd") == before
