@@ -84,29 +84,29 @@ class BaselineReader:
         """
         programs = self.read_programs()
         try:
-            lines = self._read_lines(keep_on)
+            lines = self._find_lines(keep_on)
         except OSError as error:
             _log.warning("trampolines cannot be read: %s", error)
             return programs
-        if not lines:
+        if lines is None:
             return programs
         if programs is None:
             return Reading(CodeAction.ALL_READ, tuple(lines))
         others = [line for line in lines if not line.name.startswith(PROGRAM_PREFIX)]
         return Reading(CodeAction.ALL_READ, (*programs.symbols, *others))
 
-    def _read_lines(self, keep_on: Callable[[], bool]) -> list[CodeSymbol]:
+    def _find_lines(self, keep_on: Callable[[], bool]) -> list[CodeSymbol] | None:
+        """What kallsyms has; None if it hides addresses or there was no time to read it all."""
         self.kallsyms_reads += 1
         symbols: list[CodeSymbol] = []
         rest = b""
         with open(self._files.open_fd(_KALLSYMS), "rb", buffering=0) as file:
             while piece := file.read(_READ_BYTES):
-                if not keep_on():
-                    return []
                 text, _, rest = (rest + piece).rpartition(b"\n")
+                last = text[text.rfind(b"\n") + 1 :]
+                if not keep_on() or not last[:16].strip(b"0"):
+                    return None
                 symbols += parse_code_lines(text)
-                if not symbols and text[:16] == b"0" * 16 == text[-64:].rpartition(b"\n")[2][:16]:
-                    break  # hidden
         return symbols + parse_code_lines(rest)
 
 

@@ -234,7 +234,8 @@ class Dictionary:
         if module.kind in (ModuleKind.BPF, ModuleKind.OUT_OF_LINE):
             attributes[MODULE_KIND] = module.kind.value
         if module.program is not None:
-            given = zip(BPF_PROGRAM, module.program, strict=True)
+            fields: tuple[str | int, ...] = module.program
+            given = zip(BPF_PROGRAM, fields, strict=True)
             attributes |= {key: value for key, value in given if value}
         entry = self._writer.mapping(
             limit if inside else 0, self.string(module.name), self.attributes(attributes)

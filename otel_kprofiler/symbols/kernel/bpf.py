@@ -14,7 +14,6 @@ from typing import Final, Protocol
 
 from otel_kprofiler.model import (
     AddressRange,
-    BuildId,
     CodeAction,
     CodeBatch,
     CodeChange,
@@ -41,7 +40,6 @@ KEEP_MOST: Final = 16_384
 PROGRAM_PREFIX: Final = "bpf_prog_"
 """The kernel gives it to functions of BPF programs, with their tag, and to nothing else."""
 
-_TAG_DIGITS = 16
 _LINGER_NS: Final = 10_000_000  # it is announced as gone before the last CPU has left it
 _LARGEST_BYTES: Final = 32 << 20
 _PAGE_BITS: Final = 12
@@ -77,7 +75,7 @@ class LoadedCode:
         self.since_ns = since_ns
         self.until_ns = _FOREVER
         self._source = source
-        self._frames: dict[int, Frame] = {}
+        self._frames: dict[int, Frame] | None = None  # most are never in a stack
         self._module: Module | None = None
         self._details: CodeDetails | None = None
 
@@ -92,6 +90,8 @@ class LoadedCode:
 
     def frame(self, address: int) -> Frame:
         """The frame of an address in it; the same object for the same address."""
+        if self._frames is None:
+            self._frames = {}
         frame = self._frames.get(address)
         return frame or self._frames.setdefault(address, self._make_frame(address))
 
@@ -118,17 +118,10 @@ class LoadedCode:
 
 def make_code_module(symbol: CodeSymbol, end: int) -> Module:
     """A BPF function or trampoline as a module of its own."""
-    name, program = symbol.name, symbol.name.startswith(PROGRAM_PREFIX)
-    tag = name.removeprefix(PROGRAM_PREFIX)[:_TAG_DIGITS] if program else ""
-    return Module(
-        name,
-        symbol.kind,
-        None,
-        make_file_id(BuildId(tag) if tag else None, name),
-        symbol.start,
-        (AddressRange(symbol.start, end, name),),
-        RangeSource.KERNEL,
-    )
+    name = symbol.name
+    ranges = (AddressRange(symbol.start, end, name),)
+    file_id = make_file_id(None, name)
+    return Module(name, symbol.kind, None, file_id, symbol.start, ranges, RangeSource.KERNEL)
 
 
 class CodeTable:
@@ -169,12 +162,15 @@ class CodeTable:
                 best, below = code, code.symbol.start
         if best is not None and address < best.end:
             return best
+        leaving = None
         for code in reversed(self._ended):
             if code.until_ns + _LINGER_NS <= time_ns:
-                return None
-            if code.covers(address, time_ns):
-                return code
-        return None
+                break
+            if code.symbol.start <= address < code.end and code.since_ns <= time_ns:
+                if time_ns < code.until_ns:
+                    return code
+                leaving = leaving or code
+        return leaving
 
     def live(self) -> list[LoadedCode]:
         """What is loaded now, by address."""
@@ -199,11 +195,6 @@ class CodeTable:
         for other in self._overlapping(symbol.start, end):
             if (symbol.length and other.symbol.length) or other.symbol.start == symbol.start:
                 self._end(other, since_ns)  # its removal was missed
-        for other in reversed(self._ended):
-            if other.until_ns + _LINGER_NS <= since_ns:
-                break
-            if other.symbol.start < end and symbol.start < other.end:
-                other.until_ns = max(other.since_ns, min(other.until_ns, since_ns))
         code = LoadedCode(symbol, end, since_ns, self._source)
         self._live[symbol.start] = code
         for page in _pages(code):
@@ -214,9 +205,9 @@ class CodeTable:
         if known is None:
             # Its record was lost; it was loaded after everything was read the last time.
             code = LoadedCode(symbol, symbol.start + symbol.length, self._read_ns, self._source)
-            self._end(code, time_ns, linger_ns=_LINGER_NS)
+            self._end(code, time_ns)
         elif known.symbol.name == symbol.name and known.since_ns <= time_ns:
-            self._end(known, time_ns, linger_ns=_LINGER_NS)
+            self._end(known, time_ns)
 
     def _read(self, change: CodeChange) -> None:
         """Make the table equal to what was read; changes after its beginning may be in it."""
@@ -242,8 +233,8 @@ class CodeTable:
             self._add(symbol, symbol.since_ns or self._read_ns, end)
         self._read_ns = max(self._read_ns, began_ns)
 
-    def _end(self, code: LoadedCode, time_ns: int, *, linger_ns: int = 0) -> None:
-        code.until_ns = max(time_ns, code.since_ns) + linger_ns
+    def _end(self, code: LoadedCode, time_ns: int) -> None:
+        code.until_ns = max(time_ns, code.since_ns)
         self._ended.append(code)
         self._drop(code)
 

@@ -1,0 +1,91 @@
+"""Hostile records, and the table of loaded code against brute force."""
+
+import contextlib
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_kprofiler.bpf import make_changes, parse_perf_records
+from otel_kprofiler.bpf.btf import parse_program_btf
+from otel_kprofiler.bpf.iterator import parse_program_rows
+from otel_kprofiler.bpf.rungs import parse_code_lines
+from otel_kprofiler.model import CodeAction, CodeChange, CodeSymbol, ModuleKind
+from otel_kprofiler.symbols.kernel.bpf import CodeTable
+
+SLOTS = 6
+A = 0xFFFF_FFFF_C000_0FC0  # the slots lie on two pages
+STEP_NS = 100_000_000  # more than the time for which unloaded code lingers
+
+
+@st.composite
+def records(draw):
+    """A record with a plausible header and any body."""
+    body = draw(st.binary(max_size=96))
+    kind = draw(st.sampled_from([2, 17, 17, 18, 99]))
+    size = draw(st.one_of(st.just(len(body) + 8), st.integers(0, 200)))
+    return struct.pack("=IHH", kind, 0, size) + body
+
+
+@pytest.mark.fuzz
+@settings(max_examples=2000, deadline=None)
+@given(st.lists(records(), max_size=8).map(b"".join) | st.binary(max_size=400), st.booleans())
+def test_any_bytes_are_read_as_records_or_refused(data, timed):
+    """No input makes the parser raise, hang, or invent more records than there are headers."""
+    found = parse_perf_records(data, timed=timed)
+    assert len(found.records) <= len(data) // 8
+    table = CodeTable()
+    for change in make_changes(found.records):
+        table.apply(change)
+        table.lookup(change.symbols[0].start, change.time_ns)
+
+
+@pytest.mark.fuzz
+@settings(max_examples=500, deadline=None)
+@given(st.binary(max_size=200), st.binary(max_size=64))
+def test_any_bytes_are_read_as_types_rows_and_lines(data, tail):
+    header = struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(data), len(data), len(tail))
+    parse_program_btf(data)
+    parse_program_btf(header + data + tail)
+    parse_code_lines(data)
+    with contextlib.suppress(ValueError):
+        parse_program_rows(data)
+
+
+# Each step loads something into a slot or unloads it.
+steps = st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(0, 3)), max_size=40)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps, st.sets(st.integers(0, 40)))
+def test_every_time_has_the_code_of_that_time(choices, readings):
+    """Against a list of who was where when; in between, readings of everything change nothing."""
+    table, live, history = CodeTable(), {}, []
+    for number, (slot, kind) in enumerate(choices, 1):
+        time_ns = number * STEP_NS
+        start = A + 64 * slot
+        if slot in live:
+            code = live.pop(slot)
+            history.append((code, code.since_ns, time_ns))
+            table.apply(CodeChange(time_ns, CodeAction.REMOVED, (code._replace(since_ns=0),)))
+        else:
+            name = f"bpf_prog_{kind}"
+            code = CodeSymbol(start, 16 + 16 * kind, name, ModuleKind.BPF, time_ns)
+            live[slot] = code
+            table.apply(CodeChange(time_ns, CodeAction.ADDED, (code,)))
+        if number in readings:
+            table.apply(CodeChange(time_ns + 1, CodeAction.ALL_READ, tuple(live.values())))
+    history += [(code, code.since_ns, 1 << 62) for code in live.values()]
+    for number in range(len(choices) + 2):
+        time_ns = number * STEP_NS + STEP_NS // 2
+        for address in range(A, A + 64 * SLOTS, 8):
+            true = [
+                code.name
+                for code, since_ns, until_ns in history
+                if since_ns <= time_ns < until_ns
+                and code.start <= address < code.start + code.length
+            ]
+            found = table.lookup(address, time_ns)
+            assert ([found.symbol.name] if found else []) == true
+    assert {code.symbol for code in table.live()} == set(live.values())

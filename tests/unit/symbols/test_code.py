@@ -1,0 +1,301 @@
+"""Code that comes and goes: intervals of address and time, and stacks through them."""
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.bpf.ksymbol import make_changes, parse_perf_records
+from otel_kprofiler.model import (
+    STACK_NOT_COLLECTED,
+    STACK_OK,
+    AddressRange,
+    BpfProgram,
+    CodeAction,
+    CodeBatch,
+    CodeChange,
+    CodeDetails,
+    CodeSymbol,
+    FrameKind,
+    ModuleKind,
+    RawSample,
+)
+from otel_kprofiler.symbols import CapturedFiles, Symbolizer
+from otel_kprofiler.symbols.kernel.bpf import KEEP_MOST, KEEP_NS, CodeTable
+
+CAPTURED = Path(__file__).parents[2] / "data/kernel/6.12-ksymbol"
+BPF, OOL = ModuleKind.BPF, ModuleKind.OUT_OF_LINE
+ADDED, REMOVED = CodeAction.ADDED, CodeAction.REMOVED
+PROGRAMS_READ, ALL_READ = CodeAction.PROGRAMS_READ, CodeAction.ALL_READ
+MS = 1_000_000
+A = 0xFFFF_FFFF_C040_0000
+
+
+def symbol(start, name, length=64, kind=BPF, **more):
+    return CodeSymbol(start, length, f"bpf_prog_{name}" if kind is BPF else name, kind, **more)
+
+
+def table(*changes):
+    found = CodeTable()
+    for time_ns, action, *symbols in changes:
+        found.apply(CodeChange(time_ns, action, tuple(symbols)))
+    return found
+
+
+def name_at(found, address, *time_ns):
+    code = found.lookup(address, *time_ns)
+    return code and code.symbol.name.removeprefix("bpf_prog_")
+
+
+class Source:
+    """Gives prepared changes; knows the programs of some symbols."""
+
+    def __init__(self, details=None):
+        self.changes = []
+        self.details = details or {}
+        self.described = []
+        self.closed = False
+
+    def poll(self, now_ns):
+        changes, self.changes = self.changes, []
+        return CodeBatch(changes, now_ns - 5)
+
+    def describe(self, code):
+        self.described.append(code.name)
+        return self.details.get(code.name)
+
+    def close(self):
+        self.closed = True
+
+
+def sample(time_ns, *pcs):
+    stack = struct.pack(f"<{len(pcs)}Q", *pcs)
+    status = (STACK_OK, STACK_NOT_COLLECTED)
+    return RawSample(time_ns, 0, 1, 1, 0, 0, b"", stack, b"", *status, None)
+
+
+@pytest.fixture
+def live(tmp_path):
+    """A symbolizer with one kernel function and a source of changes."""
+    (tmp_path / "kallsyms").write_text(
+        "ffffffff81000000 T _text\nffffffff81001000 T run\nffffffff81002000 T _etext\n"
+        f"{A + 4096:x} t ftrace_trampoline\t[__builtin__ftrace]\n"
+        f"{A:x} t bpf_prog_1_old\t[bpf]\n"
+    )
+    files = CapturedFiles({"/proc/kallsyms": tmp_path / "kallsyms"})
+    source = Source()
+    return Symbolizer.live(files, code=source), source
+
+
+def test_captured_records_replay_to_the_expected_table():
+    """Programs and a trampoline of a 6.12, before and after they were unloaded."""
+    found = CodeTable()
+    programs = make_changes(
+        parse_perf_records((CAPTURED / "programs.records").read_bytes(), timed=False).records
+    )
+    trampoline, gone = make_changes(
+        parse_perf_records((CAPTURED / "trampoline.records").read_bytes(), timed=False).records
+    )
+    for change in (*programs[:3], trampoline):
+        found.apply(change)
+    assert [(c.symbol.start, c.end, c.symbol.name) for c in found.live()] == [
+        (0xFFFFFFFFC0400648, 0xFFFFFFFFC0400661, "bpf_prog_a04f5eef06a7f555_kprof_ks"),
+        (0xFFFFFFFFC040068C, 0xFFFFFFFFC04006A8, "bpf_prog_b2715c0f7f689679_kprof_ks_sub"),
+        (0xFFFFFFFFC04006E0, 0xFFFFFFFFC04006FC, "bpf_prog_8923dad831f6fb51_F"),
+        (0xFFFFFFFFC0615000, 0xFFFFFFFFC06150E5, "ftrace_trampoline"),
+    ]
+    assert found.lookup(0xFFFFFFFFC0400661) is None, "past the end of the first"
+    for change in (*programs[3:], gone):
+        found.apply(change)
+    assert found.live() == []
+
+
+def test_each_time_has_its_own_program_at_a_reused_address():
+    found = table(
+        (10 * MS, ADDED, symbol(A, "one")),
+        (30 * MS, REMOVED, symbol(A, "one")),
+        (31 * MS, ADDED, symbol(A, "two", 128)),
+    )
+    assert name_at(found, A, 10 * MS - 1) is None
+    assert name_at(found, A + 63, 10 * MS) == "one"
+    assert name_at(found, A + 64, 20 * MS) is None
+    assert name_at(found, A, 30 * MS - 1) == "one"
+    assert name_at(found, A, 30 * MS + 1) == "one", "until the last CPU has left it"
+    assert name_at(found, A, 31 * MS) == "two"
+    assert name_at(found, A + 127) == "two"
+
+
+def test_what_was_unloaded_is_not_there_now():
+    found = table((1, ADDED, symbol(A, "one")), (2, REMOVED, symbol(A, "one")))
+    assert name_at(found, A) is None
+    assert name_at(found, A, 2 + 11 * MS) is None
+    assert len(found) == 0
+
+
+def test_a_late_removal_does_not_hit_the_successor():
+    """Records of two CPUs may be applied in the wrong order when one was late."""
+    found = table(
+        (10, ADDED, symbol(A, "one")),
+        (31, ADDED, symbol(A, "one", since_ns=31)),
+        (30, REMOVED, symbol(A, "two")),
+    )
+    assert name_at(found, A) == "one"
+
+
+def test_what_overlaps_something_new_has_been_missed_going():
+    found = table((10, ADDED, symbol(A, "one")), (20, ADDED, symbol(A + 32, "two")))
+    assert name_at(found, A) is None
+    assert name_at(found, A, 19) == "one"
+    assert name_at(found, A + 32) == "two"
+
+
+def test_a_reading_ends_what_it_does_not_have_and_adds_what_it_has():
+    page = symbol(A + 8192, "kprobe_insn_page", 4096, OOL)
+    found = table(
+        (0, ALL_READ, symbol(A, "gone"), symbol(A + 64, "kept"), page),
+        (100, PROGRAMS_READ, symbol(A + 64, "kept"), symbol(A + 128, "new", since_ns=70)),
+    )
+    assert [c.symbol.name for c in found.live()] == [
+        "bpf_prog_kept", "bpf_prog_new", "kprobe_insn_page"
+    ]  # fmt: skip
+    assert name_at(found, A, 99) == "gone"
+    assert name_at(found, A + 128, 69) is None
+    assert name_at(found, A + 128, 70) == "new"
+    found.apply(CodeChange(200, ALL_READ, (symbol(A + 64, "kept"),)))
+    assert [c.symbol.name for c in found.live()] == ["bpf_prog_kept"]
+
+
+def test_a_reading_that_took_long_does_not_undo_what_came_meanwhile():
+    """Its time is when it began; changes since then may be in it or not."""
+    found = table(
+        (0, ALL_READ, symbol(A, "a"), symbol(A + 64, "b")),
+        (150, REMOVED, symbol(A, "a")),
+        (160, ADDED, symbol(A + 128, "c")),
+        (100, ALL_READ, symbol(A, "a"), symbol(A + 64, "b")),
+    )
+    assert [c.symbol.name for c in found.live()] == ["bpf_prog_b", "bpf_prog_c"]
+
+
+def test_a_removal_names_what_was_added_unseen():
+    """Its record was lost; it was loaded after the last reading."""
+    found = table((100, PROGRAMS_READ), (300, REMOVED, symbol(A, "unseen")))
+    assert name_at(found, A, 200) == "unseen"
+    assert name_at(found, A, 99) is None
+    assert name_at(found, A) is None
+
+
+def test_without_lengths_code_ends_at_the_next_symbol():
+    found = table(
+        (0, ALL_READ, symbol(A, "a", 0), symbol(A + 80, "b", 0), symbol(A + 8192, "t", 0, OOL))
+    )
+    assert name_at(found, A + 79) == "a"
+    assert name_at(found, A + 80) == "b"
+    assert name_at(found, A + 8192 + 4095) == "t"
+    assert name_at(found, A + 8192 + 4096) is None
+    found.apply(CodeChange(5, PROGRAMS_READ, (symbol(A, "a", 64), symbol(A + 80, "b", 64))))
+    assert name_at(found, A + 64) is None, "now its length is known"
+
+
+def test_large_programs_are_found_on_each_of_their_pages():
+    found = table((1, ADDED, symbol(A, "large", 3 * 4096 + 5)))
+    for offset in (0, 4096, 3 * 4096 + 4):
+        assert name_at(found, A + offset) == "large"
+    found.apply(CodeChange(2, REMOVED, (symbol(A, "large", 3 * 4096 + 5),)))
+    assert not found._pages
+
+
+def test_history_is_bounded_in_number_and_time():
+    found = CodeTable()
+    for number in range(2 * KEEP_MOST):
+        for action in (ADDED, REMOVED):
+            found.apply(CodeChange(MS * number, action, (symbol(A, f"{number}"),)))
+        assert len(found._ended) <= KEEP_MOST
+    last = 2 * KEEP_MOST - 1
+    assert name_at(found, A, MS * last) == f"{last}"
+    found.apply(CodeChange(MS * last + 2 * KEEP_NS, ADDED, (symbol(A, "x"),)))
+    assert len(found._ended) == 0
+
+
+def test_frames_say_what_they_are(live):
+    symbolizer, source = live
+    name = "bpf_prog_2222222222222222_new"
+    program = BpfProgram(7, "kprobe", "2" * 16, 5, "vfs_read")
+    source.details[name] = CodeDetails(program, ((0, "a.c", 3), (16, "b.h", 9)))
+    source.changes = [CodeChange(10, ADDED, (CodeSymbol(A + 64, 40, name, BPF, 10, 7),))]
+    assert symbolizer.advance(20) == 15, "the watermark of the source"
+    frame, caller, page = symbolizer.resolve_addresses([A + 64, A + 64 + 20, A + 4096 + 8])
+    assert (frame.kind, frame.address, frame.offset) == (FrameKind.BPF, 0, 0)
+    assert frame.lines[0][0::2] == (name, "a.c")
+    assert frame.lines[0].line == 3
+    assert caller.lines[0].line == 9
+    assert caller.module is frame.module
+    assert frame.module.program == program
+    assert frame.module.ranges == (AddressRange(A + 64, A + 104, name),)
+    assert (page.function, page.kind, page.module.kind) == (
+        "ftrace_trampoline", FrameKind.KERNEL, OOL,
+    )  # fmt: skip
+    assert source.described.count(name) == 1
+    symbolizer.close()
+    assert source.closed
+
+
+def test_stacks_follow_what_is_loaded_and_never_show_a_stale_name(live):
+    """The same raw stack at five times; the same object as long as the code is the same."""
+    symbolizer, source = live
+    new = CodeSymbol(A, 64, "bpf_prog_2_new", BPF, 30)
+    source.changes = [
+        CodeChange(20 * MS, REMOVED, (CodeSymbol(A, 64, "bpf_prog_1_old", BPF),)),
+        CodeChange(40 * MS, ADDED, (new._replace(since_ns=40 * MS),)),
+    ]
+    before = symbolizer.resolve(sample(10 * MS, A + 8, 0xFFFFFFFF81001010))
+    symbolizer.advance(50 * MS)
+    names, last = {}, None
+    for time_ns in (10, 15, 35, 45, 46):
+        stack = symbolizer.resolve(sample(time_ns * MS, A + 8, 0xFFFFFFFF81001010))
+        names[time_ns] = [frame.function for frame in stack.frames]
+        if time_ns == 15:
+            assert stack is before
+        if time_ns == 46:
+            assert stack is last
+        last = stack
+    old, new_names = ["bpf_prog_1_old", "run"], ["bpf_prog_2_new", "run"]
+    assert names == {10: old, 15: old, 35: ["", "run"], 45: new_names, 46: new_names}
+
+
+def test_a_name_once_found_outlives_the_history(live):
+    """A stack resolved again when its window closes must not lose the names it had."""
+    symbolizer, source = live
+    source.changes = [
+        CodeChange(1, PROGRAMS_READ, (CodeSymbol(A, 64, "bpf_prog_1_old", BPF, 1),)),
+        CodeChange(20, REMOVED, (CodeSymbol(A, 64, "bpf_prog_1_old", BPF),)),
+    ]
+    symbolizer.advance(30)
+    first = symbolizer.resolve(sample(10, A + 8, A + 99))
+    late = CodeSymbol(A + 640, 64, "bpf_prog_3_x", BPF)
+    source.changes = [CodeChange(20 + 3 * KEEP_NS, ADDED, (late,))]
+    symbolizer.advance(3 * KEEP_NS)
+    assert symbolizer.resolve(sample(10, A + 8, A + 99)) is first
+    assert first.frames[0].function == "bpf_prog_1_old"
+
+
+def test_modules_come_before_loose_code(live):
+    symbolizer, source = live
+    inside = CodeSymbol(0xFFFFFFFF81001000, 64, "bpf_prog_9_evil", BPF)
+    source.changes = [CodeChange(1, ADDED, (inside,))]
+    symbolizer.advance(10)
+    (frame,) = symbolizer.resolve_addresses([0xFFFFFFFF81001000])
+    assert frame.function == "run"
+
+
+def test_find_and_explain_know_loose_code(live):
+    symbolizer, source = live
+    symbolizer.advance(10)
+    (match,) = symbolizer.find("bpf_prog_1_old")
+    assert match.address == A
+    assert "no length" in symbolizer.explain(A + 4).reason
+    source.changes = [CodeChange(20, PROGRAMS_READ, (symbol(A, "1_old"),))]
+    symbolizer.advance(30)
+    known = symbolizer.explain(A + 4)
+    assert (known.names, known.start, known.end) == (("bpf_prog_1_old",), A, A + 64)
+    assert symbolizer.find("bpf_prog_", prefix=True)[0].end == A + 64
+    assert symbolizer.explain(A + 64).names == ()
