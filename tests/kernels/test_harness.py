@@ -130,7 +130,7 @@ def test_unknown_kernel_is_an_error_that_names_the_known_ones():
     assert "6.12" in caught.value.hint
 
 
-BROKEN = mutations.Mutation("one-off", "a/b.py", "x - 1", "x", "test_x")
+BROKEN = mutations.Mutation("one-off", "no step back", "a/b.py", "x - 1", "x", "test_x")
 
 
 def test_mutant_is_a_copy_and_the_original_is_untouched(tmp_path):

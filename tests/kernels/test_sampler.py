@@ -134,7 +134,7 @@ def test_cpu_that_blinks_is_sampled_again(second_cpu):
 
 
 def test_step_of_the_wall_clock():
-    """A step of the wall clock leaves the order of samples alone ; the next sync measures it."""
+    """A step of the wall clock leaves the order of samples alone; the next sync measures it."""
     clock = Clock()
     with spinning(cpu=0), sampler() as running:
         samples = drain_for(running, 0.5)

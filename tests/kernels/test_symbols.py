@@ -1,12 +1,14 @@
 """Symbols of many modules against their files, and of code that belongs to no file."""
 
+import platform
 import subprocess
 from bisect import bisect_right
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from guest.kernel_files import kprobe_inside, sysctl, traced_init
-from guest.modules import loaded_objects, read_module_symbols, remove, spinning
+from guest.kernel_files import kprobe_inside, sysctl, traced
+from guest.modules import insert, loaded_objects, read_module_symbols, remove, spinning
 from guest.nobody import as_nobody
 from guest.sampled import sampler
 
@@ -29,12 +31,99 @@ def visible(symbolizer):
     return symbolizer.hidden, len(symbolizer.find("schedule"))
 
 
+def test_kprobe_pages_and_trampolines_are_named():
+    """Code pages of kprobes and trampolines of ftrace are named as what they are."""
+    with kprobe_inside("ksys_read"), traced(["ksys_write"]):
+        pages = [s for s in read_module_symbols() if s.module.startswith("__builtin__")]
+        names = {page.name for page in pages}
+        assert "ftrace_trampoline" in names
+        assert names & {"kprobe_insn_page", "kprobe_optinsn_page"}
+        symbolizer = Symbolizer.live()
+        for page in pages:
+            (frame,) = symbolizer.resolve_addresses([page.address])
+            assert frame.function == page.name
+            assert frame.module.kind is ModuleKind.OUT_OF_LINE
+
+
+def test_bpf_programs_are_named():
+    """A loaded BPF program is named, as a module of its own."""
+    with sampler():
+        (program,) = (s for s in read_module_symbols() if "_kprofiler_" in s.name)
+        (frame,) = Symbolizer.live().resolve_addresses([program.address])
+    assert program.module == "bpf"
+    assert frame.function == program.name
+    assert frame.module.kind is ModuleKind.BPF
+
+
+HIDDEN = HiddenCause.NO_CAP_SYSLOG
+
+
+@pytest.mark.parametrize(
+    ("restrict", "without", "with_syslog"),
+    [
+        (0, HIDDEN, None),
+        (1, HIDDEN, None),
+        (2, HiddenCause.KPTR_RESTRICT, HiddenCause.KPTR_RESTRICT),
+    ],
+)
+def test_hidden_symbols_are_said_to_be_hidden(restrict, without, with_syslog):
+    """Symbols with kptr_restrict 0, 1, 2: seen with CAP_SYSLOG at 0 and 1, else said hidden."""
+    with sysctl("kernel.kptr_restrict", restrict):
+        for capabilities, hidden in (((), without), (("CAP_SYSLOG",), with_syslog)):
+            assert as_nobody(capabilities, lambda: visible(Symbolizer.live())) == (
+                hidden,
+                0 if hidden else 1,
+            )
+
+
+def test_descriptor_opened_before_the_drop_still_shows_symbols():
+    """A kallsyms descriptor opened as root still shows addresses after capabilities are gone."""
+    access = Access()
+    access.keep_open("/proc/kallsyms")
+    with sysctl("kernel.kptr_restrict", 1):
+        assert as_nobody((), lambda: visible(Symbolizer.live(access))) == (None, 1)
+    access.close()
+
+
+def test_hidden_frames_say_why():
+    """Frames whose symbols are hidden say so instead of guessing."""
+    address = next(s.address for s in read_module_symbols() if s.type in "tT")
+    with sysctl("kernel.kptr_restrict", 2):
+        (frame,) = Symbolizer.live().resolve_addresses([address])
+    assert frame.unresolved is Unresolved.HIDDEN
+
+
+def test_kernel_build_id():
+    """The kernel's build id is that of its notes."""
+    notes = Path("/sys/kernel/notes").read_bytes()
+    build_id = Symbolizer.live().snapshot.vmlinux_build_id
+    assert build_id is not None
+    assert b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0" + bytes.fromhex(build_id) in notes
+
+
+def load(name):
+    subprocess.run(["modprobe", name], check=True)
+
+
+def overlapping_sizes():
+    """Pairs of neighbours of which one starts below address + size of the other."""
+    fields = [line.split() for line in Path("/proc/modules").read_text().splitlines()]
+    extents = sorted((int(f[5], 16), int(f[1])) for f in fields)
+    return [low for low, high in pairwise(extents) if sum(low) > high[0]]
+
+
 @pytest.fixture(scope="module")
 def modules():
     """Many modules, loaded while the tracer keeps clones of their init functions."""
-    with traced_init(MODULES):
+    # since 6.4 the parts of a module are placed apart: the large data of the last one here does
+    # not fit into the hole that its text is in, so its size reaches over the one before
+    insert()
+    load("nls_iso8859_1")
+    remove()
+    load("nls_cp949")
+    with traced(f"*:mod:{name}" for name in MODULES):
         for name in MODULES:
-            subprocess.run(["modprobe", name], check=True)
+            load(name)
         yield loaded_objects()
 
 
@@ -92,6 +181,8 @@ def test_every_module_function_against_the_files(modules, truth):
                     continue
             wrong.append((hex(address), truth.at(address), shown(frame)))
     assert len(truth.functions) > 1000
+    if tuple(map(int, platform.release().split(".")[:2])) >= (6, 4):
+        assert overlapping_sizes(), "nothing here tells sections from address + size"
     assert not wrong, f"{len(wrong)} of {2 * len(truth.functions)}: {wrong[:5]}"
 
 
@@ -117,66 +208,6 @@ def test_freed_init_functions_never_name_code(truth):
     assert in_live_code, "no clone lies in code of another module: load more modules"
 
 
-def test_kprobe_pages_and_trampolines_are_named():
-    """Code pages of kprobes and trampolines of ftrace are named as what they are."""
-    with kprobe_inside("ksys_read"):
-        pages = [s for s in read_module_symbols() if s.module.startswith("__builtin__")]
-        assert {"kprobe_insn_page", "kprobe_optinsn_page"} & {page.name for page in pages}
-        symbolizer = Symbolizer.live()
-        for page in pages:
-            (frame,) = symbolizer.resolve_addresses([page.address])
-            assert frame.function == page.name
-            assert frame.module.kind is ModuleKind.OUT_OF_LINE
-
-
-def test_bpf_programs_are_named():
-    """A loaded BPF program is named, as a module of its own."""
-    with sampler():
-        (program,) = (s for s in read_module_symbols() if "_kprofiler_" in s.name)
-        (frame,) = Symbolizer.live().resolve_addresses([program.address])
-    assert program.module == "bpf"
-    assert frame.function == program.name
-    assert frame.module.kind is ModuleKind.BPF
-
-
-HIDDEN = HiddenCause.NO_CAP_SYSLOG
-
-
-@pytest.mark.parametrize(
-    ("restrict", "without", "with_syslog"),
-    [
-        (0, HIDDEN, None),
-        (1, HIDDEN, None),
-        (2, HiddenCause.KPTR_RESTRICT, HiddenCause.KPTR_RESTRICT),
-    ],
-)
-def test_hidden_symbols_are_said_to_be_hidden(restrict, without, with_syslog):
-    """Symbols with kptr_restrict 0, 1, 2: seen with CAP_SYSLOG at 0 and 1, else said hidden."""
-    with sysctl("kernel.kptr_restrict", restrict):
-        for capabilities, hidden in (((), without), (("CAP_SYSLOG",), with_syslog)):
-            assert as_nobody(capabilities, lambda: visible(Symbolizer.live())) == (
-                hidden,
-                0 if hidden else 1,
-            )
-
-
-def test_descriptor_opened_before_the_drop_still_shows_symbols():
-    """A kallsyms descriptor opened as root still shows addresses after capabilities are gone."""
-    access = Access()
-    access.keep_open("/proc/kallsyms")
-    with sysctl("kernel.kptr_restrict", 1):
-        assert as_nobody((), lambda: visible(Symbolizer.live(access))) == (None, 1)
-    access.close()
-
-
-def test_hidden_frames_say_why():
-    """Frames whose symbols are hidden say so instead of guessing."""
-    address = next(s.address for s in read_module_symbols() if s.type in "tT")
-    with sysctl("kernel.kptr_restrict", 2):
-        (frame,) = Symbolizer.live().resolve_addresses([address])
-    assert frame.unresolved is Unresolved.HIDDEN
-
-
 def test_functions_of_a_module_in_a_section_of_its_own(modules):
     """Executable sections with unusual names belong to their module."""
     with spinning() as file:
@@ -186,11 +217,3 @@ def test_functions_of_a_module_in_a_section_of_its_own(modules):
         (mid,) = file.functions["kprof_mid"]
         assert symbolizer.find("kprof_mid")[0].rva == mid.start
     remove()
-
-
-def test_kernel_build_id():
-    """The kernel's build id is that of its notes."""
-    notes = Path("/sys/kernel/notes").read_bytes()
-    build_id = Symbolizer.live().snapshot.vmlinux_build_id
-    assert build_id is not None
-    assert b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0" + bytes.fromhex(build_id) in notes

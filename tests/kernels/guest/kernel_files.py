@@ -33,10 +33,10 @@ def sysctl(name: str, value: int) -> Iterator[None]:
 
 
 @contextmanager
-def traced_init(modules: Iterable[str]) -> Iterator[None]:
-    """The function tracer on modules that are loaded later: it keeps clones of their init."""
-    for module in modules:
-        write(f"{TRACING}/set_ftrace_filter", f"*:mod:{module}\n")
+def traced(filters: Iterable[str]) -> Iterator[None]:
+    """The function tracer on functions, or with ``*:mod:NAME`` on a module that is loaded later."""
+    for text in filters:
+        write(f"{TRACING}/set_ftrace_filter", f"{text}\n")
     write(f"{TRACING}/current_tracer", "function")
     try:
         yield
