@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ import click
 from otel_kprofiler.cli.output import FORMATS, Output
 from otel_kprofiler.cli.progress import Progress, open_progress
 from otel_kprofiler.cli.raw import RawOutput
+from otel_kprofiler.cli.sending import SCHEDULE, Sending
 from otel_kprofiler.cli.types import CpuListType, DurationType
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import FrameKind, Losses, Window
-from otel_kprofiler.pipeline import DRAIN_INTERVAL_S, Pipeline
+from otel_kprofiler.pipeline import DRAIN_INTERVAL_S, Pipeline, WindowSink
 from otel_kprofiler.profiles import WindowSchedule
 from otel_kprofiler.reporting import Account
 from otel_kprofiler.sampling import (
@@ -62,10 +64,15 @@ _NEXT_STEPS: Final = {
     "-o",
     "--output",
     "path",
-    default="kernel.html",
-    show_default=True,
     metavar="FILE",
-    help="Where to write; - is standard output.",
+    help="Where to write; - is standard output. Default: kernel.html.",
+)
+@click.option(
+    "--export",
+    "address",
+    metavar="URL",
+    help="Send to an OTLP receiver instead: grpc://HOST:PORT, grpcs://, http:// or https://. "
+    "OTEL_EXPORTER_OTLP_[PROFILES_]* say the rest.",
 )
 @click.option(
     "-f",
@@ -92,6 +99,12 @@ _NEXT_STEPS: Final = {
     metavar="NAME",
     help="Keep only stacks with code of this module, loaded or built in; repeatable.",
 )
+@click.option(
+    "--loader",
+    type=click.Choice(["auto", "libbpf", "bcc"]),
+    default="auto",
+    help="Library that loads the eBPF program; auto takes libbpf, else bcc.",
+)
 @click.option("--idle", is_flag=True, help="Sample the idle task too.")
 @click.option(
     "--raw",
@@ -111,12 +124,14 @@ def command(
     *,
     duration: float | None,
     rate: int,
-    path: str,
+    path: str | None,
+    address: str | None,
     form: str | None,
     pids: tuple[int, ...],
     cpus: tuple[int, ...],
     stacks: Literal["kernel", "user", "both"],
     modules: tuple[str, ...],
+    loader: str,
     idle: bool,
     raw_path: str | None,
     replay_path: str | None,
@@ -129,6 +144,7 @@ def command(
       otel-kprofiler record -d 10s -o kernel.html
       otel-kprofiler record -o build.folded -- make -j2
       otel-kprofiler record -p 4242 -d 30s -o server.otlp
+      otel-kprofiler record -d 1m --export grpc://127.0.0.1:4317
 
     Ctrl-C ends the recording early and writes what there is. A COMMAND that still runs when
     the duration is over is terminated.
@@ -137,11 +153,17 @@ def command(
         raise click.UsageError("a COMMAND cannot be combined with --pid or --cpus")
     if replay_path and (words or raw_path):
         raise click.UsageError("--replay cannot be combined with a COMMAND or --raw")
+    if address and (path or form or modules):
+        raise click.UsageError("--export cannot be combined with --output, --format or --module")
+    path = path or "kernel.html"
     windows: list[Window] = []
     with ExitStack() as stack:
-        output = stack.enter_context(Output(path, form, force=force))
+        sending = stack.enter_context(Sending(address)) if address else None
+        output = None if sending else stack.enter_context(Output(path, form, force=force))
+        schedule = SCHEDULE if sending else _WHOLE_RECORDING
+        sink = sending or windows.append
         if replay_path:
-            session = Session(_replay(replay_path, windows))
+            session = Session(_replay(replay_path, schedule, sink))
         else:
             held = stack.enter_context(HeldCommand(words)) if words else None
             config = SamplerConfig(
@@ -158,11 +180,12 @@ def command(
             limit = _DEFAULT_DURATION_S if duration is None and not words else duration
             pipeline = open_live(
                 config,
-                _WHOLE_RECORDING,
-                windows.append,
+                schedule,
+                sink,
                 access=access,
                 clock=clock,
                 attributes={},
+                loader=loader,
                 raw_sink=raw.add_records if raw else None,
                 on_process=raw.add_process if raw else None,
                 event_sink=raw.add_event if raw else None,
@@ -172,8 +195,13 @@ def command(
                 session.run(limit, progress)
             if raw:
                 raw.finish(clock, pipeline.sampler)
-        output.write(_select(windows, modules) if modules else windows)
-    click.echo(session.summary(path, windows), err=True)
+        if output:
+            output.write(_select(windows, modules) if modules else windows)
+    if sending:
+        sending.check()
+        click.echo(session.sent(sending), err=True)
+    else:
+        click.echo(session.summary(path, windows), err=True)
 
 
 def _select(windows: Sequence[Window], modules: Sequence[str]) -> list[Window]:
@@ -185,13 +213,13 @@ def _select(windows: Sequence[Window], modules: Sequence[str]) -> list[Window]:
     return selected
 
 
-def _replay(path: str, windows: list[Window]) -> Pipeline[ReplaySampler]:
+def _replay(path: str, schedule: WindowSchedule, sink: WindowSink) -> Pipeline[ReplaySampler]:
     try:
         recording = Recording(path)
     except OSError as error:
         raise KProfilerError(f"cannot read {path}: {error.strerror}") from error
     with closing(recording):
-        return replay(recording, _WHOLE_RECORDING, windows.append)
+        return replay(recording, schedule, sink)
 
 
 @dataclass(slots=True)
@@ -243,12 +271,25 @@ class Session:
             f"lost {describe_losses(account.lost)}",
             f"unresolved {_unresolved_share(windows):.1%} of kernel frames",
         ]
+        return f"wrote {path}: {self._ended(parts, account)}{_next_step(path, account)}"
+
+    def sent(self, sending: Sending) -> str:
+        """The last line when the samples went to a receiver."""
+        account = self.pipeline.account(sending.accounts())
+        (receiver,) = account.exporters
+        parts = [
+            f"{receiver.exported:,} of {account.taken:,} samples",
+            f"{self.seconds:.1f} s",
+            f"lost {describe_losses(Counter(account.lost) + Counter(receiver.lost))}",
+        ]
+        return f"sent to {sending.address}: {self._ended(parts, account)}"
+
+    def _ended(self, parts: list[str], account: Account) -> str:
         if self.interrupted:
             parts.insert(0, "interrupted")
         if self.held and self.held.poll():
             parts.append(f"the command ended with status {self.held.poll()}")
-        parts += [f"accounting gap: {gap}" for gap in account.gaps()]
-        return f"wrote {path}: {', '.join(parts)}{_next_step(path, account)}"
+        return ", ".join([*parts, *(f"accounting gap: {gap}" for gap in account.gaps())])
 
 
 def describe_losses(lost: Losses) -> str:
