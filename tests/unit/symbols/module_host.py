@@ -71,7 +71,7 @@ class Host:
             shown = {**functions, **init} if state == "Loading" else functions
             for function, address in shown.items():
                 symbols += f"{address:016x} t {function}\t[{name}]\n"
-        for path, content in (("modules", "".join(lines)), ("kallsyms", symbols)):
+        for path, content in (("kallsyms", symbols), ("modules", "".join(lines))):
             new = self.root / "proc" / f"{path}.new"
             new.write_text(content)
             new.replace(self.root / "proc" / path)
