@@ -2,7 +2,7 @@
 
 Names follow the semantic conventions: ``otel.sdk.*`` for processors and exporters, by analogy
 with spans, log records and metric data points (there is no profile signal among them yet), and
-``process.*``. What has no counterpart is named ``kprofiler.*``. docs/metrics.md lists them.
+``process.*``. What has no counterpart is named ``kprofiler.*``.
 """
 
 from __future__ import annotations

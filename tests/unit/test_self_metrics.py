@@ -1,0 +1,212 @@
+"""The agent's metrics about itself arrive at the receiver of its profiles."""
+
+import http.server
+import logging
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+
+from otel_kprofiler.agent.telemetry import Telemetry
+from otel_kprofiler.config import parse_config
+from otel_kprofiler.export import ExportOutcome, ExportResult
+from otel_kprofiler.model import LossCause
+from otel_kprofiler.reporting import Account, ExporterAccount
+
+METHOD = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
+CONFIG = """
+receivers: {{kprofiler: {{monitor_interval: 100ms, resource: {{deployment.environment.name: x}}}}}}
+exporters: {{{exporter}, debug: {{}}}}
+service:
+  telemetry: {{metrics: {{level: {level}}}}}
+  pipelines: {{profiles: {{receivers: [kprofiler], exporters: [{name}, debug]}}}}
+"""
+ACCOUNT = Account(
+    100, 97, {LossCause.RING_FULL: 3}, 0,
+    (ExporterAccount("otlp_grpc", 80, {LossCause.REJECTED: 5, LossCause.QUEUE_FULL: 2}, 10),),
+)  # fmt: skip
+
+
+class Receiver(grpc.GenericRpcHandler):
+    """Takes metrics by gRPC, with the metadata of each request."""
+
+    def __init__(self):
+        self.requests = []
+        self.arrived = threading.Event()
+        self.server = grpc.server(ThreadPoolExecutor(2))
+        self.server.add_generic_rpc_handlers((self,))
+        self.endpoint = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server.start()
+
+    def service(self, details):
+        if details.method == METHOD:
+            return grpc.unary_unary_rpc_method_handler(self.take)
+        return None
+
+    def take(self, request, context):
+        metadata = dict(context.invocation_metadata())
+        self.requests.append((ExportMetricsServiceRequest.FromString(request), metadata))
+        self.arrived.set()
+        return b""
+
+
+@pytest.fixture
+def receiver():
+    receiver = Receiver()
+    yield receiver
+    receiver.server.stop(0).wait()
+
+
+@pytest.fixture
+def telemetry():
+    telemetry = Telemetry(lambda: ACCOUNT, lambda: 7)
+    yield telemetry
+    telemetry.close()
+
+
+def load(endpoint, level="normal", kind="otlp_grpc"):
+    tls = "" if kind == "otlp_http" else ", tls: {insecure: true}"
+    exporter = f'{kind}: {{endpoint: "{endpoint}", headers: {{key: v}}{tls}}}'
+    text = CONFIG.format(exporter=exporter, level=level, name=kind)
+    return parse_config(text, path="agent.yaml", environ={}).config
+
+
+def points(request):
+    """Value (or count) of each series, by name and attributes."""
+    found = {}
+    for resource in request.resource_metrics:
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                data = getattr(metric, metric.WhichOneof("data"))
+                for point in data.data_points:
+                    attributes = frozenset(
+                        (entry.key, entry.value.string_value) for entry in point.attributes
+                    )
+                    value = getattr(point, "count", None) or getattr(point, "as_int", None)
+                    found[metric.name, attributes] = value or getattr(point, "as_double", 0)
+    return found
+
+
+PROCESSOR = {
+    ("otel.component.type", "batching_profile_processor"),
+    ("otel.component.name", "batching_profile_processor/otlp_grpc"),
+}
+EXPORTER = {
+    ("otel.component.type", "otlp_grpc_profile_exporter"),
+    ("otel.component.name", "otlp_grpc"),
+}
+
+
+def test_samples_losses_queue_exports_symbols_cpu_and_memory(receiver, telemetry, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "from=environment")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "environment")
+    telemetry.configure(load(receiver.endpoint))
+    telemetry.on_export("otlp_grpc", ExportResult(ExportOutcome.SUCCESS, 5, {}), 0.1)
+    telemetry.on_export("otlp_grpc", ExportResult(ExportOutcome.FAILURE, 0, {}, "", "503"), 9)
+    receiver.arrived.clear()
+    assert receiver.arrived.wait(10)
+    request, metadata = receiver.requests[-1]
+    found = points(request)
+
+    def value(name, *attributes):
+        return found[name, frozenset(set().union(*attributes))]
+
+    def error(kind):
+        return {("error.type", kind)}
+
+    assert value("kprofiler.sample.taken") == 100
+    assert value("kprofiler.sample.lost", error("ring_full")) == 3
+    assert value("otel.sdk.processor.profile_sample.queue.size", PROCESSOR) == 10
+    assert value("otel.sdk.processor.profile_sample.processed", PROCESSOR) == 85
+    assert value("otel.sdk.processor.profile_sample.processed", PROCESSOR, error("queue_full")) == 2
+    assert value("otel.sdk.exporter.profile_sample.exported", EXPORTER) == 80
+    assert value("otel.sdk.exporter.profile_sample.exported", EXPORTER, error("rejected")) == 5
+    assert value("otel.sdk.exporter.operation.duration", EXPORTER) == 1
+    assert value("otel.sdk.exporter.operation.duration", EXPORTER, error("503")) == 1
+    assert value("kprofiler.symbol.reload") == 7
+    assert value("process.cpu.time", {("cpu.mode", "user")}) > 0
+    assert value("process.memory.usage") > 10 << 20
+    (resource,) = request.resource_metrics
+    names = {entry.key: entry.value.string_value for entry in resource.resource.attributes}
+    assert names["service.name"] == "otel-kprofiler"
+    assert names["deployment.environment.name"] == "x"
+    assert metadata["key"] == "v"
+    assert "from" not in metadata, "the environment is not read"
+    assert os.environ["OTEL_SERVICE_NAME"] == "environment", "and not changed"
+
+
+def test_metrics_go_over_http_too(telemetry):
+    bodies, arrived = [], threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            bodies.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            arrived.set()
+
+        def log_message(self, *arguments):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        telemetry.configure(load(f"http://127.0.0.1:{server.server_port}", kind="otlp_http"))
+        assert arrived.wait(10)
+        telemetry.close()
+        server.shutdown()
+    assert bodies[0][0] == "/v1/metrics"
+
+
+def test_a_receiver_without_metrics_is_explained_once(telemetry, caplog):
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    telemetry.configure(load(f"127.0.0.1:{port}"))
+    threading.Event().wait(1)
+    telemetry.close()
+    server.stop(0).wait()
+    (message,) = [text for text in caplog.messages if "own metrics" in text]
+    assert "UNIMPLEMENTED" in message
+    assert "service.telemetry.metrics.level: none" in message
+    assert not logging.getLogger("opentelemetry.exporter.otlp").propagate, "nor by the SDK"
+
+
+def test_equal_settings_keep_what_runs_and_others_replace_it(receiver, telemetry):
+    telemetry.configure(load(receiver.endpoint))
+    first = telemetry._metrics
+    telemetry.configure(load(receiver.endpoint))
+    assert telemetry._metrics is first
+    telemetry.configure(load(receiver.endpoint, level="none"))
+    assert telemetry._metrics is None
+
+
+def test_without_metrics_the_sdk_is_not_loaded():
+    code = (
+        "import sys\n"
+        "from types import SimpleNamespace as N\n"
+        "from otel_kprofiler.agent.telemetry import Telemetry\n"
+        "config = N(running_exporters={'otlp_grpc': N()}, receiver=N(resource={},"
+        " monitor_interval=N(seconds=5)), service=N(telemetry=N(metrics=N(level='none'))))\n"
+        "Telemetry(None, None).configure(config)\n"
+        "sys.exit('opentelemetry.sdk' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_an_agent_with_files_only_sends_no_metrics(telemetry):
+    config = SimpleNamespace(
+        running_exporters={"file": SimpleNamespace()},
+        receiver=SimpleNamespace(resource={}, monitor_interval=SimpleNamespace(seconds=5)),
+        service=SimpleNamespace(telemetry=SimpleNamespace(metrics=SimpleNamespace(level="normal"))),
+    )
+    telemetry.configure(config)
+    assert telemetry._metrics is None
