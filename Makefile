@@ -8,7 +8,7 @@ RUN_PACKAGES := python3-venv libbpf1
 TEST_PACKAGES := clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc \
 	qemu-system-x86 busybox-static kmod gcc make xz-utils openssl
 
-.PHONY: help setup setup-test check format test test-live test-kernels soak bench bpf viewer generated dist clean
+.PHONY: help setup setup-test check format test test-live test-kernels test-debug-package soak bench bpf viewer generated dist clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -37,6 +37,21 @@ test:  ## all tests that this machine can run
 
 test-live:  ## only the tests against the running kernel
 	$(PYTEST) -m live
+
+# Debian keeps a version for some months; tests/data/kernel was captured with this one.
+DEBUG_PACKAGE := linux-image-6.12.117+deb12-amd64-dbg
+DEBUG_FILES := .cache/$(DEBUG_PACKAGE)
+
+$(DEBUG_FILES):
+	mkdir -p .cache
+	cd .cache && apt-get download $(DEBUG_PACKAGE)
+	mkdir $@.part
+	dpkg-deb --fsys-tarfile .cache/$(DEBUG_PACKAGE)_*.deb | tar -x -C $@.part --wildcards \
+		'*/boot/vmlinux-*' $$(sed 's/ .*//; s/_/[_-]/g; s|.*|*/&.ko*|' tests/data/kernel/6.12-modules/proc_modules)
+	mv $@.part $@
+
+test-debug-package: $(DEBUG_FILES)  ## relative addresses against all of a Debian kernel (1 GB to load)
+	KPROFILER_DEBUG=$(DEBUG_FILES) $(PYTEST) tests/property/test_elf.py
 
 bench:  ## the table of figures, as ratios measured in one run
 	$(BIN)/python -m benchmarks

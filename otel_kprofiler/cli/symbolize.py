@@ -14,7 +14,7 @@ from otel_kprofiler.symbols import Explanation, Match, Symbolizer
 
 
 @click.command(name="symbolize")
-@click.argument("words", nargs=-1, required=True, metavar="ADDR|NAME|- ...")
+@click.argument("words", nargs=-1, metavar="ADDR|NAME|- ...")
 @click.option("--kallsyms", metavar="FILE", help="A copy of /proc/kallsyms, not this host's.")
 @click.option("--modules", metavar="FILE", help="With --kallsyms: a copy of /proc/modules.")
 @click.option("--sys-module", metavar="DIR", help="With --kallsyms: a copy of /sys/module.")
@@ -23,6 +23,20 @@ from otel_kprofiler.symbols import Explanation, Match, Symbolizer
     "--builtin-ranges", metavar="FILE", help="With --kallsyms: a copy of modules.builtin.ranges."
 )
 @click.option("--kallmodsyms", metavar="FILE", help="With --kallsyms: a copy of /proc/kallmodsyms.")
+@click.option(
+    "--elf",
+    "elf_files",
+    multiple=True,
+    metavar="FILE",
+    help="Take relative addresses in this vmlinux, .ko or debug file; repeatable.",
+)
+@click.option(
+    "--rva",
+    "rvas",
+    multiple=True,
+    metavar="[ID:]ADDR",
+    help="With --elf: relative address, with the file id or build id if there are several files.",
+)
 @click.option("--explain", is_flag=True, help="Tell every name at the address, and why.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def command(
@@ -34,6 +48,8 @@ def command(
     notes: str | None,
     builtin_ranges: str | None,
     kallmodsyms: str | None,
+    elf_files: tuple[str, ...],
+    rvas: tuple[str, ...],
     explain: bool,
     as_json: bool,
 ) -> None:
@@ -43,6 +59,7 @@ def command(
       otel-kprofiler symbolize ffffffff81234567
       otel-kprofiler symbolize vfs_read
       cat addresses | otel-kprofiler symbolize -
+      otel-kprofiler symbolize --elf ext4.ko.xz --rva 0x1234 0x5678
 
     An address is taken as a program counter: for a return address, give it minus one.
     """  # noqa: D301 - click's mark for a paragraph that must not be wrapped
@@ -55,6 +72,21 @@ def command(
     }
     if kallsyms is None and any(copies.values()):
         raise click.UsageError("copies of other files go with --kallsyms")
+    if bool(elf_files) != bool(rvas) and not (elf_files and words):
+        raise click.UsageError("--elf and --rva go together")
+    if not words and not rvas:
+        raise click.UsageError("Missing argument 'ADDR|NAME|- ...'.")
+    if elf_files:
+        if kallsyms:
+            raise click.UsageError("--elf cannot be combined with --kallsyms")
+        from otel_kprofiler.cli.symbolize_elf import (  # noqa: PLC0415 - imports elftools
+            name_rva,
+            open_files,
+        )
+
+        files = open_files(elf_files)
+        every = [name_rva(files, word, as_json=as_json) for word in (*rvas, *_words(words))]
+        sys.exit(0 if all(every) else 1)
     symbolizer = _open(kallsyms, copies)
     if symbolizer.hidden:
         click.echo(f"note: {symbolizer.hidden.value}; see otel-kprofiler doctor", err=True)

@@ -1,1 +1,1 @@
-"""elf."""
+"""ELF files of the kernel: relative address to function, as a backend does it."""

@@ -1,0 +1,182 @@
+"""Functions of an ELF file by RVA, by the same rules by which running code is named."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.model import FileId, Line
+from otel_kprofiler.symbols.elf.image import ElfImage, Section, find_debug_file, open_elf
+from otel_kprofiler.symbols.kernel.build import END_TYPE, TableBuilder
+from otel_kprofiler.symbols.kernel.identity import make_file_id
+from otel_kprofiler.symbols.kernel.names import make_line
+from otel_kprofiler.symbols.kernel.table import SymbolTable
+
+STT_NOTYPE, STT_FUNC = 0, 2
+STB_LOCAL, STB_GLOBAL, STB_WEAK = 0, 1, 2
+
+_LETTERS: Final = {STB_LOCAL: b"t", STB_GLOBAL: b"T", STB_WEAK: b"W"}
+_NOT_NAMES: Final = (b".L", b"$", b"__UNIQUE_ID_")
+"""Labels of assembler and compiler that kallsyms leaves out too (scripts/mksysmap)."""
+_ADDRESS_LIMIT = 1 << 63
+_MAX_NAME_BYTES = 1 << 12  # a damaged table of names has no ends
+
+
+class ElfSymbol(NamedTuple):
+    """A symbol of code: RVA, size in bytes (0 if it is not told), binding and name."""
+
+    rva: int
+    size: int
+    binding: int
+    name: bytes
+
+
+class ElfMatch(NamedTuple):
+    """The function at an RVA.
+
+    Attributes:
+        line: its name, cleaned and as the linker has it.
+        names: all names of it, the shown one first.
+        start: RVA of its start.
+        section: name of the section.
+        section_offset: of the RVA in the section, for disassemblers.
+    """
+
+    line: Line
+    names: tuple[str, ...]
+    start: int
+    section: str
+    section_offset: int
+
+
+class ElfSymbols:
+    """RVA → function, for vmlinux and modules.
+
+    Args:
+        path: the file, or a separate debug file of it. If it has no symbols, those of the debug
+            file that is installed for its build id are used.
+
+    Raises:
+        OSError: the file cannot be read.
+        KProfilerError: it is no ELF file, has no symbols, or vmlinux has no ``_text``.
+    """
+
+    def __init__(self, path: str) -> None:
+        image = open_elf(path)
+        table = _find_symtab(image)
+        debug = find_debug_file(image.build_id) if image.build_id and table is None else None
+        if debug is not None:
+            image = open_elf(debug)._replace(name=image.name)
+            table = _find_symtab(image)
+        if table is None:
+            raise KProfilerError(
+                f"{path} has no symbols", hint="give the file of the kernel's debug package"
+            )
+        self.name = image.name
+        self.build_id = image.build_id
+        self.file_id: FileId | None = make_file_id(image.build_id) if image.build_id else None
+        self._bases = layout(image, table)
+        self._sections = sorted(
+            (base, image.sections[index]) for index, base in self._bases.items()
+        )
+        self.symbols = sorted(read_code_symbols(image, table, self._bases))
+        self._table = _make_table(self.symbols)
+
+    def find(self, rva: int) -> ElfMatch | None:
+        """The function at an RVA; None in a gap or outside of code."""
+        at = bisect_right(self._sections, rva, key=lambda pair: pair[0]) - 1
+        if at < 0 or rva >= self._sections[at][0] + self._sections[at][1].size:
+            return None
+        found = self._table.lookup(rva)
+        if found is None:
+            return None
+        base, section = self._sections[at]
+        name, start = found
+        names = (other.decode("utf-8", "backslashreplace") for other in self._table.names_at(start))
+        return ElfMatch(make_line(name), tuple(names), start, section.name, rva - base)
+
+
+def layout(image: ElfImage, symtab: Section) -> dict[int, int]:
+    """RVA of each section of code, by index.
+
+    In vmlinux it is the distance from ``_text`` (``_stext`` if there is none). In a module the
+    sections whose name does not start with ``.init`` follow each other in the order of the
+    section headers, each aligned, the first at 0, as the kernel's loader lays them out
+    (kernel/module/main.c, ``layout_sections``).
+    """
+    code = {index: s for index, s in enumerate(image.sections) if s.is_code}
+    if not image.relocatable:
+        base = _find_text(image, symtab)
+        return {index: section.address - base for index, section in code.items()}
+    bases, end = {}, 0
+    for index, section in code.items():
+        if not section.name.startswith(".init"):
+            alignment = max(1, section.alignment)
+            bases[index] = -(-end // alignment) * alignment
+            end = bases[index] + section.size
+    return bases
+
+
+def read_code_symbols(
+    image: ElfImage, symtab: Section, bases: dict[int, int]
+) -> Iterator[ElfSymbol]:
+    """Functions and labels in sections of code, with their RVA; damaged entries are left out."""
+    shift = {
+        index: base - (0 if image.relocatable else image.sections[index].address)
+        for index, base in bases.items()
+    }
+    for name, info, index, value, size in _entries(image, symtab):
+        if index in shift and info & 0xF in (STT_NOTYPE, STT_FUNC):
+            rva = value + shift[index]
+            if name and 0 <= rva < _ADDRESS_LIMIT and not name.startswith(_NOT_NAMES):
+                yield ElfSymbol(rva, min(size, _ADDRESS_LIMIT - rva - 1), info >> 4, name)
+
+
+def _entries(image: ElfImage, symtab: Section) -> Iterator[tuple[bytes, int, int, int, int]]:
+    """Name, info, section, value and size of each entry (elf(5), Elf64_Sym)."""
+    entry = struct.Struct(image.byte_order + "IBBHQQ")
+    if symtab.link >= len(image.sections):
+        raise KProfilerError(f"{image.path} has a symbol table without names")
+    names = image.content(image.sections[symtab.link])
+    data = image.content(symtab)
+    for at, info, _, index, value, size in entry.iter_unpack(
+        data[: len(data) // entry.size * entry.size]
+    ):
+        yield names[at : names.find(b"\0", at, at + _MAX_NAME_BYTES)], info, index, value, size
+
+
+def _find_symtab(image: ElfImage) -> Section | None:
+    return next((s for s in image.sections if s.name == ".symtab" and image.content(s)), None)
+
+
+def _find_text(image: ElfImage, symtab: Section) -> int:
+    found = {
+        name: value
+        for name, _, _, value, _ in _entries(image, symtab)
+        if name in (b"_text", b"_stext")
+    }
+    base = found.get(b"_text", found.get(b"_stext"))
+    if base is None:
+        raise KProfilerError(f"{image.path} is neither a module nor vmlinux: it has no _text")
+    return base
+
+
+def _make_table(symbols: list[ElfSymbol]) -> SymbolTable:
+    """The symbols, and an end behind each function that nothing follows at once."""
+    starts = [symbol.rva for symbol in symbols]
+    rows = [(symbol.rva, _LETTERS.get(symbol.binding, b"t"), symbol.name) for symbol in symbols]
+    for end in {symbol.rva + symbol.size for symbol in symbols if symbol.size}:
+        at = bisect_left(starts, end)
+        if at == len(starts) or starts[at] != end:
+            rows.append((end, bytes([END_TYPE]), b""))
+    rows.sort(key=lambda row: row[0])
+    builder = TableBuilder()
+    builder.add(
+        [b"%016x" % row[0] for row in rows],
+        b"".join(row[1] for row in rows),
+        [row[2] for row in rows],
+    )
+    return builder.finish()

@@ -1,0 +1,184 @@
+"""Opens vmlinux, modules (compressed or not) and separate debug files."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import mmap
+import os
+import zlib
+from io import BytesIO
+from typing import Any, Final, NamedTuple
+
+from elftools.common.exceptions import ELFError
+from elftools.construct import ConstructError
+from elftools.elf.elffile import ELFFile
+
+from otel_kprofiler.errors import DependencyError, KProfilerError
+from otel_kprofiler.model import BuildId
+from otel_kprofiler.symbols.kernel.notes import find_build_id
+
+SHT_NOBITS: Final = 8
+SHT_NOTE: Final = 7
+SHF_ALLOC: Final = 2
+SHF_EXECINSTR: Final = 4
+ET_REL: Final = "ET_REL"
+DEBUG_ROOT: Final = "/usr/lib/debug"
+
+_MAX_UNPACKED_BYTES = 1 << 30
+_KERNEL_SUFFIXES: Final = (".xz", ".gz", ".zst", ".debug", ".ko")
+
+
+class Section(NamedTuple):
+    """A section header (elf(5), Elf64_Shdr)."""
+
+    name: str
+    type: int | str
+    flags: int
+    address: int
+    offset: int
+    size: int
+    alignment: int
+    link: int
+
+    @property
+    def is_code(self) -> bool:
+        """Whether it holds instructions that are loaded."""
+        return self.flags & (SHF_ALLOC | SHF_EXECINSTR) == SHF_ALLOC | SHF_EXECINSTR
+
+
+class ElfImage(NamedTuple):
+    """An ELF file of 64 bits.
+
+    Attributes:
+        path: where it was read.
+        name: as the mapping of its code is called: ``vmlinux``, or the module with ``_``.
+        relocatable: a module; its sections have no addresses yet.
+        byte_order: ``<`` or ``>``, as in ``struct``.
+        sections: by index.
+        build_id: GNU build id, None if it has none.
+        data: the file, unpacked.
+    """
+
+    path: str
+    name: str
+    relocatable: bool
+    byte_order: str
+    sections: tuple[Section, ...]
+    build_id: BuildId | None
+    data: bytes | mmap.mmap
+
+    def content(self, section: Section) -> bytes:
+        """Bytes of a section; empty where a debug file has none, short where the file is."""
+        if section.type in ("SHT_NOBITS", SHT_NOBITS):
+            return b""
+        return bytes(self.data[section.offset : section.offset + section.size])
+
+
+def open_elf(path: str) -> ElfImage:
+    """Read the headers of an ELF file, ``.ko.xz``, ``.ko.gz`` and ``.ko.zst`` included.
+
+    Raises:
+        OSError: the file cannot be read.
+        KProfilerError: it is no ELF file of 64 bits, or damaged.
+        DependencyError: it is compressed with zstd, and ``zstandard`` is not installed.
+    """
+    data = _unpack(path, _read(path))
+    try:
+        stream: Any = BytesIO(data) if isinstance(data, bytes) else data
+        elf = ELFFile(stream)
+        sections = tuple(
+            Section(
+                section.name,
+                section["sh_type"],
+                section["sh_flags"],
+                section["sh_addr"],
+                section["sh_offset"],
+                section["sh_size"],
+                section["sh_addralign"],
+                section["sh_link"],
+            )
+            for section in elf.iter_sections()
+        )
+    # pyelftools lets several kinds of errors of its own making through on damaged headers
+    except (ELFError, ConstructError, ValueError, LookupError, AttributeError, TypeError) as error:
+        raise KProfilerError(f"{path} is no usable ELF file: {error}") from error
+    if elf.elfclass != 64:
+        raise KProfilerError(f"{path} is an ELF file of {elf.elfclass} bits; kernels here have 64")
+    image = ElfImage(
+        path,
+        _module_name(path),
+        elf["e_type"] == ET_REL,
+        "<" if elf.little_endian else ">",
+        sections,
+        None,
+        data,
+    )
+    notes = [image.content(s) for s in sections if s.type in ("SHT_NOTE", SHT_NOTE)]
+    return image._replace(build_id=next(filter(None, map(find_build_id, notes)), None))
+
+
+def find_debug_file(build_id: BuildId, root: str = DEBUG_ROOT) -> str | None:
+    """The separate debug file of a build id, None if it is not installed."""
+    path = os.path.join(root, ".build-id", build_id[:2], f"{build_id[2:]}.debug")
+    return path if os.path.exists(path) else None
+
+
+def _read(path: str) -> bytes | mmap.mmap:
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return b""
+        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+
+
+def _unpack(path: str, data: bytes | mmap.mmap) -> bytes | mmap.mmap:
+    for magic, unpack in _UNPACKERS.items():
+        if data[: len(magic)] == magic:
+            try:
+                unpacked = unpack(BytesIO(data))
+            except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
+                raise KProfilerError(f"{path} cannot be decompressed: {error}") from error
+            if len(unpacked) == _MAX_UNPACKED_BYTES:
+                raise KProfilerError(f"{path} is larger than 1 GiB when it is decompressed")
+            return unpacked
+    return data
+
+
+def _unpack_xz(packed: BytesIO) -> bytes:
+    with lzma.open(packed) as file:
+        return file.read(_MAX_UNPACKED_BYTES)
+
+
+def _unpack_gzip(packed: BytesIO) -> bytes:
+    with gzip.open(packed) as file:
+        return file.read(_MAX_UNPACKED_BYTES)
+
+
+def _unpack_zstd(packed: BytesIO) -> bytes:
+    try:
+        import zstandard  # noqa: PLC0415 - an extra that only .ko.zst needs
+    except ImportError as error:
+        raise DependencyError(
+            "a file compressed with zstd needs the package zstandard",
+            hint="pip install 'otel-kprofiler[zstd]', or unpack the file with unzstd",
+        ) from error
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(packed) as file:
+            content: bytes = file.read(_MAX_UNPACKED_BYTES)
+    except zstandard.ZstdError as error:
+        raise ValueError(error) from error
+    return content
+
+
+_UNPACKERS: Final = {
+    b"\xfd7zXZ\0": _unpack_xz,
+    b"\x1f\x8b": _unpack_gzip,
+    b"\x28\xb5\x2f\xfd": _unpack_zstd,
+}
+
+
+def _module_name(path: str) -> str:
+    name = os.path.basename(path)
+    while (stem := os.path.splitext(name))[1] in _KERNEL_SUFFIXES:
+        name = stem[0]
+    return "vmlinux" if name.startswith("vmlinux") else name.replace("-", "_")

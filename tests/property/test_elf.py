@@ -1,0 +1,219 @@
+"""Captured kernels against their ELF files: address → (module, RVA) → function and back.
+
+The files are the ``.ko`` of the fixtures (KPROFILER_FIXTURES), or all modules and vmlinux of the
+kernel's debug package (KPROFILER_DEBUG, by ``make test-debug-package``). The oracle reads them
+with pyelftools and places each section where sysfs of the running kernel said it was.
+"""
+
+import lzma
+import os
+import random
+import sys
+from bisect import bisect_right
+from collections import defaultdict
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from otel_kprofiler.symbols import CapturedFiles, ElfSymbols, Symbolizer
+
+DATA = Path(__file__).parents[1] / "data" / "kernel" / "6.12-modules"
+FIXTURES = Path(os.environ.get("KPROFILER_FIXTURES", ""), "6.12-debian")
+DEBUG = os.environ.get("KPROFILER_DEBUG", "")
+RANDOM_ADDRESSES = 100_000
+
+pytestmark = pytest.mark.skipif(
+    not (DEBUG or FIXTURES.is_dir()), reason="neither KPROFILER_FIXTURES nor KPROFILER_DEBUG is set"
+)
+
+
+@pytest.fixture
+def say(capsys):
+    """Shows figures beside the dots."""
+
+    def write(text):
+        with capsys.disabled():
+            sys.stdout.write(f" {text} ")
+
+    return write
+
+
+def find_files():
+    """ELF files by name of the module; vmlinux only in the debug package."""
+    if DEBUG:
+        found = {path.name: path for path in Path(DEBUG).rglob("*.ko*")}
+        found |= {"vmlinux": next(Path(DEBUG).rglob("boot/vmlinux-*"))}
+    else:
+        found = {path.name: path for path in FIXTURES.glob("ko/*.ko.xz")}
+    return {name.partition(".")[0].replace("-", "_"): path for name, path in found.items()}
+
+
+@pytest.fixture(scope="module")
+def captured():
+    """The boot; with all of its kallsyms if the fixtures are there."""
+    kallsyms = FIXTURES / "kallsyms.xz"
+    return CapturedFiles({
+        "/proc/kallsyms": kallsyms if kallsyms.exists() else DATA / "kallsyms.xz",
+        "/proc/modules": DATA / "proc_modules",
+        "/sys/module": DATA / "sys_module.tar.xz",
+        "/sys/kernel/notes": DATA / "sys_kernel_notes",
+    })  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def symbolizer(captured):
+    return Symbolizer.live(captured)
+
+
+@pytest.fixture(scope="module")
+def symbols(captured, symbolizer):
+    """ELF symbols by name, of the modules of the boot that have the very file."""
+    files = find_files()
+    found = {}
+    for module in symbolizer.snapshot.modules:
+        if module.name in files:
+            elf = ElfSymbols(str(files[module.name]))
+            assert elf.name == module.name
+            if elf.build_id == module.build_id:
+                assert elf.file_id == module.file_id
+                found[module.name] = elf
+    return found
+
+
+@pytest.fixture(scope="module")
+def oracle(captured, symbols):
+    """(start, end, names) of every sized function at its runtime address, by module."""
+    files = find_files()
+    return {name: read_functions(captured, name, files[name]) for name in symbols}
+
+
+def read_functions(captured, module, path):
+    data = path.read_bytes()
+    elf = ELFFile(BytesIO(lzma.decompress(data) if path.suffix == ".xz" else data))
+    folder = f"/sys/module/{module}/sections"
+    slide = 0
+    places = {}
+    if module == "vmlinux":
+        core = captured.read_bytes("/proc/kallsyms").decode().splitlines()
+        text = next(int(line[:16], 16) for line in core if line.endswith(" _text"))
+        slide = text - elf.get_section_by_name(".symtab").get_symbol_by_name("_text")[0]["st_value"]
+    else:
+        listed = set(captured.list_dir(folder))
+        for index, section in enumerate(elf.iter_sections()):
+            name = section.name
+            if section["sh_flags"] & 4 and name in listed and not name.startswith(".init"):
+                places[index] = int(captured.read_bytes(f"{folder}/{name}"), 16)
+    code = {index for index, section in enumerate(elf.iter_sections()) if section["sh_flags"] & 4}
+    functions = defaultdict(set)
+    for symbol in elf.get_section_by_name(".symtab").iter_symbols():
+        index, kind = symbol["st_shndx"], symbol["st_info"]["type"]
+        if kind not in {"STT_FUNC", "STT_NOTYPE"} or not symbol.name or index not in code:
+            continue
+        if module == "vmlinux" or index in places:
+            start = symbol["st_value"] + (slide if module == "vmlinux" else places[index])
+            functions[start, start + symbol["st_size"]].add(symbol.name)
+    return sorted((start, end, names) for (start, end), names in functions.items())
+
+
+def has_name(names, frame_names):
+    return bool({name.removeprefix("__pfx_") for name in names} & set(frame_names))
+
+
+def test_every_function_comes_back(symbolizer, symbols, oracle, say):
+    """Start and last byte of each: address → file id and RVA → the same function."""
+    checked, wrong = 0, []
+    for module, functions in oracle.items():
+        for start, end, names in functions:
+            for address in {start, max(start, end - 1)}:
+                frame = symbolizer.resolve_addresses([address])[0]
+                if module == "vmlinux" and frame.module is None:
+                    continue  # exit text of the kernel, which was freed
+                elf = symbols[module]
+                match = elf.find(frame.address) if frame.module.name == module else None
+                checked += 1
+                if match is None or not has_name(names, match.names):
+                    wrong.append((module, hex(address), names, match))
+    say(f"{checked} addresses of {len(oracle)} files, {len(wrong)} wrong")
+    assert len(oracle) >= (100 if DEBUG else 10)
+    assert wrong == []
+
+
+def test_random_addresses_agree_with_sizes(symbolizer, symbols, oracle, say):
+    """Inside of a function both the name of the frame and of the backend are its name, and
+    in a gap the backend has none."""
+    rng = random.Random(11)
+    ranges = [
+        (part, module)
+        for module in symbolizer.snapshot.modules if module.name in oracle
+        for part in module.ranges
+    ]  # fmt: skip
+    weights = [part.end - part.start for part, _ in ranges]
+    starts = {name: [row[0] for row in functions] for name, functions in oracle.items()}
+    named = wrong = gaps = padding = 0
+    for part, module in rng.choices(ranges, weights, k=RANDOM_ADDRESSES):
+        address = rng.randrange(part.start, part.end)
+        at = bisect_right(starts[module.name], address)
+        rows = oracle[module.name][max(0, at - 12) : at]
+        names = set().union(*(names for start, end, names in rows if start <= address < end))
+        frame = symbolizer.resolve_addresses([address])[0]
+        match = symbols[module.name].find(frame.address)
+        shown = [frame.lines[0].system_name or frame.lines[0].function] if frame.lines else []
+        label = {name for start, end, found in rows if start == end for name in found}
+        if names:
+            named += 1
+            of_frame = not shown or has_name(names | label, shown)
+            wrong += not (match and has_name(names | label, match.names) and of_frame)
+        else:
+            gaps += 1
+            padding += bool(shown)
+            wrong += match is not None and not has_name(label, match.names)
+    say(f"{named} in functions, {gaps} in gaps ({padding} named by kallsyms), {wrong} wrong")
+    assert named > RANDOM_ADDRESSES // 2
+    assert wrong == 0
+
+
+@pytest.mark.skipif(not FIXTURES.is_dir(), reason="KPROFILER_FIXTURES is not set")
+def test_every_live_symbol_is_that_of_the_file(captured, symbolizer, symbols, say):
+    """Names of kallsyms: each text symbol → RVA → through the ELF → the same name."""
+    freed = {(clone.address, clone.name) for clone in symbolizer.snapshot.freed}
+    init = symbolizer.snapshot._init_text
+    checked, wrong = 0, []
+    for line in captured.read_bytes("/proc/kallsyms").decode().splitlines():
+        text, kind, name, *module = line.split()
+        owner = module[0][1:-1] if module else "vmlinux"
+        address = int(text, 16)
+        if owner not in symbols or kind not in "tTwW" or (address, name) in freed:
+            continue
+        frame = symbolizer.resolve_addresses([address])[0]
+        if frame.module is None and address >= init.end:
+            continue
+        match = symbols[owner].find(frame.address)
+        checked += 1
+        if match is None or not has_name([name], match.names):
+            wrong.append((owner, hex(address), name, match))
+    say(f"{checked} symbols, {len(wrong)} wrong")
+    assert wrong == []
+
+
+@pytest.mark.skipif(not FIXTURES.is_dir(), reason="KPROFILER_FIXTURES is not set")
+def test_every_core_symbol_is_that_of_the_system_map(symbolizer, captured, say):
+    """kallsyms under KASLR → RVA → System.map: the same name."""
+    linked = defaultdict(set)
+    system_map = lzma.decompress((FIXTURES / "lib" / "System.map.xz").read_bytes()).decode()
+    rows = [line.split() for line in system_map.splitlines()]
+    base = next(int(row[0], 16) for row in rows if row[2] == "_text")
+    for address, _, name in rows:
+        linked[int(address, 16) - base].add(name)
+    checked, wrong = 0, []
+    for line in captured.read_bytes("/proc/kallsyms").decode().splitlines():
+        if "\t" not in line and line.split()[1] in "tTwW":
+            frame = symbolizer.resolve_addresses([int(line[:16], 16)])[0]
+            if frame.module is not None:
+                checked += 1
+                if line.split()[2] not in linked[frame.address]:
+                    wrong.append(line)
+    say(f"{checked} symbols, {len(wrong)} wrong")
+    assert checked > 100_000
+    assert wrong == []

@@ -1,0 +1,209 @@
+"""ELF files: layout of modules, vmlinux, compression, damage, and the command."""
+
+import gzip
+import json
+import lzma
+import struct
+
+import pytest
+import zstandard
+from click.testing import CliRunner
+
+from otel_kprofiler.cli.symbolize import command
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.symbols import ElfSymbols, make_file_id
+from otel_kprofiler.symbols.elf import functions, image
+
+ET_REL, ET_EXEC = 1, 2
+CODE, DATA = 6, 2
+NOTE = struct.pack("<III4s20s", 4, 20, 3, b"GNU\0", bytes(range(20)))
+BUILD_ID = bytes(range(20)).hex()
+
+
+def make_elf(kind, sections, symbols):
+    """A file with these sections (name, flags, address, size, alignment) and symbols.
+
+    Symbols are (name, section, value, size, binding); a section number counts from 1.
+    """
+    names, strings = bytearray(b"\0"), bytearray(b"\0")
+    headers, body = [bytes(64)], bytearray(64)
+
+    def add(name, type_, content, size, *, flags=0, address=0, alignment=1, link=0):
+        start = len(names)
+        names.extend(name.encode() + b"\0")
+        headers.append(struct.pack(
+            "<IIQQQQIIQQ", start, type_, flags, address, len(body), size, link, 0, alignment,
+            24 if type_ == 2 else 0,
+        ))  # fmt: skip
+        body.extend(content)
+
+    for name, flags, address, size, alignment in sections:
+        add(name, 8, b"", size, flags=flags, address=address, alignment=alignment)
+    add(".note.gnu.build-id", 7, NOTE, len(NOTE), flags=DATA, alignment=4)
+    table = bytearray(24)
+    for name, section, value, size, binding in symbols:
+        table += struct.pack("<IBBHQQ", len(strings), binding << 4 | 2, 0, section, value, size)
+        strings.extend(name.encode() + b"\0")
+    add(".symtab", 2, bytes(table), len(table), alignment=8, link=len(headers) + 1)
+    add(".strtab", 3, bytes(strings), len(strings))
+    names.extend(b".shstrtab\0")
+    headers.append(struct.pack(
+        "<IIQQQQIIQQ", len(names) - 10, 3, 0, 0, len(body), len(names), 0, 0, 1, 0
+    ))  # fmt: skip
+    body.extend(names)
+    head = b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack(
+        "<HHIQQQIHHHHHH", kind, 62, 1, 0, 0, len(body), 0, 64, 0, 0, 64, len(headers),
+        len(headers) - 1,
+    )  # fmt: skip
+    body[:64] = head
+    return bytes(body) + b"".join(headers)
+
+
+MODULE = make_elf(
+    ET_REL,
+    [
+        (".text", CODE, 0, 0x95, 16),
+        (".init.text", CODE, 0, 0x40, 16),
+        (".data", DATA, 0, 0x40, 32),
+        (".text.unlikely", CODE, 0, 0x10, 1),
+        (".exit.text", CODE, 0, 0x20, 64),
+    ],
+    [
+        ("__pfx_first", 1, 0x00, 16, 0),
+        ("first", 1, 0x10, 0x20, 1),
+        ("alias_of_first", 1, 0x10, 0x20, 2),
+        ("second.isra.0", 1, 0x40, 0x55, 0),
+        ("init_module", 2, 0x00, 0x10, 1),
+        ("data", 3, 0x00, 0x10, 1),
+        ("second.cold", 4, 0x00, 0x10, 0),
+        ("cleanup_module", 5, 0x10, 0x10, 1),
+        ("leave", 5, 0x10, 0x10, 0),
+    ],
+)
+
+
+@pytest.fixture
+def module(tmp_path):
+    path = tmp_path / "snd-test.ko"
+    path.write_bytes(MODULE)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("rva", "name", "section"),
+    [
+        (0x00, "first", ".text"),  # its padding
+        (0x10, "first", ".text"),
+        (0x2F, "first", ".text"),
+        (0x30, None, ""),  # behind its size
+        (0x40, "second", ".text"),
+        (0x94, "second", ".text"),
+        (0x95, "second", ".text.unlikely"),  # the part that the compiler split off
+        (0xA5, None, ""),
+        (0xC0, None, ""),  # aligned to 64, before the first function
+        (0xD0, "leave", ".exit.text"),
+        (0xE0, None, ""),
+        (1 << 63, None, ""),
+    ],
+)
+def test_sections_of_a_module_follow_each_other_without_init(module, rva, name, section):
+    match = ElfSymbols(str(module)).find(rva)
+    assert (match and match.line.function) == name
+    assert not match or match.section == section
+
+
+def test_identity_is_that_of_the_running_module(module):
+    symbols = ElfSymbols(str(module))
+    assert (symbols.name, symbols.build_id) == ("snd_test", BUILD_ID)
+    assert symbols.file_id == make_file_id(BUILD_ID)
+    assert symbols.find(0x41).line.system_name == "second.isra.0"
+    assert symbols.find(0x10).names == ("first", "alias_of_first")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"),
+    [
+        ("xz", lzma.compress),
+        ("gz", gzip.compress),
+        ("zst", zstandard.ZstdCompressor().compress),
+        ("debug", bytes),
+    ],
+)
+def test_compressed_modules_read_the_same(tmp_path, suffix, pack):
+    path = tmp_path / f"snd-test.ko.{suffix}"
+    path.write_bytes(pack(MODULE))
+    symbols = ElfSymbols(str(path))
+    assert (symbols.name, symbols.find(0x10).line.function) == ("snd_test", "first")
+
+
+def test_vmlinux_counts_from_text(tmp_path):
+    base = 0xFFFF_FFFF_8100_0000
+    path = tmp_path / "vmlinux-6.12"
+    path.write_bytes(make_elf(
+        ET_EXEC,
+        [(".text", CODE, base, 0x100, 16), (".init.text", CODE, base + 0x1000, 0x10, 16)],
+        [
+            ("_stext", 1, base + 0x20, 0, 1), ("_text", 1, base, 0, 1),
+            ("vfs_read", 1, base + 0x40, 0x10, 1), ("start", 2, base + 0x1000, 0x10, 1),
+        ],
+    ))  # fmt: skip
+    symbols = ElfSymbols(str(path))
+    assert symbols.name == "vmlinux"
+    assert [symbols.find(rva) and symbols.find(rva).line.function
+            for rva in (0x10, 0x40, 0x50, 0x1004)] == [None, "vfs_read", None, "start"]  # fmt: skip
+
+
+def test_a_stripped_file_uses_the_installed_debug_file(tmp_path, monkeypatch):
+    stripped = tmp_path / "m.ko"
+    stripped.write_bytes(MODULE.replace(b".symtab", b".sumtab"))
+    with pytest.raises(KProfilerError, match="has no symbols"):
+        ElfSymbols(str(stripped))
+    debug = tmp_path / ".build-id" / BUILD_ID[:2] / f"{BUILD_ID[2:]}.debug"
+    debug.parent.mkdir(parents=True)
+    debug.write_bytes(MODULE)
+    monkeypatch.setattr(
+        functions, "find_debug_file", lambda key: image.find_debug_file(key, str(tmp_path))
+    )
+    symbols = ElfSymbols(str(stripped))
+    assert (symbols.name, symbols.find(0x10).line.function) == ("m", "first")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x7fELF", b"text", MODULE[:70], lzma.compress(b"x" * 99)[:40]]
+)
+def test_what_is_no_elf_file_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "broken.ko"
+    path.write_bytes(content)
+    with pytest.raises(KProfilerError, match=r"broken\.ko"):
+        ElfSymbols(str(path))
+
+
+def run(*arguments, status=0, text=None):
+    done = CliRunner().invoke(command, [str(argument) for argument in arguments], input=text)
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+def test_the_command_names_rvas(module):
+    assert run("--elf", module, "--rva", "0x14", "41") == (
+        "snd_test+0x14  first+0x4  .text+0x14\nsnd_test+0x41  second+0x1  .text+0x41\n"
+    )
+    assert run("--elf", module, "-", text="14\n") == "snd_test+0x14  first+0x4  .text+0x14\n"
+    assert run("--elf", module, "--rva", "30", status=1) == "snd_test+0x30  [no function]\n"
+
+
+def test_several_files_are_told_apart_by_id(tmp_path, module):
+    other = tmp_path / "other.ko"
+    other.write_bytes(MODULE.replace(NOTE[-4:], b"abcd"))
+    both = "--elf", module, "--elf", other
+    (found,) = (json.loads(run(*both, "--json", "--rva", f"{BUILD_ID}:14")),)
+    assert (found["module"], found["function"], found["offset"]) == ("snd_test", "first", 4)
+    assert "give it as FILE_ID:RVA" in run(*both, "--rva", "14", status=2)
+    assert "no file has this id" in run(*both, "--rva", "ab:14", status=1)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--rva", "1"], ["--elf", "x"], ["--elf", "x", "--kallsyms", "y", "1"]]
+)
+def test_wrong_use_is_explained(arguments):
+    run(*arguments, status=2)
