@@ -29,9 +29,6 @@ from otel_kprofiler.symbols.symbolizer import Symbolizer
 if TYPE_CHECKING:
     from otel_kprofiler.symbols.elf.functions import ElfMatch, ElfSymbols
 
-if TYPE_CHECKING:
-    from otel_kprofiler.symbols.elf.functions import ElfMatch, ElfSymbols
-
 __all__ = [
     "CapturedFiles",
     "CodeSource",
@@ -53,15 +50,6 @@ __all__ = [
     "parse_notes",
     "read_snapshot",
 ]
-
-
-def __getattr__(name: str) -> object:
-    if name in {"ElfMatch", "ElfSymbols"}:
-        # elftools, which only readers of ELF files need
-        from otel_kprofiler.symbols.elf import functions  # noqa: PLC0415
-
-        return getattr(functions, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __getattr__(name: str) -> object:
