@@ -175,17 +175,24 @@ class Pipeline(Generic[SamplerT]):
     def _add_until(self, before_ns: int) -> None:
         windows = self._get_windows()
         samples = self._gate.release(before_ns)
-        for sample in samples:
-            stack = self._symbolizer.resolve(sample)
-            windows.add(sample, stack, self.resources.get(sample))
-            if self._pause:
-                self._pause()
-        self._in_windows += len(samples)
+        done = 0
+        try:
+            for sample in samples:
+                stack = self._symbolizer.resolve(sample)
+                windows.add(sample, stack, self.resources.get(sample))
+                done += 1
+                if self._pause:
+                    self._pause()
+        finally:
+            # Whatever breaks in, such as a watchdog, loses no sample.
+            self._in_windows += done
+            if done < len(samples):
+                self._gate.push(samples[done:])
 
     def _close_window(self, end_boot_ns: int | None) -> None:
         counts = self.sampler.counts()
-        self._collected += self._in_windows
-        totals = StreamTotals(self._stream_id, self._collected, counts.taken, counts.lost)
+        collected = self._collected + self._in_windows
+        totals = StreamTotals(self._stream_id, collected, counts.taken, counts.lost)
         window = self._get_windows().close(
             end_boot_ns,
             taken=counts.taken - self._reported_taken,
@@ -194,6 +201,7 @@ class Pipeline(Generic[SamplerT]):
             resolve_again=self._symbolizer.resolve,
             renew=self.resources.renew,
         )
+        self._collected = collected
         self._reported_taken, self._reported_lost = counts.taken, counts.lost
         self.resources.next_window()
         self._sink(window)

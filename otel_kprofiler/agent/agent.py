@@ -7,8 +7,9 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from otel_kprofiler.agent.exporters import (
     RunningExporter,
@@ -17,6 +18,7 @@ from otel_kprofiler.agent.exporters import (
     put_in_place,
 )
 from otel_kprofiler.agent.health import HealthServer
+from otel_kprofiler.agent.limits import Governor, Limits, Meter, give_back_memory
 from otel_kprofiler.agent.reload import ConfigReader, Lottery
 from otel_kprofiler.agent.settings import (
     find_fixed,
@@ -26,9 +28,10 @@ from otel_kprofiler.agent.settings import (
 )
 from otel_kprofiler.agent.systemd import Notifier
 from otel_kprofiler.agent.telemetry import Telemetry
+from otel_kprofiler.agent.watchdog import STALLED_AFTER_S, StalledError, Watchdog
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import HostError, KProfilerError, SamplerError
-from otel_kprofiler.host import Access
+from otel_kprofiler.host import PURPOSES, Access, Privileges, run_unprivileged
 from otel_kprofiler.pipeline import DRAIN_INTERVAL_S, Pipeline
 from otel_kprofiler.reporting import Account, Reporter
 from otel_kprofiler.sampling import EbpfSampler
@@ -38,11 +41,6 @@ if TYPE_CHECKING:
     from otel_kprofiler.config import Config, Receiver
 
 _log = logging.getLogger(__name__)
-
-SHUTDOWN_TIMEOUT_MILLIS: Final = 10_000
-"""How long the last windows may take to be delivered; systemd waits 90 s by default."""
-STALLED_AFTER_S: Final = 30.0
-"""The agent is not alive any more when its loop has not run for so long."""
 
 
 class Agent:
@@ -80,7 +78,10 @@ class Agent:
         self._pipeline: Pipeline[EbpfSampler] | None = None
         self._health: HealthServer | None = None
         self._telemetry = Telemetry(self.account, self._generation)
-        self._looped_at = time.monotonic()
+        self._watchdog = Watchdog()
+        self._meter, self._governor = Meter(), Governor()
+        self._next_measure = 0.0
+        self._privileges: Privileges | None = None
 
     def run(self) -> Account:
         """Run until told to stop; returns the account of all samples.
@@ -91,28 +92,35 @@ class Agent:
             ExportError: an exporter's files are unusable.
         """
         config = self._config
-        opened = open_changed({}, config)
-        self._exporters = put_in_place({}, config, opened, self._telemetry.on_export)
-        self._reporter = Reporter([running.queue for running in self._exporters.values()])
+        self._privileges = Privileges(drop_all=config.service.privileges.drop_all)
+        # What libraries start in C inherits the rights of this call.
+        self._reporter = reporter = run_unprivileged(self._open_reporter)
         try:
             self._health = self._open_health(config)
             with self._signals():
-                self._start(self._reporter, config.receiver)
-                self._telemetry.configure(config)
+                self._start(reporter, config.receiver)
+                run_unprivileged(lambda: self._telemetry.configure(config))
                 self._notifier.ready(self._status())
-                self._loop()
+                with self._watchdog.watching():
+                    self._loop()
                 self._notifier.stopping()
                 if self._pipeline:
                     self._pipeline.stop()
-                self._reporter.shutdown(SHUTDOWN_TIMEOUT_MILLIS)
+                reporter.shutdown(self._config.service.shutdown_timeout.seconds * 1000)
                 return self.account()
         finally:
             self._telemetry.close()
-            self._reporter.shutdown(0)
+            reporter.shutdown(0)
             if self._pipeline:
                 self._pipeline.close()
             if self._health:
                 self._health.close()
+            self._privileges.close()
+
+    def _open_reporter(self) -> Reporter:
+        opened = open_changed({}, self._config)
+        self._exporters = put_in_place({}, self._config, opened, self._telemetry.on_export)
+        return Reporter([running.queue for running in self._exporters.values()])
 
     def account(self) -> Account:
         """Where the samples are; from any thread, exact at the end of :meth:`run`."""
@@ -146,23 +154,59 @@ class Agent:
             return
         self._pipeline = pipeline
         self._configure_timers(receiver)
+        if self._privileges:
+            missing = self._privileges.reduce_this_thread()
+            for name in missing:
+                _log.info("%s is given up: no %s", name, PURPOSES[name])
 
     def _loop(self) -> None:
         while self._stop_signal is None:
-            if self._pipeline:
-                self._pipeline.step()
-            else:
-                time.sleep(DRAIN_INTERVAL_S)
-            self._looped_at = now = time.monotonic()
-            self._notifier.alive(now)
-            sync_s = self._config.receiver.clock_sync_interval.seconds
-            if sync_s and now >= self._next_sync:
-                self._next_sync = now + sync_s
-                moved_ns = self._clock.sync()
-                _log.debug("clock synchronised, moved by %d ns", moved_ns)
-            self._draw(now)
-            if self._reader:
-                self._reload(self._reader)
+            try:
+                self._go_round()
+            except StalledError:
+                continue
+
+    def _go_round(self) -> None:
+        if self._pipeline:
+            self._pipeline.step()
+        else:
+            time.sleep(DRAIN_INTERVAL_S)
+        now = time.monotonic()
+        self._watchdog.alive()
+        self._notifier.alive(now)
+        sync_s = self._config.receiver.clock_sync_interval.seconds
+        if sync_s and now >= self._next_sync:
+            self._next_sync = now + sync_s
+            moved_ns = self._clock.sync()
+            _log.debug("clock synchronised, moved by %d ns", moved_ns)
+        self._draw(now)
+        self._stay_within_limits(now)
+        if self._reader:
+            self._reload(self._reader)
+
+    def _stay_within_limits(self, now: float) -> None:
+        """Sample more slowly when the agent uses more than it may, faster when it uses less."""
+        config = self._config
+        limits = Limits(
+            config.service.limits.max_cpu_percent / 100,
+            config.service.limits.max_rss_megabytes * 1024 * 1024,
+        )
+        if self._pipeline is None or not any(limits) or now < self._next_measure:
+            return
+        self._next_measure = now + config.receiver.monitor_interval.seconds
+        usage, settings = self._meter.read(), self._pipeline.sampler.config
+        wanted = config.receiver.samples_per_second
+        rate = self._governor.decide(usage, limits, settings.samples_per_second, wanted)
+        if limits.rss_bytes and usage.rss_bytes > limits.rss_bytes:
+            give_back_memory()
+        if rate == settings.samples_per_second:
+            return
+        _log.warning(
+            "the agent uses %.1f %% of a core and %d MB: from %d to %d samples per second",
+            100 * usage.cpu, usage.rss_bytes >> 20, settings.samples_per_second, rate,
+        )  # fmt: skip
+        changed_ns = self._pipeline.sampler.reconfigure(replace(settings, samples_per_second=rate))
+        self._pipeline.change_windows(changed_ns, window_schedule(config.receiver))
 
     def _draw(self, now: float) -> None:
         """Begin or end a time without samples, by ``probabilistic_threshold``."""
@@ -199,7 +243,7 @@ class Agent:
         """Take over a configuration, or raise and leave everything as it is."""
         old, reporter = self._config, self._reporter
         assert reporter  # noqa: S101 - it is made before the loop
-        opened = open_changed(self._exporters, config)
+        opened = run_unprivileged(lambda: open_changed(self._exporters, config))
         health = self._health
         try:
             if config.service.health.endpoint != old.service.health.endpoint:
@@ -216,7 +260,7 @@ class Agent:
             self._health.close()
         self._health = health
         self._config = config
-        self._telemetry.configure(config)
+        run_unprivileged(lambda: self._telemetry.configure(config))
         if self._on_config:
             self._on_config(config)
         _log.info("reloaded; new exporters: %s", ", ".join(opened) or "none")
@@ -248,10 +292,26 @@ class Agent:
         endpoint = config.service.health.endpoint
         if not endpoint:
             return None
-        return HealthServer(endpoint, {"/livez": self._find_stall, "/readyz": self._find_unready})
+        probes = {"/livez": self._find_stall, "/readyz": self._find_unready}
+        return HealthServer(endpoint, probes, self._describe)
+
+    def _describe(self) -> dict[str, object]:
+        """What ``/status`` answers: the account, receivers that are not reached, restarts."""
+        sampler = self._pipeline.sampler if self._pipeline else None
+        return {
+            "status": self._status(),
+            "account": self.account().as_dict(),
+            "unreachable": {
+                name: trouble
+                for name, running in self._exporters.items()
+                if (trouble := running.queue.exporter.find_trouble())
+            },
+            "samples_per_second": sampler.config.samples_per_second if sampler else 0,
+            "restarts_of_the_loop": self._watchdog.restarts,
+        }
 
     def _find_stall(self) -> list[str]:
-        idle_s = time.monotonic() - self._looped_at
+        idle_s = self._watchdog.idle_s()
         return [f"the loop has not run for {idle_s:.0f} s"] if idle_s > STALLED_AFTER_S else []
 
     def _find_unready(self) -> list[str]:

@@ -7,8 +7,10 @@ plain copies of the configuration (see :mod:`otel_kprofiler.config`).
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote
 
 from otel_kprofiler.export import (
     DEFAULT_QUEUE_SIZE,
@@ -19,6 +21,7 @@ from otel_kprofiler.export import (
     ProfileExporter,
     RetryPolicy,
     Rotation,
+    Spool,
     Tls,
     Verbosity,
 )
@@ -120,6 +123,23 @@ def open_exporter(name: str, settings: Exporter) -> ProfileExporter:
     return _OPENERS[name.partition("/")[0]](name, settings)
 
 
+class OpenedExporter(NamedTuple):
+    """An exporter that has no queue yet, and the spool for a queue of its own, if it has one."""
+
+    exporter: ProfileExporter
+    spool: Spool | None
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.exporter.shutdown(0)
+        if self.spool:
+            self.spool.close()
+
+
+Opened = Mapping[str, OpenedExporter]
+"""What is to be put in place, by id."""
+
+
 class RunningExporter(NamedTuple):
     """An exporter's settings and its queue."""
 
@@ -131,56 +151,85 @@ Running = Mapping[str, RunningExporter]
 """The exporters that run, by id."""
 
 
-def open_changed(running: Running, config: Config) -> dict[str, ProfileExporter]:
+def open_changed(running: Running, config: Config) -> dict[str, OpenedExporter]:
     """Make the exporters that are new or have other settings than before.
 
     Raises:
         ExportError: one of them cannot be made; those that were made are closed.
     """
-    opened: dict[str, ProfileExporter] = {}
+    opened: dict[str, OpenedExporter] = {}
     try:
         for name, settings in config.running_exporters.items():
-            if name not in running or running[name].settings != settings:
-                opened[name] = open_exporter(name, settings)
+            before = running.get(name)
+            if before and before.settings == settings:
+                continue
+            exporter = open_exporter(name, settings)
+            opened[name] = OpenedExporter(exporter, None)
+            if not (before and _takes_over(before, exporter, settings)):
+                opened[name] = OpenedExporter(exporter, _open_spool(name, settings))
     except BaseException:
         close_exporters(opened)
         raise
     return opened
 
 
-def close_exporters(opened: Mapping[str, ProfileExporter]) -> None:
+def close_exporters(opened: Opened) -> None:
     """Close exporters that have not got a queue yet."""
-    for exporter in opened.values():
-        exporter.shutdown(0)
+    for one in opened.values():
+        one.close()
 
 
 def put_in_place(
     running: Running,
     config: Config,
-    opened: Mapping[str, ProfileExporter],
+    opened: Opened,
     observer: ExportObserver,
 ) -> dict[str, RunningExporter]:
     """Give every exporter its queue: the one that is there if what waits in it fits."""
     placed = {}
     for name, settings in config.running_exporters.items():
-        exporter, before = opened.get(name), running.get(name)
-        if before and exporter is None:
+        fresh, before = opened.get(name), running.get(name)
+        if before and fresh is None:
             placed[name] = before
-        elif before and exporter and _takes_over(before.queue.exporter, exporter):
-            before.queue.replace(exporter, size=_queue_size(settings))
+        elif before and fresh and _takes_over(before, fresh.exporter, settings):
+            before.queue.replace(fresh.exporter, size=_queue_size(settings))
             placed[name] = RunningExporter(settings, before.queue)
-        elif exporter:
-            tell = functools.partial(observer, name)
-            queue = ExportQueue(exporter, size=_queue_size(settings), on_export=tell)
+        elif fresh:
+            queue = ExportQueue(
+                fresh.exporter,
+                size=_queue_size(settings),
+                on_export=functools.partial(observer, name),
+                spool=fresh.spool,
+            )
             placed[name] = RunningExporter(settings, queue)
     return placed
 
 
-def _takes_over(old: ProfileExporter, new: ProfileExporter) -> bool:
-    """Whether what was encoded for one exporter can be sent by the other."""
-    if old.form is not new.form:
+def _takes_over(before: RunningExporter, new: ProfileExporter, settings: Any) -> bool:
+    """Whether what waits for one exporter can be sent by the other."""
+    old = before.queue.exporter
+    if old.form is not new.form or _storage(before.settings) != _storage(settings):
         return False
     return new.max_bytes is None or (old.max_bytes is not None and old.max_bytes <= new.max_bytes)
+
+
+def _storage(settings: Any) -> tuple[object, ...]:
+    queue = getattr(settings, "sending_queue", None)
+    if queue is None or not queue.enabled or not queue.storage:
+        return ()
+    return queue.storage, queue.max_megabytes, queue.max_age.seconds, queue.fsync
+
+
+def _open_spool(name: str, settings: Any) -> Spool | None:
+    if not _storage(settings):
+        return None
+    queue = settings.sending_queue
+    return Spool(
+        os.path.join(queue.storage, quote(name, safe="")),
+        max_bytes=queue.max_megabytes * 1024 * 1024,
+        max_age_s=queue.max_age.seconds,
+        fsync=queue.fsync == "always",
+    )
 
 
 def _queue_size(settings: Any) -> int:

@@ -1,4 +1,4 @@
-"""The health endpoint: ``/livez`` and ``/readyz`` over HTTP."""
+"""The health endpoint: ``/livez``, ``/readyz`` and ``/status`` over HTTP."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ class HealthServer:
     Args:
         endpoint: ``host:port`` to listen on; ``[::1]:port`` for IPv6, port 0 for a free one.
         probes: what to ask for each path, such as ``/livez``; called in server threads.
+        status: the answer to ``/status``, as values for JSON; likewise.
     """
 
-    def __init__(self, endpoint: str, probes: dict[str, Probe]) -> None:
+    def __init__(
+        self, endpoint: str, probes: dict[str, Probe], status: Callable[[], object] = dict
+    ) -> None:
         host, _, port = endpoint.rpartition(":")
         try:
-            self._server = _Server((host.strip("[]"), int(port)), probes)
+            self._server = _Server((host.strip("[]"), int(port)), probes, status)
         except OSError as error:
             raise HostError(
                 f"cannot listen on {endpoint} for health checks: {error.strerror}",
@@ -51,8 +54,11 @@ class HealthServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], probes: dict[str, Probe]) -> None:
+    def __init__(
+        self, address: tuple[str, int], probes: dict[str, Probe], status: Callable[[], object]
+    ) -> None:
         self.probes = probes
+        self.status = status
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
@@ -63,12 +69,14 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 5  # a client that never finishes its request must not hold a thread
 
     def do_GET(self) -> None:
-        probe = self.server.probes.get(self.path.partition("?")[0])
-        if probe is None:
+        path = self.path.partition("?")[0]
+        probe = self.server.probes.get(path)
+        if probe is None and path != "/status":
             self.send_error(404)
             return
-        problems = probe()
-        body = json.dumps({"ok": not problems, "problems": problems}).encode() + b"\n"
+        problems = probe() if probe else []
+        answer = {"ok": not problems, "problems": problems} if probe else self.server.status()
+        body = json.dumps(answer).encode() + b"\n"
         self.send_response(503 if problems else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

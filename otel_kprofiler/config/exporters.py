@@ -88,7 +88,7 @@ class RetryOnFailure(Section):
 
 
 class SendingQueue(Section):
-    """Batches that wait for the exporter, in memory."""
+    """Batches that wait for the exporter, in memory or on disk."""
 
     refused: ClassVar[Mapping[str, str]] = refused.QUEUE
 
@@ -100,8 +100,27 @@ class SendingQueue(Section):
         default=100,
         ge=1,
         le=100_000,
-        description="Batches that may wait; one more drops the oldest, which is counted. 100 are "
-        "more than eight minutes at the default reporter_interval.",
+        description="Batches that may wait in memory; one more drops the oldest, which is "
+        "counted. 100 are more than eight minutes at the default reporter_interval.",
+    )
+    storage: str = Field(
+        default="",
+        description="Directory where batches wait instead, across restarts and crashes; each "
+        "exporter has its own below it. A batch stays there until the receiver has answered, "
+        "whatever retry_on_failure says. Empty: in memory.",
+    )
+    max_megabytes: int = Field(
+        default=1024,
+        ge=1,
+        description="Size of the directory; above it the oldest batches are dropped and counted.",
+    )
+    max_age: Duration = duration(
+        "24h", "Batches in storage older than this are dropped and counted; 0s keeps them."
+    )
+    fsync: Literal["always", "never"] = Field(
+        default="always",
+        description="always: a stored batch survives a power failure. never: it survives the end "
+        "of the process only.",
     )
 
 

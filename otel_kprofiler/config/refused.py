@@ -39,7 +39,6 @@ QUEUE: Final[Mapping[str, str]] = {
     "block_on_overflow": "sampling never waits for a receiver: a full queue drops the oldest "
     "batch and counts it; remove it",
     "sizer": f"{_QUEUE}; give queue_size in batches",
-    "storage": "batches wait in memory only; remove it, or add a file exporter",
     "batch": "a batch is one reporter_interval; set that instead",
     "wait_for_result": f"{_QUEUE}; remove it",
 }

@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from otel_kprofiler.config import refused
-from otel_kprofiler.config.section import Section, lower
+from otel_kprofiler.config.durations import Duration
+from otel_kprofiler.config.section import Section, duration, lower
 
 
 class Logs(Section):
@@ -42,7 +43,7 @@ class Telemetry(Section):
 
 
 class Health(Section):
-    """HTTP endpoint with /livez and /readyz."""
+    """HTTP endpoint with /livez, /readyz and /status."""
 
     endpoint: str = Field(
         default="",
@@ -56,6 +57,31 @@ class Health(Section):
         if value and not (host and port.isdecimal() and int(port) < 65536):
             raise ValueError("should be host:port, such as 127.0.0.1:13133")
         return value
+
+
+class Limits(Section):
+    """What the agent may use; it lowers its sampling rate rather than take more."""
+
+    max_cpu_percent: float = Field(
+        default=0,
+        ge=0,
+        description="CPU time of the agent, 100 being one core; 0: no limit.",
+    )
+    max_rss_megabytes: int = Field(
+        default=0,
+        ge=0,
+        description="Resident memory of the agent; 0: no limit.",
+    )
+
+
+class Privileges(Section):
+    """What the agent gives up once it samples; see docs/permissions.md."""
+
+    drop_all: bool = Field(
+        default=False,
+        description="Give up every capability, also those for CPUs that come online, modules that "
+        "are loaded and processes of other users that are seen later.",
+    )
 
 
 class ProfilesPipeline(Section):
@@ -102,4 +128,9 @@ class Service(Section):
 
     telemetry: Telemetry = Telemetry()
     health: Health = Health()
+    shutdown_timeout: Duration = duration(
+        "10s", "Longest time that delivering the last samples may take at the end."
+    )
+    limits: Limits = Limits()
+    privileges: Privileges = Privileges()
     pipelines: Pipelines

@@ -25,7 +25,7 @@ from otel_kprofiler.export.sender import (
     parse_partial_success,
     user_agent,
 )
-from otel_kprofiler.model import Form
+from otel_kprofiler.model import Batch, Form
 
 METHOD: Final = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
 RETRYABLE: Final = frozenset(
@@ -95,8 +95,8 @@ class OtlpGrpcExporter(OtlpSender):
         # No serializers: what goes out is the batch, byte for byte.
         self._call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(METHOD)
 
-    def _prepare(self, payload: bytes) -> bytes:
-        return payload
+    def _prepare(self, batch: Batch) -> bytes:
+        return batch.payload
 
     def _attempt(self, body: bytes, timeout_s: float) -> Answer:
         try:

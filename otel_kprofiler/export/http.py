@@ -37,7 +37,7 @@ from otel_kprofiler.export.sender import (
     parse_partial_success,
     user_agent,
 )
-from otel_kprofiler.model import Form
+from otel_kprofiler.model import Batch, Form
 
 PATH: Final = "/v1development/profiles"
 RETRYABLE: Final = frozenset({429, 502, 503, 504})
@@ -95,6 +95,7 @@ class OtlpHttpExporter(OtlpSender):
             retry=retry,
         )
         self._compress = compression == "gzip"
+        self._batch_form = form
         tls = tls or Tls()
         tls.read()
         # Given with each request, because a session's own value yields to the environment's.
@@ -111,12 +112,14 @@ class OtlpHttpExporter(OtlpSender):
         session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         session.headers.update({"User-Agent": user_agent(), "Accept-Encoding": "identity"})
         session.headers.update(checked_headers(headers, development_version=development_version))
-        session.headers["Content-Type"] = CONTENT_TYPES[form]
         if self._compress:
             session.headers["Content-Encoding"] = "gzip"
 
-    def _prepare(self, payload: bytes) -> bytes:
-        return gzip.compress(payload, 6, mtime=0) if self._compress else payload
+    def _prepare(self, batch: Batch) -> bytes:
+        # A spool may hold what was encoded under an earlier configuration.
+        self._batch_form = batch.form
+        self._session.headers["Content-Type"] = CONTENT_TYPES[batch.form]
+        return gzip.compress(batch.payload, 6, mtime=0) if self._compress else batch.payload
 
     def _attempt(self, body: bytes, timeout_s: float) -> Answer:
         late = threading.Event()
@@ -165,7 +168,8 @@ class OtlpHttpExporter(OtlpSender):
         if late.is_set() or self._closed:
             # A response without a length ends without an error when it is broken off.
             return Answer(Verdict.RETRY, "timeout", f"no complete response in {timeout_s:.1f} s")
-        return parse_response(response.status_code, response.headers, bytes(content), self.form)
+        status, headers = response.status_code, response.headers
+        return parse_response(status, headers, bytes(content), self._batch_form)
 
     def _close(self) -> None:
         self._adapter.break_off()

@@ -146,7 +146,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         self._trouble = ""
 
     @abc.abstractmethod
-    def _prepare(self, payload: bytes) -> bytes:
+    def _prepare(self, batch: Batch) -> bytes:
         """The body to send, made once per batch whatever the number of attempts."""
 
     @abc.abstractmethod
@@ -165,7 +165,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         with self._busy, _instrumentation_suppressed():
             if self._stop.is_set():
                 return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")
-            body = self._prepare(batch.payload)
+            body = self._prepare(batch)
             answer, cause = attempt_until_settled(
                 lambda timeout_s: self._noting(self._attempt(body, timeout_s)),
                 policy=self._retry,

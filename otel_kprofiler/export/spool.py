@@ -415,7 +415,8 @@ def _lock(directory: str) -> int:
     except BlockingIOError:
         os.close(fd)
         raise ExportError(
-            f"the spool {directory} is in use by another process",
-            hint="give each agent a storage of its own, or end the other one",
+            f"the spool {directory} is in use",
+            hint="give each agent a storage of its own; where a reload changes what is in"
+            " storage, or its limits, restart the agent",
         ) from None
     return fd

@@ -12,16 +12,28 @@ V = TypeVar("V")
 class BoundedCache(dict[K, V]):
     """``cache[key]`` is the value computed from the key; at most ``limit`` values are kept.
 
+    Where keys differ in size, ``max_weight`` bounds the sum of what ``weigh`` says of them, too.
+
     When half of the limit is reached, the values become the old half and the half before is
     dropped; an old value that is used again is young again. Safe to use from several threads:
     the worst of a race is that a value is computed twice, and one of the two is kept.
     """
 
-    __slots__ = ("_compute", "_half", "_old")
+    __slots__ = ("_compute", "_half", "_half_weight", "_old", "_weigh", "_weight")
 
-    def __init__(self, limit: int, compute: Callable[[K], V]) -> None:
+    def __init__(
+        self,
+        limit: int,
+        compute: Callable[[K], V],
+        *,
+        weigh: Callable[[K], int] = lambda _: 0,
+        max_weight: int = 0,
+    ) -> None:
         super().__init__()
         self._half = max(1, limit // 2)
+        self._half_weight = max_weight // 2
+        self._weigh = weigh
+        self._weight = 0
         self._compute = compute
         self._old: dict[K, V] = {}
 
@@ -29,7 +41,10 @@ class BoundedCache(dict[K, V]):
         value = self._old.get(key)
         if value is None:
             value = self._compute(key)
-        if len(self) >= self._half:
+        weight = self._weight + self._weigh(key)
+        if len(self) >= self._half or (self and weight > self._half_weight > 0):
             self._old = dict(self)
             self.clear()
+            weight -= self._weight
+        self._weight = weight
         return self.setdefault(key, value)

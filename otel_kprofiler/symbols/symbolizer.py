@@ -39,6 +39,8 @@ from otel_kprofiler.symbols.kernel.timeline import ModuleSource, Timeline
 
 MAX_FRAMES_CACHED: Final = 16_384
 MAX_STACKS_CACHED: Final = 8_192
+MAX_STACK_BYTES_CACHED: Final = 8 * 1024 * 1024
+"""Raw stacks; what is resolved from them takes about as much again."""
 MAX_HISTORY: Final = 16
 _WORD_BYTES = 8
 
@@ -68,7 +70,12 @@ class _View:
                 return MixedStack(stack, code)
             return stack
 
-        self.stacks = BoundedCache(MAX_STACKS_CACHED, make_stack)
+        self.stacks = BoundedCache(
+            MAX_STACKS_CACHED,
+            make_stack,
+            weigh=lambda key: len(key[0]) + len(key[1]),
+            max_weight=MAX_STACK_BYTES_CACHED,
+        )
 
 
 class Symbolizer:

@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_kprofiler.export import ExportOutcome, ExportQueue, ExportResult, ProfileExporter
@@ -41,6 +41,7 @@ class Scripted(ProfileExporter):
         pass
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.one_of(st.integers(0, 9), st.just("flush")), max_size=40),
     st.lists(st.integers(0, 4), max_size=40),

@@ -222,3 +222,24 @@ def test_a_sampler_that_no_longer_says_how_far_it_is_does_not_hold_up_windows(pa
             for sample in group.samples:
                 for stamp in sample.timestamps_unix_ns:
                     assert window.start_unix_ns <= stamp < window.end_unix_ns
+
+
+def test_what_breaks_into_a_step_loses_no_sample(parts):
+    pipeline, sampler, symbols, windows, time = parts
+    start, resolve, fail = time.boot, symbols.resolve, [True]
+
+    def broken(sample):
+        if sample.time_ns == start + 7 and fail:
+            fail.clear()
+            raise InterruptedError
+        return resolve(sample)
+
+    symbols.resolve = broken
+    sampler.ready = [raw(start + number) for number in range(10)]
+    with pytest.raises(InterruptedError):
+        pipeline.step(0.1)
+    assert pipeline.account().waiting == 10
+    pipeline.step(0.1)
+    pipeline.stop()
+    assert sum(counts(windows)) == 10
+    assert windows[-1].totals.samples == 10

@@ -183,7 +183,7 @@ def test_age_goes_on_while_nobody_has_the_spool_open(tmp_path, monkeypatch):
 
 def test_there_is_one_writer(tmp_path):
     spool = Spool(str(tmp_path))
-    with pytest.raises(ExportError, match="in use by another process"):
+    with pytest.raises(ExportError, match="is in use"):
         Spool(str(tmp_path))
     spool.close()
     Spool(str(tmp_path)).close()

@@ -22,7 +22,8 @@ from otel_kprofiler.sampling import (
 )
 
 COUNTS = SamplerCounts(4, {LossCause.RING_FULL: 1}, 3, {"idle": 9})
-FACTS = RecordingFacts(1_000_000, 10_000_000, 24, 500, COUNTS)
+OFFSET = 1_790_000_000_000_000_000
+FACTS = RecordingFacts(OFFSET, 10_000_000, 24, 500, COUNTS)
 
 
 def ring_record(time_ns, frames):
@@ -77,7 +78,7 @@ def test_a_replay_returns_each_recorded_drain_with_its_watermark(recorded):
     first = sampler.drain()
     assert [sample.time_ns for sample in first] == [100, 90]
     assert first[:1] == parse_records(ring_record(100, [1, 2]), 24)
-    assert (sampler.complete_until_ns(), clock.to_unix_ns(100)) == (150, 1_000_100)
+    assert (sampler.complete_until_ns(), clock.to_unix_ns(100)) == (150, OFFSET + 100)
     (last,) = sampler.drain()
     assert last.kernel_status == STACK_TRUNCATED, "by the limit of the recorded host"
     assert not sampler.exhausted

@@ -1,0 +1,220 @@
+"""An agent as people run it, and a receiver that comes and goes."""
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import pytest
+
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import Level
+from otel_kprofiler.otlp import check_payload, decode_windows
+
+SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
+REPOSITORY = Path(__file__).parents[2]
+
+CONFIG = """
+receivers:
+  kprofiler:
+    samples_per_second: {rate}
+    stacks: both
+    send_idle_frames: true
+    reporter_interval: 500ms
+    monitor_interval: 1s
+exporters:
+  otlp_grpc:
+    endpoint: "{endpoint}"
+    tls: {{insecure: true}}
+    timeout: 2s
+    retry_on_failure: {{initial_interval: 100ms, max_interval: 500ms}}
+    sending_queue: {queue}
+service:
+  telemetry: {{metrics: {{level: none}}}}
+  health: {{endpoint: "{health}"}}
+  {more}
+  pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grpc]}}}}
+"""
+
+
+@pytest.fixture
+def host():
+    """This host, if it can be sampled."""
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+class Receiver:
+    """A gRPC receiver at one address that can be down; keeps what it accepted, in order.
+
+    Attributes:
+        payloads: what it accepted.
+        answer: called with request and context first; may abort.
+    """
+
+    def __init__(self):
+        self.payloads = []
+        self.answer = lambda request, context: b""
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        self._server = None
+
+    def _export(self, request, context):
+        answer = self.answer(request, context)
+        self.payloads.append(request)
+        return answer
+
+    def up(self):
+        options = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 4 << 20))
+        self._server = grpc.server(futures.ThreadPoolExecutor(2), options=options)
+        handler = grpc.unary_unary_rpc_method_handler(self._export)
+        self._server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(SERVICE, {"Export": handler})]
+        )
+        assert self._server.add_insecure_port(self.endpoint)
+        self._server.start()
+
+    def down(self):
+        if self._server:
+            self._server.stop(0).wait()
+            self._server = None
+
+
+class Arrived:
+    """What a receiver has got, read back: counts, times, accounts.
+
+    Attributes:
+        samples: number of samples by stream.
+        totals: the last account that each stream told.
+        twice: samples that came more than once on one CPU and thread.
+        profile_ids: of each request that came more than once.
+    """
+
+    def __init__(self, payloads):
+        self.samples, self.totals, self.starts = Counter(), {}, []
+        seen, first = Counter(), Counter(payloads)
+        for payload in payloads:
+            assert check_payload(payload) == []
+            for window in decode_windows(payload):
+                stream = window.totals.stream_id
+                self.totals[stream] = window.totals
+                self.starts.append((window.start_unix_ns, window.end_unix_ns))
+                for group in window.resources:
+                    for sample in group.samples:
+                        self.samples[stream] += len(sample.timestamps_unix_ns)
+                        for stamp in sample.timestamps_unix_ns:
+                            seen[stream, sample.cpu, stamp] += 1
+        self.twice = sum(count - 1 for count in seen.values())
+        self.requests_twice = sum(count - 1 for count in first.values())
+
+    @property
+    def in_order(self):
+        return self.starts == sorted(self.starts)
+
+
+class Agent:
+    """A running agent.
+
+    Attributes:
+        process: the process.
+        health: ``host:port`` of its health endpoint.
+    """
+
+    def __init__(self, directory, endpoint, *, queue="{}", rate=199, more="", limits=()):
+        self.health = f"127.0.0.1:{free_port()}"
+        self.log = directory / "agent.log"
+        config = directory / "agent.yaml"
+        config.write_text(
+            CONFIG.format(rate=rate, endpoint=endpoint, queue=queue, health=self.health, more=more)
+        )
+        command = [sys.executable, "-m", "otel_kprofiler", "run", "-c", str(config)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*limits, *command], stdout=subprocess.PIPE, stderr=log, cwd=REPOSITORY
+            )
+        self.wait_until(lambda: self.get("/readyz")[0] == 200)
+
+    def get(self, path):
+        """Status and answer of the health endpoint; 0 while it does not listen."""
+        import urllib.error
+        import urllib.request
+
+        try:
+            with urllib.request.urlopen(f"http://{self.health}{path}", timeout=5) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+        except OSError:
+            return 0, {}
+
+    def wait_until(self, condition, seconds=30):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                pytest.fail(f"the agent:\n{self.log.read_text()[-3000:]}")
+            time.sleep(0.05)
+
+    def stop(self):
+        """End it in order; returns the account that it prints."""
+        self.process.send_signal(signal.SIGTERM)
+        out, _ = self.process.communicate(timeout=30)
+        assert self.process.returncode == 0, self.log.read_text()[-3000:]
+        account = json.loads(out)
+        assert account["gaps"] == []
+        return account
+
+    def kill(self):
+        """End it as the kernel does when memory runs out."""
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def receiver():
+    receiver = Receiver()
+    yield receiver
+    receiver.down()
+
+
+@pytest.fixture
+def run_agent(host, tmp_path):
+    agents = []
+
+    def run(endpoint, **options):
+        agents.append(Agent(tmp_path, endpoint, **options))
+        return agents[-1]
+
+    yield run
+    for agent in agents:
+        with contextlib.suppress(OSError):
+            agent.process.kill()
+        agent.process.wait()
+
+
+@pytest.fixture
+def arrived():
+    return Arrived
+
+
+@pytest.fixture
+def load():
+    """Something to sample while the test runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.mixed_load", "120"], cwd=REPOSITORY
+    )
+    yield
+    process.kill()
+    process.wait()

@@ -1,0 +1,163 @@
+"""The agent while its receiver fails and while it is killed: exact to the last sample.
+
+What the receiver holds is compared with what the kernel program counted, by the account that
+travels in the data and by the one that the agent prints.
+"""
+
+import random
+import signal
+import time
+
+import grpc
+import pytest
+
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
+
+
+def check_account(account, arrived):
+    """The kernel's counter, sample by sample: arrived, or lost by a cause that is named."""
+    exporter = account["exporters"]["otlp_grpc"]
+    lost_before, lost_later = sum(account["lost"].values()), sum(exporter["lost"].values())
+    assert account["taken"] == account["received"] + lost_before
+    assert exporter["exported"] + lost_later + exporter["pending"] == (
+        account["received"] + exporter["carried"]
+    )
+    assert exporter["exported"] == sum(arrived.samples.values()) - arrived.twice
+    return exporter
+
+
+def check_stream(arrived, stream):
+    """The same from the receiver's data alone."""
+    totals = arrived.totals[stream]
+    late = sum(count for cause, count in totals.lost.items() if cause.value != "ring_full")
+    ring = sum(count for cause, count in totals.lost.items() if cause.value == "ring_full")
+    assert arrived.samples[stream] + late == totals.samples
+    assert totals.samples + ring == totals.taken
+
+
+@pytest.mark.parametrize("storage", [False, True], ids=["memory", "storage"])
+def test_a_receiver_that_is_down_for_a_while(run_agent, receiver, arrived, tmp_path, storage):
+    queue = f"{{storage: '{tmp_path}/spool'}}" if storage else "{}"
+    receiver.up()
+    agent = run_agent(receiver.endpoint, queue=queue)
+    agent.wait_until(lambda: len(receiver.payloads) > 1)
+    receiver.down()
+    agent.wait_until(lambda: agent.get("/status")[1]["unreachable"])
+    assert "UNAVAILABLE" in agent.get("/status")[1]["unreachable"]["otlp_grpc"]
+    assert agent.get("/readyz")[0] == 200
+    time.sleep(3)
+    receiver.up()
+    agent.wait_until(lambda: not agent.get("/status")[1]["unreachable"])
+    account = agent.stop()
+    got = arrived(receiver.payloads)
+    assert got.in_order
+    assert got.twice == 0
+    exporter = check_account(account, got)
+    assert (exporter["lost"], exporter["pending"]) == ({}, 0)
+    (stream,) = got.totals
+    check_stream(got, stream)
+
+
+def test_a_kill_costs_the_open_window_and_repeats_one_batch_at_most(
+    run_agent, receiver, arrived, tmp_path
+):
+    receiver.up()
+    for _ in range(3):
+        agent = run_agent(receiver.endpoint, queue=f"{{storage: '{tmp_path}/spool'}}")
+        time.sleep(random.uniform(0.2, 2))
+        receiver.down()
+        time.sleep(random.uniform(0.2, 1.5))
+        killed_unix_ns = time.time_ns()
+        agent.kill()
+        receiver.up()
+    agent = run_agent(receiver.endpoint, queue=f"{{storage: '{tmp_path}/spool'}}")
+    account = agent.stop()
+    got = arrived(receiver.payloads)
+    assert got.requests_twice <= 3
+    assert got.in_order or got.requests_twice
+    exporter = account["exporters"]["otlp_grpc"]
+    assert exporter["pending"] == 0
+    # What is unknown begins at most one window and its way to the disk before the kill.
+    unknown = exporter["unknown_since_unix_ns"]
+    assert unknown == 0 or killed_unix_ns - 2_000_000_000 < unknown <= killed_unix_ns
+    *killed, last = got.totals
+    for stream in killed:
+        assert got.samples[stream] - got.twice <= got.totals[stream].samples
+    check_stream(got, last)
+    assert got.totals[last].unknown_since_unix_ns == unknown
+
+
+def test_what_one_run_cannot_deliver_the_next_one_does(run_agent, receiver, arrived, tmp_path):
+    agent = run_agent(receiver.endpoint, queue=f"{{storage: '{tmp_path}/spool'}}")
+    time.sleep(2)
+    first = agent.stop()
+    waiting = first["exporters"]["otlp_grpc"]["pending"]
+    assert waiting == first["received"] > 0
+    receiver.up()
+    agent = run_agent(receiver.endpoint, queue=f"{{storage: '{tmp_path}/spool'}}")
+    agent.wait_until(lambda: len(receiver.payloads) > 2)
+    second = agent.stop()
+    got = arrived(receiver.payloads)
+    assert second["exporters"]["otlp_grpc"]["carried"] == waiting
+    assert got.in_order
+    assert got.twice == 0
+    check_account(second, got)
+    for stream in got.totals:
+        check_stream(got, stream)
+
+
+def test_a_receiver_that_refuses_is_accounted_with_its_cause(run_agent, receiver, arrived):
+    refuse = iter([False, True, False, True, True])
+
+    def answer(request, context):
+        if next(refuse, False):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not like this")
+        return b""
+
+    receiver.answer = answer
+    receiver.up()
+    agent = run_agent(receiver.endpoint)
+    agent.wait_until(lambda: len(receiver.payloads) > 4)
+    account = agent.stop()
+    got = arrived(receiver.payloads)
+    exporter = check_account(account, got)
+    assert exporter["lost"]["rejected"] > 0
+    (stream,) = got.totals
+    check_stream(got, stream)
+    assert "not like this" in agent.log.read_text()
+
+
+def test_a_second_sigterm_ends_the_agent_at_once_and_the_spool_is_whole(
+    run_agent, receiver, arrived, tmp_path
+):
+    def answer(request, context):
+        time.sleep(20)
+        return b""
+
+    receiver.answer = answer
+    receiver.up()
+    agent = run_agent(
+        receiver.endpoint,
+        queue=f"{{storage: '{tmp_path}/spool'}}",
+        more="shutdown_timeout: 20s",
+    )
+    time.sleep(2)
+    status = agent.get("/status")[1]["account"]
+    agent.process.send_signal(signal.SIGTERM)
+    time.sleep(1)
+    assert agent.process.poll() is None, "it waits for its receiver"
+    started = time.monotonic()
+    agent.process.send_signal(signal.SIGTERM)
+    agent.process.communicate(timeout=10)
+    assert time.monotonic() - started < 2.5
+    assert agent.process.returncode == 128 + signal.SIGTERM
+    receiver.down()
+    receiver.answer = lambda request, context: b""
+    receiver.payloads.clear()
+    receiver.up()
+    again = run_agent(receiver.endpoint, queue=f"{{storage: '{tmp_path}/spool'}}")
+    account = again.stop()
+    assert (
+        account["exporters"]["otlp_grpc"]["carried"] >= status["exporters"]["otlp_grpc"]["pending"]
+    )
+    check_account(account, arrived(receiver.payloads))

@@ -1,0 +1,88 @@
+"""The agent's budget and its watchdog."""
+
+import signal
+import threading
+import time
+
+import pytest
+
+from otel_kprofiler.agent.limits import Governor, Limits, Meter, Usage
+from otel_kprofiler.agent.watchdog import StalledError, Watchdog
+
+ONE_PERCENT = Limits(cpu=0.01)
+
+
+def test_the_rate_falls_until_the_budget_is_kept_and_comes_back_slowly():
+    governor, rate, cost, seen = Governor(), 1000, 0.00004, []
+    for _ in range(5):
+        rate = governor.decide(Usage(rate * cost, 0), ONE_PERCENT, rate, 1000)
+        seen.append(rate)
+    assert rate * cost <= ONE_PERCENT.cpu
+    assert seen == sorted(seen, reverse=True)
+    cost /= 10
+    for _ in range(60):
+        before, rate = rate, governor.decide(Usage(rate * cost, 0), ONE_PERCENT, rate, 1000)
+        assert before <= rate <= before * 1.25 + 1
+    assert rate == 1000
+
+
+def test_one_quiet_moment_does_not_raise_the_rate():
+    governor = Governor()
+    usage = [0.005, 0.009, 0.004] * 5
+    assert {governor.decide(Usage(cpu, 0), ONE_PERCENT, 100, 1000) for cpu in usage} == {100}
+
+
+@pytest.mark.parametrize(
+    ("usage", "limits", "expected"),
+    [
+        (Usage(9.0, 10**9), Limits(), 100),
+        (Usage(0.0, 200), Limits(rss_bytes=100), 40),
+        (Usage(50.0, 0), Limits(cpu=0.01), 25),
+        (Usage(0.5, 200), Limits(cpu=1.0, rss_bytes=100), 40),
+    ],
+    ids=["no limit", "memory", "far above", "the worse counts"],
+)
+def test_each_limit_counts_if_it_is_set(usage, limits, expected):
+    assert Governor().decide(usage, limits, 100, 100) == expected
+
+
+def test_the_rate_is_never_zero_and_follows_a_lower_configuration():
+    assert Governor().decide(Usage(100.0, 0), ONE_PERCENT, 1, 100) == 1
+    assert Governor().decide(Usage(0.0, 0), ONE_PERCENT, 100, 20) == 20
+
+
+def test_cpu_is_measured_from_call_to_call():
+    clock, cpu = iter([10.0, 20.0]), iter([1.0, 1.5])
+    meter = Meter(lambda: next(cpu), lambda: next(clock))
+    usage = meter.read()
+    assert usage.cpu == pytest.approx(0.05)
+    assert usage.rss_bytes > 10**6
+
+
+def count(started):
+    while time.monotonic() - started < 20:
+        pass
+
+
+@pytest.mark.parametrize(
+    "stall", [lambda _: threading.Event().wait(20), count], ids=["system call", "python"]
+)
+def test_a_stalled_loop_begins_anew(stall, caplog):
+    watchdog, started = Watchdog(after_s=0.2), time.monotonic()
+    with watchdog.watching():
+        with pytest.raises(StalledError):
+            stall(started)
+        assert time.monotonic() - started < 5
+        for _ in range(10):
+            watchdog.alive()
+            time.sleep(0.05)
+    assert watchdog.restarts == 1
+    assert "test_agent_limits.py" in caplog.text
+
+
+def test_nothing_is_watched_afterwards():
+    before = signal.getsignal(signal.SIGUSR1)
+    with Watchdog(after_s=0.05).watching():
+        pass
+    time.sleep(0.2)
+    assert signal.getsignal(signal.SIGUSR1) is before
