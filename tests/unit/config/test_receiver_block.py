@@ -1,0 +1,112 @@
+"""A block copied from opentelemetry-ebpf-profiler's receiver: each key honoured, or refused.
+
+The keys are those of ``collector/config/config_linux.go`` of August 2026.
+"""
+
+import pytest
+
+from otel_kprofiler.agent.settings import sampler_config, window_schedule
+from otel_kprofiler.config import parse_config
+from otel_kprofiler.errors import ConfigError
+
+KEYS = [
+    "reporter_interval",
+    "reporter_jitter",
+    "monitor_interval",
+    "samples_per_second",
+    "frame_cache_size",
+    "probabilistic_interval",
+    "probabilistic_threshold",
+    "interpreters",
+    "clock_sync_interval",
+    "send_error_frames",
+    "send_idle_frames",
+    "filter_min_process_age",
+    "verbose_mode",
+    "off_cpu_threshold",
+    "include_env_vars",
+    "map_scale_factor",
+    "bpf_verifier_log_level",
+    "no_kernel_version_check",
+    "max_grpc_retries",
+    "max_rpc_msg_size",
+    "bpf_fs_root",
+    "error_mode",
+    "obi_process_ctx",
+    "pid_namespace_translation",
+    "pin_cpu_ids",
+    "probes",
+]
+
+BLOCK = """
+receivers:
+  kprofiler:
+{block}
+exporters:
+  debug:
+service:
+  pipelines:
+    profiles: {{receivers: [kprofiler], exporters: [debug]}}
+"""
+
+# Key: what a user has written, and what the parts that do the work get.
+HONOURED = {
+    "reporter_interval": ("7s", lambda r: window_schedule(r).interval_ns, 7_000_000_000),
+    "reporter_jitter": ("0.5", lambda r: window_schedule(r).jitter, 0.5),
+    "samples_per_second": ("97", lambda r: sampler_config(r).samples_per_second, 97),
+    "send_idle_frames": ("true", lambda r: sampler_config(r).send_idle_frames, True),
+    "filter_min_process_age": ("2s", lambda r: sampler_config(r).min_process_age_ns, 2 * 10**9),
+    "map_scale_factor": ("3", lambda r: sampler_config(r).map_scale_factor, 3),
+    "bpf_verifier_log_level": ("2", lambda r: sampler_config(r).verifier_log_level, 2),
+    "no_kernel_version_check": ("true", lambda r: sampler_config(r).check_kernel, False),
+    "pin_cpu_ids": ('"0-1,3"', lambda r: sampler_config(r).pin_cpu_ids, (0, 1, 3)),
+    "monitor_interval": ("9s", lambda r: r.monitor_interval.seconds, 9),
+    "clock_sync_interval": ("1m30s", lambda r: r.clock_sync_interval.seconds, 90),
+    "probabilistic_interval": ("2m", lambda r: r.probabilistic_interval.seconds, 120),
+    "probabilistic_threshold": ("30", lambda r: r.probabilistic_threshold, 30),
+    "verbose_mode": ("true", lambda r: r.verbose_mode, True),
+    "error_mode": ("ignore", lambda r: r.error_mode, "ignore"),
+}
+REFUSED = {
+    "frame_cache_size": "32768",
+    "interpreters": "{python: {enabled: true}, ruby: {enabled: false}}",
+    "send_error_frames": "true",
+    "off_cpu_threshold": "0.01",
+    "include_env_vars": "HOME,PATH",
+    "max_grpc_retries": "5",
+    "max_rpc_msg_size": "33554432",
+    "bpf_fs_root": "/sys/fs/bpf/",
+    "obi_process_ctx": "false",
+    "pid_namespace_translation": "false",
+    "probes": "[{type: kprobe, symbol: vfs_open}]",
+}
+
+
+def load(values):
+    lines = "\n".join(f"    {key}: {value}" for key, value in values.items())
+    text = BLOCK.format(block=lines)
+    return parse_config(text, path="agent.yaml", environ={}).config.receiver
+
+
+def test_every_key_is_one_or_the_other():
+    assert sorted([*HONOURED, *REFUSED]) == sorted(KEYS)
+
+
+@pytest.mark.parametrize("key", HONOURED)
+def test_a_key_that_is_taken_does_what_it_says(key):
+    value, read, expected = HONOURED[key]
+    assert read(load({key: value})) == expected
+    assert read(load({"stacks": "kernel"})) != expected, "the test would pass without the key"
+
+
+def test_all_refusals_come_at_once_each_with_a_reason():
+    everything = {key: value for key, (value, *_) in HONOURED.items()} | REFUSED
+    with pytest.raises(ConfigError) as caught:
+        load(everything)
+    told = {problem.key.rpartition(".")[2]: problem for problem in caught.value.problems}
+    assert sorted(told) == sorted(REFUSED)
+    for problem in told.values():
+        reason = problem.message.removeprefix("not available: ")
+        assert reason != problem.message
+        assert len(reason) > 15
+        assert problem.line
