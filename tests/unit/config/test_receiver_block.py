@@ -9,34 +9,15 @@ from otel_kprofiler.agent.settings import sampler_config, window_schedule
 from otel_kprofiler.config import parse_config
 from otel_kprofiler.errors import ConfigError
 
-KEYS = [
-    "reporter_interval",
-    "reporter_jitter",
-    "monitor_interval",
-    "samples_per_second",
-    "frame_cache_size",
-    "probabilistic_interval",
-    "probabilistic_threshold",
-    "interpreters",
-    "clock_sync_interval",
-    "send_error_frames",
-    "send_idle_frames",
-    "filter_min_process_age",
-    "verbose_mode",
-    "off_cpu_threshold",
-    "include_env_vars",
-    "map_scale_factor",
-    "bpf_verifier_log_level",
-    "no_kernel_version_check",
-    "max_grpc_retries",
-    "max_rpc_msg_size",
-    "bpf_fs_root",
-    "error_mode",
-    "obi_process_ctx",
-    "pid_namespace_translation",
-    "pin_cpu_ids",
+KEYS = (
+    "reporter_interval", "reporter_jitter", "monitor_interval", "samples_per_second",
+    "frame_cache_size", "probabilistic_interval", "probabilistic_threshold", "interpreters",
+    "clock_sync_interval", "send_error_frames", "send_idle_frames", "filter_min_process_age",
+    "verbose_mode", "off_cpu_threshold", "include_env_vars", "map_scale_factor",
+    "bpf_verifier_log_level", "no_kernel_version_check", "max_grpc_retries", "max_rpc_msg_size",
+    "bpf_fs_root", "error_mode", "obi_process_ctx", "pid_namespace_translation", "pin_cpu_ids",
     "probes",
-]
+)  # fmt: skip
 
 BLOCK = """
 receivers:
