@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from otel_kprofiler.bpf import CodeWatch, get_loader
+from otel_kprofiler.bpf import CodeWatch, IteratedKallsyms, get_loader
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import HostError
-from otel_kprofiler.host import Access, Uevents
+from otel_kprofiler.host import Access, HostFiles, Uevents
 from otel_kprofiler.model import Attributes, ProcessKey, Resource
 from otel_kprofiler.pipeline import Pipeline, WindowSink
 from otel_kprofiler.profiles import (
@@ -45,6 +45,7 @@ def open_live(
     on_process: Callable[[ProcessKey, Resource], None] | None = None,
     event_sink: EventSink | None = None,
     loader: str = "auto",
+    symbol_names: str = "plain",
 ) -> Pipeline[EbpfSampler]:
     """A pipeline that samples this host; no program is in the kernel before it is started.
 
@@ -60,10 +61,14 @@ def open_live(
             and when it changes.
         event_sink: takes the changes of symbols, for recordings.
         loader: what loads the program: ``auto``, ``libbpf`` or ``bcc``.
+        symbol_names: ``compressed`` for half the memory, else ``plain``.
     """
     code = _open_code(access, event_sink)
-    modules = _open_modules(access, until_bpf=code is not None)
-    symbolizer = Symbolizer.live(access, code=code, modules=modules)
+    symbols = IteratedKallsyms(access)
+    modules = _open_modules(symbols, until_bpf=code is not None)
+    symbolizer = Symbolizer.live(
+        symbols, code=code, modules=modules, packed=symbol_names == "compressed"
+    )
     ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
     config = replace(config, interrupt_ranges=ranges)
     base = {**read_host_attributes(access), **attributes}
@@ -96,13 +101,13 @@ def _open_code(access: Access, sink: EventSink | None) -> CodeSource | None:
     return RecordedCode(watch, sink) if sink else watch
 
 
-def _open_modules(access: Access, *, until_bpf: bool) -> ModuleSource | None:
+def _open_modules(files: HostFiles, *, until_bpf: bool) -> ModuleSource | None:
     """What follows modules, from before kallsyms is read; None if the kernel has none."""
     try:
-        access.read_bytes("/proc/modules")
+        files.read_bytes("/proc/modules")
     except OSError:
         return None
-    return ModuleWatch(access, Uevents, until_bpf=until_bpf)
+    return ModuleWatch(files, Uevents, until_bpf=until_bpf)
 
 
 def replay(

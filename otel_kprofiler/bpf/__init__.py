@@ -8,6 +8,7 @@ from otel_kprofiler.bpf.btf import VMLINUX as VMLINUX_BTF
 from otel_kprofiler.bpf.btf import find_member_offsets
 from otel_kprofiler.bpf.choice import LOADERS, get_loader
 from otel_kprofiler.bpf.code_events import CodeLoss
+from otel_kprofiler.bpf.kallsyms import IteratedKallsyms, find_hidden_symbols
 from otel_kprofiler.bpf.ksymbol import (
     KsymbolRecord,
     LostRecord,
@@ -80,6 +81,7 @@ __all__ = [
     "CodeLoss",
     "CodeWatch",
     "CpuLines",
+    "IteratedKallsyms",
     "KsymbolRecord",
     "LibbpfLoader",
     "LoadedProgram",
@@ -97,6 +99,7 @@ __all__ = [
     "SpanSlots",
     "delete_from_map",
     "find_code_symbols",
+    "find_hidden_symbols",
     "find_member_offsets",
     "get_loader",
     "make_changes",

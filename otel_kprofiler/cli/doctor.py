@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import click
 
-from otel_kprofiler.bpf import find_code_symbols
+from otel_kprofiler.bpf import find_code_symbols, find_hidden_symbols
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Finding, Level
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
@@ -26,6 +26,8 @@ def command(*, as_json: bool) -> None:
     """
     access = Access()
     findings = [*doctor(access, try_sampler=_try_sampler), find_code_symbols(access)]
+    hidden = find_hidden_symbols(access)
+    findings += [hidden] if hidden else []
     if as_json:
         rows = [{**asdict(finding), "level": finding.level.value} for finding in findings]
         click.echo(json.dumps(rows, indent=1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Self
 
+from otel_kprofiler.bpf import IteratedKallsyms
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.host import Access
@@ -37,7 +38,7 @@ class RawOutput:
             ) from error
         self._finished = False
         self._processes: dict[ProcessKey, Attributes] = {}
-        self._writer.capture(access)
+        self._writer.capture(IteratedKallsyms(access))
         self.add_records = self._writer.add_records
         self.add_event = self._writer.add_event
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
+from otel_kprofiler.bpf import IteratedKallsyms
 from otel_kprofiler.errors import HostError
+from otel_kprofiler.host import Access
 from otel_kprofiler.symbols import Explanation, Match, Symbolizer
 
 
@@ -107,7 +109,7 @@ def command(
 
 def _open(kallsyms: str | None, copies: Mapping[str, str | None]) -> Symbolizer:
     if kallsyms is None:
-        return Symbolizer.live()
+        return Symbolizer.live(IteratedKallsyms(Access()))
     try:
         return Symbolizer.from_files(kallsyms=kallsyms, **copies)
     except OSError as error:

@@ -28,6 +28,7 @@ PURPOSES: Final = {
 
 JOBS: Final[Mapping[str, tuple[str, ...]]] = {
     "kprofiler-code": ("CAP_PERFMON", "CAP_SYSLOG"),
+    "kprofiler-modules": ("CAP_SYSLOG", "CAP_DAC_READ_SEARCH"),
     "kprofiler-contexts": ("CAP_SYS_PTRACE",),
 }
 """What other threads keep, by the beginning of their names; all that are not here: nothing."""

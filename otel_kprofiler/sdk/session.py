@@ -11,7 +11,7 @@ from typing import Final
 
 from opentelemetry.sdk.resources import Resource
 
-from otel_kprofiler.bpf import get_loader
+from otel_kprofiler.bpf import IteratedKallsyms, get_loader
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Window
@@ -52,7 +52,7 @@ class Session:
     def __init__(self, plan: Plan, service: Resource, sink: Callable[[Window], None]) -> None:
         access, clock = Access(), Clock()
         config = complete_sampler_config(plan)
-        symbolizer = Symbolizer.live(access)
+        symbolizer = Symbolizer.live(IteratedKallsyms(access))
         ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
         self._sampler = EbpfSampler(
             replace(config, interrupt_ranges=ranges), access=access, loader=get_loader(plan.loader)

@@ -1,0 +1,137 @@
+"""Symbols that the kernel hides are the same by the iterator as root's kallsyms has them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.bpf import IteratedKallsyms, find_hidden_symbols
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import FrameKind, Level
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.symbols import HiddenCause, Symbolizer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+from guest.nobody import as_nobody
+
+pytestmark = pytest.mark.live
+
+RESTRICT = Path("/proc/sys/kernel/kptr_restrict")
+FRAMES = 10_000
+
+
+@pytest.fixture
+def truth():
+    """Root's own view, taken while the kernel shows it."""
+    found = Symbolizer.live(Access())
+    if found.hidden:
+        pytest.skip(f"{found.hidden.value}; fix: {found.hidden.fix}")
+    return found
+
+
+@pytest.fixture
+def load():
+    """Programs that keep the kernel busy."""
+    commands = (
+        ["dd", "if=/dev/zero", "of=/dev/null", "bs=64k"],
+        ["sh", "-c", "while :; do cat /proc/self/maps /proc/stat > /dev/null; done"],
+    )
+    running = [
+        subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+        for command in commands
+    ]
+    yield
+    for process in running:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture
+def hidden(truth):
+    """Addresses are hidden from everybody meanwhile."""
+    before = RESTRICT.read_text()
+    try:
+        RESTRICT.write_text("2")
+    except OSError as error:
+        pytest.skip(f"{RESTRICT}: {error.strerror}")
+    try:
+        yield
+    finally:
+        RESTRICT.write_text(before)
+
+
+def sample_frames():
+    """Addresses of kernel frames, whether they are leaves, and their names without root's help."""
+    symbolizer = Symbolizer.live(IteratedKallsyms(Access()))
+    sampler = EbpfSampler(SamplerConfig(samples_per_second=999))
+    sampler.start()
+    frames = []
+    end = time.monotonic() + 30
+    try:
+        while len(frames) < FRAMES and time.monotonic() < end:
+            sampler.wait(0.2)
+            for sample in sampler.drain():
+                pcs = memoryview(sample.kernel_stack).cast("Q")
+                resolved = symbolizer.resolve(sample).frames
+                frames += [
+                    (pc, index == 0, frame.function, frame.address)
+                    for index, (pc, frame) in enumerate(zip(pcs, resolved, strict=True))
+                    if frame.kind is not FrameKind.BPF
+                ]
+    finally:
+        sampler.close()
+    return symbolizer.hidden, frames
+
+
+def test_frames_are_named_as_roots_table_names_them(truth, hidden, load, request):
+    """With only CAP_BPF and CAP_PERFMON: 10,000 kernel frames, 99.9 % named, none otherwise."""
+    assert Symbolizer.live(Access()).hidden is HiddenCause.KPTR_RESTRICT
+    cause, frames = as_nobody(["CAP_BPF", "CAP_PERFMON"], sample_frames)
+    assert cause is None
+    assert len(frames) >= FRAMES
+    named = others = 0
+    for pc, is_leaf, function, address in frames:
+        (frame,) = truth.resolve_addresses([pc], leaf_exact=is_leaf)
+        if frame.kind is FrameKind.BPF:  # loaded or unloaded between the two views
+            others += 1
+            continue
+        assert (frame.function, frame.address) == (function, address), hex(pc)
+        named += bool(function)
+    request.node.user_properties.append(("named", f"{named} of {len(frames) - others}"))
+    assert others < len(frames) / 100
+    assert named >= 0.999 * (len(frames) - others)
+
+
+def test_the_iterator_has_every_symbol_once(truth, hidden):
+    """Root's table and the iterator's have the same vmlinux, entry by entry."""
+    found = Symbolizer.live(IteratedKallsyms(Access()))
+    for name in ("", "__pfx_", "vfs_"):
+        assert found.snapshot.symbol_count() > 10_000
+        mine = found.snapshot.find(name or "schedule", prefix=bool(name))
+        theirs = truth.snapshot.find(name or "schedule", prefix=bool(name))
+        assert [match[:3] for match in mine] == [match[:3] for match in theirs]
+
+
+def test_doctor_says_what_the_iterator_gives(hidden):
+    finding = find_hidden_symbols(Access())
+    assert finding.level is Level.OK
+    assert "iterator" in finding.observed
+
+
+def test_doctor_says_nothing_when_nothing_is_hidden(truth):
+    assert find_hidden_symbols(Access()) is None
+
+
+def test_without_capabilities_the_cause_is_told(hidden):
+    def look():
+        files = IteratedKallsyms(Access())
+        return Symbolizer.live(files).hidden, files.is_used, files.refused
+
+    cause, is_used, refused = as_nobody([], look)
+    assert cause is HiddenCause.KPTR_RESTRICT
+    assert not is_used
+    assert refused
