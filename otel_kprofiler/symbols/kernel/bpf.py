@@ -8,8 +8,9 @@ given time finds is the same before and after, as long as changes up to that tim
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Final, Protocol
 
 from otel_kprofiler.model import (
@@ -192,9 +193,13 @@ class CodeTable:
                 return
             since_ns = symbol.since_ns or min(since_ns, known.since_ns)  # now it has a length
             self._drop(known)
-        for other in self._overlapping(symbol.start, end):
-            if (symbol.length and other.symbol.length) or other.symbol.start == symbol.start:
-                self._end(other, since_ns)  # its removal was missed
+        missed = [
+            other
+            for other in self._overlapping(symbol.start, end)
+            if (symbol.length and other.symbol.length) or other.symbol.start == symbol.start
+        ]
+        if missed:
+            self._end(missed, since_ns)
         code = LoadedCode(symbol, end, since_ns, self._source)
         self._live[symbol.start] = code
         for page in _pages(code):
@@ -205,38 +210,48 @@ class CodeTable:
         if known is None:
             # Its record was lost; it was loaded after everything was read the last time.
             code = LoadedCode(symbol, symbol.start + symbol.length, self._read_ns, self._source)
-            self._end(code, time_ns)
+            self._end([code], time_ns)
         elif known.symbol.name == symbol.name and known.since_ns <= time_ns:
-            self._end(known, time_ns)
+            self._end([known], time_ns)
 
     def _read(self, change: CodeChange) -> None:
         """Make the table equal to what was read; changes after its beginning may be in it."""
         began_ns = change.time_ns
         found = {symbol.start: symbol for symbol in change.symbols}
-        for code in list(self._live.values()):
-            if change.action is CodeAction.PROGRAMS_READ and not code.is_program():
-                continue
-            now = found.get(code.symbol.start)
-            if code.since_ns <= began_ns and (now is None or now.name != code.symbol.name):
-                self._end(code, began_ns)
-        gone = set()
-        for code in reversed(self._ended):
-            if code.until_ns < began_ns:
-                break
-            gone.add((code.symbol.start, code.symbol.name))
+        self._end(
+            [
+                code
+                for code in self._live.values()
+                if code.since_ns <= began_ns
+                and (change.action is CodeAction.ALL_READ or code.is_program())
+                and getattr(found.get(code.symbol.start), "name", None) != code.symbol.name
+            ],
+            began_ns,
+        )
+        gone = {
+            (code.symbol.start, code.symbol.name)
+            for code in self._ended
+            if code.until_ns >= began_ns
+        }
         ordered = sorted(found.values())
         starts = [symbol.start for symbol in ordered] + [_FOREVER * 2]
         for symbol, following in zip(ordered, starts[1:], strict=True):
             if (symbol.start, symbol.name) in gone:
                 continue
             end = min(symbol.start + (symbol.length or limit_bytes(symbol)), following)
-            self._add(symbol, symbol.since_ns or self._read_ns, end)
+            if all(code.since_ns <= began_ns for code in self._overlapping(symbol.start, end)):
+                self._add(symbol, symbol.since_ns or self._read_ns, end)
         self._read_ns = max(self._read_ns, began_ns)
 
-    def _end(self, code: LoadedCode, time_ns: int) -> None:
-        code.until_ns = max(time_ns, code.since_ns)
-        self._ended.append(code)
-        self._drop(code)
+    def _end(self, codes: Sequence[LoadedCode], time_ns: int) -> None:
+        for code in codes:
+            code.until_ns = max(time_ns, code.since_ns)
+        if self._ended and time_ns < self._ended[-1].until_ns:
+            self._ended = sorted([*self._ended, *codes], key=attrgetter("until_ns"))
+        else:
+            self._ended.extend(codes)
+        for code in codes:
+            self._drop(code)
 
     def _drop(self, code: LoadedCode) -> None:
         if self._live.get(code.symbol.start) is not code:

@@ -176,6 +176,32 @@ def test_a_reading_that_took_long_does_not_undo_what_came_meanwhile():
     assert [c.symbol.name for c in found.live()] == ["bpf_prog_b", "bpf_prog_c"]
 
 
+def test_a_late_reading_does_not_displace_what_came_since_at_a_reused_address():
+    found = table(
+        (0, ALL_READ, symbol(A, "a")),
+        (150, REMOVED, symbol(A, "a")),
+        (160, ADDED, symbol(A + 32, "b")),
+        (120, PROGRAMS_READ, symbol(A, "a"), symbol(A + 48, "never_seen")),
+        (170, REMOVED, symbol(A + 640, "unseen")),
+    )
+    assert [c.symbol.name for c in found.live()] == ["bpf_prog_b"]
+    ends = [code.until_ns for code in found._ended]
+    assert ends == sorted(ends)
+
+
+def test_history_stays_in_order_when_a_reading_ends_something_late():
+    """A look-up goes back from the end only as far as its time."""
+    page = symbol(A + 8192, "kprobe_insn_page", 4096, OOL)
+    found = table(
+        (0, ALL_READ, symbol(A, "a"), page),
+        (900 * MS, REMOVED, symbol(A, "a")),
+        (100 * MS, ALL_READ, symbol(A, "a")),
+    )
+    assert name_at(found, A, 800 * MS) == "a"
+    assert name_at(found, A + 8192, 99 * MS) == "kprobe_insn_page"
+    assert name_at(found, A + 8192, 120 * MS) is None
+
+
 def test_a_removal_names_what_was_added_unseen():
     """Its record was lost; it was loaded after the last reading."""
     found = table((100, PROGRAMS_READ), (300, REMOVED, symbol(A, "unseen")))

@@ -1,0 +1,319 @@
+"""BPF programs of the running kernel: named at once, exactly, and in time."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from programs import close_all, kallsyms, load, run
+
+from otel_kprofiler.bpf import SAMPLER_OBJECT, CodeLoss, CodeWatch, Rung
+from otel_kprofiler.bpf.baseline import ProgramReader
+from otel_kprofiler.bpf.iterator import read_programs
+from otel_kprofiler.bpf.libbpf import LibbpfLoader
+from otel_kprofiler.errors import HostError
+from otel_kprofiler.model import FrameKind
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.symbols import Symbolizer
+
+pytestmark = pytest.mark.live
+
+BLOCKS = ("bpf", "__builtin__ftrace", "__builtin__kprobes")
+
+
+def now_ns():
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+@contextlib.contextmanager
+def watching(**options):
+    """A symbolizer of this host that follows code, with its watch."""
+    try:
+        watch = CodeWatch(**options)
+    except HostError as error:
+        pytest.skip(f"{error}; fix: {error.hint}")
+    symbolizer = Symbolizer.live(code=watch)
+    try:
+        yield symbolizer, watch
+    finally:
+        symbolizer.close()
+
+
+def catch_up(symbolizer, *, limit_s=5.0):
+    """Advance until everything up to now is applied; returns how many seconds it took."""
+    start_ns = now_ns()
+    while symbolizer.advance(now_ns()) < start_ns:
+        assert now_ns() - start_ns < limit_s * 1e9
+        time.sleep(0.002)
+    return (now_ns() - start_ns) / 1e9
+
+
+def known(symbolizer):
+    return {(code.symbol.start, code.symbol.name) for code in symbolizer._code.live()}
+
+
+def mine(symbols):
+    """Other tests may load and unload programs of theirs at the same time."""
+    return {symbol for symbol in symbols if "kprof_" in symbol[1]}
+
+
+def test_five_hundred_programs_are_known_at_once_and_gone_at_once():
+    """Programs of one to five functions: names and addresses equal kallsyms; none is left."""
+    with watching() as (symbolizer, watch):
+        assert watch.rung is Rung.WALK
+        fds = [load(number, functions=1 + number % 5) for number in range(500)]
+        took = catch_up(symbolizer)
+        there = kallsyms(*BLOCKS)
+        assert took < 0.25
+        functions = {s for s in known(symbolizer) if "kprof_test" in s[1] or s[1].endswith("_F")}
+        assert len(functions) == 100 * (1 + 2 + 3 + 4 + 5)
+        assert functions <= there
+        assert mine(known(symbolizer)) == mine(there)
+        close_all(fds)
+        time.sleep(0.1)
+        catch_up(symbolizer)
+        assert not functions & known(symbolizer)
+        assert watch.counts().lost == {}
+        assert watch.counts().kallsyms_reads == 0
+
+
+def test_what_was_loaded_before_is_read_exactly():
+    """By each way that needs no kallsyms, with lengths: an address past the end has no name."""
+    fds = [load(number, functions=1 + number % 9) for number in range(100)]
+    try:
+        walked = {(s.start, s.name): s for s in ProgramReader().read()}
+        listed = {(s.start, s.name): s for s in read_programs(LibbpfLoader())}
+        there = {s for s in kallsyms() if "kprof_test" in s[1] or s[1].endswith("_F")}
+        assert len(there) == sum(1 + number % 9 for number in range(100))
+        assert there <= walked.keys()
+        assert {s: walked[s] for s in there} == {s: listed[s] for s in there}
+        with watching() as (symbolizer, _):
+            catch_up(symbolizer)
+            assert mine(known(symbolizer)) == mine(kallsyms(*BLOCKS))
+            for start, name in list(there)[:50]:
+                symbol = walked[start, name]
+                (inside,) = symbolizer.resolve_addresses([start + symbol.length - 1])
+                assert inside.function == name
+                past = symbolizer._code.lookup(start + symbol.length)
+                assert past is None or past.symbol.start == start + symbol.length
+    finally:
+        close_all(fds)
+
+
+def test_programs_of_libbpf_and_bcc_have_names_lines_and_facts(loader):
+    """Whoever loads: names with all their characters, source lines, id, type and tag."""
+    with watching() as (symbolizer, _):
+        sampler = EbpfSampler(SamplerConfig())
+        sampler.start()
+        try:
+            catch_up(symbolizer)
+            there = {s for s in kallsyms() if s[1].endswith("_kprofiler_sample")}
+            assert there
+            assert there <= known(symbolizer)
+            for start, name in there:
+                (frame,) = symbolizer.resolve_addresses([start])
+                program = frame.module.program
+                assert (frame.kind, frame.function, frame.address) == (FrameKind.BPF, name, 0)
+                assert (program.type, program.tag) == ("perf_event", name[9:25])
+                assert program.id > 0
+                assert 0 < program.load_time_ns < now_ns()
+            if loader == "libbpf":
+                assert frame.lines[0].file.endswith("sampler.bpf.c")
+                source = SAMPLER_OBJECT.with_name("sampler.bpf.c").read_text().splitlines()
+                assert 0 < frame.lines[0].line <= len(source)
+        finally:
+            sampler.close()
+
+
+def test_samples_of_an_unloaded_program_are_named():
+    """And a dispatcher, which the kernel makes for the test runs of XDP, is known."""
+    with watching() as (symbolizer, _):
+        sampler = EbpfSampler(SamplerConfig(samples_per_second=999))
+        sampler.start()
+        fd = load(7, name="kprof_spin", spin=100_000)
+        run(fd, 3000)
+        name = next(s[1] for s in kallsyms() if s[1].endswith("kprof_spin"))
+        catch_up(symbolizer)
+        assert any(s[1] == "bpf_dispatcher_xdp" for s in known(symbolizer)), "made by run()"
+        os.close(fd)
+        sampler.stop()
+        samples = sampler.drain()
+        sampler.close()
+        time.sleep(0.05)
+        catch_up(symbolizer)
+        assert name not in {s[1] for s in known(symbolizer)}
+        leaves = [symbolizer.resolve(sample).frames[0] for sample in samples]
+        hits = [frame for frame in leaves if frame.function == name]
+        assert len(hits) > 20
+        assert len({id(frame.module) for frame in hits}) == 1
+        assert not [frame for frame in leaves if frame.module is None]
+
+
+def test_forced_loss_ends_in_an_exact_table():
+    """Ten thousand loads through rings of one page."""
+    with watching(ring_bytes=4096) as (symbolizer, watch):
+        symbolizer.advance(now_ns())
+        fds = [load(number) for number in range(10_000)]
+        took = catch_up(symbolizer)
+        there = mine(kallsyms(*BLOCKS))
+        assert took < 1
+        assert len(there) == 10_000
+        assert mine(known(symbolizer)) == there
+        counts = watch.counts()
+        assert {cause for cause, _ in counts.lost} == {CodeLoss.RING_FULL}
+        assert counts.readings > 0
+        close_all(fds)
+        time.sleep(0.5)
+        took = catch_up(symbolizer)
+        assert took < 1
+        assert not mine(known(symbolizer))
+        counts = watch.counts()
+        assert sum(counts.lost.values()) + counts.added + counts.removed >= 20_000
+        assert counts.kallsyms_reads <= len(counts.lost)
+
+
+def test_a_full_queue_is_counted_and_made_good():
+    with watching(queue_bytes=10_000) as (symbolizer, watch):
+        fds = [load(number) for number in range(2000)]
+        catch_up(symbolizer)
+        assert mine(known(symbolizer)) == mine(kallsyms(*BLOCKS))
+        lost = {cause for cause, _ in watch.counts().lost}
+        assert lost == {CodeLoss.QUEUE_FULL}
+        close_all(fds)
+
+
+def test_loss_is_noticed_though_nothing_follows_it():
+    """The kernel writes no record of a loss before the next record on that CPU."""
+    before = os.sched_getaffinity(0)
+    with watching(ring_bytes=4096) as (symbolizer, watch):
+        os.sched_setaffinity(0, {min(before)})
+        try:
+            fds = [load(number) for number in range(200)]
+            catch_up(symbolizer)
+            assert mine(known(symbolizer)) == mine(kallsyms(*BLOCKS))
+            assert watch.counts().lost[CodeLoss.RING_FULL, min(before)] > 50
+            close_all(fds)
+        finally:
+            os.sched_setaffinity(0, before)
+
+
+CHURN = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from programs import load
+number, due, end = 0, time.monotonic(), time.monotonic() + float(sys.argv[2])
+while time.monotonic() < end:
+    for _ in range(20):
+        os.close(load(number, name="kprof_churn"))
+        number += 1
+    due += 0.02
+    time.sleep(max(0, due - time.monotonic()))
+print(number)
+"""
+
+
+def rss_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_a_thousand_loads_per_second_cost_little_and_leak_nothing(record_property):
+    """KPROFILER_CHURN_S seconds (default 6) beside 1,000 loads and unloads per second."""
+    seconds = float(os.environ.get("KPROFILER_CHURN_S", "6"))
+    with watching() as (symbolizer, watch):
+        command = [sys.executable, "-c", CHURN, str(Path(__file__).parent), str(seconds)]
+        fds, memory, cpu = len(os.listdir("/proc/self/fd")), [], time.process_time()
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as churn:
+            started = time.monotonic()
+            while churn.poll() is None:
+                time.sleep(0.25)
+                symbolizer.advance(now_ns())
+                memory.append(rss_bytes())
+            loads = int(churn.stdout.read())
+        share = (time.process_time() - cpu) / (time.monotonic() - started)
+        time.sleep(0.1)
+        catch_up(symbolizer)
+        counts = watch.counts()
+        record_property("cpu", f"{share:.1%} of a core, {loads} loads")
+        assert counts.lost == {}
+        assert counts.added >= loads
+        assert counts.kallsyms_reads == 0
+        assert share < 0.05
+        assert len(os.listdir("/proc/self/fd")) <= fds + 1  # the pipe of the process
+        assert not mine(known(symbolizer))
+        assert memory[-1] - memory[len(memory) // 2] < 8 << 20, "history is bounded"
+
+
+def test_the_watch_sleeps_when_nothing_happens():
+    with watching() as (_, watch):
+        before = watch.counts().wakeups
+        time.sleep(3)
+        assert watch.counts().wakeups - before <= 2 * 3
+
+
+def test_closing_is_quick_while_everything_is_read_again():
+    fds = [load(number) for number in range(3000)]
+    watch = CodeWatch()
+    watch._lose(CodeLoss.DAMAGED, 0, 0)
+    time.sleep(0.05)
+    started = time.monotonic()
+    watch.close()
+    assert time.monotonic() - started < 0.5
+    watch.close()
+    close_all(fds)
+
+
+@contextlib.contextmanager
+def offline(cpu):
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/online")
+    if not path.exists():
+        pytest.skip(f"this host cannot take CPU {cpu} offline: no {path}")
+    path.write_text("0")
+    try:
+        yield
+    finally:
+        path.write_text("1")
+
+
+def test_a_cpu_that_went_and_came_back_is_followed_again():
+    """Also one that was away only for a moment; what may have been missed is read."""
+    with watching() as (symbolizer, watch):
+        time.sleep(1.2)
+        with offline(1):
+            pass
+        deadline = time.monotonic() + 5
+        while (CodeLoss.CPU_CAME, 1) not in watch.counts().lost:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {1})
+        try:
+            fd = load(1, name="kprof_cpu1")
+        finally:
+            os.sched_setaffinity(0, before)
+        catch_up(symbolizer)
+        assert any(s[1].endswith("kprof_cpu1") for s in known(symbolizer))
+        os.close(fd)
+
+
+def test_a_forked_child_holds_nothing():
+    with watching() as (symbolizer, watch):
+        events = [event.fd for event in watch._events._events.values()]
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                for fd in (*events, watch._wake_fd):
+                    with pytest.raises(OSError):
+                        os.fstat(fd)
+                status = 0
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        fd = load(3, name="kprof_parent")
+        catch_up(symbolizer)
+        assert any(s[1].endswith("kprof_parent") for s in known(symbolizer))
+        os.close(fd)
