@@ -147,11 +147,11 @@ def test_interrupt_ranges_are_packed_as_start_and_size():
 )
 def test_the_committed_objects_are_what_their_sources_compile_to(tmp_path):
     """Built from another directory too, so that no path of a machine is in it."""
-    for name in ("sampler.bpf.c", "programs.bpf.c", "build.sh"):
+    for name in ("sampler.bpf.c", "programs.bpf.c", "kallsyms.bpf.c", "build.sh"):
         shutil.copy(SAMPLER_SOURCE.with_name(name), tmp_path)
     version = subprocess.run(["clang-14", "--version"], capture_output=True, text=True, check=True)
     if "Debian clang version 14.0.6" not in version.stdout:
         pytest.skip(f"not the pinned compiler: {version.stdout.splitlines()[0]}")
     subprocess.run([tmp_path / "build.sh"], cwd="/", check=True)
-    for name in ("sampler.bpf.o", "programs.bpf.o"):
+    for name in ("sampler.bpf.o", "programs.bpf.o", "kallsyms.bpf.o"):
         assert (tmp_path / name).read_bytes() == SAMPLER_OBJECT.with_name(name).read_bytes()
