@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import threading
@@ -265,7 +266,8 @@ class KernelProfiler:
         if self._plan.publish_context:
             self._publish(provider)
         try:
-            self._session = Session(self._plan, provider.resource, self._take)
+            take = functools.partial(self._take, provider)
+            self._session = Session(self._plan, provider.resource, take)
         except BaseException:
             self._provider = None
             if self._exporters:
@@ -292,15 +294,14 @@ class KernelProfiler:
         except HostError as error:
             _log.warning("%s (fix: %s)", error, error.hint)
 
-    def _take(self, window: Window) -> None:
+    def _take(self, provider: ProfilerProvider, window: Window) -> None:
         for group in window.resources:
             for sample in group.samples:
                 count = len(sample.timestamps_unix_ns)
                 self._samples += count
                 if sample.link is not None:
                     self._linked += count
-        if self._provider is not None:
-            self._provider.on_window(window)
+        provider.on_window(window)
 
     def _change_pauses(self, by: int) -> None:
         with self._lock:

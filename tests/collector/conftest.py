@@ -34,12 +34,18 @@ receivers:
 exporters:
   debug:
   file: {{path: "{output}", flush_interval: 50ms}}
+  file/traces: {{path: "{traces}", flush_interval: 50ms}}
+  file/metrics: {{path: "{metrics}", flush_interval: 50ms}}
 service:
   telemetry: {{metrics: {{level: none}}}}
   pipelines:
     {pipeline}
 """
-PROFILES = "profiles: {receivers: [otlp], exporters: [file, debug]}"
+PROFILES = """
+    profiles: {receivers: [otlp], exporters: [file, debug]}
+    traces: {receivers: [otlp], exporters: [file/traces]}
+    metrics: {receivers: [otlp], exporters: [file/metrics]}
+"""
 TRACES_ONLY = "traces: {receivers: [otlp], exporters: [debug]}"
 
 
@@ -105,22 +111,25 @@ class Collector:
         version: of the Collector, without ``v``.
         grpc_endpoint: ``host:port`` of its OTLP/gRPC receiver (plain text).
         http_endpoint: base address of its OTLP/HTTP receiver.
-        output: file with one line of OTLP JSON for each request.
+        output: file with one line of OTLP JSON for each request of profiles.
+        traces: likewise of traces.
+        metrics: likewise of metrics.
         log: what it printed.
     """
 
     def __init__(self, version, directory, *, profiles=True):
         self.version = version
         self.output = directory / "profiles.jsonl"
+        self.traces = directory / "traces.jsonl"
+        self.metrics = directory / "metrics.jsonl"
         self.log = directory / "collector.log"
         grpc, http = free_ports(2)
         self.grpc_endpoint = f"127.0.0.1:{grpc}"
         self.http_endpoint = f"http://127.0.0.1:{http}"
         config = directory / "collector.yaml"
         pipeline = PROFILES if profiles else TRACES_ONLY
-        config.write_text(
-            CONFIG.format(grpc=grpc, http=http, output=self.output, pipeline=pipeline)
-        )
+        files = {"output": self.output, "traces": self.traces, "metrics": self.metrics}
+        config.write_text(CONFIG.format(grpc=grpc, http=http, pipeline=pipeline, **files))
         arguments = [build(version), "--config", config, *([GATE] if profiles else [])]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT)
