@@ -8,7 +8,7 @@ RUN_PACKAGES := python3-venv libbpf1
 TEST_PACKAGES := clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc \
 	qemu-system-x86 busybox-static kmod gcc make xz-utils openssl
 
-.PHONY: help setup setup-test check format test test-live test-kernels test-debug-package soak bench bpf viewer generated dist clean
+.PHONY: help setup setup-test check format test test-live test-kernels test-reload test-deploy test-debug-package soak bench bpf viewer generated dist clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -52,6 +52,12 @@ $(DEBUG_FILES):
 
 test-debug-package: $(DEBUG_FILES)  ## relative addresses against all of a Debian kernel (1 GB to load)
 	KPROFILER_DEBUG=$(DEBUG_FILES) $(PYTEST) tests/property/test_elf.py
+
+test-reload:  ## 100 reloads in 60 seconds at 999 Hz: exact account, no gap, nothing left open
+	KPROFILER_RELOADS=100 $(PYTEST) tests/live/test_reload.py -k lose_nothing
+
+test-deploy:  ## the wheel under the unit's user and capabilities for five minutes (as root)
+	KPROFILER_DEPLOY_SECONDS=300 $(PYTEST) tests/collector/test_deployment.py
 
 bench:  ## the table of figures, as ratios measured in one run
 	$(BIN)/python -m benchmarks

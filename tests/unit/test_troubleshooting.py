@@ -1,0 +1,70 @@
+"""docs/troubleshooting.md: every error of the host and of exports is there, and no other."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/troubleshooting.md").read_text()
+ROOMS = ("agent", "bpf", "cli", "export", "host", "sampling")
+ERRORS = {
+    "HostError", "PrivilegeError", "KernelFeatureError", "DependencyError", "SamplerError",
+    "ExportError",
+}  # fmt: skip
+# Mistakes of callers, not of users.
+NOT_FOR_USERS = {"the sampler is not running", "a sampler that follows a command cannot be changed"}
+
+
+def text_of(node):
+    """A message with … for what is filled in."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part) for part in node.values)
+    if isinstance(node, ast.BinOp):
+        return text_of(node.left) + text_of(node.right)
+    return "…"
+
+
+def source_trees(*rooms):
+    for room in rooms or ("",):
+        for path in (ROOT / "otel_kprofiler" / room).rglob("*.py"):
+            yield ast.parse(path.read_text())
+
+
+def error_texts():
+    found = set()
+    for tree in source_trees(*ROOMS):
+        for node in ast.walk(tree):
+            name = getattr(getattr(node, "func", None), "id", None)
+            if isinstance(node, ast.Call) and name in ERRORS and node.args:
+                found.add(text_of(node.args[0]))
+    return found - {"…"} - NOT_FOR_USERS
+
+
+def told():
+    """Texts in the first column of the page's tables."""
+    rows = [line.split(" | ")[0] for line in PAGE.splitlines() if line.startswith("| ")]
+    return {text for row in rows for text in re.findall(r"`([^`]+)`", row)}
+
+
+def test_every_error_is_told():
+    assert not error_texts() - told(), "add it to docs/troubleshooting.md, with the fix"
+
+
+def test_every_text_that_is_told_exists():
+    """Each fragment between two … stands in one message of the package."""
+    messages = {
+        text_of(node)
+        for tree in source_trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant | ast.JoinedStr)
+        if isinstance(node, ast.JoinedStr) or isinstance(node.value, str)
+    }
+
+    def exists(text):
+        parts = [part for part in text.replace("`", "").split("…") if part.strip(" :,()")]
+        # The log's own templates have %s where others have an expression.
+        return any(all(part in message for part in parts) for message in messages)
+
+    assert not {text for text in told() if not exists(text)}
