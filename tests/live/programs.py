@@ -5,14 +5,16 @@ import os
 import struct
 from pathlib import Path
 
+from otel_kprofiler.bpf.btf import parse_program_btf
 from otel_kprofiler.bpf.call import bpf_call
 
 _PROG_LOAD = 5
 _PROG_TEST_RUN = 10
-_SOCKET_FILTER = 1
+_RAW_TRACEPOINT_OPEN = 17
 _XDP = 6
-# r0 = r1; then the number, so that programs differ; then exit
-_MOVE = struct.Struct("<BBhi")
+_TRACING = 26
+_TRACE_FENTRY = 24
+_MOVE = struct.Struct("<BBhi")  # one instruction: operation, registers, offset, immediate value
 
 
 class _LoadAttributes(ctypes.Structure):
@@ -26,6 +28,10 @@ class _LoadAttributes(ctypes.Structure):
         ("kernel_version", ctypes.c_uint32),
         ("flags", ctypes.c_uint32),
         ("name", ctypes.c_char * 16),
+        ("device", ctypes.c_uint32),
+        ("attach_type", ctypes.c_uint32),
+        ("types", ctypes.c_uint32 * 9),
+        ("attach_btf_id", ctypes.c_uint32),
     )
 
 
@@ -45,9 +51,8 @@ class _RunAttributes(ctypes.Structure):
 
 def instructions(number: int, functions: int = 1, spin: int = 0) -> bytes:
     """Code of a program of several functions; the first loops ``spin`` times."""
-    code = []
     last = functions - 1
-    # The first function: set a counter, count down, call each other function, return 2.
+    # The first function: count down, call each other function, return XDP_PASS.
     body = [_MOVE.pack(0xB7, 0x06, 0, number)]  # r6 = number
     if spin:
         body += [
@@ -60,10 +65,9 @@ def instructions(number: int, functions: int = 1, spin: int = 0) -> bytes:
         target = length + 2 * index  # each other function has two instructions
         body.append(_MOVE.pack(0x85, 0x10, 0, target - len(body) - 1))  # call
     body += [_MOVE.pack(0xB7, 0x00, 0, 2), _MOVE.pack(0x95, 0, 0, 0)]  # r0 = 2; exit
-    code += body
     for index in range(last):
-        code += [_MOVE.pack(0xB7, 0x00, 0, number + index), _MOVE.pack(0x95, 0, 0, 0)]
-    return b"".join(code)
+        body += [_MOVE.pack(0xB7, 0x00, 0, number + index), _MOVE.pack(0x95, 0, 0, 0)]
+    return b"".join(body)
 
 
 def load(number: int = 0, *, name: str = "kprof_test", functions: int = 1, spin: int = 0) -> int:
@@ -78,6 +82,28 @@ def load(number: int = 0, *, name: str = "kprof_test", functions: int = 1, spin:
         name=name.encode(),
     )
     return bpf_call(_PROG_LOAD, attributes)
+
+
+def attach_fentry(function: str, *, name: str = "kprof_fentry") -> tuple[int, int]:
+    """Attach an empty program to a function of the kernel, which makes a trampoline.
+
+    Returns descriptors of the attachment and of the program.
+    """
+    btf = parse_program_btf(Path("/sys/kernel/btf/vmlinux").read_bytes())
+    code = _MOVE.pack(0xB7, 0x00, 0, 0) + _MOVE.pack(0x95, 0, 0, 0)
+    license_text = b"GPL\0"
+    attributes = _LoadAttributes(
+        _TRACING,
+        len(code) // 8,
+        ctypes.cast(code, ctypes.c_void_p).value,
+        ctypes.cast(license_text, ctypes.c_void_p).value,
+        name=name.encode(),
+        attach_type=_TRACE_FENTRY,
+        attach_btf_id=next(n for n, text in btf.functions.items() if text == function),
+    )
+    program = bpf_call(_PROG_LOAD, attributes)
+    # union bpf_attr of BPF_RAW_TRACEPOINT_OPEN: name, program
+    return bpf_call(_RAW_TRACEPOINT_OPEN, (ctypes.c_uint64 * 2)(0, program)), program
 
 
 def run(fd: int, repeat: int) -> None:

@@ -1,0 +1,123 @@
+"""Trampolines and pages that the kernel makes at run time, and what little it takes to see them."""
+
+import os
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from guest.kernel_files import TRACING, kprobe_inside, sysctl, write
+from guest.nobody import as_nobody
+
+from otel_kprofiler.bpf import CodeWatch, Rung
+from otel_kprofiler.model import FrameKind, ModuleKind
+from otel_kprofiler.symbols import Symbolizer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "live"))
+from programs import attach_fentry, close_all, kallsyms, load
+
+pytestmark = pytest.mark.kernel
+
+BLOCKS = ("bpf", "__builtin__ftrace", "__builtin__kprobes")
+
+
+@contextmanager
+def watching():
+    """A symbolizer that follows code; kallsyms is read once, before anything comes."""
+    watch = CodeWatch()
+    symbolizer = Symbolizer.live(code=watch)
+    yield symbolizer, watch
+    assert watch.counts().kallsyms_reads == 0
+    assert watch.counts().lost == {}
+    symbolizer.close()
+
+
+def known(symbolizer):
+    """Addresses and names of what is loaded now."""
+    time.sleep(0.05)
+    symbolizer.advance(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+    return {(code.symbol.start, code.symbol.name) for code in symbolizer._code.live()}
+
+
+def check(symbolizer, names, kind, frame_kind):
+    """What is there equals kallsyms; symbols of the names resolve, up to their ends."""
+    there = kallsyms(*BLOCKS)
+    assert known(symbolizer) == there
+    found = [(start, name) for start, name in there if name.startswith(names)]
+    assert found
+    for start, name in found:
+        code = symbolizer._code.lookup(start)
+        inside, past = symbolizer.resolve_addresses([start + 8, code.end + 1])
+        assert (inside.function, inside.kind, inside.module.kind) == (name, frame_kind, kind)
+        assert (inside.address, inside.offset) == (8, 8)
+        assert past.module is None or past.module.base > start
+
+
+def test_kprobe_pages_come_by_records():
+    """Pages of kprobes inside functions are named from their records, exactly as in kallsyms."""
+    with watching() as (symbolizer, watch), kprobe_inside("ksys_write"):
+        check(symbolizer, "kprobe_", ModuleKind.OUT_OF_LINE, FrameKind.KERNEL)
+        added = watch.counts().added
+    assert added or "kprobe_insn_page" in {name for _, name in kallsyms(*BLOCKS)}
+
+
+def test_ftrace_trampolines_come_and_go_by_records():
+    """Trampolines of ftrace are named from their records, and gone when they are freed."""
+    with watching() as (symbolizer, watch):
+        before = known(symbolizer)
+        instances = [Path(TRACING) / "instances" / f"kprof{number}" for number in range(2)]
+        for instance in instances:
+            instance.mkdir()
+            write(f"{instance}/set_ftrace_filter", "vfs_read")
+            write(f"{instance}/current_tracer", "function")
+        check(symbolizer, "ftrace_trampoline", ModuleKind.OUT_OF_LINE, FrameKind.KERNEL)
+        made = known(symbolizer) - before
+        assert len([name for _, name in made if name == "ftrace_trampoline"]) >= 2
+        assert watch.counts().added >= 2
+        for instance in instances:
+            write(f"{instance}/current_tracer", "nop")
+            instance.rmdir()
+        time.sleep(0.5)
+        assert not made & known(symbolizer)
+        assert known(symbolizer) == kallsyms(*BLOCKS)
+
+
+def test_trampolines_of_attached_programs_come_and_go_by_records():
+    """The trampoline of a program attached to a function is named while it is there."""
+    with watching() as (symbolizer, _):
+        link, program = attach_fentry("vfs_read")
+        check(symbolizer, "bpf_trampoline_", ModuleKind.BPF, FrameKind.BPF)
+        os.close(link)
+        os.close(program)
+        time.sleep(1)
+        assert known(symbolizer) == kallsyms(*BLOCKS)
+
+
+def test_programs_and_subprograms_come_and_go_by_records():
+    """Programs with subprograms: names and addresses equal kallsyms, none is left."""
+    with watching() as (symbolizer, _):
+        fds = [load(number, functions=1 + number % 4) for number in range(50)]
+        check(symbolizer, "bpf_prog_", ModuleKind.BPF, FrameKind.BPF)
+        close_all(fds)
+        time.sleep(0.5)
+        assert known(symbolizer) == kallsyms(*BLOCKS)
+
+
+def test_the_iterator_lists_programs_for_the_unprivileged():
+    """With CAP_BPF and CAP_PERFMON alone and hidden symbols, programs are read exactly."""
+    fds = [load(number, functions=1 + number % 4) for number in range(50)]
+    there = {symbol for symbol in kallsyms() if symbol[1].startswith("bpf_prog_")}
+
+    def read():
+        watch = CodeWatch()
+        symbolizer = Symbolizer.live(code=watch)
+        found = known(symbolizer)
+        symbolizer.close()
+        return watch.rung.name, found
+
+    with sysctl("kernel.kptr_restrict", 2), sysctl("kernel.perf_event_paranoid", 2):
+        rung, found = as_nobody(("CAP_BPF", "CAP_PERFMON"), read)
+    close_all(fds)
+    assert rung == Rung.ITERATOR.name
+    assert there <= found
