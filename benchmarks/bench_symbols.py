@@ -1,19 +1,26 @@
 """Kernel symbols: load beside a bare read of the file, size, look-ups, memory."""
 
+import gc
+import lzma
 import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from benchmarks.rows import Row
 from otel_kprofiler.host import Access
 from otel_kprofiler.symbols import Symbolizer
 from otel_kprofiler.symbols.kernel.kallsyms import parse_kallsyms
 from otel_kprofiler.symbols.kernel.read import read_pieces
+from otel_kprofiler.symbols.kernel.table import SymbolTable
 
 KALLSYMS = "/proc/kallsyms"
+FIXTURE = Path(os.environ.get("KPROFILER_FIXTURES", ""), "6.12-debian", "kallsyms.xz")
 _RSS = """
 from pathlib import Path
 from otel_kprofiler.host import Access
@@ -43,6 +50,33 @@ def seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+def table_rows(path: str, kernel: str) -> Iterator[Row]:
+    """Memory of all tables, plain and compressed, and a look-up that decompresses."""
+    for packed in (False, True):
+        gc.collect()
+        tracemalloc.start()
+        parsed = parse_kallsyms(read_pieces(os.open(path, os.O_RDONLY)), packed=packed)
+        gc.collect()
+        steady, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        tables = [parsed.core, *parsed.blocks.values()]
+        count, size = (sum(map(f, tables)) for f in (len, SymbolTable.size_bytes))
+        what = f"{kernel}, {'compressed' if packed else 'plain'} names"
+        goal = "<= 13.5 B" if packed else "<= 28 B"
+        yield Row(
+            f"{what}: per kept symbol", f"{size / count:.1f} B", f"{count} symbols", goal=goal
+        )
+        yield Row(
+            f"{what}: tables", f"{steady / 1e6:.2f} MB",
+            f"peak while loading {peak / 1e6:.2f} MB", peak / steady, "<= 2x",
+        )  # fmt: skip
+        rng = random.Random(1)
+        core = parsed.core
+        addresses = [core.address(rng.randrange(len(core))) for _ in range(4_000)]
+        found = microseconds_each(core.lookup, addresses, 5)
+        yield Row(f"{what}: look-up", f"{found:.1f} us", goal="<= 20 us" if packed else "<= 1.0 us")
+
+
 def microseconds_each(run: Callable[[int], object], values: list[int], rounds: int) -> float:
     """Best of several rounds, the cost of the loop included."""
     best = min(seconds(lambda: [run(value) for value in values]) for _ in range(rounds))
@@ -69,6 +103,12 @@ def rows(quick: bool) -> Iterator[Row]:
         f"{count} symbols",
         goal="<= 28 B",
     )
+    yield from table_rows(KALLSYMS, "host kernel")
+    if FIXTURE.exists():
+        with tempfile.NamedTemporaryFile() as unpacked:
+            unpacked.write(lzma.decompress(FIXTURE.read_bytes()))
+            unpacked.flush()
+            yield from table_rows(unpacked.name, "6.12 with 126 modules")
     text = snapshot.modules[0].ranges[0]
     rng = random.Random(1)
     addresses = [rng.randrange(text.start, text.end) for _ in range(8_000)]

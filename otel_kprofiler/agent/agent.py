@@ -143,6 +143,7 @@ class Agent:
                 clock=self._clock,
                 attributes=resource_attributes(receiver),
                 loader=receiver.loader,
+                symbol_names=receiver.symbol_names,
             )
             pipeline.start()
         except (HostError, SamplerError) as error:

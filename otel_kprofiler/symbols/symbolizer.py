@@ -98,6 +98,7 @@ class Symbolizer:
             from before ``snapshot`` was read; closed with the symbolizer. Without it, what the
             snapshot has of them is taken to be there at all times.
         modules: tells which modules are loaded and unloaded, likewise.
+        packed: whether ``reload`` compresses the names of symbols.
     """
 
     def __init__(
@@ -107,7 +108,9 @@ class Symbolizer:
         files: HostFiles | None = None,
         code: CodeSource | None = None,
         modules: ModuleSource | None = None,
+        packed: bool = False,
     ) -> None:
+        self._packed = packed
         self._files = files
         self._user_frames = BoundedCache(MAX_FRAMES_CACHED, _user_frame)
         self._source = code
@@ -128,14 +131,17 @@ class Symbolizer:
         *,
         code: CodeSource | None = None,
         modules: ModuleSource | None = None,
+        packed: bool = False,
     ) -> Symbolizer:
         """Symbols of this host, or of a captured tree that ``access`` gives.
 
         Symbols that are hidden or missing are no error, see ``hidden`` and ``problems``.
-        For ``code`` and ``modules`` see the class.
+        For ``code`` and ``modules`` see the class. With ``packed`` the names are compressed:
+        half the memory, for some 15 µs per address that is new.
         """
         files = access or Access()
-        return cls(read_snapshot(files), files=files, code=code, modules=modules)
+        snapshot = read_snapshot(files, packed=packed)
+        return cls(snapshot, files=files, code=code, modules=modules, packed=packed)
 
     @classmethod
     def from_files(
@@ -241,6 +247,7 @@ class Symbolizer:
             generation=before.generation + 1,
             since_ns=now_boot_ns,
             previous=before,
+            packed=self._packed,
         )
         self._views = (self._make_view(after), *self._views[:MAX_HISTORY])
         return after

@@ -7,11 +7,13 @@ import sys
 from array import array
 from binascii import unhexlify
 from collections.abc import Sequence
+from io import BytesIO
 from itertools import compress, islice, repeat
 from operator import ge
 from typing import Final
 
 from otel_kprofiler.symbols.kernel.names import PAD_PREFIX, alias_rank
+from otel_kprofiler.symbols.kernel.packed import NamesPacker
 from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES, Entries, SymbolTable
 
 TEXT_TYPES: Final = b"tTwW"
@@ -34,12 +36,15 @@ class TableBuilder:
 
     Whole lists are handled by C loops (``compress``, ``map``, ``join``); Python code runs only
     for aliases and ends, of which there are few.
+
+    Args:
+        packed: compress the names.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, packed: bool = False) -> None:
         self._addresses = array("Q")
         self._lengths: list[bytes] = []
-        self._names: list[bytes] = []
+        self._names: BytesIO | NamesPacker = NamesPacker() if packed else BytesIO()
         self._padded: list[bytes] = []
         self._long_lengths: dict[int, int] = {}
         self._pad = 0
@@ -84,7 +89,7 @@ class TableBuilder:
         entries = Entries(
             addresses=self._addresses,
             lengths=b"".join(self._lengths),
-            names=b"".join(self._names),
+            names=self._names.getvalue(),  # of BytesIO: its buffer, not a copy
             padded=b"".join(self._padded),
             long_lengths=self._long_lengths,
             pad=self._pad,
@@ -106,7 +111,7 @@ class TableBuilder:
                     self._long_lengths[start + index] = len(name)
         self._addresses += values
         self._lengths.append(lengths)
-        self._names.append(b"".join(names))
+        self._names.write(b"".join(names))
         self._padded.append(padded)
 
     def _ends(self, addresses: Sequence[bytes], classes: bytes) -> list[int]:

@@ -74,25 +74,40 @@ class _Fields(NamedTuple):
             self.addresses + more.addresses, self.types + more.types, self.names + more.names
         )
 
+    def split(self) -> tuple[_Fields, array[int]]:
+        """The code symbols, and the addresses of the others: all that is needed of them."""
+        is_text = self.types.translate(_IS_TEXT)
+        text = _Fields(
+            list(compress(self.addresses, is_text)),
+            bytes(compress(self.types, is_text)),
+            list(compress(self.names, is_text)),
+        )
+        return text, _values(compress(self.addresses, self.types.translate(_IS_OTHER)))
+
 
 class KallsymsParser:
     """Builds the tables while pieces of the file arrive; not thread-safe.
 
     ``hidden`` becomes true after the first piece when the kernel shows no addresses; the rest
     need not be read then.
+
+    Args:
+        packed: compress the names.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, packed: bool = False) -> None:
         self.hidden = False
         self.lines = 0
         self.bad_lines = 0
         self._rest = b""
-        self._core = TableBuilder()
+        self._packed = packed
+        self._core = TableBuilder(packed=packed)
         self._last_core = b""
         self._blocks: dict[str, SymbolTable] = {}
         self._freed: list[FreedSymbol] = []
         self._module = b""
         self._open: _Fields | None = None
+        self._others = array("Q")
 
     def feed(self, piece: bytes) -> None:
         """Take the next bytes of the file; pieces of 64 KiB are best."""
@@ -182,14 +197,15 @@ class KallsymsParser:
         changes = compress(range(1, len(modules)), map(ne, modules, islice(modules, 1, None)))
         start = 0
         for end in (*changes, len(modules)):
-            part = fields.part(start, end)
+            part, others = fields.part(start, end).split()
             if not (modules[start].startswith(b"[") and modules[start].endswith(b"]")):
                 self.bad_lines += end - start
             elif self._open is not None and modules[start] == self._module:
                 self._open = self._open.plus(part)
+                self._others += others
             else:
                 self._close_block()
-                self._module, self._open = modules[start], part
+                self._module, self._open, self._others = modules[start], part, others
             start = end
 
     def _good_module_tokens(self, lines: list[bytes]) -> list[bytes]:
@@ -212,19 +228,18 @@ class KallsymsParser:
         if name in self._blocks:  # a module has one block; what comes later is freed
             self._freed += [
                 FreedSymbol(int(address, 16), symbol.decode("utf-8", "backslashreplace"), name)
-                for address, code, symbol in zip(*fields, strict=True)
-                if code in TEXT_TYPES
+                for address, _, symbol in zip(*fields, strict=True)
             ]
             return
-        builder = TableBuilder()
-        builder.add(*_sort_code(fields))
+        builder = TableBuilder(packed=self._packed)
+        builder.add(*_sort_code(fields, self._others))
         limit = PAGE_BYTES if name in OUT_OF_LINE_BLOCKS else MAX_FUNCTION_BYTES
         self._blocks[name] = builder.finish(max_function=limit)
 
 
-def parse_kallsyms(pieces: Iterable[bytes]) -> Kallsyms:
+def parse_kallsyms(pieces: Iterable[bytes], *, packed: bool = False) -> Kallsyms:
     """Tables of a whole file that is given in pieces of any size; never raises on bad content."""
-    parser = KallsymsParser()
+    parser = KallsymsParser(packed=packed)
     for piece in pieces:
         parser.feed(piece)
         if parser.hidden:
@@ -275,27 +290,29 @@ def _address(token: bytes) -> bytes | None:
     return padded
 
 
-def _sort_code(fields: _Fields) -> _Fields:
+def _sort_code(text: _Fields, others: array[int]) -> _Fields:
     """The code symbols of a module by address, with those other symbols that end them."""
-    addresses, types, names = fields
-    values = array("Q", unhexlify(b"".join(addresses)))
-    if sys.byteorder == "little":
-        values.byteswap()
-    is_text = types.translate(_IS_TEXT)
-    if 1 not in is_text:
-        return _Fields([], b"", [])
-    lowest, highest = min(compress(values, is_text)), max(compress(values, is_text))
-    others = sorted(compress(values, types.translate(_IS_OTHER)))
-    ends = others[bisect_right(others, lowest) : bisect_right(others, highest) + 1]
-    count = len(values)
+    if not text.addresses:
+        return text
+    values = _values(text.addresses)
+    lowest, highest = min(values), max(values)
+    ends = sorted(others)
+    ends = ends[bisect_right(ends, lowest) : bisect_right(ends, highest) + 1]
     values.extend(ends)
-    addresses = addresses + [b"%016x" % end for end in ends]
-    types += bytes([END_TYPE]) * len(ends)
-    names = names + [b""] * len(ends)
-    order = [*compress(range(count), is_text), *range(count, len(values))]
-    order.sort(key=values.__getitem__)
+    addresses = text.addresses + [b"%016x" % end for end in ends]
+    types = text.types + bytes([END_TYPE]) * len(ends)
+    names = text.names + [b""] * len(ends)
+    order = sorted(range(len(values)), key=values.__getitem__)
     return _Fields(
         [addresses[index] for index in order],
         bytes([types[index] for index in order]),
         [names[index] for index in order],
     )
+
+
+def _values(addresses: Iterable[bytes]) -> array[int]:
+    """Addresses of 16 digits as numbers."""
+    values = array("Q", unhexlify(b"".join(addresses)))
+    if sys.byteorder == "little":
+        values.byteswap()
+    return values

@@ -16,7 +16,7 @@ from collections.abc import Generator
 from typing import Final
 
 PIECE_BYTES: Final = 32 * 1024
-_WAITING_PIECES = 16
+_WAITING_PIECES = 6
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fdopen.argtypes = (ctypes.c_int, ctypes.c_char_p)
@@ -30,7 +30,7 @@ _libc.fclose.argtypes = (ctypes.c_void_p,)
 def read_pieces(descriptor: int) -> Generator[bytes, None, None]:
     """Content of a file in pieces, read ahead by a thread; closes the descriptor.
 
-    At most 1 MiB waits between the reader and the caller.
+    At most 192 KiB wait between the reader and the caller.
 
     Raises:
         OSError: the file cannot be read.

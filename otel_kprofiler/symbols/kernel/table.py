@@ -2,7 +2,7 @@
 
 Per symbol it takes four bytes for the offset, one for the length of the name, the name, and
 less than a third of a byte for checkpoints and padding flags. Only ``array`` and ``bytes``
-of the standard library are used.
+of the standard library are used. The names may be compressed.
 
 An entry without a name is an *end*: nothing between it and the next entry is named.
 """
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from otel_kprofiler.symbols.kernel.names import is_marker
+from otel_kprofiler.symbols.kernel.packed import PackedNames
 
 MAX_FUNCTION_BYTES: Final = 64 * 1024
 """No code is named further than this from the start of its symbol.
@@ -55,7 +56,7 @@ class Entries(NamedTuple):
 
     addresses: array[int]
     lengths: bytes
-    names: bytes
+    names: bytes | PackedNames
     padded: bytes
     long_lengths: dict[int, int]
     pad: int
@@ -93,8 +94,8 @@ class SymbolTable:
             long = entries.long_lengths.items()
             skipped += sum(length - _LONG for index, length in long if index < first)
             self._long = {index - first: length for index, length in long if index >= first}
-        self._names = entries.names[skipped:] if skipped else entries.names
-        self._checkpoints = self._make_checkpoints()
+        self._names = entries.names
+        self._checkpoints = self._make_checkpoints(skipped)
         self._pad = entries.pad
         self._padded = _bitmap(entries.padded[first:]) if entries.pad else b""
         self._max_function = max_function
@@ -104,8 +105,10 @@ class SymbolTable:
 
     def size_bytes(self) -> int:
         """Memory taken by the table."""
-        parts = (self._offsets, self._lengths, self._checkpoints, self._names, self._padded)
-        return sum(map(sys.getsizeof, parts)) + 128 * len(self._long)
+        parts = (self._offsets, self._lengths, self._checkpoints, self._padded)
+        names = self._names
+        size = names.size_bytes() if isinstance(names, PackedNames) else sys.getsizeof(names)
+        return size + sum(map(sys.getsizeof, parts)) + 128 * len(self._long)
 
     def lookup(self, address: int) -> tuple[bytes, int] | None:
         """Name and start of the function at an address; None in a gap.
@@ -187,7 +190,7 @@ class SymbolTable:
 
     def find(self, name: bytes, *, prefix: bool = False) -> Iterator[int]:
         """Indices of the entries with a name, or whose name starts with it, by address."""
-        at = self._names.find(name)
+        at = self._names.find(name, self._checkpoints[0])
         while name and at >= 0:
             index = self._named_at(at)
             if index >= 0 and (prefix or self._length(index) == len(name)):
@@ -216,13 +219,13 @@ class SymbolTable:
     def _is_padded(self, index: int) -> bool:
         return bool(self._pad and self._padded[index >> 3] >> (index & 7) & 1)
 
-    def _make_checkpoints(self) -> array[int]:
+    def _make_checkpoints(self, first: int) -> array[int]:
         step = _GROUP_MASK + 1
         sums = [sum(self._lengths[i : i + step]) for i in range(0, len(self._lengths), step)]
         for index, length in self._long.items():
             sums[index >> _GROUP_BITS] += length - _LONG
-        checkpoints = array("I", bytes(4))
-        total = 0
+        checkpoints = array("I", [first])
+        total = first
         for group in sums[:-1]:
             total += group
             checkpoints.append(total)
@@ -233,13 +236,12 @@ def _offsets(addresses: array[int]) -> tuple[int, int, array[int]]:
     """Base, number of leading addresses that are out of reach, and 32-bit offsets."""
     if not addresses:
         return 0, 0, array("I")
-    halves = array("I", addresses.tobytes())
-    low, high = (halves[0::2], halves[1::2]) if sys.byteorder == "little" else (
-        halves[1::2],
-        halves[0::2],
-    )  # fmt: skip
-    if high[0] == high[-1]:  # sorted, so all between are equal
-        return high[0] << 32, 0, low
+    high = addresses[0] >> 32
+    if high == addresses[-1] >> 32:  # sorted, so all between are equal
+        halves = memoryview(addresses).cast("B").cast("I")
+        low = array("I")
+        low.frombytes(halves[sys.byteorder == "big" :: 2].tobytes())
+        return high << 32, 0, low
     first = bisect_left(addresses, addresses[-1] - 0xFFFF_FFFF)
     base = addresses[first]
     return base, first, array("I", [address - base for address in addresses[first:]])
