@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from otel_kprofiler.errors import KProfilerError
@@ -19,8 +20,8 @@ STT_NOTYPE, STT_FUNC = 0, 2
 STB_LOCAL, STB_GLOBAL, STB_WEAK = 0, 1, 2
 
 _LETTERS: Final = {STB_LOCAL: b"t", STB_GLOBAL: b"T", STB_WEAK: b"W"}
-_NOT_NAMES: Final = (b".L", b"$", b"__UNIQUE_ID_")
-"""Labels of assembler and compiler that kallsyms leaves out too (scripts/mksysmap)."""
+_NOT_NAMES: Final = (b".L", b"$")
+"""Labels of assembler and linker that kallsyms leaves out too (scripts/mksysmap)."""
 _ADDRESS_LIMIT = 1 << 63
 _MAX_NAME_BYTES = 1 << 12  # a damaged table of names has no ends
 
@@ -165,13 +166,16 @@ def _find_text(image: ElfImage, symtab: Section) -> int:
 
 
 def _make_table(symbols: list[ElfSymbol]) -> SymbolTable:
-    """The symbols, and an end behind each function that nothing follows at once."""
-    starts = [symbol.rva for symbol in symbols]
+    """The symbols, and an end where the functions so far end and no other begins.
+
+    A label inside of a function takes over what is behind it, as in kallsyms.
+    """
     rows = [(symbol.rva, _LETTERS.get(symbol.binding, b"t"), symbol.name) for symbol in symbols]
-    for end in {symbol.rva + symbol.size for symbol in symbols if symbol.size}:
-        at = bisect_left(starts, end)
-        if at == len(starts) or starts[at] != end:
-            rows.append((end, bytes([END_TYPE]), b""))
+    covered = 0
+    for symbol, following in pairwise([*symbols, ElfSymbol(_ADDRESS_LIMIT, 0, 0, b"")]):
+        covered = max(covered, symbol.rva + symbol.size)
+        if symbol.rva < covered < following.rva:
+            rows.append((covered, bytes([END_TYPE]), b""))
     rows.sort(key=lambda row: row[0])
     builder = TableBuilder()
     builder.add(
