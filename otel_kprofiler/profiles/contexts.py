@@ -213,7 +213,7 @@ class ProcessContexts:
                 lambda: not self._asked and not self._busy, self._answer_timeout_s
             )
             if not answered and not self._late:
-                _log.warning("a process does not let its context be read; going on without")
+                _log.info("process contexts were not read in time; they come with a later window")
             self._late = not answered
             now = {key: self._known[key] for key in keys if key in self._known}
         return {key: found.context.resource for key, found in {**last, **now}.items()}
