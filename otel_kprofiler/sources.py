@@ -23,8 +23,10 @@ from otel_kprofiler.sampling import (
     EventSink,
     RawSink,
     RecordedCode,
+    RecordedModules,
     Recording,
     ReplayedCode,
+    ReplayedModules,
     ReplaySampler,
     SamplerConfig,
 )
@@ -65,7 +67,7 @@ def open_live(
     """
     code = _open_code(access, event_sink)
     symbols = IteratedKallsyms(access)
-    modules = _open_modules(symbols, until_bpf=code is not None)
+    modules = _open_modules(symbols, event_sink, until_bpf=code is not None)
     symbolizer = Symbolizer.live(
         symbols, code=code, modules=modules, packed=symbol_names == "compressed"
     )
@@ -101,13 +103,16 @@ def _open_code(access: Access, sink: EventSink | None) -> CodeSource | None:
     return RecordedCode(watch, sink) if sink else watch
 
 
-def _open_modules(files: HostFiles, *, until_bpf: bool) -> ModuleSource | None:
+def _open_modules(
+    files: HostFiles, sink: EventSink | None, *, until_bpf: bool
+) -> ModuleSource | None:
     """What follows modules, from before kallsyms is read; None if the kernel has none."""
     try:
         files.read_bytes("/proc/modules")
     except OSError:
         return None
-    return ModuleWatch(files, Uevents, until_bpf=until_bpf)
+    watch = ModuleWatch(files, Uevents, until_bpf=until_bpf, keep_datagrams=sink is not None)
+    return RecordedModules(watch, sink) if sink else watch
 
 
 def replay(
@@ -121,7 +126,9 @@ def replay(
     clock = Clock(sampler)
     pipeline = Pipeline(
         sampler=sampler,
-        symbolizer=Symbolizer.live(recording.files, code=ReplayedCode(recording)),
+        symbolizer=Symbolizer.live(
+            recording.files, code=ReplayedCode(recording), modules=ReplayedModules(recording)
+        ),
         resources=ProcessResources(recording.files, clock, {}, known=recording.resources),
         schedule=schedule,
         sink=sink,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from otel_kprofiler.symbols.captured import CapturedFiles
+from otel_kprofiler.symbols.kernel.archive import ReadingPacker, ReadingUnpacker
 from otel_kprofiler.symbols.kernel.bpf import CodeSource, CodeTable
 from otel_kprofiler.symbols.kernel.explain import Explanation
 from otel_kprofiler.symbols.kernel.hidden import HiddenCause
@@ -43,6 +44,8 @@ __all__ = [
     "ModuleSource",
     "ModuleWatch",
     "Note",
+    "ReadingPacker",
+    "ReadingUnpacker",
     "Snapshot",
     "Symbolizer",
     "find_build_id",

@@ -134,3 +134,13 @@ def test_the_socket_holds_nothing_after_closing():
     events.close()
     events.close()
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_watch_closes_its_socket_and_may_be_closed_again(tmp_path):
+    before = os.listdir("/proc/self/fd")
+    host = Host(tmp_path)
+    symbolizer = Symbolizer.live(host.files, modules=ModuleWatch(host.files, Uevents))
+    settle(symbolizer)
+    symbolizer.close()
+    symbolizer.close()
+    assert os.listdir("/proc/self/fd") == before

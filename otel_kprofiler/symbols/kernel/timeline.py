@@ -50,6 +50,24 @@ class ModuleReading(NamedTuple):
     modules: tuple[LoadedModule, ...]
 
 
+class ModuleCounts(NamedTuple):
+    """What a watch has done.
+
+    Attributes:
+        events: announcements of modules.
+        rescans: how often everything was read again, because announcements were lost.
+        readings: how often the modules were read.
+        names_read: how often kallsyms was read for names.
+        restarts: how often the thread had to be started again.
+    """
+
+    events: int = 0
+    rescans: int = 0
+    readings: int = 0
+    names_read: int = 0
+    restarts: int = 0
+
+
 class ModuleSource(Protocol):
     """Where readings come from: the running kernel, or a recording."""
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from typing import Final, NamedTuple
+from typing import Final
 
 from otel_kprofiler.clock import SystemTime
 from otel_kprofiler.host import HostFiles
@@ -36,7 +36,12 @@ from otel_kprofiler.symbols.kernel.modules import (
 )
 from otel_kprofiler.symbols.kernel.read import read_pieces
 from otel_kprofiler.symbols.kernel.snapshot import VMLINUX, Snapshot
-from otel_kprofiler.symbols.kernel.timeline import FOREVER, LoadedModule, ModuleReading
+from otel_kprofiler.symbols.kernel.timeline import (
+    FOREVER,
+    LoadedModule,
+    ModuleCounts,
+    ModuleReading,
+)
 from otel_kprofiler.symbols.kernel.uevents import (
     ModuleAction,
     ModuleEvents,
@@ -62,24 +67,6 @@ _UNLOADING: Final = "Unloading"
 _log = logging.getLogger(__name__)
 
 
-class ModuleCounts(NamedTuple):
-    """What a watch has done.
-
-    Attributes:
-        events: announcements of modules.
-        rescans: how often everything was read again, because announcements were lost.
-        readings: how often the modules were read.
-        names_read: how often kallsyms was read for names.
-        restarts: how often the thread had to be started again.
-    """
-
-    events: int = 0
-    rescans: int = 0
-    readings: int = 0
-    names_read: int = 0
-    restarts: int = 0
-
-
 class ModuleWatch:
     """The modules of this host, followed until closed.
 
@@ -90,6 +77,7 @@ class ModuleWatch:
         open_events: opens the announcements; what it raises as ``OSError`` or ``ImportError``
             becomes :attr:`problem`, and modules are then seen by looking alone.
         until_bpf: whether kallsyms need not be read from the first BPF program on.
+        keep_datagrams: whether :meth:`take_datagrams` will be called.
         now_ns: the boot time.
     """
 
@@ -99,6 +87,7 @@ class ModuleWatch:
         open_events: Callable[[], ModuleEvents],
         *,
         until_bpf: bool = False,
+        keep_datagrams: bool = False,
         now_ns: Callable[[], int] | None = None,
     ) -> None:
         self.counts = ModuleCounts()
@@ -106,6 +95,7 @@ class ModuleWatch:
         self._files = files
         self._open_events = open_events
         self._until_bpf = until_bpf
+        self._keep_datagrams = keep_datagrams
         self._now = now_ns or SystemTime().boot_ns
         self._lock = threading.Lock()  # for all up to the next comment
         self._events = self._open()
@@ -115,6 +105,7 @@ class ModuleWatch:
         self._asked = True
         self._busy = True
         self._readings: list[ModuleReading] = []
+        self._datagrams: list[tuple[int, bytes]] = []
         self._complete_ns = self._looked_ns = self._now()
         # For the thread; poll() reads it while the thread is not busy.
         self._known: dict[str, FoundModule] = {}
@@ -157,8 +148,16 @@ class ModuleWatch:
             self._complete_ns = now_ns
         return readings, now_ns
 
+    def take_datagrams(self) -> list[tuple[int, bytes]]:
+        """Announcements since the last call, with the boot times of their receipt."""
+        with self._lock:
+            taken, self._datagrams = self._datagrams, []
+        return taken
+
     def close(self) -> None:
         """End the thread; may be called again."""
+        if self._closed:
+            return
         self._closed = True
         self._events.wake()
         if self._thread.is_alive():
@@ -250,7 +249,12 @@ class ModuleWatch:
                 self._count(rescans=1)
                 datagrams = self._events.receive()
             now_ns = self._now()
-            for event in filter(None, map(parse_uevent, datagrams)):
+            for datagram in datagrams:
+                event = parse_uevent(datagram)
+                if event is None:
+                    continue
+                if self._keep_datagrams:
+                    self._datagrams.append((now_ns, datagram))
                 self._count(events=1)
                 name = event.name
                 if event.action is ModuleAction.ADDED:

@@ -1,0 +1,120 @@
+"""Readings of modules as values of JSON, for recordings.
+
+A reading is ``{looked_ns, free_ns, removed: {number: boot time}, modules: [number, …],
+new: {number: [main, init, init_until_ns]}}``; a module is told anew when more is known of it.
+``main`` and ``init`` are ``[module, lines of kallsyms or null, whether they are pending]``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from otel_kprofiler.model import (
+    AddressRange,
+    BuildId,
+    FileId,
+    Module,
+    ModuleKind,
+    RangeSource,
+)
+from otel_kprofiler.symbols.kernel.build import MAX_PAD_BYTES
+from otel_kprofiler.symbols.kernel.kallsyms import parse_kallsyms
+from otel_kprofiler.symbols.kernel.names import PAD_PREFIX
+from otel_kprofiler.symbols.kernel.snapshot import ModuleSymbols
+from otel_kprofiler.symbols.kernel.table import SymbolTable
+from otel_kprofiler.symbols.kernel.timeline import LoadedModule, ModuleReading
+
+_PAD: Final = PAD_PREFIX.decode()
+
+
+class ReadingPacker:
+    """Turns readings, in their order, into values of JSON."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, LoadedModule] = {}
+
+    def pack(self, reading: ModuleReading) -> dict[str, Any]:
+        """One reading."""
+        loaded = {one.main.module.generation: one for one in reading.modules}
+        new = {number: one for number, one in loaded.items() if self._told.get(number) != one}
+        self._told = loaded
+        return {
+            "looked_ns": reading.looked_ns,
+            "free_ns": reading.free_ns,
+            "removed": {str(number): time_ns for number, time_ns in reading.removed.items()},
+            "modules": [*loaded],
+            "new": {
+                str(number): [_pack(one.main), one.init and _pack(one.init), one.init_until_ns]
+                for number, one in new.items()
+            },
+        }
+
+
+class ReadingUnpacker:
+    """Turns what a :class:`ReadingPacker` made into readings again, in the same order."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, LoadedModule] = {}
+
+    def unpack(self, row: Any) -> ModuleReading:
+        """One reading.
+
+        Raises:
+            AttributeError, KeyError, TypeError, ValueError: it is damaged.
+        """
+        for number, (main, init, until_ns) in row["new"].items():
+            loaded = LoadedModule(_unpack(main), init and _unpack(init), int(until_ns))
+            self._told[int(number)] = loaded
+        self._told = {number: self._told[number] for number in row["modules"]}
+        removed = {int(number): int(time_ns) for number, time_ns in row["removed"].items()}
+        modules = tuple(self._told.values())
+        return ModuleReading(int(row["looked_ns"]), int(row["free_ns"]), removed, modules)
+
+
+def _pack(symbols: ModuleSymbols) -> list[Any]:
+    module, table, pending = symbols
+    fields = [
+        module.name, module.build_id, module.file_id, module.base,
+        [list(part) for part in module.ranges], module.range_source.value, module.generation,
+    ]  # fmt: skip
+    return [fields, None if table is None else _make_lines(table, module.name), pending]
+
+
+def _unpack(row: Any) -> ModuleSymbols:
+    (name, build_id, file_id, base, ranges, source, number), lines, pending = row
+    module = Module(
+        str(name),
+        ModuleKind.LOADED,
+        BuildId(build_id) if build_id else None,
+        FileId(file_id),
+        int(base),
+        tuple(AddressRange(int(start), int(end), str(part)) for start, end, part in ranges),
+        RangeSource(source),
+        int(number),
+    )
+    table = None
+    if lines is not None:
+        text = str(lines).encode("utf-8", "surrogateescape")
+        table = parse_kallsyms([text]).blocks.get(module.name)
+    return ModuleSymbols(module, table, bool(pending))
+
+
+def _make_lines(table: SymbolTable, module: str) -> str:
+    """Lines of kallsyms that make the same table, with one name for each address."""
+    lines, pad = [], 0
+    for index in range(len(table)):
+        name, start, _ = table.symbol(index)
+        if index + 1 < len(table) and table.address(index + 1) == start:
+            continue  # the last name is the preferred one
+        if name and _reaches(table, start, 1):
+            # All functions are padded with equally many bytes.
+            pad = pad or next(n for n in range(MAX_PAD_BYTES, 0, -1) if _reaches(table, start, n))
+            lines.append(f"{start - pad:016x} t {_PAD}{name}\t[{module}]\n")
+        lines.append(f"{start:016x} {'t' if name else 'd'} {name or '-'}\t[{module}]\n")
+    return "".join(lines)
+
+
+def _reaches(table: SymbolTable, start: int, count: int) -> bool:
+    """Whether the padding of a function begins at least so many bytes in front of it."""
+    found = table.lookup(start - count)
+    return found is not None and found[1] == start
