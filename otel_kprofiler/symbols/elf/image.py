@@ -26,6 +26,10 @@ ET_REL: Final = "ET_REL"
 DEBUG_ROOT: Final = "/usr/lib/debug"
 
 _MAX_UNPACKED_BYTES = 1 << 30
+# What pyelftools lets through on damaged headers.
+_DAMAGED: Final = (
+    ELFError, ConstructError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError
+)  # fmt: skip
 _KERNEL_SUFFIXES: Final = (".xz", ".gz", ".zst", ".debug", ".ko")
 
 
@@ -100,8 +104,7 @@ def open_elf(path: str) -> ElfImage:
             )
             for section in elf.iter_sections()
         )
-    # pyelftools lets several kinds of errors of its own making through on damaged headers
-    except (ELFError, ConstructError, ValueError, LookupError, AttributeError, TypeError) as error:
+    except _DAMAGED as error:
         raise KProfilerError(f"{path} is no usable ELF file: {error}") from error
     if elf.elfclass != 64:
         raise KProfilerError(f"{path} is an ELF file of {elf.elfclass} bits; kernels here have 64")
