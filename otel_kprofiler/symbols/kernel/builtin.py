@@ -18,6 +18,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Final, NamedTuple
 
 from otel_kprofiler.host import HostFiles
@@ -30,6 +31,8 @@ OSRELEASE: Final = "/proc/sys/kernel/osrelease"
 
 _REACH = 0xFFFF_FFFF  # offsets are stored in 32 bits
 _MAX_LINE_BYTES = 1 << 16
+_MAX_SECTIONS = 64  # a kernel has some ten
+_MAX_HOMONYMS = 16  # symbols with the name of an anchor
 
 
 class BuiltinRange(NamedTuple):
@@ -103,7 +106,8 @@ def parse_builtin_ranges(data: bytes) -> tuple[Mapping[str, BuiltinSection], int
         name, *fields = line.split()[:64] or [""]
         bounds = fields[0].split("-") if len(fields) >= 2 else []
         numbers = [int(text, 16) for text in bounds if _is_hex(text)]
-        if len(numbers) != 2 or len(bounds) != 2 or max(numbers) > _REACH:
+        full = name not in sections and len(sections) == _MAX_SECTIONS
+        if full or len(numbers) != 2 or len(bounds) != 2 or max(numbers) > _REACH:
             bad += 1
             continue
         start, end = numbers
@@ -133,7 +137,7 @@ def place_ranges(
     for name, section in sections.items():
         bases = [
             core.address(index) - section.anchor_offset
-            for index in core.find(section.anchor.encode("utf-8", "surrogateescape"))
+            for index in islice(core.find(section.anchor.encode()), _MAX_HOMONYMS)
         ]
         fitting = (base for base in bases if _fits(base, section.ranges, core))
         base = next(fitting, None)
