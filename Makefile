@@ -8,7 +8,7 @@ RUN_PACKAGES := python3-venv libbpf1
 TEST_PACKAGES := clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc \
 	qemu-system-x86 busybox-static kmod gcc make xz-utils openssl
 
-.PHONY: help setup setup-test check format test test-live test-kernels test-reload test-deploy test-debug-package soak bench bpf viewer generated dist clean
+.PHONY: help setup setup-test check format test test-live test-faults test-kernels test-reload test-deploy test-debug-package soak bench bpf viewer generated dist clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -58,6 +58,13 @@ test-reload:  ## 100 reloads in 60 seconds at 999 Hz: exact account, no gap, not
 
 test-deploy:  ## the wheel under the unit's user and capabilities for five minutes (as root)
 	KPROFILER_DEPLOY_SECONDS=300 $(PYTEST) tests/collector/test_deployment.py
+
+test-faults:  ## each fault that the agent survives, and that its tests notice when it does not
+	$(PYTEST) tests/faults
+	$(BIN)/python tests/faults/mutations.py
+
+soak:  ## the agent under load with a fault each minute: MINUTES=30
+	$(BIN)/python tests/soak.py $(or $(MINUTES),30)
 
 bench:  ## the table of figures, as ratios measured in one run
 	$(BIN)/python -m benchmarks

@@ -4,9 +4,9 @@ Why not an embedded database: of sqlite3 in WAL mode, a main file that was cut a
 unreadable as a whole, deleting cost as much as writing, and two to four times the CPU was
 used for the same number of fsyncs. A log needs none of what a database offers.
 
-A segment is ``NUMBER.spool``, named after the first record it may hold. It begins with
-:data:`MAGIC`, followed by records: CRC-32 of what follows, length of the body, kind, body. A
-process always begins a new segment, so nothing is ever written behind a damaged record.
+A segment is ``NUMBER.spool``, named after the first record it may hold; its form is in
+:mod:`otel_kprofiler.export.segments`. A process always begins a new segment, so nothing is ever
+written behind a damaged record.
 
 - A *batch* record has its number, what was appended before it, and the batch.
 - A *mark* says up to which batch everything is settled, and the totals at that time. Each
@@ -26,18 +26,26 @@ import json
 import logging
 import os
 import re
-import struct
 import threading
 import time
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.model import Batch, Form, LossCause
+from otel_kprofiler.export.segments import (
+    HEADER_BYTES,
+    MAGIC,
+    Kind,
+    Record,
+    StoredBatch,
+    pack_batch,
+    pack_record,
+    read_records,
+    unpack_batch,
+)
+from otel_kprofiler.model import Batch, LossCause
 
-MAGIC: Final = b"kpspool1"
 SUFFIX: Final = ".spool"
 DEFAULT_MAX_BYTES: Final = 1024 * 1024 * 1024
 DEFAULT_MAX_AGE_S: Final = 24 * 3600.0
@@ -46,13 +54,8 @@ _MOST_SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _SEGMENTS: Final = 8
 """Number of segments that the size limit has room for: the oldest one goes as a whole."""
 
-_HEADER: Final = struct.Struct("<IIB")
-_CHECKED: Final = struct.Struct("<IB")
-_BATCH: Final = struct.Struct("<QQQQQBI")
-_MAX_BODY_BYTES: Final = 1 << 30
-_KIND_BATCH, _KIND_MARK, _KIND_CLOSE = 1, 2, 3
 _NAME: Final = re.compile(r"\d{20}\.spool")
-_FORMS: Final = tuple(Form)
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _EARLIEST_S: Final = 1_600_000_000
 """Before this (2020), the clock was not set, and the age of a batch is not known."""
 
@@ -147,7 +150,7 @@ class Spool:
             self._guard = _lock(directory)
             try:
                 self._recover()
-                self._begin_segment()
+                self._begin()
             except BaseException:
                 os.close(self._guard)
                 raise
@@ -166,20 +169,16 @@ class Spool:
         """
         with self._lock:
             self._check_open()
-            number, counts = self._last + 1, batch.profile_samples
-            head = _BATCH.pack(
-                number, self._state.appended, time.time_ns(), batch.start_unix_ns,
-                batch.end_unix_ns, _FORMS.index(batch.form), len(counts),
-            )  # fmt: skip
-            body = b"".join((head, struct.pack(f"<{len(counts)}I", *counts), batch.payload))
+            number = self._last + 1
+            body = pack_batch(StoredBatch(number, self._state.appended, time.time_ns(), batch))
             full = self._sizes.get(self._segment, 0) + len(body) > self._segment_bytes
             if self._fd < 0 or (full and self._last >= self._segment):
                 self._begin_segment()
-            offset = self._write(_KIND_BATCH, body)
+            offset = self._write(Kind.BATCH, body)
             self._last = number
             self._state.appended += batch.sample_count
             self._state.end_unix_ns = max(self._state.end_unix_ns, batch.end_unix_ns)
-            size = _HEADER.size + len(body)
+            size = HEADER_BYTES + len(body)
             since = self._now()
             return Stored(number, batch.sample_count, size, since, self._segment, offset)
 
@@ -192,10 +191,10 @@ class Spool:
         """
         with self._lock, open(self._path(stored.segment), "rb", buffering=0) as file:
             file.seek(stored.offset)
-            record = next(_records(file), None)
-        if record is None or record.kind != _KIND_BATCH:
+            record = next(read_records(file), None)
+        if record is None or record.kind != Kind.BATCH:
             raise ValueError(f"the spool is damaged: {self._path(stored.segment)}")
-        return _unpack(record.body)[2]
+        return unpack_batch(record.body).batch
 
     def settle(self, number: int, samples: int) -> None:
         """Note that a batch needs no delivery any more, and drop segments of no further use.
@@ -215,7 +214,14 @@ class Spool:
                 if self._fd < 0:
                     self._begin_segment()
                 else:
-                    self._write(_KIND_MARK, self._state.pack())
+                    self._write(Kind.MARK, self._state.pack())
+            except OSError:
+                if self._state.settled < self._last:
+                    raise
+                # Nothing waits, so that what is on the disk is of no use but takes its room.
+                self._end_segment()
+                self._drop_settled()
+                self._begin_segment()
             finally:
                 self._drop_settled()
 
@@ -248,7 +254,7 @@ class Spool:
                 return
             try:
                 if self._fd >= 0:
-                    self._write(_KIND_CLOSE, self._state.pack())
+                    self._write(Kind.CLOSE, self._state.pack())
             except OSError as error:
                 _log.warning("%s: cannot be closed in order: %s", self._directory, error)
             self._end_segment()
@@ -262,6 +268,16 @@ class Spool:
     def _path(self, segment: int) -> str:
         return os.path.join(self._directory, f"{segment:020}{SUFFIX}")
 
+    def _begin(self) -> None:
+        """Begin a segment; on a full disk only later, when something was delivered."""
+        try:
+            self._begin_segment()
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            _log.warning("%s: %s; nothing new is stored yet", self._directory, error.strerror)
+            self._drop_settled()
+
     def _begin_segment(self) -> None:
         self._end_segment()
         # Numbers may be left out, but a name is never used again: its mark may be needed yet.
@@ -271,7 +287,7 @@ class Spool:
         self._fd, self._segment, self._sizes[segment] = fd, segment, 0
         try:
             self._write_bytes(MAGIC)
-            self._write(_KIND_MARK, self._state.pack())
+            self._write(Kind.MARK, self._state.pack())
             self._sync_directory()
         except OSError:
             # Without its mark it must not be continued: the next record tries again.
@@ -286,10 +302,9 @@ class Spool:
         if fd >= 0:
             os.close(fd)
 
-    def _write(self, kind: int, body: bytes) -> int:
+    def _write(self, kind: Kind, body: bytes) -> int:
         """Append a record, complete or not at all; returns its offset."""
-        checked = _CHECKED.pack(len(body), kind) + body
-        return self._write_bytes(zlib.crc32(checked).to_bytes(4, "little") + checked)
+        return self._write_bytes(pack_record(kind, body))
 
     def _write_bytes(self, data: bytes) -> int:
         offset = self._sizes[self._segment]
@@ -318,6 +333,8 @@ class Spool:
     def _drop_settled(self) -> None:
         """Remove segments whose batches are all settled, but for the one that is written to."""
         segments = sorted(self._sizes)
+        if self._fd < 0:
+            segments.append(self._last + 1)
         for segment, following in itertools.pairwise(segments):
             if following > self._state.settled + 1:
                 break
@@ -338,10 +355,10 @@ class Spool:
             with open(path, "rb") as file:
                 if file.read(len(MAGIC)) == MAGIC:
                     end = len(MAGIC)
-                    for record in _records(file):
-                        end = record.offset + _HEADER.size + len(record.body)
-                        closed, seen = record.kind == _KIND_CLOSE, True
-                        if record.kind == _KIND_BATCH:
+                    for record in read_records(file):
+                        end = record.offset + record.size
+                        closed, seen = record.kind == Kind.CLOSE, True
+                        if record.kind == Kind.BATCH:
                             found.append(self._recovered(record, segment))
                         else:
                             self._state.unpack(record.body)
@@ -353,19 +370,19 @@ class Spool:
         if seen and not closed:
             self.unknown_since_unix_ns = self._state.end_unix_ns
 
-    def _recovered(self, record: _Record, segment: int) -> tuple[int, Stored]:
+    def _recovered(self, record: Record, segment: int) -> tuple[int, Stored]:
         """The batch of a record, and how many samples had been appended before it."""
-        before, put_unix_ns, batch = _unpack(record.body)
-        number = int.from_bytes(record.body[:8], "little")
+        number, before, put_unix_ns, batch = unpack_batch(record.body)
         state = self._state
         state.appended = max(state.appended, before + batch.sample_count)
         state.end_unix_ns = max(state.end_unix_ns, batch.end_unix_ns)
         self._last = max(self._last, number)
         put_s = put_unix_ns / 1e9
         age_s = max(0.0, time.time() - put_s) if put_s > _EARLIEST_S else 0.0
-        size = _HEADER.size + len(record.body)
         since = self._now() - age_s
-        return before, Stored(number, batch.sample_count, size, since, segment, record.offset)
+        return before, Stored(
+            number, batch.sample_count, record.size, since, segment, record.offset
+        )
 
     def _take_over(self, found: list[tuple[int, Stored]]) -> None:
         """Keep what is not settled; count what is missing in between by the counts in records."""
@@ -379,37 +396,9 @@ class Spool:
         self._state.done += self.damaged
 
 
-class _Record(NamedTuple):
-    kind: int
-    body: bytes
-    offset: int
-
-
-def _records(file: BinaryIO) -> Iterator[_Record]:
-    """Records from the file's position up to the end or the first that is damaged."""
-    offset = file.tell()
-    while True:
-        header = file.read(_HEADER.size)
-        if len(header) < _HEADER.size:
-            return
-        crc, length, kind = _HEADER.unpack(header)
-        body = file.read(length) if length <= _MAX_BODY_BYTES else b""
-        if len(body) < length or zlib.crc32(body, zlib.crc32(header[4:])) != crc:
-            return
-        yield _Record(kind, body, offset)
-        offset += _HEADER.size + length
-
-
-def _unpack(body: bytes) -> tuple[int, int, Batch]:
-    """Samples appended before a batch, when it was put in, and the batch."""
-    _number, before, put, start, end, form, profiles = _BATCH.unpack_from(body)
-    at = _BATCH.size + 4 * profiles
-    counts = struct.unpack_from(f"<{profiles}I", body, _BATCH.size)
-    return before, put, Batch(body[at:], _FORMS[form], counts, start, end)
-
-
 def _lock(directory: str) -> int:
-    fd = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    path = os.path.join(directory, "lock")
+    fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

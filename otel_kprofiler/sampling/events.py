@@ -107,7 +107,11 @@ class CpuEvents:
 
     def follow(self) -> None:
         """Open events on CPUs that came, close those of CPUs that went or whose event is dead."""
-        online = self._online()
+        try:
+            online = self._online()
+        except OSError as error:
+            _LOG.warning("CPUs that come and go are not followed: %s", error)
+            return
         for cpu in sorted(self._events.keys() - online):
             self._close(cpu)
             _LOG.info("CPU %d is not sampled any more", cpu)

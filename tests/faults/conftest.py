@@ -202,6 +202,7 @@ def run_agent(host, tmp_path):
         with contextlib.suppress(OSError):
             agent.process.kill()
         agent.process.wait()
+        agent.process.stdout.close()
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export.spool import MAGIC, Spool
+from otel_kprofiler.export.segments import MAGIC
+from otel_kprofiler.export.spool import Spool
 from otel_kprofiler.model import Batch, Form, LossCause
 
 SECOND = 1_000_000_000

@@ -1,0 +1,133 @@
+"""Remove the handling of each fault, one at a time, and see that its test fails.
+
+Run as ``python tests/faults/mutations.py [WORD]``, from a checkout; WORD picks by what is in the
+name. Works on a copy. Exits 1 if a test still passes without the handling that it is for.
+"""
+
+# ruff: noqa: E501, T201 - a table with one row per fault; a command talks to its user
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+
+class Mutation(NamedTuple):
+    """What is removed, and which test has to notice."""
+
+    fault: str
+    path: str
+    old: str
+    new: str
+    test: str
+
+
+SENDER, RETRY = "otel_kprofiler/export/sender.py", "otel_kprofiler/export/retry.py"
+GRPC, HTTP = "otel_kprofiler/export/grpc.py", "otel_kprofiler/export/http.py"
+QUEUE, SPOOL = "otel_kprofiler/export/queue.py", "otel_kprofiler/export/spool.py"
+SEGMENTS = "otel_kprofiler/export/segments.py"
+REPORTING, PIPELINE = "otel_kprofiler/reporting.py", "otel_kprofiler/pipeline.py"
+CLOCK, AGENT = "otel_kprofiler/clock.py", "otel_kprofiler/agent/agent.py"
+WINDOWS, EVENTS = "otel_kprofiler/profiles/windows.py", "otel_kprofiler/sampling/events.py"
+PRIVILEGES = "otel_kprofiler/host/privileges.py"
+RECEIVERS, DISKS = "tests/faults/test_receivers.py", "tests/faults/test_disks.py"
+DURABLE = "tests/unit/export/test_durable_queue.py"
+STORED = "tests/unit/export/test_spool.py"
+
+MUTATIONS = [
+    Mutation("receiver down", RETRY, "        failures += 1\n", "        failures += 1\n        return answer, LossCause.REJECTED\n", f"{RECEIVERS}::test_a_receiver_that_is_down_is_waited_for"),
+    Mutation("receiver refusing for now", GRPC, "        StatusCode.UNAVAILABLE,\n", "", f"{RECEIVERS}::test_grpc_faults_that_pass_cost_nothing"),
+    Mutation("receiver refusing for good", GRPC, "    return Answer(Verdict.REFUSED, code.name, message)\n", "    return Answer(Verdict.RETRY, code.name, message)\n", f"{RECEIVERS}::test_grpc_refusals_are_counted_and_not_repeated"),
+    Mutation("receiver slow", GRPC, "timeout=timeout_s, metadata", "timeout=30, metadata", f"{RECEIVERS}::test_a_slow_receiver_delays_itself_only"),
+    Mutation("receiver hanging mid-response", HTTP, "            self._adapter.break_off()\n\n        # Timeouts", "            pass\n\n        # Timeouts", "tests/unit/export/test_http_exporter.py"),
+    Mutation("receiver sending garbage", HTTP, '        return Answer(Verdict.REFUSED, name, f"its response is not OTLP: {error}")', "        return Answer(Verdict.ACCEPTED, name)", f"{RECEIVERS}::test_http_refusals_and_nonsense_are_counted_once"),
+    Mutation("response without an end", HTTP, "                if len(content) > MAX_RESPONSE_BYTES:\n                    break\n", "", f"{RECEIVERS}::test_http_refusals_and_nonsense_are_counted_once"),
+    Mutation("RESOURCE_EXHAUSTED with RetryInfo", GRPC, "            delay = parse_retry_delay(value)\n", "            pass\n", f"{RECEIVERS}::test_grpc_faults_that_pass_cost_nothing"),
+    Mutation("RESOURCE_EXHAUSTED without RetryInfo", GRPC, "(code is StatusCode.RESOURCE_EXHAUSTED and delay is not None)", "code is StatusCode.RESOURCE_EXHAUSTED", f"{RECEIVERS}::test_grpc_refusals_are_counted_and_not_repeated"),
+    Mutation("429 with Retry-After", HTTP, "        return float(value)\n", "        return None\n", f"{RECEIVERS}::test_http_faults_that_pass_cost_nothing"),
+    Mutation("Retry-After as a date", HTTP, "    return max(0.0, moment - now_unix_s)\n", "    return None\n", "tests/unit/export/test_http_exporter.py"),
+    Mutation("partial success", SENDER, "    if answer.rejected_profiles <= 0:\n", "    if True:\n", f"{RECEIVERS}::test_partial_success_counts_the_rejected_part"),
+    Mutation("4 MiB limit", SENDER, "len(batch.payload) > self.max_bytes:", "False:", f"{RECEIVERS}::test_what_is_above_4_mib_never_leaves_or_is_refused_once"),
+    Mutation("TLS wrong CA", HTTP, "not tls.insecure_skip_verify and (tls.ca_file or True)", "False", f"{RECEIVERS}::test_only_a_verified_receiver_over_tls_1_2_gets_anything"),
+    Mutation("DNS failing", HTTP, "            requests.ConnectionError,\n", "", f"{RECEIVERS}::test_a_name_that_does_not_resolve_is_tried_again"),
+    Mutation("disk full: memory takes over", QUEUE, '        except OSError as error:\n            _log.warning(\n                "%s: the spool cannot be written: %s; batches', '        except ValueError as error:\n            _log.warning(\n                "%s: the spool cannot be written: %s; batches', f"{DISKS}::test_a_full_disk_costs_nothing_as_long_as_memory_lasts"),
+    Mutation("disk full: half a record", SPOOL, "                os.ftruncate(self._fd, offset)\n", "                pass\n", f"{STORED}::test_a_failed_write_leaves_the_spool_as_it_was"),
+    Mutation("disk full: room of what is settled", SPOOL, "                if self._state.settled < self._last:\n                    raise\n", "                raise\n", f"{DISKS}::test_a_full_disk_costs_nothing_as_long_as_memory_lasts"),
+    Mutation("spool read-only", SPOOL, "            if error.errno not in _NO_ROOM:\n                raise\n", "", f"{DISKS}::test_a_disk_that_is_read_only_from_the_start_is_an_error_with_a_fix"),
+    Mutation("spool corrupted: checksum", SEGMENTS, " or zlib.crc32(body, zlib.crc32(header[4:])) != crc", "", f"{STORED} {DISKS}::test_a_damaged_spool_delivers_what_is_whole_and_counts_the_rest"),
+    Mutation("spool corrupted: count", SPOOL, "                self.damaged += max(0, before - reached)\n", "", f"{STORED} {DISKS}::test_a_damaged_spool_delivers_what_is_whole_and_counts_the_rest"),
+    Mutation("spool cut off", SPOOL, "        segment = max(self._last, *self._sizes, 0) + 1\n", "        segment = max([*self._sizes, 1])\n", f"{STORED}::test_a_file_that_is_cut_at_any_byte_is_read_up_to_there_and_goes_on"),
+    Mutation("two writers", SPOOL, "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", f"{STORED}::test_there_is_one_writer"),
+    Mutation("disk hanging", REPORTING, "            with self._handing_over:\n                for queue, result", "            with self._changed:\n                for queue, result", f"{DISKS}::test_a_disk_that_hangs_delays_neither_the_drain_nor_another_exporter"),
+    Mutation("SIGKILL: unclean end", SPOOL, "        if seen and not closed:\n", "        if False:\n", f"{STORED} {DURABLE}"),
+    Mutation("SIGKILL: position", SPOOL, "                    self._write(Kind.MARK, self._state.pack())\n            except", "                    pass\n            except", f"{STORED} {DURABLE}"),
+    Mutation("batch given up with a spool", QUEUE, "_TEMPORARY.issuperset(result.lost)", "False", f"{DURABLE}"),
+    Mutation("clock stepped back", CLOCK, "        start = max(self._clock.to_unix_ns(start_boot_ns), self._end_unix_ns)\n", "        start = self._clock.to_unix_ns(start_boot_ns)\n", "tests/property/test_clock.py"),
+    Mutation("clock stepped: followed", CLOCK, "        self._clock.follow()\n", "", "tests/property/test_clock.py"),
+    Mutation("clock not set", CLOCK, "            return EARLIEST_UNIX_NS\n", "            return best_offset\n", "tests/property/test_clock.py tests/unit/test_clock.py"),
+    Mutation("suspend", PIPELINE, "                windows.skip_to(min(passed_ns, earliest_ns or passed_ns))\n", "                pass\n", "tests/unit/test_pipeline.py"),
+    Mutation("stalled sampler", "otel_kprofiler/profiles/gate.py", "        samples_ns = max(samples_ns, now_ns - self._max_stall_ns)\n", "", "tests/unit/test_pipeline.py"),
+    Mutation("stalled loop", "otel_kprofiler/agent/watchdog.py", "                signal.pthread_kill(main, SIGNAL)\n", "                pass\n", "tests/unit/test_agent_limits.py"),
+    Mutation("stalled loop: samples in hand", PIPELINE, "                self._gate.push(samples[done:])\n", "                pass\n", "tests/unit/test_pipeline.py"),
+    Mutation("CPU hotplug", EVENTS, "            except OSError as error:\n                if error.errno != errno.ENODEV and cpu not in self._refused:", "            except ValueError as error:\n                if error.errno != errno.ENODEV and cpu not in self._refused:", "tests/live/test_sampler.py"),
+    Mutation("descriptors exhausted", EVENTS, "            online = self._online()\n        except OSError as error:", "            online = self._online()\n        except ValueError as error:", "tests/faults/test_hosts.py::test_no_descriptors_left"),
+    Mutation("entry of /proc unreadable", "otel_kprofiler/profiles/resources.py", "        except OSError:\n            pass", "        except ValueError:\n            pass", "tests/faults/test_hosts.py"),
+    Mutation("second SIGTERM", AGENT, "            raise SystemExit(128 + number)\n", "            return\n", "tests/faults/test_agent_and_receiver.py::test_a_second_sigterm_ends_the_agent_at_once_and_the_spool_is_whole"),
+    Mutation("CPU limit", AGENT, "        self._stay_within_limits(now)\n", "", "tests/faults/test_limits.py"),
+    Mutation("capabilities of threads", PRIVILEGES, "        keep_only(() if self._drop_all else job)\n", "", "tests/live/test_privileges.py"),
+    Mutation("capabilities of the sampling thread", PRIVILEGES, "        keep_only(kept)\n", "", "tests/live/test_privileges.py"),
+    Mutation("losses told to the receiver", REPORTING, "        lost=dict(lost),\n        earlier", "        lost=totals.lost,\n        earlier", "tests/unit/test_reporting.py"),
+]  # fmt: skip
+
+
+def survives(mutation: Mutation, copy: Path) -> str:
+    """Why a mutation was not noticed; empty if it was."""
+    path = copy / mutation.path
+    source = path.read_text()
+    if source.count(mutation.old) != 1:
+        return f"its place occurs {source.count(mutation.old)} times in {mutation.path}"
+    path.write_text(source.replace(mutation.old, mutation.new))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
+             "--timeout=120", *mutation.test.split()],
+            cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True, text=True,
+            timeout=600,
+        )  # fmt: skip
+    finally:
+        path.write_text(source)
+    return (
+        "" if done.returncode == 1 else f"pytest ended with {done.returncode}: {done.stdout[-300:]}"
+    )
+
+
+def main() -> int:
+    """Try all, or those that the argument picks."""
+    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    chosen = [mutation for mutation in MUTATIONS if word in mutation.fault]
+    survivors = 0
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory, "copy")
+        for name in ("otel_kprofiler", "tests", "benchmarks", "pyproject.toml"):
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, copy / name)
+        for mutation in chosen:
+            problem = survives(mutation, copy)
+            survivors += bool(problem)
+            print(f"{'SURVIVED' if problem else 'noticed '} {mutation.fault} {problem}", flush=True)
+    print(f"{len(chosen) - survivors} of {len(chosen)} were noticed")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

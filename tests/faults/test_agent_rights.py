@@ -1,0 +1,57 @@
+"""What the threads of a running agent hold, as /proc shows it."""
+
+import os
+import time
+
+import pytest
+
+from otel_kprofiler.host import PURPOSES, Access, doctor, read_threads
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have something to give up"),
+]
+OTHERS = ("kprofiler-code", "kprofiler-conte", "kprofiler-modul")
+"""Threads with a part of the rights; the kernel keeps 15 bytes of a name."""
+
+
+def threads_of(agent):
+    time.sleep(1.5)
+    threads = read_threads(Access(), agent.process.pid)
+    assert len(threads) >= 5
+    return threads
+
+
+def test_every_thread_holds_only_what_doctor_lists(run_agent, receiver):
+    receiver.up()
+    agent = run_agent(receiver.endpoint)
+    agent.wait_until(lambda: receiver.payloads)
+    listed = {f.check: f.observed for f in doctor(Access())}["kept while sampling"]
+    for thread, held in threads_of(agent).items():
+        assert all(name in listed for name in held), thread
+        if thread.startswith(f"{agent.process.pid} "):
+            assert held == PURPOSES.keys()
+        elif not thread.partition(" ")[2].startswith(OTHERS):
+            assert held == set(), thread
+    agent.stop()
+
+
+def test_drop_all_leaves_nothing_and_sampling_goes_on(run_agent, receiver, arrived):
+    receiver.up()
+    agent = run_agent(receiver.endpoint, more="privileges: {drop_all: true}")
+    assert set(threads_of(agent).values()) == {frozenset()}
+    before = len(receiver.payloads)
+    agent.wait_until(lambda: len(receiver.payloads) > before + 1)
+    log = agent.log.read_text()
+    assert "CAP_PERFMON is given up: no sampling CPUs that come online later" in log
+    account = agent.stop()
+    assert account["taken"] > 100
+    assert sum(arrived(receiver.payloads).samples.values()) == account["received"]
+
+
+def test_no_thread_can_gain_anything_by_exec(run_agent, receiver):
+    agent = run_agent(receiver.endpoint)
+    directory = f"/proc/{agent.process.pid}/task"
+    for tid in os.listdir(directory):
+        with open(f"{directory}/{tid}/status") as status:
+            assert "NoNewPrivs:\t1" in status.read()

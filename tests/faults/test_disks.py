@@ -1,0 +1,153 @@
+"""Disks that are full, read-only or damaged under a durable queue, on a file system of its own."""
+
+import os
+import subprocess
+import threading
+import time
+
+import pytest
+
+from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter, Spool
+from otel_kprofiler.model import Batch, Form, LossCause
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a file system")
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of 256 KiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", path], check=False)
+    if done.returncode:
+        pytest.skip("this host does not let root mount a tmpfs")
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+class Receiver(ProfileExporter):
+    name, form, max_bytes = "receiver", Form.PROTOBUF, None
+
+    def __init__(self):
+        self.up, self.stopped, self.arrived = threading.Event(), threading.Event(), []
+
+    def export(self, batch):
+        while not self.up.wait(0.01):
+            if self.stopped.is_set():
+                return ExportResult.failure(batch, LossCause.SHUTDOWN, "")
+        self.arrived.append(int(batch.payload))
+        return ExportResult.success(batch)
+
+    def find_trouble(self):
+        return "" if self.up.is_set() else "down"
+
+    def shutdown(self, timeout_millis=30_000):
+        self.stopped.set()
+
+
+def numbered(number):
+    return Batch(b"%d" % number + b" " * 20_000, Form.PROTOBUF, (number,), number, number + 1)
+
+
+def check(queue):
+    counts = queue.counts()
+    known = counts.exported + sum(counts.lost.values()) + counts.queued
+    assert counts.accepted + counts.carried == known
+    return counts
+
+
+def test_a_full_disk_costs_nothing_as_long_as_memory_lasts(disk, caplog):
+    receiver = Receiver()
+    queue = ExportQueue(receiver, spool=Spool(str(disk / "spool")))
+    for number in range(1, 21):
+        queue.put(numbered(number))
+        check(queue)
+    assert "No space left" in caplog.text
+    receiver.up.set()
+    assert queue.force_flush(10_000)
+    assert receiver.arrived == list(range(1, 21))
+    queue.put(numbered(21))
+    assert queue.force_flush(10_000)
+    queue.shutdown()
+    assert check(queue)[1:4] == (231, {}, 0)
+    again = Spool(str(disk / "spool"))
+    assert (len(again.waiting), again.damaged) == (0, 0)
+    again.close()
+
+
+def test_a_disk_that_becomes_read_only_is_told_and_memory_takes_over(disk, caplog):
+    receiver = Receiver()
+    queue = ExportQueue(receiver, spool=Spool(str(disk / "spool")))
+    queue.put(numbered(1))
+    with queue._spool._lock:
+        queue._spool._end_segment()  # a file that is open for writing keeps a disk writable
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    queue.put(numbered(2))
+    assert "Read-only file system" in caplog.text
+    receiver.up.set()
+    assert queue.force_flush(10_000)
+    assert receiver.arrived == [1, 2]
+    subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+    queue.put(numbered(3))
+    assert queue.force_flush(10_000)
+    queue.shutdown()
+    assert check(queue)[1:4] == (6, {}, 0)
+
+
+def test_a_disk_that_is_read_only_from_the_start_is_an_error_with_a_fix(disk):
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    with pytest.raises(ExportError, match="cannot be used: Read-only file system"):
+        Spool(str(disk / "spool"))
+
+
+def test_a_damaged_spool_delivers_what_is_whole_and_counts_the_rest(tmp_path):
+    receiver = Receiver()
+    spool = str(tmp_path / "spool")
+    queue = ExportQueue(receiver, spool=Spool(spool, max_bytes=400_000))
+    for number in range(1, 11):
+        queue.put(numbered(number))
+    queue.shutdown(0)
+    names = sorted(name for name in os.listdir(spool) if name.endswith(".spool"))
+    assert len(names) > 3
+    with open(os.path.join(spool, names[1]), "r+b") as file:
+        file.seek(1000)
+        file.write(b"\xff" * 10)
+    receiver = Receiver()
+    receiver.up.set()
+    again = ExportQueue(receiver, spool=Spool(spool, max_bytes=400_000))
+    assert again.force_flush(10_000)
+    again.shutdown()
+    counts = check(again)
+    assert receiver.arrived == sorted(receiver.arrived)
+    assert counts.lost[LossCause.SPOOL_DAMAGED] == 55 - sum(receiver.arrived) > 0
+    assert counts.exported == sum(receiver.arrived)
+
+
+def test_a_disk_that_hangs_delays_neither_the_drain_nor_another_exporter(tmp_path, monkeypatch):
+    from otel_kprofiler.model import ON_CPU, Resource, ResourceSamples, Window
+    from otel_kprofiler.otlp import Encoded
+    from otel_kprofiler.reporting import Reporter
+
+    go_on = threading.Event()
+    real = os.fdatasync
+    slow, quick = Receiver(), Receiver()
+    slow.up.set()
+    quick.up.set()
+    queues = [ExportQueue(quick), ExportQueue(slow, spool=Spool(str(tmp_path / "spool")))]
+    numbers = iter(range(1, 1000))
+    reporter = Reporter(
+        queues, encoder=lambda w, form, limit: Encoded((numbered(next(numbers)),), 0), capacity=4
+    )
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (go_on.wait(30), real(fd)))
+    window = Window(ON_CPU, 1, 0, 1, (ResourceSamples(Resource({}), ()),))
+    started = time.monotonic()
+    for _ in range(50):
+        reporter(window)
+    assert time.monotonic() - started < 0.5, "handing over a window never waits"
+    deadline = time.monotonic() + 5
+    while not quick.arrived:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    go_on.set()
+    reporter.shutdown(10_000)

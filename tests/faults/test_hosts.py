@@ -1,0 +1,128 @@
+"""A host that makes it hard: processes by the thousand, entries of /proc that cannot be read, no
+descriptors left, a CPU that goes and comes. Every sample is accounted for all the same."""
+
+import os
+import resource
+import subprocess
+import sys
+import time
+
+import pytest
+
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import STACK_NOT_COLLECTED, STACK_OK, RawSample
+from otel_kprofiler.profiles import ProcessResources
+
+live = pytest.mark.live
+CPU1 = "/sys/devices/system/cpu/cpu1/online"
+
+FORKS = """
+import os, time
+end = time.monotonic() + {seconds}
+count = 0
+while time.monotonic() < end:
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    count += 1
+print(count)
+"""
+
+
+def rss_mb(pid):
+    with open(f"/proc/{pid}/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def check(account, arrived):
+    assert account["exporters"]["otlp_grpc"]["exported"] == sum(arrived.samples.values())
+    assert arrived.twice == 0
+    (totals,) = arrived.totals.values()
+    assert totals.taken == account["taken"]
+
+
+@live
+def test_fifty_thousand_processes_a_minute(run_agent, receiver, arrived):
+    receiver.up()
+    agent = run_agent(receiver.endpoint, rate=499)
+    seconds = 8
+    script = FORKS.format(seconds=seconds)
+    makers = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    made = sum(int(maker.communicate()[0]) for maker in makers)
+    assert rss_mb(agent.process.pid) < 120
+    account = agent.stop()
+    check(account, arrived(receiver.payloads))
+    if made * 60 / seconds < 50_000:
+        pytest.skip(f"this machine made only {made * 60 // seconds} processes a minute")
+
+
+@live
+def test_no_descriptors_left(run_agent, receiver, arrived):
+    receiver.up()
+    agent = run_agent(receiver.endpoint)
+    agent.wait_until(lambda: len(receiver.payloads) > 1)
+    pid = agent.process.pid
+    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, hard))
+    before = len(receiver.payloads)
+    subprocess.run([sys.executable, "-c", FORKS.format(seconds=2)], check=True)
+    deadline = time.monotonic() + 20
+    while len(receiver.payloads) < before + 4:
+        assert time.monotonic() < deadline
+        assert agent.process.poll() is None
+        time.sleep(0.05)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
+    account = agent.stop()
+    check(account, arrived(receiver.payloads))
+
+
+@live
+@pytest.mark.skipif(not os.access(CPU1, os.W_OK), reason=f"{CPU1} cannot be written here")
+def test_a_cpu_that_goes_and_comes(run_agent, receiver, arrived):
+    receiver.up()
+    agent = run_agent(receiver.endpoint)
+    try:
+        for state in "0101":
+            time.sleep(1.5)
+            with open(CPU1, "w") as file:
+                file.write(state)
+    finally:
+        with open(CPU1, "w") as file:
+            file.write("1")
+    time.sleep(2)
+    account = agent.stop()
+    check(account, arrived(receiver.payloads))
+
+
+class Forbidding(Access):
+    """A host whose processes do not let themselves be looked at."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def read_link(self, path):
+        raise self.error
+
+    def open_fd(self, path):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "no"), FileNotFoundError(2, "gone"),
+                                   ProcessLookupError(3, "gone"), OSError(24, "no descriptors"),
+                                   OSError(5, "broken")], ids=str)  # fmt: skip
+def test_a_process_that_cannot_be_looked_at_keeps_its_samples(error):
+    resources = ProcessResources(Forbidding(error), Clock(), {"host.name": "h"})
+    sample = RawSample(
+        5, 0, 4242, 4242, 17, 0, b"secret", b"", b"", STACK_OK, STACK_NOT_COLLECTED, None
+    )
+    found = resources.get(sample)
+    assert found.attributes["process.pid"] == 4242
+    assert found.attributes["process.executable.name"] == "secret"
+    assert found.attributes["host.name"] == "h"
+    assert resources.get(sample) is found
+    resources.close()

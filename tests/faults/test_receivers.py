@@ -1,0 +1,386 @@
+"""Every way in which a receiver fails, over a queue: what arrives, and what is lost and why.
+
+The outcome is read off the receiver and compared with the queue's account, sample by sample.
+"""
+
+import email.utils
+import http.server
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from concurrent import futures
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+
+from otel_kprofiler.export import (
+    ExportQueue,
+    OtlpGrpcExporter,
+    OtlpHttpExporter,
+    RetryPolicy,
+    Spool,
+    Tls,
+)
+from otel_kprofiler.model import Batch, Form, LossCause
+
+SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
+QUICK = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=3)
+BATCHES = 4
+SAMPLES = 3
+
+
+def numbered(number, size=50):
+    payload = b"batch %d " % number + b"." * size
+    return Batch(payload, Form.PROTOBUF, (SAMPLES,), number, number + 1)
+
+
+class GrpcReceiver:
+    """Fails the first requests as told, and accepts the others."""
+
+    def __init__(self, faults):
+        self.faults, self.arrived, self.requests = iter(faults), [], 0
+        self.server = grpc.server(
+            futures.ThreadPoolExecutor(4), options=(("grpc.so_reuseport", 0),)
+        )
+        handler = grpc.unary_unary_rpc_method_handler(self.export)
+        self.server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(SERVICE, {"Export": handler})]
+        )
+        self.endpoint = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server.start()
+
+    def export(self, request, context):
+        self.requests += 1
+        fault = next(self.faults, None)
+        answer = fault(context) if fault else b""
+        self.arrived.append(request)
+        return answer
+
+    def exporter(self, **options):
+        options = {"timeout_s": 0.5, "retry": QUICK, **options}
+        return OtlpGrpcExporter(f"http://{self.endpoint}", **options)
+
+    def close(self):
+        self.server.stop(0).wait()
+
+
+class HttpReceiver:
+    """Likewise, over HTTP; a fault is given the handler."""
+
+    def __init__(self, faults, context=None):
+        self.faults, self.arrived, self.requests = iter(faults), [], 0
+        receiver = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.requests += 1
+                fault = next(receiver.faults, None)
+                if fault:
+                    fault(self)
+                    self.close_connection = True
+                    return
+                receiver.arrived.append(body)
+                answer(self, 200)
+
+            def log_message(self, *_):
+                pass
+
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request, client_address):
+                pass
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        if context:
+            self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+        self.scheme = "https" if context else "http"
+        self.port = self.server.server_address[1]
+        serve = self.server.serve_forever
+        self.thread = threading.Thread(target=serve, args=(0.05,), daemon=True)
+        self.thread.start()
+
+    def exporter(self, **options):
+        options = {"timeout_s": 0.5, "retry": QUICK, "compression": "none", **options}
+        endpoint = f"{self.scheme}://localhost:{self.port}"
+        return OtlpHttpExporter(endpoint, proxy_url="", **options)
+
+    def close(self):
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+def answer(handler, status, content=b"", **headers):
+    handler.send_response(status)
+    for name, value in headers.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.send_header("Content-Length", str(len(content)))
+    handler.end_headers()
+    handler.wfile.write(content)
+
+
+def abort(code, retry_s=None):
+    def fault(context):
+        if retry_s is not None:
+            status = Status(code=code.value[0], message="busy")
+            info = RetryInfo()
+            info.retry_delay.FromMilliseconds(int(retry_s * 1000))
+            status.details.add().Pack(info)
+            context.set_trailing_metadata(
+                (("grpc-status-details-bin", status.SerializeToString()),)
+            )
+        context.abort(code, "busy")
+
+    return fault
+
+
+def slow(_):
+    time.sleep(1.0)
+    return b""
+
+
+def hang(handler):
+    """Stop in the middle of a response."""
+    handler.send_response(200)
+    handler.send_header("Content-Length", "100")
+    handler.end_headers()
+    handler.wfile.write(b"\n")
+    handler.wfile.flush()
+    time.sleep(1.0)
+
+
+def flood(handler):
+    """A response without an end."""
+    handler.send_response(200)
+    handler.end_headers()
+    try:
+        for _ in range(200):
+            handler.wfile.write(bytes(1 << 20))
+    except OSError:
+        pass
+
+
+def run(exporter, batches=None):
+    """Send some batches through a queue; its counts."""
+    queue = ExportQueue(exporter)
+    for batch in batches or [numbered(number) for number in range(BATCHES)]:
+        queue.put(batch)
+    assert queue.force_flush(20_000)
+    queue.shutdown()
+    counts = queue.counts()
+    assert counts.accepted == counts.exported + sum(counts.lost.values())
+    assert counts.queued == 0
+    return counts
+
+
+ALL = [numbered(number).payload for number in range(BATCHES)]
+RETRIED = {
+    "refusing for now": [abort(grpc.StatusCode.UNAVAILABLE)] * 2,
+    "aborting": [abort(grpc.StatusCode.ABORTED)],
+    "throttling with RetryInfo": [abort(grpc.StatusCode.RESOURCE_EXHAUSTED, 0.3)],
+}
+
+
+@pytest.mark.parametrize("name", RETRIED)
+def test_grpc_faults_that_pass_cost_nothing(name):
+    receiver = GrpcReceiver(RETRIED[name])
+    started = time.monotonic()
+    counts = run(receiver.exporter())
+    assert (counts.exported, counts.lost) == (BATCHES * SAMPLES, {})
+    assert receiver.arrived == ALL
+    assert receiver.requests == BATCHES + len(RETRIED[name])
+    if "RetryInfo" in name:
+        assert time.monotonic() - started >= 0.3
+    receiver.close()
+
+
+@pytest.mark.parametrize(
+    "code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT]
+)
+def test_grpc_refusals_are_counted_and_not_repeated(code, caplog):
+    receiver = GrpcReceiver([abort(code)])
+    counts = run(receiver.exporter())
+    assert counts.lost == {LossCause.REJECTED: SAMPLES}
+    assert receiver.arrived == ALL[1:]
+    assert receiver.requests == BATCHES
+    assert "busy" in caplog.text, "the receiver's own words"
+    receiver.close()
+
+
+def test_a_slow_receiver_delays_itself_only():
+    receiver, quick = GrpcReceiver([slow] * 2), GrpcReceiver([])
+    queues = [ExportQueue(receiver.exporter()), ExportQueue(quick.exporter())]
+    for number in range(BATCHES):
+        for queue in queues:
+            queue.put(numbered(number))
+    assert queues[1].force_flush(3000)
+    assert quick.arrived == ALL
+    assert queues[0].counts().queued > 0
+    assert queues[0].force_flush(20_000)
+    assert queues[0].counts().exported == BATCHES * SAMPLES
+    assert receiver.requests == BATCHES + 2, "each slow answer was given up and asked for again"
+    for queue in queues:
+        queue.shutdown()
+    receiver.close()
+    quick.close()
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http"])
+def test_a_receiver_that_is_down_is_waited_for(kind):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    once = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=0.3)
+    if kind == "grpc":
+        exporter = OtlpGrpcExporter(f"http://127.0.0.1:{port}", retry=once)
+    else:
+        exporter = OtlpHttpExporter(f"http://127.0.0.1:{port}", retry=once, proxy_url="")
+    counts = run(exporter)
+    assert counts.lost == {LossCause.RETRIES_EXHAUSTED: BATCHES * SAMPLES}
+    assert "attempts" in exporter.find_trouble()
+
+
+def test_with_a_spool_a_receiver_that_is_down_costs_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("otel_kprofiler.export.queue._LONGEST_PAUSE_S", 0.05)
+    receiver = GrpcReceiver([abort(grpc.StatusCode.UNAVAILABLE)] * 30)
+    never = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.01, max_elapsed_time_s=0.05)
+    queue = ExportQueue(
+        receiver.exporter(retry=never), spool=Spool(str(tmp_path / "spool"), fsync=False)
+    )
+    for number in range(BATCHES):
+        queue.put(numbered(number))
+    assert queue.force_flush(20_000)
+    queue.shutdown()
+    assert queue.counts().exported == BATCHES * SAMPLES
+    assert receiver.arrived == ALL
+    receiver.close()
+
+
+HTTP_RETRIED = {
+    "429 with seconds": lambda h: answer(h, 429, Retry_After="1"),
+    "503 with a date": lambda h: answer(
+        h, 503, Retry_After=email.utils.format_datetime(
+            email.utils.parsedate_to_datetime(email.utils.formatdate(time.time() + 1, usegmt=True))
+        )
+    ),
+    "502": lambda h: answer(h, 502),
+    "hanging in the middle of its response": hang,
+    "hanging up": lambda h: h.connection.shutdown(socket.SHUT_RDWR),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HTTP_RETRIED)
+def test_http_faults_that_pass_cost_nothing(name):
+    receiver = HttpReceiver([HTTP_RETRIED[name]])
+    started = time.monotonic()
+    counts = run(receiver.exporter())
+    assert (counts.exported, counts.lost) == (BATCHES * SAMPLES, {})
+    assert receiver.arrived == ALL
+    if name == "429 with seconds":
+        assert time.monotonic() - started >= 1
+    receiver.close()
+
+
+HTTP_REFUSED = {
+    "400": lambda h: answer(h, 400, b"no", Content_Type="text/plain"),
+    "garbage": lambda h: answer(h, 200, b"\xff\xff\xff", Content_Type="application/x-protobuf"),
+    "another protocol": lambda h: answer(h, 200, b"<html>", Content_Type="text/html"),
+    "a response without an end": flood,
+}
+
+
+@pytest.mark.parametrize("name", HTTP_REFUSED)
+def test_http_refusals_and_nonsense_are_counted_once(name):
+    receiver = HttpReceiver([HTTP_REFUSED[name]])
+    counts = run(receiver.exporter(timeout_s=5))
+    assert counts.lost == {LossCause.REJECTED: SAMPLES}
+    assert receiver.arrived == ALL[1:]
+    assert receiver.requests == BATCHES
+    receiver.close()
+
+
+def test_partial_success_counts_the_rejected_part():
+    # partial_success { rejected_profiles: 1, error_message: "one too many" }
+    partial = b"\x0a\x10\x08\x01\x12\x0cone too many"
+    receiver = GrpcReceiver([lambda _: partial])
+    batch = Batch(b"x", Form.PROTOBUF, (2, 7), 0, 1)
+    counts = run(receiver.exporter(), [batch, numbered(1)])
+    assert counts.lost == {LossCause.REJECTED: 7}, "never less than what may be missing"
+    assert counts.exported == 2 + SAMPLES
+    assert receiver.requests == 2
+    receiver.close()
+
+
+def test_what_is_above_4_mib_never_leaves_or_is_refused_once():
+    receiver = GrpcReceiver([])
+    large = numbered(0, size=5 << 20)
+    assert run(receiver.exporter(), [large]).lost == {LossCause.TOO_LARGE: SAMPLES}
+    assert run(receiver.exporter(max_bytes=None, timeout_s=10), [large]).lost == {
+        LossCause.REJECTED: SAMPLES
+    }
+    assert receiver.arrived == []
+    receiver.close()
+
+
+def test_a_name_that_does_not_resolve_is_tried_again():
+    once = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=0.3)
+    exporter = OtlpHttpExporter("http://nowhere.invalid:4318", retry=once, proxy_url="")
+    counts = run(exporter, [numbered(0)])
+    assert counts.lost == {LossCause.RETRIES_EXHAUSTED: SAMPLES}
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    if not shutil.which("openssl"):
+        pytest.skip("needs the openssl command to make certificates")
+    directory = tmp_path_factory.mktemp("tls")
+    for name in ("server", "stranger"):
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+             "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",
+             "subjectAltName=DNS:localhost", "-keyout", f"{name}.key", "-out", f"{name}.pem"],
+            cwd=directory, check=True, capture_output=True,
+        )  # fmt: skip
+    return directory
+
+
+def server_context(directory, newest=None):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(directory / "server.pem", directory / "server.key")
+    if newest:
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            context.minimum_version = ssl.TLSVersion.TLSv1
+            context.maximum_version = newest
+        context.set_ciphers("ALL:@SECLEVEL=0")
+    return context
+
+
+@pytest.mark.parametrize(
+    ("ca", "newest", "arrives"),
+    [
+        ("server", None, True),
+        ("stranger", None, False),
+        ("server", ssl.TLSVersion.TLSv1_1, False),
+        ("server", ssl.TLSVersion.TLSv1_2, True),
+    ],
+    ids=["right", "wrong CA", "TLS 1.1", "TLS 1.2"],
+)
+def test_only_a_verified_receiver_over_tls_1_2_gets_anything(certificates, ca, newest, arrives):
+    receiver = HttpReceiver([], server_context(certificates, newest))
+    once = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=0.3)
+    tls = Tls(ca_file=str(certificates / f"{ca}.pem"))
+    counts = run(receiver.exporter(tls=tls, retry=once, timeout_s=5), [numbered(0)])
+    assert receiver.arrived == ([ALL[0]] if arrives else [])
+    assert counts.exported == (SAMPLES if arrives else 0)
+    receiver.close()

@@ -1,0 +1,209 @@
+"""The agent under load for minutes, with a fault each minute: does it grow, does it lose count?
+
+Run by ``make soak MINUTES=30``; not collected by pytest. Two agents run side by side, one before a
+receiver of this script and one before a real Collector if one has been built (see
+``tests/collector``). Prints memory, CPU, descriptors, threads and the account once a minute, and
+exits 1 if a sample is unaccounted for or the process grew.
+"""
+
+# ruff: noqa: T201 - a command talks to its user
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent / "faults")]
+sys.path.append(str(Path(__file__).parent / "collector"))
+
+import conftest as faults  # noqa: E402 - found by the path above
+
+GROWTH_MB = 8
+DESCRIPTORS = 4
+
+
+def usage(pid: int) -> dict[str, float]:
+    """What a process holds and has used."""
+    proc = Path(f"/proc/{pid}")
+    pages = int((proc / "statm").read_text().split()[1])
+    times = (proc / "stat").read_text().rpartition(")")[2].split()
+    ticks = os.sysconf("SC_CLK_TCK")
+    return {
+        "rss_mb": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+        "cpu_s": (int(times[11]) + int(times[12])) / ticks,
+        "descriptors": len(os.listdir(proc / "fd")),
+        "threads": len(os.listdir(proc / "task")),
+    }
+
+
+def down(receiver: faults.Receiver, _agent: faults.Agent) -> Iterator[None]:
+    """The receiver is away for a while."""
+    receiver.down()
+    yield
+    receiver.up()
+
+
+def refusing(receiver: faults.Receiver, _agent: faults.Agent) -> Iterator[None]:
+    """The receiver answers UNAVAILABLE."""
+    import grpc
+
+    before = receiver.answer
+    receiver.answer = lambda _, context: context.abort(grpc.StatusCode.UNAVAILABLE, "busy")
+    yield
+    receiver.answer = before
+
+
+def slow(receiver: faults.Receiver, _agent: faults.Agent) -> Iterator[None]:
+    """The receiver takes longer than the timeout."""
+    before = receiver.answer
+
+    def answer(_request: bytes, context: object) -> bytes:
+        time.sleep(3)
+        return b"" if context.is_active() else context.abort(1, "")  # type: ignore[attr-defined]
+
+    receiver.answer = answer
+    yield
+    receiver.answer = before
+
+
+def stopped(_receiver: faults.Receiver, agent: faults.Agent) -> Iterator[None]:
+    """The agent itself stands still, as on a host that is short of everything."""
+    agent.process.send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    agent.process.send_signal(signal.SIGCONT)
+    yield
+
+
+def many_processes(_receiver: faults.Receiver, _agent: faults.Agent) -> Iterator[None]:
+    """Processes as fast as one core makes them."""
+    code = "import os\nfor _ in range(8000):\n pid = os.fork()\n pid or os._exit(0)\n os.wait()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    yield
+
+
+def reloaded(_receiver: faults.Receiver, agent: faults.Agent) -> Iterator[None]:
+    """SIGHUP, with the same configuration."""
+    agent.process.send_signal(signal.SIGHUP)
+    yield
+
+
+FAULTS: list[Callable[[faults.Receiver, faults.Agent], Iterator[None]]] = [
+    down, refusing, stopped, slow, many_processes, reloaded,
+]  # fmt: skip
+
+
+def unaccounted(account: dict, arrived: faults.Arrived) -> list[str]:
+    """What does not add up between kernel, agent and receiver."""
+    exporter = account["exporters"]["otlp_grpc"]
+    problems = list(account["gaps"])
+    got = sum(arrived.samples.values()) - arrived.twice
+    # What a receiver takes while the agent gives up waiting may come twice, never be missing.
+    if got < exporter["exported"]:
+        problems.append(f"{exporter['exported']} exported, but {got} arrived")
+    if exporter["exported"] + sum(exporter["lost"].values()) + exporter["pending"] != (
+        account["received"] + exporter["carried"]
+    ):
+        problems.append("received samples are missing in the exporter's account")
+    for stream, totals in arrived.totals.items():
+        late = sum(n for cause, n in totals.lost.items() if cause.value != "ring_full")
+        if arrived.samples[stream] - arrived.twice > totals.samples - late:
+            problems.append(f"stream {stream} holds more than it tells")
+    return problems
+
+
+def account_of(agent: faults.Agent) -> dict:
+    """The exporter's account, as the health endpoint tells it."""
+    agent.wait_until(lambda: agent.get("/status")[0] == 200)
+    return agent.get("/status")[1]["account"]["exporters"]["otlp_grpc"]
+
+
+@contextlib.contextmanager
+def collector() -> Iterator[str]:
+    """Endpoint of a real Collector, or of nothing."""
+    import importlib.util
+
+    path = Path(__file__).parent / "collector" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("collectors", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with tempfile.TemporaryDirectory() as directory:
+        running = module.Collector(module.VERSIONS[0], Path(directory))
+        try:
+            yield running.grpc_endpoint
+        finally:
+            running.stop()
+
+
+def main() -> int:
+    """Run as long as asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("minutes", type=float)
+    parser.add_argument("--rate", type=int, default=99)
+    parser.add_argument("--no-collector", action="store_true")
+    options = parser.parse_args()
+    problems: list[str] = []
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        receiver = faults.Receiver()
+        receiver.up()
+        stack.callback(receiver.down)
+        queue = f"{{storage: '{directory}/spool'}}"
+        agents = {
+            "fake": faults.Agent(directory, receiver.endpoint, queue=queue, rate=options.rate)
+        }
+        if not options.no_collector:
+            (directory / "real").mkdir()
+            endpoint = stack.enter_context(collector())
+            agents["real"] = faults.Agent(directory / "real", endpoint, rate=options.rate)
+        seconds = str(int(options.minutes * 60) + 60)
+        load = subprocess.Popen([sys.executable, "-m", "benchmarks.mixed_load", seconds])
+        stack.callback(load.kill)
+        time.sleep(15)
+        used = {name: [usage(agent.process.pid)] for name, agent in agents.items()}
+        end, number = time.monotonic() + options.minutes * 60, 0
+        while time.monotonic() < end:
+            fault = FAULTS[number % len(FAULTS)]
+            number += 1
+            under_way = fault(receiver, agents["fake"])
+            next(under_way)
+            time.sleep(20)
+            next(under_way, None)
+            time.sleep(max(0.0, min(40.0, end - time.monotonic())))
+            for name, agent in agents.items():
+                used[name].append(usage(agent.process.pid))
+                now = {key: round(value, 1) for key, value in used[name][-1].items()}
+                exporter = account_of(agent)
+                print(f"{number:3} {fault.__name__:15} {name}: {now} {exporter}", flush=True)
+        for name, agent in agents.items():
+            # What a fault has held up arrives before the end, so that all of it can be compared.
+            agent.wait_until(lambda agent=agent: not agent.get("/status")[1]["unreachable"], 90)
+            # Caches fill in the first third; from then on nothing may grow.
+            first, warm, last = used[name][0], used[name][len(used[name]) // 3], used[name][-1]
+            share = (last["cpu_s"] - first["cpu_s"]) / (options.minutes * 60)
+            if last["rss_mb"] > warm["rss_mb"] + GROWTH_MB:
+                problems.append(f"{name}: memory grew from {warm} to {last}")
+            if last["descriptors"] > warm["descriptors"] + DESCRIPTORS:
+                problems.append(f"{name}: descriptors grew from {warm} to {last}")
+            account = agent.stop()
+            print(f"{name}: first {first}\n      last {last}, {share:.1%} of a core")
+            print(json.dumps(account))
+            problems += account["gaps"]
+            if name == "fake":
+                problems += unaccounted(account, faults.Arrived(receiver.payloads))
+    print("\n".join(problems) or "every sample is accounted for, and nothing grew")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
