@@ -117,6 +117,7 @@ class KernelProfiler:
         self._lock = threading.RLock()
         self._pauses = 0
         self._samples = self._linked = 0
+        self._account: dict[str, object] = {}
         self._disabled = ""
         self._problem = ""
 
@@ -202,6 +203,7 @@ class KernelProfiler:
             self._problem = session.failure
             if self._exporters:
                 provider.shutdown(max(0.0, deadline - time.monotonic()) * 1000)
+            self._account = session.account(provider.accounts()).as_dict()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -228,8 +230,9 @@ class KernelProfiler:
 
         Keys: ``state`` (``running``, ``paused``, ``stopped`` or ``disabled``), ``problem`` (why
         it does not run, or how it ended), ``samples`` and ``linked`` (of closed windows),
-        ``account`` (where the samples are), and ``span_links``: ``possible``, ``threads``,
-        ``without_slot``, ``failures``, ``unhooked_event_loops``.
+        ``account`` (where the samples are, or were at the stop), and, while it runs,
+        ``span_links``: ``possible``, ``threads``, ``without_slot``, ``failures``,
+        ``unhooked_event_loops``.
         """
         session, provider = self._session, self._provider
         state = "paused" if self._pauses else "running"
@@ -241,7 +244,9 @@ class KernelProfiler:
             "samples": self._samples,
             "linked": self._linked,
         }
-        if session is not None and provider is not None:
+        if session is None or provider is None:
+            stats["account"] = self._account
+        else:
             stats["account"] = session.account(provider.accounts()).as_dict()
             if links := session.links:
                 stats["span_links"] = {

@@ -1,0 +1,450 @@
+"""The embedded profiler against the running kernel, and what must never hurt the service."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+from opentelemetry.sdk.resources import Resource as SdkResource
+
+from otel_kprofiler.errors import HostError
+from otel_kprofiler.otlp import read_profiles
+from otel_kprofiler.sdk import (
+    InMemoryProfileExporter,
+    KernelProfiler,
+    ProfilerProvider,
+    SimpleProfileProcessor,
+    read_process_context,
+)
+
+pytestmark = pytest.mark.live
+
+WORK = """
+import os, time
+def work(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        os.listdir("/proc/self/task")
+"""
+
+
+def work(seconds):
+    """Use so much CPU time, most of it in the kernel."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        os.listdir("/proc/self/task")
+
+
+def run(code, *, wrapper=(), env=None, timeout=120):
+    """Run a service in a process of its own; it must end well."""
+    done = subprocess.run(
+        [*wrapper, sys.executable, "-c", WORK + textwrap.dedent(code)],
+        env={**os.environ, "OTEL_KPROFILER_SAMPLES_PER_SECOND": "999", **(env or {})},
+        capture_output=True, text=True, timeout=timeout,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+class ToFile:
+    """A file that a service writes its profiles to."""
+
+    def __init__(self, path):
+        self.path = path
+        self.env = {
+            "OTEL_PROFILES_EXPORTER": "otlp_json_file",
+            "OTEL_KPROFILER_FILE": str(path),
+        }
+
+    def pids(self):
+        """Number of samples by process."""
+        found = {}
+        for window in read_profiles(str(self.path)):
+            for group in window.resources:
+                pid = group.resource.attributes["process.pid"]
+                count = sum(len(sample.timestamps_unix_ns) for sample in group.samples)
+                found[pid] = found.get(pid, 0) + count
+        return found
+
+    def exists(self):
+        return self.path.exists() and self.path.stat().st_size > 0
+
+
+@pytest.fixture
+def to_file(tmp_path):
+    """Environment of a service that writes its profiles, and the windows that it wrote."""
+    return ToFile(tmp_path / "profiles.jsonl")
+
+
+@contextlib.contextmanager
+def profiling(**options):
+    exporter = InMemoryProfileExporter()
+    provider = ProfilerProvider(SdkResource({"service.name": "svc"}), shutdown_on_exit=False)
+    provider.add_profile_processor(SimpleProfileProcessor(exporter))
+    profiler = KernelProfiler(provider, samples_per_second=999, **options)
+    try:
+        yield profiler.start("raise"), exporter
+    finally:
+        provider.shutdown()
+
+
+def test_this_process_and_no_other_is_profiled_under_its_own_resource():
+    other = subprocess.Popen([sys.executable, "-c", "while True: open('/proc/stat').read()"])
+    try:
+        with profiling() as (profiler, exporter):
+            work(1)
+            profiler.stop()
+    finally:
+        other.kill()
+        other.wait()
+    groups = [group for window in exporter.get_finished_windows() for group in window.resources]
+    assert {group.resource.attributes["process.pid"] for group in groups} == {os.getpid()}
+    assert {group.resource.attributes["service.name"] for group in groups} == {"svc"}
+    assert all("process.creation.time" in group.resource.attributes for group in groups)
+    stats = profiler.stats()
+    assert stats["state"] == "stopped"
+    assert stats["samples"] > 100
+    assert stats["account"]["gaps"] == []
+    names = {frame.function for group in groups for s in group.samples for frame in s.stack.frames}
+    assert names & {"proc_readdir_de", "proc_task_readdir", "iterate_dir"}
+
+
+def test_threads_are_named_and_daemonic_and_two_in_number():
+    before = set(threading.enumerate())
+    with profiling():
+        ours = set(threading.enumerate()) - before
+        assert [thread.name for thread in ours] == ["kprofiler-drain"]  # exported in it
+        assert all(thread.daemon for thread in ours)
+    assert set(threading.enumerate()) <= before
+
+
+def test_pauses_nest_and_take_nothing_meanwhile():
+    with profiling() as (profiler, _):
+        work(0.2)
+        with profiler.paused():
+            with profiler.paused():
+                pass
+            taken = profiler.stats()["account"]["taken"]
+            assert taken > 0
+            assert profiler.stats()["state"] == "paused"
+            work(0.3)
+            assert profiler.stats()["account"]["taken"] == taken
+        work(0.3)
+        assert profiler.stats()["account"]["taken"] > taken
+
+
+def test_a_flush_delivers_what_was_sampled_before_it():
+    with profiling(reporter_interval_s=60) as (profiler, exporter):
+        provider = profiler._provider
+        work(1.5)  # the first window is short
+        exporter.clear()
+        work(0.5)
+        assert provider.force_flush(10_000)
+        assert sum(one.sample_count for one in exporter.get_finished_windows()) > 50
+
+
+def test_a_second_profiler_is_refused():
+    with profiling(), pytest.raises(HostError, match="another kernel profiler"):
+        KernelProfiler(ProfilerProvider(shutdown_on_exit=False)).start("raise")
+
+
+def test_the_resource_is_published_for_other_profilers():
+    with profiling():
+        assert read_process_context(os.getpid()).resource["service.name"] == "svc"
+
+
+def test_descendants_are_profiled_with_resources_of_their_own():
+    code = WORK + "work(1)"
+    with profiling(target="children") as (profiler, exporter):
+        children = [
+            subprocess.Popen(["/bin/sh", "-c", f'"{sys.executable}" -c "$0"; true', code])
+            for _ in range(2)
+        ]
+        other = subprocess.run(["true"], check=True)
+        for child in children:
+            child.wait()
+        profiler.stop()
+    groups = [group for window in exporter.get_finished_windows() for group in window.resources]
+    counts = {}
+    for group in groups:
+        attributes = group.resource.attributes
+        assert attributes["service.name"] == "svc"
+        counts[attributes["process.pid"]] = counts.get(attributes["process.pid"], 0) + sum(
+            len(sample.timestamps_unix_ns) for sample in group.samples
+        )
+    busy = [pid for pid, count in counts.items() if count > 50 and pid != os.getpid()]
+    assert len(busy) == 2, (counts, other)
+
+
+@pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare of util-linux")
+@pytest.mark.parametrize("target", ["self", "children"])
+def test_in_a_pid_namespace_the_process_knows_itself_by_its_own_ids(target, to_file):
+    """There os.getpid() is 1, and not what the kernel calls the process."""
+    run(
+        """
+        import threading
+        from opentelemetry import trace
+        from opentelemetry.sdk.trace import TracerProvider
+        from otel_kprofiler import KernelProfiler
+        assert os.getpid() == 1
+        with KernelProfiler.from_env() as profiler:
+            with TracerProvider().get_tracer("t").start_as_current_span("s"):
+                work(1)
+        stats = profiler.stats()
+        assert stats["samples"] > 100, stats
+        assert stats["linked"] > 0.9 * stats["samples"], stats
+        """,
+        wrapper=["unshare", "--fork", "--pid", "--mount-proc"],
+        env={**to_file.env, "OTEL_KPROFILER_TARGET": target},
+    )
+    assert set(to_file.pids()) == {1}
+
+
+def test_the_host_is_not_profiled_from_a_pid_namespace():
+    done = run(
+        """
+        from otel_kprofiler import KernelProfiler
+        KernelProfiler.from_env().start()
+        print("the service runs")
+        """,
+        wrapper=["unshare", "--fork", "--pid", "--mount-proc"],
+        env={"OTEL_KPROFILER_TARGET": "host", "OTEL_PROFILES_EXPORTER": "console"},
+    )
+    assert done.stdout == "the service runs\n"
+    assert "hostPID" in done.stderr
+
+
+SERVICE = """
+    import logging
+    logging.basicConfig(format="%(message)s")
+    from otel_kprofiler import KernelProfiler
+    profiler = KernelProfiler.from_env().start()
+    work(1)
+    print("served", profiler.stats()["state"])
+"""
+
+
+def test_without_privileges_there_is_one_warning_with_the_fix_and_the_service_runs_on():
+    wrapper = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    done = run(SERVICE, wrapper=wrapper, env={"OTEL_PROFILES_EXPORTER": "console"})
+    assert done.stdout == "served stopped\n"
+    (line,) = done.stderr.splitlines()
+    assert "CAP_BPF" in line
+    assert "fix: " in line
+
+
+def test_without_privileges_the_context_is_published_all_the_same():
+    code = """
+    import os, sys
+    from otel_kprofiler import KernelProfiler
+    from otel_kprofiler.sdk import read_process_context
+    KernelProfiler.from_env().start()
+    print(read_process_context(os.getpid()).resource["service.name"])
+    """
+    wrapper = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    assert run(code, wrapper=wrapper, env={"OTEL_SERVICE_NAME": "svc"}).stdout == "svc\n"
+
+
+def test_where_kernel_symbols_are_hidden_profiles_have_addresses(to_file):
+    """Without CAP_SYSLOG the kernel shows zeros (kptr_restrict, perf_event_paranoid)."""
+    done = run(SERVICE, wrapper=["setpriv", "--bounding-set=-syslog"], env=to_file.env)
+    assert done.stdout == "served running\n"
+    ((_, count),) = to_file.pids().items()
+    assert count > 100
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_a_dead_receiver_holds_up_neither_the_service_nor_its_end(protocol):
+    started = time.monotonic()
+    done = run(
+        SERVICE,
+        env={
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+            "OTEL_KPROFILER_REPORTER_INTERVAL": "200ms",
+        },
+    )
+    assert done.stdout == "served running\n"
+    assert len(done.stderr.splitlines()) <= 3
+    assert time.monotonic() - started < 15
+
+
+def test_the_end_of_the_interpreter_is_clean_and_delivers_the_rest(to_file):
+    done = run(
+        """
+        import threading
+        from otel_kprofiler import KernelProfiler
+        KernelProfiler.from_env().start()
+        threading.Thread(target=work, args=(600,), daemon=True).start()
+        work(0.3)
+        """,
+        env=to_file.env,
+    )
+    assert done.stderr == ""
+    assert to_file.exists()
+
+
+def test_uncaught_exceptions_and_exits_of_the_service_are_its_own(to_file):
+    done = subprocess.run(
+        [sys.executable, "-c", WORK + textwrap.dedent("""
+            from otel_kprofiler import KernelProfiler
+            KernelProfiler.from_env().start()
+            work(0.3)
+            raise SystemExit(7)
+         """)],
+        env={**os.environ, **to_file.env}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_a_forked_child_has_a_profiler_of_its_own_and_the_parent_goes_on(to_file):
+    done = run(
+        """
+        import sys
+        from otel_kprofiler import KernelProfiler
+        profiler = KernelProfiler.from_env().start()
+        work(0.3)
+        pid = os.fork()
+        if not pid:
+            deadline = time.monotonic() + 30
+            while profiler.stats()["state"] != "running":
+                assert time.monotonic() < deadline, profiler.stats()
+                time.sleep(0.05)
+            work(1)
+            sys.exit(0)
+        work(1)
+        assert os.waitpid(pid, 0)[1] == 0
+        print(os.getpid(), pid)
+        """,
+        env=to_file.env,
+    )
+    assert done.stderr == ""
+    parent, child = map(int, done.stdout.split())
+    counts = to_file.pids()
+    assert set(counts) == {parent, child}
+    assert min(counts.values()) > 100
+
+
+def test_a_forked_child_stays_silent_by_option_and_holds_nothing(to_file):
+    done = run(
+        """
+        import sys, threading
+        from otel_kprofiler import KernelProfiler
+        profiler = KernelProfiler.from_env().start()
+        before = len(os.listdir("/proc/self/fd"))
+        pid = os.fork()
+        if not pid:
+            links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+                     if os.path.islink(f"/proc/self/fd/{fd}")]
+            assert not any("bpf" in link or "perf" in link for link in links), links
+            work(1)
+            assert profiler.stats()["state"] == "stopped"
+            assert threading.active_count() == 1
+            sys.exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        work(0.5)
+        print(os.getpid())
+        """,
+        env={**to_file.env, "OTEL_KPROFILER_RESTART_IN_CHILDREN": "false"},
+    )
+    assert set(to_file.pids()) == {int(done.stdout)}
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_processes_of_multiprocessing_run_and_end_well(protocol):
+    run(
+        """
+        import multiprocessing
+        from otel_kprofiler import KernelProfiler
+        KernelProfiler.from_env().start()
+        work(1.2)
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            pool.map(work, [1.2] * 4)
+        print("done")
+        """,
+        env={
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+            "OTEL_KPROFILER_REPORTER_INTERVAL": "500ms",
+        },
+    )
+
+
+def test_a_subinterpreter_is_refused_with_a_reason():
+    done = run(
+        """
+        import _xxsubinterpreters as interpreters
+        code = '''
+        from otel_kprofiler.sdk.kernel_profiler import _refuse_subinterpreters
+        from otel_kprofiler.errors import HostError
+        try:
+            _refuse_subinterpreters()
+        except HostError as error:
+            print(error.hint)
+        '''
+        import textwrap
+        interpreters.run_string(interpreters.create(), textwrap.dedent(code))
+        """
+    )
+    assert "main interpreter" in done.stdout
+
+
+def test_a_running_profiler_survives_the_end_of_its_thread(caplog):
+    """A defect of ours costs the profiles, one log entry, and nothing else."""
+    with profiling() as (profiler, _):
+        profiler._session._pipeline._symbolizer.advance = None
+        deadline = time.monotonic() + 5
+        while not profiler.stats()["problem"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        profiler.stop()
+    assert "TypeError" in profiler.stats()["problem"]
+    assert len([r for r in caplog.records if "profiling has ended" in r.message]) == 1
+
+
+def test_opentelemetry_instrument_starts_it_and_lets_it_be_disabled(to_file):
+    instrument = shutil.which("opentelemetry-instrument", path=os.path.dirname(sys.executable))
+    service = [instrument, sys.executable, "-c", WORK + "work(0.5)"]
+    env = {**os.environ, **to_file.env, "OTEL_SERVICE_NAME": "svc"}
+    disabled = {**env, "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "kprofiler"}
+    assert subprocess.run(service, env=disabled, timeout=60).returncode == 0
+    assert not to_file.exists()
+    with_flag = [instrument, "--kprofiler_samples_per_second", "999", *service[1:]]
+    assert subprocess.run(with_flag, env=env, timeout=60).returncode == 0
+    assert sum(to_file.pids().values()) > 30
+
+
+def test_declarative_configuration_starts_it_with_the_receivers_block(to_file, tmp_path):
+    config = tmp_path / "sdk.yaml"
+    config.write_text(
+        "file_format: '1.1'\n"
+        "instrumentation/development:\n  python:\n    kprofiler:\n"
+        "      samples_per_second: 999\n      stacks: both\n      reporter_interval: 300ms\n"
+    )
+    run(
+        f"""
+        from opentelemetry.configuration import configure_sdk, load_config_file
+        configure_sdk(load_config_file({str(config)!r}))
+        work(0.5)
+        """,
+        env={**to_file.env, "OTEL_KPROFILER_SAMPLES_PER_SECOND": "1"},
+    )
+    assert sum(to_file.pids().values()) > 100
+
+
+def test_the_agents_receiver_block_is_valid_here(tmp_path):
+    from ruamel.yaml import YAML
+
+    from otel_kprofiler.sdk.settings import make_plan, make_settings
+
+    path = os.path.join(os.path.dirname(__file__), "..", "..", "config", "agent.yaml")
+    with open(path) as file:
+        block = YAML(typ="safe").load(file)["receivers"]["kprofiler"]
+    plan = make_plan(make_settings(json.loads(json.dumps(block)), source="agent.yaml"))
+    assert plan.sampler.samples_per_second == block["samples_per_second"]

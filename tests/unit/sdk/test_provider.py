@@ -1,0 +1,261 @@
+"""Provider, processors, exporters and settings: the SDK's life cycle, without a kernel."""
+
+import io
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from opentelemetry.sdk.resources import Resource as SdkResource
+
+from otel_kprofiler.errors import ConfigError
+from otel_kprofiler.export import ExportResult, ProfileExporter
+from otel_kprofiler.model import (
+    ON_CPU,
+    Form,
+    Frame,
+    FrameKind,
+    LossCause,
+    Resource,
+    ResourceSamples,
+    SpanLink,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.sdk import (
+    BatchProfileProcessor,
+    ConsoleProfileExporter,
+    InMemoryProfileExporter,
+    KernelProfiler,
+    ProfileProcessor,
+    ProfilerProvider,
+    SimpleProfileProcessor,
+    provider,
+)
+from otel_kprofiler.sdk.exporters import find_exporters
+from otel_kprofiler.sdk.settings import read_settings
+
+
+def window(samples=3):
+    stack = Stack((Frame(None, 1, (), 0, FrameKind.KERNEL),))
+    sample = WindowSample(
+        stack, 1, "t", 0, SpanLink(b"\1" * 16, b"\2" * 8), tuple(range(10, 10 + samples))
+    )
+    group = ResourceSamples(Resource({"service.name": "svc"}), [sample])
+    return Window(ON_CPU, 10_000_000, 0, 100, [group], taken=samples)
+
+
+@pytest.fixture
+def in_memory():
+    return InMemoryProfileExporter()
+
+
+@pytest.mark.parametrize("processor", [BatchProfileProcessor, SimpleProfileProcessor])
+def test_what_is_handed_over_is_exported_by_the_flush(processor, in_memory):
+    profiles = ProfilerProvider(shutdown_on_exit=False)
+    profiles.add_profile_processor(processor(in_memory))
+    profiles.on_window(window(3))
+    profiles.on_window(window(4))
+    assert profiles.force_flush(10_000)
+    exported = in_memory.get_finished_windows()
+    assert sum(one.sample_count for one in exported) == 7
+    assert exported[0].resources[0].samples[0].link == SpanLink(b"\1" * 16, b"\2" * 8)
+    (account,) = profiles.accounts()
+    assert (account.exported, account.pending, account.lost) == (7, 0, {})
+    in_memory.clear()
+    profiles.shutdown(10_000)
+    profiles.shutdown(10_000)
+    profiles.on_window(window())
+    assert in_memory.get_finished_batches() == ()
+
+
+def test_a_processor_that_fails_does_not_harm_the_next(in_memory, caplog):
+    class Broken(ProfileProcessor):
+        def on_window(self, window):
+            raise RuntimeError("broken")
+
+        def shutdown(self, timeout_millis=30_000):
+            pass
+
+    profiles = ProfilerProvider(shutdown_on_exit=False)
+    profiles.add_profile_processor(Broken())
+    profiles.add_profile_processor(SimpleProfileProcessor(in_memory))
+    profiles.on_window(window())
+    assert len(in_memory.get_finished_batches()) == 1
+    assert "a processor failed" in caplog.text
+    profiles.shutdown()
+
+
+def test_an_exporter_that_hangs_neither_blocks_nor_outlives_the_time_to_shut_down():
+    class Hanging(ProfileExporter):
+        form, max_bytes, name = Form.PROTOBUF, None, "hanging"
+
+        def __init__(self):
+            self.stop = threading.Event()
+
+        def export(self, batch):
+            self.stop.wait()
+            return ExportResult.failure(batch, LossCause.SHUTDOWN, "stopped")
+
+        def shutdown(self, timeout_millis=30_000):
+            self.stop.set()
+
+    profiles = ProfilerProvider(shutdown_on_exit=False)
+    profiles.add_profile_processor(BatchProfileProcessor(Hanging(), max_queue_size=2))
+    started = time.monotonic()
+    for _ in range(5):
+        profiles.on_window(window(1))
+    assert not profiles.force_flush(100)
+    profiles.shutdown(200)
+    assert time.monotonic() - started < 3
+    (account,) = profiles.accounts()
+    assert sum(account.lost.values()) == 5
+    assert account.lost.keys() == {LossCause.SHUTDOWN, LossCause.QUEUE_FULL}
+
+
+def test_a_forked_child_exports_by_an_exporter_of_its_own():
+    made = []
+
+    def factory():
+        made.append(InMemoryProfileExporter())
+        return made[-1]
+
+    processor = BatchProfileProcessor(factory)
+    processor.after_fork_in_child()
+    processor.on_window(window(2))
+    assert processor.force_flush(5000)
+    processor.shutdown()
+    assert [len(one.get_finished_batches()) for one in made] == [0, 1]
+    silent = BatchProfileProcessor(InMemoryProfileExporter())
+    silent.after_fork_in_child()
+    silent.on_window(window())
+    assert silent.accounts() == ()
+
+
+def test_the_console_exporter_prints_otlp_json():
+    out = io.StringIO()
+    processor = SimpleProfileProcessor(ConsoleProfileExporter(out))
+    processor.on_window(window())
+    (line,) = out.getvalue().splitlines()
+    assert json.loads(line)["resourceProfiles"]
+    out.close()
+    processor.on_window(window(2))
+    (account,) = processor.accounts()
+    assert account.lost == {LossCause.WRITE_FAILED: 2}
+
+
+def test_the_global_provider_is_set_once(monkeypatch, caplog):
+    monkeypatch.setattr(provider, "_global", None)
+    first, second = (ProfilerProvider(shutdown_on_exit=False) for _ in range(2))
+    provider.set_profiler_provider(first)
+    provider.set_profiler_provider(second)
+    assert provider.get_profiler_provider() is first
+    assert "not allowed" in caplog.text
+
+
+@pytest.mark.parametrize("first", ["traces", "metrics", "nothing"])
+def test_the_resource_is_that_of_the_other_signals(first):
+    code = """
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from otel_kprofiler import ProfilerProvider
+if FIRST == "traces":
+    trace.set_tracer_provider(TracerProvider(resource=Resource.create({"service.name": "t"})))
+if FIRST != "nothing":
+    metrics.set_meter_provider(MeterProvider(resource=Resource.create({"service.name": "m"})))
+print(ProfilerProvider().resource.attributes["service.name"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", f"FIRST = {first!r}\n{code}"],
+        capture_output=True, text=True, env={"OTEL_SERVICE_NAME": "e"}, check=True,
+    )  # fmt: skip
+    # The environment's name wins over none, as the SDK has it.
+    assert done.stdout.strip() == {"traces": "t", "metrics": "m", "nothing": "e"}[first]
+
+
+def test_a_given_resource_is_taken_as_it_is():
+    resource = SdkResource({"service.name": "given"})
+    assert ProfilerProvider(resource, shutdown_on_exit=False).resource is resource
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        ({}, ["otlp_grpc"]),
+        ({"OTEL_PROFILES_EXPORTER": "none"}, []),
+        ({"OTEL_PROFILES_EXPORTER": "console, otlp_json_file"}, ["console", "file"]),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, ["otlp_http"]),
+        ({"OTEL_EXPORTER_OTLP_PROFILES_PROTOCOL": "http/json"}, ["otlp_http"]),
+        (
+            {
+                "OTEL_PROFILES_EXPORTER": "otlp_proto_grpc",
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            },
+            ["otlp_grpc"],
+        ),
+        ({"OTEL_PROFILES_EXPORTER": "otlp_proto_http"}, ["otlp_http"]),
+    ],
+)
+def test_exporters_are_named_as_for_the_other_signals(environ, names, monkeypatch):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    exporters = [factory() for factory in find_exporters(environ)]
+    assert [exporter.name for exporter in exporters] == names
+    for exporter in exporters:
+        exporter.shutdown(0)
+
+
+def test_an_exporter_that_is_not_installed_is_named_with_those_that_are():
+    with pytest.raises(ConfigError, match="no exporter 'otpl'") as raised:
+        find_exporters({"OTEL_PROFILES_EXPORTER": "otpl"})
+    assert "otlp_proto_grpc" in raised.value.hint
+
+
+def test_settings_come_from_the_environment_all_mistakes_at_once():
+    settings = read_settings(
+        {
+            "OTEL_KPROFILER_SAMPLES_PER_SECOND": "99",
+            "OTEL_KPROFILER_STACKS": "Both",
+            "OTEL_KPROFILER_TARGET": "children",
+            "OTEL_KPROFILER_SPAN_LINKS": "FALSE",
+            "OTEL_KPROFILER_REPORTER_INTERVAL": "1m30s",
+            "OTEL_KPROFILER_REPORTER_JITTER": "0",
+            "OTEL_KPROFILER_PIN_CPU_IDS": "",
+            "OTEL_SERVICE_NAME": "svc",
+        }
+    )
+    assert (settings.samples_per_second, settings.stacks, settings.target) == (
+        99, "both", "children",
+    )  # fmt: skip
+    assert settings.span_links is False
+    assert settings.reporter_interval.seconds == 90
+    with pytest.raises(ConfigError) as raised:
+        read_settings({"OTEL_KPROFILER_STACK": "both", "OTEL_KPROFILER_MAX_FRAMES": "many"})
+    assert {problem.key for problem in raised.value.problems} == {"stack", "max_frames"}
+
+
+def test_a_disabled_sdk_has_no_profiler(caplog):
+    for environ in ({"OTEL_SDK_DISABLED": "True"}, {"OTEL_PROFILES_EXPORTER": "none"}):
+        before = threading.active_count()
+        profiler = KernelProfiler.from_env(environ).start("raise")
+        assert profiler.stats()["state"] == "disabled"
+        assert threading.active_count() == before
+        profiler.stop()
+    assert caplog.records == []
+
+
+def test_importing_the_room_has_no_side_effect_and_loads_nothing_heavy():
+    code = (
+        "import sys, threading\n"
+        "import otel_kprofiler, otel_kprofiler.sdk\n"
+        "from otel_kprofiler import publish_process_context\n"
+        "heavy = {'grpc', 'pydantic', 'requests', 'opentelemetry.sdk', 'opentelemetry.proto'}\n"
+        "print(sorted(heavy & sys.modules.keys()), threading.active_count())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] 1"
