@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from otel_kprofiler.model import RawSample
@@ -28,6 +28,17 @@ def drain_for(running: EbpfSampler, seconds: float) -> list[RawSample]:
     while time.monotonic() < end:
         running.wait(0.25)
         samples += running.drain()
+    return samples
+
+
+def drain_until(
+    running: EbpfSampler, enough: Callable[[list[RawSample]], bool], timeout_s: float = 30
+) -> list[RawSample]:
+    """Drain until there are enough samples, or for so long; a busy host slows the guest."""
+    samples: list[RawSample] = []
+    end = time.monotonic() + timeout_s
+    while not enough(samples) and time.monotonic() < end:
+        samples += drain_for(running, 0.5)
     return samples
 
 
