@@ -36,6 +36,10 @@ _WATERMARK, _SAMPLE_ID_ALL, _USE_CLOCK_ID, _KSYMBOL, _BPF_EVENT = (
 )
 _READING: Final = struct.Struct("=QQQ")  # count, time enabled, lost
 
+_MOST_RING_BYTES: Final = 512 * 1024
+_LEAST_RING_BYTES: Final = 32 * 1024
+_ALL_RINGS_BYTES: Final = 8 << 20
+
 _log = logging.getLogger(__name__)
 
 
@@ -58,22 +62,25 @@ class CodeEvents:
 
     Args:
         files: the host.
-        ring_bytes: size of each ring; smaller ones are taken where memory may not be locked.
+        ring_bytes: size of each ring, None to choose; smaller ones are taken where memory may
+            not be locked.
         lose: told when records were lost.
 
     Attributes:
         epoll: wakes when a ring is half full.
     """
 
-    def __init__(self, files: HostFiles, ring_bytes: int, lose: LossSink) -> None:
+    def __init__(self, files: HostFiles, ring_bytes: int | None, lose: LossSink) -> None:
         self._files = files
-        self._ring_bytes = ring_bytes
+        self._ring_bytes = ring_bytes or 0
         self._lose = lose
         self._formats = _FORMAT_TIME_ENABLED | _FORMAT_LOST
         self._events: dict[int, _CpuEvent] = {}
         self.epoll = select.epoll()
         try:
-            for cpu in sorted(read_online_cpus(files)):
+            online = read_online_cpus(files)
+            self._ring_bytes = self._ring_bytes or plan_ring_bytes(len(online))
+            for cpu in sorted(online):
                 self._open(cpu)
         except OSError as error:
             self.close()
@@ -166,6 +173,14 @@ class CodeEvents:
         if total > event.lost:
             self._lose(CodeLoss.RING_FULL, cpu, total - event.lost)
             event.lost = total
+
+
+def plan_ring_bytes(cpus: int) -> int:
+    """Ring of each CPU: 512 KiB (some 5,000 records), but no more than 8 MiB for all of them."""
+    size = _MOST_RING_BYTES
+    while size > _LEAST_RING_BYTES and size * cpus > _ALL_RINGS_BYTES:
+        size //= 2
+    return size
 
 
 class _CpuEvent:

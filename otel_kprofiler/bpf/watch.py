@@ -25,8 +25,6 @@ from otel_kprofiler.bpf.rungs import BaselineReader, Reading, Rung
 from otel_kprofiler.host import Access, HostFiles
 from otel_kprofiler.model import CodeAction, CodeBatch, CodeChange, CodeDetails, CodeSymbol
 
-RING_BYTES: Final = 256 * 1024
-"""Ring of each CPU: some 2,500 records."""
 QUEUE_BYTES: Final = 8 << 20
 """What may wait for ``poll`` at most; when more comes, it is dropped and all is read again."""
 SETTLE_NS: Final = 5_000_000
@@ -34,7 +32,9 @@ SETTLE_NS: Final = 5_000_000
 FOLLOW_INTERVAL_S: Final = 1.0
 READ_INTERVAL_S: Final = 0.2
 ALL_INTERVAL_S: Final = 10.0
-"""Between two readings of kallsyms, which takes seconds where there are many programs."""
+"""Between two readings of kallsyms, at least."""
+ALL_REST: Final = 50
+"""And so many times as long as one takes: seconds, where there are many programs."""
 QUIET_S: Final = 0.5
 """Without losses, before kallsyms is read."""
 
@@ -70,7 +70,8 @@ class CodeWatch:
 
     Args:
         files: the host.
-        ring_bytes: size of the ring of each CPU, a power of two of pages.
+        ring_bytes: size of the ring of each CPU, a power of two of pages; None for 512 KiB, which
+            is what anybody may lock, and less where there are more than 16 CPUs.
         queue_bytes: what may wait for ``poll`` at most.
 
     Raises:
@@ -81,7 +82,7 @@ class CodeWatch:
         self,
         files: HostFiles | None = None,
         *,
-        ring_bytes: int = RING_BYTES,
+        ring_bytes: int | None = None,
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         files = files or Access()
@@ -91,7 +92,7 @@ class CodeWatch:
         self._lost_since_ns = self._lost_ns = 0  # of losses that no reading has made good
         self._chunks: list[tuple[int, bytes]] = []
         self._readings: list[CodeChange] = []
-        self._drained_ns = 0
+        self._polled_ns = _now_ns()
 
         self._changes: list[CodeChange] = []
         self._added = self._removed = 0  # by poll()
@@ -121,11 +122,11 @@ class CodeWatch:
         with self._lock:
             self._drain()
             chunks, self._chunks = self._chunks, []
-            self._changes += self._readings
-            self._readings = []
+            readings, self._readings = self._readings, []
             complete_ns = now_ns - SETTLE_NS
             if self._lost_since_ns:
                 complete_ns = min(complete_ns, self._lost_since_ns)
+            self._polled_ns = now_ns
         for cpu, data in chunks:
             self._changes += self._parse(cpu, data)
         self._changes.sort(key=_TIME)
@@ -133,7 +134,8 @@ class CodeWatch:
         while count and self._changes[count - 1].time_ns >= now_ns - SETTLE_NS:
             count -= 1
         released, self._changes = self._changes[:count], self._changes[count:]
-        return CodeBatch(released, complete_ns)
+        # A reading is not held back: it tells of times before its own, which are complete by it.
+        return CodeBatch(sorted([*readings, *released], key=_TIME), complete_ns)
 
     def describe(self, symbol: CodeSymbol) -> CodeDetails | None:
         """Type, place and source lines of a function's program, as far as they can be read."""
@@ -168,7 +170,6 @@ class CodeWatch:
         if self._closed:
             return
         self._chunks += self._events.take()
-        self._drained_ns = _now_ns()
         if sum(len(data) for _, data in self._chunks) > self._queue_bytes:
             for cpu, data in self._chunks:
                 self._lose(CodeLoss.QUEUE_FULL, cpu, len(parse_perf_records(data).records))
@@ -178,7 +179,7 @@ class CodeWatch:
         with self._lock:
             self._lost[cause, cpu] += count
             self._lost_ns = _now_ns()
-            self._lost_since_ns = self._lost_since_ns or self._drained_ns or self._lost_ns
+            self._lost_since_ns = self._lost_since_ns or self._polled_ns
             self._read_wanted = self._all_wanted = True
         _log.warning("BPF symbol records lost on CPU %d (%s): %s", cpu, cause.value, count or "?")
         os.eventfd_write(self._wake_fd, 1)
@@ -218,8 +219,9 @@ class CodeWatch:
                 all_at = max(all_at, now + QUIET_S)
                 self._read_programs()
             elif self._all_wanted and now >= all_at:
-                all_at = now + ALL_INTERVAL_S
                 self._read_all()
+                ended = time.monotonic()
+                all_at = ended + max(ALL_INTERVAL_S, ALL_REST * (ended - now))
 
     def _read_programs(self) -> None:
         self._read_wanted = False

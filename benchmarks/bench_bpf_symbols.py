@@ -1,0 +1,128 @@
+"""BPF symbols: reading what is there by each rung, and keeping up with loads and unloads."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.rows import Row
+from otel_kprofiler.bpf import CodeWatch
+from otel_kprofiler.bpf.baseline import ProgramReader
+from otel_kprofiler.bpf.iterator import read_programs
+from otel_kprofiler.bpf.libbpf import LibbpfLoader
+from otel_kprofiler.symbols import Symbolizer
+
+PROGRAMS = Path(__file__).parents[1] / "tests/live"
+sys.path.insert(0, str(PROGRAMS))
+from programs import close_all, load  # noqa: E402
+
+CHURN = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from programs import load
+number, due, end = 0, time.monotonic(), time.monotonic() + float(sys.argv[2])
+while time.monotonic() < end:
+    for _ in range(20):
+        os.close(load(number, name="bench"))
+        number += 1
+    due += 0.02
+    time.sleep(max(0, due - time.monotonic()))
+print(number)
+"""
+
+
+def now_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def best_ms(function: Callable[[], object], tries: int) -> float:
+    took = []
+    for _ in range(tries):
+        started = time.perf_counter()
+        function()
+        took.append(time.perf_counter() - started)
+    return min(took) * 1000
+
+
+def read_kallsyms() -> bytes:
+    with open("/proc/kallsyms", "rb", buffering=0) as file:
+        return file.readall()
+
+
+def baseline(count: int, tries: int) -> Iterator[Row]:
+    """Each way to read so many programs, beside the whole of kallsyms."""
+    fds = [load(number) for number in range(count)]
+    known = ProgramReader()
+    known.read()
+    kallsyms = best_ms(read_kallsyms, 1 if count > 5000 else tries)
+    ways: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("bpf(2)", lambda: ProgramReader().read()),
+        ("bpf(2), programs known before", known.read),
+        ("iterator, with its load", lambda: read_programs(LibbpfLoader())),
+    )
+    for name, read in ways:
+        took = best_ms(read, tries)
+        yield Row(
+            f"{count} BPF programs by {name}",
+            f"{took:.0f} ms",
+            f"kallsyms {kallsyms:.0f} ms",
+            took / kallsyms,
+        )
+    close_all(fds)
+
+
+def churn(seconds: float, standing: int) -> Row:
+    """Own CPU beside 1,000 loads and unloads per second and programs that stay."""
+    fds = [load(1_000_000 + number, name="standing") for number in range(standing)]
+    watch = CodeWatch()
+    symbolizer = Symbolizer.live(code=watch)
+    symbolizer.advance(now_ns())
+    command = [sys.executable, "-c", CHURN, str(PROGRAMS), str(seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        started, cpu = time.monotonic(), time.process_time()
+        while process.poll() is None:
+            time.sleep(0.25)
+            symbolizer.advance(now_ns())
+        share = (time.process_time() - cpu) / (time.monotonic() - started)
+        elapsed = time.monotonic() - started
+        assert process.stdout is not None
+        loads = int(process.stdout.read())
+    lost = sum(watch.counts().lost.values())
+    symbolizer.close()
+    close_all(fds)
+    return Row(
+        f"following {loads / elapsed:.0f} loads/s beside {standing} programs",
+        f"{share:.1%} of a core, {lost} lost",
+        f"{watch.counts().kallsyms_reads} reads of kallsyms",
+        goal="≤ 5 %, ≤ 1 read",
+    )
+
+
+def latency_ms(tries: int) -> float:
+    """From the end of a load until its name is known, with advance() every 5 ms; the worst."""
+    watch = CodeWatch()
+    symbolizer = Symbolizer.live(code=watch)
+    symbolizer.advance(now_ns())
+    worst = 0.0
+    for number in range(tries):
+        fd = load(number, name=f"latency{number}")
+        started = time.perf_counter()
+        while not any(
+            m.name.endswith(f"latency{number}") for m in symbolizer.find("bpf_prog_", prefix=True)
+        ):
+            time.sleep(0.005)
+            symbolizer.advance(now_ns())
+        worst = max(worst, time.perf_counter() - started)
+        os.close(fd)
+    symbolizer.close()
+    return worst * 1000
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """The rows of this topic."""
+    for count in (1000,) if quick else (1000, 10_000):
+        yield from baseline(count, 3)
+    yield churn(5 if quick else 60, 1000 if quick else 10_000)
+    yield Row("BPF load to name", f"{latency_ms(20):.0f} ms at worst of 20", goal="≤ 250 ms")
