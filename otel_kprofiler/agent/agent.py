@@ -155,6 +155,7 @@ class Agent:
             return
         self._pipeline = pipeline
         self._configure_timers(receiver)
+        self._draw(time.monotonic())
         if self._privileges:
             missing = self._privileges.reduce_this_thread()
             for name in missing:

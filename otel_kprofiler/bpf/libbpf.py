@@ -87,7 +87,7 @@ class _LibbpfProgram:
         )
         verifier_log = self._request_log(program) if spec.log_level else None
         status = library.bpf_object__load(self._object)
-        if verifier_log is not None:
+        if verifier_log is not None and verifier_log.value:
             _log.info("verifier log:\n%s", verifier_log.value.decode(errors="replace"))
         if status:
             raise self._failure(_LOADING, -status)

@@ -31,6 +31,7 @@ RATE = 999
 NEAR_NS = 100_000_000
 METHOD = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
 
+MAIN = "from otel_kprofiler.cli import main; main()"
 CONFIG = """
 receivers:
   kprofiler:
@@ -169,8 +170,8 @@ def boot_offset_ns():
 
 
 @pytest.fixture
-def agent(tmp_path, receiver):
-    """Start the agent; ``write`` puts a configuration in its file."""
+def agent(request, tmp_path, receiver):
+    """Start the agent, after a parameter's code; ``write`` puts a configuration in its file."""
     config, systemd = tmp_path / "agent.yaml", Systemd(tmp_path / "notify")
 
     def write(**values):
@@ -182,8 +183,9 @@ def agent(tmp_path, receiver):
         (tmp_path / "new.yaml").rename(config)
 
     write(**settings(0))
+    prepare = getattr(request, "param", "pass")
     process = subprocess.Popen(
-        [sys.executable, "-m", "otel_kprofiler", "run", "-c", config],
+        [sys.executable, "-c", f"{prepare}; {MAIN}", "run", "-c", config],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -320,3 +322,27 @@ def test_what_needs_a_restart_is_said(agent):
     assert "these changes need a restart of the agent: max_frames" in [
         line["message"] for line in log
     ]
+
+
+@pytest.mark.parametrize("agent", ["import random; random.random = lambda: 0.9"], indirect=True)
+def test_a_host_that_is_not_drawn_takes_no_samples_until_it_is(agent, receiver):
+    def set_threshold(percent):
+        text = agent.config.read_text()
+        line = f"stacks: both\n    probabilistic_threshold: {percent}"
+        agent.config.write_text(text.replace("stacks: both", line))
+        reload(agent)
+        time.sleep(1)
+
+    agent.write(**settings(0))
+    set_threshold(80)
+    time.sleep(2)  # for the windows before
+    count = len(receiver.windows)
+    time.sleep(3)
+    assert len(receiver.windows) == count, "an empty window is not sent"
+    agent.write(**settings(0))
+    set_threshold(95)
+    time.sleep(2)
+    assert len(receiver.windows) > count
+    account, _ = stop(agent)
+    assert account["gaps"] == []
+    assert not account["lost"]
