@@ -71,7 +71,7 @@ class Agent:
         self._lottery = Lottery()
         self._is_sampling = True
         self._clock = Clock()
-        self._next_sync = 0.0
+        self._next_sync = float("inf")
         self._stop_signal: signal.Signals | None = None
         self._exporters: dict[str, RunningExporter] = {}
         self._reporter: Reporter | None = None
@@ -273,8 +273,9 @@ class Agent:
             self._start(reporter, new)
             return
         pipeline, schedule = self._pipeline, window_schedule(new)
+        period_ns = pipeline.sampler.period_ns  # maybe lowered by a limit, and not as configured
         changed_ns = pipeline.sampler.reconfigure(sampler_config(new))
-        if (schedule, old.samples_per_second) != (window_schedule(old), new.samples_per_second):
+        if pipeline.sampler.period_ns != period_ns or schedule != window_schedule(old):
             pipeline.change_windows(changed_ns, schedule)
         if resource_attributes(new) != resource_attributes(old):
             change_attributes(pipeline, self._access, resource_attributes(new))
@@ -285,7 +286,8 @@ class Agent:
 
     def _configure_timers(self, receiver: Receiver) -> None:
         self._lottery.set(receiver.probabilistic_threshold, receiver.probabilistic_interval.seconds)
-        self._next_sync = time.monotonic() + receiver.clock_sync_interval.seconds
+        sync_s = receiver.clock_sync_interval.seconds
+        self._next_sync = min(self._next_sync, time.monotonic() + sync_s)
 
     def _status(self) -> str:
         return "sampling" if self._pipeline else "up without samples"

@@ -107,12 +107,14 @@ class EbpfSampler:
 
         Raises:
             HostError: there is no such CPU, or too many targets; nothing has changed.
+            SamplerError: the kernel refuses (before Linux 5.19 without CAP_BPF); likewise.
         """
         attached, events, old = self._attachment(), self._cpu_events(), self.config
         if len({*config.target_pids, *old.target_pids}) > attached.target_slots:
             raise HostError(
                 f"so many target_pids (above {attached.target_slots}, old and new) need a restart"
             )
+        events.check(config.pin_cpu_ids)
         config = replace(
             old,
             samples_per_second=config.samples_per_second,
@@ -122,17 +124,16 @@ class EbpfSampler:
             target_pids=config.target_pids,
             min_process_age_ns=config.min_process_age_ns,
         )
-        if config.pin_cpu_ids != old.pin_cpu_ids:
-            events.select(config.pin_cpu_ids)
-        if config.period_ns != old.period_ns:
-            events.set_period(config.period_ns)
-        changed_ns = self._time.boot_ns()
         if replace(config, samples_per_second=1, pin_cpu_ids=()) != replace(
             old, samples_per_second=1, pin_cpu_ids=()
         ):
             events.between_samples(lambda: attached.configure(config))
+        if config.pin_cpu_ids != old.pin_cpu_ids:
+            events.select(config.pin_cpu_ids)
+        if config.period_ns != old.period_ns:
+            events.set_period(config.period_ns)
         self.config = config
-        return changed_ns
+        return self._time.boot_ns()
 
     def pause(self) -> None:
         """Take no samples until :meth:`resume`."""

@@ -103,7 +103,7 @@ class CpuEvents:
                 if error.errno != errno.ENODEV:  # it has just gone offline
                     raise _open_error(error, self._files, f"CPU {cpu}") from error
         if not self._events:
-            raise self._none_online()
+            raise _none_online(self._wanted)
 
     def follow(self) -> None:
         """Open events on CPUs that came, close those of CPUs that went or whose event is dead."""
@@ -145,12 +145,15 @@ class CpuEvents:
         for event in self._events.values():
             enable_event(event.fd)
 
+    def check(self, cpus: Iterable[int]) -> None:
+        """Raise ``HostError`` if none of these CPUs is online; no CPUs are all CPUs."""
+        wanted = frozenset(cpus)
+        if wanted and not wanted & read_online_cpus(self._files):
+            raise _none_online(wanted)
+
     def select(self, cpus: Iterable[int]) -> None:
         """Restrict to other CPUs; those that were sampled already are left alone."""
-        before, self._wanted = self._wanted, frozenset(cpus)
-        if not self._online():
-            error, self._wanted = self._none_online(), before
-            raise error
+        self._wanted = frozenset(cpus)
         self.follow()
 
     def set_period(self, period_ns: int) -> None:
@@ -204,12 +207,6 @@ class CpuEvents:
     def _online(self) -> frozenset[int]:
         online = read_online_cpus(self._files)
         return online & self._wanted if self._wanted else online
-
-    def _none_online(self) -> HostError:
-        return HostError(
-            f"none of the CPUs {sorted(self._wanted)} is online",
-            hint="see /sys/devices/system/cpu/online",
-        )
 
     def _open(self, cpu: int) -> None:
         fd = _open_attached(self._attributes, self._program_fd, cpu=cpu)
@@ -278,6 +275,12 @@ def _open_attached(
         os.close(fd)
         raise
     return fd
+
+
+def _none_online(wanted: Iterable[int]) -> HostError:
+    return HostError(
+        f"none of the CPUs {sorted(wanted)} is online", hint="see /sys/devices/system/cpu/online"
+    )
 
 
 def _open_error(error: OSError, files: HostFiles, where: str) -> HostError:
