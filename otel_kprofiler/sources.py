@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from otel_kprofiler.bpf import CodeWatch, IteratedKallsyms, get_loader
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.errors import HostError
+from otel_kprofiler.errors import HostError, PrivilegeError
 from otel_kprofiler.host import Access, HostFiles, Uevents
 from otel_kprofiler.model import Attributes, ProcessKey, Resource
 from otel_kprofiler.pipeline import Pipeline, WindowSink
@@ -97,6 +97,8 @@ def _open_code(access: Access, sink: EventSink | None) -> CodeSource | None:
     """What follows BPF programs, from before kallsyms is read; None where it is not allowed."""
     try:
         watch = CodeWatch(access)
+    except PrivilegeError:
+        return None  # the sampler needs the same, and says so
     except HostError as error:
         _log.warning("BPF symbols are only those of the start: %s (fix: %s)", error, error.hint)
         return None

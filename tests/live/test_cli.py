@@ -77,7 +77,9 @@ def test_ctrl_c_writes_what_there_is(tmp_path):
         [sys.executable, "-m", "otel_kprofiler", "record", "-d", "60s", "-o", path],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    time.sleep(2.5)
+    while not any(tmp_path.iterdir()):  # the output is checked just before sampling
+        time.sleep(0.1)
+    time.sleep(3)
     record.send_signal(signal.SIGINT)
     _, errors = record.communicate(timeout=30)
     load.wait()
@@ -113,7 +115,7 @@ def test_wrong_arguments_are_usage_errors():
 
 def test_help_is_quick():
     took = []
-    for _ in range(5):
+    for _ in range(20):
         began = time.monotonic()
         assert call("--help").returncode == 0
         took.append(time.monotonic() - began)
