@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
@@ -106,7 +105,8 @@ class _Part:
         self._id_prefix = b""
         if all_units:
             self._around(all_units[0][0])  # strings that every resource refers to come first
-            for frame in _frequent(all_units):
+            for frame in self._frequent(all_units):
+                self._pause()
                 self._dictionary.frame(frame)
 
     @property
@@ -116,8 +116,7 @@ class _Part:
     def add(self, resource: Resource, sample: WindowSample, times: Sequence[int]) -> bool:
         """Add timestamps of a sample; False, and nothing has changed, if they do not fit."""
         writer, dictionary = self._writer, self._dictionary
-        if self._options.pause:
-            self._options.pause()
+        self._pause()
         dictionary.begin()
         group = self._group
         closed_size = self._finished_size
@@ -179,11 +178,31 @@ class _Part:
     def _key_values(self, attributes: Attributes) -> Sequence[KeyValue]:
         return self._dictionary.key_values(attributes, self._options.keys_by_reference)
 
+    def _frequent(self, units: Sequence[_Unit]) -> list[Frame]:
+        """The frames that most stacks hold, if there are more than short indices."""
+        stacks = {id(sample.stack): sample.stack for _, sample in units}.values()
+        frames: dict[int, Frame] = {}
+        uses: Counter[int] = Counter()
+        for stack in stacks:
+            self._pause()
+            frames.update(zip(map(id, stack.frames), stack.frames, strict=True))
+            uses.update(map(id, stack.frames))
+        if len(frames) <= _ONE_BYTE_INDICES:
+            return []
+        return [frames[key] for key, _ in uses.most_common(_ONE_BYTE_INDICES)]
+
+    def _pause(self) -> None:
+        if self._options.pause:
+            self._options.pause()
+
     def _finish_group(self) -> None:
         group = self._group
         if group is None:
             return
-        samples = [self._writer.sample(*item) for item in group.samples.items()]
+        samples = []
+        for item in group.samples.items():
+            samples.append(self._writer.sample(*item))
+            self._pause()
         self._finished.append(self._writer.group(group.around, samples))
         self._finished_size += len(self._finished[-1])
         self._counts.append(group.count)
@@ -255,16 +274,6 @@ def _units(window: Window) -> list[_Unit]:
         first = units[0][0] if units else resource
         units += [(first, sample) for sample in samples if sample.timestamps_unix_ns]
     return [unit for units in merged.values() for unit in units]
-
-
-def _frequent(units: Sequence[_Unit]) -> list[Frame]:
-    """The frames that most stacks hold, if there are more than short indices."""
-    stacks = {id(sample.stack): sample.stack for _, sample in units}.values()
-    frames = {id(frame): frame for stack in stacks for frame in stack.frames}
-    if len(frames) <= _ONE_BYTE_INDICES:
-        return []
-    uses = Counter(map(id, chain.from_iterable(stack.frames for stack in stacks)))
-    return [frames[key] for key, _ in uses.most_common(_ONE_BYTE_INDICES)]
 
 
 def _split(options: _Options, units: Sequence[_Unit]) -> Encoded:

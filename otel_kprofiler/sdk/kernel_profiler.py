@@ -26,6 +26,7 @@ from otel_kprofiler.sdk.provider import (
 )
 from otel_kprofiler.sdk.resource import plain_attributes
 from otel_kprofiler.sdk.session import Session
+from otel_kprofiler.symbols import Symbolizer
 
 if TYPE_CHECKING:
     from otel_kprofiler.sdk.settings import Settings
@@ -114,6 +115,7 @@ class KernelProfiler:
         self._exporters = exporters
         self._provider: ProfilerProvider | None = None
         self._session: Session | None = None
+        self._inherited: Symbolizer | None = None
         self._lock = threading.RLock()
         self._pauses = 0
         self._samples = self._linked = 0
@@ -272,7 +274,7 @@ class KernelProfiler:
             self._publish(provider)
         try:
             take = functools.partial(self._take, provider)
-            self._session = Session(self._plan, provider.resource, take)
+            self._session = Session(self._plan, provider.resource, take, symbolizer=self._inherited)
         except BaseException:
             self._provider = None
             if self._exporters:
@@ -320,6 +322,7 @@ class KernelProfiler:
         global _running  # noqa: PLW0603 - one in a process
         _running = None
         _abandoned.append(self._session)
+        self._inherited = self._session.symbolizer if self._session else None
         self._lock = threading.RLock()
         self._session = None
         self._samples = self._linked = 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Final
 
-SLICE_S: Final = 0.0005
+SLICE_S: Final = 0.0003
 PAUSE_S: Final = 0.00005
 """Long enough for a waiting thread to wake up and take the interpreter lock."""
 
 
 class Pacer:
-    """Call it again and again during long work; it sleeps shortly after each half millisecond.
+    """Call it again and again during long work; it sleeps shortly after each 0.3 ms.
 
     A thread that computes keeps the interpreter lock for 5 ms before others are let in
     (``sys.getswitchinterval()``), which a service would feel. Called by one thread; its CPU time

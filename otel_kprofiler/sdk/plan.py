@@ -28,7 +28,7 @@ Target = Literal["self", "children", "host"]
 
 FIRST_WINDOW_NS: Final = 1_000_000_000
 _INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
-_DRAIN_INTERVAL_S: Final = 0.25
+_LONGEST_DRAIN_S: Final = 1.0
 _SAMPLES_PER_DRAIN: Final = 200
 _SHORTEST_DRAIN_S: Final = 0.02
 _OF_ONE_PROCESS: Final = ("process.", "service.instance.id", "thread.")
@@ -43,6 +43,7 @@ class Plan:
         sampler: rate, stacks and the like; targets and intervals are filled in.
         schedule: how long windows last.
         loader: what loads the kernel program.
+        symbol_names: ``compressed`` for half the memory, else ``plain``.
         attributes: win over those of the service's Resource.
         span_links: link samples to spans.
         link_unsampled_spans: also to those that are not sampled.
@@ -54,6 +55,7 @@ class Plan:
     sampler: SamplerConfig
     schedule: WindowSchedule
     loader: str = "auto"
+    symbol_names: str = "plain"
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
     span_links: bool = True
     link_unsampled_spans: bool = False
@@ -74,7 +76,7 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
     interval_s = _SAMPLES_PER_DRAIN / (config.samples_per_second * cpus)
     config = replace(
         config,
-        drain_interval_s=min(max(interval_s, _SHORTEST_DRAIN_S), _DRAIN_INTERVAL_S),
+        drain_interval_s=min(max(interval_s, _SHORTEST_DRAIN_S), _LONGEST_DRAIN_S),
         span_slots=config.span_slots if plan.span_links else 0,
     )
     namespace = os.stat("/proc/self/ns/pid")

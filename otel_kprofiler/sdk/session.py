@@ -39,8 +39,11 @@ class Session:
         plan: what to profile.
         service: the Resource of the service.
         sink: takes each window, in the draining thread.
+        symbolizer: that of the parent, in a forked child: reading the symbols again would take
+            seconds there, because each read gives the interpreter lock away to a busy service.
 
     Attributes:
+        symbolizer: names kernel addresses.
         links: publishes spans; None if that is not wanted.
         failure: why the thread has ended by itself; empty if it has not.
 
@@ -49,10 +52,21 @@ class Session:
         SamplerError: the kernel program cannot be loaded.
     """
 
-    def __init__(self, plan: Plan, service: Resource, sink: Callable[[Window], None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        service: Resource,
+        sink: Callable[[Window], None],
+        *,
+        symbolizer: Symbolizer | None = None,
+    ) -> None:
         access, clock = Access(), Clock()
         config = complete_sampler_config(plan)
-        symbolizer = Symbolizer.live(IteratedKallsyms(access))
+        if symbolizer is None:
+            symbolizer = Symbolizer.live(
+                IteratedKallsyms(access), packed=plan.symbol_names == "compressed"
+            )
+        self.symbolizer = symbolizer
         ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
         self._sampler = EbpfSampler(
             replace(config, interrupt_ranges=ranges), access=access, loader=get_loader(plan.loader)
