@@ -183,8 +183,9 @@ def test_the_wheel_delivers_everything_as_the_units_user(installed, run_collecto
     collector.wait(10)
     assert status["Uid"].split()[1] == NOBODY
     assert status["NoNewPrivs"] == "1"
-    # CAP_SYSLOG, CAP_PERFMON, CAP_BPF: bits 34, 38 and 39.
-    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 1 << 34 | 1 << 38 | 1 << 39
+    # CAP_SYSLOG, CAP_PERFMON, CAP_BPF: bits 34, 38 and 39; some are given up after the start.
+    assert int(status["CapBnd"], 16) == 1 << 34 | 1 << 38 | 1 << 39
+    assert int(status["CapEff"], 16) & ~int(status["CapBnd"], 16) == 0
     assert account["gaps"] == []
     exported = account["exporters"]["otlp_grpc"]["exported"]
     assert exported == account["taken"] > SECONDS * 5
@@ -194,6 +195,7 @@ def test_the_wheel_delivers_everything_as_the_units_user(installed, run_collecto
     assert "vfs_read" in profiles, "names of kernel functions"
     assert "kprofiler.sample.taken" in (tmp_path / "metrics.jsonl").read_text()
     assert '"level": "error"' not in log
+    sys.stdout.write(f"{SECONDS:.0f} s: {account}\n")
     assert "otel_kprofiler.export" not in log
 
 
