@@ -266,7 +266,7 @@ class ExportQueue:
 
     def _drop(self, doomed: Sequence[_Held], cause: LossCause) -> None:
         """Count batches as lost that wait."""
-        if doomed and cause not in self._dropping:
+        if doomed and cause not in {LossCause.SHUTDOWN, *self._dropping}:
             _log.warning("%s: %s: the oldest data is dropped", self.exporter.name, cause.value)
         numbers = {held.number for held in doomed}
         self._waiting = deque(held for held in self._waiting if held.number not in numbers)

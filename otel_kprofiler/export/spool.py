@@ -87,7 +87,7 @@ class _State:
 
     def __init__(self) -> None:
         self.settled = 0  # number of the last batch that needs no delivery any more
-        self.done = 0  # samples that were exported or lost
+        self.done = 0  # samples that were exported or counted as lost
         self.appended = 0  # samples that were ever put in
         self.end_unix_ns = 0  # end of the window that was put in last
 
@@ -344,7 +344,7 @@ class Spool:
 
     def _recover(self) -> None:
         closed, seen = True, False
-        found: list[tuple[int, Stored]] = []
+        found: list[Stored] = []
         names = sorted(filter(_NAME.fullmatch, os.listdir(self._directory)))
         for name in names:
             segment = int(name.removesuffix(SUFFIX))
@@ -366,12 +366,17 @@ class Spool:
                 closed = False
                 _log.warning("%s: %d bytes at the end of %s are unreadable", self._directory,
                              self._sizes[segment] - end, name)  # fmt: skip
-        self._take_over(found)
+        state = self._state
+        self.waiting.extend(filter(self.holds, found))
+        # Each sample that was put in is done, waits, or is in what cannot be read.
+        waiting = sum(stored.samples for stored in self.waiting)
+        self.damaged = max(0, state.appended - state.done - waiting)
+        state.done += self.damaged
         if seen and not closed:
-            self.unknown_since_unix_ns = self._state.end_unix_ns
+            self.unknown_since_unix_ns = state.end_unix_ns
 
-    def _recovered(self, record: Record, segment: int) -> tuple[int, Stored]:
-        """The batch of a record, and how many samples had been appended before it."""
+    def _recovered(self, record: Record, segment: int) -> Stored:
+        """The batch of a record; takes over what it says of the ones before it."""
         number, before, put_unix_ns, batch = unpack_batch(record.body)
         state = self._state
         state.appended = max(state.appended, before + batch.sample_count)
@@ -380,20 +385,7 @@ class Spool:
         put_s = put_unix_ns / 1e9
         age_s = max(0.0, time.time() - put_s) if put_s > _EARLIEST_S else 0.0
         since = self._now() - age_s
-        return before, Stored(
-            number, batch.sample_count, record.size, since, segment, record.offset
-        )
-
-    def _take_over(self, found: list[tuple[int, Stored]]) -> None:
-        """Keep what is not settled; count what is missing in between by the counts in records."""
-        reached = self._state.done
-        for before, stored in found:
-            if stored.number > self._state.settled:
-                self.damaged += max(0, before - reached)
-                reached = max(reached, before + stored.samples)
-                self.waiting.append(stored)
-        self.damaged += max(0, self._state.appended - reached)
-        self._state.done += self.damaged
+        return Stored(number, batch.sample_count, record.size, since, segment, record.offset)
 
 
 def _lock(directory: str) -> int:

@@ -67,7 +67,7 @@ class ProcessResources:
             creation time of a process does not change when clocks are synchronised again.
         base: attributes that every Resource has: the host's and the configured ones.
         known: Resources that are known beforehand, with all of their attributes.
-        capacity: Resources kept.
+        capacity: Resources kept; each takes some 1.5 kB.
         on_new: told of each process and its Resource when it is first seen, and when it changes.
         contexts: what processes publish about themselves (service.name, …); closed with this.
             It never wins over what is configured or found out.
@@ -80,7 +80,7 @@ class ProcessResources:
         base: Attributes,
         *,
         known: Mapping[ProcessKey, Attributes] | None = None,
-        capacity: int = 8192,
+        capacity: int = 2048,
         on_new: Callable[[ProcessKey, Resource], None] | None = None,
         contexts: ProcessContexts | None = None,
     ) -> None:

@@ -39,8 +39,10 @@ from otel_kprofiler.symbols.kernel.timeline import ModuleSource, Timeline
 
 MAX_FRAMES_CACHED: Final = 16_384
 MAX_STACKS_CACHED: Final = 8_192
-MAX_STACK_BYTES_CACHED: Final = 8 * 1024 * 1024
-"""Raw stacks; what is resolved from them takes about as much again."""
+MAX_STACK_BYTES_CACHED: Final = 2 * 1024 * 1024
+"""Raw stacks; what is resolved from them takes about three times as much again."""
+MAX_USER_FRAMES_CACHED: Final = 4_096
+"""They cost little to make, and no two processes have the same."""
 MAX_HISTORY: Final = 16
 _WORD_BYTES = 8
 
@@ -112,7 +114,7 @@ class Symbolizer:
     ) -> None:
         self._packed = packed
         self._files = files
-        self._user_frames = BoundedCache(MAX_FRAMES_CACHED, _user_frame)
+        self._user_frames = BoundedCache(MAX_USER_FRAMES_CACHED, _user_frame)
         self._source = code
         self._code: CodeTable | None = None
         if code is not None:

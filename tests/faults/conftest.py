@@ -170,7 +170,7 @@ class Agent:
     def stop(self):
         """End it in order; returns the account that it prints."""
         self.process.send_signal(signal.SIGTERM)
-        out, _ = self.process.communicate(timeout=30)
+        out, _ = self.process.communicate(timeout=90)
         assert self.process.returncode == 0, self.log.read_text()[-3000:]
         account = json.loads(out)
         assert account["gaps"] == []

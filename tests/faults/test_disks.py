@@ -96,6 +96,7 @@ def test_a_disk_that_becomes_read_only_is_told_and_memory_takes_over(disk, caplo
 
 
 def test_a_disk_that_is_read_only_from_the_start_is_an_error_with_a_fix(disk):
+    Spool(str(disk / "spool")).close()
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     with pytest.raises(ExportError, match="cannot be used: Read-only file system"):
         Spool(str(disk / "spool"))
@@ -129,7 +130,7 @@ def test_a_disk_that_hangs_delays_neither_the_drain_nor_another_exporter(tmp_pat
     from otel_kprofiler.otlp import Encoded
     from otel_kprofiler.reporting import Reporter
 
-    go_on = threading.Event()
+    go_on, entered = threading.Event(), threading.Event()
     real = os.fdatasync
     slow, quick = Receiver(), Receiver()
     slow.up.set()
@@ -139,8 +140,10 @@ def test_a_disk_that_hangs_delays_neither_the_drain_nor_another_exporter(tmp_pat
     reporter = Reporter(
         queues, encoder=lambda w, form, limit: Encoded((numbered(next(numbers)),), 0), capacity=4
     )
-    monkeypatch.setattr(os, "fdatasync", lambda fd: (go_on.wait(30), real(fd)))
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (entered.set(), go_on.wait(10), real(fd)))
     window = Window(ON_CPU, 1, 0, 1, (ResourceSamples(Resource({}), ()),))
+    reporter(window)
+    assert entered.wait(5)
     started = time.monotonic()
     for _ in range(50):
         reporter(window)

@@ -200,15 +200,52 @@ def test_a_directory_that_cannot_be_used_is_explained(tmp_path):
 def test_a_failed_write_leaves_the_spool_as_it_was(tmp_path, monkeypatch):
     spool, _ = fill(tmp_path, 1)
     real = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, data[:7], at))
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, data[:-1], at))
     with pytest.raises(OSError, match="No space"):
-        spool.append(numbered(2))
+        spool.append(numbered(2, size=9000))
     monkeypatch.undo()
     spool.append(numbered(3))
-    abandon(spool)
+    spool.close()
     again = Spool(str(tmp_path))
     assert [batch.payload[:2] for batch in waiting(again)] == [b"1:", b"3:"]
+    assert (again.damaged, again.unknown_since_unix_ns) == (0, 0)
     again.close()
+
+
+def test_a_full_disk_gets_room_from_what_is_settled(tmp_path, monkeypatch):
+    spool, stored = fill(tmp_path, 3)
+    (first,) = segments(tmp_path)
+    real = os.pwrite
+
+    def pwrite(fd, data, at):
+        return 0 if first.exists() else real(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(OSError, match="No space"):
+        spool.settle(stored[0].number, stored[0].samples)
+    with pytest.raises(OSError, match="No space"):
+        spool.append(numbered(4))
+    spool.settle(stored[2].number, stored[1].samples + stored[2].samples)
+    spool.append(numbered(5))
+    abandon(spool)
+    again = Spool(str(tmp_path))
+    assert [batch.payload[:2] for batch in waiting(again)] == [b"5:"]
+    assert again.damaged == 0
+    again.close()
+
+
+def test_damage_is_told_once_however_often_the_spool_is_opened(tmp_path):
+    spool, stored = fill(tmp_path, 3, max_bytes=2000)
+    abandon(spool)
+    path = next(path for path in segments(tmp_path) if int(path.stem) == stored[1].segment)
+    assert stored[0].segment != stored[1].segment != stored[2].segment
+    data = bytearray(path.read_bytes())
+    data[stored[1].offset + 20] ^= 1
+    path.write_bytes(data)
+    for expected in (stored[1].samples, 0, 0):
+        again = Spool(str(tmp_path), max_bytes=2000)
+        assert (again.damaged, len(again.waiting)) == (expected, 2)
+        abandon(again)
 
 
 def test_files_of_others_are_left_alone(tmp_path):

@@ -236,3 +236,11 @@ def test_the_cache_is_bounded_and_keeps_what_is_used():
         assert cache[0] == 0
         assert len(cache) + len(cache._old) <= 101
     assert computed.count(0) == 1
+
+
+def test_a_cache_of_large_keys_is_bounded_by_their_size():
+    cache = BoundedCache(1000, len, weigh=len, max_weight=100)
+    for number in range(200):
+        assert cache[b"%04d" % number * 5] == 20
+        assert (len(cache) + len(cache._old)) * 20 <= 120
+    assert cache[b"x" * 500] == 500
