@@ -199,7 +199,7 @@ def test_losses_of_earlier_runs_are_told_apart(open_queue):
 
 def test_batches_that_grow_too_old_are_counted(open_queue):
     receiver = Receiver(up=False)
-    queue = open_queue(receiver, max_age_s=0.05)
+    queue = open_queue(receiver, max_age_s=2)
     queue.put(numbered(5))
     wait_until(lambda: check(queue).lost == {LossCause.SPOOL_AGED: 5})
     receiver.up.set()
