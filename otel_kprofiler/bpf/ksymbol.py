@@ -74,36 +74,51 @@ class PerfRecords(NamedTuple):
 def parse_perf_records(data: bytes, *, timed: bool = True) -> PerfRecords:
     """All records of the three kinds above; others are passed over. Never raises.
 
+    The time lies behind the fields of a record, not at its end: for the second and each further
+    event on a CPU that listens, the kernel makes the record eight bytes longer than it fills
+    (``perf_event_ksymbol_output`` and ``perf_event_bpf_output`` of kernel/events/core.c add to
+    the size in a header that all of them share).
+
     Args:
         data: what lay in the ring.
-        timed: each record ends with a time (``sample_id_all`` with ``PERF_SAMPLE_TIME`` alone);
-            without, times are 0.
+        timed: the fields are followed by a time (``sample_id_all`` with ``PERF_SAMPLE_TIME``
+            alone); without, times are 0.
     """
     records: list[PerfRecord] = []
-    at, end, trailer = 0, len(data), _TIME.size if timed else 0
+    at, end = 0, len(data)
     while at < end:
         if end - at < _HEADER.size:
             return PerfRecords(records, damaged=True)
         kind, _, size = _HEADER.unpack_from(data, at)
-        body, stop = at + _HEADER.size, at + size - trailer
-        at += size
-        if at > end or stop < body:
+        body, at = at + _HEADER.size, at + size
+        if at > end or at < body:
             return PerfRecords(records, damaged=True)
-        time_ns = _TIME.unpack_from(data, stop)[0] if timed else 0
-        length = stop - body
-        if kind == _KSYMBOL and length > _KSYMBOL_BODY.size:
-            start, size, code, flags = _KSYMBOL_BODY.unpack_from(data, body)
-            raw = data[body + _KSYMBOL_BODY.size : stop].partition(b"\0")[0]
-            if raw and code in _KINDS:
-                name = raw.decode("utf-8", "backslashreplace")
-                removed = bool(flags & _UNREGISTER)
-                records.append(KsymbolRecord(time_ns, start, size, _KINDS[code], removed, name))
-        elif kind == _BPF_EVENT and length >= _BPF_BODY.size:
-            event, _, number, tag = _BPF_BODY.unpack_from(data, body)
-            records.append(ProgramRecord(time_ns, event, number, tag.hex()))
-        elif kind == _LOST and length >= _LOST_BODY.size:
-            records.append(LostRecord(time_ns, _LOST_BODY.unpack_from(data, body)[1]))
+        record = _parse_record(kind, data[body:at], timed=timed)
+        if record is not None:
+            records.append(record)
     return PerfRecords(records, damaged=False)
+
+
+def _parse_record(kind: int, body: bytes, *, timed: bool) -> PerfRecord | None:
+    """A record without its header; None if it is of no interest or too short."""
+    length = len(body)
+    if kind == _KSYMBOL and length > _KSYMBOL_BODY.size:
+        start, size, code, flags = _KSYMBOL_BODY.unpack_from(body)
+        end = body.find(b"\0", _KSYMBOL_BODY.size)
+        stop = (end | 7) + 1  # names are padded
+        if end <= _KSYMBOL_BODY.size or code not in _KINDS or stop + 8 * timed > length:
+            return None
+        time_ns = _TIME.unpack_from(body, stop)[0] if timed else 0
+        name = body[_KSYMBOL_BODY.size : end].decode("utf-8", "backslashreplace")
+        removed = bool(flags & _UNREGISTER)
+        return KsymbolRecord(time_ns, start, size, _KINDS[code], removed, name)
+    if kind in (_BPF_EVENT, _LOST) and length >= _BPF_BODY.size + 8 * timed:
+        time_ns = _TIME.unpack_from(body, _BPF_BODY.size)[0] if timed else 0
+        if kind == _LOST:
+            return LostRecord(time_ns, _LOST_BODY.unpack_from(body)[1])
+        event, _, number, tag = _BPF_BODY.unpack_from(body)
+        return ProgramRecord(time_ns, event, number, tag.hex())
+    return None
 
 
 def make_changes(records: Iterable[PerfRecord]) -> list[CodeChange]:

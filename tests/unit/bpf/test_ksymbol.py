@@ -98,6 +98,25 @@ def test_records_of_two_loads_that_mixed_keep_their_programs():
     assert found == {1: 0, 2: 8}, "no id rather than a wrong one"
 
 
+@pytest.mark.parametrize("others", [0, 1, 5])
+def test_the_time_is_found_when_others_listen_too(others):
+    """The kernel then leaves room behind it, with whatever was in the ring before."""
+    rest = b"\xaa" * 8 * others
+
+    def longer(record):
+        kind, misc, size = struct.unpack_from("=IHH", record)
+        return struct.pack("=IHH", kind, misc, size + len(rest)) + record[8:] + rest
+
+    data = b"".join(
+        longer(ksymbol(1, "bpf_prog_1_" + "x" * padding, time_ns=70 + padding))
+        for padding in range(1, 9)
+    )
+    data += longer(program(3, "1" * 16, time_ns=90))
+    data += longer(struct.pack("=IHHQQQ", 2, 0, 32, 99, 127, 91))
+    times = [record.time_ns for record in parse_perf_records(data).records]
+    assert times == [*range(71, 79), 90, 91]
+
+
 def test_lost_and_unknown_records():
     lost = struct.pack("=IHHQQQ", 2, 0, 32, 99, 127, 5)
     unknown = struct.pack("=IHHQ", 77, 0, 16, 5)
