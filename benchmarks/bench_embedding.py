@@ -52,8 +52,8 @@ if os.environ["PROFILED"] == "1":
 def app(environ, start_response):
     with tracer.start_as_current_span("request"):
         with tempfile.TemporaryFile() as file:
-            for _ in range(8):
-                with tracer.start_as_current_span("write"):
+            with tracer.start_as_current_span("write"):
+                for _ in range(8):
                     file.write(os.urandom(16384))
                     file.flush()
             file.seek(0)
@@ -65,14 +65,17 @@ def app(environ, start_response):
 
 
 @contextlib.contextmanager
-def services() -> Iterator[list[tuple[int, int]]]:
-    """Port and process id of a service without profiles, and of one at 99 Hz, under gunicorn."""
+def services(order: str) -> Iterator[list[tuple[int, int]]]:
+    """Port and process id of a service without profiles, and of one at 99 Hz, under gunicorn.
+
+    They are started in the order that is given: "01" or "10".
+    """
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         Path(directory, "service.py").write_text(SERVICE)
         receiver = Receiver()
         stack.callback(receiver.close)
-        started = []
-        for profiled in "01":
+        started = {}
+        for profiled in order:
             with socket.create_server(("127.0.0.1", 0)) as taken:
                 port = taken.getsockname()[1]
             pid_file = Path(directory, f"pid{profiled}")
@@ -100,8 +103,8 @@ def services() -> Iterator[list[tuple[int, int]]]:
             while not pid_file.exists() or not pid_file.read_text():
                 assert master.poll() is None, "gunicorn has ended"
                 time.sleep(0.05)
-            started.append((port, int(pid_file.read_text())))
-        yield started
+            started[profiled] = port, int(pid_file.read_text())
+        yield [started["0"], started["1"]]
 
 
 def cpu_ticks(pid: int) -> int:
@@ -121,34 +124,46 @@ def ask(port: int, count: int) -> float:
     return time.perf_counter() - started
 
 
-def requests(rounds: int) -> Iterator[Row]:
-    """Two services side by side, asked in turn, so that whatever disturbs disturbs both."""
+def side_by_side(order: str, rounds: int) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Requests per second, and CPU milliseconds per request: without profiles, and with.
+
+    The two services are asked in turn, so that whatever disturbs disturbs both.
+    """
     batch = 20
-    with services() as pair:
+    took: tuple[list[float], list[float]] = ([], [])
+    with services(order) as pair:
         for port, _ in pair:
             ask(port, 3 * batch)
         before = [cpu_ticks(pid) for _, pid in pair]
-        took: tuple[list[float], list[float]] = ([], [])
         for number in range(rounds):
             for which in (0, 1) if number % 2 else (1, 0):
                 took[which].append(ask(pair[which][0], batch))
-        used = [cpu_ticks(pid) - start for (_, pid), start in zip(pair, before, strict=True)]
-    # The quietest tenth: what other work on the machine has slowed least.
-    best = [statistics.mean(sorted(times)[: max(1, rounds // 10)]) for times in took]
-    yield Row(
-        "requests per second, profiled at 99 Hz",
-        f"{batch / best[1]:.0f}",
-        f"without {batch / best[0]:.0f}",
-        best[0] / best[1],
-        "≥ 0.99x",
+        cpu = [cpu_ticks(pid) - start for (_, pid), start in zip(pair, before, strict=True)]
+    # The quietest quarter: what other work on the machine has slowed least.
+    best = [statistics.mean(sorted(times)[: max(1, rounds // 4)]) for times in took]
+    return (batch / best[0], batch / best[1]), (
+        cpu[0] * 10 / rounds / batch,
+        cpu[1] * 10 / rounds / batch,
     )
-    yield Row(
-        "CPU per request, profiled at 99 Hz",
-        f"{used[1] * 10 / rounds / batch:.2f} ms",
-        f"without {used[0] * 10 / rounds / batch:.2f} ms",
-        used[1] / used[0],
-        "≤ 1.01x",
-    )
+
+
+def requests(rounds: int) -> Iterator[Row]:
+    """Each kind of service is the one that was started first once: that alone is worth a few %."""
+    found = [side_by_side(order, rounds) for order in ("01", "10")]
+    for what, index, unit, goal in (
+        ("requests per second, profiled at 99 Hz", 0, "", "≥ 0.99x"),
+        ("CPU per request, profiled at 99 Hz", 1, " ms", "≤ 1.01x"),
+    ):
+        without, profiled_ = (
+            statistics.geometric_mean(pair[index][which] for pair in found) for which in (0, 1)
+        )
+        yield Row(
+            what,
+            f"{profiled_:.4g}{unit}",
+            f"without {without:.4g}{unit}",
+            profiled_ / without,
+            goal,
+        )
 
 
 def change_us(first: Any, second: Any | None) -> float:
@@ -240,4 +255,4 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from span_changes()
     for rate in (99, 999):
         yield from holds(3 if quick else 12, rate)
-    yield from requests(20 if quick else 200)
+    yield from requests(20 if quick else 250)
