@@ -96,7 +96,7 @@ def make_found(
 def add_names(found: FoundModule, lines: bytes | None, bases: Collection[int]) -> FoundModule:
     """The module with the names from its lines of kallsyms; None if there were none."""
     main, init, _ = found.loaded
-    if lines is None or lines.startswith(_ZERO):
+    if lines is None or all(line.startswith(_ZERO) for line in lines.splitlines()):
         loaded = found.loaded._replace(
             main=main._replace(pending=False), init=init and init._replace(pending=False)
         )
@@ -156,7 +156,11 @@ class LineCollector:
 
 
 def _split(lines: bytes, sections: Mapping[str, int]) -> tuple[bytes, bytes]:
-    """Lines of the code that stays, and those of the init code."""
+    """Lines of the code that stays, and those of the init code.
+
+    While its init function runs, kallsyms has the whole symbol table of a module: also what it
+    refers to in the kernel, which lies below all modules.
+    """
     if INIT_TEXT not in sections:
         return lines, b""
     starts = sorted((address, name) for name, address in sections.items())
@@ -164,7 +168,8 @@ def _split(lines: bytes, sections: Mapping[str, int]) -> tuple[bytes, bytes]:
     parts: tuple[list[bytes], list[bytes]] = [], []
     for line in lines.splitlines(keepends=True):
         index = bisect_right(places, int(line[:16], 16)) - 1
-        parts[index >= 0 and starts[index][1] == INIT_TEXT].append(line)
+        if index >= 0:
+            parts[starts[index][1] == INIT_TEXT].append(line)
     return b"".join(parts[0]), b"".join(parts[1])
 
 

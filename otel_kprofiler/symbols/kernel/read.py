@@ -12,7 +12,8 @@ import ctypes
 import os
 import queue
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from typing import Final
 
 PIECE_BYTES: Final = 32 * 1024
@@ -27,10 +28,16 @@ _libc.ferror.argtypes = (ctypes.c_void_p,)
 _libc.fclose.argtypes = (ctypes.c_void_p,)
 
 
-def read_pieces(descriptor: int) -> Generator[bytes, None, None]:
+def read_pieces(
+    descriptor: int, *, tell_cpu_ns: Callable[[int], object] | None = None
+) -> Generator[bytes, None, None]:
     """Content of a file in pieces, read ahead by a thread; closes the descriptor.
 
     At most 192 KiB wait between the reader and the caller.
+
+    Args:
+        descriptor: the file.
+        tell_cpu_ns: told at the end how much CPU time the reading thread has used.
 
     Raises:
         OSError: the file cannot be read.
@@ -38,7 +45,10 @@ def read_pieces(descriptor: int) -> Generator[bytes, None, None]:
     pieces: queue.Queue[bytes | OSError] = queue.Queue(_WAITING_PIECES)
     stop = threading.Event()
     thread = threading.Thread(
-        target=_fill, args=(descriptor, pieces, stop), name="kallsyms-reader", daemon=True
+        target=_fill,
+        args=(descriptor, pieces, stop, tell_cpu_ns),
+        name="kallsyms-reader",
+        daemon=True,
     )
     thread.start()
     piece: bytes | OSError = b"?"
@@ -54,7 +64,12 @@ def read_pieces(descriptor: int) -> Generator[bytes, None, None]:
         thread.join()
 
 
-def _fill(descriptor: int, pieces: queue.Queue[bytes | OSError], stop: threading.Event) -> None:
+def _fill(
+    descriptor: int,
+    pieces: queue.Queue[bytes | OSError],
+    stop: threading.Event,
+    tell_cpu_ns: Callable[[int], object] | None,
+) -> None:
     stream = _libc.fdopen(descriptor, b"r")
     if not stream:
         number = ctypes.get_errno()
@@ -71,4 +86,6 @@ def _fill(descriptor: int, pieces: queue.Queue[bytes | OSError], stop: threading
             pieces.put(ctypes.string_at(buffer, size))
     failed = _libc.ferror(stream)
     _libc.fclose(stream)
+    if tell_cpu_ns is not None:
+        tell_cpu_ns(time.thread_time_ns())
     pieces.put(OSError(number, os.strerror(number)) if failed else b"")

@@ -1,9 +1,8 @@
 """Follows modules while they are loaded and unloaded.
 
-A thread sleeps until the kernel announces something. It then reads the list of modules and
-the sections and build ids of those that are new, so that they have file id and RVA at once, and
-then their names. Whoever asks for readings also has the list looked at: only so modules are seen
-whose init function runs, which are not announced yet and never will be if it fails.
+A thread sleeps until the kernel announces something. It then reads sections and build ids of
+modules that are new, for file id and RVA at once, and then their names. Whoever polls also looks
+at the list: a module whose init function runs is not announced, and never will be if it fails.
 """
 
 from __future__ import annotations
@@ -78,6 +77,7 @@ class ModuleWatch:
             becomes :attr:`problem`, and modules are then seen by looking alone.
         until_bpf: whether kallsyms need not be read from the first BPF program on.
         keep_datagrams: whether :meth:`take_datagrams` will be called.
+        names_share: how much of a CPU reading names may take in the long run.
         now_ns: the boot time.
     """
 
@@ -88,6 +88,7 @@ class ModuleWatch:
         *,
         until_bpf: bool = False,
         keep_datagrams: bool = False,
+        names_share: float = NAMES_SHARE,
         now_ns: Callable[[], int] | None = None,
     ) -> None:
         self.counts = ModuleCounts()
@@ -96,6 +97,7 @@ class ModuleWatch:
         self._open_events = open_events
         self._until_bpf = until_bpf
         self._keep_datagrams = keep_datagrams
+        self._names_share = names_share
         self._now = now_ns or SystemTime().boot_ns
         self._lock = threading.Lock()  # for all up to the next comment
         self._events = self._open()
@@ -139,14 +141,13 @@ class ModuleWatch:
         """Readings since the last call, and the boot time up to which they are complete."""
         with self._lock:
             readings, self._readings = self._readings, []
-            if self._busy or self._events.is_waiting():
-                return readings, self._complete_ns
-            if now_ns - self._looked_ns >= LOOK_INTERVAL_NS and not self._is_unchanged():
-                self._asked = self._busy = True
-                self._events.wake()
-                return readings, self._complete_ns
-            self._complete_ns = now_ns
-        return readings, now_ns
+            if not self._busy and not self._events.is_waiting():
+                if now_ns - self._looked_ns < LOOK_INTERVAL_NS or self._is_unchanged():
+                    self._complete_ns = now_ns
+                else:
+                    self._asked = self._busy = True
+                    self._events.wake()
+            return readings, self._complete_ns
 
     def take_datagrams(self) -> list[tuple[int, bytes]]:
         """Announcements since the last call, with the boot times of their receipt."""
@@ -169,8 +170,8 @@ class ModuleWatch:
             return self._open_events()
         except (OSError, ImportError) as error:
             self.problem = f"modules are followed by looking alone: {error}"
-            _log.warning("%s", self.problem)
-            return NoEvents()
+        _log.warning("%s", self.problem)
+        return NoEvents()
 
     def _is_unchanged(self) -> bool:
         """A look at the list; the lock is held and the thread is not busy."""
@@ -222,8 +223,8 @@ class ModuleWatch:
         while not self._closed:
             if not self._busy:
                 next_ns = min(self._retry_ns, self._names_ns)
-                wait_ns = None if next_ns == FOREVER else next_ns - self._now()
-                self._events.wait(None if wait_ns is None else wait_ns / 1e9)
+                wait_s = None if next_ns == FOREVER else (next_ns - self._now()) / 1e9
+                self._events.wait(wait_s)
             self._receive()
             now_ns = self._now()
             if now_ns >= min(self._retry_ns, self._names_ns):
@@ -235,7 +236,8 @@ class ModuleWatch:
                 self._read_names()
                 self._worked_ns = self._now()
                 with self._lock:
-                    self._busy = bool(self._added or self._removed or self._rescan or self._asked)
+                    asked = self._added or self._removed or self._rescan or self._asked
+                    self._busy = bool(asked) or self._names_ns <= self._worked_ns
 
     def _receive(self) -> None:
         """Note what was announced, with the time of now."""
@@ -350,13 +352,13 @@ class ModuleWatch:
         if not wanted:
             return
         began_ns = self._now()
-        earned_ns = int((began_ns - self._refilled_ns) * NAMES_SHARE)
+        earned_ns = int((began_ns - self._refilled_ns) * self._names_share)
         self._budget_ns = min(NAMES_BURST_NS, self._budget_ns + earned_ns)
         self._refilled_ns = began_ns
         if self._budget_ns <= 0:
-            self._names_ns = began_ns + int(-self._budget_ns / NAMES_SHARE) + BATCH_NS
+            self._names_ns = began_ns + int(-self._budget_ns / self._names_share) + BATCH_NS
             return
-        began_cpu_ns = time.process_time_ns()
+        began_cpu_ns = time.thread_time_ns()
         lines = self._collect(wanted)
         bases = [module.listed.address for module in self._known.values()]
         found = dict(self._known)
@@ -369,15 +371,16 @@ class ModuleWatch:
                     self._names_ns = min(self._names_ns, later_ns)
         self._count(names_read=1)
         self._publish(found, {}, self._looked_ns, self._looked_ns)
-        # Both are upper bounds: of a host that is busy, and of a process that is.
-        spent_ns = min(self._now() - began_ns, time.process_time_ns() - began_cpu_ns)
-        self._budget_ns -= spent_ns
+        if any(module.attempts == 0 for module in found.values()):
+            self._names_ns = self._now()  # it was found while names were read
+        self._spend(time.thread_time_ns() - began_cpu_ns)
 
     def _collect(self, names: Iterable[str]) -> dict[str, bytes]:
         """Lines of some modules; what is announced meanwhile is handled meanwhile."""
         collector = LineCollector(names, until_bpf=self._until_bpf)
         try:
-            with closing(read_pieces(self._files.open_fd(PROC_KALLSYMS))) as pieces:
+            descriptor = self._files.open_fd(PROC_KALLSYMS)
+            with closing(read_pieces(descriptor, tell_cpu_ns=self._spend)) as pieces:
                 for piece in pieces:
                     if self._events.is_waiting():
                         self._receive()
@@ -389,6 +392,9 @@ class ModuleWatch:
             _log.warning("names of modules cannot be read: %s", error)
             return {}
         return collector.lines
+
+    def _spend(self, cpu_ns: int) -> None:
+        self._budget_ns -= cpu_ns
 
     def _count(self, **more: int) -> None:
         counts = self.counts

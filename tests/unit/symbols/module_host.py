@@ -51,6 +51,7 @@ class Host:
         self.modules = {}
         self.events = Events()
         self.kallsyms_opened = 0
+        self.before_kallsyms = lambda: None
         self.files = Access(str(root))
         self.open_fd = self.files.open_fd
         self.read_link, self.list_dir = self.files.read_link, self.files.list_dir
@@ -61,14 +62,21 @@ class Host:
         self.write()
 
     def _open(self, path):
-        self.kallsyms_opened += path == "/proc/kallsyms"
+        if path == "/proc/kallsyms":
+            self.kallsyms_opened += 1
+            self.before_kallsyms()
         return Access.open_fd(self.files, path)
 
     def write(self):
         lines, symbols = [], CORE
         for name, (base, functions, state, init) in reversed(self.modules.items()):
             lines.append(f"{name} 8192 0 - {state} 0x{base:016x}\n")
-            shown = {**functions, **init} if state == "Loading" else functions
+            shown = functions
+            if state == "Loading":  # the whole table: no symbol, a section, references
+                shown = {**functions, **init}
+                symbols += f"{0:016x} ? \t[{name}]\n{base:016x} t \t[{name}]\n"
+                symbols += f"{KERNEL + 0x100:016x} U vfs_read\t[{name}]\n"
+                symbols += f"{KERNEL + 0x200:016x} w weak_reference\t[{name}]\n"
             for function, address in shown.items():
                 symbols += f"{address:016x} t {function}\t[{name}]\n"
         for path, content in (("kallsyms", symbols), ("modules", "".join(lines))):

@@ -180,6 +180,21 @@ def test_a_burst_is_handled_together(host, symbolizer):
     assert host.kallsyms_opened - opened <= 50
 
 
+def test_a_module_that_comes_while_names_are_read_gets_its_own(host, symbolizer):
+    def load_once():
+        host.before_kallsyms = lambda: None
+        kallsyms = host.root / "proc/kallsyms"
+        before = kallsyms.read_text()
+        host.load("late", TEXT + 0x8000)
+        kallsyms.write_text(before)  # this reading is too early for it
+
+    host.before_kallsyms = load_once
+    host.load("fresh")
+    wait_for_name(symbolizer, TEXT + 0x14, "fresh_a")
+    host.write()
+    wait_for_name(symbolizer, TEXT + 0x8014, "late_a")
+
+
 def test_names_that_cannot_be_read_yet_say_so_and_come_later(host, symbolizer):
     kallsyms = host.root / "proc/kallsyms"
     host.load("fresh", announce=False)

@@ -1,0 +1,240 @@
+"""Modules are loaded, unloaded and reloaded while they are sampled: names of each moment."""
+
+import gc
+import os
+import subprocess
+import time
+from array import array
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from guest.modules import insert, insert_command, remove, spinning
+from guest.sampled import finish, sampler
+
+from otel_kprofiler.host import Access, Uevents
+from otel_kprofiler.model import Unresolved
+from otel_kprofiler.symbols import ModuleWatch, Symbolizer
+
+pytestmark = pytest.mark.kernel
+
+CHAIN = ("kprof_leaf", "kprof_mid", "kprof_thread", "kthread", "ret_from_fork")
+OTHER = tuple(name.replace("kprof_", "kprof_other_") for name in CHAIN[:3])
+INIT = ("kprof_init_leaf", "kprof_init_mid", "kprof_spin_init")
+HONEST = (Unresolved.NOT_YET_KNOWN, Unresolved.MODULE_GONE, Unresolved.UNMAPPED)
+CYCLES = 50
+
+
+def boot_ns():
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+@pytest.fixture(autouse=True)
+def _unloaded():
+    yield
+    remove()
+
+
+class Live:
+    """A sampler and a symbolizer that follows modules; resolves as the pipeline does."""
+
+    def __init__(self, running):
+        self.running = running
+        access = Access()
+        self.watch = ModuleWatch(access, Uevents, names_share=1)  # emulation is slow
+        self.symbolizer = Symbolizer.live(access, modules=self.watch)
+        self.resolved = []
+        self._waiting = []
+
+    def step(self, timeout_s=0.05):
+        """Drain, advance, and resolve what the symbols are complete for."""
+        self.running.wait(timeout_s)
+        self._waiting += self.running.drain()
+        self.release(min(self.symbolizer.advance(boot_ns()), self.running.complete_until_ns()))
+
+    def release(self, until_ns):
+        """Resolve the samples from before a time."""
+        for raw in [raw for raw in self._waiting if raw.time_ns < until_ns]:
+            self.resolved.append((raw, self.symbolizer.resolve(raw)))
+        self._waiting = [raw for raw in self._waiting if raw.time_ns >= until_ns]
+
+    def run(self, seconds):
+        """Some steps."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.step()
+
+    def run_until_named(self, function):
+        """Step until a function has been sampled and named; reading names takes a while here."""
+        end, seen = time.monotonic() + 30, 0
+        while seen < 20 and time.monotonic() < end:
+            self.step()
+            leaves = [stack.frames[:1] for _, stack in self.resolved]
+            seen = sum(frame.function == function for frames in leaves for frame in frames)
+        told = Counter(
+            (frame.module and frame.module.name, frame.unresolved)
+            for raw, stack in self.resolved
+            if raw.comm == b"insmod"
+            for frame in stack.frames[:1]
+        )
+        assert seen >= 20, (told, self.watch.counts)
+
+    def end(self):
+        """Stop sampling and resolve the rest."""
+        self._waiting += finish(self.running)
+        asked_ns, end = boot_ns(), time.monotonic() + 10
+        while self.symbolizer.advance(boot_ns()) < asked_ns and time.monotonic() < end:
+            time.sleep(0.01)
+        self.release(boot_ns())
+
+    def delay_ms(self, is_known):
+        """How long it takes until something is known."""
+        began = time.monotonic()
+        while not is_known():
+            assert time.monotonic() < began + 60
+            self.symbolizer.advance(boot_ns())
+            time.sleep(0.002)
+        return (time.monotonic() - began) * 1e3
+
+    def spins(self, start_ns, end_ns):
+        """Chains of the spinning thread that were sampled between two times."""
+        return [
+            stack.frames
+            for raw, stack in self.resolved
+            if raw.comm == b"kprof_spin" and start_ns <= raw.time_ns < end_ns
+        ]
+
+
+@contextmanager
+def live():
+    with sampler() as running:
+        found = Live(running)
+        try:
+            found.run(0.3)
+            yield found
+        finally:
+            found.symbolizer.close()
+
+
+def test_load_unload_and_reload_under_sampling(request):
+    """Names are right at the time of each sample, and the delay after each load is told."""
+    metadata, names, phases = [], [], []
+    with live() as host:
+        for variant in ("spin", "other", "spin"):
+            started_ns = boot_ns()
+            with spinning(variant) as file:
+                loaded_ns = boot_ns()
+                metadata.append(host.delay_ms(lambda: host.symbolizer.module("kprof_spin")))
+                (leaf,) = (n for n in (CHAIN[0], OTHER[0]) if n in file.functions)
+                names.append(host.delay_ms(lambda n=leaf: host.symbolizer.find(n)))
+                assert host.symbolizer.module("kprof_spin").build_id == file.build_id
+                host.run(1)
+                ended_ns = boot_ns()
+            phases.append((started_ns, loaded_ns, ended_ns, boot_ns(), file))
+            host.run(0.2)
+        host.end()
+        assert host.watch.counts.rescans == 0
+        wrong, unnamed, right = check(host, phases)
+    told = f"{max(metadata):.0f} ms to file id and RVA, {max(names):.0f} ms to names"
+    request.node.user_properties.append(("delay", told))
+    print(f"{told}; {right} frames right, {unnamed} honest without a name")  # noqa: T201
+    assert not wrong
+    assert right >= 100
+    assert unnamed <= right / 50
+
+
+def check(host, phases):
+    """Frames with a wrong name, and how many have none and the right one."""
+    wrong, unnamed, right = [], 0, 0
+    for started_ns, _, _, gone_ns, file in phases:
+        names = CHAIN if CHAIN[0] in file.functions else (*OTHER, *CHAIN[3:])
+        for frames in host.spins(started_ns, gone_ns):
+            if frames[0].unresolved is None and frames[0].function not in names:
+                continue  # a sample of the thread outside of the chain
+            for frame in frames:
+                if frame.module is not None and frame.module.name != "kprof_spin":
+                    break
+                if not frame.function:
+                    unnamed += 1
+                    assert frame.unresolved in HONEST
+                elif frame.module.build_id != file.build_id or frame.function not in names:
+                    wrong.append(frame)
+                else:
+                    (place,) = file.functions[frame.function]
+                    assert place.start <= frame.address < place.end
+                    right += 1
+    return wrong, unnamed, right
+
+
+def test_init_that_runs_long_and_fails_is_named_while_it_runs():
+    """Init functions have module and name while they run, and leave nothing when they fail."""
+    with live() as host:
+        loading = subprocess.Popen(
+            insert_command(init_ms=60_000, fail_init=1), stderr=subprocess.PIPE, text=True
+        )
+        host.run_until_named(INIT[0])
+        init_text = int(Path("/sys/module/kprof_spin/sections/.init.text").read_text(), 16)
+        Path("/sys/module/kprof_spin/parameters/init_ms").write_text("0")
+        assert "No such device" in loading.communicate()[1]
+        host.run(0.5)
+        host.end()
+        assert host.symbolizer.module("kprof_spin") is None
+        named = others = 0
+        for raw, stack in host.resolved:
+            pcs = array("Q", raw.kernel_stack)
+            for pc, frame in zip(pcs, stack.frames, strict=False):
+                if init_text <= pc < init_text + 4096:
+                    assert frame.function in ("", *INIT)
+                    named += frame.function in INIT and frame.module.name == "kprof_spin"
+                    others += not frame.function
+    print(f"{named} frames of init code named, {others} without a name")  # noqa: T201
+    assert named >= 20
+
+
+def test_init_that_succeeds_is_followed_by_the_module_itself():
+    """The module stays the same when its init function returns, and its code is named."""
+    with live() as host:
+        loading = subprocess.Popen(insert_command(init_ms=60_000), text=True)
+        host.run_until_named(INIT[0])
+        Path("/sys/module/kprof_spin/parameters/init_ms").write_text("0")
+        assert loading.wait() == 0
+        host.run(3)
+        host.end()
+        frames = [frame for _, stack in host.resolved for frame in stack.frames]
+        assert any(frame.function == INIT[0] for frame in frames)
+        assert any(frame.function == CHAIN[0] for frame in frames)
+        assert host.symbolizer.find(CHAIN[0])
+        assert not host.symbolizer.find(INIT[0])
+
+
+def test_cycles_of_loading_and_unloading_leak_nothing():
+    """50 cycles leave as many descriptors, threads, snapshots and bytes of tables as before."""
+    watch = ModuleWatch(Access(), Uevents, names_share=1)
+    symbolizer = Symbolizer.live(Access(), modules=watch)
+    try:
+        for cycle in range(CYCLES):
+            insert()
+            symbolizer.advance(boot_ns())
+            remove()
+            symbolizer.advance(boot_ns())
+            if cycle == 4:
+                before = state(symbolizer)
+        time.sleep(1)
+        symbolizer.advance(boot_ns())
+        assert state(symbolizer)[:2] == before[:2]
+        assert state(symbolizer)[2] <= before[2] + 64 * 1024
+        assert symbolizer.module("kprof_spin") is None
+        assert watch.counts.events == 2 * CYCLES
+        assert watch.counts.restarts == 0
+    finally:
+        symbolizer.close()
+
+
+def state(symbolizer):
+    """Descriptors that are open, size of the newest tables, and memory of Python's objects."""
+    gc.collect()
+    time.sleep(0.3)
+    symbolizer.advance(boot_ns())
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return len(os.listdir("/proc/self/fd")), symbolizer.snapshot.size_bytes(), pages * 4
