@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import click
 
-from otel_kprofiler.bpf import find_code_symbols, find_hidden_symbols
+from otel_kprofiler.bpf import BccLoader, LibbpfLoader, find_code_symbols, find_hidden_symbols
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Finding, Level
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
@@ -25,7 +25,12 @@ def command(*, as_json: bool) -> None:
     Loads the real sampler for a moment. Exit status 0 if profiling works, 3 if it does not.
     """
     access = Access()
-    findings = [*doctor(access, try_sampler=_try_sampler), find_code_symbols(access)]
+    loaders = {
+        "libbpf.so.1": LibbpfLoader.is_installed(),
+        "python3-bpfcc": BccLoader.is_installed(),
+    }
+    findings = doctor(access, loaders=loaders, try_sampler=_try_sampler)
+    findings.append(find_code_symbols(access))
     hidden = find_hidden_symbols(access)
     findings += [hidden] if hidden else []
     if as_json:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from otel_kprofiler.errors import KProfilerError
@@ -22,37 +21,26 @@ from otel_kprofiler.host.kernel import (
 from otel_kprofiler.host.privileges import PURPOSES
 from otel_kprofiler.model import MAX_FRAMES, Finding, Level
 
-LIBRARIES: Final = ("libbpf.so.1", "libbcc.so.0")
-"""What the loaders need, best first; one is enough."""
-
 _MEMORY_LOCK_BYTES: Final = 64 * 1024 * 1024
 MAX_PARANOID: Final = 2
 """The highest level that mainline kernels know (Documentation/admin-guide/sysctl/kernel.rst)."""
 _OLDEST: Final = ".".join(map(str, OLDEST_KERNEL))
 
 
-def can_load(library: str) -> bool:
-    """Whether the dynamic linker finds a library."""
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
-
-
 def doctor(
     files: HostFiles,
     *,
+    loaders: Mapping[str, bool],
     try_sampler: Callable[[], str] | None = None,
-    has_library: Callable[[str], bool] = can_load,
 ) -> list[Finding]:
     """Look at everything that profiling depends on.
 
     Args:
         files: the host.
+        loaders: what programs can be loaded with, best first, and whether it is installed; one
+            is enough.
         try_sampler: opens the real sampler for a moment and returns what it saw, in words;
             raises ``KProfilerError`` or ``OSError`` when that fails. None leaves the check out.
-        has_library: whether a shared library can be loaded.
 
     Returns:
         Findings in the order of what to fix first. With no ``FAIL`` among them samples can be
@@ -64,7 +52,7 @@ def doctor(
         *_capabilities(capabilities),
         _paranoid(files, capabilities),
         _kept(capabilities),
-        _library(has_library),
+        _loader(loaders),
         *_sampler(try_sampler),
         _symbols(files, capabilities),
         _module_sections(files, capabilities),
@@ -115,13 +103,13 @@ def _kept(capabilities: Capabilities) -> Finding:
     )  # fmt: skip
 
 
-def _library(has_library: Callable[[str], bool]) -> Finding:
-    found = [name for name in LIBRARIES if has_library(name)]
-    required = " or ".join(LIBRARIES)
+def _loader(loaders: Mapping[str, bool]) -> Finding:
+    check, required = "loader", " or ".join(loaders)
+    found = [name for name, installed in loaders.items() if installed]
     if found:
-        return Finding("loader library", Level.OK, " and ".join(found), required)
+        return Finding(check, Level.OK, " and ".join(found), required)
     return Finding(
-        "loader library", Level.FAIL, "none", required,
+        check, Level.FAIL, "none", required,
         "apt-get install libbpf1, dnf install libbpf, or apk add libbpf, as root; "
         "where only libbpf.so.0 is packaged: apt-get install python3-bpfcc",
     )  # fmt: skip

@@ -359,7 +359,7 @@ def test_a_cpu_that_was_away_for_a_moment_is_sampled_again():
 
 
 def test_a_command_is_sampled_with_its_children_from_its_first_instruction():
-    child = "for i in range(9**7): pass"
+    child = "for i in range(9**8): pass"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', '{child}'])"
     with load(SPIN) as other, HeldCommand([sys.executable, "-S", "-c", code]) as command:
         config = SamplerConfig(samples_per_second=999, stacks="both", child_pid=command.pid)

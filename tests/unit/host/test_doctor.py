@@ -59,7 +59,7 @@ class FakeHost:
 
 
 def findings(host, **options):
-    options.setdefault("has_library", lambda name: name == "libbpf.so.1")
+    options.setdefault("loaders", {"libbpf.so.1": True, "python3-bpfcc": False})
     return {finding.check: finding for finding in doctor(host, **options)}
 
 
@@ -114,9 +114,10 @@ def test_cap_sys_admin_stands_in_for_bpf_and_perfmon_but_not_for_syslog():
     assert bad(FakeHost(ADMIN, **{"/proc/kallsyms": hidden})) == {"kernel symbols": Level.WARN}
 
 
-def test_no_library_fails_and_either_is_enough():
-    assert bad(FakeHost(), has_library=lambda _: False) == {"loader library": Level.FAIL}
-    assert not bad(FakeHost(), has_library=lambda name: name == "libbcc.so.0")
+def test_no_loader_fails_and_either_is_enough():
+    neither = {"libbpf.so.1": False, "python3-bpfcc": False}
+    assert bad(FakeHost(), loaders=neither) == {"loader": Level.FAIL}
+    assert not bad(FakeHost(), loaders=neither | {"python3-bpfcc": True})
 
 
 def test_a_sampler_that_cannot_start_brings_its_own_fix():
@@ -190,7 +191,7 @@ def test_lockdown_is_unknown_without_securityfs():
 
 
 def test_what_is_kept_while_sampling_is_listed_with_its_purpose():
-    found = {f.check: f for f in doctor(FakeHost(), has_library=bool)}["kept while sampling"]
+    found = {f.check: f for f in doctor(FakeHost(), loaders={})}["kept while sampling"]
     assert "CAP_PERFMON (sampling CPUs" in found.observed
     assert "CAP_SYS_PTRACE" not in found.observed
     assert "CAP_BPF" not in found.observed
