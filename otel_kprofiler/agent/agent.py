@@ -18,7 +18,8 @@ from otel_kprofiler.agent.exporters import (
     put_in_place,
 )
 from otel_kprofiler.agent.health import HealthServer
-from otel_kprofiler.agent.limits import Governor, Limits, Meter, give_back_memory
+from otel_kprofiler.agent.limits import Governor, Limits, Meter
+from otel_kprofiler.agent.memory import give_back_memory, limit_allocator, settle
 from otel_kprofiler.agent.reload import ConfigReader, Lottery
 from otel_kprofiler.agent.settings import (
     find_fixed,
@@ -92,6 +93,7 @@ class Agent:
             ExportError: an exporter's files are unusable.
         """
         config = self._config
+        limit_allocator()
         self._privileges = Privileges(drop_all=config.service.privileges.drop_all)
         # What libraries start in C inherits the rights of this call.
         self._reporter = reporter = run_unprivileged(self._open_reporter)
@@ -101,6 +103,7 @@ class Agent:
                 self._start(reporter, config.receiver)
                 run_unprivileged(lambda: self._telemetry.configure(config))
                 self._notifier.ready(self._status())
+                settle()
                 with self._watchdog.watching():
                     self._loop()
                 self._notifier.stopping()

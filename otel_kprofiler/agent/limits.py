@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from collections.abc import Callable
@@ -82,10 +81,3 @@ class Governor:
             self._calm = 0
             return min(wanted, int(rate * _GROWTH) + 1)
         return min(rate, wanted)
-
-
-def give_back_memory() -> None:
-    """Have the C library return free memory to the kernel, where it can."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim:
-        trim(0)

@@ -38,7 +38,7 @@ _UPDATE_S: Final = 0.0002  # an update takes some microseconds, if it is not int
 _END_OF_USER_SPACE: Final = 1 << 63
 
 _FIRST_LOOK_S: Final = 0.5
-_BATCH_S: Final = 0.1
+_BATCH_S: Final = 0.5
 _ANSWER_TIMEOUT_S: Final = 0.1
 _SCAN_SHARE: Final = 200
 _CAPACITY: Final = 8192
@@ -179,6 +179,7 @@ class ProcessContexts:
         self._not_before: dict[int, float] = {}
         self._expected: deque[tuple[float, ProcessKey]] = deque(maxlen=_CAPACITY)
         self._asked: deque[ProcessKey] = deque()
+        self._gone: set[ProcessKey] = set()  # since the last call of look
         self._changed = threading.Condition()
         self._busy = False
         self._late = False
@@ -206,17 +207,23 @@ class ProcessContexts:
         """
         with self._changed:
             if self._thread is not None and not self._asked:
-                self._asked.extend(key for key in keys if key.start_time_ns is not None)
+                self._asked.extend(
+                    key for key in keys if key.start_time_ns is not None and key not in self._gone
+                )
+                self._gone.clear()
                 self._changed.notify_all()
-            last = {key: self._known[key] for key in keys if key in self._known}
+            last = self._get(keys)
             answered = self._changed.wait_for(
                 lambda: not self._asked and not self._busy, self._answer_timeout_s
             )
             if not answered and not self._late:
                 _log.info("process contexts were not read in time; they come with a later window")
             self._late = not answered
-            now = {key: self._known[key] for key in keys if key in self._known}
+            now = self._get(keys)
         return {key: found.context.resource for key, found in {**last, **now}.items()}
+
+    def _get(self, keys: Collection[ProcessKey]) -> dict[ProcessKey, Published]:
+        return {key: found for key in keys if (found := self._known.get(key))}
 
     def close(self) -> None:
         """End the thread."""
@@ -225,34 +232,41 @@ class ProcessContexts:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        while (key := self._next()) is not None:
-            try:
-                found = self._look_at(key)
-            except OSError:
-                found = None  # gone, or not to be looked into
-            with self._changed:
-                self._busy = False
-                self._known.pop(key, None)
+        while keys := self._next():
+            for key in keys:
+                found = None
+                try:
+                    found = self._look_at(key)
+                except (FileNotFoundError, ProcessLookupError):
+                    self._gone.add(key)
+                except OSError:
+                    pass  # not to be looked into
                 if found:
                     self._known[key] = found
-                    if len(self._known) > _CAPACITY:
-                        self._known.popitem(last=False)
+                    self._known.move_to_end(key)
+                else:
+                    self._known.pop(key, None)
+            with self._changed:
+                self._busy = False
+                while len(self._known) > _CAPACITY:
+                    self._known.popitem(last=False)
                 self._changed.notify_all()
 
-    def _next(self) -> ProcessKey | None:
-        """The next process to look at; None at the end."""
+    def _next(self) -> list[ProcessKey]:
+        """The processes to look at next; none at the end."""
         with self._changed:
             while not self._closed:
-                if self._asked:
+                keys, now = [*self._asked], time.monotonic()
+                self._asked.clear()
+                while self._expected and self._expected[0][0] <= now:
+                    keys.append(self._expected.popleft()[1])
+                if keys:
                     self._busy = True
-                    return self._asked.popleft()
-                wait_s = self._expected[0][0] - time.monotonic() if self._expected else None
-                if wait_s is not None and wait_s <= 0:
-                    self._busy = True
-                    return self._expected.popleft()[1]
+                    return keys
+                wait_s = self._expected[0][0] - now if self._expected else None
                 # Processes come in crowds: one wake-up serves all that are due by then.
                 self._changed.wait(wait_s and max(wait_s, _BATCH_S))
-        return None
+        return []
 
     def _look_at(self, key: ProcessKey) -> Published | None:
         started = time.monotonic()

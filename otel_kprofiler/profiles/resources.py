@@ -117,10 +117,13 @@ class ProcessResources:
         if resource is not None:
             self._resources.move_to_end(key)
             return resource
-        attributes = self._known.get(key) or {**self._base, **self._look_up(key, sample)}
-        if self._contexts:
-            self._contexts.expect(key)
-            self._own[key] = attributes
+        attributes = self._known.get(key)
+        if attributes is None:
+            found = self._read_process(key) if key.tgid else None
+            attributes = {**self._base, **self._describe(key, sample, found or {})}
+            if self._contexts and found is not None:
+                self._contexts.expect(key)
+                self._own[key] = attributes
         resource = self._set(key, attributes)
         if len(self._resources) > self._capacity:
             oldest, dropped = self._resources.popitem(last=False)
@@ -158,7 +161,7 @@ class ProcessResources:
 
     def _set(self, key: ProcessKey, attributes: Attributes) -> Resource:
         resource = self._resources[key] = Resource(attributes, SCHEMA_URL)
-        if self._contexts:
+        if key in self._own:
             self._keys[resource] = key
         if self._on_new:
             self._on_new(key, resource)
@@ -179,11 +182,10 @@ class ProcessResources:
         ticks = read_start_ticks(self._files, tgid)
         return None if ticks is None else ticks * TICK_NS
 
-    def _look_up(self, key: ProcessKey, sample: RawSample) -> dict[str, AttributeValue]:
-        attributes = self._identity(key)
-        found = self._read_process(key) if key.tgid else None
-        if found is not None:
-            attributes.update(found)
+    def _describe(
+        self, key: ProcessKey, sample: RawSample, found: Attributes
+    ) -> dict[str, AttributeValue]:
+        attributes = {**self._identity(key), **found}
         if "process.executable.name" not in attributes and sample.tid == sample.tgid:
             # What is left of a process that has gone; kernel threads and the idle task have
             # no executable either.

@@ -39,7 +39,7 @@ from otel_kprofiler.symbols.kernel.timeline import ModuleSource, Timeline
 
 MAX_FRAMES_CACHED: Final = 16_384
 MAX_STACKS_CACHED: Final = 8_192
-MAX_STACK_BYTES_CACHED: Final = 2 * 1024 * 1024
+MAX_STACK_BYTES_CACHED: Final = 512 * 1024
 """Raw stacks; what is resolved from them takes about three times as much again."""
 MAX_USER_FRAMES_CACHED: Final = 4_096
 """They cost little to make, and no two processes have the same."""
