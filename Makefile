@@ -8,7 +8,7 @@ RUN_PACKAGES := python3-venv libbpf1
 TEST_PACKAGES := clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc \
 	qemu-system-x86 busybox-static kmod gcc gcc-12 make xz-utils openssl
 
-.PHONY: help setup setup-test check format test test-live test-faults test-kernels test-kernel-mutations test-reload test-deploy test-debug-package soak bench bpf viewer generated dist clean
+.PHONY: help setup setup-test check format test test-live test-faults test-kernels soak-kernels test-kernel-mutations test-reload test-deploy test-debug-package soak bench bpf viewer generated dist clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -80,6 +80,9 @@ bpf:  ## the eBPF object, byte for byte the committed one
 
 test-kernels:  ## the kernel tests in virtual machines: KERNEL=6.12 K=expression
 	$(BIN)/python tests/kernels/run.py $(if $(KERNEL),--kernel $(KERNEL)) $(if $(K),-k '$(K)')
+
+soak-kernels:  ## a module loaded and unloaded 1,000 times on each kernel, to find leaks
+	$(BIN)/python tests/kernels/run.py -k cycles --cycles 1000 --boot kaslr --timeout 1800
 
 test-kernel-mutations:  ## break the package on purpose: each time a named kernel test must fail
 	$(BIN)/python tests/kernels/mutations.py

@@ -127,6 +127,22 @@ MUTATIONS: dict[str, Mutation] = {
             '("__builtin__ftrace",)',
             "test_kprobe_pages_and_trampolines_are_named",
         ),
+        Mutation(
+            "out-of-line-records",
+            "records of trampolines and probe pages are passed over",
+            "bpf/ksymbol.py",
+            "{1: ModuleKind.BPF, 2: ModuleKind.OUT_OF_LINE}",
+            "{1: ModuleKind.BPF}",
+            "test_ftrace_trampolines_come_and_go_by_records",
+        ),
+        Mutation(
+            "uevent-rescan",
+            "announcements that were lost are not missed",
+            "symbols/kernel/watch.py",
+            "again, self._rescan, self._asked = self._rescan, False, False",
+            "again, self._rescan, self._asked = False, False, False",
+            "test_announcements_that_were_lost_are_made_good",
+        ),
     )
 }
 

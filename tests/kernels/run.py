@@ -33,6 +33,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kernel", action="append", help=f"{', '.join(KERNELS)} or a directory")
     parser.add_argument("--boot", action="append", choices=BOOTS, help="default: all")
     parser.add_argument("-k", default="", help="pytest's expression")
+    parser.add_argument("--cycles", type=int, default=50, help="of loading a module, to find leaks")
     parser.add_argument("--timeout", type=float, default=420, help="seconds per boot")
     parser.add_argument("--jobs", type=int, default=2, help="guests at a time")
     parser.add_argument("--overlay", type=Path, help="package to test in place of the checkout's")
@@ -69,6 +70,7 @@ class Session:
 
     timeout_s: float
     verbose: bool = False
+    cycles: int = 50
     _ready: dict[str, KernelFiles] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -89,7 +91,10 @@ class Session:
         """Run the tests that ``expression`` selects, with ``overlay`` as the package."""
         plugins = ["-p", "no:cacheprovider", "-p", "pytest_timeout"]
         arguments = ["-m", "kernel", "-k", expression, "-v", *plugins, "tests/kernels"]
-        environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        environment = {
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "MATRIX_CYCLES": str(self.cycles),
+        }
         if overlay:
             environment["MATRIX_OVERLAY"] = str(overlay.absolute())
         return run_guest(
@@ -119,7 +124,7 @@ def report(title: str, outcome: Outcome) -> bool:
 
 def run_matrix(options: argparse.Namespace) -> bool:
     """Boot everything that was asked for; True when all passed."""
-    session = Session(options.timeout, options.verbose)
+    session = Session(options.timeout, options.verbose, options.cycles)
     kernels = [session.get_files(name) for name in options.kernel or KERNELS]
     boots = [] if options.prepare else [BOOTS[name] for name in options.boot or BOOTS]
     pairs = [(kernel, boot) for kernel in kernels for boot in boots]

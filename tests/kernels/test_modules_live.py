@@ -3,6 +3,7 @@
 import gc
 import os
 import subprocess
+import threading
 import time
 from array import array
 from collections import Counter
@@ -23,7 +24,7 @@ CHAIN = ("kprof_leaf", "kprof_mid", "kprof_thread", "kthread", "ret_from_fork")
 OTHER = tuple(name.replace("kprof_", "kprof_other_") for name in CHAIN[:3])
 INIT = ("kprof_init_leaf", "kprof_init_mid", "kprof_spin_init")
 HONEST = (Unresolved.NOT_YET_KNOWN, Unresolved.MODULE_GONE, Unresolved.UNMAPPED)
-CYCLES = 50
+CYCLES = int(os.environ.get("MATRIX_CYCLES", "50"))
 
 
 def boot_ns():
@@ -208,9 +209,55 @@ def test_init_that_succeeds_is_followed_by_the_module_itself():
         assert not host.symbolizer.find(INIT[0])
 
 
+class Late(Uevents):
+    """Uevents in a buffer for one or two, which are received when the gate is open."""
+
+    def __init__(self):
+        super().__init__(receive_bytes=1)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def wait(self, timeout_s):
+        self.gate.wait()
+        super().wait(timeout_s)
+
+
+def test_announcements_that_were_lost_are_made_good():
+    """Other code at the same address is found when the announcement of it was lost."""
+    announced = Late()
+    watch = ModuleWatch(Access(), lambda: announced, names_share=1)
+    symbolizer = Symbolizer.live(Access(), modules=watch)
+
+    def wait_for(function):
+        end = time.monotonic() + 30
+        while not symbolizer.find(function) and time.monotonic() < end:
+            symbolizer.advance(boot_ns())
+            time.sleep(0.01)
+        return symbolizer.find(function)
+
+    try:
+        insert()
+        (before,) = wait_for(CHAIN[0])
+        announced.gate.clear()
+        announced.wake()
+        time.sleep(0.2)
+        for _ in range(20):
+            Path("/sys/devices/virtual/mem/null/uevent").write_text("change")
+        remove()
+        insert("other")
+        announced.gate.set()
+        (after,) = wait_for(OTHER[0])
+        assert watch.counts.rescans >= 1
+        assert before.module.base == after.module.base, "otherwise looking alone would find it"
+        assert not symbolizer.find(CHAIN[0])
+    finally:
+        announced.gate.set()
+        symbolizer.close()
+
+
 def test_cycles_of_loading_and_unloading_leak_nothing():
-    """50 cycles leave as many descriptors, threads, snapshots and bytes of tables as before."""
-    watch = ModuleWatch(Access(), Uevents, names_share=1)
+    """50 loads and unloads leave as many descriptors and bytes of tables as there were before."""
+    watch = ModuleWatch(Access(), Uevents, names_share=0.2)
     symbolizer = Symbolizer.live(Access(), modules=watch)
     try:
         for cycle in range(CYCLES):
@@ -232,9 +279,12 @@ def test_cycles_of_loading_and_unloading_leak_nothing():
 
 
 def state(symbolizer):
-    """Descriptors that are open, size of the newest tables, and memory of Python's objects."""
+    """Descriptors that stay open, size of the newest tables, and memory of the process in KiB."""
+    descriptors = []
+    for _ in range(5):  # one more is open while names are read
+        time.sleep(0.2)
+        symbolizer.advance(boot_ns())
+        descriptors.append(len(os.listdir("/proc/self/fd")))
     gc.collect()
-    time.sleep(0.3)
-    symbolizer.advance(boot_ns())
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return len(os.listdir("/proc/self/fd")), symbolizer.snapshot.size_bytes(), pages * 4
+    return min(descriptors), symbolizer.snapshot.size_bytes(), pages * 4
