@@ -30,7 +30,7 @@ _OLDEST: Final = ".".join(map(str, OLDEST_KERNEL))
 def doctor(
     files: HostFiles,
     *,
-    loaders: Mapping[str, bool],
+    loaders: Mapping[str, bool] | None = None,
     try_sampler: Callable[[], str] | None = None,
 ) -> list[Finding]:
     """Look at everything that profiling depends on.
@@ -38,7 +38,7 @@ def doctor(
     Args:
         files: the host.
         loaders: what programs can be loaded with, best first, and whether it is installed; one
-            is enough.
+            is enough. None leaves the check out.
         try_sampler: opens the real sampler for a moment and returns what it saw, in words;
             raises ``KProfilerError`` or ``OSError`` when that fails. None leaves the check out.
 
@@ -52,7 +52,7 @@ def doctor(
         *_capabilities(capabilities),
         _paranoid(files, capabilities),
         _kept(capabilities),
-        _loader(loaders),
+        *_loader(loaders),
         *_sampler(try_sampler),
         _symbols(files, capabilities),
         _module_sections(files, capabilities),
@@ -103,12 +103,15 @@ def _kept(capabilities: Capabilities) -> Finding:
     )  # fmt: skip
 
 
-def _loader(loaders: Mapping[str, bool]) -> Finding:
+def _loader(loaders: Mapping[str, bool] | None) -> Iterator[Finding]:
+    if loaders is None:
+        return
     check, required = "loader", " or ".join(loaders)
     found = [name for name, installed in loaders.items() if installed]
     if found:
-        return Finding(check, Level.OK, " and ".join(found), required)
-    return Finding(
+        yield Finding(check, Level.OK, " and ".join(found), required)
+        return
+    yield Finding(
         check, Level.FAIL, "none", required,
         "apt-get install libbpf1, dnf install libbpf, or apk add libbpf, as root; "
         "where only libbpf.so.0 is packaged: apt-get install python3-bpfcc",
