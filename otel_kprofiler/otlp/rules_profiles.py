@@ -201,6 +201,9 @@ def sample_identity(contents: Contents) -> Iterator[Problem]:
 @rule
 def account(contents: Contents) -> Iterator[Problem]:
     """Attributes of the account of samples are counts, and none is below what it includes."""
+    held: Counter[tuple[object, ...]] = Counter()
+    for _, profile in contents.profiles:
+        held[_window(profile)] += sum(len(each.timestamps_unix_nano) for each in profile.samples)
     for where, profile in contents.profiles:
         attributes = contents.attributes(profile.attribute_indices)
         for key, value in attributes.items():
@@ -208,13 +211,7 @@ def account(contents: Contents) -> Iterator[Problem]:
                 value.HasField("int_value") and value.int_value >= 0
             ):
                 yield where, f"{key} is not a count"
-        held = sum(
-            len(sample.timestamps_unix_nano)
-            for _, other in contents.profiles
-            if _window(other) == _window(profile)
-            for sample in other.samples
-        )
-        at_least = held
+        at_least = held[_window(profile)]
         for key in (WINDOW_SAMPLES, STREAM_SAMPLES, STREAM_TAKEN):
             if key in attributes:
                 if attributes[key].int_value < at_least:

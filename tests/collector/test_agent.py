@@ -44,7 +44,7 @@ def run_agent(directory, endpoint, seconds):
     agent = subprocess.Popen(
         [sys.executable, "-m", "otel_kprofiler", "run", "-c", config], stdout=subprocess.PIPE
     )
-    load = subprocess.Popen([sys.executable, "-m", "benchmarks.mixed_load", str(seconds)])
+    load = subprocess.Popen(["nice", sys.executable, "-m", "benchmarks.mixed_load", str(seconds)])
     time.sleep(seconds)
     load.wait(30)
     agent.send_signal(signal.SIGTERM)

@@ -214,7 +214,7 @@ def arrived():
 def load():
     """Something to sample while the test runs."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.mixed_load", "120"], cwd=REPOSITORY
+        ["nice", sys.executable, "-m", "benchmarks.mixed_load", "120"], cwd=REPOSITORY
     )
     yield
     process.kill()
