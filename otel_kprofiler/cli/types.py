@@ -9,7 +9,7 @@ from otel_kprofiler.host import parse_cpu_list
 
 
 class DurationType(click.ParamType[float]):
-    """A duration in Go's syntax, as in the configuration; converted to seconds."""
+    """A duration in Go's syntax, as in the configuration, or seconds; converted to seconds."""
 
     name = "duration"
 
@@ -19,6 +19,8 @@ class DurationType(click.ParamType[float]):
         """Seconds; a usage error if ``value`` is no duration."""
         if isinstance(value, float):
             return value
+        if isinstance(value, str) and value.isdecimal():  # as of sleep and timeout
+            value = f"{value}s"
         try:
             return parse_duration(value).seconds
         except ValueError as error:

@@ -98,7 +98,7 @@ class Arrived:
     Attributes:
         samples: number of samples by stream.
         totals: the last account that each stream told.
-        twice: samples that came more than once on one CPU and thread.
+        twice: samples that came more than once on one CPU, and by stream ``twice_in``.
         profile_ids: of each request that came more than once.
     """
 
@@ -116,7 +116,10 @@ class Arrived:
                         self.samples[stream] += len(sample.timestamps_unix_ns)
                         for stamp in sample.timestamps_unix_ns:
                             seen[stream, sample.cpu, stamp] += 1
-        self.twice = sum(count - 1 for count in seen.values())
+        self.twice_in = Counter()
+        for (stream, _, _), count in seen.items():
+            self.twice_in[stream] += count - 1
+        self.twice = sum(self.twice_in.values())
         self.requests_twice = sum(count - 1 for count in first.values())
 
     @property

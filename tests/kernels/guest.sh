@@ -1,7 +1,9 @@
 # First process of a guest, in the host's root with a layer in memory above it.
 # Runs pytest with this script's arguments, says its exit status, powers off.
 # shellcheck shell=sh
-export HOME=/tmp LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
+# not /tmp: the checkout may lie there, and old files of the host's tests
+export HOME=/run/tmp TMPDIR=/run/tmp LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
+mkdir -m 1777 /run/tmp
 export PATH="$(dirname "$MATRIX_PYTHON"):/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 # other users need a way to the interpreter and the checkout, wherever these lie

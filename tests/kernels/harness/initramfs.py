@@ -35,7 +35,6 @@ $b mount -t devtmpfs dev /root/dev
 $b mkdir -p /root/dev/shm /root/dev/pts
 $b mount -t tmpfs tmpfs /root/dev/shm
 $b mount -t devpts devpts /root/dev/pts
-$b mount -t tmpfs -o mode=1777 tmpfs /root/tmp
 $b mount -t tmpfs -o mode=755 tmpfs /root/run
 $b mount -t tracefs tracefs /root/sys/kernel/tracing
 $b mount -t debugfs debugfs /root/sys/kernel/debug
