@@ -19,6 +19,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             promise = (item.function.__doc__ or item.name).splitlines()[0].rstrip(".")
             item.user_properties.append(("feature", promise))
     if GUEST:
+        for item in items:
+            if item.get_closest_marker("one_boot") and not GUEST.endswith(" kaslr"):
+                item.add_marker(pytest.mark.skip(reason="depends on nothing that this boot varies"))
         return
     outside = [item for item in items if item.get_closest_marker("kernel")]
     if outside:

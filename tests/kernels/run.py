@@ -25,6 +25,8 @@ from harness.qemu import BOOTS, CHECKOUT, Boot, Outcome, run_guest
 from harness.results import FAILED, Column, read_junit, render_table
 
 TABLE = CHECKOUT / "docs/kernels.md"
+TRIES = 2
+"""Boots of a guest that dies of a fault of the emulator."""
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -35,7 +37,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("-k", default="", help="pytest's expression")
     parser.add_argument("--cycles", type=int, default=50, help="of loading a module, to find leaks")
     parser.add_argument("--timeout", type=float, default=420, help="seconds per boot")
-    parser.add_argument("--jobs", type=int, default=2, help="guests at a time")
+    parser.add_argument("--jobs", type=int, default=3, help="guests at a time")
     parser.add_argument("--overlay", type=Path, help="package to test in place of the checkout's")
     parser.add_argument("--prepare", action="store_true", help="only download and build")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the console")
@@ -97,14 +99,19 @@ class Session:
         }
         if overlay:
             environment["MATRIX_OVERLAY"] = str(overlay.absolute())
-        return run_guest(
-            kernel,
-            boot,
-            arguments,
-            environment,
-            timeout_s=self.timeout_s,
-            verbose=self.verbose,
-        )
+        for _ in range(TRIES):
+            outcome = run_guest(
+                kernel,
+                boot,
+                arguments,
+                environment,
+                timeout_s=self.timeout_s,
+                verbose=self.verbose,
+            )
+            if not outcome.emulator_failed:
+                break
+            print(f"Linux {kernel.name}, {boot.title}: the emulator failed", flush=True)
+        return outcome
 
 
 def report(title: str, outcome: Outcome) -> bool:
@@ -127,7 +134,8 @@ def run_matrix(options: argparse.Namespace) -> bool:
     session = Session(options.timeout, options.verbose, options.cycles)
     kernels = [session.get_files(name) for name in options.kernel or KERNELS]
     boots = [] if options.prepare else [BOOTS[name] for name in options.boot or BOOTS]
-    pairs = [(kernel, boot) for kernel in kernels for boot in boots]
+    # Boots that take longest come first.
+    pairs = [(kernel, boot) for boot in boots for kernel in kernels]
 
     def run(pair: tuple[KernelFiles, Boot]) -> tuple[bool, Column]:
         kernel, boot = pair

@@ -62,6 +62,7 @@ def receiver():
         thread.join()
 
 
+@pytest.mark.one_boot
 def test_agent_delivers_every_sample(receiver, tmp_path):
     """The agent delivers every sample it took, with the module's functions named."""
     config = tmp_path / "agent.yaml"

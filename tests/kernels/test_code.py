@@ -62,6 +62,7 @@ def test_kprobe_pages_come_by_records():
     assert added or "kprobe_insn_page" in {name for _, name in kallsyms(*BLOCKS)}
 
 
+@pytest.mark.one_boot
 def test_ftrace_trampolines_come_and_go_by_records():
     """Trampolines of ftrace are named from their records, and gone when they are freed."""
     with watching() as (symbolizer, watch):
@@ -83,6 +84,7 @@ def test_ftrace_trampolines_come_and_go_by_records():
         assert known(symbolizer) == kallsyms(*BLOCKS)
 
 
+@pytest.mark.one_boot
 def test_trampolines_of_attached_programs_come_and_go_by_records():
     """The trampoline of a program attached to a function is named while it is there."""
     with watching() as (symbolizer, _):
@@ -94,6 +96,7 @@ def test_trampolines_of_attached_programs_come_and_go_by_records():
         assert known(symbolizer) == kallsyms(*BLOCKS)
 
 
+@pytest.mark.one_boot
 def test_programs_and_subprograms_come_and_go_by_records():
     """Programs with subprograms: names and addresses equal kallsyms, none is left."""
     with watching() as (symbolizer, _):

@@ -9,7 +9,7 @@ from harness.cpio import Archive
 from harness.errors import MatrixError
 from harness.initramfs import load_order, module_name, parse_dependencies
 from harness.kernels import DirectoryKernel, get_kernel
-from harness.qemu import parse_status
+from harness.qemu import Outcome, parse_status
 from harness.results import Column, Result, parse_junit, render_table
 
 
@@ -160,3 +160,20 @@ def test_mutation_is_caught_only_by_a_failure_of_the_named_test():
     assert not mutations.is_caught([other, passed], "test_x")
     assert not mutations.is_caught([], "test_x")
     assert mutations.is_caught([passed._replace(outcome="failed")], "test_x")
+
+
+@pytest.mark.parametrize(
+    ("console", "status", "failed"),
+    [
+        ("[  227.5] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI\n", None, True),
+        ("[   12.1] int3: 0000 [#1] PREEMPT SMP NOPTI\n", None, True),
+        ("[   12.1] int3: 0000 [#1] PREEMPT SMP NOPTI\n", 1, False),
+        ("[    4.1] Oops: general protection fault: 0000 [#1] SMP\n", None, False),
+        ("[    4.1] Kernel panic - not syncing: Attempted to kill init!\n", None, False),
+    ],
+)
+def test_only_a_breakpoint_that_nobody_knows_is_a_fault_of_the_emulator(
+    tmp_path, console, status, failed
+):
+    (tmp_path / "console.log").write_text(console)
+    assert Outcome(status, tmp_path, 1.0, "").emulator_failed == failed

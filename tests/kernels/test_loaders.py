@@ -9,6 +9,7 @@ from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 pytestmark = pytest.mark.kernel
 
 
+@pytest.mark.one_boot
 def test_the_sampler_compiled_by_bcc():
     """The sampler as bcc compiles it is loaded, and accounts for every sample."""
     if not BccLoader.is_installed():

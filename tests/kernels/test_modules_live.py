@@ -193,6 +193,7 @@ def test_init_that_runs_long_and_fails_is_named_while_it_runs():
     assert named >= 20
 
 
+@pytest.mark.one_boot
 def test_init_that_succeeds_is_followed_by_the_module_itself():
     """The module stays the same when its init function returns, and its code is named."""
     with live() as host:
@@ -255,6 +256,7 @@ def test_announcements_that_were_lost_are_made_good():
         symbolizer.close()
 
 
+@pytest.mark.one_boot
 def test_cycles_of_loading_and_unloading_leak_nothing():
     """50 loads and unloads leave as many descriptors and bytes of tables as there were before."""
     watch = ModuleWatch(Access(), Uevents, names_share=0.2)

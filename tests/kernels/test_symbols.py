@@ -168,6 +168,7 @@ def truth(modules):
     return Truth(modules)
 
 
+@pytest.mark.one_boot
 def test_every_module_function_against_the_files(modules, truth):
     """Every function of every loaded module has the name, module and RVA of its file."""
     symbolizer = Symbolizer.live()

@@ -23,6 +23,11 @@ CHECKOUT = Path(__file__).absolute().parents[3]
 GUEST_SCRIPT = CHECKOUT / "tests/kernels/guest.sh"
 MARKER = re.compile(r"^kernel-matrix: pytest exit (\d+)\s*$", re.MULTILINE)
 TAIL_LINES = 40
+EMULATOR_FAULT = re.compile(r"\] (?:Oops: )?int3: 0000 \[#1\]")
+"""While the kernel patches its code it puts breakpoints there (arch/x86/kernel/alternative.c).
+
+An emulated CPU may hit one that is gone from memory already, and the kernel does not know it.
+"""
 
 
 @dataclass(frozen=True)
@@ -59,10 +64,19 @@ class Outcome:
         return self.run_dir / "junit.xml"
 
     @property
+    def console(self) -> str:
+        """All that the guest printed."""
+        return (self.run_dir / "console.log").read_text(errors="replace")
+
+    @property
     def console_tail(self) -> str:
-        """The last lines that the guest printed."""
-        lines = (self.run_dir / "console.log").read_text(errors="replace").splitlines()
-        return "\n".join(lines[-TAIL_LINES:])
+        """The last lines of it."""
+        return "\n".join(self.console.splitlines()[-TAIL_LINES:])
+
+    @property
+    def emulator_failed(self) -> bool:
+        """Whether the guest died of what no real CPU does."""
+        return self.status is None and EMULATOR_FAULT.search(self.console) is not None
 
 
 def parse_status(console: str) -> int | None:
