@@ -10,17 +10,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from multiprocessing import get_context
 
 
-def compute(until: float, _: str) -> None:
+def compute(goes_on: Callable[[], bool], _: str) -> None:
     """Serialize and parse: user mode with page faults from allocation."""
-    while time.monotonic() < until:
+    while goes_on():
         for _round in range(50):
             json.loads(json.dumps(list(range(2000))))
 
 
-def pipes(until: float, _: str) -> None:
+def pipes(goes_on: Callable[[], bool], _: str) -> None:
     """Two processes that hand a block to and fro: scheduler and pipe code."""
     there, back = os.pipe(), os.pipe()
     child = os.fork()
@@ -29,7 +30,7 @@ def pipes(until: float, _: str) -> None:
         while block := os.read(there[0], 512):
             os.write(back[1], block)
         os._exit(0)
-    while time.monotonic() < until:
+    while goes_on():
         for _round in range(200):
             os.write(there[1], b"x" * 512)
             os.read(back[0], 512)
@@ -37,16 +38,16 @@ def pipes(until: float, _: str) -> None:
     os.waitpid(child, 0)
 
 
-def short_processes(until: float, _: str) -> None:
+def short_processes(goes_on: Callable[[], bool], _: str) -> None:
     """Programs that live for a millisecond or two: fork, exec, page faults, exit."""
-    while time.monotonic() < until:
+    while goes_on():
         subprocess.run(["/bin/true"], check=True)
 
 
-def files(until: float, directory: str) -> None:
+def files(goes_on: Callable[[], bool], directory: str) -> None:
     """Write, read back and remove files: file system and page cache."""
     index = 0
-    while time.monotonic() < until:
+    while goes_on():
         path = os.path.join(directory, str(index % 64))
         index += 1
         with open(path, "wb") as file:
@@ -61,11 +62,15 @@ PARTS = (compute, pipes, short_processes, files)
 
 
 def run(seconds: float) -> None:
-    """Run all parts for so long."""
+    """Run all parts for so long, or until this process is gone."""
     context = get_context("fork")
-    until = time.monotonic() + seconds
+    until, parent = time.monotonic() + seconds, os.getpid()
+
+    def goes_on() -> bool:
+        return time.monotonic() < until and os.getppid() == parent
+
     with tempfile.TemporaryDirectory() as directory:
-        workers = [context.Process(target=part, args=(until, directory)) for part in PARTS]
+        workers = [context.Process(target=part, args=(goes_on, directory)) for part in PARTS]
         for worker in workers:
             worker.start()
         for worker in workers:
