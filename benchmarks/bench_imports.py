@@ -1,0 +1,62 @@
+"""What each import costs in memory, in the order in which the agent comes to need them."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from benchmarks.rows import Row
+
+_SYMBOLS = """
+from otel_kprofiler.host import Access
+from otel_kprofiler.symbols import Symbolizer
+kept = Symbolizer.live(Access())
+"""
+_METRICS = """
+import otel_kprofiler.agent.metrics
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+from opentelemetry.sdk.metrics import MeterProvider
+"""
+STEPS = (
+    ("interpreter", "pass"),
+    ("click", "import click"),
+    ("otel_kprofiler.agent", "from otel_kprofiler.agent import Agent"),
+    ("kernel symbols of this host", _SYMBOLS),
+    ("grpc", "import grpc"),
+    ("otlp_grpc exporter", "import otel_kprofiler.export.grpc"),
+    ("uevents of modules (pyroute2)", "from pyroute2.netlink.uevent import UeventSocket"),
+    ("own metrics (opentelemetry-sdk)", _METRICS),
+)
+ONLY_AT_START = (
+    ("reading the configuration (pydantic, ruamel.yaml)", "import otel_kprofiler.config.load"),
+)
+_SCRIPT = """
+import sys
+def kib():
+    with open("/proc/self/status") as status:
+        return int(status.read().split("VmRSS:")[1].split()[0])
+before = 0
+for step in {steps!r}:
+    exec(step)
+    now = kib()
+    print(now - before, now)
+    before = now
+"""
+
+
+def measure(steps: tuple[str, ...]) -> list[tuple[int, int]]:
+    """KiB that each step adds, and all there are after it."""
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT.format(steps=steps)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [(int(more), int(total)) for more, total in map(str.split, done.stdout.splitlines())]
+
+
+def rows(_quick: bool) -> Iterator[Row]:
+    """Each step in one process, after those before it."""
+    measured = measure(tuple(code for _, code in STEPS))
+    for (name, _), (more, total) in zip(STEPS, measured, strict=True):
+        yield Row(f"import: {name}", f"+{more / 1024:.1f} MiB", f"{total / 1024:.1f} MiB in all")
+    for name, code in ONLY_AT_START:
+        more, _ = measure(("pass", code))[-1]
+        yield Row(f"import: {name}", f"+{more / 1024:.1f} MiB", "in another process, which ends")
