@@ -17,7 +17,6 @@ from otel_kprofiler.agent.exporters import (
     open_changed,
     put_in_place,
 )
-from otel_kprofiler.agent.health import HealthServer
 from otel_kprofiler.agent.limits import Governor, Limits, Meter
 from otel_kprofiler.agent.memory import give_back_memory, limit_allocator, settle
 from otel_kprofiler.agent.reload import ConfigReader, Lottery
@@ -39,6 +38,7 @@ from otel_kprofiler.sampling import EbpfSampler
 from otel_kprofiler.sources import change_attributes, open_live
 
 if TYPE_CHECKING:
+    from otel_kprofiler.agent.health import HealthServer
     from otel_kprofiler.config import Config, Receiver
 
 _log = logging.getLogger(__name__)
@@ -299,6 +299,9 @@ class Agent:
         endpoint = config.service.health.endpoint
         if not endpoint:
             return None
+        # It brings http.server and ssl along, 6 MB that most agents can do without.
+        from otel_kprofiler.agent.health import HealthServer  # noqa: PLC0415
+
         probes = {"/livez": self._find_stall, "/readyz": self._find_unready}
         return HealthServer(endpoint, probes, self._describe)
 
