@@ -4,6 +4,7 @@ What the receiver holds is compared with what the kernel program counted, by the
 travels in the data and by the one that the agent prints.
 """
 
+import os
 import random
 import signal
 import time
@@ -12,6 +13,8 @@ import grpc
 import pytest
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
+
+OUTAGE_S = float(os.environ.get("KPROFILER_OUTAGE_S", "3"))
 
 
 def check_account(account, arrived):
@@ -45,7 +48,7 @@ def test_a_receiver_that_is_down_for_a_while(run_agent, receiver, arrived, tmp_p
     agent.wait_until(lambda: agent.get("/status")[1]["unreachable"])
     assert "UNAVAILABLE" in agent.get("/status")[1]["unreachable"]["otlp_grpc"]
     assert agent.get("/readyz")[0] == 200
-    time.sleep(3)
+    time.sleep(OUTAGE_S)
     receiver.up()
     agent.wait_until(lambda: not agent.get("/status")[1]["unreachable"])
     account = agent.stop()
