@@ -4,6 +4,9 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +33,14 @@ AREAS = {
 }
 
 
+def has_program(pid):
+    """Whether a process holds a BPF program."""
+    facts = Path(f"/proc/{pid}/fdinfo").glob("*")
+    with suppress(FileNotFoundError):
+        return any("prog_type:" in fact.read_text() for fact in facts)
+    return False
+
+
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory):
     """Folded output of ``record``, and the frames that ``perf script`` prints."""
@@ -37,21 +48,26 @@ def profiled(tmp_path_factory):
         pytest.skip("perf is not installed (package linux-perf)")
     directory = tmp_path_factory.mktemp("perf")
     folded, data = directory / "x.folded", directory / "perf.data"
-    load = subprocess.Popen([sys.executable, "-m", "benchmarks.mixed_load", str(SECONDS + 3)])
-    perf = subprocess.Popen(
+    load = subprocess.Popen([sys.executable, "-m", "benchmarks.mixed_load", str(SECONDS + 9)])
+    record = subprocess.Popen(
+        [sys.executable, "-m", "otel_kprofiler", "record", "-F", "499",
+         "-d", f"{SECONDS + 4}s", "-o", folded],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    # perf stumbles over what the kernel tells of programs that are loaded while it records.
+    while not has_program(record.pid):
+        assert record.poll() is None, record.communicate()[1]
+        time.sleep(0.05)
+    perf = subprocess.run(
         ["perf", "record", "-q", "-e", "cpu-clock", "-F", "499", "-a", "-g", "-o", data,
          "--", "sleep", str(SECONDS)],
-        stderr=subprocess.PIPE,
-    )  # fmt: skip
-    record = subprocess.run(
-        [sys.executable, "-m", "otel_kprofiler", "record", "-F", "499",
-         "-d", f"{SECONDS}s", "-o", folded],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    _, perf_errors = perf.communicate(timeout=60)
-    load.wait(60)
-    assert record.returncode == 0, record.stderr
-    assert perf.returncode == 0, perf_errors.decode()
+    _, errors = record.communicate(timeout=60)
+    load.kill()
+    load.wait()
+    assert record.returncode == 0, errors
+    assert perf.returncode == 0, perf.stderr
     script = subprocess.run(
         ["perf", "script", "-F", "ip,sym", "-i", data], capture_output=True, text=True, check=True
     )

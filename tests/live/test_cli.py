@@ -107,7 +107,7 @@ def test_symbolize_goes_both_ways():
 
 
 def test_wrong_arguments_are_usage_errors():
-    for words in (["record", "-d", "5"], ["record", "--cpus", "x"], ["nonsense"], ["run"]):
+    for words in (["record", "-d", "5 minutes"], ["record", "--cpus", "x"], ["nonsense"], ["run"]):
         done = call(*words)
         assert done.returncode == 2, words
         assert "Traceback" not in done.stderr
