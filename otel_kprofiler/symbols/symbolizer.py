@@ -37,7 +37,7 @@ from otel_kprofiler.symbols.kernel.load import read_snapshot
 from otel_kprofiler.symbols.kernel.snapshot import Match, Snapshot, lookup_address
 from otel_kprofiler.symbols.kernel.timeline import ModuleSource, Timeline
 
-MAX_FRAMES_CACHED: Final = 16_384
+MAX_FRAMES_CACHED: Final = 4_096
 MAX_STACKS_CACHED: Final = 8_192
 MAX_STACK_BYTES_CACHED: Final = 512 * 1024
 """Raw stacks; what is resolved from them takes about three times as much again."""

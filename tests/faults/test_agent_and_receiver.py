@@ -40,7 +40,7 @@ def check_stream(arrived, stream):
 
 @pytest.mark.parametrize("storage", [False, True], ids=["memory", "storage"])
 def test_a_receiver_that_is_down_for_a_while(run_agent, receiver, arrived, tmp_path, storage):
-    queue = f"{{storage: '{tmp_path}/spool'}}" if storage else "{}"
+    queue = f"{{storage: '{tmp_path}/spool'}}" if storage else "{queue_size: 1000}"
     receiver.up()
     agent = run_agent(receiver.endpoint, queue=queue)
     agent.wait_until(lambda: len(receiver.payloads) > 1)
