@@ -35,6 +35,7 @@ from otel_kprofiler.host.perf import (
 )
 from otel_kprofiler.host.privileges import (
     PURPOSES,
+    SAMPLING,
     Privileges,
     held_capabilities,
     keep_only,
@@ -51,6 +52,7 @@ __all__ = [
     "INHERIT",
     "OLDEST_KERNEL",
     "PURPOSES",
+    "SAMPLING",
     "Access",
     "Capabilities",
     "HostFiles",

@@ -99,7 +99,7 @@ def _kept(capabilities: Capabilities) -> Finding:
     kept = [f"{name} ({purpose})" for name, purpose in PURPOSES.items() if name not in gone]
     return Finding(
         "kept while sampling", Level.OK, "; ".join(kept) or "nothing",
-        "by the sampling thread only; nothing with service.privileges.drop_all",
+        "each by the threads that need it; nothing with service.privileges.drop_all",
     )  # fmt: skip
 
 

@@ -20,14 +20,18 @@ from otel_kprofiler.host.capabilities import CAPABILITIES, parse_capabilities
 
 PURPOSES: Final = {
     "CAP_PERFMON": "sampling CPUs that come online later",
+    "CAP_BPF": "BPF programs, when the kernel's records of them were lost",
     "CAP_SYSLOG": "symbols of modules that are loaded later",
     "CAP_SYS_PTRACE": "executables and contexts of other users' processes",
     "CAP_DAC_READ_SEARCH": "sections of modules that are loaded later, unless run as root",
 }
-"""What the sampling thread keeps, and what for. Without one of them, that is what is missing."""
+"""What some thread keeps, and what for. Without one of them, that is what is missing."""
+
+SAMPLING: Final = ("CAP_PERFMON", "CAP_SYSLOG", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
+"""What the sampling thread keeps."""
 
 JOBS: Final[Mapping[str, tuple[str, ...]]] = {
-    "kprofiler-code": ("CAP_PERFMON", "CAP_SYSLOG"),
+    "kprofiler-code": ("CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG"),
     "kprofiler-modules": ("CAP_SYSLOG", "CAP_DAC_READ_SEARCH"),
     "kprofiler-contexts": ("CAP_SYS_PTRACE",),
 }
@@ -64,10 +68,9 @@ class Privileges:
         Raises:
             OSError: the kernel refused, which it does for no process that may run at all.
         """
-        kept = () if self._drop_all else tuple(PURPOSES)
         held = held_capabilities(_thread_status())
-        keep_only(kept)
-        return tuple(name for name in PURPOSES if name in held and name not in kept)
+        keep_only(() if self._drop_all else SAMPLING)
+        return tuple(name for name in PURPOSES if name in held) if self._drop_all else ()
 
     def _begin_thread(self, *_: Any) -> None:
         sys.setprofile(None)  # only wanted for the first event, which is the call of run()

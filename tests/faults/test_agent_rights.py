@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from otel_kprofiler.host import PURPOSES, Access, doctor, read_threads
+from otel_kprofiler.host import SAMPLING, Access, doctor, read_threads
 
 pytestmark = [
     pytest.mark.live,
@@ -30,7 +30,7 @@ def test_every_thread_holds_only_what_doctor_lists(run_agent, receiver):
     for thread, held in threads_of(agent).items():
         assert all(name in listed for name in held), thread
         if thread.startswith(f"{agent.process.pid} "):
-            assert held == PURPOSES.keys()
+            assert held == set(SAMPLING)
         elif not thread.partition(" ")[2].startswith(OTHERS):
             assert held == set(), thread
     agent.stop()

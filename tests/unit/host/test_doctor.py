@@ -194,4 +194,4 @@ def test_what_is_kept_while_sampling_is_listed_with_its_purpose():
     found = {f.check: f for f in doctor(FakeHost())}["kept while sampling"]
     assert "CAP_PERFMON (sampling CPUs" in found.observed
     assert "CAP_SYS_PTRACE" not in found.observed
-    assert "CAP_BPF" not in found.observed
+    assert "CAP_BPF (BPF programs, when" in found.observed
