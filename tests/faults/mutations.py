@@ -76,7 +76,7 @@ MUTATIONS = [
     Mutation("stalled sampler", "otel_kprofiler/profiles/gate.py", "        samples_ns = max(samples_ns, now_ns - self._max_stall_ns)\n", "", "tests/unit/test_pipeline.py"),
     Mutation("stalled loop", "otel_kprofiler/agent/watchdog.py", "                signal.pthread_kill(main, SIGNAL)\n", "                pass\n", "tests/unit/test_agent_limits.py"),
     Mutation("stalled loop: samples in hand", PIPELINE, "                self._gate.push(samples[done:])\n", "                pass\n", "tests/unit/test_pipeline.py"),
-    Mutation("CPU hotplug", EVENTS, "            except OSError as error:\n                if error.errno != errno.ENODEV and cpu not in self._refused:", "            except ValueError as error:\n                if error.errno != errno.ENODEV and cpu not in self._refused:", "tests/live/test_sampler.py"),
+    Mutation("CPU hotplug", EVENTS, "for cpu in sorted(online - self._events.keys()):", "for cpu in ():", "tests/live/test_sampler.py"),
     Mutation("descriptors exhausted", EVENTS, "            online = self._online()\n        except OSError as error:", "            online = self._online()\n        except ValueError as error:", "tests/faults/test_hosts.py::test_no_descriptors_left"),
     Mutation("entry of /proc unreadable", "otel_kprofiler/profiles/resources.py", "        except OSError:\n            pass", "        except ValueError:\n            pass", "tests/faults/test_hosts.py"),
     Mutation("second SIGTERM", AGENT, "            raise SystemExit(128 + number)\n", "            return\n", "tests/faults/test_agent_and_receiver.py::test_a_second_sigterm_ends_the_agent_at_once_and_the_spool_is_whole"),

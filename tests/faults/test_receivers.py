@@ -163,8 +163,9 @@ def flood(handler):
     handler.send_response(200)
     handler.end_headers()
     try:
-        for _ in range(200):
+        while True:
             handler.wfile.write(bytes(1 << 20))
+            time.sleep(0.01)
     except OSError:
         pass
 
