@@ -229,7 +229,7 @@ class SymbolTable:
         for group in sums[:-1]:
             total += group
             checkpoints.append(total)
-        return checkpoints
+        return _exact(checkpoints)
 
 
 def _offsets(addresses: array[int]) -> tuple[int, int, array[int]]:
@@ -241,10 +241,15 @@ def _offsets(addresses: array[int]) -> tuple[int, int, array[int]]:
         halves = memoryview(addresses).cast("B").cast("I")
         low = array("I")
         low.frombytes(halves[sys.byteorder == "big" :: 2].tobytes())
-        return high << 32, 0, low
+        return high << 32, 0, _exact(low)
     first = bisect_left(addresses, addresses[-1] - 0xFFFF_FFFF)
     base = addresses[first]
     return base, first, array("I", [address - base for address in addresses[first:]])
+
+
+def _exact(values: array[int]) -> array[int]:
+    """A copy without the room that an array keeps for more: a sixteenth of its size."""
+    return array(values.typecode, values)
 
 
 def _bitmap(flags: bytes) -> bytes:
