@@ -23,7 +23,6 @@ STEPS = (
     ("kernel symbols of this host", _SYMBOLS),
     ("grpc", "import grpc"),
     ("otlp_grpc exporter", "import otel_kprofiler.export.grpc"),
-    ("uevents of modules (pyroute2)", "from pyroute2.netlink.uevent import UeventSocket"),
     ("own metrics (opentelemetry-sdk)", _METRICS),
 )
 ONLY_AT_START = (

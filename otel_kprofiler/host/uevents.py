@@ -11,6 +11,8 @@ RECEIVE_BYTES: Final = 1 << 20
 """Size of the socket's buffer; the kernel allows up to ``net.core.rmem_max`` without rights."""
 _DATAGRAM_BYTES: Final = 8192  # UEVENT_BUFFER_SIZE is 2048
 _KERNEL_PID: Final = 0
+_NETLINK_KOBJECT_UEVENT: Final = 15  # include/uapi/linux/netlink.h
+_KERNEL_GROUP: Final = 1  # 2 has udev's copies
 
 
 class Uevents:
@@ -27,16 +29,15 @@ class Uevents:
     """
 
     def __init__(self, receive_bytes: int = RECEIVE_BYTES) -> None:
-        # Its package loads 11 MB and takes 0.2 s; only hosts with modules need it.
-        from pyroute2.netlink.uevent import (  # noqa: PLC0415
-            MONITOR_GROUP_KERNEL,
-            UeventSocket,
+        # A library for netlink would bring 10 MB along for these two lines.
+        self._socket = socket.socket(
+            socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, _NETLINK_KOBJECT_UEVENT
         )
-
-        with UeventSocket() as opened:
-            opened.bind(MONITOR_GROUP_KERNEL)  # by default it would bind to udev's copies too
-            self._socket = socket.socket(fileno=os.dup(opened.fileno()))
-        self._socket.setblocking(False)
+        try:
+            self._socket.bind((0, _KERNEL_GROUP))
+        except OSError:
+            self._socket.close()
+            raise
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.poll()

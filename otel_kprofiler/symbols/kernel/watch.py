@@ -73,8 +73,8 @@ class ModuleWatch:
 
     Args:
         files: the host.
-        open_events: opens the announcements; what it raises as ``OSError`` or ``ImportError``
-            becomes :attr:`problem`, and modules are then seen by looking alone.
+        open_events: opens the announcements; an ``OSError`` of it becomes :attr:`problem`, and
+            modules are then seen by looking alone.
         until_bpf: whether kallsyms need not be read from the first BPF program on.
         keep_datagrams: whether :meth:`take_datagrams` will be called.
         names_share: how much of a CPU reading names may take in the long run.
@@ -168,7 +168,7 @@ class ModuleWatch:
     def _open(self) -> ModuleEvents:
         try:
             return self._open_events()
-        except (OSError, ImportError) as error:
+        except OSError as error:
             self.problem = f"modules are followed by looking alone: {error}"
         _log.warning("%s", self.problem)
         return NoEvents()
