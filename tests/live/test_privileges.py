@@ -52,7 +52,7 @@ print(json.dumps([before, missing, held(os.getpid()), {n: held(t) for n, t in ti
     assert (missing, main) == ([], KEPT)
     assert threads == {
         "export otlp_grpc": [],
-        "kprofiler-code": ["CAP_PERFMON", "CAP_SYSLOG"],
+        "kprofiler-code": ["CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG"],
         "kprofiler-contexts": ["CAP_SYS_PTRACE"],
     }
 
@@ -64,7 +64,7 @@ start("kprofiler-code")
 print(json.dumps([privileges.reduce_this_thread(),
                   [sorted(held) for held in read_threads(Access()).values()]]))
 """)
-    assert sorted(missing) == KEPT
+    assert sorted(missing) == ["CAP_BPF", *KEPT]
     assert threads == [[], []]
 
 
