@@ -9,10 +9,9 @@ Two streams of a recording, each payload JSON: ``code``, the changes of one poll
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import (
     BpfProgram,
     CodeAction,
@@ -22,11 +21,10 @@ from otel_kprofiler.model import (
     CodeSymbol,
     ModuleKind,
 )
-from otel_kprofiler.sampling.recording import Recording
+from otel_kprofiler.sampling.recording import EventReader, Recording
 
 _CHANGES: Final = "code"
 _DETAILS: Final = "code_details"
-_END_NS: Final = 1 << 63
 
 EventSink = Callable[[str, int, bytes], None]
 """Takes name, boot time and payload of an event; ``RecordingWriter.add_event`` is one."""
@@ -83,17 +81,13 @@ class ReplayedCode:
     """
 
     def __init__(self, recording: Recording) -> None:
-        self._batches = _read(recording, _CHANGES, _parse_changes)
-        self._details = dict(details for _, details in _read(recording, _DETAILS, _parse_details))
-        self._complete_until_ns = 0
+        self._changes = EventReader(recording, _CHANGES, _parse_changes)
+        details, _ = EventReader(recording, _DETAILS, _parse_details).poll()
+        self._details = dict(details)
 
     def poll(self, now_ns: int) -> CodeBatch:
         """Changes up to a recorded boot time that were not returned yet."""
-        changes: list[CodeChange] = []
-        while self._complete_until_ns < now_ns:
-            self._complete_until_ns, batch = next(self._batches, (_END_NS, []))
-            changes += batch
-        return CodeBatch(changes, self._complete_until_ns)
+        return CodeBatch(*self._changes.poll(now_ns))
 
     def describe(self, symbol: CodeSymbol) -> CodeDetails | None:
         """What was recorded of a function."""
@@ -103,16 +97,6 @@ class ReplayedCode:
         """Nothing to do; the recording belongs to the caller."""
 
 
-def _read(
-    recording: Recording, stream: str, parse: Callable[[Any], Any]
-) -> Iterator[tuple[int, Any]]:
-    for time_ns, payload in recording.blocks(f"events/{stream}"):
-        try:
-            yield time_ns, parse(json.loads(payload))
-        except (ValueError, TypeError) as error:
-            raise KProfilerError(f"the recording is damaged: {error}") from error
-
-
 def _parse_changes(rows: Any) -> list[CodeChange]:
     return [
         CodeChange(time_ns, CodeAction(action), tuple(_unpack(symbol) for symbol in symbols))
@@ -120,10 +104,10 @@ def _parse_changes(rows: Any) -> list[CodeChange]:
     ]
 
 
-def _parse_details(row: Any) -> tuple[CodeSymbol, CodeDetails]:
+def _parse_details(row: Any) -> list[tuple[CodeSymbol, CodeDetails]]:
     symbol, program, lines = row
     rows = tuple((int(offset), str(file), int(line)) for offset, file, line in lines)
-    return _unpack(symbol), CodeDetails(BpfProgram(*program), rows)
+    return [(_unpack(symbol), CodeDetails(BpfProgram(*program), rows))]
 
 
 def _pack(symbol: CodeSymbol) -> tuple[str | int, ...]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.sampling.code import EventSink
-from otel_kprofiler.sampling.recording import Recording
+from otel_kprofiler.sampling.recording import EventReader, Recording
 from otel_kprofiler.symbols import (
     ModuleReading,
     ModuleWatch,
@@ -22,7 +21,6 @@ from otel_kprofiler.symbols import (
 
 _READINGS: Final = "modules"
 _UEVENTS: Final = "uevents"
-_END_NS: Final = 1 << 63
 
 
 class RecordedModules:
@@ -64,23 +62,15 @@ class ReplayedModules:
     """
 
     def __init__(self, recording: Recording) -> None:
-        self._blocks = recording.blocks(f"events/{_READINGS}")
-        self._unpacker = ReadingUnpacker()
-        self._complete_ns = 0
+        unpack = ReadingUnpacker().unpack
+        self._readings = EventReader(recording, _READINGS, lambda rows: map(unpack, rows))
 
     def begin(self, snapshot: Snapshot) -> None:
         """Nothing to do: readings tell all modules."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
         """Readings up to a recorded boot time that were not returned yet."""
-        readings: list[ModuleReading] = []
-        while self._complete_ns < now_ns:
-            self._complete_ns, payload = next(self._blocks, (_END_NS, b"[]"))
-            try:
-                readings += map(self._unpacker.unpack, json.loads(payload))
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise KProfilerError(f"the recording is damaged: {error}") from error
-        return readings, self._complete_ns
+        return self._readings.poll(now_ns)
 
     def close(self) -> None:
         """Nothing to do; the recording belongs to the caller."""

@@ -21,9 +21,9 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from otel_kprofiler.bpf import RECORD_VERSION
 from otel_kprofiler.errors import KProfilerError
@@ -50,6 +50,9 @@ _HEADER: Final = "recording.json"
 _BLOCK: Final = struct.Struct("<QI")
 _FLUSH_BYTES: Final = 1 << 20
 _COMPRESSION_LEVEL: Final = 3
+_END_NS: Final = 1 << 63  # later than any boot time
+
+_T = TypeVar("_T")
 
 
 class RecordingFacts(NamedTuple):
@@ -227,6 +230,40 @@ class Recording:
             }
             for tgid, start, attributes in self._json("resources.json")
         }
+
+
+class EventReader(Generic[_T]):
+    """What a stream of events tells, as far as it had come at the time that is asked for.
+
+    Args:
+        recording: where the stream is.
+        stream: its name.
+        parse: makes items of the JSON value of one event.
+    """
+
+    def __init__(
+        self, recording: Recording, stream: str, parse: Callable[[Any], Iterable[_T]]
+    ) -> None:
+        self._blocks = recording.blocks(f"events/{stream}")
+        self._parse = parse
+        self._complete_ns = 0
+
+    def poll(self, now_ns: int = _END_NS) -> tuple[list[_T], int]:
+        """Items up to a recorded boot time that were not returned yet, and how far they go.
+
+        Raises:
+            KProfilerError: the recording is damaged.
+        """
+        items: list[_T] = []
+        while self._complete_ns < now_ns:
+            self._complete_ns, payload = next(self._blocks, (_END_NS, None))
+            if payload is None:
+                break
+            try:
+                items += self._parse(json.loads(payload))
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise KProfilerError(f"the recording is damaged: {error}") from error
+        return items, self._complete_ns
 
 
 class RecordedFiles:
