@@ -207,7 +207,9 @@ def kallsyms_s():
 
 def test_forced_loss_ends_in_an_exact_table():
     """Ten thousand loads through rings of one page; a second, or less than a read of kallsyms."""
-    with watching(ring_bytes=4096) as (symbolizer, watch), programs(10_000) as fds:
+    with watching(ring_bytes=4096) as (symbolizer, watch), contextlib.ExitStack() as loaded:
+        with watch._lock:  # nobody reads the rings: how fast this machine loads does not matter
+            fds = loaded.enter_context(programs(10_000))
         took = catch_up(symbolizer, limit_s=30)
         assert took < max(1, kallsyms_s())
         there = mine(kallsyms(*BLOCKS))
