@@ -14,23 +14,8 @@ from otel_kprofiler.bpf.iterator import read_programs
 from otel_kprofiler.bpf.libbpf import LibbpfLoader
 from otel_kprofiler.symbols import Symbolizer
 
-PROGRAMS = Path(__file__).parents[1] / "tests/live"
-sys.path.insert(0, str(PROGRAMS))
-from programs import close_all, load  # noqa: E402
-
-CHURN = """
-import os, sys, time
-sys.path.insert(0, sys.argv[1])
-from programs import load
-number, due, end = 0, time.monotonic(), time.monotonic() + float(sys.argv[2])
-while time.monotonic() < end:
-    for _ in range(20):
-        os.close(load(number, name="bench"))
-        number += 1
-    due += 0.02
-    time.sleep(max(0, due - time.monotonic()))
-print(number)
-"""
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/live"))
+from programs import churn_command, close_all, load
 
 
 def now_ns() -> int:
@@ -79,8 +64,7 @@ def churn(seconds: float, standing: int) -> Row:
     watch = CodeWatch()
     symbolizer = Symbolizer.live(code=watch)
     symbolizer.advance(now_ns())
-    command = [sys.executable, "-c", CHURN, str(PROGRAMS), str(seconds)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(churn_command(seconds, "bench"), stdout=subprocess.PIPE) as process:
         started, cpu = time.monotonic(), time.process_time()
         while process.poll() is None:
             time.sleep(0.25)

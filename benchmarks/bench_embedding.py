@@ -20,6 +20,7 @@ from opentelemetry.trace import set_span_in_context
 
 from benchmarks.receiver import Receiver
 from benchmarks.rows import Row
+from benchmarks.usage import cpu_seconds
 from otel_kprofiler.sampling import EbpfSampler
 from otel_kprofiler.sdk import (
     InMemoryProfileExporter,
@@ -107,12 +108,6 @@ def services(order: str) -> Iterator[list[tuple[int, int]]]:
         yield [started["0"], started["1"]]
 
 
-def cpu_ticks(pid: int) -> int:
-    """CPU time that a process has used, all threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
-
-
 def ask(port: int, count: int) -> float:
     """Seconds for a number of requests, one after the other."""
     started = time.perf_counter()
@@ -134,16 +129,16 @@ def side_by_side(order: str, rounds: int) -> tuple[tuple[float, float], tuple[fl
     with services(order) as pair:
         for port, _ in pair:
             ask(port, 3 * batch)
-        before = [cpu_ticks(pid) for _, pid in pair]
+        before = [cpu_seconds(pid) for _, pid in pair]
         for number in range(rounds):
             for which in (0, 1) if number % 2 else (1, 0):
                 took[which].append(ask(pair[which][0], batch))
-        cpu = [cpu_ticks(pid) - start for (_, pid), start in zip(pair, before, strict=True)]
+        cpu = [cpu_seconds(pid) - start for (_, pid), start in zip(pair, before, strict=True)]
     # The quietest quarter: what other work on the machine has slowed least.
     best = [statistics.mean(sorted(times)[: max(1, rounds // 4)]) for times in took]
     return (batch / best[0], batch / best[1]), (
-        cpu[0] * 10 / rounds / batch,
-        cpu[1] * 10 / rounds / batch,
+        cpu[0] * 1000 / rounds / batch,
+        cpu[1] * 1000 / rounds / batch,
     )
 
 

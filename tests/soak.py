@@ -26,7 +26,10 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent / "faults")]
 sys.path.append(str(Path(__file__).parent / "collector"))
 
-import conftest as faults  # noqa: E402 - found by the path above
+# Found by the paths above.
+import conftest as faults  # noqa: E402
+
+from benchmarks.usage import cpu_seconds, rss_bytes  # noqa: E402
 
 GROWTH_MB = 8
 DESCRIPTORS = 4
@@ -34,15 +37,11 @@ DESCRIPTORS = 4
 
 def usage(pid: int) -> dict[str, float]:
     """What a process holds and has used."""
-    proc = Path(f"/proc/{pid}")
-    pages = int((proc / "statm").read_text().split()[1])
-    times = (proc / "stat").read_text().rpartition(")")[2].split()
-    ticks = os.sysconf("SC_CLK_TCK")
     return {
-        "rss_mb": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
-        "cpu_s": (int(times[11]) + int(times[12])) / ticks,
-        "descriptors": len(os.listdir(proc / "fd")),
-        "threads": len(os.listdir(proc / "task")),
+        "rss_mb": rss_bytes(pid) / 2**20,
+        "cpu_s": cpu_seconds(pid),
+        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+        "threads": len(os.listdir(f"/proc/{pid}/task")),
     }
 
 
@@ -195,18 +194,18 @@ def main() -> int:
         receiver = faults.Receiver()
         receiver.up()
         stack.callback(receiver.down)
-        names = {"fake": receiver.endpoint}
+        endpoints = {"fake": receiver.endpoint}
         if not options.no_collector:
-            names["real"] = stack.enter_context(collector())
+            endpoints["real"] = stack.enter_context(collector())
 
         def start(name: str) -> faults.Agent:
             (directory / name).mkdir(exist_ok=True)
             queue = f"{{storage: '{directory}/{name}/spool'}}"
-            return faults.Agent(directory / name, names[name], queue=queue, rate=options.rate)
+            return faults.Agent(directory / name, endpoints[name], queue=queue, rate=options.rate)
 
         soak = Soak(receiver, start)
         agents = soak.agents
-        agents.update((name, start(name)) for name in names)
+        agents.update((name, start(name)) for name in endpoints)
         seconds = str(int(options.minutes * 60) + 60)
         load = subprocess.Popen([sys.executable, "-m", "benchmarks.mixed_load", seconds])
         stack.callback(load.kill)

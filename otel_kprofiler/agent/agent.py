@@ -299,7 +299,7 @@ class Agent:
         endpoint = config.service.health.endpoint
         if not endpoint:
             return None
-        # It brings http.server and ssl along, 6 MB that most agents can do without.
+        # It brings http.server along, 2 MB beside gRPC that most agents can do without.
         from otel_kprofiler.agent.health import HealthServer  # noqa: PLC0415
 
         probes = {"/livez": self._find_stall, "/readyz": self._find_unready}

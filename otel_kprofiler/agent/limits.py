@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+from otel_kprofiler.agent.memory import read_resident_bytes
 
 _AIM: Final = 0.8
 """Share of the budget that a lowered rate aims at."""
@@ -49,9 +48,7 @@ class Meter:
         """CPU since the last call, and resident memory now."""
         before, self._before = self._before, (self._now(), self._cpu_s())
         wall, cpu = (after - earlier for after, earlier in zip(self._before, before, strict=True))
-        with open("/proc/self/statm", "rb") as file:
-            pages = int(file.read().split()[1])
-        return Usage(cpu / wall if wall > 0 else 0.0, pages * _PAGE_BYTES)
+        return Usage(cpu / wall if wall > 0 else 0.0, read_resident_bytes())
 
 
 class Governor:

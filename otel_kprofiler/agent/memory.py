@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 from typing import Any, Final
 
 # malloc.h; see mallopt(3). They are only hints: other C libraries have no mallopt.
@@ -11,6 +12,8 @@ _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
 _THRESHOLD_BYTES: Final = 128 * 1024
+
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def limit_allocator() -> None:
@@ -41,6 +44,12 @@ def give_back_memory() -> None:
     trim = _find("malloc_trim")
     if trim:
         trim(0)
+
+
+def read_resident_bytes() -> int:
+    """Memory of this process that is in RAM, by /proc/self/statm."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * _PAGE_BYTES
 
 
 def _find(function: str) -> Any:

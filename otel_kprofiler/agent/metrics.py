@@ -27,6 +27,7 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.resources import Resource
 
+from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.export import ExportResult, Tls
 from otel_kprofiler.model import LossCause
 from otel_kprofiler.reporting import Account, ExporterAccount
@@ -37,7 +38,6 @@ CLOSE_TIMEOUT_S: Final = 2.0
 
 _BY_EXPORTER: Final = (LossCause.REJECTED, LossCause.RETRIES_EXHAUSTED, LossCause.WRITE_FAILED)
 _DURATIONS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 _log = logging.getLogger(__name__)
 
@@ -164,8 +164,7 @@ def _cpu_time(_: CallbackOptions) -> Iterator[Observation]:
 
 
 def _memory(_: CallbackOptions) -> Iterator[Observation]:
-    with open("/proc/self/statm", "rb") as file:
-        yield Observation(int(file.read().split()[1]) * _PAGE_BYTES)
+    yield Observation(read_resident_bytes())
 
 
 def _resource(attributes: Mapping[str, Any]) -> Resource:

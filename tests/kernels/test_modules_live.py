@@ -14,6 +14,7 @@ import pytest
 from guest.modules import insert, insert_command, remove, spinning
 from guest.sampled import finish, sampler
 
+from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.host import Access, Uevents
 from otel_kprofiler.model import Unresolved
 from otel_kprofiler.symbols import ModuleWatch, Symbolizer
@@ -288,5 +289,4 @@ def state(symbolizer):
         symbolizer.advance(boot_ns())
         descriptors.append(len(os.listdir("/proc/self/fd")))
     gc.collect()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return min(descriptors), symbolizer.snapshot.size_bytes(), pages * 4
+    return min(descriptors), symbolizer.snapshot.size_bytes(), read_resident_bytes() >> 10

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import struct
+import sys
 from pathlib import Path
 
 from otel_kprofiler.bpf.btf import parse_program_btf
@@ -15,6 +16,21 @@ _XDP = 6
 _TRACING = 26
 _TRACE_FENTRY = 24
 _MOVE = struct.Struct("<BBhi")  # one instruction: operation, registers, offset, immediate value
+
+_CHURN = """
+import os, sys, time
+folder, seconds, name = sys.argv[1:]
+sys.path.insert(0, folder)
+from programs import load
+number, due, end = 0, time.monotonic(), time.monotonic() + float(seconds)
+while time.monotonic() < end:
+    for _ in range(20):
+        os.close(load(number, name=name))
+        number += 1
+    due += 0.02
+    time.sleep(max(0, due - time.monotonic()))
+print(number)
+"""
 
 
 class _LoadAttributes(ctypes.Structure):
@@ -72,16 +88,25 @@ def instructions(number: int, functions: int = 1, spin: int = 0) -> bytes:
 
 def load(number: int = 0, *, name: str = "kprof_test", functions: int = 1, spin: int = 0) -> int:
     """Load an XDP program; returns its descriptor."""
-    code = instructions(number, functions, spin)
+    return _load(_XDP, instructions(number, functions, spin), name)
+
+
+def _load(kind: int, code: bytes, name: str, **more: int) -> int:
     license_text = b"GPL\0"
     attributes = _LoadAttributes(
-        _XDP,
+        kind,
         len(code) // 8,
         ctypes.cast(code, ctypes.c_void_p).value,
         ctypes.cast(license_text, ctypes.c_void_p).value,
         name=name.encode(),
+        **more,
     )
     return bpf_call(_PROG_LOAD, attributes)
+
+
+def churn_command(seconds: float, name: str) -> list[str]:
+    """Command that loads and unloads 1,000 programs per second and prints how many."""
+    return [sys.executable, "-c", _CHURN, str(Path(__file__).parent), str(seconds), name]
 
 
 def attach_fentry(function: str, *, name: str = "kprof_fentry") -> tuple[int, int]:
@@ -91,17 +116,8 @@ def attach_fentry(function: str, *, name: str = "kprof_fentry") -> tuple[int, in
     """
     btf = parse_program_btf(Path("/sys/kernel/btf/vmlinux").read_bytes())
     code = _MOVE.pack(0xB7, 0x00, 0, 0) + _MOVE.pack(0x95, 0, 0, 0)
-    license_text = b"GPL\0"
-    attributes = _LoadAttributes(
-        _TRACING,
-        len(code) // 8,
-        ctypes.cast(code, ctypes.c_void_p).value,
-        ctypes.cast(license_text, ctypes.c_void_p).value,
-        name=name.encode(),
-        attach_type=_TRACE_FENTRY,
-        attach_btf_id=next(n for n, text in btf.functions.items() if text == function),
-    )
-    program = bpf_call(_PROG_LOAD, attributes)
+    target = next(n for n, text in btf.functions.items() if text == function)
+    program = _load(_TRACING, code, name, attach_type=_TRACE_FENTRY, attach_btf_id=target)
     # union bpf_attr of BPF_RAW_TRACEPOINT_OPEN: name, program
     return bpf_call(_RAW_TRACEPOINT_OPEN, (ctypes.c_uint64 * 2)(0, program)), program
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from programs import close_all, kallsyms, load, run
+from programs import churn_command, close_all, kallsyms, load, run
 
+from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.bpf import SAMPLER_OBJECT, CodeLoss, CodeWatch, Rung
 from otel_kprofiler.bpf.baseline import ProgramReader
 from otel_kprofiler.bpf.iterator import read_programs
@@ -253,37 +254,18 @@ def test_loss_is_noticed_though_nothing_follows_it():
             os.sched_setaffinity(0, before)
 
 
-CHURN = """
-import os, sys, time
-sys.path.insert(0, sys.argv[1])
-from programs import load
-number, due, end = 0, time.monotonic(), time.monotonic() + float(sys.argv[2])
-while time.monotonic() < end:
-    for _ in range(20):
-        os.close(load(number, name="kprof_churn"))
-        number += 1
-    due += 0.02
-    time.sleep(max(0, due - time.monotonic()))
-print(number)
-"""
-
-
-def rss_bytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-
 def test_a_thousand_loads_per_second_cost_little_and_leak_nothing():
     """KPROFILER_CHURN_S seconds (default 6) beside 1,000 loads and unloads per second."""
     seconds = float(os.environ.get("KPROFILER_CHURN_S", "6"))
     with watching() as (symbolizer, watch):
-        command = [sys.executable, "-c", CHURN, str(Path(__file__).parent), str(seconds)]
+        command = churn_command(seconds, "kprof_churn")
         fds, memory, cpu = len(os.listdir("/proc/self/fd")), [], time.process_time()
         with subprocess.Popen(command, stdout=subprocess.PIPE) as churn:
             started = time.monotonic()
             while churn.poll() is None:
                 time.sleep(0.25)
                 symbolizer.advance(now_ns())
-                memory.append(rss_bytes())
+                memory.append(read_resident_bytes())
             loads = int(churn.stdout.read())
         share = (time.process_time() - cpu) / (time.monotonic() - started)
         wait_unloaded({s for s in kallsyms() if s[1].endswith("kprof_churn")})

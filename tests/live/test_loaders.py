@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.bpf import (
     SAMPLER_OBJECT,
     SAMPLER_SOURCE,
@@ -96,17 +97,12 @@ def test_the_verifiers_log_is_written_as_far_as_there_is_room(loader, level, cap
     assert "processed " in caplog.text[-300:]
 
 
-def resident_bytes():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def test_nothing_of_the_compiler_stays_in_memory():
     BccLoader().load(SPEC).close()
-    before = resident_bytes()
+    before = read_resident_bytes()
     BccLoader().load(SPEC).close()
     with open("/proc/self/maps") as file:
         assert not {"libbcc", "libclang", "libLLVM"} & {
             os.path.basename(line.split()[-1]).partition(".")[0].partition("-")[0] for line in file
         }
-    assert resident_bytes() - before < 2 << 20
+    assert read_resident_bytes() - before < 2 << 20
