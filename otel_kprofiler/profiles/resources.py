@@ -120,7 +120,7 @@ class ProcessResources:
         attributes = self._known.get(key)
         if attributes is None:
             found = self._read_process(key) if key.tgid else None
-            attributes = {**self._base, **self._describe(key, sample, found or {})}
+            attributes = {**self._base, **self._attributes(key, sample, found or {})}
             if self._contexts and found is not None:
                 self._contexts.expect(key)
                 self._own[key] = attributes
@@ -182,7 +182,7 @@ class ProcessResources:
         ticks = read_start_ticks(self._files, tgid)
         return None if ticks is None else ticks * TICK_NS
 
-    def _describe(
+    def _attributes(
         self, key: ProcessKey, sample: RawSample, found: Attributes
     ) -> dict[str, AttributeValue]:
         attributes = {**self._identity(key), **found}
