@@ -30,7 +30,8 @@ from otel_kprofiler.symbols import Explanation, Match, Symbolizer
     "elf_files",
     multiple=True,
     metavar="FILE",
-    help="Take relative addresses in this vmlinux, .ko or debug file; repeatable.",
+    help="Take relative addresses in this vmlinux, .ko or debug file; with --kallsyms: take"
+    " the sizes of functions from it. Repeatable.",
 )
 @click.option(
     "--rva",
@@ -74,13 +75,11 @@ def command(
     }
     if kallsyms is None and any(copies.values()):
         raise click.UsageError("copies of other files go with --kallsyms")
-    if bool(elf_files) != bool(rvas) and not (elf_files and words):
-        raise click.UsageError("--elf and --rva go together")
+    if rvas and (kallsyms or not elf_files):
+        raise click.UsageError("--rva goes with --elf, and not with --kallsyms")
     if not words and not rvas:
         raise click.UsageError("Missing argument 'ADDR|NAME|- ...'.")
-    if elf_files:
-        if kallsyms:
-            raise click.UsageError("--elf cannot be combined with --kallsyms")
+    if elf_files and not kallsyms:
         from otel_kprofiler.cli.symbolize_elf import (  # noqa: PLC0415 - imports elftools
             name_rva,
             open_files,
@@ -89,7 +88,7 @@ def command(
         files = open_files(elf_files)
         every = [name_rva(files, word, as_json=as_json) for word in (*rvas, *_words(words))]
         sys.exit(0 if all(every) else 1)
-    symbolizer = _open(kallsyms, copies)
+    symbolizer = _open(kallsyms, {**copies, "elf": elf_files})
     if symbolizer.hidden:
         click.echo(f"note: {symbolizer.hidden.value}; see otel-kprofiler doctor", err=True)
     found = True
@@ -107,7 +106,7 @@ def command(
     sys.exit(0 if found else 1)
 
 
-def _open(kallsyms: str | None, copies: Mapping[str, str | None]) -> Symbolizer:
+def _open(kallsyms: str | None, copies: Mapping[str, Any]) -> Symbolizer:
     if kallsyms is None:
         return Symbolizer.live(IteratedKallsyms(Access()))
     try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access, HostFiles
 from otel_kprofiler.model import (
     AddressRange,
@@ -35,6 +36,7 @@ from otel_kprofiler.symbols.kernel.explain import Explanation
 from otel_kprofiler.symbols.kernel.hidden import HiddenCause
 from otel_kprofiler.symbols.kernel.load import read_snapshot
 from otel_kprofiler.symbols.kernel.snapshot import Match, Snapshot, lookup_address
+from otel_kprofiler.symbols.kernel.table import SymbolTable
 from otel_kprofiler.symbols.kernel.timeline import ModuleSource, Timeline
 
 MAX_FRAMES_CACHED: Final = 4_096
@@ -156,6 +158,7 @@ class Symbolizer:
         version: str | os.PathLike[str] | None = None,
         builtin_ranges: str | os.PathLike[str] | None = None,
         kallmodsyms: str | os.PathLike[str] | None = None,
+        elf: Sequence[str | os.PathLike[str]] = (),
     ) -> Symbolizer:
         """Symbols from copies of a host's files; each may be compressed (``.xz``, ``.gz``).
 
@@ -167,9 +170,12 @@ class Symbolizer:
             version: copy of ``/proc/version``.
             builtin_ranges: copy of ``modules.builtin.ranges``.
             kallmodsyms: copy of ``/proc/kallmodsyms``.
+            elf: vmlinux, ``.ko`` or debug files. They tell the sizes of functions, which
+                kallsyms does not, so that nothing behind the end of one is named.
 
         Raises:
             OSError: the archive or a copy of symbols or ranges cannot be read.
+            KProfilerError: an ELF file is damaged, or of no module that is there.
         """
         sources = {
             "/proc/kallsyms": kallsyms,
@@ -187,7 +193,8 @@ class Symbolizer:
         for path in (kallsyms, builtin_ranges, kallmodsyms):
             if path is not None:
                 os.stat(path)
-        return cls(read_snapshot(files))
+        snapshot = read_snapshot(files)
+        return cls(_with_sizes(snapshot, elf) if elf else snapshot)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -333,6 +340,23 @@ def _frames(
     return tuple(
         [cache[lookup_address(pc, leaf=leaf_exact and not index)] for index, pc in enumerate(pcs)]
     )
+
+
+def _with_sizes(snapshot: Snapshot, paths: Sequence[str | os.PathLike[str]]) -> Snapshot:
+    from otel_kprofiler.symbols.elf.functions import ElfSymbols  # noqa: PLC0415 - elftools
+
+    tables: dict[str, Callable[[int], SymbolTable]] = {}
+    there = {module.build_id for module in snapshot.modules}
+    for path in paths:
+        symbols = ElfSymbols(os.fspath(path))
+        if symbols.build_id is None or symbols.build_id not in there:
+            raise KProfilerError(
+                f"{path} is of no module that is there: build id {symbols.build_id or 'missing'}",
+                hint="give the files of the kernel that kallsyms is of, with its modules,"
+                " /sys/module and notes",
+            )
+        tables[symbols.build_id] = symbols.table
+    return snapshot.with_tables(tables)
 
 
 def _user_words(stack: bytes) -> array[int]:

@@ -51,16 +51,22 @@ def find_files():
     return {name.partition(".")[0].replace("-", "_"): path for name, path in found.items()}
 
 
+def copies():
+    """Copies of the boot; with all of its kallsyms if the fixtures are there."""
+    kallsyms = FIXTURES / "kallsyms.xz"
+    return {
+        "kallsyms": kallsyms if kallsyms.exists() else DATA / "kallsyms.xz",
+        "modules": DATA / "proc_modules",
+        "sys_module": DATA / "sys_module.tar.xz",
+        "notes": DATA / "sys_kernel_notes",
+    }
+
+
 @pytest.fixture(scope="module")
 def captured():
-    """The boot; with all of its kallsyms if the fixtures are there."""
-    kallsyms = FIXTURES / "kallsyms.xz"
-    return CapturedFiles({
-        "/proc/kallsyms": kallsyms if kallsyms.exists() else DATA / "kallsyms.xz",
-        "/proc/modules": DATA / "proc_modules",
-        "/sys/module": DATA / "sys_module.tar.xz",
-        "/sys/kernel/notes": DATA / "sys_kernel_notes",
-    })  # fmt: skip
+    """The files of the boot."""
+    places = ("/proc/kallsyms", "/proc/modules", "/sys/module", "/sys/kernel/notes")
+    return CapturedFiles(dict(zip(places, copies().values(), strict=True)))
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +160,10 @@ def test_every_function_comes_back(symbolizer, symbols, oracle, say):
 
 
 def test_random_addresses_agree_with_sizes(symbolizer, symbols, oracle, say):
-    """Inside of a function both the name of the frame and of the backend are its name, and
-    in a gap the backend has none."""
+    """Inside of a function both the name of the frame and of the backend are its name; in a
+    gap the backend has none, nor has the frame when the file told the sizes."""
+    files = find_files()
+    sized = Symbolizer.from_files(**copies(), elf=[files[name] for name in symbols])
     rng = random.Random(11)
     ranges = [
         (part, module)
@@ -163,13 +171,18 @@ def test_random_addresses_agree_with_sizes(symbolizer, symbols, oracle, say):
         for part in module.ranges
     ]  # fmt: skip
     weights = [part.end - part.start for part, _ in ranges]
-    named = gaps = padding = 0
+    named = gaps = by_kallsyms = labels = 0
     wrong = []
     for part, module in rng.choices(ranges, weights, k=RANDOM_ADDRESSES):
         address = rng.randrange(part.start, part.end)
         names = names_by_size(oracle[module.name], address)
         frame = symbolizer.resolve_addresses([address])[0]
+        exact = sized.resolve_addresses([address])[0]
+        assert (exact.module.build_id, exact.address) == (module.build_id, frame.address)
         match = symbols[module.name].find(frame.address)
+        assert [line.system_name or line.function for line in exact.lines] == (
+            [match.line.system_name or match.line.function] if match else []
+        )
         shown = [frame.lines[0].system_name or frame.lines[0].function] if frame.lines else []
         if names:
             named += 1
@@ -177,14 +190,18 @@ def test_random_addresses_agree_with_sizes(symbolizer, symbols, oracle, say):
             right = match and has_name(names, match.names) and of_frame
         else:
             gaps += 1
-            padding += bool(shown)
+            by_kallsyms += bool(shown)
+            labels += match is not None
             right = match is None or any(
                 start == end and has_name(found, match.names)  # a label without a size
                 for start, end, found in oracle[module.name]
             )
         if not right:
             wrong.append((module.name, hex(address), names, shown, match))
-    say(f"{named} in functions, {gaps} in gaps ({padding} named by kallsyms), {len(wrong)} wrong")
+    say(
+        f"{named} in functions, {gaps} in gaps: {by_kallsyms} named by kallsyms alone, {labels}"
+        f" with the file, by labels without a size; {len(wrong)} wrong"
+    )
     assert named > RANDOM_ADDRESSES // 2
     assert not wrong, wrong[:60]
 

@@ -84,7 +84,11 @@ class ElfSymbols:
             (base, image.sections[index]) for index, base in self._bases.items()
         )
         self.symbols = sorted(read_code_symbols(image, table, self._bases))
-        self._table = _make_table(self.symbols)
+        self._table = self.table(0)
+
+    def table(self, base: int) -> SymbolTable:
+        """The symbols with their ends, as they lie when RVA 0 is at a runtime address."""
+        return _make_table(self.symbols, base)
 
     def find(self, rva: int) -> ElfMatch | None:
         """The function at an RVA; None in a gap or outside of code."""
@@ -165,7 +169,7 @@ def _find_text(image: ElfImage, symtab: Section) -> int:
     return base
 
 
-def _make_table(symbols: list[ElfSymbol]) -> SymbolTable:
+def _make_table(symbols: list[ElfSymbol], base: int) -> SymbolTable:
     """The symbols, and an end where the functions so far end and no other begins.
 
     A label inside of a function takes over what is behind it, as in kallsyms.
@@ -179,7 +183,7 @@ def _make_table(symbols: list[ElfSymbol]) -> SymbolTable:
     rows.sort(key=lambda row: row[0])
     builder = TableBuilder()
     builder.add(
-        [b"%016x" % row[0] for row in rows],
+        [b"%016x" % (base + row[0]) for row in rows],
         b"".join(row[1] for row in rows),
         [row[2] for row in rows],
     )

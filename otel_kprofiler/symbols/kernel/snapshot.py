@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -168,6 +168,16 @@ class Snapshot:
         core = [one for one in self._by_name.values() if one.module.kind is ModuleKind.VMLINUX]
         other._set_modules((*core, *loaded), gone)  # noqa: SLF001 - a copy of this very class
         other.generation, other.since_ns = generation, since_ns
+        return other
+
+    def with_tables(self, make: Mapping[str, Callable[[int], SymbolTable]]) -> Snapshot:
+        """The same with other tables for the modules with these build ids, made for their base."""
+        symbols = []
+        for one in self._by_name.values():
+            make_table = make.get(one.module.build_id or "")
+            symbols.append(one._replace(table=make_table(one.module.base)) if make_table else one)
+        other = copy(self)
+        other._set_modules(symbols)  # noqa: SLF001 - a copy of this very class
         return other
 
     def module(self, name: str) -> Module | None:

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from otel_kprofiler.cli.symbolize import command
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.symbols import ElfSymbols, make_file_id
+from otel_kprofiler.model import Unresolved
+from otel_kprofiler.symbols import ElfSymbols, Symbolizer, make_file_id
 from otel_kprofiler.symbols.elf import functions, image
 
 ET_REL, ET_EXEC = 1, 2
@@ -192,6 +193,55 @@ def test_the_command_names_rvas(module):
     assert run("--elf", module, "--rva", "30", status=1) == "snd_test+0x30  [no function]\n"
 
 
+TEXT = 0xFFFF_FFFF_C000_0000
+
+
+@pytest.fixture
+def host(tmp_path):
+    """Copies of a host that has the module, as arguments by name."""
+    lines = [(0x10, "first"), (0x40, "second.isra.0"), (0x95, "second.cold"), (0xD0, "leave")]
+    (tmp_path / "kallsyms").write_text(
+        "".join(f"{TEXT + at:x} t {name}\t[snd_test]\n" for at, name in lines)
+    )
+    (tmp_path / "modules").write_text(f"snd_test 4096 0 - Live {TEXT:#x}\n")
+    for path, content in {
+        "sections/.text": b"%#x" % TEXT,
+        "sections/.text.unlikely": b"%#x" % (TEXT + 0x95),
+        "sections/.exit.text": b"%#x" % (TEXT + 0xC0),
+        "notes/.note.gnu.build-id": NOTE,
+    }.items():
+        file = tmp_path / "sys_module" / "snd_test" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    return {name: tmp_path / name for name in ("kallsyms", "modules", "sys_module")}
+
+
+def test_sizes_bound_the_functions_of_a_running_module(host, module):
+    """What kallsyms alone names up to the next symbol ends where the file says."""
+    ends = [TEXT + rva for rva in (0x30, 0xA5, 0xE0)]
+    bare, exact = Symbolizer.from_files(**host), Symbolizer.from_files(**host, elf=[module])
+    assert [bare.explain(end).frame.function for end in ends] == ["first", "second", "leave"]
+    frames = [exact.explain(end - 1).frame for end in ends]
+    assert [frame.function for frame in frames] == ["first", "second", "leave"]
+    behind = [exact.explain(end).frame for end in ends]
+    assert [frame.unresolved for frame in behind] == [Unresolved.NO_SYMBOL] * 3
+    assert {frame.module.build_id for frame in behind} == {BUILD_ID}
+
+
+def test_a_file_of_another_kernel_gives_no_sizes(host, tmp_path):
+    other = tmp_path / "other.ko"
+    other.write_bytes(MODULE.replace(NOTE[-4:], b"abcd"))
+    with pytest.raises(KProfilerError, match=r"other\.ko is of no module that is there"):
+        Symbolizer.from_files(**host, elf=[other])
+
+
+def test_the_command_takes_sizes_from_a_file(host, module):
+    copies = [f"--{name.replace('_', '-')}={path}" for name, path in host.items()]
+    shown = run(*copies, "--elf", module, f"{TEXT + 0x2F:#x}", f"{TEXT + 0x30:#x}").splitlines()
+    assert "first+0x1f" in shown[0]
+    assert Unresolved.NO_SYMBOL.value in shown[1]
+
+
 def test_several_files_are_told_apart_by_id(tmp_path, module):
     other = tmp_path / "other.ko"
     other.write_bytes(MODULE.replace(NOTE[-4:], b"abcd"))
@@ -203,7 +253,8 @@ def test_several_files_are_told_apart_by_id(tmp_path, module):
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["--rva", "1"], ["--elf", "x"], ["--elf", "x", "--kallsyms", "y", "1"]]
+    "arguments",
+    [[], ["--rva", "1"], ["--elf", "x"], ["--elf", "x", "--kallsyms", "y", "--rva", "1"]],
 )
 def test_wrong_use_is_explained(arguments):
     run(*arguments, status=2)
