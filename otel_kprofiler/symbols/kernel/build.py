@@ -14,7 +14,12 @@ from typing import Final
 
 from otel_kprofiler.symbols.kernel.names import PAD_PREFIX, alias_rank
 from otel_kprofiler.symbols.kernel.packed import NamesPacker
-from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES, Entries, SymbolTable
+from otel_kprofiler.symbols.kernel.table import (
+    MAX_FUNCTION_BYTES,
+    Addresses,
+    Entries,
+    SymbolTable,
+)
 
 TEXT_TYPES: Final = b"tTwW"
 """Type letters of kallsyms that mean code: local, global, weak."""
@@ -42,7 +47,7 @@ class TableBuilder:
     """
 
     def __init__(self, *, packed: bool = False) -> None:
-        self._addresses = array("Q")
+        self._addresses = Addresses()
         self._lengths: list[bytes] = []
         self._names: BytesIO | NamesPacker = NamesPacker() if packed else BytesIO()
         self._padded: list[bytes] = []
@@ -109,7 +114,7 @@ class TableBuilder:
             for index, name in enumerate(names):
                 if len(name) >= 255:
                     self._long_lengths[start + index] = len(name)
-        self._addresses += values
+        self._addresses.add(values)
         self._lengths.append(lengths)
         self._names.write(b"".join(names))
         self._padded.append(padded)

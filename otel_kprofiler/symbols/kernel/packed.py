@@ -8,13 +8,15 @@ from __future__ import annotations
 import sys
 import zlib
 from array import array
+from io import BytesIO
 from typing import Final
 
 BLOCK_BYTES: Final = 2048
 """Bytes of names in a block: what one look-up decompresses."""
 
-_RAW = -15  # deflate without header and checksum, which would be 6 bytes per block
+_RAW = -11  # deflate without header and checksum, in a window of 2 KiB
 _LEVEL = 6
+_MEMORY = 5  # of zlib, which is 0.25 MB for each block by default
 
 
 class PackedNames:
@@ -71,7 +73,7 @@ class NamesPacker:
     """Compresses names while they arrive, so that they never lie in memory as a whole."""
 
     def __init__(self) -> None:
-        self._blocks = bytearray()
+        self._blocks = BytesIO()
         self._ends = array("I")
         self._rest = bytearray()
         self._size = 0
@@ -88,9 +90,9 @@ class NamesPacker:
         """The names; call once."""
         if self._rest:
             self._pack(bytes(self._rest))
-        return PackedNames(bytes(self._blocks), array("I", self._ends), self._size)
+        return PackedNames(self._blocks.getvalue(), array("I", self._ends), self._size)
 
     def _pack(self, names: bytes) -> None:
-        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW)
-        self._blocks += packer.compress(names) + packer.flush()
-        self._ends.append(len(self._blocks))
+        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW, _MEMORY)
+        self._blocks.write(packer.compress(names) + packer.flush())
+        self._ends.append(self._blocks.tell())

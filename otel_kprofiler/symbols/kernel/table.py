@@ -13,6 +13,7 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from otel_kprofiler.symbols.kernel.names import is_marker
@@ -42,11 +43,47 @@ class Symbol(NamedTuple):
     end: int
 
 
+class Addresses:
+    """Ascending addresses while they arrive: their lower halves, and where the upper changes."""
+
+    def __init__(self) -> None:
+        self._low = array("I")
+        self._highs: list[tuple[int, int]] = []  # from which index on, and the upper half
+
+    def __len__(self) -> int:
+        return len(self._low)
+
+    def add(self, values: array[int]) -> None:
+        """Add unsigned 64-bit integers at the end."""
+        start, end = 0, len(values)
+        while start < end:
+            high = values[start] >> 32
+            if not self._highs or self._highs[-1][1] != high:
+                self._highs.append((len(self._low), high))
+            stop = bisect_left(values, (high + 1) << 32, start) if values[-1] >> 32 != high else end
+            halves = memoryview(values[start:stop]).cast("B").cast("I")
+            self._low.frombytes(halves[sys.byteorder == "big" :: 2].tobytes())
+            start = stop
+
+    def offsets(self) -> tuple[int, int, array[int]]:
+        """Base, number of leading addresses that are out of its reach, and 32-bit offsets."""
+        if not self._highs:
+            return 0, 0, array("I")
+        if len(self._highs) == 1:
+            return self._highs[0][1] << 32, 0, _exact(self._low)
+        addresses = array("Q")
+        for (start, high), (stop, _) in pairwise([*self._highs, (len(self._low), 0)]):
+            addresses.extend((high << 32) + low for low in self._low[start:stop])
+        first = bisect_left(addresses, addresses[-1] - 0xFFFF_FFFF)
+        base = addresses[first]
+        return base, first, array("I", [address - base for address in addresses[first:]])
+
+
 class Entries(NamedTuple):
     """Raw material of a table: sorted by address, the preferred alias last.
 
     Attributes:
-        addresses: one per entry, array of unsigned 64-bit integers.
+        addresses: one per entry.
         lengths: length of each name, 255 for those in ``long_lengths``; 0 is an end.
         names: all names, one after the other.
         padded: one byte per entry: 1 if a ``__pfx_`` pad lies in front of it.
@@ -54,7 +91,7 @@ class Entries(NamedTuple):
         pad: size of the pads in bytes; 0 if there are none.
     """
 
-    addresses: array[int]
+    addresses: Addresses
     lengths: bytes
     names: bytes | PackedNames
     padded: bytes
@@ -84,7 +121,7 @@ class SymbolTable:
     )
 
     def __init__(self, entries: Entries, *, max_function: int = MAX_FUNCTION_BYTES) -> None:
-        self.base, first, self._offsets = _offsets(entries.addresses)
+        self.base, first, self._offsets = entries.addresses.offsets()
         self.dropped = first
         """Entries left out because they lie more than 4 GiB below the last one."""
         self._lengths = entries.lengths[first:]
@@ -230,21 +267,6 @@ class SymbolTable:
             total += group
             checkpoints.append(total)
         return _exact(checkpoints)
-
-
-def _offsets(addresses: array[int]) -> tuple[int, int, array[int]]:
-    """Base, number of leading addresses that are out of reach, and 32-bit offsets."""
-    if not addresses:
-        return 0, 0, array("I")
-    high = addresses[0] >> 32
-    if high == addresses[-1] >> 32:  # sorted, so all between are equal
-        halves = memoryview(addresses).cast("B").cast("I")
-        low = array("I")
-        low.frombytes(halves[sys.byteorder == "big" :: 2].tobytes())
-        return high << 32, 0, _exact(low)
-    first = bisect_left(addresses, addresses[-1] - 0xFFFF_FFFF)
-    base = addresses[first]
-    return base, first, array("I", [address - base for address in addresses[first:]])
 
 
 def _exact(values: array[int]) -> array[int]:
