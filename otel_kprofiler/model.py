@@ -168,6 +168,8 @@ class Unresolved(enum.Enum):
     FREED_INIT = "the code was freed when the kernel had started"
     USER_ADDRESS = "user frames are exported as raw addresses"
 
+    __hash__ = object.__hash__  # that of Enum is Python code, which each frame would run
+
 
 class FrameKind(enum.Enum):
     """Which colour a frame has in a flame graph."""

@@ -75,8 +75,9 @@ class Dictionary:
         tables: entries of each table, without the zero entry, ready to be joined.
     """
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, *, keys_by_reference: bool) -> None:
         self._writer = writer
+        self._by_reference = keys_by_reference
         self.size = writer.table_overhead()
         self.tables: tuple[list[bytes], ...] = tuple([] for _ in range(7))
         self._strings: dict[str, Token] = {"": b""}
@@ -135,19 +136,20 @@ class Dictionary:
         """Token of a link; no link is index 0."""
         return b"" if link is None else self._intern(LINK, self._writer.link(link))
 
-    def key_values(self, attributes: Attributes, by_reference: bool) -> list[KeyValue]:
+    def key_values(self, attributes: Attributes) -> tuple[bytes, ...]:
         """Attributes of a resource or scope, sorted by key so that equal ones give equal bytes."""
-        if not by_reference:
-            return [KeyValue(key, attributes[key]) for key in sorted(attributes)]
-        return [
-            KeyValue(
-                key,
-                value := attributes[key],
-                self.string(key),
-                self.string(value) if isinstance(value, str) else b"",
-            )
-            for key in sorted(attributes)
-        ]
+        return tuple([self._key_value(key, attributes[key]) for key in sorted(attributes)])
+
+    def _key_value(self, key: str, value: AttributeValue) -> bytes:
+        if not self._by_reference:
+            return self._writer.key_value(KeyValue(key, value))
+        if not isinstance(value, str):
+            return self._writer.key_value(KeyValue(key, value, self.string(key)))
+        known = self._shortcuts.get((key, value))  # most texts are the same in all resources
+        if known is not None:
+            return known
+        written = KeyValue(key, value, self.string(key), self.string(value))
+        return self._remember(self._shortcuts, (key, value), self._writer.key_value(written))
 
     def thread(self, sample: WindowSample) -> bytes:
         """Joined tokens of a sample's attributes."""
@@ -182,7 +184,7 @@ class Dictionary:
         if token is None:
             known = self._frames
             locations = self._join(
-                [known.get(id(frame)) or self.frame(frame) for frame in stack.frames]
+                [known.get(id(frame)) or self._add_frame(frame) for frame in stack.frames]
             )
             token = self._intern(STACK, self._writer.stack(locations)) if locations else b""
             self._remember(self._stacks, id(stack), token)
@@ -190,20 +192,17 @@ class Dictionary:
 
     def frame(self, frame: Frame) -> Token:
         """Token of a frame's location."""
-        token = self._frames.get(id(frame))
-        if token is None:
-            token = self._intern(LOCATION, self._location(frame))
-            self._remember(self._frames, id(frame), token)
-        return token
+        return self._frames.get(id(frame)) or self._add_frame(frame)
 
-    def _location(self, frame: Frame) -> bytes:
-        lines = [(self._function(line), line.line) for line in frame.lines if any(line[:3])]
-        return self._writer.location(
-            self._mapping(frame.module, frame.address) if frame.module else b"",
-            frame.address,
-            lines,
+    def _add_frame(self, frame: Frame) -> Token:
+        module, address, lines = frame.module, frame.address, frame.lines
+        location = self._writer.location(
+            self._mapping(module, address) if module else b"",
+            address,
+            [(self._function(line), line.line) for line in lines if any(line[:3])] if lines else (),
             self._frame_attributes(frame),
         )
+        return self._remember(self._frames, id(frame), self._intern(LOCATION, location))
 
     def _frame_attributes(self, frame: Frame) -> bytes:
         user, unresolved, builtin = frame.kind is FrameKind.USER, frame.unresolved, frame.builtin

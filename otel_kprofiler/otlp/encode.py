@@ -28,7 +28,7 @@ from otel_kprofiler.otlp.conventions import SCHEMA_URL
 from otel_kprofiler.otlp.dictionary import Dictionary
 from otel_kprofiler.otlp.json_form import JsonWriter
 from otel_kprofiler.otlp.protobuf import ProtobufWriter
-from otel_kprofiler.otlp.writer import Around, Header, KeyValue, ProfileTypes, Writer
+from otel_kprofiler.otlp.writer import Around, Header, ProfileTypes, Writer
 from otel_kprofiler.version import __version__
 
 _WRITERS: Final[dict[Form, Writer]] = {Form.PROTOBUF: ProtobufWriter(), Form.JSON: JsonWriter()}
@@ -36,7 +36,13 @@ _WRITERS: Final[dict[Form, Writer]] = {Form.PROTOBUF: ProtobufWriter(), Form.JSO
 _ONE_BYTE_INDICES: Final = 127
 """Entries of a table, besides the zero entry, whose index is one byte long."""
 
+_STACKS_COUNTED: Final = 256
+"""So many stacks, or twice as many, tell which frames are frequent."""
+
 _ID_PREFIX_BYTES: Final = 12
+
+_LENGTHS_BYTES: Final = 64
+"""More than the lengths of messages inside of each other grow by when these are filled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +83,15 @@ _Unit = tuple[Resource, WindowSample]
 
 
 class _Group:
-    """The ResourceProfiles that is being filled: timestamps by identity of the sample."""
+    """The ResourceProfiles that is being filled: timestamps by identity of the sample.
 
-    def __init__(self, resource: Resource, around: Around) -> None:
+    With ``around_size`` beside its samples it is no smaller than it will be.
+    """
+
+    def __init__(self, resource: Resource, around: Around, around_size: int) -> None:
         self.resource = resource
         self.around = around
+        self.around_size = around_size
         self.samples: dict[bytes, bytes] = {}
         self.size = 0
         self.count = 0
@@ -97,7 +107,7 @@ class _Part:
     def __init__(self, options: _Options, all_units: Sequence[_Unit] = ()) -> None:
         self._options = options
         self._writer = options.writer
-        self._dictionary = Dictionary(options.writer)
+        self._dictionary = Dictionary(options.writer, keys_by_reference=options.keys_by_reference)
         self._finished: list[bytes] = []
         self._finished_size = 0
         self._counts: list[int] = []
@@ -106,7 +116,8 @@ class _Part:
         if all_units:
             self._around(all_units[0][0])  # strings that every resource refers to come first
             for frame in self._frequent(all_units):
-                self._pause()
+                if options.pause:
+                    options.pause()
                 self._dictionary.frame(frame)
 
     @property
@@ -115,15 +126,17 @@ class _Part:
 
     def add(self, resource: Resource, sample: WindowSample, times: Sequence[int]) -> bool:
         """Add timestamps of a sample; False, and nothing has changed, if they do not fit."""
-        writer, dictionary = self._writer, self._dictionary
-        self._pause()
+        writer, dictionary, pause = self._writer, self._dictionary, self._options.pause
+        if pause:
+            pause()
         dictionary.begin()
         group = self._group
         closed_size = self._finished_size
         if group is None or group.resource is not resource:
             if group is not None:
                 closed_size += writer.group_size(group.around, group.size)
-            group = _Group(resource, self._around(resource))
+            around = self._around(resource)
+            group = _Group(resource, around, writer.group_size(around, 0) + _LENGTHS_BYTES)
         head = writer.sample_head(
             dictionary.stack(sample.stack), dictionary.thread(sample), dictionary.link(sample.link)
         )
@@ -135,7 +148,8 @@ class _Part:
             timestamps = earlier + timestamps
         size += writer.sample_size(len(head), len(timestamps))
         limit = self._options.max_bytes
-        if limit is not None:
+        bound = closed_size + group.around_size + size + dictionary.size
+        if limit is not None and bound > limit:  # only then is the exact size of interest
             groups = closed_size + writer.group_size(group.around, size)
             if writer.request_size(groups, dictionary.size) > limit:
                 dictionary.rollback()
@@ -167,42 +181,37 @@ class _Part:
             profile_id=self._id_prefix + number.to_bytes(4, "big"),
             scope_name=scope.name,
             scope_version=scope.version,
-            scope_attributes=self._key_values(scope.attributes),
+            scope_attributes=self._dictionary.key_values(scope.attributes),
             scope_schema_url=scope.schema_url,
-            resource_attributes=self._key_values(resource.attributes),
+            resource_attributes=self._dictionary.key_values(resource.attributes),
             resource_schema_url=resource.schema_url or SCHEMA_URL,
             attributes=self._dictionary.attributes(options.account) if number == 1 else b"",
         )
         return self._writer.around(header)
 
-    def _key_values(self, attributes: Attributes) -> Sequence[KeyValue]:
-        return self._dictionary.key_values(attributes, self._options.keys_by_reference)
-
     def _frequent(self, units: Sequence[_Unit]) -> list[Frame]:
         """The frames that most stacks hold, if there are more than short indices."""
-        stacks = {id(sample.stack): sample.stack for _, sample in units}.values()
+        stacks = list({id(sample.stack): sample.stack for _, sample in units}.values())
         frames: dict[int, Frame] = {}
         uses: Counter[int] = Counter()
-        for stack in stacks:
-            self._pause()
+        for stack in stacks[:: max(1, len(stacks) // _STACKS_COUNTED)]:
+            if self._options.pause:
+                self._options.pause()
             frames.update(zip(map(id, stack.frames), stack.frames, strict=True))
             uses.update(map(id, stack.frames))
         if len(frames) <= _ONE_BYTE_INDICES:
             return []
         return [frames[key] for key, _ in uses.most_common(_ONE_BYTE_INDICES)]
 
-    def _pause(self) -> None:
-        if self._options.pause:
-            self._options.pause()
-
     def _finish_group(self) -> None:
         group = self._group
         if group is None:
             return
-        samples = []
-        for item in group.samples.items():
-            samples.append(self._writer.sample(*item))
-            self._pause()
+        samples, pause = [], self._options.pause
+        for head, timestamps in group.samples.items():
+            samples.append(self._writer.sample(head, timestamps))
+            if pause:
+                pause()
         self._finished.append(self._writer.group(group.around, samples))
         self._finished_size += len(self._finished[-1])
         self._counts.append(group.count)

@@ -68,24 +68,6 @@ def _any_value(value: AttributeValue) -> bytes:
     return b'{"arrayValue":{"values":[%b]}}' % b",".join(map(_any_value, value))
 
 
-def _key_values(attributes: Iterable[KeyValue]) -> bytes:
-    return _array(
-        b"attributes",
-        b",".join(
-            _object(
-                _field(b"keyStrindex", key_token) or b'"key":' + _quoted(key),
-                b'"value":'
-                + (
-                    b'{"stringValueStrindex":%b}' % value_token
-                    if value_token
-                    else _any_value(value)
-                ),
-            )
-            for key, value, key_token, value_token in attributes
-        ),
-    )
-
-
 class JsonWriter:
     """Writes ``ExportProfilesServiceRequest`` as one line of JSON; thread-safe, has no state."""
 
@@ -173,6 +155,16 @@ class JsonWriter:
         """Length of ``sample`` from the lengths of its parts."""
         return head + timestamps + _EMPTY_SAMPLE_BYTES
 
+    def key_value(self, attribute: KeyValue) -> bytes:
+        """One element of ``attributes``."""
+        key, value, key_token, value_token = attribute
+        any_value = (
+            b'{"stringValueStrindex":%b}' % value_token if value_token else _any_value(value)
+        )
+        return _object(
+            _field(b"keyStrindex", key_token) or b'"key":' + _quoted(key), b'"value":' + any_value
+        )
+
     def around(self, header: Header) -> Around:
         """Everything of a ResourceProfiles but its samples."""
         window, types = header.window, header.types
@@ -193,7 +185,7 @@ class JsonWriter:
         scope_body = _object(
             _text(b"name", header.scope_name),
             _text(b"version", header.scope_version),
-            _key_values(header.scope_attributes),
+            _array(b"attributes", b",".join(header.scope_attributes)),
         )
         ends = (
             _text(b"schemaUrl", header.scope_schema_url),
@@ -205,7 +197,7 @@ class JsonWriter:
             (b'{"scope":%b,"profiles":[' % scope_body, b"]" + scope_end + b"}"),
             (
                 b',{"resource":%b,"scopeProfiles":['
-                % _object(_key_values(header.resource_attributes)),
+                % _object(_array(b"attributes", b",".join(header.resource_attributes))),
                 b"]" + resource_end + b"}",
             ),
         )

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import Attributes, AttributeValue
-from otel_kprofiler.otlp.protobuf import _key_values
+from otel_kprofiler.otlp.protobuf import key_value
 from otel_kprofiler.otlp.wire import delimited
 from otel_kprofiler.otlp.writer import KeyValue
 
@@ -41,7 +41,7 @@ def encode_process_context(context: ProcessContext) -> bytes:
 
 
 def _attributes(tag: bytes, attributes: Attributes) -> bytes:
-    return _key_values(tag, (KeyValue(*item, b"", b"") for item in attributes.items()))
+    return b"".join(tag + key_value(KeyValue(*item)) for item in attributes.items())
 
 
 def decode_process_context(payload: bytes) -> ProcessContext:

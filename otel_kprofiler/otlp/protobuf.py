@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final
 
 from otel_kprofiler.model import AttributeValue, Form, SpanLink
@@ -19,7 +20,7 @@ from otel_kprofiler.otlp.wire import (
     fixed64,
     varint,
 )
-from otel_kprofiler.otlp.writer import Around, Header, KeyValue, Token, clean
+from otel_kprofiler.otlp.writer import Around, Header, KeyValue, ProfileTypes, Token, clean
 
 _TABLE_TAGS: Final = (b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x32", b"\x3a")
 _ZERO_ENTRIES: Final = tuple(tag + b"\0" for tag in _TABLE_TAGS)
@@ -50,13 +51,37 @@ def _any_value(value: AttributeValue) -> bytes:
     return delimited(b"\x2a", b"".join(delimited(b"\x0a", _any_value(item)) for item in value))
 
 
-def _key_values(tag: bytes, attributes: Iterable[KeyValue]) -> bytes:
-    out = []
-    for key, value, key_token, value_token in attributes:
-        any_value = b"\x40" + value_token if value_token else _any_value(value)
-        body = _text(b"\x0a", "" if key_token else key) + delimited(b"\x12", any_value)
-        out.append(delimited(tag, body + _field(b"\x18", key_token)))
-    return b"".join(out)
+def key_value(attribute: KeyValue) -> bytes:
+    """A ``KeyValue`` with its length, without a tag."""
+    key, value, key_token, value_token = attribute
+    any_value = b"\x40" + value_token if value_token else _any_value(value)
+    body = _text(b"\x0a", "" if key_token else key) + delimited(b"\x12", any_value)
+    return delimited(b"", body + _field(b"\x18", key_token))
+
+
+def _repeated(tag: bytes, messages: Iterable[bytes]) -> bytes:
+    return b"".join([tag + message for message in messages])
+
+
+# What all profiles of a request have in common is written once.
+@lru_cache(maxsize=4)
+def _profile_ends(
+    types: ProfileTypes, start_unix_ns: int, duration_ns: int, period_ns: int
+) -> tuple[bytes, bytes]:
+    sample_type = _field(b"\x08", types.sample_type) + _field(b"\x10", types.sample_unit)
+    period_type = _field(b"\x08", types.period_type) + _field(b"\x10", types.period_unit)
+    after = b"\x19" + fixed64(start_unix_ns) + b"\x20" + varint(duration_ns)
+    if period_type:
+        after += delimited(b"\x2a", period_type) + b"\x30" + varint(period_ns)
+    return delimited(b"\x0a", sample_type), after
+
+
+@lru_cache(maxsize=4)
+def _scope_ends(
+    name: str, version: str, attributes: tuple[bytes, ...], schema_url: str
+) -> tuple[bytes, bytes]:
+    body = _text(b"\x0a", name) + _text(b"\x12", version) + _repeated(b"\x1a", attributes)
+    return delimited(b"\x0a", body), _text(b"\x1a", schema_url)
 
 
 class ProtobufWriter:
@@ -66,6 +91,7 @@ class ProtobufWriter:
     separator = b""
 
     token = staticmethod(varint)
+    key_value = staticmethod(key_value)
 
     def table_overhead(self) -> int:
         """Seven zero entries of two bytes."""
@@ -117,7 +143,10 @@ class ProtobufWriter:
 
     def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
         """The fields of a sample before its timestamps."""
-        return _field(b"\x08", stack) + _message(b"\x12", attributes) + _field(b"\x18", link)
+        head = b"\x08" + stack if stack else b""
+        if attributes:
+            head += b"\x12" + varint(len(attributes)) + attributes
+        return head + b"\x18" + link if link else head
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
         """Content of ``timestamps_unix_nano``: may be concatenated."""
@@ -134,21 +163,20 @@ class ProtobufWriter:
 
     def around(self, header: Header) -> Around:
         """Everything of a ResourceProfiles but its samples."""
-        window, types = header.window, header.types
-        sample_type = _field(b"\x08", types.sample_type) + _field(b"\x10", types.sample_unit)
-        period_type = _field(b"\x08", types.period_type) + _field(b"\x10", types.period_unit)
-        after = b"\x19" + fixed64(window.start_unix_ns)
-        after += b"\x20" + varint(window.end_unix_ns - window.start_unix_ns)
-        if period_type:
-            after += delimited(b"\x2a", period_type) + b"\x30" + varint(window.period_ns)
+        window = header.window
+        start, end = window.start_unix_ns, window.end_unix_ns
+        before, after = _profile_ends(header.types, start, end - start, window.period_ns)
         after += _message(b"\x3a", header.profile_id) + _message(b"\x5a", header.attributes)
-        scope_body = _text(b"\x0a", header.scope_name) + _text(b"\x12", header.scope_version)
-        scope_body += _key_values(b"\x1a", header.scope_attributes)
         return Around(
-            (delimited(b"\x0a", sample_type), after),
-            (delimited(b"\x0a", scope_body), _text(b"\x1a", header.scope_schema_url)),
+            (before, after),
+            _scope_ends(
+                header.scope_name,
+                header.scope_version,
+                header.scope_attributes,
+                header.scope_schema_url,
+            ),
             (
-                delimited(b"\x0a", _key_values(b"\x0a", header.resource_attributes)),
+                delimited(b"\x0a", _repeated(b"\x0a", header.resource_attributes)),
                 _text(b"\x1a", header.resource_schema_url),
             ),
         )

@@ -49,16 +49,19 @@ class Around(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a ResourceProfiles with one profile says besides the samples."""
+    """What a ResourceProfiles with one profile says besides the samples.
+
+    Attributes of scope and resource are as :meth:`Writer.key_value` writes them.
+    """
 
     window: Window
     types: ProfileTypes
     profile_id: bytes
     scope_name: str
     scope_version: str
-    scope_attributes: Sequence[KeyValue]
+    scope_attributes: tuple[bytes, ...]
     scope_schema_url: str
-    resource_attributes: Sequence[KeyValue]
+    resource_attributes: tuple[bytes, ...]
     resource_schema_url: str
     attributes: bytes = b""
 
@@ -127,6 +130,10 @@ class Writer(Protocol):
 
     def sample_size(self, head: int, timestamps: int) -> int:
         """Length of :meth:`sample` from the lengths of its parts."""
+        ...
+
+    def key_value(self, attribute: KeyValue) -> bytes:
+        """An attribute of a resource or scope."""
         ...
 
     def around(self, header: Header) -> Around:

@@ -204,17 +204,17 @@ class ProcessResources:
         """What ``/proc`` tells; None if the process is gone or its pid has another user."""
         attributes: dict[str, AttributeValue] = {}
         try:
-            path = self._files.read_link(f"/proc/{key.tgid}/exe").removesuffix(" (deleted)")
-            attributes["process.executable.path"] = path
-            attributes["process.executable.name"] = path.rpartition("/")[2]
-        except OSError:
-            pass  # a kernel thread, or a process that this one may not look into
-        try:
             container = parse_container_id(self._files.read_bytes(f"/proc/{key.tgid}/cgroup"))
         except OSError:
             return None
         if container:
             attributes["container.id"] = container
+        try:
+            path = self._files.read_link(f"/proc/{key.tgid}/exe").removesuffix(" (deleted)")
+            attributes["process.executable.path"] = path
+            attributes["process.executable.name"] = path.rpartition("/")[2]
+        except OSError:
+            pass  # a kernel thread, or a process that this one may not look into
         # Looked at last: what was read above belongs to the sampled process only if the pid
         # still has its start time, to the tick that /proc shows.
         known_ns = key.start_time_ns

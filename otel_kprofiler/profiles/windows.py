@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from otel_kprofiler.clock import Clock, Interval, StreamClock
 from otel_kprofiler.model import (
     ON_CPU,
+    FrameKind,
     LossCause,
     ProfileKind,
     RawSample,
@@ -25,7 +26,8 @@ from otel_kprofiler.model import (
 
 _Key = tuple[Stack, int, bytes, int, SpanLink | None]
 
-_MAY_BE_KNOWN_LATER = frozenset({Unresolved.NOT_YET_KNOWN, Unresolved.UNMAPPED})
+_MAY_BE_KNOWN_LATER = (Unresolved.NOT_YET_KNOWN, Unresolved.UNMAPPED)
+_USER = FrameKind.USER
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +120,7 @@ class WindowBuilder:
             times.append(sample.time_ns)
             return
         group[key] = [sample.time_ns]
-        if stack not in self._unfinished and any(
-            frame.unresolved in _MAY_BE_KNOWN_LATER for frame in stack.frames
-        ):
+        if stack not in self._unfinished and _may_be_known_later(stack):
             self._unfinished[stack] = sample
 
     def close(
@@ -184,6 +184,15 @@ class WindowBuilder:
 
     def _resolved_again(self, resolve: Callable[[RawSample], Stack]) -> dict[Stack, Stack]:
         return {stack: resolve(sample) for stack, sample in self._unfinished.items()}
+
+
+def _may_be_known_later(stack: Stack) -> bool:
+    for frame in stack.frames:
+        if frame.kind is _USER:
+            return False  # and so are all that follow
+        if frame.unresolved in _MAY_BE_KNOWN_LATER:
+            return True
+    return False
 
 
 def _samples(

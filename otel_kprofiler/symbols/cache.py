@@ -26,7 +26,7 @@ class BoundedCache(dict[K, V]):
         limit: int,
         compute: Callable[[K], V],
         *,
-        weigh: Callable[[K], int] = lambda _: 0,
+        weigh: Callable[[K], int] | None = None,
         max_weight: int = 0,
     ) -> None:
         super().__init__()
@@ -41,10 +41,10 @@ class BoundedCache(dict[K, V]):
         value = self._old.get(key)
         if value is None:
             value = self._compute(key)
-        weight = self._weight + self._weigh(key)
-        if len(self) >= self._half or (self and weight > self._half_weight > 0):
+        weight = self._weigh(key) if self._weigh else 0
+        if len(self) >= self._half or (self and self._weight + weight > self._half_weight > 0):
             self._old = dict(self)
             self.clear()
-            weight -= self._weight
-        self._weight = weight
+            self._weight = 0
+        self._weight += weight
         return self.setdefault(key, value)

@@ -35,7 +35,7 @@ from otel_kprofiler.symbols.kernel.builtin import builtin_ranges_path, find_rele
 from otel_kprofiler.symbols.kernel.explain import Explanation
 from otel_kprofiler.symbols.kernel.hidden import HiddenCause
 from otel_kprofiler.symbols.kernel.load import read_snapshot
-from otel_kprofiler.symbols.kernel.snapshot import Match, Snapshot, lookup_address
+from otel_kprofiler.symbols.kernel.snapshot import Match, Snapshot, lookup_addresses
 from otel_kprofiler.symbols.kernel.table import SymbolTable
 from otel_kprofiler.symbols.kernel.timeline import ModuleSource, Timeline
 
@@ -47,6 +47,7 @@ MAX_USER_FRAMES_CACHED: Final = 4_096
 """They cost little to make, and no two processes have the same."""
 MAX_HISTORY: Final = 16
 _WORD_BYTES = 8
+_USER, _USER_ADDRESS = FrameKind.USER, Unresolved.USER_ADDRESS  # enum members are slow to get at
 
 _StackKey = tuple[bytes, bytes, StackStatus, StackStatus]
 
@@ -65,12 +66,13 @@ class _View:
 
         def make_stack(key: _StackKey) -> Stack | MixedStack:
             kernel, user, kernel_status, user_status = key
+            kernel_frames = _frames(frames, _words(kernel))
             stack = Stack(
-                (*_frames(frames, _words(kernel)), *_frames(user_frames, _user_words(user))),
+                kernel_frames + _frames(user_frames, _user_words(user)),
                 kernel_status,
                 user_status,
             )
-            if code is not None and any(map(is_outside, stack.frames)):
+            if code is not None and any(map(is_outside, kernel_frames)):
                 return MixedStack(stack, code)
             return stack
 
@@ -337,9 +339,7 @@ def _frames(
     cache: BoundedCache[int, Frame], pcs: Sequence[int], *, leaf_exact: bool = True
 ) -> tuple[Frame, ...]:
     """Frames of one side of a stack, leaf first."""
-    return tuple(
-        [cache[lookup_address(pc, leaf=leaf_exact and not index)] for index, pc in enumerate(pcs)]
-    )
+    return tuple(map(cache.__getitem__, lookup_addresses(pcs, leaf_exact=leaf_exact)))
 
 
 def _with_sizes(snapshot: Snapshot, paths: Sequence[str | os.PathLike[str]]) -> Snapshot:
@@ -369,7 +369,7 @@ def _user_words(stack: bytes) -> array[int]:
 
 
 def _user_frame(address: int) -> Frame:
-    return Frame(None, address, (), 0, FrameKind.USER, Unresolved.USER_ADDRESS)
+    return Frame(None, address, (), 0, _USER, _USER_ADDRESS)
 
 
 def _words(stack: bytes) -> array[int]:

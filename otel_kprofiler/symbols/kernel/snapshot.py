@@ -195,7 +195,7 @@ class Snapshot:
         return (owner, *found) if found else None
 
     def frame(self, address: int) -> Frame:
-        """A new frame for a runtime address that is already adjusted (see ``lookup_address``)."""
+        """A new frame for a runtime address that is already adjusted (see ``lookup_addresses``)."""
         index = bisect_right(self._starts, address) - 1
         if index < 0 or address >= self._ends[index]:
             return self._frame_outside(address, self._starts[index] if index >= 0 else 0)
@@ -349,13 +349,16 @@ class Snapshot:
         )
 
 
-def lookup_address(pc: int, *, leaf: bool) -> int:
-    """The address to look up and to export for a program counter of a stack.
+def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int]:
+    """The addresses to look up and to export for the program counters of a stack, leaf first.
 
     The only place that adjusts: a leaf is exact; a caller is a return address, which may already
     belong to the next line or function, so the byte before it stands for the call.
     """
-    return pc if leaf else pc - 1
+    addresses = [pc - 1 for pc in pcs]
+    if leaf_exact and addresses:
+        addresses[0] = pcs[0]
+    return addresses
 
 
 def _disjoint(
