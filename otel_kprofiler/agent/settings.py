@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from otel_kprofiler.pipeline import DRAIN_INTERVAL_S
-from otel_kprofiler.profiles import WindowSchedule
+from otel_kprofiler.profiles import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.sampling import SamplerConfig
 
 if TYPE_CHECKING:
     from otel_kprofiler.config import Receiver
     from otel_kprofiler.model import AttributeValue
 
-FIRST_WINDOW_NS: Final = 1_000_000_000
 FIXED_AT_START: Final = (
     "loader",
     "map_scale_factor",

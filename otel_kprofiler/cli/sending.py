@@ -8,10 +8,10 @@ from typing import Final, Self
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import ExportQueue, exporter_from_environment
 from otel_kprofiler.model import Window
-from otel_kprofiler.profiles import WindowSchedule
+from otel_kprofiler.profiles import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.reporting import ExporterAccount, Reporter
 
-SCHEDULE: Final = WindowSchedule(5_000_000_000, first_ns=1_000_000_000)
+SCHEDULE: Final = WindowSchedule(5_000_000_000, first_ns=FIRST_WINDOW_NS)
 """Windows are as long as the agent's."""
 _TIMEOUT_MILLIS: Final = 10_000
 

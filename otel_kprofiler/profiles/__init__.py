@@ -9,12 +9,13 @@ from otel_kprofiler.profiles.contexts import (
 )
 from otel_kprofiler.profiles.gate import EventTimeGate
 from otel_kprofiler.profiles.resources import SCHEMA_URL, ProcessResources, read_host_attributes
-from otel_kprofiler.profiles.windows import WindowBuilder, WindowSchedule
+from otel_kprofiler.profiles.windows import FIRST_WINDOW_NS, WindowBuilder, WindowSchedule
 
 __all__ = [
     "CONTEXT_HEADER",
     "CONTEXT_SIGNATURE",
     "CONTEXT_VERSION",
+    "FIRST_WINDOW_NS",
     "SCHEMA_URL",
     "EventTimeGate",
     "ProcessContexts",

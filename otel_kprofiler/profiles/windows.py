@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from otel_kprofiler.clock import Clock, Interval, StreamClock
 from otel_kprofiler.model import (
@@ -23,6 +24,9 @@ from otel_kprofiler.model import (
     Window,
     WindowSample,
 )
+
+FIRST_WINDOW_NS: Final = 500_000_000
+"""Length of the first window of whatever runs for long."""
 
 _Key = tuple[Stack, int, bytes, int, SpanLink | None]
 

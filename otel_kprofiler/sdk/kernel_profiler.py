@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from otel_kprofiler.errors import HostError, KProfilerError
 from otel_kprofiler.model import MAX_FRAMES, AttributeValue, Window
-from otel_kprofiler.profiles import WindowSchedule
+from otel_kprofiler.profiles import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.sdk.exporters import ExporterFactory, find_exporters
-from otel_kprofiler.sdk.plan import FIRST_WINDOW_NS, Plan, Target
+from otel_kprofiler.sdk.plan import Plan, Target
 from otel_kprofiler.sdk.process_context import publish_process_context
 from otel_kprofiler.sdk.provider import (
     BatchProfileProcessor,

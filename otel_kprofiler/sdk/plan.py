@@ -26,7 +26,6 @@ from otel_kprofiler.sdk.resource import plain_attributes
 
 Target = Literal["self", "children", "host"]
 
-FIRST_WINDOW_NS: Final = 1_000_000_000
 _INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _LONGEST_DRAIN_S: Final = 1.0
 _SAMPLES_PER_DRAIN: Final = 200

@@ -9,9 +9,9 @@ from pydantic import Field, ValidationError
 
 from otel_kprofiler.config import Receiver
 from otel_kprofiler.errors import ConfigError, ConfigProblem
-from otel_kprofiler.profiles import WindowSchedule
+from otel_kprofiler.profiles import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.sampling import SamplerConfig
-from otel_kprofiler.sdk.plan import FIRST_WINDOW_NS, Plan
+from otel_kprofiler.sdk.plan import Plan
 
 _PREFIX: Final = "OTEL_KPROFILER_"
 _OWN_VARIABLES: Final = frozenset({"OTEL_KPROFILER_FILE"})
