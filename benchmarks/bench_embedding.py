@@ -1,6 +1,7 @@
 """Embedding: what a service pays for profiling itself."""
 
 import contextlib
+import gc
 import http.client
 import os
 import socket
@@ -22,6 +23,7 @@ from benchmarks.receiver import Receiver
 from benchmarks.rows import Row
 from benchmarks.usage import cpu_seconds
 from otel_kprofiler.sampling import EbpfSampler
+from otel_kprofiler.sampling.events import CpuEvents
 from otel_kprofiler.sdk import (
     InMemoryProfileExporter,
     KernelProfiler,
@@ -208,9 +210,14 @@ def profiled(**options: Any) -> Iterator[KernelProfiler]:
 
 
 def holds(seconds: float, rate: int) -> Iterator[Row]:
-    """CPU time of the draining thread between two moments at which it lets others run."""
+    """CPU time of the draining thread between two moments at which it lets others run.
+
+    What was there before is kept out of collections of garbage, whose length is the service's.
+    """
+    gc.collect()
+    gc.freeze()
     longest = since = 0.0
-    wait = EbpfSampler.wait
+    wait, follow = EbpfSampler.wait, CpuEvents.follow
 
     def released(function: Any) -> Any:
         def call(*arguments: Any) -> None:
@@ -223,6 +230,7 @@ def holds(seconds: float, rate: int) -> Iterator[Row]:
 
     tracer = TracerProvider().get_tracer("bench")
     EbpfSampler.wait = released(wait)  # type: ignore[method-assign]
+    CpuEvents.follow = released(follow)  # type: ignore[method-assign] # reads of files
     pacing.time = SimpleNamespace(  # type: ignore[assignment]
         thread_time=time.thread_time, sleep=released(time.sleep)
     )
@@ -235,7 +243,8 @@ def holds(seconds: float, rate: int) -> Iterator[Row]:
             samples = profiler.stats()["account"]["taken"]
             found = longest
     finally:
-        EbpfSampler.wait = wait  # type: ignore[method-assign]
+        EbpfSampler.wait, CpuEvents.follow = wait, follow  # type: ignore[method-assign]
+        gc.unfreeze()
         pacing.time = time
     yield Row(
         f"longest hold of the interpreter at {rate} Hz",

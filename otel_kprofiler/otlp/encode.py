@@ -192,6 +192,8 @@ class _Part:
     def _frequent(self, units: Sequence[_Unit]) -> list[Frame]:
         """The frames that most stacks hold, if there are more than short indices."""
         stacks = list({id(sample.stack): sample.stack for _, sample in units}.values())
+        if self._options.pause:
+            self._options.pause()
         frames: dict[int, Frame] = {}
         uses: Counter[int] = Counter()
         for stack in stacks[:: max(1, len(stacks) // _STACKS_COUNTED)]:
@@ -264,7 +266,7 @@ def encode_window(
         account=account_attributes(window),
         pause=pause,
     )
-    units = _units(window)
+    units = _units(window, pause)
     if not units:
         return Encoded((), 0)
     part = _Part(options, units)
@@ -273,7 +275,7 @@ def encode_window(
     return _split(options, units)
 
 
-def _units(window: Window) -> list[_Unit]:
+def _units(window: Window, pause: Callable[[], None] | None) -> list[_Unit]:
     """Samples by resource; resources of equal value are one."""
     merged: dict[object, list[_Unit]] = {}
     for resource, samples in window.resources:
@@ -281,7 +283,11 @@ def _units(window: Window) -> list[_Unit]:
         values = ((key, type(attributes[key]), attributes[key]) for key in sorted(attributes))
         units = merged.setdefault((resource.schema_url or SCHEMA_URL, *values), [])
         first = units[0][0] if units else resource
-        units += [(first, sample) for sample in samples if sample.timestamps_unix_ns]
+        for sample in samples:
+            if sample.timestamps_unix_ns:
+                units.append((first, sample))
+            if pause:
+                pause()
     return [unit for units in merged.values() for unit in units]
 
 

@@ -28,7 +28,7 @@ Target = Literal["self", "children", "host"]
 
 _INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _LONGEST_DRAIN_S: Final = 1.0
-_SAMPLES_PER_DRAIN: Final = 200
+_SAMPLES_PER_DRAIN: Final = 100
 _SHORTEST_DRAIN_S: Final = 0.02
 _OF_ONE_PROCESS: Final = ("process.", "service.instance.id", "thread.")
 
