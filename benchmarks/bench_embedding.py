@@ -121,10 +121,11 @@ def ask(port: int, count: int) -> float:
     return time.perf_counter() - started
 
 
-def side_by_side(order: str, rounds: int) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Requests per second, and CPU milliseconds per request: without profiles, and with.
+def side_by_side(order: str, rounds: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Requests per second, and CPU milliseconds per request: without profiles, with, and ratio.
 
-    The two services are asked in turn, so that whatever disturbs disturbs both.
+    The two services are asked in turn, so that whatever disturbs disturbs both; the ratio is
+    that of two neighbours, at the median.
     """
     batch = 20
     took: tuple[list[float], list[float]] = ([], [])
@@ -136,12 +137,10 @@ def side_by_side(order: str, rounds: int) -> tuple[tuple[float, float], tuple[fl
             for which in (0, 1) if number % 2 else (1, 0):
                 took[which].append(ask(pair[which][0], batch))
         cpu = [cpu_seconds(pid) - start for (_, pid), start in zip(pair, before, strict=True)]
-    # The quietest quarter: what other work on the machine has slowed least.
-    best = [statistics.mean(sorted(times)[: max(1, rounds // 4)]) for times in took]
-    return (batch / best[0], batch / best[1]), (
-        cpu[0] * 1000 / rounds / batch,
-        cpu[1] * 1000 / rounds / batch,
-    )
+    rates = [batch / statistics.median(times) for times in took]
+    ratio = statistics.median(without / with_ for without, with_ in zip(*took, strict=True))
+    each_ms = [used * 1000 / rounds / batch for used in cpu]
+    return (*rates, ratio), (*each_ms, each_ms[1] / each_ms[0])
 
 
 def requests(rounds: int) -> Iterator[Row]:
@@ -151,14 +150,14 @@ def requests(rounds: int) -> Iterator[Row]:
         ("requests per second, profiled at 99 Hz", 0, "", "≥ 0.99x"),
         ("CPU per request, profiled at 99 Hz", 1, " ms", "≤ 1.01x"),
     ):
-        without, profiled_ = (
-            statistics.geometric_mean(pair[index][which] for pair in found) for which in (0, 1)
+        without, profiled_, ratio = map(
+            statistics.geometric_mean, zip(*(pair[index] for pair in found), strict=True)
         )
         yield Row(
             what,
             f"{profiled_:.4g}{unit}",
             f"without {without:.4g}{unit}",
-            profiled_ / without,
+            ratio,
             goal,
         )
 
