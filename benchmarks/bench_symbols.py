@@ -72,9 +72,10 @@ def table_rows(path: str, kernel: str) -> Iterator[Row]:
         )  # fmt: skip
         rng = random.Random(1)
         core = parsed.core
-        addresses = [core.address(rng.randrange(len(core))) for _ in range(4_000)]
+        addresses = [core.address(rng.randrange(len(core))) + 5 for _ in range(4_000)]
         found = microseconds_each(core.lookup, addresses, 5)
-        yield Row(f"{what}: look-up", f"{found:.1f} us", goal="<= 20 us" if packed else "<= 1.0 us")
+        goal = "<= 20 us" if packed else "<= 1.0 us"
+        yield Row(f"{what}: look-up of a new address", f"{found:.2f} us", goal=goal)
 
 
 def microseconds_each(run: Callable[[int], object], values: list[int], rounds: int) -> float:
@@ -112,8 +113,6 @@ def rows(quick: bool) -> Iterator[Row]:
     text = snapshot.modules[0].ranges[0]
     rng = random.Random(1)
     addresses = [rng.randrange(text.start, text.end) for _ in range(8_000)]
-    found = microseconds_each(snapshot.lookup, addresses, rounds)
-    yield Row("look-up of a new address", f"{found:.2f} us", goal="<= 1.0 us")
     made = microseconds_each(snapshot.frame, addresses, rounds)
     yield Row("new frame, with its strings", f"{made:.2f} us")
     frames = symbolizer._views[0].frames

@@ -185,15 +185,6 @@ class Snapshot:
         symbols = self._by_name.get(name)
         return symbols.module if symbols else None
 
-    def lookup(self, address: int) -> tuple[ModuleSymbols, bytes, int] | None:
-        """Module, name and start of the function at a runtime address; None without a name."""
-        index = bisect_right(self._starts, address) - 1
-        if index < 0 or address >= self._ends[index]:
-            return None
-        owner = self._owners[index]
-        found = owner.table.lookup(address) if owner.table is not None else None
-        return (owner, *found) if found else None
-
     def frame(self, address: int) -> Frame:
         """A new frame for a runtime address that is already adjusted (see ``lookup_addresses``)."""
         index = bisect_right(self._starts, address) - 1

@@ -155,10 +155,11 @@ class SymbolTable:
         offset = address - self.base
         offsets = self._offsets
         index = bisect_right(offsets, offset)
+        pad = self._pad
         if (
-            self._pad
+            pad
             and index < len(offsets)
-            and offsets[index] - offset <= self._pad
+            and offsets[index] - offset <= pad
             and self._padded[index >> 3] >> (index & 7) & 1
         ):
             index = bisect_right(offsets, offsets[index])
