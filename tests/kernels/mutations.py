@@ -91,8 +91,8 @@ MUTATIONS: dict[str, Mutation] = {
             "caller",
             "return addresses are not adjusted",
             "symbols/kernel/snapshot.py",
-            "return pc if leaf else pc - 1",
-            "return pc",
+            "addresses = [pc - 1 for pc in pcs]",
+            "addresses = list(pcs)",
             "test_chain_of_a_module",
         ),
         Mutation(
