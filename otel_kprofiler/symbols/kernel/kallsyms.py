@@ -11,8 +11,7 @@ from __future__ import annotations
 import sys
 from array import array
 from binascii import unhexlify
-from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import compress, islice
 from operator import ne
 from typing import Final, NamedTuple
@@ -29,6 +28,7 @@ _HIDDEN = b"0" * _HEX_DIGITS
 _CORE_FIELDS, _MODULE_FIELDS = 3, 4
 _MAX_ALIAS_LINES = 256  # at one address; keeps hostile input from growing the rest
 _MAX_REST_BYTES = 1 << 20
+_SORTED_LINES = 1024  # of a module, that are added to its table at once
 _IS_TEXT = bytes(code in TEXT_TYPES for code in range(256))
 _IS_OTHER = bytes(code not in TEXT_TYPES for code in range(256))
 
@@ -232,7 +232,8 @@ class KallsymsParser:
             ]
             return
         builder = TableBuilder(packed=self._packed)
-        builder.add(*_sort_code(fields, self._others))
+        for part in _sort_code(fields, self._others):
+            builder.add(*part)
         limit = PAGE_BYTES if name in OUT_OF_LINE_BLOCKS else MAX_FUNCTION_BYTES
         self._blocks[name] = builder.finish(max_function=limit)
 
@@ -290,24 +291,32 @@ def _address(token: bytes) -> bytes | None:
     return padded
 
 
-def _sort_code(text: _Fields, others: array[int]) -> _Fields:
-    """The code symbols of a module by address, with those other symbols that end them."""
+def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
+    """The code symbols of a module by address, with those other symbols that end them.
+
+    In parts that do not divide an address, so that little of it is in memory twice.
+    """
     if not text.addresses:
-        return text
-    values = _values(text.addresses)
-    lowest, highest = min(values), max(values)
-    ends = sorted(others)
-    ends = ends[bisect_right(ends, lowest) : bisect_right(ends, highest) + 1]
-    values.extend(ends)
+        return
+    lowest, highest = int(min(text.addresses), 16), int(max(text.addresses), 16)
+    ends = sorted(other for other in others if lowest < other <= highest)
+    above = min((other for other in others if other > highest), default=None)
+    ends += [] if above is None else [above]
     addresses = text.addresses + [b"%016x" % end for end in ends]
     types = text.types + bytes([END_TYPE]) * len(ends)
     names = text.names + [b""] * len(ends)
-    order = sorted(range(len(values)), key=values.__getitem__)
-    return _Fields(
-        [addresses[index] for index in order],
-        bytes([types[index] for index in order]),
-        [names[index] for index in order],
-    )
+    order = sorted(range(len(addresses)), key=addresses.__getitem__)
+    end = 0
+    while end < len(order):
+        start, end = end, min(end + _SORTED_LINES, len(order))
+        while end < len(order) and addresses[order[end]] == addresses[order[end - 1]]:
+            end += 1
+        part = order[start:end]
+        yield _Fields(
+            [addresses[index] for index in part],
+            bytes([types[index] for index in part]),
+            [names[index] for index in part],
+        )
 
 
 def _values(addresses: Iterable[bytes]) -> array[int]:
