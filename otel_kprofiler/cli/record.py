@@ -264,9 +264,10 @@ class Session:
     def summary(self, path: str, windows: Sequence[Window]) -> str:
         """The last line: what was written, what was lost, what to do next."""
         account = self.pipeline.account()
+        cpus = _count_cpus(windows)
         parts = [
             f"{account.received:,} samples",
-            f"{_count_cpus(windows)} CPUs",
+            f"{cpus} CPU" if cpus == 1 else f"{cpus} CPUs",
             f"{self.seconds:.1f} s",
             f"lost {describe_losses(account.lost)}",
             f"unresolved {_unresolved_share(windows):.1%} of kernel frames",
