@@ -122,8 +122,6 @@ class Pipeline(Generic[SamplerT]):
             timeout_s = min(timeout_s, until_end_s + _SETTLE_S)
         self.sampler.wait(timeout_s)
         self._drain()
-        if self._pause:
-            self._pause()
         now_ns = self._clock.boot_ns()
         passed_ns = self._gate.passed_ns(
             self.sampler.complete_until_ns(), self._symbolizer.advance(now_ns), now_ns
@@ -206,8 +204,6 @@ class Pipeline(Generic[SamplerT]):
         self._collected = collected
         self._reported_taken, self._reported_lost = counts.taken, counts.lost
         self.resources.next_window()
-        if self._pause:
-            self._pause()
         self._sink(window)
         self._in_windows = 0
 

@@ -76,7 +76,7 @@ class _Options:
     max_bytes: int | None
     new_id: Callable[[int], bytes]
     account: Attributes
-    pause: Callable[[], None] | None
+    pause: Callable[[], None]
 
 
 _Unit = tuple[Resource, WindowSample]
@@ -85,7 +85,7 @@ _Unit = tuple[Resource, WindowSample]
 class _Group:
     """The ResourceProfiles that is being filled: timestamps by identity of the sample.
 
-    With ``around_size`` beside its samples it is no smaller than it will be.
+    It takes at most ``around_size`` bytes beside its samples.
     """
 
     def __init__(self, resource: Resource, around: Around, around_size: int) -> None:
@@ -116,8 +116,7 @@ class _Part:
         if all_units:
             self._around(all_units[0][0])  # strings that every resource refers to come first
             for frame in self._frequent(all_units):
-                if options.pause:
-                    options.pause()
+                options.pause()
                 self._dictionary.frame(frame)
 
     @property
@@ -126,9 +125,8 @@ class _Part:
 
     def add(self, resource: Resource, sample: WindowSample, times: Sequence[int]) -> bool:
         """Add timestamps of a sample; False, and nothing has changed, if they do not fit."""
-        writer, dictionary, pause = self._writer, self._dictionary, self._options.pause
-        if pause:
-            pause()
+        writer, dictionary = self._writer, self._dictionary
+        self._options.pause()
         dictionary.begin()
         group = self._group
         closed_size = self._finished_size
@@ -192,13 +190,10 @@ class _Part:
     def _frequent(self, units: Sequence[_Unit]) -> list[Frame]:
         """The frames that most stacks hold, if there are more than short indices."""
         stacks = list({id(sample.stack): sample.stack for _, sample in units}.values())
-        if self._options.pause:
-            self._options.pause()
         frames: dict[int, Frame] = {}
         uses: Counter[int] = Counter()
         for stack in stacks[:: max(1, len(stacks) // _STACKS_COUNTED)]:
-            if self._options.pause:
-                self._options.pause()
+            self._options.pause()
             frames.update(zip(map(id, stack.frames), stack.frames, strict=True))
             uses.update(map(id, stack.frames))
         if len(frames) <= _ONE_BYTE_INDICES:
@@ -209,11 +204,10 @@ class _Part:
         group = self._group
         if group is None:
             return
-        samples, pause = [], self._options.pause
-        for head, timestamps in group.samples.items():
-            samples.append(self._writer.sample(head, timestamps))
-            if pause:
-                pause()
+        samples = []
+        for item in group.samples.items():
+            samples.append(self._writer.sample(*item))
+            self._options.pause()
         self._finished.append(self._writer.group(group.around, samples))
         self._finished_size += len(self._finished[-1])
         self._counts.append(group.count)
@@ -264,9 +258,9 @@ def encode_window(
         max_bytes=max_bytes,
         new_id=new_id,
         account=account_attributes(window),
-        pause=pause,
+        pause=pause or _go_on,
     )
-    units = _units(window, pause)
+    units = _units(options)
     if not units:
         return Encoded((), 0)
     part = _Part(options, units)
@@ -275,10 +269,14 @@ def encode_window(
     return _split(options, units)
 
 
-def _units(window: Window, pause: Callable[[], None] | None) -> list[_Unit]:
+def _go_on() -> None:
+    """Pauses nothing."""
+
+
+def _units(options: _Options) -> list[_Unit]:
     """Samples by resource; resources of equal value are one."""
     merged: dict[object, list[_Unit]] = {}
-    for resource, samples in window.resources:
+    for resource, samples in options.window.resources:
         attributes = resource.attributes
         values = ((key, type(attributes[key]), attributes[key]) for key in sorted(attributes))
         units = merged.setdefault((resource.schema_url or SCHEMA_URL, *values), [])
@@ -286,8 +284,7 @@ def _units(window: Window, pause: Callable[[], None] | None) -> list[_Unit]:
         for sample in samples:
             if sample.timestamps_unix_ns:
                 units.append((first, sample))
-            if pause:
-                pause()
+            options.pause()
     return [unit for units in merged.values() for unit in units]
 
 
