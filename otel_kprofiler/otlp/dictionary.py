@@ -199,7 +199,7 @@ class Dictionary:
         location = self._writer.location(
             self._mapping(module, address) if module else b"",
             address,
-            [(self._function(line), line.line) for line in lines if any(line[:3])] if lines else (),
+            [(self._function(line), line.line) for line in lines if any(line[:3])],
             self._frame_attributes(frame),
         )
         return self._remember(self._frames, id(frame), self._intern(LOCATION, location))

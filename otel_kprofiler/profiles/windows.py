@@ -11,7 +11,6 @@ from typing import Final
 from otel_kprofiler.clock import Clock, Interval, StreamClock
 from otel_kprofiler.model import (
     ON_CPU,
-    FrameKind,
     LossCause,
     ProfileKind,
     RawSample,
@@ -30,8 +29,7 @@ FIRST_WINDOW_NS: Final = 500_000_000
 
 _Key = tuple[Stack, int, bytes, int, SpanLink | None]
 
-_MAY_BE_KNOWN_LATER = (Unresolved.NOT_YET_KNOWN, Unresolved.UNMAPPED)
-_USER = FrameKind.USER
+_MAY_BE_KNOWN_LATER = frozenset({Unresolved.NOT_YET_KNOWN, Unresolved.UNMAPPED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,9 @@ class WindowBuilder:
             times.append(sample.time_ns)
             return
         group[key] = [sample.time_ns]
-        if stack not in self._unfinished and _may_be_known_later(stack):
+        if stack not in self._unfinished and any(
+            frame.unresolved in _MAY_BE_KNOWN_LATER for frame in stack.frames
+        ):
             self._unfinished[stack] = sample
 
     def close(
@@ -188,15 +188,6 @@ class WindowBuilder:
 
     def _resolved_again(self, resolve: Callable[[RawSample], Stack]) -> dict[Stack, Stack]:
         return {stack: resolve(sample) for stack, sample in self._unfinished.items()}
-
-
-def _may_be_known_later(stack: Stack) -> bool:
-    for frame in stack.frames:
-        if frame.kind is _USER:
-            return False  # and so are all that follow
-        if frame.unresolved in _MAY_BE_KNOWN_LATER:
-            return True
-    return False
 
 
 def _samples(

@@ -47,7 +47,6 @@ MAX_USER_FRAMES_CACHED: Final = 4_096
 """They cost little to make, and no two processes have the same."""
 MAX_HISTORY: Final = 16
 _WORD_BYTES = 8
-_USER, _USER_ADDRESS = FrameKind.USER, Unresolved.USER_ADDRESS  # enum members are slow to get at
 
 _StackKey = tuple[bytes, bytes, StackStatus, StackStatus]
 
@@ -369,7 +368,7 @@ def _user_words(stack: bytes) -> array[int]:
 
 
 def _user_frame(address: int) -> Frame:
-    return Frame(None, address, (), 0, _USER, _USER_ADDRESS)
+    return Frame(None, address, (), 0, FrameKind.USER, Unresolved.USER_ADDRESS)
 
 
 def _words(stack: bytes) -> array[int]:
