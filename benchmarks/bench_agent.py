@@ -14,7 +14,8 @@ from collections.abc import Iterator
 
 from benchmarks.receiver import Receiver
 from benchmarks.rows import Row
-from benchmarks.usage import cpu_seconds, rss_bytes
+from benchmarks.usage import cpu_seconds
+from otel_kprofiler.agent.memory import read_resident_bytes
 
 
 @contextlib.contextmanager
@@ -89,7 +90,7 @@ def _run(rate: int, stacks: str, seconds: int) -> Iterator[Row]:
         before, began = cpu_seconds(run.process.pid), time.monotonic()
         time.sleep(seconds)
         used = (cpu_seconds(run.process.pid) - before) / (time.monotonic() - began)
-        rss = rss_bytes(run.process.pid)
+        rss = read_resident_bytes(run.process.pid)
         account = run.stop()
         perf = perf_cpu(seconds, rate)
     receiver.close()

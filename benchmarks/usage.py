@@ -1,4 +1,4 @@
-"""What another process uses."""
+"""CPU time of another process."""
 
 import os
 
@@ -10,9 +10,3 @@ def cpu_seconds(pid: int) -> float:
     with open(f"/proc/{pid}/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def rss_bytes(pid: int) -> int:
-    """Resident memory of a process."""
-    with open(f"/proc/{pid}/statm", "rb") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -29,7 +29,8 @@ sys.path.append(str(Path(__file__).parent / "collector"))
 # Found by the paths above.
 import conftest as faults  # noqa: E402
 
-from benchmarks.usage import cpu_seconds, rss_bytes  # noqa: E402
+from benchmarks.usage import cpu_seconds  # noqa: E402
+from otel_kprofiler.agent.memory import read_resident_bytes  # noqa: E402
 
 GROWTH_MB = 8
 DESCRIPTORS = 4
@@ -38,7 +39,7 @@ DESCRIPTORS = 4
 def usage(pid: int) -> dict[str, float]:
     """What a process holds and has used."""
     return {
-        "rss_mb": rss_bytes(pid) / 2**20,
+        "rss_mb": read_resident_bytes(pid) / 2**20,
         "cpu_s": cpu_seconds(pid),
         "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
         "threads": len(os.listdir(f"/proc/{pid}/task")),

@@ -46,9 +46,9 @@ def give_back_memory() -> None:
         trim(0)
 
 
-def read_resident_bytes() -> int:
-    """Memory of this process that is in RAM, by /proc/self/statm."""
-    with open("/proc/self/statm", "rb") as file:
+def read_resident_bytes(pid: int | str = "self") -> int:
+    """Memory of a process that is in RAM, by ``/proc/PID/statm``."""
+    with open(f"/proc/{pid}/statm", "rb") as file:
         return int(file.read().split()[1]) * _PAGE_BYTES
 
 
