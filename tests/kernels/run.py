@@ -35,7 +35,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kernel", action="append", help=f"{', '.join(KERNELS)} or a directory")
     parser.add_argument("--boot", action="append", choices=BOOTS, help="default: all")
     parser.add_argument("-k", default="", help="pytest's expression")
-    parser.add_argument("--cycles", help="how often a module is loaded to find leaks")
+    parser.add_argument("--cycles", type=int, help="how often a module is loaded to find leaks")
     parser.add_argument("--timeout", type=float, default=420, help="seconds per boot")
     parser.add_argument("--jobs", type=int, default=3, help="guests at a time")
     parser.add_argument("--overlay", type=Path, help="package to test in place of the checkout's")
@@ -72,7 +72,7 @@ class Session:
 
     timeout_s: float
     verbose: bool = False
-    cycles: str | None = None
+    cycles: int | None = None
     _ready: dict[str, KernelFiles] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class Session:
         arguments = ["-m", "kernel", "-k", expression, "-v", *plugins, "tests/kernels"]
         environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         if self.cycles:
-            environment["MATRIX_CYCLES"] = self.cycles
+            environment["MATRIX_CYCLES"] = str(self.cycles)
         if overlay:
             environment["MATRIX_OVERLAY"] = str(overlay.absolute())
         for _ in range(TRIES):
