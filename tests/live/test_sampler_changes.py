@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -25,6 +27,19 @@ def running(**settings):
         yield sampler
     finally:
         sampler.close()
+
+
+@contextlib.contextmanager
+def busy(cpu):
+    """Work on a CPU: the timers of one that idles may stand still once it was offline."""
+    work = subprocess.Popen(
+        [sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{cpu}])\nwhile True: pass"]
+    )
+    try:
+        yield
+    finally:
+        work.kill()
+        work.wait()
 
 
 class Witness:
@@ -156,7 +171,7 @@ def test_cpus_come_and_go_while_the_others_go_on():
     last = os.cpu_count() - 1
     if not last:
         pytest.skip("needs two CPUs")
-    with running(**FAST) as sampler:
+    with busy(last), running(**FAST) as sampler:
         drain_for(sampler, 0.1)
         sampler.reconfigure(SamplerConfig(**FAST, pin_cpu_ids=(last,)))
         sampler.drain()
