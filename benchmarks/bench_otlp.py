@@ -79,8 +79,7 @@ def mixed_load_window(*, user: bool) -> Window:
         if kind == "k"
     }
     placed: dict[tuple[str, str], int] = {}
-    user_frames: dict[int, Frame] = {}
-    stacks: dict[tuple[int, ...], Stack] = {}
+    stacks: dict[tuple[int | None, ...], Stack] = {}
     groups: dict[str, tuple[Resource, dict[tuple[Stack, int, str, int], list[int]]]] = {}
     now = START_NS
     for line in sample_lines.split("\n"):
@@ -88,6 +87,7 @@ def mixed_load_window(*, user: bool) -> Window:
         now += int(step) + chance.randrange(1000) - 500
         numbers = [int(index) for index in indices.split(",")] if indices != "-" else []
         frames = [kernel[index] for index in numbers if index in kernel]
+        addresses = []
         for index in numbers if user else ():
             if index not in kernel:
                 _, offset, file = rows[index]
@@ -95,14 +95,12 @@ def mixed_load_window(*, user: bool) -> Window:
                     (pid, file), 0x7F0000000000 + chance.randrange(2**27) * 4096
                 )
                 address = base + int(offset, 16) % 2**24 if file != "?" else int(offset, 16)
-                frames.append(
-                    user_frames.setdefault(
-                        address,
-                        Frame(None, address, (), 0, FrameKind.USER, Unresolved.USER_ADDRESS),
-                    )
-                )
+                addresses.append(address)
         status = STACK_OK if user else STACK_NOT_COLLECTED
-        stack = stacks.setdefault(tuple(map(id, frames)), Stack(tuple(frames), STACK_OK, status))
+        stack = stacks.setdefault(
+            (*map(id, frames), None, *addresses),
+            Stack(tuple(frames), STACK_OK, status, tuple(addresses)),
+        )
         if pid not in groups:
             started = f"2025-06-15T15:06:{40 + len(groups) % 20}.{int(pid) % 1000:03}Z"
             attributes = {

@@ -296,11 +296,28 @@ class Stack:
 
     Compared by identity: a symbolizer returns the same object for the same stack as long as
     the symbols are the same, which makes grouping samples a dictionary look-up.
+
+    Attributes:
+        leading: frames up to ``user_addresses``.
+        kernel_status: outcome of collecting the kernel side.
+        user_status: outcome of collecting the user side.
+        user_addresses: the rest, which are raw addresses of the process, adjusted as those of
+            frames are. Few are seen twice, so that no :class:`Frame` is made of each.
     """
 
-    frames: tuple[Frame, ...]
+    leading: tuple[Frame, ...]
     kernel_status: StackStatus = STACK_OK
     user_status: StackStatus = STACK_NOT_COLLECTED
+    user_addresses: Sequence[int] = ()
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """All frames, leaf first."""
+        return self.leading + tuple(map(_user_frame, self.user_addresses))
+
+
+def _user_frame(address: int) -> Frame:
+    return Frame(None, address, (), 0, FrameKind.USER, Unresolved.USER_ADDRESS)
 
 
 class ProcessKey(NamedTuple):

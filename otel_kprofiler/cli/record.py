@@ -310,7 +310,7 @@ def _unresolved_share(windows: Sequence[Window]) -> float:
         for group in window.resources:
             for sample in group.samples:
                 weight = len(sample.timestamps_unix_ns)
-                for frame in sample.stack.frames:
+                for frame in sample.stack.leading:
                     if frame.kind is not FrameKind.USER:
                         frames += weight
                         unresolved += weight * (frame.unresolved is not None)

@@ -83,6 +83,7 @@ class Dictionary:
         self._strings: dict[str, Token] = {"": b""}
         self._entries: tuple[dict[Any, Token], ...] = tuple({} for _ in range(7))
         self._frames: dict[int, Token] = {}
+        self._user_addresses: dict[int, Token] = {}
         self._stacks: dict[int, Token] = {}
         self._shortcuts: dict[tuple[object, ...], bytes] = {}
         self._journal: list[tuple[dict[Any, Token], Any, list[bytes] | None]] = []
@@ -182,10 +183,13 @@ class Dictionary:
         """Token of a stack; a stack without frames is index 0."""
         token = self._stacks.get(id(stack))
         if token is None:
-            known = self._frames
-            locations = self._join(
-                [known.get(id(frame)) or self._add_frame(frame) for frame in stack.frames]
-            )
+            frames, addresses = self._frames, self._user_addresses
+            tokens = [frames.get(id(frame)) or self._add_frame(frame) for frame in stack.leading]
+            tokens += [
+                addresses.get(address) or self._add_user_address(address)
+                for address in stack.user_addresses
+            ]
+            locations = self._join(tokens)
             token = self._intern(STACK, self._writer.stack(locations)) if locations else b""
             self._remember(self._stacks, id(stack), token)
         return token
@@ -194,18 +198,33 @@ class Dictionary:
         """Token of a frame's location."""
         return self._frames.get(id(frame)) or self._add_frame(frame)
 
+    def user_address(self, address: int) -> Token:
+        """Token of the location of a raw address of a process."""
+        return self._user_addresses.get(address) or self._add_user_address(address)
+
+    def _add_user_address(self, address: int) -> Token:
+        location = self._writer.location(b"", address, (), self._frame_attributes(user=True))
+        return self._remember(self._user_addresses, address, self._intern(LOCATION, location))
+
     def _add_frame(self, frame: Frame) -> Token:
         module, address, lines = frame.module, frame.address, frame.lines
         location = self._writer.location(
             self._mapping(module, address) if module else b"",
             address,
             [(self._function(line), line.line) for line in lines if any(line[:3])],
-            self._frame_attributes(frame),
+            self._frame_attributes(
+                frame.unresolved, frame.builtin, user=frame.kind is FrameKind.USER
+            ),
         )
         return self._remember(self._frames, id(frame), self._intern(LOCATION, location))
 
-    def _frame_attributes(self, frame: Frame) -> bytes:
-        user, unresolved, builtin = frame.kind is FrameKind.USER, frame.unresolved, frame.builtin
+    def _frame_attributes(
+        self,
+        unresolved: Unresolved | None = None,
+        builtin: tuple[str, ...] = (),
+        *,
+        user: bool,
+    ) -> bytes:
         key = (user, unresolved, builtin)
         known = self._shortcuts.get(key)
         if known is not None:

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import invert
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
@@ -115,9 +116,12 @@ class _Part:
         self._id_prefix = b""
         if all_units:
             self._around(all_units[0][0])  # strings that every resource refers to come first
-            for frame in self._frequent(all_units):
+            for place in self._frequent(all_units):
                 options.pause()
-                self._dictionary.frame(frame)
+                if isinstance(place, Frame):
+                    self._dictionary.frame(place)
+                else:
+                    self._dictionary.user_address(place)
 
     @property
     def empty(self) -> bool:
@@ -187,18 +191,22 @@ class _Part:
         )
         return self._writer.around(header)
 
-    def _frequent(self, units: Sequence[_Unit]) -> list[Frame]:
-        """The frames that most stacks hold, if there are more than short indices."""
+    def _frequent(self, units: Sequence[_Unit]) -> list[Frame | int]:
+        """What most stacks hold, frames or user addresses, if it is more than short indices."""
         stacks = list({id(sample.stack): sample.stack for _, sample in units}.values())
         frames: dict[int, Frame] = {}
         uses: Counter[int] = Counter()
         for stack in stacks[:: max(1, len(stacks) // _STACKS_COUNTED)]:
             self._options.pause()
-            frames.update(zip(map(id, stack.frames), stack.frames, strict=True))
-            uses.update(map(id, stack.frames))
-        if len(frames) <= _ONE_BYTE_INDICES:
+            frames.update(zip(map(id, stack.leading), stack.leading, strict=True))
+            uses.update(map(id, stack.leading))
+            uses.update(map(invert, stack.user_addresses))  # below 0, as ids never are
+        if len(uses) <= _ONE_BYTE_INDICES:
             return []
-        return [frames[key] for key, _ in uses.most_common(_ONE_BYTE_INDICES)]
+        return [
+            frames[key] if key >= 0 else invert(key)
+            for key, _ in uses.most_common(_ONE_BYTE_INDICES)
+        ]
 
     def _finish_group(self) -> None:
         group = self._group

@@ -6,6 +6,7 @@ Source: https://protobuf.dev/programming-guides/encoding/. All functions are pur
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Final
 
 MASK_64: Final = (1 << 64) - 1
@@ -19,12 +20,14 @@ def varint(value: int) -> bytes:
         return _ONE_BYTE[value]
     if value < 16384:
         return bytes((value & 127 | 128, value >> 7))
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    if value < 2097152:
+        return bytes((value & 127 | 128, value >> 7 & 127 | 128, value >> 14))
+    low = bytes((value & 127 | 128, value >> 7 & 127 | 128, value >> 14 & 127 | 128))
+    return low + _high_varint(value >> 21)
+
+
+_high_varint: Final = lru_cache(maxsize=256)(varint)
+"""Addresses of one object have their high bits in common."""
 
 
 def varint_size(value: int) -> int:

@@ -123,7 +123,7 @@ class WindowBuilder:
             return
         group[key] = [sample.time_ns]
         if stack not in self._unfinished and any(
-            frame.unresolved in _MAY_BE_KNOWN_LATER for frame in stack.frames
+            frame.unresolved in _MAY_BE_KNOWN_LATER for frame in stack.leading
         ):
             self._unfinished[stack] = sample
 

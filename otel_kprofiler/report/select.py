@@ -19,7 +19,7 @@ def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Wi
 
     @cache
     def matches(stack: Stack) -> bool:
-        return any(not wanted.isdisjoint(_modules(frame)) for frame in stack.frames)
+        return any(not wanted.isdisjoint(_modules(frame)) for frame in stack.leading)
 
     selected = []
     for window in windows:

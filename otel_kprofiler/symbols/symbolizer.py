@@ -14,12 +14,10 @@ from otel_kprofiler.model import (
     CodeAction,
     CodeChange,
     Frame,
-    FrameKind,
     Module,
     RawSample,
     Stack,
     StackStatus,
-    Unresolved,
 )
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.captured import CapturedFiles
@@ -43,8 +41,6 @@ MAX_FRAMES_CACHED: Final = 4_096
 MAX_STACKS_CACHED: Final = 8_192
 MAX_STACK_BYTES_CACHED: Final = 512 * 1024
 """Raw stacks; what is resolved from them takes about three times as much again."""
-MAX_USER_FRAMES_CACHED: Final = 4_096
-"""They cost little to make, and no two processes have the same."""
 MAX_HISTORY: Final = 16
 _WORD_BYTES = 8
 
@@ -56,9 +52,7 @@ class _View:
 
     __slots__ = ("frames", "snapshot", "stacks")
 
-    def __init__(
-        self, snapshot: Snapshot, user_frames: BoundedCache[int, Frame], code: CodeTable | None
-    ) -> None:
+    def __init__(self, snapshot: Snapshot, code: CodeTable | None) -> None:
         self.snapshot = snapshot
         frames = BoundedCache(MAX_FRAMES_CACHED, snapshot.frame)  # by adjusted address
         self.frames = frames
@@ -66,11 +60,7 @@ class _View:
         def make_stack(key: _StackKey) -> Stack | MixedStack:
             kernel, user, kernel_status, user_status = key
             kernel_frames = _frames(frames, _words(kernel))
-            stack = Stack(
-                kernel_frames + _frames(user_frames, _user_words(user)),
-                kernel_status,
-                user_status,
-            )
+            stack = Stack(kernel_frames, kernel_status, user_status, _user_addresses(user))
             if code is not None and any(map(is_outside, kernel_frames)):
                 return MixedStack(stack, code)
             return stack
@@ -117,7 +107,6 @@ class Symbolizer:
     ) -> None:
         self._packed = packed
         self._files = files
-        self._user_frames = BoundedCache(MAX_USER_FRAMES_CACHED, _user_frame)
         self._source = code
         self._code: CodeTable | None = None
         if code is not None:
@@ -315,7 +304,6 @@ class Symbolizer:
 
     def close(self) -> None:
         """Forget the replaced snapshots and all that is cached, and close what was given."""
-        self._user_frames.clear()
         self._views = (self._make_view(self.snapshot),)
         for source in (self._source, self._modules):
             if source is not None:
@@ -324,7 +312,7 @@ class Symbolizer:
     def _make_view(self, snapshot: Snapshot) -> _View:
         if self._code is not None:
             snapshot = snapshot.without_code()
-        return _View(snapshot, self._user_frames, self._code)
+        return _View(snapshot, self._code)
 
     def _view(self, time_ns: int) -> _View:
         views = self._views
@@ -358,17 +346,15 @@ def _with_sizes(snapshot: Snapshot, paths: Sequence[str | os.PathLike[str]]) -> 
     return snapshot.with_tables(tables)
 
 
-def _user_words(stack: bytes) -> array[int]:
-    """The addresses of a raw user stack, up to the first that cannot be one.
+def _user_addresses(stack: bytes) -> Sequence[int]:
+    """The addresses to export of a raw user stack, up to the first that cannot be one.
 
     Code without frame pointers leads the kernel's unwinder astray; 0 is where it gave up.
     """
     words = _words(stack)
-    return words[: words.index(0)] if 0 in words else words
-
-
-def _user_frame(address: int) -> Frame:
-    return Frame(None, address, (), 0, FrameKind.USER, Unresolved.USER_ADDRESS)
+    if not words:
+        return ()
+    return array("Q", lookup_addresses(words[: words.index(0)] if 0 in words else words))
 
 
 def _words(stack: bytes) -> array[int]:

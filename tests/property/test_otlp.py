@@ -101,10 +101,12 @@ bad_statuses = st.just(STACK_TRUNCATED) | st.sampled_from([1, 2, 12, 14, 22, 110
 def stacks(draw, kernel, user):
     below = draw(st.lists(st.sampled_from(user), max_size=4))
     whole = STACK_OK if below else STACK_NOT_COLLECTED
+    made = draw(st.integers(0, len(below)))  # so many of them into frames
     return Stack(
-        (*draw(st.lists(st.sampled_from(kernel), max_size=6)), *below),
+        (*draw(st.lists(st.sampled_from(kernel), max_size=6)), *below[:made]),
         draw(st.just(STACK_OK) | bad_statuses),
         draw(st.just(whole) | bad_statuses),
+        tuple(frame.address for frame in below[made:]),
     )
 
 

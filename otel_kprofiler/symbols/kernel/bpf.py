@@ -296,12 +296,15 @@ class MixedStack:
     def __init__(self, stack: Stack, table: CodeTable) -> None:
         self._stack = stack
         self._table = table
-        self._places = tuple(index for index, frame in enumerate(stack.frames) if is_outside(frame))
+        self._places = tuple(
+            index for index, frame in enumerate(stack.leading) if is_outside(frame)
+        )
         self._last: tuple[Stack, tuple[LoadedCode | None, ...]] = stack, (None,) * len(self._places)
 
     def at(self, time_ns: int) -> Stack:
         """The stack at a boot time; the same object as long as the same code was there."""
-        frames, (stack, before) = self._stack.frames, self._last
+        whole, (stack, before) = self._stack, self._last
+        frames = whole.leading
         found = tuple(
             code
             if code is not None and code.covers(frames[place].address, time_ns)
@@ -313,7 +316,7 @@ class MixedStack:
             for place, code in zip(self._places, found, strict=True):
                 if code is not None:
                     mixed[place] = code.frame(frames[place].address)
-            stack = Stack(tuple(mixed), self._stack.kernel_status, self._stack.user_status)
+            stack = replace(whole, leading=tuple(mixed))
             self._last = stack, found
         return stack
 

@@ -77,6 +77,7 @@ def test_a_sample_has_kernel_frames_then_user_frames(host):
     assert stack.frames[2].kind is FrameKind.USER
     assert stack.frames[2].unresolved is Unresolved.USER_ADDRESS
     assert (stack.kernel_status, stack.user_status) == (STACK_OK, STACK_OK)
+    assert (len(stack.leading), list(stack.user_addresses)) == (2, [0x5000, 0x5FFF])
 
 
 def test_one_stack_and_one_frame_object_as_long_as_symbols_are_the_same(host):
