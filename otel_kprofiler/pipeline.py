@@ -81,6 +81,7 @@ class Pipeline(Generic[SamplerT]):
         self._pause = pause
         self._gate = EventTimeGate(max_wait_ns)
         self._windows: WindowBuilder | None = None
+        self._looked_ns = 0
         self._in_windows = 0
         self._collected = 0
         self._stream_id = os.urandom(8).hex()
@@ -117,12 +118,13 @@ class Pipeline(Generic[SamplerT]):
 
         The wait ends with the window, so that it can be closed as soon as it is over.
         """
-        until_end_s = (self._get_windows().end_boot_ns - self._clock.boot_ns()) / 1e9
-        if until_end_s > 0:
-            timeout_s = min(timeout_s, until_end_s + _SETTLE_S)
+        end_ns = self._get_windows().end_boot_ns
+        if end_ns > self._looked_ns:  # else it waits for symbols, which take longer
+            until_end_s = (end_ns - self._clock.boot_ns()) / 1e9
+            timeout_s = min(timeout_s, max(until_end_s, 0) + _SETTLE_S)
         self.sampler.wait(timeout_s)
         self._drain()
-        now_ns = self._clock.boot_ns()
+        now_ns = self._looked_ns = self._clock.boot_ns()
         passed_ns = self._gate.passed_ns(
             self.sampler.complete_until_ns(), self._symbolizer.advance(now_ns), now_ns
         )

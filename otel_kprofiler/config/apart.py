@@ -6,6 +6,7 @@ agent has them run in a child, and keeps the values only.
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -44,6 +45,7 @@ class PendingConfig:
         self._child = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import main; main()", path],
             stdout=subprocess.PIPE,
+            env={**os.environ, "PYDANTIC_DISABLE_PLUGINS": "__all__"},  # looking for them is slow
         )
 
     def get(self) -> Config:
@@ -91,8 +93,6 @@ def to_plain(value: Any) -> Any:
 
 def main() -> None:
     """Read the file that is named on the command line, and write it pickled."""
-    import os  # noqa: PLC0415 - in the child only
-
     from otel_kprofiler.config.load import load_config  # noqa: PLC0415
 
     result: object

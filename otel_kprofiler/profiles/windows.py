@@ -24,8 +24,8 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 
-FIRST_WINDOW_NS: Final = 500_000_000
-"""Length of the first window of whatever runs for long."""
+FIRST_WINDOW_NS: Final = 250_000_000
+"""Length of the first window with samples of whatever runs for long."""
 
 _Key = tuple[Stack, int, bytes, int, SpanLink | None]
 
@@ -40,16 +40,16 @@ class WindowSchedule:
         interval_ns: length of a window.
         jitter: each window is longer or shorter by up to this share, 0 … 1, so that many
             hosts do not report at the same moment.
-        first_ns: length of the first window after a start, so that something is seen soon.
+        first_ns: length of windows up to the first with samples, so that something is seen soon.
     """
 
     interval_ns: int
     jitter: float = 0.0
     first_ns: int | None = None
 
-    def length_ns(self, index: int, random_unit: float) -> int:
-        """Length of the window with this index; ``random_unit`` is in [0, 1)."""
-        if index == 0 and self.first_ns is not None:
+    def length_ns(self, random_unit: float, *, is_first: bool) -> int:
+        """Length of a window; ``random_unit`` is in [0, 1)."""
+        if is_first and self.first_ns is not None:
             return min(self.first_ns, self.interval_ns)
         return max(1, round(self.interval_ns * (1 + self.jitter * (2 * random_unit - 1))))
 
@@ -86,7 +86,7 @@ class WindowBuilder:
         self._random_unit = random_unit
         self._pause = pause
         self._kind = kind
-        self._index = 0
+        self._is_first = True
         self._changes: deque[tuple[int, WindowSchedule, int]] = deque()
         self.period_ns = period_ns
         self.end_boot_ns = start_boot_ns
@@ -104,7 +104,7 @@ class WindowBuilder:
         self.start_boot_ns = start_boot_ns
         while self._changes and self._changes[0][0] <= start_boot_ns:
             _, self._schedule, self.period_ns = self._changes.popleft()
-        length = self._schedule.length_ns(self._index, self._random_unit())
+        length = self._schedule.length_ns(self._random_unit(), is_first=self._is_first)
         self.end_boot_ns = start_boot_ns + length
         if self._changes:
             self.end_boot_ns = min(self.end_boot_ns, self._changes[0][0])
@@ -159,7 +159,7 @@ class WindowBuilder:
             for resource, group in self._groups.items()
         ]
         period_ns = self.period_ns
-        self._index += 1
+        self._is_first = self._is_first and not resources
         self._open(interval.end_boot_ns)
         return Window(
             kind=self._kind,
@@ -181,7 +181,7 @@ class WindowBuilder:
         """The window's interval, wide enough for what came out of time all the same."""
         times = [times for group in self._groups.values() for times in group.values()]
         start = self.start_boot_ns
-        if not self._index:
+        if self._is_first:
             start = min([start, *(some[0] for some in times)])
         end = max([end_boot_ns, *(some[-1] + 1 for some in times)])
         return self._clock.interval(start, end)

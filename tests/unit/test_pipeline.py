@@ -132,6 +132,23 @@ def test_a_window_stays_open_until_all_of_its_samples_are_drained(parts):
     assert counts(windows) == [1]
 
 
+def test_a_window_that_is_over_is_closed_at_once_unless_it_waits_for_symbols(parts):
+    pipeline, sampler, symbols, windows, time = parts
+    symbols.watermark = time.boot
+    sampler.ready = [raw(time.boot + 1)]
+    time.boot += SECOND + SECOND // 10
+    waits = []
+    for _ in range(2):
+        before = time.boot
+        pipeline.step(0.25)
+        waits.append(time.boot - before)
+    assert windows == []
+    assert waits[0] < SECOND // 100 < SECOND // 4 == waits[1]
+    symbols.watermark = None
+    pipeline.step(0.25)
+    assert counts(windows) == [1]
+
+
 def test_samples_wait_for_the_symbols_of_their_time_but_not_for_ever(parts):
     pipeline, sampler, symbols, windows, time = parts
     start = time.boot

@@ -1,5 +1,7 @@
 """Windows: grouping, time stamps and the length of intervals."""
 
+from itertools import pairwise
+
 import pytest
 
 from otel_kprofiler.clock import Clock
@@ -77,12 +79,15 @@ def test_a_late_sample_moves_the_start_back():
     assert window.start_unix_ns == window.resources[0].samples[0].timestamps_unix_ns[0]
 
 
-def test_windows_follow_one_another_without_a_gap():
+def test_windows_are_short_up_to_the_first_with_samples_and_have_no_gap():
     windows = builder(schedule=WindowSchedule(5 * SECOND, first_ns=SECOND))
-    first, second = windows.close(), windows.close()
-    assert first.end_unix_ns - first.start_unix_ns == SECOND
-    assert second.start_unix_ns == first.end_unix_ns
-    assert second.end_unix_ns - second.start_unix_ns == 5 * SECOND
+    closed = [windows.close()]
+    windows.add(raw(SECOND + 1), stack_of(), Resource({}))
+    closed += [windows.close(), windows.close()]
+    lengths = [window.end_unix_ns - window.start_unix_ns for window in closed]
+    assert lengths == [SECOND, SECOND, 5 * SECOND]
+    assert [bool(window.resources) for window in closed] == [False, True, False]
+    assert all(one.end_unix_ns == next_.start_unix_ns for one, next_ in pairwise(closed))
 
 
 def test_a_clock_that_steps_back_never_takes_an_empty_window_back():
@@ -112,7 +117,7 @@ def test_frames_of_unknown_modules_are_tried_again_at_the_end():
 @pytest.mark.parametrize("unit", [0.0, 0.25, 0.999])
 def test_jitter_stays_within_its_share(unit):
     schedule = WindowSchedule(1000, jitter=0.2)
-    assert 800 <= schedule.length_ns(3, unit) <= 1200
+    assert 800 <= schedule.length_ns(unit, is_first=False) <= 1200
 
 
 def test_the_gate_waits_for_the_slowest_stream_but_not_for_ever():
