@@ -32,17 +32,16 @@ from opentelemetry.trace.propagation import _SPAN_KEY
 
 from otel_kprofiler.bpf import SLOT_BYTES, SpanSlot, SpanSlots
 from otel_kprofiler.sdk.thread_slot import (
-    SlotWriter,
+    ThreadSlot,
     find_context_offset,
     get_thread_state,
-    make_slot_writer,
+    make_publish,
 )
 
 _log = logging.getLogger(__name__)
 
-_Show = Callable[[Context], None]
-_Enter = Callable[[contextvars.Context], SlotWriter | None]
-_Leave = Callable[[SlotWriter], None]
+_Enter = Callable[[contextvars.Context], ThreadSlot | None]
+_Leave = Callable[[ThreadSlot], None]
 
 
 class _Tenant:
@@ -75,11 +74,11 @@ class SpanLinks:
 
     def __init__(self, slots: SpanSlots, *, unsampled: bool = False) -> None:
         self._slots: SpanSlots | None = slots
-        self._unsampled = unsampled
+        self._own: dict[int, ThreadSlot] = {}  # by the thread's identifier
+        self._publish = make_publish(self._own, unsampled=unsampled, failed=self._count_failure)
         self._offset = find_context_offset()
         self._local = threading.local()
         self._undo: list[Callable[[], None]] = []
-        self._held: dict[str, Any] = {}
         self.possible = self._offset is not None
         self.threads = self.without_slot = self.failures = 0
         self.unhooked_loops: set[str] = set()
@@ -98,11 +97,12 @@ class SpanLinks:
             work = _make_work(executor._WorkItem.run, enter, leave)  # noqa: SLF001
             self._replace(executor._WorkItem, "run", work)  # noqa: SLF001
         _active.append(self)
-        self._register(runtime.get_current())
+        self._publish_first(runtime.get_current())
 
     def stop(self) -> None:
         """Unhook. What is in the slots stays there: the sampler must have stopped."""
         self._slots = None
+        self._own.clear()
         while self._undo:
             self._undo.pop()()
         if self in _active:
@@ -110,17 +110,13 @@ class SpanLinks:
 
     def before_fork(self) -> None:
         """A child shares the slots: its only thread must not write them."""
-        local = self._local.__dict__
-        self._held = dict(local)
-        local.clear()
-        local["forking"] = True
+        self._local.held = self._own.pop(threading.get_ident(), None)
 
     def after_fork_in_parent(self) -> None:
         """Go on."""
-        local = self._local.__dict__
-        local.clear()
-        local.update(self._held)
-        self._held = {}
+        held = self._local.__dict__.pop("held", None)
+        if held is not None:
+            self._own[threading.get_ident()] = held
 
     def _make_runtime_context(self, runtime: Any) -> _RuntimeContext:
         """A runtime context over the given one that publishes what becomes current."""
@@ -129,7 +125,7 @@ class SpanLinks:
             enter, leave, current = variable.set, variable.reset, variable.get
         else:
             enter, leave, current = runtime.attach, runtime.detach, runtime.get_current
-        local, register = self._local, self._register
+        publish, publish_first = self._publish, self._publish_first
 
         class Publishing(type(runtime)):  # type: ignore[misc]
             """Methods of a class, over closures: the fastest way that there is to here."""
@@ -139,53 +135,45 @@ class SpanLinks:
 
             def attach(self, context: Context) -> Any:
                 token = enter(context)
-                try:
-                    publish = local.publish
-                except AttributeError:
-                    register(context)
-                else:
-                    publish(context)
+                if not publish(context):
+                    publish_first(context)
                 return token
 
             def detach(self, token: Any) -> None:
                 leave(token)
-                try:
-                    publish = local.publish
-                except AttributeError:
-                    return
                 publish(current())
 
         return Publishing()
 
     def _make_enter_and_leave(self, variable: ContextVar[Context]) -> tuple[_Enter, _Leave]:
-        local, register = self._local, self._register
+        own, publish, publish_first = self._own, self._publish, self._publish_first
 
-        def enter(entered: contextvars.Context) -> SlotWriter | None:
+        def enter(entered: contextvars.Context) -> ThreadSlot | None:
             context = entered.get(variable)
-            try:
-                writer: SlotWriter = local.writer
-            except AttributeError:
-                if context is None or not register(context):
-                    return None
-                writer = local.writer
-            writer.enter(entered, context)
-            return writer
+            slot = own.get(threading.get_ident())
+            if slot is None and context:
+                slot = publish_first(context)
+            if slot is not None:
+                slot.enter(entered)
+                if context:
+                    publish(context, slot)
+            return slot
 
-        def leave(writer: SlotWriter) -> None:
-            writer.leave()
+        def leave(slot: ThreadSlot) -> None:
+            slot.leave()
             context = variable.get()
             if context:
-                writer.publish(context)
+                publish(context)
 
         return enter, leave
 
-    def _register(self, context: Context) -> bool:
+    def _publish_first(self, context: Context) -> ThreadSlot | None:
         """Give this thread a slot if it is in a span; without a free one, idle memory."""
-        local, slots = self._local, self._slots
+        slots = self._slots
         if slots is None or self._offset is None or _SPAN_KEY not in context:
-            return False
-        if hasattr(local, "forking"):
-            return False
+            return None
+        if hasattr(self._local, "held"):  # it forks
+            return None
         tid = threading.get_native_id()
         try:
             slot = slots.register(tid)
@@ -197,19 +185,16 @@ class SpanLinks:
             slot = SpanSlot(memoryview(bytearray(SLOT_BYTES)).cast("Q"))
         else:
             self.threads += 1
-            local.tenant = _Tenant(lambda: self._release(tid))
-        local.writer = make_slot_writer(
-            slot,
-            get_thread_state() + self._offset,
-            unsampled=self._unsampled,
-            moved=self._note_loop,
-            failed=self._count_failure,
+        ident = threading.get_ident()
+        self._local.tenant = _Tenant(lambda: self._release(ident, tid))
+        own = self._own[ident] = ThreadSlot(
+            slot, get_thread_state() + self._offset, self._note_loop
         )
-        local.publish = local.writer.publish
-        local.publish(context)
-        return True
+        self._publish(context)
+        return own
 
-    def _release(self, tid: int) -> None:
+    def _release(self, ident: int, tid: int) -> None:
+        self._own.pop(ident, None)
         slots = self._slots
         if slots is not None and slots.release(tid):
             self.threads -= 1
@@ -239,14 +224,14 @@ def _make_step(run: Callable[[Any], None], enter: _Enter, leave: _Leave) -> Call
     """``asyncio.Handle._run``: one step of a task, or one callback."""
 
     def _run(self: Any) -> None:
-        writer = enter(self._context)
-        if writer is None:
+        slot = enter(self._context)
+        if slot is None:
             run(self)
             return
         try:
             run(self)
         finally:
-            leave(writer)
+            leave(slot)
 
     return _run
 
@@ -263,12 +248,12 @@ def _make_work(run: Callable[..., None], enter: _Enter, leave: _Leave) -> Callab
         if isinstance(function, functools.partial):
             function = function.func
         context = getattr(function, "__self__", None)
-        writer = enter(context) if isinstance(context, contextvars.Context) else None
+        slot = enter(context) if isinstance(context, contextvars.Context) else None
         try:
             run(self, *arguments)
         finally:
-            if writer is not None:
-                leave(writer)
+            if slot is not None:
+                leave(slot)
 
     return work
 
