@@ -1,0 +1,37 @@
+"""docs/embedding.md: every setting is there, and what it shows runs."""
+
+import re
+from pathlib import Path
+
+from otel_kprofiler.config import Receiver
+from otel_kprofiler.sdk import environment_variables
+from otel_kprofiler.sdk.settings import Settings, read_settings
+
+PAGE = (Path(__file__).parents[3] / "docs/embedding.md").read_text()
+TOLD = dict(re.findall(r"^\| `(OTEL_\w+)` \| (?:`(.+?)`)?", PAGE, re.MULTILINE))
+
+
+def test_every_variable_and_setting_of_services_is_told():
+    variables = {name for name in vars(environment_variables) if name.startswith("OTEL_")}
+    own = Settings.model_fields.keys() - Receiver.model_fields.keys()
+    assert variables | {f"OTEL_KPROFILER_{name.upper()}" for name in own} <= TOLD.keys()
+
+
+def test_the_defaults_are_those_that_are_told():
+    settings = {
+        name: text
+        for name, text in TOLD.items()
+        if name.startswith("OTEL_KPROFILER_") and name != "OTEL_KPROFILER_FILE"
+    }
+    assert all(settings.values())
+    assert read_settings(settings) == read_settings({})
+
+
+def test_the_code_that_is_shown_compiles_and_its_names_are_there():
+    blocks = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        compile(block, "docs/embedding.md", "exec")
+        for line in block.splitlines():
+            if line.startswith("from "):
+                exec(line)
