@@ -1,4 +1,4 @@
-"""docs/embedding.md: every setting is there, and what it shows runs."""
+"""docs/embedding.md: every setting is there, and the names that it shows are too."""
 
 import re
 from pathlib import Path
