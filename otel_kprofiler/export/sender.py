@@ -250,10 +250,11 @@ def _instrumentation_suppressed() -> Iterator[None]:
     Only where something has loaded the OpenTelemetry API: nobody else can make spans, and
     loading it here would cost every agent its memory.
     """
-    context = sys.modules.get("opentelemetry.context")
-    if context is None:
+    if "opentelemetry.context" not in sys.modules:
         yield
         return
+    from opentelemetry import context  # noqa: PLC0415 - waits if a thread is just loading it
+
     token = context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, True))  # noqa: SLF001
     try:
         yield

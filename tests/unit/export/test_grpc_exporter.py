@@ -2,6 +2,8 @@
 
 import logging
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -295,6 +297,34 @@ def test_mutual_tls(certificates, open_grpc_receiver, batch):
             exporter = OtlpGrpcExporter(receiver.endpoint, tls=tls, retry=once)
             assert (exporter.export(batch()).outcome is SUCCESS) is delivered
             exporter.shutdown()
+
+
+EXPORT_DURING_IMPORT = """
+import sys, threading
+from importlib.abc import MetaPathFinder
+from otel_kprofiler.export.sender import _instrumentation_suppressed
+
+loading, go_on = threading.Event(), threading.Event()
+
+class Slow(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "opentelemetry.context.context":  # imported by opentelemetry.context
+            loading.set()
+            go_on.wait(10)
+
+sys.meta_path.insert(0, Slow())
+threading.Thread(target=lambda: __import__("opentelemetry.context")).start()
+assert loading.wait(10)
+threading.Timer(0.2, go_on.set).start()
+with _instrumentation_suppressed():
+    from opentelemetry import context
+    print(context.get_value(context._SUPPRESS_INSTRUMENTATION_KEY))
+"""
+
+
+def test_an_export_while_another_thread_loads_the_api_waits_for_it():
+    command = [sys.executable, "-c", EXPORT_DURING_IMPORT]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True\n"
 
 
 def test_instrumentation_is_suppressed_while_exporting(grpc_receiver, exporter, batch, monkeypatch):
