@@ -90,7 +90,6 @@ class Pipeline(Generic[SamplerT]):
 
     def start(self) -> None:
         """Start sampling. Raises ``HostError`` or ``SamplerError`` if that is not possible."""
-        started_ns = self._clock.boot_ns()
         try:
             self.sampler.start()
         except BaseException:
@@ -99,7 +98,7 @@ class Pipeline(Generic[SamplerT]):
         self._windows = WindowBuilder(
             self._clock,
             self._schedule,
-            start_boot_ns=started_ns,
+            start_boot_ns=self._clock.boot_ns(),  # the window begins earlier with earlier samples
             period_ns=self.sampler.period_ns,
             pause=self._pause,
         )

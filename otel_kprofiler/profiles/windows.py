@@ -24,8 +24,8 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 
-FIRST_WINDOW_NS: Final = 250_000_000
-"""Length of the first window with samples of whatever runs for long."""
+FIRST_WINDOW_NS: Final = 100_000_000
+"""Length of the first window of whatever runs for long."""
 
 _Key = tuple[Stack, int, bytes, int, SpanLink | None]
 
@@ -40,17 +40,16 @@ class WindowSchedule:
         interval_ns: length of a window.
         jitter: each window is longer or shorter by up to this share, 0 … 1, so that many
             hosts do not report at the same moment.
-        first_ns: length of windows up to the first with samples, so that something is seen soon.
+        first_ns: length of the first window, so that something is seen soon. While windows turn
+            out to be empty, each is twice as long as the one before.
     """
 
     interval_ns: int
     jitter: float = 0.0
     first_ns: int | None = None
 
-    def length_ns(self, random_unit: float, *, is_first: bool) -> int:
-        """Length of a window; ``random_unit`` is in [0, 1)."""
-        if is_first and self.first_ns is not None:
-            return min(self.first_ns, self.interval_ns)
+    def length_ns(self, random_unit: float) -> int:
+        """Length of a window later on; ``random_unit`` is in [0, 1)."""
         return max(1, round(self.interval_ns * (1 + self.jitter * (2 * random_unit - 1))))
 
 
@@ -86,7 +85,8 @@ class WindowBuilder:
         self._random_unit = random_unit
         self._pause = pause
         self._kind = kind
-        self._is_first = True
+        self._is_first = True  # none with samples was closed
+        self._limit_ns = schedule.first_ns  # of the next window's length, up to the first of them
         self._changes: deque[tuple[int, WindowSchedule, int]] = deque()
         self.period_ns = period_ns
         self.end_boot_ns = start_boot_ns
@@ -104,7 +104,9 @@ class WindowBuilder:
         self.start_boot_ns = start_boot_ns
         while self._changes and self._changes[0][0] <= start_boot_ns:
             _, self._schedule, self.period_ns = self._changes.popleft()
-        length = self._schedule.length_ns(self._random_unit(), is_first=self._is_first)
+        length = self._schedule.length_ns(self._random_unit())
+        if self._limit_ns is not None:
+            length = min(length, self._limit_ns)
         self.end_boot_ns = start_boot_ns + length
         if self._changes:
             self.end_boot_ns = min(self.end_boot_ns, self._changes[0][0])
@@ -160,6 +162,9 @@ class WindowBuilder:
         ]
         period_ns = self.period_ns
         self._is_first = self._is_first and not resources
+        if self._limit_ns is not None:
+            longest_ns = self._schedule.interval_ns
+            self._limit_ns = min(2 * self._limit_ns, longest_ns) if self._is_first else None
         self._open(interval.end_boot_ns)
         return Window(
             kind=self._kind,

@@ -79,15 +79,23 @@ def test_a_late_sample_moves_the_start_back():
     assert window.start_unix_ns == window.resources[0].samples[0].timestamps_unix_ns[0]
 
 
+def lengths_s(closed):
+    return [(window.end_unix_ns - window.start_unix_ns) / SECOND for window in closed]
+
+
 def test_windows_are_short_up_to_the_first_with_samples_and_have_no_gap():
     windows = builder(schedule=WindowSchedule(5 * SECOND, first_ns=SECOND))
     closed = [windows.close()]
     windows.add(raw(SECOND + 1), stack_of(), Resource({}))
     closed += [windows.close(), windows.close()]
-    lengths = [window.end_unix_ns - window.start_unix_ns for window in closed]
-    assert lengths == [SECOND, SECOND, 5 * SECOND]
+    assert lengths_s(closed) == [1, 2, 5]
     assert [bool(window.resources) for window in closed] == [False, True, False]
     assert all(one.end_unix_ns == next_.start_unix_ns for one, next_ in pairwise(closed))
+
+
+def test_empty_windows_at_the_start_grow_up_to_the_interval():
+    windows = builder(schedule=WindowSchedule(5 * SECOND, first_ns=SECOND))
+    assert lengths_s([windows.close() for _ in range(5)]) == [1, 2, 4, 5, 5]
 
 
 def test_a_clock_that_steps_back_never_takes_an_empty_window_back():
@@ -117,7 +125,7 @@ def test_frames_of_unknown_modules_are_tried_again_at_the_end():
 @pytest.mark.parametrize("unit", [0.0, 0.25, 0.999])
 def test_jitter_stays_within_its_share(unit):
     schedule = WindowSchedule(1000, jitter=0.2)
-    assert 800 <= schedule.length_ns(unit, is_first=False) <= 1200
+    assert 800 <= schedule.length_ns(unit) <= 1200
 
 
 def test_the_gate_waits_for_the_slowest_stream_but_not_for_ever():
