@@ -35,6 +35,20 @@ from otel_kprofiler.symbols import CodeSource, ModuleSource, ModuleWatch, Symbol
 _log = logging.getLogger(__name__)
 
 
+def open_symbols(
+    access: Access, *, event_sink: EventSink | None = None, symbol_names: str = "plain"
+) -> Symbolizer:
+    """The symbols of this host, with what follows their changes from before they were read.
+
+    No thread runs before they are first asked to advance. For the arguments see
+    :func:`open_live`; the caller closes them.
+    """
+    code = _open_code(access, event_sink)
+    files = IteratedKallsyms(access)
+    modules = _open_modules(files, event_sink, until_bpf=code is not None)
+    return Symbolizer.live(files, code=code, modules=modules, packed=symbol_names == "compressed")
+
+
 def open_live(
     config: SamplerConfig,
     schedule: WindowSchedule,
@@ -43,6 +57,7 @@ def open_live(
     access: Access,
     clock: Clock,
     attributes: Attributes,
+    symbolizer: Symbolizer | None = None,
     raw_sink: RawSink | None = None,
     on_process: Callable[[ProcessKey, Resource], None] | None = None,
     event_sink: EventSink | None = None,
@@ -58,6 +73,8 @@ def open_live(
         access: the host's files.
         clock: the host's clocks.
         attributes: configured resource attributes; they win over what is found out.
+        symbolizer: what :func:`open_symbols` gave, which is the pipeline's from now on; None to
+            open it now.
         raw_sink: sees the raw records of each drain.
         on_process: told of each process and its Resource when it is first seen,
             and when it changes.
@@ -65,12 +82,9 @@ def open_live(
         loader: what loads the program: ``auto``, ``libbpf`` or ``bcc``.
         symbol_names: ``compressed`` for half the memory, else ``plain``.
     """
-    code = _open_code(access, event_sink)
-    symbols = IteratedKallsyms(access)
-    modules = _open_modules(symbols, event_sink, until_bpf=code is not None)
-    symbolizer = Symbolizer.live(
-        symbols, code=code, modules=modules, packed=symbol_names == "compressed"
-    )
+    if symbolizer is None:
+        symbolizer = open_symbols(access, event_sink=event_sink, symbol_names=symbol_names)
+    symbolizer.advance(clock.boot_ns())  # they are followed from now on
     ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
     config = replace(config, interrupt_ranges=ranges)
     base = {**read_host_attributes(access), **attributes}

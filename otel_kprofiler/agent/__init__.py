@@ -6,12 +6,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from otel_kprofiler.agent.agent import Agent
-    from otel_kprofiler.agent.logs import configure_logging
+    from otel_kprofiler.agent.agent import Agent, prepare
+    from otel_kprofiler.agent.logs import configure_logging, hold_logging
 
-__all__ = ["Agent", "configure_logging"]
+__all__ = ["Agent", "configure_logging", "hold_logging", "prepare"]
 
-_MODULES = {"Agent": "agent", "configure_logging": "logs"}
+_MODULES = {
+    "Agent": "agent",
+    "configure_logging": "logs",
+    "hold_logging": "logs",
+    "prepare": "agent",
+}
 
 
 def __getattr__(name: str) -> Any:

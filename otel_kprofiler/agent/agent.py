@@ -35,7 +35,8 @@ from otel_kprofiler.host import PURPOSES, Access, Privileges, run_unprivileged
 from otel_kprofiler.pipeline import DRAIN_INTERVAL_S, Pipeline
 from otel_kprofiler.reporting import Account, Reporter
 from otel_kprofiler.sampling import EbpfSampler
-from otel_kprofiler.sources import change_attributes, open_live
+from otel_kprofiler.sources import change_attributes, open_live, open_symbols
+from otel_kprofiler.symbols import Symbolizer
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.health import HealthServer
@@ -44,11 +45,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+def prepare() -> Symbolizer:
+    """Do what takes time and needs no configuration, before any thread is started.
+
+    Returns the symbols of this host for an :class:`Agent`; to be closed if none runs.
+    """
+    limit_allocator()
+    return open_symbols(Access())
+
+
 class Agent:
     """Runs one configuration after the other until SIGTERM or SIGINT. Belongs to the main thread.
 
     Args:
         config: what to do.
+        symbolizer: what :func:`prepare` gave; None to have it made.
         load: reads the configuration again, on SIGHUP; raises ``KProfilerError``.
         on_config: told of each configuration that has taken effect after the first.
         access: the host's files.
@@ -59,12 +70,14 @@ class Agent:
         self,
         config: Config,
         *,
+        symbolizer: Symbolizer | None = None,
         load: Callable[[], Config] | None = None,
         on_config: Callable[[Config], None] | None = None,
         access: Access | None = None,
         notifier: Notifier | None = None,
     ) -> None:
         self._config = config
+        self._prepared = symbolizer
         self._on_config = on_config
         self._access = access or Access()
         self._notifier = notifier or Notifier()
@@ -101,6 +114,8 @@ class Agent:
             self._health = self._open_health(config)
             with self._signals():
                 self._start(reporter, config.receiver)
+                if self._pipeline:
+                    self._pipeline.step()  # the first window is exported during what follows
                 run_unprivileged(lambda: self._telemetry.configure(config))
                 self._notifier.ready(self._status())
                 settle()
@@ -136,7 +151,10 @@ class Agent:
         return self._pipeline.symbol_generation if self._pipeline else 0
 
     def _start(self, reporter: Reporter, receiver: Receiver) -> None:
-        pipeline = None
+        pipeline, prepared, self._prepared = None, self._prepared, None
+        if prepared and receiver.symbol_names == "compressed":
+            prepared.close()
+            prepared = None
         try:
             pipeline = open_live(
                 sampler_config(receiver),
@@ -145,6 +163,7 @@ class Agent:
                 access=self._access,
                 clock=self._clock,
                 attributes=resource_attributes(receiver),
+                symbolizer=prepared,
                 loader=receiver.loader,
                 symbol_names=receiver.symbol_names,
             )

@@ -9,10 +9,13 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from logging.handlers import MemoryHandler
 from typing import Final, TextIO
 
 REPEAT_INTERVAL_S: Final = 60.0
 """Of messages with the same text pattern, one per interval is written, and the rest counted."""
+
+_MAX_HELD: Final = 1000
 
 LEVELS: Final = {
     "debug": logging.DEBUG,
@@ -75,6 +78,11 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields, ensure_ascii=False)
 
 
+def hold_logging() -> None:
+    """Keep warnings and errors until :func:`configure_logging` says where they go."""
+    logging.basicConfig(handlers=[MemoryHandler(_MAX_HELD)], force=True)
+
+
 def configure_logging(
     level: str = "info", encoding: str = "auto", stream: TextIO | None = None
 ) -> None:
@@ -91,4 +99,7 @@ def configure_logging(
     text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
     handler.setFormatter(JsonFormatter() if as_json else text)
     handler.addFilter(RepeatFilter())
+    for before in logging.root.handlers:
+        if isinstance(before, MemoryHandler):
+            before.setTarget(handler)
     logging.basicConfig(level=LEVELS[level], handlers=[handler], force=True)

@@ -1,8 +1,8 @@
 """Follows kernel code outside of vmlinux and modules: BPF programs, trampolines, probe pages.
 
 Events on every CPU make the kernel write a record for whatever is loaded there. The rings are
-emptied when changes are asked for. A thread empties them too when one is half full, follows
-CPUs that come and go, and reads everything again when records were lost.
+emptied when changes are asked for. From the first time on, a thread empties them too when one is
+half full, follows CPUs that come and go, and reads everything again when records were lost.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class CodeCounts(NamedTuple):
 class CodeWatch:
     """A source of changes of code on this host, open until closed.
 
-    To miss nothing, open it before kallsyms is read. ``poll`` and ``close`` belong to one
-    thread; ``describe`` and ``counts`` may be called from any. A forked child holds nothing.
+    To miss nothing, open it before kallsyms is read; its thread begins with the first ``poll``.
+    ``poll`` and ``close`` belong to one thread; ``describe`` and ``counts`` may be called from
+    any. A forked child holds nothing.
 
     Args:
         files: the host.
@@ -105,7 +106,6 @@ class CodeWatch:
         self._events.epoll.register(self._wake_fd, select.EPOLLIN)
         self._push(_now_ns(), self._baseline.read_programs())
         self._thread = threading.Thread(target=self._run, name="kprofiler-code", daemon=True)
-        self._thread.start()
         _open.add(self)
 
     @property
@@ -119,6 +119,8 @@ class CodeWatch:
         Args:
             now_ns: the current boot time.
         """
+        if self._thread.ident is None and not self._closed:
+            self._thread.start()
         with self._lock:
             self._drain()
             chunks, self._chunks = self._chunks, []
@@ -155,7 +157,8 @@ class CodeWatch:
         if not self._closed:
             self._closed = True
             os.eventfd_write(self._wake_fd, 1)
-            self._thread.join()
+            if self._thread.ident is not None:
+                self._thread.join()
             self._release()
 
     def _release(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import click
@@ -25,17 +26,30 @@ def command(debug: bool, path: str) -> None:
     SIGHUP makes it read FILE again. Prints, at the end, the account of all samples as one JSON
     object on standard output.
     """
-    pending = PendingConfig(path)
-    # Imported while the configuration is read by another process.
-    from otel_kprofiler.agent import Agent, configure_logging  # noqa: PLC0415
+    pending = PendingConfig(path, fork=True)
+    # The rest is done while the configuration is read by another process.
+    from otel_kprofiler.agent import (  # noqa: PLC0415
+        Agent,
+        configure_logging,
+        hold_logging,
+        prepare,
+    )
 
     def configure_logs(config: Config) -> None:
         logs = config.service.telemetry.logs
         verbose = debug or config.receiver.verbose_mode
         configure_logging("debug" if verbose else logs.level, logs.encoding)
 
-    config = pending.get()
-    configure_logs(config)
-    agent = Agent(config, load=lambda: PendingConfig(path).get(), on_config=configure_logs)
-    json.dump(agent.run().as_dict(), sys.stdout, indent=1)
+    hold_logging()
+    with closing(prepare()) as symbolizer:
+        config = pending.get()
+        configure_logs(config)
+        agent = Agent(
+            config,
+            symbolizer=symbolizer,
+            load=lambda: PendingConfig(path).get(),
+            on_config=configure_logs,
+        )
+        account = agent.run()
+    json.dump(account.as_dict(), sys.stdout, indent=1)
     sys.stdout.write("\n")

@@ -39,6 +39,7 @@ def watching(**options):
     except HostError as error:
         pytest.skip(f"{error}; fix: {error.hint}")
     symbolizer = Symbolizer.live(code=watch)
+    symbolizer.advance(now_ns())
     try:
         yield symbolizer, watch
     finally:
@@ -290,6 +291,7 @@ def test_the_watch_sleeps_when_nothing_happens():
 def test_closing_is_quick_while_everything_is_read_again():
     with programs(3000):
         watch = CodeWatch()
+        watch.poll(now_ns())
         watch._lose(CodeLoss.DAMAGED, 0, 0)
         time.sleep(0.05)
         started = time.monotonic()

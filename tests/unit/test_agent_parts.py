@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 
 from otel_kprofiler.agent.health import HealthServer
-from otel_kprofiler.agent.logs import RepeatFilter, configure_logging
+from otel_kprofiler.agent.logs import RepeatFilter, configure_logging, hold_logging
 from otel_kprofiler.agent.systemd import Notifier
 from otel_kprofiler.errors import HostError
 
@@ -44,6 +44,16 @@ def test_the_log_is_text_on_a_terminal(root_logging):
     configure_logging(level="debug", stream=stream)
     logging.getLogger("a").debug("shown")
     assert stream.getvalue().rstrip().endswith("DEBUG   shown")
+
+
+def test_what_is_logged_before_the_log_is_configured_comes_first(root_logging):
+    stream = io.StringIO()
+    hold_logging()
+    logging.getLogger("a").warning("early")
+    configure_logging(encoding="json", stream=stream)
+    logging.getLogger("a").warning("late")
+    found = [json.loads(line)["message"] for line in stream.getvalue().splitlines()]
+    assert found == ["early", "late"]
 
 
 def test_repeated_warnings_are_counted_instead_of_written():

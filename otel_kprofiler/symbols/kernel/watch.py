@@ -1,8 +1,9 @@
 """Follows modules while they are loaded and unloaded.
 
-A thread sleeps until the kernel announces something. It then reads sections and build ids of
-modules that are new, for file id and RVA at once, and then their names. Whoever polls also looks
-at the list: a module whose init function runs is not announced, and never will be if it fails.
+A thread, which begins with the first poll, sleeps until the kernel announces something. It then
+reads sections and build ids of modules that are new, for file id and RVA at once, and then their
+names. Whoever polls also looks at the list: a module whose init function runs is not announced,
+and never will be if it fails.
 """
 
 from __future__ import annotations
@@ -135,10 +136,11 @@ class ModuleWatch:
             self._known[module.name] = FoundModule(listed, files, LoadedModule(symbols), attempts)
             self._next = max(self._next, module.generation + 1)
         self._events.wake()
-        self._thread.start()
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
         """Readings since the last call, and the boot time up to which they are complete."""
+        if self._thread.ident is None and not self._closed:
+            self._thread.start()
         with self._lock:
             readings, self._readings = self._readings, []
             if not self._busy and not self._events.is_waiting():

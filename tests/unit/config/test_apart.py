@@ -18,10 +18,15 @@ service: {pipelines: {profiles: {receivers: [kprofiler], exporters: [otlp_grpc]}
 """
 
 
-def test_the_values_are_those_of_the_schema(tmp_path):
+@pytest.fixture(params=[False, True], ids=["spawned", "forked"])
+def read(request):
+    return lambda path: PendingConfig(str(path), fork=request.param).get()
+
+
+def test_the_values_are_those_of_the_schema(tmp_path, read):
     path = tmp_path / "a.yaml"
     path.write_text(GOOD)
-    config = PendingConfig(str(path)).get()
+    config = read(path)
     assert config.receiver.samples_per_second == 99
     assert config.receiver.cpus == (0, 1)
     assert config.receiver.reporter_interval.seconds == 90
@@ -32,11 +37,11 @@ def test_the_values_are_those_of_the_schema(tmp_path):
     assert config == to_plain(load_config(str(path), environ={}).config)
 
 
-def test_all_problems_come_back_with_their_places(tmp_path):
+def test_all_problems_come_back_with_their_places(tmp_path, read):
     path = tmp_path / "a.yaml"
     path.write_text(GOOD.replace("99", "0").replace("debug: {}", "debug: {verbos: 1}"))
     with pytest.raises(ConfigError) as caught:
-        PendingConfig(str(path)).get()
+        read(path)
     assert [problem.line for problem in caught.value.problems] == [2, 5]
     assert caught.value.hint
 
@@ -47,13 +52,29 @@ def test_a_reader_that_dies_is_an_error(tmp_path, monkeypatch):
         PendingConfig("x").get()
 
 
-def test_the_libraries_do_not_stay_in_the_process(tmp_path):
+def test_a_fork_that_fails_tells_why_and_runs_nothing_of_its_parent(tmp_path):
+    code = (
+        "import atexit; from otel_kprofiler.config import PendingConfig\n"
+        "import otel_kprofiler.config.apart as apart\n"
+        "atexit.register(print, 'the end of the parent', flush=True)\n"
+        "apart._read = lambda path: 1 / 0\n"
+        "PendingConfig('x', fork=True).get()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert "reading x ended with status 1" in done.stderr
+    assert done.stdout == "the end of the parent\n"
+
+
+@pytest.mark.parametrize("fork", [False, True])
+def test_the_libraries_do_not_stay_in_the_process(tmp_path, fork):
     path = tmp_path / "a.yaml"
     path.write_text(GOOD)
     code = (
         "import sys; from otel_kprofiler.config import PendingConfig\n"
         "import otel_kprofiler.agent.agent, otel_kprofiler.cli.run\n"
-        f"PendingConfig({str(path)!r}).get()\n"
+        f"PendingConfig({str(path)!r}, fork={fork}).get()\n"
         "print([m for m in ('pydantic', 'ruamel.yaml', 'grpc', 'requests') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,0 +1,76 @@
+"""How the agent gets to its first window."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import Level, ModuleKind
+from otel_kprofiler.otlp import read_profiles
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+
+RUN = """
+import sys
+import otel_kprofiler.symbols.symbolizer as symbolizer
+from otel_kprofiler.cli import main
+
+read = symbolizer.read_snapshot
+
+def tell(files, *, packed, **options):
+    print("symbols", packed, file=sys.stderr)
+    return read(files, packed=packed, **options)
+
+symbolizer.read_snapshot = tell
+main()
+"""
+CONFIG = """
+receivers: {{kprofiler: {{samples_per_second: 199, symbol_names: {names}}}}}
+exporters: {{file: {{path: {path}}}}}
+service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [file]}}}}}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _host_can():
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+
+
+@pytest.mark.parametrize(
+    ("names", "read"), [("plain", ["False"]), ("compressed", ["False", "True"])]
+)
+def test_symbols_are_read_before_the_configuration_says_how_to_keep_them(tmp_path, names, read):
+    """Once, unless they are wanted in the other form; and the first window comes soon."""
+    config, path = tmp_path / "agent.yaml", tmp_path / "profiles.otlp.jsonl"
+    config.write_text(CONFIG.format(names=names, path=path))
+    command = [sys.executable, "-c", RUN, "run", "-c", config]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 30
+        while not path.exists() or not path.stat().st_size:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            os.listdir("/proc/self/task")  # something to sample
+        process.send_signal(signal.SIGTERM)
+        out, log = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert [line.split()[1].decode() for line in log.splitlines() if b"symbols " in line] == read
+    account = json.loads(out)
+    assert account["gaps"] == []
+    first = read_profiles(str(path))[0]
+    assert first.end_unix_ns - first.start_unix_ns < 2e9, "short until there is something"
+    frames = [
+        frame
+        for group in first.resources
+        for sample in group.samples
+        for frame in sample.stack.leading
+        if frame.module.kind is ModuleKind.VMLINUX
+    ]
+    assert frames
+    assert all(frame.function for frame in frames)
