@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from benchmarks.rows import Row
-from otel_kprofiler.bpf import SpanSlots, parse_records, record_spans
+from otel_kprofiler.bpf import parse_records, record_spans
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 
 LOAD = "while True: open('/proc/stat').read()"
@@ -79,23 +79,6 @@ def decoding_us() -> tuple[float, float]:
     return min(walks) / 5000 * 1e6, min(parses) / 5000 * 1e6
 
 
-def span_change_us() -> float:
-    """Microseconds of one change of the current span."""
-    sampler = EbpfSampler(SamplerConfig(span_slots=1))
-    sampler.start()
-    assert isinstance(sampler.spans, SpanSlots)
-    slot = sampler.spans.register(os.getpid())
-    assert slot is not None
-    took = []
-    for _ in range(5):
-        started = time.perf_counter()
-        for number in range(20_000):
-            slot.set(number, number)
-        took.append(time.perf_counter() - started)
-    sampler.close()
-    return min(took) / 20_000 * 1e6
-
-
 def rows(quick: bool) -> Iterator[Row]:
     """The rows of this topic."""
     with busy():
@@ -114,4 +97,3 @@ def rows(quick: bool) -> Iterator[Row]:
             )
     walk, parse = decoding_us()
     yield Row("decode a record", f"{parse:.2f} µs", f"bare walk {walk:.2f} µs", parse / walk)
-    yield Row("publish a span", f"{span_change_us():.2f} µs", goal="≤ 0.3 µs")

@@ -51,7 +51,7 @@ from otel_kprofiler.bpf.ring import (
     ring_bytes,
 )
 from otel_kprofiler.bpf.rungs import Rung, find_code_symbols
-from otel_kprofiler.bpf.spans import SLOT_BYTES, SpanSlot, SpanSlots
+from otel_kprofiler.bpf.spans import SpanLayout, SpanSlots
 from otel_kprofiler.bpf.watch import CodeCounts, CodeWatch
 
 SAMPLER_SOURCE: Final = Path(__file__).with_name("sampler.bpf.c")
@@ -70,7 +70,6 @@ __all__ = [
     "RECORD_VERSION",
     "SAMPLER_OBJECT",
     "SAMPLER_SOURCE",
-    "SLOT_BYTES",
     "SPAN_LINKS",
     "STACK_BYTES",
     "START_TIME",
@@ -95,7 +94,7 @@ __all__ = [
     "RingMemory",
     "RingReader",
     "Rung",
-    "SpanSlot",
+    "SpanLayout",
     "SpanSlots",
     "delete_from_map",
     "find_code_symbols",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.ring import record_spans
-from otel_kprofiler.bpf.spans import SLOT_BYTES
+from otel_kprofiler.bpf.spans import SLOT_BYTES, SpanLayout
 from otel_kprofiler.model import (
     MAX_FRAMES,
     STACK_NOT_COLLECTED,
@@ -32,7 +32,8 @@ SPAN_LINKS: Final = 32
 NAMESPACE: Final = 64
 DESCENDANTS: Final = 128
 
-_CONFIG: Final = struct.Struct(f"=11Q{2 * MAX_INTERRUPT_RANGES}Q")
+_NO_SPANS: Final = SpanLayout(*[0] * len(SpanLayout._fields))
+_CONFIG: Final = struct.Struct(f"={11 + len(_NO_SPANS) + 2 * MAX_INTERRUPT_RANGES}Q")
 _RECORD: Final = struct.Struct("=QQQQQQIIIhh16s")
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
@@ -59,12 +60,13 @@ class ProgramConfig(NamedTuple):
     parent_offset: int = 0
     tgid_offset: int = 0
     target_tgid: int = 0
+    spans: SpanLayout = _NO_SPANS
 
     def pack(self) -> bytes:
         """The struct as the program reads it; half-open ranges become start and size."""
         words = [word for start, end in self.interrupt_ranges for word in (start, end - start)]
         words += [0] * (2 * MAX_INTERRUPT_RANGES - len(words))
-        return _CONFIG.pack(*self[:6], *self[7:], *words)
+        return _CONFIG.pack(*self[:6], *self[7:-1], *self.spans, *words)
 
 
 class MapShape(NamedTuple):
@@ -81,8 +83,7 @@ _BPF_F_MMAPABLE: Final = 1 << 10
 MAPS: Final = {
     "config": MapShape(2, 4, _CONFIG.size),
     "cpu_lines": MapShape(2, 4, _CPU_LINE_BYTES, _BPF_F_MMAPABLE),
-    "span_slots": MapShape(2, 4, SLOT_BYTES, _BPF_F_MMAPABLE),
-    "thread_slots": MapShape(1, 4, 4),
+    "span_slots": MapShape(1, 4, SLOT_BYTES),
     "targets": MapShape(1, 4, 1),
     "scratch": MapShape(6, 4, RECORD_HEADER_BYTES + 2 * STACK_BYTES),
     "ring": MapShape(27, 0, 0),

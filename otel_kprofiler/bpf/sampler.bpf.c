@@ -18,6 +18,7 @@ enum {
 	NOT_COLLECTED = -32768,
 	MAX_RANGES = 4,
 	MAX_ANCESTORS = 16,
+	MAX_DIGITS = 5, /* of an integer of 128 bits */
 	IN_FLIGHT = 1, /* a record is being made; its time is not read yet */
 };
 
@@ -37,6 +38,23 @@ struct range {
 	u64 size;
 };
 
+/*
+ * Objects of the service's interpreter (CPython): where their types are, and offsets in them.
+ * See SpanLayout in spans.py.
+ */
+struct span_layout {
+	u64 span_context_type;
+	u64 token_type;
+	u64 int_type;
+	u64 flags_type;
+	u64 false_at;
+	u64 items_at;
+	u64 token_context_at;
+	u64 size_shift;
+	u64 negative_bit;
+	u64 unsampled;
+};
+
 struct config {
 	u64 flags;
 	u64 min_age_ns;
@@ -49,6 +67,7 @@ struct config {
 	u64 parent_offset; /* of task_struct.real_parent */
 	u64 tgid_offset;   /* of task_struct.tgid */
 	u64 target_tgid;   /* in the initial namespace, for DESCENDANTS; 0: not known yet */
+	struct span_layout spans;
 	struct range interrupt_text[MAX_RANGES];
 };
 
@@ -64,11 +83,23 @@ struct cpu_line {
 	u64 spare;
 };
 
+/* Where a thread says which span is current in it; addresses in its process. */
 struct span_slot {
-	u64 span_id; /* 0: no span, or the thread is writing */
-	u64 trace_id[2]; /* numbers, high half first */
-	u64 context_at; /* where the thread keeps the address of its context; 0: not compared */
-	u64 context; /* the context in which the span is current */
+	u64 said_at;	/* of struct said */
+	u64 context_at; /* of the address of the context that the thread is in */
+};
+
+/* Objects of the interpreter, all alive; written by the thread, one pointer at a time. */
+struct said {
+	u64 owner; /* the context in which the span is current, or a token made in it */
+	u64 span_context; /* something else: no span */
+};
+
+/* The head of every object is a count of references, then this. */
+struct python_int {
+	u64 type;
+	u64 size; /* number of digits, shifted */
+	u32 digits[MAX_DIGITS + 1]; /* 30 bits each, the lowest first */
 };
 
 /* struct bpf_pidns_info */
@@ -170,8 +201,7 @@ char license_text[] SECTION("license") = "Dual BSD/GPL";
 
 ARRAY(config, struct config, 1);
 MMAP_ARRAY(cpu_lines, struct cpu_line, KPROFILER_CPUS);
-MMAP_ARRAY(span_slots, struct span_slot, KPROFILER_SPANS);
-HASH(thread_slots, u32, KPROFILER_SPANS);
+HASH(span_slots, struct span_slot, KPROFILER_SPANS);
 HASH(targets, u8, KPROFILER_TARGETS);
 SCRATCH(scratch, struct record);
 RING(ring);
@@ -256,32 +286,67 @@ INLINE int is_target(struct config *options, const struct record *record, int in
 	return options->flags & DESCENDANTS && descends(options);
 }
 
-/*
- * The slot is written by the very thread that was interrupted, on this CPU: what it wrote
- * before is visible, and no span means that there is none or that it was interrupted while
- * writing. A thread that is in another context than the one that it wrote for is in no span
- * that is known: an event loop or a library has switched without telling.
- */
-INLINE void copy_span(struct record *record)
-{
-	u32 *index = LOOKUP(thread_slots, &record->tid);
-	volatile struct span_slot *slot;
-	u64 context = 0;
-	u32 key;
+#define TYPE_AT 8
+#define READ_USER(to, from) bpf_probe_read_user(&(to), sizeof(to), (void *)(from))
 
-	if (!index)
+/* Read a natural number of this very type; whether there is one, with at most MAX_DIGITS. */
+INLINE int read_int(const struct span_layout *layout, u64 object, u64 type,
+		    struct python_int *number)
+{
+	u64 digits;
+
+	if (READ_USER(*number, object + TYPE_AT) || number->type != type)
+		return 0;
+	digits = number->size >> layout->size_shift;
+	if (digits > MAX_DIGITS || number->size & layout->negative_bit)
+		return 0;
+#pragma clang loop unroll(full)
+	for (u32 i = 0; i < MAX_DIGITS; i++)
+		if (i >= digits)
+			number->digits[i] = 0; /* that is behind the object */
+	return 1;
+}
+
+/*
+ * What is read belongs to the very thread that was interrupted: nothing of it changes
+ * meanwhile. Whatever is not as expected means that no span is known. So does a thread that is in
+ * another context than the one that it has spoken of: an event loop or a library has switched
+ * without telling.
+ */
+INLINE void copy_span(const struct config *options, struct record *record)
+{
+	const struct span_layout *layout = &options->spans;
+	struct span_slot *slot = LOOKUP(span_slots, &record->tid);
+	u64 context, type, items[4]; /* trace id, span id, whether it is remote, flags */
+	struct python_int number;
+	struct said said;
+
+	if (!slot || READ_USER(said, slot->said_at))
 		return;
-	key = *index;
-	slot = LOOKUP(span_slots, &key);
-	if (!slot || !slot->span_id)
+	if (READ_USER(type, said.owner + TYPE_AT) || READ_USER(context, slot->context_at))
 		return;
-	if (slot->context_at &&
-	    (bpf_probe_read_user(&context, sizeof(context), (void *)slot->context_at) ||
-	     context != slot->context))
+	if (type == layout->token_type &&
+	    READ_USER(said.owner, said.owner + layout->token_context_at))
 		return;
-	record->trace_id[0] = slot->trace_id[0];
-	record->trace_id[1] = slot->trace_id[1];
-	record->span_id = slot->span_id;
+	if (said.owner != context)
+		return;
+	if (READ_USER(type, said.span_context + TYPE_AT) || type != layout->span_context_type ||
+	    READ_USER(items, said.span_context + layout->items_at) ||
+	    items[2] != layout->false_at)
+		return;
+	if (!read_int(layout, items[3], layout->flags_type, &number) ||
+	    !(number.digits[0] & 1 || layout->unsampled))
+		return;
+	if (!read_int(layout, items[0], layout->int_type, &number))
+		return;
+	record->trace_id[0] = number.digits[2] >> 4 | (u64)number.digits[3] << 26 |
+			      (u64)number.digits[4] << 56;
+	record->trace_id[1] = number.digits[0] | (u64)number.digits[1] << 30 |
+			      (u64)number.digits[2] << 60;
+	if (!read_int(layout, items[1], layout->int_type, &number))
+		return;
+	record->span_id = number.digits[0] | (u64)number.digits[1] << 30 |
+			  (u64)number.digits[2] << 60;
 }
 
 INLINE void sample(void *ctx, struct config *options, struct record *record,
@@ -347,7 +412,7 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 	bpf_get_current_comm(record->comm, sizeof(record->comm));
 	record->trace_id[0] = record->trace_id[1] = record->span_id = 0;
 	if (flags & SPAN_LINKS && in_namespace)
-		copy_span(record);
+		copy_span(options, record);
 	line->taken++;
 	/* A band above the mark: two CPUs may jump over it, and beyond it the reader is awake. */
 	wake = RING_USED(ring) - options->wakeup_bytes < options->wakeup_bytes / 8;

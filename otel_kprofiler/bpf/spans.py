@@ -1,106 +1,102 @@
-"""Where threads publish the span that is current in them, for the sampler to copy.
+"""Where threads say which span is current in them, for the sampler to read.
 
-One slot per thread in a mapped array: a change of span costs no system call.
+A thread keeps two of the interpreter's objects in a place that the sampler knows, and the sampler
+follows them at the interrupt: a change of span costs no system call and no conversion.
 """
 
 from __future__ import annotations
 
-import mmap
 import threading
-from typing import Final
+from typing import NamedTuple
 
 from otel_kprofiler.bpf.loader import delete_from_map, update_map
 
-_SLOT_WORDS: Final = 5  # struct span_slot: span id, trace id (2), address, context
-SLOT_BYTES: Final = _SLOT_WORDS * 8
-_LOW_HALF: Final = (1 << 64) - 1
+SLOT_BYTES = 16  # struct span_slot
+
+
+class SpanLayout(NamedTuple):
+    """How the interpreter of this process keeps a span context (``struct span_layout``).
+
+    Types are given by their addresses: what has another type is not followed. Offsets are in
+    bytes from the start of an object, which is a count of references and then its type. Integers
+    have a word that tells how many digits there are, and digits of 30 bits behind it.
+
+    Attributes:
+        span_context_type: of span contexts: tuples that begin with the trace id, the span id,
+            whether the span is remote, and the flags, whose lowest bit says that it is sampled.
+        token_type: of tokens (``contextvars.Token``).
+        int_type: of the ids.
+        flags_type: of the flags, which is made like ``int``.
+        false_at: address of ``False``.
+        items_at: offset of the first entry of a span context.
+        token_context_at: offset of the context in a token.
+        size_shift: bits below the number of digits.
+        negative_bit: which of them says that an integer is negative; 0 if that shows in the number.
+        unsampled: 1 if spans count, too, that are not sampled.
+    """
+
+    span_context_type: int
+    token_type: int
+    int_type: int
+    flags_type: int
+    false_at: int
+    items_at: int
+    token_context_at: int
+    size_shift: int
+    negative_bit: int
+    unsampled: int
 
 
 class SpanSlots:
-    """The slots of all threads. :meth:`register` and :meth:`release` are thread-safe."""
+    """Where each thread speaks of its span. Thread-safe.
 
-    def __init__(self, slots_fd: int, threads_fd: int, slots: int) -> None:
-        self._threads_fd = threads_fd
-        size = -(-slots * SLOT_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._words = memoryview(mmap.mmap(slots_fd, size, mmap.MAP_SHARED)).cast("Q")
-        self._free = list(range(slots))
-        self._used: dict[int, int] = {}
-        self._lock = threading.Lock()
-
-    def register(self, tid: int) -> SpanSlot | None:
-        """A slot for a thread; None when all are taken.
-
-        Args:
-            tid: thread id in the initial pid namespace (``threading.get_native_id()`` unless
-                the process lives in a namespace of its own).
-        """
-        with self._lock:
-            index = self._used.get(tid)
-            if index is None:
-                if not self._free:
-                    return None
-                index = self._free.pop()
-                self._used[tid] = index
-            first = index * _SLOT_WORDS
-            slot = SpanSlot(self._words[first : first + _SLOT_WORDS])
-            slot.clear()
-            slot.bind(0, 0)
-            update_map(self._threads_fd, tid.to_bytes(4, "little"), index.to_bytes(4, "little"))
-            return slot
-
-    def release(self, tid: int) -> bool:
-        """Give back the slot of a thread that has ended; its :class:`SpanSlot` is dead.
-
-        Returns:
-            Whether it had one; after :meth:`close` no thread has.
-        """
-        with self._lock:
-            index = self._used.pop(tid, None)
-            if index is not None:
-                delete_from_map(self._threads_fd, tid.to_bytes(4, "little"))
-                self._free.append(index)
-            return index is not None
-
-    def close(self) -> None:
-        """Forget the memory; it is unmapped when the last :class:`SpanSlot` is gone."""
-        self._words = memoryview(b"").cast("Q")
-        self._used.clear()
-        self._free.clear()
-
-
-class SpanSlot:
-    """The slot of one thread; only that thread may write it (that is what makes it safe).
-
-    Attributes:
-        words: the slot as 64-bit words (``struct span_slot``): span id, high and low half of
-            the trace id, then what :meth:`bind` sets. Who writes them directly, for speed,
-            writes a span id of 0 before any other word changes, and the new one last.
+    Args:
+        slots_fd: the map.
+        slots: number of its entries.
     """
 
-    __slots__ = ("words",)
+    def __init__(self, slots_fd: int, slots: int) -> None:
+        self._slots_fd = slots_fd
+        self._slots = slots
+        self._used: set[int] = set()
+        self._lock = threading.Lock()
 
-    def __init__(self, words: memoryview) -> None:
-        self.words = words
-
-    def set(self, trace_id: int, span_id: int) -> None:
-        """Publish a span, given as OpenTelemetry's 128-bit and 64-bit integers."""
-        words = self.words
-        words[0] = 0  # an interrupt from here on finds no span
-        words[1] = trace_id >> 64
-        words[2] = trace_id & _LOW_HALF
-        words[0] = span_id
-
-    def clear(self) -> None:
-        """Publish that no span is current."""
-        self.words[0] = 0
-
-    def bind(self, context_at: int, context: int) -> None:
-        """Let the span count only while the word at ``context_at`` equals ``context``.
+    def register(self, tid: int, said_at: int, context_at: int) -> bool:
+        """Have the sampler look there for the span of a thread; False when all slots are taken.
 
         Args:
-            context_at: an address in this process; 0: it always counts.
-            context: what is there while the span is current.
+            tid: thread id in the pid namespace of this process (``threading.get_native_id()``).
+            said_at: address of two pointers to objects: the context in which the span is current,
+                or a token that was made in it, and the span context, or anything else if there is
+                none (``struct said``). There is none while the thread changes the former.
+            context_at: address of the pointer to the context that the thread is in.
+
+        Raises:
+            OSError: the kernel refused.
         """
-        self.words[0] = 0
-        self.words[3] = context_at
-        self.words[4] = context
+        with self._lock:
+            if tid not in self._used and len(self._used) == self._slots:
+                return False
+            words = (said_at, context_at)
+            value = b"".join(word.to_bytes(8, "little") for word in words)
+            update_map(self._slots_fd, tid.to_bytes(4, "little"), value)
+            self._used.add(tid)
+            return True
+
+    def release(self, tid: int) -> bool:
+        """Look no more; to be called before the thread's memory is used for something else.
+
+        Returns:
+            Whether it had a slot; after :meth:`close` no thread has.
+        """
+        with self._lock:
+            if tid not in self._used:
+                return False
+            self._used.remove(tid)
+            delete_from_map(self._slots_fd, tid.to_bytes(4, "little"))
+            return True
+
+    def close(self) -> None:
+        """Forget all threads; the map is closed by its owner."""
+        with self._lock:
+            self._used.clear()

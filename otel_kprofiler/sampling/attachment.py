@@ -68,7 +68,7 @@ class Attachment:
         ring: reader of its records.
         events: what makes it run.
         target_slots: how many processes can be targets.
-        spans: where threads publish their span, None if not configured.
+        spans: where threads speak of their span, None if not configured.
         stack_limit: bytes of one stack at which it counts as truncated.
     """
 
@@ -83,7 +83,6 @@ class Attachment:
             entries = {
                 "cpu_lines": possible,
                 "span_slots": max(1, config.span_slots),
-                "thread_slots": max(1, config.span_slots),
                 "targets": self.target_slots,
                 "ring": size,
             }
@@ -103,8 +102,9 @@ class Attachment:
             ring_fd = program.map_fd("ring")
             self.ring = RingReader(RingMemory(ring_fd, size), size)
             undo.callback(self.ring.close)
-            self.spans = _open_spans(program, config.span_slots)
-            if self.spans is not None:
+            self.spans = None
+            if config.span_layout is not None:
+                self.spans = SpanSlots(program.map_fd("span_slots"), config.span_slots)
                 undo.callback(self.spans.close)
             self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.callback(os.close, self._wake_fd)
@@ -196,7 +196,7 @@ def _pack_config(
     flags |= 0 if config.stacks == "kernel" else USER_STACKS
     flags |= KEEP_IDLE if config.send_idle_frames else 0
     flags |= ONLY_TARGETS if config.target_pids else 0
-    flags |= SPAN_LINKS if config.span_slots else 0
+    flags |= SPAN_LINKS if config.span_layout else 0
     flags |= START_TIME if offsets else 0
     flags |= NAMESPACE if config.target_namespace else 0
     flags |= DESCENDANTS if config.target_descendants else 0
@@ -212,6 +212,7 @@ def _pack_config(
         flags, config.min_process_age_ns, leader, start, wakeup_bytes, stack_limit,
         config.interrupt_ranges, _kernel_device(device), inode, parent, tgid,
         target if inode == _INITIAL_NAMESPACE else 0,
+        *([config.span_layout] if config.span_layout else []),
     ).pack()  # fmt: skip
 
 
@@ -228,12 +229,6 @@ def _find_task_offsets(files: HostFiles) -> tuple[int, ...] | None:
         return None
     members = ("group_leader", "start_boottime", "real_parent", "tgid")
     return find_member_offsets(btf, "task_struct", members)
-
-
-def _open_spans(program: LoadedProgram, slots: int) -> SpanSlots | None:
-    if not slots:
-        return None
-    return SpanSlots(program.map_fd("span_slots"), program.map_fd("thread_slots"), slots)
 
 
 def _events(

@@ -83,7 +83,7 @@ class EbpfSampler:
 
     @property
     def spans(self) -> SpanSlots | None:
-        """Where threads publish their current span, if ``span_slots`` is not 0."""
+        """Where threads speak of their current span, if there is a ``span_layout``."""
         return self._attachment().spans
 
     def start(self) -> None:

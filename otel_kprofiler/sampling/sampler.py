@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol
 
-from otel_kprofiler.bpf import MAX_INTERRUPT_RANGES
+from otel_kprofiler.bpf import MAX_INTERRUPT_RANGES, SpanLayout
 from otel_kprofiler.model import MAX_FRAMES, LossCause, RawSample
 
 MAX_SAMPLES_PER_SECOND: Final = 10_000
@@ -33,7 +33,8 @@ class SamplerConfig:
             (``__irqentry_text_start`` … and its like). A sample of the idle task with a frame in
             one of them is an interrupt's and kept. Without ranges the two cannot be told apart,
             and all samples of the idle task are left out.
-        span_slots: number of threads that may publish their current span; 0: none.
+        span_layout: how threads of this process say which span is current in them; None: not.
+        span_slots: number of threads that may.
         target_namespace: device and inode of the pid namespace that ``target_pids`` are in, and
             that the ids of samples shall be of (see ``stat`` of ``/proc/self/ns/pid``); None for
             the initial one. Processes of other namespaces keep their initial ids.
@@ -56,6 +57,7 @@ class SamplerConfig:
     map_scale_factor: int = 0
     drain_interval_s: float = 0.25
     interrupt_ranges: tuple[tuple[int, int], ...] = ()
+    span_layout: SpanLayout | None = None
     span_slots: int = 0
     target_namespace: tuple[int, int] | None = None
     target_descendants: bool = False

@@ -1,12 +1,12 @@
-"""Span links: each thread publishes its current span where the sampler copies it from.
+"""Span links: each thread says which span is current in it, where the sampler reads it.
 
 The current span changes when a thread attaches or detaches an OpenTelemetry context, and when it
 enters another ``contextvars.Context``: a step of an asyncio task, a work item of an executor.
 The former are hooked at OpenTelemetry's runtime context, the latter at ``asyncio.Handle`` and
 ``concurrent.futures``. Whoever else enters a context (another event loop implementation, a
-library with threads of its own, ``Context.run`` by hand) does not tell. So a slot names the
-context that its span is current in, and the sampler compares it with the one that the thread is
-in at the interrupt: no link rather than a wrong one.
+library with threads of its own, ``Context.run`` by hand) does not tell. So a thread names the
+context that its span is current in, too, and the sampler compares it with the one that the thread
+is in at the interrupt: no link rather than a wrong one.
 
 This and :mod:`.thread_slot` are the only ones to reach into private parts of OpenTelemetry's API
 and of Python.
@@ -30,18 +30,21 @@ from opentelemetry.context.context import Context, _RuntimeContext
 from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
 from opentelemetry.trace.propagation import _SPAN_KEY
 
-from otel_kprofiler.bpf import SLOT_BYTES, SpanSlot, SpanSlots
+from otel_kprofiler.bpf import SpanSlots
 from otel_kprofiler.sdk.thread_slot import (
     ThreadSlot,
     find_context_offset,
+    find_said_offset,
     get_thread_state,
+    get_token,
     make_publish,
 )
 
 _log = logging.getLogger(__name__)
 
-_Enter = Callable[[contextvars.Context], ThreadSlot | None]
-_Leave = Callable[[ThreadSlot], None]
+_Before = tuple[ThreadSlot, object, object]
+_Enter = Callable[[contextvars.Context], _Before | None]
+_Leave = Callable[[_Before], None]
 
 
 class _Tenant:
@@ -55,16 +58,16 @@ class _Tenant:
 
 
 class SpanLinks:
-    """Publishes the current span of every thread, from :meth:`start` to :meth:`stop`.
+    """Tells the current span of every thread, from :meth:`start` to :meth:`stop`.
 
-    There is one at a time in a process; its methods belong to one thread.
+    There is one at a time in a process; its methods belong to one thread, except :meth:`look`.
 
     Args:
-        slots: where to publish.
-        unsampled: link spans, too, that are not sampled and so are not exported.
+        slots: where the sampler is told; None if the interpreter's objects cannot be read.
 
     Attributes:
-        possible: whether this interpreter lets the current context be known.
+        possible: whether spans and the current context can be known: by this interpreter, and by
+            OpenTelemetry's own runtime context.
         threads: number of threads that have a slot.
         without_slot: threads that found no free slot; their samples have no links.
         failures: spans that could not be read (such as those of a foreign API).
@@ -72,35 +75,36 @@ class SpanLinks:
             theirs is linked only if its task was the last to change the span.
     """
 
-    def __init__(self, slots: SpanSlots, *, unsampled: bool = False) -> None:
-        self._slots: SpanSlots | None = slots
+    def __init__(self, slots: SpanSlots | None) -> None:
+        self._slots = slots
         self._own: dict[int, ThreadSlot] = {}  # by the thread's identifier
-        self._publish = make_publish(self._own, unsampled=unsampled, failed=self._count_failure)
-        self._offset = find_context_offset()
+        self._publish = make_publish(self._own, look=self._note_loop, failed=self._count_failure)
+        self._context_at, self._said_at = find_context_offset(), find_said_offset()
         self._local = threading.local()
         self._undo: list[Callable[[], None]] = []
-        self.possible = self._offset is not None
+        self.possible = slots is not None and None not in (self._context_at, self._said_at)
         self.threads = self.without_slot = self.failures = 0
         self.unhooked_loops: set[str] = set()
 
     def start(self) -> None:
-        """Hook in, and publish what is current in this thread."""
+        """Hook in, and tell what is current in this thread."""
+        runtime: Any = otel_context._RUNTIME_CONTEXT  # noqa: SLF001
+        if type(runtime) is not ContextVarsRuntimeContext:
+            self.possible = False
         if not self.possible:
             return
-        runtime = otel_context._RUNTIME_CONTEXT  # noqa: SLF001
         self._replace(otel_context, "_RUNTIME_CONTEXT", self._make_runtime_context(runtime))
-        variable = getattr(runtime, "_current_context", None)
-        if isinstance(variable, ContextVar):
-            enter, leave = self._make_enter_and_leave(variable)
-            step = _make_step(asyncio.Handle._run, enter, leave)  # noqa: SLF001
-            self._replace(asyncio.Handle, "_run", step)
-            work = _make_work(executor._WorkItem.run, enter, leave)  # noqa: SLF001
-            self._replace(executor._WorkItem, "run", work)  # noqa: SLF001
+        variable = runtime._current_context  # noqa: SLF001
+        enter, leave = self._make_enter_and_leave(variable)
+        step = _make_step(asyncio.Handle._run, enter, leave)  # noqa: SLF001
+        self._replace(asyncio.Handle, "_run", step)
+        work = _make_work(executor._WorkItem.run, enter, leave)  # noqa: SLF001
+        self._replace(executor._WorkItem, "run", work)  # noqa: SLF001
         _active.append(self)
-        self._publish_first(runtime.get_current())
+        self._publish_first(runtime.get_current(), get_token())
 
     def stop(self) -> None:
-        """Unhook. What is in the slots stays there: the sampler must have stopped."""
+        """Unhook; the sampler must have stopped."""
         self._slots = None
         self._own.clear()
         while self._undo:
@@ -108,26 +112,18 @@ class SpanLinks:
         if self in _active:
             _active.remove(self)
 
-    def before_fork(self) -> None:
-        """A child shares the slots: its only thread must not write them."""
-        self._local.held = self._own.pop(threading.get_ident(), None)
+    def look(self) -> None:
+        """Have each thread look, once, which event loop it runs in; from any thread."""
+        for slot in tuple(self._own.values()):
+            slot.look = True
 
-    def after_fork_in_parent(self) -> None:
-        """Go on."""
-        held = self._local.__dict__.pop("held", None)
-        if held is not None:
-            self._own[threading.get_ident()] = held
-
-    def _make_runtime_context(self, runtime: Any) -> _RuntimeContext:
-        """A runtime context over the given one that publishes what becomes current."""
-        if type(runtime) is ContextVarsRuntimeContext:
-            variable = runtime._current_context  # noqa: SLF001
-            enter, leave, current = variable.set, variable.reset, variable.get
-        else:
-            enter, leave, current = runtime.attach, runtime.detach, runtime.get_current
+    def _make_runtime_context(self, runtime: ContextVarsRuntimeContext) -> _RuntimeContext:
+        """A runtime context in place of the given one that publishes what becomes current."""
         publish, publish_first = self._publish, self._publish_first
+        variable = runtime._current_context  # noqa: SLF001
+        enter, leave, current = variable.set, variable.reset, variable.get
 
-        class Publishing(type(runtime)):  # type: ignore[misc]
+        class Publishing(ContextVarsRuntimeContext):
             """Methods of a class, over closures: the fastest way that there is to here."""
 
             def __init__(self) -> None:
@@ -135,69 +131,69 @@ class SpanLinks:
 
             def attach(self, context: Context) -> Any:
                 token = enter(context)
-                if not publish(context):
-                    publish_first(context)
+                if not publish(context, token):
+                    publish_first(context, token)
                 return token
 
             def detach(self, token: Any) -> None:
                 leave(token)
-                publish(current())
+                publish(current(), token)
 
         return Publishing()
 
     def _make_enter_and_leave(self, variable: ContextVar[Context]) -> tuple[_Enter, _Leave]:
-        own, publish, publish_first = self._own, self._publish, self._publish_first
+        find, publish, publish_first = self._own.get, self._publish, self._publish_first
 
-        def enter(entered: contextvars.Context) -> ThreadSlot | None:
+        def enter(entered: contextvars.Context) -> _Before | None:
             context = entered.get(variable)
-            slot = own.get(threading.get_ident())
-            if slot is None and context:
-                slot = publish_first(context)
-            if slot is not None:
-                slot.enter(entered)
-                if context:
-                    publish(context, slot)
-            return slot
+            slot = find(threading.get_ident())
+            if slot is None:
+                slot = publish_first(context, entered) if context else None
+                return None if slot is None else (slot, None, None)
+            before = slot, slot.owner, slot.span_context
+            if not context:
+                slot.span_context = None
+            else:
+                publish(context, entered)
+            return before
 
-        def leave(slot: ThreadSlot) -> None:
-            slot.leave()
-            context = variable.get()
-            if context:
-                publish(context)
+        def leave(before: _Before) -> None:
+            slot, owner, span_context = before
+            slot.span_context = None
+            slot.owner = owner
+            slot.span_context = span_context
 
         return enter, leave
 
-    def _publish_first(self, context: Context) -> ThreadSlot | None:
-        """Give this thread a slot if it is in a span; without a free one, idle memory."""
+    def _publish_first(self, context: Context, owner: object) -> ThreadSlot | None:
+        """Give this thread a slot if it is in a span; one that nobody reads if none is free."""
         slots = self._slots
-        if slots is None or self._offset is None or _SPAN_KEY not in context:
+        if slots is None or _SPAN_KEY not in context:
             return None
-        if hasattr(self._local, "held"):  # it forks
-            return None
-        tid = threading.get_native_id()
+        assert self._context_at is not None  # noqa: S101 - nothing is hooked otherwise
+        assert self._said_at is not None  # noqa: S101
+        slot, tid, ident = ThreadSlot(), threading.get_native_id(), threading.get_ident()
         try:
-            slot = slots.register(tid)
+            registered = slots.register(
+                tid, id(slot) + self._said_at, get_thread_state() + self._context_at
+            )
         except OSError as error:
             _log.warning("no span links for thread %d: %s", tid, error)
-            slot = None
-        if slot is None:
-            self.without_slot += 1
-            slot = SpanSlot(memoryview(bytearray(SLOT_BYTES)).cast("Q"))
-        else:
+            registered = False
+        if registered:
             self.threads += 1
-        ident = threading.get_ident()
+        else:
+            self.without_slot += 1
         self._local.tenant = _Tenant(lambda: self._release(ident, tid))
-        own = self._own[ident] = ThreadSlot(
-            slot, get_thread_state() + self._offset, self._note_loop
-        )
-        self._publish(context)
-        return own
+        self._own[ident] = slot
+        self._publish(context, owner)
+        return slot
 
     def _release(self, ident: int, tid: int) -> None:
-        self._own.pop(ident, None)
         slots = self._slots
         if slots is not None and slots.release(tid):
             self.threads -= 1
+        self._own.pop(ident, None)  # its memory may be somebody else's from now on
 
     def _note_loop(self) -> None:
         loop = asyncio._get_running_loop()  # noqa: SLF001 - it answers None outside of loops
@@ -224,14 +220,14 @@ def _make_step(run: Callable[[Any], None], enter: _Enter, leave: _Leave) -> Call
     """``asyncio.Handle._run``: one step of a task, or one callback."""
 
     def _run(self: Any) -> None:
-        slot = enter(self._context)
-        if slot is None:
+        before = enter(self._context)
+        if before is None:
             run(self)
             return
         try:
             run(self)
         finally:
-            leave(slot)
+            leave(before)
 
     return _run
 
@@ -248,12 +244,12 @@ def _make_work(run: Callable[..., None], enter: _Enter, leave: _Leave) -> Callab
         if isinstance(function, functools.partial):
             function = function.func
         context = getattr(function, "__self__", None)
-        slot = enter(context) if isinstance(context, contextvars.Context) else None
+        before = enter(context) if isinstance(context, contextvars.Context) else None
         try:
             run(self, *arguments)
         finally:
-            if slot is not None:
-                leave(slot)
+            if before is not None:
+                leave(before)
 
     return work
 
@@ -261,21 +257,9 @@ def _make_work(run: Callable[..., None], enter: _Enter, leave: _Leave) -> Callab
 _active: list[SpanLinks] = []
 
 
-def _before_fork() -> None:
-    for links in _active:
-        links.before_fork()
-
-
-def _after_fork_in_parent() -> None:
-    for links in _active:
-        links.after_fork_in_parent()
-
-
 def _after_fork_in_child() -> None:
     for links in tuple(_active):
         links.stop()
 
 
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -23,6 +23,7 @@ from otel_kprofiler.profiles import (
 )
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.sdk.resource import plain_attributes
+from otel_kprofiler.sdk.thread_slot import find_span_layout
 
 Target = Literal["self", "children", "host"]
 
@@ -76,7 +77,9 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
     config = replace(
         config,
         drain_interval_s=min(max(interval_s, _SHORTEST_DRAIN_S), _LONGEST_DRAIN_S),
-        span_slots=config.span_slots if plan.span_links else 0,
+        span_layout=(
+            find_span_layout(unsampled=plan.link_unsampled_spans) if plan.span_links else None
+        ),
     )
     namespace = os.stat("/proc/self/ns/pid")
     if plan.target == "host":

@@ -44,7 +44,7 @@ class Session:
 
     Attributes:
         symbolizer: names kernel addresses.
-        links: publishes spans; None if that is not wanted.
+        links: tells the spans of threads; None if that is not wanted.
         failure: why the thread has ended by itself; empty if it has not.
 
     Raises:
@@ -90,9 +90,8 @@ class Session:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._pipeline.start()
-        spans = self._sampler.spans
-        if spans is not None:
-            self.links = SpanLinks(spans, unsampled=plan.link_unsampled_spans)
+        if plan.span_links:
+            self.links = SpanLinks(self._sampler.spans)
             self.links.start()
         self._thread = threading.Thread(target=self._run, name=DRAIN_THREAD, daemon=True)
         self._thread.start()
@@ -140,6 +139,8 @@ class Session:
         try:
             while not self._stopping:
                 self._pipeline.step(self._interval_s)
+                if self.links is not None:
+                    self.links.look()
                 while not self._commands.empty():
                     self._commands.get()()
             self._pipeline.stop()

@@ -1,20 +1,54 @@
-"""How one thread writes its current span into its slot: the part that must be fast."""
+"""How one thread says which span is current in it: the part that must be fast.
+
+It keeps references to two of the interpreter's objects, and the sampler reads what they hold.
+"""
 
 from __future__ import annotations
 
 import contextvars
 import ctypes
-from _ctypes import PyObj_FromPtr
+import sys
 from _thread import get_ident
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from opentelemetry.context.context import Context
+from opentelemetry.trace import SpanContext, TraceFlags
 from opentelemetry.trace.propagation import _SPAN_KEY
 
-from otel_kprofiler.bpf import SpanSlot
+from otel_kprofiler.bpf import SpanLayout
 
 _THREAD_STATE_WORDS: Final = 64
+_DIGIT_BITS: Final = 30
+_DIGITS: Final = (1, 2, 3, 4, 5)
+
+_probe: contextvars.ContextVar[None] = contextvars.ContextVar("otel_kprofiler.probe")
+
+
+class ThreadSlot:
+    """Which span is current in a thread; only that thread writes it.
+
+    What is referred to is alive, so that nothing else can have its address.
+
+    Attributes:
+        owner: a token that was made in the context in which the span is current, or this context.
+        span_context: of that span; None if there is none, and while ``owner`` changes.
+        look: the next change tells, once; may be set from any thread.
+    """
+
+    __slots__ = ("look", "owner", "span_context")
+
+    def __init__(self) -> None:
+        self.owner: object = None
+        self.span_context: object = None
+        self.look = True
+
+
+def get_token() -> contextvars.Token[None]:
+    """A token of the context that this thread is in."""
+    token = _probe.set(None)
+    _probe.reset(token)
+    return token
 
 
 def get_thread_state() -> int:
@@ -42,105 +76,102 @@ def find_context_offset() -> int | None:
     return 8 * places.pop() if len(places) == 1 else None
 
 
-class ThreadSlot:
-    """What one thread writes its current span into; belongs to that thread.
+def find_said_offset() -> int | None:
+    """Where a :class:`ThreadSlot` has its owner, and then its span context; None likewise."""
+    slot = ThreadSlot()
+    slot.owner, slot.span_context = object(), object()
+    return _find_references(slot, (slot.owner, slot.span_context))
 
-    The slot is bound to the context whose span is in it, and keeps that context alive, so that no
-    other one can have its address.
+
+def find_span_layout(*, unsampled: bool) -> SpanLayout | None:
+    """How this interpreter keeps span contexts; None if this is not CPython's way, or not 64 bits.
+
+    Found out like the offset of the context, by objects whose content is known.
 
     Args:
-        slot: the thread's own.
-        context_at: address of the word of ``PyThreadState`` that says which context it is in.
-        moved: called when the thread turns out to have entered a context by itself.
-
-    Attributes:
-        words: the slot.
-        cell: the word at ``context_at``.
-        bound: address of the context that the span is current in.
-        trace: trace id that is in the slot, the same object.
+        unsampled: whether spans count, too, that are not sampled.
     """
+    number = sum(digit << _DIGIT_BITS * place for place, digit in enumerate(_DIGITS))
+    flags = TraceFlags(TraceFlags.SAMPLED)
+    span_context = SpanContext(number, number >> 64, is_remote=False, trace_flags=flags)
+    entries = span_context.trace_id, span_context.span_id, False, flags
+    items_at = _find_references(span_context, entries)
+    context = contextvars.copy_context()
+    token_context_at = _find_references(context.run(get_token), (context,))
+    size_bits = _find_size_bits(number)
+    if items_at is None or token_context_at is None or size_bits is None:
+        return None
+    size_shift, negative_bit = size_bits
+    return SpanLayout(
+        span_context_type=id(SpanContext),
+        token_type=id(contextvars.Token),
+        int_type=id(int),
+        flags_type=id(TraceFlags),
+        false_at=id(False),
+        items_at=items_at,
+        token_context_at=token_context_at,
+        size_shift=size_shift,
+        negative_bit=negative_bit,
+        unsampled=int(unsampled),
+    )
 
-    __slots__ = ("_holds", "_moved", "bound", "cell", "trace", "words")
 
-    def __init__(self, slot: SpanSlot, context_at: int, moved: Callable[[], None]) -> None:
-        slot.bind(context_at, 0)
-        self.words = slot.words
-        word = (ctypes.c_uint64 * 1).from_address(context_at)
-        self.cell = memoryview(word).cast("B").cast("Q")
-        self.bound = -1
-        self.trace: object = None
-        self._holds: object = None
-        self._moved = moved
+def _find_references(holder: object, held: tuple[object, ...]) -> int | None:
+    """Offset in an object at which it refers to others, one after the other."""
+    words = list((ctypes.c_uint64 * (holder.__sizeof__() // 8)).from_address(id(holder)))
+    wanted = [id(each) for each in held]
+    found = [at for at in range(len(words)) if words[at : at + len(wanted)] == wanted]
+    return 8 * found[0] if len(found) == 1 else None
 
-    def bind(self) -> None:
-        """The thread is in another context than the one that was bound."""
-        self.words[0] = 0
-        self.words[4] = self.bound = self.cell[0]
-        self._holds = PyObj_FromPtr(self.bound) if self.bound else None
-        self._moved()
 
-    def enter(self, entered: contextvars.Context) -> None:
-        """The thread is about to enter a context."""
-        self.words[0] = 0
-        self._holds = entered
-        self.words[4] = self.bound = id(entered)
-
-    def leave(self) -> None:
-        """The thread has left a context."""
-        self.words[0] = 0
-        self.bound = -1
-        self._holds = None
+def _find_size_bits(number: int) -> tuple[int, int] | None:
+    """``size_shift`` and ``negative_bit`` of the layout, by the integer with these digits."""
+    if sys.int_info.bits_per_digit != _DIGIT_BITS or number.__sizeof__() != 24 + 4 * len(_DIGITS):
+        return None
+    _, type_, size = (ctypes.c_uint64 * 3).from_address(id(number))
+    digits = (ctypes.c_uint32 * len(_DIGITS)).from_address(id(number) + 24)
+    if type_ != id(int) or tuple(digits) != _DIGITS:
+        return None
+    # 3.11 has the number of digits, negative like the integer; later ones have the sign below it.
+    return {len(_DIGITS): (0, 0), len(_DIGITS) << 3: (3, 2)}.get(size)
 
 
 def make_publish(
-    slots: Mapping[int, ThreadSlot], *, unsampled: bool, failed: Callable[[], None]
-) -> Callable[..., bool]:
+    slots: Mapping[int, ThreadSlot], *, look: Callable[[], None], failed: Callable[[], None]
+) -> Callable[[Context, object], bool]:
     """The function that each change of span runs.
 
-    It writes the span of an OpenTelemetry context into the slot of this thread. Given a slot, it
-    is that of this thread, which has just been told of the context that the thread is about to
-    enter. It tells whether the thread has a slot.
+    It makes the span of an OpenTelemetry context the current one of this thread, given the owner
+    of :class:`ThreadSlot`. It tells whether the thread has a slot.
 
-    One function with everything in it, numbers too: what a change costs a service is code and
-    data that are not in the processor's cache.
+    One function with everything in it: what a change costs a service is code and data that are
+    not in the processor's cache.
 
     Args:
         slots: by what ``threading.get_ident()`` says of the thread.
-        unsampled: publish spans, too, that are not sampled.
+        look: called when the slot asks for it.
         failed: called when a span cannot be read.
     """
     key, find, ident = _SPAN_KEY, slots.get, get_ident
 
-    def publish(context: Context, entering: ThreadSlot | None = None) -> bool:
-        slot = entering or find(ident())
+    def publish(context: Context, owner: object) -> bool:
+        slot = find(ident())
         if slot is None:
             return False
-        words = slot.words
         try:
             span: Any = context.get(key)
-            if span is None:
-                words[0] = 0
-                return True
-            if slot.cell[0] != slot.bound and entering is None:
-                slot.bind()
-            try:
-                span_context = span._context  # noqa: SLF001 - all of OpenTelemetry's have it
-            except AttributeError:
-                span_context = span.get_span_context()
-            trace_id, span_id, remote, flags, _, _ = span_context
-            if remote or not (flags & 0x01 or unsampled):  # sampled
-                span_id = 0
-            if trace_id is not slot.trace:
-                # A new trace is written with the span id 0; of the same trace the span id
-                # alone is written, as one machine word.
-                words[0] = 0
-                words[1] = trace_id >> 64
-                words[2] = trace_id & 0xFFFF_FFFF_FFFF_FFFF
-                slot.trace = trace_id
-            words[0] = span_id
+            slot.span_context = None
+            slot.owner = owner
+            if span is not None:
+                try:
+                    slot.span_context = span._context  # noqa: SLF001 - OpenTelemetry's have it
+                except AttributeError:
+                    slot.span_context = span.get_span_context()
+            if slot.look:
+                slot.look = False
+                look()
         except Exception:  # noqa: BLE001 - counted; the service must not feel it
-            words[0] = 0
-            slot.trace = None
+            slot.span_context = None
             failed()
         return True
 

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not BccLoader.is_installed(), reason="python3-bpfcc is not installed"),
 ]
 
-ENTRIES = {"cpu_lines": 3, "span_slots": 5, "thread_slots": 5, "targets": 7, "ring": 8192}
+ENTRIES = {"cpu_lines": 3, "span_slots": 5, "targets": 7, "ring": 8192}
 SPEC = ProgramSpec("kprofiler_sample", SAMPLER_SOURCE, SAMPLER_OBJECT, ENTRIES)
 
 
@@ -63,7 +63,7 @@ def test_closing_bcc_gives_all_descriptors_back():
 BROKEN = """
 int kprofiler_sample(void *ctx) {
     unsigned zero = 0;
-    int *value = bpf_map_lookup_elem_(bpf_pseudo_fd(1, KPROFILER_FD_thread_slots), &zero);
+    int *value = bpf_map_lookup_elem_(bpf_pseudo_fd(1, KPROFILER_FD_span_slots), &zero);
     *value = 1;
     return 0;
 }

@@ -420,7 +420,7 @@ def test_nothing_is_left_open_after_close():
         return sorted(os.listdir("/proc/self/fd"))
 
     before, limit = descriptors(), resource.getrlimit(resource.RLIMIT_NOFILE)
-    with running(span_slots=4):
+    with running():
         assert len(descriptors()) > len(before)
     assert descriptors() == before
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + 3, limit[1]))

@@ -1,6 +1,5 @@
-"""The sampler and its process: privileges, death, fork, rejected programs, spans."""
+"""The sampler and its process: privileges, death, fork, rejected programs."""
 
-import contextlib
 import ctypes
 import errno
 import os
@@ -9,7 +8,6 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -22,7 +20,6 @@ from otel_kprofiler.bpf import (
     libbpf,
 )
 from otel_kprofiler.errors import DependencyError, KernelFeatureError, SamplerError
-from otel_kprofiler.model import SpanLink
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 
 pytestmark = pytest.mark.live
@@ -177,7 +174,7 @@ def sample():
         samples = sampler.drain()
     return len(samples)
 
-config = SamplerConfig(samples_per_second=999, stacks="both", span_slots=8)
+config = SamplerConfig(samples_per_second=999, stacks="both")
 sampler = EbpfSampler(config, loader=get_loader(sys.argv[1]))
 sampler.start()
 assert sample() and len(ours()) > 10, ours()
@@ -287,83 +284,3 @@ def test_a_missing_library_is_named_with_its_package(monkeypatch):
     with pytest.raises(DependencyError, match=r"libbpf\.so\.99") as raised:
         EbpfSampler(SamplerConfig(), loader=LibbpfLoader()).start()
     assert "apt-get install libbpf1" in raised.value.hint
-
-
-@contextlib.contextmanager
-def spans_of(threads):
-    config = SamplerConfig(
-        samples_per_second=4999, stacks="both", target_pids=(os.getpid(),), span_slots=threads
-    )
-    sampler = EbpfSampler(config)
-    sampler.start()
-    try:
-        yield sampler
-    finally:
-        sampler.close()
-
-
-def drain_for(sampler, seconds):
-    samples, end = [], time.monotonic() + seconds
-    while time.monotonic() < end:
-        sampler.wait(0.05)
-        samples += sampler.drain()
-    return samples
-
-
-def test_samples_carry_the_span_of_their_thread(loader):
-    going, tids = True, {}
-
-    def work(number):
-        tids[threading.get_native_id()] = number
-        slot = sampler.spans.register(threading.get_native_id())
-        slot.set(number << 100, number)
-        while going:
-            pass
-        sampler.spans.release(threading.get_native_id())
-
-    with spans_of(2) as sampler:
-        workers = [threading.Thread(target=work, args=(number,)) for number in (1, 2)]
-        for worker in workers:
-            worker.start()
-        time.sleep(0.1)
-        sampler.drain()
-        samples = drain_for(sampler, 0.5)
-        going = False
-        for worker in workers:
-            worker.join()
-    linked = [sample for sample in samples if sample.tid in tids]
-    assert {sample.tid for sample in linked} == tids.keys()
-    for sample in linked:
-        number = tids[sample.tid]
-        assert sample.link == SpanLink(
-            (number << 100).to_bytes(16, "big"), number.to_bytes(8, "big")
-        )
-    assert all(sample.link is None for sample in samples if sample.tid not in tids)
-
-
-def test_a_span_that_is_being_written_is_never_torn(loader):
-    """All three words of a span are one number here; a mix would be two spans."""
-    with spans_of(1) as sampler:
-        slot = sampler.spans.register(threading.get_native_id())
-        samples, number, end = [], 0, time.monotonic() + 2
-        while time.monotonic() < end:
-            for _ in range(2000):
-                number += 1
-                slot.set(number << 64 | number, number)
-            samples += sampler.drain()
-        slot.clear()
-    links = [sample.link for sample in samples if sample.link]
-    assert len(links) > 500
-    for link in links:
-        assert link.trace_id[:8] == link.trace_id[8:] == link.span_id
-    assert len(links) < len(samples), "some interrupts hit the writing, and give no link"
-
-
-def test_slots_are_bounded_and_given_back():
-    with spans_of(1) as sampler:
-        first = sampler.spans.register(1001)
-        assert first is not None
-        assert sampler.spans.register(1001) is not None, "the same thread again"
-        assert sampler.spans.register(1002) is None
-        sampler.spans.release(1001)
-        assert sampler.spans.register(1002) is not None

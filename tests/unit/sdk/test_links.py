@@ -1,6 +1,6 @@
-"""Span links: what a thread's slot says, at every instant, in every way that spans change.
+"""Span links: what a thread says, at every instant, in every way that spans change.
 
-The kernel's part is played by :func:`seen`: it reads the slot as the program does.
+The kernel's part is played by :func:`seen`, which looks where the program would look.
 """
 
 import asyncio
@@ -13,13 +13,20 @@ import threading
 import pytest
 from opentelemetry import context as otel_context
 from opentelemetry import trace
+from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
-from otel_kprofiler.bpf import SLOT_BYTES, SpanSlot
+from otel_kprofiler.sdk import thread_slot
 from otel_kprofiler.sdk.links import SpanLinks
-from otel_kprofiler.sdk.thread_slot import find_context_offset
+from otel_kprofiler.sdk.thread_slot import (
+    ThreadSlot,
+    find_context_offset,
+    find_said_offset,
+    find_span_layout,
+    get_token,
+)
 
 TRACER = TracerProvider().get_tracer("test")
 
@@ -31,12 +38,11 @@ class Slots:
         self.most = most
         self.used = {}
 
-    def register(self, tid):
-        if tid not in self.used:
-            if len(self.used) == self.most:
-                return None
-            self.used[tid] = SpanSlot(memoryview(bytearray(SLOT_BYTES)).cast("Q"))
-        return self.used[tid]
+    def register(self, tid, said_at, context_at):
+        if len(self.used) == self.most and tid not in self.used:
+            return False
+        self.used[tid] = said_at, context_at
+        return True
 
     def release(self, tid):
         return self.used.pop(tid, None) is not None
@@ -55,15 +61,27 @@ def links(slots):
     links.stop()
 
 
+def word(address):
+    return ctypes.c_uint64.from_address(address).value
+
+
 def seen(slots):
     """The link that a sample of this thread would have now, as (trace id, span id)."""
-    slot = slots.used.get(threading.get_native_id())
-    if slot is None:
+    if threading.get_native_id() not in slots.used:
         return None
-    span_id, high, low, context_at, context = slot.words
-    if not span_id or ctypes.c_uint64.from_address(context_at).value != context:
+    said_at, context_at = slots.used[threading.get_native_id()]
+    layout = find_span_layout(unsampled=False)
+    owner = word(said_at)
+    if word(owner + 8) == layout.token_type:
+        owner = word(owner + layout.token_context_at)
+    span_context = ctypes.cast(word(said_at + 8), ctypes.py_object).value
+    if owner != word(context_at) or type(span_context) is not SpanContext:
         return None
-    return high << 64 | low, span_id
+    if span_context.is_remote or not span_context.is_valid:
+        return None
+    if not span_context.trace_flags.sampled:
+        return None
+    return span_context.trace_id, span_context.span_id
 
 
 def ids(span):
@@ -71,8 +89,53 @@ def ids(span):
     return context.trace_id, context.span_id
 
 
-def test_the_offset_of_the_current_context_is_found_the_same_each_time():
+def test_this_interpreter_is_understood_the_same_each_time():
     assert find_context_offset() == find_context_offset() is not None
+    assert find_said_offset() == find_said_offset() is not None
+    assert find_span_layout(unsampled=False) == find_span_layout(unsampled=False) is not None
+    assert find_span_layout(unsampled=True)[:-1] == find_span_layout(unsampled=False)[:-1]
+
+
+def test_the_layout_says_where_things_are():
+    layout = find_span_layout(unsampled=False)
+    span_context = SpanContext(7 << 90, 5, is_remote=False, trace_flags=TraceFlags(1))
+    items = id(span_context) + layout.items_at
+    entries = (span_context.trace_id, span_context.span_id, False, span_context.trace_flags)
+    assert [word(items + 8 * n) for n in range(4)] == [id(entry) for entry in entries]
+    assert word(id(span_context) + 8) == layout.span_context_type
+    assert word(id(span_context.trace_id) + 16) >> layout.size_shift == 4
+    assert ctypes.c_uint32.from_address(id(span_context.trace_id) + 24 + 4 * 3).value == 7
+    context = contextvars.copy_context()
+    token = context.run(get_token)
+    assert word(id(token) + 8) == layout.token_type
+    assert word(id(token) + layout.token_context_at) == id(context)
+    slot = ThreadSlot()
+    slot.owner, slot.span_context = token, span_context
+    assert word(id(slot) + find_said_offset()) == id(token)
+    assert word(id(slot) + find_said_offset() + 8) == id(span_context)
+
+
+def test_an_interpreter_with_other_integers_gives_no_links(monkeypatch):
+    monkeypatch.setattr(thread_slot, "_DIGIT_BITS", 15)
+    assert find_span_layout(unsampled=False) is None
+    links = SpanLinks(None)
+    links.start()
+    assert not links.possible
+    assert type(otel_context._RUNTIME_CONTEXT) is ContextVarsRuntimeContext
+    links.stop()
+
+
+def test_somebody_elses_runtime_context_is_left_alone(slots, monkeypatch):
+    class Other(ContextVarsRuntimeContext):
+        """One that does something of its own."""
+
+    other = Other()
+    monkeypatch.setattr(otel_context, "_RUNTIME_CONTEXT", other)
+    links = SpanLinks(slots)
+    links.start()
+    assert not links.possible
+    assert otel_context._RUNTIME_CONTEXT is other
+    links.stop()
 
 
 def test_nested_spans_and_spans_made_current_by_hand(slots, links):
@@ -110,15 +173,6 @@ def test_unsampled_and_remote_spans_give_no_link(slots, links):
         with TRACER.start_as_current_span("served") as span:
             assert seen(slots) == ids(span)
         assert seen(slots) is None
-
-
-def test_unsampled_spans_give_a_link_by_option(slots):
-    links = SpanLinks(slots, unsampled=True)
-    links.start()
-    unsampled = TracerProvider(sampler=ALWAYS_OFF).get_tracer("x")
-    with unsampled.start_as_current_span("unsampled") as span:
-        assert seen(slots) == ids(span)
-    links.stop()
 
 
 def test_something_that_is_no_span_is_counted_and_not_felt(slots, links):
@@ -272,6 +326,10 @@ def test_other_event_loops_are_named(slots, links):
                 wrong.append(seen(slots) not in {None, ids(span)})
                 await asyncio.sleep(0)
 
+    with TRACER.start_as_current_span("before any loop"):
+        pass
+    assert links.unhooked_loops == set()
+    links.look()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
     assert not any(wrong)
@@ -287,15 +345,12 @@ def test_everything_is_as_before_after_the_stop(slots):
     assert (otel_context._RUNTIME_CONTEXT, asyncio.Handle._run) == before
 
 
-def test_a_forked_child_writes_nothing(slots, links):
+def test_a_forked_child_is_unhooked_and_its_parent_goes_on(slots, links):
     with TRACER.start_as_current_span("parent") as span:
-        words = slots.used[threading.get_native_id()].words
-        shared = memoryview(bytearray(SLOT_BYTES)).cast("Q")
-        shared[:] = words
         pid = os.fork()
         if not pid:
             with TRACER.start_as_current_span("child"):
-                untouched = list(words) == list(shared)
-            os._exit(0 if untouched and otel_context._RUNTIME_CONTEXT.__class__ else 1)
+                unhooked = type(otel_context._RUNTIME_CONTEXT) is ContextVarsRuntimeContext
+            os._exit(0 if unhooked else 1)
         assert os.waitpid(pid, 0)[1] == 0
         assert seen(slots) == ids(span)

@@ -1,0 +1,233 @@
+"""Links of real samples: the kernel program follows the interpreter's objects."""
+
+import contextlib
+import contextvars
+import os
+import threading
+import time
+
+import pytest
+from opentelemetry.trace import SpanContext, TraceFlags
+
+from otel_kprofiler.model import SpanLink
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.sdk.thread_slot import (
+    ThreadSlot,
+    find_context_offset,
+    find_said_offset,
+    find_span_layout,
+    get_thread_state,
+    get_token,
+)
+
+pytestmark = pytest.mark.live
+
+SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+UNSAMPLED = TraceFlags(TraceFlags.DEFAULT)
+
+
+@contextlib.contextmanager
+def spans_of(threads, *, unsampled=False):
+    config = SamplerConfig(
+        samples_per_second=4999,
+        stacks="both",
+        target_pids=(os.getpid(),),
+        span_layout=find_span_layout(unsampled=unsampled),
+        span_slots=threads,
+    )
+    sampler = EbpfSampler(config)
+    sampler.start()
+    try:
+        yield sampler
+    finally:
+        sampler.close()
+
+
+def register(sampler, slot):
+    said_at = id(slot) + find_said_offset()
+    context_at = get_thread_state() + find_context_offset()
+    return sampler.spans.register(threading.get_native_id(), said_at, context_at)
+
+
+def span(trace_id, span_id, *, is_remote=False, flags=SAMPLED):
+    return SpanContext(trace_id, span_id, is_remote=is_remote, trace_flags=flags)
+
+
+def link(trace_id, span_id):
+    return SpanLink(trace_id.to_bytes(16, "big"), span_id.to_bytes(8, "big"))
+
+
+def links_of_this_thread(sampler, seconds=0.1):
+    """What samples of this thread are linked with, while nothing changes."""
+    samples, tid = [], threading.get_native_id()
+    sampler.drain()
+    began = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or not samples:
+        samples += [s for s in sampler.drain() if s.tid == tid and s.time_ns > began]
+    return {sample.link for sample in samples}
+
+
+def test_samples_carry_the_span_of_their_thread(loader):
+    going, tids = True, {}
+
+    def work(number):
+        tids[threading.get_native_id()] = number
+        slot = ThreadSlot()
+        register(sampler, slot)
+        slot.owner = get_token()
+        slot.span_context = span(number << 100, number)
+        while going:
+            pass
+        sampler.spans.release(threading.get_native_id())
+
+    with spans_of(2) as sampler:
+        workers = [threading.Thread(target=work, args=(number,)) for number in (1, 2)]
+        for worker in workers:
+            worker.start()
+        time.sleep(0.1)
+        sampler.drain()
+        samples, end = [], time.monotonic() + 0.5
+        while time.monotonic() < end:
+            sampler.wait(0.05)
+            samples += sampler.drain()
+        going = False
+        for worker in workers:
+            worker.join()
+    linked = [sample for sample in samples if sample.tid in tids]
+    assert {sample.tid for sample in linked} == tids.keys()
+    for sample in linked:
+        number = tids[sample.tid]
+        assert sample.link == link(number << 100, number)
+    assert all(sample.link is None for sample in samples if sample.tid not in tids)
+
+
+@pytest.mark.parametrize(
+    ("trace_id", "span_id"),
+    [
+        (1, 1),
+        (2**128 - 1, 2**64 - 1),
+        (1 << 127, 1 << 63),
+        (0x0123456789ABCDEF_FEDCBA9876543210, 0x0F1E2D3C4B5A6978),
+        *[(1 << 30 * digits, 1 << 30 * min(digits, 2)) for digits in range(1, 5)],
+    ],
+)
+def test_ids_of_every_size_are_read(trace_id, span_id):
+    with spans_of(1) as sampler:
+        slot = ThreadSlot()
+        assert register(sampler, slot)
+        slot.owner = get_token()
+        slot.span_context = span(trace_id, span_id)
+        assert links_of_this_thread(sampler) == {link(trace_id, span_id)}
+        slot.span_context = None
+        assert links_of_this_thread(sampler) == {None}
+
+
+class Odd(tuple):
+    """No span context, but made like one."""
+
+    __slots__ = ()
+
+
+def raw(*entries):
+    return tuple.__new__(SpanContext, entries)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        span(1, 2, is_remote=True),
+        span(1, 2, flags=UNSAMPLED),
+        span(0, 0),
+        Odd(span(1, 2)),
+        raw(1.5, 2, False, SAMPLED, {}, True),
+        raw(1, "2", False, SAMPLED, {}, True),
+        raw(1, True, False, SAMPLED, {}, True),
+        raw(1, 2, False, 1, {}, True),
+        raw(1 << 150, 2, False, SAMPLED, {}, True),
+        raw(-1, 2, False, SAMPLED, {}, True),
+        object(),
+    ],
+)
+def test_what_is_no_span_context_to_be_linked_gives_no_link(odd):
+    with spans_of(1) as sampler:
+        slot = ThreadSlot()
+        assert register(sampler, slot)
+        slot.owner = get_token()
+        slot.span_context = odd
+        assert links_of_this_thread(sampler) == {None}
+
+
+def test_unsampled_spans_are_linked_by_option():
+    with spans_of(1, unsampled=True) as sampler:
+        slot = ThreadSlot()
+        register(sampler, slot)
+        slot.owner = get_token()
+        slot.span_context = span(1, 2, flags=UNSAMPLED)
+        assert links_of_this_thread(sampler) == {link(1, 2)}
+
+
+def test_a_span_counts_only_in_its_context():
+    """Which a thread names by the context itself, or by a token that was made in it."""
+    inside = contextvars.copy_context()
+    with spans_of(1) as sampler:
+        slot = ThreadSlot()
+        register(sampler, slot)
+        for owner in (inside, inside.run(get_token)):
+            slot.span_context = None
+            slot.owner = owner
+            slot.span_context = span(1, 2)
+            assert links_of_this_thread(sampler) == {None}
+            assert inside.run(links_of_this_thread, sampler) == {link(1, 2)}
+        for owner in (None, "no context", contextvars.Context()):
+            slot.owner = owner
+            assert inside.run(links_of_this_thread, sampler) == {None}
+
+
+def test_memory_that_is_not_there_costs_the_link_alone():
+    with spans_of(1) as sampler:
+        tid, slot = threading.get_native_id(), ThreadSlot()
+        slot.owner, slot.span_context = get_token(), span(1, 2)
+        said_at = id(slot) + find_said_offset()
+        context_at = get_thread_state() + find_context_offset()
+        for addresses, expected in (
+            ((8, context_at), None),
+            ((said_at, 8), None),
+            ((said_at, context_at), link(1, 2)),
+        ):
+            assert sampler.spans.register(tid, *addresses)
+            assert links_of_this_thread(sampler) == {expected}
+
+
+def test_a_span_that_is_being_changed_is_never_torn(loader):
+    """Each of the ids is one number, repeated; the owner is right or not as the number is odd."""
+    with spans_of(1) as sampler:
+        slot = ThreadSlot()
+        register(sampler, slot)
+        owners = get_token(), contextvars.copy_context().run(get_token)
+        samples, number, end = [], 0, time.monotonic() + 2
+        while time.monotonic() < end:
+            for _ in range(2000):
+                number += 1
+                changed = span(number << 64 | number, number)
+                slot.span_context = None
+                slot.owner = owners[number & 1]
+                slot.span_context = changed
+            samples += sampler.drain()
+        slot.span_context = None
+    links = [sample.link for sample in samples if sample.link]
+    assert len(links) > 200
+    for found in links:
+        assert found.trace_id[:8] == found.trace_id[8:] == found.span_id
+        assert found.span_id[7] & 1 == 0, "of the context that the thread is in"
+    assert len(links) < len(samples)
+
+
+def test_slots_are_bounded_and_given_back():
+    with spans_of(1) as sampler:
+        assert sampler.spans.register(1001, 8, 8)
+        assert sampler.spans.register(1001, 16, 16), "the same thread again"
+        assert not sampler.spans.register(1002, 8, 8)
+        assert sampler.spans.release(1001)
+        assert not sampler.spans.release(1001)
+        assert sampler.spans.register(1002, 8, 8)
