@@ -36,6 +36,7 @@ CPUS = sorted(os.sched_getaffinity(0))
 
 SERVICE = """
 import os, tempfile
+from contextlib import ExitStack
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -53,6 +54,13 @@ provider.add_span_processor(BatchSpanProcessor(Dropping()))
 trace.set_tracer_provider(provider)
 tracer = trace.get_tracer("service")
 profiler = KernelProfiler.from_env()
+pauses = ExitStack()
+actions = {
+    "/start": lambda: profiler.start("raise"),
+    "/stop": profiler.stop,
+    "/pause": lambda: pauses.enter_context(profiler.paused()),
+    "/resume": pauses.close,
+}
 
 def work():
     with tracer.start_as_current_span("request"):
@@ -66,9 +74,7 @@ def work():
                 sum(file.read())
 
 def app(environ, start_response):
-    {"/": work, "/start": lambda: profiler.start("raise"), "/stop": profiler.stop}[
-        environ["PATH_INFO"]
-    ]()
+    actions.get(environ["PATH_INFO"], work)()
     start_response("200 OK", [("Content-Type", "text/plain")])
     return [b"ok"]
 """
@@ -142,8 +148,9 @@ def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
     """What a request costs where the profiler runs, and where it does not.
 
     The services are asked in turn, so that whatever disturbs disturbs both; the ratio is that
-    of neighbours, at the median. What answers has a CPU of its own, and who asks another: where
-    the kernel puts them differs by more than what is measured.
+    of neighbours, at the median. The sampler rests while the other one is asked, so that its
+    interrupts, which are those of all CPUs, count as a cost. What answers has a CPU of its own, and
+    who asks another: where the kernel puts them differs by more than what is measured.
     """
     batch = 20
     pair = plain, profiled_
@@ -152,11 +159,16 @@ def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
         os.sched_setaffinity(service.pid, {CPUS[0]})  # the thread that answers, not the others
         service.ask(count=3 * batch)
     took: tuple[list[float], list[float]] = ([], [])
-    before = [cpu_seconds(service.pid) for service in pair]
+    used = [0.0, 0.0]
     for number in range(rounds):
         for which in (0, 1) if number % 2 else (1, 0):
-            took[which].append(pair[which].ask(count=batch))
-    used = [cpu_seconds(service.pid) - start for service, start in zip(pair, before, strict=True)]
+            service = pair[which]
+            profiled_.ask("/resume" if which else "/pause")
+            service.ask(count=2)  # it finds its caches as if nothing else had happened
+            before = cpu_seconds(service.pid)
+            took[which].append(service.ask(count=batch))
+            used[which] += cpu_seconds(service.pid) - before
+    profiled_.ask("/resume")
     profiled_.ask("/stop")
     for service in pair:
         os.sched_setaffinity(service.pid, CPUS)  # threads that start inherit it
