@@ -73,6 +73,8 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
     """
     config = plan.sampler
     cpus = len(config.pin_cpu_ids) or os.cpu_count() or 1
+    if plan.target == "self":
+        cpus = 1  # as Python computes; when there is more, the ring wakes us up as it fills
     interval_s = _SAMPLES_PER_DRAIN / (config.samples_per_second * cpus)
     config = replace(
         config,

@@ -1,0 +1,32 @@
+"""What a plan makes of the sampler's settings."""
+
+import os
+
+import pytest
+
+from otel_kprofiler.profiles import WindowSchedule
+from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.sdk.plan import Plan, complete_sampler_config
+
+
+def interval_s(target, rate, monkeypatch, cpus):
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
+    plan = Plan(
+        target=target,
+        sampler=SamplerConfig(samples_per_second=rate),
+        schedule=WindowSchedule(5_000_000_000),
+    )
+    return complete_sampler_config(plan).drain_interval_s
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(19, 1.0), (99, 1.0), (999, 0.1), (9999, 0.02)])
+def test_a_service_is_drained_as_often_on_a_large_host_as_on_a_small_one(
+    rate, expected, monkeypatch
+):
+    for cpus in (2, 256):
+        found = interval_s("self", rate, monkeypatch, cpus)
+        assert found == pytest.approx(expected, rel=0.01)
+
+
+def test_what_runs_on_all_cpus_is_drained_the_more_often(monkeypatch):
+    assert interval_s("children", 99, monkeypatch, 64) < interval_s("children", 99, monkeypatch, 4)
