@@ -1,5 +1,6 @@
 """``python -m benchmarks [TOPIC ...] [--quick]``: measure, and print one table."""
 
+import argparse
 import importlib
 import pkgutil
 import sys
@@ -12,7 +13,7 @@ def print_rows(rows: list[Row]) -> None:
     """One line per figure; the last columns are what it is measured beside, and the goal."""
     table = [("what", "measured", "beside", "ratio", "goal")]
     table += [
-        (r.what, r.measured, r.beside, "" if r.ratio is None else f"{r.ratio:.2f}x", r.goal)
+        (r.what, r.measured, r.beside, "" if r.ratio is None else f"{r.ratio:.3g}x", r.goal)
         for r in rows
     ]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -22,24 +23,28 @@ def print_rows(rows: list[Row]) -> None:
         )
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Run the benchmarks named, or all."""
-    quick = "--quick" in arguments
-    wanted = [argument for argument in arguments if not argument.startswith("-")]
     topics = [
         module.name.removeprefix("bench_")
         for module in pkgutil.iter_modules(benchmarks.__path__)
         if module.name.startswith("bench_")
     ]
-    unknown = set(wanted) - set(topics)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"of {', '.join(topics)}")
+    parser.add_argument(
+        "--quick", action="store_true", help="less exact, in a fraction of the time"
+    )
+    given = parser.parse_args()
+    unknown = sorted(set(given.topics) - set(topics))
     if unknown:
-        sys.exit(f"no benchmark {', '.join(sorted(unknown))}; there are: {', '.join(topics)}")
+        parser.error(f"no benchmark {', '.join(unknown)}; there are: {', '.join(topics)}")
     rows: list[Row] = []
-    for topic in wanted or topics:
+    for topic in given.topics or topics:
         print(f"measuring {topic} …", file=sys.stderr, flush=True)
-        rows += importlib.import_module(f"benchmarks.bench_{topic}").rows(quick)
+        rows += importlib.import_module(f"benchmarks.bench_{topic}").rows(given.quick)
     print_rows(rows)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
