@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import click
@@ -41,15 +40,20 @@ def command(debug: bool, path: str) -> None:
         configure_logging("debug" if verbose else logs.level, logs.encoding)
 
     hold_logging()
-    with closing(prepare()) as symbolizer:
+    symbolizer = prepare()
+    try:
         config = pending.get()
-        configure_logs(config)
-        agent = Agent(
-            config,
-            symbolizer=symbolizer,
-            load=lambda: PendingConfig(path).get(),
-            on_config=configure_logs,
-        )
-        account = agent.run()
+    except BaseException:
+        symbolizer.close()
+        raise
+    configure_logs(config)
+    agent = Agent(
+        config,
+        symbolizer=symbolizer,
+        load=lambda: PendingConfig(path).get(),
+        on_config=configure_logs,
+    )
+    del symbolizer  # it is the agent's, which may have no use for it
+    account = agent.run()
     json.dump(account.as_dict(), sys.stdout, indent=1)
     sys.stdout.write("\n")

@@ -16,17 +16,25 @@ from otel_kprofiler.otlp import read_profiles
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 
 RUN = """
-import sys
+import gc, sys
 import otel_kprofiler.symbols.symbolizer as symbolizer
 from otel_kprofiler.cli import main
+from otel_kprofiler.pipeline import Pipeline
 
-read = symbolizer.read_snapshot
+read, step = symbolizer.read_snapshot, Pipeline.step
 
 def tell(files, *, packed, **options):
-    print("symbols", packed, file=sys.stderr)
+    print("read", packed, file=sys.stderr)
     return read(files, packed=packed, **options)
 
-symbolizer.read_snapshot = tell
+def tell_first(pipeline):
+    Pipeline.step = step
+    gc.collect()
+    kept = sum(type(each) is symbolizer.Snapshot for each in gc.get_objects())
+    print("kept", kept, file=sys.stderr)
+    step(pipeline)
+
+symbolizer.read_snapshot, Pipeline.step = tell, tell_first
 main()
 """
 CONFIG = """
@@ -60,7 +68,8 @@ def test_symbols_are_read_before_the_configuration_says_how_to_keep_them(tmp_pat
         process.send_signal(signal.SIGTERM)
         out, log = process.communicate(timeout=30)
     assert process.returncode == 0
-    assert [line.split()[1].decode() for line in log.splitlines() if b"symbols " in line] == read
+    told = [line.split() for line in log.decode().splitlines()]
+    assert told == [*(["read", packed] for packed in read), ["kept", "1"]]
     account = json.loads(out)
     assert account["gaps"] == []
     first = read_profiles(str(path))[0]
