@@ -29,5 +29,9 @@ class Pacer:
         if self._calls % _CALLS_PER_LOOK:
             return
         if not 0 <= time.thread_time() - self._since <= SLICE_S:
-            time.sleep(PAUSE_S)
-            self._since = time.thread_time()
+            self.rest()
+
+    def rest(self) -> None:
+        """Pause now, such as between two long works."""
+        time.sleep(PAUSE_S)
+        self._since = time.thread_time()

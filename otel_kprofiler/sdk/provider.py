@@ -144,7 +144,11 @@ class SimpleProfileProcessor(ProfileProcessor):
 
 
 def _encode_gently(window: Window, form: Form, max_bytes: int | None) -> Encoded:
-    return encode_window(window, form=form, max_bytes=max_bytes, pause=Pacer())
+    pacer = Pacer()
+    pacer.rest()  # closing the window was work, too
+    encoded = encode_window(window, form=form, max_bytes=max_bytes, pause=pacer)
+    pacer.rest()  # so will be freeing it
+    return encoded
 
 
 class Source(Protocol):
