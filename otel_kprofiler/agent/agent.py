@@ -59,7 +59,7 @@ class Agent:
 
     Args:
         config: what to do.
-        symbolizer: what :func:`prepare` gave; None to have it made.
+        symbolizer: what :func:`prepare` gave; the agent's from now on.
         load: reads the configuration again, on SIGHUP; raises ``KProfilerError``.
         on_config: told of each configuration that has taken effect after the first.
         access: the host's files.
@@ -69,15 +69,15 @@ class Agent:
     def __init__(
         self,
         config: Config,
+        symbolizer: Symbolizer,
         *,
-        symbolizer: Symbolizer | None = None,
         load: Callable[[], Config] | None = None,
         on_config: Callable[[Config], None] | None = None,
         access: Access | None = None,
         notifier: Notifier | None = None,
     ) -> None:
         self._config = config
-        self._prepared = symbolizer
+        self._prepared: Symbolizer | None = symbolizer  # until the first start
         self._on_config = on_config
         self._access = access or Access()
         self._notifier = notifier or Notifier()
@@ -106,7 +106,6 @@ class Agent:
             ExportError: an exporter's files are unusable.
         """
         config = self._config
-        limit_allocator()
         self._privileges = Privileges(drop_all=config.service.privileges.drop_all)
         # What libraries start in C inherits the rights of this call.
         self._reporter = reporter = run_unprivileged(self._open_reporter)
@@ -151,7 +150,8 @@ class Agent:
         return self._pipeline.symbol_generation if self._pipeline else 0
 
     def _start(self, reporter: Reporter, receiver: Receiver) -> None:
-        pipeline, prepared, self._prepared = None, self._prepared, None
+        pipeline = None
+        prepared, self._prepared = self._prepared, None
         if prepared and receiver.symbol_names == "compressed":
             prepared.close()
             prepared = None

@@ -15,8 +15,6 @@ from typing import Final, TextIO
 REPEAT_INTERVAL_S: Final = 60.0
 """Of messages with the same text pattern, one per interval is written, and the rest counted."""
 
-_MAX_HELD: Final = 1000
-
 LEVELS: Final = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -80,7 +78,8 @@ class JsonFormatter(logging.Formatter):
 
 def hold_logging() -> None:
     """Keep warnings and errors until :func:`configure_logging` says where they go."""
-    logging.basicConfig(handlers=[MemoryHandler(_MAX_HELD)], force=True)
+    # Without a target it flushes nothing, whatever its capacity.
+    logging.basicConfig(handlers=[MemoryHandler(0)], force=True)
 
 
 def configure_logging(

@@ -32,7 +32,7 @@ SPAN_LINKS: Final = 32
 NAMESPACE: Final = 64
 DESCENDANTS: Final = 128
 
-_NO_SPANS: Final = SpanLayout(*[0] * len(SpanLayout._fields))
+_NO_SPANS: Final = (0,) * len(SpanLayout._fields)
 _CONFIG: Final = struct.Struct(f"={11 + len(_NO_SPANS) + 2 * MAX_INTERRUPT_RANGES}Q")
 _RECORD: Final = struct.Struct("=QQQQQQIIIhh16s")
 RECORD_HEADER_BYTES: Final = _RECORD.size
@@ -60,13 +60,13 @@ class ProgramConfig(NamedTuple):
     parent_offset: int = 0
     tgid_offset: int = 0
     target_tgid: int = 0
-    spans: SpanLayout = _NO_SPANS
+    spans: SpanLayout | None = None
 
     def pack(self) -> bytes:
         """The struct as the program reads it; half-open ranges become start and size."""
         words = [word for start, end in self.interrupt_ranges for word in (start, end - start)]
         words += [0] * (2 * MAX_INTERRUPT_RANGES - len(words))
-        return _CONFIG.pack(*self[:6], *self[7:-1], *self.spans, *words)
+        return _CONFIG.pack(*self[:6], *self[7:-1], *(self.spans or _NO_SPANS), *words)
 
 
 class MapShape(NamedTuple):

@@ -307,6 +307,11 @@ INLINE int read_int(const struct span_layout *layout, u64 object, u64 type,
 	return 1;
 }
 
+INLINE u64 low_half(const struct python_int *number)
+{
+	return number->digits[0] | (u64)number->digits[1] << 30 | (u64)number->digits[2] << 60;
+}
+
 /*
  * What is read belongs to the very thread that was interrupted: nothing of it changes
  * meanwhile. Whatever is not as expected means that no span is known. So does a thread that is in
@@ -341,12 +346,10 @@ INLINE void copy_span(const struct config *options, struct record *record)
 		return;
 	record->trace_id[0] = number.digits[2] >> 4 | (u64)number.digits[3] << 26 |
 			      (u64)number.digits[4] << 56;
-	record->trace_id[1] = number.digits[0] | (u64)number.digits[1] << 30 |
-			      (u64)number.digits[2] << 60;
+	record->trace_id[1] = low_half(&number);
 	if (!read_int(layout, items[1], layout->int_type, &number))
 		return;
-	record->span_id = number.digits[0] | (u64)number.digits[1] << 30 |
-			  (u64)number.digits[2] << 60;
+	record->span_id = low_half(&number);
 }
 
 INLINE void sample(void *ctx, struct config *options, struct record *record,

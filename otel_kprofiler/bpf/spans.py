@@ -6,12 +6,14 @@ follows them at the interrupt: a change of span costs no system call and no conv
 
 from __future__ import annotations
 
+import struct
 import threading
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.loader import delete_from_map, update_map
 
-SLOT_BYTES = 16  # struct span_slot
+_SLOT: Final = struct.Struct("=2Q")  # struct span_slot
+SLOT_BYTES: Final = _SLOT.size
 
 
 class SpanLayout(NamedTuple):
@@ -77,8 +79,7 @@ class SpanSlots:
         with self._lock:
             if tid not in self._used and len(self._used) == self._slots:
                 return False
-            words = (said_at, context_at)
-            value = b"".join(word.to_bytes(8, "little") for word in words)
+            value = _SLOT.pack(said_at, context_at)
             update_map(self._slots_fd, tid.to_bytes(4, "little"), value)
             self._used.add(tid)
             return True

@@ -49,7 +49,7 @@ def command(debug: bool, path: str) -> None:
     configure_logs(config)
     agent = Agent(
         config,
-        symbolizer=symbolizer,
+        symbolizer,
         load=lambda: PendingConfig(path).get(),
         on_config=configure_logs,
     )

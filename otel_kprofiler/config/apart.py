@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from otel_kprofiler.errors import ConfigError, KProfilerError
 
@@ -34,7 +34,7 @@ class Secret(str):
         return "Secret('[REDACTED]')"
 
 
-_ENVIRONMENT = {"PYDANTIC_DISABLE_PLUGINS": "__all__"}  # looking for them is slow
+_ENVIRONMENT: Final = {"PYDANTIC_DISABLE_PLUGINS": "__all__"}  # looking for them is slow
 
 
 class PendingConfig:

@@ -131,9 +131,8 @@ class OtlpHttpExporter(OtlpSender):
         # Timeouts of sockets are for each read, so they do not bound a response that trickles.
         timer = threading.Timer(timeout_s, break_off)
         timer.daemon = True
-        with contextlib.suppress(
-            RuntimeError
-        ):  # from 3.12 on none starts when the interpreter ends
+        # From Python 3.12 on none can be started while the interpreter ends.
+        with contextlib.suppress(RuntimeError):
             timer.start()
         try:
             return self._exchange(body, timeout_s, late)

@@ -211,8 +211,7 @@ def _pack_config(
     return ProgramConfig(
         flags, config.min_process_age_ns, leader, start, wakeup_bytes, stack_limit,
         config.interrupt_ranges, _kernel_device(device), inode, parent, tgid,
-        target if inode == _INITIAL_NAMESPACE else 0,
-        *([config.span_layout] if config.span_layout else []),
+        target if inode == _INITIAL_NAMESPACE else 0, config.span_layout,
     ).pack()  # fmt: skip
 
 

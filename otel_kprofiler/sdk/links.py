@@ -79,10 +79,13 @@ class SpanLinks:
         self._slots = slots
         self._own: dict[int, ThreadSlot] = {}  # by the thread's identifier
         self._publish = make_publish(self._own, look=self._note_loop, failed=self._count_failure)
-        self._context_at, self._said_at = find_context_offset(), find_said_offset()
+        said_at, context_at = find_said_offset(), find_context_offset()
+        self._offsets: tuple[int, int] | None = None
+        if slots is not None and said_at is not None and context_at is not None:
+            self._offsets = said_at, context_at
         self._local = threading.local()
         self._undo: list[Callable[[], None]] = []
-        self.possible = slots is not None and None not in (self._context_at, self._said_at)
+        self.possible = self._offsets is not None
         self.threads = self.without_slot = self.failures = 0
         self.unhooked_loops: set[str] = set()
 
@@ -151,10 +154,10 @@ class SpanLinks:
                 slot = publish_first(context, entered) if context else None
                 return None if slot is None else (slot, None, None)
             before = slot, slot.owner, slot.span_context
-            if not context:
-                slot.span_context = None
-            else:
+            if context:
                 publish(context, entered)
+            else:
+                slot.span_context = None
             return before
 
         def leave(before: _Before) -> None:
@@ -167,16 +170,13 @@ class SpanLinks:
 
     def _publish_first(self, context: Context, owner: object) -> ThreadSlot | None:
         """Give this thread a slot if it is in a span; one that nobody reads if none is free."""
-        slots = self._slots
-        if slots is None or _SPAN_KEY not in context:
+        slots, offsets = self._slots, self._offsets
+        if slots is None or offsets is None or _SPAN_KEY not in context:
             return None
-        assert self._context_at is not None  # noqa: S101 - nothing is hooked otherwise
-        assert self._said_at is not None  # noqa: S101
         slot, tid, ident = ThreadSlot(), threading.get_native_id(), threading.get_ident()
+        said_at, context_at = id(slot) + offsets[0], get_thread_state() + offsets[1]
         try:
-            registered = slots.register(
-                tid, id(slot) + self._said_at, get_thread_state() + self._context_at
-            )
+            registered = slots.register(tid, said_at, context_at)
         except OSError as error:
             _log.warning("no span links for thread %d: %s", tid, error)
             registered = False

@@ -72,9 +72,8 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
         HostError: the host is to be profiled from inside a pid namespace.
     """
     config = plan.sampler
-    cpus = len(config.pin_cpu_ids) or os.cpu_count() or 1
-    if plan.target == "self":
-        cpus = 1  # as Python computes; when there is more, the ring wakes us up as it fills
+    # Python computes on one CPU at a time; when there is more, the ring wakes us up as it fills.
+    cpus = 1 if plan.target == "self" else len(config.pin_cpu_ids) or os.cpu_count() or 1
     interval_s = _SAMPLES_PER_DRAIN / (config.samples_per_second * cpus)
     config = replace(
         config,
