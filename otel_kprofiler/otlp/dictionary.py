@@ -1,20 +1,18 @@
-"""The dictionary of one request: every value once, nothing unused, exact size at all times."""
+"""The dictionary of one request: every value once, and nothing that is not used."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from otel_kprofiler.model import (
     STACK_NOT_COLLECTED,
     STACK_OK,
     STACK_TRUNCATED,
-    Attributes,
     AttributeValue,
     Frame,
     FrameKind,
-    Line,
     Module,
     ModuleKind,
     SpanLink,
@@ -56,12 +54,65 @@ from otel_kprofiler.otlp.writer import (
 _SILENT: Final = frozenset({STACK_OK, STACK_NOT_COLLECTED})
 """Outcomes that miss nothing, so nothing is said."""
 
+_OF_USER_ADDRESSES: Final = frozenset({None, Unresolved.USER_ADDRESS})
+"""What may be stated why a raw address of a process has no name: it goes without saying."""
+
 
 def status_text(status: StackStatus) -> str:
     """How a stack's outcome is written: ``truncated`` or the name (else number) of an errno."""
     if status == STACK_TRUNCATED:
         return "truncated"
     return errno.errorcode.get(-status, str(status))
+
+
+class Tables:
+    """The entries of the seven tables, without their zero entries, ready to be joined.
+
+    Attributes:
+        entries: by table.
+        size: bytes of all entries.
+    """
+
+    __slots__ = ("_first_tokens", "_known", "_token", "entries", "size")
+
+    def __init__(self, writer: Writer) -> None:
+        self.entries: tuple[list[bytes], ...] = tuple([] for _ in range(7))
+        self._known: tuple[dict[bytes, Token], ...] = tuple({} for _ in range(7))
+        self._token = writer.token
+        self._first_tokens = writer.first_tokens
+        self.size = 0
+
+    def add(self, table: int, entry: bytes) -> Token:
+        """Token of an entry that is not there yet."""
+        entries = self.entries[table]
+        entries.append(entry)
+        self.size += len(entry)
+        index = len(entries)
+        tokens = self._first_tokens
+        return tokens[index] if index < len(tokens) else self._token(index)
+
+    def intern(self, table: int, entry: bytes) -> Token:
+        """Token of an entry; its bytes name it completely, as all it refers to is interned."""
+        known = self._known[table]
+        token = known.get(entry)
+        if token is None:
+            token = known[entry] = self.add(table, entry)
+        return token
+
+
+class _UserAddresses(dict[int, Token]):
+    """Tokens of the locations of raw addresses of a process."""
+
+    __slots__ = ("_tables", "_write")
+
+    def __init__(self, tables: Tables, write: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._tables = tables
+        self._write = write
+
+    def __missing__(self, address: int) -> Token:
+        token = self[address] = self._tables.add(LOCATION, self._write(address))
+        return token
 
 
 class Dictionary:
@@ -71,53 +122,18 @@ class Dictionary:
     dictionary. Not thread-safe.
 
     Attributes:
-        size: bytes of the dictionary's body, zero entries included.
-        tables: entries of each table, without the zero entry, ready to be joined.
+        tables: the entries.
     """
 
     def __init__(self, writer: Writer, *, keys_by_reference: bool) -> None:
         self._writer = writer
         self._by_reference = keys_by_reference
-        self.size = writer.table_overhead()
-        self.tables: tuple[list[bytes], ...] = tuple([] for _ in range(7))
+        self.tables = Tables(writer)
         self._strings: dict[str, Token] = {"": b""}
-        self._entries: tuple[dict[Any, Token], ...] = tuple({} for _ in range(7))
         self._frames: dict[int, Token] = {}
-        self._user_addresses: dict[int, Token] = {}
+        self._user_addresses: _UserAddresses | None = None
         self._stacks: dict[int, Token] = {}
         self._shortcuts: dict[tuple[object, ...], bytes] = {}
-        self._journal: list[tuple[dict[Any, Token], Any, list[bytes] | None]] = []
-
-    def begin(self) -> None:
-        """From here on, :meth:`rollback` undoes what was interned."""
-        self._journal.clear()
-
-    def rollback(self) -> None:
-        """Forget everything that was interned since :meth:`begin`."""
-        while self._journal:
-            known, key, table = self._journal.pop()
-            del known[key]
-            if table is not None:
-                self.size -= len(table.pop())
-
-    def _remember(self, known: dict[Any, Token], key: Any, token: Token) -> Token:
-        """Put a short cut into ``known``; nothing is written."""
-        known[key] = token
-        self._journal.append((known, key, None))
-        return token
-
-    def _add(self, known: dict[Any, Token], key: Any, index: int, entry: bytes) -> Token:
-        table = self.tables[index]
-        table.append(entry)
-        self.size += len(entry)
-        self._journal.append((known, key, table))
-        token = known[key] = self._writer.token(len(table))
-        return token
-
-    def _intern(self, index: int, entry: bytes) -> Token:
-        """An entry whose bytes name it completely, as all that it refers to is interned."""
-        known = self._entries[index]
-        return known.get(entry) or self._add(known, entry, index, entry)
 
     def string(self, text: str) -> Token:
         """Token of a string; the empty string is index 0."""
@@ -125,73 +141,74 @@ class Dictionary:
         if token is None:
             cleaned = clean(text)
             if cleaned != text:
-                return self._remember(self._strings, text, self.string(cleaned))
-            token = self._add(self._strings, text, STRING, self._writer.string(text))
+                token = self.string(cleaned)
+            else:
+                token = self.tables.add(STRING, self._writer.string(text))
+            self._strings[text] = token
         return token
 
     def attribute(self, key: str, value: AttributeValue) -> Token:
         """Token of an attribute without unit."""
-        return self._intern(ATTRIBUTE, self._writer.attribute(self.string(key), value))
+        return self.tables.intern(ATTRIBUTE, self._writer.attribute(self.string(key), value))
 
-    def link(self, link: SpanLink | None) -> Token:
-        """Token of a link; no link is index 0."""
-        return b"" if link is None else self._intern(LINK, self._writer.link(link))
+    def attributes(self, attributes: Mapping[str, AttributeValue]) -> bytes:
+        """Joined tokens of attributes, in their order."""
+        return self._join([self.attribute(*item) for item in attributes.items()])
 
-    def key_values(self, attributes: Attributes) -> tuple[bytes, ...]:
-        """Attributes of a resource or scope, sorted by key so that equal ones give equal bytes."""
-        return tuple([self._key_value(key, attributes[key]) for key in sorted(attributes)])
+    def link(self, link: SpanLink) -> Token:
+        """Token of a link."""
+        return self.tables.intern(LINK, self._writer.link(link))
 
-    def _key_value(self, key: str, value: AttributeValue) -> bytes:
+    def key_values(self, attributes: Iterable[tuple[str, AttributeValue]]) -> tuple[bytes, ...]:
+        """Attributes of a resource or scope, in their order."""
+        known = self._shortcuts  # most texts are the same in all resources
+        return tuple([known.get(item) or self._key_value(item) for item in attributes])
+
+    def _key_value(self, item: tuple[str, AttributeValue]) -> bytes:
+        key, value = item
         if not self._by_reference:
             return self._writer.key_value(KeyValue(key, value))
         if not isinstance(value, str):
             return self._writer.key_value(KeyValue(key, value, self.string(key)))
-        known = self._shortcuts.get((key, value))  # most texts are the same in all resources
-        if known is not None:
-            return known
         written = KeyValue(key, value, self.string(key), self.string(value))
-        return self._remember(self._shortcuts, (key, value), self._writer.key_value(written))
+        known = self._shortcuts[item] = self._writer.key_value(written)
+        return known
 
-    def thread(self, sample: WindowSample) -> bytes:
-        """Joined tokens of a sample's attributes."""
+    def sample_attributes(self, sample: WindowSample) -> bytes:
+        """Attributes of a sample, as :meth:`Writer.sample_head` takes them."""
         stack = sample.stack
         key = (
             sample.tid, sample.thread_name, sample.cpu, stack.kernel_status, stack.user_status
         )  # fmt: skip
         known = self._shortcuts.get(key)
-        if known is not None:
-            return known
-        attributes: dict[str, AttributeValue] = {
-            THREAD_NAME: sample.thread_name,
-            THREAD_ID: sample.tid,
-            CPU: sample.cpu,
-        }
-        if stack.kernel_status not in _SILENT:
-            attributes[KERNEL_STACK_STATUS] = status_text(stack.kernel_status)
-        if stack.user_status not in _SILENT:
-            attributes[USER_STACK_STATUS] = status_text(stack.user_status)
-        return self._remember(self._shortcuts, key, self.attributes(attributes))
+        if known is None:
+            attributes: dict[str, AttributeValue] = {
+                THREAD_NAME: sample.thread_name,
+                THREAD_ID: sample.tid,
+                CPU: sample.cpu,
+            }
+            if stack.kernel_status not in _SILENT:
+                attributes[KERNEL_STACK_STATUS] = status_text(stack.kernel_status)
+            if stack.user_status not in _SILENT:
+                attributes[USER_STACK_STATUS] = status_text(stack.user_status)
+            known = self._writer.sample_attributes(self.attributes(attributes))
+            self._shortcuts[key] = known
+        return known
 
-    def attributes(self, attributes: Mapping[str, AttributeValue]) -> bytes:
-        """Joined tokens of attributes, in their order."""
-        return self._join(self.attribute(key, value) for key, value in attributes.items())
-
-    def _join(self, tokens: Iterable[Token]) -> bytes:
+    def _join(self, tokens: list[Token]) -> bytes:
         return self._writer.separator.join(tokens)
 
     def stack(self, stack: Stack) -> Token:
         """Token of a stack; a stack without frames is index 0."""
         token = self._stacks.get(id(stack))
         if token is None:
-            frames, addresses = self._frames, self._user_addresses
+            frames = self._frames
             tokens = [frames.get(id(frame)) or self._add_frame(frame) for frame in stack.leading]
-            tokens += [
-                addresses.get(address) or self._add_user_address(address)
-                for address in stack.user_addresses
-            ]
-            locations = self._join(tokens)
-            token = self._intern(STACK, self._writer.stack(locations)) if locations else b""
-            self._remember(self._stacks, id(stack), token)
+            if stack.user_addresses:
+                tokens += map(self._get_user_addresses().__getitem__, stack.user_addresses)
+            if tokens:
+                token = self.tables.intern(STACK, self._writer.stack(self._join(tokens)))
+            self._stacks[id(stack)] = token = token or b""
         return token
 
     def frame(self, frame: Frame) -> Token:
@@ -200,30 +217,34 @@ class Dictionary:
 
     def user_address(self, address: int) -> Token:
         """Token of the location of a raw address of a process."""
-        return self._user_addresses.get(address) or self._add_user_address(address)
+        return self._get_user_addresses()[address]
 
-    def _add_user_address(self, address: int) -> Token:
-        location = self._writer.location(b"", address, (), self._frame_attributes(user=True))
-        return self._remember(self._user_addresses, address, self._intern(LOCATION, location))
+    def _get_user_addresses(self) -> _UserAddresses:
+        if self._user_addresses is None:
+            write = self._writer.raw_locations(
+                self._frame_attributes(user=True, unresolved=None, builtin=())
+            )
+            self._user_addresses = _UserAddresses(self.tables, write)
+        return self._user_addresses
 
     def _add_frame(self, frame: Frame) -> Token:
         module, address, lines = frame.module, frame.address, frame.lines
-        location = self._writer.location(
-            self._mapping(module, address) if module else b"",
-            address,
-            [(self._function(line), line.line) for line in lines if any(line[:3])],
-            self._frame_attributes(
-                frame.unresolved, frame.builtin, user=frame.kind is FrameKind.USER
-            ),
-        )
-        return self._remember(self._frames, id(frame), self._intern(LOCATION, location))
+        user, unresolved, builtin = frame.kind is FrameKind.USER, frame.unresolved, frame.builtin
+        if user and not (module or lines or builtin) and unresolved in _OF_USER_ADDRESSES:
+            token = self.user_address(address)
+        else:
+            entry = self._writer.location(
+                self._mapping(module, address) if module else b"",
+                address,
+                [(self._function(names), line.line) for line in lines if any(names := line[:3])],
+                self._frame_attributes(user, unresolved, builtin),
+            )
+            token = self.tables.intern(LOCATION, entry)
+        self._frames[id(frame)] = token
+        return token
 
     def _frame_attributes(
-        self,
-        unresolved: Unresolved | None = None,
-        builtin: tuple[str, ...] = (),
-        *,
-        user: bool,
+        self, user: bool, unresolved: Unresolved | None, builtin: tuple[str, ...]
     ) -> bytes:
         key = (user, unresolved, builtin)
         known = self._shortcuts.get(key)
@@ -234,9 +255,10 @@ class Dictionary:
         }
         if builtin:
             attributes[MODULE_BUILTIN] = builtin if len(builtin) > 1 else builtin[0]
-        if unresolved not in (None, Unresolved.USER_ADDRESS):
+        if unresolved is not None and unresolved not in _OF_USER_ADDRESSES:
             attributes[UNRESOLVED] = unresolved.name.lower()
-        return self._remember(self._shortcuts, key, self.attributes(attributes))
+        known = self._shortcuts[key] = self.attributes(attributes)
+        return known
 
     def _mapping(self, module: Module, address: int) -> Token:
         """Token of a module; its extent is stated only for addresses that lie in it."""
@@ -258,11 +280,13 @@ class Dictionary:
         entry = self._writer.mapping(
             limit if inside else 0, self.string(module.name), self.attributes(attributes)
         )
-        return self._remember(self._shortcuts, key, self._intern(MAPPING, entry))
+        known = self._shortcuts[key] = self.tables.intern(MAPPING, entry)
+        return known
 
-    def _function(self, line: Line) -> Token:
-        known = self._shortcuts.get(line[:3])
-        if known is not None:
-            return known
-        entry = self._writer.function(*map(self.string, line[:3]))
-        return self._remember(self._shortcuts, line[:3], self._intern(FUNCTION, entry))
+    def _function(self, names: tuple[str, ...]) -> Token:
+        """Token of a function by the names of a line: function, system name, file."""
+        known = self._shortcuts.get(names)
+        if known is None:
+            entry = self._writer.function(*map(self.string, names))
+            known = self._shortcuts[names] = self.tables.intern(FUNCTION, entry)
+        return known

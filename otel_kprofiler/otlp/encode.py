@@ -1,26 +1,27 @@
 """Windows to OTLP requests, split by exact size.
 
-Samples are added one by one to a part; what a sample needs in the dictionary is interned on
-the way, and taken out again when the sample turns out not to fit. Each part is a request of
-its own with a dictionary that holds what its samples use and nothing else.
+A window is encoded as one request. If that turns out to be larger than the limit, it is thrown
+away and the samples up to there are encoded again, then the rest. Each request has a dictionary
+of its own that holds what its samples use and nothing else.
 """
 
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import invert
+from itertools import chain, groupby
+from operator import invert, itemgetter
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
     Attributes,
+    AttributeValue,
     Batch,
     Form,
     Frame,
-    Resource,
     Window,
     WindowSample,
 )
@@ -29,7 +30,7 @@ from otel_kprofiler.otlp.conventions import SCHEMA_URL
 from otel_kprofiler.otlp.dictionary import Dictionary
 from otel_kprofiler.otlp.json_form import JsonWriter
 from otel_kprofiler.otlp.protobuf import ProtobufWriter
-from otel_kprofiler.otlp.writer import Around, Header, ProfileTypes, Writer
+from otel_kprofiler.otlp.writer import Envelope, Header, ProfileTypes, Writer
 from otel_kprofiler.version import __version__
 
 _WRITERS: Final[dict[Form, Writer]] = {Form.PROTOBUF: ProtobufWriter(), Form.JSON: JsonWriter()}
@@ -39,11 +40,13 @@ _ONE_BYTE_INDICES: Final = 127
 
 _STACKS_COUNTED: Final = 256
 """So many stacks, or twice as many, tell which frames are frequent."""
+_STACKS_AT_ONCE: Final = 16
+"""Counted before other threads may run."""
 
 _ID_PREFIX_BYTES: Final = 12
 
-_LENGTHS_BYTES: Final = 64
-"""More than the lengths of messages inside of each other grow by when these are filled."""
+_MARGIN: Final = 256
+"""That part of the limit is kept free when samples are cut off, for what cannot be counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,156 +83,16 @@ class _Options:
     pause: Callable[[], None]
 
 
-_Unit = tuple[Resource, WindowSample]
+class _Owner(NamedTuple):
+    """A Resource by value: attributes are sorted by key, so that equal ones give equal bytes."""
+
+    attributes: tuple[tuple[str, AttributeValue], ...]
+    types: tuple[type, ...]
+    """Of the values, as 1 equals True."""
+    schema_url: str
 
 
-class _Group:
-    """The ResourceProfiles that is being filled: timestamps by identity of the sample.
-
-    It takes at most ``around_size`` bytes beside its samples.
-    """
-
-    def __init__(self, resource: Resource, around: Around, around_size: int) -> None:
-        self.resource = resource
-        self.around = around
-        self.around_size = around_size
-        self.samples: dict[bytes, bytes] = {}
-        self.size = 0
-        self.count = 0
-
-
-class _Part:
-    """One request under construction, never larger than the limit.
-
-    Given all units that it shall hold, it hands out short indices to the frequent frames; if
-    it then cannot hold them all, some entries are without use and it must be thrown away.
-    """
-
-    def __init__(self, options: _Options, all_units: Sequence[_Unit] = ()) -> None:
-        self._options = options
-        self._writer = options.writer
-        self._dictionary = Dictionary(options.writer, keys_by_reference=options.keys_by_reference)
-        self._finished: list[bytes] = []
-        self._finished_size = 0
-        self._counts: list[int] = []
-        self._group: _Group | None = None
-        self._id_prefix = b""
-        if all_units:
-            self._around(all_units[0][0])  # strings that every resource refers to come first
-            for place in self._frequent(all_units):
-                options.pause()
-                if isinstance(place, Frame):
-                    self._dictionary.frame(place)
-                else:
-                    self._dictionary.user_address(place)
-
-    @property
-    def empty(self) -> bool:
-        return self._group is None
-
-    def add(self, resource: Resource, sample: WindowSample, times: Sequence[int]) -> bool:
-        """Add timestamps of a sample; False, and nothing has changed, if they do not fit."""
-        writer, dictionary = self._writer, self._dictionary
-        self._options.pause()
-        dictionary.begin()
-        group = self._group
-        closed_size = self._finished_size
-        if group is None or group.resource is not resource:
-            if group is not None:
-                closed_size += writer.group_size(group.around, group.size)
-            around = self._around(resource)
-            group = _Group(resource, around, writer.group_size(around, 0) + _LENGTHS_BYTES)
-        head = writer.sample_head(
-            dictionary.stack(sample.stack), dictionary.thread(sample), dictionary.link(sample.link)
-        )
-        timestamps = writer.timestamps(times)
-        size = group.size
-        earlier = group.samples.get(head)
-        if earlier is not None:
-            size -= writer.sample_size(len(head), len(earlier))
-            timestamps = earlier + timestamps
-        size += writer.sample_size(len(head), len(timestamps))
-        limit = self._options.max_bytes
-        bound = closed_size + group.around_size + size + dictionary.size
-        if limit is not None and bound > limit:  # only then is the exact size of interest
-            groups = closed_size + writer.group_size(group.around, size)
-            if writer.request_size(groups, dictionary.size) > limit:
-                dictionary.rollback()
-                return False
-        if group is not self._group:
-            self._finish_group()
-            self._group = group
-        group.samples[head] = timestamps
-        group.size = size
-        group.count += len(times)
-        return True
-
-    def _around(self, resource: Resource) -> Around:
-        options, string = self._options, self._dictionary.string
-        kind, scope = options.window.kind, options.scope
-        periodic = kind.period_type and options.window.period_ns > 0
-        types = ProfileTypes(
-            string(kind.sample_type),
-            string(kind.sample_unit),
-            string(kind.period_type) if periodic else b"",
-            string(kind.period_unit) if periodic else b"",
-        )
-        if not self._id_prefix:
-            self._id_prefix = options.new_id(_ID_PREFIX_BYTES)
-        number = len(self._counts) + (self._group is not None) + 1
-        header = Header(
-            window=options.window,
-            types=types,
-            profile_id=self._id_prefix + number.to_bytes(4, "big"),
-            scope_name=scope.name,
-            scope_version=scope.version,
-            scope_attributes=self._dictionary.key_values(scope.attributes),
-            scope_schema_url=scope.schema_url,
-            resource_attributes=self._dictionary.key_values(resource.attributes),
-            resource_schema_url=resource.schema_url or SCHEMA_URL,
-            attributes=self._dictionary.attributes(options.account) if number == 1 else b"",
-        )
-        return self._writer.around(header)
-
-    def _frequent(self, units: Sequence[_Unit]) -> list[Frame | int]:
-        """What most stacks hold, frames or user addresses, if it is more than short indices."""
-        stacks = list({id(sample.stack): sample.stack for _, sample in units}.values())
-        frames: dict[int, Frame] = {}
-        uses: Counter[int] = Counter()
-        for stack in stacks[:: max(1, len(stacks) // _STACKS_COUNTED)]:
-            self._options.pause()
-            frames.update(zip(map(id, stack.leading), stack.leading, strict=True))
-            uses.update(map(id, stack.leading))
-            uses.update(map(invert, stack.user_addresses))  # below 0, as ids never are
-        if len(uses) <= _ONE_BYTE_INDICES:
-            return []
-        return [
-            frames[key] if key >= 0 else invert(key)
-            for key, _ in uses.most_common(_ONE_BYTE_INDICES)
-        ]
-
-    def _finish_group(self) -> None:
-        group = self._group
-        if group is None:
-            return
-        samples = []
-        for item in group.samples.items():
-            samples.append(self._writer.sample(*item))
-            self._options.pause()
-        self._finished.append(self._writer.group(group.around, samples))
-        self._finished_size += len(self._finished[-1])
-        self._counts.append(group.count)
-
-    def batch(self) -> Batch:
-        self._finish_group()
-        window = self._options.window
-        return Batch(
-            payload=self._writer.request(self._finished, self._dictionary.tables),
-            form=self._writer.form,
-            profile_samples=tuple(self._counts),
-            start_unix_ns=window.start_unix_ns,
-            end_unix_ns=window.end_unix_ns,
-        )
+_Unit = tuple[_Owner, WindowSample]
 
 
 def encode_window(
@@ -268,13 +131,24 @@ def encode_window(
         account=account_attributes(window),
         pause=pause or _go_on,
     )
+    batches = []
+    too_large = 0
     units = _units(options)
-    if not units:
-        return Encoded((), 0)
-    part = _Part(options, units)
-    if all(part.add(resource, sample, sample.timestamps_unix_ns) for resource, sample in units):
-        return Encoded((part.batch(),), 0)
-    return _split(options, units)
+    while units:
+        count = len(units)
+        batch, fitting = _encode(options, units)
+        while batch is None and fitting:
+            count = fitting
+            batch, fitting = _encode(options, units[:count])
+        first, units = units[0], units[count:]
+        if batch is None:
+            batch, later = _encode_some(options, *first)
+            units = later + units
+        if batch is None:
+            too_large += len(first[1].timestamps_unix_ns)
+        else:
+            batches.append(batch)
+    return Encoded(tuple(batches), too_large)
 
 
 def _go_on() -> None:
@@ -283,47 +157,130 @@ def _go_on() -> None:
 
 def _units(options: _Options) -> list[_Unit]:
     """Samples by resource; resources of equal value are one."""
-    merged: dict[object, list[_Unit]] = {}
+    merged: dict[_Owner, list[_Unit]] = {}
     for resource, samples in options.window.resources:
-        attributes = resource.attributes
-        values = ((key, type(attributes[key]), attributes[key]) for key in sorted(attributes))
-        units = merged.setdefault((resource.schema_url or SCHEMA_URL, *values), [])
-        first = units[0][0] if units else resource
-        for sample in samples:
-            if sample.timestamps_unix_ns:
-                units.append((first, sample))
-            options.pause()
+        attributes = tuple(sorted(resource.attributes.items()))
+        types = tuple([type(value) for _, value in attributes])
+        owner = _Owner(attributes, types, resource.schema_url or SCHEMA_URL)
+        units = merged.setdefault(owner, [])
+        units += [(owner, sample) for sample in samples if sample.timestamps_unix_ns]
+        options.pause()
     return [unit for units in merged.values() for unit in units]
 
 
-def _split(options: _Options, units: Sequence[_Unit]) -> Encoded:
-    batches = []
-    too_large = 0
-    part = _Part(options)
-    for resource, sample in units:
-        times = sample.timestamps_unix_ns
-        while times and not part.add(resource, sample, times):
-            if not part.empty:
-                batches.append(part.batch())
-                part = _Part(options)
-                continue
-            count = _fitting(options, resource, sample, times)
-            if not count:
-                too_large += len(times)
-                break
-            part.add(resource, sample, times[:count])
-            times = times[count:]
-    if not part.empty:
-        batches.append(part.batch())
-    return Encoded(tuple(batches), too_large)
+def _encode(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | None, int]:
+    """A request with all of these samples.
+
+    If it is too large there is None, and how many of the samples to try instead, 0 instead of one.
+    """
+    writer, limit = options.writer, options.max_bytes
+    dictionary = Dictionary(writer, keys_by_reference=options.keys_by_reference)
+    tables = dictionary.tables
+    envelope = _envelope(options, dictionary)
+    dictionary.key_values(units[0][0].attributes)  # most of them are those of all resources
+    _intern_frequent(options, dictionary, [sample for _, sample in units])
+    id_prefix = options.new_id(_ID_PREFIX_BYTES)
+    account = dictionary.attributes(options.account)  # of the first profile
+    groups: list[bytes] = []
+    counts = []
+    sizes: list[int] = []  # up to each sample, without some of what is around samples and profiles
+    groups_size = 0
+    for owner, units_of_owner in groupby(units, itemgetter(0)):
+        resource = writer.resource(dictionary.key_values(owner.attributes), owner.schema_url)
+        samples: dict[bytes, bytes] = {}
+        count = samples_size = 0
+        for _, sample in units_of_owner:
+            head = writer.sample_head(
+                dictionary.stack(sample.stack),
+                dictionary.sample_attributes(sample),
+                dictionary.link(sample.link) if sample.link else b"",
+            )
+            times = writer.timestamps(sample.timestamps_unix_ns)
+            earlier = samples.get(head)
+            samples[head] = earlier + times if earlier else times
+            count += len(sample.timestamps_unix_ns)
+            samples_size += len(head) + len(times)
+            sizes.append(groups_size + samples_size + tables.size)
+            if limit is not None and sizes[-1] > limit:
+                return None, _fitting(sizes, limit, len(units))
+            options.pause()
+        written = []
+        for item in samples.items():
+            written.append(writer.sample(*item))
+            options.pause()
+        profile_id = id_prefix + (len(groups) + 1).to_bytes(4, "big")
+        groups.append(writer.group(envelope, resource, b"".join(written), profile_id, account))
+        groups_size += len(groups[-1])
+        counts.append(count)
+        account = b""
+    payload = writer.request(groups, tables.entries)
+    if limit is not None and len(payload) > limit:
+        return None, _fitting(sizes, limit - (len(payload) - sizes[-1]), len(units))
+    interval = options.window.start_unix_ns, options.window.end_unix_ns
+    return Batch(payload, writer.form, tuple(counts), *interval), 0
 
 
-def _fitting(
-    options: _Options, resource: Resource, sample: WindowSample, times: Sequence[int]
-) -> int:
-    """How many of the timestamps fit into a part of their own; not all of them do."""
-    return bisect_left(
-        range(1, len(times)),
-        True,
-        key=lambda count: not _Part(options).add(resource, sample, times[:count]),
+def _fitting(sizes: Sequence[int], limit: int, count: int) -> int:
+    """How many of so many samples to try next, as all are too large."""
+    found = bisect_right(sizes, limit - limit // _MARGIN)
+    return min(max(found, 1), count - 1)
+
+
+def _encode_some(
+    options: _Options, owner: _Owner, sample: WindowSample
+) -> tuple[Batch | None, list[_Unit]]:
+    """A request with as many of a sample's timestamps as fit, and the rest; None if none does."""
+    times = sample.timestamps_unix_ns
+
+    def part(*limits: int) -> list[_Unit]:
+        return [(owner, sample._replace(timestamps_unix_ns=times[slice(*limits)]))]
+
+    def is_too_large(count: int) -> bool:
+        return _encode(options, part(count))[0] is None
+
+    count = bisect_left(range(1, len(times)), True, key=is_too_large)
+    if not count:
+        return None, []
+    return _encode(options, part(count))[0], part(count, len(times))
+
+
+def _envelope(options: _Options, dictionary: Dictionary) -> Envelope:
+    string, window, scope = dictionary.string, options.window, options.scope
+    kind = window.kind
+    periodic = kind.period_type and window.period_ns > 0
+    types = ProfileTypes(
+        string(kind.sample_type),
+        string(kind.sample_unit),
+        string(kind.period_type) if periodic else b"",
+        string(kind.period_unit) if periodic else b"",
     )
+    attributes = dictionary.key_values(sorted(scope.attributes.items()))
+    return options.writer.envelope(
+        Header(window, types, scope.name, scope.version, attributes, scope.schema_url)
+    )
+
+
+def _intern_frequent(
+    options: _Options, dictionary: Dictionary, samples: Sequence[WindowSample]
+) -> None:
+    """Give short indices to the frames and addresses that most stacks hold, if there are more."""
+    stacks = list({id(sample.stack): sample.stack for sample in samples}.values())
+    frames: dict[int, Frame] = {}
+    uses: Counter[int] = Counter()
+    stacks = stacks[:: max(1, len(stacks) // _STACKS_COUNTED)]
+    for start in range(0, len(stacks), _STACKS_AT_ONCE):
+        options.pause()
+        some = stacks[start : start + _STACKS_AT_ONCE]
+        leading = [frame for stack in some for frame in stack.leading]
+        frames.update(zip(map(id, leading), leading, strict=True))
+        uses.update(map(id, leading))
+        addresses = chain.from_iterable([stack.user_addresses for stack in some])
+        uses.update(map(invert, addresses))  # below 0, as ids never are
+    if len(uses) <= _ONE_BYTE_INDICES:
+        return
+    for key in sorted(uses, key=uses.__getitem__, reverse=True)[:_ONE_BYTE_INDICES]:
+        if key >= 0:
+            dictionary.frame(frames[key])
+        else:
+            dictionary.user_address(invert(key))
+        options.pause()

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from otel_kprofiler.model import AttributeValue, Form, SpanLink
 from otel_kprofiler.otlp.wire import MASK_64
-from otel_kprofiler.otlp.writer import Around, Header, KeyValue, Token, clean
+from otel_kprofiler.otlp.writer import Envelope, Header, KeyValue, Token, clean
 
 _TABLES: Final = (
     b'"mappingTable":[{}', b'],"locationTable":[{}', b'],"functionTable":[{}',
     b'],"linkTable":[{}', b'],"stringTable":[""', b'],"attributeTable":[{}',
     b'],"stackTable":[{}',
 )  # fmt: skip
-_EMPTY_SAMPLE_BYTES: Final = len(b',{"timestampsUnixNano":[]}') - len(b",")
 _REQUEST: Final = (b'{"resourceProfiles":[', b'],"dictionary":{', b"]}}")
 
 
@@ -50,6 +49,11 @@ def _text(name: bytes, text: str) -> bytes:
     return b'"%b":%b' % (name, _quoted(text)) if text else b""
 
 
+def _last_text(schema_url: str) -> bytes:
+    """The last field of an object, if there is one, and the object's end."""
+    return b"," + _text(b"schemaUrl", schema_url) + b"}" if schema_url else b"}"
+
+
 def _double(value: float) -> bytes:
     if math.isfinite(value):
         return json.dumps(value).encode()
@@ -73,14 +77,11 @@ class JsonWriter:
 
     form = Form.JSON
     separator = b","
+    first_tokens = tuple(b"%d" % index for index in range(4096))
 
     def token(self, index: int) -> Token:
         """An index as a number."""
         return b"%d" % index
-
-    def table_overhead(self) -> int:
-        """The names of the tables and their zero entries."""
-        return sum(map(len, _TABLES))
 
     def string(self, text: str) -> bytes:
         """Entry of ``stringTable``."""
@@ -111,6 +112,10 @@ class JsonWriter:
             _array(b"attributeIndices", attributes),
         )
 
+    def raw_locations(self, attributes: bytes) -> Callable[[int], bytes]:
+        """What writes entries of ``locationTable`` with an address and these attributes."""
+        return lambda address: self.location(b"", address, (), attributes)
+
     def function(self, name: Token, system_name: Token, file: Token) -> bytes:
         """Entry of ``functionTable``."""
         return b"," + _object(
@@ -134,13 +139,13 @@ class JsonWriter:
         """Entry of ``stackTable``."""
         return b"," + _object(_array(b"locationIndices", locations))
 
+    def sample_attributes(self, attributes: bytes) -> bytes:
+        """The field ``attributeIndices`` of a sample."""
+        return _array(b"attributeIndices", attributes)
+
     def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
         """The fields of a sample before its timestamps."""
-        fields = (
-            _field(b"stackIndex", stack),
-            _array(b"attributeIndices", attributes),
-            _field(b"linkIndex", link),
-        )
+        fields = (_field(b"stackIndex", stack), attributes, _field(b"linkIndex", link))
         return b"".join(field + b"," for field in fields if field)
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
@@ -150,10 +155,6 @@ class JsonWriter:
     def sample(self, head: bytes, timestamps: bytes) -> bytes:
         """One sample of a profile."""
         return b',{%b"timestampsUnixNano":[%b]}' % (head, timestamps[1:])
-
-    def sample_size(self, head: int, timestamps: int) -> int:
-        """Length of ``sample`` from the lengths of its parts."""
-        return head + timestamps + _EMPTY_SAMPLE_BYTES
 
     def key_value(self, attribute: KeyValue) -> bytes:
         """One element of ``attributes``."""
@@ -165,8 +166,8 @@ class JsonWriter:
             _field(b"keyStrindex", key_token) or b'"key":' + _quoted(key), b'"value":' + any_value
         )
 
-    def around(self, header: Header) -> Around:
-        """Everything of a ResourceProfiles but its samples."""
+    def envelope(self, header: Header) -> Envelope:
+        """Everything of a ResourceProfiles but its resource, its samples and its id."""
         window, types = header.window, header.types
         period_type = _object(
             _field(b"typeStrindex", types.period_type), _field(b"unitStrindex", types.period_unit)
@@ -174,44 +175,43 @@ class JsonWriter:
         sample_type = _object(
             _field(b"typeStrindex", types.sample_type), _field(b"unitStrindex", types.sample_unit)
         )
-        after = _object(
+        fields = (
             _long(b"timeUnixNano", window.start_unix_ns),
             _long(b"durationNano", window.end_unix_ns - window.start_unix_ns),
             b'"periodType":' + period_type if types.period_type else b"",
             _long(b"period", window.period_ns) if types.period_type else b"",
-            _text(b"profileId", header.profile_id.hex()),
-            _array(b"attributeIndices", header.attributes),
         )
-        scope_body = _object(
+        scope = _object(
             _text(b"name", header.scope_name),
             _text(b"version", header.scope_version),
             _array(b"attributes", b",".join(header.scope_attributes)),
         )
-        ends = (
-            _text(b"schemaUrl", header.scope_schema_url),
-            _text(b"schemaUrl", header.resource_schema_url),
-        )
-        scope_end, resource_end = (b"," + end if end else b"" for end in ends)
-        return Around(
-            (b'{"sampleType":%b,"samples":[' % sample_type, b"]," + after[1:]),
-            (b'{"scope":%b,"profiles":[' % scope_body, b"]" + scope_end + b"}"),
+        return Envelope(
             (
-                b',{"resource":%b,"scopeProfiles":['
-                % _object(_array(b"attributes", b",".join(header.resource_attributes))),
-                b"]" + resource_end + b"}",
+                b'{"sampleType":%b,"samples":[' % sample_type,
+                b"".join([b"]", *(b"," + field for field in fields if field)]),
             ),
+            (b'{"scope":%b,"profiles":[' % scope, b"]" + _last_text(header.scope_schema_url)),
         )
 
-    def group(self, around: Around, samples: Iterable[bytes]) -> bytes:
-        """One ResourceProfiles."""
-        text = b"".join(samples)[1:]
-        for before, after in around:
-            text = before + text + after
-        return text
+    def resource(self, attributes: Sequence[bytes], schema_url: str) -> tuple[bytes, bytes]:
+        """What stands before and after the elements of ``scopeProfiles``."""
+        body = _object(_array(b"attributes", b",".join(attributes)))
+        return b',{"resource":%b,"scopeProfiles":[' % body, b"]" + _last_text(schema_url)
 
-    def group_size(self, around: Around, samples: int) -> int:
-        """Length of ``group`` from the length of its samples."""
-        return samples - 1 + sum(len(before) + len(after) for before, after in around)
+    def group(
+        self,
+        envelope: Envelope,
+        resource: tuple[bytes, bytes],
+        samples: bytes,
+        profile_id: bytes,
+        attributes: bytes,
+    ) -> bytes:
+        """One ResourceProfiles."""
+        own = (_text(b"profileId", profile_id.hex()), _array(b"attributeIndices", attributes))
+        profile = samples[1:].join(envelope.profile)
+        profile = b"".join([profile, *(b"," + field for field in own if field), b"}"])
+        return profile.join(envelope.scope_profiles).join(resource)
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
         """The whole request."""
@@ -220,7 +220,3 @@ class JsonWriter:
             zero + b"".join(table) for zero, table in zip(_TABLES, tables, strict=True)
         )
         return start + b"".join(groups)[1:] + middle + dictionary + end
-
-    def request_size(self, groups: int, dictionary: int) -> int:
-        """Length of ``request``."""
-        return groups - 1 + dictionary + sum(map(len, _REQUEST))

@@ -7,20 +7,12 @@ opentelemetry/proto/common/v1/common.proto. Fields that hold their default are n
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from otel_kprofiler.model import AttributeValue, Form, SpanLink
-from otel_kprofiler.otlp.wire import (
-    MASK_64,
-    delimited,
-    delimited_size,
-    double,
-    fixed64,
-    varint,
-)
-from otel_kprofiler.otlp.writer import Around, Header, KeyValue, ProfileTypes, Token, clean
+from otel_kprofiler.otlp.wire import MASK_64, delimited, double, fixed64, varint
+from otel_kprofiler.otlp.writer import Envelope, Header, KeyValue, Token, clean
 
 _TABLE_TAGS: Final = (b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x32", b"\x3a")
 _ZERO_ENTRIES: Final = tuple(tag + b"\0" for tag in _TABLE_TAGS)
@@ -63,39 +55,16 @@ def _repeated(tag: bytes, messages: Iterable[bytes]) -> bytes:
     return b"".join([tag + message for message in messages])
 
 
-# What all profiles of a request have in common is written once.
-@lru_cache(maxsize=4)
-def _profile_ends(
-    types: ProfileTypes, start_unix_ns: int, duration_ns: int, period_ns: int
-) -> tuple[bytes, bytes]:
-    sample_type = _field(b"\x08", types.sample_type) + _field(b"\x10", types.sample_unit)
-    period_type = _field(b"\x08", types.period_type) + _field(b"\x10", types.period_unit)
-    after = b"\x19" + fixed64(start_unix_ns) + b"\x20" + varint(duration_ns)
-    if period_type:
-        after += delimited(b"\x2a", period_type) + b"\x30" + varint(period_ns)
-    return delimited(b"\x0a", sample_type), after
-
-
-@lru_cache(maxsize=4)
-def _scope_ends(
-    name: str, version: str, attributes: tuple[bytes, ...], schema_url: str
-) -> tuple[bytes, bytes]:
-    body = _text(b"\x0a", name) + _text(b"\x12", version) + _repeated(b"\x1a", attributes)
-    return delimited(b"\x0a", body), _text(b"\x1a", schema_url)
-
-
 class ProtobufWriter:
     """Writes ``ExportProfilesServiceRequest`` messages; thread-safe, as it has no state."""
 
     form = Form.PROTOBUF
     separator = b""
 
+    first_tokens = tuple(map(varint, range(4096)))
+
     token = staticmethod(varint)
     key_value = staticmethod(key_value)
-
-    def table_overhead(self) -> int:
-        """Seven zero entries of two bytes."""
-        return sum(map(len, _ZERO_ENTRIES))
 
     def string(self, text: str) -> bytes:
         """Entry of ``string_table``; the text is clean already."""
@@ -115,12 +84,19 @@ class ProtobufWriter:
             body += b"\x10" + varint(address & MASK_64)
         for function, line in lines:
             inner = b"\x08" + function
-            if line:
-                inner += b"\x10" + varint(line)
-            body += b"\x1a" + varint(len(inner)) + inner
-        if attributes:
-            body += b"\x22" + varint(len(attributes)) + attributes
-        return b"\x12" + varint(len(body)) + body
+            body += delimited(b"\x1a", inner + b"\x10" + varint(line) if line else inner)
+        return delimited(b"\x12", body + _message(b"\x22", attributes))
+
+    def raw_locations(self, attributes: bytes) -> Callable[[int], bytes]:
+        """What writes entries of ``location_table`` with an address and these attributes."""
+        after = _message(b"\x22", attributes)
+        before = [b"\x12" + varint(1 + size + len(after)) + b"\x10" for size in range(11)]
+
+        def write(address: int) -> bytes:
+            number = varint(address & MASK_64)
+            return before[len(number)] + number + after
+
+        return write
 
     def function(self, name: Token, system_name: Token, file: Token) -> bytes:
         """Entry of ``function_table``."""
@@ -139,60 +115,60 @@ class ProtobufWriter:
 
     def stack(self, locations: bytes) -> bytes:
         """Entry of ``stack_table``."""
-        return delimited(b"\x3a", _message(b"\x0a", locations))
+        return delimited(b"\x3a", delimited(b"\x0a", locations))
+
+    def sample_attributes(self, attributes: bytes) -> bytes:
+        """The field ``attribute_indices`` of a sample."""
+        return _message(b"\x12", attributes)
 
     def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
         """The fields of a sample before its timestamps."""
-        head = b"\x08" + stack if stack else b""
-        if attributes:
-            head += b"\x12" + varint(len(attributes)) + attributes
+        head = b"\x08" + stack + attributes if stack else attributes
         return head + b"\x18" + link if link else head
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
         """Content of ``timestamps_unix_nano``: may be concatenated."""
+        if len(times_unix_ns) == 1:
+            return times_unix_ns[0].to_bytes(8, "little")
         return struct.pack(f"<{len(times_unix_ns)}Q", *times_unix_ns)
 
     def sample(self, head: bytes, timestamps: bytes) -> bytes:
         """One sample of a profile."""
-        times = delimited(b"\x2a", timestamps)
-        return b"\x12" + varint(len(head) + len(times)) + head + times
+        return delimited(b"\x12", delimited(head + b"\x2a", timestamps))
 
-    def sample_size(self, head: int, timestamps: int) -> int:
-        """Length of ``sample`` from the lengths of its parts."""
-        return delimited_size(head + delimited_size(timestamps))
-
-    def around(self, header: Header) -> Around:
-        """Everything of a ResourceProfiles but its samples."""
-        window = header.window
-        start, end = window.start_unix_ns, window.end_unix_ns
-        before, after = _profile_ends(header.types, start, end - start, window.period_ns)
-        after += _message(b"\x3a", header.profile_id) + _message(b"\x5a", header.attributes)
-        return Around(
-            (before, after),
-            _scope_ends(
-                header.scope_name,
-                header.scope_version,
-                header.scope_attributes,
-                header.scope_schema_url,
-            ),
-            (
-                delimited(b"\x0a", _repeated(b"\x0a", header.resource_attributes)),
-                _text(b"\x1a", header.resource_schema_url),
-            ),
+    def envelope(self, header: Header) -> Envelope:
+        """Everything of a ResourceProfiles but its resource, its samples and its id."""
+        window, types = header.window, header.types
+        sample_type = _field(b"\x08", types.sample_type) + _field(b"\x10", types.sample_unit)
+        period_type = _field(b"\x08", types.period_type) + _field(b"\x10", types.period_unit)
+        after = b"\x19" + fixed64(window.start_unix_ns)
+        after += b"\x20" + varint(window.end_unix_ns - window.start_unix_ns)
+        if period_type:
+            after += delimited(b"\x2a", period_type) + b"\x30" + varint(window.period_ns)
+        scope = _text(b"\x0a", header.scope_name) + _text(b"\x12", header.scope_version)
+        scope += _repeated(b"\x1a", header.scope_attributes)
+        return Envelope(
+            (delimited(b"\x0a", sample_type), after),
+            (delimited(b"\x0a", scope), _text(b"\x1a", header.scope_schema_url)),
         )
 
-    def group(self, around: Around, samples: Iterable[bytes]) -> bytes:
-        """One ResourceProfiles."""
-        profile = around.profile[0] + b"".join(samples) + around.profile[1]
-        inner = delimited(b"\x12", profile).join(around.scope_profiles)
-        return delimited(b"\x0a", delimited(b"\x12", inner).join(around.resource_profiles))
+    def resource(self, attributes: Sequence[bytes], schema_url: str) -> tuple[bytes, bytes]:
+        """The fields ``resource`` and ``schema_url`` of a ResourceProfiles."""
+        return delimited(b"\x0a", _repeated(b"\x0a", attributes)), _text(b"\x1a", schema_url)
 
-    def group_size(self, around: Around, samples: int) -> int:
-        """Length of ``group`` from the length of its samples."""
-        size = samples
-        for before, after in around:
-            size = delimited_size(len(before) + size + len(after))
-        return size
+    def group(
+        self,
+        envelope: Envelope,
+        resource: tuple[bytes, bytes],
+        samples: bytes,
+        profile_id: bytes,
+        attributes: bytes,
+    ) -> bytes:
+        """One ResourceProfiles."""
+        own = _message(b"\x3a", profile_id) + _message(b"\x5a", attributes)
+        profile = delimited(b"\x12", samples.join(envelope.profile) + own)
+        scope_profiles = delimited(b"\x12", profile.join(envelope.scope_profiles))
+        return delimited(b"\x0a", scope_profiles.join(resource))
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
         """The whole request; ``tables`` are without their zero entries."""
@@ -200,7 +176,3 @@ class ProtobufWriter:
             zero + b"".join(table) for zero, table in zip(_ZERO_ENTRIES, tables, strict=True)
         )
         return b"".join(groups) + delimited(b"\x12", body)
-
-    def request_size(self, groups: int, dictionary: int) -> int:
-        """Length of ``request``; ``dictionary`` counts the zero entries too."""
-        return groups + delimited_size(dictionary)

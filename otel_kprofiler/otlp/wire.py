@@ -20,29 +20,17 @@ def varint(value: int) -> bytes:
         return _ONE_BYTE[value]
     if value < 16384:
         return bytes((value & 127 | 128, value >> 7))
-    if value < 2097152:
-        return bytes((value & 127 | 128, value >> 7 & 127 | 128, value >> 14))
-    low = bytes((value & 127 | 128, value >> 7 & 127 | 128, value >> 14 & 127 | 128))
-    return low + _high_varint(value >> 21)
+    return bytes((value & 127 | 128, value >> 7 & 127 | 128)) + _high_varint(value >> 14)
 
 
-_high_varint: Final = lru_cache(maxsize=256)(varint)
+_high_varint: Final = lru_cache(maxsize=1024)(varint)
 """Addresses of one object have their high bits in common."""
-
-
-def varint_size(value: int) -> int:
-    """Length of ``varint(value)`` in bytes."""
-    return 1 if value < 128 else (value.bit_length() + 6) // 7
 
 
 def delimited(tag: bytes, body: bytes) -> bytes:
     """A length-delimited field (string, bytes, message, packed array); also when it is empty."""
-    return tag + varint(len(body)) + body
-
-
-def delimited_size(length: int) -> int:
-    """Size in bytes of a length-delimited field with a one-byte tag and this many bytes in it."""
-    return 1 + varint_size(length) + length
+    size = len(body)
+    return tag + (_ONE_BYTE[size] if size < 128 else varint(size)) + body
 
 
 def fixed64(value: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What the encoder needs of a serialized form: bytes of each entry, exact sizes of the rest.
+"""What the encoder needs of a serialized form.
 
 A *token* is the serialized index of a table's entry (a varint, or decimal digits); the empty
 token is index 0, which is not written. Entries and samples are complete in themselves, so
@@ -7,7 +7,7 @@ that the size of a request is a sum plus a few length prefixes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from otel_kprofiler.model import AttributeValue, Form, SpanLink, Window
@@ -40,30 +40,25 @@ class ProfileTypes(NamedTuple):
     period_unit: Token
 
 
-class Around(NamedTuple):
-    """The constant bytes around the samples of one ResourceProfiles, from inside to outside."""
-
-    profile: tuple[bytes, bytes]
-    scope_profiles: tuple[bytes, bytes]
-    resource_profiles: tuple[bytes, bytes]
-
-
 class Header(NamedTuple):
-    """What a ResourceProfiles with one profile says besides the samples.
+    """What all profiles of a request say besides their samples.
 
-    Attributes of scope and resource are as :meth:`Writer.key_value` writes them.
+    Attributes of the scope are as :meth:`Writer.key_value` writes them.
     """
 
     window: Window
     types: ProfileTypes
-    profile_id: bytes
     scope_name: str
     scope_version: str
     scope_attributes: tuple[bytes, ...]
     scope_schema_url: str
-    resource_attributes: tuple[bytes, ...]
-    resource_schema_url: str
-    attributes: bytes = b""
+
+
+class Envelope(NamedTuple):
+    """A header, serialized: what comes before and after the samples, and around the profile."""
+
+    profile: tuple[bytes, bytes]
+    scope_profiles: tuple[bytes, bytes]
 
 
 def clean(text: str) -> str:
@@ -77,13 +72,11 @@ class Writer(Protocol):
     form: Form
     separator: bytes
     """Between the tokens of an array."""
+    first_tokens: tuple[Token, ...]
+    """The tokens of the first entries, as :meth:`token` makes them."""
 
     def token(self, index: int) -> Token:
         """The serialized index."""
-        ...
-
-    def table_overhead(self) -> int:
-        """Bytes of a dictionary's body whose tables hold only their zero entries."""
         ...
 
     def string(self, text: str) -> bytes:
@@ -98,6 +91,10 @@ class Writer(Protocol):
         self, mapping: Token, address: int, lines: Sequence[tuple[Token, int]], attributes: bytes
     ) -> bytes:
         """Entry of the location table; a line is a function's token and a line number."""
+        ...
+
+    def raw_locations(self, attributes: bytes) -> Callable[[int], bytes]:
+        """What writes entries of the location table that have an address and these attributes."""
         ...
 
     def function(self, name: Token, system_name: Token, file: Token) -> bytes:
@@ -116,6 +113,10 @@ class Writer(Protocol):
         """Entry of the stack table."""
         ...
 
+    def sample_attributes(self, attributes: bytes) -> bytes:
+        """The attributes of a sample, as :meth:`sample_head` takes them."""
+        ...
+
     def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
         """The fields of a sample before its timestamps: its identity."""
         ...
@@ -128,30 +129,29 @@ class Writer(Protocol):
         """One sample of a profile."""
         ...
 
-    def sample_size(self, head: int, timestamps: int) -> int:
-        """Length of :meth:`sample` from the lengths of its parts."""
-        ...
-
     def key_value(self, attribute: KeyValue) -> bytes:
         """An attribute of a resource or scope."""
         ...
 
-    def around(self, header: Header) -> Around:
-        """Everything of a ResourceProfiles but its samples."""
+    def envelope(self, header: Header) -> Envelope:
+        """What all ResourceProfiles of a request have in common."""
         ...
 
-    def group(self, around: Around, samples: Iterable[bytes]) -> bytes:
-        """One ResourceProfiles with one profile."""
+    def resource(self, attributes: Sequence[bytes], schema_url: str) -> tuple[bytes, bytes]:
+        """What a ResourceProfiles holds before and after its ScopeProfiles."""
         ...
 
-    def group_size(self, around: Around, samples: int) -> int:
-        """Length of :meth:`group` from the length of its samples."""
+    def group(
+        self,
+        envelope: Envelope,
+        resource: tuple[bytes, bytes],
+        samples: bytes,
+        profile_id: bytes,
+        attributes: bytes,
+    ) -> bytes:
+        """One ResourceProfiles with one profile, which has these attributes."""
         ...
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
         """The whole request; the tables are without their zero entries."""
-        ...
-
-    def request_size(self, groups: int, dictionary: int) -> int:
-        """Length of :meth:`request`; the dictionary's includes :meth:`table_overhead`."""
         ...
