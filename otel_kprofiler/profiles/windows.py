@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 from otel_kprofiler.clock import Clock, Interval, StreamClock
@@ -29,7 +30,8 @@ FIRST_WINDOW_NS: Final = 100_000_000
 
 _Key = tuple[Stack, int, bytes, int, SpanLink | None]
 
-_MAY_BE_KNOWN_LATER = frozenset({Unresolved.NOT_YET_KNOWN, Unresolved.UNMAPPED})
+_MAY_BE_KNOWN_LATER: Final = frozenset({Unresolved.NOT_YET_KNOWN, Unresolved.UNMAPPED})
+_UNRESOLVED: Final = attrgetter("unresolved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +126,8 @@ class WindowBuilder:
             times.append(sample.time_ns)
             return
         group[key] = [sample.time_ns]
-        if stack not in self._unfinished and any(
-            frame.unresolved in _MAY_BE_KNOWN_LATER for frame in stack.leading
-        ):
-            self._unfinished[stack] = sample
+        if not _MAY_BE_KNOWN_LATER.isdisjoint(map(_UNRESOLVED, stack.leading)):
+            self._unfinished.setdefault(stack, sample)
 
     def close(
         self,
@@ -205,14 +205,7 @@ def _samples(
     for (stack, tid, comm, cpu, link), times in group.items():
         if pause:
             pause()
-        samples.append(
-            WindowSample(
-                stack=again.get(stack, stack),
-                tid=tid,
-                thread_name=comm.decode("utf-8", "replace"),
-                cpu=cpu,
-                link=link,
-                timestamps_unix_ns=interval.to_unix_ns(times),
-            )
-        )
+        name = comm.decode("utf-8", "replace")
+        unix = interval.to_unix_ns(times)
+        samples.append(WindowSample(again.get(stack, stack), tid, name, cpu, link, unix))
     return samples
