@@ -77,7 +77,7 @@ class JsonWriter:
 
     form = Form.JSON
     separator = b","
-    first_tokens = tuple(b"%d" % index for index in range(4096))
+    first_tokens: tuple[Token, ...] = ()
 
     def token(self, index: int) -> Token:
         """An index as a number."""

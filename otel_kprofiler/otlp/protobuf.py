@@ -61,7 +61,7 @@ class ProtobufWriter:
     form = Form.PROTOBUF
     separator = b""
 
-    first_tokens = tuple(map(varint, range(4096)))
+    first_tokens = tuple(map(varint, range(2048)))
 
     token = staticmethod(varint)
     key_value = staticmethod(key_value)
@@ -91,10 +91,11 @@ class ProtobufWriter:
         """What writes entries of ``location_table`` with an address and these attributes."""
         after = _message(b"\x22", attributes)
         before = [b"\x12" + varint(1 + size + len(after)) + b"\x10" for size in range(11)]
+        nowhere = delimited(b"\x12", after)
 
         def write(address: int) -> bytes:
             number = varint(address & MASK_64)
-            return before[len(number)] + number + after
+            return before[len(number)] + number + after if address else nowhere
 
         return write
 

@@ -73,7 +73,7 @@ class Writer(Protocol):
     separator: bytes
     """Between the tokens of an array."""
     first_tokens: tuple[Token, ...]
-    """The tokens of the first entries, as :meth:`token` makes them."""
+    """Tokens of the indices from 0 on, as :meth:`token` makes them, where it is worth while."""
 
     def token(self, index: int) -> Token:
         """The serialized index."""
