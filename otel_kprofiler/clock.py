@@ -120,7 +120,7 @@ class Interval(NamedTuple):
         else:
             start = self.start_boot_ns
             times = [first + (time - start) * length // boot_length for time in times_boot_ns]
-        if first <= min(times) and max(times) <= last:
+        if not times or (first <= min(times) and max(times) <= last):
             return times
         return [min(max(time, first), last) for time in times]
 

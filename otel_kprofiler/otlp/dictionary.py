@@ -54,9 +54,6 @@ from otel_kprofiler.otlp.writer import (
 _SILENT: Final = frozenset({STACK_OK, STACK_NOT_COLLECTED})
 """Outcomes that miss nothing, so nothing is said."""
 
-_OF_USER_ADDRESSES: Final = frozenset({None, Unresolved.USER_ADDRESS})
-"""What may be stated why a raw address of a process has no name: it goes without saying."""
-
 
 def status_text(status: StackStatus) -> str:
     """How a stack's outcome is written: ``truncated`` or the name (else number) of an errno."""
@@ -111,7 +108,7 @@ class _UserAddresses(dict[int, Token]):
         self._write = write
 
     def __missing__(self, address: int) -> Token:
-        token = self[address] = self._tables.add(LOCATION, self._write(address))
+        token = self[address] = self._tables.intern(LOCATION, self._write(address))
         return token
 
 
@@ -229,18 +226,13 @@ class Dictionary:
 
     def _add_frame(self, frame: Frame) -> Token:
         module, address, lines = frame.module, frame.address, frame.lines
-        user, unresolved, builtin = frame.kind is FrameKind.USER, frame.unresolved, frame.builtin
-        if user and not (module or lines or builtin) and unresolved in _OF_USER_ADDRESSES:
-            token = self.user_address(address)
-        else:
-            entry = self._writer.location(
-                self._mapping(module, address) if module else b"",
-                address,
-                [(self._function(names), line.line) for line in lines if any(names := line[:3])],
-                self._frame_attributes(user, unresolved, builtin),
-            )
-            token = self.tables.intern(LOCATION, entry)
-        self._frames[id(frame)] = token
+        entry = self._writer.location(
+            self._mapping(module, address) if module else b"",
+            address,
+            [(self._function(names), line.line) for line in lines if any(names := line[:3])],
+            self._frame_attributes(frame.kind is FrameKind.USER, frame.unresolved, frame.builtin),
+        )
+        token = self._frames[id(frame)] = self.tables.intern(LOCATION, entry)
         return token
 
     def _frame_attributes(
@@ -255,7 +247,7 @@ class Dictionary:
         }
         if builtin:
             attributes[MODULE_BUILTIN] = builtin if len(builtin) > 1 else builtin[0]
-        if unresolved is not None and unresolved not in _OF_USER_ADDRESSES:
+        if unresolved is not None and unresolved is not Unresolved.USER_ADDRESS:
             attributes[UNRESOLVED] = unresolved.name.lower()
         known = self._shortcuts[key] = self.attributes(attributes)
         return known

@@ -1,8 +1,8 @@
-"""Windows to OTLP requests, split by exact size.
+"""Windows to OTLP requests, none larger than the limit.
 
-A window is encoded as one request. If that turns out to be larger than the limit, it is thrown
-away and the samples up to there are encoded again, then the rest. Each request has a dictionary
-of its own that holds what its samples use and nothing else.
+A window is encoded as one request. If that turns out to be too large it is thrown away, and as
+many samples as seem to fit are encoded again, then the rest. Each request has a dictionary of
+its own that holds what its samples use and nothing else.
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ _ONE_BYTE_INDICES: Final = 127
 """Entries of a table, besides the zero entry, whose index is one byte long."""
 
 _STACKS_COUNTED: Final = 256
-"""So many stacks, or twice as many, tell which frames are frequent."""
+"""Stacks of so many samples, or up to twice as many, tell what is frequent."""
 _STACKS_AT_ONCE: Final = 16
-"""Counted before other threads may run."""
+"""So many are counted before other threads may run."""
 
 _ID_PREFIX_BYTES: Final = 12
 
-_MARGIN: Final = 256
-"""That part of the limit is kept free when samples are cut off, for what cannot be counted."""
+_MARGIN_SHARE: Final = 256
+"""When samples are cut off, limit / 256 is kept free for what is not counted before the end."""
+_MORE_SHARE: Final = 8
+"""After one part the next is tried with an eighth more samples, to cut off as few as possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def encode_window(
         max_bytes: upper limit of a batch's payload before compression; None for no limit.
         keys_by_reference: refer to the string table for keys and string values of resource
             and scope attributes. Some Collectors blank keys that are written inline.
-        new_id: gives so many random bytes. A profile id is 12 of them, drawn once for each
+        new_id: gives so many random bytes. A profile id is 12 of them, drawn anew for each
             batch, and the profile's number in it from 1 on.
         pause: called again and again meanwhile, to let other threads run.
     """
@@ -131,24 +133,11 @@ def encode_window(
         account=account_attributes(window),
         pause=pause or _go_on,
     )
-    batches = []
-    too_large = 0
     units = _units(options)
-    while units:
-        count = len(units)
-        batch, fitting = _encode(options, units)
-        while batch is None and fitting:
-            count = fitting
-            batch, fitting = _encode(options, units[:count])
-        first, units = units[0], units[count:]
-        if batch is None:
-            batch, later = _encode_some(options, *first)
-            units = later + units
-        if batch is None:
-            too_large += len(first[1].timestamps_unix_ns)
-        else:
-            batches.append(batch)
-    return Encoded(tuple(batches), too_large)
+    if not units:
+        return Encoded((), 0)
+    batch, _ = _encode(options, units)
+    return Encoded((batch,), 0) if batch else _split(options, units)
 
 
 def _go_on() -> None:
@@ -163,12 +152,65 @@ def _units(options: _Options) -> list[_Unit]:
         types = tuple([type(value) for _, value in attributes])
         owner = _Owner(attributes, types, resource.schema_url or SCHEMA_URL)
         units = merged.setdefault(owner, [])
-        units += [(owner, sample) for sample in samples if sample.timestamps_unix_ns]
-        options.pause()
+        for sample in samples:
+            if sample.timestamps_unix_ns:
+                units.append((owner, sample))
+            options.pause()
     return [unit for units in merged.values() for unit in units]
 
 
-def _encode(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | None, int]:
+def _split(options: _Options, units: list[_Unit]) -> Encoded:
+    """Several requests; timestamps of one sample are split where it is too large by itself."""
+    batches = []
+    too_large = position = 0
+    step = len(units)
+    while position < len(units):
+        batch, count = _encode_first(options, units[position : position + step])
+        position += count
+        step = 2 * count if count == step else count + count // _MORE_SHARE + 1
+        if batch is None:
+            owner, sample = units[position - 1]
+            times = sample.timestamps_unix_ns
+            batch, fitting = _encode_times(options, owner, sample)
+            if batch is None:
+                too_large += len(times)
+                continue
+            position -= 1
+            units[position] = owner, sample._replace(timestamps_unix_ns=times[fitting:])
+        batches.append(batch)
+    return Encoded(tuple(batches), too_large)
+
+
+def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | None, int]:
+    """A request with as many of the samples as fit, and how many these are.
+
+    None and 1 if the first is too large by itself.
+    """
+    count = len(units)
+    # Not all of these will be in it, so nothing is known of what will be frequent.
+    batch, fitting = _encode(options, units, frequent_first=False)
+    while batch is None and fitting:
+        count = fitting
+        batch, fitting = _encode(options, units[:count])
+    return batch, count
+
+
+def _encode_times(
+    options: _Options, owner: _Owner, sample: WindowSample
+) -> tuple[Batch | None, int]:
+    """A request with as many of a sample's timestamps as fit, and how many these are."""
+    times = sample.timestamps_unix_ns
+
+    def encode(count: int) -> Batch | None:
+        return _encode(options, [(owner, sample._replace(timestamps_unix_ns=times[:count]))])[0]
+
+    count = bisect_left(range(1, len(times)), True, key=lambda count: encode(count) is None)
+    return encode(count) if count else None, count
+
+
+def _encode(
+    options: _Options, units: Sequence[_Unit], *, frequent_first: bool = True
+) -> tuple[Batch | None, int]:
     """A request with all of these samples.
 
     If it is too large there is None, and how many of the samples to try instead, 0 instead of one.
@@ -178,12 +220,13 @@ def _encode(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | None, in
     tables = dictionary.tables
     envelope = _envelope(options, dictionary)
     dictionary.key_values(units[0][0].attributes)  # most of them are those of all resources
-    _intern_frequent(options, dictionary, [sample for _, sample in units])
+    if frequent_first:
+        _intern_frequent(options, dictionary, units)
     id_prefix = options.new_id(_ID_PREFIX_BYTES)
     account = dictionary.attributes(options.account)  # of the first profile
     groups: list[bytes] = []
     counts = []
-    sizes: list[int] = []  # up to each sample, without some of what is around samples and profiles
+    sizes: list[int] = []  # bytes up to each sample, at least
     groups_size = 0
     for owner, units_of_owner in groupby(units, itemgetter(0)):
         resource = writer.resource(dictionary.key_values(owner.attributes), owner.schema_url)
@@ -196,10 +239,14 @@ def _encode(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | None, in
                 dictionary.link(sample.link) if sample.link else b"",
             )
             times = writer.timestamps(sample.timestamps_unix_ns)
+            samples_size += len(times)
             earlier = samples.get(head)
-            samples[head] = earlier + times if earlier else times
+            if earlier is None:
+                samples_size += len(head) + writer.sample_bytes
+                samples[head] = times
+            else:
+                samples[head] = earlier + times
             count += len(sample.timestamps_unix_ns)
-            samples_size += len(head) + len(times)
             sizes.append(groups_size + samples_size + tables.size)
             if limit is not None and sizes[-1] > limit:
                 return None, _fitting(sizes, limit, len(units))
@@ -222,26 +269,8 @@ def _encode(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | None, in
 
 def _fitting(sizes: Sequence[int], limit: int, count: int) -> int:
     """How many of so many samples to try next, as all are too large."""
-    found = bisect_right(sizes, limit - limit // _MARGIN)
+    found = bisect_right(sizes, limit - limit // _MARGIN_SHARE)
     return min(max(found, 1), count - 1)
-
-
-def _encode_some(
-    options: _Options, owner: _Owner, sample: WindowSample
-) -> tuple[Batch | None, list[_Unit]]:
-    """A request with as many of a sample's timestamps as fit, and the rest; None if none does."""
-    times = sample.timestamps_unix_ns
-
-    def part(*limits: int) -> list[_Unit]:
-        return [(owner, sample._replace(timestamps_unix_ns=times[slice(*limits)]))]
-
-    def is_too_large(count: int) -> bool:
-        return _encode(options, part(count))[0] is None
-
-    count = bisect_left(range(1, len(times)), True, key=is_too_large)
-    if not count:
-        return None, []
-    return _encode(options, part(count))[0], part(count, len(times))
 
 
 def _envelope(options: _Options, dictionary: Dictionary) -> Envelope:
@@ -260,21 +289,19 @@ def _envelope(options: _Options, dictionary: Dictionary) -> Envelope:
     )
 
 
-def _intern_frequent(
-    options: _Options, dictionary: Dictionary, samples: Sequence[WindowSample]
-) -> None:
+def _intern_frequent(options: _Options, dictionary: Dictionary, units: Sequence[_Unit]) -> None:
     """Give short indices to the frames and addresses that most stacks hold, if there are more."""
-    stacks = list({id(sample.stack): sample.stack for sample in samples}.values())
+    some = units[:: max(1, len(units) // _STACKS_COUNTED)]
+    stacks = list({id(sample.stack): sample.stack for _, sample in some}.values())
     frames: dict[int, Frame] = {}
     uses: Counter[int] = Counter()
-    stacks = stacks[:: max(1, len(stacks) // _STACKS_COUNTED)]
     for start in range(0, len(stacks), _STACKS_AT_ONCE):
         options.pause()
-        some = stacks[start : start + _STACKS_AT_ONCE]
-        leading = [frame for stack in some for frame in stack.leading]
+        counted = stacks[start : start + _STACKS_AT_ONCE]
+        leading = [frame for stack in counted for frame in stack.leading]
         frames.update(zip(map(id, leading), leading, strict=True))
         uses.update(map(id, leading))
-        addresses = chain.from_iterable([stack.user_addresses for stack in some])
+        addresses = chain.from_iterable([stack.user_addresses for stack in counted])
         uses.update(map(invert, addresses))  # below 0, as ids never are
     if len(uses) <= _ONE_BYTE_INDICES:
         return

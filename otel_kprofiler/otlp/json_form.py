@@ -78,6 +78,7 @@ class JsonWriter:
     form = Form.JSON
     separator = b","
     first_tokens: tuple[Token, ...] = ()
+    sample_bytes = len(b',{"timestampsUnixNano":[]}') - len(b",")
 
     def token(self, index: int) -> Token:
         """An index as a number."""

@@ -60,8 +60,8 @@ class ProtobufWriter:
 
     form = Form.PROTOBUF
     separator = b""
-
     first_tokens = tuple(map(varint, range(2048)))
+    sample_bytes = 4
 
     token = staticmethod(varint)
     key_value = staticmethod(key_value)

@@ -74,6 +74,8 @@ class Writer(Protocol):
     """Between the tokens of an array."""
     first_tokens: tuple[Token, ...]
     """Tokens of the indices from 0 on, as :meth:`token` makes them, where it is worth while."""
+    sample_bytes: int
+    """What a sample takes at least, beside its head and its timestamps."""
 
     def token(self, index: int) -> Token:
         """The serialized index."""

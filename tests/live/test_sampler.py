@@ -85,7 +85,7 @@ def boot_ns():
 
 def test_the_first_sample_comes_soon_after_the_start(loader):
     """The best of a few: other work on this machine delays us too."""
-    took, limit_s = [], {"libbpf": 0.3, "bcc": 1.5}[loader]
+    took, limit_s = [], {"libbpf": 0.3, "bcc": 5.0}[loader]  # bcc compiles it
     with load(SPIN):
         time.sleep(0.1)
         while len(took) < 5 and not (took and min(took) < limit_s):
@@ -207,11 +207,13 @@ def test_target_pids_are_filtered_in_the_kernel():
 
 
 def test_young_processes_are_left_out():
-    with load(SPIN) as pid:
-        age = 1_500_000_000
-        with running(samples_per_second=499, stacks="user", min_process_age_ns=age) as sampler:
-            samples = collect_until(sampler, lambda sample: sample.tgid == pid)
-            assert sampler.counts().filtered["age"] > 0
+    age = 1_500_000_000
+    with (
+        running(samples_per_second=499, stacks="user", min_process_age_ns=age) as sampler,
+        load(SPIN) as pid,
+    ):
+        samples = collect_until(sampler, lambda sample: sample.tgid == pid)
+        assert sampler.counts().filtered["age"] > 0
     assert all(s.time_ns - s.start_time_ns >= age for s in samples if s.start_time_ns)
 
 

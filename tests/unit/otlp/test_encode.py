@@ -320,6 +320,46 @@ def test_many_timestamps_of_one_sample_are_split(window, form):
     assert min(len(batch.payload) for batch in full) > 29_950, "parts are filled to the limit"
 
 
+@pytest.mark.parametrize("form", Form)
+def test_equal_samples_take_no_more_room_than_they_are_written_in(window, form):
+    """A symbolizer may forget a stack, so that samples of one window hold two equal ones."""
+    frame = Frame(None, 1 << 63, (Line("f"),), 0, FrameKind.KERNEL)
+    samples = [
+        WindowSample(Stack((frame,)), 1, "t", 0, None, [window.start_unix_ns + number])
+        for number in range(200)
+    ]
+    resource = Resource({"process.pid": 1})
+    equal = replace(window, resources=[ResourceSamples(resource, samples)])
+    size = len(encoded(equal, form=form).payload)
+    assert len(encode_window(equal, form=form, max_bytes=size).batches) == 1
+    assert len(encode_window(equal, form=form, max_bytes=size - 1).batches) == 2
+
+
+@pytest.mark.parametrize("form", Form)
+def test_small_parts_are_filled_though_many_frames_are_frequent(window, form):
+    frames = [
+        Frame(None, (1 << 63) + number, (Line("function" * 4 + str(number)),), 0, FrameKind.KERNEL)
+        for number in range(600)
+    ]
+    samples = [
+        WindowSample(
+            Stack(tuple(frames[number * k % 600] for k in (1, 2, 7, 11))),
+            number,
+            "t",
+            0,
+            None,
+            [window.start_unix_ns],
+        )
+        for number in range(1200)
+    ]
+    resource = Resource({"process.pid": 1})
+    large = replace(window, resources=[ResourceSamples(resource, samples)])
+    batches = encode_window(large, form=form, max_bytes=16_384).batches
+    assert len(batches) > 5
+    assert sum(batch.sample_count for batch in batches) == 1200
+    assert sum(len(batch.payload) for batch in batches) > 0.85 * 16_384 * (len(batches) - 1)
+
+
 def test_json_follows_the_mapping(window):
     tree = json.loads(encoded(window, form=Form.JSON, new_id=lambda n: b"\xab" * n).payload)
     profile = tree["resourceProfiles"][0]["scopeProfiles"][0]["profiles"][0]
