@@ -55,12 +55,23 @@ def parse_payloads(data: bytes, *, partial_end: bool = False) -> Iterator[Payloa
     """
     if not data.strip():
         return
-    if data.lstrip()[:1] == b"{":
+    if data.lstrip()[:1] == b"{" and not _is_message_like_json(data):
         yield from _parse_json(data, partial_end)
     elif data[0] < _FIRST_TAG:
         yield from _parse_prefixed(data, partial_end)
     else:
         yield Payload(_parse_message(data))
+
+
+def _is_message_like_json(data: bytes) -> bool:
+    """Whether a message begins like JSON after a line end, as 123 bytes of field 1 make it."""
+    if not data.startswith(b"\n{"):
+        return False
+    try:
+        ExportProfilesServiceRequest.FromString(data)
+    except DecodeError:
+        return False
+    return True
 
 
 def _parse_message(data: bytes) -> Any:

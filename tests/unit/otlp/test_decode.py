@@ -19,6 +19,7 @@ from otel_kprofiler.otlp import (
     encode_window,
     read_profiles,
 )
+from otel_kprofiler.otlp.payloads import parse_payloads
 
 
 @pytest.fixture
@@ -56,9 +57,18 @@ def other_window(window):
     )
 
 
+def test_a_message_may_begin_like_json_after_a_line_end():
+    message = ExportProfilesServiceRequest()
+    message.resource_profiles.add(schema_url="s" * 121)
+    data = message.SerializeToString()
+    assert data.startswith(b"\n{")
+    (parsed,) = parse_payloads(data)
+    assert parsed.message == message
+
+
 def test_the_three_file_forms_are_told_apart(window, payload, line, tmp_path):
     path = tmp_path / "profiles"
-    for data in (payload, prefixed(payload), line, line + b"\n"):
+    for data in (payload, prefixed(payload), line, line + b"\n", b"\n" + line):
         path.write_bytes(data)
         (read,) = read_profiles(str(path))
         assert read.sample_count == window.sample_count
