@@ -247,7 +247,7 @@ class Dictionary:
         }
         if builtin:
             attributes[MODULE_BUILTIN] = builtin if len(builtin) > 1 else builtin[0]
-        if unresolved is not None and unresolved is not Unresolved.USER_ADDRESS:
+        if unresolved not in (None, Unresolved.USER_ADDRESS):
             attributes[UNRESOLVED] = unresolved.name.lower()
         known = self._shortcuts[key] = self.attributes(attributes)
         return known
