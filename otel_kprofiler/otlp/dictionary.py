@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from otel_kprofiler.model import (
@@ -100,15 +100,17 @@ class Tables:
 class _UserAddresses(dict[int, Token]):
     """Tokens of the locations of raw addresses of a process."""
 
-    __slots__ = ("_tables", "_write")
+    __slots__ = ("_attributes", "_tables", "_writer")
 
-    def __init__(self, tables: Tables, write: Callable[[int], bytes]) -> None:
+    def __init__(self, tables: Tables, writer: Writer, attributes: bytes) -> None:
         super().__init__()
         self._tables = tables
-        self._write = write
+        self._writer = writer
+        self._attributes = attributes
 
     def __missing__(self, address: int) -> Token:
-        token = self[address] = self._tables.intern(LOCATION, self._write(address))
+        entry = self._writer.location(b"", address, (), self._attributes)
+        token = self[address] = self._tables.intern(LOCATION, entry)
         return token
 
 
@@ -218,10 +220,8 @@ class Dictionary:
 
     def _get_user_addresses(self) -> _UserAddresses:
         if self._user_addresses is None:
-            write = self._writer.raw_locations(
-                self._frame_attributes(user=True, unresolved=None, builtin=())
-            )
-            self._user_addresses = _UserAddresses(self.tables, write)
+            attributes = self._frame_attributes(user=True, unresolved=None, builtin=())
+            self._user_addresses = _UserAddresses(self.tables, self._writer, attributes)
         return self._user_addresses
 
     def _add_frame(self, frame: Frame) -> Token:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from otel_kprofiler.model import AttributeValue, Form, SpanLink
@@ -112,10 +112,6 @@ class JsonWriter:
             ),
             _array(b"attributeIndices", attributes),
         )
-
-    def raw_locations(self, attributes: bytes) -> Callable[[int], bytes]:
-        """What writes entries of ``locationTable`` with an address and these attributes."""
-        return lambda address: self.location(b"", address, (), attributes)
 
     def function(self, name: Token, system_name: Token, file: Token) -> bytes:
         """Entry of ``functionTable``."""

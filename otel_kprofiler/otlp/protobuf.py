@@ -7,7 +7,7 @@ opentelemetry/proto/common/v1/common.proto. Fields that hold their default are n
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from otel_kprofiler.model import AttributeValue, Form, SpanLink
@@ -86,18 +86,6 @@ class ProtobufWriter:
             inner = b"\x08" + function
             body += delimited(b"\x1a", inner + b"\x10" + varint(line) if line else inner)
         return delimited(b"\x12", body + _message(b"\x22", attributes))
-
-    def raw_locations(self, attributes: bytes) -> Callable[[int], bytes]:
-        """What writes entries of ``location_table`` with an address and these attributes."""
-        after = _message(b"\x22", attributes)
-        before = [b"\x12" + varint(1 + size + len(after)) + b"\x10" for size in range(11)]
-        nowhere = delimited(b"\x12", after)
-
-        def write(address: int) -> bytes:
-            number = varint(address & MASK_64)
-            return before[len(number)] + number + after if address else nowhere
-
-        return write
 
     def function(self, name: Token, system_name: Token, file: Token) -> bytes:
         """Entry of ``function_table``."""

@@ -7,7 +7,7 @@ that the size of a request is a sum plus a few length prefixes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from otel_kprofiler.model import AttributeValue, Form, SpanLink, Window
@@ -93,10 +93,6 @@ class Writer(Protocol):
         self, mapping: Token, address: int, lines: Sequence[tuple[Token, int]], attributes: bytes
     ) -> bytes:
         """Entry of the location table; a line is a function's token and a line number."""
-        ...
-
-    def raw_locations(self, attributes: bytes) -> Callable[[int], bytes]:
-        """What writes entries of the location table that have an address and these attributes."""
         ...
 
     def function(self, name: Token, system_name: Token, file: Token) -> bytes:
