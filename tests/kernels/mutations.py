@@ -22,7 +22,7 @@ from harness.errors import MatrixError
 from harness.kernels import cache_dir
 from harness.qemu import BOOTS
 from harness.results import FAILED, Result, read_junit
-from run import CHECKOUT, Session
+from run import BOOT_TIMEOUT_S, CHECKOUT, Session
 
 PACKAGE = CHECKOUT / "otel_kprofiler"
 
@@ -180,7 +180,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
     parser.add_argument("--list", action="store_true", help="show them and stop")
-    parser.add_argument("--timeout", type=float, default=420, help="seconds per boot")
+    parser.add_argument("--timeout", type=float, default=BOOT_TIMEOUT_S, help="seconds per boot")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the console")
     options = parser.parse_args()
     chosen = [MUTATIONS[name] for name in options.names or MUTATIONS]

@@ -27,6 +27,8 @@ from harness.results import FAILED, Column, read_junit, render_table
 TABLE = CHECKOUT / "docs/kernels.md"
 TRIES = 2
 """Boots of a guest that dies of a fault of the emulator."""
+BOOT_TIMEOUT_S = 600
+"""Emulated CPUs of a machine that has other work take more than seven minutes."""
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -36,7 +38,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--boot", action="append", choices=BOOTS, help="default: all")
     parser.add_argument("-k", default="", help="pytest's expression")
     parser.add_argument("--cycles", type=int, help="how often a module is loaded to find leaks")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds per boot")
+    parser.add_argument("--timeout", type=float, default=BOOT_TIMEOUT_S, help="seconds per boot")
     parser.add_argument("--jobs", type=int, default=3, help="guests at a time")
     parser.add_argument("--overlay", type=Path, help="package to test in place of the checkout's")
     parser.add_argument("--prepare", action="store_true", help="only download and build")
