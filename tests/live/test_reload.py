@@ -199,6 +199,14 @@ def agent(request, tmp_path, receiver):
     systemd.close()
 
 
+def wait_for(holds, seconds=60):
+    """However long a busy machine takes, within reason."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def reload(agent):
     """Send SIGHUP; what the agent says when it is through."""
     agent.send_signal(signal.SIGHUP)
@@ -279,8 +287,7 @@ def test_a_bad_file_leaves_the_old_configuration_running_and_says_why(agent, rec
     message = reload(agent)
     assert "refused" in message
     count = len(receiver.windows)
-    time.sleep(2)
-    assert len(receiver.windows) > count
+    wait_for(lambda: len(receiver.windows) > count)
     account, log = stop(agent)
     assert account["gaps"] == []
     (refusal,) = [line["message"] for line in log if line["level"] == "error"]
@@ -301,7 +308,7 @@ def test_a_receiver_that_cannot_be_opened_changes_nothing(agent, tmp_path):
 def test_a_change_of_the_rate_closes_a_window(agent, receiver):
     agent.write(**{**settings(0), "rate": 99})
     reload(agent)
-    time.sleep(1.5)
+    wait_for(lambda: any(window.period_ns == 10**9 // 99 for window in receiver.windows))
     account, _ = stop(agent)
     assert account["gaps"] == []
     periods = [window.period_ns for window in receiver.windows]
@@ -310,7 +317,8 @@ def test_a_change_of_the_rate_closes_a_window(agent, receiver):
     slow = [w for w in windows if w.period_ns == 10**9 // 99]
     assert windows[-len(slow) :] == slow, "one after the other"
     for times in times_by_cpu(slow).values():
-        assert all(b - a > 3_000_000 for a, b in itertools.pairwise(times))
+        # A virtual machine may get an interrupt late, and the next one sooner after it.
+        assert len(times) <= (times[-1] - times[0]) * 99 / 10**9 + 2
 
 
 def test_what_needs_a_restart_is_said(agent):
@@ -342,8 +350,7 @@ def test_a_host_that_is_not_drawn_takes_no_samples_until_it_is(agent, receiver):
     assert len(receiver.windows) == count, "an empty window is not sent"
     agent.write(**settings(0))
     set_threshold(95)
-    time.sleep(2)
-    assert len(receiver.windows) > count
+    wait_for(lambda: len(receiver.windows) > count)
     account, _ = stop(agent)
     assert account["gaps"] == []
     assert not account["lost"]

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import resource
+import statistics
 import struct
 import subprocess
 import sys
@@ -62,14 +63,30 @@ def collect(sampler, seconds, *, interval_s=0.05):
     return samples
 
 
-def collect_until(sampler, wanted, *, timeout_s=10):
-    """Samples up to the first that is wanted."""
-    samples, end = [], time.monotonic() + timeout_s
-    while not any(map(wanted, samples)):
-        assert time.monotonic() < end, f"nothing like that in {len(samples)} samples"
+def collect_until(sampler, wanted, *, count=1, timeout_s=60):
+    """Samples until so many of them are wanted ones, however long a busy machine takes."""
+    samples, found, end = [], 0, time.monotonic() + timeout_s
+    while found < count:
+        assert time.monotonic() < end, f"{found} of {len(samples)} samples are wanted ones"
         sampler.wait(0.02)
-        samples += sampler.drain()
+        new = sampler.drain()
+        samples += new
+        found += sum(map(wanted, new))
     return samples
+
+
+def anything(_sample):
+    return True
+
+
+def in_kernel(sample):
+    return bool(sample.kernel_stack)
+
+
+def typical_period_ns(samples):
+    """The median is not moved by interrupts that a busy machine delays."""
+    times = [[s.time_ns for s in samples if s.cpu == cpu] for cpu in range(os.cpu_count())]
+    return statistics.median(b - a for a, b in itertools.pairwise(sorted(max(times, key=len))))
 
 
 def assert_accounted(sampler, received):
@@ -83,28 +100,24 @@ def boot_ns():
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def test_the_first_sample_comes_soon_after_the_start(loader):
-    """The best of a few: other work on this machine delays us too."""
-    took, limit_s = [], {"libbpf": 0.3, "bcc": 5.0}[loader]  # bcc compiles it
+def test_starting_takes_little_cpu_time(loader):
+    """CPU time of this process, which other work on the machine does not add to."""
+    limit_s = {"libbpf": 1.0, "bcc": 15.0}[loader]  # bcc compiles the program
     with load(SPIN):
-        time.sleep(0.1)
-        while len(took) < 5 and not (took and min(took) < limit_s):
-            started = time.monotonic()
-            with running(stacks="both") as sampler:
-                while not sampler.drain():
-                    sampler.wait(0.005)
-            took.append(time.monotonic() - started)
-    assert min(took) < limit_s
+        started = time.process_time()
+        with running(stacks="both") as sampler:
+            took = time.process_time() - started
+            collect_until(sampler, anything)
+    assert took < limit_s
 
 
 def test_samples_say_what_ran_where_and_since_when():
     with load(READ) as pid, running(samples_per_second=999, stacks="both") as sampler:
         before = boot_ns()
-        samples = collect(sampler, 1)
+        samples = collect_until(sampler, lambda s: s.tgid == pid and in_kernel(s), count=100)
         with open(f"/proc/{pid}/stat") as stat:
             start_ticks = int(stat.read().rsplit(")", 1)[1].split()[19])
     own = [sample for sample in samples if sample.tgid == pid]
-    assert len(own) > 300
     for sample in own:
         assert sample.tid == pid
         assert sample.comm == os.path.basename(os.path.realpath(sys.executable)).encode()[:15] or (
@@ -113,11 +126,10 @@ def test_samples_say_what_ran_where_and_since_when():
         assert sample.start_time_ns // 10_000_000 == start_ticks, "as /proc says, in ticks"
         assert before - 10**9 < sample.time_ns < boot_ns()
         assert sample.cpu in sampler.config.pin_cpu_ids or sample.cpu < os.cpu_count()
-    in_kernel = [sample for sample in own if sample.kernel_stack]
-    assert len(in_kernel) > 50
-    assert all(struct.unpack_from("<Q", s.kernel_stack)[0] >> 63 for s in in_kernel)
-    with_user = [sample for sample in in_kernel if sample.user_stack]
-    assert len(with_user) > len(in_kernel) // 2, "a system call has a user stack below it"
+    with_kernel = list(filter(in_kernel, own))
+    assert all(struct.unpack_from("<Q", s.kernel_stack)[0] >> 63 for s in with_kernel)
+    with_user = [sample for sample in with_kernel if sample.user_stack]
+    assert len(with_user) > len(with_kernel) // 2, "a system call has a user stack below it"
     assert not any(struct.unpack_from("<Q", s.user_stack)[0] >> 63 for s in with_user)
 
 
@@ -125,12 +137,12 @@ def test_samples_say_what_ran_where_and_since_when():
 def test_every_sample_taken_is_received(rate):
     with load(READ), load(SPIN), running(samples_per_second=rate, stacks="both") as sampler:
         samples = collect(sampler, 1, interval_s=0.25)
+        samples += collect_until(sampler, anything, count=rate)
         sampler.stop()
         samples += sampler.drain()
         counts = assert_accounted(sampler, len(samples))
         assert not counts.lost
-        busy = max(sum(s.cpu == cpu for s in samples) for cpu in range(os.cpu_count()))
-        assert busy > 0.8 * rate
+        assert typical_period_ns(samples) == pytest.approx(10**9 / rate, rel=0.2)
         time.sleep(0.05)
         assert sampler.drain() == [], "stopped means stopped"
         assert sampler.counts() == counts
@@ -200,10 +212,10 @@ def test_target_pids_are_filtered_in_the_kernel():
         load(SPIN) as pid,
         running(samples_per_second=499, stacks="both", target_pids=(pid,)) as sampler,
     ):
-        samples = collect(sampler, 0.6)
+        samples = collect_until(sampler, anything, count=50)
         counts = sampler.counts()
     assert {sample.tgid for sample in samples} == {pid}
-    assert counts.filtered["target"] > 50
+    assert counts.filtered["target"] > 0
 
 
 def test_young_processes_are_left_out():
@@ -219,21 +231,20 @@ def test_young_processes_are_left_out():
 
 def test_kernel_only_takes_no_samples_of_user_mode():
     with load(READ), running(samples_per_second=999, stacks="kernel") as sampler:
-        samples = collect(sampler, 0.5)
-        assert sampler.counts().filtered["empty"] > 10
+        samples = collect_until(sampler, anything, count=100)
+        assert sampler.counts().filtered["empty"] > 0
     assert all(s.kernel_stack and s.user_status == STACK_NOT_COLLECTED for s in samples)
 
 
 def test_user_only_has_no_kernel_stacks():
     with load(READ), running(samples_per_second=999, stacks="user") as sampler:
-        samples = collect(sampler, 0.5)
-    assert len(samples) > 100
+        samples = collect_until(sampler, anything, count=100)
     assert all(s.user_stack and s.kernel_status == STACK_NOT_COLLECTED for s in samples)
 
 
 def test_the_frame_limit_keeps_the_leaf_and_marks_the_stack():
     with load(READ), running(samples_per_second=999, stacks="kernel", max_frames=3) as sampler:
-        samples = collect(sampler, 0.5)
+        samples = collect_until(sampler, lambda sample: len(sample.kernel_stack) == 24)
     assert max(len(s.kernel_stack) for s in samples) == 24
     for sample in samples:
         full = len(sample.kernel_stack) == 24
@@ -242,7 +253,7 @@ def test_the_frame_limit_keeps_the_leaf_and_marks_the_stack():
 
 def test_only_pinned_cpus_are_sampled():
     with load(SPIN, cpu=0), running(samples_per_second=499, stacks="both", pin_cpu_ids=(0,)) as s:
-        samples = collect(s, 0.4)
+        samples = collect_until(s, anything, count=50)
         assert s.cpus == (0,)
     assert {sample.cpu for sample in samples} == {0}
 
@@ -310,7 +321,7 @@ def test_interrupts_taken_while_idle_are_kept():
             load(FLOOD, cpu=1),
             running(samples_per_second=1999, pin_cpu_ids=(0,), interrupt_ranges=ranges) as sampler,
         ):
-            samples = collect_until(sampler, lambda sample: sample.tid == 0, timeout_s=20)
+            samples = collect_until(sampler, lambda sample: sample.tid == 0)
             samples += collect(sampler, 1)
             counts = sampler.counts()
     finally:

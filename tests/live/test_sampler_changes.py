@@ -135,12 +135,15 @@ def test_the_new_period_holds_from_the_time_that_is_told():
     with running(**FAST) as sampler:
         samples = drain_for(sampler, 0.2)
         changed = sampler.reconfigure(SamplerConfig(**{**FAST, "samples_per_second": 99}))
-        assert sampler.period_ns == 10**9 // 99
-        samples += drain_for(sampler, 0.5)
-    after = [[time for time in times if time > changed] for times in times_by_cpu(samples).values()]
-    assert all(b - a > 5_000_000 for times in after for a, b in itertools.pairwise(times))
-    # On at least one CPU: a virtual machine may get its timer interrupts late.
-    assert max(map(len, after)) > 30
+        period_ns = sampler.period_ns
+        assert period_ns == 10**9 // 99
+        after = {}
+        while not after or max(map(len, after.values())) < 30:
+            samples += drain_for(sampler, 0.1)
+            after = times_by_cpu([sample for sample in samples if sample.time_ns > changed])
+    for times in after.values():
+        # A virtual machine may get an interrupt late, and the next one sooner after it.
+        assert len(times) <= (times[-1] - times[0]) / period_ns + 2
 
 
 def test_filters_change_in_place():
@@ -193,6 +196,8 @@ def test_a_pause_takes_no_samples_and_ends():
         sampler.reconfigure(SamplerConfig(**{**FAST, "samples_per_second": 500}))
         assert not drain_for(sampler, 0.1)
         sampler.resume()
-        assert len(drain_for(sampler, 0.3)) > 80
+        resumed = []
+        while len(resumed) < 80:
+            resumed += drain_for(sampler, 0.1)
         counts = sampler.counts()
         assert counts.taken >= counts.received
