@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import subprocess
 import sys
 import traceback
@@ -35,6 +36,9 @@ class Secret(str):
 
 
 _ENVIRONMENT: Final = {"PYDANTIC_DISABLE_PLUGINS": "__all__"}  # looking for them is slow
+_ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# Far above what the largest file that is taken needs; holds for the libraries that read it, too.
+_LIMITS: Final = {resource.RLIMIT_AS: 1 << 30, resource.RLIMIT_CPU: 60}  # bytes, seconds
 
 
 class PendingConfig:
@@ -74,10 +78,18 @@ class PendingConfig:
 
 
 def _spawn(path: str) -> Callable[[], tuple[bytes, int]]:
-    """Have a new interpreter read it; returns what waits for the pickled result and status."""
+    """Have a new interpreter read it; returns what waits for the pickled result and status.
+
+    It is isolated (-I), so that it imports from where this process does, and from nowhere else:
+    not from the working directory, in which others may write.
+    """
+    paths = [path for path in (*sys.path, _ROOT) if os.path.isabs(path)]
+    code = f"import sys; sys.path[:] = {paths!r}; from {__name__} import main; main()"
     child = subprocess.Popen(
-        [sys.executable, "-c", f"from {__name__} import main; main()", path],
+        [sys.executable, "-I", "-c", code, os.path.abspath(path)],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        cwd="/",
         env={**os.environ, **_ENVIRONMENT},
     )
     return lambda: (child.communicate()[0], child.returncode)
@@ -134,6 +146,10 @@ def main() -> None:
 
 
 def _read(path: str) -> bytes:
+    for kind, most in _LIMITS.items():
+        hard = resource.getrlimit(kind)[1]
+        soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (soft, hard))
     from otel_kprofiler.config.load import load_config  # noqa: PLC0415
 
     result: object

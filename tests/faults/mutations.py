@@ -84,6 +84,8 @@ MUTATIONS = [
     Mutation("capabilities of threads", PRIVILEGES, "        keep_only(() if self._drop_all else job)\n", "", "tests/live/test_privileges.py"),
     Mutation("capabilities of the sampling thread", PRIVILEGES, "        keep_only(kept)\n", "", "tests/live/test_privileges.py"),
     Mutation("losses told to the receiver", REPORTING, "        lost=dict(lost),\n        earlier", "        lost=totals.lost,\n        earlier", "tests/unit/test_reporting.py"),
+    Mutation("module in the working directory: reload", "otel_kprofiler/config/apart.py", '[sys.executable, "-I", "-c"', '[sys.executable, "-c"', "tests/unit/test_hostile_directory.py"),
+    Mutation("module in the working directory: -m", "otel_kprofiler/__main__.py", "    del sys.path[0]\n", "    pass\n", "tests/unit/test_hostile_directory.py"),
 ]  # fmt: skip
 
 

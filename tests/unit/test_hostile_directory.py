@@ -1,0 +1,80 @@
+"""A working directory that others may write to: nothing in it is ever run."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CONFIG = """
+receivers: {kprofiler: {}}
+exporters: {debug: {}}
+service: {pipelines: {profiles: {receivers: [kprofiler], exporters: [debug]}}}
+"""
+MODULES = (
+    "click", "ctypes", "ipaddress", "json", "pickle", "pydantic", "resource", "rich", "ruamel",
+    "struct", "traceback", "zipfile",
+)  # fmt: skip
+READ = """
+import os
+from otel_kprofiler.config import PendingConfig
+os.chdir({directory!r})
+print(list(PendingConfig("agent.yaml").get().exporters))
+"""
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A directory with a module of each name, which leaves a file when it is run."""
+    directory = tmp_path / "hostile"
+    directory.mkdir()
+    for name in MODULES:
+        text = f"open({str(tmp_path / 'run')!r}, 'a').write({name!r} + ' ')\n"
+        (directory / f"{name}.py").write_text(text)
+    (directory / "agent.yaml").write_text(CONFIG)
+    return directory
+
+
+def run(words, directory, program=sys.executable, **environment):
+    return subprocess.run(
+        [program, *words],
+        cwd=directory,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def check(done, hostile):
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (hostile.parent / "run").exists()
+
+
+@pytest.mark.parametrize("variable", ["KPROFILER_NONE", "PYTHONPATH", "PYTHONHOME"])
+def test_reading_the_configuration_again_imports_nothing_from_it(hostile, tmp_path, variable):
+    # The environment changes after the start: the parent itself must not take it as its path.
+    script = f"import os\nos.environ[{variable!r}] = {str(hostile)!r}\n"
+    path = tmp_path / "script.py"
+    path.write_text(script + READ.format(directory=str(hostile)))
+    done = run([path], hostile)
+    check(done, hostile)
+    assert done.stdout == "['debug']\n"
+
+
+def test_the_reader_imports_from_the_path_of_its_parent(hostile, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(READ.format(directory=str(hostile)))
+    outside = os.path.realpath(sys.executable)  # not that of the virtual environment
+    done = run([path], tmp_path, program=outside, PYTHONPATH=os.pathsep.join(sys.path))
+    check(done, hostile)
+    assert done.stdout == "['debug']\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["validate", "-c", "agent.yaml"]])
+def test_the_command_imports_nothing_from_it(hostile, words):
+    check(run(["-m", "otel_kprofiler", *words], hostile), hostile)
+
+
+def test_isolated_python_runs_the_command(hostile):
+    check(run(["-I", "-m", "otel_kprofiler", "validate", "-c", "agent.yaml"], hostile), hostile)
