@@ -23,7 +23,7 @@ PURPOSES: Final = {
     "CAP_BPF": "BPF programs, when the kernel's records of them were lost",
     "CAP_SYSLOG": "symbols of modules that are loaded later",
     "CAP_SYS_PTRACE": "executables and contexts of other users' processes",
-    "CAP_DAC_READ_SEARCH": "sections of modules that are loaded later, unless run as root",
+    "CAP_DAC_READ_SEARCH": "contexts of other users' processes; sections of modules loaded later",
 }
 """What some thread keeps, and what for. Without one of them, that is what is missing."""
 
@@ -33,7 +33,8 @@ SAMPLING: Final = ("CAP_PERFMON", "CAP_SYSLOG", "CAP_SYS_PTRACE", "CAP_DAC_READ_
 JOBS: Final[Mapping[str, tuple[str, ...]]] = {
     "kprofiler-code": ("CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG"),
     "kprofiler-modules": ("CAP_SYSLOG", "CAP_DAC_READ_SEARCH"),
-    "kprofiler-contexts": ("CAP_SYS_PTRACE",),
+    # /proc/PID/mem is readable for its owner only, whoever may trace the process.
+    "kprofiler-contexts": ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"),
 }
 """What other threads keep, by the beginning of their names; all that are not here: nothing."""
 

@@ -23,14 +23,18 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from otel_kprofiler.host import Access, HostFiles
-from otel_kprofiler.model import Attributes, ProcessKey
+from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey
 from otel_kprofiler.otlp import ProcessContext, decode_process_context
 from otel_kprofiler.profiles.start_time import TICK_NS, read_start_ticks
 
 CONTEXT_SIGNATURE: Final = b"OTEL_CTX"
 CONTEXT_VERSION: Final = 2
 CONTEXT_HEADER: Final = struct.Struct("=8sIIQQ")
-MAX_PAYLOAD_BYTES: Final = 64 * 1024
+MAX_PAYLOAD_BYTES: Final = 16 * 1024
+MAX_VALUES: Final = 128
+"""Values of one context that are used, items of lists included; the first ones."""
+RESERVED: Final = ("container.", "host.", "k8s.", "otel_kprofiler.")
+"""Where a process runs is found out, or not said; nothing of it is taken from the process."""
 _MAX_MAPS_BYTES: Final = 4 * 1024 * 1024
 _NAMES: Final = (b"[anon_shmem:OTEL_CTX]", b"[anon:OTEL_CTX]", b"/memfd:OTEL_CTX")
 _TRIES: Final = 4
@@ -42,6 +46,7 @@ _BATCH_S: Final = 0.5
 _ANSWER_TIMEOUT_S: Final = 0.1
 _SCAN_SHARE: Final = 200
 _CAPACITY: Final = 8192
+_MAX_KNOWN_BYTES: Final = 16 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
 
@@ -52,11 +57,13 @@ class Published(NamedTuple):
     Attributes:
         address: of the header, in the publisher.
         published_at_ns: its time stamp, which changes with every update.
+        size: of the payload in bytes.
         context: the decoded payload.
     """
 
     address: int
     published_at_ns: int
+    size: int
     context: ProcessContext
 
 
@@ -118,10 +125,23 @@ def _read(memory: int, address: int, known: Published | None) -> Published | Non
                 continue
             payload = os.pread(memory, size, payload_at)
             if _header(memory, address)[3] == at_ns and len(payload) == size:
-                return Published(address, at_ns, decode_process_context(payload))
+                return Published(address, at_ns, size, decode_process_context(payload))
         except (OSError, ValueError, struct.error):
             continue  # unmapped or changed under our hands; or it is rubbish
     return None
+
+
+def take_claims(resource: Attributes) -> dict[str, AttributeValue]:
+    """What a process may say about itself: at most :data:`MAX_VALUES`, nothing ``RESERVED``."""
+    claims: dict[str, AttributeValue] = {}
+    room = MAX_VALUES
+    for key, value in resource.items():
+        room -= len(value) if isinstance(value, tuple) else 1
+        if room < 0:
+            break
+        if not key.startswith(RESERVED):
+            claims[key] = value
+    return claims
 
 
 def _header(memory: int, address: int) -> tuple[bytes, int, int, int, int]:
@@ -191,14 +211,22 @@ class ProcessContexts:
         if not key.tgid or key.start_time_ns is None:
             return
         with self._changed:
+            if self._closed or (self._thread is None and not self._start()):
+                return
             self._expected.append((time.monotonic() + self._first_look_s, key))
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(
-                    target=self._run, name="kprofiler-contexts", daemon=True
-                )
-                self._thread.start()
             if len(self._expected) == 1:  # otherwise it will come by anyway
                 self._changed.notify_all()
+
+    def _start(self) -> bool:
+        thread = threading.Thread(target=self._run, name="kprofiler-contexts", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit of threads; samples do without contexts
+            self._closed = True
+            _log.warning("process contexts are not read: %s; raise the limit of threads", error)
+            return False
+        self._thread = thread
+        return True
 
     def look(self, keys: Collection[ProcessKey]) -> Mapping[ProcessKey, Attributes]:
         """What these processes have published by now, or had when they were last seen.
@@ -248,9 +276,13 @@ class ProcessContexts:
                     self._known.pop(key, None)
             with self._changed:
                 self._busy = False
-                while len(self._known) > _CAPACITY:
-                    self._known.popitem(last=False)
+                self._forget_oldest()
                 self._changed.notify_all()
+
+    def _forget_oldest(self) -> None:
+        size = sum(found.size for found in self._known.values())
+        while len(self._known) > _CAPACITY or size > _MAX_KNOWN_BYTES:
+            size -= self._known.popitem(last=False)[1].size
 
     def _next(self) -> list[ProcessKey]:
         """The processes to look at next; none at the end."""
@@ -278,6 +310,9 @@ class ProcessContexts:
             if read_start_ticks(self._files, key.tgid) != (key.start_time_ns or 0) // TICK_NS:
                 return None
             found = _find(self._files, key.tgid, memory, known)
+        if found and found is not known:
+            claims = take_claims(found.context.resource)
+            found = found._replace(context=ProcessContext(claims, {}))
         took = time.monotonic() - started
         # A process with very many mappings must not keep us busy.
         if len(self._not_before) > _CAPACITY:

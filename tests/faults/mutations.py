@@ -86,6 +86,8 @@ MUTATIONS = [
     Mutation("losses told to the receiver", REPORTING, "        lost=dict(lost),\n        earlier", "        lost=totals.lost,\n        earlier", "tests/unit/test_reporting.py"),
     Mutation("module in the working directory: reload", "otel_kprofiler/config/apart.py", '[sys.executable, "-I", "-c"', '[sys.executable, "-c"', "tests/unit/test_hostile_directory.py"),
     Mutation("module in the working directory: -m", "otel_kprofiler/__main__.py", "    del sys.path[0]\n", "    pass\n", "tests/unit/test_hostile_directory.py"),
+    Mutation("context that claims another place", "otel_kprofiler/profiles/contexts.py", "        if not key.startswith(RESERVED):\n", "        if True:\n", "tests/unit/sdk/test_process_context.py"),
+    Mutation("contexts without end", "otel_kprofiler/profiles/contexts.py", " or size > _MAX_KNOWN_BYTES", "", "tests/unit/sdk/test_process_context.py"),
 ]  # fmt: skip
 
 

@@ -53,7 +53,7 @@ print(json.dumps([before, missing, held(os.getpid()), {n: held(t) for n, t in ti
     assert threads == {
         "export otlp_grpc": [],
         "kprofiler-code": ["CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG"],
-        "kprofiler-contexts": ["CAP_SYS_PTRACE"],
+        "kprofiler-contexts": ["CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"],
     }
 
 
@@ -111,3 +111,36 @@ print(json.dumps([before, first(), fresh]))
     assert before == after > 0
     hidden = int(Path("/proc/sys/kernel/perf_event_paranoid").read_text()) > 1
     assert fresh == (0 if hidden else before)
+
+
+PUBLISH = """
+import ctypes, os, time
+from otel_kprofiler import publish_process_context
+os.setgid(65534)
+os.setuid(65534)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, which a new user id takes away
+publish_process_context({"service.name": "of another user"})
+print("published", flush=True)
+time.sleep(60)
+"""
+
+
+def test_contexts_of_other_users_processes_are_read_with_the_rights_that_are_kept():
+    publisher = subprocess.Popen([sys.executable, "-c", PUBLISH], stdout=subprocess.PIPE)
+    try:
+        assert publisher.stdout.readline() == b"published\n"
+        found = run(f"""
+from otel_kprofiler.model import ProcessKey
+from otel_kprofiler.profiles import ProcessContexts
+from otel_kprofiler.profiles.start_time import TICK_NS, read_start_ticks
+privileges = Privileges()
+files = Access()
+key = ProcessKey({publisher.pid}, read_start_ticks(files, {publisher.pid}) * TICK_NS)
+contexts = ProcessContexts(files, first_look_s=0, answer_timeout_s=30)
+contexts.expect(key)
+print(json.dumps([dict(value) for value in contexts.look([key]).values()]))
+""")
+    finally:
+        publisher.kill()
+        publisher.communicate()
+    assert found == [{"service.name": "of another user"}]

@@ -361,3 +361,53 @@ def test_a_process_whose_memory_never_answers_holds_up_nothing(process, tmp_path
     assert len([r for r in caplog.records if "not read in time" in r.message]) == 1
     contexts.close()
     os.close(os.open(directory / "mem", os.O_RDWR))
+
+
+def test_no_process_can_claim_another_place_than_its_own(process, resources):
+    claims = {
+        "container.id": "c" * 64, "container.name": "db", "k8s.pod.uid": "u", "host.id": "h",
+        "otel_kprofiler.stream.taken": 7, "service.name": "svc", "hostname.of.mine": "ok",
+    }  # fmt: skip
+    process(payload=encode_process_context(ProcessContext(claims, {})))
+    (closed,) = close_window(resources, resources.get(raw(5, 300 * TICK_NS)))
+    taken = {name: value for name, value in closed.attributes.items() if name in claims}
+    assert taken == {"service.name": "svc", "hostname.of.mine": "ok"}
+
+
+def test_a_context_of_very_many_values_is_cut(process, resources):
+    claims = {"list": ("x",) * 100, **{f"k{number:03}": 1 for number in range(300)}}
+    process(payload=encode_process_context(ProcessContext(claims, {})))
+    (closed,) = close_window(resources, resources.get(raw(5, 300 * TICK_NS)))
+    assert [name for name in closed.attributes if name in claims] == [
+        "list", *[f"k{number:03}" for number in range(28)]
+    ]  # fmt: skip
+
+
+def test_contexts_of_all_processes_together_have_a_limit(process):
+    payload = encode_process_context(ProcessContext({"service.name": "x" * 16000}, {}))
+    keys = [ProcessKey(pid, 300 * TICK_NS) for pid in range(1, 1201)]
+    for key in keys:
+        process(pid=key.tgid, payload=payload)
+    contexts = ProcessContexts(Access(process.root), first_look_s=0, answer_timeout_s=60)
+    for key in keys:
+        contexts.expect(key)
+    published = contexts.look(keys)
+    contexts.close()
+    assert 0 < len(published) * len(payload) <= 16 * 1024 * 1024
+
+
+def test_without_room_for_another_thread_there_are_no_contexts_and_one_warning(
+    process, monkeypatch, caplog
+):
+    process()
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    contexts = ProcessContexts(Access(process.root))
+    key = ProcessKey(5, 300 * TICK_NS)
+    contexts.expect(key)
+    contexts.expect(key)
+    assert contexts.look([key]) == {}
+    assert len([r for r in caplog.records if "can't start new thread" in r.message]) == 1
