@@ -57,7 +57,8 @@ class Pipeline(Generic[SamplerT]):
         sink: takes each closed window; must not block.
         clock: boot time, and its conversion to Unix time.
         max_wait_ns: how long a sample waits for symbols of its time at most.
-        pause: called again and again during long work, to let other threads run.
+        pause: called again and again during long work: to let other threads run, or as a sign of
+            life.
     """
 
     def __init__(

@@ -63,6 +63,7 @@ def open_live(
     event_sink: EventSink | None = None,
     loader: str = "auto",
     symbol_names: str = "plain",
+    pause: Callable[[], None] | None = None,
 ) -> Pipeline[EbpfSampler]:
     """A pipeline that samples this host; no program is in the kernel before it is started.
 
@@ -81,6 +82,7 @@ def open_live(
         event_sink: takes the changes of symbols, for recordings.
         loader: what loads the program: ``auto``, ``libbpf`` or ``bcc``.
         symbol_names: ``compressed`` for half the memory, else ``plain``.
+        pause: called again and again during long work.
     """
     if symbolizer is None:
         symbolizer = open_symbols(access, event_sink=event_sink, symbol_names=symbol_names)
@@ -97,6 +99,7 @@ def open_live(
         schedule=schedule,
         sink=sink,
         clock=clock,
+        pause=pause,
     )
 
 

@@ -28,7 +28,7 @@ from otel_kprofiler.agent.settings import (
 )
 from otel_kprofiler.agent.systemd import Notifier
 from otel_kprofiler.agent.telemetry import Telemetry
-from otel_kprofiler.agent.watchdog import STALLED_AFTER_S, StalledError, Watchdog
+from otel_kprofiler.agent.watchdog import Watchdog
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import HostError, KProfilerError, SamplerError
 from otel_kprofiler.host import PURPOSES, Access, Privileges, run_unprivileged
@@ -166,6 +166,7 @@ class Agent:
                 symbolizer=prepared,
                 loader=receiver.loader,
                 symbol_names=receiver.symbol_names,
+                pause=self._alive,
             )
             pipeline.start()
         except (HostError, SamplerError) as error:
@@ -185,19 +186,15 @@ class Agent:
 
     def _loop(self) -> None:
         while self._stop_signal is None:
-            try:
-                self._go_round()
-            except StalledError:
-                continue
+            self._go_round()
 
     def _go_round(self) -> None:
         if self._pipeline:
             self._pipeline.step()
         else:
             time.sleep(DRAIN_INTERVAL_S)
+        self._alive()
         now = time.monotonic()
-        self._watchdog.alive()
-        self._notifier.alive(now)
         sync_s = self._config.receiver.clock_sync_interval.seconds
         if sync_s and now >= self._next_sync:
             self._next_sync = now + sync_s
@@ -207,6 +204,11 @@ class Agent:
         self._stay_within_limits(now)
         if self._reader:
             self._reload(self._reader)
+
+    def _alive(self) -> None:
+        """The loop makes progress; also in a step that works off a backlog."""
+        self._watchdog.alive()
+        self._notifier.alive(time.monotonic())
 
     def _stay_within_limits(self, now: float) -> None:
         """Sample more slowly when the agent uses more than it may, faster when it uses less."""
@@ -321,7 +323,7 @@ class Agent:
         # It brings http.server along, 2 MB beside gRPC that most agents can do without.
         from otel_kprofiler.agent.health import HealthServer  # noqa: PLC0415
 
-        probes = {"/livez": self._find_stall, "/readyz": self._find_unready}
+        probes = {"/livez": self._watchdog.find_stall, "/readyz": self._find_unready}
         return HealthServer(endpoint, probes, self._describe)
 
     def _describe(self) -> dict[str, object]:
@@ -336,12 +338,8 @@ class Agent:
                 if (trouble := running.queue.exporter.find_trouble())
             },
             "samples_per_second": sampler.config.samples_per_second if sampler else 0,
-            "restarts_of_the_loop": self._watchdog.restarts,
+            "stalls_of_the_loop": self._watchdog.stalls,
         }
-
-    def _find_stall(self) -> list[str]:
-        idle_s = self._watchdog.idle_s()
-        return [f"the loop has not run for {idle_s:.0f} s"] if idle_s > STALLED_AFTER_S else []
 
     def _find_unready(self) -> list[str]:
         return [] if self._pipeline else ["no samples are taken"]

@@ -1,61 +1,67 @@
-"""Notices a main loop that no longer runs, and gets it going again."""
+"""Says when the main loop no longer comes round, and where it is. It never interferes."""
 
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Final
 
 STALLED_AFTER_S: Final = 30.0
 """The loop is stalled when it has not come round for so long."""
-SIGNAL: Final = signal.SIGUSR1
+
+_LOOKS: Final = 10
 
 _log = logging.getLogger(__name__)
 
 
-class StalledError(Exception):
-    """Raised in the main thread, out of whatever holds it up."""
-
-
 class Watchdog:
-    """Raises :class:`StalledError` in the main thread when :meth:`alive` is not called any more.
+    """Looks for a sign of life of the main loop in regular intervals.
 
-    That ends a system call that waits as well as a loop in Python; only a wait that the kernel
-    does not let be interrupted goes on, and is what health checks are for.
+    It counts looks, not seconds: while the whole process stands still (SIGSTOP, a paused
+    container or virtual machine), nobody looks, and the loop has missed nothing.
+
+    What to do about a stall is up to whoever supervises the process (``/livez``, systemd's
+    watchdog). An exception thrown into the loop would free it from a wait that ends by itself,
+    and from a defect at the price of whatever the loop held at that moment.
 
     Args:
-        after_s: how long without a sign of life.
+        after_s: how long without a sign of life is a stall.
 
     Attributes:
-        restarts: how often it has come to that.
+        stalls: how often it has come to that.
     """
 
     def __init__(self, after_s: float = STALLED_AFTER_S) -> None:
-        self.restarts = 0
-        self._after_s = after_s
-        self._alive_at = time.monotonic()
+        self.stalls = 0
+        self._interval_s = after_s / _LOOKS
+        self._looks = 0  # since the last sign of life
         self._stop = threading.Event()
 
     def alive(self) -> None:
-        """The loop comes round."""
-        self._alive_at = time.monotonic()
+        """The loop makes progress; called for each sample while there is much to do."""
+        self._looks = 0
 
     def idle_s(self) -> float:
-        """Seconds since the last sign of life."""
-        return time.monotonic() - self._alive_at
+        """Seconds since the last sign of life, to one look."""
+        return self._looks * self._interval_s
+
+    def find_stall(self) -> list[str]:
+        """What is wrong with the loop, in one sentence; from any thread."""
+        if self._looks < _LOOKS:
+            return []
+        return [f"the loop has not run for {self.idle_s():.0f} s"]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the main thread, which has to be the caller, as long as this goes on."""
-        before = signal.signal(SIGNAL, self._break)
-        thread = threading.Thread(target=self._watch, name="kprofiler-watchdog", daemon=True)
+        """Watch the calling thread as long as this goes on."""
+        thread = threading.Thread(
+            target=self._watch, args=(threading.get_ident(),), name="kprofiler-watchdog"
+        )
+        thread.daemon = True
         self._stop.clear()
         self.alive()
         thread.start()
@@ -64,23 +70,17 @@ class Watchdog:
         finally:
             self._stop.set()
             thread.join()
-            signal.signal(SIGNAL, before)
 
-    def _watch(self) -> None:
-        main = threading.main_thread().ident
-        assert main  # noqa: S101 - it is running
-        while not self._stop.wait(self._after_s / 10):
-            if self.idle_s() > self._after_s:
-                frame = sys._current_frames().get(main)  # noqa: SLF001 - the only way to see it
+    def _watch(self, thread: int) -> None:
+        is_stalled = False
+        while not self._stop.wait(self._interval_s):
+            self._looks += 1
+            was_stalled, is_stalled = is_stalled, self._looks >= _LOOKS
+            if is_stalled and not was_stalled:
+                self.stalls += 1
+                frame = sys._current_frames().get(thread)  # noqa: SLF001 - the only way to see it
                 where = "".join(traceback.format_stack(frame)) if frame else ""
-                _log.error("the main loop has stalled for %.0f s and begins anew; it was here:\n%s",
+                _log.error("the main loop has stalled for %.0f s; it is here:\n%s",
                            self.idle_s(), where)  # fmt: skip
-                self.restarts += 1
-                self.alive()
-                signal.pthread_kill(main, SIGNAL)
-
-    def _break(self, _number: int, _frame: FrameType | None) -> None:
-        # Sent by somebody else, it finds the loop alive a moment ago and harms nothing more than
-        # that the loop begins anew.
-        if not self._stop.is_set():
-            raise StalledError
+            elif was_stalled and not is_stalled:
+                _log.warning("the main loop goes on")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ def command(debug: bool, path: str) -> None:
     SIGHUP makes it read FILE again. Prints, at the end, the account of all samples as one JSON
     object on standard output.
     """
+    # Sent to the wrong process, its default would end this one.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     pending = PendingConfig(path, fork=True)
     # The rest is done while the configuration is read by another process.
     from otel_kprofiler.agent import (  # noqa: PLC0415

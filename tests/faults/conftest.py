@@ -25,7 +25,7 @@ CONFIG = """
 receivers:
   kprofiler:
     samples_per_second: {rate}
-    stacks: both
+    stacks: {stacks}
     send_idle_frames: true
     reporter_interval: 500ms
     monitor_interval: 1s
@@ -135,12 +135,21 @@ class Agent:
         health: ``host:port`` of its health endpoint.
     """
 
-    def __init__(self, directory, endpoint, *, queue="{}", rate=199, more="", limits=()):
+    def __init__(
+        self, directory, endpoint, *, queue="{}", rate=199, stacks="both", more="", limits=()
+    ):
         self.health = f"127.0.0.1:{free_port()}"
         self.log = directory / "agent.log"
         config = directory / "agent.yaml"
         config.write_text(
-            CONFIG.format(rate=rate, endpoint=endpoint, queue=queue, health=self.health, more=more)
+            CONFIG.format(
+                rate=rate,
+                stacks=stacks,
+                endpoint=endpoint,
+                queue=queue,
+                health=self.health,
+                more=more,
+            )
         )
         command = [sys.executable, "-m", "otel_kprofiler", "run", "-c", str(config)]
         with self.log.open("ab") as log:
@@ -186,18 +195,32 @@ class Agent:
 
 
 @pytest.fixture
-def receiver():
-    receiver = Receiver()
-    yield receiver
-    receiver.down()
+def open_receiver():
+    """Makes receivers, each at an address of its own."""
+    receivers = []
+
+    def open_one():
+        receivers.append(Receiver())
+        return receivers[-1]
+
+    yield open_one
+    for receiver in receivers:
+        receiver.down()
+
+
+@pytest.fixture
+def receiver(open_receiver):
+    return open_receiver()
 
 
 @pytest.fixture
 def run_agent(host, tmp_path):
     agents = []
 
-    def run(endpoint, **options):
-        agents.append(Agent(tmp_path, endpoint, **options))
+    def run(endpoint, directory="", **options):
+        place = tmp_path / directory
+        place.mkdir(exist_ok=True)
+        agents.append(Agent(place, endpoint, **options))
         return agents[-1]
 
     yield run

@@ -34,11 +34,13 @@ GRPC, HTTP = "otel_kprofiler/export/grpc.py", "otel_kprofiler/export/http.py"
 QUEUE, SPOOL = "otel_kprofiler/export/queue.py", "otel_kprofiler/export/spool.py"
 SEGMENTS = "otel_kprofiler/export/segments.py"
 REPORTING, PIPELINE = "otel_kprofiler/reporting.py", "otel_kprofiler/pipeline.py"
+WATCHDOG, RUN = "otel_kprofiler/agent/watchdog.py", "otel_kprofiler/cli/run.py"
 CLOCK, AGENT = "otel_kprofiler/clock.py", "otel_kprofiler/agent/agent.py"
 WINDOWS, EVENTS = "otel_kprofiler/profiles/windows.py", "otel_kprofiler/sampling/events.py"
 PRIVILEGES = "otel_kprofiler/host/privileges.py"
 RECEIVERS, DISKS = "tests/faults/test_receivers.py", "tests/faults/test_disks.py"
 DURABLE = "tests/unit/export/test_durable_queue.py"
+FREEZES = "tests/faults/test_freezes.py"
 STORED = "tests/unit/export/test_spool.py"
 
 MUTATIONS = [
@@ -74,8 +76,9 @@ MUTATIONS = [
     Mutation("clock not set", CLOCK, "            return EARLIEST_UNIX_NS\n", "            return best_offset\n", "tests/property/test_clock.py tests/unit/test_clock.py"),
     Mutation("suspend", PIPELINE, "                windows.skip_to(min(passed_ns, earliest_ns or passed_ns))\n", "                pass\n", "tests/unit/test_pipeline.py"),
     Mutation("stalled sampler", "otel_kprofiler/profiles/gate.py", "        samples_ns = max(samples_ns, now_ns - self._max_stall_ns)\n", "", "tests/unit/test_pipeline.py"),
-    Mutation("stalled loop", "otel_kprofiler/agent/watchdog.py", "                signal.pthread_kill(main, SIGNAL)\n", "                pass\n", "tests/unit/test_agent_limits.py"),
-    Mutation("stalled loop: samples in hand", PIPELINE, "                self._gate.push(samples[done:])\n", "                pass\n", "tests/unit/test_pipeline.py"),
+    Mutation("stalled loop", WATCHDOG, "            self._looks += 1\n", "", "tests/unit/test_agent_limits.py"),
+    Mutation("SIGUSR1 of others", RUN, "    signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n", "", f"{FREEZES}::test_signals_of_others_neither_end_nor_disturb_the_agent"),
+    Mutation("step broken off: samples in hand", PIPELINE, "                self._gate.push(samples[done:])\n", "                pass\n", "tests/unit/test_pipeline.py"),
     Mutation("CPU hotplug", EVENTS, "for cpu in sorted(online - self._events.keys()):", "for cpu in ():", "tests/live/test_sampler.py"),
     Mutation("descriptors exhausted", EVENTS, "            online = self._online()\n        except OSError as error:", "            online = self._online()\n        except ValueError as error:", "tests/faults/test_hosts.py::test_no_descriptors_left"),
     Mutation("entry of /proc unreadable", "otel_kprofiler/profiles/resources.py", "        except OSError:\n            pass", "        except ValueError:\n            pass", "tests/faults/test_hosts.py"),

@@ -1,13 +1,15 @@
 """The agent's budget and its watchdog."""
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
 from otel_kprofiler.agent.limits import Governor, Limits, Meter, Usage
-from otel_kprofiler.agent.watchdog import StalledError, Watchdog
+from otel_kprofiler.agent.watchdog import Watchdog
 
 ONE_PERCENT = Limits(cpu=0.01)
 
@@ -59,30 +61,61 @@ def test_cpu_is_measured_from_call_to_call():
     assert usage.rss_bytes > 10**6
 
 
-def count(started):
-    while time.monotonic() - started < 20:
-        pass
-
-
 @pytest.mark.parametrize(
-    "stall", [lambda _: threading.Event().wait(20), count], ids=["system call", "python"]
+    "stall", [lambda goes_on: goes_on.wait(20), "count"], ids=["system call", "python"]
 )
-def test_a_stalled_loop_begins_anew(stall, caplog):
-    watchdog, started = Watchdog(after_s=0.2), time.monotonic()
+def test_a_stall_is_told_with_its_place_and_ends_by_itself(stall, caplog):
+    goes_on, watchdog = threading.Event(), Watchdog(after_s=0.2)
+
+    def count(goes_on):
+        while not goes_on.is_set():
+            pass
+
+    def observe():
+        wait_until(watchdog.find_stall)
+        wait_until(lambda: "has stalled" in caplog.text)
+        goes_on.set()
+
+    observer = threading.Thread(target=observe)
+    observer.start()
     with watchdog.watching():
-        with pytest.raises(StalledError):
-            stall(started)
-        assert time.monotonic() - started < 5
-        for _ in range(10):
-            watchdog.alive()
-            time.sleep(0.05)
-    assert watchdog.restarts == 1
+        (count if stall == "count" else stall)(goes_on)
+        watchdog.alive()
+        assert watchdog.find_stall() == []
+        wait_until(lambda: watchdog.alive() or "goes on" in caplog.text)
+    observer.join()
+    assert watchdog.stalls == 1
     assert "test_agent_limits.py" in caplog.text
 
 
-def test_nothing_is_watched_afterwards():
-    before = signal.getsignal(signal.SIGUSR1)
-    with Watchdog(after_s=0.05).watching():
-        pass
-    time.sleep(0.2)
-    assert signal.getsignal(signal.SIGUSR1) is before
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_frozen_process_has_not_stalled():
+    """Stopped for longer than a stall takes, it finds its loop just as it was."""
+    program = """
+import sys, threading, time
+from otel_kprofiler.agent.watchdog import Watchdog
+ended = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), ended.set())).start()
+watchdog = Watchdog(after_s=1)
+with watchdog.watching():
+    print("watched", flush=True)
+    while not ended.wait(0.01):
+        watchdog.alive()
+print(watchdog.stalls)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "watched\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(3)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.5)
+        out, _ = process.communicate(timeout=30)
+        assert out == "0\n"

@@ -1,0 +1,70 @@
+"""Agents whose whole process stands still, and agents that others send signals to.
+
+``make test-freezes`` repeats the freeze; the sampler goes on in the kernel meanwhile, so that
+each one overflows the ring. Agents are frozen side by side: a round takes one freeze.
+"""
+
+import itertools
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.faults.accounts import check_account, check_stream
+
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
+
+ROUNDS = int(os.environ.get("KPROFILER_FREEZES", "1"))
+FREEZE_S = float(os.environ.get("KPROFILER_FREEZE_S", "35"))
+AFTER_S = 5.0
+
+UNHURRIED = "shutdown_timeout: 60s"
+
+
+def check_all_accounted(agent, receiver, arrived):
+    """Taken = arrived + lost: by the agent's account, and by what the receiver was told."""
+    account = agent.stop()
+    got = arrived(receiver.payloads)
+    exporter = check_account(account, got)
+    assert exporter["pending"] == 0
+    (stream,) = got.totals
+    check_stream(got, stream)
+    return account
+
+
+@pytest.mark.timeout(120 + 2 * FREEZE_S)
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_a_freeze_loses_nothing_uncounted(run_agent, open_receiver, arrived, number):
+    running = []
+    for rate, stacks in itertools.product((99, 997), ("kernel", "both")):
+        receiver = open_receiver()
+        receiver.up()
+        name = f"{rate}-{stacks}"
+        agent = run_agent(
+            receiver.endpoint, directory=name, rate=rate, stacks=stacks, more=UNHURRIED
+        )
+        running.append((name, agent, receiver))
+    for _, agent, _ in running:
+        agent.process.send_signal(signal.SIGSTOP)
+    time.sleep(FREEZE_S)
+    for _, agent, _ in running:
+        agent.process.send_signal(signal.SIGCONT)
+    time.sleep(AFTER_S)
+    for name, agent, receiver in running:
+        assert agent.get("/livez")[0] == 200
+        account = check_all_accounted(agent, receiver, arrived)
+        assert "stalled" not in agent.log.read_text()
+        lost = sum(account["lost"].values())
+        line = f"round {number}, {name}: {account['taken']} taken, {lost} lost in the ring"
+        sys.stdout.write(line + "\n")
+
+
+def test_signals_of_others_neither_end_nor_disturb_the_agent(run_agent, receiver, arrived):
+    receiver.up()
+    agent = run_agent(receiver.endpoint, rate=997, more=UNHURRIED)
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        agent.process.send_signal(signal.SIGUSR1)
+    check_all_accounted(agent, receiver, arrived)
