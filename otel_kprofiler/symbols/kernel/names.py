@@ -12,9 +12,17 @@ PAD_PREFIX: Final = b"__pfx_"
 GENERIC_NAMES: Final = frozenset({b"init_module", b"cleanup_module"})
 """Names that every module gives to its entry points; they say nothing."""
 
+# All symbols with which the linker scripts of 5.10 to 6.18 (x86, arm64) bound code.
 _MARKER = re.compile(
-    rb"(?:__pi_)?_(?:s|e)?text|_(?:s|e)(?:init|exit)text|__(?:\w+_)?text_(?:start|end)"
+    rb"(?:__pi_|__efistub_|__kvm_nvhe_)?(?:"  # prefixes of arch/arm64/kernel/image-vars.h
+    rb"_[se]?text|_[se]inittext"  # arch/*/kernel/vmlinux.lds.S
+    rb"|__(?:\w+_)?text_(?:start|end)"  # include/asm-generic/vmlinux.lds.h, and arm64
+    rb"|__(?:init|exit)text_(?:begin|end)|__init_(?:begin|end)"
+    rb"|__indirect_thunk_(?:start|end)"  # x86, 5.10 and 6.1
+    rb"|__relocate_(?:new_)?kernel_(?:start|end)"  # arm64 from 6.1, x86 in 6.18
+    rb")"
 )
+_MARKER_ENDINGS = (b"text", b"_start", b"_end", b"_begin")
 # Suffixes that gcc and clang append to a clone or a part of a function.
 _CLONE_SUFFIX = re.compile(
     r"(?:\.(?:isra|constprop|part|cold|llvm|lto_priv|localalias|__uniq|cfi|cfi_jt)(?:\.\d+)*)+$"
@@ -24,10 +32,9 @@ _CLONE_SUFFIX = re.compile(
 def is_marker(name: bytes) -> bool:
     """Whether a name marks a boundary of the linker script and so names no code.
 
-    Examples: ``_text``, ``_etext``, ``__irqentry_text_start`` (include/asm-generic/sections.h
-    and vmlinux.lds.h of the kernel).
+    Examples: ``_text``, ``_etext``, ``__irqentry_text_start``, ``__indirect_thunk_end``.
     """
-    return name.endswith((b"text", b"_start", b"_end")) and _MARKER.fullmatch(name) is not None
+    return name.endswith(_MARKER_ENDINGS) and _MARKER.fullmatch(name) is not None
 
 
 def alias_rank(kind: int, name: bytes) -> tuple[int, int, int, bytes]:

@@ -21,6 +21,13 @@ def clones_folder():
 
 
 @pytest.fixture(scope="session")
+def boundaries():
+    """Symbols with which linker scripts bound code."""
+    lines = (DATA / "boundaries.txt").read_bytes().splitlines()
+    return [line.split()[0] for line in lines]
+
+
+@pytest.fixture(scope="session")
 def clones_lines(clones_folder):
     """(address, type, name, module) of each line of kallsyms, parsed the obvious way."""
     lines = []

@@ -196,8 +196,25 @@ def test_suffixes_of_the_compiler(name, function, system_name):
     assert (line.function, line.system_name) == (function, system_name)
 
 
-def test_markers_are_told_from_functions():
-    markers = "_text _stext _etext _sinittext _einittext __entry_text_start __irqentry_text_end"
-    assert all(is_marker(name.encode()) for name in markers.split())
-    functions = "__hrtimer_start __key_link_end text_poke context_switch __unwind_start get_text"
-    assert not any(is_marker(name.encode()) for name in functions.split())
+def test_every_boundary_of_the_linker_scripts_is_a_marker(boundaries):
+    assert len(boundaries) > 50
+    assert [name for name in boundaries if not is_marker(name)] == []
+
+
+def test_no_function_is_taken_for_a_marker(clones_lines):
+    functions = {name[6:] for _, _, name, _ in clones_lines if name.startswith("__pfx_")}
+    functions |= {"__unwind_start", "text_poke", "get_text", "__stop_tty", "__key_link_begin"}
+    assert len(functions) > 1000
+    assert [name for name in functions if is_marker(name.encode())] == []
+
+
+def test_no_boundary_names_the_code_at_it_or_behind_it(boundaries):
+    """The function that starts at the boundary does, though its name may be longer."""
+    for marker in boundaries:
+        table = core(
+            (0, "T", marker.decode()), (0, "T", "x" * 99), (0x20, "t", marker.decode()),
+            (0x40, "t", "f"), (0x50, "T", "_etext"),
+        )  # fmt: skip
+        assert named(table, 0x10) == ("x" * 99, 0)
+        assert named(table, 0x20) is named(table, 0x3F) is None
+        assert named(table, 0x40) == ("f", 0x40)
