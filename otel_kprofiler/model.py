@@ -164,7 +164,7 @@ class Unresolved(enum.Enum):
     NO_SYMBOL_TABLE = "no symbol table for the module"
     UNMAPPED = "no module is known at the address"
     NOT_YET_KNOWN = "the module was just loaded and its symbols are not read yet"
-    MODULE_GONE = "the module was unloaded before its symbols could be read"
+    MODULE_GONE = "the module at the address was unloaded about that time, or before"
     FREED_INIT = "the code was freed when the kernel had started"
     USER_ADDRESS = "user frames are exported as raw addresses"
 

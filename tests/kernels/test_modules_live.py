@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import subprocess
 import threading
 import time
@@ -25,6 +26,7 @@ CHAIN = ("kprof_leaf", "kprof_mid", "kprof_thread", "kthread", "ret_from_fork")
 OTHER = tuple(name.replace("kprof_", "kprof_other_") for name in CHAIN[:3])
 INIT = ("kprof_init_leaf", "kprof_init_mid", "kprof_spin_init")
 HONEST = (Unresolved.NOT_YET_KNOWN, Unresolved.MODULE_GONE, Unresolved.UNMAPPED)
+STORM = 40
 CYCLES = int(os.environ.get("MATRIX_CYCLES", "50"))
 
 
@@ -144,6 +146,37 @@ def test_load_unload_and_reload_under_sampling(request):
     assert not wrong
     assert right >= 100
     assert unnamed <= right / 50
+
+
+def test_a_storm_of_loads_at_one_address_gives_no_wrong_name():
+    """Two variants of a module take turns: what waits for its look belongs to nobody meanwhile."""
+    chance, phases = random.Random(1), []
+    with live() as host:
+        stop = threading.Event()
+
+        def storm():
+            try:
+                for number in range(STORM):
+                    started_ns = boot_ns()
+                    with spinning(("spin", "other")[number % 2]) as file:
+                        loaded_ns = boot_ns()
+                        time.sleep(chance.uniform(0, 0.4))
+                        ended_ns = boot_ns()
+                    phases.append((started_ns, loaded_ns, ended_ns, boot_ns(), file))
+            finally:
+                stop.set()
+
+        loader = threading.Thread(target=storm)
+        loader.start()
+        while not stop.is_set():
+            host.step()
+        loader.join()
+        host.end()
+        wrong, unnamed, right = check(host, phases)
+    print(f"{right} frames right, {unnamed} honest without a name")  # noqa: T201
+    assert len(phases) == STORM
+    assert not wrong
+    assert right >= 20
 
 
 def check(host, phases):

@@ -96,6 +96,7 @@ def test_loading_and_unloading_is_followed(host, symbolizer, request):
         assert (found.address, found.module.build_id) == (0x14, "01" * 20)
         wait_for_name(symbolizer, TEXT + 0x14, "fresh_a")
         live_ns = boot_ns()
+        settle(symbolizer)
         host.unload("fresh")
         settle(symbolizer)
         assert frame(symbolizer, TEXT + 0x14).module is None

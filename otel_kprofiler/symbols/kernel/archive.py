@@ -1,6 +1,6 @@
 """Readings of modules as values of JSON, for recordings.
 
-A reading is ``{looked_ns, free_ns, removed: {number: boot time}, modules: [number, …],
+A reading is ``{looked_ns, free_ns, removed: {number: [there_ns, gone_ns]}, modules: [number, …],
 new: {number: [main, init, init_until_ns]}}``; a module is told anew when more is known of it.
 ``main`` and ``init`` are ``[module, lines of kallsyms or null, whether they are pending]``.
 """
@@ -22,7 +22,7 @@ from otel_kprofiler.symbols.kernel.kallsyms import parse_kallsyms
 from otel_kprofiler.symbols.kernel.names import PAD_PREFIX
 from otel_kprofiler.symbols.kernel.snapshot import ModuleSymbols
 from otel_kprofiler.symbols.kernel.table import SymbolTable
-from otel_kprofiler.symbols.kernel.timeline import LoadedModule, ModuleReading
+from otel_kprofiler.symbols.kernel.timeline import Departure, LoadedModule, ModuleReading
 
 _PAD: Final = PAD_PREFIX.decode()
 
@@ -41,7 +41,7 @@ class ReadingPacker:
         return {
             "looked_ns": reading.looked_ns,
             "free_ns": reading.free_ns,
-            "removed": {str(number): time_ns for number, time_ns in reading.removed.items()},
+            "removed": {str(number): [*times] for number, times in reading.removed.items()},
             "modules": [*loaded],
             "new": {
                 str(number): [_pack(one.main), one.init and _pack(one.init), one.init_until_ns]
@@ -66,7 +66,10 @@ class ReadingUnpacker:
             loaded = LoadedModule(_unpack(main), init and _unpack(init), int(until_ns))
             self._told[int(number)] = loaded
         self._told = {number: self._told[number] for number in row["modules"]}
-        removed = {int(number): int(time_ns) for number, time_ns in row["removed"].items()}
+        removed = {
+            int(number): Departure(int(there_ns), int(gone_ns))
+            for number, (there_ns, gone_ns) in row["removed"].items()
+        }
         modules = tuple(self._told.values())
         return ModuleReading(int(row["looked_ns"]), int(row["free_ns"]), removed, modules)
 

@@ -2,7 +2,8 @@
 
 A module is taken to have its memory from the last look that showed it free, because it runs
 before the kernel tells of it; at the latest from the moment at which the one before it there was
-announced as removed. Where that leaves a doubt, the address belongs to nobody for a while.
+announced as removed. A removal is known to lie between two looks at the announcements: in
+between the address belongs to nobody.
 """
 
 from __future__ import annotations
@@ -33,20 +34,32 @@ class LoadedModule(NamedTuple):
     init_until_ns: int = FOREVER
 
 
+class Departure(NamedTuple):
+    """When a module was unloaded, as far as that is known.
+
+    Attributes:
+        there_ns: boot time of the last look by which it was still there.
+        gone_ns: boot time of the first look by which it was gone.
+    """
+
+    there_ns: int
+    gone_ns: int
+
+
 class ModuleReading(NamedTuple):
     """All modules that were found in memory.
 
     Attributes:
         looked_ns: boot time at which the list of modules was read.
         free_ns: boot time of the look before; what was not there then was loaded later.
-        removed: boot time of the announcement for those that were announced as removed since
-            then, by number.
+        removed: those that were unloaded since then, by number; without an entry it was between
+            ``free_ns`` and ``looked_ns``.
         modules: those there are, oldest first.
     """
 
     looked_ns: int
     free_ns: int
-    removed: Mapping[int, int]
+    removed: Mapping[int, Departure]
     modules: tuple[LoadedModule, ...]
 
 
@@ -91,7 +104,7 @@ class _Stay:
         self.since_ns = since_ns
         self.until_ns = FOREVER
         self.free_ns = FOREVER
-        """From when another one may be there; later than ``until_ns`` if the end was not seen."""
+        """From when another one may be there; it is unknown who was there since ``until_ns``."""
 
     def end(self, until_ns: int, free_ns: int) -> None:
         """Note when it went."""
@@ -130,8 +143,8 @@ class Timeline:
         now = {loaded.main.module.generation: loaded for loaded in reading.modules}
         for (number, _), stay in self._stays.items():
             if number not in now and stay.until_ns == FOREVER:
-                seen_ns = reading.removed.get(number)
-                stay.end(seen_ns or reading.free_ns, seen_ns or reading.looked_ns)
+                unseen = Departure(reading.free_ns, reading.looked_ns)
+                stay.end(*reading.removed.get(number, unseen))
         for number, loaded in now.items():
             self._put((number, True), loaded.main, FOREVER, reading.free_ns)
             if loaded.init is not None:

@@ -38,6 +38,7 @@ from otel_kprofiler.symbols.kernel.read import read_pieces
 from otel_kprofiler.symbols.kernel.snapshot import VMLINUX, Snapshot
 from otel_kprofiler.symbols.kernel.timeline import (
     FOREVER,
+    Departure,
     LoadedModule,
     ModuleCounts,
     ModuleReading,
@@ -58,7 +59,9 @@ NAMES_SHARE: Final = 0.05
 NAMES_BURST_NS: Final = 1_000_000_000
 """How much of that may be spent at once after a quiet time."""
 MAX_ATTEMPTS: Final = 5
-"""So often names of a module are looked for, and its sections, with growing pauses."""
+"""A module whose names were looked for so often in vain is looked at once a minute only."""
+RETRY_INTERVAL_NS: Final = 60_000_000_000
+"""The pauses between attempts to read names or sections of a module grow up to this."""
 
 _YIELD_S: Final = 50e-6  # gives other threads the interpreter
 _LIST_PAUSE_S: Final = 0.25
@@ -101,15 +104,16 @@ class ModuleWatch:
         self._names_share = names_share
         self._now = now_ns or SystemTime().boot_ns
         self._lock = threading.Lock()  # for all up to the next comment
+        # Whatever was announced up to _heard_ns has been received.
+        self._complete_ns = self._looked_ns = self._heard_ns = self._now()
         self._events = self._open()
         self._added: dict[str, int] = {}
-        self._removed: dict[str, int] = {}
+        self._removed: dict[str, Departure] = {}
         self._rescan = False
         self._asked = True
         self._busy = True
         self._readings: list[ModuleReading] = []
         self._datagrams: list[tuple[int, bytes]] = []
-        self._complete_ns = self._looked_ns = self._now()
         # For the thread; poll() reads it while the thread is not busy.
         self._known: dict[str, FoundModule] = {}
         self._unknown_gone_ns = 0
@@ -144,6 +148,7 @@ class ModuleWatch:
         with self._lock:
             readings, self._readings = self._readings, []
             if not self._busy and not self._events.is_waiting():
+                self._heard_ns = max(self._heard_ns, now_ns)
                 if now_ns - self._looked_ns < LOOK_INTERVAL_NS or self._is_unchanged():
                     self._complete_ns = now_ns
                 else:
@@ -242,8 +247,9 @@ class ModuleWatch:
                     self._busy = bool(asked) or self._names_ns <= self._worked_ns
 
     def _receive(self) -> None:
-        """Note what was announced, with the time of now."""
+        """Note what was announced, with the times between which that was."""
         with self._lock:
+            asked_ns = self._now()
             try:
                 datagrams = self._events.receive()
             except OSError as error:
@@ -266,8 +272,9 @@ class ModuleWatch:
                     continue
                 if name in self._removed or name not in self._known:
                     self._unknown_gone_ns = now_ns
-                self._removed.setdefault(name, now_ns)
+                self._removed.setdefault(name, Departure(self._heard_ns, now_ns))
                 self._added.pop(name, None)
+            self._heard_ns = asked_ns
             self._busy = bool(self._busy or self._added or self._removed or self._rescan)
 
     def _look(self) -> None:
@@ -293,7 +300,7 @@ class ModuleWatch:
         bases = [line.address for line in lines if line.address]
         known = self._known
         found: dict[str, FoundModule] = {}
-        ended = {known[name].number: time_ns for name, time_ns in removed.items() if name in known}
+        ended = {known[name].number: gone for name, gone in removed.items() if name in known}
         for line in lines:
             name = line.name
             before = known.get(name)
@@ -323,12 +330,19 @@ class ModuleWatch:
                 init_until_ns=until_ns,
             )
             self._next += 1
+        kept = {module.number for module in found.values()}
+        for number in {module.number for module in known.values()} - kept - ended.keys():
+            ended[number] = Departure(self._looked_ns, looked_ns)  # it was not announced
         self._count(readings=1)
         self._publish(found, ended, looked_ns, free_ns)
         self._looked_ns = looked_ns
 
     def _publish(
-        self, found: dict[str, FoundModule], ended: dict[int, int], looked_ns: int, free_ns: int
+        self,
+        found: dict[str, FoundModule],
+        ended: dict[int, Departure],
+        looked_ns: int,
+        free_ns: int,
     ) -> None:
         before = [module.loaded for module in self._known.values()]
         loaded = tuple(module.loaded for module in found.values())

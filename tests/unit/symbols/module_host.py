@@ -114,11 +114,11 @@ def boot_ns():
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def settle(symbolizer, timeout_s=5.0):
+def settle(symbolizer, timeout_s=5.0, now_ns=boot_ns):
     """Advance until all that was announced is applied; returns the time until then in seconds."""
     began = time.monotonic()
-    asked_ns = boot_ns()
-    while symbolizer.advance(boot_ns()) < asked_ns:
+    asked_ns = now_ns()
+    while symbolizer.advance(now_ns()) < asked_ns:
         assert time.monotonic() < began + timeout_s
         time.sleep(0.002)
     return time.monotonic() - began

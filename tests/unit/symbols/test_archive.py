@@ -35,6 +35,7 @@ def recording(tmp_path):
         settle(symbolizer)
         wait_for_name(symbolizer, TEXT + 0x14, f"{prefix}fresh_a")
         times.append(boot_ns())
+        settle(symbolizer)
         host.unload("fresh")
         settle(symbolizer)
     symbolizer.close()

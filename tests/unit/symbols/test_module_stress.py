@@ -53,6 +53,7 @@ def test_look_ups_during_loading_and_unloading_are_right(tmp_path):
             assert frame.module.name == name
             assert frame.function in ("", f"{name}_a")
             until_ns = boot_ns()
+            settle(symbolizer, 30)
             host.unload(name)
             lives[place].append((since_ns, until_ns, name))
             settle(symbolizer, 30)

@@ -66,6 +66,7 @@ def test_a_reload_at_the_same_address_is_another_module(host, symbolizer):
     host.load("fresh")
     settle(symbolizer)
     first_ns = boot_ns()
+    settle(symbolizer)
     host.unload("fresh")
     settle(symbolizer)
     gap_ns = boot_ns()
@@ -82,6 +83,7 @@ def test_a_reload_within_one_batch_is_seen(host, symbolizer):
     settle(symbolizer)
     before = symbolizer.module("fresh")
     first_ns = boot_ns()
+    settle(symbolizer)
     host.unload("fresh")
     host.load("fresh", prefix="other_")
     settle(symbolizer)
@@ -92,6 +94,7 @@ def test_a_reload_within_one_batch_is_seen(host, symbolizer):
 
 def test_an_unloaded_module_is_named_for_its_time_only(host, symbolizer):
     ran_ns = boot_ns()
+    settle(symbolizer)
     host.unload("old")
     settle(symbolizer)
     assert frame(symbolizer, TEXT + 0x100014, ran_ns).function == "old_a"

@@ -1,0 +1,127 @@
+"""To whom an address belonged when: a module's removal is known to lie between two looks."""
+
+import lzma
+import random
+import struct
+from pathlib import Path
+
+import pytest
+from module_host import TEXT, Host, frame, settle
+
+from otel_kprofiler.model import Unresolved
+from otel_kprofiler.symbols import ModuleWatch, Symbolizer
+from otel_kprofiler.symbols.kernel.uevents import ModuleAction, parse_uevent
+
+CAPTURED = Path(__file__).parents[2] / "data/kernel/6.12-uevents.xz"
+MS = 1_000_000
+BEGAN_NS = 1_000_000 * MS
+
+
+class Clock:
+    """Boot time that stands still until it is moved."""
+
+    def __init__(self):
+        self.ns = BEGAN_NS
+
+    def __call__(self):
+        return self.ns
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def host(tmp_path):
+    return Host(tmp_path)
+
+
+@pytest.fixture
+def symbolizer(host, clock):
+    host.load("old", announce=False)
+    watch = ModuleWatch(host.files, lambda: host.events, names_share=1, now_ns=clock)
+    found = Symbolizer.live(host.files, modules=watch)
+    settle(found, now_ns=clock)
+    yield found
+    found.close()
+
+
+def test_between_the_last_look_and_the_announcement_an_address_is_nobodys(host, symbolizer, clock):
+    """Another module was loaded there before the removal of the first was received."""
+    clock.ns += 10 * MS
+    settle(symbolizer, now_ns=clock)
+    seen_ns = clock.ns
+    clock.ns += 5 * MS
+    host.unload("old", announce=False)
+    host.load("fresh", announce=False)
+    clock.ns += 20 * MS
+    host.events.announce("remove", "old")
+    host.events.announce("add", "fresh")
+    settle(symbolizer, now_ns=clock)
+    told_ns = clock.ns
+    clock.ns += 50 * MS
+    settle(symbolizer, now_ns=clock)
+    at = {
+        after_ms: frame(symbolizer, TEXT + 0x14, seen_ns + after_ms * MS)
+        for after_ms in (-1, 1, 10, 24)
+    }
+    assert at[-1].function == "old_a"
+    for after_ms in (1, 10, 24):
+        assert at[after_ms].unresolved is Unresolved.MODULE_GONE, after_ms
+    assert frame(symbolizer, TEXT + 0x14, told_ns + MS).module.name == "fresh"
+
+
+def read_captured():
+    """The datagrams about modules of a boot in which modules were loaded and unloaded."""
+    data = lzma.decompress(CAPTURED.read_bytes())
+    while data:
+        *_, length = struct.unpack_from("<dIII", data)
+        datagram, data = data[20 : 20 + length], data[20 + length :]
+        event = parse_uevent(datagram)
+        if event is not None:
+            yield datagram, event
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_name_is_wrong_whenever_captured_uevents_are_received(host, symbolizer, clock, seed):
+    """Freed addresses are used again at once; receipt is late by up to 40 ms."""
+    random_, places = random.Random(seed), {"old": 0}
+    owners = [(0, 0, "old")]  # (time, place, whose it is from then on)
+    right = unresolved = 0
+    for datagram, event in read_captured():
+        clock.ns += random_.randrange(1, 30) * MS
+        if event.action is ModuleAction.ADDED:
+            place = next(n for n in range(1000) if n not in places.values())
+            places[event.name] = place
+            host.load(event.name, TEXT + 0x4000 * place, prefix=f"{len(owners)}_", announce=False)
+            owners.append((clock.ns, place, f"{len(owners)}_{event.name}"))
+        else:
+            place = places.pop(event.name, None)
+            if place is None:
+                continue  # it was there when the capture began
+            host.unload(event.name, announce=False)
+            owners.append((clock.ns, place, None))
+        host.events.queue.append(datagram)
+        clock.ns += MS  # it happened within this millisecond
+        if random_.random() < 0.6:
+            continue
+        clock.ns += random_.randrange(40) * MS
+        host.events.wake()
+        settle(symbolizer, now_ns=clock)
+        for _ in range(100):
+            time_ns = clock.ns - random_.randrange(200) * MS - MS // 2
+            place = random_.choice(owners[-10:])[1]
+            changes = [(since_ns, owner) for since_ns, where, owner in owners if where == place]
+            then = [owner for since_ns, owner in changes if since_ns <= time_ns]
+            if any(since_ns <= time_ns <= since_ns + MS for since_ns, _ in changes):
+                continue
+            if not then or then[-1] is None:
+                continue  # no code is there to be sampled
+            found = frame(symbolizer, TEXT + 0x4000 * place + 0x14, time_ns)
+            assert found.module is None or then[-1].endswith(found.module.name)
+            assert found.function in ("", f"{then[-1]}_a")
+            right += bool(found.function)
+            unresolved += not found.function
+    print(f"{right} named, {unresolved} of loaded modules not")  # noqa: T201
+    assert right > unresolved
