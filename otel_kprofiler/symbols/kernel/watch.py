@@ -35,6 +35,7 @@ from otel_kprofiler.symbols.kernel.modules import (
     read_module,
 )
 from otel_kprofiler.symbols.kernel.read import read_pieces
+from otel_kprofiler.symbols.kernel.share import CpuShare
 from otel_kprofiler.symbols.kernel.snapshot import VMLINUX, Snapshot
 from otel_kprofiler.symbols.kernel.timeline import (
     FOREVER,
@@ -56,12 +57,10 @@ BATCH_NS: Final = 20_000_000
 """Announcements within this time are handled together."""
 NAMES_SHARE: Final = 0.05
 """Share of a CPU that reading names may take in the long run."""
-NAMES_BURST_NS: Final = 1_000_000_000
-"""How much of that may be spent at once after a quiet time."""
 MAX_ATTEMPTS: Final = 5
-"""A module whose names were looked for so often in vain is looked at once a minute only."""
+"""What was tried in vain so often is tried again at :data:`RETRY_INTERVAL_NS` only."""
 RETRY_INTERVAL_NS: Final = 60_000_000_000
-"""The pauses between attempts to read names or sections of a module grow up to this."""
+"""Between two attempts to read names or sections of a module, when others have failed."""
 
 _YIELD_S: Final = 50e-6  # gives other threads the interpreter
 _LIST_PAUSE_S: Final = 0.25
@@ -101,7 +100,7 @@ class ModuleWatch:
         self._open_events = open_events
         self._until_bpf = until_bpf
         self._keep_datagrams = keep_datagrams
-        self._names_share = names_share
+        self._share = CpuShare(names_share)
         self._now = now_ns or SystemTime().boot_ns
         self._lock = threading.Lock()  # for all up to the next comment
         # Whatever was announced up to _heard_ns has been received.
@@ -120,8 +119,8 @@ class ModuleWatch:
         self._retries: dict[str, int] = {}
         self._retry_ns = FOREVER
         self._names_ns = FOREVER
-        self._worked_ns = self._refilled_ns = 0
-        self._budget_ns = NAMES_BURST_NS
+        self._failed_ns = self._looked_ns + RETRY_INTERVAL_NS
+        self._worked_ns = 0
         self._next = 1
         self._kernel_file_id = make_file_id(None, VMLINUX)
         self._closed = False
@@ -136,7 +135,7 @@ class ModuleWatch:
             module = symbols.module
             listed = ProcModule(module.name, 0, "Live", module.base)
             files = ModuleFiles({}, module.build_id, "", "")
-            attempts = None if symbols.table is not None else MAX_ATTEMPTS
+            attempts = None if symbols.table is not None or snapshot.hidden else MAX_ATTEMPTS
             self._known[module.name] = FoundModule(listed, files, LoadedModule(symbols), attempts)
             self._next = max(self._next, module.generation + 1)
         self._events.wake()
@@ -353,27 +352,29 @@ class ModuleWatch:
 
     def _retry(self, name: str, attempts: int) -> None:
         """Look again later at a module whose sections could not be read."""
-        if attempts < MAX_ATTEMPTS:
-            self._retries[name] = attempts + 1
-            self._retry_ns = min(self._retry_ns, self._now() + (BATCH_NS << attempts))
+        pause_ns = BATCH_NS << attempts if attempts < MAX_ATTEMPTS else RETRY_INTERVAL_NS
+        self._retries[name] = attempts + 1
+        self._retry_ns = min(self._retry_ns, self._now() + pause_ns)
 
     def _read_names(self) -> None:
         """Read the names of the modules without, if the share of CPU for it is not used up."""
-        self._names_ns = FOREVER
+        began_ns = self._now()
+        attempts = {name: module.attempts for name, module in self._known.items()}
+        failed = {name for name, count in attempts.items() if count and count >= MAX_ATTEMPTS}
+        self._names_ns = self._failed_ns if failed else FOREVER
         wanted = {
-            name: module.number
-            for name, module in self._known.items()
-            if module.attempts is not None and module.attempts < MAX_ATTEMPTS
+            name: self._known[name].number
+            for name, count in attempts.items()
+            if count is not None and (name not in failed or began_ns >= self._failed_ns)
         }
         if not wanted:
             return
-        began_ns = self._now()
-        earned_ns = int((began_ns - self._refilled_ns) * self._names_share)
-        self._budget_ns = min(NAMES_BURST_NS, self._budget_ns + earned_ns)
-        self._refilled_ns = began_ns
-        if self._budget_ns <= 0:
-            self._names_ns = began_ns + int(-self._budget_ns / self._names_share) + BATCH_NS
+        wait_ns = self._share.wait_ns(began_ns)
+        if wait_ns:
+            self._names_ns = began_ns + wait_ns + BATCH_NS
             return
+        if began_ns >= self._failed_ns:
+            self._failed_ns = self._names_ns = began_ns + RETRY_INTERVAL_NS
         began_cpu_ns = time.thread_time_ns()
         lines = self._collect(wanted)
         bases = [module.listed.address for module in self._known.values()]
@@ -382,21 +383,23 @@ class ModuleWatch:
             module = found.get(name)
             if module is not None and module.number == number:
                 found[name] = module = add_names(module, lines.get(name), bases)
-                if module.attempts is not None and module.attempts < MAX_ATTEMPTS:
-                    later_ns = self._now() + (5 * BATCH_NS << module.attempts)
+                if module.attempts is not None:
+                    later_ns = self._failed_ns
+                    if module.attempts < MAX_ATTEMPTS:
+                        later_ns = self._now() + (5 * BATCH_NS << module.attempts)
                     self._names_ns = min(self._names_ns, later_ns)
         self._count(names_read=1)
         self._publish(found, {}, self._looked_ns, self._looked_ns)
         if any(module.attempts == 0 for module in found.values()):
             self._names_ns = self._now()  # it was found while names were read
-        self._spend(time.thread_time_ns() - began_cpu_ns)
+        self._share.spend(time.thread_time_ns() - began_cpu_ns)
 
     def _collect(self, names: Iterable[str]) -> dict[str, bytes]:
         """Lines of some modules; what is announced meanwhile is handled meanwhile."""
         collector = LineCollector(names, until_bpf=self._until_bpf)
         try:
             descriptor = self._files.open_fd(PROC_KALLSYMS)
-            with closing(read_pieces(descriptor, tell_cpu_ns=self._spend)) as pieces:
+            with closing(read_pieces(descriptor, tell_cpu_ns=self._share.spend)) as pieces:
                 for piece in pieces:
                     if self._events.is_waiting():
                         self._receive()
@@ -408,9 +411,6 @@ class ModuleWatch:
             _log.warning("names of modules cannot be read: %s", error)
             return {}
         return collector.lines
-
-    def _spend(self, cpu_ns: int) -> None:
-        self._budget_ns -= cpu_ns
 
     def _count(self, **more: int) -> None:
         counts = self.counts

@@ -3,14 +3,16 @@
 import lzma
 import random
 import struct
+import time
 from pathlib import Path
 
 import pytest
 from module_host import TEXT, Host, frame, settle
 
-from otel_kprofiler.model import Unresolved
+from otel_kprofiler.model import RangeSource, Unresolved
 from otel_kprofiler.symbols import ModuleWatch, Symbolizer
 from otel_kprofiler.symbols.kernel.uevents import ModuleAction, parse_uevent
+from otel_kprofiler.symbols.kernel.watch import MAX_ATTEMPTS
 
 CAPTURED = Path(__file__).parents[2] / "data/kernel/6.12-uevents.xz"
 MS = 1_000_000
@@ -70,6 +72,49 @@ def test_between_the_last_look_and_the_announcement_an_address_is_nobodys(host, 
     for after_ms in (1, 10, 24):
         assert at[after_ms].unresolved is Unresolved.MODULE_GONE, after_ms
     assert frame(symbolizer, TEXT + 0x14, told_ns + MS).module.name == "fresh"
+
+
+def wake_until(host, symbolizer, clock, reached, limit_s=20):
+    """Have the watch work, at the time of now, until something is so."""
+    end = time.monotonic() + limit_s
+    while not reached():
+        assert time.monotonic() < end
+        host.events.wake()
+        symbolizer.advance(clock.ns)
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("missing", ["names", "sections"])
+def test_what_could_not_be_read_is_tried_again_once_a_minute(host, symbolizer, clock, missing):
+    clock.ns += 20 * MS
+    host.load("fresh", TEXT + 0x4000, announce=False)
+    hidden = host.root / ("proc/kallsyms" if missing == "names" else "sys/module/fresh")
+    hidden.rename(host.root / "hidden")
+    host.events.announce("add", "fresh")
+    tried = []
+    for seconds in (30, 125):
+        before = host.kallsyms_opened
+        for _ in range(seconds):
+            clock.ns += 1000 * MS
+            for _ in range(3):
+                host.events.wake()
+                settle(symbolizer, now_ns=clock)
+                time.sleep(0.005)
+        tried.append(host.kallsyms_opened - before)
+    if missing == "names":
+        assert tried[0] >= MAX_ATTEMPTS
+        assert tried[1] in (2, 3)
+    (host.root / "hidden").rename(hidden)
+    if missing == "names":
+        host.write()
+    clock.ns += 60_000 * MS
+
+    def is_known():
+        found = frame(symbolizer, TEXT + 0x4014, clock.ns)
+        source = found.module.range_source if found.module else None
+        return found.function == "fresh_a" and source is RangeSource.SECTIONS
+
+    wake_until(host, symbolizer, clock, is_known)
 
 
 def read_captured():
