@@ -476,6 +476,29 @@ class Form(enum.Enum):
     JSON = "json"
 
 
+class AttributeForm(enum.Enum):
+    """How keys and string values of resource and scope attributes are written."""
+
+    INLINE = "inline"
+    """In place. Every receiver reads it."""
+    REFERENCES = "references"
+    """As indices into the string table: smaller, but most receivers find empty keys."""
+
+
+class Encoding(NamedTuple):
+    """How windows are encoded for a receiver.
+
+    Attributes:
+        form: protobuf, or JSON by OTLP's mapping.
+        max_bytes: upper limit of a request before compression; None for no limit.
+        attributes: how resource and scope attributes are written.
+    """
+
+    form: Form = Form.PROTOBUF
+    max_bytes: int | None = None
+    attributes: AttributeForm = AttributeForm.INLINE
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """One encoded ``ExportProfilesServiceRequest``, self-contained.

@@ -12,18 +12,18 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from otel_kprofiler.export import ExportQueue, QueueCounts
-from otel_kprofiler.model import Form, LossCause, Losses, Window
+from otel_kprofiler.model import Encoding, LossCause, Losses, Window
 from otel_kprofiler.otlp import Encoded, encode_window
 
 _log = logging.getLogger(__name__)
 
-Encoder = Callable[[Window, Form, int | None], Encoded]
-"""Encodes a window in a form, into batches below a size in bytes."""
+Encoder = Callable[[Window, Encoding], Encoded]
+"""Encodes a window as an exporter states it."""
 
 
-def encode(window: Window, form: Form, max_bytes: int | None) -> Encoded:
+def encode(window: Window, encoding: Encoding) -> Encoded:
     """Encode with the defaults of :func:`otel_kprofiler.otlp.encode_window`."""
-    return encode_window(window, form=form, max_bytes=max_bytes)
+    return encode_window(window, **encoding._asdict())
 
 
 class ExporterAccount(NamedTuple):
@@ -122,14 +122,14 @@ class _Task(NamedTuple):
 
 
 class Reporter:
-    """Encodes each window once per form and size limit, and fills the exporters' queues.
+    """Encodes each window once per :class:`Encoding`, and fills the exporters' queues.
 
     Encoding runs in a thread of its own, so that a large window never delays the drain of
     the ring. Call it with a window from one thread; the other methods are thread-safe. The
     account of an exporter goes by its name, and goes on when its queue is replaced.
 
     Args:
-        queues: one per exporter; each states form and limit by its exporter.
+        queues: one per exporter, which states its encoding.
         encoder: how windows are encoded.
         capacity: windows that wait for encoding; the oldest is dropped, and counted, when
             one more comes.
@@ -301,19 +301,19 @@ class Reporter:
         encoded: dict[object, Encoded | None] = {}
         results = []
         for queue in task.queues:
-            form, max_bytes = queue.exporter.form, queue.exporter.max_bytes
+            encoding = queue.exporter.encoding
             with self._changed:
                 account = self._account(queue.exporter.name)
             window = _addressed(task.window, account)
-            key = (form, max_bytes, repr(window.totals))
+            key = (encoding, repr(window.totals))
             if key not in encoded:
-                encoded[key] = self._encode(window, form, max_bytes)
+                encoded[key] = self._encode(window, encoding)
             results.append(encoded[key])
         return results
 
-    def _encode(self, window: Window, form: Form, max_bytes: int | None) -> Encoded | None:
+    def _encode(self, window: Window, encoding: Encoding) -> Encoded | None:
         try:
-            return self._encoder(window, form, max_bytes)
+            return self._encoder(window, encoding)
         except Exception:  # noqa: BLE001 - logged with its traceback and counted
             # A defect of ours must cost this window, counted, and not the whole profiler.
             _log.exception("a window of %d samples could not be encoded", window.sample_count)

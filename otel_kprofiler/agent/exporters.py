@@ -25,7 +25,7 @@ from otel_kprofiler.export import (
     Tls,
     Verbosity,
 )
-from otel_kprofiler.model import Form
+from otel_kprofiler.model import AttributeForm, Form
 
 if TYPE_CHECKING:
     from otel_kprofiler.config import Config, Debug, Exporter, File, OtlpGrpc, OtlpHttp
@@ -86,6 +86,7 @@ def _client_options(settings: OtlpGrpc | OtlpHttp) -> dict[str, Any]:
             max_elapsed_time_s=retry.max_elapsed_time.seconds,
         ),
         "max_bytes": settings.max_message_bytes,
+        "attributes": AttributeForm(settings.attributes),
     }
 
 
@@ -98,8 +99,13 @@ def _open_file(name: str, settings: File) -> ProfileExporter:
             max_backups=keep.max_backups,
             max_backup_age_s=keep.max_days * _DAY_S,
         )
-    form = _FORMS[settings.format]
-    return FileExporter(settings.path, form=form, rotation=rotation, name=name)
+    return FileExporter(
+        settings.path,
+        form=_FORMS[settings.format],
+        rotation=rotation,
+        attributes=AttributeForm(settings.attributes),
+        name=name,
+    )
 
 
 def _open_debug(name: str, settings: Debug) -> ProfileExporter:

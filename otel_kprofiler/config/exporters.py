@@ -17,6 +17,17 @@ DEFAULT_MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
 """Just below gRPC's default limit of 4 MiB, with room for headers."""
 _MIN_MESSAGE_BYTES: Final = 16 * 1024
 
+AttributesKey = Annotated[
+    Literal["inline", "references"],
+    Field(
+        description="How keys and texts of resource and scope attributes are written. inline: in "
+        "place. references: as indices into the string table. Requests are a quarter smaller "
+        "before compression and hardly smaller after it, but Collectors up to v0.162, Pyroscope "
+        "and Parca find empty keys."
+    ),
+]
+"""As :class:`otel_kprofiler.model.AttributeForm`."""
+
 _HOST_PORT: Final = re.compile(r"(?:dns:///)?(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]@]+):(\d{1,5})")
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 
@@ -141,6 +152,7 @@ class _Client(Section):
         description="Largest request in bytes before compression; more is split. The default is "
         "just below the limit of 4 MiB that gRPC receivers have.",
     )
+    attributes: AttributesKey = "inline"
 
     @field_validator("headers")
     @classmethod
@@ -233,6 +245,7 @@ class File(Section):
         description="json: one OTLP JSON message per line. proto: OTLP messages, each behind its "
         "length in 4 bytes, big-endian.",
     )
+    attributes: AttributesKey = "inline"
     rotation: Rotation | None = None
 
 

@@ -11,7 +11,7 @@ import abc
 import enum
 from typing import NamedTuple
 
-from otel_kprofiler.model import Batch, Form, LossCause, Losses
+from otel_kprofiler.model import AttributeForm, Batch, Encoding, Form, LossCause, Losses
 
 
 class ExportOutcome(enum.Enum):
@@ -62,11 +62,18 @@ class ProfileExporter(abc.ABC):
         name: component id for logs and metrics, such as ``otlp_grpc/backup``.
         form: how batches for this exporter must be encoded.
         max_bytes: largest payload that this exporter sends, before compression; None if any.
+        attributes: how resource and scope attributes are written in batches for this exporter.
     """
 
     name: str
     form: Form
     max_bytes: int | None
+    attributes: AttributeForm = AttributeForm.INLINE
+
+    @property
+    def encoding(self) -> Encoding:
+        """How windows must be encoded for this exporter."""
+        return Encoding(self.form, self.max_bytes, self.attributes)
 
     @abc.abstractmethod
     def export(self, batch: Batch) -> ExportResult:

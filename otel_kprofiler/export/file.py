@@ -23,7 +23,7 @@ from typing import Final
 
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export.base import ExportResult, ProfileExporter
-from otel_kprofiler.model import Batch, Form, LossCause
+from otel_kprofiler.model import AttributeForm, Batch, Form, LossCause
 
 STDOUT: Final = "-"
 LENGTH: Final = struct.Struct(">I")
@@ -57,6 +57,7 @@ class FileExporter(ProfileExporter):
         path: the file, made if missing; ``-`` is standard output.
         form: JSON lines, or protobuf messages behind their lengths.
         rotation: when to begin a new file; None for never. Ignored for what is no regular file.
+        attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
         name: component id.
         now: seconds since the Unix epoch.
 
@@ -72,11 +73,13 @@ class FileExporter(ProfileExporter):
         *,
         form: Form = Form.JSON,
         rotation: Rotation | None = None,
+        attributes: AttributeForm = AttributeForm.INLINE,
         name: str = "file",
         now: Callable[[], float] = time.time,
     ) -> None:
         self.name = name
         self.form = form
+        self.attributes = attributes
         self._path = path
         self._now = now
         self._broken = ""

@@ -25,7 +25,7 @@ from otel_kprofiler.export.sender import (
     parse_partial_success,
     user_agent,
 )
-from otel_kprofiler.model import Batch, Form
+from otel_kprofiler.model import AttributeForm, Batch, Form
 
 METHOD: Final = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
 RETRYABLE: Final = frozenset(
@@ -55,6 +55,7 @@ class OtlpGrpcExporter(OtlpSender):
         timeout_s: upper bound of one attempt, seconds.
         retry: for how long to try; see :class:`RetryPolicy`.
         max_bytes: largest request, before compression.
+        attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
         development_version: send ``otlp-profiles-development-version: 1``.
         name: component id.
 
@@ -72,6 +73,7 @@ class OtlpGrpcExporter(OtlpSender):
         timeout_s: float = 10.0,
         retry: RetryPolicy | None = None,
         max_bytes: int | None = DEFAULT_MAX_BYTES,
+        attributes: AttributeForm = AttributeForm.INLINE,
         development_version: bool = False,
         name: str = "otlp_grpc",
     ) -> None:
@@ -82,6 +84,7 @@ class OtlpGrpcExporter(OtlpSender):
             endpoint=target,
             form=Form.PROTOBUF,
             max_bytes=max_bytes,
+            attributes=attributes,
             timeout_s=timeout_s,
             retry=retry,
         )

@@ -37,7 +37,7 @@ from otel_kprofiler.export.sender import (
     parse_partial_success,
     user_agent,
 )
-from otel_kprofiler.model import Batch, Form
+from otel_kprofiler.model import AttributeForm, Batch, Form
 
 PATH: Final = "/v1development/profiles"
 RETRYABLE: Final = frozenset({429, 502, 503, 504})
@@ -60,6 +60,7 @@ class OtlpHttpExporter(OtlpSender):
         timeout_s: upper bound of one attempt, response included, seconds.
         retry: for how long to try; see :class:`RetryPolicy`.
         max_bytes: largest request, before compression.
+        attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
         development_version: send ``otlp-profiles-development-version: 1``.
         name: component id.
 
@@ -80,6 +81,7 @@ class OtlpHttpExporter(OtlpSender):
         timeout_s: float = 10.0,
         retry: RetryPolicy | None = None,
         max_bytes: int | None = DEFAULT_MAX_BYTES,
+        attributes: AttributeForm = AttributeForm.INLINE,
         development_version: bool = False,
         name: str = "otlp_http",
     ) -> None:
@@ -91,6 +93,7 @@ class OtlpHttpExporter(OtlpSender):
             endpoint=self._url.partition("?")[0],
             form=form,
             max_bytes=max_bytes,
+            attributes=attributes,
             timeout_s=timeout_s,
             retry=retry,
         )

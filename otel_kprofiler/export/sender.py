@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export.base import ExportOutcome, ExportResult, ProfileExporter
 from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict, attempt_until_settled
-from otel_kprofiler.model import Batch, Form, LossCause
+from otel_kprofiler.model import AttributeForm, Batch, Form, LossCause
 from otel_kprofiler.version import __version__
 
 DEFAULT_MAX_BYTES = 4 * 1024 * 1024 - 64 * 1024
@@ -117,6 +117,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         endpoint: receiver, for messages; without credentials.
         form: form of the batches.
         max_bytes: largest payload to send.
+        attributes: how resource and scope attributes of the batches are written.
         timeout_s: upper bound of one attempt, seconds, > 0.
         retry: for how long to try.
     """
@@ -128,6 +129,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         endpoint: str,
         form: Form,
         max_bytes: int | None,
+        attributes: AttributeForm,
         timeout_s: float,
         retry: RetryPolicy | None,
     ) -> None:
@@ -135,6 +137,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         self.endpoint = endpoint
         self.form = form
         self.max_bytes = max_bytes
+        self.attributes = attributes
         self._timeout_s = timeout_s
         self._retry = retry or RetryPolicy()
         self._stop = threading.Event()

@@ -10,6 +10,7 @@ from otel_kprofiler.model import (
     STACK_NOT_COLLECTED,
     STACK_OK,
     STACK_TRUNCATED,
+    AttributeForm,
     AttributeValue,
     Frame,
     FrameKind,
@@ -124,9 +125,9 @@ class Dictionary:
         tables: the entries.
     """
 
-    def __init__(self, writer: Writer, *, keys_by_reference: bool) -> None:
+    def __init__(self, writer: Writer, attribute_form: AttributeForm) -> None:
         self._writer = writer
-        self._by_reference = keys_by_reference
+        self._by_reference = attribute_form is AttributeForm.REFERENCES
         self.tables = Tables(writer)
         self._strings: dict[str, Token] = {"": b""}
         self._frames: dict[int, Token] = {}
@@ -165,13 +166,14 @@ class Dictionary:
 
     def _key_value(self, item: tuple[str, AttributeValue]) -> bytes:
         key, value = item
-        if not self._by_reference:
-            return self._writer.key_value(KeyValue(key, value))
-        if not isinstance(value, str):
-            return self._writer.key_value(KeyValue(key, value, self.string(key)))
-        written = KeyValue(key, value, self.string(key), self.string(value))
-        known = self._shortcuts[item] = self._writer.key_value(written)
-        return known
+        written = KeyValue(key, value)
+        if self._by_reference:
+            text = self.string(value) if isinstance(value, str) else b""
+            written = KeyValue(key, value, self.string(key), text)
+        entry = self._writer.key_value(written)
+        if isinstance(value, str):  # 1, 1.0 and True would be one key
+            self._shortcuts[item] = entry
+        return entry
 
     def sample_attributes(self, sample: WindowSample) -> bytes:
         """Attributes of a sample, as :meth:`Writer.sample_head` takes them."""

@@ -17,6 +17,7 @@ from operator import invert, itemgetter
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
+    AttributeForm,
     Attributes,
     AttributeValue,
     Batch,
@@ -78,7 +79,7 @@ class _Options:
     window: Window
     writer: Writer
     scope: Scope
-    keys_by_reference: bool
+    attribute_form: AttributeForm
     max_bytes: int | None
     new_id: Callable[[int], bytes]
     account: Attributes
@@ -103,7 +104,7 @@ def encode_window(
     scope: Scope | None = None,
     form: Form = Form.PROTOBUF,
     max_bytes: int | None = None,
-    keys_by_reference: bool = True,
+    attributes: AttributeForm = AttributeForm.INLINE,
     new_id: Callable[[int], bytes] = os.urandom,
     pause: Callable[[], None] | None = None,
 ) -> Encoded:
@@ -117,8 +118,8 @@ def encode_window(
         scope: the instrumentation scope; by default this package.
         form: protobuf, or JSON by OTLP's mapping.
         max_bytes: upper limit of a batch's payload before compression; None for no limit.
-        keys_by_reference: refer to the string table for keys and string values of resource
-            and scope attributes. Some Collectors blank keys that are written inline.
+        attributes: how resource and scope attributes are written. By reference they are empty
+            for most receivers: Collectors up to v0.162, Pyroscope and Parca.
         new_id: gives so many random bytes. A profile id is 12 of them, drawn anew for each
             batch, and the profile's number in it from 1 on.
         pause: called again and again meanwhile, to let other threads run.
@@ -127,7 +128,7 @@ def encode_window(
         window=window,
         writer=_WRITERS[form],
         scope=scope or Scope(),
-        keys_by_reference=keys_by_reference,
+        attribute_form=attributes,
         max_bytes=max_bytes,
         new_id=new_id,
         account=account_attributes(window),
@@ -216,7 +217,7 @@ def _encode(
     If it is too large there is None, and how many of the samples to try instead, 0 instead of one.
     """
     writer, limit = options.writer, options.max_bytes
-    dictionary = Dictionary(writer, keys_by_reference=options.keys_by_reference)
+    dictionary = Dictionary(writer, options.attribute_form)
     tables = dictionary.tables
     envelope = _envelope(options, dictionary)
     dictionary.key_values(units[0][0].attributes)  # most of them are those of all resources

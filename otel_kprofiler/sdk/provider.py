@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from opentelemetry.sdk.resources import Resource
 
 from otel_kprofiler.export import ExportQueue, ProfileExporter
-from otel_kprofiler.model import Form, Window
+from otel_kprofiler.model import Encoding, Window
 from otel_kprofiler.otlp import Encoded, encode_window
 from otel_kprofiler.reporting import ExporterAccount, Reporter
 from otel_kprofiler.sdk.exporters import ExporterFactory
@@ -116,7 +116,7 @@ class SimpleProfileProcessor(ProfileProcessor):
 
     def on_window(self, window: Window) -> None:
         """Encode and export the window."""
-        encoded = _encode_gently(window, self._exporter.form, self._exporter.max_bytes)
+        encoded = _encode_gently(window, self._exporter.encoding)
         for batch in encoded.batches:
             with self._lock:
                 result = self._exporter.export(batch)
@@ -143,10 +143,10 @@ class SimpleProfileProcessor(ProfileProcessor):
         self._lock = threading.Lock()
 
 
-def _encode_gently(window: Window, form: Form, max_bytes: int | None) -> Encoded:
+def _encode_gently(window: Window, encoding: Encoding) -> Encoded:
     pacer = Pacer()
     pacer.rest()  # closing the window was work, too
-    encoded = encode_window(window, form=form, max_bytes=max_bytes, pause=pacer)
+    encoded = encode_window(window, **encoding._asdict(), pause=pacer)
     pacer.rest()  # so will be freeing it
     return encoded
 

@@ -31,8 +31,14 @@ receivers:
     protocols:
       grpc: {{endpoint: "127.0.0.1:{grpc}"}}
       http: {{endpoint: "127.0.0.1:{http}"}}
+processors:
+  resource:
+    attributes:
+      - {{key: service.copy, from_attribute: service.name, action: insert}}
+      - {{key: process.pid, action: delete}}
 exporters:
   debug:
+  debug/detailed: {{verbosity: detailed}}
   file: {{path: "{output}", flush_interval: 50ms}}
   file/traces: {{path: "{traces}", flush_interval: 50ms}}
   file/metrics: {{path: "{metrics}", flush_interval: 50ms}}
@@ -46,6 +52,9 @@ PROFILES = """
     traces: {receivers: [otlp], exporters: [file/traces]}
     metrics: {receivers: [otlp], exporters: [file/metrics]}
 """
+PROCESSED = (
+    "profiles: {receivers: [otlp], processors: [resource], exporters: [file, debug/detailed]}"
+)
 TRACES_ONLY = "traces: {receivers: [otlp], exporters: [debug]}"
 
 
@@ -117,7 +126,7 @@ class Collector:
         log: what it printed.
     """
 
-    def __init__(self, version, directory, *, profiles=True):
+    def __init__(self, version, directory, *, profiles=True, pipelines=PROFILES):
         self.version = version
         self.output = directory / "profiles.jsonl"
         self.traces = directory / "traces.jsonl"
@@ -127,7 +136,7 @@ class Collector:
         self.grpc_endpoint = f"127.0.0.1:{grpc}"
         self.http_endpoint = f"http://127.0.0.1:{http}"
         config = directory / "collector.yaml"
-        pipeline = PROFILES if profiles else TRACES_ONLY
+        pipeline = pipelines if profiles else TRACES_ONLY
         files = {"output": self.output, "traces": self.traces, "metrics": self.metrics}
         config.write_text(CONFIG.format(grpc=grpc, http=http, pipeline=pipeline, **files))
         arguments = [build(version), "--config", config, *([GATE] if profiles else [])]
@@ -167,9 +176,9 @@ def open_collector(tmp_path_factory):
     """Start a Collector of a version; with ``profiles=False``, without gate and pipeline."""
     started = []
 
-    def start(version=VERSIONS[0], *, profiles=True):
+    def start(version=VERSIONS[0], **options):
         directory = tmp_path_factory.mktemp(f"collector-v{version}-")
-        started.append(Collector(version, directory, profiles=profiles))
+        started.append(Collector(version, directory, **options))
         return started[-1]
 
     yield start
@@ -181,6 +190,16 @@ def open_collector(tmp_path_factory):
 def collector(request, open_collector):
     """A Collector with a profiles pipeline; each test runs with every version."""
     return open_collector(request.param)
+
+
+@pytest.fixture(params=VERSIONS)
+def processing_collector(request, open_collector):
+    """A Collector that copies ``service.name``, deletes ``process.pid``, and shows the result.
+
+    Its file exporter writes references back, so that only its log tells what processors and
+    other exporters see.
+    """
+    return open_collector(request.param, pipelines=PROCESSED)
 
 
 def resolve(request):

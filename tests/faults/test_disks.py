@@ -138,7 +138,7 @@ def test_a_disk_that_hangs_delays_neither_the_drain_nor_another_exporter(tmp_pat
     queues = [ExportQueue(quick), ExportQueue(slow, spool=Spool(str(tmp_path / "spool")))]
     numbers = iter(range(1, 1000))
     reporter = Reporter(
-        queues, encoder=lambda w, form, limit: Encoded((numbered(next(numbers)),), 0), capacity=4
+        queues, encoder=lambda window, encoding: Encoded((numbered(next(numbers)),), 0), capacity=4
     )
     monkeypatch.setattr(os, "fdatasync", lambda fd: (entered.set(), go_on.wait(10), real(fd)))
     window = Window(ON_CPU, 1, 0, 1, (ResourceSamples(Resource({}), ()),))

@@ -14,6 +14,7 @@ from otel_kprofiler.model import (
     STACK_OK,
     STACK_TRUNCATED,
     AddressRange,
+    AttributeForm,
     BuildId,
     FileId,
     Form,
@@ -220,9 +221,9 @@ relaxed = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 
 
 @relaxed
-@given(windows(), st.sampled_from(Form), st.booleans())
-def test_decoding_gives_back_what_was_encoded(window, form, keys_by_reference):
-    encoded = encode_window(window, form=form, keys_by_reference=keys_by_reference)
+@given(windows(), st.sampled_from(Form), st.sampled_from(AttributeForm))
+def test_decoding_gives_back_what_was_encoded(window, form, attributes):
+    encoded = encode_window(window, form=form, attributes=attributes)
     payloads = [batch.payload for batch in encoded.batches]
     decoded = decode_windows(payloads)
     assert content(*decoded) == content(window)

@@ -1,4 +1,4 @@
-"""The reporter: one encoding per form and limit, and an account that is never short."""
+"""The reporter: each encoding is made once, and an account that is never short."""
 
 import threading
 
@@ -7,6 +7,7 @@ import pytest
 from otel_kprofiler.export import ExportOutcome, ExportQueue, ExportResult, ProfileExporter
 from otel_kprofiler.model import (
     ON_CPU,
+    AttributeForm,
     Batch,
     Form,
     LossCause,
@@ -22,8 +23,8 @@ from otel_kprofiler.reporting import Account, Reporter
 class Collecting(ProfileExporter):
     """Keeps what it is given; waits for ``open`` first."""
 
-    def __init__(self, name, form=Form.PROTOBUF, max_bytes=None):
-        self.name, self.form, self.max_bytes = name, form, max_bytes
+    def __init__(self, name, form=Form.PROTOBUF, max_bytes=None, attributes=AttributeForm.INLINE):
+        self.name, self.form, self.max_bytes, self.attributes = name, form, max_bytes, attributes
         self.batches = []
         self.open = threading.Event()
         self.open.set()
@@ -55,9 +56,9 @@ class SizedWindow(Window):
 
 
 def encoder(calls):
-    def encode(window, form, max_bytes):
-        calls.append((window.size, form, max_bytes))
-        return Encoded((Batch(b"x", form, (window.size - 1,), 0, 1),), too_large=1)
+    def encode(window, encoding):
+        calls.append((window.size, *encoding))
+        return Encoded((Batch(b"x", encoding.form, (window.size - 1,), 0, 1),), too_large=1)
 
     return encode
 
@@ -66,19 +67,28 @@ def account_of(reporter, received):
     return Account(received, received, {}, 0, reporter.accounts())
 
 
-def test_each_form_and_limit_is_encoded_once():
+def test_each_encoding_is_made_once():
     calls = []
-    exporters = [Collecting("a"), Collecting("b"), Collecting("c", Form.JSON, 100)]
+    exporters = [
+        Collecting("a"),
+        Collecting("b"),
+        Collecting("c", Form.JSON, 100),
+        Collecting("d", attributes=AttributeForm.REFERENCES),
+    ]
     reporter = Reporter([ExportQueue(e) for e in exporters], encoder=encoder(calls))
     reporter(SizedWindow(10))
     assert reporter.force_flush(10_000)
-    assert sorted(calls, key=str) == [(10, Form.JSON, 100), (10, Form.PROTOBUF, None)]
+    assert sorted(calls, key=str) == [
+        (10, Form.JSON, 100, AttributeForm.INLINE),
+        (10, Form.PROTOBUF, None, AttributeForm.INLINE),
+        (10, Form.PROTOBUF, None, AttributeForm.REFERENCES),
+    ]
     assert all(len(exporter.batches) == 1 for exporter in exporters)
     assert exporters[0].batches[0] is exporters[1].batches[0]
     reporter.shutdown(1000)
     assert account_of(reporter, 10).gaps() == []
     assert {a.name: a.lost for a in reporter.accounts()} == {
-        name: {LossCause.TOO_LARGE: 1} for name in "abc"
+        name: {LossCause.TOO_LARGE: 1} for name in "abcd"
     }
 
 
@@ -97,10 +107,10 @@ def test_a_slow_exporter_delays_no_other():
 
 
 def test_a_defect_in_the_encoder_costs_one_window_and_is_counted(caplog):
-    def broken(window, form, max_bytes):
+    def broken(window, encoding):
         if window.size == 3:
             raise ZeroDivisionError
-        return encoder([])(window, form, max_bytes)
+        return encoder([])(window, encoding)
 
     exporter = Collecting("a")
     reporter = Reporter([ExportQueue(exporter)], encoder=broken)
@@ -118,10 +128,10 @@ def test_a_defect_in_the_encoder_costs_one_window_and_is_counted(caplog):
 def test_windows_beyond_the_capacity_drop_the_oldest_and_are_counted(windows):
     entered, release = threading.Event(), threading.Event()
 
-    def waiting(window, form, max_bytes):
+    def waiting(window, encoding):
         entered.set()
         release.wait(30)
-        return Encoded((Batch(b"x", form, (window.size,), 0, 1),), too_large=0)
+        return Encoded((Batch(b"x", encoding.form, (window.size,), 0, 1),), too_large=0)
 
     exporter = Collecting("a")
     reporter = Reporter([ExportQueue(exporter)], encoder=waiting, capacity=2)
@@ -142,9 +152,9 @@ def test_windows_beyond_the_capacity_drop_the_oldest_and_are_counted(windows):
 def test_what_is_not_encoded_in_time_is_lost_at_shutdown():
     release = threading.Event()
 
-    def stuck(window, form, max_bytes):
+    def stuck(window, encoding):
         release.wait(30)
-        return Encoded((Batch(b"x", form, (window.size,), 0, 1),), too_large=0)
+        return Encoded((Batch(b"x", encoding.form, (window.size,), 0, 1),), too_large=0)
 
     reporter = Reporter([ExportQueue(Collecting("a"))], encoder=stuck)
     for _ in range(3):
@@ -159,7 +169,7 @@ def test_what_is_not_encoded_in_time_is_lost_at_shutdown():
 def test_each_receiver_is_told_what_was_lost_on_the_way_to_it():
     seen = []
 
-    def watching(window, form, max_bytes):
+    def watching(window, encoding):
         seen.append(window.totals.lost)
         return Encoded((), 0)
 

@@ -16,6 +16,7 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 from otel_kprofiler.errors import DependencyError
 from otel_kprofiler.model import (
     AddressRange,
+    AttributeForm,
     Form,
     Frame,
     FrameKind,
@@ -209,9 +210,10 @@ def test_resources_of_equal_value_are_one_resource(window):
     assert sizes == [14, 4]
 
 
-@pytest.mark.parametrize("by_reference", [True, False])
-def test_resource_attributes_keep_their_types(window, by_reference):
-    reader = Reader(encoded(window, keys_by_reference=by_reference).payload)
+@pytest.mark.parametrize("form", AttributeForm)
+def test_resource_attributes_keep_their_types(window, form):
+    by_reference = form is AttributeForm.REFERENCES
+    reader = Reader(encoded(window, attributes=form).payload)
     found = {}
     for item in reader.message.resource_profiles[0].resource.attributes:
         assert bool(item.key) != by_reference
@@ -238,7 +240,7 @@ def test_scope_and_schema(window):
         (found,) = resource_profiles.scope_profiles
         assert (found.scope.name, found.scope.version) == ("library", "1.2")
         assert found.schema_url == "https://example.org/schema"
-        assert reader.strings[found.scope.attributes[0].key_strindex] == "more"
+        assert [attribute.key for attribute in found.scope.attributes] == ["more"]
 
 
 def test_profile_ids_are_random_and_unique(window):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from otel_kprofiler.model import Form
+from otel_kprofiler.model import AttributeForm, Form
 from otel_kprofiler.otlp import (
     RULES,
     check_payload,
@@ -69,9 +69,9 @@ def id_as_base64(text):
 
 
 @pytest.mark.parametrize("form", Form)
-@pytest.mark.parametrize("keys_by_reference", [True, False])
-def test_the_good_payload_breaks_no_rule(window, form, keys_by_reference):
-    encoded = encode_window(window, form=form, keys_by_reference=keys_by_reference)
+@pytest.mark.parametrize("attributes", AttributeForm)
+def test_the_good_payload_breaks_no_rule(window, form, attributes):
+    encoded = encode_window(window, form=form, attributes=attributes)
     assert check_payload(encoded.batches[0].payload) == []
 
 

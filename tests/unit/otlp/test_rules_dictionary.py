@@ -255,7 +255,7 @@ def thread_id_as_text(m):
 @breaks("integer-attributes")
 def pid_as_text(m):
     for item in m.resource_profiles[0].resource.attributes:
-        if item.key_strindex == m.string("process.pid"):
+        if item.key == "process.pid":
             item.value.string_value = "17"
 
 

@@ -60,12 +60,12 @@ def no_schema_of_scope(m):
 
 @breaks("key-form")
 def key_twice_over(m):
-    m.resource_profiles[0].resource.attributes[0].key = "more"
+    m.resource_profiles[0].resource.attributes[0].key_strindex = 1
 
 
 @breaks("key-form")
 def no_key_at_all(m):
-    m.resource_profiles[0].resource.attributes[0].key_strindex = 0
+    m.resource_profiles[0].resource.attributes[0].key = ""
 
 
 @breaks("resource-keys-unique")
@@ -88,9 +88,9 @@ def resource_twice(m):
 
 @breaks("creation-time")
 def creation_time_as_number(m):
-    table = m.dictionary.string_table
-    index = next(i for i, text in enumerate(table) if text.startswith("2025-"))
-    table[index] = "1750000000"
+    for item in m.resource_profiles[0].resource.attributes:
+        if item.key == "process.creation.time":
+            item.value.string_value = "1750000000"
 
 
 @breaks("sample-type")

@@ -1,0 +1,86 @@
+"""Processors and exporters of a real Collector see our resource and scope attributes."""
+
+import re
+
+import pytest
+
+from otel_kprofiler.export import (
+    ExportOutcome,
+    OtlpGrpcExporter,
+    OtlpHttpExporter,
+)
+from otel_kprofiler.model import (
+    ON_CPU,
+    AttributeForm,
+    Form,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import Scope, encode_window
+
+START = 1_790_000_000_000_000_001
+SCOPE = Scope("library", "1", {"scope.text": "text", "scope.number": 7})
+KINDS = ["grpc", "http/protobuf", "http/json"]
+
+
+def window():
+    """One sample of each of two services."""
+    groups = [
+        ResourceSamples(
+            Resource(
+                {"service.name": f"service-{pid}", "process.pid": pid, "host.tags": ("a", "b")}
+            ),
+            [WindowSample(Stack(()), 1, "main", 0, None, [START])],
+        )
+        for pid in (17, 42)
+    ]
+    return Window(ON_CPU, 10_000_000, START, START + 10**9, groups)
+
+
+def send(collector, kind, **options):
+    if kind == "grpc":
+        exporter = OtlpGrpcExporter(f"http://{collector.grpc_endpoint}", **options)
+    else:
+        form = Form.JSON if kind == "http/json" else Form.PROTOBUF
+        exporter = OtlpHttpExporter(collector.http_endpoint, form=form, proxy_url="", **options)
+    (batch,) = encode_window(window(), scope=SCOPE, **exporter.encoding._asdict()).batches
+    assert exporter.export(batch).outcome is ExportOutcome.SUCCESS
+    exporter.shutdown()
+    collector.requests(1)
+    collector.stop()
+
+
+def shown(collector):
+    """Attributes that the debug exporter printed under each heading, by heading."""
+    text = collector.log.read_text()
+    found = {}
+    for heading in ("Resource attributes", "InstrumentationScope attributes"):
+        blocks = re.findall(rf"^{heading}:\n((?: +-> .*\n)+)", text, re.MULTILINE)
+        found[heading] = [set(re.findall(r"-> (.*)", block)) for block in blocks]
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_processors_and_exporters_see_keys_and_values(processing_collector, kind):
+    """The processor copies service.name and deletes process.pid; neither works on empty keys."""
+    send(processing_collector, kind)
+    found = shown(processing_collector)
+    tags = 'host.tags: Slice(["a","b"])'
+    assert found["Resource attributes"] == [
+        {f"service.name: Str({name})", f"service.copy: Str({name})", tags}
+        for name in ("service-17", "service-42")
+    ]
+    assert (
+        found["InstrumentationScope attributes"]
+        == [{"scope.text: Str(text)", "scope.number: Int(7)"}] * 2
+    )
+
+
+def test_references_blind_these_collectors_over_grpc(processing_collector):
+    """Why inline is the default; these versions resolve references when they print files only."""
+    send(processing_collector, "grpc", attributes=AttributeForm.REFERENCES)
+    found = shown(processing_collector)["Resource attributes"]
+    assert all(item.startswith(": ") for block in found for item in block)

@@ -1,0 +1,84 @@
+"""Exporters at a reload: what waits for them is sent as it was encoded."""
+
+from concurrent import futures
+
+import grpc
+import pytest
+
+from otel_kprofiler.agent.exporters import open_changed, put_in_place
+from otel_kprofiler.config import parse_config
+from otel_kprofiler.model import (
+    ON_CPU,
+    AttributeForm,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import encode_window
+
+SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
+CONFIG = """
+receivers: {{kprofiler: {{}}}}
+exporters:
+  otlp_grpc:
+    endpoint: "{endpoint}"
+    tls: {{insecure: true}}
+    attributes: {attributes}
+    sending_queue: {{storage: "{storage}"}}
+    retry_on_failure: {{initial_interval: 10ms, max_interval: 50ms}}
+service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grpc]}}}}}}
+"""
+
+
+@pytest.fixture
+def receiver():
+    """Endpoint of a receiver that accepts everything, and the requests that it got."""
+    requests = []
+    server = grpc.server(futures.ThreadPoolExecutor(2), options=(("grpc.so_reuseport", 0),))
+
+    def export(request, context):
+        requests.append(request)
+        return b""
+
+    handler = grpc.unary_unary_rpc_method_handler(export)
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler(SERVICE, {"Export": handler})]
+    )
+    endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield endpoint, requests
+    server.stop(0).wait()
+
+
+def make_batch(queue, pid):
+    sample = WindowSample(Stack(()), 1, "main", 0, None, [pid])
+    resource = Resource({"process.pid": pid, "process.executable.name": f"program-{pid}"})
+    window = Window(ON_CPU, 1000, pid, pid + 1, (ResourceSamples(resource, [sample]),))
+    (batch,) = encode_window(window, **queue.exporter.encoding._asdict()).batches
+    return batch
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_what_waits_keeps_its_form_when_a_reload_changes_how_attributes_are_written(
+    receiver, tmp_path, stored
+):
+    endpoint, requests = receiver
+    running, batches = {}, []
+    for pid, (address, form) in enumerate(
+        [("127.0.0.1:1", "references"), (endpoint, "inline")], start=1
+    ):
+        storage = tmp_path / "spool" if stored else ""
+        text = CONFIG.format(endpoint=address, attributes=form, storage=storage)
+        config = parse_config(text, path="agent.yaml", environ={}).config
+        opened = open_changed(running, config)
+        running = put_in_place(running, config, opened, lambda *_: None)
+        queue = running["otlp_grpc"].queue
+        assert queue.exporter.attributes is AttributeForm(form)
+        batches.append(make_batch(queue, pid))
+        queue.put(batches[-1])
+    assert queue.force_flush(30_000)
+    assert requests == [batch.payload for batch in batches]
+    assert queue.counts().exported == 2
+    queue.shutdown(1000)
