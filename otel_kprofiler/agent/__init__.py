@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.agent import Agent, prepare
-    from otel_kprofiler.agent.logs import configure_logging, hold_logging
+    from otel_kprofiler.agent.logs import configure_logging, hold_logging, write_all
 
-__all__ = ["Agent", "configure_logging", "hold_logging", "prepare"]
+__all__ = ["Agent", "configure_logging", "hold_logging", "prepare", "write_all"]
 
 _MODULES = {
     "Agent": "agent",
     "configure_logging": "logs",
     "hold_logging": "logs",
     "prepare": "agent",
+    "write_all": "logs",
 }
 
 

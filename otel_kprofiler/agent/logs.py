@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-import sys
+import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from logging.handlers import MemoryHandler
-from typing import Final, TextIO
+from typing import Final
+
+from otel_kprofiler.host import keep_only
 
 REPEAT_INTERVAL_S: Final = 60.0
 """Of messages with the same text pattern, one per interval is written, and the rest counted."""
+
+MAX_WAITING_BYTES: Final = 256 * 1024
+"""So much of the log may wait to be written."""
+FLUSH_TIMEOUT_S: Final = 1.0
+"""So long the end of the process waits for the log to be written."""
 
 LEVELS: Final = {
     "debug": logging.DEBUG,
@@ -76,29 +85,102 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields, ensure_ascii=False)
 
 
+class DescriptorHandler(logging.Handler):
+    """Writes to a file descriptor from a thread of its own: whoever logs waits for no reader.
+
+    What nobody reads waits in memory, up to :data:`MAX_WAITING_BYTES`; then new lines are left
+    out and counted. Not a stream of Python's: at the end of the process the interpreter would
+    wait for the lock of one that is being written to.
+
+    Args:
+        fd: where to write; stays open.
+    """
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self.fd = fd
+        self._lines: deque[bytes] = deque()
+        self._size = 0
+        self._left_out = 0
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Have the record written soon."""
+        try:
+            line = self.format(record).encode("utf-8", "backslashreplace") + b"\n"
+        except Exception:  # noqa: BLE001 - logging's own way with a message that does not fit
+            self.handleError(record)
+            return
+        with self._changed:
+            if self._size + len(line) > MAX_WAITING_BYTES:
+                self._left_out += 1
+                return
+            if self._left_out:
+                line = self._describe_gap() + line
+            self._lines.append(line)
+            self._size += len(line)
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="kprofiler-log", daemon=True)
+                self._thread.start()
+
+    def flush(self) -> None:
+        """Wait until all is written, but not for long."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._size, FLUSH_TIMEOUT_S)
+
+    def _describe_gap(self) -> bytes:
+        text = f"{self._left_out} lines of the log were left out: nobody has read them"
+        self._left_out = 0
+        record = logging.LogRecord(__name__, logging.WARNING, "", 0, text, None, None)
+        return self.format(record).encode() + b"\n"
+
+    def _run(self) -> None:
+        keep_only(())
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines)
+                line = self._lines.popleft()
+            # There is no other place to say that the log cannot be written.
+            with contextlib.suppress(OSError):
+                write_all(self.fd, line)
+            with self._changed:
+                self._size -= len(line)
+                self._changed.notify_all()
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write to a descriptor, however long that takes. Raises ``OSError``."""
+    while data:
+        data = data[os.write(fd, data) :]
+
+
 def hold_logging() -> None:
     """Keep warnings and errors until :func:`configure_logging` says where they go."""
     # Without a target it flushes nothing, whatever its capacity.
     logging.basicConfig(handlers=[MemoryHandler(0)], force=True)
 
 
-def configure_logging(
-    level: str = "info", encoding: str = "auto", stream: TextIO | None = None
-) -> None:
-    """Send the log to ``stream`` (standard error); may be called again with other settings.
+def configure_logging(level: str = "info", encoding: str = "auto", fd: int = 2) -> None:
+    """Send the log to a file descriptor; may be called again with other settings.
 
     Args:
         level: a key of :data:`LEVELS`.
-        encoding: ``console``, ``json``, or ``auto``: text if ``stream`` is a terminal.
-        stream: where to write.
+        encoding: ``console``, ``json``, or ``auto``: text if ``fd`` is a terminal.
+        fd: where to write; by default standard error.
     """
-    out = sys.stderr if stream is None else stream
-    handler = logging.StreamHandler(out)
-    as_json = encoding == "json" or (encoding == "auto" and not out.isatty())
+    root = logging.root
+    there = [one for one in root.handlers if isinstance(one, DescriptorHandler) and one.fd == fd]
+    handler = there[0] if there else DescriptorHandler(fd)
+    as_json = encoding == "json" or (encoding == "auto" and not os.isatty(fd))
     text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
     handler.setFormatter(JsonFormatter() if as_json else text)
-    handler.addFilter(RepeatFilter())
-    for before in logging.root.handlers:
-        if isinstance(before, MemoryHandler):
-            before.setTarget(handler)
-    logging.basicConfig(level=LEVELS[level], handlers=[handler], force=True)
+    handler.filters[:] = [RepeatFilter()]
+    before, root.handlers[:] = root.handlers[:], [handler]
+    root.setLevel(LEVELS[level])
+    for one in before:
+        if isinstance(one, MemoryHandler):
+            one.setTarget(handler)
+        if one is not handler:
+            one.close()

@@ -7,12 +7,18 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from typing import Final
+
+_RETRY_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 class Notifier:
     """Tells systemd about readiness, reloads and liveness; does nothing elsewhere.
+
+    Never waits for a reader: what finds the socket full is sent again by :meth:`alive`, as long
+    as nothing newer has been said.
 
     Reads ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``, which systemd sets for
     its services.
@@ -30,22 +36,24 @@ class Notifier:
         microseconds = int(environment.get("WATCHDOG_USEC") or 0)
         self.watchdog_interval_s = microseconds / 1e6 if concerned and microseconds > 0 else None
         self._next_alive = 0.0
+        self._unsent = ""
+        self._next_try = 0.0
 
     def ready(self, status: str) -> None:
         """The service has started, or has finished a reload."""
-        self._send(f"READY=1\nSTATUS={status}")
+        self._tell(f"READY=1\nSTATUS={status}")
 
     def reloading(self) -> None:
         """A reload has begun; :meth:`ready` ends it (``Type=notify-reload``)."""
-        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
         """The service is shutting down."""
-        self._send("STOPPING=1")
+        self._tell("STOPPING=1")
 
     def status(self, status: str) -> None:
         """Set the one line that ``systemctl status`` shows."""
-        self._send(f"STATUS={status}")
+        self._tell(f"STATUS={status}")
 
     def alive(self, now: float) -> None:
         """Feed the watchdog when it is time; call this often from the loop that must not stop.
@@ -53,16 +61,27 @@ class Notifier:
         Args:
             now: monotonic time in seconds.
         """
+        if self._unsent and now >= self._next_try:
+            self._next_try = now + _RETRY_S
+            self._tell(self._unsent)
         if self.watchdog_interval_s is not None and now >= self._next_alive:
             # Half of the interval, as sd_watchdog_enabled(3) advises.
             self._next_alive = now + self.watchdog_interval_s / 2
             self._send("WATCHDOG=1")
 
-    def _send(self, text: str) -> None:
+    def _tell(self, text: str) -> None:
+        self._unsent = "" if self._send(text) else text
+
+    def _send(self, text: str) -> bool:
+        """Whether no further attempt is needed."""
         if not self._address:
-            return
+            return True
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
                 sender.sendto(text.encode(), self._address)
+        except BlockingIOError:
+            _log.warning("cannot notify systemd: nobody reads %s", self._address)
+            return False
         except OSError as error:
             _log.warning("cannot notify systemd: %s", error)
+        return True

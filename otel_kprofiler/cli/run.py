@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -13,6 +15,10 @@ from otel_kprofiler.config import PendingConfig
 
 if TYPE_CHECKING:
     from otel_kprofiler.config import Config
+
+_PRINT_TIMEOUT_S: Final = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 @click.command(name="run")
@@ -58,5 +64,22 @@ def command(debug: bool, path: str) -> None:
     )
     del symbolizer  # it is the agent's, which may have no use for it
     account = agent.run()
-    json.dump(account.as_dict(), sys.stdout, indent=1)
-    sys.stdout.write("\n")
+    _print(json.dumps(account.as_dict(), indent=1) + "\n")
+
+
+def _print(text: str) -> None:
+    """Write to standard output, but wait for its reader only for a moment."""
+    from otel_kprofiler.agent import write_all  # noqa: PLC0415 - with the agent, see above
+
+    def write() -> None:
+        try:
+            write_all(sys.stdout.fileno(), text.encode())
+        except OSError as error:
+            _log.error("the account cannot be printed: %s", error.strerror)
+
+    sys.stdout.flush()
+    writer = threading.Thread(target=write, name="kprofiler-print", daemon=True)
+    writer.start()
+    writer.join(_PRINT_TIMEOUT_S)
+    if writer.is_alive():
+        _log.error("the account cannot be printed: nobody reads standard output")

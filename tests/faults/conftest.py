@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -136,7 +137,18 @@ class Agent:
     """
 
     def __init__(
-        self, directory, endpoint, *, queue="{}", rate=199, stacks="both", more="", limits=()
+        self,
+        directory,
+        endpoint,
+        *,
+        queue="{}",
+        rate=199,
+        stacks="both",
+        more="",
+        limits=(),
+        environment=None,
+        stdout=subprocess.PIPE,
+        stderr=None,
     ):
         self.health = f"127.0.0.1:{free_port()}"
         self.log = directory / "agent.log"
@@ -154,7 +166,11 @@ class Agent:
         command = [sys.executable, "-m", "otel_kprofiler", "run", "-c", str(config)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*limits, *command], stdout=subprocess.PIPE, stderr=log, cwd=REPOSITORY
+                [*limits, *command],
+                stdout=stdout,
+                stderr=stderr or log,
+                cwd=REPOSITORY,
+                env={**os.environ, **(environment or {})},
             )
         self.wait_until(lambda: self.get("/readyz")[0] == 200)
 
@@ -228,7 +244,8 @@ def run_agent(host, tmp_path):
         with contextlib.suppress(OSError):
             agent.process.kill()
         agent.process.wait()
-        agent.process.stdout.close()
+        if agent.process.stdout:
+            agent.process.stdout.close()
 
 
 @pytest.fixture

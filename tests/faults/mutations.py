@@ -35,6 +35,7 @@ QUEUE, SPOOL = "otel_kprofiler/export/queue.py", "otel_kprofiler/export/spool.py
 SEGMENTS = "otel_kprofiler/export/segments.py"
 REPORTING, PIPELINE = "otel_kprofiler/reporting.py", "otel_kprofiler/pipeline.py"
 WATCHDOG, RUN = "otel_kprofiler/agent/watchdog.py", "otel_kprofiler/cli/run.py"
+LOGS, OUTPUTS = "otel_kprofiler/agent/logs.py", "tests/faults/test_outputs.py"
 CLOCK, AGENT = "otel_kprofiler/clock.py", "otel_kprofiler/agent/agent.py"
 WINDOWS, EVENTS = "otel_kprofiler/profiles/windows.py", "otel_kprofiler/sampling/events.py"
 PRIVILEGES = "otel_kprofiler/host/privileges.py"
@@ -78,6 +79,8 @@ MUTATIONS = [
     Mutation("stalled sampler", "otel_kprofiler/profiles/gate.py", "        samples_ns = max(samples_ns, now_ns - self._max_stall_ns)\n", "", "tests/unit/test_pipeline.py"),
     Mutation("stalled loop", WATCHDOG, "            self._looks += 1\n", "", "tests/unit/test_agent_limits.py"),
     Mutation("SIGUSR1 of others", RUN, "    signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n", "", f"{FREEZES}::test_signals_of_others_neither_end_nor_disturb_the_agent"),
+    Mutation("standard error not read", LOGS, "            self._lines.append(line)\n", "            write_all(self.fd, line)\n", f"{OUTPUTS}::test_a_standard_error_that_is_not_read_stops_nothing"),
+    Mutation("notification socket not read", "otel_kprofiler/agent/systemd.py", "socket.SOCK_DGRAM | socket.SOCK_NONBLOCK", "socket.SOCK_DGRAM", f"{OUTPUTS}::test_a_notify_socket_that_is_not_read_stops_nothing"),
     Mutation("step broken off: samples in hand", PIPELINE, "                self._gate.push(samples[done:])\n", "                pass\n", "tests/unit/test_pipeline.py"),
     Mutation("CPU hotplug", EVENTS, "for cpu in sorted(online - self._events.keys()):", "for cpu in ():", "tests/live/test_sampler.py"),
     Mutation("descriptors exhausted", EVENTS, "            online = self._online()\n        except OSError as error:", "            online = self._online()\n        except ValueError as error:", "tests/faults/test_hosts.py::test_no_descriptors_left"),

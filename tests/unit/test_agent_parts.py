@@ -1,8 +1,8 @@
 """Log, systemd notifications and health endpoint of the agent."""
 
-import io
 import json
 import logging
+import os
 import socket
 import urllib.error
 import urllib.request
@@ -21,39 +21,69 @@ def root_logging():
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
-    root.handlers[:], root.level = handlers, level
+    logging.getLogger().handlers[:] = handlers
+    root.setLevel(level)
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
+@pytest.fixture
+def pipe():
+    """A pipe, and what reads the text that is in it."""
+    read, write = os.pipe()
+
+    def text():
+        for handler in logging.root.handlers:
+            handler.flush()
+        return os.read(read, 1 << 20).decode()
+
+    yield write, text
+    os.close(read)
+    os.close(write)
 
 
-def test_the_log_is_json_where_nobody_looks_on(root_logging):
-    stream = io.StringIO()
-    configure_logging(stream=stream)
+def test_the_log_is_json_where_nobody_looks_on(root_logging, pipe):
+    fd, read = pipe
+    configure_logging(fd=fd)
     logging.getLogger("a").info("sent %d", 3)
     logging.getLogger("a").debug("not shown")
-    (line,) = stream.getvalue().splitlines()
+    (line,) = read().splitlines()
     assert json.loads(line)["message"] == "sent 3"
     assert json.loads(line)["level"] == "info"
 
 
 def test_the_log_is_text_on_a_terminal(root_logging):
-    stream = Terminal()
-    configure_logging(level="debug", stream=stream)
+    controller, terminal = os.openpty()
+    configure_logging(level="debug", fd=terminal)
     logging.getLogger("a").debug("shown")
-    assert stream.getvalue().rstrip().endswith("DEBUG   shown")
+    logging.root.handlers[0].flush()
+    assert os.read(controller, 1000).decode().rstrip().endswith("DEBUG   shown")
+    os.close(terminal)
+    os.close(controller)
 
 
-def test_what_is_logged_before_the_log_is_configured_comes_first(root_logging):
-    stream = io.StringIO()
+def test_what_is_logged_before_the_log_is_configured_comes_first(root_logging, pipe):
+    fd, read = pipe
     hold_logging()
     logging.getLogger("a").warning("early")
-    configure_logging(encoding="json", stream=stream)
+    configure_logging(encoding="json", fd=fd)
     logging.getLogger("a").warning("late")
-    found = [json.loads(line)["message"] for line in stream.getvalue().splitlines()]
-    assert found == ["early", "late"]
+    assert [json.loads(line)["message"] for line in read().splitlines()] == ["early", "late"]
+
+
+def test_a_log_that_nobody_reads_stops_nobody_and_says_what_it_left_out(root_logging, pipe):
+    fd, read = pipe
+    configure_logging(encoding="json", fd=fd)
+    written = 20_000
+    for number in range(written):
+        logging.getLogger("a").info("line %d", number)
+    text = ""
+    while "left out" not in text or not text.endswith("\n"):
+        text += read()
+        logging.getLogger("a").info("at last")
+    found = [json.loads(line)["message"] for line in text.splitlines()]
+    (said,) = [one for one in found if "left out" in one]
+    assert found[0] == "line 0"
+    accounted = sum(one.startswith("line") for one in found) + int(said.split()[0])
+    assert written <= accounted <= written + found.count("at last") + 1
 
 
 def test_repeated_warnings_are_counted_instead_of_written():
@@ -109,6 +139,22 @@ def test_the_watchdog_of_another_process_is_not_ours(systemd):
     _listener, environment = systemd
     notifier = Notifier({**environment, "WATCHDOG_PID": "1"}, pid=2)
     assert notifier.watchdog_interval_s is None
+
+
+def test_a_socket_that_nobody_reads_is_not_waited_for_and_told_later(systemd):
+    listener, environment = systemd
+    notifier = Notifier(environment)
+    notifier.ready("sampling")
+    for _ in range(1000):
+        notifier.status("busy")
+    notifier.stopping()
+    heard = []
+    notifier.alive(1.0)
+    while b"STOPPING=1" not in heard:
+        heard.append(listener.recv(99))
+        notifier.alive(float(len(heard) + 2))
+    assert heard[0] == b"READY=1\nSTATUS=sampling"
+    assert len(heard) < 1000
 
 
 def test_without_systemd_nothing_is_sent():

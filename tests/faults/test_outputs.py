@@ -1,0 +1,73 @@
+"""Nobody reads what the agent says: sampling goes on, and SIGTERM ends it."""
+
+import contextlib
+import os
+import signal
+import socket
+
+import pytest
+
+from tests.faults.accounts import check_account
+
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
+
+
+@pytest.fixture
+def full_pipe():
+    """The end of a pipe that no more can be written to."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    try:
+        while True:
+            os.write(write, b"x" * 4096)
+    except BlockingIOError:
+        os.set_blocking(write, True)
+    yield write
+    os.close(read)
+    os.close(write)
+
+
+@pytest.fixture
+def full_socket(tmp_path):
+    """The address of a socket for notifications that nobody reads."""
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(path)
+        sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        with sender, contextlib.suppress(BlockingIOError):
+            while True:
+                sender.sendto(b"x", path)
+        yield path
+
+
+def test_a_notify_socket_that_is_not_read_stops_nothing(run_agent, receiver, arrived, full_socket):
+    receiver.up()
+    environment = {"NOTIFY_SOCKET": full_socket, "WATCHDOG_USEC": "200000"}
+    agent = run_agent(receiver.endpoint, environment=environment)
+    agent.wait_until(lambda: len(receiver.payloads) > 4)
+    check_account(agent.stop(), arrived(receiver.payloads))
+
+
+def reload(agent, receiver):
+    """Have the main loop write to its log, and see that it goes on."""
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_until(lambda: agent.get("/readyz")[0] == 200)
+    before = len(receiver.payloads)
+    agent.wait_until(lambda: len(receiver.payloads) > before + 6)
+
+
+def test_a_standard_error_that_is_not_read_stops_nothing(run_agent, receiver, arrived, full_pipe):
+    receiver.up()
+    agent = run_agent(receiver.endpoint, stderr=full_pipe)
+    reload(agent, receiver)
+    check_account(agent.stop(), arrived(receiver.payloads))
+
+
+def test_outputs_that_are_not_read_do_not_keep_the_agent_from_ending(
+    run_agent, receiver, full_pipe
+):
+    receiver.up()
+    agent = run_agent(receiver.endpoint, stdout=full_pipe, stderr=full_pipe)
+    reload(agent, receiver)
+    agent.process.terminate()
+    assert agent.process.wait(60) == 0
