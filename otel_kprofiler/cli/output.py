@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final, Self
 
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.model import Form, Window
+from otel_kprofiler.host import NewFile
+from otel_kprofiler.model import Form, FrameKind, Window
 
 Writer = Callable[[Sequence[Window]], bytes]
 
@@ -104,43 +106,58 @@ class Output:
         self.path = path
         self.format = found
         self._writer = FORMATS[found][1]
-        self._partial = ""
+        self._file: NewFile | None = None
         if path != "-":
-            self._reserve(force)
-
-    def _reserve(self, force: bool) -> None:
-        if os.path.exists(self.path) and not force:
-            raise ExportError(
-                f"{self.path} exists already", hint="give --force to replace it, or another -o"
-            )
-        partial = f"{self.path}.part-{os.getpid()}"
-        try:
-            os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-        except OSError as error:
-            raise ExportError(
-                f"cannot write {self.path}: {error.strerror}",
-                hint="give an -o in a directory that exists and that you may write to",
-            ) from error
-        self._partial = partial
+            try:
+                self._file = NewFile(path, mode=0o666, replace=force)
+            except OSError as error:
+                raise refusal(path, "-o", error) from error
 
     def write(self, windows: Sequence[Window]) -> None:
-        """Write the recording."""
+        """Write the recording; a file that tells kernel addresses is for its owner only."""
         content = self._writer(windows)
-        if self.path == "-":
+        if self._file is None:
             sys.stdout.buffer.write(content)
             sys.stdout.buffer.flush()
             return
         try:
-            with open(self._partial, "wb") as file:
+            if self.format == "pprof" or _tells_addresses(windows):
+                os.fchmod(self._file.fd, 0o600)
+            with open(self._file.fd, "wb", closefd=False) as file:
                 file.write(content)
-            os.replace(self._partial, self.path)
+            self._file.finish()
         except OSError as error:
-            raise ExportError(f"cannot write {self.path}: {error.strerror}") from error
-        self._partial = ""
+            raise ExportError(
+                f"cannot write {self.path}: {error.strerror}",
+                hint="give an -o on a disk with room, in a directory that stays there",
+            ) from error
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._partial:
-            os.unlink(self._partial)
+        if self._file:
+            self._file.abandon()
+
+
+def refusal(path: str, option: str, error: OSError) -> ExportError:
+    """What to say of a place that cannot be written to."""
+    if error.errno == errno.EEXIST:
+        return ExportError(
+            f"{path} exists already", hint=f"give --force to replace it, or another {option}"
+        )
+    return ExportError(
+        f"cannot write {path}: {error.strerror}",
+        hint=f"give {option} a file in a directory that exists and that you may write to",
+    )
+
+
+def _tells_addresses(windows: Sequence[Window]) -> bool:
+    """Whether a kernel frame has nothing but its runtime address, which tells where it lies."""
+    return any(
+        frame.module is None and frame.kind is not FrameKind.USER
+        for window in windows
+        for group in window.resources
+        for sample in group.samples
+        for frame in sample.stack.leading
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+from collections.abc import Iterator
 from typing import Self
 
 from otel_kprofiler.bpf import IteratedKallsyms
+from otel_kprofiler.cli.output import refusal
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.host import Access
@@ -25,22 +27,25 @@ class RawOutput:
     """
 
     def __init__(self, path: str, access: Access, *, force: bool) -> None:
-        if os.path.exists(path) and not force:
-            raise ExportError(
-                f"{path} exists already", hint="give --force to replace it, or another --raw"
-            )
+        self._path = path
         try:
-            self._writer = RecordingWriter(path)
+            self._writer = RecordingWriter(path, replace=force)
         except OSError as error:
-            raise ExportError(
-                f"cannot write {path}: {error.strerror}",
-                hint="give a --raw in a directory that exists and that you may write to",
-            ) from error
+            raise refusal(path, "--raw", error) from error
         self._finished = False
         self._processes: dict[ProcessKey, Attributes] = {}
-        self._writer.capture(IteratedKallsyms(access))
-        self.add_records = self._writer.add_records
-        self.add_event = self._writer.add_event
+        with self._told():
+            self._writer.capture(IteratedKallsyms(access))
+
+    def add_records(self, data: bytes, complete_until_ns: int) -> None:
+        """Append what one drain took from the ring."""
+        with self._told():
+            self._writer.add_records(data, complete_until_ns)
+
+    def add_event(self, stream: str, time_ns: int, payload: bytes) -> None:
+        """Append to a stream of symbol changes."""
+        with self._told():
+            self._writer.add_event(stream, time_ns, payload)
 
     def add_process(self, key: ProcessKey, resource: Resource) -> None:
         """Remember what is known of a process."""
@@ -48,16 +53,16 @@ class RawOutput:
 
     def finish(self, clock: Clock, sampler: EbpfSampler) -> None:
         """Complete the file; sampling has ended."""
-        self._writer.add_resources(self._processes)
-        self._writer.finish(
-            RecordingFacts(
-                offset_ns=clock.to_unix_ns(0),
-                period_ns=sampler.period_ns,
-                stack_limit=sampler.stack_limit,
-                until_ns=clock.boot_ns(),
-                counts=sampler.counts(),
-            )
+        facts = RecordingFacts(
+            offset_ns=clock.to_unix_ns(0),
+            period_ns=sampler.period_ns,
+            stack_limit=sampler.stack_limit,
+            until_ns=clock.boot_ns(),
+            counts=sampler.counts(),
         )
+        with self._told():
+            self._writer.add_resources(self._processes)
+            self._writer.finish(facts)
         self._finished = True
 
     def __enter__(self) -> Self:
@@ -66,3 +71,14 @@ class RawOutput:
     def __exit__(self, *_: object) -> None:
         if not self._finished:
             self._writer.abandon()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn errors of the disk into errors with a fix."""
+        try:
+            yield
+        except OSError as error:
+            raise ExportError(
+                f"cannot write {self._path}: {error.strerror}",
+                hint="give a --raw on a disk with more room",
+            ) from error

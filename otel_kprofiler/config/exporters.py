@@ -237,7 +237,8 @@ class File(Section):
 
     path: str = Field(
         min_length=1,
-        description="File to append to.",
+        description="File to append to. One that is made is for its owner only, since unresolved "
+        "frames tell kernel addresses; an existing one keeps its permissions.",
         json_schema_extra={"example": "/var/lib/otel-kprofiler/profiles.jsonl"},
     )
     format: Literal["json", "proto"] = Field(

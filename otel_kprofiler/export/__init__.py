@@ -16,7 +16,7 @@ from otel_kprofiler.export.environment import (
     exporter_from_environment,
     read_settings,
 )
-from otel_kprofiler.export.file import FileExporter, MessageFileExporter, Rotation
+from otel_kprofiler.export.file import FileExporter, Rotation
 from otel_kprofiler.export.queue import DEFAULT_QUEUE_SIZE, ExportQueue, QueueCounts
 from otel_kprofiler.export.retry import RetryPolicy
 from otel_kprofiler.export.sender import DEFAULT_MAX_BYTES, Tls
@@ -34,7 +34,6 @@ __all__ = [
     "ExportQueue",
     "ExportResult",
     "FileExporter",
-    "MessageFileExporter",
     "OtlpGrpcExporter",
     "OtlpHttpExporter",
     "OtlpSettings",

@@ -1,4 +1,4 @@
-"""OTLP in files: JSON lines, length-prefixed protobuf, or one bare protobuf message.
+"""OTLP in files: JSON lines, or length-prefixed protobuf.
 
 JSON is one request per line (OpenTelemetry specification, "OpenTelemetry Protocol File
 Exporter"). Protobuf is one request after the other, each behind its length as four bytes,
@@ -23,9 +23,11 @@ from typing import Final
 
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export.base import ExportResult, ProfileExporter
+from otel_kprofiler.host import AppendedFile
 from otel_kprofiler.model import AttributeForm, Batch, Form, LossCause
 
 STDOUT: Final = "-"
+_MODE: Final = 0o600
 LENGTH: Final = struct.Struct(">I")
 
 _log = logging.getLogger(__name__)
@@ -54,7 +56,9 @@ class FileExporter(ProfileExporter):
     One process may write a file at a time.
 
     Args:
-        path: the file, made if missing; ``-`` is standard output.
+        path: the file, made if missing, for its owner only: it may tell kernel addresses. An
+            existing file keeps its permissions, which are those of the next after a rotation,
+            too. ``-`` is standard output.
         form: JSON lines, or protobuf messages behind their lengths.
         rotation: when to begin a new file; None for never. Ignored for what is no regular file.
         attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
@@ -85,17 +89,37 @@ class FileExporter(ProfileExporter):
         self._broken = ""
         self._busy = threading.Lock()
         self._stopped = threading.Event()
-        self._fd = sys.stdout.fileno() if path == STDOUT else _open(path)
-        # Pipes and devices can neither be rotated nor shortened after half a write.
-        self._regular = path != STDOUT and stat.S_ISREG(os.fstat(self._fd).st_mode)
-        self._rotation = rotation if self._regular else None
-        self._opened = now()
-        if self._regular:
-            try:
-                self._continue_file()
-            except BaseException:
-                os.close(self._fd)
-                raise
+        self._rotation = rotation
+        self._file: AppendedFile | None = None
+        if path == STDOUT:
+            self._fd = sys.stdout.fileno()
+            return
+        try:
+            self._open(_MODE)
+        except OSError as error:
+            raise ExportError(
+                f"cannot write {path}: {error.strerror}",
+                hint=f"choose a file in an existing directory that this user can write, not {path}",
+            ) from error
+
+    def _open(self, mode: int) -> None:
+        """Open the path; a file that is made gets these permissions.
+
+        Raises:
+            OSError: it cannot be opened.
+            ExportError: nothing can be appended to what is there.
+        """
+        file = AppendedFile(self._path, mode=mode)
+        self._opened = self._now()
+        try:
+            if file.regular:
+                self._continue_file(file.fd)
+        except BaseException:
+            file.close()
+            raise
+        if self._file:
+            self._file.close()
+        self._file, self._fd = file, file.fd
 
     def export(self, batch: Batch) -> ExportResult:
         """Append one batch."""
@@ -114,7 +138,7 @@ class FileExporter(ProfileExporter):
         else:
             record = LENGTH.pack(len(batch.payload)) + batch.payload
         try:
-            self._rotate_if_due(len(record))
+            self._prepare(len(record))
             self._append(record)
         except OSError as error:
             message = f"cannot write {self._path}: {error.strerror}"
@@ -136,132 +160,61 @@ class FileExporter(ProfileExporter):
             self._busy.release()
 
     def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0 and self._path != STDOUT:
-            os.close(fd)
+        self._fd = -1
+        if self._file:
+            self._file.close()
 
     def _append(self, record: bytes) -> None:
-        size = os.fstat(self._fd).st_size if self._regular else 0
+        # Pipes and devices cannot be shortened after half a write.
+        regular = self._file is not None and self._file.regular
+        size = os.fstat(self._fd).st_size if regular else 0
         try:
             _write_all(self._fd, record)
         except OSError:
-            if self._regular:
+            if regular:
                 # Half a record would make all that follow unreadable.
                 os.ftruncate(self._fd, size)
             raise
 
-    def _continue_file(self) -> None:
+    def _continue_file(self, fd: int) -> None:
         """Make sure that what is appended begins where a record may begin."""
-        size = os.fstat(self._fd).st_size
+        size = os.fstat(fd).st_size
         if self.form is Form.JSON:
-            if size and os.pread(self._fd, 1, size - 1) != b"\n":
-                os.write(self._fd, b"\n")
+            if size and os.pread(fd, 1, size - 1) != b"\n":
+                os.write(fd, b"\n")
             return
         at = 0
         while at < size:
-            at += LENGTH.size + int.from_bytes(os.pread(self._fd, LENGTH.size, at))
+            at += LENGTH.size + int.from_bytes(os.pread(fd, LENGTH.size, at))
         if at != size:
             raise ExportError(
                 f"{self._path} does not end with a complete message",
                 hint="it is cut off or of another kind: move it away or choose another path",
             )
 
-    def _rotate_if_due(self, more: int) -> None:
-        rotation = self._rotation
-        size = os.fstat(self._fd).st_size if rotation else 0
+    def _prepare(self, more: int) -> None:
+        """Make a file that was removed or moved away anew, and rotate one that is due."""
+        file = self._file
+        if file is None:
+            return
+        if not file.is_in_place():
+            # After a rotation that could not open its new file, the old one has no name either.
+            self._open(stat.S_IMODE(os.fstat(file.fd).st_mode))
+            return
+        rotation = self._rotation if file.movable else None
+        size = os.fstat(file.fd).st_size if rotation else 0
         if rotation is None or not size:
             return
         too_large = rotation.max_bytes and size + more > rotation.max_bytes
         too_old = rotation.max_age_s and self._now() - self._opened >= rotation.max_age_s
         if not too_large and not too_old:
             return
-        # It is gone already if a new file could not be opened the last time.
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(self._path, self._backup_path())
-        fresh = os.open(self._path, _FLAGS, 0o666)
-        os.close(self._fd)
-        self._fd, self._opened = fresh, self._now()
+        file.move_to(_backup_name(file, self._now()))
+        self._fd, self._opened = file.fd, self._now()
         try:
-            _delete_backups(self._path, rotation, self._now())
+            _delete_backups(file, rotation, self._now())
         except OSError as error:
             _log.warning("%s: cannot delete an old file: %s", self.name, error)
-
-    def _backup_path(self) -> str:
-        moment = self._now()
-        stem, suffix = os.path.splitext(self._path)
-        while True:
-            backup = f"{stem}-{_time_text(moment)}{suffix}"
-            if not os.path.lexists(backup):
-                return backup
-            moment += 0.001
-
-
-class MessageFileExporter(ProfileExporter):
-    """Writes one batch as a bare protobuf message: what ``.otlp`` files hold.
-
-    The file appears complete or not at all: the message is written beside it and moved into
-    its place. That the directory can be written is seen at construction.
-
-    Args:
-        path: the file, replaced if it exists; may be a device or a pipe.
-        name: component id.
-
-    Raises:
-        ExportError: the path cannot be written.
-    """
-
-    form = Form.PROTOBUF
-    max_bytes = None
-
-    def __init__(self, path: str, *, name: str = "file") -> None:
-        self.name = name
-        self._target = os.path.realpath(path)
-        regular = not os.path.exists(self._target) or os.path.isfile(self._target)
-        self._part = f"{self._target}.{os.getpid()}.part" if regular else self._target
-        self._fd = _open(self._part, of=path)
-        if regular:
-            os.ftruncate(self._fd, 0)  # what a crash of an earlier process with our id left
-
-    def export(self, batch: Batch) -> ExportResult:
-        """Write the message; there can be only one."""
-        if self._fd < 0:
-            message = f"{self._target} holds one message only, and that is written"
-            return ExportResult.failure(batch, LossCause.WRITE_FAILED, message)
-        try:
-            _write_all(self._fd, batch.payload)
-            if self._part != self._target:
-                os.replace(self._part, self._target)
-        except OSError as error:
-            self.shutdown()
-            message = f"cannot write {self._target}: {error.strerror}"
-            return ExportResult.failure(batch, LossCause.WRITE_FAILED, message)
-        os.close(self._fd)
-        self._fd = -1
-        return ExportResult.success(batch)
-
-    def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Remove the unfinished file, if any."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-            if self._part != self._target:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._part)
-
-
-_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-
-
-def _open(path: str, *, of: str = "") -> int:
-    """Open for appending; ``of`` is the path to name in errors, if it is another."""
-    try:
-        return os.open(path, _FLAGS, 0o666)
-    except OSError as error:
-        named = of or path
-        raise ExportError(
-            f"cannot write {named}: {error.strerror}",
-            hint=f"choose a file in an existing directory that this user can write, not {named}",
-        ) from error
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -275,14 +228,21 @@ def _time_text(unix_s: float) -> str:
     return moment.strftime("%Y-%m-%dT%H-%M-%S.") + f"{moment.microsecond // 1000:03d}"
 
 
-def _delete_backups(path: str, rotation: Rotation, now: float) -> None:
-    stem, suffix = os.path.splitext(os.path.basename(path))
-    directory = os.path.dirname(path) or "."
+def _backup_name(file: AppendedFile, unix_s: float) -> str:
+    stem, suffix = os.path.splitext(file.name)
+    taken = set(os.listdir(file.directory))
+    while (name := f"{stem}-{_time_text(unix_s)}{suffix}") in taken:
+        unix_s += 0.001
+    return name
+
+
+def _delete_backups(file: AppendedFile, rotation: Rotation, now: float) -> None:
+    stem, suffix = os.path.splitext(file.name)
     # Names of one length with a time in them: sorting them sorts by age.
     pattern_length = len(f"{stem}-{_time_text(now)}{suffix}")
     backups = sorted(
         entry
-        for entry in os.listdir(directory)
+        for entry in os.listdir(file.directory)
         if entry.startswith(f"{stem}-") and entry.endswith(suffix) and len(entry) == pattern_length
     )
     doomed = backups[: -rotation.max_backups] if rotation.max_backups else []
@@ -291,4 +251,4 @@ def _delete_backups(path: str, rotation: Rotation, now: float) -> None:
         doomed = [entry for entry in backups if entry in doomed or entry < oldest]
     for entry in doomed:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(directory, entry))
+            os.unlink(entry, dir_fd=file.directory)

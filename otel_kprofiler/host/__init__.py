@@ -43,6 +43,7 @@ from otel_kprofiler.host.privileges import (
     run_unprivileged,
 )
 from otel_kprofiler.host.uevents import Uevents
+from otel_kprofiler.host.writing import AppendedFile, NewFile, PrivateDirectory
 
 __all__ = [
     "COUNT_SW_CPU_CLOCK",
@@ -54,10 +55,13 @@ __all__ = [
     "PURPOSES",
     "SAMPLING",
     "Access",
+    "AppendedFile",
     "Capabilities",
     "HostFiles",
     "KernelRelease",
+    "NewFile",
     "PerfAttributes",
+    "PrivateDirectory",
     "Privileges",
     "SymbolsVisibility",
     "Uevents",

@@ -27,7 +27,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from otel_kprofiler.bpf import RECORD_VERSION
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.host import HostFiles
+from otel_kprofiler.host import HostFiles, NewFile
 from otel_kprofiler.model import Attributes, LossCause, ProcessKey
 from otel_kprofiler.sampling.sampler import SamplerCounts
 
@@ -76,14 +76,19 @@ class RecordingFacts(NamedTuple):
 class RecordingWriter:
     """Writes a recording; the file appears at ``path`` when :meth:`finish` returns.
 
-    For one thread. Raises ``OSError`` when the file cannot be written.
+    It tells the addresses of the kernel, so that only its owner may read it. For one thread.
+    Raises ``OSError`` when the file cannot be written.
+
+    Args:
+        path: where it is to appear.
+        replace: whether a file of that name may be replaced.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._partial = path + ".partial"
+    def __init__(self, path: str, *, replace: bool = True) -> None:
+        self._target = NewFile(path, mode=0o600, replace=replace)
+        self._file = os.fdopen(self._target.fd, "w+b", closefd=False)
         self._zip = zipfile.ZipFile(
-            self._partial, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION_LEVEL
+            self._file, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION_LEVEL
         )
         self._pending: dict[str, bytearray] = {}
         self._blocks: dict[str, int] = {}
@@ -136,12 +141,16 @@ class RecordingWriter:
             },
         )
         self._zip.close()
-        os.replace(self._partial, self._path)
+        self._file.close()
+        self._target.finish()
 
     def abandon(self) -> None:
         """Remove what was written so far."""
-        self._zip.close()
-        os.unlink(self._partial)
+        with suppress(OSError):  # nothing of it is kept
+            self._zip.close()
+        with suppress(OSError):
+            self._file.close()
+        self._target.abandon()
 
     def _append(self, stream: str, time_ns: int, payload: bytes) -> None:
         pending = self._pending.setdefault(stream, bytearray())

@@ -38,11 +38,13 @@ WATCHDOG, RUN = "otel_kprofiler/agent/watchdog.py", "otel_kprofiler/cli/run.py"
 LOGS, OUTPUTS = "otel_kprofiler/agent/logs.py", "tests/faults/test_outputs.py"
 CLOCK, AGENT = "otel_kprofiler/clock.py", "otel_kprofiler/agent/agent.py"
 WINDOWS, EVENTS = "otel_kprofiler/profiles/windows.py", "otel_kprofiler/sampling/events.py"
+WRITING, RECORDING = "otel_kprofiler/host/writing.py", "otel_kprofiler/sampling/recording.py"
 PRIVILEGES = "otel_kprofiler/host/privileges.py"
 RECEIVERS, DISKS = "tests/faults/test_receivers.py", "tests/faults/test_disks.py"
 DURABLE = "tests/unit/export/test_durable_queue.py"
 FREEZES = "tests/faults/test_freezes.py"
 STORED = "tests/unit/export/test_spool.py"
+WRITTEN = "tests/unit/host/test_writing.py"
 
 MUTATIONS = [
     Mutation("receiver down", RETRY, "        failures += 1\n", "        failures += 1\n        return answer, LossCause.REJECTED\n", f"{RECEIVERS}::test_a_receiver_that_is_down_is_waited_for"),
@@ -94,6 +96,13 @@ MUTATIONS = [
     Mutation("module in the working directory: -m", "otel_kprofiler/__main__.py", "    del sys.path[0]\n", "    pass\n", "tests/unit/test_hostile_directory.py"),
     Mutation("context that claims another place", "otel_kprofiler/profiles/contexts.py", "        if not key.startswith(RESERVED):\n", "        if True:\n", "tests/unit/sdk/test_process_context.py"),
     Mutation("contexts without end", "otel_kprofiler/profiles/contexts.py", " or size > _MAX_KNOWN_BYTES", "", "tests/unit/sdk/test_process_context.py"),
+    Mutation("link in the place of an output: found", WRITING, '        if not _is_trusted(os.stat(directory or "."), link):\n            return path\n', "", f"{WRITTEN}::test_a_link_of_another_user_is_replaced_and_not_followed"),
+    Mutation("link in the place of an output: put meanwhile", WRITING, "os.O_RDWR | os.O_CREAT | os.O_EXCL | _PLAIN", "os.O_RDWR | os.O_CREAT", f"{WRITTEN}::test_no_name_can_be_prepared_for_the_unfinished_file"),
+    Mutation("link in the place of a continued file", WRITING, "_PLAIN: Final = os.O_NOFOLLOW | ", "_PLAIN: Final = ", f"{WRITTEN}::test_nothing_is_appended_to_a_file_behind_a_link_of_another_user"),
+    Mutation("second name of a continued file", WRITING, "            and opened.st_nlink > 1\n", "            and False\n", f"{WRITTEN}::test_nothing_is_appended_to_a_file_behind_a_link_of_another_user"),
+    Mutation("private directory of another user", WRITING, "        if here.st_uid != os.geteuid():\n", "        if False:\n", f"{WRITTEN}::test_a_directory_that_others_can_change_is_not_private"),
+    Mutation("private directory that others can write", WRITING, "        elif here.st_mode & (stat.S_IWGRP | stat.S_IWOTH):\n", "        elif False:\n", f"{WRITTEN}::test_a_directory_that_others_can_change_is_not_private"),
+    Mutation("raw recording readable by others", RECORDING, "mode=0o600", "mode=0o644", "tests/unit/sampling/test_recording.py"),
 ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -22,6 +23,15 @@ def call(*words, **kwargs):
         [sys.executable, "-m", "otel_kprofiler", *map(str, words)],
         capture_output=True, text=True, timeout=60, **kwargs,
     )  # fmt: skip
+
+
+def has_open_below(pid, directory):
+    """Whether a process has a file open below a directory, nameless ones included."""
+    try:
+        links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+    except OSError:
+        return False
+    return any(link.startswith(f"{directory}/") for link in links)
 
 
 def busy(seconds):
@@ -70,6 +80,16 @@ def test_the_output_is_checked_before_sampling(tmp_path):
     assert (tmp_path / "there.html").read_text() == "precious"
 
 
+def test_what_tells_kernel_addresses_is_for_its_owner_only(tmp_path):
+    raw, pprof, html = (tmp_path / name for name in ("a.raw", "a.pprof", "a.html"))
+    call("record", "-d", "0.3s", "--idle", "-o", pprof, "--raw", raw)
+    assert call("record", "--replay", raw, "-o", html).returncode == 0
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (raw, pprof, html)]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert modes == [0o600, 0o600, 0o666 & ~umask]
+
+
 def test_ctrl_c_writes_what_there_is(tmp_path):
     path = tmp_path / "x.otlp"
     load = busy(5)
@@ -77,7 +97,7 @@ def test_ctrl_c_writes_what_there_is(tmp_path):
         [sys.executable, "-m", "otel_kprofiler", "record", "-d", "60s", "-o", path],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    while not any(tmp_path.iterdir()):  # the output is checked just before sampling
+    while not has_open_below(record.pid, tmp_path):  # opened just before sampling
         time.sleep(0.1)
     time.sleep(3)
     record.send_signal(signal.SIGINT)

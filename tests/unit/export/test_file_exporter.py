@@ -12,7 +12,6 @@ from otel_kprofiler.export import (
     DebugExporter,
     ExportOutcome,
     FileExporter,
-    MessageFileExporter,
     Rotation,
     Verbosity,
 )
@@ -87,13 +86,12 @@ def test_a_message_file_that_is_cut_off_or_foreign_is_left_alone(open_file, tmp_
     assert (tmp_path / "out.jsonl").read_bytes() == content
 
 
-@pytest.mark.parametrize("exporter", [FileExporter, MessageFileExporter])
 @pytest.mark.parametrize("path", ["missing/out", "directory", "file/out"])
-def test_unwritable_paths_are_refused_at_once(tmp_path, exporter, path):
+def test_unwritable_paths_are_refused_at_once(tmp_path, path):
     (tmp_path / "directory").mkdir()
     (tmp_path / "file").touch()
     with pytest.raises(ExportError) as caught:
-        exporter(str(tmp_path / path))
+        FileExporter(str(tmp_path / path))
     assert path in caught.value.message
     assert caught.value.hint
 
@@ -178,7 +176,7 @@ def test_rotation_recovers_when_no_new_file_could_be_opened(
     exporter = open_file(rotation=Rotation(max_bytes=1))
     exporter.export(batch(b"1"))
 
-    def exhausted(*_):
+    def exhausted(*_, **__):
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "open", exhausted)
@@ -212,28 +210,27 @@ def test_shutdown_never_closes_a_file_under_an_export(open_file, batch, tmp_path
     assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}
 
 
-def test_a_bare_message_replaces_the_file_when_it_is_complete(batch, tmp_path):
-    path = tmp_path / "out.otlp"
-    path.write_bytes(b"old")
-    (tmp_path / f"out.otlp.{os.getpid()}.part").write_bytes(b"left by a crash")
-    exporter = MessageFileExporter(str(path))
-    assert path.read_bytes() == b"old"
-    assert exporter.export(batch(b"new")).exported == 3
-    assert path.read_bytes() == b"new"
-    assert exporter.export(batch(b"another")).lost == {LossCause.WRITE_FAILED: 3}
-    exporter.shutdown()
-    assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"new", [path])
+def test_a_file_that_was_removed_or_moved_away_is_made_anew(open_file, batch, tmp_path):
+    exporter = open_file()
+    exporter.export(batch(b"1"))
+    (tmp_path / "out.jsonl").rename(tmp_path / "moved")
+    exporter.export(batch(b"2"))
+    (tmp_path / "out.jsonl").unlink()
+    exporter.export(batch(b"3"))
+    assert (tmp_path / "moved").read_bytes() == b"1\n"
+    assert (tmp_path / "out.jsonl").read_bytes() == b"3\n"
 
 
-def test_a_message_file_without_message_leaves_nothing(tmp_path):
-    MessageFileExporter(str(tmp_path / "out.otlp")).shutdown()
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_message_can_go_to_a_device_which_stays_one(batch):
-    exporter = MessageFileExporter("/dev/null")
-    assert exporter.export(batch()).outcome is SUCCESS
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+def test_a_new_file_is_for_its_owner_only_and_permissions_survive_a_rotation(
+    open_file, batch, tmp_path
+):
+    exporter = open_file(rotation=Rotation(max_bytes=1))
+    path = tmp_path / "out.jsonl"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o640)
+    exporter.export(batch(b"1"))
+    exporter.export(batch(b"2"))
+    assert [stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()] == [0o640, 0o640]
 
 
 @pytest.mark.parametrize(

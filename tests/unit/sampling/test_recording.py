@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import stat
 import struct
 import zipfile
 
@@ -141,6 +142,10 @@ def test_an_abandoned_recording_leaves_nothing(tmp_path):
     writer.add_records(ring_record(1, [1]), 1)
     writer.abandon()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_recording_is_for_its_owner_only(recorded):
+    assert stat.S_IMODE(os.stat(recorded).st_mode) == 0o600
 
 
 def test_a_recording_of_another_version_is_refused_with_its_version(recorded, tmp_path):

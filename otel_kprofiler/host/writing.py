@@ -1,0 +1,321 @@
+"""The one owner of files that are written where others may have a hand in.
+
+Whoever may write a directory can put a symbolic link, or a hard link to a file of root's, in the
+place of any name in it, at any moment. So a directory is opened once and names are looked up in
+it only, without following links; content goes to a descriptor that was opened once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from typing import Final
+
+_MOST_LINKS: Final = 40  # as the kernel (fs/namei.c: MAXSYMLINKS)
+_NO_TMPFILE: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
+"""What file systems without ``O_TMPFILE`` say (open(2)); kernels before 3.11 say EISDIR."""
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
+"""What file systems without hard links say, such as vfat."""
+_NO_FILE: Final = "it is no regular file"
+_PLAIN: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+
+
+class NewFile:
+    """A file that appears under its name complete, or not at all.
+
+    Until :meth:`finish` only the descriptor leads to it, or a random name where the file system
+    has no nameless files. What stands under the name then, be it a link, is replaced and never
+    written to. A link in a directory that only root or this user can write is followed.
+
+    Args:
+        path: where it is to appear.
+        mode: permissions, less the umask.
+        replace: whether a file of that name may be replaced.
+
+    Raises:
+        OSError: the directory cannot be written, or the name is taken.
+
+    Attributes:
+        fd: for reading and writing; closed by :meth:`finish` and :meth:`abandon`.
+    """
+
+    def __init__(self, path: str, *, mode: int = 0o600, replace: bool = False) -> None:
+        self._replace = replace
+        followed = _follow(path)
+        if _is_magic(followed):
+            raise OSError(errno.EINVAL, _NO_FILE)
+        directory, self._name = os.path.split(followed)
+        self._directory = os.open(directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._temporary = ""
+        try:
+            self._check_name()
+            self.fd = self._open(mode)
+        except BaseException:
+            os.close(self._directory)
+            raise
+
+    def finish(self) -> None:
+        """Give the file its name and close it.
+
+        Raises:
+            OSError: it could not be done, and the file is gone.
+        """
+        try:
+            if not self._replace:
+                self._link(self._name)
+                return
+            if not self._temporary:
+                name = self._random_name()
+                self._link(name)
+                self._temporary = name
+            self._rename()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file without a trace of it; idempotent."""
+        if self.fd < 0:
+            return
+        if self._temporary:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._temporary, dir_fd=self._directory)
+        os.close(self.fd)
+        os.close(self._directory)
+        self.fd = -1
+
+    def _check_name(self) -> None:
+        try:
+            there = os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        if not self._replace:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        if not stat.S_ISREG(there.st_mode) and not stat.S_ISLNK(there.st_mode):
+            raise OSError(errno.EINVAL, _NO_FILE)
+
+    def _open(self, mode: int) -> int:
+        if os.path.isdir("/proc/self/fd"):
+            try:
+                flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+                return os.open(".", flags, mode, dir_fd=self._directory)
+            except OSError as error:
+                if error.errno not in _NO_TMPFILE:
+                    raise
+        self._temporary = self._random_name()
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _PLAIN
+        return os.open(self._temporary, flags, mode, dir_fd=self._directory)
+
+    def _random_name(self) -> str:
+        return f".{self._name[:200]}.{secrets.token_hex(8)}"
+
+    def _link(self, name: str) -> None:
+        """Give the file a name that must be free: unlike a rename, a link never replaces."""
+        # The way by /proc needs no capability, unlike AT_EMPTY_PATH.
+        source = self._temporary or f"/proc/self/fd/{self.fd}"
+        try:
+            os.link(
+                source, name, src_dir_fd=self._directory, dst_dir_fd=self._directory,
+                follow_symlinks=not self._temporary,
+            )  # fmt: skip
+        except OSError as error:
+            if not self._temporary or error.errno not in _NO_LINKS:
+                raise
+            self._check_name()
+            self._rename()
+
+    def _rename(self) -> None:
+        directory = self._directory
+        os.replace(self._temporary, self._name, src_dir_fd=directory, dst_dir_fd=directory)
+        self._temporary = ""
+
+
+class AppendedFile:
+    """A file that is continued, whose name can be given to a new one.
+
+    Args:
+        path: the file, made if missing; may be a pipe or a device.
+        mode: permissions of a file that is made, less the umask.
+
+    Raises:
+        OSError: it cannot be opened for reading and appending, or somebody else could have put
+            a link to another file in its place.
+
+    Attributes:
+        fd: for reading and appending; -1 when closed.
+        regular: whether it is a regular file.
+        movable: whether it is one that has a name to move.
+    """
+
+    def __init__(self, path: str, *, mode: int = 0o600) -> None:
+        self._path = followed = _follow(path)
+        self._magic = followed if _is_magic(followed) else ""
+        directory, self.name = os.path.split(followed)
+        self.directory = os.open(directory or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.fd = self._open(mode)
+        except BaseException:
+            os.close(self.directory)
+            raise
+        self.regular = stat.S_ISREG(os.fstat(self.fd).st_mode)
+        self.movable = self.regular and not self._magic
+
+    def is_in_place(self) -> bool:
+        """Whether its path, where it has one, still leads to the file."""
+        try:
+            return not self.movable or os.path.samestat(os.stat(self._path), os.fstat(self.fd))
+        except OSError:
+            return False
+
+    def move_to(self, name: str) -> None:
+        """Have the file go by another name in its directory, and open a new one of its kind."""
+        fd = self.fd
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)
+        # It is gone already if a new file could not be opened the last time.
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self.name, name, src_dir_fd=self.directory, dst_dir_fd=self.directory)
+        self.fd = self._open(mode)
+        os.close(fd)
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            os.close(self.directory)
+            self.fd = -1
+
+    def _open(self, mode: int) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        if self._magic:
+            return os.open(self._magic, flags | os.O_CLOEXEC, mode)
+        try:
+            fd = os.open(self.name, flags | _PLAIN, mode, dir_fd=self.directory)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise OSError(errno.ELOOP, "it is a symbolic link that others can change") from None
+            raise
+        opened = os.fstat(fd)
+        if (
+            stat.S_ISREG(opened.st_mode)
+            and opened.st_nlink > 1
+            and not _is_trusted(os.fstat(self.directory))
+        ):
+            os.close(fd)
+            raise OSError(errno.EMLINK, "it has more names than one, in a directory of others")
+        return fd
+
+
+class PrivateDirectory:
+    """A directory that nobody else can write, held open; made if it is missing.
+
+    Args:
+        path: of the directory; what is made of it is accessible to its owner only.
+
+    Raises:
+        OSError: it cannot be made or opened.
+        PermissionError: it belongs to another user, or others can write it; ``strerror`` says
+            which.
+
+    Attributes:
+        fd: to open files below it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        _make_directories(path)
+        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        here = os.fstat(self.fd)
+        reason = ""
+        if here.st_uid != os.geteuid():
+            reason = f"it belongs to user {here.st_uid}, not to {os.geteuid()}"
+        elif here.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            reason = f"other users can write it (mode {stat.S_IMODE(here.st_mode):04o})"
+        if reason:
+            os.close(self.fd)
+            raise PermissionError(errno.EPERM, reason)
+
+    def open(self, name: str, flags: int) -> int:
+        """Open a regular file of ours; a new one is accessible to its owner only.
+
+        Raises:
+            OSError: it cannot be opened, or is a link, of another kind, or another user's.
+        """
+        fd = os.open(name, flags | os.O_NONBLOCK | _PLAIN, 0o600, dir_fd=self.fd)
+        opened = os.fstat(fd)
+        if not stat.S_ISREG(opened.st_mode) or opened.st_uid != os.geteuid():
+            os.close(fd)
+            raise OSError(errno.EPERM, "it is no regular file of this user")
+        return fd
+
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to this directory."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self.fd))
+        except OSError:
+            return False
+
+    def holds(self, name: str, fd: int) -> bool:
+        """Whether a name in it still leads to the file of a descriptor."""
+        try:
+            there = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except OSError:
+            return False
+        return os.path.samestat(there, os.fstat(fd))
+
+    def sync(self) -> None:
+        """Wait until the names in it are on the disk."""
+        os.fsync(self.fd)
+
+    def close(self) -> None:
+        """Close it; idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _make_directories(path: str) -> None:
+    """As ``os.makedirs``, but all that is made is accessible to its owner only."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    if parent and parent != path:
+        _make_directories(parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+
+
+def _follow(path: str) -> str:
+    """The path that links lead to which only root or this user can have made."""
+    for _ in range(_MOST_LINKS):
+        try:
+            link = os.lstat(path)
+        except FileNotFoundError:
+            return path
+        if not stat.S_ISLNK(link.st_mode) or _is_magic(path):
+            return path
+        directory = os.path.dirname(path)
+        if not _is_trusted(os.stat(directory or "."), link):
+            return path
+        path = os.path.join(directory, os.readlink(path))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _is_magic(path: str) -> bool:
+    """Whether it is a link of /proc, such as /dev/stdout leads to: its text is no path."""
+    try:
+        link = os.lstat(path)
+        return stat.S_ISLNK(link.st_mode) and link.st_dev == os.stat("/proc/self/").st_dev
+    except OSError:
+        return False
+
+
+def _is_trusted(directory: os.stat_result, entry: os.stat_result | None = None) -> bool:
+    """Whether only root or this user can have put an entry into a directory."""
+    trusted = (0, os.geteuid())
+    if directory.st_uid not in trusted or (entry and entry.st_uid not in trusted):
+        return False
+    shared = directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    # In a sticky directory only its owner and that of the entry can replace the entry.
+    return not shared or bool(entry and directory.st_mode & stat.S_ISVTX)

@@ -1,0 +1,231 @@
+"""Files that are written: complete or absent, and never through what somebody else put there."""
+
+import errno
+import os
+import stat
+
+import pytest
+
+from otel_kprofiler.host import AppendedFile, NewFile, PrivateDirectory
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
+
+
+@pytest.fixture(params=["nameless", "named", "without hard links"])
+def file_system(request, monkeypatch):
+    """File systems with and without nameless files and hard links."""
+    if request.param != "nameless":
+        real = os.open
+
+        def without_tmpfile(path, flags, *arguments, **more):
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(errno.EOPNOTSUPP, "not supported")
+            return real(path, flags, *arguments, **more)
+
+        monkeypatch.setattr(os, "open", without_tmpfile)
+    if request.param == "without hard links":
+
+        def link(*_, **__):
+            raise OSError(errno.EPERM, "not permitted")
+
+        monkeypatch.setattr(os, "link", link)
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """A directory of another user, with a file of ours beside it."""
+    directory = tmp_path / "theirs"
+    directory.mkdir()
+    os.chown(directory, NOBODY, NOBODY)
+    (tmp_path / "ours").write_bytes(b"precious")
+    yield directory
+    assert (tmp_path / "ours").read_bytes() == b"precious"
+
+
+def put(path, content=b"new", **options):
+    file = NewFile(str(path), **options)
+    os.write(file.fd, content)
+    file.finish()
+
+
+@pytest.mark.usefixtures("file_system")
+def test_a_file_appears_complete_or_not_at_all(tmp_path):
+    path = tmp_path / "out"
+    file = NewFile(str(path), mode=0o640)
+    os.write(file.fd, b"half")
+    assert not path.exists()
+    os.write(file.fd, b" and half")
+    file.finish()
+    assert path.read_bytes() == b"half and half"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    unfinished = NewFile(str(tmp_path / "other"))
+    os.write(unfinished.fd, b"half")
+    unfinished.abandon()
+    unfinished.abandon()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("file_system")
+def test_an_existing_file_is_replaced_only_when_asked_for(tmp_path):
+    path = tmp_path / "out"
+    path.write_bytes(b"old")
+    with pytest.raises(FileExistsError):
+        NewFile(str(path))
+    file = NewFile(str(path), replace=True)
+    file.abandon()
+    assert path.read_bytes() == b"old"
+    put(path, replace=True)
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("file_system")
+def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path):
+    path = tmp_path / "out"
+    file = NewFile(str(path))
+    path.write_bytes(b"theirs")
+    with pytest.raises(FileExistsError):
+        file.finish()
+    assert path.read_bytes() == b"theirs"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@as_root
+@pytest.mark.usefixtures("file_system")
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_link_of_another_user_is_replaced_and_not_followed(theirs, tmp_path, when):
+    path = theirs / "out"
+    target = tmp_path / "ours"
+    if when == "before":
+        path.symlink_to(target)
+        with pytest.raises(FileExistsError):
+            NewFile(str(path))
+    file = NewFile(str(path), replace=True)
+    os.write(file.fd, b"new")
+    if when == "meanwhile":
+        path.symlink_to(target)
+    for entry in theirs.iterdir():  # what a directory's owner may do at any moment
+        if entry != path:
+            entry.unlink()
+            entry.symlink_to(target)
+    file.finish()
+    assert target.read_bytes() == b"precious"
+
+
+@as_root
+@pytest.mark.parametrize("file_system", ["named"], indirect=True)
+@pytest.mark.usefixtures("file_system")
+def test_no_name_can_be_prepared_for_the_unfinished_file(theirs, tmp_path, monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda _: "guessed")
+    (theirs / ".out.guessed").symlink_to(tmp_path / "ours")
+    with pytest.raises(FileExistsError):
+        NewFile(str(theirs / "out"))
+
+
+@as_root
+@pytest.mark.usefixtures("file_system")
+def test_a_directory_that_is_swapped_for_a_link_leads_nowhere_else(theirs, tmp_path):
+    ours = tmp_path / "directory of ours"
+    ours.mkdir()
+    (theirs / "below").mkdir()
+    file = NewFile(str(theirs / "below" / "out"))
+    (theirs / "below").rename(theirs / "away")
+    (theirs / "below").symlink_to(ours)
+    os.write(file.fd, b"new")
+    file.finish()
+    assert not list(ours.iterdir())
+    assert (theirs / "away" / "out").read_bytes() == b"new"
+
+
+def test_a_link_of_this_user_is_followed(tmp_path):
+    (tmp_path / "link").symlink_to("there")
+    put(tmp_path / "link")
+    put(tmp_path / "link", b"newer", replace=True)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there").read_bytes() == b"newer"
+    file = AppendedFile(str(tmp_path / "link"))
+    os.write(file.fd, b" and more")
+    file.close()
+    assert (tmp_path / "there").read_bytes() == b"newer and more"
+    (tmp_path / "round").symlink_to("round")
+    with pytest.raises(OSError, match="symbolic links"):
+        NewFile(str(tmp_path / "round"))
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/stdout", ""])
+def test_what_is_no_regular_file_is_never_replaced(tmp_path, path):
+    with pytest.raises(OSError):
+        NewFile(path or str(tmp_path), replace=True)
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+@as_root
+def test_nothing_is_appended_to_a_file_behind_a_link_of_another_user(theirs, tmp_path):
+    (theirs / "symbolic").symlink_to(tmp_path / "ours")
+    with pytest.raises(OSError, match="symbolic link that others can change"):
+        AppendedFile(str(theirs / "symbolic"))
+    os.link(tmp_path / "ours", theirs / "hard")
+    with pytest.raises(OSError, match="more names than one"):
+        AppendedFile(str(theirs / "hard"))
+    file = AppendedFile(str(theirs / "plain"))
+    (theirs / "plain").unlink()
+    (theirs / "plain").symlink_to(tmp_path / "ours")
+    assert not file.is_in_place()
+    file.move_to("backup")
+    os.write(file.fd, b"new")
+    assert (theirs / "plain").read_bytes() == b"new"
+    file.close()
+
+
+def test_pipes_devices_and_standard_output_can_be_appended_to(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/null", "/dev/stdout", str(tmp_path / "pipe")):
+        file = AppendedFile(path)
+        assert file.is_in_place()
+        file.close()
+        file.close()
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("owner", "mode", "reason"),
+    [(NOBODY, 0o700, "belongs to user 65534"), (0, 0o770, "mode 0770"), (0, 0o1707, "mode 1707")],
+)
+def test_a_directory_that_others_can_change_is_not_private(tmp_path, owner, mode, reason):
+    tmp_path.chmod(mode)
+    os.chown(tmp_path, owner, owner)
+    with pytest.raises(PermissionError, match=reason):
+        PrivateDirectory(str(tmp_path))
+
+
+def test_a_private_directory_is_made_for_its_owner_only(tmp_path):
+    before = os.umask(0)
+    try:
+        directory = PrivateDirectory(str(tmp_path / "a" / "b"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
+    os.close(directory.open("file", os.O_CREAT | os.O_RDWR))
+    assert stat.S_IMODE((tmp_path / "a" / "b" / "file").stat().st_mode) == 0o600
+    assert directory.is_in_place()
+    (tmp_path / "a" / "b").rename(tmp_path / "a" / "c")
+    assert not directory.is_in_place()
+    directory.close()
+
+
+def test_only_regular_files_of_ours_are_opened_in_a_private_directory(tmp_path):
+    directory = PrivateDirectory(str(tmp_path))
+    (tmp_path / "target").write_bytes(b"")
+    (tmp_path / "link").symlink_to("target")
+    os.mkfifo(tmp_path / "pipe")
+    kinds = ["link", "pipe"]
+    if os.geteuid() == 0:
+        (tmp_path / "foreign").write_bytes(b"")
+        os.chown(tmp_path / "foreign", NOBODY, NOBODY)
+        kinds.append("foreign")
+    for name in kinds:
+        with pytest.raises(OSError):
+            directory.open(name, os.O_RDONLY)
+    directory.close()
