@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
 
 from otel_kprofiler.errors import HostError
+
+MAX_CONNECTIONS: Final = 16
+CONNECTION_TIMEOUT_S: Final = 5.0
+"""So long a client may take for its request and for reading the answer."""
+_ROOM_WAIT_S: Final = 0.5
+
+_log = logging.getLogger(__name__)
 
 Probe = Callable[[], list[str]]
 """Returns what is wrong, one sentence each; empty when all is well."""
@@ -52,6 +64,8 @@ class HealthServer:
 
 
 class _Server(ThreadingHTTPServer):
+    """One thread for each connection, of a bounded number, for a bounded time."""
+
     daemon_threads = True
 
     def __init__(
@@ -59,14 +73,60 @@ class _Server(ThreadingHTTPServer):
     ) -> None:
         self.probes = probes
         self.status = status
+        self._open: dict[socket.socket, float] = {}  # with the time of its end, oldest first
+        self._changed = threading.Condition()
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection; at the limit, the oldest one makes room for it."""
+        with self._changed:
+            if len(self._open) >= MAX_CONNECTIONS:
+                _break_off(next(iter(self._open)))
+                self._changed.wait_for(lambda: len(self._open) < MAX_CONNECTIONS, _ROOM_WAIT_S)
+            is_room = len(self._open) < MAX_CONNECTIONS
+            if is_room:
+                self._open[request] = time.monotonic() + CONNECTION_TIMEOUT_S
+        if is_room:
+            super().process_request(request, client_address)
+        else:
+            _log.warning("health: a connection was refused: %d are open", MAX_CONNECTIONS)
+            self.shutdown_request(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """The connection has ended, however it came to that."""
+        with self._changed:
+            self._open.pop(request, None)
+            self._changed.notify_all()
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Break off, twice a second, what takes too long: a client may send byte by byte."""
+        with self._changed:
+            now = time.monotonic()
+            for request in [one for one, end in self._open.items() if end < now]:
+                _break_off(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """One line for a client that goes away; a defect of ours with its traceback."""
+        error = sys.exception()
+        client = client_address[0] if client_address else "a client"
+        if isinstance(error, OSError):
+            _log.warning("health: the connection of %s has ended: %s", client, error)
+        else:
+            _log.exception("health: a request of %s has failed", client)
+
+
+def _break_off(request: socket.socket) -> None:
+    """Have the thread that serves a connection find it at its end."""
+    with contextlib.suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    timeout = 5  # a client that never finishes its request must not hold a thread
+    timeout = CONNECTION_TIMEOUT_S
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]

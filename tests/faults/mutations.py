@@ -36,6 +36,7 @@ SEGMENTS = "otel_kprofiler/export/segments.py"
 REPORTING, PIPELINE = "otel_kprofiler/reporting.py", "otel_kprofiler/pipeline.py"
 WATCHDOG, RUN = "otel_kprofiler/agent/watchdog.py", "otel_kprofiler/cli/run.py"
 LOGS, OUTPUTS = "otel_kprofiler/agent/logs.py", "tests/faults/test_outputs.py"
+HEALTH, PARTS = "otel_kprofiler/agent/health.py", "tests/unit/test_agent_parts.py"
 CLOCK, AGENT = "otel_kprofiler/clock.py", "otel_kprofiler/agent/agent.py"
 WINDOWS, EVENTS = "otel_kprofiler/profiles/windows.py", "otel_kprofiler/sampling/events.py"
 WRITING, RECORDING = "otel_kprofiler/host/writing.py", "otel_kprofiler/sampling/recording.py"
@@ -83,6 +84,9 @@ MUTATIONS = [
     Mutation("SIGUSR1 of others", RUN, "    signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n", "", f"{FREEZES}::test_signals_of_others_neither_end_nor_disturb_the_agent"),
     Mutation("standard error not read", LOGS, "            self._lines.append(line)\n", "            write_all(self.fd, line)\n", f"{OUTPUTS}::test_a_standard_error_that_is_not_read_stops_nothing"),
     Mutation("notification socket not read", "otel_kprofiler/agent/systemd.py", "socket.SOCK_DGRAM | socket.SOCK_NONBLOCK", "socket.SOCK_DGRAM", f"{OUTPUTS}::test_a_notify_socket_that_is_not_read_stops_nothing"),
+    Mutation("health: clients that hold connections", HEALTH, "                _break_off(next(iter(self._open)))\n", "                pass\n", f"{PARTS}::test_clients_that_hold_connections_are_bounded_and_shut_nobody_out"),
+    Mutation("health: client that sends byte by byte", HEALTH, "            for request in [one for one, end in self._open.items() if end < now]:\n", "            for request in ():\n", f"{PARTS}::test_a_client_that_sends_byte_by_byte_is_broken_off"),
+    Mutation("health: reset connection", HEALTH, "        if isinstance(error, OSError):\n", "        if False:\n", f"{PARTS}::test_a_reset_connection_is_one_line_of_the_log"),
     Mutation("step broken off: samples in hand", PIPELINE, "                self._gate.push(samples[done:])\n", "                pass\n", "tests/unit/test_pipeline.py"),
     Mutation("CPU hotplug", EVENTS, "for cpu in sorted(online - self._events.keys()):", "for cpu in ():", "tests/live/test_sampler.py"),
     Mutation("descriptors exhausted", EVENTS, "            online = self._online()\n        except OSError as error:", "            online = self._online()\n        except ValueError as error:", "tests/faults/test_hosts.py::test_no_descriptors_left"),

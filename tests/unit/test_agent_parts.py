@@ -1,15 +1,19 @@
 """Log, systemd notifications and health endpoint of the agent."""
 
+import contextlib
 import json
 import logging
 import os
 import socket
+import struct
+import threading
+import time
 import urllib.error
 import urllib.request
 
 import pytest
 
-from otel_kprofiler.agent.health import HealthServer
+from otel_kprofiler.agent.health import MAX_CONNECTIONS, HealthServer
 from otel_kprofiler.agent.logs import RepeatFilter, configure_logging, hold_logging
 from otel_kprofiler.agent.systemd import Notifier
 from otel_kprofiler.errors import HostError
@@ -190,3 +194,46 @@ def test_a_port_in_use_is_a_clear_error():
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(HostError, match="cannot listen on"):
             HealthServer(endpoint, {})
+
+
+@pytest.fixture
+def health():
+    server = HealthServer("127.0.0.1:0", {"/livez": list})
+    yield server
+    server.close()
+
+
+def count_health_threads():
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def test_clients_that_hold_connections_are_bounded_and_shut_nobody_out(health):
+    with contextlib.ExitStack() as stack:
+        for _ in range(5 * MAX_CONNECTIONS):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", health.port)))
+            client.sendall(b"GET /livez HTTP/1.0\r\nX-Slow: ")
+        assert get(health.port, "/livez")[0] == 200
+        assert count_health_threads() <= MAX_CONNECTIONS
+
+
+def test_a_client_that_sends_byte_by_byte_is_broken_off(health):
+    deadline = time.monotonic() + 60
+    with socket.create_connection(("127.0.0.1", health.port)) as client:
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < deadline:
+                client.sendall(b"x")
+                time.sleep(0.2)
+        assert time.monotonic() < deadline
+
+
+def test_a_reset_connection_is_one_line_of_the_log(health, caplog, capfd):
+    with socket.create_connection(("127.0.0.1", health.port)) as client:
+        client.sendall(b"GET /livez HTTP/1.0\r\nX-Slow: ")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    deadline = time.monotonic() + 30
+    while not caplog.records and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (record,) = caplog.records
+    assert record.exc_info is None
+    assert "127.0.0.1" in record.getMessage()
+    assert capfd.readouterr().err == ""
