@@ -350,7 +350,7 @@ class ProfileKind(NamedTuple):
 
 
 ON_CPU: Final = ProfileKind("samples", "count", "cpu", "nanoseconds")
-"""Periodic samples of what runs on a CPU."""
+"""Periodic samples of what runs on a CPU; each counts 1."""
 
 
 class WindowSample(NamedTuple):
@@ -363,6 +363,7 @@ class WindowSample(NamedTuple):
         cpu: logical CPU.
         link: current span of the thread, if known.
         timestamps_unix_ns: when each was taken; never empty, in the order of arrival.
+        values: value of each timestamp, in the unit of the profile's kind; empty if all are 1.
     """
 
     stack: Stack
@@ -371,6 +372,12 @@ class WindowSample(NamedTuple):
     cpu: int
     link: SpanLink | None
     timestamps_unix_ns: Sequence[int]
+    values: Sequence[int] = ()
+
+    @property
+    def weight(self) -> int:
+        """Sum of the values, in the unit of the profile's kind."""
+        return sum(self.values) if self.values else len(self.timestamps_unix_ns)
 
 
 class ResourceSamples(NamedTuple):
@@ -467,6 +474,11 @@ class Window:
         return sum(
             len(sample.timestamps_unix_ns) for group in self.resources for sample in group.samples
         )
+
+    @property
+    def weight(self) -> int:
+        """Sum of the values of all samples, in the unit of ``kind``."""
+        return sum(sample.weight for group in self.resources for sample in group.samples)
 
 
 class Form(enum.Enum):

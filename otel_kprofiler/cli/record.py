@@ -309,7 +309,7 @@ def _unresolved_share(windows: Sequence[Window]) -> float:
     for window in windows:
         for group in window.resources:
             for sample in group.samples:
-                weight = len(sample.timestamps_unix_ns)
+                weight = sample.weight
                 for frame in sample.stack.leading:
                     if frame.kind is not FrameKind.USER:
                         frames += weight

@@ -41,9 +41,6 @@ from otel_kprofiler.otlp import conventions as names
 from otel_kprofiler.otlp.account import parse_account
 from otel_kprofiler.otlp.payloads import parse_payloads
 
-_MOST_AGGREGATED: Final = 1_000_000
-"""Largest count without timestamps that is spread into single samples."""
-
 _MODULE_KINDS: Final = {
     kind.value: kind for kind in (ModuleKind.VMLINUX, ModuleKind.BPF, ModuleKind.OUT_OF_LINE)
 }
@@ -118,7 +115,7 @@ class _Decoder:
     """Collects windows over several messages; values are shared between them."""
 
     def __init__(self) -> None:
-        self._windows: dict[tuple[object, ...], dict[_ResourceKey, dict[_Identity, list[int]]]] = {}
+        self._windows: dict[tuple[object, ...], dict[_ResourceKey, dict[_Identity, _Series]]] = {}
         self._accounts: dict[tuple[object, ...], Mapping[str, AttributeValue]] = {}
         self._resources: dict[_ResourceKey, Resource] = {}
         self.frames: dict[Frame, Frame] = {}
@@ -144,8 +141,11 @@ class _Decoder:
                     window = self._windows.setdefault(key, {})
                     samples = window.setdefault(resource, {})
                     for sample in profile.samples:
-                        times = samples.setdefault(tables.identity(sample), [])
-                        times.extend(_times(profile, sample))
+                        identity = tables.identity(sample)
+                        series = samples.get(identity)
+                        if series is None:
+                            series = samples[identity] = _Series()
+                        series.add(profile, sample)
 
     def _resource(self, resource_profiles: Any, strings: Sequence[str]) -> _ResourceKey:
         attributes = dict(key_values(resource_profiles.resource.attributes, strings))
@@ -162,7 +162,10 @@ class _Decoder:
                 [
                     ResourceSamples(
                         self._resources[resource],
-                        [WindowSample(*identity, times) for identity, times in samples.items()],
+                        [
+                            WindowSample(*identity, series.times, series.values)
+                            for identity, series in samples.items()
+                        ],
                     )
                     for resource, samples in resources.items()
                     if samples
@@ -188,14 +191,31 @@ def _window(
     return Window(kind, period, start, end, resources, taken, lost, totals)
 
 
-def _times(profile: Any, sample: Any) -> Sequence[int]:
-    """Timestamps of a sample; an aggregated count stands at the start of the profile."""
-    if sample.timestamps_unix_nano:
-        return list(sample.timestamps_unix_nano)
-    count = sum(sample.values)
-    if not 0 < count <= _MOST_AGGREGATED:
-        raise PayloadError(f"a sample has no timestamps and the value {count}")
-    return [profile.time_unix_nano] * count
+class _Series:
+    """Timestamps and values of equal samples; no values as long as each is 1."""
+
+    __slots__ = ("times", "values")
+
+    def __init__(self) -> None:
+        self.times: list[int] = []
+        self.values: list[int] = []
+
+    def add(self, profile: Any, sample: Any) -> None:
+        """Add a sample; an aggregated value stands at the start of its profile."""
+        times, values = list(sample.timestamps_unix_nano), list(sample.values)
+        if not times:
+            if not values:
+                raise PayloadError("a sample has neither timestamps nor values")
+            times, values = [profile.time_unix_nano], [sum(values)]
+        if values and len(values) != len(times):
+            raise PayloadError(f"a sample has {len(times)} timestamps, but {len(values)} values")
+        if values.count(1) == len(values):
+            values = []
+        if values and not self.values:
+            self.values = [1] * len(self.times)
+        if values or self.values:
+            self.values += values or [1] * len(times)
+        self.times += times
 
 
 class _Table(list[Any]):

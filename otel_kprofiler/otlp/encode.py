@@ -171,13 +171,12 @@ def _split(options: _Options, units: list[_Unit]) -> Encoded:
         step = 2 * count if count == step else count + count // _MORE_SHARE + 1
         if batch is None:
             owner, sample = units[position - 1]
-            times = sample.timestamps_unix_ns
             batch, fitting = _encode_times(options, owner, sample)
             if batch is None:
-                too_large += len(times)
+                too_large += len(sample.timestamps_unix_ns)
                 continue
             position -= 1
-            units[position] = owner, sample._replace(timestamps_unix_ns=times[fitting:])
+            units[position] = owner, _cut(sample, fitting, None)
         batches.append(batch)
     return Encoded(tuple(batches), too_large)
 
@@ -200,13 +199,20 @@ def _encode_times(
     options: _Options, owner: _Owner, sample: WindowSample
 ) -> tuple[Batch | None, int]:
     """A request with as many of a sample's timestamps as fit, and how many these are."""
-    times = sample.timestamps_unix_ns
 
     def encode(count: int) -> Batch | None:
-        return _encode(options, [(owner, sample._replace(timestamps_unix_ns=times[:count]))])[0]
+        return _encode(options, [(owner, _cut(sample, 0, count))])[0]
 
-    count = bisect_left(range(1, len(times)), True, key=lambda count: encode(count) is None)
+    counts = range(1, len(sample.timestamps_unix_ns))
+    count = bisect_left(counts, True, key=lambda count: encode(count) is None)
     return encode(count) if count else None, count
+
+
+def _cut(sample: WindowSample, start: int, stop: int | None) -> WindowSample:
+    """The sample with some of its timestamps and their values."""
+    return sample._replace(
+        timestamps_unix_ns=sample.timestamps_unix_ns[start:stop], values=sample.values[start:stop]
+    )
 
 
 def _encode(
@@ -229,9 +235,12 @@ def _encode(
     counts = []
     sizes: list[int] = []  # bytes up to each sample, at least
     groups_size = 0
+    # All samples of a profile have one shape: values for all, or none where each would be 1.
+    has_values = any(sample.values for _, sample in units)
     for owner, units_of_owner in groupby(units, itemgetter(0)):
         resource = writer.resource(dictionary.key_values(owner.attributes), owner.schema_url)
         samples: dict[bytes, bytes] = {}
+        values: dict[bytes, bytes] = {}
         count = samples_size = 0
         for _, sample in units_of_owner:
             head = writer.sample_head(
@@ -247,14 +256,18 @@ def _encode(
                 samples[head] = times
             else:
                 samples[head] = earlier + times
+            if has_values:
+                own = writer.values(sample.values or [1] * len(sample.timestamps_unix_ns))
+                samples_size += len(own)
+                values[head] = values.get(head, b"") + own
             count += len(sample.timestamps_unix_ns)
             sizes.append(groups_size + samples_size + tables.size)
             if limit is not None and sizes[-1] > limit:
                 return None, _fitting(sizes, limit, len(units))
             options.pause()
         written = []
-        for item in samples.items():
-            written.append(writer.sample(*item))
+        for head, times in samples.items():
+            written.append(writer.sample(head, times, values.get(head, b"")))
             options.pause()
         profile_id = id_prefix + (len(groups) + 1).to_bytes(4, "big")
         groups.append(writer.group(envelope, resource, b"".join(written), profile_id, account))

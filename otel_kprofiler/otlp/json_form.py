@@ -149,8 +149,14 @@ class JsonWriter:
         """Elements of ``timestampsUnixNano``, each with a comma: may be concatenated."""
         return b"".join([b',"%d"' % time for time in times_unix_ns])
 
-    def sample(self, head: bytes, timestamps: bytes) -> bytes:
+    def values(self, values: Sequence[int]) -> bytes:
+        """Elements of ``values``, each with a comma: may be concatenated."""
+        return self.timestamps(values)
+
+    def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
         """One sample of a profile."""
+        if values:
+            head += b'"values":[%b],' % values[1:]
         return b',{%b"timestampsUnixNano":[%b]}' % (head, timestamps[1:])
 
     def key_value(self, attribute: KeyValue) -> bytes:

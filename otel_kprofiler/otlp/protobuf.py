@@ -121,8 +121,14 @@ class ProtobufWriter:
             return times_unix_ns[0].to_bytes(8, "little")
         return struct.pack(f"<{len(times_unix_ns)}Q", *times_unix_ns)
 
-    def sample(self, head: bytes, timestamps: bytes) -> bytes:
+    def values(self, values: Sequence[int]) -> bytes:
+        """Content of ``values``: may be concatenated."""
+        return b"".join([varint(value & MASK_64) for value in values])
+
+    def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
         """One sample of a profile."""
+        if values:
+            head += delimited(b"\x22", values)
         return delimited(b"\x12", delimited(head + b"\x2a", timestamps))
 
     def envelope(self, header: Header) -> Envelope:

@@ -123,8 +123,12 @@ class Writer(Protocol):
         """Timestamps of a sample; more may be appended."""
         ...
 
-    def sample(self, head: bytes, timestamps: bytes) -> bytes:
-        """One sample of a profile."""
+    def values(self, values: Sequence[int]) -> bytes:
+        """Values of a sample, one for each timestamp; more may be appended."""
+        ...
+
+    def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
+        """One sample of a profile; without values each timestamp counts 1."""
         ...
 
     def key_value(self, attribute: KeyValue) -> bytes:

@@ -36,7 +36,7 @@ def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
                 root = _clean(process_name(group.resource, sample.thread_name))
                 if threads:
                     root += f";{_clean(sample.thread_name)}/{sample.tid}"
-                counts[root + text(sample.stack)] += len(sample.timestamps_unix_ns)
+                counts[root + text(sample.stack)] += sample.weight
     return "".join(f"{line} {count}\n" for line, count in sorted(counts.items()))
 
 

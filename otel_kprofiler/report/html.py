@@ -96,7 +96,7 @@ class _Columns:
         process = _index(self._processes, (name, process_id(resource)))
         thread = _index(self._threads, (sample.thread_name, sample.tid, process))
         key = (self._leaf(name, sample.stack), thread, sample.cpu)
-        self._samples[key] += len(sample.timestamps_unix_ns)
+        self._samples[key] += sample.weight
 
     def _leaf(self, process: str, stack: Stack) -> int:
         leaf = self._leaves.get((process, stack))

@@ -9,7 +9,17 @@ import gzip
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from otel_kprofiler.model import Frame, Line, Module, Resource, Stack, Window, WindowSample
+from otel_kprofiler.model import (
+    ON_CPU,
+    Frame,
+    Line,
+    Module,
+    ProfileKind,
+    Resource,
+    Stack,
+    Window,
+    WindowSample,
+)
 from otel_kprofiler.report.entries import process_id, process_name
 
 # Field numbers of the messages Profile, Sample, Mapping, Location, Line, Function, ValueType.
@@ -21,19 +31,22 @@ _USER_CEILING: Final = 1 << 63
 def pprof(windows: Iterable[Window]) -> bytes:
     """All windows as one profile, gzipped.
 
-    Values are the number of samples and the CPU time they stand for. Labels hold process, pid,
+    Values are the number of samples, and of each kind what they stand for: CPU time for a kind
+    with a period, else the sum of its values. Labels hold process, pid,
     thread, tid and cpu, all as text because pprof drops a numeric 0; a number is selected by
     ``pprof -tagfocus='cpu=^0$'``. Unresolved frames have an address and a mapping, and no
     function.
     """
-    encoder = _Encoder()
+    windows = list(windows)
+    encoder = _Encoder(dict.fromkeys(window.kind for window in windows))
     for window in windows:
         encoder.add_window(window)
     return gzip.compress(encoder.finish(), mtime=0)
 
 
 class _Encoder:
-    def __init__(self) -> None:
+    def __init__(self, kinds: Iterable[ProfileKind]) -> None:
+        self._kinds = tuple(kinds) or (ON_CPU,)
         self._out = bytearray()
         self._strings: dict[str, int] = {"": 0}
         self._stacks: dict[Stack, bytes] = {}
@@ -43,11 +56,8 @@ class _Encoder:
         self._start_ns = 0
         self._end_ns = 0
         self._period_ns = 0
-        for field, kinds in (
-            (_SAMPLE_TYPE, ("samples", "count")),
-            (_SAMPLE_TYPE, ("cpu", "nanoseconds")),
-        ):
-            self._out += _message(field, self._value_type(*kinds))
+        for value_type in (("samples", "count"), *map(_measure, self._kinds)):
+            self._out += _message(_SAMPLE_TYPE, self._value_type(*value_type))
 
     def add_window(self, window: Window) -> None:
         self._start_ns = min(self._start_ns or window.start_unix_ns, window.start_unix_ns)
@@ -55,11 +65,14 @@ class _Encoder:
         self._period_ns = window.period_ns or self._period_ns
         for group in window.resources:
             for sample in group.samples:
-                self._add_sample(group.resource, sample, window.period_ns)
+                self._add_sample(group.resource, sample, window)
 
-    def _add_sample(self, resource: Resource, sample: WindowSample, period_ns: int) -> None:
-        count = len(sample.timestamps_unix_ns)
-        body = self._stack(sample.stack) + _packed(2, [count, count * period_ns])
+    def _add_sample(self, resource: Resource, sample: WindowSample, window: Window) -> None:
+        is_count = window.kind.sample_unit == "count"
+        values = [sample.weight if is_count else len(sample.timestamps_unix_ns)]
+        amount = sample.weight * (window.period_ns if window.kind.period_type else 1)
+        values += [amount if kind == window.kind else 0 for kind in self._kinds]
+        body = self._stack(sample.stack) + _packed(2, values)
         labels = {
             "process": process_name(resource, sample.thread_name),
             "pid": process_id(resource),
@@ -123,12 +136,19 @@ class _Encoder:
         return self._strings.setdefault(text, len(self._strings))
 
     def finish(self) -> bytes:
-        self._out += _message(_PERIOD_TYPE, self._value_type("cpu", "nanoseconds"))
+        self._out += _message(_PERIOD_TYPE, self._value_type(*_measure(self._kinds[0])))
         self._out += _number(_PERIOD, self._period_ns) + _number(_TIME_NANOS, self._start_ns)
         self._out += _number(_DURATION_NANOS, self._end_ns - self._start_ns)
         for text in self._strings:
             self._out += _message(_STRING, text.encode(errors="replace"))
         return bytes(self._out)
+
+
+def _measure(kind: ProfileKind) -> tuple[str, str]:
+    """Type and unit of what the samples of a kind stand for."""
+    if kind.period_type:
+        return kind.period_type, kind.period_unit
+    return kind.sample_type, kind.sample_unit
 
 
 def _varint(value: int) -> bytes:

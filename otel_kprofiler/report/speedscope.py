@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import repeat
 from typing import Any, Final
 
 from otel_kprofiler.model import Resource, Stack, Window
@@ -23,18 +24,23 @@ def speedscope(windows: Iterable[Window], *, name: str = "otel-kprofiler") -> st
     """
     writer = _Writer()
     for window in windows:
+        if window.kind.sample_unit == "nanoseconds":
+            writer.unit = "nanoseconds"
         for group in window.resources:
             for sample in group.samples:
                 stack = writer.stack(sample.stack, group.resource, sample.thread_name)
                 times = sample.timestamps_unix_ns
-                writer.weights[stack] += len(times)
-                period = window.period_ns or 1
-                writer.cpus[sample.cpu] += [(time, stack, period) for time in times]
+                weights = sample.values or repeat(window.period_ns or 1)
+                writer.weights[stack] += sample.weight
+                writer.cpus[sample.cpu] += [
+                    (time, stack, weight) for time, weight in zip(times, weights, strict=False)
+                ]
     return writer.text(name)
 
 
 class _Writer:
     def __init__(self) -> None:
+        self.unit = "none"  # of the weights; "nanoseconds" is the only other one that occurs here
         self.weights: defaultdict[tuple[int, ...], int] = defaultdict(int)
         self.cpus: defaultdict[int, list[tuple[int, tuple[int, ...], int]]] = defaultdict(list)
         self._frames: dict[Entry | str, int] = {}
@@ -53,7 +59,7 @@ class _Writer:
         return self._frames.setdefault(frame, len(self._frames))
 
     def text(self, name: str) -> str:
-        profiles = [_profile("all CPUs", "none", list(self.weights.items()))]
+        profiles = [_profile("all CPUs", self.unit, list(self.weights.items()))]
         for cpu, samples in sorted(self.cpus.items()):
             ordered = [(stack, period) for _, stack, period in sorted(samples)]
             profiles.append(_profile(f"CPU {cpu}", "nanoseconds", ordered))

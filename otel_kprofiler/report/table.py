@@ -43,7 +43,7 @@ def function_rows(windows: Iterable[Window]) -> list[Row]:
     for window in windows:
         for group in window.resources:
             for sample in group.samples:
-                count = len(sample.timestamps_unix_ns)
+                count = sample.weight
                 leaf, functions = keys(sample.stack)
                 if leaf:
                     own[leaf] += count
@@ -64,7 +64,7 @@ def table(windows: Iterable[Window], *, width: int = 80, limit: int | None = 40)
         limit: number of functions, None for all.
     """
     windows = list(windows)
-    count = sum(window.sample_count for window in windows)
+    count = sum(window.weight for window in windows)
     rows = function_rows(windows)
     shown = rows[:limit]
     names = max(width, 40) - _NUMBERS - _MODULE - 2

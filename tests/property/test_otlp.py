@@ -125,6 +125,13 @@ values = (
 )
 
 
+KINDS = [
+    (ProfileKind("samples", "count", "cpu", "nanoseconds"), 10_101_010),
+    (ProfileKind("events", "count"), 0),
+    (ProfileKind("off_cpu", "nanoseconds"), 0),
+]
+
+
 @st.composite
 def windows(draw):
     known = draw(st.lists(modules(), min_size=1, max_size=4))
@@ -132,6 +139,15 @@ def windows(draw):
     user = draw(st.lists(user_frames(), min_size=1, max_size=6))
     shared = draw(st.lists(stacks(kernel, user), min_size=1, max_size=8))
     length = draw(st.sampled_from([1, 10**9]))
+    kind, period = draw(st.sampled_from(KINDS))
+    weigh = st.integers(0, 2**62) if kind.sample_unit == "nanoseconds" else st.just(1)
+
+    def with_values(sample):
+        count = len(sample.timestamps_unix_ns)
+        return st.lists(weigh, min_size=count, max_size=count).map(
+            lambda found: sample._replace(values=[] if set(found) == {1} else found)
+        )
+
     samples = st.builds(
         WindowSample,
         st.sampled_from(shared),
@@ -140,7 +156,7 @@ def windows(draw):
         st.integers(0, 300),
         links,
         st.lists(st.integers(START, START + length - 1), min_size=1, max_size=20),
-    )
+    ).flatmap(with_values)
     groups = [
         ResourceSamples(
             Resource({**draw(st.dictionaries(words, values, max_size=2)), "process.pid": pid % 3}),
@@ -148,14 +164,6 @@ def windows(draw):
         )
         for pid in range(draw(st.integers(0, 4)))
     ]
-    kind, period = draw(
-        st.sampled_from(
-            [
-                (ProfileKind("samples", "count", "cpu", "nanoseconds"), 10_101_010),
-                (ProfileKind("events", "count"), 0),
-            ]
-        )
-    )
     window = Window(kind, period, START, START + length, groups)
     return draw(accounted(window))
 
@@ -205,11 +213,16 @@ def content(*some):
             sample.stack.user_status,
             *sample[1:5],
             time,
+            value,
         )
         for window in some
         for group in window.resources
         for sample in group.samples
-        for time in sample.timestamps_unix_ns
+        for time, value in zip(
+            sample.timestamps_unix_ns,
+            sample.values or [1] * len(sample.timestamps_unix_ns),
+            strict=True,
+        )
     )
 
 

@@ -148,7 +148,7 @@ def test_frames_of_other_profilers_are_read(payload):
     assert (frames[0x10].module, frames[0x10].unresolved) == (None, Unresolved.UNMAPPED)
 
 
-def test_aggregated_values_are_spread_over_the_start(payload):
+def test_an_aggregated_value_stands_at_the_start_of_its_profile(payload):
     message = ExportProfilesServiceRequest.FromString(payload)
     profile = message.resource_profiles[0].scope_profiles[0].profiles[0]
     del profile.samples[1:]
@@ -156,9 +156,26 @@ def test_aggregated_values_are_spread_over_the_start(payload):
     profile.samples[0].values.append(3)
     (window,) = decode_windows(message.SerializeToString())
     sample = window.resources[0].samples[0]
-    assert sample.timestamps_unix_ns == [profile.time_unix_nano] * 3
-    profile.samples[0].values[0] = 10**12
-    with pytest.raises(PayloadError, match="no timestamps"):
+    assert (sample.timestamps_unix_ns, sample.weight) == ([profile.time_unix_nano], 3)
+    del profile.samples[0].values[:]
+    with pytest.raises(PayloadError, match="neither timestamps nor values"):
+        decode_windows(message.SerializeToString())
+
+
+def test_values_stay_with_their_timestamps(payload):
+    """Off-CPU profiles of opentelemetry-ebpf-profiler: a duration for each timestamp."""
+    message = ExportProfilesServiceRequest.FromString(payload)
+    profile = message.resource_profiles[0].scope_profiles[0].profiles[0]
+    del profile.samples[1:]
+    start = profile.time_unix_nano
+    profile.samples[0].timestamps_unix_nano[:] = [start, start + 1]
+    profile.samples[0].values[:] = [70_000, 5]
+    (window,) = decode_windows(message.SerializeToString())
+    (sample,) = window.resources[0].samples
+    assert (sample.timestamps_unix_ns, sample.values) == ([start, start + 1], [70_000, 5])
+    assert sample.weight == 70_005
+    profile.samples[0].values.append(1)
+    with pytest.raises(PayloadError, match="2 timestamps, but 3 values"):
         decode_windows(message.SerializeToString())
 
 

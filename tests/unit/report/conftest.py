@@ -14,6 +14,7 @@ from otel_kprofiler.model import (
     Line,
     Module,
     ModuleKind,
+    ProfileKind,
     Resource,
     ResourceSamples,
     Stack,
@@ -67,4 +68,18 @@ def windows():
                 WindowSample(missing, 7, "dd", 0, None, [17_000]),
             ]),
         ], taken=3),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def off_cpu():
+    """Three waits of ``dd`` on one CPU, each with the time that it took."""
+    read, entry = Stack((READ, ENTRY)), Stack((ENTRY,))
+    return [
+        Window(ProfileKind("off_cpu", "nanoseconds"), 0, 5_000, 15_000, [
+            ResourceSamples(Resource({"process.pid": 7, "process.executable.name": "dd"}), [
+                WindowSample(read, 7, "dd", 0, None, [5_000, 7_000], [70, 20]),
+                WindowSample(entry, 7, "dd", 0, None, [6_000], [10]),
+            ]),
+        ]),
     ]  # fmt: skip

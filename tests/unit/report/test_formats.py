@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.report import pprof, speedscope
+from otel_kprofiler.report import folded, function_rows, html, pprof, speedscope
 
 
 def test_speedscope_follows_its_schema(windows):
@@ -116,3 +116,23 @@ def test_pprof_opens_in_its_tool(windows, tmp_path, tool):
     focused = run("-top", "-sample_index=samples", "-tagfocus=pid=^8$")
     assert "vfs_read" in focused
     assert "ext4_read" not in focused
+
+
+def test_every_format_adds_up_the_values_of_samples(off_cpu):
+    """Three waits of 70, 20 and 10 ns, in two stacks."""
+    assert folded(off_cpu) == "dd;do_syscall_64_[k] 10\ndd;do_syscall_64_[k];vfs_read_[k] 90\n"
+    rows = {row.function: row for row in function_rows(off_cpu)}
+    assert (rows["vfs_read"].self_count, rows["do_syscall_64"].total_count) == (90, 100)
+    everything, cpu0 = json.loads(speedscope(off_cpu))["profiles"]
+    assert (everything["unit"], everything["endValue"]) == ("nanoseconds", 100)
+    assert (cpu0["weights"], cpu0["endValue"]) == ([70, 10, 20], 100)
+    messages = list(fields(gzip.decompress(pprof(off_cpu))))
+    strings = [value.decode() for number, value in messages if number == 6]
+    types = [dict(fields(value)) for number, value in messages if number == 1]
+    assert [(strings[one[1]], strings[one[2]]) for one in types] == [
+        ("samples", "count"),
+        ("off_cpu", "nanoseconds"),
+    ]
+    samples = [dict(fields(value))[2] for number, value in messages if number == 2]
+    assert [list(values) for values in samples] == [[2, 90], [1, 10]]
+    assert '"count":[90,10]' in html(off_cpu)
