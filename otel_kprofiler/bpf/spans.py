@@ -61,7 +61,7 @@ class SpanSlots:
         self._slots_fd = slots_fd
         self._slots = slots
         self._used: set[int] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def register(self, tid: int, said_at: int, context_at: int) -> bool:
         """Have the sampler look there for the span of a thread; False when all slots are taken.
@@ -98,6 +98,15 @@ class SpanSlots:
             return True
 
     def close(self) -> None:
-        """Forget all threads; the map is closed by its owner."""
+        """Forget all threads and take no more; the map is closed by its owner."""
         with self._lock:
+            self._slots = 0
             self._used.clear()
+
+    def before_fork(self) -> None:
+        """Hold the lock, which another thread would keep for ever in the child."""
+        self._lock.acquire()
+
+    def after_fork(self) -> None:
+        """Let others have the lock again."""
+        self._lock.release()

@@ -13,15 +13,16 @@ import os
 import select
 import threading
 import time
-import weakref
 from collections import Counter
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from otel_kprofiler import forks
 from otel_kprofiler.bpf.code_events import CodeEvents, CodeLoss
 from otel_kprofiler.bpf.details import describe
 from otel_kprofiler.bpf.ksymbol import LostRecord, make_changes, parse_perf_records
 from otel_kprofiler.bpf.rungs import BaselineReader, Reading, Rung
+from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.host import Access, HostFiles
 from otel_kprofiler.model import CodeAction, CodeBatch, CodeChange, CodeDetails, CodeSymbol
 
@@ -62,7 +63,7 @@ class CodeCounts(NamedTuple):
     wakeups: int
 
 
-class CodeWatch:
+class CodeWatch(ForkAware):
     """A source of changes of code on this host, open until closed.
 
     To miss nothing, open it before kallsyms is read; its thread begins with the first ``poll``.
@@ -106,7 +107,7 @@ class CodeWatch:
         self._events.epoll.register(self._wake_fd, select.EPOLLIN)
         self._push(_now_ns(), self._baseline.read_programs())
         self._thread = threading.Thread(target=self._run, name="kprofiler-code", daemon=True)
-        _open.add(self)
+        forks.register(ForkStep.RELEASE, self)
 
     @property
     def rung(self) -> Rung:
@@ -161,8 +162,13 @@ class CodeWatch:
                 self._thread.join()
             self._release()
 
+    def after_fork_in_child(self) -> None:
+        """Close what the parent goes on with; its thread, which is not here, may hold the lock."""
+        self._lock = threading.RLock()
+        self._release()
+
     def _release(self) -> None:
-        _open.discard(self)
+        forks.unregister(self)
         self._closed = True
         with self._lock:
             self._events.close()
@@ -251,15 +257,3 @@ class CodeWatch:
 
 def _now_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-
-_open: weakref.WeakSet[CodeWatch] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for watch in tuple(_open):
-        watch._lock = threading.RLock()  # noqa: SLF001 - its thread may have held the old one
-        watch._release()  # noqa: SLF001
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from otel_kprofiler import forks
 from otel_kprofiler.bpf import Loader, ProgramCounts, SpanSlots, get_loader, parse_records
 from otel_kprofiler.clock import SystemTime, TimeSource
 from otel_kprofiler.errors import HostError, SamplerError
+from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.host import Access, HostFiles
 from otel_kprofiler.model import LossCause, RawSample
 from otel_kprofiler.sampling.attachment import Attachment
@@ -28,7 +28,7 @@ RawSink = Callable[[bytes, int], None]
 """Takes the records of one drain as they lay in the ring, and ``complete_until_ns`` then."""
 
 
-class EbpfSampler:
+class EbpfSampler(ForkAware):
     """Samples all CPUs (or one command) of this host; see :class:`Sampler`.
 
     Needs CAP_BPF and CAP_PERFMON. Nothing stays in the kernel when the process ends, however
@@ -94,7 +94,7 @@ class EbpfSampler:
         except OSError as error:
             raise HostError(f"the sampler cannot be set up: {error}") from error
         self.stack_limit = self._attached.stack_limit
-        _running.add(self)
+        forks.register(ForkStep.RELEASE, self)
 
     def reconfigure(self, config: SamplerConfig) -> int:
         """Change what is sampled without a gap: no CPU waits longer than one period.
@@ -197,9 +197,26 @@ class EbpfSampler:
         self.counts()
         with self._lock:
             attached, self._attached = self._attached, None
-        _running.discard(self)
+        forks.unregister(self)
         if attached is not None:
             attached.close()
+
+    def before_fork(self) -> None:
+        """Let no fork see half-done work in mapped memory or in the slots of spans."""
+        self._lock.acquire()
+        if self._attached is not None and self._attached.spans is not None:
+            self._attached.spans.before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        if self._attached is not None and self._attached.spans is not None:
+            self._attached.spans.after_fork()
+        self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """Close the events, which the parent shares, without disabling them."""
+        self.close()
+        self._lock.release()
 
     def _cpu_events(self) -> CpuEvents:
         events = self._attachment().events
@@ -224,30 +241,3 @@ def _horizon(now: int, attached: Attachment) -> int:
         if 1 not in since:  # 1: the clock is being read just now
             return min(now - _STORE_DELAY_NS, *since) if since else now - _STORE_DELAY_NS
     return 0
-
-
-_running: weakref.WeakSet[EbpfSampler] = weakref.WeakSet()
-_held: list[EbpfSampler] = []
-
-
-def _before_fork() -> None:
-    _held.extend(_running)
-    for sampler in _held:
-        sampler._lock.acquire()  # noqa: SLF001
-
-
-def _after_fork_in_parent() -> None:
-    while _held:
-        _held.pop()._lock.release()  # noqa: SLF001
-
-
-def _after_fork_in_child() -> None:
-    # The events are shared with the parent: they are closed here, never disabled.
-    for sampler in tuple(_held):
-        sampler.close()
-    _after_fork_in_parent()
-
-
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-)

@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
+from otel_kprofiler import forks
 from otel_kprofiler.errors import HostError, KProfilerError
+from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.model import MAX_FRAMES, AttributeValue, Window
 from otel_kprofiler.profiles import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.sampling import SamplerConfig
@@ -40,7 +42,7 @@ _STOP_MILLIS: Final = 10_000
 _log = logging.getLogger(__name__)
 
 
-class KernelProfiler:
+class KernelProfiler(ForkAware):
     """Profiles what this process does in the kernel. Thread-safe; one may run at a time.
 
     ::
@@ -199,6 +201,7 @@ class KernelProfiler:
             self._session = self._provider = None
             if _running is self:
                 _running = None
+                forks.unregister(self)
         if session is not None and provider is not None:
             session.stop(timeout_millis / 1000)
             provider.detach(self)
@@ -283,6 +286,7 @@ class KernelProfiler:
         provider.attach(self)
         self._problem = ""
         _running = self
+        forks.register(ForkStep.RESTART, self)
 
     def _open_provider(self) -> ProfilerProvider:
         if self._provider is not None:  # that of the parent, in a forked child
@@ -317,7 +321,7 @@ class KernelProfiler:
             if session is not None and not (before and self._pauses):
                 (session.pause if self._pauses else session.resume)()
 
-    def _after_fork_in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         """No thread but this one lives here; what the parent has open is closed already."""
         global _running  # noqa: PLW0603 - one in a process
         _running = None
@@ -353,11 +357,3 @@ def _refuse_subinterpreters() -> None:
 
 _running: KernelProfiler | None = None
 _abandoned: list[object] = []
-
-
-def _after_fork_in_child() -> None:
-    if _running is not None:
-        _running._after_fork_in_child()  # noqa: SLF001
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

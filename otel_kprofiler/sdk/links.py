@@ -30,7 +30,9 @@ from opentelemetry.context.context import Context, _RuntimeContext
 from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
 from opentelemetry.trace.propagation import _SPAN_KEY
 
+from otel_kprofiler import forks
 from otel_kprofiler.bpf import SpanSlots
+from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.sdk.thread_slot import (
     ThreadSlot,
     find_context_offset,
@@ -48,16 +50,22 @@ _Leave = Callable[[_Before], None]
 
 
 class _Tenant:
-    """Ends with the thread that it is local to, and gives its slot back."""
+    """Ends with the thread that it is local to, and gives its slot back.
+
+    In a forked child, the interpreter ends the tenants of all threads that are not there, before
+    any hook runs: their slots belong to threads of the parent, which live on.
+    """
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._ended = ended
+        self._pid = os.getpid()
 
     def __del__(self) -> None:
-        self._ended()
+        if os.getpid() == self._pid:
+            self._ended()
 
 
-class SpanLinks:
+class SpanLinks(ForkAware):
     """Tells the current span of every thread, from :meth:`start` to :meth:`stop`.
 
     There is one at a time in a process; its methods belong to one thread, except :meth:`look`.
@@ -103,7 +111,7 @@ class SpanLinks:
         self._replace(asyncio.Handle, "_run", step)
         work = _make_work(executor._WorkItem.run, enter, leave)  # noqa: SLF001
         self._replace(executor._WorkItem, "run", work)  # noqa: SLF001
-        _active.append(self)
+        forks.register(ForkStep.UNHOOK, self)
         self._publish_first(runtime.get_current(), get_token())
 
     def stop(self) -> None:
@@ -112,8 +120,11 @@ class SpanLinks:
         self._own.clear()
         while self._undo:
             self._undo.pop()()
-        if self in _active:
-            _active.remove(self)
+        forks.unregister(self)
+
+    def after_fork_in_child(self) -> None:
+        """Unhook: the map of slots is the parent's."""
+        self.stop()
 
     def look(self) -> None:
         """Have each thread look, once, which event loop it runs in; from any thread."""
@@ -252,14 +263,3 @@ def _make_work(run: Callable[..., None], enter: _Enter, leave: _Leave) -> Callab
                 leave(before)
 
     return work
-
-
-_active: list[SpanLinks] = []
-
-
-def _after_fork_in_child() -> None:
-    for links in tuple(_active):
-        links.stop()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

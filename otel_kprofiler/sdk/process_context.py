@@ -15,7 +15,9 @@ import time
 import uuid
 from typing import Final
 
+from otel_kprofiler import forks
 from otel_kprofiler.errors import HostError
+from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.model import Attributes, AttributeValue
 from otel_kprofiler.otlp import ProcessContext, encode_process_context
 from otel_kprofiler.profiles import CONTEXT_HEADER, CONTEXT_SIGNATURE, CONTEXT_VERSION
@@ -112,8 +114,8 @@ def _name_mapping(address: int) -> bool:
     return status == 0
 
 
-class _Publisher:
-    """What this process publishes; the lock is made anew in a forked child."""
+class _Publisher(ForkAware):
+    """What this process publishes. There is one in a process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -124,6 +126,7 @@ class _Publisher:
         with self.lock:
             if self.mapping is None:
                 self.mapping = _Mapping()
+                forks.register(ForkStep.RESTART, self)
             self.mapping.publish(encode_process_context(context))
             self.context = context
 
@@ -132,6 +135,22 @@ class _Publisher:
             self.context = None
             if self.mapping is not None:
                 self.mapping.withdraw()
+
+    def after_fork_in_child(self) -> None:
+        """The page of the parent is not mapped here: publish on a page of our own."""
+        self.lock = threading.Lock()  # a thread that is not here may hold the old one
+        mapping, self.mapping = self.mapping, None
+        if mapping is not None:
+            mapping.abandon()
+        if self.context is None:
+            return
+        resource = dict(self.context.resource)
+        if _INSTANCE_ID in resource:
+            resource[_INSTANCE_ID] = str(uuid.uuid4())
+        try:
+            publish_process_context(resource, self.context.extra)
+        except HostError as error:
+            _log.warning("%s (fix: %s)", error, error.hint)
 
 
 _publisher = _Publisher()
@@ -171,24 +190,3 @@ def _publishable(attributes: Attributes) -> dict[str, AttributeValue]:
         elif all(isinstance(item, str) for item in value):
             kept[key] = tuple(value)
     return kept
-
-
-def _after_fork_in_child() -> None:
-    """The page of the parent is not mapped here: forget it without touching it."""
-    global _publisher  # noqa: PLW0603 - its lock may be held by a thread that is not here
-    context = _publisher.context
-    if _publisher.mapping is not None:
-        _publisher.mapping.abandon()
-    _publisher = _Publisher()
-    if context is None:
-        return
-    resource = dict(context.resource)
-    if _INSTANCE_ID in resource:
-        resource[_INSTANCE_ID] = str(uuid.uuid4())
-    try:
-        publish_process_context(resource, context.extra)
-    except HostError as error:
-        _log.warning("%s", error)
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,9 +1,16 @@
-"""Both loaders."""
+"""Both loaders, and where services write their profiles."""
+
+import sys
+from pathlib import Path
 
 import pytest
 
 from otel_kprofiler.bpf import BccLoader, LibbpfLoader, get_loader
 from otel_kprofiler.sampling import ebpf
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from services import ToFile
 
 
 @pytest.fixture(params=["libbpf", "bcc"])
@@ -13,3 +20,9 @@ def loader(request, monkeypatch):
         pytest.skip(f"{request.param} is not installed (packages libbpf1, python3-bpfcc)")
     monkeypatch.setattr(ebpf, "get_loader", lambda: get_loader(request.param))
     return request.param
+
+
+@pytest.fixture
+def to_file(tmp_path):
+    """Environment of a service that writes its profiles, and the windows that it wrote."""
+    return ToFile(tmp_path / "profiles.jsonl")

@@ -12,9 +12,9 @@ import time
 
 import pytest
 from opentelemetry.sdk.resources import Resource as SdkResource
+from services import WORK, run
 
 from otel_kprofiler.errors import HostError
-from otel_kprofiler.otlp import read_profiles
 from otel_kprofiler.sdk import (
     InMemoryProfileExporter,
     KernelProfiler,
@@ -25,61 +25,12 @@ from otel_kprofiler.sdk import (
 
 pytestmark = pytest.mark.live
 
-WORK = """
-import os, time
-def work(seconds):
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        os.listdir("/proc/self/task")
-"""
-
 
 def work(seconds):
     """Use so much CPU time, most of it in the kernel."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         os.listdir("/proc/self/task")
-
-
-def run(code, *, wrapper=(), env=None, timeout=120):
-    """Run a service in a process of its own; it must end well."""
-    done = subprocess.run(
-        [*wrapper, sys.executable, "-c", WORK + textwrap.dedent(code)],
-        env={**os.environ, "OTEL_KPROFILER_SAMPLES_PER_SECOND": "999", **(env or {})},
-        capture_output=True, text=True, timeout=timeout,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-class ToFile:
-    """A file that a service writes its profiles to."""
-
-    def __init__(self, path):
-        self.path = path
-        self.env = {
-            "OTEL_PROFILES_EXPORTER": "otlp_json_file",
-            "OTEL_KPROFILER_FILE": str(path),
-        }
-
-    def pids(self):
-        """Number of samples by process."""
-        found = {}
-        for window in read_profiles(str(self.path)):
-            for group in window.resources:
-                pid = group.resource.attributes["process.pid"]
-                count = sum(len(sample.timestamps_unix_ns) for sample in group.samples)
-                found[pid] = found.get(pid, 0) + count
-        return found
-
-    def exists(self):
-        return self.path.exists() and self.path.stat().st_size > 0
-
-
-@pytest.fixture
-def to_file(tmp_path):
-    """Environment of a service that writes its profiles, and the windows that it wrote."""
-    return ToFile(tmp_path / "profiles.jsonl")
 
 
 @contextlib.contextmanager

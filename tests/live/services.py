@@ -1,0 +1,51 @@
+"""Services of the tests: processes of their own that profile themselves."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+from otel_kprofiler.otlp import read_profiles
+
+WORK = """
+import os, time
+def work(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        os.listdir("/proc/self/task")
+"""
+
+
+def run(code, *, wrapper=(), env=None, timeout=120):
+    """Run a service in a process of its own; it must end well."""
+    done = subprocess.run(
+        [*wrapper, sys.executable, "-c", WORK + textwrap.dedent(code)],
+        env={**os.environ, "OTEL_KPROFILER_SAMPLES_PER_SECOND": "999", **(env or {})},
+        capture_output=True, text=True, timeout=timeout,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+class ToFile:
+    """A file that a service writes its profiles to."""
+
+    def __init__(self, path):
+        self.path = path
+        self.env = {
+            "OTEL_PROFILES_EXPORTER": "otlp_json_file",
+            "OTEL_KPROFILER_FILE": str(path),
+        }
+
+    def pids(self):
+        """Number of samples by process."""
+        found = {}
+        for window in read_profiles(str(self.path)):
+            for group in window.resources:
+                pid = group.resource.attributes["process.pid"]
+                count = sum(len(sample.timestamps_unix_ns) for sample in group.samples)
+                found[pid] = found.get(pid, 0) + count
+        return found
+
+    def exists(self):
+        return self.path.exists() and self.path.stat().st_size > 0
