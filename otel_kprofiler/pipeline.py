@@ -16,6 +16,7 @@ whatever the caller wants.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -30,7 +31,7 @@ from otel_kprofiler.profiles import (
     WindowSchedule,
 )
 from otel_kprofiler.reporting import Account, ExporterAccount
-from otel_kprofiler.sampling import Sampler
+from otel_kprofiler.sampling import Sampler, SamplerCounts
 from otel_kprofiler.symbols import Symbolizer
 
 DRAIN_INTERVAL_S: Final = 0.25
@@ -47,7 +48,7 @@ SamplerT = TypeVar("SamplerT", bound=Sampler)
 
 
 class Pipeline(Generic[SamplerT]):
-    """Drives one sampler. Belongs to one thread, except :meth:`wake`.
+    """Drives one sampler. Belongs to one thread, except :meth:`wake` and :meth:`account`.
 
     Args:
         sampler: where samples come from; started and closed by the pipeline.
@@ -55,6 +56,7 @@ class Pipeline(Generic[SamplerT]):
         resources: finds the Resource of a process.
         schedule: how long windows last.
         sink: takes each closed window; must not block.
+        exporters: what became of the samples that the sink was given; called from any thread.
         clock: boot time, and its conversion to Unix time.
         max_wait_ns: how long a sample waits for symbols of its time at most.
         pause: called again and again during long work: to let other threads run, or as a sign of
@@ -70,6 +72,7 @@ class Pipeline(Generic[SamplerT]):
         schedule: WindowSchedule,
         sink: WindowSink,
         clock: Clock,
+        exporters: Callable[[], tuple[ExporterAccount, ...]] = tuple,
         max_wait_ns: int = 500_000_000,
         pause: Callable[[], None] | None = None,
     ) -> None:
@@ -78,12 +81,18 @@ class Pipeline(Generic[SamplerT]):
         self.resources = resources
         self._schedule = schedule
         self._sink = sink
+        self._exporters = exporters
         self._clock = clock
         self._pause = pause
         self._gate = EventTimeGate(max_wait_ns)
         self._windows: WindowBuilder | None = None
         self._looked_ns = 0
-        self._in_windows = 0
+        # Held while samples move from one count to another, so that none is counted twice or
+        # not at all. Reentrant: a signal handler may ask for the account.
+        self._lock = threading.RLock()
+        self._counts = SamplerCounts(0, {}, 0, {})
+        self._resolving = self._in_windows = 0
+        self._handing_over: Account | None = None
         self._collected = 0
         self._stream_id = os.urandom(8).hex()
         self._reported_taken = 0
@@ -153,14 +162,25 @@ class Pipeline(Generic[SamplerT]):
         self._symbolizer.close()
         self.resources.close()
 
-    def account(self, exporters: tuple[ExporterAccount, ...] = ()) -> Account:
-        """Where the samples are; exact when the pipeline is stopped."""
-        counts = self.sampler.counts()
-        waiting = len(self._gate) + self._in_windows
-        return Account(counts.taken, counts.received, dict(counts.lost), waiting, exporters)
+    def account(self) -> Account:
+        """Where the samples were at the last drain; from any thread, all counts of one instant.
+
+        While a window is handed over, the instant is that before it.
+        """
+        with self._lock:
+            return self._handing_over or self._count()
+
+    def _count(self) -> Account:
+        counts = self._counts
+        waiting = len(self._gate) + self._resolving + self._in_windows
+        lost = dict(counts.lost)
+        return Account(counts.taken, counts.received, lost, waiting, self._exporters())
 
     def _drain(self) -> None:
-        self._gate.push(self.sampler.drain())
+        samples = self.sampler.drain()
+        with self._lock:
+            self._gate.push(samples)
+            self._counts = self.sampler.counts()
 
     def _collect(self, passed_ns: int) -> None:
         """Resolve and collect the samples taken before ``passed_ns``; close due windows."""
@@ -176,7 +196,9 @@ class Pipeline(Generic[SamplerT]):
 
     def _add_until(self, before_ns: int) -> None:
         windows = self._get_windows()
-        samples = self._gate.release(before_ns)
+        with self._lock:
+            samples = self._gate.release(before_ns)
+            self._resolving = len(samples)
         done = 0
         try:
             for sample in samples:
@@ -187,12 +209,14 @@ class Pipeline(Generic[SamplerT]):
                     self._pause()
         finally:
             # Whatever breaks in, such as a watchdog, loses no sample.
-            self._in_windows += done
-            if done < len(samples):
-                self._gate.push(samples[done:])
+            with self._lock:
+                self._resolving = 0
+                self._in_windows += done
+                if done < len(samples):
+                    self._gate.push(samples[done:])
 
     def _close_window(self, end_boot_ns: int | None) -> None:
-        counts = self.sampler.counts()
+        counts = self._counts
         collected = self._collected + self._in_windows
         totals = StreamTotals(self._stream_id, collected, counts.taken, counts.lost)
         window = self._get_windows().close(
@@ -206,8 +230,14 @@ class Pipeline(Generic[SamplerT]):
         self._collected = collected
         self._reported_taken, self._reported_lost = counts.taken, counts.lost
         self.resources.next_window()
-        self._sink(window)
-        self._in_windows = 0
+        with self._lock:
+            self._handing_over = self._count()
+        try:
+            self._sink(window)
+        finally:
+            with self._lock:
+                self._in_windows = 0
+                self._handing_over = None
 
     def _get_windows(self) -> WindowBuilder:
         if self._windows is None:

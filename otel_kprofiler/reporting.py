@@ -60,6 +60,7 @@ class Account(NamedTuple):
         lost: lost between kernel and user space, by cause.
         waiting: read, but not yet in a closed window.
         exporters: one entry for each exporter.
+        earlier: samples of profilers that ran before, which the exporters' counts include.
     """
 
     taken: int
@@ -67,6 +68,7 @@ class Account(NamedTuple):
     lost: Losses
     waiting: int
     exporters: tuple[ExporterAccount, ...]
+    earlier: int = 0
 
     def gaps(self) -> list[str]:
         """Sentences about samples whose whereabouts are unknown; empty when all is accounted."""
@@ -79,9 +81,10 @@ class Account(NamedTuple):
         for exporter in self.exporters:
             seen = exporter.exported + sum(exporter.lost.values()) + exporter.pending
             seen += exporter.not_offered
-            if seen + self.waiting != self.received + exporter.carried:
+            carried = exporter.carried + self.earlier
+            if seen + self.waiting != self.received + carried:
                 found.append(
-                    f"{self.received} samples were received and {exporter.carried} carried over,"
+                    f"{self.received} samples were received and {carried} carried over,"
                     f" but exporter {exporter.name} accounts for {seen} and {self.waiting} wait"
                     " for their window"
                 )
@@ -94,6 +97,7 @@ class Account(NamedTuple):
             "received": self.received,
             "lost": {cause.value: count for cause, count in self.lost.items()},
             "waiting": self.waiting,
+            "earlier": self.earlier,
             "exporters": {
                 exporter.name: {
                     "exported": exporter.exported,
@@ -115,10 +119,6 @@ class _Task(NamedTuple):
     window: Window
     queues: tuple[ExportQueue, ...]
     samples: int
-
-    def lose(self, cause: LossCause) -> None:
-        for queue in self.queues:
-            queue.lose(self.samples, cause)
 
 
 class Reporter:
@@ -153,10 +153,10 @@ class Reporter:
         self._capacity = capacity
         self._waiting: deque[_Task] = deque()
         self._changed = threading.Condition()
-        # Held while batches go to the queues, which may take as long as a disk does. Taken
-        # before the other lock, and never by who hands over windows.
-        self._handing_over = threading.Lock()
         self._encoding: _Task | None = None
+        # While the batches of that task go to its queues, which may take as long as a disk does:
+        # what each queue had accepted before. What it has accepted since is no longer pending.
+        self._accepted_before: dict[ExportQueue, int] = {}
         self._closing = False
         self._background = background
         if background:
@@ -168,7 +168,7 @@ class Reporter:
             return
         with self._changed:
             if len(self._waiting) == self._capacity:
-                self._waiting.popleft().lose(LossCause.QUEUE_FULL)
+                self._lose(self._waiting.popleft(), LossCause.QUEUE_FULL)
             task = _Task(window, self._queues, window.sample_count)
             self._waiting.append(task)
             self._handed_over += task.samples
@@ -193,8 +193,8 @@ class Reporter:
             threading.Thread(target=self._see_off, args=(queue,), daemon=True).start()
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """What became of the samples, by exporter."""
-        with self._handing_over, self._changed:
+        """What became of the samples, by exporter; all counts of one instant."""
+        with self._changed:
             return tuple(map(self._account, self._not_offered))
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
@@ -211,7 +211,7 @@ class Reporter:
         with self._changed:
             self._closing = True
             while self._waiting:
-                self._waiting.popleft().lose(LossCause.SHUTDOWN)
+                self._lose(self._waiting.popleft(), LossCause.SHUTDOWN)
             self._changed.notify_all()
         queues = self._open_queues()
         if len(queues) == 1:
@@ -233,8 +233,9 @@ class Reporter:
 
     def _account(self, name: str) -> ExporterAccount:
         open_ = [q for q in (*self._queues, *self._leaving) if q.exporter.name == name]
-        counts = [*self._past.get(name, ()), *(queue.counts() for queue in open_)]
-        tasks = [task for task in self._tasks() for queue in open_ if queue in task.queues]
+        of_open = [queue.counts() for queue in open_]
+        counts = [*self._past.get(name, ()), *of_open]
+        unput = sum(map(self._count_unput, open_, of_open))
         lost, carried_lost = Counter[LossCause](), Counter[LossCause]()
         for one in counts:
             lost.update(one.lost)
@@ -243,12 +244,26 @@ class Reporter:
             name=name,
             exported=sum(one.exported for one in counts),
             lost=dict(lost),
-            pending=sum(one.queued for one in counts) + sum(task.samples for task in tasks),
+            pending=sum(one.queued for one in counts) + unput,
             not_offered=self._not_offered[name],
             carried=sum(one.carried for one in counts),
             carried_lost=dict(carried_lost),
             unknown_since_unix_ns=max([q.unknown_since_unix_ns for q in open_], default=0),
         )
+
+    def _count_unput(self, queue: ExportQueue, counts: QueueCounts) -> int:
+        """Samples of windows that are still to be put into a queue."""
+        unput = sum(task.samples for task in self._tasks() if queue in task.queues)
+        if queue in self._accepted_before:
+            unput -= counts.accepted - self._accepted_before[queue]
+        return unput
+
+    def _lose(self, task: _Task, cause: LossCause) -> None:
+        """Count a window as lost that waits no longer; called with the lock held."""
+        for queue in task.queues:
+            queue.lose(task.samples, cause)
+            if queue in self._accepted_before:
+                self._accepted_before[queue] += task.samples
 
     def _tasks(self) -> list[_Task]:
         return [*([self._encoding] if self._encoding else []), *self._waiting]
@@ -282,18 +297,20 @@ class Reporter:
                 return False
             task = self._encoding = self._waiting.popleft()
         results = self._encode_all(task)
-        with self._handing_over:
-            for queue, result in zip(task.queues, results, strict=True):
-                if result is None:
-                    queue.lose(task.samples, LossCause.INTERNAL)
-                    continue
-                if result.too_large:
-                    queue.lose(result.too_large, LossCause.TOO_LARGE)
-                for batch in result.batches:
-                    queue.put(batch)
-            with self._changed:
-                self._encoding = None
-                self._changed.notify_all()
+        with self._changed:
+            self._accepted_before = {queue: queue.counts().accepted for queue in task.queues}
+        for queue, result in zip(task.queues, results, strict=True):
+            if result is None:
+                queue.lose(task.samples, LossCause.INTERNAL)
+                continue
+            if result.too_large:
+                queue.lose(result.too_large, LossCause.TOO_LARGE)
+            for batch in result.batches:
+                queue.put(batch)
+        with self._changed:
+            self._encoding = None
+            self._accepted_before = {}
+            self._changed.notify_all()
         return True
 
     def _encode_all(self, task: _Task) -> list[Encoded | None]:

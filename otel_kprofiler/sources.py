@@ -18,6 +18,7 @@ from otel_kprofiler.profiles import (
     WindowSchedule,
     read_host_attributes,
 )
+from otel_kprofiler.reporting import ExporterAccount
 from otel_kprofiler.sampling import (
     EbpfSampler,
     EventSink,
@@ -60,6 +61,7 @@ def open_live(
     symbolizer: Symbolizer | None = None,
     raw_sink: RawSink | None = None,
     on_process: Callable[[ProcessKey, Resource], None] | None = None,
+    exporters: Callable[[], tuple[ExporterAccount, ...]] = tuple,
     event_sink: EventSink | None = None,
     loader: str = "auto",
     symbol_names: str = "plain",
@@ -79,6 +81,7 @@ def open_live(
         raw_sink: sees the raw records of each drain.
         on_process: told of each process and its Resource when it is first seen,
             and when it changes.
+        exporters: what became of the samples that the sink was given.
         event_sink: takes the changes of symbols, for recordings.
         loader: what loads the program: ``auto``, ``libbpf`` or ``bcc``.
         symbol_names: ``compressed`` for half the memory, else ``plain``.
@@ -98,6 +101,7 @@ def open_live(
         ),
         schedule=schedule,
         sink=sink,
+        exporters=exporters,
         clock=clock,
         pause=pause,
     )

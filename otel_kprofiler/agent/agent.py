@@ -140,11 +140,10 @@ class Agent:
         return Reporter([running.queue for running in self._exporters.values()])
 
     def account(self) -> Account:
-        """Where the samples are; from any thread, exact at the end of :meth:`run`."""
-        exporters = self._reporter.accounts() if self._reporter else ()
+        """Where the samples are; from any thread."""
         if self._pipeline:
-            return self._pipeline.account(exporters)
-        return Account(0, 0, {}, 0, exporters)
+            return self._pipeline.account()
+        return Account(0, 0, {}, 0, self._reporter.accounts() if self._reporter else ())
 
     def _generation(self) -> int:
         return self._pipeline.symbol_generation if self._pipeline else 0
@@ -163,6 +162,7 @@ class Agent:
                 access=self._access,
                 clock=self._clock,
                 attributes=resource_attributes(receiver),
+                exporters=reporter.accounts,
                 symbolizer=prepared,
                 loader=receiver.loader,
                 symbol_names=receiver.symbol_names,

@@ -32,6 +32,7 @@ from otel_kprofiler.bpf.layout import (
     CpuLines,
     ProgramConfig,
     ProgramCounts,
+    parse_counts,
     parse_records,
 )
 from otel_kprofiler.bpf.libbpf import LibbpfLoader
@@ -102,6 +103,7 @@ __all__ = [
     "find_member_offsets",
     "get_loader",
     "make_changes",
+    "parse_counts",
     "parse_perf_records",
     "parse_records",
     "record_spans",

@@ -115,10 +115,9 @@ class CpuLines:
         )
         self._words = memoryview(self._mapped)[:size].cast("Q")
 
-    def counts(self) -> ProgramCounts:
-        """The counters, over all CPUs."""
-        words = self._words
-        return ProgramCounts(*(sum(words[first::_CPU_LINE_WORDS]) for first in range(_COUNTERS)))
+    def copy(self) -> bytes:
+        """All lines as they are, for :func:`parse_counts`."""
+        return bytes(self._words)
 
     def runs(self, cpu: int) -> int:
         """How often the program has run to its end on a CPU."""
@@ -134,6 +133,13 @@ class CpuLines:
         """Unmap."""
         self._words.release()
         self._mapped.close()
+
+
+def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
+    """The counters over all CPUs, and whether no record was being made on any of them."""
+    words = memoryview(lines).cast("Q")
+    totals = (sum(words[first::_CPU_LINE_WORDS]) for first in range(_COUNTERS))
+    return ProgramCounts(*totals), not any(words[_IN_FLIGHT_WORD::_CPU_LINE_WORDS])
 
 
 def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSample]:

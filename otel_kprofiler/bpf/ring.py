@@ -47,7 +47,7 @@ class RingChunk(NamedTuple):
 
     Attributes:
         data: committed records as they lie in the ring, headers included.
-        complete: everything that was reserved when the producer's position was read is in it.
+        complete: everything that was reserved up to the position where it ends is in it.
     """
 
     data: bytes
@@ -94,12 +94,22 @@ class RingReader:
         self._headers = memory.data.cast("I")
         self._order = Fence()
 
-    def take(self) -> RingChunk:
-        """Take all committed records, up to the first that is still being written."""
+    def reserved(self) -> int:
+        """The position up to which records are reserved; a barrier for other mapped memory."""
+        self._order()
+        position = self._memory.producer[0]
+        self._order()
+        return position
+
+    def take(self, until: int | None = None) -> RingChunk:
+        """Take all committed records, up to the first that is still being written.
+
+        Args:
+            until: a position of :meth:`reserved` to stop at; that of this moment by default.
+        """
         memory, headers, mask = self._memory, self._headers, self._mask
         start = at = memory.consumer[0]
-        producer = memory.producer[0]
-        self._order()
+        producer = self.reserved() if until is None else until
         while at < producer:
             length = headers[(at & mask) >> 2]
             tries = _BUSY_TRIES

@@ -276,7 +276,7 @@ class Session:
 
     def sent(self, sending: Sending) -> str:
         """The last line when the samples went to a receiver."""
-        account = self.pipeline.account(sending.accounts())
+        account = self.pipeline.account()._replace(exporters=sending.accounts())
         (receiver,) = account.exporters
         parts = [
             f"{receiver.exported:,} of {account.taken:,} samples",

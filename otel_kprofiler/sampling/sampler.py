@@ -87,13 +87,12 @@ class SamplerConfig:
 
 
 class SamplerCounts(NamedTuple):
-    """Cumulative counts since the start.
+    """Cumulative counts from the start to the last ``drain``.
 
     Attributes:
         taken: samples that passed all filters, counted by the kernel program.
         lost: how many of those could not be handed over, counted by the kernel program.
-        received: samples returned by ``drain``. After ``stop`` and a last ``drain``:
-            taken = received + the sum of lost.
+        received: samples returned by ``drain``: taken = received + the sum of lost.
         filtered: what was left out, by filter: ``idle`` (the idle task itself), ``target``,
             ``age``, ``empty`` (no frame on the only side that is wanted).
     """
@@ -127,7 +126,7 @@ class Sampler(Protocol):
         """Boot time before which every sample has been returned by :meth:`drain`."""
 
     def counts(self) -> SamplerCounts:
-        """The counters, from any thread; after :meth:`close` the last ones."""
+        """The counters of the last :meth:`drain`, from any thread; also after :meth:`close`."""
 
     def stop(self) -> None:
         """Take no more samples; a last :meth:`drain` returns the rest."""

@@ -208,7 +208,7 @@ class KernelProfiler(ForkAware):
             self._problem = session.failure
             if self._exporters:
                 provider.shutdown(max(0.0, deadline - time.monotonic()) * 1000)
-            self._account = session.account(provider.accounts()).as_dict()
+            self._account = session.account().as_dict()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -252,7 +252,7 @@ class KernelProfiler(ForkAware):
         if session is None or provider is None:
             stats["account"] = self._account
         else:
-            stats["account"] = session.account(provider.accounts()).as_dict()
+            stats["account"] = session.account().as_dict()
             if links := session.links:
                 stats["span_links"] = {
                     "possible": links.possible,
@@ -277,7 +277,14 @@ class KernelProfiler(ForkAware):
             self._publish(provider)
         try:
             take = functools.partial(self._take, provider)
-            self._session = Session(self._plan, provider.resource, take, symbolizer=self._inherited)
+            self._session = Session(
+                self._plan,
+                provider.resource,
+                take,
+                exporters=provider.accounts,
+                earlier=provider.handed_over,
+                symbolizer=self._inherited,
+            )
         except BaseException:
             self._provider = None
             if self._exporters:

@@ -8,13 +8,14 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from opentelemetry.sdk.resources import Resource
 
 from otel_kprofiler.export import ExportQueue, ProfileExporter
-from otel_kprofiler.model import Encoding, Window
+from otel_kprofiler.model import Encoding, LossCause, Losses, Window
 from otel_kprofiler.otlp import Encoded, encode_window
 from otel_kprofiler.reporting import ExporterAccount, Reporter
 from otel_kprofiler.sdk.exporters import ExporterFactory
@@ -117,14 +118,18 @@ class SimpleProfileProcessor(ProfileProcessor):
     def on_window(self, window: Window) -> None:
         """Encode and export the window."""
         encoded = _encode_gently(window, self._exporter.encoding)
+        if encoded.too_large:
+            with self._lock:
+                self._count(0, {LossCause.TOO_LARGE: encoded.too_large})
         for batch in encoded.batches:
             with self._lock:
                 result = self._exporter.export(batch)
-                lost = dict(self._account.lost)
-                for cause, count in result.lost.items():
-                    lost[cause] = lost.get(cause, 0) + count
-                exported = self._account.exported + result.exported
-                self._account = self._account._replace(exported=exported, lost=lost)
+                self._count(result.exported, result.lost)
+
+    def _count(self, exported: int, lost: Losses) -> None:
+        exported += self._account.exported
+        lost = Counter(self._account.lost) + Counter(lost)
+        self._account = self._account._replace(exported=exported, lost=lost)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Flush the exporter."""
@@ -141,6 +146,7 @@ class SimpleProfileProcessor(ProfileProcessor):
     def after_fork_in_child(self) -> None:
         """The exporter's lock may be held by a thread that is not here."""
         self._lock = threading.Lock()
+        self._account = ExporterAccount(self._exporter.name, 0, {}, 0)
 
 
 def _encode_gently(window: Window, encoding: Encoding) -> Encoded:
@@ -174,6 +180,8 @@ class ProfilerProvider:
         self._resource = resource
         self._lock = threading.Lock()
         self._processors: tuple[ProfileProcessor, ...] = ()
+        self._handed_over = 0
+        self._not_offered: dict[ProfileProcessor, int] = {}
         self._sources: tuple[Source, ...] = ()
         self._closed = False
         self._exit: Callable[[], None] | None = None
@@ -193,10 +201,14 @@ class ProfilerProvider:
         """Hand every window to this processor, too."""
         with self._lock:
             self._processors = (*self._processors, profile_processor)
+            self._not_offered[profile_processor] = self._handed_over
 
     def on_window(self, window: Window) -> None:
         """Take a window of a profiler; a processor that fails does not harm the others."""
-        for processor in self._processors:
+        with self._lock:
+            self._handed_over += window.sample_count
+            processors = self._processors
+        for processor in processors:
             try:
                 processor.on_window(window)
             except Exception:  # noqa: BLE001 - logged; profiling goes on
@@ -212,9 +224,18 @@ class ProfilerProvider:
         with self._lock:
             self._sources = tuple(one for one in self._sources if one is not source)
 
+    @property
+    def handed_over(self) -> int:
+        """Samples of all windows so far."""
+        return self._handed_over
+
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """What became of the samples, by exporter."""
-        return tuple(one for processor in self._processors for one in processor.accounts())
+        """What became of the samples, by exporter; see :attr:`handed_over` for their sum."""
+        return tuple(
+            account._replace(not_offered=account.not_offered + not_offered)
+            for processor, not_offered in self._not_offered.copy().items()
+            for account in processor.accounts()
+        )
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Export all that has been sampled so far; False if time ran out."""
@@ -243,6 +264,8 @@ class ProfilerProvider:
         self._lock = threading.Lock()
         self._sources = ()
         self._pid = os.getpid()
+        self._handed_over = 0
+        self._not_offered = dict.fromkeys(self._processors, 0)
         for processor in self._processors:
             processor.after_fork_in_child()
 

@@ -39,6 +39,8 @@ class Session:
         plan: what to profile.
         service: the Resource of the service.
         sink: takes each window, in the draining thread.
+        exporters: what became of the samples that the sink was given.
+        earlier: samples that it was given before.
         symbolizer: that of the parent, in a forked child: reading the symbols again would take
             seconds there, because each read gives the interpreter lock away to a busy service.
 
@@ -58,6 +60,8 @@ class Session:
         service: Resource,
         sink: Callable[[Window], None],
         *,
+        exporters: Callable[[], tuple[ExporterAccount, ...]] = tuple,
+        earlier: int = 0,
         symbolizer: Symbolizer | None = None,
     ) -> None:
         access, clock = Access(), Clock()
@@ -75,6 +79,7 @@ class Session:
         self._schedule = plan.schedule
         self._interval_s = config.drain_interval_s
         self._windows = 0
+        self._earlier = earlier
         self._sink = sink
         self._pipeline = Pipeline(
             sampler=self._sampler,
@@ -82,6 +87,7 @@ class Session:
             resources=make_resources(plan, service, access, clock),
             schedule=plan.schedule,
             sink=self._count_window,
+            exporters=exporters,
             clock=clock,
             pause=Pacer(),
         )
@@ -108,9 +114,9 @@ class Session:
         """Take samples again."""
         return self._call(self._sampler.resume, timeout_s)
 
-    def account(self, exporters: tuple[ExporterAccount, ...]) -> Account:
-        """Where the samples are; exact when stopped."""
-        return self._pipeline.account(exporters)
+    def account(self) -> Account:
+        """Where the samples are, as of one instant."""
+        return self._pipeline.account()._replace(earlier=self._earlier)
 
     def stop(self, timeout_s: float) -> None:
         """Stop sampling and hand over the last window, for as long as the time allows."""

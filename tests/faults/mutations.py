@@ -71,7 +71,7 @@ MUTATIONS = [
     Mutation("spool corrupted: count", SPOOL, "        self.damaged = max(0, state.appended - state.done - waiting)\n", "", f"{STORED} {DISKS}::test_a_damaged_spool_delivers_what_is_whole_and_counts_the_rest"),
     Mutation("spool cut off", SPOOL, "        segment = max(self._last, *self._sizes, 0) + 1\n", "        segment = max([*self._sizes, 1])\n", f"{STORED}::test_a_file_that_is_cut_at_any_byte_is_read_up_to_there_and_goes_on"),
     Mutation("two writers", SPOOL, "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", f"{STORED}::test_there_is_one_writer"),
-    Mutation("disk hanging", REPORTING, "        with self._handing_over:\n            for queue, result", "        with self._changed:\n            for queue, result", f"{DISKS}::test_a_disk_that_hangs_delays_neither_the_drain_nor_another_exporter"),
+    Mutation("disk hanging", REPORTING, "                queue.put(batch)\n", "                with self._changed:\n                    queue.put(batch)\n", f"{DISKS}::test_a_disk_that_hangs_delays_neither_the_drain_nor_another_exporter"),
     Mutation("SIGKILL: unclean end", SPOOL, "        if seen and not closed:\n", "        if False:\n", f"{STORED} {DURABLE}"),
     Mutation("SIGKILL: position", SPOOL, "                    self._write(Kind.MARK, self._state.pack())\n            except", "                    pass\n            except", f"{STORED} {DURABLE}"),
     Mutation("batch given up with a spool", QUEUE, "_TEMPORARY.issuperset(result.lost)", "False", f"{DURABLE}"),

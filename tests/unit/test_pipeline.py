@@ -195,8 +195,8 @@ def test_the_account_is_exact_after_stopping(parts):
 def test_a_miscount_in_the_kernel_is_named_as_a_gap(parts):
     pipeline, sampler, *_ = parts
     sampler.ready = [raw(1)]
-    pipeline.stop()
     sampler.counts = lambda: SamplerCounts(taken=3, received=1, lost={}, filtered={})
+    pipeline.stop()
     (gap,) = pipeline.account().gaps()
     assert "took 3" in gap
 

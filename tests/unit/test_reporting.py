@@ -231,3 +231,36 @@ def test_what_leaving_queues_cannot_deliver_is_lost_at_shutdown():
     (account,) = reporter.accounts()
     assert account.lost == {LossCause.SHUTDOWN: 9, LossCause.TOO_LARGE: 1}
     assert account_of(reporter, 10).gaps() == []
+
+
+class Disk(ExportQueue):
+    """Accepts a batch, and does not return before it is told to."""
+
+    def __init__(self, exporter):
+        self.accepted, self.returns = threading.Event(), threading.Event()
+        super().__init__(exporter)
+
+    def put(self, batch):
+        super().put(batch)
+        self.accepted.set()
+        return self.returns.wait(30)
+
+
+def test_an_account_waits_for_no_disk_and_counts_each_sample_once_meanwhile():
+    def in_two(window, encoding):
+        half = Batch(b"x", encoding.form, (window.size // 2,), 0, 1)
+        return Encoded((half, half), too_large=0)
+
+    quick, slow = ExportQueue(Collecting("quick")), Disk(Collecting("slow"))
+    reporter = Reporter([quick, slow], encoder=in_two, capacity=2)
+    reporter(SizedWindow(10))
+    assert slow.accepted.wait(10)
+    assert account_of(reporter, 10).gaps() == []
+    for handed_over in range(2, 5):  # beyond the capacity: the oldest is lost meanwhile
+        reporter(SizedWindow(10))
+        assert account_of(reporter, 10 * handed_over).gaps() == []
+    assert [a.lost for a in reporter.accounts()] == [{LossCause.QUEUE_FULL: 10}] * 2
+    slow.returns.set()
+    reporter.shutdown(10_000)
+    assert account_of(reporter, 40).gaps() == []
+    assert {a.name: a.exported for a in reporter.accounts()} == {"quick": 30, "slow": 30}

@@ -1,0 +1,188 @@
+"""Accounts that are read while samples are on their way: none may be missing in any of them."""
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+
+from otel_kprofiler.export import FileExporter
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import Level
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.sdk import (
+    BatchProfileProcessor,
+    InMemoryProfileExporter,
+    KernelProfiler,
+    ProfilerProvider,
+    SimpleProfileProcessor,
+)
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
+
+READ = "while True: open('/proc/stat').read()"
+CONFIG = """
+receivers:
+  kprofiler: {{samples_per_second: 999, reporter_interval: 1s}}
+exporters:
+  file: {{path: {path}}}
+  otlp_http: {{endpoint: "http://127.0.0.1:{receiver}", sending_queue: {{storage: {spool}}}}}
+service:
+  health: {{endpoint: "127.0.0.1:{port}"}}
+  pipelines: {{profiles: {{receivers: [kprofiler], exporters: [file, otlp_http]}}}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _host_can():
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+
+
+@pytest.fixture
+def _load():
+    """Two processes that compute in the kernel."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", READ]))
+            stack.callback(process.kill)
+        yield
+
+
+def assert_whole(account):
+    """Every sample that was taken is somewhere."""
+    assert account["gaps"] == []
+    assert account["taken"] == account["received"] + sum(account["lost"].values())
+    for exporter in account["exporters"].values():
+        found = exporter["exported"] + sum(exporter["lost"].values()) + exporter["pending"]
+        found += exporter["not_offered"] + account["waiting"]
+        assert found == account["received"] + account["earlier"]
+
+
+@pytest.mark.usefixtures("_load")
+def test_each_drain_accounts_for_every_sample_that_was_taken():
+    sampler = EbpfSampler(SamplerConfig(samples_per_second=9999))
+    sampler.start()
+    try:
+        for _ in range(2000):
+            sampler.drain()
+            counts = sampler.counts()
+            assert counts.taken == counts.received + sum(counts.lost.values())
+            time.sleep(0.001)
+        assert counts.received > 1000
+    finally:
+        sampler.close()
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Accepts everything."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-protobuf")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.usefixtures("_load")
+def test_the_status_of_a_sampling_agent_has_no_gaps(tmp_path, request):
+    receiver = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    request.addfinalizer(receiver.server_close)
+    request.addfinalizer(receiver.shutdown)
+    threading.Thread(target=receiver.serve_forever, daemon=True).start()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = tmp_path / "agent.yaml"
+    config.write_text(
+        CONFIG.format(
+            path=tmp_path / "a.jsonl",
+            receiver=receiver.server_port,
+            spool=tmp_path / "spool",
+            port=port,
+        )
+    )
+    command = [sys.executable, "-m", "otel_kprofiler", "run", "-c", config]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as agent:
+        try:
+            accounts = []
+            deadline = time.monotonic() + 120
+            while len(accounts) < 300 or accounts[-1]["exporters"]["file"]["exported"] < 4_000:
+                assert agent.poll() is None, agent.stderr.read()
+                assert time.monotonic() < deadline
+                with contextlib.suppress(OSError):  # it has not started yet
+                    url = f"http://127.0.0.1:{port}/status"
+                    with urllib.request.urlopen(url, timeout=10) as answer:
+                        accounts.append(json.load(answer)["account"])
+                time.sleep(0.01)
+        finally:
+            agent.send_signal(signal.SIGTERM)
+            out, _ = agent.communicate(timeout=60)
+    for account in (*accounts, json.loads(out)):
+        assert_whole(account)
+    taken = [account["taken"] for account in accounts]
+    assert taken == sorted(taken)
+
+
+class Slow(InMemoryProfileExporter):
+    """Takes its time, so that many accounts are read meanwhile."""
+
+    name = "slow"
+
+    def export(self, batch):
+        time.sleep(0.05)
+        return super().export(batch)
+
+
+@pytest.mark.usefixtures("_load")
+def test_stats_of_a_service_under_load_have_no_gaps(tmp_path):
+    """Nor when a processor is added later, nor when the profiler is started again."""
+    provider = ProfilerProvider(Resource({"service.name": "svc"}), shutdown_on_exit=False)
+    provider.add_profile_processor(SimpleProfileProcessor(Slow()))
+    provider.add_profile_processor(
+        BatchProfileProcessor(FileExporter(str(tmp_path / "profiles.jsonl")))
+    )
+    profiler = KernelProfiler(
+        provider, samples_per_second=999, target="host", reporter_interval_s=0.2
+    )
+    accounts, over = [], threading.Event()
+
+    def poll():
+        while not over.is_set():
+            accounts.append(profiler.stats()["account"])
+            time.sleep(0)
+
+    poller = threading.Thread(target=poll)
+    try:
+        for number in range(2):
+            profiler.start("raise")
+            if not number:
+                poller.start()
+            time.sleep(2)
+            if not number:
+                provider.add_profile_processor(SimpleProfileProcessor(InMemoryProfileExporter()))
+            time.sleep(2)
+            profiler.stop()
+            assert_whole(profiler.stats()["account"])
+            assert profiler.stats()["account"]["received"] > 100
+    finally:
+        over.set()
+        poller.join()
+        provider.shutdown()
+    running = [account for account in accounts if account]
+    assert len(running) > 100
+    for account in running:
+        assert_whole(account)
+    assert any(account["waiting"] for account in running)
