@@ -111,6 +111,7 @@ def test_module_table_equals_brute_force_in_any_order(items, rng, at_once):
     symbols = make_symbols(items)
     lines = [f"{a:016x} {k} {n}\t[m]\n" for a, k, n in symbols]
     rng.shuffle(lines)
+    lines.append(f"{BASE - (1 << 20):016x} t other\t[n]\n")
     with mock.patch.object(kallsyms, "_SORTED_LINES", at_once):
         found = parse_kallsyms(["".join(lines).encode()])
     if not any(s[1] in "tTwW" for s in symbols):
@@ -118,6 +119,83 @@ def test_module_table_equals_brute_force_in_any_order(items, rng, at_once):
     oracle, table = Oracle(symbols), found.blocks["m"]
     for address in [s[0] + d for s in symbols for d in (-PAD, -1, 0, 1)][:200]:
         assert table.lookup(address) == oracle.lookup(address), hex(address)
+
+
+DAMAGE = st.lists(
+    st.tuples(st.integers(0, 150), st.sampled_from(["kind", "short", "digit", "empty", "swap"])),
+    min_size=1,
+    max_size=5,
+)
+
+
+def damage(lines, harm):
+    """The lines with some of them malformed or in the wrong place."""
+    lines = list(lines)
+    for at, what in harm:
+        if at + 1 >= len(lines) or lines[at].count(" ") < 2:
+            continue
+        address, kind, rest = lines[at].split(" ", 2)
+        if what == "kind":
+            lines[at] = f"{address} {kind}{kind} {rest}"
+        elif what == "short":
+            lines[at] = f"{address} {kind}\n"
+        elif what == "digit":
+            lines[at] = f"{address[:-1]}g {kind} {rest}"
+        elif what == "empty":
+            lines[at] = "?\n"
+        else:
+            lines[at], lines[at + 1] = lines[at + 1], lines[at]
+    return "".join(lines).encode()
+
+
+def check_is_right(table, symbols):
+    """Each address has no name, or one that the whole file has for it.
+
+    Padding is left out: nothing runs in it.
+    """
+    oracle = Oracle(symbols)
+    pads = {s[0] + at for s in symbols if is_pad(s) for at in range(PAD)}
+    for address in {s[0] + d for s in symbols for d in (-PAD - 1, -PAD, -1, 0, 1)} - pads:
+        found = table.lookup(address)
+        if found is not None:
+            expected = oracle.lookup(address)
+            assert expected is not None, hex(address)
+            assert expected[1] == found[1], hex(address)
+            assert found[0] in {n.encode() for a, _, n in symbols if a == found[1]}
+
+
+@given(ITEMS, DAMAGE, st.integers(1, 500))
+@settings(max_examples=300, deadline=None)
+def test_a_damaged_file_names_nothing_wrongly(items, harm, size):
+    symbols = make_symbols(items)
+    data = damage([f"{a:016x} {k} {n}\n" for a, k, n in symbols], harm)
+    found = parse_kallsyms(data[at : at + size] for at in range(0, len(data), size))
+    check_is_right(found.core, symbols)
+    assert found.lines == data.count(b"\n")
+
+
+@given(ITEMS, DAMAGE)
+@settings(max_examples=200, deadline=None)
+def test_a_damaged_module_names_nothing_wrongly(items, harm):
+    """Lines of modules need not be sorted; where no address is left nothing can be told."""
+    symbols = make_symbols(items)
+    harm = [(at, what) for at, what in harm if what not in {"digit", "empty"}]
+    data = damage([f"{a:016x} {k} {n}\t[m]\n" for a, k, n in symbols], harm)
+    table = parse_kallsyms([data]).blocks.get("m")
+    if table is not None:
+        check_is_right(table, symbols)
+
+
+@given(ITEMS, st.integers(1, 4000))
+@settings(max_examples=300, deadline=None)
+def test_a_cut_file_names_nothing_wrongly(items, cut):
+    symbols = make_symbols(items)
+    data = "".join(f"{a:016x} {k} {n}\n" for a, k, n in symbols).encode()
+    data = data[: max(0, len(data) - cut)]
+    found = parse_kallsyms([data])
+    assert found.cut == (data[-1:] not in {b"", b"\n"})
+    if found.cut:
+        check_is_right(found.core, symbols)
 
 
 FIELD = st.one_of(

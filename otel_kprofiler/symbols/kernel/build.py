@@ -89,8 +89,15 @@ class TableBuilder:
             self._append(list(compress(addresses, keep)), list(compress(names, keep)), padded)
         return True
 
+    def end_pad(self) -> None:
+        """Name nothing by the last symbol if it is a pad: its function may be missing."""
+        if self._last_class == _PAD:
+            self._append([self._last_address], [b""], b"\0")
+            self._last_class = _OTHER
+
     def finish(self, *, max_function: int = MAX_FUNCTION_BYTES) -> SymbolTable:
         """The table of all symbols added."""
+        self.end_pad()
         entries = Entries(
             addresses=self._addresses,
             lengths=b"".join(self._lengths),

@@ -11,16 +11,18 @@ from __future__ import annotations
 import sys
 from array import array
 from binascii import unhexlify
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, islice
 from operator import ne
 from typing import Final, NamedTuple
 
 from otel_kprofiler.symbols.kernel.build import END_TYPE, TEXT_TYPES, TableBuilder
+from otel_kprofiler.symbols.kernel.names import PAD_PREFIX
 from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES, SymbolTable
 
 BPF_BLOCK: Final = "bpf"
 OUT_OF_LINE_BLOCKS: Final = ("__builtin__ftrace", "__builtin__kprobes")
+NO_MODULES: Final = (BPF_BLOCK, *OUT_OF_LINE_BLOCKS)
 PAGE_BYTES: Final = 4096
 
 _HEX_DIGITS = 16
@@ -49,8 +51,10 @@ class Kallsyms(NamedTuple):
         blocks: symbols by the name in brackets, in the order of the file.
         freed: clones of freed init functions; they name nothing.
         lines: number of lines.
-        bad_lines: lines that were skipped because they are malformed or out of order.
+        bad_lines: lines that were skipped because they are malformed or out of order. They end
+            the function before them, so that it does not name what the line is of.
         hidden: all addresses are zero, so there are no symbols.
+        cut: the last line has no end. It is skipped; if it is of a module, so is that module.
     """
 
     core: SymbolTable
@@ -59,6 +63,7 @@ class Kallsyms(NamedTuple):
     lines: int
     bad_lines: int
     hidden: bool
+    cut: bool
 
 
 class _Fields(NamedTuple):
@@ -74,14 +79,16 @@ class _Fields(NamedTuple):
             self.addresses + more.addresses, self.types + more.types, self.names + more.names
         )
 
+    def where(self, chosen: Sequence[int]) -> _Fields:
+        return _Fields(
+            list(compress(self.addresses, chosen)),
+            bytes(compress(self.types, chosen)),
+            list(compress(self.names, chosen)),
+        )
+
     def split(self) -> tuple[_Fields, array[int]]:
         """The code symbols, and the addresses of the others: all that is needed of them."""
-        is_text = self.types.translate(_IS_TEXT)
-        text = _Fields(
-            list(compress(self.addresses, is_text)),
-            bytes(compress(self.types, is_text)),
-            list(compress(self.names, is_text)),
-        )
+        text = self.where(self.types.translate(_IS_TEXT))
         return text, _values(compress(self.addresses, self.types.translate(_IS_OTHER)))
 
 
@@ -108,6 +115,7 @@ class KallsymsParser:
         self._module = b""
         self._open: _Fields | None = None
         self._others = array("Q")
+        self._skipped = array("Q")  # where the functions before skipped lines end
 
     def feed(self, piece: bytes) -> None:
         """Take the next bytes of the file; pieces of 64 KiB are best."""
@@ -119,18 +127,38 @@ class KallsymsParser:
 
     def finish(self) -> Kallsyms:
         """The tables; call once, after the last piece."""
-        if self._rest:
-            self._parse(self._rest)
+        cut = bool(self._rest) and not self.hidden
+        if cut:
+            cut = not self._rest.endswith(b"\n")
+            whole = self._rest.rfind(b"\n") + 1
+            if whole:
+                self._parse(self._rest[:whole])
+            if cut:
+                self.lines += 1
+                self._skip(self._rest[whole:])
+                last = int(self._last_core or b"0", 16)
+                if self._open is None and last in self._skipped:
+                    self._skipped.append(last + 1)  # where it ends is not known
+                self._open = None
         self._close_block()
         core = self._core.finish()
-        return Kallsyms(
-            core,
-            self._blocks,
-            tuple(self._freed),
-            self.lines,
-            self.bad_lines + core.dropped,
-            self.hidden,
-        )
+        bad_lines = self.bad_lines + core.dropped
+        blocks = self._blocks
+        if self._skipped:
+            core = core.with_ends(self._skipped)
+            blocks = {name: table.with_ends(self._skipped) for name, table in blocks.items()}
+        return Kallsyms(core, blocks, tuple(self._freed), self.lines, bad_lines, self.hidden, cut)
+
+    def _skip(self, line: bytes) -> None:
+        """Count a bad line; what it is of begins at its address, or anywhere behind the last."""
+        self.bad_lines += 1
+        first, *others = line.split(maxsplit=1) or [b""]
+        whole = len(first) == _HEX_DIGITS and (others or line.endswith(b" "))
+        address = _address(first) if whole else None
+        if address is not None:
+            self._skipped.append(int(address, 16))
+        elif self._last_core and b"\t" not in line:
+            self._skipped.append(int(self._last_core, 16) + 1)
 
     def _parse(self, text: bytes) -> None:
         tab = text.find(b"\t")
@@ -150,6 +178,7 @@ class KallsymsParser:
                 self._last_core = fields.addresses[-1]
                 return
             self.lines -= len(fields.addresses)
+        self._core.end_pad()
         fields = self._parse_slowly(text)
         if fields.addresses and not self._is_hidden(fields):
             self._last_core = fields.addresses[-1]
@@ -161,19 +190,23 @@ class KallsymsParser:
         return self.hidden
 
     def _parse_slowly(self, text: bytes) -> _Fields:
-        """Line by line; skips and counts what is malformed or out of order."""
+        """Line by line; skips what is malformed or out of order.
+
+        Pads become ends, since their functions may have been skipped.
+        """
         addresses, types, names = [], bytearray(), []
-        last = self._last_core
         for line in text.splitlines():
-            self.lines += 1
             tokens = line.split()
-            address = _address(tokens[0]) if len(tokens) == _CORE_FIELDS else None
-            if address is None or len(tokens[1]) != 1 or address < last:
-                self.bad_lines += 1
+            if not tokens:
                 continue
-            last = address
+            self.lines += 1
+            address = _address(tokens[0]) if len(tokens) == _CORE_FIELDS else None
+            if address is None or len(tokens[1]) != 1 or address < self._last_core:
+                self._skip(line)
+                continue
+            self._last_core = address
             addresses.append(address)
-            types += tokens[1]
+            types += b"-" if tokens[2].startswith(PAD_PREFIX) else tokens[1]
             names.append(tokens[2])
         return _Fields(addresses, bytes(types), names)
 
@@ -200,11 +233,12 @@ class KallsymsParser:
             part, others = fields.part(start, end).split()
             if not (modules[start].startswith(b"[") and modules[start].endswith(b"]")):
                 self.bad_lines += end - start
+                self._skipped += _values(fields.addresses[start:end])
             elif self._open is not None and modules[start] == self._module:
                 self._open = self._open.plus(part)
                 self._others += others
             else:
-                self._close_block()
+                self._close_block(_block_name(modules[start]))
                 self._module, self._open, self._others = modules[start], part, others
             start = end
 
@@ -215,27 +249,40 @@ class KallsymsParser:
             tokens = line.split()
             address = _address(tokens[0]) if len(tokens) == _MODULE_FIELDS else None
             if address is None or len(tokens[1]) != 1:
-                self.bad_lines += 1
+                self._skip(line)
             else:
                 good += (address, *tokens[1:])
         return good
 
-    def _close_block(self) -> None:
+    def _close_block(self, following: str = "") -> None:
+        """Make a table of the open block; ``following`` is the name of the one behind it."""
         if self._open is None:
             return
         fields, self._open = self._open, None
-        name = self._module.strip(b"[]").decode("utf-8", "backslashreplace")
+        name = _block_name(self._module)
         if name in self._blocks:  # a module has one block; what comes later is freed
-            self._freed += [
-                FreedSymbol(int(address, 16), symbol.decode("utf-8", "backslashreplace"), name)
-                for address, _, symbol in zip(*fields, strict=True)
-            ]
+            self._add_freed(fields, name)
             return
+        is_module = name not in NO_MODULES
+        if is_module and (not following or following in self._blocks or following in NO_MODULES):
+            fields, clones = _split_clones(fields)
+            self._add_freed(clones, name)
+            self._others += _values(clones.addresses)
+        if self._skipped:  # the function of a pad may have been skipped
+            pads = [symbol.startswith(PAD_PREFIX) for symbol in fields.names]
+            self._others += _values(fields.where(pads).addresses)
+            fields = fields.where([not pad for pad in pads])
         builder = TableBuilder(packed=self._packed)
         for part in _sort_code(fields, self._others):
             builder.add(*part)
         limit = PAGE_BYTES if name in OUT_OF_LINE_BLOCKS else MAX_FUNCTION_BYTES
         self._blocks[name] = builder.finish(max_function=limit)
+
+    def _add_freed(self, fields: _Fields, module: str) -> None:
+        self._freed += [
+            FreedSymbol(int(address, 16), name.decode("utf-8", "backslashreplace"), module)
+            for address, name in zip(fields.addresses, fields.names, strict=True)
+        ]
 
 
 def parse_kallsyms(pieces: Iterable[bytes], *, packed: bool = False) -> Kallsyms:
@@ -317,6 +364,23 @@ def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
             bytes([types[index] for index in part]),
             [names[index] for index in part],
         )
+
+
+def _split_clones(fields: _Fields) -> tuple[_Fields, _Fields]:
+    """The code of the last module, and the clones that may follow it as if they were its own.
+
+    Clones are global (``T``) and come last. What is so too, but lies outside of the pages that
+    other code of the module shows to be its text, is taken for a clone.
+    """
+    pages = [int(address, 16) // PAGE_BYTES for address in fields.addresses]
+    own = max(1, len(fields.types.rstrip(b"T")))
+    first, last = min(pages[:own], default=0), max(pages[:own], default=0)
+    live = [index < own or first <= page <= last for index, page in enumerate(pages)]
+    return fields.where(live), fields.where([not here for here in live])
+
+
+def _block_name(brackets: bytes) -> str:
+    return brackets.strip(b"[]").decode("utf-8", "backslashreplace")
 
 
 def _values(addresses: Iterable[bytes]) -> array[int]:

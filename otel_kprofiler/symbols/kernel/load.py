@@ -20,6 +20,7 @@ from otel_kprofiler.symbols.kernel.hidden import HiddenCause, find_hidden_cause
 from otel_kprofiler.symbols.kernel.identity import make_file_id
 from otel_kprofiler.symbols.kernel.kallsyms import (
     BPF_BLOCK,
+    NO_MODULES,
     OUT_OF_LINE_BLOCKS,
     Kallsyms,
     parse_kallsyms,
@@ -116,10 +117,37 @@ def _read_kallsyms(
         return parse_kallsyms(()), HiddenCause.UNREADABLE
     if kallsyms.hidden:
         return kallsyms, find_hidden_cause(files)
+    problems += _find_damage(kallsyms)
     if not len(kallsyms.core) and not kallsyms.blocks:
         problems.append(f"{PROC_KALLSYMS}: no symbols in it")
         return kallsyms, HiddenCause.UNREADABLE
     return kallsyms, None
+
+
+def _find_damage(kallsyms: Kallsyms) -> list[str]:
+    """What is wrong with a file of symbols, one sentence each."""
+    found = []
+    if kallsyms.bad_lines:
+        found.append(
+            f"{PROC_KALLSYMS}: {kallsyms.bad_lines} of {kallsyms.lines} lines are malformed or out"
+            " of order; what they are of has no name"
+        )
+    if kallsyms.cut:
+        found.append(f"{PROC_KALLSYMS}: the last line is cut off, so symbols are missing")
+    if len(kallsyms.core) and _find_text(kallsyms.core) is None:
+        found.append(
+            f"{PROC_KALLSYMS}: _text or _etext is missing, so no code of the kernel has a name"
+        )
+    return found
+
+
+def _find_text(core: SymbolTable) -> AddressRange | None:
+    """``_text`` (else ``_stext``) to ``_etext``; the kernel's init text, behind it, is freed."""
+    start = core.find_address(b"_text") or core.find_address(b"_stext")
+    end = core.find_address(b"_etext")
+    if start is None or end is None or end <= start:
+        return None
+    return AddressRange(start, end, ".text")
 
 
 def _read_build_id(files: HostFiles, problems: list[str]) -> BuildId | None:
@@ -144,7 +172,7 @@ def _read_proc_modules(
     files: HostFiles, kallsyms: Kallsyms, problems: list[str]
 ) -> tuple[list[ProcModule], int]:
     """Loaded modules, newest first; from the names in kallsyms if the list is missing."""
-    names = [name for name in kallsyms.blocks if name not in (BPF_BLOCK, *OUT_OF_LINE_BLOCKS)]
+    names = [name for name in kallsyms.blocks if name not in NO_MODULES]
     try:
         listed, bad = parse_modules(files.read_bytes(PROC_MODULES))
     except OSError as error:
@@ -156,13 +184,13 @@ def _read_proc_modules(
 
 
 def _make_vmlinux(core: SymbolTable, build_id: BuildId | None, file_id: FileId) -> Module | None:
-    """The kernel itself: ``_text`` (else ``_stext``) to ``_etext``; its init text is freed."""
-    base = core.find_address(b"_text") or core.find_address(b"_stext")
-    end = core.find_address(b"_etext")
-    if base is None or end is None or end <= base:
+    """The kernel itself."""
+    text = _find_text(core)
+    if text is None:
         return None
-    ranges = (AddressRange(base, end, ".text"),)
-    return Module(VMLINUX, ModuleKind.VMLINUX, build_id, file_id, base, ranges, RangeSource.KERNEL)
+    return Module(
+        VMLINUX, ModuleKind.VMLINUX, build_id, file_id, text.start, (text,), RangeSource.KERNEL
+    )
 
 
 def make_module(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -219,6 +219,41 @@ class SymbolTable:
         offset = address - self.base
         span = range(bisect_left(self._offsets, offset), bisect_right(self._offsets, offset))
         return tuple(dict.fromkeys(name for i in reversed(span) if (name := self.name(i))))
+
+    def with_ends(self, ends: Iterable[int]) -> SymbolTable:
+        """The same, but nothing is named from these addresses to the next symbol.
+
+        An end inside of padding takes all of the padding.
+        """
+        pending = sorted(set(ends), reverse=True)
+        addresses, lengths, padded = array("Q"), bytearray(), bytearray()
+        long: dict[int, int] = {}
+
+        def end_at(address: int) -> None:
+            if lengths and lengths[-1] and addresses[-1] < address:
+                addresses.append(address)
+                lengths.append(0)
+                padded.append(0)
+
+        for index, length in enumerate(self._lengths):
+            start, is_padded = self.address(index), self._is_padded(index)
+            first = start - self._pad if is_padded else start
+            while pending and pending[-1] < start:
+                end = pending.pop()
+                end_at(first if addresses and addresses[-1] < first < end else end)
+                is_padded = is_padded and end <= first
+            if length == _LONG:
+                long[len(addresses)] = self._long[index]
+            addresses.append(start)
+            lengths.append(length)
+            padded.append(is_padded)
+        last = addresses[-1] if addresses else 0
+        end_at(min((end for end in pending if end > last), default=last))
+        names = self._names[self._checkpoints[0] :] if self._checkpoints[0] else self._names
+        columns = Addresses()
+        columns.add(addresses)
+        entries = Entries(columns, bytes(lengths), names, bytes(padded), long, self._pad)
+        return SymbolTable(entries, max_function=self._max_function)
 
     def has_code(self, start: int, end: int) -> bool:
         """Whether a function starts in a range of addresses."""

@@ -1,6 +1,7 @@
 """kallsyms text becomes tables that name what is named there, and nothing else."""
 
 import lzma
+import random
 
 import pytest
 
@@ -106,6 +107,35 @@ def test_module_lines_need_not_be_sorted():
     assert named(table, 0x3001) == ("late", 0x3000)
 
 
+def test_clones_right_behind_the_lines_of_their_module_are_freed():
+    live = text((0x2000, "t", "live"), (0x2100, "d", "x"), (0x2F00, "T", "exported"), module="a")
+    clones = text((0x4010, "T", "a_init"), (0x4100, "T", "a_early"), module="a")
+    others = text((0x3000, "T", "b_init"), module="b")
+    first = text((0, "T", "_text")) + text((0x1000, "t", "b_live"), module="b")
+    program = text((0x9000, "t", "bpf_prog_1"), module="bpf")
+    for rest in (b"", others, program):
+        found = parse_kallsyms([first + live + clones + rest])
+        assert {clone.name for clone in found.freed} >= {"a_init", "a_early"}
+        assert named(found.blocks["a"], 0x2F01) == ("exported", 0x2F00)
+        assert named(found.blocks["a"], 0x4010) is None
+    second = text((0x7000, "t", "c_live"), module="c")
+    found = parse_kallsyms([first + live + clones + second])
+    assert found.freed == (), "clones come behind all modules"
+
+
+@pytest.mark.parametrize("alone", ["xxhash_generic", "bridge"])
+def test_clones_of_a_captured_kernel_are_told_from_its_modules(clones_lines, alone):
+    """The lines of one module with its clones behind them, as if it were the only one."""
+    mine = [line for line in clones_lines if line[3] == alone]
+    data = "".join(f"{a:016x} {k} {n}\t[{m}]\n" for a, k, n, m in mine).encode()
+    found = parse_kallsyms([data])
+    whole = parse_kallsyms(
+        ["".join(f"{a:016x} {k} {n}\t[{m or 'core'}]\n" for a, k, n, m in clones_lines).encode()]
+    )
+    assert found.freed == tuple(clone for clone in whole.freed if clone.module == alone)
+    assert found.freed
+
+
 def test_a_second_block_of_a_module_is_freed_and_names_nothing():
     data = (
         text((0, "T", "_text"))
@@ -134,11 +164,71 @@ def test_a_bad_line_is_counted_and_skipped(bad):
     assert found.bad_lines == 1
     assert found.lines == 5
     assert named(found.core, 0x25) == ("h", 0x20)
-    assert named(found.core, 5) == ("f", 0)
+    assert named(found.core, 3) == ("f", 0)
+    assert named(found.core, 0x10) == ("g", 0x10)
 
 
-def test_the_last_line_may_lack_its_end():
-    assert named(parse_kallsyms([text((0, "T", "f"))[:-1]]).core, 1) == ("f", 0)
+@pytest.mark.parametrize(
+    ("bad", "ends"),
+    [
+        (b"%016x tt b\n" % (BASE + 0x100), 0x100),
+        (b"%016x t\n" % (BASE + 0x100), 0x100),
+        (b"%015x t b\n" % (BASE >> 4), 1),
+        (b"?\n", 1),
+    ],
+)
+def test_a_bad_line_ends_the_function_before_it(bad, ends):
+    """At its address, or if that is not told, as early as it can begin."""
+    table = parse_kallsyms([text((0, "t", "a")) + bad + text((0x200, "t", "c"))]).core
+    assert named(table, 0) == named(table, ends - 1) == ("a", 0)
+    assert named(table, ends) is named(table, 0x1FF) is None
+    assert named(table, 0x200) == ("c", 0x200)
+
+
+def test_lines_in_the_wrong_order_give_no_wrong_name(clones_lines):
+    lines = [line for line in clones_lines if not line[3]]
+    names = {}
+    for address, _, name, _ in lines:
+        names.setdefault(address, set()).add(name)
+    rng = random.Random(3)
+    shuffled = list(lines)
+    for at in sorted(rng.sample(range(0, len(lines) - 1, 2), 50)):
+        shuffled[at], shuffled[at + 1] = shuffled[at + 1], shuffled[at]
+    table = parse_kallsyms(
+        ["".join(f"{a:016x} {k} {n}\n" for a, k, n, _ in shuffled).encode()]
+    ).core
+    for address, kind, name, _ in lines:
+        found = table.lookup(address)
+        if found is not None and not name.startswith("__pfx_"):
+            assert kind in "tTwW"
+            assert found[1] == address
+            assert found[0].decode() in names[address]
+
+
+def test_a_bad_line_of_a_module_ends_the_function_before_it_too():
+    data = text((0x2000, "t", "a"), (0x2200, "t", "c"), module="m")
+    table = parse_kallsyms([data + b"%016x tt b\t[m]\n" % (BASE + 0x2100)]).blocks["m"]
+    assert named(table, 0x20FF) == ("a", 0x2000)
+    assert named(table, 0x2100) is named(table, 0x21FF) is None
+
+
+def test_a_last_line_without_its_end_names_nothing():
+    whole = text((0, "T", "first"), (0x10, "T", "second"))
+    for end in range(len(whole)):
+        found = parse_kallsyms([whole[:end]])
+        assert found.cut == (whole[:end][-1:] not in {b"", b"\n"})
+        assert set(found.core.names_at(BASE)) <= {b"first"}
+        assert found.core.names_at(BASE + 0x10) == ()
+        if found.cut and len(found.core):
+            assert named(found.core, 0) == ("first", 0)
+            assert named(found.core, 0x10) is None
+
+
+def test_a_module_whose_lines_are_cut_off_has_no_names():
+    data = text((0x2000, "t", "a"), module="m")
+    data += text((0x3000, "t", "b"), (0x3100, "t", "c"), module="n")
+    assert parse_kallsyms([data]).blocks.keys() == {"m", "n"}
+    assert parse_kallsyms([data[:-1]]).blocks.keys() == {"m"}
 
 
 def test_tables_do_not_depend_on_how_the_file_is_cut(clones_folder):

@@ -55,6 +55,25 @@ def host(tmp_path):
     return make_host(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda text: text[:-20], "the last line is cut off"),
+        (lambda text: text[:82], "_etext is missing"),
+        (lambda text: text.replace(" _etext", " _etex"), "_etext is missing"),
+        (lambda text: text.replace("T first", "TT first"), "1 of 10 lines are malformed"),
+    ],
+)
+def test_a_damaged_kallsyms_is_told(tmp_path, damage, told):
+    symbolizer = Symbolizer.live(make_host(tmp_path, damage(KALLSYMS)))
+    assert any(told in problem for problem in symbolizer.problems), symbolizer.problems
+
+
+def test_a_whole_kallsyms_is_no_problem(host):
+    problems = Symbolizer.live(host).problems
+    assert not [problem for problem in problems if problem.startswith("/proc/kallsyms")]
+
+
 def test_the_leaf_is_exact_and_callers_are_one_byte_before_their_return_address(host):
     symbolizer = Symbolizer.live(host)
     leaf, caller = symbolizer.resolve_addresses([BASE + 0x200, BASE + 0x200])
