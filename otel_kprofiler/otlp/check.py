@@ -8,16 +8,21 @@ two modules of rules; a few more can be seen in the serialized form only.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.otlp import rules_dictionary, rules_profiles
-from otel_kprofiler.otlp.payloads import parse_payloads
+from otel_kprofiler.otlp.payloads import parse_payloads, read_file
 from otel_kprofiler.otlp.rules import Contents, Rule, Violation
 
 __all__ = ["RULES", "Violation", "check_file", "check_message", "check_payload"]
 
 PARSABLE: Final = "parsable"
+MAX_PLACES: Final = 1000
+"""Places that are reported for one rule of one message."""
+MAX_VIOLATIONS: Final = 10_000
+"""Violations after which the rest of a file is not checked."""
 
 FORM_RULES: Final = {
     PARSABLE: "Data is OTLP profiles, whole, in the layout of opentelemetry-proto 1.43 or later",
@@ -43,7 +48,7 @@ def check_message(message: object) -> list[Violation]:
     return [
         Violation(name, where, problem)
         for name, rule in MESSAGE_RULES.items()
-        for where, problem in rule.find(contents)
+        for where, problem in islice(rule.find(contents), MAX_PLACES)
     ]
 
 
@@ -51,14 +56,21 @@ def check_payload(data: bytes) -> list[Violation]:
     """Check serialized requests: one message, length-prefixed messages, or JSON lines.
 
     Returns:
-        Every violation found; with several messages, places start with ``message N:``.
+        The violations, of each rule in each message at most :data:`MAX_PLACES`; with several
+        messages, places start with ``message N:``.
     """
     violations: list[Violation] = []
     checked: list[list[Violation]] = []
+    count = 0
     try:
         for payload in parse_payloads(data):
+            if count > MAX_VIOLATIONS:
+                rest = f"not checked, as there are {count} violations before it"
+                violations.append(Violation(PARSABLE, f"message {len(checked) + 1}", rest))
+                break
             notes = [Violation(*note) for note in payload.notes]
             checked.append(notes + check_message(payload.message))
+            count += len(checked[-1])
     except PayloadError as error:
         violations.append(Violation(PARSABLE, f"message {len(checked) + 1}", error.message))
     if not checked and not violations:
@@ -74,6 +86,6 @@ def check_file(path: str) -> list[Violation]:
 
     Raises:
         OSError: the file cannot be read.
+        PayloadError: it is too large.
     """
-    with open(path, "rb") as file:
-        return check_payload(file.read())
+    return check_payload(read_file(path))

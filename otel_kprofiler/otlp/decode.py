@@ -7,8 +7,7 @@ side whose status is not mentioned is whole, and a user stack without frames was
 from __future__ import annotations
 
 import errno
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -39,12 +38,17 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import conventions as names
 from otel_kprofiler.otlp.account import parse_account
-from otel_kprofiler.otlp.payloads import parse_payloads
+from otel_kprofiler.otlp.payloads import parse_payloads, read_file
+from otel_kprofiler.otlp.values import Values, as_text
+
+_MAX_BUILTIN: Final = 100
+"""Modules that a frame may belong to; of real code it is one, rarely a few."""
 
 _MODULE_KINDS: Final = {
     kind.value: kind for kind in (ModuleKind.VMLINUX, ModuleKind.BPF, ModuleKind.OUT_OF_LINE)
 }
 
+_REASONS: Final = {name.lower(): reason for name, reason in Unresolved.__members__.items()}
 _ERRNO_NUMBERS: Final = {name: number for number, name in errno.errorcode.items()}
 
 _ResourceKey = tuple[object, ...]
@@ -60,8 +64,7 @@ def read_profiles(path: str) -> list[Window]:
         PayloadError: the file is no OTLP profiles.
         OSError: it cannot be read.
     """
-    with open(path, "rb") as file:
-        return decode_windows(file.read())
+    return decode_windows(read_file(path))
 
 
 def decode_windows(data: bytes | Iterable[bytes]) -> list[Window]:
@@ -71,35 +74,14 @@ def decode_windows(data: bytes | Iterable[bytes]) -> list[Window]:
         data: one message or file as bytes, or several of them.
 
     Raises:
-        PayloadError: the data is no OTLP profiles, or has the layout of before 1.43.
+        PayloadError: the data is no OTLP profiles, has the layout of before 1.43, or exceeds a
+            limit: ``MAX_MESSAGE_BYTES``, ``MAX_WRITTEN_CHARS``.
     """
     decoder = _Decoder()
     for piece in [data] if isinstance(data, bytes) else data:
         for payload in parse_payloads(piece, partial_end=True):
             decoder.add(payload.message)
     return decoder.windows()
-
-
-def any_value(value: Any, strings: Sequence[str]) -> AttributeValue:
-    """Python value of an AnyValue; what attributes cannot hold here becomes text."""
-    which = value.WhichOneof("value")
-    if which == "string_value_strindex":
-        return str(strings[value.string_value_strindex])
-    if which == "array_value":
-        return tuple(str(any_value(item, strings)) for item in value.array_value.values)
-    if which == "kvlist_value":
-        return json.dumps(dict(key_values(value.kvlist_value.values, strings)))
-    if which == "bytes_value":
-        return str(value.bytes_value.hex())
-    scalar: str | bool | int | float = getattr(value, which) if which else ""
-    return scalar
-
-
-def key_values(attributes: Any, strings: Sequence[str]) -> Iterator[tuple[str, AttributeValue]]:
-    """Keys and values of resource or scope attributes, written inline or by reference."""
-    for attribute in attributes:
-        key = attribute.key or strings[attribute.key_strindex]
-        yield key, any_value(attribute.value, strings)
 
 
 def parse_status(text: str) -> StackStatus:
@@ -132,7 +114,7 @@ class _Decoder:
     def _add(self, message: Any) -> None:
         tables = _Tables(message.dictionary, self)
         for resource_profiles in message.resource_profiles:
-            resource = self._resource(resource_profiles, tables.strings)
+            resource = self._resource(resource_profiles, tables.values)
             for scope_profiles in resource_profiles.scope_profiles:
                 for profile in scope_profiles.profiles:
                     key = tables.window_key(profile)
@@ -147,8 +129,8 @@ class _Decoder:
                             series = samples[identity] = _Series()
                         series.add(profile, sample)
 
-    def _resource(self, resource_profiles: Any, strings: Sequence[str]) -> _ResourceKey:
-        attributes = dict(key_values(resource_profiles.resource.attributes, strings))
+    def _resource(self, resource_profiles: Any, values: Values) -> _ResourceKey:
+        attributes = dict(values.read_all(resource_profiles.resource.attributes))
         typed = sorted((key, type(value).__name__, value) for key, value in attributes.items())
         key = (resource_profiles.schema_url, *typed)
         if key not in self._resources:
@@ -232,11 +214,13 @@ class _Tables:
 
     def __init__(self, dictionary: Any, shared: _Decoder) -> None:
         self.strings = _Table(dictionary.string_table or [""])
+        self.values = Values(self.strings)
         self._shared = shared
+        self._sides: dict[tuple[object, ...], Stack] = {}
         self._links = _Table(dictionary.link_table)
         self._functions = _Table(dictionary.function_table)
         self._attributes = _Table(
-            (self.strings[entry.key_strindex], any_value(entry.value, self.strings))
+            (self.strings[entry.key_strindex], self.values.read(entry.value))
             for entry in dictionary.attribute_table
         )
         self._modules = _Table(map(self._module, dictionary.mapping_table))
@@ -268,11 +252,25 @@ class _Tables:
 
     def identity(self, sample: Any) -> _Identity:
         attributes = self.attributes(sample.attribute_indices)
-        frames: tuple[Frame, ...] = self._stacks[sample.stack_index]
         kernel, user = (
-            parse_status(str(attributes[key])) if key in attributes else None
+            parse_status(as_text(attributes[key])) if key in attributes else None
             for key in (names.KERNEL_STACK_STATUS, names.USER_STACK_STATUS)
         )
+        sides = (sample.stack_index, kernel, user)
+        stack = self._sides.get(sides)
+        if stack is None:
+            stack = self._sides[sides] = self._stack(*sides)
+        link = self._links[sample.link_index] if sample.link_index else None
+        return (
+            stack,
+            _integer(attributes.get(names.THREAD_ID)),
+            as_text(attributes.get(names.THREAD_NAME, "")),
+            _integer(attributes.get(names.CPU)),
+            SpanLink(link.trace_id, link.span_id) if link else None,
+        )
+
+    def _stack(self, index: int, kernel: StackStatus | None, user: StackStatus | None) -> Stack:
+        frames: tuple[Frame, ...] = self._stacks[index]
         if user is None:
             has_user = any(frame.kind is FrameKind.USER for frame in frames)
             user = STACK_OK if has_user else STACK_NOT_COLLECTED
@@ -280,26 +278,19 @@ class _Tables:
         stack = self._shared.stacks.get(stack_key)
         if stack is None:
             stack = self._shared.stacks[stack_key] = Stack(frames, kernel or STACK_OK, user)
-        link = self._links[sample.link_index] if sample.link_index else None
-        return (
-            stack,
-            _integer(attributes.get(names.THREAD_ID)),
-            str(attributes.get(names.THREAD_NAME, "")),
-            _integer(attributes.get(names.CPU)),
-            SpanLink(link.trace_id, link.span_id) if link else None,
-        )
+        return stack
 
     def _module(self, entry: Any) -> Module:
         attributes = self.attributes(entry.attribute_indices)
         name = self.strings[entry.filename_strindex]
-        kind = _MODULE_KINDS.get(str(attributes.get(names.MODULE_KIND, name)), ModuleKind.LOADED)
-        build_id = attributes.get(names.BUILD_ID_GNU)
+        kind_name = as_text(attributes.get(names.MODULE_KIND, name))
+        build_id = as_text(attributes.get(names.BUILD_ID_GNU, ""))
         extent = AddressRange(entry.memory_start, entry.memory_limit, "")
         return Module(
             name=name,
-            kind=kind,
-            build_id=BuildId(str(build_id)) if build_id else None,
-            file_id=FileId(str(attributes.get(names.BUILD_ID_HTLHASH, ""))),
+            kind=_MODULE_KINDS.get(kind_name, ModuleKind.LOADED),
+            build_id=BuildId(build_id) if build_id else None,
+            file_id=FileId(as_text(attributes.get(names.BUILD_ID_HTLHASH, ""))),
             base=0,
             ranges=(extent,) if extent.end else (),
             program=_program([attributes.get(key, "") for key in names.BPF_PROGRAM]),
@@ -312,13 +303,11 @@ class _Tables:
         user = attributes.get(names.FRAME_TYPE) != names.FRAME_TYPE_KERNEL
         if user and module is not None:
             module = replace(module, kind=ModuleKind.USER)
-        reason = str(attributes.get(names.UNRESOLVED, "")).upper()
+        reason = as_text(attributes.get(names.UNRESOLVED, ""))
         unresolved = None
         if not lines:
             missing = Unresolved.NO_SYMBOL if module else Unresolved.UNMAPPED
-            unresolved = Unresolved.__members__.get(
-                reason, Unresolved.USER_ADDRESS if user else missing
-            )
+            unresolved = _REASONS.get(reason, Unresolved.USER_ADDRESS if user else missing)
         builtin = attributes.get(names.MODULE_BUILTIN, ())
         return Frame(
             module,
@@ -327,7 +316,7 @@ class _Tables:
             0,
             _frame_kind(module, user),
             unresolved,
-            builtin if isinstance(builtin, tuple) else (str(builtin),),
+            builtin[:_MAX_BUILTIN] if isinstance(builtin, tuple) else (str(builtin),),
         )
 
     def _line(self, line: Any) -> Line:
@@ -345,7 +334,7 @@ def _program(fields: Sequence[AttributeValue]) -> BpfProgram | None:
         return None
     number, kind, tag, load_time_ns, attached_to = fields
     return BpfProgram(
-        _integer(number), str(kind), str(tag), _integer(load_time_ns), str(attached_to)
+        _integer(number), as_text(kind), as_text(tag), _integer(load_time_ns), as_text(attached_to)
     )
 
 

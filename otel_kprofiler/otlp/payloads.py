@@ -18,6 +18,11 @@ from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.otlp.json_read import fill_message
 from otel_kprofiler.otlp.messages import ExportProfilesServiceRequest
 
+MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
+MAX_FILE_BYTES: Final = 2 * 1024 * 1024 * 1024
+MAX_NOTES: Final = 1000
+"""Departures that are noted of one message."""
+
 _LENGTH_BYTES: Final = 4
 _FIRST_TAG: Final = 8
 """Smallest first byte of a protobuf message: field 1. A length below 128 MiB starts lower."""
@@ -74,7 +79,29 @@ def _is_message_like_json(data: bytes) -> bool:
     return True
 
 
+def read_file(path: str) -> bytes:
+    """Content of a file of OTLP profiles.
+
+    Raises:
+        OSError: it cannot be read.
+        PayloadError: it is larger than :data:`MAX_FILE_BYTES`.
+    """
+    with open(path, "rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise PayloadError(
+            f"{path} is larger than {MAX_FILE_BYTES >> 30} GiB", hint="split it by its messages"
+        )
+    return content
+
+
+def _check_size(data: bytes) -> None:
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise PayloadError(f"a message is larger than {MAX_MESSAGE_BYTES >> 20} MiB")
+
+
 def _parse_message(data: bytes) -> Any:
+    _check_size(data)
     try:
         message = ExportProfilesServiceRequest.FromString(data)
     except DecodeError as error:
@@ -115,6 +142,7 @@ def _parse_json(data: bytes, partial_end: bool) -> Iterator[Payload]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
+        _check_size(line)
         try:
             tree = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -127,5 +155,10 @@ def _parse_json(data: bytes, partial_end: bool) -> Iterator[Payload]:
 def _json_payload(tree: object) -> Payload:
     message = ExportProfilesServiceRequest()
     notes: list[Note] = []
-    fill_message(message, tree, lambda *note: notes.append(Note(*note)))
+
+    def note(rule: str, where: str, text: str) -> None:
+        if len(notes) < MAX_NOTES:
+            notes.append(Note(rule, where, text))
+
+    fill_message(message, tree, note)
     return Payload(message, tuple(notes))

@@ -12,6 +12,9 @@ TABLES: Final = (
     "string_table", "attribute_table", "stack_table",
 )  # fmt: skip
 
+_MAX_CHARS: Final = 512
+"""Characters of a string that rules look at, and that messages about it show."""
+
 
 class Violation(NamedTuple):
     """One place where a payload breaks a rule.
@@ -68,7 +71,9 @@ class Contents:
 
     def __init__(self, message: Any) -> None:
         self.dictionary = message.dictionary
-        self.strings: list[str] = list(self.dictionary.string_table)
+        self._whole: list[str] = list(self.dictionary.string_table)
+        # One string may be looked at for thousands of entries.
+        self.strings = [text[:_MAX_CHARS] for text in self._whole]
         self.resources = list(_places("resource_profiles", message.resource_profiles))
         self.scopes = [
             inner
@@ -98,7 +103,7 @@ class Contents:
         return table[index] if 0 <= index < len(table) else None
 
     def string(self, index: int) -> str:
-        """A string, empty if the index is 0 (unset) or out of range."""
+        """The beginning of a string, empty if the index is 0 (unset) or out of range."""
         return self.strings[index] if 0 < index < len(self.strings) else ""
 
     def attribute_lists(self) -> Iterator[Place]:
@@ -125,7 +130,8 @@ class Contents:
 
     def text(self, value: Any) -> str:
         """The string of an AnyValue, inline or by reference; empty for other types."""
-        return value.string_value or self.string(value.string_value_strindex)
+        index = value.string_value_strindex
+        return value.string_value or (self._whole[index] if self.string(index) else "")
 
     def is_kernel(self, location: Any) -> bool:
         """Whether a location is a frame of the kernel."""

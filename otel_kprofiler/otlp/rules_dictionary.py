@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, Final
 
@@ -37,7 +38,7 @@ def zero_entries(contents: Contents) -> Iterator[Problem]:
             yield where, "empty, must have the zero value at index 0"
         elif name == "string_table":
             if table[0]:
-                yield f"{where}[0]", f"must be the empty string, not {table[0]!r}"
+                yield f"{where}[0]", f"must be the empty string, not {contents.strings[0]!r}"
         elif _is_set(table[0]):
             yield f"{where}[0]", "must be the zero value"
 
@@ -201,8 +202,8 @@ def attribute_keys_unique(contents: Contents) -> Iterator[Problem]:
     """The attributes of one owner have different keys."""
     for where, owner in contents.attribute_lists():
         entries = [contents.entry("attribute_table", index) for index in owner.attribute_indices]
-        keys = [contents.string(entry.key_strindex) for entry in entries if entry]
-        for key in sorted({key for key in keys if keys.count(key) > 1 and key}):
+        keys = Counter(contents.string(entry.key_strindex) for entry in entries if entry)
+        for key in sorted(key for key, count in keys.items() if count > 1 and key):
             yield f"{where}.attribute_indices", f"key {key!r} occurs more than once"
 
 

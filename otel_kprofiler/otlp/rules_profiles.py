@@ -80,7 +80,10 @@ def resources_unique(contents: Contents) -> Iterator[Problem]:
     for (where, value), (_, attributes) in zip(
         contents.resources, contents.key_values(), strict=False
     ):
-        found = {key: contents.text(item.value) or str(item.value) for key, item in attributes}
+        found = {
+            key: contents.text(item.value) or item.value.SerializeToString(deterministic=True)
+            for key, item in attributes
+        }
         first = seen.setdefault((value.schema_url, frozenset(found.items())), where)
         if first != where:
             yield f"{where}.resource", f"equals that of {first}"
@@ -94,7 +97,7 @@ def creation_time(contents: Contents) -> Iterator[Problem]:
             if key == "process.creation.time":
                 text = contents.text(item.value)
                 if not _ISO_8601_UTC.fullmatch(text):
-                    yield f"{where}.attributes", f"{text!r} is not a time in ISO 8601, UTC"
+                    yield f"{where}.attributes", f"{text[:99]!r} is not a time in ISO 8601, UTC"
 
 
 def _type(contents: Contents, value: Any) -> tuple[str, str]:

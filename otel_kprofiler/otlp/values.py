@@ -1,0 +1,91 @@
+"""Values of attributes as Python values, within bounds.
+
+Attributes refer to strings of the dictionary and hold each other. A value that is written out
+can therefore be far larger than the message that it comes from, so that all text which is made
+here has a limit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from otel_kprofiler.errors import PayloadError
+from otel_kprofiler.model import AttributeValue
+
+MAX_WRITTEN_CHARS: Final = 16 * 1024 * 1024
+"""Characters of all maps, bytes and nested lists of one message together."""
+MAX_DEPTH: Final = 64
+"""Lists and maps inside of each other."""
+
+
+class Values:
+    """Makes Python values of the AnyValues of one message.
+
+    Args:
+        strings: the string table; an index outside of it raises ``IndexError``.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = strings
+        self._room = MAX_WRITTEN_CHARS
+
+    def read(self, value: Any) -> AttributeValue:
+        """An AnyValue; what attributes cannot hold here becomes text (maps as JSON).
+
+        Raises:
+            PayloadError: it is nested too deeply, or there is too much of it.
+        """
+        which = value.WhichOneof("value")
+        if which == "array_value":
+            return tuple(self._text(item) for item in value.array_value.values)
+        if which in ("kvlist_value", "bytes_value"):
+            return self._text(value)
+        scalar: str | bool | int | float = self._plain(value, 0)
+        return scalar
+
+    def read_all(self, attributes: Any) -> Iterator[tuple[str, AttributeValue]]:
+        """Keys and values of resource or scope attributes, written inline or by reference."""
+        for attribute in attributes:
+            yield self._key(attribute), self.read(attribute.value)
+
+    def _text(self, value: Any) -> str:
+        which = value.WhichOneof("value")
+        if which in ("array_value", "kvlist_value"):
+            return json.dumps(self._plain(value, 0))
+        return str(self._plain(value, 0))
+
+    def _plain(self, value: Any, depth: int) -> Any:
+        which = value.WhichOneof("value")
+        if which == "string_value_strindex":
+            text = self._strings[value.string_value_strindex]
+            return self._take(text) if depth else text
+        if which == "bytes_value":
+            return self._take(value.bytes_value.hex())
+        if which not in ("array_value", "kvlist_value"):
+            return getattr(value, which) if which else ""
+        if depth == MAX_DEPTH:
+            raise PayloadError(f"an attribute is nested more than {MAX_DEPTH} times")
+        if which == "array_value":
+            return [self._plain(item, depth + 1) for item in value.array_value.values]
+        items = value.kvlist_value.values
+        return {self._take(self._key(item)): self._plain(item.value, depth + 1) for item in items}
+
+    def _key(self, attribute: Any) -> str:
+        return str(attribute.key or self._strings[attribute.key_strindex])
+
+    def _take(self, text: str) -> str:
+        self._room -= len(text)
+        if self._room < 0:
+            raise PayloadError(
+                f"the attributes of a message are more than {MAX_WRITTEN_CHARS >> 20} MiB of text"
+            )
+        return text
+
+
+def as_text(value: AttributeValue) -> str:
+    """A value that should be a text: itself, a scalar written out, nothing for a list."""
+    if isinstance(value, str):
+        return value
+    return "" if isinstance(value, tuple) else str(value)

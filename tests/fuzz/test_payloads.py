@@ -1,0 +1,190 @@
+"""OTLP profiles that were made to be expensive, and damaged ones: refused, or read at low cost."""
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+from otel_kprofiler.errors import PayloadError
+from otel_kprofiler.otlp import check_payload, decode_windows
+from otel_kprofiler.otlp.check import MAX_PLACES, MAX_VIOLATIONS
+from otel_kprofiler.otlp.messages import ExportProfilesServiceRequest
+from otel_kprofiler.otlp.payloads import MAX_NOTES
+from tests.fuzz.bounds import READ, REFUSED, read_within
+
+pytestmark = pytest.mark.fuzz
+
+
+def request():
+    """A request with one profile, and its dictionary with zero entries."""
+    message = ExportProfilesServiceRequest()
+    dictionary = message.dictionary
+    dictionary.string_table.append("")
+    for table in ("mapping", "location", "function", "link", "attribute", "stack"):
+        getattr(dictionary, f"{table}_table").add()
+    message.resource_profiles.add().scope_profiles.add().profiles.add()
+    return message, message.resource_profiles[0].scope_profiles[0].profiles[0]
+
+
+def counts_without_timestamps():
+    message, profile = request()
+    for _ in range(1500):
+        profile.samples.add().values.append(1_000_000)
+    return message
+
+
+def one_deep_stack_for_all():
+    message, profile = request()
+    dictionary = message.dictionary
+    dictionary.location_table.add(address=1)
+    dictionary.stack_table.add().location_indices.extend([1] * 200_000)
+    for index in range(200_000):
+        profile.samples.add(stack_index=1, timestamps_unix_nano=[index])
+    return message
+
+
+def one_long_list_for_all(key, owner):
+    message, profile = request()
+    dictionary = message.dictionary
+    dictionary.string_table.extend([key, "profile.frame.type", "kernel"])
+    attribute = dictionary.attribute_table.add(key_strindex=1)
+    attribute.value.array_value.values.extend([AnyValue(string_value="x")] * 100_000)
+    for index in range(50_000):
+        if owner == "sample":
+            profile.samples.add(attribute_indices=[1], timestamps_unix_nano=[index])
+        else:
+            dictionary.location_table.add(address=index, attribute_indices=[1])
+    return message
+
+
+def one_long_name_for_all():
+    message, profile = request()
+    dictionary = message.dictionary
+    dictionary.string_table.extend([" [" * 500_000, "profile.frame.type"])
+    kernel = dictionary.attribute_table.add(key_strindex=2)
+    kernel.value.string_value = "kernel"
+    dictionary.function_table.add(name_strindex=1)
+    dictionary.mapping_table.add(filename_strindex=1)
+    dictionary.attribute_table.add(key_strindex=1, unit_strindex=1).value.int_value = 1
+    for index in range(20_000):
+        place = dictionary.location_table.add(address=index, attribute_indices=[1, 2, 2])
+        place.mapping_index = 1
+        place.lines.add(function_index=1)
+    profile.samples.add(timestamps_unix_nano=[1])
+    return message
+
+
+def lists_in_lists():
+    message, _ = request()
+    value = message.dictionary.attribute_table.add().value
+    for _ in range(40):
+        value = value.array_value.values.add()
+    value.string_value = "'\"\\"
+    return message
+
+
+def maps_of_one_long_text():
+    message, _ = request()
+    message.dictionary.string_table.append("x" * 1_000_000)
+    items = message.dictionary.attribute_table.add().value.kvlist_value.values
+    for index in range(10_000):
+        items.add(key=str(index)).value.string_value_strindex = 1
+    return message
+
+
+def many_equal_keys():
+    message, profile = request()
+    message.dictionary.string_table.append("key")
+    for _ in range(50_000):
+        message.dictionary.attribute_table.add(key_strindex=1)
+    sample = profile.samples.add(timestamps_unix_nano=[1])
+    sample.attribute_indices.extend(range(1, 50_001))
+    return message
+
+
+BOMBS = {
+    "counts": (counts_without_timestamps, READ),
+    "stack": (one_deep_stack_for_all, READ),
+    "name of threads": (lambda: one_long_list_for_all("thread.name", "sample"), READ),
+    "modules": (
+        lambda: one_long_list_for_all("otel_kprofiler.module.builtin", "location"),
+        READ,
+    ),
+    "name of functions": (one_long_name_for_all, READ),
+    "lists": (lists_in_lists, READ),
+    "maps": (maps_of_one_long_text, REFUSED),
+    "keys": (many_equal_keys, READ),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_small_payload_takes_little_memory_and_time(bomb):
+    make, outcome = BOMBS[bomb]
+    payload = make().SerializeToString()
+    assert len(payload) < 5_000_000
+    assert read_within(lambda: decode_windows(payload)) == outcome
+    assert read_within(lambda: check_payload(payload)) == READ
+
+
+def test_depth_has_a_limit_in_json_too():
+    value = '{"stringValue":"x"}'
+    for _ in range(80):
+        value = '{"arrayValue":{"values":[' + value + "]}}"
+    tables = {"stringTable": [""], "attributeTable": ["@"]}
+    payload = json.dumps({"dictionary": tables}).replace('"@"', '{"value":' + value + "}")
+    with pytest.raises(PayloadError, match="nested more than 64"):
+        decode_windows(payload.encode())
+
+
+def test_departures_and_violations_are_told_up_to_a_limit():
+    line = json.dumps({"unknown": 1}).encode() + b"\n"
+    found = check_payload(line * 5000)
+    assert MAX_VIOLATIONS < len(found) < MAX_VIOLATIONS + 100
+    assert "not checked" in found[0].message
+    many = b'{"resourceProfiles":[{"scopeProfiles":[{"profiles":[{"samples":[%b]}]}]}]}'
+    found = check_payload(many % b",".join([b'{"x":1}'] * 5000))
+    by_rule = [violation.rule for violation in found]
+    assert by_rule.count("json-names") == MAX_NOTES
+    assert max(map(by_rule.count, by_rule)) == MAX_PLACES
+
+
+def test_a_message_that_is_too_large_is_refused(monkeypatch):
+    monkeypatch.setattr("otel_kprofiler.otlp.payloads.MAX_MESSAGE_BYTES", 100)
+    payload = one_long_name_for_all().SerializeToString()
+    framed = len(payload).to_bytes(4, "big") + payload
+    for data in (payload, framed, b'{"a":"' + b"x" * 200 + b'"}'):
+        with pytest.raises(PayloadError, match="larger than"):
+            decode_windows(data)
+
+
+def small():
+    message, profile = request()
+    dictionary = message.dictionary
+    dictionary.string_table.extend(["samples", "count", "cpu", "nanoseconds", "thread.id", "f"])
+    dictionary.attribute_table.add(key_strindex=5).value.int_value = 7
+    dictionary.function_table.add(name_strindex=6)
+    dictionary.mapping_table.add(memory_limit=4096, filename_strindex=6)
+    dictionary.location_table.add(mapping_index=1, address=16).lines.add(function_index=1)
+    dictionary.stack_table.add().location_indices.append(1)
+    profile.sample_type.type_strindex, profile.sample_type.unit_strindex = 1, 2
+    profile.samples.add(stack_index=1, attribute_indices=[1], timestamps_unix_nano=[5])
+    return message.SerializeToString()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 20), st.binary(max_size=12)), max_size=4)
+)
+@example([(0, 0, b'{"resourceProfiles":[{"scopeProfiles":' + b"[" * 3000)])
+@example([(0, 400, b'{"dictionary":{"stringTable":' + b"9" * 5000 + b"}}")])
+@example([(0, 400, b'{"resourceProfiles":{"a":1}}')])
+@settings(max_examples=300, deadline=10_000)
+def test_damaged_payloads_are_read_or_refused(changes):
+    data = bytearray(small())
+    for at, cut, new in changes:
+        data[at : at + cut] = new
+    check_payload(bytes(data))
+    with contextlib.suppress(PayloadError):
+        decode_windows(bytes(data))
