@@ -327,7 +327,7 @@ class Agent:
         return HealthServer(endpoint, probes, self._describe)
 
     def _describe(self) -> dict[str, object]:
-        """What ``/status`` answers: the account, receivers that are not reached, restarts."""
+        """What ``/status`` answers: the account, receivers and disks that fail, restarts."""
         sampler = self._pipeline.sampler if self._pipeline else None
         return {
             "status": self._status(),
@@ -336,6 +336,11 @@ class Agent:
                 name: trouble
                 for name, running in self._exporters.items()
                 if (trouble := running.queue.exporter.find_trouble())
+            },
+            "storage": {
+                name: trouble
+                for name, running in self._exporters.items()
+                if (trouble := running.queue.find_storage_trouble())
             },
             "samples_per_second": sampler.config.samples_per_second if sampler else 0,
             "stalls_of_the_loop": self._watchdog.stalls,

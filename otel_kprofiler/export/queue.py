@@ -21,7 +21,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from otel_kprofiler.export.base import ExportResult, ProfileExporter
-from otel_kprofiler.export.spool import Spool, Stored
+from otel_kprofiler.export.recovery import Stored
+from otel_kprofiler.export.spool import Spool
 from otel_kprofiler.model import Batch, LossCause, Losses
 
 DEFAULT_QUEUE_SIZE = 1000
@@ -112,9 +113,9 @@ class ExportQueue:
         self._stopping = False  # begin no more exports
         self._dropping: set[LossCause] = set()  # said, and not over yet
         self._pause_s = 0.0
-        self.unknown_since_unix_ns = spool.unknown_since_unix_ns if spool else 0
-        if spool:
-            self._carry(spool)
+        self._storage_trouble = ""
+        self.unknown_since_unix_ns = 0
+        self._carry()
         self._worker = threading.Thread(target=self._work, name=f"export {exporter.name}")
         self._worker.daemon = True
         self._worker.start()
@@ -213,20 +214,30 @@ class ExportQueue:
         if self._spool:
             self._spool.close()
 
-    def _carry(self, spool: Spool) -> None:
-        """Begin with what earlier runs have left in the spool."""
+    def find_storage_trouble(self) -> str:
+        """Why the spool cannot be written, if the last attempt has failed."""
+        return self._storage_trouble
+
+    def _carry(self) -> None:
+        """Take over what earlier runs have left in the spool, once it could be opened."""
+        spool = self._spool
+        if spool is None or not (spool.waiting or spool.damaged or spool.unknown_since_unix_ns):
+            return
         for stored in spool.waiting:
             self._last += 1
             held = _Held(self._last, stored.samples, stored.size, None, stored, carried=True)
             self._waiting.append(held)
-        self._carried = sum(held.samples for held in self._waiting) + spool.damaged
+        self._carried += sum(stored.samples for stored in spool.waiting) + spool.damaged
         if spool.damaged:
-            self._lost[LossCause.SPOOL_DAMAGED] = spool.damaged
-            self._carried_lost[LossCause.SPOOL_DAMAGED] = spool.damaged
+            self._lost[LossCause.SPOOL_DAMAGED] += spool.damaged
+            self._carried_lost[LossCause.SPOOL_DAMAGED] += spool.damaged
+        self.unknown_since_unix_ns = spool.unknown_since_unix_ns
         spool.waiting.clear()
+        spool.damaged = spool.unknown_since_unix_ns = 0
         if self.unknown_since_unix_ns:
             _log.warning(
-                "%s: the run before was killed; what it took after its last batch is unknown",
+                "%s: the run before was killed, or the end of its spool is damaged; what it took"
+                " after its last batch is unknown",
                 self.exporter.name,
             )
 
@@ -234,13 +245,26 @@ class ExportQueue:
         if not self._spool:
             return None
         try:
-            return self._spool.append(batch)
+            stored = self._spool.append(batch)
         except OSError as error:
+            self._note_storage(error.strerror or str(error), "batches wait in memory")
+            stored = None
+        else:
+            self._note_storage("")
+        with self._changed:
+            self._carry()
+        return stored
+
+    def _note_storage(self, trouble: str, consequence: str = "") -> None:
+        """Say once that the spool cannot be written, and once that it can be again."""
+        before, self._storage_trouble = self._storage_trouble, trouble
+        if trouble and trouble != before:
             _log.warning(
-                "%s: the spool cannot be written: %s; batches wait in memory",
-                self.exporter.name, error.strerror,
+                "%s: the spool cannot be written: %s; %s (said once)",
+                self.exporter.name, trouble, consequence,
             )  # fmt: skip
-            return None
+        elif before and not trouble:
+            _log.info("%s: the spool can be written again", self.exporter.name)
 
     def _make_room(self, more: int) -> None:
         """Let batches in the spool go that are too old, or whose segment has to give way."""
@@ -285,10 +309,11 @@ class ExportQueue:
             try:
                 self._spool.settle(stored.number, samples)
             except OSError as error:
-                _log.warning(
-                    "%s: the spool cannot be written: %s; after a crash some data comes twice",
-                    self.exporter.name, error.strerror,
-                )  # fmt: skip
+                self._note_storage(
+                    error.strerror or str(error), "after a crash some data comes twice"
+                )
+            else:
+                self._note_storage("")
 
     def _settled(self, last: int) -> bool:
         """Whether all batches up to a number have left the queue; they leave in order."""

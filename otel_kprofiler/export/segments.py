@@ -4,16 +4,21 @@ A segment is :data:`MAGIC` and records. A record is the CRC-32 of what follows i
 length of the body (4), the kind (1) and the body; all integers are little-endian. The body of a
 batch is its number, the samples that were appended before it, when it was put in (Unix ns), start
 and end of its window (8 each), its form (1), the number of profiles (4), the samples of each (4
-each), and the payload. Other bodies are JSON.
+each), and the payload. Other bodies are JSON: :class:`Totals`.
+
+Readers take nothing on trust. Damage costs the records that it touches, and no others.
 """
 
 from __future__ import annotations
 
 import enum
+import json
+import re
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import BinaryIO, Final, NamedTuple
+from dataclasses import asdict, dataclass, fields
+from typing import Final, NamedTuple
 
 from otel_kprofiler.model import Batch, Form
 
@@ -22,8 +27,17 @@ MAGIC: Final = b"kpspool1"
 _HEADER: Final = struct.Struct("<IIB")
 _CHECKED: Final = struct.Struct("<IB")
 _BATCH: Final = struct.Struct("<QQQQQBI")
+_NUMBER: Final = struct.Struct("<Q")
 _FORMS: Final = tuple(Form)
 _MAX_BODY_BYTES: Final = 1 << 30
+_MAX_TOTALS_BYTES: Final = 4096
+_MAX_COUNT: Final = 1 << 63
+_CANDIDATE: Final = re.compile(rb"[\0-\x3f](?=\x01|[\x02\x03]\{)", re.DOTALL)
+"""Where a header may be: the high byte of a length, a kind, and how the JSON of totals begins."""
+_CANDIDATE_AT: Final = 7
+_MOST_CHECKED: Final = 16
+"""How many times its own size a damaged segment is checksummed at most. A record is found at once,
+unless the payloads themselves are full of what looks like headers."""
 
 HEADER_BYTES: Final = _HEADER.size
 
@@ -58,26 +72,95 @@ class StoredBatch(NamedTuple):
     batch: Batch
 
 
+@dataclass(slots=True)
+class Totals:
+    """What marks say of the spool's whole life; all of it only grows.
+
+    Attributes:
+        settled: number of the last batch that needs no delivery any more.
+        done: samples that were exported or counted as lost.
+        appended: samples that were ever put in.
+        end_unix_ns: end of the window that was put in last.
+    """
+
+    settled: int = 0
+    done: int = 0
+    appended: int = 0
+    end_unix_ns: int = 0
+
+    def pack(self) -> bytes:
+        """The body of a mark."""
+        return json.dumps(asdict(self)).encode()
+
+    def include(self, other: Totals) -> None:
+        """Take over what is later in others: they may be older, or newer."""
+        for field in fields(self):
+            setattr(self, field.name, max(getattr(self, field.name), getattr(other, field.name)))
+
+
 def pack_record(kind: Kind, body: bytes) -> bytes:
     """A record as it is written."""
     checked = _CHECKED.pack(len(body), kind) + body
     return zlib.crc32(checked).to_bytes(4, "little") + checked
 
 
-def read_records(file: BinaryIO) -> Iterator[Record]:
-    """Records from the file's position up to the end, or to the first that is damaged."""
-    offset = file.tell()
-    while True:
-        header = file.read(HEADER_BYTES)
-        if len(header) < HEADER_BYTES:
+def parse_record(data: bytes, offset: int = 0) -> Record | None:
+    """The record at an offset; None if it is damaged or cut off."""
+    start = offset + HEADER_BYTES
+    if start > len(data):
+        return None
+    crc, length, kind = _HEADER.unpack_from(data, offset)
+    if length > min(len(data) - start, _MAX_BODY_BYTES):
+        return None
+    if zlib.crc32(memoryview(data)[offset + 4 : start + length]) != crc:
+        return None
+    return Record(kind, data[start : start + length], offset)
+
+
+def find_other_version(data: bytes) -> str:
+    """The magic number of a segment that another version has written, else nothing."""
+    magic = data[: len(MAGIC)]
+    known = len(magic) < len(MAGIC) or magic == MAGIC or magic[:-1] != MAGIC[:-1]
+    return "" if known else magic.decode("ascii", "backslashreplace")
+
+
+def find_records(data: bytes, segment: int) -> Iterator[Record]:
+    """All whole records of a segment, in order, whatever is between them.
+
+    Args:
+        data: the whole segment.
+        segment: the number in its name, at which the numbers of its batches begin.
+    """
+    at = len(MAGIC) if data.startswith(MAGIC) else 0
+    budget = _MOST_CHECKED * len(data)
+    while at < len(data):
+        record = parse_record(data, at)
+        if record is None:
+            record, budget = _find_next(data, at + 1, segment, budget)
+        if record is None:
             return
-        crc, length, kind = _HEADER.unpack(header)
-        body = file.read(length) if length <= _MAX_BODY_BYTES else b""
-        if len(body) < length or zlib.crc32(body, zlib.crc32(header[4:])) != crc:
-            return
-        record = Record(kind, body, offset)
         yield record
-        offset += record.size
+        at = record.offset + record.size
+
+
+def _find_next(data: bytes, at: int, segment: int, budget: int) -> tuple[Record | None, int]:
+    """The first whole record that begins at an offset or later, and what is left of the budget."""
+    last = segment + len(data) // HEADER_BYTES
+    for match in _CANDIDATE.finditer(data, at + _CANDIDATE_AT):
+        offset = match.start() - _CANDIDATE_AT
+        start = offset + HEADER_BYTES
+        _, length, kind = _HEADER.unpack_from(data, offset)
+        if length > min(len(data) - start, budget):
+            continue
+        if kind == Kind.BATCH and (
+            length < _BATCH.size or not segment <= _NUMBER.unpack_from(data, start)[0] <= last
+        ):
+            continue
+        budget -= length
+        record = parse_record(data, offset)
+        if record:
+            return record, budget
+    return None, budget
 
 
 def pack_batch(stored: StoredBatch) -> bytes:
@@ -92,8 +175,36 @@ def pack_batch(stored: StoredBatch) -> bytes:
 
 
 def unpack_batch(body: bytes) -> StoredBatch:
-    """Inverse of :func:`pack_batch`, for a body whose checksum was right."""
+    """Inverse of :func:`pack_batch`.
+
+    Raises:
+        ValueError: the body is not one that this version writes.
+    """
+    if len(body) < _BATCH.size:
+        raise ValueError("the batch is too short")
     number, before, put, start, end, form, profiles = _BATCH.unpack_from(body)
     at = _BATCH.size + 4 * profiles
+    if at > len(body) or form >= len(_FORMS) or max(number, before, end) >= _MAX_COUNT:
+        raise ValueError("the batch contradicts itself")
     counts = struct.unpack_from(f"<{profiles}I", body, _BATCH.size)
     return StoredBatch(number, before, put, Batch(body[at:], _FORMS[form], counts, start, end))
+
+
+def unpack_totals(body: bytes) -> Totals:
+    """Inverse of :meth:`Totals.pack`; keys that are not known are passed over.
+
+    Raises:
+        ValueError: the body is not one that this version writes.
+    """
+    if len(body) > _MAX_TOTALS_BYTES:
+        raise ValueError("the totals are too long")
+    try:
+        values = json.loads(body)
+    except RecursionError:
+        values = None
+    if not isinstance(values, dict):
+        raise ValueError("the totals are no mapping")  # noqa: TRY004 - data, not a type
+    known = {field.name: values.get(field.name, 0) for field in fields(Totals)}
+    if any(type(value) is not int or not 0 <= value < _MAX_COUNT for value in known.values()):
+        raise ValueError("the totals are no counts")
+    return Totals(**known)

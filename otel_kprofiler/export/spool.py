@@ -14,6 +14,9 @@ written behind a damaged record.
 - A *close* is a mark that ends the log in an orderly way.
 
 Counts of samples in every record tell exactly how many are missing when a segment is damaged.
+
+What is removed under a spool that is open, down to its directory, is made anew with the next
+record. The segment that is written to is complete then; of others it is told when they are read.
 """
 
 from __future__ import annotations
@@ -22,31 +25,30 @@ import contextlib
 import errno
 import fcntl
 import itertools
-import json
 import logging
 import os
-import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export.recovery import Recovery, Stored, has_segments, name_segment
 from otel_kprofiler.export.segments import (
     HEADER_BYTES,
     MAGIC,
     Kind,
-    Record,
     StoredBatch,
+    Totals,
     pack_batch,
     pack_record,
-    read_records,
+    parse_record,
     unpack_batch,
 )
+from otel_kprofiler.host import PrivateDirectory
 from otel_kprofiler.model import Batch, LossCause
 
-SUFFIX: Final = ".spool"
 DEFAULT_MAX_BYTES: Final = 1024 * 1024 * 1024
 DEFAULT_MAX_AGE_S: Final = 24 * 3600.0
 
@@ -54,54 +56,18 @@ _MOST_SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _SEGMENTS: Final = 8
 """Number of segments that the size limit has room for: the oldest one goes as a whole."""
 
-_NAME: Final = re.compile(r"\d{20}\.spool")
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_EARLIEST_S: Final = 1_600_000_000
-"""Before this (2020), the clock was not set, and the age of a batch is not known."""
+_PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+"""What may pass without anybody changing the configuration: disks that are full, or failing."""
+_LOCK: Final = "lock"
 
 _log = logging.getLogger(__name__)
 
 
-class Stored(NamedTuple):
-    """A batch in the spool.
-
-    Attributes:
-        number: of its record; they follow one another.
-        samples: in the batch.
-        size: bytes of the record.
-        since_s: when it was appended, in monotonic seconds.
-        segment: number in the name of its segment.
-        offset: of its record in the segment.
-    """
-
-    number: int
-    samples: int
-    size: int
-    since_s: float
-    segment: int
-    offset: int
-
-
-class _State:
-    """What marks say: totals of the spool's whole life, in samples."""
-
-    def __init__(self) -> None:
-        self.settled = 0  # number of the last batch that needs no delivery any more
-        self.done = 0  # samples that were exported or counted as lost
-        self.appended = 0  # samples that were ever put in
-        self.end_unix_ns = 0  # end of the window that was put in last
-
-    def pack(self) -> bytes:
-        return json.dumps(vars(self)).encode()
-
-    def unpack(self, body: bytes) -> None:
-        for key, value in json.loads(body).items():
-            # A mark of an older segment may be read after newer records were lost.
-            setattr(self, key, max(getattr(self, key), int(value)))
-
-
 class Spool:
     """The spool of one exporter; one process at a time may have it open. Thread-safe.
+
+    On a disk that is full or read-only at the start, every :meth:`append` tries to open it, and
+    batches of earlier runs may come to light then.
 
     Args:
         directory: made if missing, readable by its owner only.
@@ -112,13 +78,14 @@ class Spool:
         now: seconds of a clock that nobody sets.
 
     Raises:
-        ExportError: the directory is unusable, or another process has it open.
+        ExportError: the directory is unusable, others can write it, or another process has it
+            open.
 
     Attributes:
         waiting: batches of earlier runs that are still to be delivered, oldest first.
         damaged: samples of earlier runs that cannot be read any more.
-        unknown_since_unix_ns: when not 0, the run before was killed, and what it had taken
-            after this time is unknown.
+        unknown_since_unix_ns: when not 0, the end of the log is missing: the run before was
+            killed, and what it had taken after this time is unknown.
     """
 
     def __init__(
@@ -130,36 +97,33 @@ class Spool:
         fsync: bool = True,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._directory = directory
+        self._path = directory
         self._max_bytes = max_bytes
         self._segment_bytes = min(_MOST_SEGMENT_BYTES, max_bytes // _SEGMENTS)
         self._max_age_s = max_age_s
         self._fsync = fsync
         self._now = now
         self._lock = threading.RLock()
-        self._state = _State()
+        self._totals = Totals()
         self._sizes: dict[int, int] = {}
-        self._fd = -1
+        self._directory: PrivateDirectory | None = None
+        self._guard = self._fd = -1
         self._segment = 0
         self._last = 0
+        self._closed = False
         self.waiting: deque[Stored] = deque()
         self.damaged = 0
         self.unknown_since_unix_ns = 0
         try:
-            os.makedirs(directory, mode=0o700, exist_ok=True)
-            self._guard = _lock(directory)
-            try:
-                self._recover()
-                self._begin()
-            except BaseException:
-                os.close(self._guard)
-                raise
+            self._open()
+            self._begin_segment()
         except OSError as error:
-            raise ExportError(
-                f"the spool {directory} cannot be used: {error.strerror}",
-                hint="give a directory on a disk with room that this user can write, or remove"
-                " sending_queue.storage",
-            ) from error
+            if error.errno not in _PASSING:
+                self._let_go()
+                raise _refusal(directory, error) from error
+            _log.warning("the spool %s: %s; nothing new is stored yet", directory, error.strerror)
+            with contextlib.suppress(OSError):  # its cause was just said
+                self._drop_settled()
 
     def append(self, batch: Batch) -> Stored:
         """Write a batch; when this returns it will be there after a crash.
@@ -168,16 +132,16 @@ class Spool:
             OSError: it could not be written; the spool is as before.
         """
         with self._lock:
-            self._check_open()
+            self._make_ready()
             number = self._last + 1
-            body = pack_batch(StoredBatch(number, self._state.appended, time.time_ns(), batch))
+            body = pack_batch(StoredBatch(number, self._totals.appended, time.time_ns(), batch))
             full = self._sizes.get(self._segment, 0) + len(body) > self._segment_bytes
             if self._fd < 0 or (full and self._last >= self._segment):
                 self._begin_segment()
             offset = self._write(Kind.BATCH, body)
             self._last = number
-            self._state.appended += batch.sample_count
-            self._state.end_unix_ns = max(self._state.end_unix_ns, batch.end_unix_ns)
+            self._totals.appended += batch.sample_count
+            self._totals.end_unix_ns = max(self._totals.end_unix_ns, batch.end_unix_ns)
             size = HEADER_BYTES + len(body)
             since = self._now()
             return Stored(number, batch.sample_count, size, since, self._segment, offset)
@@ -189,11 +153,18 @@ class Spool:
             OSError: it cannot be read.
             ValueError: it is damaged.
         """
-        with self._lock, open(self._path(stored.segment), "rb", buffering=0) as file:
-            file.seek(stored.offset)
-            record = next(read_records(file), None)
+        with self._lock:
+            if stored.segment == self._segment and self._fd >= 0:
+                data = os.pread(self._fd, stored.size, stored.offset)
+            else:
+                fd = self._opened.open(name_segment(stored.segment), os.O_RDONLY)
+                try:
+                    data = os.pread(fd, stored.size, stored.offset)
+                finally:
+                    os.close(fd)
+        record = parse_record(data)
         if record is None or record.kind != Kind.BATCH:
-            raise ValueError(f"the spool is damaged: {self._path(stored.segment)}")
+            raise ValueError(f"the spool {self._path}: {name_segment(stored.segment)} is damaged")
         return unpack_batch(record.body).batch
 
     def settle(self, number: int, samples: int) -> None:
@@ -208,15 +179,16 @@ class Spool:
         """
         with self._lock:
             self._check_open()
-            self._state.settled = max(self._state.settled, number)
-            self._state.done += samples
+            self._totals.settled = max(self._totals.settled, number)
+            self._totals.done += samples
             try:
+                self._make_ready()
                 if self._fd < 0:
                     self._begin_segment()
                 else:
-                    self._write(Kind.MARK, self._state.pack())
+                    self._write(Kind.MARK, self._totals.pack())
             except OSError:
-                if self._state.settled < self._last:
+                if self._totals.settled < self._last:
                     raise
                 # Nothing waits, so that what is on the disk is of no use but takes its room.
                 self._end_segment()
@@ -227,7 +199,7 @@ class Spool:
 
     def holds(self, stored: Stored) -> bool:
         """Whether a batch has not been settled, or given up by settling one after it."""
-        return stored.number > self._state.settled
+        return stored.number > self._totals.settled
 
     def count_overdue(self, waiting: Sequence[Stored], more: int) -> tuple[int, LossCause | None]:
         """How many batches at the head have to give way, and why.
@@ -250,50 +222,126 @@ class Spool:
     def close(self) -> None:
         """Say that nothing is missing, and let another process have the spool; idempotent."""
         with self._lock:
-            if self._guard < 0:
+            if self._closed:
                 return
             try:
                 if self._fd >= 0:
-                    self._write(Kind.CLOSE, self._state.pack())
+                    self._make_ready()
+                    self._write(Kind.CLOSE, self._totals.pack())
             except OSError as error:
-                _log.warning("%s: cannot be closed in order: %s", self._directory, error)
-            self._end_segment()
-            os.close(self._guard)
-            self._guard = -1
+                _log.warning("the spool %s: cannot be closed in order: %s", self._path, error)
+            self._let_go()
+            self._closed = True
+
+    @property
+    def _opened(self) -> PrivateDirectory:
+        if self._directory is None:
+            raise OSError(errno.ENOENT, "the spool is not open")
+        return self._directory
 
     def _check_open(self) -> None:
-        if self._guard < 0:
+        if self._closed:
             raise OSError(errno.EBADF, "the spool is closed")
 
-    def _path(self, segment: int) -> str:
-        return os.path.join(self._directory, f"{segment:020}{SUFFIX}")
-
-    def _begin(self) -> None:
-        """Begin a segment; on a full disk only later, when something was delivered."""
+    def _open(self) -> None:
+        """Open the directory and take over what earlier runs have left there."""
+        directory = PrivateDirectory(self._path)
         try:
-            self._begin_segment()
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
+            guard = _lock(directory)
+            try:
+                found = Recovery(directory, self._now())
+            except BaseException:
+                os.close(guard)
                 raise
-            _log.warning("%s: %s; nothing new is stored yet", self._directory, error.strerror)
-            self._drop_settled()
+        except BaseException:
+            directory.close()
+            raise
+        self._directory, self._guard = directory, guard
+        self._totals, self._sizes, self._last = found.totals, found.sizes, found.last
+        self.waiting.extend(found.waiting)
+        self.damaged = found.damaged
+        self.unknown_since_unix_ns = found.unknown_since_unix_ns
+
+    def _let_go(self) -> None:
+        self._end_segment()
+        guard, self._guard = self._guard, -1
+        if guard >= 0:
+            os.close(guard)
+        if self._directory:
+            self._directory.close()
+
+    def _make_ready(self) -> None:
+        """Open what could not be opened at the start, and make anew what was removed since."""
+        self._check_open()
+        if self._directory is None:
+            self._open()
+            return
+        if not self._directory.is_in_place() or not self._directory.holds(_LOCK, self._guard):
+            self._move()
+        if self._fd >= 0 and not self._directory.holds(name_segment(self._segment), self._fd):
+            self._restore_segment()
+
+    def _move(self) -> None:
+        """Go on in the directory that is now at the path, made if there is none."""
+        directory = PrivateDirectory(self._path)
+        try:
+            guard = _lock(directory)
+        except BaseException:
+            directory.close()
+            raise
+        same = self._opened.is_in_place()
+        if not same and has_segments(directory):
+            os.close(guard)
+            directory.close()
+            raise OSError(errno.ENOTEMPTY, "another spool is in its place; restart to go on there")
+        _log.warning("the spool %s: %s was removed", self._path, _LOCK if same else "the directory")
+        self._opened.close()
+        os.close(self._guard)
+        self._directory, self._guard = directory, guard
+        if not same:
+            written = {self._segment: self._sizes[self._segment]} if self._fd >= 0 else {}
+            self._sizes = dict.fromkeys(self._sizes, 0) | written
+
+    def _restore_segment(self) -> None:
+        """Write the segment anew that has lost its name, from its descriptor."""
+        directory, name = self._opened, name_segment(self._segment)
+        unfinished = f"{name}.new"
+        fd = directory.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            data = os.pread(self._fd, self._sizes[self._segment], 0)
+            if os.pwrite(fd, data, 0) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301
+            if self._fsync:
+                os.fdatasync(fd)
+            os.rename(unfinished, name, src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
+        except BaseException:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished, dir_fd=directory.fd)
+            raise
+        os.close(self._fd)
+        self._fd = fd
+        if self._fsync:
+            directory.sync()
+        _log.warning("the spool %s: %s was removed: written anew", self._path, name)
 
     def _begin_segment(self) -> None:
         self._end_segment()
         # Numbers may be left out, but a name is never used again: its mark may be needed yet.
         segment = max(self._last, *self._sizes, 0) + 1
-        path = self._path(segment)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        directory, name = self._opened, name_segment(segment)
+        fd = directory.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         self._fd, self._segment, self._sizes[segment] = fd, segment, 0
         try:
             self._write_bytes(MAGIC)
-            self._write(Kind.MARK, self._state.pack())
-            self._sync_directory()
+            self._write(Kind.MARK, self._totals.pack())
+            if self._fsync:
+                directory.sync()
         except OSError:
             # Without its mark it must not be continued: the next record tries again.
             self._end_segment()
             del self._sizes[segment]
-            os.unlink(path)
+            os.unlink(name, dir_fd=directory.fd)
             raise
         self._last = segment - 1
 
@@ -322,82 +370,44 @@ class Spool:
         self._sizes[self._segment] = offset + len(data)
         return offset
 
-    def _sync_directory(self) -> None:
-        if self._fsync:
-            fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-
     def _drop_settled(self) -> None:
         """Remove segments whose batches are all settled, but for the one that is written to."""
         segments = sorted(self._sizes)
         if self._fd < 0:
             segments.append(self._last + 1)
         for segment, following in itertools.pairwise(segments):
-            if following > self._state.settled + 1:
+            if following > self._totals.settled + 1:
                 break
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path(segment))
+                os.unlink(name_segment(segment), dir_fd=self._opened.fd)
             del self._sizes[segment]
 
-    def _recover(self) -> None:
-        closed, seen = True, False
-        found: list[Stored] = []
-        names = sorted(filter(_NAME.fullmatch, os.listdir(self._directory)))
-        for name in names:
-            segment = int(name.removesuffix(SUFFIX))
-            path = self._path(segment)
-            self._sizes[segment] = os.path.getsize(path)
-            self._last = max(self._last, segment - 1)
-            end = 0
-            with open(path, "rb") as file:
-                if file.read(len(MAGIC)) == MAGIC:
-                    end = len(MAGIC)
-                    for record in read_records(file):
-                        end = record.offset + record.size
-                        closed, seen = record.kind == Kind.CLOSE, True
-                        if record.kind == Kind.BATCH:
-                            found.append(self._recovered(record, segment))
-                        else:
-                            self._state.unpack(record.body)
-            if end < self._sizes[segment]:
-                closed = False
-                _log.warning("%s: %d bytes at the end of %s are unreadable", self._directory,
-                             self._sizes[segment] - end, name)  # fmt: skip
-        state = self._state
-        self.waiting.extend(filter(self.holds, found))
-        # Each sample that was put in is done, waits, or is in what cannot be read.
-        waiting = sum(stored.samples for stored in self.waiting)
-        self.damaged = max(0, state.appended - state.done - waiting)
-        state.done += self.damaged
-        if seen and not closed:
-            self.unknown_since_unix_ns = state.end_unix_ns
 
-    def _recovered(self, record: Record, segment: int) -> Stored:
-        """The batch of a record; takes over what it says of the ones before it."""
-        number, before, put_unix_ns, batch = unpack_batch(record.body)
-        state = self._state
-        state.appended = max(state.appended, before + batch.sample_count)
-        state.end_unix_ns = max(state.end_unix_ns, batch.end_unix_ns)
-        self._last = max(self._last, number)
-        put_s = put_unix_ns / 1e9
-        age_s = max(0.0, time.time() - put_s) if put_s > _EARLIEST_S else 0.0
-        since = self._now() - age_s
-        return Stored(number, batch.sample_count, record.size, since, segment, record.offset)
-
-
-def _lock(directory: str) -> int:
-    path = os.path.join(directory, "lock")
-    fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _lock(directory: PrivateDirectory) -> int:
+    fd = directory.open(_LOCK, os.O_RDONLY | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise ExportError(
+        raise OSError(errno.EBUSY, "another process has it open") from None
+    return fd
+
+
+def _refusal(directory: str, error: OSError) -> ExportError:
+    if error.errno == errno.EBUSY:
+        return ExportError(
             f"the spool {directory} is in use",
             hint="give each agent a storage of its own; where a reload changes what is in"
             " storage, or its limits, restart the agent",
-        ) from None
-    return fd
+        )
+    if error.errno == errno.EPERM:
+        return ExportError(
+            f"the spool {directory} is not safe: {error.strerror}",
+            hint="give it to this user alone (chown, chmod 700), or choose another directory for"
+            " sending_queue.storage",
+        )
+    return ExportError(
+        f"the spool {directory} cannot be used: {error.strerror}",
+        hint="give a directory on a disk with room that this user can write, or remove"
+        " sending_queue.storage",
+    )

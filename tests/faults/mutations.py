@@ -33,6 +33,7 @@ SENDER, RETRY = "otel_kprofiler/export/sender.py", "otel_kprofiler/export/retry.
 GRPC, HTTP = "otel_kprofiler/export/grpc.py", "otel_kprofiler/export/http.py"
 QUEUE, SPOOL = "otel_kprofiler/export/queue.py", "otel_kprofiler/export/spool.py"
 SEGMENTS = "otel_kprofiler/export/segments.py"
+RECOVERY = "otel_kprofiler/export/recovery.py"
 REPORTING, PIPELINE = "otel_kprofiler/reporting.py", "otel_kprofiler/pipeline.py"
 WATCHDOG, RUN = "otel_kprofiler/agent/watchdog.py", "otel_kprofiler/cli/run.py"
 LOGS, OUTPUTS = "otel_kprofiler/agent/logs.py", "tests/faults/test_outputs.py"
@@ -63,17 +64,30 @@ MUTATIONS = [
     Mutation("4 MiB limit", SENDER, "len(batch.payload) > self.max_bytes:", "False:", f"{RECEIVERS}::test_what_is_above_4_mib_never_leaves_or_is_refused_once"),
     Mutation("TLS wrong CA", HTTP, "not tls.insecure_skip_verify and (tls.ca_file or True)", "False", f"{RECEIVERS}::test_only_a_verified_receiver_over_tls_1_2_gets_anything"),
     Mutation("DNS failing", HTTP, "            requests.ConnectionError,\n", "", f"{RECEIVERS}::test_a_name_that_does_not_resolve_is_tried_again"),
-    Mutation("disk full: memory takes over", QUEUE, '        except OSError as error:\n            _log.warning(\n                "%s: the spool cannot be written: %s; batches', '        except ValueError as error:\n            _log.warning(\n                "%s: the spool cannot be written: %s; batches', f"{DISKS}::test_a_full_disk_costs_nothing_as_long_as_memory_lasts"),
+    Mutation("disk full: memory takes over", QUEUE, '        except OSError as error:\n            self._note_storage(error.strerror or str(error), "batches', '        except ValueError as error:\n            self._note_storage(error.strerror or str(error), "batches', f"{DISKS}::test_a_full_disk_costs_nothing_as_long_as_memory_lasts"),
     Mutation("disk full: half a record", SPOOL, "                os.ftruncate(self._fd, offset)\n", "                pass\n", f"{STORED}::test_a_failed_write_leaves_the_spool_as_it_was"),
-    Mutation("disk full: room of what is settled", SPOOL, "                if self._state.settled < self._last:\n                    raise\n", "                raise\n", f"{STORED}::test_a_full_disk_gets_room_from_what_is_settled"),
-    Mutation("spool read-only", SPOOL, '        except OSError as error:\n            raise ExportError(\n                f"the spool', '        except ValueError as error:\n            raise ExportError(\n                f"the spool', f"{DISKS}::test_a_disk_that_is_read_only_from_the_start_is_an_error_with_a_fix"),
-    Mutation("spool corrupted: checksum", SEGMENTS, " or zlib.crc32(body, zlib.crc32(header[4:])) != crc", "", f"{STORED} {DISKS}::test_a_damaged_spool_delivers_what_is_whole_and_counts_the_rest"),
-    Mutation("spool corrupted: count", SPOOL, "        self.damaged = max(0, state.appended - state.done - waiting)\n", "", f"{STORED} {DISKS}::test_a_damaged_spool_delivers_what_is_whole_and_counts_the_rest"),
+    Mutation("disk full: room of what is settled", SPOOL, "                if self._totals.settled < self._last:\n                    raise\n", "                raise\n", f"{STORED}::test_a_full_disk_gets_room_from_what_is_settled"),
+    Mutation("spool read-only", SPOOL, "            if error.errno not in _PASSING:\n", "            if True:\n", f"{DISKS}::test_a_disk_that_is_read_only_from_the_start_is_told_and_memory_takes_over"),
+    Mutation("spool corrupted: checksum", SEGMENTS, "    if zlib.crc32(memoryview(data)[offset + 4 : start + length]) != crc:\n", "    if False:\n", f"{STORED} {DISKS}::test_a_damaged_spool_delivers_what_is_whole_and_counts_the_rest"),
+    Mutation("spool corrupted: read on", SEGMENTS, "            record, budget = _find_next(data, at + 1, segment, budget)\n", "            pass\n", f"{STORED}::test_a_damaged_byte_costs_the_record_that_it_is_in_and_no_other"),
+    Mutation("spool corrupted: anywhere", SEGMENTS, "_CANDIDATE_AT: Final = 7\n", "_CANDIDATE_AT: Final = 15\n", "tests/property/test_spool.py"),
+    Mutation("spool corrupted: whole but wrong", RECOVERY, '            except ValueError as error:\n                self._warn("a record', '            except KeyError as error:\n                self._warn("a record', f"{STORED}::test_whole_records_that_nobody_writes_are_passed_over"),
+    Mutation("spool corrupted: closed in order", RECOVERY, "self._closed = self._closed and end == len(data)", "self._closed = self._closed and not unreadable", f"{STORED}::test_damage_in_what_was_closed_in_order_is_no_kill"),
+    Mutation("spool corrupted: bad blocks", RECOVERY, "if error.errno != errno.EIO:", "if True:", f"{STORED}::test_a_block_that_the_disk_cannot_read_costs_what_is_in_it"),
+    Mutation("spool of another version", SEGMENTS, '    return "" if known else magic', '    return "" if True else magic', f"{STORED}::test_a_segment_of_another_version_is_kept_aside"),
+    Mutation("spool removed: segment", SPOOL, "            self._restore_segment()\n", "            pass\n", f"{STORED}::test_the_segment_that_is_written_to_is_made_anew_when_it_was_removed"),
+    Mutation("spool removed: directory", SPOOL, "            self._move()\n", "            pass\n", f"{STORED}::test_the_directory_is_made_anew_when_it_was_removed"),
+    Mutation("spool replaced by another", SPOOL, "if not same and has_segments(directory):", "if False:", f"{STORED}::test_a_spool_that_was_put_in_the_place_of_another_is_left_alone"),
+    Mutation("spool found late", QUEUE, "        with self._changed:\n            self._carry()\n", "", f"{DISKS}::test_batches_of_earlier_runs_come_to_light_with_their_disk"),
+    Mutation("segment of another user", WRITING, "or opened.st_uid != os.geteuid():", "or False:", f"{STORED}::test_a_segment_that_is_no_regular_file_of_ours_is_left_alone"),
+    Mutation("segment that is a link", WRITING, "_PLAIN: Final = os.O_NOFOLLOW | ", "_PLAIN: Final = ", f"{STORED}::test_a_segment_that_is_no_regular_file_of_ours_is_left_alone"),
+    Mutation("spool corrupted: count", RECOVERY, "        self.damaged = max(0, totals.appended - totals.done - waiting)\n", "        self.damaged = 0\n", f"{STORED} {DISKS}::test_a_damaged_spool_delivers_what_is_whole_and_counts_the_rest"),
+    Mutation("spool corrupted: numbers", RECOVERY, "        self.last = max(self.last, totals.settled)\n", "", f"{STORED}::test_numbers_that_are_settled_are_not_used_again"),
     Mutation("spool cut off", SPOOL, "        segment = max(self._last, *self._sizes, 0) + 1\n", "        segment = max([*self._sizes, 1])\n", f"{STORED}::test_a_file_that_is_cut_at_any_byte_is_read_up_to_there_and_goes_on"),
     Mutation("two writers", SPOOL, "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", f"{STORED}::test_there_is_one_writer"),
     Mutation("disk hanging", REPORTING, "                queue.put(batch)\n", "                with self._changed:\n                    queue.put(batch)\n", f"{DISKS}::test_a_disk_that_hangs_delays_neither_the_drain_nor_another_exporter"),
-    Mutation("SIGKILL: unclean end", SPOOL, "        if seen and not closed:\n", "        if False:\n", f"{STORED} {DURABLE}"),
-    Mutation("SIGKILL: position", SPOOL, "                    self._write(Kind.MARK, self._state.pack())\n            except", "                    pass\n            except", f"{STORED} {DURABLE}"),
+    Mutation("SIGKILL: unclean end", RECOVERY, "unknown = self._seen and not self._closed", "unknown = False", f"{STORED} {DURABLE}"),
+    Mutation("SIGKILL: position", SPOOL, "                    self._write(Kind.MARK, self._totals.pack())\n            except", "                    pass\n            except", f"{STORED} {DURABLE}"),
     Mutation("batch given up with a spool", QUEUE, "_TEMPORARY.issuperset(result.lost)", "False", f"{DURABLE}"),
     Mutation("clock stepped back", CLOCK, "        start = max(self._clock.to_unix_ns(start_boot_ns), self._end_unix_ns)\n", "        start = self._clock.to_unix_ns(start_boot_ns)\n", "tests/property/test_clock.py"),
     Mutation("clock stepped: followed", CLOCK, "        self._clock.follow()\n", "", "tests/property/test_clock.py"),

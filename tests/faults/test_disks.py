@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter, Spool
 from otel_kprofiler.model import Batch, Form, LossCause
 
@@ -95,11 +94,53 @@ def test_a_disk_that_becomes_read_only_is_told_and_memory_takes_over(disk, caplo
     assert check(queue)[1:4] == (6, {}, 0)
 
 
-def test_a_disk_that_is_read_only_from_the_start_is_an_error_with_a_fix(disk):
-    Spool(str(disk / "spool")).close()
+@pytest.mark.parametrize("known", [True, False])
+def test_a_disk_that_is_read_only_from_the_start_is_told_and_memory_takes_over(disk, caplog, known):
+    path = str(disk / "spool")
+    if known:
+        before = ExportQueue(Receiver(), spool=Spool(path))
+        before.put(numbered(1))
+        before.shutdown(0)
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-    with pytest.raises(ExportError, match="cannot be used: Read-only file system"):
-        Spool(str(disk / "spool"))
+    receiver = Receiver()
+    queue = ExportQueue(receiver, spool=Spool(path))
+    queue.put(numbered(2))
+    assert "Read-only file system" in caplog.text
+    assert "Read-only file system" in queue.find_storage_trouble()
+    assert check(queue).queued == (3 if known else 2)
+    subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+    queue.put(numbered(3))
+    assert not queue.find_storage_trouble()
+    assert check(queue).queued == (6 if known else 5)
+    receiver.up.set()
+    assert queue.force_flush(10_000)
+    assert receiver.arrived == ([1, 2, 3] if known else [2, 3])
+    queue.shutdown()
+    assert check(queue).queued == 0
+    again = Spool(path)
+    assert (len(again.waiting), again.damaged, again.unknown_since_unix_ns) == (0, 0, 0)
+    again.close()
+
+
+def test_batches_of_earlier_runs_come_to_light_with_their_disk(disk):
+    """As when the disk of the spool is mounted after the agent has begun."""
+    path = disk / "disk" / "spool"
+    before = ExportQueue(Receiver(), spool=Spool(str(disk / "real" / "spool")))
+    before.put(numbered(1))
+    before.shutdown(0)
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    receiver = Receiver()
+    queue = ExportQueue(receiver, spool=Spool(str(path)))
+    queue.put(numbered(2))
+    subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+    (disk / "real").rename(disk / "disk")
+    queue.put(numbered(3))
+    assert check(queue).carried == 1
+    receiver.up.set()
+    assert queue.force_flush(10_000)
+    assert receiver.arrived == [2, 1, 3]
+    queue.shutdown()
+    assert check(queue)[1:4] == (6, {}, 0)
 
 
 def test_a_damaged_spool_delivers_what_is_whole_and_counts_the_rest(tmp_path):

@@ -1,6 +1,8 @@
 """The spool: what was written comes back in order, whatever happened to the file."""
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export.segments import MAGIC
+from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter
+from otel_kprofiler.export.segments import MAGIC, Kind
 from otel_kprofiler.export.spool import Spool
 from otel_kprofiler.model import Batch, Form, LossCause
 
@@ -43,6 +46,28 @@ def abandon(spool):
 
 def segments(directory):
     return sorted(path for path in Path(directory).iterdir() if path.suffix == ".spool")
+
+
+def damage(directory, position):
+    (path,) = segments(directory)
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+class Nowhere(ProfileExporter):
+    """A receiver that is never there."""
+
+    name, form, max_bytes = "nowhere", Form.PROTOBUF, None
+
+    def export(self, batch):
+        return ExportResult.failure(batch, LossCause.RETRIES_EXHAUSTED, "")
+
+    def find_trouble(self):
+        return "down"
+
+    def shutdown(self, timeout_millis=30_000):
+        pass
 
 
 def waiting(spool):
@@ -105,27 +130,213 @@ def test_a_file_that_is_cut_at_any_byte_is_read_up_to_there_and_goes_on(tmp_path
         after.close()
 
 
-def test_a_damaged_byte_costs_the_rest_of_its_segment_and_is_counted_exactly(tmp_path):
-    spool, stored = fill(tmp_path / "whole", 4, fsync=False, max_bytes=2000)
-    abandon(spool)
-    names = segments(tmp_path / "whole")
-    assert len(names) > 1
-    assert names[0].name.startswith("0" * 19 + "1")
-    first = names[0].read_bytes()
-    later = [one.samples for one in stored if one.segment != stored[0].segment]
-    for position in range(0, len(first), 3):
+def test_a_damaged_byte_costs_the_record_that_it_is_in_and_no_other(tmp_path):
+    spool, stored = fill(tmp_path / "whole", 4, fsync=False)
+    spool.close()
+    (whole,) = segments(tmp_path / "whole")
+    data = whole.read_bytes()
+    for position in range(len(data)):
+        if position == len(MAGIC) - 1:
+            continue  # that makes it another version
         directory = tmp_path / str(position)
         directory.mkdir()
-        for path in names:
-            (directory / path.name).write_bytes(path.read_bytes())
-        damaged = bytearray(first)
+        damaged = bytearray(data)
         damaged[position] ^= 0x55
-        (directory / names[0].name).write_bytes(damaged)
-        again = Spool(str(directory), fsync=False, max_bytes=2000)
-        kept = [one.samples for one in again.waiting]
-        assert kept[-len(later) :] == later
-        assert sum(kept) + again.damaged == sum(one.samples for one in stored)
+        (directory / whole.name).write_bytes(damaged)
+        again = Spool(str(directory), fsync=False)
+        hit = [one for one in stored if one.offset <= position < one.offset + one.size]
+        kept = [one.samples for one in stored if one not in hit]
+        assert [one.samples for one in again.waiting] == kept
+        assert again.damaged == sum(one.samples for one in hit)
+        in_close = position >= stored[-1].offset + stored[-1].size
+        assert again.unknown_since_unix_ns == (5 * SECOND if in_close else 0)
         again.close()
+
+
+def test_damage_in_what_was_closed_in_order_is_no_kill(tmp_path, caplog):
+    spool, stored = fill(tmp_path, 3)
+    spool.close()
+    damage(tmp_path, stored[1].offset + 20)
+    queue = ExportQueue(Nowhere(), spool=Spool(str(tmp_path)))
+    assert queue.counts().lost == {LossCause.SPOOL_DAMAGED: stored[1].samples}
+    assert queue.counts().queued == stored[0].samples + stored[2].samples
+    assert "was killed" not in caplog.text
+    queue.shutdown(0)
+
+
+def test_numbers_that_are_settled_are_not_used_again(tmp_path):
+    spool, stored = fill(tmp_path, 2)
+    spool.settle(stored[1].number, stored[0].samples + stored[1].samples)
+    abandon(spool)
+    damage(tmp_path, stored[1].offset)
+    again = Spool(str(tmp_path))
+    assert (len(again.waiting), again.damaged) == (0, 0)
+    again.append(numbered(3))
+    abandon(again)
+    last = Spool(str(tmp_path))
+    assert [batch.payload[:2] for batch in waiting(last)] == [b"3:"]
+    last.close()
+
+
+def test_a_piece_of_the_log_that_is_there_twice_is_delivered_once(tmp_path):
+    spool, _ = fill(tmp_path, 3)
+    spool.close()
+    (path,) = segments(tmp_path)
+    path.write_bytes(path.read_bytes() * 2)
+    again = Spool(str(tmp_path))
+    assert [batch.payload[:2] for batch in waiting(again)] == [b"1:", b"2:", b"3:"]
+    assert again.damaged == 0
+    again.close()
+
+
+def test_a_block_that_the_disk_cannot_read_costs_what_is_in_it(tmp_path, monkeypatch):
+    spool, _ = fill(tmp_path, 0)
+    stored = [spool.append(numbered(number, size=3000)) for number in range(1, 6)]
+    spool.close()
+    real = os.pread
+
+    def failing(fd, size, at):
+        if at == 4096:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, size, at)
+
+    monkeypatch.setattr(os, "pread", failing)
+    again = Spool(str(tmp_path))
+    kept = [one for one in stored if one.offset + one.size <= 4096 or one.offset >= 8192]
+    assert [one.number for one in again.waiting] == [one.number for one in kept]
+    assert again.damaged == sum(one.samples for one in stored if one not in kept) > 0
+    again.close()
+
+
+def test_a_segment_of_another_version_is_kept_aside(tmp_path, caplog):
+    spool, _ = fill(tmp_path, 2)
+    spool.close()
+    (path,) = segments(tmp_path)
+    content = b"kpspool2" + path.read_bytes()[len(MAGIC) :]
+    path.write_bytes(content)
+    for _ in range(3):
+        again = Spool(str(tmp_path))
+        assert not again.waiting
+        stored = again.append(numbered(7))
+        assert stored.segment > int(path.stem)
+        again.settle(stored.number, stored.samples)
+        again.close()
+        assert path.with_suffix(".spool.aside").read_bytes() == content
+    assert caplog.text.count("another version, kpspool2: kept as") == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"settled": 1, "color": "red", "more": {"a": []}}', b'{"settled": -1}', b'{"done": 1e99}',
+        b"[1]", b"null", b"\xff", b"{}" + b" " * 100_000, b"[" * 4000, b'{"appended": true}',
+        b'{"end_unix_ns": 99999999999999999999999}', b'{"done": "1"}',
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [Kind.BATCH, Kind.MARK, Kind.CLOSE, 77])
+def test_whole_records_that_nobody_writes_are_passed_over(tmp_path, kind, body):
+    spool, stored = fill(tmp_path, 1)
+    spool._write(kind, body)
+    stored.append(spool.append(numbered(2)))
+    spool.close()
+    again = Spool(str(tmp_path))
+    told = kind in (Kind.MARK, Kind.CLOSE) and b"color" in body
+    assert [one.samples for one in again.waiting] == [one.samples for one in stored[told:]]
+    assert again.damaged == (stored[0].samples if told else 0)
+    assert again.unknown_since_unix_ns == 0
+    again.append(numbered(3))
+    again.close()
+
+
+def test_the_segment_that_is_written_to_is_made_anew_when_it_was_removed(tmp_path, caplog):
+    spool, stored = fill(tmp_path, 2)
+    for number, remove in enumerate((segments, lambda path: [path / "lock"]), start=3):
+        for path in remove(tmp_path):
+            path.unlink()
+        stored.append(spool.append(numbered(number)))
+        assert "was removed" in caplog.text
+        caplog.clear()
+        with pytest.raises(ExportError, match="is in use"):
+            Spool(str(tmp_path))
+    assert spool.read(stored[0]).payload == numbered(1).payload
+    segments(tmp_path)[0].unlink()
+    spool.close()
+    again = Spool(str(tmp_path))
+    assert [batch.payload[:2] for batch in waiting(again)] == [b"1:", b"2:", b"3:", b"4:"]
+    assert (again.damaged, again.unknown_since_unix_ns) == (0, 0)
+    again.close()
+
+
+def test_the_directory_is_made_anew_when_it_was_removed(tmp_path, caplog):
+    directory = tmp_path / "spool"
+    spool, stored = fill(directory, 6, max_bytes=2000)
+    old = [one for one in stored if one.segment != stored[-1].segment]
+    assert old
+    shutil.rmtree(directory)
+    fresh = spool.append(numbered(7))
+    assert "the directory was removed" in caplog.text
+    assert spool.read(fresh).payload == numbered(7).payload
+    assert spool.read(stored[-1]).payload == numbered(6).payload
+    with pytest.raises(FileNotFoundError):
+        spool.read(stored[0])
+    abandon(spool)
+    again = Spool(str(directory))
+    kept = [one.samples for one in [*stored[len(old) :], fresh]]
+    assert [one.samples for one in again.waiting] == kept
+    assert again.damaged == sum(one.samples for one in old)
+    again.close()
+
+
+def test_a_spool_that_was_put_in_the_place_of_another_is_left_alone(tmp_path):
+    spool, _ = fill(tmp_path / "spool", 1)
+    fill(tmp_path / "other", 2)[0].close()
+    (tmp_path / "spool").rename(tmp_path / "away")
+    (tmp_path / "other").rename(tmp_path / "spool")
+    with pytest.raises(OSError, match="another spool is in its place"):
+        spool.append(numbered(2))
+    spool.close()
+    again = Spool(str(tmp_path / "spool"))
+    assert len(again.waiting) == 2
+    again.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
+@pytest.mark.parametrize(("owner", "mode"), [(65534, 0o700), (0, 0o770), (0, 0o1703)])
+def test_a_directory_that_others_can_write_is_refused(tmp_path, owner, mode):
+    tmp_path.chmod(mode)
+    os.chown(tmp_path, owner, owner)
+    with pytest.raises(ExportError, match="is not safe") as caught:
+        Spool(str(tmp_path))
+    assert "chmod 700" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory", "foreign"])
+def test_a_segment_that_is_no_regular_file_of_ours_is_left_alone(tmp_path, kind, caplog):
+    directory = tmp_path / "spool"
+    spool, stored = fill(directory, 3, max_bytes=2000)
+    spool.close()
+    path = next(path for path in segments(directory) if int(path.stem) == stored[1].segment)
+    assert stored[0].segment != stored[1].segment != stored[2].segment
+    path.rename(tmp_path / "content")
+    if kind == "link":
+        path.symlink_to(tmp_path / "content")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif os.geteuid() == 0:
+        path.write_bytes((tmp_path / "content").read_bytes())
+        os.chown(path, 65534, 65534)
+    else:
+        pytest.skip("needs root, to give files away")
+    again = Spool(str(directory))
+    assert f"{path.name} is left alone" in caplog.text
+    assert [one.samples for one in again.waiting] == [stored[0].samples, stored[2].samples]
+    assert again.damaged == stored[1].samples
+    for one in again.waiting:
+        again.settle(one.number, one.samples)
+    again.close()
+    assert path.is_symlink() or path.exists()
 
 
 def test_a_batch_that_is_damaged_while_it_waits_is_told(tmp_path):

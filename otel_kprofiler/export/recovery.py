@@ -1,0 +1,191 @@
+"""What earlier runs have left in a spool: every batch that is whole, and a count of the others."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import time
+from typing import Final, NamedTuple
+
+from otel_kprofiler.export.segments import (
+    MAGIC,
+    Kind,
+    Record,
+    Totals,
+    find_other_version,
+    find_records,
+    unpack_batch,
+    unpack_totals,
+)
+from otel_kprofiler.host import PrivateDirectory
+
+_NAME: Final = re.compile(r"(\d{20})\.spool(\.aside)?")
+_BLOCK_BYTES: Final = 4096
+"""What a disk that fails cannot read at least."""
+_EARLIEST_S: Final = 1_600_000_000
+"""Before this (2020), the clock was not set, and the age of a batch is not known."""
+
+_log = logging.getLogger(__name__)
+
+
+class Stored(NamedTuple):
+    """A batch in the spool.
+
+    Attributes:
+        number: of its record; they follow one another.
+        samples: in the batch.
+        size: bytes of the record.
+        since_s: when it was appended, in monotonic seconds.
+        segment: number in the name of its segment.
+        offset: of its record in the segment.
+    """
+
+    number: int
+    samples: int
+    size: int
+    since_s: float
+    segment: int
+    offset: int
+
+
+def name_segment(segment: int) -> str:
+    """The name of a segment's file."""
+    return f"{segment:020}.spool"
+
+
+def has_segments(directory: PrivateDirectory) -> bool:
+    """Whether there are files with names of segments."""
+    return any(map(_NAME.fullmatch, os.listdir(directory.fd)))
+
+
+class Recovery:
+    """Reads all segments of a directory, oldest first.
+
+    A segment of another version is put aside under a name of its own. What cannot be opened as a
+    regular file of ours is left alone.
+
+    Args:
+        directory: of the spool.
+        now_s: monotonic seconds.
+
+    Raises:
+        OSError: the directory cannot be listed.
+
+    Attributes:
+        totals: the latest of all records.
+        waiting: batches that are still to be delivered, oldest first.
+        last: the highest number that is taken.
+        sizes: bytes of each segment, by number.
+        damaged: samples that were put in, and are neither done nor can be read.
+        unknown_since_unix_ns: when not 0, the end of the log is missing, and what was taken
+            after this time is unknown.
+    """
+
+    def __init__(self, directory: PrivateDirectory, now_s: float) -> None:
+        self._directory = directory
+        self._now_s = now_s
+        self._wall_s = time.time()
+        self._closed, self._seen = True, False
+        self.totals = Totals()
+        self.last = 0
+        self.sizes: dict[int, int] = {}
+        found: dict[int, Stored] = {}  # by number, in case a piece of the log is there twice
+        for name in sorted(os.listdir(directory.fd)):
+            if match := _NAME.fullmatch(name):
+                segment, aside = int(match[1]), match[2]
+                self.last = max(self.last, segment if aside else segment - 1)
+                if not aside:
+                    found |= {one.number: one for one in self._read_segment(name, segment)}
+        totals = self.totals
+        # What has one of these numbers is over and done with, also if its record is damaged.
+        self.last = max(self.last, totals.settled)
+        self.waiting = [found[number] for number in sorted(found) if number > totals.settled]
+        # Each sample that was put in is done, waits, or is in what cannot be read.
+        waiting = sum(stored.samples for stored in self.waiting)
+        self.damaged = max(0, totals.appended - totals.done - waiting)
+        totals.done += self.damaged
+        unknown = self._seen and not self._closed
+        self.unknown_since_unix_ns = totals.end_unix_ns if unknown else 0
+
+    def _read_segment(self, name: str, segment: int) -> list[Stored]:
+        try:
+            data = _read(self._directory, name)
+        except OSError as error:
+            self.last = max(self.last, segment)
+            self._warn("%s is left alone, it cannot be read: %s", name, error.strerror)
+            return []
+        version = find_other_version(data)
+        if version:
+            self.last = max(self.last, segment)
+            self._put_aside(name, version)
+            return []
+        self.sizes[segment] = len(data)
+        found: list[Stored] = []
+        end = len(MAGIC) if data.startswith(MAGIC) else 0
+        unreadable = len(data) - end
+        for record in find_records(data, segment):
+            unreadable -= record.size
+            try:
+                stored = self._take_over(record, segment)
+            except ValueError as error:
+                self._warn("a record of %s is passed over: %s", name, error)
+                continue
+            found += [stored] if stored else []
+            end = record.offset + record.size
+            self._closed, self._seen = record.kind == Kind.CLOSE, True
+        self._closed = self._closed and end == len(data)
+        if unreadable:
+            self._warn("%d bytes of %s are unreadable", unreadable, name)
+        return found
+
+    def _take_over(self, record: Record, segment: int) -> Stored | None:
+        """What a record tells; the batch, if it is one."""
+        if record.kind != Kind.BATCH:
+            if record.kind not in (Kind.MARK, Kind.CLOSE):
+                raise ValueError(f"its kind {record.kind} is not known")
+            self.totals.include(unpack_totals(record.body))
+            return None
+        number, before, put_unix_ns, batch = unpack_batch(record.body)
+        samples = batch.sample_count
+        self.totals.include(Totals(0, 0, before + samples, batch.end_unix_ns))
+        self.last = max(self.last, number)
+        put_s = put_unix_ns / 1e9
+        age_s = max(0.0, self._wall_s - put_s) if put_s > _EARLIEST_S else 0.0
+        since_s = self._now_s - age_s
+        return Stored(number, samples, record.size, since_s, segment, record.offset)
+
+    def _put_aside(self, name: str, version: str) -> None:
+        aside = f"{name}.aside"
+        try:
+            fd = self._directory.fd
+            os.rename(name, aside, src_dir_fd=fd, dst_dir_fd=fd)
+        except OSError as error:
+            self._warn("%s is of another version, %s, and left alone: %s", name, version, error)
+        else:
+            self._warn(
+                "%s is of another version, %s: kept as %s, to be sent by the version that wrote it",
+                name, version, aside,
+            )  # fmt: skip
+
+    def _warn(self, text: str, *values: object) -> None:
+        _log.warning("the spool %s: " + text, self._directory.path, *values)
+
+
+def _read(directory: PrivateDirectory, name: str) -> bytes:
+    """A whole file, with zeros for what the disk cannot read."""
+    fd = directory.open(name, os.O_RDONLY)
+    blocks = []
+    try:
+        size = os.fstat(fd).st_size
+        for at in range(0, size, _BLOCK_BYTES):
+            try:
+                blocks.append(os.pread(fd, _BLOCK_BYTES, at))
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                blocks.append(bytes(min(_BLOCK_BYTES, size - at)))
+    finally:
+        os.close(fd)
+    return b"".join(blocks)

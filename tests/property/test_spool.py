@@ -1,0 +1,145 @@
+"""Spools against brute force: whatever happens to the files, what is whole comes back.
+
+The oracle knows the bytes of every record that was written, and looks for them in the damaged
+files: no parser, no checksums.
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_kprofiler.export import Spool
+from otel_kprofiler.export.segments import MAGIC
+from otel_kprofiler.model import Batch, Form
+
+SECOND = 1_000_000_000
+
+# How many bytes of payload, or that the oldest batch is settled.
+STEPS = st.lists(st.one_of(st.integers(0, 400), st.just("settle")), min_size=1, max_size=14)
+DAMAGE = st.lists(
+    st.tuples(
+        st.sampled_from(["flip", "zero", "cut", "insert", "repeat", "remove", "lose the segment"]),
+        st.floats(0, 1, exclude_max=True),
+        st.integers(1, 80),
+        st.integers(0, 20),
+    ),
+    max_size=4,
+)
+FIELD = st.integers(0, 2**64 - 1)
+
+
+class Written:
+    """What a spool has written: every record's bytes, and what it tells."""
+
+    def __init__(self, path, steps, *, close):
+        self.records = []  # (bytes, batch or None, totals or None)
+        spool = Spool(path, max_bytes=4000, fsync=False)
+        write = spool._write
+
+        def noting(kind, body):
+            offset = write(kind, body)
+            with open(Path(path, f"{spool._segment:020}.spool"), "rb") as file:
+                file.seek(offset)
+                self.records.append([file.read(), None, json.loads(body) if kind != 1 else None])
+            return offset
+
+        spool._write = noting
+        waiting, self.appended = [], 0
+        spool._begin_segment()  # the first one was begun before its records were noted
+        for number, step in enumerate(steps, start=1):
+            if step == "settle":
+                if waiting:
+                    stored = waiting.pop(0)
+                    spool.settle(stored.number, stored.samples)
+                continue
+            payload = (b"%d:\0\1\2{" % number) * (step // 6)
+            batch = Batch(payload, Form.PROTOBUF, (number,), 5, number * SECOND)
+            stored = spool.append(batch)
+            waiting.append(stored)
+            self.appended += number
+            self.records[-1][1:] = (stored.number, batch), {"appended": self.appended}
+        if close:
+            spool.close()
+        else:
+            spool._let_go()
+
+    def expect(self, files):
+        """Batches that wait, and samples that are damaged, by what is whole in some files."""
+        whole = [record for record in self.records if any(record[0] in data for data in files)]
+        told = [record[2] for record in whole]
+        settled = max((one.get("settled", 0) for one in told), default=0)
+        done = max((one.get("done", 0) for one in told), default=0)
+        appended = max((one["appended"] for one in told), default=0)
+        batches = {record[1][0]: record[1][1] for record in whole if record[1]}
+        kept = [batches[number] for number in sorted(batches) if number > settled]
+        return kept, max(0, appended - done - sum(batch.sample_count for batch in kept))
+
+
+def harm(directory, kind, where, length, value):
+    """Damage one segment; the version in the magic number is spared."""
+    paths = sorted(directory.glob("*.spool"))
+    if not paths:
+        return
+    path = paths[int(where * len(paths))]
+    data = path.read_bytes()
+    at = int(where * len(paths) % 1 * len(data))
+    if kind == "lose the segment":
+        path.unlink()
+        return
+    middle = data[at : at + length]
+    data = data[:at] + {
+        "flip": bytes(byte ^ (value or 1) for byte in middle),
+        "zero": bytes(len(middle)),
+        "cut": b"",
+        "insert": bytes([value]) * length + middle,
+        "repeat": middle + middle,
+        "remove": b"",
+    }[kind] + (b"" if kind == "cut" else data[at + length :])  # fmt: skip
+    if data[:7] == MAGIC[:7] and len(data) > 7:
+        data = MAGIC + data[8:]
+    path.write_bytes(data)
+
+
+@settings(deadline=None, max_examples=300)
+@given(STEPS, DAMAGE, st.booleans())
+def test_all_that_is_whole_comes_back_and_the_rest_is_counted(steps, damages, close):
+    with tempfile.TemporaryDirectory() as directory:
+        written = Written(directory, steps, close=close)
+        for damage in damages:
+            harm(Path(directory), *damage)
+        files = [path.read_bytes() for path in Path(directory).glob("*.spool")]
+        kept, damaged = written.expect(files)
+        spool = Spool(directory, max_bytes=4000, fsync=False)
+        assert [spool.read(stored).payload for stored in spool.waiting] == [
+            batch.payload for batch in kept
+        ]
+        assert spool.damaged == damaged
+        fresh = spool.append(Batch(b"fresh", Form.PROTOBUF, (1,), 5, 6))
+        assert all(stored.number < fresh.number for stored in spool.waiting)
+        spool.close()
+        again = Spool(directory, max_bytes=4000, fsync=False)
+        assert len(again.waiting) == len(kept) + 1
+        assert (again.damaged, again.unknown_since_unix_ns) == (0, 0)
+        again.close()
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.lists(st.one_of(st.just(MAGIC), st.binary(max_size=60), FIELD), max_size=30))
+def test_files_of_any_content_are_no_reason_to_fail(parts):
+    content = b"".join(
+        part if isinstance(part, bytes) else part.to_bytes(8, "little") for part in parts
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, f"{1:020}.spool").write_bytes(content)
+        spool = Spool(directory, fsync=False)
+        assert not spool.waiting
+        spool.append(Batch(b"fresh", Form.PROTOBUF, (1,), 5, 6))
+        spool.close()
+        again = Spool(directory, fsync=False)
+        assert len(again.waiting) == 1
+        again.close()
+        assert len(os.listdir(directory)) <= 4
