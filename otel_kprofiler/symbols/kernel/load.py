@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -22,6 +22,7 @@ from otel_kprofiler.symbols.kernel.kallsyms import (
     BPF_BLOCK,
     NO_MODULES,
     OUT_OF_LINE_BLOCKS,
+    PAGE_BYTES,
     Kallsyms,
     parse_kallsyms,
 )
@@ -34,6 +35,7 @@ from otel_kprofiler.symbols.kernel.modules import (
     ranges_from_sections,
     ranges_from_symbols,
     read_module,
+    taken_pages,
     text_base,
 )
 from otel_kprofiler.symbols.kernel.notes import find_build_id
@@ -81,14 +83,15 @@ def read_snapshot(
     if vmlinux is not None:
         symbols.append(ModuleSymbols(_keep(vmlinux, known), kallsyms.core))
     highest = max((module.generation for module in known.values()), default=0)
-    bases = [module.address for module in listed if module.address]
+    folders = {module.name: read_module(files, module.name) for module in reversed(listed)}
+    taken = _find_taken(listed, folders, kallsyms)
     for number, module in enumerate(reversed(listed), highest + 1):
         table = kallsyms.blocks.get(module.name)
-        found = read_module(files, module.name)
+        found = folders[module.name]
         if found.problem:
             problems.append(found.problem)
         file_id = make_file_id(found.build_id, module.name, kernel_file_id, found.source_version)
-        made = make_module(module, found, table, bases, file_id)
+        made = make_module(module, found, table, taken, file_id)
         symbols.append(ModuleSymbols(_keep(replace(made, generation=number), known), table))
     builtin = previous.builtin if previous else read_builtin(files, kallsyms.core, problems)
     return Snapshot(
@@ -193,24 +196,38 @@ def _make_vmlinux(core: SymbolTable, build_id: BuildId | None, file_id: FileId) 
     )
 
 
+def _find_taken(
+    listed: Iterable[ProcModule], folders: Mapping[str, ModuleFiles], kallsyms: Kallsyms
+) -> list[int]:
+    """Where modules begin, and the pages of all that is no code of one."""
+    taken = [module.address for module in listed if module.address]
+    for found in folders.values():
+        taken += taken_pages(found.sections)
+    for table in (kallsyms.blocks[name] for name in NO_MODULES if name in kallsyms.blocks):
+        taken += {table.address(index) & -PAGE_BYTES for index in range(len(table))}
+    return taken
+
+
 def make_module(
     listed: ProcModule,
     found: ModuleFiles,
     table: SymbolTable | None,
-    bases: list[int],
+    taken: Collection[int],
     file_id: FileId,
 ) -> Module:
-    """A loaded module; ``bases`` are the addresses of all, which bound each other."""
+    """A loaded module; ``taken`` is where others begin, and the pages of what is no code."""
     base = found.sections.get(".text") or listed.address
     if not base and table is not None and len(table):
         base = text_base(table)
-    limit = next_above(base, bases)
-    if listed.size:
-        limit = min(limit, base + listed.size)
+    following = next_above(base, taken)
+    limit = base + listed.size if listed.size else following
+    if table is None:
+        limit = min(limit, following)
     ranges = ranges_from_sections(found.sections, table, limit)
     source = RangeSource.SECTIONS
     if not ranges:
-        ranges, source = ranges_from_symbols(table, base, limit), RangeSource.SYMBOLS
+        ranges = ranges_from_symbols(table, base, min(limit, following))
+        source = RangeSource.SYMBOLS
     return Module(listed.name, ModuleKind.LOADED, found.build_id, file_id, base, ranges, source)
 
 

@@ -64,7 +64,7 @@ class FoundModule(NamedTuple):
 def make_found(
     line: ProcModule,
     files: ModuleFiles,
-    bases: Collection[int],
+    taken: Collection[int],
     kernel_file_id: FileId,
     *,
     number: int,
@@ -75,14 +75,14 @@ def make_found(
     Args:
         line: its line of ``/proc/modules``.
         files: what sysfs says.
-        bases: addresses of all modules.
+        taken: where other modules begin, or lies no code of one.
         kernel_file_id: file id of vmlinux.
         number: becomes its generation.
         init_until_ns: boot time at which its init function had returned, ``FOREVER`` if it
             runs, None if that is not known.
     """
     file_id = make_file_id(files.build_id, line.name, kernel_file_id, files.source_version)
-    module = make_module(line, files, None, [*bases], file_id)
+    module = make_module(line, files, None, taken, file_id)
     init = None
     start = files.sections.get(INIT_TEXT, 0)
     if start and init_until_ns is not None:
@@ -93,7 +93,7 @@ def make_found(
     return FoundModule(line, files, LoadedModule(main, init, init_until_ns or FOREVER))
 
 
-def add_names(found: FoundModule, lines: bytes | None, bases: Collection[int]) -> FoundModule:
+def add_names(found: FoundModule, lines: bytes | None, taken: Collection[int]) -> FoundModule:
     """The module with the names from its lines of kallsyms; None if there were none."""
     main, init, _ = found.loaded
     if lines is None or all(line.startswith(_ZERO) for line in lines.splitlines()):
@@ -103,7 +103,7 @@ def add_names(found: FoundModule, lines: bytes | None, bases: Collection[int]) -
         return found._replace(loaded=loaded, attempts=(found.attempts or 0) + 1)
     lines, init_lines = _split(lines, found.files.sections)
     table = _parse(lines, found.listed.name)
-    made = make_module(found.listed, found.files, table, [*bases], main.module.file_id)
+    made = make_module(found.listed, found.files, table, taken, main.module.file_id)
     module = main.module
     if made.ranges != module.ranges:
         module = replace(made, generation=found.number)

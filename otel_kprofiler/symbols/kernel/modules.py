@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from otel_kprofiler.host import HostFiles
@@ -93,26 +93,36 @@ def ranges_from_sections(
     """Executable ranges of a module without its init sections, sorted.
 
     A section counts as executable by its name, or because a function of the module lies in it.
-    It reaches to the next section of the module, and never past ``limit``.
+    It reaches to the next section of the module, and never past ``limit``. The last one of the
+    text, behind which something else may lie, reaches to the end of the page in which its last
+    function begins.
 
     Args:
-        sections: addresses by section name.
+        sections: addresses by section name; without one of ``.text`` they are not used.
         table: the module's symbols, if known.
-        limit: where the next module begins, or another upper bound.
+        limit: where something else may begin, or another upper bound.
     """
+    if not sections.get(".text", 1):
+        return ()
     live = sorted(
-        (address, name) for name, address in sections.items() if not _FREED.fullmatch(name)
+        (address, name)
+        for name, address in sections.items()
+        if address >= sections.get(".text", 1) and not _FREED.fullmatch(name)
     )
     starts = [address for address, _ in live]
-    text = sections.get(".text", 0)
     ranges = []
     for start, name in live:
         end = min([*starts[bisect_right(starts, start) :][:1], limit])
-        if not text <= start < end:
-            continue
-        if _EXECUTABLE.fullmatch(name) or (table is not None and table.has_code(start, end)):
-            ranges.append(AddressRange(start, end, name))
-    return tuple(ranges)
+        last = table.last_function(start, end) if table is not None else None
+        if start < end and (_EXECUTABLE.fullmatch(name) or last is not None):
+            ranges.append((AddressRange(start, end, name), start if last is None else last))
+    if table is None:
+        return tuple(part for part, _ in ranges)
+    code = {part.start for part, _ in ranges}
+    return tuple(
+        part if part.end in code else part._replace(end=min(part.end, _page_end(last)))
+        for part, last in ranges
+    )
 
 
 def ranges_from_symbols(
@@ -120,23 +130,36 @@ def ranges_from_symbols(
 ) -> tuple[AddressRange, ...]:
     """One range that holds the functions of a module; empty without functions.
 
+    Behind the page in which the last function begins, something else may lie.
+
     Args:
         table: the module's symbols, if known.
         base: address of its text, 0 if unknown.
-        limit: where the next module begins, or another upper bound.
+        limit: where something else begins, or another upper bound.
     """
-    if table is None or not len(table):
+    if table is None:
         return ()
-    last = table.symbol(len(table) - 1)
-    end = last.start if not last.name else last.end
-    start = base or table.address(0)
-    end = min(end, limit)
-    return (AddressRange(start, end, ".text"),) if start < end else ()
+    start = base or next((table.address(index) for index in range(len(table))), limit)
+    last = table.last_function(start, limit)
+    if last is None:
+        return ()
+    return (AddressRange(start, min(_page_end(last), limit), ".text"),)
+
+
+def taken_pages(sections: Mapping[str, int]) -> Iterator[int]:
+    """Pages of a module in which none of its code lies; init sections are freed."""
+    for name, address in sections.items():
+        if address and not _FREED.fullmatch(name) and not _EXECUTABLE.fullmatch(name):
+            yield address & _PAGE_MASK
 
 
 def text_base(table: SymbolTable) -> int:
     """Page of the first symbol: where the text of a module begins if nothing else tells it."""
     return table.address(0) & _PAGE_MASK
+
+
+def _page_end(address: int) -> int:
+    return (address & _PAGE_MASK) - _PAGE_MASK
 
 
 def next_above(address: int, starts: Iterable[int]) -> int:

@@ -255,11 +255,12 @@ class SymbolTable:
         entries = Entries(columns, bytes(lengths), names, bytes(padded), long, self._pad)
         return SymbolTable(entries, max_function=self._max_function)
 
-    def has_code(self, start: int, end: int) -> bool:
-        """Whether a function starts in a range of addresses."""
+    def last_function(self, start: int, end: int) -> int | None:
+        """Address of the last function that starts in a range of addresses; None without one."""
         first = bisect_left(self._offsets, start - self.base)
         past = bisect_left(self._offsets, end - self.base, first)
-        return any(self._lengths[first:past])
+        index = next((at for at in range(past - 1, first - 1, -1) if self._lengths[at]), None)
+        return None if index is None else self.address(index)
 
     def find(self, name: bytes, *, prefix: bool = False) -> Iterator[int]:
         """Indices of the entries with a name, or whose name starts with it, by address."""

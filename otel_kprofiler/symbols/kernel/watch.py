@@ -33,6 +33,7 @@ from otel_kprofiler.symbols.kernel.modules import (
     ProcModule,
     parse_modules,
     read_module,
+    taken_pages,
 )
 from otel_kprofiler.symbols.kernel.read import read_pieces
 from otel_kprofiler.symbols.kernel.share import CpuShare
@@ -296,7 +297,8 @@ class ModuleWatch:
         retries = {}
         if looked_ns >= self._retry_ns:
             retries, self._retries, self._retry_ns = self._retries, {}, FOREVER
-        bases = [line.address for line in lines if line.address]
+        taken = [line.address for line in lines if line.address]
+        taken += [page for one in self._known.values() for page in taken_pages(one.files.sections)]
         known = self._known
         found: dict[str, FoundModule] = {}
         ended = {known[name].number: gone for name, gone in removed.items() if name in known}
@@ -323,7 +325,7 @@ class ModuleWatch:
             found[name] = make_found(
                 line,
                 files,
-                bases,
+                taken,
                 self._kernel_file_id,
                 number=self._next,
                 init_until_ns=until_ns,
@@ -377,12 +379,12 @@ class ModuleWatch:
             self._failed_ns = self._names_ns = began_ns + RETRY_INTERVAL_NS
         began_cpu_ns = time.thread_time_ns()
         lines = self._collect(wanted)
-        bases = [module.listed.address for module in self._known.values()]
+        taken = [module.listed.address for module in self._known.values()]
         found = dict(self._known)
         for name, number in wanted.items():
             module = found.get(name)
             if module is not None and module.number == number:
-                found[name] = module = add_names(module, lines.get(name), bases)
+                found[name] = module = add_names(module, lines.get(name), taken)
                 if module.attempts is not None:
                     later_ns = self._failed_ns
                     if module.attempts < MAX_ATTEMPTS:

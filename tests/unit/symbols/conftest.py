@@ -58,14 +58,18 @@ def clones(clones_folder, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def modules_files():
-    folder = DATA / "6.12-modules"
+def modules_folder():
+    return DATA / "6.12-modules"
+
+
+@pytest.fixture(scope="session")
+def modules_files(modules_folder):
     return CapturedFiles(
         {
-            "/proc/kallsyms": folder / "kallsyms.xz",
-            "/proc/modules": folder / "proc_modules",
-            "/sys/module": folder / "sys_module.tar.xz",
-            "/sys/kernel/notes": folder / "sys_kernel_notes",
+            "/proc/kallsyms": modules_folder / "kallsyms.xz",
+            "/proc/modules": modules_folder / "proc_modules",
+            "/sys/module": modules_folder / "sys_module.tar.xz",
+            "/sys/kernel/notes": modules_folder / "sys_kernel_notes",
         }
     )
 

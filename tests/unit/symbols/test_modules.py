@@ -8,8 +8,12 @@ import pytest
 
 from otel_kprofiler.model import ModuleKind, RangeSource, Unresolved
 from otel_kprofiler.symbols import Symbolizer, find_build_id, make_file_id, parse_notes
-from otel_kprofiler.symbols.kernel.modules import parse_modules
+from otel_kprofiler.symbols.kernel.kallsyms import NO_MODULES, parse_kallsyms
+from otel_kprofiler.symbols.kernel.load import make_module
+from otel_kprofiler.symbols.kernel.modules import ModuleFiles, ProcModule, parse_modules
 from otel_kprofiler.symbols.kernel.names import is_marker
+
+BASE = 0xFFFF_FFFF_C000_0000
 
 
 def test_every_function_keeps_its_relative_address_and_name(clones, clones_folder):
@@ -103,6 +107,72 @@ def test_ranges_of_modules_do_not_overlap_though_their_extents_do(modules, modul
     assert {m.range_source for m in found} == {RangeSource.SECTIONS}
     assert all(m.base == m.ranges[0].start for m in found)
     assert not any(part.name.startswith(".init") for part in ranges)
+
+
+@pytest.fixture(scope="module")
+def pages(modules_folder):
+    """(address, type, module) of the first and last symbols on each page of all modules."""
+    data = lzma.decompress((modules_folder / "pages.xz").read_bytes()).decode()
+    rows = [line.split() for line in data.splitlines() if "\t" in line]
+    return [(int(address, 16), kind, module[1:-1]) for address, kind, _, module in rows]
+
+
+@pytest.mark.parametrize("sysfs", [True, False])
+def test_modules_claim_the_pages_of_their_functions_alone(pages, modules_folder, sysfs):
+    """Neither data, nor what may come to lie behind the guard page at the end of the text."""
+    symbolizer = Symbolizer.from_files(
+        kallsyms=modules_folder / "pages.xz",
+        modules=modules_folder / "proc_modules",
+        sys_module=modules_folder / "sys_module.tar.xz" if sysfs else None,
+    )
+    snapshot = symbolizer.snapshot
+    texts = {(a >> 12, module) for a, kind, module in pages if kind in "tT"}
+    names = {module for _, _, module in pages}
+    for name in names - set(NO_MODULES):
+        for address, kind, module in pages:
+            if module == name and kind in "tT":
+                assert snapshot.frame(address).module.name == name
+        end = (max(page for page, module in texts if module == name) + 1) << 12
+        for behind in (end, end + 4096, end + 2 * 4096):
+            owner = snapshot.frame(behind).module
+            assert owner is None or owner.name != name, f"{name}+{behind - end:#x}"
+    wrong = []
+    for address, kind, module in pages:
+        owner = snapshot.frame(address).module
+        if kind not in "tT" and owner is not None:
+            wrong.append((hex(address), module, owner.name))
+    assert wrong == []
+
+
+def test_a_trampoline_behind_a_module_keeps_its_name(pages, modules_folder):
+    """Though it was made when the module was there: the page behind the guard page of its text."""
+    symbolizer = Symbolizer.from_files(
+        kallsyms=modules_folder / "pages.xz", modules=modules_folder / "proc_modules"
+    )
+    end = max(a for a, kind, module in pages if module == "dummy" and kind in "tT") | 0xFFF
+    assert symbolizer.snapshot.frame(end).module.name == "dummy"
+    assert symbolizer.snapshot.frame(end + 1 + 4096).module is None
+
+
+@pytest.mark.parametrize("sections", [{".text": 0, ".exit.text": BASE + 0x1000}, {".text": 0}])
+def test_a_text_that_reads_zero_claims_nothing(sections):
+    table = parse_kallsyms([b"%016x t f\t[m]\n" % (BASE + 0x40)]).blocks["m"]
+    listed = ProcModule("m", 0x4000, "Live", BASE)
+    files = ModuleFiles(sections, None, "", "")
+    module = make_module(listed, files, table, [BASE], make_file_id(None, "m"))
+    assert module.base == BASE
+    assert module.ranges == ((BASE, BASE + 0x1000, ".text"),)
+    assert module.range_source is RangeSource.SYMBOLS
+    hidden = make_module(listed._replace(address=0), files, None, [], make_file_id(None, "m"))
+    assert hidden.ranges == ()
+
+
+def test_without_names_a_module_ends_where_anything_else_begins():
+    listed = ProcModule("m", 0x9000, "Live", BASE)
+    files = ModuleFiles({".text": BASE, ".data": BASE - 0x5000}, None, "", "")
+    for taken, end in ([BASE, BASE + 0x3000], 0x3000), ([BASE, BASE - 0x2000], 0x9000):
+        module = make_module(listed, files, None, taken, make_file_id(None, "m"))
+        assert module.ranges == ((BASE, BASE + end, ".text"),)
 
 
 def test_freed_init_text_of_ext4_belongs_to_the_module_that_reused_it(modules, modules_files):
