@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from otel_kprofiler.bpf import CodeWatch, IteratedKallsyms, get_loader
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.errors import HostError, PrivilegeError
+from otel_kprofiler.errors import HostError, KProfilerError, PrivilegeError
 from otel_kprofiler.host import Access, HostFiles, Uevents
 from otel_kprofiler.model import Attributes, ProcessKey, Resource
 from otel_kprofiler.pipeline import Pipeline, WindowSink
@@ -20,6 +20,7 @@ from otel_kprofiler.profiles import (
 )
 from otel_kprofiler.reporting import ExporterAccount
 from otel_kprofiler.sampling import (
+    DAMAGED,
     EbpfSampler,
     EventSink,
     RawSink,
@@ -144,7 +145,19 @@ def replay(
     """Play a recording with the symbols, processes and clock of the recorded host.
 
     Nothing of this host is looked at. Returns the stopped pipeline, for its account.
+
+    Raises:
+        KProfilerError: the recording is damaged.
     """
+    try:
+        return _replay(recording, schedule, sink)
+    except DAMAGED as error:  # nothing but the recording has been read
+        raise KProfilerError(f"the recording is damaged: {error!r}") from error
+
+
+def _replay(
+    recording: Recording, schedule: WindowSchedule, sink: WindowSink
+) -> Pipeline[ReplaySampler]:
     sampler = ReplaySampler(recording)
     clock = Clock(sampler)
     pipeline = Pipeline(

@@ -1,5 +1,6 @@
 """Samplers: the eBPF sampler of this host, and the replay of a recording."""
 
+from otel_kprofiler.sampling.archive import DAMAGED
 from otel_kprofiler.sampling.code import EventSink, RecordedCode, ReplayedCode
 from otel_kprofiler.sampling.command import HeldCommand
 from otel_kprofiler.sampling.ebpf import EbpfSampler, RawSink
@@ -13,6 +14,7 @@ from otel_kprofiler.sampling.sampler import (
 )
 
 __all__ = [
+    "DAMAGED",
     "EbpfSampler",
     "EventSink",
     "HeldCommand",

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from otel_kprofiler.checked import checked_number, checked_text
 from otel_kprofiler.model import (
     BpfProgram,
     CodeAction,
@@ -99,15 +100,26 @@ class ReplayedCode:
 
 def _parse_changes(rows: Any) -> list[CodeChange]:
     return [
-        CodeChange(time_ns, CodeAction(action), tuple(_unpack(symbol) for symbol in symbols))
+        CodeChange(checked_number(time_ns), CodeAction(action), tuple(map(_unpack, symbols)))
         for time_ns, action, symbols in rows
     ]
 
 
 def _parse_details(row: Any) -> list[tuple[CodeSymbol, CodeDetails]]:
     symbol, program, lines = row
-    rows = tuple((int(offset), str(file), int(line)) for offset, file, line in lines)
-    return [(_unpack(symbol), CodeDetails(BpfProgram(*program), rows))]
+    rows = tuple(
+        (checked_number(offset), checked_text(file), checked_number(line))
+        for offset, file, line in lines
+    )
+    number, kind, tag, load_time_ns, attached_to = program
+    known = BpfProgram(
+        checked_number(number),
+        checked_text(kind),
+        checked_text(tag),
+        checked_number(load_time_ns),
+        checked_text(attached_to),
+    )
+    return [(_unpack(symbol), CodeDetails(known, rows))]
 
 
 def _pack(symbol: CodeSymbol) -> tuple[str | int, ...]:
@@ -117,4 +129,11 @@ def _pack(symbol: CodeSymbol) -> tuple[str | int, ...]:
 
 def _unpack(fields: Any) -> CodeSymbol:
     start, length, name, kind, since_ns, program_id = fields
-    return CodeSymbol(start, length, name, ModuleKind(kind), since_ns, program_id)
+    return CodeSymbol(
+        checked_number(start),
+        checked_number(length),
+        checked_text(name),
+        ModuleKind(kind),
+        checked_number(since_ns),
+        checked_number(program_id),
+    )

@@ -20,15 +20,16 @@ import json
 import os
 import struct
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from otel_kprofiler.bpf import RECORD_VERSION
+from otel_kprofiler.checked import checked_number
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import HostFiles, NewFile
-from otel_kprofiler.model import Attributes, LossCause, ProcessKey
+from otel_kprofiler.model import Attributes, AttributeValue, LossCause, ProcessKey
+from otel_kprofiler.sampling.archive import DAMAGED, MAX_JSON_BYTES, Archive
 from otel_kprofiler.sampling.sampler import SamplerCounts
 
 FORMAT_VERSION: Final = 1
@@ -200,44 +201,45 @@ class Recording:
     """
 
     def __init__(self, path: str) -> None:
+        self._archive = Archive(path)
         try:
-            self._zip = zipfile.ZipFile(path)
-            header = self._json(_HEADER)
-            self.facts = _parse_facts(header)
-            self.files: HostFiles = RecordedFiles(self._zip, self._json("errors.json"))
+            self.facts = _parse_facts(self._archive.read_json(_HEADER))
+            errors = _parse_errors(self._archive.read_json("errors.json"))
+            self.files: HostFiles = RecordedFiles(self._archive, errors)
             self.resources = self._resources()
-        except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
+        except DAMAGED as error:
+            self.close()
             raise KProfilerError(f"{path} is no recording, or a damaged one: {error}") from error
+        except KProfilerError:
+            self.close()
+            raise
 
     def blocks(self, stream: str = "samples") -> Iterator[tuple[int, bytes]]:
         """Times and contents of the blocks of a stream; ``events/NAME`` for events."""
         prefix = stream + "/"
-        for name in sorted(name for name in self._zip.namelist() if name.startswith(prefix)):
-            try:
-                data, at = self._zip.read(name), 0
-                while at < len(data):
+        for name in sorted(self._archive.names(prefix)):
+            data, at = self._archive.read(name), 0
+            while at < len(data):
+                try:
                     time_ns, length = _BLOCK.unpack_from(data, at)
-                    at += _BLOCK.size + length
-                    yield time_ns, data[at - length : at]
-            except (zipfile.BadZipFile, zlib.error, struct.error) as error:
-                raise KProfilerError(f"{name} of the recording is damaged: {error}") from error
+                except struct.error as error:
+                    raise KProfilerError(f"{name} of the recording is damaged: {error}") from error
+                at += _BLOCK.size + length
+                yield time_ns, data[at - length : at]
 
     def close(self) -> None:
         """Close the file."""
-        self._zip.close()
-
-    def _json(self, name: str) -> Any:
-        return json.loads(self._zip.read(name))
+        self._archive.close()
 
     def _resources(self) -> dict[ProcessKey, Attributes]:
-        if "resources.json" not in self._zip.namelist():
+        if "resources.json" not in self._archive.names("resources.json"):
             return {}
+        rows = self._archive.read_json("resources.json")
         return {
-            ProcessKey(tgid, start): {
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in attributes.items()
+            ProcessKey(checked_number(tgid), None if start is None else checked_number(start)): {
+                name: _parse_attribute(value) for name, value in attributes.items()
             }
-            for tgid, start, attributes in self._json("resources.json")
+            for tgid, start, attributes in rows
         }
 
 
@@ -269,8 +271,10 @@ class EventReader(Generic[_T]):
             if payload is None:
                 break
             try:
+                if len(payload) > MAX_JSON_BYTES:
+                    raise ValueError(f"an event has {len(payload)} bytes")
                 items += self._parse(json.loads(payload))
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
+            except DAMAGED as error:
                 raise KProfilerError(f"the recording is damaged: {error}") from error
         return items, self._complete_ns
 
@@ -278,13 +282,12 @@ class EventReader(Generic[_T]):
 class RecordedFiles:
     """A :class:`HostFiles` over the archive of a recording."""
 
-    def __init__(self, archive: zipfile.ZipFile, errors: Mapping[str, int]) -> None:
-        self._zip = archive
+    def __init__(self, archive: Archive, errors: Mapping[str, int]) -> None:
+        self._archive = archive
         self._errors = errors
         self._children: dict[str, set[str]] = {}
-        for name in archive.namelist():
-            if name.startswith("files/"):
-                self._add_parents(name.removeprefix("files"))
+        for name in archive.names("files/"):
+            self._add_parents(name.removeprefix("files"))
 
     def open_fd(self, path: str) -> int:
         """A descriptor of a copy in memory; the caller closes it."""
@@ -298,7 +301,7 @@ class RecordedFiles:
     def read_bytes(self, path: str) -> bytes:
         """Whole content of a file."""
         try:
-            return self._zip.read("files" + path)
+            return self._archive.read("files" + path)
         except KeyError:
             raise self._absent(path) from None
 
@@ -333,8 +336,26 @@ def _parse_facts(header: dict[str, Any]) -> RecordingFacts:
             hint="replay it with the version of otel-kprofiler that recorded it",
         )
     counts = header["counts"]
-    lost = {LossCause(cause): count for cause, count in counts["lost"].items()}
+    lost = {LossCause(cause): checked_number(count) for cause, count in counts["lost"].items()}
+    filtered = {str(why): checked_number(count) for why, count in counts["filtered"].items()}
     return RecordingFacts(
-        header["offset_ns"], header["period_ns"], header["stack_limit"], header["until_ns"],
-        SamplerCounts(counts["taken"], lost, counts["received"], counts["filtered"]),
-    )  # fmt: skip
+        checked_number(header["offset_ns"], -_END_NS, _END_NS),
+        checked_number(header["period_ns"], 1),
+        checked_number(header["stack_limit"], 1),
+        checked_number(header["until_ns"], 0, _END_NS),
+        SamplerCounts(
+            checked_number(counts["taken"]), lost, checked_number(counts["received"]), filtered
+        ),
+    )
+
+
+def _parse_errors(errors: Any) -> dict[str, int]:
+    return {path: checked_number(code, 1) for path, code in errors.items()}
+
+
+def _parse_attribute(value: Any) -> AttributeValue:
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if isinstance(value, str | bool | float):
+        return value
+    return checked_number(value, -_END_NS, _END_NS - 1)

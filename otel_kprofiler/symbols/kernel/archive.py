@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from otel_kprofiler.checked import checked_number, checked_text
 from otel_kprofiler.model import (
     AddressRange,
     BuildId,
@@ -63,15 +64,17 @@ class ReadingUnpacker:
             AttributeError, KeyError, TypeError, ValueError: it is damaged.
         """
         for number, (main, init, until_ns) in row["new"].items():
-            loaded = LoadedModule(_unpack(main), init and _unpack(init), int(until_ns))
+            until = checked_number(until_ns)
+            loaded = LoadedModule(_unpack(main), init and _unpack(init), until)
             self._told[int(number)] = loaded
         self._told = {number: self._told[number] for number in row["modules"]}
         removed = {
-            int(number): Departure(int(there_ns), int(gone_ns))
+            int(number): Departure(checked_number(there_ns), checked_number(gone_ns))
             for number, (there_ns, gone_ns) in row["removed"].items()
         }
         modules = tuple(self._told.values())
-        return ModuleReading(int(row["looked_ns"]), int(row["free_ns"]), removed, modules)
+        looked_ns, free_ns = checked_number(row["looked_ns"]), checked_number(row["free_ns"])
+        return ModuleReading(looked_ns, free_ns, removed, modules)
 
 
 def _pack(symbols: ModuleSymbols) -> list[Any]:
@@ -86,18 +89,21 @@ def _pack(symbols: ModuleSymbols) -> list[Any]:
 def _unpack(row: Any) -> ModuleSymbols:
     (name, build_id, file_id, base, ranges, source, number), lines, pending = row
     module = Module(
-        str(name),
+        checked_text(name),
         ModuleKind.LOADED,
-        BuildId(build_id) if build_id else None,
-        FileId(file_id),
-        int(base),
-        tuple(AddressRange(int(start), int(end), str(part)) for start, end, part in ranges),
+        BuildId(checked_text(build_id)) if build_id else None,
+        FileId(checked_text(file_id)),
+        checked_number(base),
+        tuple(
+            AddressRange(checked_number(start), checked_number(end), checked_text(part))
+            for start, end, part in ranges
+        ),
         RangeSource(source),
-        int(number),
+        checked_number(number),
     )
     table = None
     if lines is not None:
-        text = str(lines).encode("utf-8", "surrogateescape")
+        text = checked_text(lines).encode("utf-8", "surrogateescape")
         table = parse_kallsyms([text]).blocks.get(module.name)
     return ModuleSymbols(module, table, bool(pending))
 

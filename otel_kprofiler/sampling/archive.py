@@ -1,0 +1,97 @@
+"""A zip archive that anybody may have made: its entries are read within limits."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+import zipfile
+import zlib
+from typing import Any, Final
+
+from otel_kprofiler.errors import KProfilerError
+
+MAX_ENTRY_BYTES: Final = 256 * 1024 * 1024
+"""One entry, unpacked. Blocks of samples are flushed at 1 MiB, and kallsyms has some 20."""
+MAX_JSON_BYTES: Final = 32 * 1024 * 1024
+"""One value of JSON, which takes up to twenty times that."""
+MAX_NAME_CHARS: Final = 512
+MAX_NAME_PARTS: Final = 16
+
+DAMAGED: Final = (
+    ArithmeticError, AttributeError, EOFError, LookupError, NotImplementedError, RecursionError,
+    RuntimeError, TypeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What reading values from a damaged archive may raise."""
+
+_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+class Archive:
+    """Entries of a zip archive.
+
+    Args:
+        path: the file.
+
+    Raises:
+        OSError: the file cannot be read.
+        KProfilerError: it is no zip archive, or one that is made to take very much.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except DAMAGED as error:
+            raise self._damaged(error) from error
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            raise self._damaged(error) from error
+        try:
+            self._check()
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self) -> None:
+        entries = self._zip.infolist()
+        # Entries that share their data unpack to very much more than deflate allows.
+        if sum(entry.compress_size for entry in entries) > os.path.getsize(self._path):
+            raise self._damaged("entries overlap")
+        for entry in entries:
+            name = entry.filename
+            if len(name) > MAX_NAME_CHARS or name.count("/") >= MAX_NAME_PARTS:
+                raise self._damaged(f"the name {name[:50]!r}… is too long")
+            if entry.compress_type not in _METHODS:
+                raise self._damaged(f"{name!r} is not compressed with deflate")
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Names of all entries that begin so, in their order in the archive."""
+        return [name for name in self._zip.namelist() if name.startswith(prefix)]
+
+    def read(self, name: str, most: int = MAX_ENTRY_BYTES) -> bytes:
+        """Content of an entry; raises ``KeyError`` if there is none, or ``KProfilerError``."""
+        size = self._zip.getinfo(name).file_size
+        if size > most:
+            raise self._damaged(f"{name!r} has {size} bytes, more than {most}")
+        try:
+            return self._zip.read(name)
+        except (OSError, *DAMAGED) as error:  # OSError: an offset before the file's beginning
+            raise self._damaged(f"{name!r}: {error}") from error
+
+    def read_json(self, name: str) -> Any:
+        """Value of an entry in JSON; raises as :meth:`read`, and for what is not JSON."""
+        content = self.read(name, MAX_JSON_BYTES)
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(f"{name!r}: {error}") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._zip.close()
+
+    def _damaged(self, why: object) -> KProfilerError:
+        return KProfilerError(f"{self._path} is no recording, or a damaged one: {why}")
