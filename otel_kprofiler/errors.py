@@ -37,6 +37,10 @@ class KProfilerError(Exception):
         self.message = message
         self.hint = hint
 
+    def with_fix(self) -> str:
+        """The message, and the hint if there is one."""
+        return f"{self} (fix: {self.hint})" if self.hint else str(self)
+
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
@@ -61,6 +65,13 @@ class ConfigError(KProfilerError):
     def __init__(self, problems: Sequence[ConfigProblem], *, hint: str = "") -> None:
         super().__init__("\n".join(str(problem) for problem in problems), hint=hint)
         self.problems = tuple(problems)
+
+    @classmethod
+    def merge(cls, errors: Sequence[ConfigError]) -> ConfigError:
+        """All problems and hints of several errors in one."""
+        problems = dict.fromkeys(problem for error in errors for problem in error.problems)
+        hints = dict.fromkeys(error.hint for error in errors if error.hint)
+        return cls(tuple(problems), hint="; ".join(hints))
 
     def __reduce__(self) -> tuple[Callable[..., ConfigError], tuple[object, ...]]:
         return _make_config_error, (self.problems, self.hint)

@@ -327,7 +327,8 @@ class ProcessKey(NamedTuple):
     start_time_ns: int | None
 
 
-AttributeValue = str | bool | int | float | tuple[str, ...]
+AttributeScalar = str | bool | int | float
+AttributeValue = AttributeScalar | tuple[AttributeScalar, ...]
 """Values that OpenTelemetry attributes may have here."""
 Attributes = Mapping[str, AttributeValue]
 

@@ -122,7 +122,7 @@ def _open_code(access: Access, sink: EventSink | None) -> CodeSource | None:
     except PrivilegeError:
         return None  # the sampler needs the same, and says so
     except HostError as error:
-        _log.warning("BPF symbols are only those of the start: %s (fix: %s)", error, error.hint)
+        _log.warning("BPF symbols are only those of the start: %s", error.with_fix())
         return None
     return RecordedCode(watch, sink) if sink else watch
 

@@ -174,7 +174,7 @@ class Agent:
                 pipeline.close()
             if receiver.error_mode == "propagate":
                 raise
-            _log.error("no samples will be taken: %s (fix: %s)", error, error.hint)
+            _log.error("no samples will be taken: %s", error.with_fix())
             return
         self._pipeline = pipeline
         self._configure_timers(receiver)

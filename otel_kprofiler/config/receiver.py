@@ -21,14 +21,16 @@ AttributeName = Annotated[str, StringConstraints(min_length=1)]
 def _attribute(value: Any, _: Any) -> Any:
     """Say in one sentence what a value may be, instead of once per member of the union."""
     items = value if isinstance(value, list) else [value]
-    if any(isinstance(item, dict | list) or item is None for item in items) or (
-        items is value and not all(isinstance(item, str) for item in items)
-    ):
-        raise ValueError("should be text, a number, true or false, or a list of texts")
+    kinds = {type(item) for item in items}
+    if not kinds <= {str, bool, int, float} or len(kinds) > 1:
+        raise ValueError("should be text, a number, true or false, or a list of one of these")
     return value
 
 
-Attribute = Annotated[str | bool | int | float | list[str], WrapValidator(_attribute)]
+_Scalar = str | bool | int | float
+Attribute = Annotated[
+    _Scalar | list[str] | list[bool] | list[int] | list[float], WrapValidator(_attribute)
+]
 
 
 class Receiver(Section):

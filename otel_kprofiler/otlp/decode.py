@@ -316,7 +316,7 @@ class _Tables:
             0,
             _frame_kind(module, user),
             unresolved,
-            builtin[:_MAX_BUILTIN] if isinstance(builtin, tuple) else (str(builtin),),
+            tuple(map(str, builtin[:_MAX_BUILTIN] if isinstance(builtin, tuple) else [builtin])),
         )
 
     def _line(self, line: Any) -> Line:

@@ -12,13 +12,14 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from otel_kprofiler.model import Attributes, AttributeValue
+from otel_kprofiler.model import Attributes, AttributeScalar, AttributeValue
 from otel_kprofiler.otlp.protobuf import key_value
 from otel_kprofiler.otlp.wire import delimited
 from otel_kprofiler.otlp.writer import KeyValue
 
 _RESOURCE: Final = 1
 _EXTRA: Final = 2
+_ARRAY: Final = 5
 _MAX_VARINT_BYTES: Final = 10
 
 
@@ -82,32 +83,38 @@ def _any_value(message: bytes) -> AttributeValue | None:
     """Value of an ``AnyValue``, None if it is of no kind that attributes have."""
     value: AttributeValue | None = None
     for field, content in _fields(message):
-        if field == 1 and isinstance(content, bytes):
-            value = content.decode()
-        elif field == 2 and isinstance(content, int):
-            value = bool(content)
-        elif field == 3 and isinstance(content, int):
-            value = content - (content >> 63 << 64)
-        elif field == 4 and isinstance(content, bytes) and len(content) == 8:
-            value = struct.unpack("<d", content)[0]
-        elif field == 5 and isinstance(content, bytes):
-            value = _texts(content)
+        if field == _ARRAY and isinstance(content, bytes):
+            value = _items(content)
         else:
-            value = None
+            value = _scalar(field, content)
     return value
 
 
-def _texts(message: bytes) -> tuple[str, ...] | None:
-    """Items of an ``ArrayValue`` if all are texts; nothing is looked into twice."""
-    texts = []
+def _scalar(field: int, content: int | bytes) -> AttributeScalar | None:
+    if isinstance(content, int):
+        if field == 2:
+            return bool(content)
+        return content - (content >> 63 << 64) if field == 3 else None
+    if field == 1:
+        return content.decode()
+    if field == 4 and len(content) == 8:
+        number: float = struct.unpack("<d", content)[0]
+        return number
+    return None
+
+
+def _items(message: bytes) -> tuple[AttributeScalar, ...] | None:
+    """Items of an ``ArrayValue`` if all are scalars; nothing is looked into twice."""
+    items = []
     for _, item in _fields(message):
         if not isinstance(item, bytes):
             return None
         for field, content in _fields(item):
-            if field != 1 or not isinstance(content, bytes):
+            scalar = _scalar(field, content)
+            if scalar is None:
                 return None
-            texts.append(content.decode())
-    return tuple(texts)
+            items.append(scalar)
+    return tuple(items)
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from otel_kprofiler.errors import PayloadError
-from otel_kprofiler.model import AttributeValue
+from otel_kprofiler.model import AttributeScalar, AttributeValue
 
 MAX_WRITTEN_CHARS: Final = 16 * 1024 * 1024
 """Characters of all maps, bytes and nested lists of one message together."""
 MAX_DEPTH: Final = 64
 """Lists and maps inside of each other."""
+_SCALARS: Final = frozenset({"string_value", "bool_value", "int_value", "double_value"})
 
 
 class Values:
@@ -39,16 +40,22 @@ class Values:
         """
         which = value.WhichOneof("value")
         if which == "array_value":
-            return tuple(self._text(item) for item in value.array_value.values)
+            return tuple(map(self._item, value.array_value.values))
         if which in ("kvlist_value", "bytes_value"):
             return self._text(value)
-        scalar: str | bool | int | float = self._plain(value, 0)
+        scalar: AttributeScalar = self._plain(value, 0)
         return scalar
 
     def read_all(self, attributes: Any) -> Iterator[tuple[str, AttributeValue]]:
         """Keys and values of resource or scope attributes, written inline or by reference."""
         for attribute in attributes:
             yield self._key(attribute), self.read(attribute.value)
+
+    def _item(self, value: Any) -> AttributeScalar:
+        if value.WhichOneof("value") in _SCALARS:
+            scalar: AttributeScalar = self._plain(value, 0)
+            return scalar
+        return self._text(value)
 
     def _text(self, value: Any) -> str:
         which = value.WhichOneof("value")

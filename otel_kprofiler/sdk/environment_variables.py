@@ -21,6 +21,9 @@ OTEL_KPROFILER_SAMPLES_PER_SECOND = "OTEL_KPROFILER_SAMPLES_PER_SECOND"
 OTEL_KPROFILER_STACKS = "OTEL_KPROFILER_STACKS"
 """Which stacks are taken: ``kernel`` (default), ``user`` or ``both``."""
 
+OTEL_KPROFILER_MAX_THREADS = "OTEL_KPROFILER_MAX_THREADS"
+"""Threads that can have links at a time, 1 to 65536; 1024 by default."""
+
 OTEL_KPROFILER_MAX_FRAMES = "OTEL_KPROFILER_MAX_FRAMES"
 """Frames of each side of a stack, 1 to 127."""
 

@@ -14,6 +14,7 @@ from otel_kprofiler.errors import ConfigError, ConfigProblem
 from otel_kprofiler.export import (
     ExportResult,
     FileExporter,
+    OtlpSettings,
     ProfileExporter,
     read_settings,
 )
@@ -125,7 +126,9 @@ def open_json_file() -> ProfileExporter:
     return FileExporter(os.environ.get(OTEL_KPROFILER_FILE) or "-", form=Form.JSON)
 
 
-def find_exporters(environ: Mapping[str, str]) -> list[ExporterFactory]:
+def find_exporters(
+    environ: Mapping[str, str], otlp: OtlpSettings | None = None
+) -> list[ExporterFactory]:
     """What ``OTEL_PROFILES_EXPORTER`` names, in its order; nothing for ``none``.
 
     As for the other signals, ``otlp`` is ``otlp_proto_grpc`` unless
@@ -133,20 +136,38 @@ def find_exporters(environ: Mapping[str, str]) -> list[ExporterFactory]:
     entry point of the group ``opentelemetry_profiles_exporter``: something that makes a
     :class:`ProfileExporter` when it is called without arguments.
 
+    Args:
+        environ: the environment.
+        otlp: what ``otlp`` is, instead of ``OTEL_EXPORTER_OTLP_*``.
+
     Raises:
-        ConfigError: there is no such exporter, or no such protocol.
+        ConfigError: there are no such exporters, or they cannot use the variables that are for
+            them; all problems at once.
     """
     names = [name.strip() for name in (environ.get(OTEL_PROFILES_EXPORTER) or "otlp").split(",")]
     if names == ["none"]:
         return []
-    return [_find_exporter(_by_protocol(name, environ)) for name in names if name]
+    found, mistakes = [], []
+    for name in filter(None, names):
+        try:
+            found.append(_find_by_name(name, environ, otlp))
+        except ConfigError as error:
+            mistakes.append(error)
+    if mistakes:
+        raise ConfigError.merge(mistakes)
+    return found
 
 
-def _by_protocol(name: str, environ: Mapping[str, str]) -> str:
-    if name != "otlp":
-        return name
-    protocol = read_settings(environ).protocol
-    return "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+def _find_by_name(
+    name: str, environ: Mapping[str, str], otlp: OtlpSettings | None
+) -> ExporterFactory:
+    if name == "otlp" and otlp is not None:
+        return otlp.open_exporter
+    if name in {"otlp", "otlp_proto_grpc", "otlp_proto_http"}:
+        settings = read_settings(environ)
+        if name == "otlp":
+            name = "otlp_proto_grpc" if settings.protocol == "grpc" else "otlp_proto_http"
+    return _find_exporter(name)
 
 
 def _find_exporter(name: str) -> ExporterFactory:

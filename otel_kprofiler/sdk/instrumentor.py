@@ -7,17 +7,13 @@ Starts the profiler under ``opentelemetry-instrument``, and under declarative co
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 from typing import Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
-from otel_kprofiler.errors import ConfigError
+from otel_kprofiler.sdk.declarative import find_applied_configuration, find_otlp_settings
 from otel_kprofiler.sdk.kernel_profiler import KernelProfiler
-from otel_kprofiler.sdk.settings import make_settings
-
-_log = logging.getLogger(__name__)
 
 
 class KernelProfilerInstrumentor(BaseInstrumentor):  # type: ignore[misc] # it is untyped
@@ -34,16 +30,13 @@ class KernelProfilerInstrumentor(BaseInstrumentor):  # type: ignore[misc] # it i
         return []
 
     def _instrument(self, **options: Any) -> None:
-        """Start; with options, those count instead of ``OTEL_KPROFILER_*``. Never raises."""
-        try:
-            if options:
-                settings = make_settings(options, source="instrumentation/development.python")
-                self._profiler = KernelProfiler.from_settings(settings)
-            else:
-                self._profiler = KernelProfiler.from_env()
-        except ConfigError as error:
-            _log.warning("no kernel profiles: %s (fix: %s)", error, error.hint)
-            return
+        """Start; in declarative configuration the options count, not ``OTEL_KPROFILER_*``."""
+        configuration = find_applied_configuration()
+        if options or configuration is not None:
+            otlp = find_otlp_settings(configuration) if configuration is not None else None
+            self._profiler = KernelProfiler.from_options(options, otlp=otlp)
+        else:
+            self._profiler = KernelProfiler.from_env()
         self._profiler.start("warn")
 
     def _uninstrument(self, **_: Any) -> None:

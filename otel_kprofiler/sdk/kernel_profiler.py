@@ -9,16 +9,17 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Literal, Self
 
 from otel_kprofiler import forks
-from otel_kprofiler.errors import HostError, KProfilerError
+from otel_kprofiler.errors import ConfigError, HostError, KProfilerError
+from otel_kprofiler.export import OtlpSettings
 from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.model import MAX_FRAMES, AttributeValue, Window
 from otel_kprofiler.profiles import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.sampling import SamplerConfig
-from otel_kprofiler.sdk.exporters import ExporterFactory, find_exporters
+from otel_kprofiler.sdk.exporters import ExporterFactory
 from otel_kprofiler.sdk.plan import Plan, Target
 from otel_kprofiler.sdk.process_context import publish_process_context
 from otel_kprofiler.sdk.provider import (
@@ -29,9 +30,6 @@ from otel_kprofiler.sdk.provider import (
 from otel_kprofiler.sdk.resource import plain_attributes
 from otel_kprofiler.sdk.session import Session
 from otel_kprofiler.symbols import Symbolizer
-
-if TYPE_CHECKING:
-    from otel_kprofiler.sdk.settings import Settings
 
 OnError = Literal["raise", "warn"]
 
@@ -90,7 +88,7 @@ class KernelProfiler(ForkAware):
         publish_context: bool = True,
         restart_in_children: bool = True,
     ) -> None:
-        plan = Plan(
+        self._plan = Plan(
             target=target,
             sampler=SamplerConfig(
                 samples_per_second=samples_per_second,
@@ -107,14 +105,8 @@ class KernelProfiler(ForkAware):
             publish_context=publish_context,
             restart_in_children=restart_in_children,
         )
-        self._set_up(plan, provider, ())
-
-    def _set_up(
-        self, plan: Plan, provider: ProfilerProvider | None, exporters: tuple[ExporterFactory, ...]
-    ) -> None:
-        self._plan = plan
         self._given_provider = provider
-        self._exporters = exporters
+        self._exporters: tuple[ExporterFactory, ...] = ()
         self._provider: ProfilerProvider | None = None
         self._session: Session | None = None
         self._inherited: Symbolizer | None = None
@@ -124,39 +116,55 @@ class KernelProfiler(ForkAware):
         self._account: dict[str, object] = {}
         self._disabled = ""
         self._problem = ""
+        self._mistakes: ConfigError | None = None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Self:
         """A profiler as ``OTEL_KPROFILER_*`` and the variables of OpenTelemetry describe it.
 
         Exporters are those of ``OTEL_PROFILES_EXPORTER``; see
-        :mod:`otel_kprofiler.sdk.environment_variables`.
-
-        Raises:
-            ConfigError: unusable variables; all problems at once.
+        :mod:`otel_kprofiler.sdk.environment_variables`. With ``OTEL_CONFIG_FILE``, ``otlp`` is
+        what the file says of other signals. Unknown variables are named in a warning;
+        unusable values are for :meth:`start` to tell, all at once.
         """
-        from otel_kprofiler.sdk.settings import read_settings  # noqa: PLC0415 - pydantic
+        from otel_kprofiler.sdk.settings import read_environment  # noqa: PLC0415 - pydantic
 
         if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
             disabled = cls()
             disabled._disabled = "OTEL_SDK_DISABLED"
             return disabled
-        return cls.from_settings(read_settings(environ), environ)
+        return cls._read(functools.partial(read_environment, environ))
 
     @classmethod
-    def from_settings(cls, settings: Settings, environ: Mapping[str, str] = os.environ) -> Self:
-        """A profiler with settings from elsewhere, exporting as the environment says.
+    def from_options(
+        cls,
+        options: Mapping[str, Any],
+        *,
+        otlp: OtlpSettings | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> Self:
+        """A profiler as options describe it, instead of ``OTEL_KPROFILER_*``.
 
-        Raises:
-            ConfigError: ``OTEL_PROFILES_EXPORTER`` names something that is not there.
+        Args:
+            options: by key; unusable ones are for :meth:`start` to tell, all at once.
+            otlp: what the exporter ``otlp`` is; by default as for :meth:`from_env`.
+            environ: names the exporters, as for :meth:`from_env`.
         """
-        from otel_kprofiler.sdk.settings import make_plan  # noqa: PLC0415 - pydantic
+        from otel_kprofiler.sdk.settings import read_options  # noqa: PLC0415 - pydantic
 
-        profiler = cls.__new__(cls)
-        exporters = tuple(find_exporters(environ))
-        profiler._set_up(make_plan(settings), None, exporters)  # noqa: SLF001 - another __init__
+        return cls._read(functools.partial(read_options, options, otlp, environ))
+
+    @classmethod
+    def _read(cls, read: Callable[[], tuple[Plan, tuple[ExporterFactory, ...]]]) -> Self:
+        profiler = cls()
+        try:
+            plan, exporters = read()
+        except ConfigError as error:
+            profiler._mistakes = error
+            return profiler
+        profiler._plan, profiler._exporters = plan, exporters
         if not exporters:
-            profiler._disabled = "OTEL_PROFILES_EXPORTER=none"  # noqa: SLF001
+            profiler._disabled = "OTEL_PROFILES_EXPORTER=none"
         return profiler
 
     def start(self, on_error: OnError = "warn") -> Self:
@@ -167,6 +175,7 @@ class KernelProfiler(ForkAware):
                 the fix, and let the service run on; or raise.
 
         Raises:
+            ConfigError: the environment has unusable values; all problems at once.
             HostError: this host, or this user on it, cannot be profiled.
             SamplerError: the kernel program cannot be loaded.
             ExportError: an exporter cannot be opened.
@@ -180,7 +189,7 @@ class KernelProfiler(ForkAware):
                 self._problem = error.message
                 if on_error == "raise":
                     raise
-                _log.warning("no kernel profiles: %s (fix: %s)", error, error.hint)
+                _log.warning("no kernel profiles: %s", error.with_fix())
             except Exception as error:
                 self._problem = f"{type(error).__name__}: {error}"
                 if on_error == "raise":
@@ -265,6 +274,8 @@ class KernelProfiler(ForkAware):
 
     def _start(self) -> None:
         global _running  # noqa: PLW0603 - one in a process
+        if self._mistakes is not None:
+            raise self._mistakes
         _refuse_subinterpreters()
         if _running is not None and _running is not self:
             raise HostError(
@@ -310,7 +321,7 @@ class KernelProfiler(ForkAware):
             attributes = {**plain_attributes(provider.resource.attributes), **self._plan.attributes}
             publish_process_context(attributes)
         except HostError as error:
-            _log.warning("%s (fix: %s)", error, error.hint)
+            _log.warning("%s", error.with_fix())
 
     def _take(self, provider: ProfilerProvider, window: Window) -> None:
         for group in window.resources:

@@ -18,7 +18,7 @@ from typing import Final
 from otel_kprofiler import forks
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.forks import ForkAware, ForkStep
-from otel_kprofiler.model import Attributes, AttributeValue
+from otel_kprofiler.model import Attributes, AttributeScalar, AttributeValue
 from otel_kprofiler.otlp import ProcessContext, encode_process_context
 from otel_kprofiler.profiles import CONTEXT_HEADER, CONTEXT_SIGNATURE, CONTEXT_VERSION
 
@@ -150,7 +150,7 @@ class _Publisher(ForkAware):
         try:
             publish_process_context(resource, self.context.extra)
         except HostError as error:
-            _log.warning("%s (fix: %s)", error, error.hint)
+            _log.warning("%s", error.with_fix())
 
 
 _publisher = _Publisher()
@@ -182,11 +182,20 @@ def withdraw_process_context() -> None:
     _publisher.withdraw()
 
 
+_LISTS: Final[tuple[set[type], ...]] = (
+    {str},
+    {bool},
+    {int},
+    {float},
+    set(),
+)  # types of their items
+
+
 def _publishable(attributes: Attributes) -> dict[str, AttributeValue]:
     kept: dict[str, AttributeValue] = {}
     for key, value in attributes.items():
-        if isinstance(value, str | bool | int | float):
+        if isinstance(value, AttributeScalar):
             kept[key] = value
-        elif all(isinstance(item, str) for item in value):
+        elif {type(item) for item in value} in _LISTS:
             kept[key] = tuple(value)
     return kept

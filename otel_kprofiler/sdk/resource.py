@@ -8,7 +8,7 @@ from typing import Any
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.resources import Resource
 
-from otel_kprofiler.model import AttributeValue
+from otel_kprofiler.model import AttributeScalar, AttributeValue
 
 
 def find_resource() -> Resource:
@@ -23,8 +23,12 @@ def find_resource() -> Resource:
 
 
 def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
-    """Attributes of the SDK as ours: lists of anything but texts become lists of texts."""
+    """Attributes of the SDK as ours; what attributes cannot hold here becomes text."""
     return {
-        key: value if isinstance(value, str | bool | int | float) else tuple(map(str, value))
+        key: tuple(map(_plain, value)) if isinstance(value, list | tuple) else _plain(value)
         for key, value in attributes.items()
     }
+
+
+def _plain(value: Any) -> AttributeScalar:
+    return value if isinstance(value, AttributeScalar) else str(value)

@@ -9,6 +9,8 @@ import sys
 import textwrap
 import threading
 import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from opentelemetry.sdk.resources import Resource as SdkResource
@@ -372,7 +374,8 @@ def test_opentelemetry_instrument_starts_it_and_lets_it_be_disabled(to_file):
     disabled = {**env, "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "kprofiler"}
     assert subprocess.run(service, env=disabled, timeout=60).returncode == 0
     assert not to_file.exists()
-    with_flag = [instrument, "--kprofiler_samples_per_second", "999", *service[1:]]
+    flags = ["--kprofiler_samples_per_second", "999", "--kprofiler_max_threads", "7"]
+    with_flag = [instrument, *flags, *service[1:]]
     assert subprocess.run(with_flag, env=env, timeout=60).returncode == 0
     assert sum(to_file.pids().values()) > 30
 
@@ -393,6 +396,64 @@ def test_declarative_configuration_starts_it_with_the_receivers_block(to_file, t
         env={**to_file.env, "OTEL_KPROFILER_SAMPLES_PER_SECOND": "1"},
     )
     assert sum(to_file.pids().values()) > 100
+
+
+class Receiver(ThreadingHTTPServer):
+    """Takes OTLP over HTTP; knows what came to which path."""
+
+    def __init__(self):
+        self.came = Counter()
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.came[self.path, self.headers["X-Tenant"]] += 1
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-protobuf")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("named_by", ["a call", "OTEL_CONFIG_FILE", "OTEL_CONFIG_FILE alone"])
+def test_declarative_configuration_sends_profiles_where_it_sends_traces(tmp_path, named_by):
+    config = tmp_path / "sdk.yaml"
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_CONFIG_FILE": ""}
+    if named_by != "a call":
+        environment["OTEL_CONFIG_FILE"] = str(config)
+    load = {
+        "a call": f"configure_sdk(load_config_file({str(config)!r}))",
+        "OTEL_CONFIG_FILE": "configure_sdk(load_config_file(os.environ['OTEL_CONFIG_FILE']))",
+        "OTEL_CONFIG_FILE alone": "KernelProfiler.from_env().start()",
+    }
+    with Receiver() as receiver:
+        config.write_text(
+            "file_format: '1.1'\n"
+            "tracer_provider:\n  processors:\n  - batch: {exporter: {otlp_http: {\n"
+            f"      endpoint: 'http://127.0.0.1:{receiver.server_port}/v1/traces',\n"
+            "      headers: [{name: x-tenant, value: shop}]}}}\n"
+            "instrumentation/development: {python: {kprofiler: {samples_per_second: 999}}}\n"
+        )
+        run(
+            f"""
+            from opentelemetry import trace
+            from opentelemetry.configuration import configure_sdk, load_config_file
+            from otel_kprofiler import KernelProfiler
+            {load[named_by]}
+            with trace.get_tracer("x").start_as_current_span("y"):
+                work(0.5)
+            """,
+            env=environment,
+        )
+        receiver.shutdown()
+    assert receiver.came["/v1development/profiles", "shop"] > 0
+    if "alone" not in named_by:
+        assert receiver.came["/v1/traces", "shop"] > 0
 
 
 def test_the_agents_receiver_block_is_valid_here(tmp_path):

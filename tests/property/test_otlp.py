@@ -116,13 +116,8 @@ links = st.none() | st.builds(
     st.binary(min_size=16, max_size=16).filter(any),
     st.binary(min_size=8, max_size=8).filter(any),
 )
-values = (
-    text
-    | st.booleans()
-    | st.integers(-(2**63), 2**63 - 1)
-    | st.floats(allow_nan=False)
-    | st.lists(text, max_size=3).map(tuple)
-)
+scalars = [text, st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False)]
+values = st.one_of(*scalars, *(st.lists(each, max_size=3).map(tuple) for each in scalars))
 
 
 KINDS = [

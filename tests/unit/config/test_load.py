@@ -168,14 +168,18 @@ def test_exporter_mistakes(block, message):
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [("text", "text"), ("3", 3), ("[a, b]", ["a", "b"]), ("true", True)]
+    ("value", "expected"),
+    [
+        *[("text", "text"), ("3", 3), ("true", True)],
+        *[("[a, b]", ["a", "b"]), ("[1, 2]", [1, 2]), ("[0.5]", [0.5]), ("[true]", [True])],
+    ],
 )
 def test_resource_attributes(value, expected):
     text = MINIMAL.replace("kprofiler:\n", f"kprofiler: {{resource: {{k: {value}}}}}\n", 1)
     assert load(text).config.receiver.resource == {"k": expected}
 
 
-@pytest.mark.parametrize("value", ["{a: 1}", "[1]", "~"])
+@pytest.mark.parametrize("value", ["{a: 1}", "[1, a]", "[[1]]", "~"])
 def test_resource_attributes_have_one_message_each(value):
     assert len(receiver(f"resource: {{k: {value}}}")) == 1
 

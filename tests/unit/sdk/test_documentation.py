@@ -1,20 +1,24 @@
 """docs/embedding.md: every setting is there, and the names that it shows are too."""
 
 import re
+import tomllib
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from otel_kprofiler.config import Receiver
 from otel_kprofiler.sdk import environment_variables
 from otel_kprofiler.sdk.settings import Settings, read_settings
 
-PAGE = (Path(__file__).parents[3] / "docs/embedding.md").read_text()
+PAGE_PATH = Path(__file__).parents[3] / "docs/embedding.md"
+PAGE = PAGE_PATH.read_text()
 TOLD = dict(re.findall(r"^\| `(OTEL_\w+)` \| (?:`(.+?)`)?", PAGE, re.MULTILINE))
 
 
 def test_every_variable_and_setting_of_services_is_told():
     variables = {name for name in vars(environment_variables) if name.startswith("OTEL_")}
     own = Settings.model_fields.keys() - Receiver.model_fields.keys()
-    assert variables | {f"OTEL_KPROFILER_{name.upper()}" for name in own} <= TOLD.keys()
+    assert {f"OTEL_KPROFILER_{name.upper()}" for name in own} <= TOLD.keys() == variables
 
 
 def test_the_defaults_are_those_that_are_told():
@@ -35,3 +39,13 @@ def test_the_code_that_is_shown_compiles_and_its_names_are_there():
         for line in block.splitlines():
             if line.startswith("from "):
                 exec(line)
+
+
+def test_the_instrumentations_of_every_sdk_that_will_do_can_be_installed():
+    """0.64b0 was released with 1.43.0, 0.65b0 with 1.44.0, and so on."""
+    project = tomllib.loads((PAGE_PATH.parents[1] / "pyproject.toml").read_text())["project"]
+    sdk = Requirement(next(d for d in project["dependencies"] if d.startswith("opentelemetry-sdk")))
+    (extra,) = map(Requirement, project["optional-dependencies"]["instrument"])
+    minor = int(str(sdk.specifier).removeprefix(">=1."))
+    assert extra.name == "opentelemetry-instrumentation"
+    assert str(extra.specifier) == f">=0.{minor + 21}b0"

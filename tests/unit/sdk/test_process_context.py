@@ -54,6 +54,7 @@ def test_the_payload_is_the_message_of_the_specification():
 
 def test_every_kind_of_attribute_survives_the_way_there_and_back():
     resource = {"s": "käse", "t": True, "n": -(1 << 63), "f": -0.5, "l": ("x", ""), "e": ()}
+    resource |= {"ln": (80, -443), "lt": (True, False), "lf": (0.5,)}
     context = ProcessContext(resource, {"extra": "1"})
     assert decode_process_context(encode_process_context(context)) == context
 

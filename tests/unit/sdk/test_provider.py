@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.sdk.resources import Resource as SdkResource
 
 from otel_kprofiler.errors import ConfigError
-from otel_kprofiler.export import ExportResult, ProfileExporter
+from otel_kprofiler.export import ExportResult, OtlpSettings, ProfileExporter, Tls
 from otel_kprofiler.model import (
     ON_CPU,
     Form,
@@ -35,7 +35,9 @@ from otel_kprofiler.sdk import (
     SimpleProfileProcessor,
     provider,
 )
+from otel_kprofiler.sdk.declarative import read_configuration_file
 from otel_kprofiler.sdk.exporters import find_exporters
+from otel_kprofiler.sdk.resource import plain_attributes
 from otel_kprofiler.sdk.settings import read_settings
 
 
@@ -234,28 +236,94 @@ def test_settings_come_from_the_environment_all_mistakes_at_once():
     )  # fmt: skip
     assert settings.span_links is False
     assert settings.reporter_interval.seconds == 90
-    with pytest.raises(ConfigError) as raised:
-        read_settings({"OTEL_KPROFILER_STACK": "both", "OTEL_KPROFILER_MAX_FRAMES": "many"})
-    assert {problem.key for problem in raised.value.problems} == {"stack", "max_frames"}
+    assert read_settings({"OTEL_KPROFILER_TARGET_PIDS": "1, 23"}).target_pids == [1, 23]
 
 
-def test_a_disabled_sdk_has_no_profiler(caplog):
-    for environ in ({"OTEL_SDK_DISABLED": "True"}, {"OTEL_PROFILES_EXPORTER": "none"}):
-        before = threading.active_count()
-        profiler = KernelProfiler.from_env(environ).start("raise")
-        assert profiler.stats()["state"] == "disabled"
-        assert threading.active_count() == before
-        profiler.stop()
+WRONG = {
+    "OTEL_KPROFILER_STACKS": "x",
+    "OTEL_KPROFILER_TARGET": "everything",
+    "OTEL_KPROFILER_SAMPLES_PER_SECOND": "many",
+    "OTEL_KPROFILER_TARGET_PIDS": "1,x",
+    "OTEL_PROFILES_EXPORTER": "otpl,otlp,nowhere",
+    "OTEL_EXPORTER_OTLP_PROTOCOL": "udp",
+    "OTEL_EXPORTER_OTLP_TIMEOUT": "soon",
+}
+UNKNOWN = {"OTEL_KPROFILER_STACK": "both", "OTEL_KPROFILER_TRACERS": "all"}
+
+
+def test_wrong_variables_are_one_warning_and_the_service_runs(caplog):
+    profiler = KernelProfiler.from_env(WRONG | UNKNOWN).start()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    for name in WRONG | UNKNOWN:
+        assert f" {name}: " in record.message
+    assert "'otpl'" in record.message
+    assert "'nowhere'" in record.message
+    assert profiler.stats()["state"] == "stopped"
+    assert "OTEL_KPROFILER_STACKS" in profiler.stats()["problem"]
+    profiler.stop()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_variable_raises_if_that_is_wanted(name, caplog):
+    with pytest.raises(ConfigError, match=name):
+        KernelProfiler.from_env({name: WRONG[name]}).start("raise")
     assert caplog.records == []
 
 
-def test_importing_the_room_has_no_side_effect_and_loads_nothing_heavy():
-    code = (
-        "import sys, threading\n"
-        "import otel_kprofiler, otel_kprofiler.sdk\n"
-        "from otel_kprofiler import publish_process_context\n"
-        "heavy = {'grpc', 'pydantic', 'requests', 'opentelemetry.sdk', 'opentelemetry.proto'}\n"
-        "print(sorted(heavy & sys.modules.keys()), threading.active_count())\n"
+def test_unknown_variables_are_one_warning_and_change_nothing(caplog):
+    profiler = KernelProfiler.from_env({"OTEL_PROFILES_EXPORTER": "console"} | UNKNOWN)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "did you mean OTEL_KPROFILER_STACKS?" in record.message
+    assert "OTEL_KPROFILER_TRACERS: interpreted languages" in record.message
+    assert profiler._mistakes is None
+
+
+def test_mistakes_of_declarative_configuration_are_one_warning(caplog):
+    profiler = KernelProfiler.from_options(
+        {"stacks": "x", "taget": "self"}, environ={"OTEL_PROFILES_EXPORTER": "otpl"}
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[] 1"
+    profiler.start()
+    (record,) = caplog.records
+    for mistake in ("stacks", "taget", "'otpl'"):
+        assert mistake in record.message
+
+
+CONFIGURED = {
+    """tracer_provider: {processors: [{batch: {exporter: {otlp_http: {
+      endpoint: 'http://there:4318/v1/traces', timeout: 2500, compression: gzip,
+      headers: [{name: Key, value: secret}], headers_list: 'other=1'}}}}]}""": OtlpSettings(
+        protocol="http/protobuf",
+        endpoint="http://there:4318",
+        headers={"key": "secret", "other": "1"},
+        timeout_s=2.5,
+        compression="gzip",
+    ),
+    """tracer_provider: {processors: [{simple: {exporter: {console: {}}}}]}
+logger_provider: {processors: [{simple: {exporter: {otlp_http: {
+      endpoint: 'https://there/prefix/v1/logs', encoding: json,
+      tls: {ca_file: /ca}}}}}]}""": OtlpSettings(
+        protocol="http/json", endpoint="https://there/prefix", tls=Tls(ca_file="/ca")
+    ),
+    """meter_provider: {readers: [{periodic: {exporter: {otlp_grpc: {
+      endpoint: 'there:4317', tls: {insecure: true}}}}}]}""": OtlpSettings(
+        protocol="grpc", endpoint="there:4317", tls=Tls(insecure=True)
+    ),
+    "tracer_provider: {processors: [{batch: {exporter: {otlp_grpc: {}}}}]}": OtlpSettings(),
+    "tracer_provider: {processors: [{batch: {exporter: {console: {}}}}]}": None,
+}
+
+
+@pytest.mark.parametrize("text", CONFIGURED)
+def test_the_receiver_of_declarative_configuration_is_that_of_the_other_signals(text, tmp_path):
+    path = tmp_path / "sdk.yaml"
+    path.write_text(f"file_format: '1.1'\n{text}\n")
+    assert read_configuration_file({"OTEL_CONFIG_FILE": str(path)}) == CONFIGURED[text]
+
+
+def test_lists_of_numbers_in_the_resource_of_the_service_stay_numbers():
+    given = {"ports": (80, 443), "flags": [True], "shares": (0.5,), "names": ("a",), "one": 1}
+    assert plain_attributes(SdkResource(given).attributes) == {
+        key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
+    }
