@@ -16,6 +16,11 @@ from otel_kprofiler.errors import ConfigProblem
 Path = tuple[str | int, ...]
 """Keys and list indices that lead from the top of the document to a value."""
 
+MAX_VALUES: Final = 10_000
+"""Values of a document, those that aliases repeat included."""
+MAX_DEPTH: Final = 32
+MAX_NUMBER_CHARS: Final = 64
+
 _TAG: Final = "tag:yaml.org,2002:"
 _TYPED: Final = {_TAG + name for name in ("null", "bool", "int", "float")}
 _TEXT: Final = {_TAG + name for name in ("str", "timestamp")}
@@ -67,7 +72,7 @@ def parse_document(text: str, *, path: str, environ: Mapping[str, str]) -> Docum
     """Read one YAML 1.2 document and substitute references to ``environ``.
 
     Never raises for bad input: what is wrong (syntax, duplicate keys, malformed references,
-    tags) is in ``problems``, with its place.
+    tags, too many values) is in ``problems``, with its place.
     """
     document = Document(path)
     yaml = YAML(typ="safe", pure=True)
@@ -83,11 +88,26 @@ def parse_document(text: str, *, path: str, environ: Mapping[str, str]) -> Docum
     except YAMLError as error:  # characters that YAML forbids; has no mark
         message = " ".join(str(error).split())
         document.problems.append(ConfigProblem(path, 0, 0, "", f"not YAML: {message}"))
+    except RecursionError:
+        document.problems.append(ConfigProblem(path, 0, 0, "", "not YAML: nested too deeply"))
     else:
         if root is not None:
             document.marks[()] = Mark(_place(root), _place(root))
-            document.values = _Reader(yaml, document, environ).value(root, (), ())
+            document.values = _read_values(yaml, document, environ, root)
     return document
+
+
+def _read_values(yaml: YAML, document: Document, environ: Mapping[str, str], root: Node) -> Any:
+    try:
+        return _Reader(yaml, document, environ).value(root, (), ())
+    except _TooManyError:
+        document.marks = {(): document.marks[()]}
+        document.complain((), f"has more than {MAX_VALUES} values, with those of aliases")
+        return None
+
+
+class _TooManyError(Exception):
+    """There are more than :data:`MAX_VALUES` values."""
 
 
 def _place(node: Node) -> tuple[int, int]:
@@ -99,8 +119,15 @@ class _Reader:
         self._yaml = yaml
         self._document = document
         self._environ = environ
+        self._count = 0
 
     def value(self, node: Node, path: Path, parents: tuple[Node, ...]) -> Any:
+        self._count += 1
+        if self._count > MAX_VALUES:
+            raise _TooManyError
+        if len(parents) > MAX_DEPTH:
+            self._document.complain(path, f"is nested more than {MAX_DEPTH} times")
+            return None
         if any(parent is node for parent in parents):
             self._document.complain(path, "an alias must not stand inside its own anchor")
             return None
@@ -142,6 +169,9 @@ class _Reader:
             self._document.marks[path] = Mark(mark.key, mark.value, names)
             if node.style is None:  # plain scalars get their type after the substitution
                 tag = str(self._yaml.resolver.resolve(ScalarNode, text, (True, False)))
+        if tag in _TYPED and len(text) > MAX_NUMBER_CHARS:
+            self._document.complain(path, f"a number has at most {MAX_NUMBER_CHARS} characters")
+            return None
         if tag in _TYPED:
             return self._yaml.constructor.construct_object(ScalarNode(tag, text))
         if tag not in _TEXT:

@@ -20,6 +20,9 @@ from otel_kprofiler.config.exporters import EXPORTERS, Debug
 from otel_kprofiler.config.section import Section
 from otel_kprofiler.errors import ConfigError, ConfigProblem
 
+MAX_BYTES: Final = 256 * 1024
+"""Size of a configuration file; one with every key and its description has 20 KiB."""
+
 _Model = TypeVar("_Model", bound=Section)
 _EXPORTER_ID: Final = re.compile(r"([a-z_]+)(?:/(\S+))?")
 _HINT: Final = "docs/configuration.md lists every key; `otel-kprofiler validate` checks a file"
@@ -52,8 +55,12 @@ def load_config(path: str, *, environ: Mapping[str, str]) -> LoadedConfig:
         ConfigError: the file cannot be read, or is wrong; holds all problems.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            problem = ConfigProblem(path, 0, 0, "", f"is larger than {MAX_BYTES >> 10} KiB")
+            raise ConfigError([problem])
+        text = content.decode()
     except OSError as error:
         problem = ConfigProblem(path, 0, 0, "", f"cannot be read: {error.strerror}")
         raise ConfigError([problem]) from error
