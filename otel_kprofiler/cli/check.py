@@ -6,7 +6,9 @@ import sys
 
 import click
 
+from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.otlp import check_file
+from otel_kprofiler.text import escape_controls
 
 
 @click.command(name="check")
@@ -24,6 +26,7 @@ def command(path: str, *, as_json: bool) -> None:
         click.echo(json.dumps([violation._asdict() for violation in violations], indent=1))
     else:
         for violation in violations:
-            click.echo(f"{violation.rule}: {violation.where}: {violation.message}")
-        click.echo(f"{path}: {len(violations)} violations" if violations else f"{path}: ok")
+            line = f"{violation.rule}: {violation.where}: {violation.message}"
+            say(escape_controls(line))
+        say(f"{path}: {len(violations)} violations" if violations else f"{path}: ok")
     sys.exit(1 if violations else 0)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 import click
 
 from otel_kprofiler.bpf import BccLoader, LibbpfLoader, find_code_symbols, find_hidden_symbols
+from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Finding, Level
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
@@ -38,7 +39,7 @@ def command(*, as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=1))
     else:
         for finding in findings:
-            click.echo(describe(finding))
+            say(describe(finding))
     sys.exit(_EXIT_HOST if any(f.level is Level.FAIL for f in findings) else 0)
 
 

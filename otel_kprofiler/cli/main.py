@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.errors import ConfigError, KProfilerError, SamplerError
 from otel_kprofiler.version import __version__
 
@@ -87,10 +88,10 @@ def show_error(error: KProfilerError) -> None:
     lines = error.message.splitlines()
     if isinstance(error, ConfigError):
         for line in lines:
-            click.echo(f"error: {line}", err=True)
+            say(f"error: {line}", err=True)
     else:
-        click.echo("error: " + "\n  ".join(lines), err=True)
+        say("error: " + "\n  ".join(lines), err=True)
     if isinstance(error, SamplerError) and error.log:
         click.echo(f"verifier log:\n{error.log}", err=True)
     if error.hint:
-        click.echo("fix: " + "\n  ".join(error.hint.splitlines()), err=True)
+        say("fix: " + "\n  ".join(error.hint.splitlines()), err=True)

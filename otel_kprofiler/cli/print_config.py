@@ -6,6 +6,7 @@ import os
 
 import click
 
+from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.config import dump_config, load_config
 
 
@@ -16,4 +17,4 @@ from otel_kprofiler.config import dump_config, load_config
 @click.option("--origins", is_flag=True, help="Say where each value was set.")
 def command(path: str, *, origins: bool) -> None:
     """Print the configuration that holds, defaults included, without its secrets."""
-    click.echo(dump_config(load_config(path, environ=os.environ), origins=origins), nl=False)
+    say(dump_config(load_config(path, environ=os.environ), origins=origins).removesuffix("\n"))

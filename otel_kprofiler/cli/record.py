@@ -17,6 +17,7 @@ from otel_kprofiler.cli.output import FORMATS, Output
 from otel_kprofiler.cli.progress import Progress, open_progress
 from otel_kprofiler.cli.raw import RawOutput
 from otel_kprofiler.cli.sending import SCHEDULE, Sending
+from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.cli.types import CpuListType, DurationType
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import KProfilerError
@@ -199,9 +200,9 @@ def command(
             output.write(_select(windows, modules) if modules else windows)
     if sending:
         sending.check()
-        click.echo(session.sent(sending), err=True)
+        say(session.sent(sending), err=True)
     else:
-        click.echo(session.summary(path, windows), err=True)
+        say(session.summary(path, windows), err=True)
 
 
 def _select(windows: Sequence[Window], modules: Sequence[str]) -> list[Window]:
@@ -209,7 +210,7 @@ def _select(windows: Sequence[Window], modules: Sequence[str]) -> list[Window]:
 
     selected = select_modules(windows, modules)
     kept, count = (sum(w.sample_count for w in part) for part in (selected, windows))
-    click.echo(f"{kept:,} of {count:,} samples have code of {' or '.join(modules)}", err=True)
+    say(f"{kept:,} of {count:,} samples have code of {' or '.join(modules)}", err=True)
     return selected
 
 

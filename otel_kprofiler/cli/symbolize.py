@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from otel_kprofiler.bpf import IteratedKallsyms
+from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import Access
 from otel_kprofiler.symbols import Explanation, Match, Symbolizer
@@ -90,7 +91,7 @@ def command(
         sys.exit(0 if all(every) else 1)
     symbolizer = _open(kallsyms, {**copies, "elf": elf_files})
     if symbolizer.hidden:
-        click.echo(f"note: {symbolizer.hidden.value}; see otel-kprofiler doctor", err=True)
+        say(f"note: {symbolizer.hidden.value}; see otel-kprofiler doctor", err=True)
     found = True
     for word in _words(words):
         address = _parse_address(word)
@@ -98,11 +99,11 @@ def command(
             matches = symbolizer.find(word)
             found = found and bool(matches)
             for match in matches:
-                click.echo(_match_text(match, as_json))
+                say(_match_text(match, as_json))
             if not matches:
-                click.echo(f"{word}: no such symbol", err=True)
+                say(f"{word}: no such symbol", err=True)
         else:
-            click.echo(_address_text(symbolizer.explain(address), explain, as_json))
+            say(_address_text(symbolizer.explain(address), explain, as_json))
     sys.exit(0 if found else 1)
 
 

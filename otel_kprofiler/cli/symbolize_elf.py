@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import click
 
+from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.symbols import ElfMatch, ElfSymbols
 
@@ -40,14 +41,14 @@ def name_rva(files: Mapping[str, ElfSymbols], word: str, *, as_json: bool) -> bo
     if key:
         symbols = files.get(key)
         if symbols is None:
-            click.echo(f"{word}: no file has this id", err=True)
+            say(f"{word}: no file has this id", err=True)
             return False
     elif len(different) > 1:
         raise click.UsageError(f"{word} could be in each of the files: give it as FILE_ID:RVA")
     else:
         (symbols,) = different.values()
     match = symbols.find(rva)
-    click.echo(_as_json(symbols, rva, match) if as_json else _as_text(symbols, rva, match))
+    say(_as_json(symbols, rva, match) if as_json else _as_text(symbols, rva, match))
     return match is not None
 
 

@@ -6,6 +6,7 @@ import os
 
 import click
 
+from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.config import load_config
 
 
@@ -19,4 +20,4 @@ def command(path: str) -> None:
     Exit status 0 if the agent would take it, 2 if not.
     """
     load_config(path, environ=os.environ)
-    click.echo(f"{path}: ok")
+    say(f"{path}: ok")

@@ -49,8 +49,8 @@ from otel_kprofiler.otlp.writer import (
     KeyValue,
     Token,
     Writer,
-    clean,
 )
+from otel_kprofiler.text import escape_surrogates
 
 _SILENT: Final = frozenset({STACK_OK, STACK_NOT_COLLECTED})
 """Outcomes that miss nothing, so nothing is said."""
@@ -139,7 +139,7 @@ class Dictionary:
         """Token of a string; the empty string is index 0."""
         token = self._strings.get(text)
         if token is None:
-            cleaned = clean(text)
+            cleaned = escape_surrogates(text)
             if cleaned != text:
                 token = self.string(cleaned)
             else:

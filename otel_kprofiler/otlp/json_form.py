@@ -15,7 +15,8 @@ from typing import Final
 
 from otel_kprofiler.model import AttributeValue, Form, SpanLink
 from otel_kprofiler.otlp.wire import MASK_64
-from otel_kprofiler.otlp.writer import Envelope, Header, KeyValue, Token, clean
+from otel_kprofiler.otlp.writer import Envelope, Header, KeyValue, Token
+from otel_kprofiler.text import escape_surrogates
 
 _TABLES: Final = (
     b'"mappingTable":[{}', b'],"locationTable":[{}', b'],"functionTable":[{}',
@@ -26,7 +27,7 @@ _REQUEST: Final = (b'{"resourceProfiles":[', b'],"dictionary":{', b"]}}")
 
 
 def _quoted(text: str) -> bytes:
-    return json.dumps(clean(text), ensure_ascii=False).encode()
+    return json.dumps(escape_surrogates(text), ensure_ascii=False).encode()
 
 
 def _object(*fields: bytes) -> bytes:

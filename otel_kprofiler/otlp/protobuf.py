@@ -12,7 +12,8 @@ from typing import Final
 
 from otel_kprofiler.model import AttributeValue, Form, SpanLink
 from otel_kprofiler.otlp.wire import MASK_64, delimited, double, fixed64, varint
-from otel_kprofiler.otlp.writer import Envelope, Header, KeyValue, Token, clean
+from otel_kprofiler.otlp.writer import Envelope, Header, KeyValue, Token
+from otel_kprofiler.text import escape_surrogates
 
 _TABLE_TAGS: Final = (b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x32", b"\x3a")
 _ZERO_ENTRIES: Final = tuple(tag + b"\0" for tag in _TABLE_TAGS)
@@ -27,13 +28,13 @@ def _message(tag: bytes, body: bytes) -> bytes:
 
 
 def _text(tag: bytes, text: str) -> bytes:
-    return _message(tag, clean(text).encode())
+    return _message(tag, escape_surrogates(text).encode())
 
 
 def _any_value(value: AttributeValue) -> bytes:
     """Body of an AnyValue; the presence of its one field tells the type, so zeros are written."""
     if isinstance(value, str):
-        return delimited(b"\x0a", clean(value).encode())
+        return delimited(b"\x0a", escape_surrogates(value).encode())
     if isinstance(value, bool):
         return b"\x10\x01" if value else b"\x10\x00"
     if isinstance(value, int):

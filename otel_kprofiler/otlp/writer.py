@@ -61,11 +61,6 @@ class Envelope(NamedTuple):
     scope_profiles: tuple[bytes, bytes]
 
 
-def clean(text: str) -> str:
-    """The text as it can be encoded: lone surrogates become question marks."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
-
-
 class Writer(Protocol):
     """Writes one serialized form; has no state."""
 

@@ -14,6 +14,7 @@ from otel_kprofiler.host import HostFiles
 from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey, RawSample, Resource
 from otel_kprofiler.profiles.contexts import ProcessContexts
 from otel_kprofiler.profiles.start_time import TICK_NS, read_start_ticks
+from otel_kprofiler.text import escape_surrogates
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 """Version of the semantic conventions that attribute names here follow."""
@@ -210,7 +211,8 @@ class ProcessResources:
         if container:
             attributes["container.id"] = container
         try:
-            path = self._files.read_link(f"/proc/{key.tgid}/exe").removesuffix(" (deleted)")
+            link = self._files.read_link(f"/proc/{key.tgid}/exe")
+            path = escape_surrogates(link.removesuffix(" (deleted)"))
             attributes["process.executable.path"] = path
             attributes["process.executable.name"] = path.rpartition("/")[2]
         except OSError:

@@ -8,6 +8,7 @@ from functools import cache
 
 from otel_kprofiler.model import FrameKind, Stack, Window
 from otel_kprofiler.report.entries import Entry, process_name, stack_entries
+from otel_kprofiler.text import escape_controls
 
 _MARKS = {FrameKind.KERNEL: "_[k]", FrameKind.MODULE: "_[k]", FrameKind.BPF: "_[k]"}
 
@@ -18,7 +19,8 @@ def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
     The marks are those of stackcollapse-perf.pl, by which flamegraph.pl chooses colours:
     ``_[k]`` behind whatever runs in the kernel (modules and BPF programs too), ``_[i]``
     behind inlined functions, none behind user frames. Unresolved frames read
-    ``[module+0xrva]`` or ``[0xaddress]``. In names ``;`` becomes ``:``.
+    ``[module+0xrva]`` or ``[0xaddress]``. In names ``;`` becomes ``:``, and what cannot be printed
+    is escaped.
 
     Args:
         windows: what to report.
@@ -46,4 +48,4 @@ def _frame(entry: Entry) -> str:
 
 
 def _clean(name: str) -> str:
-    return name.replace(";", ":").replace("\n", " ").replace("\r", " ")
+    return escape_controls(name.replace(";", ":").replace("\n", " ").replace("\r", " "))

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from otel_kprofiler.model import FrameKind, Resource, Stack, Window, WindowSample
 from otel_kprofiler.report.entries import Entry, process_id, process_name, stack_entries
+from otel_kprofiler.text import escape_surrogates
 
 _PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE)\}\}")
 _KINDS: Final = {
@@ -41,7 +42,7 @@ def html(windows: Iterable[Window], *, title: str = "Flame graph") -> str:
                 columns.add(group.resource, sample)
     data = json.dumps(columns.as_json(), separators=(",", ":"), ensure_ascii=False)
     values = {
-        "TITLE": escape(title),
+        "TITLE": escape(escape_surrogates(title)),
         "SUMMARY": escape(seen.text()),
         "PROFILE": data.replace("<", "\\u003c"),  # so that no text can end the script element
     }
@@ -128,7 +129,7 @@ class _Columns:
         threads = [(self._string(name), tid, process) for name, tid, process in self._threads]
         samples = [(*key, count) for key, count in self._samples.items()]
         return {
-            "strings": list(self._strings),
+            "strings": [escape_surrogates(text) for text in self._strings],
             "frames": _columns(frames, "name", "module", "reason", "kind", "inlined"),
             "nodes": _columns(list(self._nodes), "parent", "frame"),
             "processes": _columns(processes, "name", "pid"),

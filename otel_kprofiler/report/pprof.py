@@ -21,6 +21,7 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.report.entries import process_id, process_name
+from otel_kprofiler.text import escape_surrogates
 
 # Field numbers of the messages Profile, Sample, Mapping, Location, Line, Function, ValueType.
 _SAMPLE_TYPE, _SAMPLE, _MAPPING, _LOCATION, _FUNCTION, _STRING = 1, 2, 3, 4, 5, 6
@@ -140,7 +141,7 @@ class _Encoder:
         self._out += _number(_PERIOD, self._period_ns) + _number(_TIME_NANOS, self._start_ns)
         self._out += _number(_DURATION_NANOS, self._end_ns - self._start_ns)
         for text in self._strings:
-            self._out += _message(_STRING, text.encode(errors="replace"))
+            self._out += _message(_STRING, escape_surrogates(text).encode())
         return bytes(self._out)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from otel_kprofiler.model import Resource, Stack, Window
 from otel_kprofiler.report.entries import Entry, process_id, process_name, stack_entries
+from otel_kprofiler.text import escape_surrogates
 from otel_kprofiler.version import __version__
 
 SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
@@ -66,7 +67,7 @@ class _Writer:
         document = {
             "$schema": SCHEMA,
             "exporter": f"otel-kprofiler@{__version__}",
-            "name": name,
+            "name": escape_surrogates(name),
             "activeProfileIndex": 0,
             "shared": {"frames": [_frame_json(frame) for frame in self._frames]},
             "profiles": profiles,
@@ -76,10 +77,10 @@ class _Writer:
 
 def _frame_json(frame: Entry | str) -> dict[str, Any]:
     if isinstance(frame, str):
-        return {"name": frame}
-    found: dict[str, Any] = {"name": frame.name}
+        return {"name": escape_surrogates(frame)}
+    found: dict[str, Any] = {"name": escape_surrogates(frame.name)}
     if frame.file or frame.module:
-        found["file"] = frame.file or frame.module
+        found["file"] = escape_surrogates(frame.file or frame.module)
     if frame.line:
         found["line"] = frame.line
     return found

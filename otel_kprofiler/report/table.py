@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from otel_kprofiler.model import FrameKind, Stack, Window
 from otel_kprofiler.report.entries import Entry, stack_entries
+from otel_kprofiler.text import escape_controls
 
 _NUMBERS: Final = 17  # "  12.3%   45.6%  "
 _MODULE: Final = 16
@@ -89,6 +90,7 @@ def _key(entry: Entry) -> tuple[str, str]:
 
 
 def _cut(text: str, width: int) -> str:
+    text = escape_controls(text)
     if len(text) <= width:
         return text
     tail = (width - 1) // 2

@@ -41,6 +41,7 @@ HEALTH, PARTS = "otel_kprofiler/agent/health.py", "tests/unit/test_agent_parts.p
 CLOCK, AGENT = "otel_kprofiler/clock.py", "otel_kprofiler/agent/agent.py"
 WINDOWS, EVENTS = "otel_kprofiler/profiles/windows.py", "otel_kprofiler/sampling/events.py"
 WRITING, RECORDING = "otel_kprofiler/host/writing.py", "otel_kprofiler/sampling/recording.py"
+TEXT = "otel_kprofiler/text.py"
 PRIVILEGES = "otel_kprofiler/host/privileges.py"
 RECEIVERS, DISKS = "tests/faults/test_receivers.py", "tests/faults/test_disks.py"
 DURABLE = "tests/unit/export/test_durable_queue.py"
@@ -121,6 +122,11 @@ MUTATIONS = [
     Mutation("private directory of another user", WRITING, "        if here.st_uid != os.geteuid():\n", "        if False:\n", f"{WRITTEN}::test_a_directory_that_others_can_change_is_not_private"),
     Mutation("private directory that others can write", WRITING, "        elif here.st_mode & (stat.S_IWGRP | stat.S_IWOTH):\n", "        elif False:\n", f"{WRITTEN}::test_a_directory_that_others_can_change_is_not_private"),
     Mutation("raw recording readable by others", RECORDING, "mode=0o600", "mode=0o644", "tests/unit/sampling/test_recording.py"),
+    Mutation("names that are not UTF-8: reports", TEXT, '        return "".join(_escape(char) if', '        return text or "".join(_escape(char) if', "tests/unit/report/test_formats.py"),
+    Mutation("names that are not UTF-8: OTLP", TEXT, '        return "".join(_escape(char) if', '        return text or "".join(_escape(char) if', "tests/unit/otlp/test_encode.py"),
+    Mutation("terminal escapes: commands", "otel_kprofiler/cli/terminal.py", 'map(escape_controls, text.split("\\n"))', 'text.split("\\n")', "tests/unit/test_terminal.py"),
+    Mutation("terminal escapes: tables", "otel_kprofiler/report/table.py", "    text = escape_controls(text)\n", "", "tests/unit/report/test_text.py"),
+    Mutation("terminal escapes: folded", "otel_kprofiler/report/folded.py", "return escape_controls(", "return str(", "tests/unit/report/test_text.py"),
 ]  # fmt: skip
 
 

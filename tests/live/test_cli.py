@@ -1,5 +1,6 @@
 """The commands as people call them, on this host."""
 
+import gzip
 import json
 import os
 import resource
@@ -89,6 +90,30 @@ def test_what_tells_kernel_addresses_is_for_its_owner_only(tmp_path):
     umask = os.umask(0)
     os.umask(umask)
     assert modes == [0o600, 0o600, 0o666 & ~umask]
+
+
+@pytest.mark.parametrize(
+    "suffix", ["html", "otlp", "otlp.jsonl", "folded", "txt", "pprof", "speedscope.json"]
+)
+def test_no_name_of_a_process_destroys_a_recording(tmp_path, suffix):
+    program = os.path.join(os.fsencode(tmp_path), b"\xff\x1b[2J")
+    shutil.copy(shutil.which("dd"), program)
+    path = tmp_path / f"x.{suffix}"
+    words = [program, "if=/dev/zero", "of=/dev/null", "bs=4M", "count=4000", "status=none"]
+    done = subprocess.run(
+        [sys.executable, "-m", "otel_kprofiler", "record", "-d", "5s", "-o", path, "--", *words],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+    assert done.stderr.startswith("wrote "), done.stderr
+    content = path.read_bytes()
+    if suffix == "pprof":
+        content = gzip.decompress(content)
+    elif suffix == "txt":
+        return  # has no names of processes
+    assert b"\\xff" in content or b"\\\\xff" in content
+    if suffix == "folded":
+        assert b"\x1b" not in content
 
 
 def test_ctrl_c_writes_what_there_is(tmp_path):

@@ -27,7 +27,7 @@ from otel_kprofiler.model import (
     Stack,
     WindowSample,
 )
-from otel_kprofiler.otlp import SCHEMA_URL, Scope, check_payload, encode_window
+from otel_kprofiler.otlp import SCHEMA_URL, Scope, check_payload, decode_windows, encode_window
 from otel_kprofiler.otlp.messages import require_current_layout
 from otel_kprofiler.otlp.payloads import parse_payloads
 
@@ -277,16 +277,20 @@ def test_nothing_is_sent_without_samples(window):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_text_that_is_not_unicode_is_replaced(window, form):
+def test_text_that_is_not_unicode_is_escaped(window, form):
     samples = [
         WindowSample(Stack(()), 1, name, 0, None, [window.start_unix_ns])
-        for name in ("a\udc80", "a\udcff", "a?")
+        for name in ("a\udc80", "a\udcff", "a\\x80", "\ud800")
     ]
-    resource = Resource({"process.executable.name": "x\udc80", "other": "x?"})
+    resource = Resource({"process.executable.name": "x\udc80", "other": "x\\x80"})
     odd = replace(window, resources=[ResourceSamples(resource, samples)])
     batch = encoded(odd, form=form)
     assert check_payload(batch.payload) == []
-    assert batch.profile_samples == (3,)
+    assert batch.profile_samples == (4,)
+    (decoded,) = decode_windows(batch.payload)
+    (group,) = decoded.resources
+    assert group.resource.attributes["process.executable.name"] == "x\\x80"
+    assert {one.thread_name for one in group.samples} == {"a\\x80", "a\\xff", "\\ud800"}
 
 
 @pytest.mark.parametrize("form", Form)

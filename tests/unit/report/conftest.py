@@ -83,3 +83,14 @@ def off_cpu():
             ]),
         ]),
     ]  # fmt: skip
+
+
+@pytest.fixture
+def hostile():
+    """A process, a module and a function whose names are made to do harm."""
+    module = Module("m\x1b]0;x\x07\udcfe", ModuleKind.USER, None, FileId("12" * 16), 0)
+    lines = (Line("f\ud800\x1b[2J\u202e\r\n\x9b", file="/tmp/\udcff.c", line=1),)
+    stack = Stack((Frame(module, 0x10, lines, 1, FrameKind.USER),))
+    resource = Resource({"process.pid": 7, "process.executable.name": "p\udcff\x1b[2J"})
+    sample = WindowSample(stack, 7, "t\udc80\x1b[2J\u202e", 0, None, [5_000])
+    return [Window(ON_CPU, 1000, 5_000, 15_000, [ResourceSamples(resource, [sample])], taken=1)]

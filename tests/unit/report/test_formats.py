@@ -31,6 +31,16 @@ def test_speedscope_follows_its_schema(windows):
     assert names[1][1:] == ["[0x401000]", "do_syscall_64", "vfs_read", "ext4_read", "inlined"]
 
 
+def test_names_that_are_not_unicode_are_escaped_in_every_format(hostile):
+    """A process may be called what it likes: ``\\xff`` alone is no UTF-8."""
+    texts = [folded(hostile), html(hostile, title="\udcff"), speedscope(hostile, name="\udcff")]
+    texts.append(gzip.decompress(pprof(hostile)).decode("latin-1"))
+    for text in texts:
+        assert "p\\xff" in text.replace("\\\\", "\\")
+        assert "f\\ud800" in text.replace("\\\\", "\\")
+        assert text.encode()
+
+
 def fields(data):
     """Top-level fields of a protobuf message, as (number, value)."""
     at = 0

@@ -18,6 +18,14 @@ def test_folded_has_one_line_per_stack_root_first_with_marks(windows):
     ]
 
 
+def test_no_name_moves_the_cursor_or_hides_a_line(hostile):
+    for text in (folded(hostile, threads=True), table(hostile, width=200)):
+        assert all(line.isprintable() for line in text.splitlines())
+        assert "\\x1b[2J" in text
+        assert "\\u202e" in text
+    assert "\\xff" in folded(hostile)
+
+
 def test_folded_by_thread_tells_threads_apart(windows):
     lines = folded(windows, threads=True).splitlines()
     assert f"dd;helper/71;{DEEP} 1" in lines
