@@ -382,7 +382,7 @@ class WindowSample(NamedTuple):
 
 
 class ResourceSamples(NamedTuple):
-    """All samples of one resource in a window; never empty."""
+    """All samples of one resource in a window; empty where the account alone is to be told."""
 
     resource: Resource
     samples: Sequence[WindowSample]
@@ -409,6 +409,8 @@ class LossCause(enum.Enum):
     """One sample alone is larger than the size limit of the exporter."""
     WRITE_FAILED = "write_failed"
     """An output file could not be written, such as for want of space."""
+    NOT_OFFERED = "not_offered"
+    """Its window was closed while the exporter was not configured, such as before a reload."""
     SHUTDOWN = "shutdown"
     """The time for shutting down ended before the data was delivered."""
     INTERNAL = "internal"

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from otel_kprofiler.export import ExportQueue, QueueCounts
-from otel_kprofiler.model import Encoding, LossCause, Losses, Window
+from otel_kprofiler.model import (
+    Batch,
+    Encoding,
+    LossCause,
+    Losses,
+    Resource,
+    ResourceSamples,
+    StreamTotals,
+    Window,
+)
 from otel_kprofiler.otlp import Encoded, encode_window
+
+_ENCODING_SHARE: Final = 0.7
+"""Share of the time for shutting down after which no further window is encoded."""
 
 _log = logging.getLogger(__name__)
 
@@ -119,6 +132,7 @@ class _Task(NamedTuple):
     window: Window
     queues: tuple[ExportQueue, ...]
     samples: int
+    not_offered: Mapping[str, int]  # at that time, by exporter
 
 
 class Reporter:
@@ -149,6 +163,8 @@ class Reporter:
         self._past: dict[str, list[QueueCounts]] = {}
         self._not_offered = {queue.exporter.name: 0 for queue in queues}
         self._handed_over = 0
+        self._latest: Window | None = None  # of which a receiver was or will be told
+        self._told: dict[ExportQueue, StreamTotals] = {}  # what the last request said
         self._encoder = encoder
         self._capacity = capacity
         self._waiting: deque[_Task] = deque()
@@ -164,15 +180,18 @@ class Reporter:
 
     def __call__(self, window: Window) -> None:
         """Take a window for export; never blocks. An empty one has nothing to send."""
-        if not window.resources:
-            return
         with self._changed:
+            if window.totals:
+                self._latest = _without_samples(window, self._latest)
+            if not window.resources:
+                return
             if len(self._waiting) == self._capacity:
                 self._lose(self._waiting.popleft(), LossCause.QUEUE_FULL)
-            task = _Task(window, self._queues, window.sample_count)
+            offered = {queue.exporter.name for queue in self._queues}
+            task = _Task(window, self._queues, window.sample_count, dict(self._not_offered))
             self._waiting.append(task)
             self._handed_over += task.samples
-            for name in self._not_offered.keys() - {q.exporter.name for q in self._queues}:
+            for name in self._not_offered.keys() - offered:
                 self._not_offered[name] += task.samples
             self._changed.notify_all()
         if not self._background:
@@ -206,8 +225,9 @@ class Reporter:
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
         """Export what there is within the time; the rest is counted as lost at shutdown."""
-        deadline = time.monotonic() + timeout_millis / 1000
-        self._wait_encoded(deadline)
+        now = time.monotonic()
+        deadline = now + timeout_millis / 1000
+        self._wait_encoded(now + _ENCODING_SHARE * timeout_millis / 1000)
         with self._changed:
             self._closing = True
             while self._waiting:
@@ -216,16 +236,34 @@ class Reporter:
         queues = self._open_queues()
         if len(queues) == 1:
             # Without a thread: there may be none any more when the interpreter ends.
-            queues[0].shutdown(_millis_to(deadline))
+            self._shut_down(queues[0], deadline)
             return
         closers = [
-            threading.Thread(target=queue.shutdown, args=(_millis_to(deadline),), daemon=True)
+            threading.Thread(target=self._shut_down, args=(queue, deadline), daemon=True)
             for queue in queues
         ]
         for closer in closers:
             closer.start()
         for closer in closers:
             closer.join()
+
+    def _shut_down(self, queue: ExportQueue, deadline: float) -> None:
+        queue.shutdown(_millis_to(deadline), functools.partial(self._last_words, queue))
+
+    def _last_words(self, queue: ExportQueue) -> Batch | None:
+        """The account alone, if it is another one than the receiver was told last."""
+        exporter = queue.exporter
+        with self._changed:
+            if self._latest is None or queue not in self._queues:
+                return None
+            account = self._account(exporter.name)
+            window = _addressed(self._latest, account, account.not_offered)
+            assert window.totals  # noqa: S101 - see where it is set
+            if window.totals == self._told.get(queue) or not window.totals.taken:
+                return None
+            self._told[queue] = window.totals
+        encoded = self._encode(window, exporter.encoding)
+        return encoded.batches[0] if encoded and encoded.batches else None
 
     def _open_queues(self) -> list[ExportQueue]:
         with self._changed:
@@ -281,6 +319,7 @@ class Reporter:
         queue.force_flush(threading.TIMEOUT_MAX * 1000)
         queue.shutdown(0)
         with self._changed:
+            self._told.pop(queue, None)
             self._past.setdefault(queue.exporter.name, []).append(queue.counts())
             self._leaving.remove(queue)
 
@@ -321,11 +360,15 @@ class Reporter:
             encoding = queue.exporter.encoding
             with self._changed:
                 account = self._account(queue.exporter.name)
-            window = _addressed(task.window, account)
+            window = _addressed(task.window, account, task.not_offered.get(account.name, 0))
             key = (encoding, repr(window.totals))
             if key not in encoded:
                 encoded[key] = self._encode(window, encoding)
-            results.append(encoded[key])
+            result = encoded[key]
+            if result and result.batches and window.totals:
+                with self._changed:
+                    self._told[queue] = window.totals
+            results.append(result)
         return results
 
     def _encode(self, window: Window, encoding: Encoding) -> Encoded | None:
@@ -337,18 +380,38 @@ class Reporter:
             return None
 
 
-def _addressed(window: Window, account: ExporterAccount) -> Window:
-    """The window with what was lost on the way to one receiver in its totals."""
+def _addressed(window: Window, account: ExporterAccount, not_offered: int) -> Window:
+    """The window with what one receiver will not get in its totals."""
     totals = window.totals
     if totals is None:
         return window
     lost = Counter(totals.lost) + Counter(account.lost) - Counter(account.carried_lost)
+    lost += Counter({LossCause.NOT_OFFERED: not_offered})
     totals = totals._replace(
         lost=dict(lost),
         earlier_lost=account.carried_lost,
         unknown_since_unix_ns=account.unknown_since_unix_ns,
     )
     return replace(window, totals=totals)
+
+
+def _without_samples(window: Window, before: Window | None) -> Window:
+    """A window for the account alone: it has what all resources have in common."""
+    common: Resource | None = None
+    for resource, _ in window.resources:
+        attributes = resource.attributes
+        if common:
+            items = attributes.items()
+            attributes = dict(item for item in common.attributes.items() if item in items)
+        common = Resource(attributes, resource.schema_url)
+    if common:
+        groups: Sequence[ResourceSamples] = [ResourceSamples(common, ())]
+    else:
+        groups = before.resources if before else [ResourceSamples(Resource({}), ())]
+    end_ns = window.end_unix_ns
+    return replace(
+        window, start_unix_ns=end_ns, end_unix_ns=end_ns + 1, resources=groups, taken=0, lost={}
+    )
 
 
 def _millis_to(deadline: float) -> float:

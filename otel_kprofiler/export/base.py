@@ -48,7 +48,7 @@ class ExportResult(NamedTuple):
         cls, batch: Batch, cause: LossCause, message: str, error_type: str = ""
     ) -> ExportResult:
         """Nothing of the batch arrived; ``error_type`` defaults to the cause's name."""
-        lost = {cause: batch.sample_count} if batch.sample_count else {}
+        lost = {cause: batch.sample_count}
         return cls(ExportOutcome.FAILURE, 0, lost, message, error_type or cause.value)
 
 

@@ -32,6 +32,8 @@ DEFAULT_QUEUE_BYTES = 16 * 1024 * 1024
 _INTERRUPT_GRACE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _POLL_S = 0.1
+_LAST_WORDS_SHARE: Final = 0.2
+"""Share of the time for shutting down that is kept for a last request about what was lost."""
 
 _TEMPORARY: Final = frozenset({LossCause.RETRIES_EXHAUSTED, LossCause.SHUTDOWN})
 
@@ -130,17 +132,7 @@ class ExportQueue:
                 self._accepted += batch.sample_count
                 self._lost[LossCause.SHUTDOWN] += batch.sample_count
                 return False
-        self._make_room(len(batch.payload))
-        stored = self._store(batch)
-        size = stored.size if stored else len(batch.payload)
-        with self._changed:
-            self._accepted += batch.sample_count
-            self._last += 1
-            if stored is None:
-                self._make_room_in_memory(size)
-            kept = None if stored else batch
-            self._waiting.append(_Held(self._last, batch.sample_count, size, kept, stored))
-            self._changed.notify_all()
+        self._append(batch)
         return True
 
     def replace(self, exporter: ProfileExporter, *, size: int = DEFAULT_QUEUE_SIZE) -> None:
@@ -183,24 +175,40 @@ class ExportQueue:
                 return False
         return self.exporter.force_flush(max(0.0, deadline - time.monotonic()) * 1000)
 
-    def shutdown(self, timeout_millis: float = 30_000) -> None:
+    def shutdown(
+        self, timeout_millis: float = 30_000, last_words: Callable[[], Batch | None] | None = None
+    ) -> None:
         """Export what is queued until the timeout, then end the worker.
 
         What is left stays in the spool, or is counted ``shutdown`` if it is in memory. With a
         spool nobody is waited for who cannot be reached. Takes at most about a second longer
         than the timeout, which an exporter has to break off. Idempotent; a later ``put`` is
         counted ``shutdown``.
+
+        Args:
+            timeout_millis: how long that may take.
+            last_words: makes a request without samples that tells what was lost, or None if the
+                receiver knows. Asked when what is under way has ended, and, with a spool, once
+                more at the very end.
         """
-        deadline = time.monotonic() + timeout_millis / 1000
+        timeout_s = timeout_millis / 1000
+        deadline = time.monotonic() + timeout_s
         with self._changed:
+            if self._stopping:
+                last_words = None
+            kept_s = _LAST_WORDS_SHARE * timeout_s if last_words else 0.0
             self._closing = True
             self._changed.notify_all()
-            while not self._settled(self._last) and (left := deadline - time.monotonic()) > 0:
-                if self._spool and self.exporter.find_trouble():
-                    break
-                self._changed.wait(min(left, _POLL_S))
+            self._wait_settled(deadline - kept_s)
+            self._drop([held for held in self._waiting if held.batch], LossCause.SHUTDOWN)
+            self._wait_settled(deadline - kept_s / 2)
+        if last_words and (words := last_words()):
+            self._append(words)
+        with self._changed:
+            self._wait_settled(deadline)
             self._stopping = True
             self._drop([held for held in self._waiting if held.batch], LossCause.SHUTDOWN)
+            self._changed.notify_all()
         self.exporter.shutdown(0)
         with self._changed:
             self._changed.wait_for(
@@ -212,6 +220,8 @@ class ExportQueue:
             elif held:
                 self._count(held, {LossCause.SHUTDOWN: held.samples})
         if self._spool:
+            if last_words and (words := last_words()):
+                self._store(words)
             self._spool.close()
 
     def find_storage_trouble(self) -> str:
@@ -240,6 +250,19 @@ class ExportQueue:
                 " after its last batch is unknown",
                 self.exporter.name,
             )
+
+    def _append(self, batch: Batch) -> None:
+        self._make_room(len(batch.payload))
+        stored = self._store(batch)
+        size = stored.size if stored else len(batch.payload)
+        with self._changed:
+            self._accepted += batch.sample_count
+            self._last += 1
+            if stored is None:
+                self._make_room_in_memory(size)
+            kept = None if stored else batch
+            self._waiting.append(_Held(self._last, batch.sample_count, size, kept, stored))
+            self._changed.notify_all()
 
     def _store(self, batch: Batch) -> Stored | None:
         if not self._spool:
@@ -315,6 +338,13 @@ class ExportQueue:
             else:
                 self._note_storage("")
 
+    def _wait_settled(self, deadline: float) -> None:
+        """Wait until all has left the queue, or the receiver turns out not to be there."""
+        while not self._settled(self._last) and (left := deadline - time.monotonic()) > 0:
+            if self._spool and self.exporter.find_trouble():
+                break
+            self._changed.wait(min(left, _POLL_S))
+
     def _settled(self, last: int) -> bool:
         """Whether all batches up to a number have left the queue; they leave in order."""
         first = self._in_flight or (self._waiting[0] if self._waiting else None)
@@ -324,10 +354,10 @@ class ExportQueue:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing, self._pause_s)
-                self._changed.wait_for(lambda: self._waiting or self._closing)
+                self._changed.wait_for(lambda: self._waiting or self._stopping)
             self._make_room(0)
             with self._changed:
-                if self._closing and (self._stopping or not self._waiting):
+                if self._stopping:
                     return
                 if not self._waiting:
                     continue
@@ -368,7 +398,7 @@ class ExportQueue:
             # Given up because the exporter was replaced; none of it was accepted.
             self._waiting.appendleft(held)
             return False
-        elif held.stored and not result.exported and _TEMPORARY.issuperset(result.lost):
+        elif held.stored and not result.exported and _is_temporary(result):
             if not gone:
                 self._waiting.appendleft(held)
                 self._pause_s = min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
@@ -399,3 +429,8 @@ class ExportQueue:
             except Exception:  # noqa: BLE001 -- logged; the account does not depend on it
                 _log.exception("%s: the observer of exports failed", exporter.name)
         return result
+
+
+def _is_temporary(result: ExportResult) -> bool:
+    """Whether a batch, which may have no samples, is worth another attempt."""
+    return bool(result.lost) and _TEMPORARY.issuperset(result.lost)

@@ -147,10 +147,11 @@ class _Decoder:
                         [
                             WindowSample(*identity, series.times, series.values)
                             for identity, series in samples.items()
+                            if series.times
                         ],
                     )
                     for resource, samples in resources.items()
-                    if samples
+                    if any(series.times for series in samples.values())
                 ],
                 self._accounts.get(key, {}),
             )
@@ -188,6 +189,8 @@ class _Series:
         if not times:
             if not values:
                 raise PayloadError("a sample has neither timestamps nor values")
+            if not any(values):
+                return  # it counts nothing
             times, values = [profile.time_unix_nano], [sum(values)]
         if values and len(values) != len(times):
             raise PayloadError(f"a sample has {len(times)} timestamps, but {len(values)} values")

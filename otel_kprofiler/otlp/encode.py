@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import invert, itemgetter
@@ -23,6 +23,7 @@ from otel_kprofiler.model import (
     Batch,
     Form,
     Frame,
+    Resource,
     Window,
     WindowSample,
 )
@@ -110,8 +111,9 @@ def encode_window(
 ) -> Encoded:
     """Encode a window as ``ExportProfilesServiceRequest`` messages.
 
-    Every timestamp of the window is in exactly one batch or counted in ``too_large``. Equal
-    input gives equal bytes, apart from profile ids. Thread-safe.
+    Every timestamp of the window is in exactly one batch or counted in ``too_large``. A window
+    with a Resource that has no samples becomes one batch with the account alone. Equal input
+    gives equal bytes, apart from profile ids. Thread-safe.
 
     Args:
         window: what to encode; must not be changed meanwhile.
@@ -136,7 +138,7 @@ def encode_window(
     )
     units = _units(options)
     if not units:
-        return Encoded((), 0)
+        return Encoded(tuple(_encode_account(options)), 0)
     batch, _ = _encode(options, units)
     return Encoded((batch,), 0) if batch else _split(options, units)
 
@@ -145,14 +147,37 @@ def _go_on() -> None:
     """Pauses nothing."""
 
 
+def _owner(resource: Resource) -> _Owner:
+    attributes = tuple(sorted(resource.attributes.items()))
+    types = tuple([type(value) for _, value in attributes])
+    return _Owner(attributes, types, resource.schema_url or SCHEMA_URL)
+
+
+def _encode_account(options: _Options) -> Iterator[Batch]:
+    """A request for the first Resource, if there is an account to be told.
+
+    It has one sample of value 0: Collectors take a request without samples, and drop it.
+    """
+    writer, window = options.writer, options.window
+    if not window.resources or not options.account:
+        return
+    dictionary = Dictionary(writer, options.attribute_form)
+    envelope = _envelope(options, dictionary)
+    owner = _owner(window.resources[0].resource)
+    resource = writer.resource(dictionary.key_values(owner.attributes), owner.schema_url)
+    sample = writer.sample(b"", b"", writer.values((0,)))
+    profile_id = options.new_id(_ID_PREFIX_BYTES) + (1).to_bytes(4, "big")
+    account = dictionary.attributes(options.account)
+    group = writer.group(envelope, resource, sample, profile_id, account)
+    payload = writer.request([group], dictionary.tables.entries)
+    yield Batch(payload, writer.form, (0,), window.start_unix_ns, window.end_unix_ns)
+
+
 def _units(options: _Options) -> list[_Unit]:
     """Samples by resource; resources of equal value are one."""
     merged: dict[_Owner, list[_Unit]] = {}
     for resource, samples in options.window.resources:
-        attributes = tuple(sorted(resource.attributes.items()))
-        types = tuple([type(value) for _, value in attributes])
-        owner = _Owner(attributes, types, resource.schema_url or SCHEMA_URL)
-        units = merged.setdefault(owner, [])
+        units = merged.setdefault(owner := _owner(resource), [])
         for sample in samples:
             if sample.timestamps_unix_ns:
                 units.append((owner, sample))

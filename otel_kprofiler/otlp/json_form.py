@@ -158,7 +158,9 @@ class JsonWriter:
         """One sample of a profile."""
         if values:
             head += b'"values":[%b],' % values[1:]
-        return b',{%b"timestampsUnixNano":[%b]}' % (head, timestamps[1:])
+        if timestamps:
+            head += b'"timestampsUnixNano":[%b],' % timestamps[1:]
+        return b",{%b}" % head[:-1]
 
     def key_value(self, attribute: KeyValue) -> bytes:
         """One element of ``attributes``."""

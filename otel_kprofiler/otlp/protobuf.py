@@ -130,7 +130,7 @@ class ProtobufWriter:
         """One sample of a profile."""
         if values:
             head += delimited(b"\x22", values)
-        return delimited(b"\x12", delimited(head + b"\x2a", timestamps))
+        return delimited(b"\x12", head + _message(b"\x2a", timestamps))
 
     def envelope(self, header: Header) -> Envelope:
         """Everything of a ResourceProfiles but its resource, its samples and its id."""

@@ -123,7 +123,10 @@ class Writer(Protocol):
         ...
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
-        """One sample of a profile; without values each timestamp counts 1."""
+        """One sample of a profile; without values each timestamp counts 1.
+
+        Without timestamps there is one value.
+        """
         ...
 
     def key_value(self, attribute: KeyValue) -> bytes:

@@ -27,11 +27,12 @@ from otel_kprofiler.model import (
     ResourceSamples,
     SpanLink,
     Stack,
+    StreamTotals,
     Unresolved,
     Window,
     WindowSample,
 )
-from otel_kprofiler.otlp import encode_window
+from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
 
 GATE = "--feature-gates=service.profilesSupport"
 START = 1_790_000_000_000_000_001
@@ -123,6 +124,22 @@ def test_all_samples_arrive_as_they_were(collector, samples_of, kind, compressio
     assert sorted(arrived) == sorted(expected(window))
     # The account is compared with what is in the file, not with itself.
     assert len(arrived) == counts.exported
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http/protobuf", "http/json"])
+def test_an_account_without_samples_arrives(collector, kind):
+    """A Collector takes a request that counts nothing, and passes on none without a sample."""
+    totals = StreamTotals("ab", 7, 9, {LossCause.RING_FULL: 2, LossCause.SHUTDOWN: 7})
+    alone = (ResourceSamples(Resource({"host.name": "here"}), ()),)
+    window = Window(ON_CPU, 10_101_010, START, START + 1, alone, totals=totals)
+    exporter = open_exporter(kind, collector)
+    (batch,) = encode_window(window, form=exporter.form).batches
+    assert check_payload(batch.payload) == []
+    assert exporter.export(batch).outcome is ExportOutcome.SUCCESS
+    exporter.shutdown()
+    collector.requests(1)
+    (arrived,) = decode_windows(collector.output.read_bytes())
+    assert (arrived.sample_count, arrived.totals) == (0, totals)
 
 
 def test_a_batch_of_the_default_limit_is_accepted(collector, samples_of):

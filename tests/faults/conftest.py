@@ -134,6 +134,7 @@ class Agent:
     Attributes:
         process: the process.
         health: ``host:port`` of its health endpoint.
+        config: its configuration file.
     """
 
     def __init__(
@@ -152,8 +153,8 @@ class Agent:
     ):
         self.health = f"127.0.0.1:{free_port()}"
         self.log = directory / "agent.log"
-        config = directory / "agent.yaml"
-        config.write_text(
+        self.config = directory / "agent.yaml"
+        self.config.write_text(
             CONFIG.format(
                 rate=rate,
                 stacks=stacks,
@@ -163,7 +164,7 @@ class Agent:
                 more=more,
             )
         )
-        command = [sys.executable, "-m", "otel_kprofiler", "run", "-c", str(config)]
+        command = [sys.executable, "-m", "otel_kprofiler", "run", "-c", str(self.config)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*limits, *command],

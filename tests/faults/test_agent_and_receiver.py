@@ -12,6 +12,7 @@ import time
 import grpc
 import pytest
 
+from otel_kprofiler.model import LossCause
 from tests.faults.accounts import check_account, check_stream
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
@@ -142,3 +143,46 @@ def test_a_second_sigterm_ends_the_agent_at_once_and_the_spool_is_whole(
     account = again.stop()
     assert account["exporters"]["otlp_grpc"]["carried"] > 0
     check_account(account, arrived(receiver.payloads))
+
+
+def test_a_receiver_is_told_what_a_stop_has_cost_it(run_agent, receiver, arrived):
+    """Slower than windows come, and without a spool: most of what waits is given up."""
+
+    def answer(request, context):
+        time.sleep(0.8)
+        return b""
+
+    receiver.answer = answer
+    receiver.up()
+    agent = run_agent(receiver.endpoint, more="shutdown_timeout: 10s")
+    time.sleep(25)
+    account = agent.stop()
+    got = arrived(receiver.payloads)
+    exporter = check_account(account, got)
+    assert exporter["lost"]["shutdown"] > 0
+    (stream,) = got.totals
+    check_stream(got, stream)
+
+
+def test_a_receiver_that_a_reload_adds_is_told_what_it_was_not_offered(
+    run_agent, open_receiver, arrived
+):
+    first, second = open_receiver(), open_receiver()
+    first.up()
+    second.up()
+    agent = run_agent(first.endpoint)
+    agent.wait_until(lambda: len(first.payloads) > 3)
+    text = agent.config.read_text()
+    more = f"  otlp_grpc/second: {{endpoint: '{second.endpoint}', tls: {{insecure: true}}}}\n"
+    text = text.replace("service:\n", f"{more}service:\n")
+    agent.config.write_text(text.replace("[otlp_grpc]", "[otlp_grpc, otlp_grpc/second]"))
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_until(lambda: len(second.payloads) > 3)
+    account = agent.stop()
+    not_offered = account["exporters"]["otlp_grpc/second"]["not_offered"]
+    assert not_offered > 0
+    for receiver, lost in ((first, {}), (second, {LossCause.NOT_OFFERED: not_offered})):
+        got = arrived(receiver.payloads)
+        (stream,) = got.totals
+        assert got.totals[stream].lost == {**got.totals[stream].lost, **lost}
+        check_stream(got, stream)

@@ -1,5 +1,6 @@
 """Disks that are full, read-only or damaged under a durable queue, on a file system of its own."""
 
+import contextlib
 import os
 import subprocess
 import threading
@@ -8,7 +9,20 @@ import time
 import pytest
 
 from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter, Spool
-from otel_kprofiler.model import Batch, Form, LossCause
+from otel_kprofiler.model import (
+    ON_CPU,
+    Batch,
+    Form,
+    LossCause,
+    Resource,
+    ResourceSamples,
+    Stack,
+    StreamTotals,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import decode_windows
+from otel_kprofiler.reporting import Reporter
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a file system")
 
@@ -29,13 +43,17 @@ class Receiver(ProfileExporter):
     name, form, max_bytes = "receiver", Form.PROTOBUF, None
 
     def __init__(self):
-        self.up, self.stopped, self.arrived = threading.Event(), threading.Event(), []
+        self.up, self.stopped, self.payloads = threading.Event(), threading.Event(), []
+
+    @property
+    def arrived(self):
+        return list(map(int, self.payloads))
 
     def export(self, batch):
         while not self.up.wait(0.01):
             if self.stopped.is_set():
                 return ExportResult.failure(batch, LossCause.SHUTDOWN, "")
-        self.arrived.append(int(batch.payload))
+        self.payloads.append(batch.payload)
         return ExportResult.success(batch)
 
     def find_trouble(self):
@@ -195,3 +213,28 @@ def test_a_disk_that_hangs_delays_neither_the_drain_nor_another_exporter(tmp_pat
         time.sleep(0.01)
     go_on.set()
     reporter.shutdown(10_000)
+
+
+def test_what_a_full_disk_left_in_memory_is_told_in_the_next_run(disk):
+    down, up = Receiver(), Receiver()
+    queue = ExportQueue(down, spool=Spool(str(disk / "spool")))
+    filler = disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    reporter = Reporter([queue])
+    for number in range(1, 4):
+        totals = StreamTotals("ab", number, number, {})
+        sample = WindowSample(Stack(()), 1, "t", 0, None, (number * 10,))
+        groups = (ResourceSamples(Resource({"host.name": "here" * 5000}), (sample,)),)
+        reporter(Window(ON_CPU, 1, number * 10, number * 10 + 10, groups, 1, totals=totals))
+    assert not reporter.force_flush(200)
+    filler.unlink()
+    reporter.shutdown(2000)
+    assert check(queue).lost == {LossCause.SHUTDOWN: 3}
+    up.up.set()
+    again = ExportQueue(up, spool=Spool(str(disk / "spool")))
+    assert again.force_flush(10_000)
+    again.shutdown()
+    told = [window.totals for payload in up.payloads for window in decode_windows(payload)]
+    assert told[-1] == totals._replace(lost={LossCause.SHUTDOWN: 3})

@@ -4,7 +4,13 @@ import threading
 
 import pytest
 
-from otel_kprofiler.export import ExportOutcome, ExportQueue, ExportResult, ProfileExporter
+from otel_kprofiler.export import (
+    ExportOutcome,
+    ExportQueue,
+    ExportResult,
+    ProfileExporter,
+    Spool,
+)
 from otel_kprofiler.model import (
     ON_CPU,
     AttributeForm,
@@ -13,10 +19,12 @@ from otel_kprofiler.model import (
     LossCause,
     Resource,
     ResourceSamples,
+    Stack,
     StreamTotals,
     Window,
+    WindowSample,
 )
-from otel_kprofiler.otlp import Encoded
+from otel_kprofiler.otlp import Encoded, check_payload, decode_windows
 from otel_kprofiler.reporting import Account, Reporter
 
 
@@ -264,3 +272,124 @@ def test_an_account_waits_for_no_disk_and_counts_each_sample_once_meanwhile():
     reporter.shutdown(10_000)
     assert account_of(reporter, 40).gaps() == []
     assert {a.name: a.exported for a in reporter.accounts()} == {"quick": 30, "slow": 30}
+
+
+STACK = Stack(())
+HOST = {"host.name": "here"}
+
+
+def window_of(samples, start, totals):
+    """A real window of so many samples, in two resources."""
+    groups = tuple(
+        ResourceSamples(
+            Resource({**HOST, "process.pid": pid}),
+            (WindowSample(STACK, pid, "t", 0, None, tuple(range(start, start + count))),),
+        )
+        for pid, count in ((1, 1), (2, samples - 1))
+    )
+    return Window(ON_CPU, 1, start, start + 1000, groups, taken=samples, totals=totals)
+
+
+def stream(samples, taken=None):
+    return StreamTotals("ab", samples, samples if taken is None else taken, {})
+
+
+class Refusing(Collecting):
+    """Refuses the batches that it is told to, by number."""
+
+    refused = ()
+
+    def export(self, batch):
+        super().export(batch)
+        if len(self.batches) in self.refused:
+            return ExportResult.failure(batch, LossCause.REJECTED, "")
+        return ExportResult.success(batch)
+
+
+def told(exporter, refused=()):
+    """What arrived, and the totals that the last request told."""
+    payloads = [batch.payload for batch in exporter.batches]
+    arrived = [one for number, one in enumerate(payloads, 1) if number not in refused]
+    for payload in arrived:
+        assert check_payload(payload) == []
+    windows = decode_windows(arrived)
+    return sum(window.sample_count for window in windows), windows[-1]
+
+
+@pytest.mark.parametrize("form", list(Form))
+def test_a_receiver_is_told_of_what_was_lost_after_the_last_window(form):
+    exporter = Refusing("a", form)
+    exporter.refused = {1, 3}
+    reporter = Reporter([ExportQueue(exporter)])
+    for number in (1, 2, 3):
+        reporter(window_of(5, number * 1000, stream(5 * number)))
+    reporter.shutdown(10_000)
+    arrived, last = told(exporter, exporter.refused)
+    assert last.sample_count == 0
+    assert last.totals == stream(15)._replace(lost={LossCause.REJECTED: 10})
+    assert arrived + 10 == last.totals.samples
+    assert account_of(reporter, 15).gaps() == []
+
+
+def test_what_an_empty_last_window_lost_is_told():
+    exporter = Refusing("a")
+    reporter = Reporter([ExportQueue(exporter)])
+    reporter(window_of(5, 1000, stream(5)))
+    totals = stream(5, taken=9)._replace(lost={LossCause.RING_FULL: 4})
+    reporter(Window(ON_CPU, 1, 2000, 3000, (), taken=4, totals=totals))
+    reporter.shutdown(10_000)
+    assert told(exporter)[1].totals == totals
+
+
+def test_nothing_more_is_sent_to_a_receiver_that_knows_all():
+    exporter = Refusing("a")
+    reporter = Reporter([ExportQueue(exporter)])
+    reporter(window_of(5, 1000, stream(5)))
+    reporter.shutdown(10_000)
+    reporter.shutdown(0)
+    assert len(exporter.batches) == 1
+
+
+def test_a_receiver_is_told_what_was_not_offered_to_it():
+    first, second = Refusing("a"), Refusing("b")
+    queues = [ExportQueue(first)]
+    reporter = Reporter(queues)
+    reporter(window_of(5, 1000, stream(5)))
+    assert reporter.force_flush(10_000)
+    reporter.replace([*queues, ExportQueue(second)])
+    reporter(window_of(3, 2000, stream(8)))
+    reporter.shutdown(10_000)
+    arrived, last = told(second)
+    assert last.totals.lost == {LossCause.NOT_OFFERED: 5}
+    assert arrived + 5 == last.totals.samples
+    arrived, last = told(first)
+    assert last.totals.lost == {}
+    assert arrived == last.totals.samples
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_what_a_spool_cannot_deliver_is_told_in_the_next_run(tmp_path, reachable):
+    class Away(Refusing):
+        def export(self, batch):
+            return ExportResult.failure(batch, LossCause.RETRIES_EXHAUSTED, "")
+
+        def find_trouble(self):
+            return "UNAVAILABLE"
+
+    exporter = Refusing("a") if reachable else Away("a")
+    queue = ExportQueue(exporter, spool=Spool(str(tmp_path)))
+    reporter = Reporter([queue])
+    reporter(window_of(5, 1000, stream(5)))
+    assert reporter.force_flush(10_000 if reachable else 200) is reachable
+    totals = stream(9)
+    reporter(Window(ON_CPU, 1, 2000, 3000, (), totals=totals))
+    queue.lose(4, LossCause.INTERNAL)
+    reporter.shutdown(5_000)
+    later = exporter if reachable else Refusing("a")
+    if not reachable:
+        again = ExportQueue(later, spool=Spool(str(tmp_path)))
+        assert again.force_flush(10_000)
+        again.shutdown(1000)
+    arrived, last = told(later)
+    assert last.totals.lost == {LossCause.INTERNAL: 4}
+    assert arrived + 4 == last.totals.samples
