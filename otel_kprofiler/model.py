@@ -434,6 +434,8 @@ class StreamTotals(NamedTuple):
         earlier_lost: likewise, of samples of earlier streams that waited for this receiver.
         unknown_since_unix_ns: when not 0, the run before was killed, and what it took after
             this time has left no trace.
+        missed: samples that the kernel did not take, such as on a CPU that was inside another
+            BPF program; not in ``taken``.
     """
 
     stream_id: str
@@ -442,6 +444,7 @@ class StreamTotals(NamedTuple):
     lost: Losses
     earlier_lost: Losses = MappingProxyType({})
     unknown_since_unix_ns: int = 0
+    missed: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -118,6 +118,10 @@ class Pipeline(Generic[SamplerT]):
         """How often the symbols have changed; from any thread."""
         return self._symbolizer.generation
 
+    def count_lost_symbol_records(self) -> Mapping[str, int]:
+        """Records of loaded and unloaded code that were lost, by cause; from any thread."""
+        return self._symbolizer.count_lost_records()
+
     def change_windows(self, at_boot_ns: int, schedule: WindowSchedule) -> None:
         """End a window when the sampler was changed; its period and the schedule hold then."""
         self._get_windows().change(at_boot_ns, schedule, self.sampler.period_ns)
@@ -174,7 +178,14 @@ class Pipeline(Generic[SamplerT]):
         counts = self._counts
         waiting = len(self._gate) + self._resolving + self._in_windows
         lost = dict(counts.lost)
-        return Account(counts.taken, counts.received, lost, waiting, self._exporters())
+        return Account(
+            counts.taken,
+            counts.received,
+            lost,
+            waiting,
+            self._exporters(),
+            missed=counts.missed,
+        )
 
     def _drain(self) -> None:
         samples = self.sampler.drain()
@@ -218,7 +229,9 @@ class Pipeline(Generic[SamplerT]):
     def _close_window(self, end_boot_ns: int | None) -> None:
         counts = self._counts
         collected = self._collected + self._in_windows
-        totals = StreamTotals(self._stream_id, collected, counts.taken, counts.lost)
+        totals = StreamTotals(
+            self._stream_id, collected, counts.taken, counts.lost, missed=counts.missed
+        )
         window = self._get_windows().close(
             end_boot_ns,
             taken=counts.taken - self._reported_taken,

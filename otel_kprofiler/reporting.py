@@ -74,6 +74,7 @@ class Account(NamedTuple):
         waiting: read, but not yet in a closed window.
         exporters: one entry for each exporter.
         earlier: samples of profilers that ran before, which the exporters' counts include.
+        missed: samples that the kernel did not take; not in ``taken``, see ``SamplerCounts``.
     """
 
     taken: int
@@ -82,6 +83,7 @@ class Account(NamedTuple):
     waiting: int
     exporters: tuple[ExporterAccount, ...]
     earlier: int = 0
+    missed: int = 0
 
     def gaps(self) -> list[str]:
         """Sentences about samples whose whereabouts are unknown; empty when all is accounted."""
@@ -106,6 +108,7 @@ class Account(NamedTuple):
     def as_dict(self) -> dict[str, object]:
         """The account as plain values for JSON."""
         return {
+            "missed": self.missed,
             "taken": self.taken,
             "received": self.received,
             "lost": {cause.value: count for cause, count in self.lost.items()},

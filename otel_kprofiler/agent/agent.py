@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -91,7 +91,7 @@ class Agent:
         self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
         self._health: HealthServer | None = None
-        self._telemetry = Telemetry(self.account, self._generation)
+        self._telemetry = Telemetry(self.account, self._generation, self._count_lost_symbols)
         self._watchdog = Watchdog()
         self._meter, self._governor = Meter(), Governor()
         self._next_measure = 0.0
@@ -147,6 +147,9 @@ class Agent:
 
     def _generation(self) -> int:
         return self._pipeline.symbol_generation if self._pipeline else 0
+
+    def _count_lost_symbols(self) -> Mapping[str, int]:
+        return self._pipeline.count_lost_symbol_records() if self._pipeline else {}
 
     def _start(self, reporter: Reporter, receiver: Receiver) -> None:
         pipeline = None

@@ -53,6 +53,7 @@ class SelfMetrics:
         interval_s: how often to send, seconds.
         account: where the samples are.
         generation: how often the symbols have changed.
+        lost_symbols: records of loaded and unloaded code that were lost, by cause.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class SelfMetrics:
         interval_s: float,
         account: Callable[[], Account],
         generation: Callable[[], int],
+        lost_symbols: Callable[[], Mapping[str, int]],
     ) -> None:
         self._account = account
+        self._lost_symbols = lost_symbols
         with _no_environment():
             readers = [
                 PeriodicExportingMetricReader(
@@ -94,6 +97,10 @@ class SelfMetrics:
              "Samples that the kernel program took."),
             (counter, "kprofiler.sample.lost", "{sample}", self._lost,
              "Samples lost between kernel and user space, by error.type."),
+            (counter, "kprofiler.sample.missed", "{sample}", self._missed,
+             "Samples that the kernel did not take of CPUs that were not idle."),
+            (counter, "kprofiler.symbol.record.lost", "{record}", self._lost_records,
+             "Records of loaded and unloaded code that were lost, by error.type."),
             (counter, "kprofiler.symbol.reload", "{reload}",
              lambda _: [Observation(generation())], "Changes of the kernel's symbols."),
             (counter, "process.cpu.time", "s", _cpu_time, "CPU time of the agent."),
@@ -131,6 +138,13 @@ class SelfMetrics:
 
     def _taken(self, _: CallbackOptions) -> Iterator[Observation]:
         yield Observation(self._account().taken)
+
+    def _missed(self, _: CallbackOptions) -> Iterator[Observation]:
+        yield Observation(self._account().missed)
+
+    def _lost_records(self, _: CallbackOptions) -> Iterator[Observation]:
+        for cause, count in self._lost_symbols().items():
+            yield Observation(count, {"error.type": cause})
 
     def _lost(self, _: CallbackOptions) -> Iterator[Observation]:
         for cause, count in self._account().lost.items():

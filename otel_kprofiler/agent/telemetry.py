@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from otel_kprofiler.export import ExportResult
@@ -19,11 +19,18 @@ class Telemetry:
     Args:
         account: where the samples are; called from a thread of the SDK.
         generation: how often the symbols have changed; likewise.
+        lost_symbols: records of loaded and unloaded code that were lost, by cause; likewise.
     """
 
-    def __init__(self, account: Callable[[], Account], generation: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        account: Callable[[], Account],
+        generation: Callable[[], int],
+        lost_symbols: Callable[[], Mapping[str, int]],
+    ) -> None:
         self._account = account
         self._generation = generation
+        self._lost_symbols = lost_symbols
         self._metrics: SelfMetrics | None = None
         self._settings: Any = None
 
@@ -55,6 +62,7 @@ class Telemetry:
                 interval_s=interval_s,
                 account=self._account,
                 generation=self._generation,
+                lost_symbols=self._lost_symbols,
             )
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ NAMESPACE: Final = 64
 DESCENDANTS: Final = 128
 
 _NO_SPANS: Final = (0,) * len(SpanLayout._fields)
-_CONFIG: Final = struct.Struct(f"={11 + len(_NO_SPANS) + 2 * MAX_INTERRUPT_RANGES}Q")
+_CONFIG: Final = struct.Struct(f"={13 + len(_NO_SPANS) + 2 * MAX_INTERRUPT_RANGES}Q")
 _RECORD: Final = struct.Struct("=QQQQQQIIIhh16s")
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
@@ -43,6 +43,8 @@ _CPU_LINE_BYTES: Final = 64
 _CPU_LINE_WORDS: Final = _CPU_LINE_BYTES // 8
 _COUNTERS: Final = 6
 _IN_FLIGHT_WORD: Final = 6
+_MISSED_WORD: Final = 7
+_LAST_RUN_BYTES: Final = 16
 
 
 class ProgramConfig(NamedTuple):
@@ -60,6 +62,8 @@ class ProgramConfig(NamedTuple):
     parent_offset: int = 0
     tgid_offset: int = 0
     target_tgid: int = 0
+    period_ns: int = 0
+    regular_since_ns: int = 0
     spans: SpanLayout | None = None
 
     def pack(self) -> bytes:
@@ -85,7 +89,7 @@ MAPS: Final = {
     "cpu_lines": MapShape(2, 4, _CPU_LINE_BYTES, _BPF_F_MMAPABLE),
     "span_slots": MapShape(1, 4, SLOT_BYTES),
     "targets": MapShape(1, 4, 1),
-    "scratch": MapShape(6, 4, RECORD_HEADER_BYTES + 2 * STACK_BYTES),
+    "scratch": MapShape(6, 4, RECORD_HEADER_BYTES + 2 * STACK_BYTES + _LAST_RUN_BYTES),
     "ring": MapShape(27, 0, 0),
 }
 """All maps of the program."""
@@ -100,6 +104,7 @@ class ProgramCounts(NamedTuple):
     target: int
     age: int
     empty: int
+    missed: int
 
 
 class CpuLines:
@@ -138,7 +143,8 @@ class CpuLines:
 def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
     """The counters over all CPUs, and whether no record was being made on any of them."""
     words = memoryview(lines).cast("Q")
-    totals = (sum(words[first::_CPU_LINE_WORDS]) for first in range(_COUNTERS))
+    places = (*range(_COUNTERS), _MISSED_WORD)
+    totals = (sum(words[place::_CPU_LINE_WORDS]) for place in places)
     return ProgramCounts(*totals), not any(words[_IN_FLIGHT_WORD::_CPU_LINE_WORDS])
 
 

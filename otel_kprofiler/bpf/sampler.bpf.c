@@ -11,6 +11,7 @@ typedef unsigned char u8;
 typedef short s16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
+typedef long long s64;
 
 enum {
 	MAX_FRAMES = 127, /* per side: the default of kernel.perf_event_max_stack */
@@ -19,6 +20,7 @@ enum {
 	MAX_RANGES = 4,
 	MAX_ANCESTORS = 16,
 	MAX_DIGITS = 5, /* of an integer of 128 bits */
+	LONGEST_GAP_NS = 500000000, /* of a CPU that was online, with two periods */
 	IN_FLIGHT = 1, /* a record is being made; its time is not read yet */
 };
 
@@ -67,6 +69,8 @@ struct config {
 	u64 parent_offset; /* of task_struct.real_parent */
 	u64 tgid_offset;   /* of task_struct.tgid */
 	u64 target_tgid;   /* in the initial namespace, for DESCENDANTS; 0: not known yet */
+	u64 period_ns;	   /* between two runs on a CPU; 0: they are not regular */
+	u64 regular_since_ns; /* no run is missing from before */
 	struct span_layout spans;
 	struct range interrupt_text[MAX_RANGES];
 };
@@ -80,7 +84,7 @@ struct cpu_line {
 	u64 age;       /* left out: the process is too young */
 	u64 empty;     /* left out: no frame on the only side that is wanted */
 	u64 in_flight; /* 0, IN_FLIGHT, or the time of the record that is being made */
-	u64 spare;
+	u64 missed;    /* runs that the kernel left out while the CPU was not idle */
 };
 
 /* Where a thread says which span is current in it; addresses in its process. */
@@ -121,6 +125,17 @@ struct record {
 	s16 user_bytes;
 	char comm[16];
 	u64 frames[2 * MAX_FRAMES]; /* kernel, then user; only what is used is written */
+};
+
+/* The last run on a CPU, to count those that are missing since. */
+struct last_run {
+	u64 time_ns; /* 0: the CPU was idle */
+	s64 late_ns; /* how far the runs are behind the clock */
+};
+
+struct scratch {
+	struct record record;
+	struct last_run last;
 };
 
 #define HEADER_BYTES __builtin_offsetof(struct record, frames)
@@ -203,7 +218,7 @@ ARRAY(config, struct config, 1);
 MMAP_ARRAY(cpu_lines, struct cpu_line, KPROFILER_CPUS);
 HASH(span_slots, struct span_slot, KPROFILER_SPANS);
 HASH(targets, u8, KPROFILER_TARGETS);
-SCRATCH(scratch, struct record);
+SCRATCH(scratch, struct scratch);
 RING(ring);
 
 /*
@@ -425,6 +440,36 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 }
 
 /*
+ * The kernel runs no program at a perf event of a CPU that is inside another one, or inside
+ * bpf(2), and counts that nowhere. A run that comes late is followed by one that comes early: only
+ * what they are behind together is missing. An idle CPU may have stopped its timer.
+ */
+INLINE void count_missed(const struct config *options, struct last_run *last,
+			 struct cpu_line *line, u64 now)
+{
+	u64 period = options->period_ns, since = last->time_ns, count;
+	s64 late;
+
+	if (!period || !(u32)bpf_get_current_pid_tgid()) {
+		last->time_ns = 0;
+		return;
+	}
+	last->time_ns = now;
+	if (!since || since < options->regular_since_ns ||
+	    now - since > LONGEST_GAP_NS + 2 * period) {
+		last->late_ns = 0;
+		return;
+	}
+	late = last->late_ns + (s64)(now - since - period);
+	if (late > 0 && late + period / 4 >= period) {
+		count = ((u64)late + period / 4) / period;
+		line->missed += count;
+		late -= count * period;
+	}
+	last->late_ns = late;
+}
+
+/*
  * A program never interrupts itself on one CPU (the kernel counts bpf_prog_active), so plain
  * increments are exact. in_flight lets the reader know up to which time it has seen all.
  */
@@ -433,14 +478,17 @@ PROGRAM int kprofiler_sample(void *ctx)
 	u32 zero = 0, cpu = bpf_get_smp_processor_id();
 	struct cpu_line *line = LOOKUP(cpu_lines, &cpu);
 	struct config *options = LOOKUP(config, &zero);
-	struct record *record = LOOKUP(scratch, &zero);
+	struct scratch *own = LOOKUP(scratch, &zero);
+	struct record *record;
 
-	if (!line || !options || !record)
+	if (!line || !options || !own)
 		return 0;
+	record = &own->record;
 	*(volatile u64 *)&line->in_flight = IN_FLIGHT;
 	record->time_ns = bpf_ktime_get_boot_ns();
 	*(volatile u64 *)&line->in_flight = record->time_ns;
 	record->cpu = cpu;
+	count_missed(options, &own->last, line, record->time_ns);
 	sample(ctx, options, record, line);
 	*(volatile u64 *)&line->in_flight = 0;
 	return 0;

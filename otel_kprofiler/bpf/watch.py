@@ -14,6 +14,7 @@ import select
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -49,7 +50,7 @@ class CodeCounts(NamedTuple):
     Attributes:
         added: symbols that were loaded.
         removed: symbols that were unloaded.
-        lost: records that were lost, by cause and CPU; 0 where their number is unknown.
+        lost: records that were lost, by cause and CPU; a loss of unknown size counts as one.
         readings: how often all programs were read again because of that.
         kallsyms_reads: how often ``/proc/kallsyms`` was read, for all else.
         wakeups: how often the thread woke up.
@@ -153,6 +154,13 @@ class CodeWatch(ForkAware):
             self._wakeups,
         )  # fmt: skip
 
+    def count_lost(self) -> Mapping[str, int]:
+        """Records that were lost, by cause, on all CPUs; a loss of unknown size counts as one."""
+        lost = Counter[str]()
+        for (cause, _), count in self.counts().lost.items():
+            lost[cause.value] += count
+        return lost
+
     def close(self) -> None:
         """Stop the thread and close the events; may be called again."""
         if not self._closed:
@@ -186,7 +194,7 @@ class CodeWatch(ForkAware):
 
     def _lose(self, cause: CodeLoss, cpu: int, count: int) -> None:
         with self._lock:
-            self._lost[cause, cpu] += count
+            self._lost[cause, cpu] += max(count, 1)
             self._lost_ns = _now_ns()
             self._lost_since_ns = self._lost_since_ns or self._polled_ns
             self._read_wanted = self._all_wanted = True

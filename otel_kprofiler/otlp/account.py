@@ -16,6 +16,7 @@ from otel_kprofiler.otlp.conventions import (
     EARLIER_LOST,
     STREAM_ID,
     STREAM_LOST,
+    STREAM_MISSED,
     STREAM_SAMPLES,
     STREAM_TAKEN,
     STREAM_UNKNOWN_SINCE,
@@ -39,6 +40,8 @@ def account_attributes(window: Window) -> dict[str, AttributeValue]:
         attributes[STREAM_ID] = totals.stream_id
         attributes[STREAM_SAMPLES] = totals.samples
         attributes[STREAM_TAKEN] = totals.taken
+        if totals.missed:
+            attributes[STREAM_MISSED] = totals.missed
         attributes |= _losses(STREAM_LOST, totals.lost)
         attributes |= _losses(EARLIER_LOST, totals.earlier_lost)
         if totals.unknown_since_unix_ns:
@@ -59,6 +62,7 @@ def parse_account(
             lost=_parse_losses(STREAM_LOST, attributes),
             earlier_lost=_parse_losses(EARLIER_LOST, attributes),
             unknown_since_unix_ns=_count(attributes.get(STREAM_UNKNOWN_SINCE)),
+            missed=_count(attributes.get(STREAM_MISSED)),
         )
     lost = _parse_losses(WINDOW_LOST, attributes)
     return _count(attributes.get(WINDOW_TAKEN)), lost, totals

@@ -10,6 +10,7 @@ from typing import Any, Final
 from otel_kprofiler.otlp.conventions import (
     EARLIER_LOST,
     STREAM_LOST,
+    STREAM_MISSED,
     STREAM_SAMPLES,
     STREAM_TAKEN,
     STREAM_UNKNOWN_SINCE,
@@ -25,7 +26,8 @@ rule = registry(RULES)
 _PROFILE_ID_BYTES: Final = 16
 COUNTS: Final = (
     WINDOW_SAMPLES, WINDOW_TAKEN, WINDOW_LOST,
-    STREAM_SAMPLES, STREAM_TAKEN, STREAM_LOST, EARLIER_LOST, STREAM_UNKNOWN_SINCE,
+    STREAM_SAMPLES, STREAM_TAKEN, STREAM_MISSED, STREAM_LOST, EARLIER_LOST,
+    STREAM_UNKNOWN_SINCE,
 )  # fmt: skip
 _ON_CPU: Final = ("samples", "count")
 _ISO_8601_UTC: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")

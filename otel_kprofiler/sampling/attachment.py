@@ -96,7 +96,7 @@ class Attachment:
                 wakeup_bytes=size // 2,
                 stack_limit=self.stack_limit,
             )
-            self.configure(config)
+            self.configure(config, 0)
             self.lines = CpuLines(program.map_fd("cpu_lines"), possible)
             undo.callback(self.lines.close)
             ring_fd = program.map_fd("ring")
@@ -118,15 +118,22 @@ class Attachment:
             self.events.open()
             self._close = undo.pop_all().close
 
-    def configure(self, config: SamplerConfig) -> None:
-        """Have the program filter as configured, from its next run on."""
+    def configure(self, config: SamplerConfig, regular_since_ns: int) -> None:
+        """Have the program filter as configured, from its next run on.
+
+        Args:
+            config: what to sample.
+            regular_since_ns: boot time from which on it runs once in each period on each CPU,
+                unless the kernel leaves a run out.
+        """
         wanted = frozenset(config.target_pids)
         targets = self._program.map_fd("targets")
         try:
             # What is filtered by the targets, or not any more, is so at one instant.
             for pid in wanted - self._targets:
                 update_map(targets, pid.to_bytes(4, "little"), b"\1")
-            update_map(self._program.map_fd("config"), _FIRST, self._pack_config(config))
+            packed = self._pack_config(config, regular_since_ns=regular_since_ns)
+            update_map(self._program.map_fd("config"), _FIRST, packed)
             for pid in self._targets - wanted:
                 delete_from_map(targets, pid.to_bytes(4, "little"))
         except OSError as error:
@@ -190,7 +197,12 @@ def _load(
 
 
 def _pack_config(
-    config: SamplerConfig, *, offsets: tuple[int, ...] | None, wakeup_bytes: int, stack_limit: int
+    config: SamplerConfig,
+    *,
+    offsets: tuple[int, ...] | None,
+    wakeup_bytes: int,
+    stack_limit: int,
+    regular_since_ns: int,
 ) -> bytes:
     flags = 0 if config.stacks == "user" else KERNEL_STACKS
     flags |= 0 if config.stacks == "kernel" else USER_STACKS
@@ -211,7 +223,8 @@ def _pack_config(
     return ProgramConfig(
         flags, config.min_process_age_ns, leader, start, wakeup_bytes, stack_limit,
         config.interrupt_ranges, _kernel_device(device), inode, parent, tgid,
-        target if inode == _INITIAL_NAMESPACE else 0, config.span_layout,
+        target if inode == _INITIAL_NAMESPACE else 0,
+        config.period_ns if config.child_pid is None else 0, regular_since_ns, config.span_layout,
     ).pack()  # fmt: skip
 
 

@@ -9,7 +9,7 @@ Two streams of a recording, each payload JSON: ``code``, the changes of one poll
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from otel_kprofiler.checked import checked_number, checked_text
@@ -34,6 +34,7 @@ EventSink = Callable[[str, int, bytes], None]
 class _Source(Protocol):
     def poll(self, now_ns: int) -> CodeBatch: ...
     def describe(self, symbol: CodeSymbol) -> CodeDetails | None: ...
+    def count_lost(self) -> Mapping[str, int]: ...
     def close(self) -> None: ...
 
 
@@ -70,6 +71,10 @@ class RecordedCode:
             self._sink(_DETAILS, self._complete_until_ns, json.dumps(row).encode())
         return details
 
+    def count_lost(self) -> Mapping[str, int]:
+        """Records that were lost so far, by cause."""
+        return self._source.count_lost()
+
     def close(self) -> None:
         """Close the source."""
         self._source.close()
@@ -93,6 +98,10 @@ class ReplayedCode:
     def describe(self, symbol: CodeSymbol) -> CodeDetails | None:
         """What was recorded of a function."""
         return self._details.get(symbol)
+
+    def count_lost(self) -> Mapping[str, int]:
+        """Nothing is lost from a recording."""
+        return {}
 
     def close(self) -> None:
         """Nothing to do; the recording belongs to the caller."""

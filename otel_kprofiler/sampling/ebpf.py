@@ -30,6 +30,7 @@ _FOLLOW_PERIODS: Final = 3
 # A store of in_flight becomes visible to other CPUs a little later than it is made.
 _STORE_DELAY_NS: Final = 20_000
 _IN_FLIGHT_TRIES: Final = 16
+_NEVER_NS: Final = 1 << 63
 _CUT_TRIES: Final = 64
 """Enough for 64 CPUs at 10 kHz, where a record is being made at nine moments of ten."""
 
@@ -132,16 +133,17 @@ class EbpfSampler(ForkAware):
             target_pids=config.target_pids,
             min_process_age_ns=config.min_process_age_ns,
         )
-        if replace(config, samples_per_second=1, pin_cpu_ids=()) != replace(
-            old, samples_per_second=1, pin_cpu_ids=()
-        ):
-            events.between_samples(lambda: attached.configure(config))
+        if config == old:
+            return self._time.boot_ns()
+        events.between_samples(lambda: attached.configure(config, _NEVER_NS))
         if config.pin_cpu_ids != old.pin_cpu_ids:
             events.select(config.pin_cpu_ids)
         if config.period_ns != old.period_ns:
             events.set_period(config.period_ns)
+        changed_ns = self._time.boot_ns()
+        attached.configure(config, changed_ns)
         self.config = config
-        return self._time.boot_ns()
+        return changed_ns
 
     def pause(self) -> None:
         """Take no samples until :meth:`resume`."""
@@ -149,7 +151,9 @@ class EbpfSampler(ForkAware):
 
     def resume(self) -> None:
         """Take samples again."""
-        self._cpu_events().resume()
+        events = self._cpu_events()
+        self._attachment().configure(self.config, self._time.boot_ns())
+        events.resume()
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until the ring passes its fill mark, :meth:`wake`, or the timeout."""
@@ -251,7 +255,7 @@ def _cut(attached: Attachment) -> tuple[ProgramCounts, int]:
 def _name_counts(counts: ProgramCounts, received: int) -> SamplerCounts:
     lost = {LossCause.RING_FULL: counts.ring_full} if counts.ring_full else {}
     filtered = {name: getattr(counts, name) for name in ("idle", "target", "age", "empty")}
-    return SamplerCounts(counts.taken, lost, received, filtered)
+    return SamplerCounts(counts.taken, lost, received, filtered, counts.missed)
 
 
 def _horizon(now: int, attached: Attachment) -> int:

@@ -344,7 +344,11 @@ def _parse_facts(header: dict[str, Any]) -> RecordingFacts:
         checked_number(header["stack_limit"], 1),
         checked_number(header["until_ns"], 0, _END_NS),
         SamplerCounts(
-            checked_number(counts["taken"]), lost, checked_number(counts["received"]), filtered
+            checked_number(counts["taken"]),
+            lost,
+            checked_number(counts["received"]),
+            filtered,
+            checked_number(counts.get("missed", 0)),
         ),
     )
 

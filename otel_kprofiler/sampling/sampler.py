@@ -95,12 +95,17 @@ class SamplerCounts(NamedTuple):
         received: samples returned by ``drain``: taken = received + the sum of lost.
         filtered: what was left out, by filter: ``idle`` (the idle task itself), ``target``,
             ``age``, ``empty`` (no frame on the only side that is wanted).
+        missed: samples that the kernel did not take: periods of a CPU that was not idle in which
+            it did not run the program, because the CPU was inside another BPF program or
+            bpf(2), had interrupts off, or was not run by its hypervisor. Not in ``taken``; 0
+            where a command is followed.
     """
 
     taken: int
     lost: Mapping[LossCause, int]
     received: int
     filtered: Mapping[str, int]
+    missed: int = 0
 
 
 class Sampler(Protocol):

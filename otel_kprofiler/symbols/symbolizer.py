@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from otel_kprofiler.errors import KProfilerError
@@ -205,6 +205,13 @@ class Symbolizer:
     def problems(self) -> tuple[str, ...]:
         """What could not be read, one sentence each."""
         return self._views[0].snapshot.problems
+
+    def count_lost_records(self) -> Mapping[str, int]:
+        """Records of code outside of modules that were lost so far, by cause.
+
+        What they told is read from the kernel again; frames meanwhile may be unresolved.
+        """
+        return self._source.count_lost() if self._source else {}
 
     def advance(self, now_boot_ns: int) -> int:
         """Apply what the symbol streams delivered.

@@ -26,7 +26,7 @@ CHAIN = ("kprof_leaf", "kprof_mid", "kprof_thread", "kthread", "ret_from_fork")
 OTHER = tuple(name.replace("kprof_", "kprof_other_") for name in CHAIN[:3])
 INIT = ("kprof_init_leaf", "kprof_init_mid", "kprof_spin_init")
 HONEST = (Unresolved.NOT_YET_KNOWN, Unresolved.MODULE_GONE, Unresolved.UNMAPPED)
-STORM = 40
+STORM = 20
 CYCLES = int(os.environ.get("MATRIX_CYCLES", "50"))
 
 
@@ -158,9 +158,11 @@ def test_a_storm_of_loads_at_one_address_gives_no_wrong_name():
             try:
                 for number in range(STORM):
                     started_ns = boot_ns()
-                    with spinning(("spin", "other")[number % 2]) as file:
+                    variant = ("spin", "other", "other", "spin")[number % 4]
+                    with spinning(variant) as file:
                         loaded_ns = boot_ns()
-                        time.sleep(chance.uniform(0, 0.4))
+                        # Every other one is there for long enough to be named.
+                        time.sleep((3, 0)[number % 2] + chance.uniform(0, 0.3))
                         ended_ns = boot_ns()
                     phases.append((started_ns, loaded_ns, ended_ns, boot_ns(), file))
             finally:

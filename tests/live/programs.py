@@ -2,19 +2,26 @@
 
 import ctypes
 import os
+import platform
 import struct
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from otel_kprofiler.bpf.btf import parse_program_btf
 from otel_kprofiler.bpf.call import bpf_call
+from otel_kprofiler.host import PerfAttributes, attach_program, enable_event
 
 _PROG_LOAD = 5
 _PROG_TEST_RUN = 10
 _RAW_TRACEPOINT_OPEN = 17
+_TRACEPOINT = 5
 _XDP = 6
 _TRACING = 26
 _TRACE_FENTRY = 24
+_PERF_TYPE_TRACEPOINT = 2
+_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 _MOVE = struct.Struct("<BBhi")  # one instruction: operation, registers, offset, immediate value
 
 _CHURN = """
@@ -120,6 +127,32 @@ def attach_fentry(function: str, *, name: str = "kprof_fentry") -> tuple[int, in
     program = _load(_TRACING, code, name, attach_type=_TRACE_FENTRY, attach_btf_id=target)
     # union bpf_attr of BPF_RAW_TRACEPOINT_OPEN: name, program
     return bpf_call(_RAW_TRACEPOINT_OPEN, (ctypes.c_uint64 * 2)(0, program)), program
+
+
+def attach_tracer(event: str, spin: int, cpu: int) -> list[int]:
+    """Run a program that loops ``spin`` times at a tracepoint, on one CPU.
+
+    Returns the descriptors of the attachment and of the program. Raises ``OSError`` where
+    tracefs cannot be mounted.
+    """
+    script = 'mount -t tracefs none "$1" && cat "$1/events/$2/id"'
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["unshare", "-m", "sh", "-c", script, "sh", folder, event]
+        told = subprocess.run(command, capture_output=True, text=True, check=False)
+    if told.returncode:
+        raise OSError(f"no tracepoint {event}: {told.stderr.strip()}")
+    attributes = bytearray(PerfAttributes(int(told.stdout), sample_period=1).pack())
+    struct.pack_into("=I", attributes, 0, _PERF_TYPE_TRACEPOINT)
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(bytes(attributes))
+    number = ctypes.c_long(_PERF_EVENT_OPEN[platform.machine()])
+    fd = libc.syscall(number, buffer, -1, cpu, -1, ctypes.c_ulong(0))
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), "perf_event_open")
+    program = _load(_TRACEPOINT, instructions(0, spin=spin), "kprof_tracer")
+    attach_program(fd, program)
+    enable_event(fd)
+    return [fd, program]
 
 
 def run(fd: int, repeat: int) -> None:

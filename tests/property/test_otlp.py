@@ -179,6 +179,7 @@ def accounted(draw, window):
         draw(losses),
         draw(losses),
         draw(st.just(0) | st.just(START)),
+        draw(st.integers(0, 2**40)),
     )
     taken = draw(st.integers(1, 2**40))
     return replace(window, taken=taken, lost=draw(losses), totals=draw(st.none() | st.just(totals)))

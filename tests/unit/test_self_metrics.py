@@ -32,6 +32,7 @@ service:
 ACCOUNT = Account(
     100, 97, {LossCause.RING_FULL: 3}, 0,
     (ExporterAccount("otlp_grpc", 80, {LossCause.REJECTED: 5, LossCause.QUEUE_FULL: 2}, 10),),
+    missed=6,
 )  # fmt: skip
 
 
@@ -67,7 +68,7 @@ def receiver():
 
 @pytest.fixture
 def telemetry():
-    telemetry = Telemetry(lambda: ACCOUNT, lambda: 7)
+    telemetry = Telemetry(lambda: ACCOUNT, lambda: 7, lambda: {"queue_full": 4})
     yield telemetry
     telemetry.close()
 
@@ -124,6 +125,8 @@ def test_samples_losses_queue_exports_symbols_cpu_and_memory(receiver, telemetry
 
     assert value("kprofiler.sample.taken") == 100
     assert value("kprofiler.sample.lost", error("ring_full")) == 3
+    assert value("kprofiler.sample.missed") == 6
+    assert value("kprofiler.symbol.record.lost", error("queue_full")) == 4
     assert value("otel.sdk.processor.profile_sample.queue.size", PROCESSOR) == 10
     assert value("otel.sdk.processor.profile_sample.processed", PROCESSOR) == 85
     assert value("otel.sdk.processor.profile_sample.processed", PROCESSOR, error("queue_full")) == 2
@@ -196,7 +199,7 @@ def test_without_metrics_the_sdk_is_not_loaded():
         "from otel_kprofiler.agent.telemetry import Telemetry\n"
         "config = N(running_exporters={'otlp_grpc': N()}, receiver=N(resource={},"
         " monitor_interval=N(seconds=5)), service=N(telemetry=N(metrics=N(level='none'))))\n"
-        "Telemetry(None, None).configure(config)\n"
+        "Telemetry(None, None, None).configure(config)\n"
         "sys.exit('opentelemetry.sdk' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -8,7 +8,7 @@ given time finds is the same before and after, as long as changes up to that tim
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Final, Protocol
@@ -57,6 +57,9 @@ class CodeSource(Protocol):
 
     def describe(self, symbol: CodeSymbol) -> CodeDetails | None:
         """More about a function of a program, None if nothing is known; from any thread."""
+
+    def count_lost(self) -> Mapping[str, int]:
+        """Records that were lost so far, by cause; from any thread."""
 
     def close(self) -> None:
         """Give everything back; may be called again."""

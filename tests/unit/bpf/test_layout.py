@@ -16,7 +16,7 @@ from otel_kprofiler.bpf import (
     find_member_offsets,
     parse_records,
 )
-from otel_kprofiler.bpf.layout import _COUNTERS, _IN_FLIGHT_WORD, ProgramCounts
+from otel_kprofiler.bpf.layout import _COUNTERS, _IN_FLIGHT_WORD, _MISSED_WORD, ProgramCounts
 from otel_kprofiler.model import (
     STACK_NOT_COLLECTED,
     STACK_OK,
@@ -128,21 +128,21 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
          "kernel_bytes", "user_bytes", "comm", "frames"),
     ) == (0, 8, 16, 24, 40, 48, 52, 56, 60, 62, 64, RECORD_HEADER_BYTES)  # fmt: skip
     numbers = tuple(name for name in ProgramConfig._fields if name != "interrupt_ranges")
-    assert find_member_offsets(btf, "config", numbers) == tuple(range(0, 96, 8))
+    assert find_member_offsets(btf, "config", numbers) == tuple(range(0, 112, 8))
     layout = find_member_offsets(btf, "span_layout", SpanLayout._fields)
     assert layout == tuple(range(0, 8 * len(SpanLayout._fields), 8))
-    assert find_member_offsets(btf, "config", ("interrupt_text",)) == (88 + 8 * len(layout),)
+    assert find_member_offsets(btf, "config", ("interrupt_text",)) == (104 + 8 * len(layout),)
     counters = find_member_offsets(btf, "cpu_line", ProgramCounts._fields)
-    assert counters == tuple(range(0, 8 * _COUNTERS, 8))
+    assert counters == (*range(0, 8 * _COUNTERS, 8), 8 * _MISSED_WORD)
     assert find_member_offsets(btf, "cpu_line", ("in_flight",)) == (8 * _IN_FLIGHT_WORD,)
     assert find_member_offsets(btf, "span_slot", ("said_at", "context_at")) == (0, 8)
 
 
 def test_interrupt_ranges_are_packed_as_start_and_size():
-    spans = SpanLayout(*range(12, 22))
+    spans = SpanLayout(*range(14, 24))
     numbers = 1, 2, 3, 4, 5, 6
-    packed = ProgramConfig(*numbers, [(100, 130), (200, 201)], 7, 8, 9, 10, 11, spans).pack()
-    assert struct.unpack("<29Q", packed) == (*range(1, 22), 100, 30, 200, 1, *[0] * 4)
+    packed = ProgramConfig(*numbers, [(100, 130), (200, 201)], *range(7, 14), spans).pack()
+    assert struct.unpack("<31Q", packed) == (*range(1, 24), 100, 30, 200, 1, *[0] * 4)
 
 
 @pytest.mark.skipif(

@@ -22,7 +22,7 @@ from otel_kprofiler.sampling import (
     SamplerCounts,
 )
 
-COUNTS = SamplerCounts(4, {LossCause.RING_FULL: 1}, 3, {"idle": 9})
+COUNTS = SamplerCounts(4, {LossCause.RING_FULL: 1}, 3, {"idle": 9}, 5)
 OFFSET = 1_790_000_000_000_000_000
 FACTS = RecordingFacts(OFFSET, 10_000_000, 24, 500, COUNTS)
 
