@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal, Self
 
+from opentelemetry.sdk.resources import Resource
+
 from otel_kprofiler import forks
 from otel_kprofiler.errors import ConfigError, HostError, KProfilerError
 from otel_kprofiler.export import OtlpSettings
@@ -19,6 +21,7 @@ from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.model import MAX_FRAMES, AttributeValue, Window
 from otel_kprofiler.profiles import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.sdk.ancestors import SAMPLES_DESCENDANTS, find_sampling_ancestor
 from otel_kprofiler.sdk.exporters import ExporterFactory
 from otel_kprofiler.sdk.plan import Plan, Target
 from otel_kprofiler.sdk.process_context import publish_process_context
@@ -109,6 +112,7 @@ class KernelProfiler(ForkAware):
         self._exporters: tuple[ExporterFactory, ...] = ()
         self._provider: ProfilerProvider | None = None
         self._session: Session | None = None
+        self._resource = Resource.get_empty()
         self._inherited: Symbolizer | None = None
         self._lock = threading.RLock()
         self._pauses = 0
@@ -181,7 +185,7 @@ class KernelProfiler(ForkAware):
             ExportError: an exporter cannot be opened.
         """
         with self._lock:
-            if self._session is not None or self._disabled:
+            if self._session is not None or self._disabled or self._is_sampled_already():
                 return self
             try:
                 self._start()
@@ -213,6 +217,7 @@ class KernelProfiler(ForkAware):
                 forks.unregister(self)
         if session is not None and provider is not None:
             session.stop(timeout_millis / 1000)
+            self._publish_end()
             provider.detach(self)
             self._problem = session.failure
             if self._exporters:
@@ -272,6 +277,14 @@ class KernelProfiler(ForkAware):
                 }
         return stats
 
+    def _is_sampled_already(self) -> bool:
+        ancestor = find_sampling_ancestor()
+        if ancestor is None:
+            return False
+        self._problem = f"sampled by process {ancestor} (target children)"
+        _log.info("no kernel profiler of its own: %s", self._problem)
+        return True
+
     def _start(self) -> None:
         global _running  # noqa: PLW0603 - one in a process
         if self._mistakes is not None:
@@ -284,13 +297,13 @@ class KernelProfiler(ForkAware):
                 "(OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=kprofiler prevents that)",
             )
         provider = self._provider = self._open_provider()
-        if self._plan.publish_context:
-            self._publish(provider)
+        self._resource = provider.resource
+        self._publish(sampling=True)
         try:
             take = functools.partial(self._take, provider)
             self._session = Session(
                 self._plan,
-                provider.resource,
+                self._resource,
                 take,
                 exporters=provider.accounts,
                 earlier=provider.handed_over,
@@ -298,6 +311,7 @@ class KernelProfiler(ForkAware):
             )
         except BaseException:
             self._provider = None
+            self._publish_end()
             if self._exporters:
                 provider.shutdown(0)
             raise
@@ -316,12 +330,25 @@ class KernelProfiler(ForkAware):
             provider.add_profile_processor(BatchProfileProcessor(exporter))
         return provider
 
-    def _publish(self, provider: ProfilerProvider) -> None:
+    def _publish_end(self) -> None:
+        """Let others know that descendants are sampled no more."""
+        if self._plan.target == "children":
+            self._publish(sampling=False)
+
+    def _publish(self, *, sampling: bool) -> None:
+        """Let others know the Resource that the profiles have, and whether children are sampled."""
+        if not self._plan.publish_context:
+            return
         try:
-            attributes = {**plain_attributes(provider.resource.attributes), **self._plan.attributes}
-            publish_process_context(attributes)
+            extra = SAMPLES_DESCENDANTS if sampling and self._plan.target == "children" else None
+            publish_process_context(self._published(), extra, in_children=self._published)
         except HostError as error:
             _log.warning("%s", error.with_fix())
+
+    def _published(self) -> dict[str, AttributeValue]:
+        provider = self._provider
+        resource = self._resource if provider is None else provider.resource
+        return {**plain_attributes(resource.attributes), **self._plan.attributes}
 
     def _take(self, provider: ProfilerProvider, window: Window) -> None:
         for group in window.resources:
@@ -331,6 +358,16 @@ class KernelProfiler(ForkAware):
                 if sample.link is not None:
                     self._linked += count
         provider.on_window(window)
+        self._renew_resource(provider)
+
+    def _renew_resource(self, provider: ProfilerProvider) -> None:
+        """From the next window on, profiles have the Resource that the other signals have now."""
+        resource, session = provider.resource, self._session
+        if session is None or resource == self._resource:
+            return
+        self._resource = resource
+        session.set_service(resource)
+        self._publish(sampling=True)
 
     def _change_pauses(self, by: int) -> None:
         with self._lock:
@@ -348,9 +385,9 @@ class KernelProfiler(ForkAware):
         self._lock = threading.RLock()
         self._session = None
         self._samples = self._linked = 0
-        if self._provider is not None:
-            self._provider.after_fork_in_child()
-        if self._plan.restart_in_children:
+        if self._plan.target != "self":
+            self._problem = f"sampled by process {os.getppid()} (target {self._plan.target})"
+        elif self._plan.restart_in_children:
             threading.Thread(target=self._restart, name="kprofiler-restart", daemon=True).start()
         else:
             self._problem = "not restarted in a forked child"

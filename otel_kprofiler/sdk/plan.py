@@ -99,12 +99,17 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
     )
 
 
-def make_resources(plan: Plan, service: Resource, access: Access, clock: Clock) -> ProcessResources:
-    """The Resources of what is profiled: the service's own, and that of each other process.
+def make_resources(plan: Plan, access: Access, clock: Clock) -> ProcessResources:
+    """The Resources of what is profiled, without attributes until :func:`set_service`.
 
-    A descendant has the attributes of the service that hold for it too, and all that it
-    publishes about itself.
+    A descendant has all that it publishes about itself, too.
     """
+    contexts = None if plan.target == "self" else ProcessContexts(access)
+    return ProcessResources(access, clock, {}, contexts=contexts)
+
+
+def set_service(resources: ProcessResources, plan: Plan, service: Resource, access: Access) -> None:
+    """Give the process of the service its Resource, and each descendant what holds for it too."""
     attributes = {**plain_attributes(service.attributes), **plan.attributes}
     if plan.target == "host":
         base = {**read_host_attributes(access), **plan.attributes}
@@ -112,8 +117,6 @@ def make_resources(plan: Plan, service: Resource, access: Access, clock: Clock) 
         base = {
             key: value for key, value in attributes.items() if not key.startswith(_OF_ONE_PROCESS)
         }
-    contexts = None if plan.target == "self" else ProcessContexts(access)
-    resources = ProcessResources(access, clock, base, contexts=contexts)
+    resources.rebase(base)
     own = {**resources.describe(os.getpid()), **attributes}
     resources.fix(os.getpid(), model.Resource(own, service.schema_url or SCHEMA_URL))
-    return resources

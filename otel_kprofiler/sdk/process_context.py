@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from typing import Final
 
 from otel_kprofiler import forks
@@ -121,14 +122,17 @@ class _Publisher(ForkAware):
         self.lock = threading.Lock()
         self.mapping: _Mapping | None = None
         self.context: ProcessContext | None = None
+        self.in_children: Callable[[], Attributes] | None = None
 
-    def publish(self, context: ProcessContext) -> None:
+    def publish(
+        self, context: ProcessContext, in_children: Callable[[], Attributes] | None
+    ) -> None:
         with self.lock:
             if self.mapping is None:
                 self.mapping = _Mapping()
                 forks.register(ForkStep.RESTART, self)
             self.mapping.publish(encode_process_context(context))
-            self.context = context
+            self.context, self.in_children = context, in_children
 
     def withdraw(self) -> None:
         with self.lock:
@@ -144,11 +148,13 @@ class _Publisher(ForkAware):
             mapping.abandon()
         if self.context is None:
             return
-        resource = dict(self.context.resource)
-        if _INSTANCE_ID in resource:
+        resource, extra = dict(self.context.resource), self.context.extra
+        if self.in_children:
+            resource, extra = dict(self.in_children()), {}
+        elif _INSTANCE_ID in resource:
             resource[_INSTANCE_ID] = str(uuid.uuid4())
         try:
-            publish_process_context(resource, self.context.extra)
+            publish_process_context(resource, extra, in_children=self.in_children)
         except HostError as error:
             _log.warning("%s", error.with_fix())
 
@@ -156,23 +162,30 @@ class _Publisher(ForkAware):
 _publisher = _Publisher()
 
 
-def publish_process_context(resource: Attributes, extra: Attributes | None = None) -> None:
+def publish_process_context(
+    resource: Attributes,
+    extra: Attributes | None = None,
+    *,
+    in_children: Callable[[], Attributes] | None = None,
+) -> None:
     """Publish the Resource of this process, or replace what was published. Thread-safe.
 
-    A forked child has nothing of it in its memory; it publishes the same again by itself, with
-    a ``service.instance.id`` of its own if there was one.
+    A forked child has nothing of it in its memory; it publishes again by itself.
 
     Args:
         resource: attributes, such as ``tracer_provider.resource.attributes``; values of kinds
             that cannot be published are left out.
         extra: attributes beside the Resource.
+        in_children: called in a forked child for its Resource, which is all that it publishes.
+            By default it publishes the same, with a ``service.instance.id`` of its own if there
+            was one.
 
     Raises:
         HostError: the kernel refuses the memory, or readers could not find it.
     """
     context = ProcessContext(_publishable(resource), _publishable(extra or {}))
     try:
-        _publisher.publish(context)
+        _publisher.publish(context, in_children)
     except OSError as error:
         raise HostError(f"the process context cannot be published: {error}") from error
 

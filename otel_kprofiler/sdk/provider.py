@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import abc
-import atexit
 import logging
 import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Final, Protocol
 
 from opentelemetry.sdk.resources import Resource
 
+from otel_kprofiler import forks
 from otel_kprofiler.export import ExportQueue, ProfileExporter
+from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.model import Encoding, LossCause, Losses, Window
 from otel_kprofiler.otlp import Encoded, encode_window
 from otel_kprofiler.reporting import ExporterAccount, Reporter
+from otel_kprofiler.sdk import exits
 from otel_kprofiler.sdk.exporters import ExporterFactory
 from otel_kprofiler.sdk.pacing import Pacer
-from otel_kprofiler.sdk.resource import find_resource
+from otel_kprofiler.sdk.resource import ServiceResource
 
 EXIT_TIMEOUT_MILLIS: Final = 2_000
 """How long the end of the interpreter may be held up by what is left to export."""
@@ -167,35 +168,33 @@ class Source(Protocol):
         """Stop; hand over the last window."""
 
 
-class ProfilerProvider:
+class ProfilerProvider(ForkAware):
     """Hands the windows of profilers to processors, under one Resource. Thread-safe.
 
     Args:
         resource: of the service; by default that of the global TracerProvider, else of the
-            global MeterProvider, else ``Resource.create()``.
-        shutdown_on_exit: shut down when the interpreter ends, within two seconds.
+            global MeterProvider, also if they are set later, else ``Resource.create()``.
+        shutdown_on_exit: shut down when the process ends by itself, within two seconds.
     """
 
     def __init__(self, resource: Resource | None = None, *, shutdown_on_exit: bool = True) -> None:
-        self._resource = resource
+        self._resource = ServiceResource(resource)
         self._lock = threading.Lock()
         self._processors: tuple[ProfileProcessor, ...] = ()
         self._handed_over = 0
         self._not_offered: dict[ProfileProcessor, int] = {}
         self._sources: tuple[Source, ...] = ()
         self._closed = False
-        self._exit: Callable[[], None] | None = None
+        self._shutdown_on_exit = shutdown_on_exit
         if shutdown_on_exit:
-            self._exit = self._shutdown_on_exit
-            atexit.register(self._exit)
+            exits.call_at_exit(self._exit)
         self._pid = os.getpid()
+        forks.register(ForkStep.RENEW, self)
 
     @property
     def resource(self) -> Resource:
-        """The Resource of all profiles; the global one is looked up when it is first asked for."""
-        if self._resource is None:
-            self._resource = find_resource()
-        return self._resource
+        """The Resource of all profiles from now on; the same object as long as it is the same."""
+        return self._resource.get()
 
     def add_profile_processor(self, profile_processor: ProfileProcessor) -> None:
         """Hand every window to this processor, too."""
@@ -255,21 +254,26 @@ class ProfilerProvider:
             source.stop(_millis_to(deadline))
         for processor in self._processors:
             processor.shutdown(_millis_to(deadline))
-        if self._exit is not None:
-            atexit.unregister(self._exit)
-            self._exit = None
+        exits.cancel(self._exit)
+
+    def before_fork(self) -> None:
+        """Remember what the parent shares with its other signals."""
+        self._resource.before_fork()
 
     def after_fork_in_child(self) -> None:
         """Begin anew in a forked child: the profilers of the parent are not here."""
         self._lock = threading.Lock()
+        self._resource.after_fork_in_child()
         self._sources = ()
         self._pid = os.getpid()
         self._handed_over = 0
         self._not_offered = dict.fromkeys(self._processors, 0)
         for processor in self._processors:
             processor.after_fork_in_child()
+        if self._shutdown_on_exit:
+            exits.call_at_exit_of_child(self._exit)
 
-    def _shutdown_on_exit(self) -> None:
+    def _exit(self) -> None:
         if self._pid == os.getpid():
             self.shutdown(EXIT_TIMEOUT_MILLIS)
 

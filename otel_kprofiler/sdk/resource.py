@@ -6,20 +6,61 @@ from collections.abc import Mapping
 from typing import Any
 
 from opentelemetry import metrics, trace
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
 
 from otel_kprofiler.model import AttributeScalar, AttributeValue
 
 
-def find_resource() -> Resource:
-    """The Resource of the global TracerProvider, else MeterProvider, else ``Resource.create()``."""
+def find_resource() -> Resource | None:
+    """The Resource of the global TracerProvider, else MeterProvider; None if neither has one."""
     candidates: tuple[Any, ...] = (
         getattr(trace.get_tracer_provider(), "resource", None),
         # The MeterProvider of the SDK has no public way to it.
         getattr(getattr(metrics.get_meter_provider(), "_sdk_config", None), "resource", None),
     )
-    found = next((one for one in candidates if isinstance(one, Resource)), None)
-    return found or Resource.create()
+    return next((one for one in candidates if isinstance(one, Resource)), None)
+
+
+class ServiceResource:
+    """The Resource of the service, as its other signals have it at this moment.
+
+    A provider of another signal may be set late. In a forked child, the SDK gives the Resource
+    of its providers another ``service.instance.id``, and so it is given to the profiles.
+
+    Args:
+        given: what the service wants for its profiles; by default that of its other signals, or
+            ``Resource.create()`` as long as there are none.
+    """
+
+    def __init__(self, given: Resource | None) -> None:
+        self._given = given
+        self._created: Resource | None = None
+        self._parents_id: object = None
+        self._forked = False
+
+    def get(self) -> Resource:
+        """The same object as long as nothing changes."""
+        found = find_resource()
+        if self._given is None:
+            if found is None:
+                found = self._created = self._created or Resource.create()
+            return found
+        if self._forked and found is not None:
+            own = found.attributes.get(SERVICE_INSTANCE_ID)
+            shared = self._given.attributes.get(SERVICE_INSTANCE_ID) == self._parents_id
+            if shared and own is not None and own != self._parents_id:
+                self._given = self._given.merge(Resource({SERVICE_INSTANCE_ID: own}))
+        return self._given
+
+    def before_fork(self) -> None:
+        """Remember the id of the parent's other signals."""
+        found = find_resource()
+        self._parents_id = found and found.attributes.get(SERVICE_INSTANCE_ID)
+
+    def after_fork_in_child(self) -> None:
+        """Look everything up again."""
+        self._created = None
+        self._forked = self._parents_id is not None
 
 
 def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:

@@ -20,7 +20,7 @@ from otel_kprofiler.reporting import Account, ExporterAccount
 from otel_kprofiler.sampling import EbpfSampler
 from otel_kprofiler.sdk.links import SpanLinks
 from otel_kprofiler.sdk.pacing import Pacer
-from otel_kprofiler.sdk.plan import Plan, complete_sampler_config, make_resources
+from otel_kprofiler.sdk.plan import Plan, complete_sampler_config, make_resources, set_service
 from otel_kprofiler.symbols import Symbolizer
 
 DRAIN_THREAD: Final = "kprofiler-drain"
@@ -84,7 +84,7 @@ class Session:
         self._pipeline = Pipeline(
             sampler=self._sampler,
             symbolizer=symbolizer,
-            resources=make_resources(plan, service, access, clock),
+            resources=make_resources(plan, access, clock),
             schedule=plan.schedule,
             sink=self._count_window,
             exporters=exporters,
@@ -93,6 +93,8 @@ class Session:
         )
         self.failure = ""
         self.links: SpanLinks | None = None
+        self._plan, self._access = plan, access
+        self.set_service(service)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._pipeline.start()
@@ -101,6 +103,10 @@ class Session:
             self.links.start()
         self._thread = threading.Thread(target=self._run, name=DRAIN_THREAD, daemon=True)
         self._thread.start()
+
+    def set_service(self, service: Resource) -> None:
+        """Give the profiles another Resource of the service; from the sink only."""
+        set_service(self._pipeline.resources, self._plan, service, self._access)
 
     def flush_window(self, timeout_s: float) -> bool:
         """Close the window that is open; False if that takes longer."""
@@ -124,8 +130,6 @@ class Session:
         if self._thread.is_alive():
             self._pipeline.wake()
             self._thread.join(timeout_s)
-        if self.links is not None:
-            self.links.stop()
 
     def _call(self, command: Callable[[], None], timeout_s: float) -> bool:
         """Have the draining thread do something; False if it does not get to it in time."""
@@ -154,6 +158,9 @@ class Session:
             self.failure = f"{type(error).__name__}: {error}"
             _log.exception("profiling has ended by an error")
         finally:
+            # In this order: a thread that comes for a slot finds the map open, or no hook.
+            if self.links is not None:
+                self.links.stop()
             self._pipeline.close()
 
     def _flush_window(self) -> None:

@@ -13,10 +13,13 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from opentelemetry import context as otel_context
+from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
 from opentelemetry.sdk.resources import Resource as SdkResource
 from services import WORK, run
 
 from otel_kprofiler.errors import HostError
+from otel_kprofiler.pipeline import Pipeline
 from otel_kprofiler.sdk import (
     InMemoryProfileExporter,
     KernelProfiler,
@@ -100,6 +103,21 @@ def test_a_flush_delivers_what_was_sampled_before_it():
         work(0.5)
         assert provider.force_flush(10_000)
         assert sum(one.sample_count for one in exporter.get_finished_windows()) > 50
+
+
+def test_the_hooks_are_gone_before_descriptors_are_closed(monkeypatch):
+    """Else a thread could write to a map whose descriptor is something else by then."""
+    hooked = []
+    close = Pipeline.close
+
+    def look_and_close(pipeline):
+        hooked.append(type(otel_context._RUNTIME_CONTEXT) is not ContextVarsRuntimeContext)
+        close(pipeline)
+
+    monkeypatch.setattr(Pipeline, "close", look_and_close)
+    with profiling():
+        assert type(otel_context._RUNTIME_CONTEXT) is not ContextVarsRuntimeContext
+    assert hooked == [False]
 
 
 def test_a_second_profiler_is_refused():

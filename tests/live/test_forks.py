@@ -1,7 +1,18 @@
 """Forks of profiled services: what the parent keeps, and what its children do."""
 
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
 import pytest
 from services import run
+
+from otel_kprofiler.otlp import read_profiles
 
 pytestmark = pytest.mark.live
 
@@ -88,3 +99,219 @@ def test_threads_of_the_parent_keep_their_links(way):
         env=QUIET,
     )
     assert done.stderr == ""
+
+
+CHILDREN = '''
+import multiprocessing, os, sys, time
+from otel_kprofiler import KernelProfiler
+
+profiler = KernelProfiler.from_env().start("raise")
+
+def child(_=None):
+    """Run until this process was sampled; what the profiler took is said at the end."""
+    deadline = time.monotonic() + 60
+    while profiler.stats()["state"] != "running" and profiler.stats()["problem"] == "":
+        time.sleep(0.01)
+        assert time.monotonic() < deadline
+    end = time.thread_time() + 1
+    while time.thread_time() < end:
+        os.listdir("/proc/self/task")
+    account = profiler.stats()["account"]
+    print(os.getpid(), account.get("taken", 0), flush=True)
+
+def run(way, method):
+    if way == "multiprocessing":
+        process = multiprocessing.get_context(method).Process(target=child)
+        process.start()
+        process.join()
+    elif way == "futures":
+        from concurrent.futures import ProcessPoolExecutor
+        with ProcessPoolExecutor(1, multiprocessing.get_context(method)) as pool:
+            pool.submit(child).result()
+    elif way == "billiard":
+        import billiard
+        process = billiard.Process(target=child)
+        process.start()
+        process.join()
+    elif way == "billiard pool":
+        from billiard.pool import Pool
+        pool = Pool(1)
+        pool.apply(child)
+        pool.close()
+        pool.join()
+    else:
+        pid = os.fork()
+        if not pid:
+            child()
+            sys.exit()
+        os.waitpid(pid, 0)
+
+if __name__ == "__main__":
+    run(*sys.argv[1:])
+'''
+
+WAYS = [
+    ("os.fork", ""),
+    ("multiprocessing", "fork"),
+    ("multiprocessing", "forkserver"),
+    ("multiprocessing", "spawn"),
+    ("futures", "fork"),
+    ("billiard", ""),
+    ("billiard pool", ""),
+]
+
+
+@pytest.fixture
+def children(tmp_path):
+    """Runs a service with one child; process id of the child, and what its profiler took."""
+
+    def run_children(way, method, env):
+        if way.startswith("billiard"):
+            pytest.importorskip("billiard")
+        script = tmp_path / "service.py"
+        script.write_text(CHILDREN)
+        env = {"OTEL_KPROFILER_SAMPLES_PER_SECOND": "499", **QUIET, **env}
+        done = subprocess.run(
+            [sys.executable, str(script), way, method],
+            env={**os.environ, **env}, capture_output=True, text=True, timeout=200,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        pid, taken = done.stdout.split()
+        return int(pid), int(taken)
+
+    return run_children
+
+
+@pytest.mark.parametrize(("way", "method"), WAYS)
+def test_the_last_window_of_a_child_arrives(children, to_file, way, method):
+    """Children of multiprocessing and billiard end by os._exit, without atexit."""
+    pid, taken = children(way, method, {**to_file.env, "OTEL_KPROFILER_REPORTER_INTERVAL": "60s"})
+    assert taken > 100
+    assert to_file.pids()[pid] >= taken
+
+
+@pytest.mark.parametrize(
+    ("way", "method"),
+    [("os.fork", ""), ("multiprocessing", "forkserver"), ("multiprocessing", "spawn")],
+)
+def test_children_that_are_sampled_by_their_parent_do_not_sample_themselves(
+    children, to_file, way, method
+):
+    pid, taken = children(way, method, {**to_file.env, "OTEL_KPROFILER_TARGET": "children"})
+    assert taken == 0
+    streams = {window.totals.stream_id for window in read_profiles(str(to_file.path))}
+    assert len(streams) == 1
+    assert to_file.pids()[pid] > 100
+
+
+GUNICORN = """
+import json, os, time
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from otel_kprofiler.sdk import KernelProfiler, read_process_context
+
+IMPORTED
+trace.set_tracer_provider(TracerProvider())
+profiler = KernelProfiler.from_env().start("raise")
+
+def app(environ, start_response):
+    end = time.thread_time() + 1
+    while time.thread_time() < end:
+        os.listdir("/proc/self/task")
+    ids = [
+        trace.get_tracer_provider().resource.attributes["service.instance.id"],
+        read_process_context(os.getpid()).resource["service.instance.id"],
+    ]
+    start_response("200 OK", [])
+    return [json.dumps([profiler.stats()["state"], os.getpid(), *ids]).encode()]
+"""
+
+
+@pytest.mark.parametrize("first", ["sdk", "profiler"])
+def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_path, first):
+    """Whichever was imported first: both renew the Resource by a hook at the fork."""
+    sdk = "from otel_kprofiler import ProfilerProvider; ProfilerProvider()"
+    (tmp_path / "shop.py").write_text(GUNICORN.replace("IMPORTED", sdk * (first == "profiler")))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = ["gunicorn", "--preload", "--workers=2", f"--bind={address}", "shop:app"]
+    server = subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=tmp_path,
+        env={**os.environ, **to_file.env, **QUIET, "OTEL_KPROFILER_SAMPLES_PER_SECOND": "499"},
+        stderr=subprocess.PIPE,
+    )
+    try:
+        answers = {}
+        deadline = time.monotonic() + 120
+        while len(answers) < 2 or {answer[0] for answer in answers.values()} != {"running"}:
+            assert time.monotonic() < deadline
+            assert server.poll() is None, server.stderr.read().decode()
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}") as got:
+                state, pid, *ids = json.load(got)
+                answers[pid] = state, *ids
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+    published = {}
+    for window in read_profiles(str(to_file.path)):
+        for group in window.resources:
+            attributes = group.resource.attributes
+            published[attributes["process.pid"]] = attributes["service.instance.id"]
+    for pid, (_, traced, in_context) in answers.items():
+        assert published[pid] == traced == in_context
+    assert len(set(published.values())) == len(published)
+
+
+def test_a_given_resource_gets_the_instance_id_of_the_childs_traces():
+    """An id that the service shares with its traces, not one that is the profiles' own."""
+    done = run(
+        """
+        from opentelemetry import trace
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from otel_kprofiler import ProfilerProvider
+
+        shared, own = Resource.create(), Resource({"service.instance.id": "of its own"})
+        providers = [ProfilerProvider(shared), ProfilerProvider(own)]
+        trace.set_tracer_provider(TracerProvider(resource=shared))
+        pid = os.fork()
+        ids = [one.resource.attributes["service.instance.id"] for one in providers]
+        traced = trace.get_tracer_provider().resource.attributes["service.instance.id"]
+        assert ids == [traced, "of its own"], (ids, traced)
+        assert bool(pid) == (traced == shared.attributes["service.instance.id"])
+        if pid:
+            assert os.waitpid(pid, 0)[1] == 0
+        """
+    )
+    assert done.stderr == ""
+
+
+def test_a_tracer_provider_that_is_set_late_gives_the_next_window_its_resource(to_file):
+    run(
+        """
+        from opentelemetry import trace
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from otel_kprofiler.sdk import KernelProfiler, read_process_context
+
+        profiler = KernelProfiler.from_env().start("raise")
+        work(0.3)
+        late = Resource.create({"service.name": "late"})
+        trace.set_tracer_provider(TracerProvider(resource=late))
+        assert profiler.flush_window(60_000)
+        work(0.3)
+        profiler.stop()
+        assert read_process_context(os.getpid()).resource["service.name"] == "late"
+        """,
+        env={**to_file.env, "OTEL_SERVICE_NAME": "early", "OTEL_KPROFILER_REPORTER_INTERVAL": "1h"},
+    )
+    names = [
+        group.resource.attributes["service.name"]
+        for window in read_profiles(str(to_file.path))
+        for group in window.resources
+    ]
+    assert names[0] == "early"
+    assert names[-1] == "late"
+    assert names == sorted(names)
