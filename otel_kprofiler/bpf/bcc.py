@@ -187,7 +187,8 @@ def _load_program(spec: ProgramSpec, code: bytes) -> int:
     try:
         return _call_load(spec, code)
     except OSError as error:
-        log = "" if error.errno == errno.EPERM else _verify(spec, code, 1)
+        unread = error.errno in {errno.EPERM, errno.EMFILE, errno.ENFILE}
+        log = "" if unread else _verify(spec, code, 1)
         if not log:
             raise
         raise SamplerError(

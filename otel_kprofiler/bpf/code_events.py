@@ -22,6 +22,7 @@ from otel_kprofiler.host import (
     COUNT_SW_DUMMY,
     HostFiles,
     PerfAttributes,
+    find_open_files_error,
     get_privilege_error,
     open_perf_event,
     read_online_cpus,
@@ -86,7 +87,9 @@ class CodeEvents:
             self.close()
             if error.errno in (errno.EPERM, errno.EACCES):
                 raise get_privilege_error("following BPF symbols", files) from error
-            raise HostError(f"BPF symbols cannot be followed: {error}") from error
+            raise find_open_files_error("following BPF symbols", error) or HostError(
+                f"BPF symbols cannot be followed: {error}"
+            ) from error
 
     def take(self) -> Iterator[tuple[int, bytes]]:
         """What lies in the rings, by CPU; finds out whether something did not fit."""

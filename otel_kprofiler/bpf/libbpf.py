@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 import threading
@@ -122,7 +123,8 @@ class _LibbpfProgram:
         """The verifier and the rest of the kernel use the same codes: its log tells them apart."""
         log = self._messages.text()
         reason = f"{what} {self._spec.object.name} failed: {os.strerror(code)}"
-        if what == _LOADING and "BEGIN PROG LOAD LOG" not in log:
+        rejected = what != _LOADING or "BEGIN PROG LOAD LOG" in log
+        if not rejected or code in {errno.EMFILE, errno.ENFILE}:
             return OSError(code, f"{reason} ({' '.join(log.split())})")
         return SamplerError(
             reason,

@@ -20,6 +20,7 @@ from otel_kprofiler.host.kernel import (
     read_release,
     read_symbols_visibility,
 )
+from otel_kprofiler.host.open_files import find_open_files_error
 from otel_kprofiler.host.perf import (
     COUNT_SW_CPU_CLOCK,
     COUNT_SW_DUMMY,
@@ -70,6 +71,7 @@ __all__ = [
     "doctor",
     "enable_event",
     "find_lockdown",
+    "find_open_files_error",
     "find_sysctl",
     "get_capability_fix",
     "get_privilege_error",

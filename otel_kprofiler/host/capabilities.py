@@ -21,6 +21,13 @@ CAPABILITIES: Final = {
 }
 """Numbers of the capabilities that matter here: include/uapi/linux/capability.h."""
 
+_INITIAL_USER_NAMESPACE: Final = "user:[4026531837]"  # PROC_USER_INIT_INO, linux/proc_ns.h
+
+USER_NAMESPACE_FIX: Final = (
+    "run it in the host's user namespace: as root outside of rootless containers, unshare and "
+    "Kubernetes' hostUsers: false"
+)
+
 SAMPLING: Final = ("CAP_BPF", "CAP_PERFMON")
 """What the sampler needs; kernel symbols want CAP_SYSLOG beside them."""
 
@@ -53,6 +60,14 @@ def read_capabilities(files: HostFiles, pid: int | str = "self") -> Capabilities
     return parse_capabilities(files.read_bytes(f"/proc/{pid}/status"))
 
 
+def is_in_user_namespace(files: HostFiles) -> bool:
+    """Whether capabilities of this process count in a user namespace other than the initial."""
+    try:
+        return files.read_link("/proc/self/ns/user") != _INITIAL_USER_NAMESPACE
+    except OSError:
+        return False  # a kernel without user namespaces, or not a live /proc
+
+
 def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> str:
     """How to start this very command so that it has ``missing`` and all that sampling wants.
 
@@ -82,6 +97,12 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
         action: what was refused, as a noun phrase ("loading the BPF program").
         files: the host.
     """
+    if is_in_user_namespace(files):
+        return PrivilegeError(
+            f"the kernel refused {action}: this process is in a user namespace, and its "
+            "capabilities count only there",
+            hint=USER_NAMESPACE_FIX,
+        )
     capabilities = read_capabilities(files)
     missing = capabilities.missing(SAMPLING)
     paranoid = "" if _has(capabilities.effective, "CAP_SYS_ADMIN") else _paranoid_fix(files)

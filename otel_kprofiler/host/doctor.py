@@ -8,7 +8,13 @@ from typing import Final
 
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host.access import HostFiles
-from otel_kprofiler.host.capabilities import Capabilities, get_capability_fix, read_capabilities
+from otel_kprofiler.host.capabilities import (
+    USER_NAMESPACE_FIX,
+    Capabilities,
+    get_capability_fix,
+    is_in_user_namespace,
+    read_capabilities,
+)
 from otel_kprofiler.host.cpus import read_online_cpus
 from otel_kprofiler.host.kernel import (
     OLDEST_KERNEL,
@@ -49,7 +55,7 @@ def doctor(
     capabilities = read_capabilities(files)
     return [
         _kernel(files),
-        *_capabilities(capabilities),
+        *_capabilities(files, capabilities),
         _paranoid(files, capabilities),
         _kept(capabilities),
         *_loader(loaders),
@@ -71,7 +77,13 @@ def _kernel(files: HostFiles) -> Finding:
     return Finding("kernel", level, release.text, f"{_OLDEST} or newer", fix)
 
 
-def _capabilities(capabilities: Capabilities) -> Iterator[Finding]:
+def _capabilities(files: HostFiles, capabilities: Capabilities) -> Iterator[Finding]:
+    if is_in_user_namespace(files):
+        yield Finding(
+            "user namespace", Level.FAIL, "capabilities count only in this one",
+            "the host's, where CAP_BPF and CAP_PERFMON are looked for", USER_NAMESPACE_FIX,
+        )  # fmt: skip
+        return
     for name, purpose in (("CAP_BPF", "to load programs"), ("CAP_PERFMON", "to sample CPUs")):
         missing = capabilities.missing([name])
         if missing:
@@ -143,7 +155,7 @@ def _symbols(files: HostFiles, capabilities: Capabilities) -> Finding:
         SymbolsVisibility.NO_FILE: "mount /proc unmasked; a kernel that was built without "
         "CONFIG_KALLSYMS has no names to give",
         SymbolsVisibility.KPTR_RESTRICT: lower,
-        SymbolsVisibility.NAMESPACE: "run in the host's user namespace",
+        SymbolsVisibility.NAMESPACE: USER_NAMESPACE_FIX,
         SymbolsVisibility.NO_CAPABILITY: "",
     }[visibility]
     if missing and visibility in (SymbolsVisibility.KPTR_RESTRICT, SymbolsVisibility.NO_CAPABILITY):

@@ -8,7 +8,7 @@ import re
 from typing import Final, NamedTuple
 
 from otel_kprofiler.host.access import HostFiles
-from otel_kprofiler.host.capabilities import read_capabilities
+from otel_kprofiler.host.capabilities import is_in_user_namespace, read_capabilities
 
 OLDEST_KERNEL: Final = (5, 10)
 """First release with all that the sampler uses (BPF ring buffer, CAP_BPF)."""
@@ -84,6 +84,8 @@ def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
         return SymbolsVisibility.NO_FILE
     if (find_sysctl(files, "kernel.kptr_restrict") or 0) >= 2:
         return SymbolsVisibility.KPTR_RESTRICT
+    if is_in_user_namespace(files):
+        return SymbolsVisibility.NAMESPACE
     if read_capabilities(files).missing(["CAP_SYSLOG"]):
         return SymbolsVisibility.NO_CAPABILITY
     return SymbolsVisibility.NAMESPACE

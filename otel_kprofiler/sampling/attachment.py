@@ -42,6 +42,7 @@ from otel_kprofiler.host import (
     OLDEST_KERNEL,
     HostFiles,
     KernelRelease,
+    find_open_files_error,
     find_sysctl,
     get_privilege_error,
     read_possible_cpus,
@@ -190,7 +191,7 @@ def _load(
                 f"no memory for a ring of {entries['ring']} bytes",
                 hint="lower samples_per_second or map_scale_factor, or raise the memory limit",
             ) from error
-        raise KernelFeatureError(
+        raise find_open_files_error("loading the BPF program", error) or KernelFeatureError(
             f"the kernel cannot load BPF programs: {error}",
             hint="it must be built with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS",
         ) from error

@@ -19,7 +19,7 @@ from otel_kprofiler.bpf import (
 from otel_kprofiler.clock import SystemTime, TimeSource
 from otel_kprofiler.errors import HostError, SamplerError
 from otel_kprofiler.forks import ForkAware, ForkStep
-from otel_kprofiler.host import Access, HostFiles
+from otel_kprofiler.host import Access, HostFiles, find_open_files_error
 from otel_kprofiler.model import LossCause, RawSample
 from otel_kprofiler.sampling.attachment import Attachment
 from otel_kprofiler.sampling.events import CpuEvents
@@ -101,7 +101,9 @@ class EbpfSampler(ForkAware):
             loader = self._loader or get_loader()
             self._attached = Attachment(self.config, self._files, loader)
         except OSError as error:
-            raise HostError(f"the sampler cannot be set up: {error}") from error
+            raise find_open_files_error("setting up the sampler", error) or HostError(
+                f"the sampler cannot be set up: {error}"
+            ) from error
         self.stack_limit = self._attached.stack_limit
         forks.register(ForkStep.RELEASE, self)
 

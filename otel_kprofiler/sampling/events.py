@@ -20,6 +20,7 @@ from otel_kprofiler.host import (
     attach_program,
     disable_event,
     enable_event,
+    find_open_files_error,
     get_privilege_error,
     open_perf_event,
     read_online_cpus,
@@ -289,11 +290,7 @@ def _open_error(error: OSError, files: HostFiles, where: str) -> HostError:
         return get_privilege_error(action, files)
     if error.errno == errno.ESRCH:
         return HostError(f"{where} has ended")
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return HostError(
-            f"{action}: too many open files", hint="raise the limit: ulimit -n, LimitNOFILE="
-        )
-    return KernelFeatureError(
+    return find_open_files_error(action, error) or KernelFeatureError(
         f"{action} failed: {error}",
         hint="the kernel needs CONFIG_PERF_EVENTS and CONFIG_BPF_EVENTS",
     )

@@ -43,3 +43,57 @@ def test_the_fix_for_missing_capabilities_works_to_the_letter():
         after = run(["sh", "-c", fix[fix.index("setpriv") :]])
         assert after[check] == ["ok", ""], check
         assert "fail" not in {level for level, _ in after.values()}
+
+
+def enter_user_namespace(*arguments):
+    command = ["unshare", "-Ur", sys.executable, "-m", "otel_kprofiler", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if "unshare failed" in done.stderr:
+        pytest.skip("user namespaces are not allowed here")
+    assert done.returncode == 3, done.stderr
+    return done
+
+
+def test_a_user_namespace_is_named_by_the_doctor():
+    rows = json.loads(enter_user_namespace("doctor", "--json").stdout)
+    failed = {row["check"]: row for row in rows if row["level"] == "fail"}
+    assert failed.keys() == {"user namespace", "sampler"}
+    assert "this process is in a user namespace" in failed["sampler"]["observed"]
+    for row in failed.values():
+        assert "host's user namespace" in row["fix"]
+    assert not any(row["level"] == "ok" and row["check"].startswith("CAP_") for row in rows)
+
+
+def test_a_user_namespace_is_named_when_recording_in_it(tmp_path):
+    done = enter_user_namespace("record", "-d", "1s", "-o", str(tmp_path / "kernel.html"))
+    assert "this process is in a user namespace" in done.stderr
+    assert "fix: run it in the host's user namespace" in done.stderr
+    assert "dmesg" not in done.stderr
+
+
+LIMITED = """
+import json, resource
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+told = []
+for limit in range(3, 100):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, 1000))
+    sampler = EbpfSampler(SamplerConfig())
+    try:
+        sampler.start()
+        break
+    except KProfilerError as error:
+        told.append((type(error).__name__, error.message, error.hint))
+    finally:
+        sampler.close()
+print(json.dumps(told))
+"""
+
+
+def test_too_few_descriptors_are_named_wherever_they_run_out():
+    told = run([sys.executable, "-W", "ignore", "-c", LIMITED])
+    assert len(told) > 5
+    for kind, message, hint in told:
+        assert kind == "HostError", message
+        assert message.endswith(": too many open files")
+        assert "ulimit -n" in hint

@@ -31,6 +31,7 @@ class FakeHost:
             "/proc/kallsyms": "0000000000000000 A fixed\nffffffff81000000 T _text\n",
             "/sys/devices/system/cpu/online": "0-3",
             "/proc/self/limits": "",
+            "/proc/self/ns/user": "user:[4026531837]",
             "/sys/kernel/btf/vmlinux": "",
             "/sys/module/ext4/sections/.text": "0xffffffffc0000000",
             "/sys/module/kernel/parameters/x": "",
@@ -48,6 +49,9 @@ class FakeHost:
         with io.FileIO(write, "w") as file:
             file.write(data)
         return read
+
+    def read_link(self, path):
+        return self.read_bytes(path).decode()
 
     def list_dir(self, path):
         below = [
@@ -93,6 +97,7 @@ def test_a_good_host_has_no_complaints_and_every_finding_says_what_is_there():
          Level.WARN),
         ({"/sys/module/ext4/sections/.text": PermissionError(13, "Permission denied")},
          "module sections", Level.INFO),
+        ({"/proc/self/ns/user": "user:[4026532210]"}, "user namespace", Level.FAIL),
         ({"/sys/module/ext4/sections/.text": PermissionError(13, "Permission denied"),
           "effective": ALL | 1 << 2}, "module sections", Level.INFO),
         ({"/proc/kallsyms": "0000000000000000 T _text\n"}, "kernel symbols", Level.WARN),

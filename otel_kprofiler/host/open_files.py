@@ -1,0 +1,27 @@
+"""What to do when no more files can be opened."""
+
+from __future__ import annotations
+
+import errno
+
+from otel_kprofiler.errors import HostError
+
+
+def find_open_files_error(action: str, error: OSError) -> HostError | None:
+    """The error for ``EMFILE`` or ``ENFILE``, None for any other.
+
+    Args:
+        action: what failed, as a noun phrase ("loading the BPF program").
+        error: what the kernel said.
+    """
+    if error.errno == errno.EMFILE:
+        return HostError(
+            f"{action}: too many open files",
+            hint="raise the limit of this process: ulimit -n, or LimitNOFILE= in a systemd unit",
+        )
+    if error.errno == errno.ENFILE:
+        return HostError(
+            f"{action}: the host has too many open files",
+            hint="close some, or raise the limit as root: sysctl fs.file-max",
+        )
+    return None
