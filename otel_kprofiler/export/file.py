@@ -7,7 +7,6 @@ big-endian, as the Collector's file exporter writes them.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import errno
 import logging
@@ -230,8 +229,7 @@ def _time_text(unix_s: float) -> str:
 
 def _backup_name(file: AppendedFile, unix_s: float) -> str:
     stem, suffix = os.path.splitext(file.name)
-    taken = set(os.listdir(file.directory))
-    while (name := f"{stem}-{_time_text(unix_s)}{suffix}") in taken:
+    while file.exists_beside(name := f"{stem}-{_time_text(unix_s)}{suffix}"):
         unix_s += 0.001
     return name
 
@@ -242,7 +240,7 @@ def _delete_backups(file: AppendedFile, rotation: Rotation, now: float) -> None:
     pattern_length = len(f"{stem}-{_time_text(now)}{suffix}")
     backups = sorted(
         entry
-        for entry in os.listdir(file.directory)
+        for entry in file.list_directory()
         if entry.startswith(f"{stem}-") and entry.endswith(suffix) and len(entry) == pattern_length
     )
     doomed = backups[: -rotation.max_backups] if rotation.max_backups else []
@@ -250,5 +248,4 @@ def _delete_backups(file: AppendedFile, rotation: Rotation, now: float) -> None:
         oldest = f"{stem}-{_time_text(now - rotation.max_backup_age_s)}{suffix}"
         doomed = [entry for entry in backups if entry in doomed or entry < oldest]
     for entry in doomed:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(entry, dir_fd=file.directory)
+        file.unlink_beside(entry)

@@ -145,6 +145,7 @@ class AppendedFile:
 
     Attributes:
         fd: for reading and appending; -1 when closed.
+        name: of the file in its directory.
         regular: whether it is a regular file.
         movable: whether it is one that has a name to move.
     """
@@ -153,11 +154,11 @@ class AppendedFile:
         self._path = followed = _follow(path)
         self._magic = followed if _is_magic(followed) else ""
         directory, self.name = os.path.split(followed)
-        self.directory = os.open(directory or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._directory = os.open(directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self.fd = self._open(mode)
         except BaseException:
-            os.close(self.directory)
+            os.close(self._directory)
             raise
         self.regular = stat.S_ISREG(os.fstat(self.fd).st_mode)
         self.movable = self.regular and not self._magic
@@ -169,13 +170,34 @@ class AppendedFile:
         except OSError:
             return False
 
+    def list_directory(self) -> list[str]:
+        """Names in its directory."""
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._directory)
+        try:
+            return os.listdir(fd)
+        finally:
+            os.close(fd)
+
+    def exists_beside(self, name: str) -> bool:
+        """Whether there is something of that name in its directory."""
+        try:
+            os.stat(name, dir_fd=self._directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def unlink_beside(self, name: str) -> None:
+        """Remove a file in its directory, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._directory)
+
     def move_to(self, name: str) -> None:
         """Have the file go by another name in its directory, and open a new one of its kind."""
         fd = self.fd
         mode = stat.S_IMODE(os.fstat(fd).st_mode)
         # It is gone already if a new file could not be opened the last time.
         with contextlib.suppress(FileNotFoundError):
-            os.rename(self.name, name, src_dir_fd=self.directory, dst_dir_fd=self.directory)
+            os.rename(self.name, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         self.fd = self._open(mode)
         os.close(fd)
 
@@ -183,7 +205,7 @@ class AppendedFile:
         """Close the file; idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
-            os.close(self.directory)
+            os.close(self._directory)
             self.fd = -1
 
     def _open(self, mode: int) -> int:
@@ -191,20 +213,26 @@ class AppendedFile:
         if self._magic:
             return os.open(self._magic, flags | os.O_CLOEXEC, mode)
         try:
-            fd = os.open(self.name, flags | _PLAIN, mode, dir_fd=self.directory)
+            fd = os.open(self.name, flags | _PLAIN, mode, dir_fd=self._directory)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise OSError(errno.ELOOP, "it is a symbolic link that others can change") from None
             raise
-        opened = os.fstat(fd)
-        if (
-            stat.S_ISREG(opened.st_mode)
-            and opened.st_nlink > 1
-            and not _is_trusted(os.fstat(self.directory))
-        ):
+        reason = self._find_reason_to_refuse(os.fstat(fd))
+        if reason:
             os.close(fd)
-            raise OSError(errno.EMLINK, "it has more names than one, in a directory of others")
+            raise PermissionError(errno.EPERM, reason)
         return fd
+
+    def _find_reason_to_refuse(self, opened: os.stat_result) -> str:
+        """What others may have prepared in a directory that they can write."""
+        if not stat.S_ISREG(opened.st_mode) or _is_trusted(os.fstat(self._directory)):
+            return ""
+        if opened.st_nlink > 1:
+            return "it has more names than one, in a directory that others can write"
+        if opened.st_uid not in (0, os.geteuid()):
+            return f"it belongs to user {opened.st_uid}, in a directory that others can write"
+        return ""
 
 
 class PrivateDirectory:

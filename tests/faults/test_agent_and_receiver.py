@@ -6,6 +6,7 @@ travels in the data and by the one that the agent prints.
 
 import os
 import random
+import shutil
 import signal
 import time
 
@@ -186,3 +187,29 @@ def test_a_receiver_that_a_reload_adds_is_told_what_it_was_not_offered(
         (stream,) = got.totals
         assert got.totals[stream].lost == {**got.totals[stream].lost, **lost}
         check_stream(got, stream)
+
+
+def test_a_spool_that_is_removed_while_the_agent_runs_costs_nothing(
+    run_agent, receiver, arrived, tmp_path
+):
+    """As by a cleaner of temporary files."""
+    spool = tmp_path / "spool"
+    agent = run_agent(receiver.endpoint, queue=f"{{storage: '{spool}'}}")
+    agent.wait_until(
+        lambda: agent.get("/status")[1]["account"]["exporters"]["otlp_grpc"]["pending"]
+    )
+    shutil.rmtree(spool)
+    agent.wait_until(lambda: "the directory was removed" in agent.log.read_text())
+    (segment,) = spool.glob("otlp_grpc/*.spool")
+    segment.unlink()
+    agent.wait_until(segment.exists)
+    assert agent.get("/status")[1]["storage"] == {}
+    before = agent.stop()["exporters"]["otlp_grpc"]
+    assert before["pending"] > 0
+    assert before["lost"] == {}
+    receiver.up()
+    again = run_agent(receiver.endpoint, queue=f"{{storage: '{spool}'}}")
+    account = again.stop()
+    assert account["exporters"]["otlp_grpc"]["carried"] == before["pending"]
+    assert account["exporters"]["otlp_grpc"]["lost"] == {}
+    check_account(account, arrived(receiver.payloads))

@@ -168,6 +168,11 @@ def test_nothing_is_appended_to_a_file_behind_a_link_of_another_user(theirs, tmp
     os.link(tmp_path / "ours", theirs / "hard")
     with pytest.raises(OSError, match="more names than one"):
         AppendedFile(str(theirs / "hard"))
+    os.unlink(theirs / "hard")
+    (theirs / "prepared").write_bytes(b"")
+    os.chown(theirs / "prepared", NOBODY, NOBODY)
+    with pytest.raises(PermissionError, match="belongs to user 65534"):
+        AppendedFile(str(theirs / "prepared"))
     file = AppendedFile(str(theirs / "plain"))
     (theirs / "plain").unlink()
     (theirs / "plain").symlink_to(tmp_path / "ours")
