@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import logging
 import os
@@ -30,6 +29,7 @@ from otel_kprofiler.sdk.provider import (
     ProfilerProvider,
     get_profiler_provider,
 )
+from otel_kprofiler.sdk.refusals import refuse_green_threads, refuse_subinterpreters
 from otel_kprofiler.sdk.resource import plain_attributes
 from otel_kprofiler.sdk.session import Session
 from otel_kprofiler.symbols import Symbolizer
@@ -250,8 +250,9 @@ class KernelProfiler(ForkAware):
         Keys: ``state`` (``running``, ``paused``, ``stopped`` or ``disabled``), ``problem`` (why
         it does not run, or how it ended), ``samples`` and ``linked`` (of closed windows),
         ``account`` (where the samples are, or were at the stop), and, while it runs,
-        ``span_links``: ``possible``, ``threads``, ``without_slot``, ``failures``,
-        ``unhooked_event_loops``.
+        ``span_links``: ``possible``, ``problem`` (why not, or not for all threads), ``threads``,
+        ``without_slot``, ``failures``, ``unhooked_event_loops``, and ``unlinked_share`` (of the
+        samples, from 0 to 1).
         """
         session, provider = self._session, self._provider
         state = "paused" if self._pauses else "running"
@@ -270,10 +271,12 @@ class KernelProfiler(ForkAware):
             if links := session.links:
                 stats["span_links"] = {
                     "possible": links.possible,
+                    "problem": links.problem,
                     "threads": links.threads,
                     "without_slot": links.without_slot,
                     "failures": links.failures,
                     "unhooked_event_loops": sorted(links.unhooked_loops),
+                    "unlinked_share": 1 - self._linked / max(self._samples, 1),
                 }
         return stats
 
@@ -289,17 +292,22 @@ class KernelProfiler(ForkAware):
         global _running  # noqa: PLW0603 - one in a process
         if self._mistakes is not None:
             raise self._mistakes
-        _refuse_subinterpreters()
+        refuse_subinterpreters()
         if _running is not None and _running is not self:
             raise HostError(
                 "another kernel profiler runs in this process already",
                 hint="stop it first; under opentelemetry-instrument it is started without a call "
                 "(OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=kprofiler prevents that)",
             )
-        provider = self._provider = self._open_provider()
+        inherited = self._provider  # that of the parent, in a forked child
+        provider = self._provider = inherited or self._choose_provider()
         self._resource = provider.resource
         self._publish(sampling=True)
         try:
+            refuse_green_threads()
+            if inherited is None:
+                for exporter in self._exporters:
+                    provider.add_profile_processor(BatchProfileProcessor(exporter))
             take = functools.partial(self._take, provider)
             self._session = Session(
                 self._plan,
@@ -320,15 +328,10 @@ class KernelProfiler(ForkAware):
         _running = self
         forks.register(ForkStep.RESTART, self)
 
-    def _open_provider(self) -> ProfilerProvider:
-        if self._provider is not None:  # that of the parent, in a forked child
-            return self._provider
-        if not self._exporters:
-            return self._given_provider or get_profiler_provider()
-        provider = ProfilerProvider()
-        for exporter in self._exporters:
-            provider.add_profile_processor(BatchProfileProcessor(exporter))
-        return provider
+    def _choose_provider(self) -> ProfilerProvider:
+        if self._exporters:
+            return ProfilerProvider()
+        return self._given_provider or get_profiler_provider()
 
     def _publish_end(self) -> None:
         """Let others know that descendants are sampled no more."""
@@ -395,19 +398,6 @@ class KernelProfiler(ForkAware):
     def _restart(self) -> None:
         time.sleep(_RESTART_DELAY_S)
         self.start("warn")
-
-
-def _refuse_subinterpreters() -> None:
-    api = ctypes.pythonapi
-    api.PyInterpreterState_Get.restype = ctypes.c_void_p
-    api.PyInterpreterState_GetID.argtypes = [ctypes.c_void_p]
-    api.PyInterpreterState_GetID.restype = ctypes.c_int64
-    if api.PyInterpreterState_GetID(api.PyInterpreterState_Get()):
-        raise HostError(
-            "a subinterpreter cannot be profiled by itself",
-            hint="start the profiler in the main interpreter: it samples all threads of the "
-            "process",
-        )
 
 
 _running: KernelProfiler | None = None

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures.thread as executor
+import contextlib
 import contextvars
 import functools
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -76,6 +78,7 @@ class SpanLinks(ForkAware):
     Attributes:
         possible: whether spans and the current context can be known: by this interpreter, and by
             OpenTelemetry's own runtime context.
+        problem: why there are no links, or not of all threads; empty if there is no reason.
         threads: number of threads that have a slot.
         without_slot: threads that found no free slot; their samples have no links.
         failures: spans that could not be read (such as those of a foreign API).
@@ -94,14 +97,16 @@ class SpanLinks(ForkAware):
         self._local = threading.local()
         self._undo: list[Callable[[], None]] = []
         self.possible = self._offsets is not None
+        self.problem = ""
         self.threads = self.without_slot = self.failures = 0
         self.unhooked_loops: set[str] = set()
 
     def start(self) -> None:
         """Hook in, and tell what is current in this thread."""
         runtime: Any = otel_context._RUNTIME_CONTEXT  # noqa: SLF001
-        if type(runtime) is not ContextVarsRuntimeContext:
-            self.possible = False
+        self.problem = self._find_problem(type(runtime))
+        if self.problem:
+            _log.warning("%s: %s", "span links" if self.possible else "no span links", self.problem)
         if not self.possible:
             return
         self._replace(otel_context, "_RUNTIME_CONTEXT", self._make_runtime_context(runtime))
@@ -130,6 +135,22 @@ class SpanLinks(ForkAware):
         """Have each thread look, once, which event loop it runs in; from any thread."""
         for slot in tuple(self._own.values()):
             slot.look = True
+
+    def _find_problem(self, runtime: type) -> str:
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+            self.possible = False
+            return "this Python runs without its global lock, so threads change what is being read"
+        if not self.possible:
+            return "this interpreter keeps spans and contexts in another way than CPython"
+        if runtime is not ContextVarsRuntimeContext:
+            self.possible = False
+            return f"the runtime context is {_name(runtime)}, not OpenTelemetry's own"
+        if getattr(sys.flags, "thread_inherit_context", False):
+            return (
+                "a thread that inherits the context of its creator (thread_inherit_context) has "
+                "links from its own first change of span on"
+            )
+        return ""
 
     def _make_runtime_context(self, runtime: ContextVarsRuntimeContext) -> _RuntimeContext:
         """A runtime context in place of the given one that publishes what becomes current."""
@@ -207,10 +228,14 @@ class SpanLinks(ForkAware):
         self._own.pop(ident, None)  # its memory may be somebody else's from now on
 
     def _note_loop(self) -> None:
-        loop = asyncio._get_running_loop()  # noqa: SLF001 - it answers None outside of loops
-        if loop is not None and not isinstance(loop, asyncio.BaseEventLoop):
-            kind = type(loop)
-            self.unhooked_loops.add(f"{kind.__module__}.{kind.__qualname__}")
+        loop = _find_unhooked_loop()
+        if loop and loop not in self.unhooked_loops:
+            self.unhooked_loops.add(loop)
+            _log.warning(
+                "span links: %s does not tell when it switches tasks; a sample is linked only if "
+                "its task was the last to change the span",
+                loop,
+            )
 
     def _count_failure(self) -> None:
         self.failures += 1
@@ -225,6 +250,23 @@ class SpanLinks(ForkAware):
                 setattr(owner, name, own)
 
         self._undo.append(undo)
+
+
+def _find_unhooked_loop() -> str:
+    """The event loop that runs in this thread, if it is neither asyncio's nor none."""
+    loop = asyncio._get_running_loop()  # noqa: SLF001 - it answers None outside of loops
+    if loop is not None:
+        return "" if isinstance(loop, asyncio.BaseEventLoop) else _name(type(loop))
+    trio = sys.modules.get("trio")
+    if trio is not None:
+        with contextlib.suppress(RuntimeError):  # outside of its loops
+            trio.lowlevel.current_trio_token()
+            return "trio"
+    return ""
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _make_step(run: Callable[[Any], None], enter: _Enter, leave: _Leave) -> Callable[[Any], None]:

@@ -348,6 +348,27 @@ def test_processes_of_multiprocessing_run_and_end_well(protocol):
     )
 
 
+def test_with_threads_of_gevent_one_warning_says_what_to_do_and_the_service_runs_on():
+    pytest.importorskip("gevent")
+    done = run(
+        """
+        from gevent import monkey
+        monkey.patch_all()
+        import logging
+        logging.basicConfig(format="%(message)s")
+        from otel_kprofiler.sdk import KernelProfiler, read_process_context
+        profiler = KernelProfiler.from_env().start()
+        assert profiler.stats()["state"] == "stopped"
+        print(read_process_context(os.getpid()).resource["service.name"])
+        """,
+        env={"OTEL_PROFILES_EXPORTER": "console", "OTEL_SERVICE_NAME": "svc"},
+    )
+    assert done.stdout == "svc\n"
+    (line,) = done.stderr.splitlines()
+    assert "gevent has replaced the threads" in line
+    assert "gthread" in line
+
+
 def test_a_subinterpreter_is_refused_with_a_reason():
     done = run(
         """
@@ -358,10 +379,10 @@ def test_a_subinterpreter_is_refused_with_a_reason():
             import _interpreters as interpreters
             create = lambda: interpreters.create("legacy")
         code = '''
-        from otel_kprofiler.sdk.kernel_profiler import _refuse_subinterpreters
+        from otel_kprofiler.sdk.refusals import refuse_subinterpreters
         from otel_kprofiler.errors import HostError
         try:
-            _refuse_subinterpreters()
+            refuse_subinterpreters()
         except HostError as error:
             print(error.hint)
         '''

@@ -8,7 +8,9 @@ import concurrent.futures
 import contextvars
 import ctypes
 import os
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry import context as otel_context
@@ -18,6 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
+from otel_kprofiler.sdk import links as links_module
 from otel_kprofiler.sdk import thread_slot
 from otel_kprofiler.sdk.links import SpanLinks
 from otel_kprofiler.sdk.thread_slot import (
@@ -125,7 +128,7 @@ def test_an_interpreter_with_other_integers_gives_no_links(monkeypatch):
     links.stop()
 
 
-def test_somebody_elses_runtime_context_is_left_alone(slots, monkeypatch):
+def test_somebody_elses_runtime_context_is_left_alone(slots, monkeypatch, caplog):
     class Other(ContextVarsRuntimeContext):
         """One that does something of its own."""
 
@@ -135,6 +138,29 @@ def test_somebody_elses_runtime_context_is_left_alone(slots, monkeypatch):
     links.start()
     assert not links.possible
     assert otel_context._RUNTIME_CONTEXT is other
+    assert "Other" in links.problem
+    assert [record.message for record in caplog.records] == [f"no span links: {links.problem}"]
+    links.stop()
+
+
+def test_a_python_without_its_lock_has_no_links(slots, monkeypatch, caplog):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    links = SpanLinks(slots)
+    links.start()
+    assert not links.possible
+    assert type(otel_context._RUNTIME_CONTEXT) is ContextVarsRuntimeContext
+    assert "global lock" in caplog.text
+    links.stop()
+
+
+def test_threads_that_inherit_contexts_are_said(slots, monkeypatch, caplog):
+    monkeypatch.setattr(links_module, "sys", SimpleNamespace(
+        flags=SimpleNamespace(thread_inherit_context=1), modules=sys.modules
+    ))  # fmt: skip
+    links = SpanLinks(slots)
+    links.start()
+    assert links.possible
+    assert "thread_inherit_context" in caplog.text
     links.stop()
 
 
@@ -313,7 +339,7 @@ def test_a_context_at_the_address_of_an_ended_one_is_not_taken_for_it(slots, lin
             assert fresh.run(seen, slots) is None
 
 
-def test_other_event_loops_are_named(slots, links):
+def test_other_event_loops_are_named(slots, links, caplog):
     uvloop = pytest.importorskip("uvloop")
     wrong = []
 
@@ -334,6 +360,30 @@ def test_other_event_loops_are_named(slots, links):
         runner.run(main())
     assert not any(wrong)
     assert links.unhooked_loops == {"uvloop.Loop"}
+    assert len([record for record in caplog.records if "uvloop.Loop" in record.message]) == 1
+
+
+def test_trio_is_named_and_its_tasks_never_have_each_others_spans(slots, links, caplog):
+    trio = pytest.importorskip("trio")
+    wrong = []
+
+    async def check():
+        with TRACER.start_as_current_span("n") as span:
+            for _ in range(3):
+                wrong.append(seen(slots) not in {None, ids(span)})
+                await trio.sleep(0)
+
+    async def main():
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(check)
+
+    trio.run(main)
+    links.look()
+    trio.run(main)
+    assert not any(wrong)
+    assert links.unhooked_loops == {"trio"}
+    assert len([record for record in caplog.records if "trio" in record.message]) == 1
 
 
 def test_everything_is_as_before_after_the_stop(slots):
