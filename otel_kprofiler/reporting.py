@@ -245,9 +245,8 @@ class Reporter:
             threading.Thread(target=self._shut_down, args=(queue, deadline), daemon=True)
             for queue in queues
         ]
-        for closer in closers:
-            closer.start()
-        for closer in closers:
+        started = [closer for closer in closers if _start(closer)]
+        for closer in started:
             closer.join()
 
     def _shut_down(self, queue: ExportQueue, deadline: float) -> None:
@@ -419,3 +418,13 @@ def _without_samples(window: Window, before: Window | None) -> Window:
 
 def _millis_to(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic()) * 1000
+
+
+def _start(thread: threading.Thread) -> bool:
+    """Start a thread, or do its work here where the system allows no further one."""
+    try:
+        thread.start()
+    except RuntimeError:
+        thread.run()
+        return False
+    return True

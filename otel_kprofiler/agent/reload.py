@@ -46,8 +46,12 @@ class ConfigReader:
         if self._wanted and self._thread is None:
             self._wanted = False
             self._on_begin()
-            self._thread = threading.Thread(target=self._read, name="kprofiler-config", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._read, name="kprofiler-config", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # a limit of threads
+                return KProfilerError(f"the configuration cannot be read: {error}")
+            self._thread = thread
         return None
 
     def _read(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -10,7 +11,7 @@ from typing import Final
 import click
 
 from otel_kprofiler.cli.terminal import say
-from otel_kprofiler.errors import ConfigError, KProfilerError, SamplerError
+from otel_kprofiler.errors import ConfigError, HostError, KProfilerError, SamplerError
 from otel_kprofiler.version import __version__
 
 # Command → its one-line help; stated here so that --help imports no command.
@@ -26,6 +27,7 @@ COMMANDS: Final = {
 
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
+_NO_THREAD: Final = "can't start new thread"  # CPython's only text for it
 
 
 class LazyCommands(click.Group):
@@ -81,6 +83,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         show_error(error)
         sys.exit(error.exit_status)
+    except BrokenPipeError:  # as of `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (OSError, RuntimeError, MemoryError) as error:
+        known = None if debug else _explain(error)
+        if known is None:
+            raise
+        show_error(known)
+        sys.exit(known.exit_status)
+
+
+def _explain(error: Exception) -> KProfilerError | None:
+    """An error of the system as ours, None for one that may be a defect."""
+    if isinstance(error, MemoryError):
+        return HostError("there is not enough memory", hint="raise the limit, or give less at once")
+    if isinstance(error, BlockingIOError) or _NO_THREAD in str(error):  # fork, pthread_create
+        return HostError(
+            "the system allows no further process or thread",
+            hint="raise the limit: ulimit -u, TasksMax of the unit, pids.max of the container",
+        )
+    if isinstance(error, OSError) and error.filename is not None:
+        return KProfilerError(f"{error.filename!s}: {error.strerror}")
+    return None
 
 
 def show_error(error: KProfilerError) -> None:

@@ -1,0 +1,112 @@
+"""Missing files, no room for threads, closed pipes: two lines that say so, and no traceback."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import Level
+
+USER = "64123"  # with no processes of its own, as the limit counts all of a user
+CONFIG = """
+receivers: {{kprofiler: {{send_idle_frames: true, reporter_interval: 200ms}}}}
+exporters: {{file: {{path: "{0}/a.jsonl"}}, file/2: {{path: "{0}/b.jsonl"}}}}
+service:
+  telemetry: {{metrics: {{level: none}}}}
+  pipelines: {{profiles: {{receivers: [kprofiler], exporters: [file, file/2]}}}}
+"""
+
+
+@pytest.fixture
+def open_directory():
+    """A directory for all users, which pytest's own are not."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
+
+
+def run(*words, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "otel_kprofiler", *words],
+        capture_output=True, text=True, timeout=60, check=False, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", "{}"],
+        ["validate", "-c", "{}"],
+        ["print-config", "-c", "{}"],
+        ["run", "-c", "{}"],
+        ["record", "--replay", "{}", "-o", "-.folded"],
+        ["symbolize", "main", "--kallsyms", "{}"],
+        ["symbolize", "--elf", "{}", "--rva", "0x10"],
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize("kind", ["missing", "directory", "link to itself"])
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(words, kind, tmp_path):
+    path = tmp_path / "file"
+    if kind == "directory":
+        path.mkdir()
+    elif kind != "missing":
+        path.symlink_to(path)
+    done = run(*(word.format(path) for word in words), cwd=tmp_path)
+    assert done.returncode in (1, 2, 3)
+    assert str(path) in done.stderr or "cannot be read" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_output_that_is_closed_early_is_no_traceback(tmp_path):
+    path = tmp_path / "many"
+    path.write_text('{"unknown": 1}\n' * 5000)
+    words = [sys.executable, "-m", "otel_kprofiler", "check", str(path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.live
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, to become another user"
+)
+@pytest.mark.parametrize("limit", [1, 2, 4, 6, 8, 10])
+def test_a_limit_of_threads_is_said_or_lets_it_run(limit, open_directory):
+    directory = open_directory
+    if any(finding.level is Level.FAIL for finding in doctor(Access())):
+        pytest.skip("this host cannot be sampled")
+    config = directory / "agent.yaml"
+    config.write_text(CONFIG.format(directory))
+    rights = "+bpf,+perfmon,+syslog"
+    words = [
+        "setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups",
+        f"--inh-caps={rights}", f"--ambient-caps={rights}", "prlimit", f"--nproc={limit}",
+        sys.executable, "-m", "otel_kprofiler", "run", "-c", str(config),
+    ]  # fmt: skip
+    log = directory / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=file)
+    deadline = time.monotonic() + 30
+    while process.poll() is None and time.monotonic() < deadline:
+        if (directory / "a.jsonl").exists() and (directory / "a.jsonl").stat().st_size:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    said = log.read_text()
+    assert "Traceback" not in said
+    if process.returncode:
+        assert process.returncode == 3
+        assert "no further process or thread" in said
+        assert "fix: raise the limit" in said
+    else:
+        assert b'"gaps": []' in out
