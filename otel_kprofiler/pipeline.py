@@ -92,6 +92,8 @@ class Pipeline(Generic[SamplerT]):
         self._lock = threading.RLock()
         self._counts = SamplerCounts(0, {}, 0, {})
         self._resolving = self._in_windows = 0
+        self._stop_requested = False
+        self._deadline_s = float("inf")  # monotonic; of stopping
         self._handing_over: Account | None = None
         self._collected = 0
         self._stream_id = os.urandom(8).hex()
@@ -147,18 +149,34 @@ class Pipeline(Generic[SamplerT]):
         """End the wait of a :meth:`step`; from any thread or signal handler."""
         self.sampler.wake()
 
-    def stop(self) -> None:
-        """Stop sampling, then move on every sample that was taken, closing the last window."""
+    def request_stop(self) -> None:
+        """Have a :meth:`step` that works off a backlog leave it to :meth:`stop`.
+
+        From any thread or signal handler. What further steps do is wait.
+        """
+        self._stop_requested = True
+        self.wake()
+
+    def stop(self, timeout_s: float = float("inf")) -> None:
+        """Stop sampling, then move on every sample that was taken, closing the last window.
+
+        What cannot be moved on within the time is counted as lost in that window.
+        """
+        self._stop_requested = False
+        self._deadline_s = time.monotonic() + timeout_s
         self.sampler.stop()
         self._drain()
         now_ns = self._clock.boot_ns()
         for _ in range(_SETTLE_TRIES):
-            if self._symbolizer.advance(self._clock.boot_ns()) >= now_ns:
+            if self._symbolizer.advance(self._clock.boot_ns()) >= now_ns or self._must_end():
                 break
             time.sleep(_SETTLE_S)
         self._collect(now_ns)
         self._add_until(_END_OF_TIME_NS)
-        self._close_window(now_ns)
+        with self._lock:
+            given_up = len(self._gate.release(_END_OF_TIME_NS))
+            self._in_windows += given_up
+        self._close_window(now_ns, given_up)
 
     def close(self) -> None:
         """Release what sampler, symbolizer and resources hold."""
@@ -197,7 +215,8 @@ class Pipeline(Generic[SamplerT]):
         """Resolve and collect the samples taken before ``passed_ns``; close due windows."""
         windows = self._get_windows()
         while windows.end_boot_ns <= passed_ns:
-            self._add_until(windows.end_boot_ns)
+            if not self._add_until(windows.end_boot_ns):
+                return
             self._close_window(None)
             if windows.end_boot_ns <= passed_ns:
                 # The host was suspended: windows in which nothing can be are left out.
@@ -205,7 +224,11 @@ class Pipeline(Generic[SamplerT]):
                 windows.skip_to(min(passed_ns, earliest_ns or passed_ns))
         self._add_until(passed_ns)
 
-    def _add_until(self, before_ns: int) -> None:
+    def _must_end(self) -> bool:
+        return self._stop_requested or time.monotonic() > self._deadline_s
+
+    def _add_until(self, before_ns: int) -> bool:
+        """Resolve and add the samples taken before; False if there was no time for all."""
         windows = self._get_windows()
         with self._lock:
             samples = self._gate.release(before_ns)
@@ -213,20 +236,23 @@ class Pipeline(Generic[SamplerT]):
         done = 0
         try:
             for sample in samples:
+                if self._must_end():
+                    return False
                 stack = self._symbolizer.resolve(sample)
                 windows.add(sample, stack, self.resources.get(sample))
                 done += 1
                 if self._pause:
                     self._pause()
         finally:
-            # Whatever breaks in, such as a watchdog, loses no sample.
+            # Whatever breaks in loses no sample.
             with self._lock:
                 self._resolving = 0
                 self._in_windows += done
                 if done < len(samples):
                     self._gate.push(samples[done:])
+        return True
 
-    def _close_window(self, end_boot_ns: int | None) -> None:
+    def _close_window(self, end_boot_ns: int | None, given_up: int = 0) -> None:
         counts = self._counts
         collected = self._collected + self._in_windows
         totals = StreamTotals(
@@ -235,7 +261,9 @@ class Pipeline(Generic[SamplerT]):
         window = self._get_windows().close(
             end_boot_ns,
             taken=counts.taken - self._reported_taken,
-            lost=Counter(counts.lost) - Counter(self._reported_lost),
+            lost=Counter(counts.lost)
+            - Counter(self._reported_lost)
+            + Counter({LossCause.SHUTDOWN: given_up}),
             totals=totals,
             resolve_again=self._symbolizer.resolve,
             renew=self.resources.renew,

@@ -182,23 +182,32 @@ class Reporter:
             threading.Thread(target=self._run, name="kprofiler-encode", daemon=True).start()
 
     def __call__(self, window: Window) -> None:
-        """Take a window for export; never blocks. An empty one has nothing to send."""
+        """Take a window for export; never blocks. An empty one has nothing to send.
+
+        What the window lost at the end of sampling is counted for each exporter.
+        """
+        given_up = window.lost.get(LossCause.SHUTDOWN, 0)
         with self._changed:
             if window.totals:
                 self._latest = _without_samples(window, self._latest)
+            if given_up:
+                self._lose(self._take(window, given_up), LossCause.SHUTDOWN)
             if not window.resources:
                 return
             if len(self._waiting) == self._capacity:
                 self._lose(self._waiting.popleft(), LossCause.QUEUE_FULL)
-            offered = {queue.exporter.name for queue in self._queues}
-            task = _Task(window, self._queues, window.sample_count, dict(self._not_offered))
-            self._waiting.append(task)
-            self._handed_over += task.samples
-            for name in self._not_offered.keys() - offered:
-                self._not_offered[name] += task.samples
+            self._waiting.append(self._take(window, window.sample_count))
             self._changed.notify_all()
         if not self._background:
             self._encode_next()
+
+    def _take(self, window: Window, samples: int) -> _Task:
+        """A window, or a part of it, as all exporters have it now; with the lock held."""
+        task = _Task(window, self._queues, samples, dict(self._not_offered))
+        self._handed_over += samples
+        for name in self._not_offered.keys() - {queue.exporter.name for queue in self._queues}:
+            self._not_offered[name] += samples
+        return task
 
     def replace(self, queues: Sequence[ExportQueue]) -> None:
         """Hand over to these queues from the next window on.
@@ -235,6 +244,9 @@ class Reporter:
             self._closing = True
             while self._waiting:
                 self._lose(self._waiting.popleft(), LossCause.SHUTDOWN)
+            if self._encoding and not self._accepted_before:
+                self._lose(self._encoding, LossCause.SHUTDOWN)  # its requests come too late
+                self._encoding = None
             self._changed.notify_all()
         queues = self._open_queues()
         if len(queues) == 1:
@@ -339,6 +351,8 @@ class Reporter:
             task = self._encoding = self._waiting.popleft()
         results = self._encode_all(task)
         with self._changed:
+            if self._encoding is not task:
+                return False
             self._accepted_before = {queue: queue.counts().accepted for queue in task.queues}
         for queue, result in zip(task.queues, results, strict=True):
             if result is None:

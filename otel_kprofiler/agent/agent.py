@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from otel_kprofiler.agent.exporters import (
     RunningExporter,
@@ -41,6 +41,11 @@ from otel_kprofiler.symbols import Symbolizer
 if TYPE_CHECKING:
     from otel_kprofiler.agent.health import HealthServer
     from otel_kprofiler.config import Config, Receiver
+
+_DELIVERY_SHARE: Final = 0.5
+"""Share of the time for stopping that is kept for delivering what was sampled."""
+_CLOSING_SHARE: Final = 0.2
+"""Share that is kept for breaking off what is under way, and for the last metrics."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +92,7 @@ class Agent:
         self._clock = Clock()
         self._next_sync = float("inf")
         self._stop_signal: signal.Signals | None = None
+        self._stop_by = 0.0
         self._exporters: dict[str, RunningExporter] = {}
         self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
@@ -122,17 +128,22 @@ class Agent:
                     self._loop()
                 self._notifier.stopping()
                 if self._pipeline:
-                    self._pipeline.stop()
-                reporter.shutdown(self._config.service.shutdown_timeout.seconds * 1000)
+                    self._pipeline.stop(self._time_left_s(_DELIVERY_SHARE + _CLOSING_SHARE))
+                reporter.shutdown(self._time_left_s(_CLOSING_SHARE) * 1000)
                 return self.account()
         finally:
-            self._telemetry.close()
+            self._telemetry.close(self._time_left_s())
             reporter.shutdown(0)
             if self._pipeline:
                 self._pipeline.close()
             if self._health:
                 self._health.close()
             self._privileges.close()
+
+    def _time_left_s(self, kept_share: float = 0.0) -> float:
+        """Time left for stopping, when a share of all of it is kept for what comes later."""
+        timeout_s = self._config.service.shutdown_timeout.seconds
+        return max(0.0, self._stop_by - kept_share * timeout_s - time.monotonic())
 
     def _open_reporter(self) -> Reporter:
         opened = open_changed({}, self._config)
@@ -361,7 +372,9 @@ class Agent:
             # Told twice: the queue is not waited for any longer.
             raise SystemExit(128 + number)
         self._stop_signal = signal.Signals(number)
-        self._wake()
+        self._stop_by = time.monotonic() + self._config.service.shutdown_timeout.seconds
+        if self._pipeline:
+            self._pipeline.request_stop()
 
     def _request_reload(self, _number: int, _frame: FrameType | None) -> None:
         if self._reader:

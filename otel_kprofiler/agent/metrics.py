@@ -33,9 +33,6 @@ from otel_kprofiler.model import LossCause
 from otel_kprofiler.reporting import Account, ExporterAccount
 from otel_kprofiler.version import __version__
 
-CLOSE_TIMEOUT_S: Final = 2.0
-"""How long the last export may delay the end of the agent."""
-
 _BY_EXPORTER: Final = (LossCause.REJECTED, LossCause.RETRIES_EXHAUSTED, LossCause.WRITE_FAILED)
 _DURATIONS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -113,11 +110,11 @@ class SelfMetrics:
         error = {"error.type": result.error_type} if result.error_type else {}
         self._durations.record(seconds, {**_exporter(name), **error})
 
-    def close(self) -> None:
-        """Send the last state; gives up after :data:`CLOSE_TIMEOUT_S`."""
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Send the last state, if that takes no longer."""
         closer = threading.Thread(target=self._provider.shutdown, daemon=True)
         closer.start()
-        closer.join(CLOSE_TIMEOUT_S)
+        closer.join(timeout_s)
 
     def _queued(self, _: CallbackOptions) -> Iterator[Observation]:
         for account in self._account().exporters:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_kprofiler.export import ExportResult
 from otel_kprofiler.reporting import Account
+
+CLOSE_TIMEOUT_S: Final = 2.0
+"""How long the last export may delay a reload, or the end of the agent."""
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.metrics import SelfMetrics
@@ -65,8 +68,8 @@ class Telemetry:
                 lost_symbols=self._lost_symbols,
             )
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Send the last state and stop."""
         metrics, self._metrics, self._settings = self._metrics, None, None
         if metrics:
-            metrics.close()
+            metrics.close(min(timeout_s, CLOSE_TIMEOUT_S))

@@ -158,6 +158,9 @@ def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSampl
         ValueError: the chunk is damaged.
     """
     unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []
+    # Most stacks of a chunk repeat; a backlog of them would take several times the memory.
+    stacks: dict[bytes, bytes] = {}
+    shared = stacks.setdefault
     for start, end in record_spans(chunk):
         if end - start < RECORD_HEADER_BYTES:
             raise ValueError(f"the record at byte {start} is too short")
@@ -178,8 +181,8 @@ def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSampl
             start_time_ns or None,
             cgroup_id,
             comm[: comm.find(b"\0")],
-            chunk[kernel:user],
-            chunk[user:end],
+            shared(stack := chunk[kernel:user], stack),
+            shared(stack := chunk[user:end], stack),
             STACK_OK if 0 <= kernel_bytes < stack_limit else _status(kernel_bytes),
             STACK_OK if 0 <= user_bytes < stack_limit else _status(user_bytes),
             _link(trace_high, trace_low, span_id) if span_id else None,

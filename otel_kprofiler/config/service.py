@@ -129,7 +129,7 @@ class Service(Section):
     telemetry: Telemetry = Telemetry()
     health: Health = Health()
     shutdown_timeout: Duration = duration(
-        "10s", "Longest time that delivering the last samples may take at the end."
+        "10s", "Longest time that stopping may take, with the delivery of the last samples."
     )
     limits: Limits = Limits()
     privileges: Privileges = Privileges()

@@ -189,7 +189,7 @@ class Agent:
         except OSError:
             return 0, {}
 
-    def wait_until(self, condition, seconds=30):
+    def wait_until(self, condition, seconds=60):
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline or self.process.poll() is not None:

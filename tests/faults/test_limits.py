@@ -1,8 +1,12 @@
 """The agent's limits on a running host: it slows down, and the data says so."""
 
+import signal
+import time
+
 import pytest
 
 from otel_kprofiler.otlp import decode_windows
+from tests.faults.accounts import check_account, check_stream
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
@@ -37,9 +41,6 @@ def test_the_rate_falls_to_keep_the_cpu_limit_and_every_profile_has_its_own_peri
 
 def test_a_stalled_loop_is_seen_by_health(run_agent, receiver):
     """SIGSTOP stalls everything; afterwards the loop comes round and nothing is lost unseen."""
-    import signal
-    import time
-
     receiver.up()
     agent = run_agent(receiver.endpoint)
     agent.process.send_signal(signal.SIGSTOP)
@@ -47,3 +48,20 @@ def test_a_stalled_loop_is_seen_by_health(run_agent, receiver):
     agent.process.send_signal(signal.SIGCONT)
     agent.wait_until(lambda: agent.get("/livez")[0] == 200)
     agent.stop()
+
+
+def test_a_stop_at_the_highest_rate_takes_no_longer_than_it_may(run_agent, receiver, arrived):
+    """More than the agent can work off: the rest is given up in time, and told."""
+    receiver.up()
+    agent = run_agent(receiver.endpoint, rate=10_000, more="shutdown_timeout: 5s")
+    time.sleep(10)
+    started = time.monotonic()
+    account = agent.stop()
+    # With a margin for a machine that does many other things.
+    assert time.monotonic() - started < 20
+    got = arrived(receiver.payloads)
+    exporter = check_account(account, got)
+    assert exporter["pending"] == 0
+    if exporter["exported"]:
+        (stream,) = got.totals
+        check_stream(got, stream)

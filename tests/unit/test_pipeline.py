@@ -1,5 +1,7 @@
 """The main path with a scripted sampler: event time, windows, accounting."""
 
+from time import sleep
+
 import pytest
 
 from otel_kprofiler.clock import Clock
@@ -260,3 +262,41 @@ def test_what_breaks_into_a_step_loses_no_sample(parts):
     pipeline.stop()
     assert sum(counts(windows)) == 10
     assert windows[-1].totals.samples == 10
+
+
+def test_stopping_ends_in_time_and_counts_what_it_gave_up(parts):
+    pipeline, sampler, symbols, windows, time = parts
+    resolve = symbols.resolve
+
+    def slow(sample):
+        sleep(0.01)
+        return resolve(sample)
+
+    symbols.resolve = slow
+    sampler.ready = [raw(time.boot + number) for number in range(2000)]
+    pipeline.stop(0.1)
+    (window,) = windows
+    assert 0 < window.sample_count < 2000
+    assert window.lost == {LossCause.SHUTDOWN: 2000 - window.sample_count}
+    assert window.totals.samples == window.totals.taken == 2000
+    assert pipeline.account().gaps() == []
+
+
+def test_a_step_leaves_its_backlog_when_a_stop_is_requested(parts):
+    pipeline, sampler, symbols, windows, time = parts
+    resolve = symbols.resolve
+
+    def interrupted(sample):
+        if sample.time_ns == start + 3:
+            pipeline.request_stop()
+        return resolve(sample)
+
+    sampler.wake = lambda: None
+    symbols.resolve, start = interrupted, time.boot
+    sampler.ready = [raw(start + number) for number in range(2000)]
+    pipeline.step(1.5)
+    assert windows == []
+    assert pipeline.account().waiting == 2000
+    pipeline.stop()
+    assert counts(windows) == [2000, 0]
+    assert pipeline.account().gaps() == []

@@ -1,5 +1,6 @@
 """The reporter: each encoding is made once, and an account that is never short."""
 
+import dataclasses
 import threading
 
 import pytest
@@ -172,6 +173,40 @@ def test_what_is_not_encoded_in_time_is_lost_at_shutdown():
     assert account.lost[LossCause.SHUTDOWN] >= 10
     assert account_of(reporter, 15).gaps() == []
     release.set()
+
+
+def test_nothing_is_pending_after_a_shutdown_in_the_middle_of_encoding():
+    entered, release, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def stuck(window, form):
+        entered.set()
+        release.wait(30)
+        ended.set()
+        return Encoded((Batch(b"x", form, (window.size,), 0, 1),), too_large=0)
+
+    exporter = Collecting("a")
+    reporter = Reporter([ExportQueue(exporter)], encoder=stuck)
+    reporter(SizedWindow(5))
+    assert entered.wait(10)
+    reporter.shutdown(200)
+    for _ in range(2):
+        (account,) = reporter.accounts()
+        assert (account.pending, account.lost) == (0, {LossCause.SHUTDOWN: 5})
+        release.set()
+        assert ended.wait(10)
+    assert exporter.batches == []
+
+
+def test_what_a_window_gave_up_is_counted_for_each_exporter_and_told():
+    exporter = Refusing("a")
+    reporter = Reporter([ExportQueue(exporter)])
+    window = window_of(5, 1000, stream(12))
+    reporter(dataclasses.replace(window, lost={LossCause.SHUTDOWN: 7}))
+    reporter.shutdown(10_000)
+    assert account_of(reporter, 12).gaps() == []
+    arrived, last = told(exporter)
+    assert last.totals.lost == {LossCause.SHUTDOWN: 7}
+    assert arrived + 7 == last.totals.samples
 
 
 def test_each_receiver_is_told_what_was_lost_on_the_way_to_it():
