@@ -41,3 +41,6 @@ OTEL_KPROFILER_PUBLISH_CONTEXT = "OTEL_KPROFILER_PUBLISH_CONTEXT"
 
 OTEL_KPROFILER_RESTART_IN_CHILDREN = "OTEL_KPROFILER_RESTART_IN_CHILDREN"
 """``true`` (default) to profile forked children too, each by a profiler of its own."""
+
+OTEL_KPROFILER_EXPORT_ON_SIGTERM = "OTEL_KPROFILER_EXPORT_ON_SIGTERM"
+"""``true`` to export what is left before SIGTERM ends the process."""

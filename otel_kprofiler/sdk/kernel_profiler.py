@@ -25,6 +25,7 @@ from otel_kprofiler.sdk.exporters import ExporterFactory
 from otel_kprofiler.sdk.plan import Plan, Target
 from otel_kprofiler.sdk.process_context import publish_process_context
 from otel_kprofiler.sdk.provider import (
+    EXIT_TIMEOUT_MILLIS,
     BatchProfileProcessor,
     ProfilerProvider,
     get_profiler_provider,
@@ -32,6 +33,7 @@ from otel_kprofiler.sdk.provider import (
 from otel_kprofiler.sdk.refusals import refuse_green_threads, refuse_subinterpreters
 from otel_kprofiler.sdk.resource import plain_attributes
 from otel_kprofiler.sdk.session import Session
+from otel_kprofiler.sdk.signals import come_before_sigterm
 from otel_kprofiler.symbols import Symbolizer
 
 OnError = Literal["raise", "warn"]
@@ -70,6 +72,7 @@ class KernelProfiler(ForkAware):
         publish_context: let profilers outside of this process know its Resource (OTEP 4719).
         restart_in_children: profile forked children by profilers of their own; if not, they
             are not profiled.
+        export_on_sigterm: call :meth:`export_on_sigterm` at the start.
 
     Raises:
         ValueError: a value is out of its range.
@@ -90,6 +93,7 @@ class KernelProfiler(ForkAware):
         max_threads: int = 1024,
         publish_context: bool = True,
         restart_in_children: bool = True,
+        export_on_sigterm: bool = False,
     ) -> None:
         self._plan = Plan(
             target=target,
@@ -107,6 +111,7 @@ class KernelProfiler(ForkAware):
             link_unsampled_spans=link_unsampled_spans,
             publish_context=publish_context,
             restart_in_children=restart_in_children,
+            export_on_sigterm=export_on_sigterm,
         )
         self._given_provider = provider
         self._exporters: tuple[ExporterFactory, ...] = ()
@@ -224,6 +229,23 @@ class KernelProfiler(ForkAware):
                 provider.shutdown(max(0.0, deadline - time.monotonic()) * 1000)
             self._account = session.account().as_dict()
 
+    def export_on_sigterm(self) -> None:
+        """Export what is left when SIGTERM comes; then it does what it would have done.
+
+        SIGTERM ends a Python process at once if the service has no handler for it, and up to a
+        window of samples is lost. After this call they are exported first, for up to two
+        seconds, and the process ends by the signal all the same. A handler of the service is
+        called as before, without delay, and what was sampled so far is exported meanwhile.
+
+        Call it in the main thread, before a server (such as uvicorn) takes SIGTERM over: many
+        raise it again when they are done. Python runs handlers between two steps of the main
+        thread: where that never comes back from a native function, SIGTERM ends nothing any more.
+
+        Raises:
+            ValueError: this is not the main thread.
+        """
+        come_before_sigterm(flush=self._flush_provider, end=self._shut_down_provider)
+
     def __enter__(self) -> Self:
         return self.start()
 
@@ -327,6 +349,19 @@ class KernelProfiler(ForkAware):
         self._problem = ""
         _running = self
         forks.register(ForkStep.RESTART, self)
+        if self._plan.export_on_sigterm:
+            try:
+                self.export_on_sigterm()
+            except ValueError:
+                _log.warning("nothing is exported on SIGTERM: not started in the main thread")
+
+    def _flush_provider(self) -> None:
+        if (provider := self._provider) is not None:
+            provider.force_flush(EXIT_TIMEOUT_MILLIS)
+
+    def _shut_down_provider(self) -> None:
+        if (provider := self._provider) is not None:
+            provider.shutdown(EXIT_TIMEOUT_MILLIS)
 
     def _choose_provider(self) -> ProfilerProvider:
         if self._exporters:

@@ -49,6 +49,7 @@ class Plan:
         link_unsampled_spans: also to those that are not sampled.
         publish_context: let profilers outside of the process know the Resource.
         restart_in_children: profile forked children by profilers of their own.
+        export_on_sigterm: export what is left before SIGTERM ends the process.
     """
 
     target: Target = "self"
@@ -61,6 +62,7 @@ class Plan:
     link_unsampled_spans: bool = False
     publish_context: bool = True
     restart_in_children: bool = True
+    export_on_sigterm: bool = False
 
 
 def complete_sampler_config(plan: Plan) -> SamplerConfig:

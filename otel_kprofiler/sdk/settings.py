@@ -51,6 +51,9 @@ class Settings(Receiver):
     restart_in_children: bool = Field(
         default=True, description="Profile forked children too, each by a profiler of its own."
     )
+    export_on_sigterm: bool = Field(
+        default=False, description="Export what is left before SIGTERM ends the process."
+    )
 
 
 def make_settings(options: Mapping[str, Any], *, source: str) -> Settings:
@@ -229,4 +232,5 @@ def make_plan(settings: Settings) -> Plan:
         link_unsampled_spans=settings.link_unsampled_spans,
         publish_context=settings.publish_context,
         restart_in_children=settings.restart_in_children,
+        export_on_sigterm=settings.export_on_sigterm,
     )

@@ -33,7 +33,7 @@ def test_the_defaults_are_those_that_are_told():
 
 def test_the_code_that_is_shown_compiles_and_its_names_are_there():
     blocks = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         compile(block, "docs/embedding.md", "exec")
         for line in block.splitlines():

@@ -1,0 +1,116 @@
+"""SIGTERM of profiled services: what is exported, and that the signal stays theirs."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from services import WORK
+
+pytestmark = pytest.mark.live
+
+
+def terminate(code, env):
+    """Run a service until it says what was sampled, then terminate it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORK + textwrap.dedent(code)],
+        env={
+            **os.environ,
+            "OTEL_KPROFILER_SAMPLES_PER_SECOND": "499",
+            "OTEL_KPROFILER_REPORTER_INTERVAL": "1h",
+            "PYTHONWARNINGS": "ignore::DeprecationWarning",
+            **env,
+        },
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    line = process.stdout.readline()
+    process.terminate()
+    out, err = process.communicate(timeout=120)
+    return process.returncode, line, out, err
+
+
+SAMPLED = """
+from otel_kprofiler import KernelProfiler
+profiler = KernelProfiler.from_env().start("raise")
+HOW
+def sampled():
+    work(1)
+    print(os.getpid(), profiler.stats()["account"]["taken"], flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["call", "setting"])
+def test_a_plain_script_exports_what_is_left_and_ends_by_the_signal(to_file, how):
+    code = SAMPLED.replace("HOW", "profiler.export_on_sigterm()" if how == "call" else "")
+    env = {"OTEL_KPROFILER_EXPORT_ON_SIGTERM": "true"} if how == "setting" else {}
+    status, line, _, err = terminate(code + "sampled(); time.sleep(600)", {**to_file.env, **env})
+    assert (status, err) == (-signal.SIGTERM, "")
+    pid, taken = map(int, line.split())
+    assert taken > 100
+    assert to_file.pids()[pid] >= taken
+
+
+def test_a_handler_of_the_service_is_called_and_the_service_goes_on(to_file):
+    code = """
+    import signal, threading
+    called = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: called.set())
+    """
+    more = """
+    sampled()
+    assert called.wait(60)
+    work(0.2)
+    print(profiler.stats()["state"])
+    """
+    status, _, out, err = terminate(
+        textwrap.dedent(code)
+        + SAMPLED.replace("HOW", "profiler.export_on_sigterm()")
+        + textwrap.dedent(more),
+        to_file.env,
+    )
+    assert (status, out, err) == (0, "running\n", "")
+
+
+def test_a_server_that_raises_the_signal_again_ends_by_it_with_everything_exported(to_file):
+    code = """
+    import threading, uvicorn
+
+    async def app(scope, receive, send):
+        message = await receive()
+        assert message["type"] == "lifespan.startup"
+        await send({"type": "lifespan.startup.complete"})
+        sampled()
+        await receive()
+        work(0.5)
+        print(profiler.stats()["account"]["taken"], flush=True)
+        await send({"type": "lifespan.shutdown.complete"})
+
+    uvicorn.run(app, port=0, log_level="error")
+    """
+    service = SAMPLED.replace("HOW", "profiler.export_on_sigterm()") + textwrap.dedent(code)
+    status, line, out, err = terminate(service, to_file.env)
+    assert (status, err) == (-signal.SIGTERM, "")
+    pid, taken = map(int, line.split())
+    assert int(out) > taken
+    assert to_file.pids()[pid] >= int(out)
+
+
+def test_workers_that_their_pool_terminates_export_what_is_left(to_file):
+    code = """
+    import multiprocessing
+    def worker(_):
+        while profiler.stats()["state"] != "running":
+            time.sleep(0.01)
+        work(1)
+        return os.getpid(), profiler.stats()["account"]["taken"]
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        print(*pool.map(worker, [0])[0], flush=True)
+    time.sleep(600)
+    """
+    service = SAMPLED.replace("HOW", "profiler.export_on_sigterm()") + textwrap.dedent(code)
+    status, line, _, err = terminate(service, to_file.env)
+    assert (status, err) == (-signal.SIGTERM, "")
+    pid, taken = map(int, line.split())
+    assert to_file.pids()[pid] >= taken > 100
