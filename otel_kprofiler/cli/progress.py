@@ -5,13 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import click
 
 from otel_kprofiler.reporting import Account
 
+if TYPE_CHECKING:
+    from click._termui_impl import ProgressBar
+
 _LINE_EVERY_S: Final = 5.0
+_STEPS_PER_S: Final = 100
+"""Of the bar: more than updates, each of which is a step at least."""
 
 
 class Progress(Protocol):
@@ -33,6 +38,17 @@ class _Lines:
             click.echo(f"{elapsed_s:.0f} s: {describe(account)}", err=True)
 
 
+class _Bar:
+    """A bar with the state beside it."""
+
+    def __init__(self, bar: ProgressBar[int]) -> None:
+        self._bar = bar
+
+    def update(self, elapsed_s: float, account: Account) -> None:
+        self._bar.label = describe(account)
+        self._bar.update(round(elapsed_s * _STEPS_PER_S) - self._bar.pos)
+
+
 def describe(account: Account) -> str:
     """Sample and loss counters in a few words."""
     return f"{account.taken:,} samples, {sum(account.lost.values()):,} lost"
@@ -44,17 +60,16 @@ def open_progress(duration_s: float) -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield _Lines()
         return
-    from rich.console import Console  # noqa: PLC0415 - only for terminals
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-    from rich.progress import Progress as RichProgress  # noqa: PLC0415
+    with _open_bar(duration_s) as bar:
+        yield _Bar(bar)
 
-    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
-        total = duration_s if duration_s != float("inf") else None
-        task = bar.add_task("starting", total=total)
 
-        class _Bar:
-            def update(self, elapsed_s: float, account: Account) -> None:
-                bar.update(task, completed=elapsed_s, description=describe(account))
-
-        yield _Bar()
+def _open_bar(duration_s: float) -> ProgressBar[int]:
+    """A bar as long as the recording; without a bar if its length is unknown."""
+    known = duration_s != float("inf")
+    return click.progressbar(
+        length=round(duration_s * _STEPS_PER_S) if known else sys.maxsize,
+        bar_template="%(bar)s  %(label)s" if known else "%(label)s",
+        show_eta=False,
+        file=sys.stderr,
+    )

@@ -19,7 +19,6 @@ from otel_kprofiler.export import (
     read_settings,
 )
 from otel_kprofiler.model import Batch, Form, LossCause, Window
-from otel_kprofiler.otlp import decode_windows
 from otel_kprofiler.sdk.environment_variables import OTEL_KPROFILER_FILE, OTEL_PROFILES_EXPORTER
 
 GROUP: Final = "opentelemetry_profiles_exporter"
@@ -54,6 +53,8 @@ class InMemoryProfileExporter(ProfileExporter):
 
     def get_finished_windows(self) -> tuple[Window, ...]:
         """What the batches hold, decoded."""
+        from otel_kprofiler.otlp import decode_windows  # noqa: PLC0415 - protobuf
+
         return tuple(
             window
             for batch in self.get_finished_batches()

@@ -21,6 +21,7 @@ from otel_kprofiler.model import MAX_FRAMES, AttributeValue, Window
 from otel_kprofiler.profiles import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.sdk.ancestors import SAMPLES_DESCENDANTS, find_sampling_ancestor
+from otel_kprofiler.sdk.environment import Wanted, read_environment, read_options
 from otel_kprofiler.sdk.exporters import ExporterFactory
 from otel_kprofiler.sdk.plan import Plan, Target
 from otel_kprofiler.sdk.process_context import publish_process_context
@@ -136,8 +137,6 @@ class KernelProfiler(ForkAware):
         what the file says of other signals. Unknown variables are named in a warning;
         unusable values are for :meth:`start` to tell, all at once.
         """
-        from otel_kprofiler.sdk.settings import read_environment  # noqa: PLC0415 - pydantic
-
         if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
             disabled = cls()
             disabled._disabled = "OTEL_SDK_DISABLED"
@@ -159,19 +158,18 @@ class KernelProfiler(ForkAware):
             otlp: what the exporter ``otlp`` is; by default as for :meth:`from_env`.
             environ: names the exporters, as for :meth:`from_env`.
         """
-        from otel_kprofiler.sdk.settings import read_options  # noqa: PLC0415 - pydantic
-
         return cls._read(functools.partial(read_options, options, otlp, environ))
 
     @classmethod
-    def _read(cls, read: Callable[[], tuple[Plan, tuple[ExporterFactory, ...]]]) -> Self:
+    def _read(cls, read: Callable[[], Wanted]) -> Self:
         profiler = cls()
         try:
             plan, exporters = read()
         except ConfigError as error:
             profiler._mistakes = error
             return profiler
-        profiler._plan, profiler._exporters = plan, exporters
+        profiler._plan = plan or profiler._plan
+        profiler._exporters = exporters
         if not exporters:
             profiler._disabled = "OTEL_PROFILES_EXPORTER=none"
         return profiler

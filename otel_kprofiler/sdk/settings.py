@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic import Field, ValidationError
 
 from otel_kprofiler.config import Receiver
 from otel_kprofiler.errors import ConfigError, ConfigProblem
-from otel_kprofiler.export import OtlpSettings
 from otel_kprofiler.profiles import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.sampling import SamplerConfig
-from otel_kprofiler.sdk.declarative import read_configuration_file
-from otel_kprofiler.sdk.exporters import ExporterFactory, find_exporters
+from otel_kprofiler.sdk.environment import PREFIX, read_variables
 from otel_kprofiler.sdk.plan import Plan
 
-_PREFIX: Final = "OTEL_KPROFILER_"
-_OWN_VARIABLES: Final = frozenset({"OTEL_KPROFILER_FILE"})
-_log = logging.getLogger(__name__)
 _WORDS: Final = {"true": True, "false": False}
 
 
@@ -84,14 +78,14 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     """
     options = {
         key: _typed(key, text)
-        for key, text in _read_variables(environ).items()
+        for key, text in read_variables(environ).items()
         if key in Settings.model_fields
     }
     try:
         return make_settings(options, source="environment")
     except ConfigError as error:
         problems = [
-            dataclasses.replace(problem, key=_PREFIX + problem.key.partition(".")[0].upper())
+            dataclasses.replace(problem, key=PREFIX + problem.key.partition(".")[0].upper())
             for problem in error.problems
         ]
         raise ConfigError(problems, hint=error.hint) from error
@@ -100,82 +94,13 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
 def find_unknown(environ: Mapping[str, str]) -> list[ConfigProblem]:
     """Variables with the prefix ``OTEL_KPROFILER_`` that mean nothing."""
     problems = []
-    for key in _read_variables(environ).keys() - Settings.model_fields.keys():
+    for key in read_variables(environ).keys() - Settings.model_fields.keys():
         known = [name for name in Settings.model_fields if name not in Settings.refused]
         near = difflib.get_close_matches(key, known, 1)
-        reason = f"unknown; did you mean {_PREFIX}{near[0].upper()}?" if near else "unknown"
+        reason = f"unknown; did you mean {PREFIX}{near[0].upper()}?" if near else "unknown"
         reason = Settings.refused.get(key, reason)
-        problems.append(ConfigProblem("environment", 0, 0, _PREFIX + key.upper(), reason))
+        problems.append(ConfigProblem("environment", 0, 0, PREFIX + key.upper(), reason))
     return sorted(problems, key=str)
-
-
-def read_environment(
-    environ: Mapping[str, str],
-) -> tuple[Plan, tuple[ExporterFactory, ...]]:
-    """What to profile and where to export it, out of the environment.
-
-    Unknown variables alone are named in a warning.
-
-    Raises:
-        ConfigError: unusable variables; all problems at once, and with them unknown variables.
-    """
-    unknown = find_unknown(environ)
-    try:
-        found = _read_both(
-            lambda: read_settings(environ),
-            lambda: find_exporters(environ, read_configuration_file(environ)),
-        )
-    except ConfigError as error:
-        raise ConfigError([*error.problems, *unknown], hint=error.hint) from error
-    if unknown:
-        _log.warning("ignored: %s", "\n".join(map(str, unknown)))
-    return found
-
-
-def read_options(
-    options: Mapping[str, Any], otlp: OtlpSettings | None, environ: Mapping[str, str]
-) -> tuple[Plan, tuple[ExporterFactory, ...]]:
-    """What to profile, out of options, and where to export it, out of the environment.
-
-    Args:
-        options: of declarative configuration.
-        otlp: what the exporter ``otlp`` is; by default what the environment says.
-        environ: the environment.
-
-    Raises:
-        ConfigError: unknown options and unusable values; all problems at once.
-    """
-    source = "instrumentation/development.python"
-    return _read_both(
-        lambda: make_settings(options, source=source),
-        lambda: find_exporters(environ, otlp or read_configuration_file(environ)),
-    )
-
-
-def _read_both(
-    read: Callable[[], Settings], find: Callable[[], list[ExporterFactory]]
-) -> tuple[Plan, tuple[ExporterFactory, ...]]:
-    mistakes = []
-    try:
-        plan = make_plan(read())
-    except ConfigError as error:
-        mistakes.append(error)
-    try:
-        exporters = tuple(find())
-    except ConfigError as error:
-        mistakes.append(error)
-    if mistakes:
-        raise ConfigError.merge(mistakes)
-    return plan, exporters
-
-
-def _read_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Values that are not empty, by key."""
-    return {
-        name.removeprefix(_PREFIX).lower(): text.strip()
-        for name, text in environ.items()
-        if name.startswith(_PREFIX) and name not in _OWN_VARIABLES and text.strip()
-    }
 
 
 def _typed(key: str, text: str) -> Any:

@@ -1,8 +1,10 @@
 """The commands as people call them, on this host."""
 
+import contextlib
 import gzip
 import json
 import os
+import pty
 import resource
 import shutil
 import signal
@@ -38,6 +40,23 @@ def has_open_below(pid, directory):
 
 def busy(seconds):
     return subprocess.Popen([sys.executable, "-m", "benchmarks.mixed_load", str(seconds)])
+
+
+@pytest.mark.parametrize("words", [["-d", "1s"], ["--", "sleep", "1"]])
+def test_a_terminal_shows_how_far_a_recording_is(tmp_path, words):
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "otel_kprofiler", "record", "-o", tmp_path / "x.html", *words]
+    with subprocess.Popen(command, stderr=slave) as process:
+        os.close(slave)
+        shown = b""
+        with contextlib.suppress(OSError):  # the other side is closed
+            while chunk := os.read(master, 4096):
+                shown += chunk
+    os.close(master)
+    assert process.returncode == 0
+    assert b" samples, 0 lost" in shown
+    assert (b"####" in shown) == ("-d" in words)
+    assert shown.splitlines()[-1].startswith(b"wrote ")
 
 
 @pytest.mark.parametrize(

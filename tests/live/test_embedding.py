@@ -495,6 +495,63 @@ def test_declarative_configuration_sends_profiles_where_it_sends_traces(tmp_path
         assert receiver.came["/v1/traces", "shop"] > 0
 
 
+COMMANDS_ONLY = {"click", "rich", "pygments", "ruamel", "elftools"}
+BLOCKED = """
+import sys
+class Blocker:
+    def find_spec(name, path, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ImportError(f"{{name}} is not installed")
+sys.meta_path.insert(0, Blocker)
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "unused"),
+    [
+        ({}, {"pydantic", "requests", "google"}),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, {"pydantic", "grpc", "google"}),
+        (
+            {
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+                "OTEL_KPROFILER_SAMPLES_PER_SECOND": "999",
+                "OTEL_KPROFILER_STACKS": "both",
+                "OTEL_KPROFILER_TARGET": "host",
+            },
+            {"grpc", "google"},
+        ),
+        ({"OTEL_PROFILES_EXPORTER": "console"}, {"pydantic", "grpc", "requests", "google"}),
+    ],
+)
+def test_a_service_runs_without_what_only_commands_need(environment, unused):
+    """It imports none of it, is none the worse if it is not installed, and says nothing."""
+    with Receiver() as receiver:
+        endpoint = f"http://127.0.0.1:{receiver.server_port}"
+        environment = {
+            "OTEL_KPROFILER_SAMPLES_PER_SECOND": "",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+            **environment,
+        }
+        done = run(
+            BLOCKED.format(blocked=COMMANDS_ONLY | unused)
+            + textwrap.dedent(
+                """
+                from otel_kprofiler import KernelProfiler
+                profiler = KernelProfiler.from_env().start("raise")
+                work(2)
+                profiler.stop()
+                account = profiler.stats()["account"]
+                assert account["received"] > 10, account
+                """
+            ),
+            env=environment,
+        )
+        receiver.shutdown()
+    if "http" in environment.get("OTEL_EXPORTER_OTLP_PROTOCOL", ""):
+        assert receiver.came["/v1development/profiles", None] > 0
+        assert done.stderr == ""
+
+
 def test_the_agents_receiver_block_is_valid_here(tmp_path):
     from ruamel.yaml import YAML
 

@@ -6,7 +6,9 @@ import pytest
 
 from otel_kprofiler.profiles import WindowSchedule
 from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.sdk import KernelProfiler
 from otel_kprofiler.sdk.plan import Plan, complete_sampler_config
+from otel_kprofiler.sdk.settings import make_plan, read_settings
 
 
 def interval_s(target, rate, monkeypatch, cpus):
@@ -30,3 +32,8 @@ def test_a_service_is_drained_as_often_on_a_large_host_as_on_a_small_one(
 
 def test_what_runs_on_all_cpus_is_drained_the_more_often(monkeypatch):
     assert interval_s("children", 99, monkeypatch, 64) < interval_s("children", 99, monkeypatch, 4)
+
+
+def test_the_defaults_are_those_of_the_settings():
+    """They are used without the settings, which take pydantic."""
+    assert KernelProfiler()._plan == make_plan(read_settings({}))
