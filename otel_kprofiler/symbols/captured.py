@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import io
 import lzma
 import os
-from collections.abc import Mapping
-from typing import Final
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-_UNPACK: Final = {".xz": lzma.decompress, ".gz": gzip.decompress}
+from otel_kprofiler.errors import KProfilerError
+
+MAX_BYTES: Final = 1 << 30
+"""Of a file, or of all files of an archive, unpacked."""
+
+_OPEN: Final[Mapping[str, Callable[..., Any]]] = {".xz": lzma.open, ".gz": gzip.open}
 
 
 class CapturedFiles:
@@ -21,6 +28,7 @@ class CapturedFiles:
 
     Raises:
         OSError: a local file cannot be read.
+        KProfilerError: it is damaged, or larger than :data:`MAX_BYTES`.
     """
 
     def __init__(self, sources: Mapping[str, str | os.PathLike[str]]) -> None:
@@ -36,7 +44,7 @@ class CapturedFiles:
     def open_fd(self, path: str) -> int:
         """Open for reading; the caller closes the descriptor."""
         local = self._local(path)
-        if local is not None and not local.endswith(tuple(_UNPACK)):
+        if local is not None and not local.endswith(tuple(_OPEN)):
             return os.open(local, os.O_RDONLY | os.O_CLOEXEC)
         data = self.read_bytes(path)
         descriptor = os.memfd_create(os.path.basename(path))
@@ -52,10 +60,7 @@ class CapturedFiles:
             if path not in self._files:
                 raise FileNotFoundError(2, os.strerror(2), path)
             return self._files[path]
-        with open(local, "rb") as file:
-            data = file.read()
-        unpack = _UNPACK.get(os.path.splitext(local)[1])
-        return unpack(data) if unpack else data
+        return _read(local)
 
     def list_dir(self, path: str) -> list[str]:
         """Names in a directory, sorted."""
@@ -90,9 +95,32 @@ class CapturedFiles:
     def _add_archive(self, host_path: str, local: str) -> None:
         import tarfile  # noqa: PLC0415  # 10 ms of start time that only archives need
 
-        with tarfile.open(local) as archive:
-            for member in archive:
-                file = archive.extractfile(member) if member.isfile() else None
-                if file is not None:
-                    inner = member.name.removeprefix("./").partition("/")[2]
-                    self._files[f"{host_path}/{inner}"] = file.read()
+        room = MAX_BYTES
+        try:
+            with tarfile.open(fileobj=io.BytesIO(_read(local))) as archive:
+                for member in archive:
+                    room -= member.size  # of a sparse file, more than the archive holds
+                    _check_size(local, MAX_BYTES - room)
+                    file = archive.extractfile(member) if member.isfile() else None
+                    if file is not None:
+                        inner = member.name.removeprefix("./").partition("/")[2]
+                        self._files[f"{host_path}/{inner}"] = file.read()
+        except (tarfile.TarError, ValueError, RecursionError) as error:
+            raise KProfilerError(f"{local} is no archive, or a damaged one: {error}") from error
+
+
+def _read(local: str) -> bytes:
+    """Content of a local file, decompressed if its name says so."""
+    opener = _OPEN.get(os.path.splitext(local)[1], open)
+    try:
+        with opener(local, "rb") as file:
+            content: bytes = file.read(MAX_BYTES + 1)
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+        raise KProfilerError(f"{local} cannot be decompressed: {error}") from error
+    _check_size(local, len(content))
+    return content
+
+
+def _check_size(local: str, size: int) -> None:
+    if size > MAX_BYTES:
+        raise KProfilerError(f"{local} has more than {MAX_BYTES >> 30} GiB when it is unpacked")

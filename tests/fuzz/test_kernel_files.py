@@ -4,6 +4,9 @@ Each parser answers in bounded time, counts what it skips, and never gives a wro
 seeds are real lines; examples that once broke something are kept as explicit ones.
 """
 
+import lzma
+import struct
+import tarfile
 import time
 
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.symbols import ElfSymbols, parse_notes
+from otel_kprofiler.symbols.captured import CapturedFiles
 from otel_kprofiler.symbols.kernel.builtin import (
     BuiltinRanges,
     parse_builtin_ranges,
@@ -26,6 +30,7 @@ from otel_kprofiler.symbols.kernel.modules import (
 )
 from otel_kprofiler.symbols.kernel.notes import find_build_id
 from otel_kprofiler.symbols.kernel.uevents import parse_uevent
+from tests.fuzz.bounds import REFUSED, read_within
 from tests.fuzz.seeds import SEEDS
 
 pytestmark = pytest.mark.fuzz
@@ -194,3 +199,65 @@ def test_a_megabyte_of_the_same_takes_no_more_than_linear_time(parse, line):
     started = time.process_time()
     parse(data)
     assert time.process_time() - started < 10
+
+
+def make_elf(sections, *, names=b"\0.text\0", count=None, entry=64):
+    """A module with these section headers: type, flags, offset, size, link."""
+    head = b"\x7fELF\2\1\1" + bytes(9)
+    start = 64 + len(names)
+    rows = [(0, 3, 0, 64, len(names), 0), *((1, *section) for section in sections)]
+    table = b"".join(
+        struct.pack("<IIQQQQIIQQ", name, kind, flags, 0, at, size, link, 0, 1, 0)
+        for name, kind, flags, at, size, link in rows
+    )
+    count = len(rows) if count is None else count
+    head += struct.pack("<HHIQQQIHHHHHH", 1, 62, 1, 0, 0, start, 0, 64, 0, 0, entry, count, 0)
+    return head + names + table
+
+
+ENDLESS = struct.pack("<QQ", 64, 8), struct.pack("<QQ", 64, 1 << 60)
+ELF_BOMBS = {
+    "notes": make_elf([(7, 0, 0, 1 << 40, 0)] * 60_000),
+    "names": make_elf([(1, 0, 0, 0, 0)] * 60_000, names=b"x" * 1_000_000),
+    "link to itself": make_elf([(2, 0, 0, 24, 1)]),
+    "sections without end": make_elf([], count=0).replace(*ENDLESS),
+    "headers without size": make_elf([], count=0, entry=0).replace(*ENDLESS),
+    "dictionary": lzma.compress(
+        b"", filters=[{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
+    ),
+}
+
+
+@pytest.mark.parametrize("bomb", ELF_BOMBS)
+def test_a_small_elf_file_takes_little_memory_and_time(bomb, tmp_path):
+    path = tmp_path / "m.ko"
+    path.write_bytes(ELF_BOMBS[bomb])
+    assert read_within(lambda: ElfSymbols(str(path))) == REFUSED
+
+
+def sparse_archive():
+    """A tar archive with a file of 64 GiB of which nothing is there."""
+    member = tarfile.TarInfo("top/kallsyms")
+    member.size = 1 << 36
+    return member.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
+
+
+COPIES = {
+    "xz of zeros": ("k.xz", lambda: lzma.compress(bytes(1_200_000_000), preset=0)),
+    "damaged gz": ("k.gz", lambda: b"\x1f\x8b" + bytes(20)),
+    "no xz": ("k.xz", lambda: b"no xz"),
+    "sparse tar": ("k.tar", sparse_archive),
+    "no tar": ("k.tar", lambda: b"no tar"),
+}
+
+
+@pytest.mark.parametrize("copy", COPIES)
+def test_damaged_copies_and_those_that_unpack_to_very_much_are_refused(copy, tmp_path):
+    name, make = COPIES[copy]
+    path = tmp_path / name
+    path.write_bytes(make())
+    assert read_within(lambda: read_copy(path), mebibytes=4000) == REFUSED
+
+
+def read_copy(path):
+    CapturedFiles({"/proc/kallsyms": path}).read_bytes("/proc/kallsyms")

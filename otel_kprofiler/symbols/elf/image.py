@@ -6,6 +6,7 @@ import gzip
 import lzma
 import mmap
 import os
+import struct
 import zlib
 from io import BytesIO
 from typing import Any, Final, NamedTuple
@@ -22,13 +23,19 @@ SHT_NOBITS: Final = 8
 SHT_NOTE: Final = 7
 SHF_ALLOC: Final = 2
 SHF_EXECINSTR: Final = 4
+SHN_XINDEX: Final = 0xFFFF
 ET_REL: Final = "ET_REL"
+MAX_SECTIONS: Final = 200_000
+MAX_NAME_BYTES: Final = 512
+MAX_NOTES_BYTES: Final = 16 * 1024 * 1024
 DEBUG_ROOT: Final = "/usr/lib/debug"
 
 _MAX_UNPACKED_BYTES = 1 << 30
+_MAX_DICTIONARY_BYTES: Final = 256 * 1024 * 1024
 # What pyelftools lets through on damaged headers.
 _DAMAGED: Final = (
-    ELFError, ConstructError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError
+    ELFError, ConstructError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError,
+    struct.error,
 )  # fmt: skip
 _KERNEL_SUFFIXES: Final = (".xz", ".gz", ".zst", ".debug", ".ko")
 
@@ -37,7 +44,7 @@ class Section(NamedTuple):
     """A section header (elf(5), Elf64_Shdr)."""
 
     name: str
-    type: int | str
+    type: int
     flags: int
     address: int
     offset: int
@@ -74,7 +81,7 @@ class ElfImage(NamedTuple):
 
     def content(self, section: Section) -> bytes:
         """Bytes of a section; empty where a debug file has none, short where the file is."""
-        if section.type in ("SHT_NOBITS", SHT_NOBITS):
+        if section.type == SHT_NOBITS:
             return b""
         return bytes(self.data[section.offset : section.offset + section.size])
 
@@ -91,34 +98,58 @@ def open_elf(path: str) -> ElfImage:
     try:
         stream: Any = BytesIO(data) if isinstance(data, bytes) else data
         elf = ELFFile(stream)
-        sections = tuple(
-            Section(
-                section.name,
-                section["sh_type"],
-                section["sh_flags"],
-                section["sh_addr"],
-                section["sh_offset"],
-                section["sh_size"],
-                section["sh_addralign"],
-                section["sh_link"],
+        if elf.elfclass != 64:
+            raise KProfilerError(
+                f"{path} is an ELF file of {elf.elfclass} bits; kernels here have 64"
             )
-            for section in elf.iter_sections()
-        )
+        order = "<" if elf.little_endian else ">"
+        sections = _read_sections(data, elf.header, order)
     except _DAMAGED as error:
         raise KProfilerError(f"{path} is no usable ELF file: {error}") from error
-    if elf.elfclass != 64:
-        raise KProfilerError(f"{path} is an ELF file of {elf.elfclass} bits; kernels here have 64")
-    image = ElfImage(
-        path,
-        _module_name(path),
-        elf["e_type"] == ET_REL,
-        "<" if elf.little_endian else ">",
-        sections,
-        None,
-        data,
+    relocatable = elf["e_type"] == ET_REL
+    image = ElfImage(path, _module_name(path), relocatable, order, sections, None, data)
+    return image._replace(build_id=_find_build_id(image))
+
+
+def _read_sections(data: bytes | mmap.mmap, header: Any, order: str) -> tuple[Section, ...]:
+    """The section headers (elf(5), Elf64_Shdr)."""
+    shdr = struct.Struct(order + "IIQQQQIIQQ")
+    start, count, names_index = header["e_shoff"], header["e_shnum"], header["e_shstrndx"]
+    if not start:
+        return ()
+    if header["e_shentsize"] != shdr.size:
+        raise ValueError("its section headers have another size than those of 64 bits")
+    first = shdr.unpack_from(data, start)  # holds what is too large for the ELF header
+    count, names_index = count or first[5], first[6] if names_index == SHN_XINDEX else names_index
+    if not names_index < count <= MAX_SECTIONS or start + count * shdr.size > len(data):
+        raise ValueError(f"it has {count} sections, more than fit, or no names for them")
+    rows = list(shdr.iter_unpack(data[start : start + count * shdr.size]))
+    names_at, names_size = rows[names_index][4:6]
+    names = data[names_at : names_at + names_size]
+    return tuple(
+        Section(_name(names, row[0]), row[1], row[2], row[3], row[4], row[5], row[8], row[6])
+        for row in rows
     )
-    notes = [image.content(s) for s in sections if s.type in ("SHT_NOTE", SHT_NOTE)]
-    return image._replace(build_id=next(filter(None, map(find_build_id, notes)), None))
+
+
+def _name(names: bytes, at: int) -> str:
+    end = names.find(b"\0", at, at + MAX_NAME_BYTES)
+    return names[at : end if end >= 0 else at + MAX_NAME_BYTES].decode("utf-8", "backslashreplace")
+
+
+def _find_build_id(image: ElfImage) -> BuildId | None:
+    room = MAX_NOTES_BYTES
+    for section in image.sections:
+        if section.type == SHT_NOTE:
+            content = image.content(section)
+            room -= len(content)
+            if room < 0:
+                raise KProfilerError(
+                    f"{image.path} has more than {MAX_NOTES_BYTES >> 20} MiB of notes"
+                )
+            if found := find_build_id(content):
+                return found
+    return None
 
 
 def find_debug_file(build_id: BuildId, root: str = DEBUG_ROOT) -> str | None:
@@ -148,8 +179,11 @@ def _unpack(path: str, data: bytes | mmap.mmap) -> bytes | mmap.mmap:
 
 
 def _unpack_xz(packed: BytesIO) -> bytes:
-    with lzma.open(packed) as file:
-        return file.read(_MAX_UNPACKED_BYTES)
+    decompressor = lzma.LZMADecompressor(memlimit=_MAX_DICTIONARY_BYTES)
+    content = decompressor.decompress(packed.getvalue(), _MAX_UNPACKED_BYTES)
+    if not decompressor.eof and len(content) < _MAX_UNPACKED_BYTES:
+        raise EOFError("it is cut off")
+    return content
 
 
 def _unpack_gzip(packed: BytesIO) -> bytes:
@@ -166,7 +200,8 @@ def _unpack_zstd(packed: BytesIO) -> bytes:
             hint="pip install 'otel-kprofiler[zstd]', or unpack the file with unzstd",
         ) from error
     try:
-        with zstandard.ZstdDecompressor().stream_reader(packed) as file:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_DICTIONARY_BYTES)
+        with decompressor.stream_reader(packed) as file:
             content: bytes = file.read(_MAX_UNPACKED_BYTES)
     except zstandard.ZstdError as error:
         raise ValueError(error) from error
