@@ -48,6 +48,7 @@ def _open_grpc(name: str, settings: OtlpGrpc) -> ProfileExporter:
             cert_file=settings.tls.cert_file or None,
             key_file=settings.tls.key_file or None,
         ),
+        proxy_url=settings.proxy_url,
         name=name,
         **_client_options(settings),
     )

@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -35,7 +36,8 @@ LEVELS: Final = {
 class RepeatFilter(logging.Filter):
     """Lets the first message of a pattern through, then one per interval with a count.
 
-    Messages below WARNING are not limited: they are written on purpose, once per event.
+    Messages below WARNING are not limited: they are written on purpose, once per event. A
+    record's attribute ``subject`` tells messages apart that have one pattern.
     Thread-safe.
     """
 
@@ -47,14 +49,14 @@ class RepeatFilter(logging.Filter):
         super().__init__()
         self._interval_s = interval_s
         self._now = now
-        self._seen: dict[tuple[str, int, str], tuple[float, int]] = {}
+        self._seen: dict[tuple[str, int, str, str], tuple[float, int]] = {}
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to write the record; adds how many like it were left out."""
         if record.levelno < logging.WARNING:
             return True
-        pattern = (record.name, record.levelno, str(record.msg))
+        pattern = (record.name, record.levelno, str(record.msg), getattr(record, "subject", ""))
         now = self._now()
         with self._lock:
             written, left_out = self._seen.get(pattern, (None, 0))
@@ -157,9 +159,20 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def hold_logging() -> None:
-    """Keep warnings and errors until :func:`configure_logging` says where they go."""
+    """Keep warnings and errors until :func:`configure_logging` says where they go.
+
+    Libraries write no lines of their own: Python's warnings become log records, and gRPC, which
+    must not be imported before, is silent unless ``GRPC_VERBOSITY`` is set; what it would say
+    comes with the status of a call.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    warnings.showwarning = _log_warning
     # Without a target it flushes nothing, whatever its capacity.
     logging.basicConfig(handlers=[MemoryHandler(0)], force=True)
+
+
+def _log_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    logging.getLogger("py.warnings").warning("%s: %s", category.__name__, message)
 
 
 def configure_logging(level: str = "info", encoding: str = "auto", fd: int = 2) -> None:

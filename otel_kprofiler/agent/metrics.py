@@ -14,7 +14,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import grpc
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -30,11 +30,17 @@ from opentelemetry.sdk.resources import Resource
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.export import ExportResult, Tls
 from otel_kprofiler.model import LossCause
+from otel_kprofiler.redact import Secrets
 from otel_kprofiler.reporting import Account, ExporterAccount
 from otel_kprofiler.version import __version__
 
 _BY_EXPORTER: Final = (LossCause.REJECTED, LossCause.RETRIES_EXHAUSTED, LossCause.WRITE_FAILED)
 _DURATIONS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+_NO_PIPELINE: Final = (grpc.StatusCode.UNIMPLEMENTED, 404)
+_ADVICE: Final = (
+    "; give the receiver a metrics pipeline, or set service.telemetry.metrics.level: none"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +74,7 @@ class SelfMetrics:
         with _no_environment():
             readers = [
                 PeriodicExportingMetricReader(
-                    _SaysOnce(name, _open_exporter(name, settings)),
+                    _SaysOnce(name, _open_exporter(name, settings), _secrets(settings)),
                     export_interval_millis=interval_s * 1000,
                     export_timeout_millis=settings.timeout.seconds * 1000,
                 )
@@ -191,8 +197,16 @@ def _resource(attributes: Mapping[str, Any]) -> Resource:
     )
 
 
+def _secrets(settings: Any) -> Secrets:
+    return Secrets([settings.endpoint, settings.proxy_url], _headers(settings))
+
+
+def _headers(settings: Any) -> dict[str, str]:
+    return {key: value.get_secret_value() for key, value in settings.headers.items()}
+
+
 def _open_exporter(name: str, settings: Any) -> MetricExporter:
-    headers = {key: value.get_secret_value() for key, value in settings.headers.items()}
+    headers = _headers(settings)
     gzip = settings.compression == "gzip"
     tls = Tls(
         ca_file=settings.tls.ca_file or None,
@@ -204,7 +218,7 @@ def _open_exporter(name: str, settings: Any) -> MetricExporter:
             OTLPMetricExporter,
         )
 
-        from otel_kprofiler.export import parse_endpoint  # noqa: PLC0415
+        from otel_kprofiler.export import parse_endpoint, proxy_options  # noqa: PLC0415
 
         target, secure = parse_endpoint(settings.endpoint, insecure=settings.tls.insecure)
         ca, certificate, key = tls.read() if secure else (None, None, None)
@@ -215,6 +229,7 @@ def _open_exporter(name: str, settings: Any) -> MetricExporter:
             headers=headers,
             timeout=settings.timeout.seconds,
             compression=grpc.Compression.Gzip if gzip else grpc.Compression.NoCompression,
+            channel_options=cast("Any", proxy_options(settings.proxy_url)),
         )
     return _open_http(settings, headers, tls, gzip=gzip)
 
@@ -248,28 +263,35 @@ def _open_http(
 
 
 class _SaysOnce(MetricExporter):
-    """Says once that metrics do not arrive, and why, where the SDK would say it each time."""
+    """Says once that metrics do not arrive, and why, where the SDK would say it each time.
 
-    def __init__(self, name: str, inner: MetricExporter) -> None:
+    A receiver that is away is another matter than one without a pipeline for metrics.
+    """
+
+    def __init__(self, name: str, inner: MetricExporter, secrets: Secrets) -> None:
         super().__init__(inner._preferred_temporality, inner._preferred_aggregation)  # noqa: SLF001
         self._name = name
         self._inner = inner
-        self._failing = False
+        self._secrets = secrets
+        self._said: set[bool] = set()  # that it is away, that it has no pipeline
         self._reason = _Reason()
 
     def export(
         self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any
     ) -> MetricExportResult:
+        self._reason.begin()
         result = self._inner.export(metrics_data, timeout_millis, **kwargs)
         failed = result is not MetricExportResult.SUCCESS
-        if failed and not self._failing:
+        if not failed:
+            self._said.clear()
+        elif self._reason.no_pipeline not in self._said:
+            self._said.add(self._reason.no_pipeline)
+            advice = _ADVICE if self._reason.no_pipeline else ""
+            text = self._secrets.strike_out(self._reason.text)
             _log.warning(
-                "%s: the agent's own metrics do not arrive: %s; give the receiver a metrics "
-                "pipeline, or set service.telemetry.metrics.level: none (said once)",
-                self._name,
-                self._reason.text,
-            )
-        self._failing = failed
+                "%s: the agent's own metrics do not arrive: %s%s (said once)",
+                self._name, text, advice, extra={"subject": f"{self._name}{advice}"},
+            )  # fmt: skip
         return result
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
@@ -281,18 +303,32 @@ class _SaysOnce(MetricExporter):
 
 
 class _Reason(logging.Handler):
-    """Keeps the last thing that the SDK's exporters wanted to log."""
+    """Keeps the last reason that the SDK's exporter wanted to log in the thread that exports.
+
+    Attributes:
+        text: the reason.
+        no_pipeline: whether the receiver is there, but takes no metrics.
+    """
 
     _logger = logging.getLogger("opentelemetry.exporter.otlp")
 
     def __init__(self) -> None:
         super().__init__()
-        self.text = "no reason is known"
+        self._thread: int | None = None
+        self.text, self.no_pipeline = "no reason is known", False
         self._logger.propagate = False
         self._logger.addHandler(self)
 
+    def begin(self) -> None:
+        """Wait for what this thread logs; the SDK does not repeat what has not changed."""
+        self._thread = threading.get_ident()
+
     def emit(self, record: logging.LogRecord) -> None:
-        self.text = record.getMessage()
+        """Take the reason over; records with fewer arguments have none."""
+        args = record.args if isinstance(record.args, tuple) else ()
+        if len(args) > 1 and record.thread == self._thread:
+            self.text = record.getMessage()
+            self.no_pipeline = any(arg in _NO_PIPELINE for arg in args)
 
     def close(self) -> None:
         self._logger.removeHandler(self)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self
 
@@ -9,11 +12,28 @@ from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import ExportQueue, exporter_from_environment
 from otel_kprofiler.model import Window
 from otel_kprofiler.profiles import FIRST_WINDOW_NS, WindowSchedule
+from otel_kprofiler.redact import redact_address
 from otel_kprofiler.reporting import ExporterAccount, Reporter
 
 SCHEDULE: Final = WindowSchedule(5_000_000_000, first_ns=FIRST_WINDOW_NS)
 """Windows are as long as the agent's."""
 _TIMEOUT_MILLIS: Final = 10_000
+
+
+@contextmanager
+def _grpc_silenced() -> Iterator[None]:
+    """Keep gRPC, if it is imported meanwhile, from writing lines of its own; it reads this once.
+
+    What it would say comes with the status of a call, too.
+    """
+    if "GRPC_VERBOSITY" in os.environ:
+        yield
+        return
+    os.environ["GRPC_VERBOSITY"] = "NONE"
+    try:
+        yield
+    finally:
+        del os.environ["GRPC_VERBOSITY"]  # nothing of it for a command that is recorded
 
 
 class Sending:
@@ -26,8 +46,10 @@ class Sending:
     """
 
     def __init__(self, address: str) -> None:
-        self.address = address.rpartition("@")[2]
-        self._reporter = Reporter([ExportQueue(exporter_from_environment(address))])
+        self.address = redact_address(address)
+        with _grpc_silenced():
+            exporter = exporter_from_environment(address)
+        self._reporter = Reporter([ExportQueue(exporter)])
 
     def __call__(self, window: Window) -> None:
         """Send a window; never blocks."""

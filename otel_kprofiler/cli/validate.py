@@ -7,7 +7,7 @@ import os
 import click
 
 from otel_kprofiler.cli.terminal import say
-from otel_kprofiler.config import load_config
+from otel_kprofiler.config import find_exposure, load_config
 
 
 @click.command(name="validate")
@@ -19,5 +19,7 @@ def command(path: str) -> None:
 
     Exit status 0 if the agent would take it, 2 if not.
     """
-    load_config(path, environ=os.environ)
+    exposure = find_exposure(load_config(path, environ=os.environ))
+    if exposure:
+        say(f"warning: {exposure}", err=True)
     say(f"{path}: ok")

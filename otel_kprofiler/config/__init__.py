@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Rotation,
         SendingQueue,
     )
+    from otel_kprofiler.config.exposure import find_exposure
     from otel_kprofiler.config.generate import json_schema, sample
     from otel_kprofiler.config.load import LoadedConfig, load_config, parse_config
     from otel_kprofiler.config.receiver import Receiver
@@ -48,6 +49,7 @@ __all__ = [
     "SendingQueue",
     "Service",
     "dump_config",
+    "find_exposure",
     "json_schema",
     "load_config",
     "parse_config",
@@ -61,6 +63,7 @@ _MODULES = {
     "dump": {"dump_config"},
     "durations": {"Duration", "parse_duration"},
     "generate": {"json_schema", "sample"},
+    "exposure": {"find_exposure"},
     "load": {"LoadedConfig", "load_config", "parse_config"},
     "receiver": {"Receiver"},
     "service": {"Service"},

@@ -6,6 +6,7 @@ agent has them run in a child, and keeps the values only.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import resource
@@ -35,6 +36,8 @@ class Secret(str):
         return "Secret('[REDACTED]')"
 
 
+_log = logging.getLogger(__name__)
+
 _ENVIRONMENT: Final = {"PYDANTIC_DISABLE_PLUGINS": "__all__"}  # looking for them is slow
 _ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Far above what the largest file that is taken needs; holds for the libraries that read it, too.
@@ -58,7 +61,8 @@ class PendingConfig:
         """Wait for the configuration.
 
         The result has the attributes of :class:`otel_kprofiler.config.Config`, computed ones
-        included, but is made of plain objects: ``isinstance`` tells nothing of them.
+        included, but is made of plain objects: ``isinstance`` tells nothing of them. Logs a
+        warning if every user can read secrets in the file.
 
         Raises:
             ConfigError: the file cannot be read, or is wrong; holds all problems.
@@ -71,9 +75,11 @@ class PendingConfig:
                 hint="otel-kprofiler validate shows what is wrong",
             )
         # From our own child: as trustworthy as this process.
-        result = pickle.loads(content)  # noqa: S301
+        result, exposure = pickle.loads(content)  # noqa: S301
         if isinstance(result, ConfigError):
             raise result
+        if exposure:
+            _log.warning("%s", exposure)
         return cast("Config", result)
 
 
@@ -150,11 +156,14 @@ def _read(path: str) -> bytes:
         hard = resource.getrlimit(kind)[1]
         soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (soft, hard))
+    from otel_kprofiler.config.exposure import find_exposure  # noqa: PLC0415
     from otel_kprofiler.config.load import load_config  # noqa: PLC0415
 
     result: object
+    exposure = ""
     try:
-        result = to_plain(load_config(path, environ=os.environ).config)
+        loaded = load_config(path, environ=os.environ)
+        result, exposure = to_plain(loaded.config), find_exposure(loaded)
     except ConfigError as error:
         result = error
-    return pickle.dumps(result)
+    return pickle.dumps((result, exposure))

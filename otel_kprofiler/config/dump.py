@@ -14,8 +14,7 @@ from otel_kprofiler.config.document import Path
 from otel_kprofiler.config.durations import Duration
 from otel_kprofiler.config.load import LoadedConfig
 from otel_kprofiler.config.section import Section
-
-REDACTED: Final = "[REDACTED]"
+from otel_kprofiler.redact import REDACTED
 
 # Plain scalars that YAML cannot take for anything but text.
 _PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")

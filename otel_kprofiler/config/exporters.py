@@ -17,6 +17,9 @@ DEFAULT_MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
 """Just below gRPC's default limit of 4 MiB, with room for headers."""
 _MIN_MESSAGE_BYTES: Final = 16 * 1024
 
+ADDRESSES: Final = ("endpoint", "proxy_url")
+"""Keys whose values may hold passwords."""
+
 AttributesKey = Annotated[
     Literal["inline", "references"],
     Field(
@@ -35,6 +38,18 @@ _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 
 def _check_header_name(value: str) -> str:
     if not _TOKEN.fullmatch(value):
         raise ValueError("should be the name of a header")
+    return value
+
+
+def _check_address(value: str, schemes: tuple[str, ...], example: str) -> str:
+    try:
+        url = urlsplit(value)
+        usable = url.scheme in schemes and url.hostname and not url.query and not url.fragment
+        _ = url.port  # raises when it is none
+    except ValueError:  # whose text may show a password
+        usable = False
+    if not usable:
+        raise ValueError(f"should be an address such as {example}")
     return value
 
 
@@ -172,7 +187,17 @@ class OtlpGrpc(_Client):
         description="Receiver as host:port, with or without http:// or https://, or unix:/path.",
         json_schema_extra={"example": "127.0.0.1:4317"},
     )
+    proxy_url: str = Field(
+        default="",
+        description="Proxy to go through, http://host:port, unless NO_PROXY has the receiver. "
+        "No other proxy variable of the environment is read.",
+    )
     tls: GrpcTls = GrpcTls()
+
+    @field_validator("proxy_url")
+    @classmethod
+    def _check_proxy(cls, value: str) -> str:
+        return _check_address(value, ("http",), "http://proxy.example:3128") if value else value
 
     @field_validator("endpoint")
     @classmethod
@@ -207,11 +232,7 @@ class OtlpHttp(_Client):
     def _check_url(cls, value: str, info: ValidationInfo) -> str:
         if not value and info.field_name == "proxy_url":
             return value
-        url = urlsplit(value)
-        if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
-            raise ValueError("should be an address such as https://collector.example:4318")
-        _ = url.port  # raises when it is out of range
-        return value
+        return _check_address(value, ("http", "https"), "https://collector.example:4318")
 
 
 class Rotation(Section):

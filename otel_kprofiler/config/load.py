@@ -16,9 +16,10 @@ from otel_kprofiler.config import refused
 from otel_kprofiler.config.config import Config
 from otel_kprofiler.config.document import Document, Path, dotted, parse_document
 from otel_kprofiler.config.durations import Duration
-from otel_kprofiler.config.exporters import EXPORTERS, Debug
+from otel_kprofiler.config.exporters import ADDRESSES, EXPORTERS, Debug
 from otel_kprofiler.config.section import Section
 from otel_kprofiler.errors import ConfigError, ConfigProblem
+from otel_kprofiler.redact import redact_address
 
 MAX_BYTES: Final = 256 * 1024
 """Size of a configuration file; one with every key and its description has 20 KiB."""
@@ -157,7 +158,8 @@ def _message(detail: Any, path: Path) -> str:
         message = message.replace(str(int(bound)), str(Duration(bound)))
     message = message.removeprefix("Value error, ").replace("Input should", "should")
     is_shown = isinstance(value, str | int | float) and "headers" not in path
-    return f"{message}, not {value!r}" if is_shown and message.startswith("should") else message
+    shown = redact_address(value) if path[-1] in ADDRESSES else value
+    return f"{message}, not {shown!r}" if is_shown and message.startswith("should") else message
 
 
 def _unknown(name: str, known: Mapping[str, Any], reasons: Mapping[str, str], noun: str) -> str:

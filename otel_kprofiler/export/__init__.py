@@ -23,7 +23,7 @@ from otel_kprofiler.export.sender import DEFAULT_MAX_BYTES, Tls
 from otel_kprofiler.export.spool import Spool
 
 if TYPE_CHECKING:
-    from otel_kprofiler.export.grpc import OtlpGrpcExporter, parse_endpoint
+    from otel_kprofiler.export.grpc import OtlpGrpcExporter, parse_endpoint, proxy_options
     from otel_kprofiler.export.http import OtlpHttpExporter
 
 __all__ = [
@@ -46,10 +46,16 @@ __all__ = [
     "Verbosity",
     "exporter_from_environment",
     "parse_endpoint",
+    "proxy_options",
     "read_settings",
 ]
 
-_LATE = {"OtlpGrpcExporter": "grpc", "OtlpHttpExporter": "http", "parse_endpoint": "grpc"}
+_LATE = {
+    "OtlpGrpcExporter": "grpc",
+    "OtlpHttpExporter": "http",
+    "parse_endpoint": "grpc",
+    "proxy_options": "grpc",
+}
 
 
 def __getattr__(name: str) -> object:

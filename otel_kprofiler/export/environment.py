@@ -19,6 +19,7 @@ from otel_kprofiler.export.base import ProfileExporter
 from otel_kprofiler.export.retry import RetryPolicy
 from otel_kprofiler.export.sender import Tls
 from otel_kprofiler.model import Form
+from otel_kprofiler.redact import redact_address
 
 PROTOCOLS: Final = ("grpc", "http/protobuf", "http/json")
 COMPRESSIONS: Final = ("none", "gzip")
@@ -42,7 +43,7 @@ class OtlpSettings:
     """
 
     protocol: str = "grpc"
-    endpoint: str = ""
+    endpoint: str = field(default="", repr=False)
     exact: bool = False
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout_s: float = 10.0
@@ -175,7 +176,8 @@ def exporter_from_environment(
                 settings, protocol=protocol, endpoint=address, exact=exact
             )
         else:
-            problem = ConfigProblem("command line", 0, 0, "", f"no receiver's address: {scheme}")
+            shown = redact_address(address)
+            problem = ConfigProblem("command line", 0, 0, "", f"no receiver's address: {shown}")
             raise ConfigError(
                 [problem], hint="write grpc://HOST:PORT, grpcs://…, http://… or https://…"
             )

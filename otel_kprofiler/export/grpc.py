@@ -26,6 +26,7 @@ from otel_kprofiler.export.sender import (
     user_agent,
 )
 from otel_kprofiler.model import AttributeForm, Batch, Form
+from otel_kprofiler.redact import Secrets, redact_address
 
 METHOD: Final = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
 RETRYABLE: Final = frozenset(
@@ -42,6 +43,19 @@ RETRYABLE: Final = frozenset(
 COMPRESSIONS: Final = {"none": grpc.Compression.NoCompression, "gzip": grpc.Compression.Gzip}
 
 
+Options = tuple[tuple[str, str | int], ...]
+_OPTIONS: Final[Options] = (
+    ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_retries", 0),
+    # gRPC would wait up to two minutes before it connects again to a receiver that is back.
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # Two exporters to one address must not share a connection, and so its fate.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
 class OtlpGrpcExporter(OtlpSender):
     """Sends protobuf batches over gRPC.
 
@@ -51,6 +65,8 @@ class OtlpGrpcExporter(OtlpSender):
             scheme, TLS unless ``tls.insecure``. The port defaults to 4317, for https to 443.
         headers: metadata to send with each request.
         tls: certificates.
+        proxy_url: proxy to go through, ``http://[user:password@]host:port``, unless ``NO_PROXY``
+            has the receiver; empty for none, whatever else the environment says.
         compression: ``gzip`` or ``none``.
         timeout_s: upper bound of one attempt, seconds.
         retry: for how long to try; see :class:`RetryPolicy`.
@@ -70,6 +86,7 @@ class OtlpGrpcExporter(OtlpSender):
         headers: Mapping[str, str] | None = None,
         tls: Tls | None = None,
         compression: str = "gzip",
+        proxy_url: str = "",
         timeout_s: float = 10.0,
         retry: RetryPolicy | None = None,
         max_bytes: int | None = DEFAULT_MAX_BYTES,
@@ -81,7 +98,8 @@ class OtlpGrpcExporter(OtlpSender):
         target, secure = parse_endpoint(endpoint, insecure=tls.insecure)
         super().__init__(
             name,
-            endpoint=target,
+            endpoint=redact_address(target),
+            secrets=Secrets([target, proxy_url], headers or {}),
             form=Form.PROTOBUF,
             max_bytes=max_bytes,
             attributes=attributes,
@@ -94,7 +112,10 @@ class OtlpGrpcExporter(OtlpSender):
             )
         checked = checked_headers(headers, development_version=development_version)
         self._metadata = tuple(checked.items())
-        self._channel = _open_channel(target, tls if secure else None, COMPRESSIONS[compression])
+        options = (*_OPTIONS, ("grpc.primary_user_agent", user_agent()), *proxy_options(proxy_url))
+        self._channel = _open_channel(
+            target, tls if secure else None, COMPRESSIONS[compression], options
+        )
         # No serializers: what goes out is the batch, byte for byte.
         self._call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(METHOD)
 
@@ -137,7 +158,7 @@ def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
         host, clean = None, False
     if not host or not clean or "@" in url.netloc:
         raise ExportError(
-            f"unusable gRPC endpoint {endpoint.rpartition('@')[2]!r}",
+            f"unusable gRPC endpoint {redact_address(endpoint)!r}",
             hint="write it as host:port, http://host:port or https://host:port, without a path;"
             " credentials belong into headers",
         )
@@ -147,18 +168,20 @@ def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
     return url.netloc, secure
 
 
-def _open_channel(target: str, tls: Tls | None, compression: grpc.Compression) -> grpc.Channel:
-    options = (
-        ("grpc.primary_user_agent", user_agent()),
-        ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.enable_retries", 0),
-        # gRPC would wait up to two minutes before it connects again to a receiver that is back.
-        ("grpc.initial_reconnect_backoff_ms", 500),
-        ("grpc.max_reconnect_backoff_ms", 2000),
-        # Two exporters to one address must not share a connection, and so its fate.
-        ("grpc.use_local_subchannel_pool", 1),
-    )
+def proxy_options(proxy_url: str) -> Options:
+    """Options of a channel that goes through this proxy, or through none if it is empty.
+
+    gRPC would take one from the environment, which then sees the metadata of requests that are
+    sent in plain text.
+    """
+    if not proxy_url:
+        return (("grpc.enable_http_proxy", 0),)
+    return (("grpc.enable_http_proxy", 1), ("grpc.http_proxy", proxy_url))
+
+
+def _open_channel(
+    target: str, tls: Tls | None, compression: grpc.Compression, options: Options
+) -> grpc.Channel:
     if tls is None:
         return grpc.insecure_channel(target, options=options, compression=compression)
     ca, certificate, key = tls.read()

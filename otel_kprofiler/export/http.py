@@ -11,21 +11,20 @@ import contextlib
 import email.utils
 import gzip
 import json
-import socket
 import threading
 import time
-import weakref
 from collections.abc import Mapping
 from http.cookiejar import DefaultCookiePolicy
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies
 
 import requests
 import urllib3
-from requests.adapters import HTTPAdapter
 from requests.auth import HTTPBasicAuth
 
 from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export.breakable import UNLOGGED, BreakableAdapter
 from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict
 from otel_kprofiler.export.sender import (
     DEFAULT_MAX_BYTES,
@@ -38,6 +37,7 @@ from otel_kprofiler.export.sender import (
     user_agent,
 )
 from otel_kprofiler.model import AttributeForm, Batch, Form
+from otel_kprofiler.redact import Secrets, redact_address
 
 PATH: Final = "/v1development/profiles"
 RETRYABLE: Final = frozenset({429, 502, 503, 504})
@@ -87,10 +87,13 @@ class OtlpHttpExporter(OtlpSender):
     ) -> None:
         if compression not in {"gzip", "none"}:
             raise ExportError(f"unknown compression {compression!r}", hint="one of none, gzip")
-        self._url, auth = parse_endpoint(profiles_endpoint or endpoint, join=not profiles_endpoint)
+        address = profiles_endpoint or endpoint
+        self._url, auth = parse_endpoint(address, join=not profiles_endpoint)
+        proxies = [proxy_url] if proxy_url is not None else getproxies().values()
         super().__init__(
             name,
-            endpoint=self._url.partition("?")[0],
+            endpoint=redact_address(self._url),
+            secrets=Secrets([address, *proxies], headers or {}),
             form=form,
             max_bytes=max_bytes,
             attributes=attributes,
@@ -103,7 +106,7 @@ class OtlpHttpExporter(OtlpSender):
         tls.read()
         # Given with each request, because a session's own value yields to the environment's.
         self._verify: bool | str = not tls.insecure_skip_verify and (tls.ca_file or True)
-        self._adapter = _BreakableAdapter()
+        self._adapter = BreakableAdapter()
         self._session = session = requests.Session()
         session.mount("http://", self._adapter)
         session.mount("https://", self._adapter)
@@ -126,6 +129,7 @@ class OtlpHttpExporter(OtlpSender):
 
     def _attempt(self, body: bytes, timeout_s: float) -> Answer:
         late = threading.Event()
+        self._adapter.begin()
 
         def break_off() -> None:
             late.set()
@@ -138,7 +142,8 @@ class OtlpHttpExporter(OtlpSender):
         with contextlib.suppress(RuntimeError):
             timer.start()
         try:
-            return self._exchange(body, timeout_s, late)
+            with UNLOGGED.of_this_thread():
+                return self._exchange(body, timeout_s, late)
         except (
             requests.ConnectionError,
             requests.Timeout,
@@ -181,57 +186,24 @@ class OtlpHttpExporter(OtlpSender):
         self._session.close()
 
 
-class _BreakableAdapter(HTTPAdapter):
-    """Knows its sockets, so that another thread can break off an exchange."""
-
-    def __init__(self) -> None:
-        self._sockets: weakref.WeakSet[Any] = weakref.WeakSet()
-        super().__init__(pool_connections=1, pool_maxsize=1)
-
-    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Have the pool's connections tell which socket they use."""
-        pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
-        sockets, make = self._sockets, type(pool).ConnectionCls
-
-        def make_telling(*args: Any, **kwargs: Any) -> Any:
-            connection: Any = make(*args, **kwargs)
-            connect = connection.connect
-
-            def connect_and_tell() -> None:
-                connect()
-                sockets.add(connection.sock)
-
-            connection.connect = connect_and_tell
-            return connection
-
-        pool.ConnectionCls = make_telling
-        return pool
-
-    def break_off(self) -> None:
-        """End every exchange under way as if the receiver had disconnected."""
-        for sock in list(self._sockets):
-            with contextlib.suppress(OSError):
-                # Not SSLSocket's own method, which is not made for another thread's reading.
-                socket.socket.shutdown(getattr(sock, "socket", sock), socket.SHUT_RDWR)
-
-
 def parse_endpoint(endpoint: str, *, join: bool) -> tuple[str, HTTPBasicAuth | None]:
     """Address without credentials, and the credentials; ``join`` appends the signal's path.
 
     Raises:
         ExportError: it is no http or https address with a host.
     """
-    hint = "write it as http://host:4318 or https://host"
     try:
         url = urlsplit(endpoint)
         usable = url.scheme in {"http", "https"} and bool(url.hostname)
-        _ = url.port
-    except ValueError as error:
-        raise ExportError(f"unusable HTTP endpoint: {error}", hint=hint) from error
-    userinfo, _, host = url.netloc.rpartition("@")
+        _ = url.port  # raises when it is none
+    except ValueError:  # whose text may show a password
+        usable = False
     if not usable:
-        shown = f"{url.scheme}://{host}{url.path}" if host else url.path.rpartition("@")[2]
-        raise ExportError(f"unusable HTTP endpoint {shown!r}", hint=hint)
+        raise ExportError(
+            f"unusable HTTP endpoint {redact_address(endpoint)!r}",
+            hint="write it as http://host:4318 or https://host",
+        )
+    userinfo, _, host = url.netloc.rpartition("@")
     auth = HTTPBasicAuth(*map(unquote, userinfo.partition(":")[::2])) if userinfo else None
     path = url.path.rstrip("/") + PATH if join else url.path
     return url._replace(netloc=host, path=path).geturl(), auth

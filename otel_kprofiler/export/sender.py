@@ -16,6 +16,7 @@ from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export.base import ExportOutcome, ExportResult, ProfileExporter
 from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict, attempt_until_settled
 from otel_kprofiler.model import AttributeForm, Batch, Form, LossCause
+from otel_kprofiler.redact import Secrets
 from otel_kprofiler.version import __version__
 
 DEFAULT_MAX_BYTES = 4 * 1024 * 1024 - 64 * 1024
@@ -115,6 +116,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
     Args:
         name: component id.
         endpoint: receiver, for messages; without credentials.
+        secrets: what is struck out of all that receiver and libraries say.
         form: form of the batches.
         max_bytes: largest payload to send.
         attributes: how resource and scope attributes of the batches are written.
@@ -127,6 +129,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         name: str,
         *,
         endpoint: str,
+        secrets: Secrets,
         form: Form,
         max_bytes: int | None,
         attributes: AttributeForm,
@@ -135,6 +138,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
     ) -> None:
         self.name = name
         self.endpoint = endpoint
+        self._secrets = secrets
         self.form = form
         self.max_bytes = max_bytes
         self.attributes = attributes
@@ -170,7 +174,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")
             body = self._prepare(batch)
             answer, cause = attempt_until_settled(
-                lambda timeout_s: self._noting(self._attempt(body, timeout_s)),
+                lambda timeout_s: self._noting(self._attempt_safely(body, timeout_s)),
                 policy=self._retry,
                 timeout_s=self._timeout_s,
                 stop=self._stop,
@@ -181,9 +185,18 @@ class OtlpSender(ProfileExporter, abc.ABC):
             return ExportResult.failure(batch, cause, answer.message, answer.status)
         return _accepted(batch, answer)
 
+    def _attempt_safely(self, body: bytes, timeout_s: float) -> Answer:
+        try:
+            return self._attempt(body, timeout_s)
+        except Exception as error:
+            # A defect, which will be logged: libraries put addresses into their messages.
+            self._secrets.strike_out_of(error)
+            raise
+
     def _noting(self, answer: Answer) -> Answer:
         """Make the message fit for a log, and log what is new about the answer."""
-        message = "".join(char if char.isprintable() else " " for char in answer.message[:500])
+        message = self._secrets.strike_out(answer.message)[:500]
+        message = "".join(char if char.isprintable() else " " for char in message)
         answer = answer._replace(message=message)
         self._note_trouble(answer)
         if answer.verdict is not Verdict.ACCEPTED:
@@ -218,7 +231,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
         """Log once until data is accepted again, and not what shutting down brings about."""
         if key not in self._said and not self._stop.is_set():
             self._said.add(key)
-            _log.warning("%s: %s: %s (said once)", self.name, self.endpoint, text)
+            subject = {"subject": f"{self.name} {key}"}
+            _log.warning("%s: %s: %s (said once)", self.name, self.endpoint, text, extra=subject)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Wait for an export under way; False if it takes longer than the timeout."""

@@ -101,6 +101,9 @@ def test_repeated_warnings_are_counted_instead_of_written():
     assert not limit.filter(record(2))
     assert not limit.filter(record(3))
     assert limit.filter(record(4, logging.INFO))
+    other = record(1)
+    other.subject = "another exporter"
+    assert limit.filter(other)
     now[0] = 61
     late = record(5)
     assert limit.filter(late)

@@ -9,7 +9,7 @@ PACKAGE = Path(otel_kprofiler.__file__).parent
 
 # A room may import rooms of a lower rank only.
 RANK = {
-    "version": 0, "model": 0, "errors": 0, "text": 0, "checked": 1,
+    "version": 0, "model": 0, "errors": 0, "redact": 0, "text": 0, "checked": 1,
     "clock": 1, "forks": 1,
     "host": 2,
     "config": 3, "bpf": 3, "symbols": 3, "otlp": 3, "export": 3,

@@ -1,11 +1,14 @@
 """The agent's metrics about itself arrive at the receiver of its profiles."""
 
+import contextlib
 import http.server
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -57,6 +60,17 @@ class Receiver(grpc.GenericRpcHandler):
         self.requests.append((ExportMetricsServiceRequest.FromString(request), metadata))
         self.arrived.set()
         return b""
+
+
+class NotFound(http.server.BaseHTTPRequestHandler):
+    """A web server that knows no metrics."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_error(404)
+
+    def log_message(self, *arguments):
+        pass
 
 
 @pytest.fixture
@@ -181,6 +195,55 @@ def test_a_receiver_without_metrics_is_explained_once(telemetry, caplog):
     assert "UNIMPLEMENTED" in message
     assert "service.telemetry.metrics.level: none" in message
     assert not logging.getLogger("opentelemetry.exporter.otlp").propagate, "nor by the SDK"
+
+
+@pytest.mark.parametrize("kind", ["otlp_grpc", "otlp_http"])
+def test_a_receiver_that_is_away_needs_no_pipeline_until_it_is_there_without_one(
+    telemetry, caplog, kind
+):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    endpoint = f"127.0.0.1:{port}"
+    telemetry.configure(load(endpoint if kind == "otlp_grpc" else f"http://{endpoint}", kind=kind))
+
+    def wait_for(count):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            said = [text for text in caplog.messages if "own metrics" in text]
+            if len(said) >= count:
+                return said[count - 1]
+            time.sleep(0.05)
+        raise AssertionError(caplog.messages)
+
+    message = wait_for(1)
+    assert "pipeline" not in message
+    assert "refused" in message
+    with contextlib.ExitStack() as stack:
+        if kind == "otlp_grpc":
+            server = grpc.server(ThreadPoolExecutor(1), options=(("grpc.so_reuseport", 0),))
+            server.add_insecure_port(endpoint)
+            server.start()
+            stack.callback(lambda: server.stop(0).wait())
+        else:
+            web = stack.enter_context(
+                http.server.ThreadingHTTPServer(("127.0.0.1", port), NotFound)
+            )
+            threading.Thread(target=web.serve_forever, args=(0.05,)).start()
+            stack.callback(web.shutdown)
+        assert "give the receiver a metrics pipeline" in wait_for(2)
+        telemetry.close()
+    assert len([text for text in caplog.messages if "own metrics" in text]) == 2
+
+
+def test_a_proxy_of_the_environment_is_not_asked(receiver, telemetry, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        for name in ("http_proxy", "grpc_proxy", "https_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        telemetry.configure(load(receiver.endpoint))
+        assert receiver.arrived.wait(10)
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
 
 
 def test_equal_settings_keep_what_runs_and_others_replace_it(receiver, telemetry):

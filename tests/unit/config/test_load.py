@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from otel_kprofiler.config import dump_config, load_config, parse_config
+from otel_kprofiler.config import dump_config, find_exposure, load_config, parse_config
 from otel_kprofiler.errors import ConfigError
 
 MINIMAL = """\
@@ -222,3 +222,53 @@ def test_unreadable_files_are_configuration_errors(tmp_path):
     path.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="UTF-8"):
         load_config(str(path), environ=os.environ)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "otlp_http: {endpoint: 'http://me:s3cret@h:port'}",
+        "otlp_http: {endpoint: 'http://me:s3cret@[h:1'}",
+        "otlp_http: {endpoint: 'http://me:4/s3cret/x?@h'}",
+        "otlp_http: {endpoint: 'ftp://s3cret@h'}",
+        "otlp_http: {endpoint: 'http://h/?token=s3cret'}",
+        "otlp_http: {endpoint: 'http://h', proxy_url: 'me:s3cret@h:1'}",
+        "otlp_http: {endpoint: 'http://h', proxy_url: 'http://me:s3cret@h\u2100'}",
+        "otlp_grpc: {endpoint: 'me:s3cret@h:4317'}",
+        "otlp_grpc: {endpoint: 'h:1', proxy_url: 'https://me:s3cret@h:1'}",
+        "otlp_grpc: {endpoint: 'h:1', headers: s3cret}",
+        "otlp_grpc: {endpoint: 'h:1', headers: [s3cret]}",
+    ],
+)
+def test_no_message_shows_what_an_address_or_a_header_hides(block):
+    found = problems(MINIMAL.replace("  debug:\n", f"  debug:\n  {block}\n"))
+    assert found
+    assert not any("s3cret" in problem for problem in found), found
+
+
+@pytest.mark.parametrize(
+    ("line", "secret"),
+    [
+        ("endpoint: http://h:1, headers: {authorization: abc}", "headers.authorization"),
+        ("endpoint: 'http://me:pw@h:1'", "endpoint"),
+        ("endpoint: http://h:1, proxy_url: 'http://me:pw@h:1'", "proxy_url"),
+        ("endpoint: http://h:1, headers: {authorization: '${env:TOKEN}'}", ""),
+        ("endpoint: http://h:1, tls: {ca_file: a}", ""),
+    ],
+)
+def test_secrets_that_everyone_can_read_are_warned_of(tmp_path, line, secret):
+    for directory in (tmp_path, *tmp_path.parents):
+        if not directory.stat().st_mode & 0o001:
+            directory.chmod(0o711)  # a directory of the test
+    path = tmp_path / "agent.yaml"
+    path.write_text(MINIMAL.replace("  debug:\n", f"  debug:\n  otlp_http: {{{line}}}\n"))
+    found = {}
+    for mode in (0o644, 0o640, 0o600):
+        path.chmod(mode)
+        found[mode] = find_exposure(load_config(str(path), environ={"TOKEN": "abc"}))
+    assert found[0o640] == found[0o600] == ""
+    assert (f"(exporters.otlp_http.{secret})" in found[0o644]) == bool(secret)
+    assert "pw" not in found[0o644].replace(str(path), "")
+    path.chmod(0o644)
+    tmp_path.chmod(0o700)
+    assert find_exposure(load_config(str(path), environ={"TOKEN": "abc"})) == ""

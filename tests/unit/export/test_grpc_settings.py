@@ -1,15 +1,19 @@
 """Settings of the OTLP/gRPC exporter, and what it reads from a receiver's answers."""
 
+import contextlib
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export import OtlpGrpcExporter, Tls
+from otel_kprofiler.export import OtlpGrpcExporter, RetryPolicy, Tls
 from otel_kprofiler.export.grpc import parse_endpoint, parse_retry_delay
+from otel_kprofiler.model import LossCause
 
 
 @pytest.mark.parametrize(
@@ -50,7 +54,16 @@ def test_endpoints(endpoint, insecure, target, secure):
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["", "http://", "http://host/path", "host:port", "http://user:secret@host:1"]
+    "endpoint",
+    [
+        "",
+        "http://",
+        "http://host/path",
+        "host:port",
+        "http://user:secret@host:1",
+        "host:1?token=secret",
+        "https://user:1/secret@host",
+    ],
 )
 def test_unusable_endpoints_are_refused_with_a_hint_and_without_secrets(endpoint):
     with pytest.raises(ExportError) as caught:
@@ -74,6 +87,49 @@ def test_unusable_settings_are_refused_with_a_hint(arguments):
         OtlpGrpcExporter("https://localhost", **arguments)
     assert caught.value.hint
     assert "secret" not in caught.value.message
+
+
+@pytest.fixture
+def proxy():
+    """A proxy that hangs up: its address, and what it was sent."""
+    asked = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    peer, _ = server.accept()
+                    with peer:
+                        asked.append(peer.recv(65536))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}", asked
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_proxy_is_asked_only_if_it_is_given(proxy, given, monkeypatch, batch, caplog):
+    """With one from the environment, it would see the metadata of plain text requests."""
+    address, asked = proxy
+    url = f"http://me:hunter22@{address}"
+    for name in ("no_proxy", "no_grpc_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    if not given:
+        for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+            monkeypatch.setenv(name, url)
+    once = RetryPolicy(enabled=False)
+    exporter = OtlpGrpcExporter(
+        "http://collector.invalid:4317", proxy_url=url if given else "", retry=once, timeout_s=20
+    )
+    assert exporter.export(batch()).lost == {LossCause.RETRIES_EXHAUSTED: 3}
+    exporter.shutdown()
+    assert bool(asked) is given
+    if given:
+        assert asked[0].startswith(b"CONNECT collector.invalid:4317 ")
+        assert b"Proxy-Authorization: Basic " in asked[0]
+    assert "hunter22" not in caplog.text
 
 
 def test_the_door_loads_no_transport():

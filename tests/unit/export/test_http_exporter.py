@@ -1,8 +1,11 @@
 """OTLP over HTTP against a real HTTP server that answers as it is told."""
 
+import contextlib
 import email.utils
+import gc
 import gzip
 import json
+import logging
 import socket
 import ssl
 import threading
@@ -15,7 +18,7 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 )
 
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export import ExportOutcome, OtlpHttpExporter, RetryPolicy, Tls
+from otel_kprofiler.export import ExportOutcome, ExportQueue, OtlpHttpExporter, RetryPolicy, Tls
 from otel_kprofiler.export.http import parse_endpoint, parse_retry_after
 from otel_kprofiler.model import Form, LossCause
 
@@ -252,6 +255,95 @@ def test_time_is_up_even_if_the_response_trickles(http_receiver, open_exporter, 
     assert (result.lost, result.error_type) == ({LossCause.RETRIES_EXHAUSTED: 3}, "timeout")
 
 
+@contextlib.contextmanager
+def trickling(first):
+    """A server that sends one byte after the other for a minute; yields its port."""
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with contextlib.suppress(OSError):  # the client hangs up, the test ends
+                while True:
+                    peer, _ = server.accept()
+                    with peer:
+                        peer.recv(65536)
+                        peer.sendall(first)
+                        for _ in range(1200):
+                            if stop.wait(0.05):
+                                return
+                            peer.sendall(b"x")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            stop.set()
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+# ssl leaves a socket to the garbage collector that is shut down right before its handshake.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("who", ["proxy", "receiver"])
+def test_time_is_up_even_if_the_connection_trickles(open_exporter, batch, who):
+    """The answer of a proxy to CONNECT, and a TLS handshake."""
+    answers = {
+        "proxy": b"HTTP/1.1 200 OK\r\nX: ",
+        "receiver": b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc",
+    }
+    with trickling(answers[who]) as port:
+        proxy = f"http://127.0.0.1:{port}" if who == "proxy" else ""
+        endpoint = f"https://127.0.0.1:{1 if who == 'proxy' else port}"
+        once = RetryPolicy(enabled=False)
+        exporter = open_exporter(endpoint, proxy_url=proxy, timeout_s=1, retry=once)
+        for _ in range(2):
+            started = time.monotonic()
+            result = exporter.export(batch())
+            assert time.monotonic() - started < 30
+            assert (result.lost, result.error_type) == ({LossCause.RETRIES_EXHAUSTED: 3}, "timeout")
+    gc.collect()
+
+
+def test_nothing_that_a_receiver_says_shows_secrets(http_receiver, open_exporter, batch, caplog):
+    """It repeats the request's credentials; urllib3 would log the query with a broken header."""
+    caplog.set_level(logging.DEBUG)
+
+    def echo(handler):
+        text = f"no: {handler.path} {handler.headers['Authorization']} {handler.headers['X-Key']}"
+        handler.send_response(400)
+        handler.send_header("Content-Type", "text/plain")
+        handler.wfile.write(b"".join(handler._headers_buffer) + b"broken header\r\n")
+        handler._headers_buffer = []
+        handler.send_header("Content-Length", str(len(text)))
+        handler.end_headers()
+        handler.wfile.write(text.encode())
+
+    http_receiver.answer(echo)
+    place = http_receiver.endpoint.removeprefix("http://")
+    exporter = open_exporter(
+        profiles_endpoint=f"http://me:pass%2Fword@{place}/x?key=t0ken-1",
+        headers={"x-key": "header-secret"},
+    )
+    result = exporter.export(batch())
+    shown = result.message + caplog.text
+    assert "no: /x" in shown
+    for secret in ("pass/word", "pass%2Fword", "t0ken-1", "header-secret", "bWU6cGFzcy93b3Jk"):
+        assert secret not in shown
+    assert not [record for record in caplog.records if record.name.startswith("urllib3")]
+
+
+@pytest.mark.parametrize("proxy", ["http://me:hunter22@[::bad", "http://me:hunter22@host:port"])
+def test_a_malformed_proxy_is_an_answer_without_its_password(open_exporter, batch, caplog, proxy):
+    exporter = open_exporter(proxy_url=proxy, retry=RetryPolicy(enabled=False))
+    queue = ExportQueue(exporter)
+    queue.put(batch())
+    queue.shutdown()
+    assert queue.counts().exported == 0
+    assert "hunter22" not in caplog.text
+    assert caplog.text
+
+
 @pytest.mark.parametrize(
     "answer", [(503, {}, b""), (429, {"Retry-After": "99"}, b""), trickle_body]
 )
@@ -373,6 +465,10 @@ def test_endpoints(endpoint, join, url):
     [
         ("localhost:4318", {}),
         ("ftp://user:secret@host", {}),
+        ("http://user:secret@host:port", {}),
+        ("http://user:secret@[host", {}),
+        ("user:secret@host:4318", {}),
+        ("//host/?token=secret", {}),
         ("http://", {}),
         ("http://host:port", {}),
         ("http://host", {"compression": "br"}),

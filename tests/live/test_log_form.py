@@ -1,0 +1,170 @@
+"""Whatever libraries have to say, the agent's log is one JSON object per line, without secrets."""
+
+import contextlib
+import http.server
+import json
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import Level
+
+pytestmark = pytest.mark.live
+
+CONFIG = """
+receivers:
+  kprofiler:
+    samples_per_second: 99
+    send_idle_frames: true
+    reporter_interval: 300ms
+    monitor_interval: 500ms
+    verbose_mode: true
+exporters:
+  otlp_grpc:
+    endpoint: "https://localhost:{plain}"
+    headers: {{authorization: "Bearer s3cret-1"}}
+  otlp_http/unverified:
+    endpoint: "https://me:s3cret-2@localhost:{tls}"
+    tls: {{insecure_skip_verify: true}}
+  otlp_http/proxy:
+    endpoint: "https://collector.invalid:4318"
+    proxy_url: "http://me:s3cret-3@127.0.0.1:{plain}"
+service:
+  pipelines:
+    profiles:
+      receivers: [kprofiler]
+      exporters: [otlp_grpc, otlp_http/unverified, otlp_http/proxy]
+"""
+
+
+WANTED = ("otlp_grpc: localhost", "otlp_http/unverified: ", "otlp_http/proxy: ", "Insecure",
+          "own metrics")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _host_can():
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Repeats what it was sent, and breaks its own headers."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        text = f"no to {self.headers['Authorization']} at {self.path}".encode()
+        self.wfile.write(b"HTTP/1.0 400 Bad\r\nContent-Type: text/plain\r\nbroken\r\n\r\n" + text)
+
+    def do_CONNECT(self):
+        self.send_error(407, f"no to {self.headers['Proxy-Authorization']}")
+
+    def log_message(self, *_):
+        pass
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        pass  # clients that speak TLS to it
+
+
+@contextlib.contextmanager
+def serving(context=None):
+    with Server(("127.0.0.1", 0), Handler) as server:
+        if context:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def context(tmp_path):
+    """TLS of a receiver that nobody trusts."""
+    if not shutil.which("openssl"):
+        pytest.skip("needs the openssl command to make a certificate")
+    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    files = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
+    subprocess.run(["openssl", *words, *files], check=True, capture_output=True)
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    return made
+
+
+def test_every_line_of_the_log_is_ours_and_holds_no_secret(tmp_path, context):
+    config, log = tmp_path / "agent.yaml", tmp_path / "log"
+    with serving() as plain, serving(context) as tls:
+        config.write_text(CONFIG.format(plain=plain, tls=tls))
+        with log.open("wb") as file:
+            agent = subprocess.Popen(
+                [sys.executable, "-m", "otel_kprofiler", "run", "-c", config],
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+            )
+        try:
+            deadline = time.monotonic() + 60
+            while missing := [text for text in WANTED if text not in log.read_text()]:
+                assert agent.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, missing
+                time.sleep(0.2)
+            agent.send_signal(signal.SIGTERM)
+            assert agent.wait(60) == 0
+        finally:
+            agent.kill()
+            agent.wait()
+    text = log.read_text()
+    for line in text.splitlines():
+        assert json.loads(line).keys() >= {"time", "level", "logger", "message"}
+    assert "ssl_transport_security" not in text
+    assert "no to Basic [REDACTED]" in text
+    assert "WRONG_VERSION_NUMBER" in text, "the reason comes with the status"
+    for secret in ("s3cret", "bWU6czNjcmV0"):
+        assert secret not in text
+
+
+def test_recordings_say_nothing_in_the_words_of_grpc():
+    with serving() as plain:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "otel_kprofiler", "record", "-d", "500ms", "--idle"),
+                *("--export", f"grpcs://localhost:{plain}"),
+            ],
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert "ssl_transport_security" not in done.stderr
+    assert "WRONG_VERSION_NUMBER" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://me:s3cret@host:port", "me:s3cret@host:4317", "grpc://h:1/?token=s3cret",
+     "http://me:s3cret@127.0.0.1:1/x?token=s3cret"],
+)  # fmt: skip
+def test_recordings_never_show_credentials(address, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "otel_kprofiler", "--debug", "record", "-d", "500ms"),
+            *("--idle", "--export", address),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert "s3cret" not in done.stdout + done.stderr
+    assert "bWU6czNjcmV0" not in done.stdout + done.stderr

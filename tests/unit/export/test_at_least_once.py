@@ -1,0 +1,86 @@
+"""What a receiver has, and what the account says, where answers are lost or are not OTLP."""
+
+import gzip
+
+import pytest
+from grpc import StatusCode
+from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
+    ExportProfilesServiceRequest,
+)
+
+from otel_kprofiler.export import ExportQueue, OtlpGrpcExporter, OtlpHttpExporter
+from otel_kprofiler.model import (
+    ON_CPU,
+    LossCause,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import encode_window
+
+SAMPLES = 5
+
+
+def make_batch(exporter):
+    group = [WindowSample(Stack(()), 1, "main", cpu, None, [10 + cpu]) for cpu in range(SAMPLES)]
+    window = Window(ON_CPU, 1000, 10, 20, (ResourceSamples(Resource({"a": "b"}), group),))
+    (batch,) = encode_window(window, **exporter.encoding._asdict()).batches
+    return batch
+
+
+def send(exporter):
+    queue = ExportQueue(exporter)
+    queue.put(make_batch(exporter))
+    queue.shutdown()
+    return queue.counts()
+
+
+def profiles(payload):
+    """Number of samples by profile id."""
+    return {
+        profile.profile_id: len(profile.samples)
+        for resource in ExportProfilesServiceRequest.FromString(payload).resource_profiles
+        for scope in resource.scope_profiles
+        for profile in scope.profiles
+    }
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http"])
+def test_what_comes_twice_has_the_same_profile_ids(grpc_receiver, http_receiver, quick, kind):
+    """The receiver stores the request, and its answer is lost."""
+    if kind == "grpc":
+        grpc_receiver.answer(lambda _, context: context.abort(StatusCode.UNAVAILABLE, "gone"), b"")
+        exporter = OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", retry=quick)
+    else:
+        http_receiver.answer(lambda _: None, (200, {}, b""))
+        exporter = OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")
+    counts = send(exporter)
+    if kind == "grpc":
+        stored = [profiles(request) for request, _ in grpc_receiver.requests]
+    else:
+        stored = [profiles(gzip.decompress(body)) for _, _, body in http_receiver.requests]
+    assert len(stored) == 2
+    assert stored[0] == stored[1]
+    assert sum((stored[0] | stored[1]).values()) == counts.exported == SAMPLES
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http"])
+def test_what_nothing_confirms_is_rejected_and_sent_once(
+    grpc_receiver, http_receiver, quick, kind, caplog
+):
+    """The receiver stores the request, and a proxy answers with a page of its own."""
+    page = b"<html>welcome</html>"
+    if kind == "grpc":
+        grpc_receiver.answer(page)
+        exporter = OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", retry=quick)
+        requests = grpc_receiver.requests
+    else:
+        http_receiver.answer((200, {"Content-Type": "text/html"}, page))
+        exporter = OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")
+        requests = http_receiver.requests
+    counts = send(exporter)
+    assert len(requests) == 1
+    assert (counts.exported, counts.lost) == (0, {LossCause.REJECTED: SAMPLES})
+    assert ("not OTLP" if kind == "http" else "unreadable response") in caplog.text
