@@ -233,13 +233,16 @@ class Pipeline(Generic[SamplerT]):
         with self._lock:
             samples = self._gate.release(before_ns)
             self._resolving = len(samples)
+            samples.reverse()
         done = 0
         try:
-            for sample in samples:
+            while samples:
                 if self._must_end():
                     return False
+                sample = samples[-1]
                 stack = self._symbolizer.resolve(sample)
                 windows.add(sample, stack, self.resources.get(sample))
+                samples.pop()  # at once: a backlog takes much memory
                 done += 1
                 if self._pause:
                     self._pause()
@@ -248,8 +251,7 @@ class Pipeline(Generic[SamplerT]):
             with self._lock:
                 self._resolving = 0
                 self._in_windows += done
-                if done < len(samples):
-                    self._gate.push(samples[done:])
+                self._gate.push(samples)
         return True
 
     def _close_window(self, end_boot_ns: int | None, given_up: int = 0) -> None:

@@ -25,6 +25,8 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import Encoded, encode_window
 
+MAX_WAITING_SAMPLES: Final = 250_000
+"""Samples of windows that wait for encoding, some 25 MB; one window may have more."""
 _ENCODING_SHARE: Final = 0.7
 """Share of the time for shutting down after which no further window is encoded."""
 
@@ -148,8 +150,8 @@ class Reporter:
     Args:
         queues: one per exporter, which states its encoding.
         encoder: how windows are encoded.
-        capacity: windows that wait for encoding; the oldest is dropped, and counted, when
-            one more comes.
+        capacity: windows that wait for encoding, with :data:`MAX_WAITING_SAMPLES` at most; the
+            oldest is dropped, and counted, when one more comes.
         background: false to encode in the thread that hands over windows.
     """
 
@@ -194,12 +196,19 @@ class Reporter:
                 self._lose(self._take(window, given_up), LossCause.SHUTDOWN)
             if not window.resources:
                 return
-            if len(self._waiting) == self._capacity:
+            task = self._take(window, window.sample_count)
+            while self._is_full(task.samples):
                 self._lose(self._waiting.popleft(), LossCause.QUEUE_FULL)
-            self._waiting.append(self._take(window, window.sample_count))
+            self._waiting.append(task)
             self._changed.notify_all()
         if not self._background:
             self._encode_next()
+
+    def _is_full(self, more: int) -> bool:
+        """Whether a window has to give way; one may always wait, however large it is."""
+        samples = sum(task.samples for task in self._waiting) + more
+        full = len(self._waiting) >= self._capacity or samples > MAX_WAITING_SAMPLES
+        return full and bool(self._waiting)
 
     def _take(self, window: Window, samples: int) -> _Task:
         """A window, or a part of it, as all exporters have it now; with the lock held."""

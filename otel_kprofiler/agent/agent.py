@@ -215,14 +215,16 @@ class Agent:
             moved_ns = self._clock.sync()
             _log.debug("clock synchronised, moved by %d ns", moved_ns)
         self._draw(now)
-        self._stay_within_limits(now)
         if self._reader:
             self._reload(self._reader)
 
     def _alive(self) -> None:
         """The loop makes progress; also in a step that works off a backlog."""
+        now = time.monotonic()
         self._watchdog.alive()
-        self._notifier.alive(time.monotonic())
+        self._notifier.alive(now)
+        if now >= self._next_measure:
+            self._stay_within_limits(now)
 
     def _stay_within_limits(self, now: float) -> None:
         """Sample more slowly when the agent uses more than it may, faster when it uses less."""
@@ -231,9 +233,9 @@ class Agent:
             config.service.limits.max_cpu_percent / 100,
             config.service.limits.max_rss_megabytes * 1024 * 1024,
         )
-        if self._pipeline is None or not any(limits) or now < self._next_measure:
-            return
         self._next_measure = now + config.receiver.monitor_interval.seconds
+        if self._pipeline is None or not any(limits):
+            return
         usage, settings = self._meter.read(), self._pipeline.sampler.config
         wanted = config.receiver.samples_per_second
         rate = self._governor.decide(usage, limits, settings.samples_per_second, wanted)

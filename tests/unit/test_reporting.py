@@ -26,7 +26,7 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp import Encoded, check_payload, decode_windows
-from otel_kprofiler.reporting import Account, Reporter
+from otel_kprofiler.reporting import MAX_WAITING_SAMPLES, Account, Reporter
 
 
 class Collecting(ProfileExporter):
@@ -156,6 +156,29 @@ def test_windows_beyond_the_capacity_drop_the_oldest_and_are_counted(windows):
     (account,) = reporter.accounts()
     assert account.pending == 0
     assert (account.lost.get(LossCause.QUEUE_FULL, 0) > 0) == (windows > 3)
+
+
+def test_windows_that_wait_are_bounded_by_their_samples_too():
+    entered, release = threading.Event(), threading.Event()
+
+    def waiting(window, encoding):
+        entered.set()
+        release.wait(30)
+        return Encoded((Batch(b"x", encoding.form, (window.size,), 0, 1),), too_large=0)
+
+    exporter = Collecting("a")
+    reporter = Reporter([ExportQueue(exporter)], encoder=waiting)
+    reporter(SizedWindow(1))
+    assert entered.wait(10)
+    half = MAX_WAITING_SAMPLES // 2
+    for size in (half, half, half + 1, 3 * half):
+        reporter(SizedWindow(size))
+    (account,) = reporter.accounts()
+    assert account.lost == {LossCause.QUEUE_FULL: 3 * half + 1}
+    assert account.pending == 1 + 3 * half
+    release.set()
+    reporter.shutdown(10_000)
+    assert [batch.sample_count for batch in exporter.batches] == [1, 3 * half]
 
 
 def test_what_is_not_encoded_in_time_is_lost_at_shutdown():
