@@ -10,7 +10,7 @@ import click
 
 from otel_kprofiler.bpf import BccLoader, LibbpfLoader, find_code_symbols, find_hidden_symbols
 from otel_kprofiler.cli.terminal import say
-from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.host import Access, doctor, is_in_user_namespace
 from otel_kprofiler.model import Finding, Level
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 
@@ -31,9 +31,10 @@ def command(*, as_json: bool) -> None:
         "python3-bpfcc": BccLoader.is_installed(),
     }
     findings = doctor(access, loaders=loaders, try_sampler=_try_sampler)
-    findings.append(find_code_symbols(access))
-    hidden = find_hidden_symbols(access)
-    findings += [hidden] if hidden else []
+    if not is_in_user_namespace(access):  # where they would only repeat its reason
+        findings.append(find_code_symbols(access))
+        hidden = find_hidden_symbols(access)
+        findings += [hidden] if hidden else []
     if as_json:
         rows = [{**asdict(finding), "level": finding.level.value} for finding in findings]
         click.echo(json.dumps(rows, indent=1))

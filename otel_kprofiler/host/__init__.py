@@ -5,6 +5,7 @@ from otel_kprofiler.host.capabilities import (
     Capabilities,
     get_capability_fix,
     get_privilege_error,
+    is_in_user_namespace,
     parse_capabilities,
     read_capabilities,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "get_capability_fix",
     "get_privilege_error",
     "held_capabilities",
+    "is_in_user_namespace",
     "keep_only",
     "open_perf_event",
     "parse_capabilities",
