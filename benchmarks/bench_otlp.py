@@ -16,6 +16,7 @@ from otel_kprofiler.model import (
     STACK_NOT_COLLECTED,
     STACK_OK,
     AddressRange,
+    AttributeForm,
     Attributes,
     BuildId,
     FileId,
@@ -148,9 +149,9 @@ KERNEL_ONLY_BYTES = {"raw": 60, "gzip": 25}
 """The goal for kernel stacks alone."""
 
 
-def wire_sizes(window: Window) -> dict[str, int]:
+def wire_sizes(window: Window, attributes: AttributeForm = AttributeForm.INLINE) -> dict[str, int]:
     """Bytes of the window's request, as it is and compressed."""
-    payload = encode_window(window).batches[0].payload
+    payload = encode_window(window, attributes=attributes).batches[0].payload
     return {"raw": len(payload), "gzip": len(gzip.compress(payload, 6))}
 
 
@@ -171,6 +172,13 @@ def rows(quick: bool) -> Iterator[Row]:
                     size / count / GO_BYTES[name] if user else None,
                     f"<= {limit:.1f}",
                 )
+        for name, size in wire_sizes(window, AttributeForm.REFERENCES).items():
+            yield Row(
+                f"wire bytes per sample, {sides}, attributes by reference, {name}",
+                f"{size / count:.1f} B",
+                "attributes in place",
+                size / wire_sizes(window)[name],
+            )
         processes = len(window.resources)
         size, shared = (wire_sizes(each)["raw"] for each in (window, one_process(window)))
         yield Row(
