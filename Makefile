@@ -8,7 +8,7 @@ RUN_PACKAGES := python3-venv libbpf1
 TEST_PACKAGES := clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc \
 	qemu-system-x86 busybox-static kmod gcc gcc-12 make xz-utils openssl
 
-.PHONY: help setup setup-test check format test test-live test-faults test-freezes test-kernels soak-kernels test-kernel-mutations test-reload test-deploy test-debug-package soak bench bpf viewer generated dist clean
+.PHONY: help setup setup-test check format test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-reload test-deploy test-debug-package soak bench bpf viewer generated dist clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -63,6 +63,9 @@ test-deploy:  ## the wheel under the unit's user and capabilities for five minut
 test-faults:  ## each fault that the agent survives, and that its tests notice when it does not
 	$(PYTEST) tests/faults
 	$(BIN)/python tests/faults/mutations.py
+
+test-second-pass:  ## every sample counted once more, by none of our code (five minutes, as root)
+	$(BIN)/python tests/faults/second_pass.py
 
 test-freezes:  ## agents at 99 and 997 Hz, kernel and both stacks, frozen: FREEZES=5 SECONDS=35
 	KPROFILER_FREEZES=$(or $(FREEZES),5) KPROFILER_FREEZE_S=$(or $(SECONDS),35) \
