@@ -135,7 +135,8 @@ def test_builtin_ranges(data, kallsyms):
 @EXAMPLES
 def test_kallmodsyms(data, size):
     start, end = 0xFFFF_FFFF_8100_0000, 0xFFFF_FFFF_8200_0000
-    ranges, bad = parse_kallmodsyms(pieces(data, size), start, end)
+    ranges, sizes, bad = parse_kallmodsyms(pieces(data, size), start, end)
+    assert all(length > 0 for length in sizes[1::2])
     assert bad <= data.count(b"\n") + 1
     assert all(start <= part.start < part.end <= end for part in ranges)
     check_ranges(ranges)

@@ -9,6 +9,8 @@ at the address of the symbol minus the offset. Sections without an anchor cannot
 symbols too, ``address [size] type name [module]...``; types such as ``b`` read as numbers, so
 that only the count of fields before the first bracket tells whether there is a size.
 
+Where it tells sizes, they also tell where functions end, which kallsyms does not.
+
 Only code is kept: sections are placed by the symbols of code that the table has.
 """
 
@@ -17,7 +19,8 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -29,9 +32,11 @@ from otel_kprofiler.symbols.kernel.table import SymbolTable
 KALLMODSYMS: Final = "/proc/kallmodsyms"
 OSRELEASE: Final = "/proc/sys/kernel/osrelease"
 
+_ADDRESS_LIMIT = 1 << 64
 _REACH = 0xFFFF_FFFF  # offsets are stored in 32 bits
 _MAX_LINE_BYTES = 1 << 16
 _MAX_SECTIONS = 64  # a kernel has some ten
+_MAX_CHECKED = 1024  # functions whose sizes are told
 _MAX_HOMONYMS = 16  # symbols with the name of an anchor
 
 
@@ -172,15 +177,25 @@ def _starts_symbol(address: int, core: SymbolTable) -> bool:
     return found is not None and address < found[1] <= address + MAX_PAD_BYTES  # its padding
 
 
-def parse_kallmodsyms(
-    pieces: Iterable[bytes], start: int, end: int
-) -> tuple[list[BuiltinRange], int]:
-    """Ranges of the code within ``[start, end)``, and the number of malformed lines.
+class KallModSyms(NamedTuple):
+    """What a kallmodsyms file says of the code of vmlinux.
 
-    A symbol without a size reaches to the next line's. Neighbours of the same modules become
-    one range, with the padding between them.
+    Attributes:
+        ranges: built-in modules. Neighbours of the same modules are one range, with the padding
+            between them; a symbol without a size reaches to the next line's.
+        sizes: address and size of each function whose size is told, one after the other.
+        bad: number of malformed lines.
     """
+
+    ranges: list[BuiltinRange]
+    sizes: array[int]
+    bad: int
+
+
+def parse_kallmodsyms(pieces: Iterable[bytes], start: int, end: int) -> KallModSyms:
+    """What is told of the code within ``[start, end)``."""
     merged: list[BuiltinRange] = []
+    sizes = array("Q")
     bad = 0
     waiting: tuple[int, tuple[str, ...]] | None = None
     for line in _lines(pieces):
@@ -196,7 +211,11 @@ def parse_kallmodsyms(
         if waiting is not None and address > waiting[0]:
             _merge(merged, BuiltinRange(waiting[0], min(address, end), waiting[1]))
             waiting = None
-        if not bracket or fields[-2] not in TEXT_TYPES or not start <= address < end:
+        if fields[-2] not in TEXT_TYPES or not start <= address < end:
+            continue
+        if int(size, 16):
+            sizes.extend((address, min(int(size, 16), end - address)))
+        if not bracket:
             continue
         modules = _modules(tail)
         if not modules:
@@ -207,7 +226,31 @@ def parse_kallmodsyms(
             waiting = address, modules
     if waiting is not None:
         _merge(merged, BuiltinRange(waiting[0], end, waiting[1]))
-    return merged, bad
+    return KallModSyms(merged, sizes, bad)
+
+
+def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
+    """The symbols with the ends of their functions; None if the sizes are of another kernel.
+
+    Args:
+        core: the kernel's own symbols.
+        sizes: address and size of each function, by address. Where functions overlap, code ends
+            with the last of them.
+    """
+    if not sizes:
+        return core
+    starts = sizes[::2]
+    some = starts[:: len(starts) // _MAX_CHECKED + 1]
+    if sum(_starts_symbol(start, core) for start in some) * 4 < len(some) * 3:
+        return None
+    ends = []
+    covered = 0
+    following = [*starts[1:], _ADDRESS_LIMIT]
+    for start, size, after in zip(starts, sizes[1::2], following, strict=True):
+        covered = max(covered, start + size)
+        if covered < after:
+            ends.append(covered)
+    return core.with_ends(ends)
 
 
 def _modules(brackets: bytes) -> tuple[str, ...]:
@@ -265,48 +308,69 @@ def builtin_ranges_path(release: str) -> str:
     return f"/lib/modules/{release or 'unknown'}/modules.builtin.ranges"
 
 
-def read_builtin(files: HostFiles, core: SymbolTable, problems: list[str]) -> BuiltinRanges:
-    """Built-in modules of a kernel, from the first source that has any; mostly there is none.
+def read_builtin(
+    files: HostFiles, core: SymbolTable, problems: list[str], known: BuiltinRanges | None = None
+) -> tuple[BuiltinRanges, SymbolTable]:
+    """Built-in modules of a kernel, and its symbols with what is told of their sizes.
+
+    The modules come from the first source that has any; mostly there is none.
 
     Args:
         files: the host's files, or a captured tree.
         core: the kernel's own symbols.
         problems: what cannot be used is added, one sentence each.
+        known: the modules, if they were read before.
     """
-    sources = {
-        builtin_ranges_path(find_release(files)): _read_ranges,
-        KALLMODSYMS: _read_kallmodsyms,
-    }
-    for path, read in sources.items() if len(core) else ():
-        try:
-            ranges, found = read(files, path, core)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            problems.append(f"{path}: {error}")
-            continue
-        problems += [f"{path}: {text}" for text in found]
-        if ranges:
-            return BuiltinRanges(ranges)
-    return NO_BUILTIN
+    if not len(core):
+        return NO_BUILTIN, core
+    ranges = known
+    if ranges is None:
+        path = builtin_ranges_path(find_release(files))
+        with _told(path, problems) as tell:
+            ranges = _read_ranges(files, path, core, tell)
+    with _told(KALLMODSYMS, problems) as tell:
+        found = _read_kallmodsyms(files, core, tell)
+        ranges = ranges or BuiltinRanges(found.ranges)
+        sized = with_sizes(core, found.sizes)
+        if sized is None:
+            tell("does not fit the running kernel")
+        else:
+            core = sized
+    return ranges or NO_BUILTIN, core
+
+
+@contextmanager
+def _told(path: str, problems: list[str]) -> Iterator[Callable[[str], None]]:
+    """Note in ``problems`` what is told of a file, unless there is none."""
+    try:
+        yield lambda text: problems.append(f"{path}: {text}")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        problems.append(f"{path}: {error}")
 
 
 def _read_ranges(
-    files: HostFiles, path: str, core: SymbolTable
-) -> tuple[list[BuiltinRange], list[str]]:
+    files: HostFiles, path: str, core: SymbolTable, tell: Callable[[str], None]
+) -> BuiltinRanges | None:
     sections, bad = parse_builtin_ranges(files.read_bytes(path))
     ranges, misfits = place_ranges(sections, core)
-    return ranges, _count_bad(bad) + [f"{name} does not fit the running kernel" for name in misfits]
+    _tell_bad(bad, tell)
+    for name in misfits:
+        tell(f"{name} does not fit the running kernel")
+    return BuiltinRanges(ranges) if ranges else None
 
 
 def _read_kallmodsyms(
-    files: HostFiles, path: str, core: SymbolTable
-) -> tuple[list[BuiltinRange], list[str]]:
+    files: HostFiles, core: SymbolTable, tell: Callable[[str], None]
+) -> KallModSyms:
     code_end = core.symbol(len(core) - 1).end
-    pieces = read_pieces(files.open_fd(path))
-    ranges, bad = parse_kallmodsyms(pieces, core.address(0), code_end)
-    return ranges, _count_bad(bad)
+    pieces = read_pieces(files.open_fd(KALLMODSYMS))
+    found = parse_kallmodsyms(pieces, core.address(0), code_end)
+    _tell_bad(found.bad, tell)
+    return found
 
 
-def _count_bad(lines: int) -> list[str]:
-    return [f"{lines} malformed lines left out"] if lines else []
+def _tell_bad(lines: int, tell: Callable[[str], None]) -> None:
+    if lines:
+        tell(f"{lines} malformed lines left out")

@@ -78,10 +78,12 @@ def read_snapshot(
     kernel_file_id = make_file_id(build_id, VMLINUX, _read_version(files, build_id, problems))
     listed, bad_lines = _read_proc_modules(files, kallsyms, problems)
     known = {} if previous is None else {module.name: module for module in previous.modules}
+    known_builtin = None if previous is None else previous.builtin
+    builtin, core = read_builtin(files, kallsyms.core, problems, known_builtin)
     symbols = []
-    vmlinux = _make_vmlinux(kallsyms.core, build_id, kernel_file_id)
+    vmlinux = _make_vmlinux(core, build_id, kernel_file_id)
     if vmlinux is not None:
-        symbols.append(ModuleSymbols(_keep(vmlinux, known), kallsyms.core))
+        symbols.append(ModuleSymbols(_keep(vmlinux, known), core))
     highest = max((module.generation for module in known.values()), default=0)
     folders = {module.name: read_module(files, module.name) for module in reversed(listed)}
     taken = _find_taken(listed, folders, kallsyms)
@@ -93,7 +95,6 @@ def read_snapshot(
         file_id = make_file_id(found.build_id, module.name, kernel_file_id, found.source_version)
         made = make_module(module, found, table, taken, file_id)
         symbols.append(ModuleSymbols(_keep(replace(made, generation=number), known), table))
-    builtin = previous.builtin if previous else read_builtin(files, kallsyms.core, problems)
     return Snapshot(
         symbols,
         blocks=_blocks(kallsyms.blocks),

@@ -3,7 +3,9 @@
 import json
 import lzma
 import os
+import random
 from bisect import bisect_right
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -135,12 +137,58 @@ def test_traps_of_the_ranges_format():
 
 
 def test_types_that_read_as_sizes_are_no_sizes():
-    ranges, bad = parse_kallmodsyms(
+    ranges, sizes, bad = parse_kallmodsyms(
         [b"1000 t a [x]\n1010 b b [y]\n1020 10 t", b" c [x] [y]\n1030 t d\n1040 a [x]\n"],
         0x1000, 0x2000,
     )  # fmt: skip
     assert ranges == [(0x1000, 0x1010, ("x",)), (0x1020, 0x1030, ("x", "y"))]
+    assert list(sizes) == [0x1020, 0x10]
     assert bad == 1
+
+
+def test_sizes_of_kallmodsyms_end_functions(tmp_path):
+    """As brute force over all symbols: the last that begins before an address and covers it."""
+    symbols = [s for s in core_symbols(unpack("kallsyms.xz")) if s[1] in "tTwW"]
+    rng = random.Random(5)
+    starts = sorted({address for address, _, _ in symbols})
+    sizes = {}
+    for start, following in pairwise([*starts, starts[-1] + 64]):
+        room = following - start
+        sizes[start] = rng.choice([0, room, max(1, room - 7), max(1, room // 2), room + 40])
+    (tmp_path / "kallsyms").write_text("".join(f"{a:016x} {k} {n}\n" for a, k, n in symbols))
+    (tmp_path / "kallmodsyms").write_text(
+        "".join(f"{a:016x} {sizes[a]:x} {k} {n}\n" for a, k, n in symbols)
+    )
+    plain = Symbolizer.from_files(kallsyms=tmp_path / "kallsyms")
+    sized = Symbolizer.from_files(
+        kallsyms=tmp_path / "kallsyms", kallmodsyms=tmp_path / "kallmodsyms"
+    )
+    (text,) = sized.module("vmlinux").ranges
+    ended = 0
+    for start, following in pairwise(a for a in starts if text.start <= a < text.end):
+        known = [a + sizes[a] for a in starts if a <= start]
+        for address in {start, following - 1, start + (following - start) // 2}:
+            before = plain.snapshot.frame(address)
+            if before.offset < 0:
+                continue  # padding
+            covered = address < max(known) or max(known) <= start  # or of unknown size
+            lines = before.lines if covered else ()
+            assert sized.snapshot.frame(address).lines == lines, hex(address)
+            ended += not covered
+    assert ended > 100
+
+
+def test_sizes_of_another_kernel_are_refused(tmp_path):
+    symbols = [s for s in core_symbols(unpack("kallsyms.xz")) if s[1] in "tTwW"]
+    lines = [f"{a + 8 * at:016x} 4 {k} {n}\n" for at, (a, k, n) in enumerate(symbols)]
+    (tmp_path / "kallmodsyms").write_text("".join(lines))
+    symbolizer = Symbolizer.from_files(
+        kallsyms=DATA / "kallsyms.xz", kallmodsyms=tmp_path / "kallmodsyms"
+    )
+    assert any("kallmodsyms: does not fit" in text for text in symbolizer.problems)
+    plain = Symbolizer.from_files(kallsyms=DATA / "kallsyms.xz")
+    for address, _, _ in symbols:
+        assert symbolizer.snapshot.frame(address + 4) == plain.snapshot.frame(address + 4)
 
 
 def test_where_ranges_overlap_the_later_start_has_the_rest():
