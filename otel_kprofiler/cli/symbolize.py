@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -15,12 +15,21 @@ from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import Access
 from otel_kprofiler.symbols import Explanation, Match, Symbolizer
 
+_MAX_PROBLEMS: Final = 10
+_HOST_PATHS: Final = {
+    "modules": "/proc/modules",
+    "sys_module": "/sys/module",
+    "notes": "/sys/kernel/notes",
+    "builtin_ranges": "/lib/modules",
+    "kallmodsyms": "/proc/kallmodsyms",
+}
+
 
 @click.command(name="symbolize")
 @click.argument("words", nargs=-1, metavar="ADDR|NAME|- ...")
 @click.option("--kallsyms", metavar="FILE", help="A copy of /proc/kallsyms, not this host's.")
 @click.option("--modules", metavar="FILE", help="With --kallsyms: a copy of /proc/modules.")
-@click.option("--sys-module", metavar="DIR", help="With --kallsyms: a copy of /sys/module.")
+@click.option("--sys-module", metavar="DIR|TAR", help="With --kallsyms: a copy of /sys/module.")
 @click.option("--notes", metavar="FILE", help="With --kallsyms: a copy of /sys/kernel/notes.")
 @click.option(
     "--builtin-ranges", metavar="FILE", help="With --kallsyms: a copy of modules.builtin.ranges."
@@ -92,6 +101,8 @@ def command(
     symbolizer = _open(kallsyms, {**copies, "elf": elf_files})
     if symbolizer.hidden:
         say(f"note: {symbolizer.hidden.value}; see otel-kprofiler doctor", err=True)
+    left_out = [_HOST_PATHS[name] for name, path in copies.items() if kallsyms and not path]
+    _tell_problems(symbolizer, left_out)
     found = True
     for word in _words(words):
         address = _parse_address(word)
@@ -114,6 +125,16 @@ def _open(kallsyms: str | None, copies: Mapping[str, Any]) -> Symbolizer:
         return Symbolizer.from_files(kallsyms=kallsyms, **copies)
     except OSError as error:
         raise HostError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+def _tell_problems(symbolizer: Symbolizer, left_out: list[str]) -> None:
+    """Print what is wrong with what was read; copies that were not given are no problem."""
+    unasked = tuple(left_out) + (("/proc/version",) if left_out else ())
+    told = [problem for problem in symbolizer.problems if not problem.startswith(unasked)]
+    for problem in told[:_MAX_PROBLEMS]:
+        say(f"note: {problem}", err=True)
+    if len(told) > _MAX_PROBLEMS:
+        say(f"note: and {len(told) - _MAX_PROBLEMS} more of these", err=True)
 
 
 def _words(words: tuple[str, ...]) -> Iterator[str]:

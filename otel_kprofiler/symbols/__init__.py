@@ -19,11 +19,19 @@ from otel_kprofiler.symbols.kernel.bpf import CodeSource, CodeTable
 from otel_kprofiler.symbols.kernel.explain import Explanation
 from otel_kprofiler.symbols.kernel.hidden import HiddenCause
 from otel_kprofiler.symbols.kernel.identity import make_file_id
-from otel_kprofiler.symbols.kernel.kallsyms import FreedSymbol
+from otel_kprofiler.symbols.kernel.kallsyms import FreedSymbol, Kallsyms, parse_kallsyms
 from otel_kprofiler.symbols.kernel.load import read_snapshot
 from otel_kprofiler.symbols.kernel.notes import Note, find_build_id, parse_notes
-from otel_kprofiler.symbols.kernel.snapshot import Match, Snapshot
-from otel_kprofiler.symbols.kernel.timeline import ModuleReading, ModuleSource
+from otel_kprofiler.symbols.kernel.snapshot import Match, ModuleSymbols, Snapshot
+from otel_kprofiler.symbols.kernel.table import Symbol, SymbolTable
+from otel_kprofiler.symbols.kernel.timeline import LoadedModule, ModuleReading, ModuleSource
+from otel_kprofiler.symbols.kernel.uevents import (
+    ModuleAction,
+    ModuleEvent,
+    ModuleEvents,
+    NoEvents,
+    parse_uevent,
+)
 from otel_kprofiler.symbols.kernel.watch import ModuleWatch
 from otel_kprofiler.symbols.symbolizer import Symbolizer
 
@@ -39,18 +47,29 @@ __all__ = [
     "Explanation",
     "FreedSymbol",
     "HiddenCause",
+    "Kallsyms",
+    "LoadedModule",
     "Match",
+    "ModuleAction",
+    "ModuleEvent",
+    "ModuleEvents",
     "ModuleReading",
     "ModuleSource",
+    "ModuleSymbols",
     "ModuleWatch",
+    "NoEvents",
     "Note",
     "ReadingPacker",
     "ReadingUnpacker",
     "Snapshot",
+    "Symbol",
+    "SymbolTable",
     "Symbolizer",
     "find_build_id",
     "make_file_id",
+    "parse_kallsyms",
     "parse_notes",
+    "parse_uevent",
     "read_snapshot",
 ]
 

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import lzma
 import os
-import zlib
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from io import BytesIO
 
 from otel_kprofiler.errors import KProfilerError
-
-MAX_BYTES: Final = 1 << 30
-"""Of a file, or of all files of an archive, unpacked."""
-
-_OPEN: Final[Mapping[str, Callable[..., Any]]] = {".xz": lzma.open, ".gz": gzip.open}
+from otel_kprofiler.symbols.compressed import (
+    COMPRESSED_SUFFIXES,
+    MAX_UNPACKED_BYTES,
+    check_size,
+    is_compressed,
+    unpack,
+)
 
 
 class CapturedFiles:
     """Serves host paths from captured files; satisfies ``HostFiles``.
 
     Args:
-        sources: local path by host path. A local ``.tar``, ``.tar.xz`` or ``.tar.gz`` stands for
-            a folder that it holds below one top folder, a local folder for a folder, and any
-            other file for a file (``.xz`` and ``.gz`` are decompressed).
+        sources: local path by host path. A local tar archive (``.tar``, also ``.tar.xz`` and
+            the like) stands for a folder that it holds below one top folder, a local folder for
+            a folder, and any other file for a file. Files compressed with xz, gzip or zstd are
+            decompressed.
 
     Raises:
-        OSError: a local file cannot be read.
-        KProfilerError: it is damaged, or larger than :data:`MAX_BYTES`.
+        OSError: a local file is not there, or an archive cannot be read.
+        KProfilerError: an archive is damaged, or has more than 1 GiB when it is unpacked.
     """
 
     def __init__(self, sources: Mapping[str, str | os.PathLike[str]]) -> None:
@@ -36,16 +35,24 @@ class CapturedFiles:
         self._paths: dict[str, str] = {}
         for host_path, source in sources.items():
             local = os.fspath(source)
-            if local.removesuffix(".xz").removesuffix(".gz").endswith(".tar"):
+            if is_archive(local):
                 self._add_archive(host_path, local)
             else:
+                os.stat(local)
                 self._paths[host_path] = local
 
     def open_fd(self, path: str) -> int:
-        """Open for reading; the caller closes the descriptor."""
+        """Open for reading; the caller closes the descriptor. Raises as ``read_bytes``."""
         local = self._local(path)
-        if local is not None and not local.endswith(tuple(_OPEN)):
-            return os.open(local, os.O_RDONLY | os.O_CLOEXEC)
+        if local is not None:
+            descriptor = os.open(local, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                compressed = is_compressed(local, os.pread(descriptor, 8, 0))
+            except OSError:  # a pipe; or whoever reads it will meet the error
+                return descriptor
+            if not compressed:
+                return descriptor
+            os.close(descriptor)
         data = self.read_bytes(path)
         descriptor = os.memfd_create(os.path.basename(path))
         with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -54,7 +61,12 @@ class CapturedFiles:
         return descriptor
 
     def read_bytes(self, path: str) -> bytes:
-        """Whole content of a file."""
+        """Whole content of a file.
+
+        Raises:
+            OSError: it cannot be read.
+            KProfilerError: it is damaged, or has more than 1 GiB when it is unpacked.
+        """
         local = self._local(path)
         if local is None:
             if path not in self._files:
@@ -95,32 +107,35 @@ class CapturedFiles:
     def _add_archive(self, host_path: str, local: str) -> None:
         import tarfile  # noqa: PLC0415  # 10 ms of start time that only archives need
 
-        room = MAX_BYTES
+        data = _read(local)
+        size = 0
         try:
-            with tarfile.open(fileobj=io.BytesIO(_read(local))) as archive:
+            with tarfile.open(fileobj=BytesIO(data)) as archive:
                 for member in archive:
-                    room -= member.size  # of a sparse file, more than the archive holds
-                    _check_size(local, MAX_BYTES - room)
+                    size += member.size  # of a sparse file, more than the archive holds
+                    check_size(local, size)
                     file = archive.extractfile(member) if member.isfile() else None
                     if file is not None:
                         inner = member.name.removeprefix("./").partition("/")[2]
                         self._files[f"{host_path}/{inner}"] = file.read()
-        except (tarfile.TarError, ValueError, RecursionError) as error:
-            raise KProfilerError(f"{local} is no archive, or a damaged one: {error}") from error
+                end = archive.offset
+                if data[end : end + tarfile.BLOCKSIZE] != bytes(tarfile.BLOCKSIZE):
+                    raise tarfile.ReadError(f"no member begins at byte {end}")
+        except (tarfile.TarError, EOFError, RecursionError, ValueError) as error:
+            raise KProfilerError(
+                f"{local} is no tar archive that can be read: {error}",
+                hint="copy the file again; it is damaged or incomplete",
+            ) from error
 
 
 def _read(local: str) -> bytes:
-    """Content of a local file, decompressed if its name says so."""
-    opener = _OPEN.get(os.path.splitext(local)[1], open)
-    try:
-        with opener(local, "rb") as file:
-            content: bytes = file.read(MAX_BYTES + 1)
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
-        raise KProfilerError(f"{local} cannot be decompressed: {error}") from error
-    _check_size(local, len(content))
-    return content
+    with open(local, "rb") as file:
+        data = file.read(MAX_UNPACKED_BYTES + 1)
+    check_size(local, len(data))
+    return bytes(unpack(local, data))
 
 
-def _check_size(local: str, size: int) -> None:
-    if size > MAX_BYTES:
-        raise KProfilerError(f"{local} has more than {MAX_BYTES >> 30} GiB when it is unpacked")
+def is_archive(path: str) -> bool:
+    """Whether a file is taken for an archive, by its name."""
+    stem, suffix = os.path.splitext(path)
+    return (stem if suffix in COMPRESSED_SUFFIXES else path).endswith(".tar")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from errno import EISDIR, ENOTDIR
 from typing import Final
 
 from otel_kprofiler.errors import KProfilerError
@@ -20,7 +21,7 @@ from otel_kprofiler.model import (
     StackStatus,
 )
 from otel_kprofiler.symbols.cache import BoundedCache
-from otel_kprofiler.symbols.captured import CapturedFiles
+from otel_kprofiler.symbols.captured import CapturedFiles, is_archive
 from otel_kprofiler.symbols.kernel.bpf import (
     NOW_NS,
     CodeSource,
@@ -150,7 +151,7 @@ class Symbolizer:
         kallmodsyms: str | os.PathLike[str] | None = None,
         elf: Sequence[str | os.PathLike[str]] = (),
     ) -> Symbolizer:
-        """Symbols from copies of a host's files; each may be compressed (``.xz``, ``.gz``).
+        """Symbols from copies of a host's files; each may be compressed (xz, gzip, zstd).
 
         Args:
             kallsyms: copy of ``/proc/kallsyms`` (or System.map, which is at its link addresses).
@@ -164,8 +165,8 @@ class Symbolizer:
                 kallsyms does not, so that nothing behind the end of one is named.
 
         Raises:
-            OSError: the archive or a copy of symbols or ranges cannot be read.
-            KProfilerError: an ELF file is damaged, or of no module that is there.
+            OSError: a copy is not there, or is a folder where a file is meant or the reverse.
+            KProfilerError: a copy is damaged, or an ELF file is of no module that is there.
         """
         sources = {
             "/proc/kallsyms": kallsyms,
@@ -180,9 +181,12 @@ class Symbolizer:
         if builtin_ranges is not None:
             ranges_path = builtin_ranges_path(find_release(files))
             files = CapturedFiles({**given, ranges_path: builtin_ranges})
-        for path in (kallsyms, builtin_ranges, kallmodsyms):
-            if path is not None:
-                os.stat(path)
+        for path in (kallsyms, modules, notes, version, builtin_ranges, kallmodsyms):
+            if path is not None and os.path.isdir(path):
+                raise IsADirectoryError(EISDIR, os.strerror(EISDIR), os.fspath(path))
+        folder = "" if sys_module is None else os.fspath(sys_module)
+        if folder and not (os.path.isdir(folder) or is_archive(folder)):
+            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), folder)
         snapshot = read_snapshot(files)
         return cls(_with_sizes(snapshot, elf) if elf else snapshot)
 
@@ -203,8 +207,13 @@ class Symbolizer:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What could not be read, one sentence each."""
+        """What could not be read or is damaged, one sentence each."""
         return self._views[0].snapshot.problems
+
+    @property
+    def bad_lines(self) -> int:
+        """Lines of kallsyms and of the module list that were skipped."""
+        return self._views[0].snapshot.bad_lines
 
     def count_lost_records(self) -> Mapping[str, int]:
         """Records of code outside of modules that were lost so far, by cause.
@@ -299,10 +308,18 @@ class Symbolizer:
         """The loaded module with a name, or ``vmlinux``."""
         return self.snapshot.module(name)
 
-    def explain(self, address: int) -> Explanation:
-        """All that is known of a runtime address: every name, the section, and why."""
-        known = self.snapshot.explain(address)
-        code = self._code.lookup(address) if self._code and is_outside(known.frame) else None
+    def explain(self, address: int, *, time_ns: int | None = None) -> Explanation:
+        """All that is known of a runtime address: every name, the section, and why.
+
+        Args:
+            address: a program counter; for a return address give it minus one.
+            time_ns: boot time at which it ran; None for now.
+        """
+        view = self._views[0] if time_ns is None else self._view(time_ns)
+        known = view.snapshot.explain(address)
+        if self._code is None or not is_outside(known.frame):
+            return known
+        code = self._code.lookup(address, NOW_NS if time_ns is None else time_ns)
         return known if code is None else explain_code(code, address)
 
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:

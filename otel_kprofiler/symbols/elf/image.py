@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import lzma
 import mmap
 import os
 import struct
-import zlib
 from io import BytesIO
 from typing import Any, Final, NamedTuple
 
@@ -15,8 +12,9 @@ from elftools.common.exceptions import ELFError
 from elftools.construct import ConstructError
 from elftools.elf.elffile import ELFFile
 
-from otel_kprofiler.errors import DependencyError, KProfilerError
+from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import BuildId
+from otel_kprofiler.symbols.compressed import COMPRESSED_SUFFIXES, unpack
 from otel_kprofiler.symbols.kernel.notes import find_build_id
 
 SHT_NOBITS: Final = 8
@@ -30,14 +28,12 @@ MAX_NAME_BYTES: Final = 512
 MAX_NOTES_BYTES: Final = 16 * 1024 * 1024
 DEBUG_ROOT: Final = "/usr/lib/debug"
 
-_MAX_UNPACKED_BYTES = 1 << 30
-_MAX_DICTIONARY_BYTES: Final = 256 * 1024 * 1024
 # What pyelftools lets through on damaged headers.
 _DAMAGED: Final = (
     ELFError, ConstructError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError,
     struct.error,
 )  # fmt: skip
-_KERNEL_SUFFIXES: Final = (".xz", ".gz", ".zst", ".debug", ".ko")
+_KERNEL_SUFFIXES: Final = (*COMPRESSED_SUFFIXES, ".debug", ".ko")
 
 
 class Section(NamedTuple):
@@ -94,7 +90,7 @@ def open_elf(path: str) -> ElfImage:
         KProfilerError: it is no ELF file of 64 bits, or damaged.
         DependencyError: it is compressed with zstd, and ``zstandard`` is not installed.
     """
-    data = _unpack(path, _read(path))
+    data = unpack(path, _read(path))
     try:
         stream: Any = BytesIO(data) if isinstance(data, bytes) else data
         elf = ELFFile(stream)
@@ -163,56 +159,6 @@ def _read(path: str) -> bytes | mmap.mmap:
         if os.fstat(file.fileno()).st_size == 0:
             return b""
         return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-
-
-def _unpack(path: str, data: bytes | mmap.mmap) -> bytes | mmap.mmap:
-    for magic, unpack in _UNPACKERS.items():
-        if data[: len(magic)] == magic:
-            try:
-                unpacked = unpack(BytesIO(data))
-            except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
-                raise KProfilerError(f"{path} cannot be decompressed: {error}") from error
-            if len(unpacked) == _MAX_UNPACKED_BYTES:
-                raise KProfilerError(f"{path} is larger than 1 GiB when it is decompressed")
-            return unpacked
-    return data
-
-
-def _unpack_xz(packed: BytesIO) -> bytes:
-    decompressor = lzma.LZMADecompressor(memlimit=_MAX_DICTIONARY_BYTES)
-    content = decompressor.decompress(packed.getvalue(), _MAX_UNPACKED_BYTES)
-    if not decompressor.eof and len(content) < _MAX_UNPACKED_BYTES:
-        raise EOFError("it is cut off")
-    return content
-
-
-def _unpack_gzip(packed: BytesIO) -> bytes:
-    with gzip.open(packed) as file:
-        return file.read(_MAX_UNPACKED_BYTES)
-
-
-def _unpack_zstd(packed: BytesIO) -> bytes:
-    try:
-        import zstandard  # noqa: PLC0415 - an extra that only .ko.zst needs
-    except ImportError as error:
-        raise DependencyError(
-            "a file compressed with zstd needs the package zstandard",
-            hint="pip install 'otel-kprofiler[zstd]', or unpack the file with unzstd",
-        ) from error
-    try:
-        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_DICTIONARY_BYTES)
-        with decompressor.stream_reader(packed) as file:
-            content: bytes = file.read(_MAX_UNPACKED_BYTES)
-    except zstandard.ZstdError as error:
-        raise ValueError(error) from error
-    return content
-
-
-_UNPACKERS: Final = {
-    b"\xfd7zXZ\0": _unpack_xz,
-    b"\x1f\x8b": _unpack_gzip,
-    b"\x28\xb5\x2f\xfd": _unpack_zstd,
-}
 
 
 def _module_name(path: str) -> str:

@@ -183,6 +183,8 @@ def _read_proc_modules(
         if names:  # a kernel without modules has no such file
             problems.append(f"{PROC_MODULES}: {error}")
         listed, bad = [], 0
+    if bad:
+        problems.append(f"{PROC_MODULES}: {bad} malformed lines left out")
     missing = set(names).difference(module.name for module in listed)
     return listed + [ProcModule(name, 0, "", 0) for name in names if name in missing], bad
 

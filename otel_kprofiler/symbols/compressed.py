@@ -1,0 +1,102 @@
+"""Files that may be compressed with xz, gzip or zstd, whatever their names."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import zlib
+from io import BytesIO
+from typing import TYPE_CHECKING, Final
+
+from otel_kprofiler.errors import DependencyError, KProfilerError
+
+if TYPE_CHECKING:
+    import mmap
+
+COMPRESSED_SUFFIXES: Final = (".xz", ".gz", ".zst")
+
+MAX_UNPACKED_BYTES: Final = 1 << 30
+"""Of a file, or of all files of an archive, unpacked."""
+_MAX_DICTIONARY_BYTES: Final = 256 * 1024 * 1024
+
+
+def is_compressed(path: str, beginning: bytes) -> bool:
+    """Whether a file is compressed by its first bytes, or should be by its name."""
+    return beginning.startswith(tuple(_UNPACKERS)) or path.endswith(COMPRESSED_SUFFIXES)
+
+
+def unpack(path: str, data: bytes | mmap.mmap) -> bytes | mmap.mmap:
+    """The content of a file; ``data`` itself if it is not compressed.
+
+    Raises:
+        KProfilerError: it is damaged, or larger than 1 GiB when it is unpacked.
+        DependencyError: it is compressed with zstd, and ``zstandard`` is not installed.
+    """
+    for magic, decompress in _UNPACKERS.items():
+        if data[: len(magic)] == magic:
+            try:
+                unpacked = decompress(BytesIO(data))
+            except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
+                raise KProfilerError(
+                    f"{path} cannot be decompressed: {error}",
+                    hint="copy the file again; it is damaged or incomplete",
+                ) from error
+            check_size(path, len(unpacked))
+            return unpacked
+    if path.endswith(COMPRESSED_SUFFIXES):
+        raise KProfilerError(
+            f"{path} is not compressed, though its name says so",
+            hint="copy the file again, or rename it",
+        )
+    return data
+
+
+def check_size(path: str, size: int) -> None:
+    """Refuse what is too large when it is unpacked."""
+    if size > MAX_UNPACKED_BYTES:
+        raise KProfilerError(
+            f"{path} has more than {MAX_UNPACKED_BYTES >> 30} GiB when it is unpacked"
+        )
+
+
+def _unpack_xz(packed: BytesIO) -> bytes:
+    decompressor = lzma.LZMADecompressor(memlimit=_MAX_DICTIONARY_BYTES)
+    content = decompressor.decompress(packed.getvalue(), MAX_UNPACKED_BYTES + 1)
+    if not decompressor.eof and len(content) <= MAX_UNPACKED_BYTES:
+        raise EOFError("it is cut off")
+    return content
+
+
+def _unpack_gzip(packed: BytesIO) -> bytes:
+    with gzip.open(packed) as file:
+        return file.read(MAX_UNPACKED_BYTES + 1)
+
+
+def _unpack_zstd(packed: BytesIO) -> bytes:
+    try:
+        import zstandard  # noqa: PLC0415 - an extra that only .zst needs
+    except ImportError as error:
+        raise DependencyError(
+            "a file compressed with zstd needs the package zstandard",
+            hint="pip install 'otel-kprofiler[zstd]', or unpack the file with unzstd",
+        ) from error
+    data = packed.getvalue()
+    try:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_DICTIONARY_BYTES)
+        with decompressor.stream_reader(data) as file:
+            content: bytes = file.read(MAX_UNPACKED_BYTES + 1)
+        if len(content) <= MAX_UNPACKED_BYTES:  # the reader does not tell a cut file
+            whole = decompressor.decompressobj()
+            whole.decompress(data)
+            if not whole.eof:
+                raise EOFError("it is cut off")
+    except zstandard.ZstdError as error:
+        raise ValueError(error) from error
+    return content
+
+
+_UNPACKERS: Final = {
+    b"\xfd7zXZ\0": _unpack_xz,
+    b"\x1f\x8b": _unpack_gzip,
+    b"\x28\xb5\x2f\xfd": _unpack_zstd,
+}

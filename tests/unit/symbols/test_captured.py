@@ -1,0 +1,218 @@
+"""Captured files: every form of them, damage, mistyped paths; the examples of the documentation."""
+
+import gzip
+import lzma
+import os
+import re
+import struct
+import tarfile
+import threading
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from otel_kprofiler.cli.main import main
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.model import Unresolved
+from otel_kprofiler.symbols import CapturedFiles, Symbolizer
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "symbols.md"
+COMPRESS = {
+    ".xz": lzma.compress,
+    ".gz": gzip.compress,
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+NAMES = {
+    "kallsyms": "kallsyms.xz",
+    "modules": "proc_modules",
+    "sys_module": "sys_module.tar.xz",
+    "notes": "sys_kernel_notes",
+}
+
+
+@pytest.fixture
+def copies(modules_folder):
+    return {what: modules_folder / name for what, name in NAMES.items()}
+
+
+@pytest.fixture
+def symbolize(capsys):
+    """Runs the command; gives its exit status, output and messages."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(["symbolize", *map(str, arguments)])
+        return (ended.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+def options(copies):
+    return [word for what, path in copies.items() for word in (f"--{what.replace('_', '-')}", path)]
+
+
+@pytest.mark.parametrize("suffix", [*COMPRESS, ""])
+def test_copies_may_be_compressed(tmp_path, copies, modules, suffix):
+    """Whatever the names say."""
+    compress = COMPRESS.get(suffix, bytes)
+    given = {}
+    for what, path in copies.items():
+        data = path.read_bytes()
+        data = lzma.decompress(data) if path.suffix == ".xz" else data
+        given[what] = tmp_path / (path.name.removesuffix(".xz") + suffix)
+        given[what].write_bytes(compress(data))
+    given["kallsyms"] = given["kallsyms"].rename(tmp_path / "renamed")
+    assert_same(Symbolizer.from_files(**given), modules)
+
+
+def assert_same(symbolizer, expected):
+    assert symbolizer.snapshot.modules == expected.snapshot.modules
+    assert symbolizer.find("ext4_", prefix=True) == expected.find("ext4_", prefix=True) != ()
+
+
+def test_a_copy_may_come_through_a_pipe(tmp_path, copies, modules):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    data = lzma.decompress(copies["kallsyms"].read_bytes())
+    writer = threading.Thread(target=pipe.write_bytes, args=(data,))
+    writer.start()
+    symbolizer = Symbolizer.from_files(**{**copies, "kallsyms": pipe})
+    writer.join()
+    assert_same(symbolizer, modules)
+
+
+@pytest.mark.parametrize("what", [*NAMES, "version", "builtin_ranges", "kallmodsyms"])
+def test_a_mistyped_path_is_an_error(tmp_path, copies, symbolize, what):
+    missing = tmp_path / "no_such_file"
+    with pytest.raises(FileNotFoundError, match="no_such_file"):
+        Symbolizer.from_files(**{**copies, what: missing})
+    wrong = tmp_path if what != "sys_module" else copies["modules"]
+    with pytest.raises(NotADirectoryError if what == "sys_module" else IsADirectoryError):
+        Symbolizer.from_files(**{**copies, what: wrong})
+    if what != "version":
+        status, _, told = symbolize(*options({**copies, what: missing}), "vfs_read")
+        assert status == 3
+        assert f"cannot read {missing}: No such file" in told.replace("\n", "")
+
+
+@pytest.mark.parametrize("what", NAMES)
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_damaged_copy_is_an_error_without_a_traceback(tmp_path, copies, symbolize, what, suffix):
+    name = f"copy.tar{suffix}" if what == "sys_module" else f"copy{suffix}"
+    packed = COMPRESS[suffix](os.urandom(5000))
+    for damaged in (packed[: len(packed) // 2], packed[:20] + bytes(100) + packed[120:]):
+        copy = tmp_path / name
+        copy.write_bytes(damaged)
+        with pytest.raises(KProfilerError, match=name):
+            Symbolizer.from_files(**{**copies, what: copy})
+        status, _, told = symbolize(*options({**copies, what: copy}), "vfs_read")
+        assert status == 1
+        assert name in told.replace("\n", "")
+
+
+@pytest.mark.parametrize("keep", [0, 300, 512, 5000])
+def test_a_damaged_archive_is_an_error_without_a_traceback(tmp_path, copies, keep):
+    archive = tmp_path / "sys_module.tar"
+    whole = lzma.decompress(copies["sys_module"].read_bytes())
+    archive.write_bytes(whole[:keep] + b"?" * 700)
+    with pytest.raises(KProfilerError, match=r"sys_module\.tar is no tar archive"):
+        Symbolizer.from_files(**{**copies, "sys_module": archive})
+    archive.write_bytes(b"")
+    with pytest.raises(KProfilerError, match=r"sys_module\.tar is no tar archive"):
+        Symbolizer.from_files(**{**copies, "sys_module": archive})
+
+
+def test_the_command_line_tells_problems(tmp_path, copies, symbolize):
+    cut = tmp_path / "kallsyms"
+    cut.write_bytes(lzma.decompress(copies["kallsyms"].read_bytes())[:-5])
+    listed = tmp_path / "proc_modules"
+    listed.write_bytes(copies["modules"].read_bytes() + b"malformed\n")
+    status, _, told = symbolize(*options({**copies, "kallsyms": cut, "modules": listed}), "_text")
+    assert status == 0
+    assert "note: /proc/kallsyms: the last line is cut off" in told
+    assert "note: /proc/modules: 1 malformed lines left out" in told
+    symbolizer = Symbolizer.from_files(kallsyms=cut, modules=listed)
+    assert symbolizer.bad_lines == 2
+    assert symbolize(*options(copies), "_text")[2] == ""
+    told = symbolize("--kallsyms", copies["kallsyms"], "_text")[2]
+    assert told == "", "copies that were not given are no problem"
+
+
+def test_many_problems_of_a_kind_are_counted(tmp_path, copies, symbolize):
+    _, _, told = symbolize(*options({**copies, "sys_module": tmp_path}), "_text")
+    assert len(told.splitlines()) == 11
+    assert "note: and 116 more" in told
+
+
+def blocks():
+    text = DOCUMENT.read_text()
+    found = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return dict(zip(("live", "captured", "recorded"), found, strict=True))
+
+
+def test_the_example_of_captured_files_works(modules_folder, monkeypatch, capsys):
+    monkeypatch.chdir(modules_folder)
+    found = {}
+    exec(blocks()["captured"], found)
+    assert found["leaf"].address - found["caller"].address in {0, 1}
+    assert capsys.readouterr().out
+
+
+def loaded(program_id, tag):
+    """The record behind those of the functions of a program."""
+    return struct.pack("=IHHHHI8sQ", 18, 0, 32, 1, 0, program_id, bytes.fromhex(tag), 0)
+
+
+def ksymbol(time_ns, start, length, name, *, removed=False):
+    body = struct.pack("=QIHH", start, length, 1, removed) + name.encode() + b"\0"
+    body += bytes(-len(body) % 8) + struct.pack("=Q", time_ns)
+    return struct.pack("=IHH", 17, 0, 8 + len(body)) + body
+
+
+def test_the_example_of_recorded_events_works(modules_folder, monkeypatch, capsys):
+    """Two programs one after the other at one address, each explained at its own time."""
+    monkeypatch.chdir(modules_folder)
+    address = 0xFFFF_FFFF_C900_1000
+    first, second = "bpf_prog_0123456789abcdef_first", "bpf_prog_fedcba9876543210_second"
+    records = b"".join((
+        ksymbol(1000, address, 64, first), loaded(1, first[9:25]),
+        ksymbol(2000, address, 64, first, removed=True),
+        ksymbol(20_000_000, address, 64, second), loaded(2, second[9:25]),
+    ))  # fmt: skip
+    given = {"records": records, "end_ns": 30_000_000, "address": address + 8, "time_ns": 1500}
+    exec(blocks()["recorded"], given)
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == str((first,))
+    assert first in out[1]
+    symbolizer = given["symbolizer"]
+    assert symbolizer.explain(address + 8).names == (second,)
+    assert symbolizer.explain(address + 8, time_ns=25_000_000).names == (second,)
+    between = symbolizer.explain(address + 8, time_ns=15_000_000)
+    assert between.frame.unresolved is Unresolved.UNMAPPED
+    assert symbolizer.explain(address + 8, time_ns=500).names == ()
+
+
+def test_what_is_explained_follows_the_snapshots(tmp_path):
+    """With the symbols that were there at the time."""
+    copy = tmp_path / "kallsyms"
+    line = "ffffffff81000000 T _text\nffffffff81000000 T {}\nffffffff81001000 T _etext\n"
+    copy.write_text(line.format("before"))
+    files = CapturedFiles({"/proc/kallsyms": copy})
+    symbolizer = Symbolizer.live(files)
+    copy.write_text(line.format("after"))
+    symbolizer.reload(1000)
+    address = 0xFFFF_FFFF_8100_0004
+    assert symbolizer.explain(address).names[0] == "after"
+    assert symbolizer.explain(address, time_ns=999).names[0] == "before"
+    assert symbolizer.explain(address, time_ns=1000).names[0] == "after"
+
+
+def test_folders_of_archives_are_as_folders(tmp_path, copies, modules):
+    with tarfile.open(copies["sys_module"]) as archive:
+        for member in archive:
+            if member.isfile():
+                path = tmp_path.joinpath(*Path(member.name).parts[1:])
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(archive.extractfile(member).read())
+    assert_same(Symbolizer.from_files(**{**copies, "sys_module": tmp_path}), modules)
