@@ -165,6 +165,7 @@ class Unresolved(enum.Enum):
     UNMAPPED = "no module is known at the address"
     NOT_YET_KNOWN = "the module was just loaded and its symbols are not read yet"
     MODULE_GONE = "the module at the address was unloaded about that time, or before"
+    RECORDS_LOST = "the kernel's records of what was loaded at the address were lost"
     FREED_INIT = "the code was freed when the kernel had started"
     USER_ADDRESS = "user frames are exported as raw addresses"
 
@@ -225,20 +226,24 @@ class CodeAction(enum.Enum):
     """All BPF functions there are were read; trampolines and pages were not looked at."""
     ALL_READ = "all_read"
     """All that there is was read."""
+    LOST = "lost"
+    """Changes were missed, and what is there is not known until it is read again."""
 
 
 class CodeChange(NamedTuple):
     """One change of code outside of vmlinux and modules, or what was there when it was read.
 
     Attributes:
-        time_ns: boot time; of a reading its beginning.
+        time_ns: boot time; of a reading its beginning, of a loss the last time before it.
         action: what happened.
         symbols: which were added, removed or there.
+        until_ns: of a loss, the boot time at which it was noticed.
     """
 
     time_ns: int
     action: CodeAction
-    symbols: tuple[CodeSymbol, ...]
+    symbols: tuple[CodeSymbol, ...] = ()
+    until_ns: int = 0
 
 
 class CodeBatch(NamedTuple):

@@ -95,7 +95,8 @@ class CodeWatch(ForkAware):
         self._lost_since_ns = self._lost_ns = 0  # of losses that no reading has made good
         self._chunks: list[tuple[int, bytes]] = []
         self._readings: list[CodeChange] = []
-        self._polled_ns = _now_ns()
+        self._losses: list[CodeChange] = []
+        self._polled_ns = self._followed_ns = _now_ns()
 
         self._changes: list[CodeChange] = []
         self._added = self._removed = 0  # by poll()
@@ -126,20 +127,20 @@ class CodeWatch(ForkAware):
         with self._lock:
             self._drain()
             chunks, self._chunks = self._chunks, []
-            readings, self._readings = self._readings, []
+            for cpu, data in chunks:
+                self._changes += self._parse(cpu, data)  # it may find out about losses
+            told, self._readings, self._losses = self._losses + self._readings, [], []
             complete_ns = now_ns - SETTLE_NS
             if self._lost_since_ns:
                 complete_ns = min(complete_ns, self._lost_since_ns)
             self._polled_ns = now_ns
-        for cpu, data in chunks:
-            self._changes += self._parse(cpu, data)
         self._changes.sort(key=_TIME)
         count = len(self._changes)
         while count and self._changes[count - 1].time_ns >= now_ns - SETTLE_NS:
             count -= 1
         released, self._changes = self._changes[:count], self._changes[count:]
         # A reading is not held back: it tells of times before its own, which are complete by it.
-        return CodeBatch(sorted([*readings, *released], key=_TIME), complete_ns)
+        return CodeBatch(sorted([*told, *released], key=_TIME), complete_ns)
 
     def describe(self, symbol: CodeSymbol) -> CodeDetails | None:
         """Type, place and source lines of a function's program, as far as they can be read."""
@@ -196,6 +197,9 @@ class CodeWatch(ForkAware):
         with self._lock:
             self._lost[cause, cpu] += max(count, 1)
             self._lost_ns = _now_ns()
+            since_ns = self._followed_ns if cause is CodeLoss.CPU_CAME else self._polled_ns
+            since_ns = min([since_ns, *(loss.time_ns for loss in self._losses)])
+            self._losses = [CodeChange(since_ns, CodeAction.LOST, until_ns=self._lost_ns)]
             self._lost_since_ns = self._lost_since_ns or self._polled_ns
             self._read_wanted = self._all_wanted = True
         _log.warning("BPF symbol records lost on CPU %d (%s): %s", cpu, cause.value, count or "?")
@@ -231,6 +235,7 @@ class CodeWatch(ForkAware):
                 if now >= follow_at and not self._closed:
                     follow_at = now + FOLLOW_INTERVAL_S
                     self._events.follow()
+                    self._followed_ns = _now_ns()
             if self._read_wanted and now >= read_at:
                 read_at = now + READ_INTERVAL_S
                 all_at = max(all_at, now + QUIET_S)

@@ -30,7 +30,9 @@ FIRST_WINDOW_NS: Final = 100_000_000
 
 _Key = tuple[Stack, int, bytes, int, SpanLink | None]
 
-_MAY_BE_KNOWN_LATER: Final = frozenset({Unresolved.NOT_YET_KNOWN, Unresolved.UNMAPPED})
+_MAY_BE_KNOWN_LATER: Final = frozenset(
+    {Unresolved.NOT_YET_KNOWN, Unresolved.UNMAPPED, Unresolved.RECORDS_LOST}
+)
 _UNRESOLVED: Final = attrgetter("unresolved")
 
 

@@ -1,7 +1,7 @@
 """Changes of code outside of modules (BPF programs and the like), in and out of recordings.
 
 Two streams of a recording, each payload JSON: ``code``, the changes of one poll as
-``[time_ns, action, [symbol, …]]``, and ``code_details``, what was said of one symbol as
+``[time_ns, action, [symbol, …], until_ns]``, and ``code_details``, what was said of one symbol as
 ``[symbol, program, [[offset, file, line], …]]``. A symbol is
 ``[start, length, name, kind, since_ns, program_id]``, a program the fields of ``BpfProgram``.
 """
@@ -57,8 +57,8 @@ class RecordedCode:
         self._complete_until_ns = batch.complete_until_ns
         if batch.changes:
             rows = [
-                (time_ns, action.value, [_pack(symbol) for symbol in symbols])
-                for time_ns, action, symbols in batch.changes
+                (time_ns, action.value, [_pack(symbol) for symbol in symbols], until_ns)
+                for time_ns, action, symbols, until_ns in batch.changes
             ]
             self._sink(_CHANGES, batch.complete_until_ns, json.dumps(rows).encode())
         return batch
@@ -109,8 +109,13 @@ class ReplayedCode:
 
 def _parse_changes(rows: Any) -> list[CodeChange]:
     return [
-        CodeChange(checked_number(time_ns), CodeAction(action), tuple(map(_unpack, symbols)))
-        for time_ns, action, symbols in rows
+        CodeChange(
+            checked_number(time_ns),
+            CodeAction(action),
+            tuple(map(_unpack, symbols)),
+            checked_number(until_ns),
+        )
+        for time_ns, action, symbols, until_ns in rows
     ]
 
 

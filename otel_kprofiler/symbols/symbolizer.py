@@ -26,14 +26,12 @@ from otel_kprofiler.symbols.kernel.bpf import (
     NOW_NS,
     CodeSource,
     CodeTable,
-    MixedStack,
-    explain_code,
-    is_outside,
 )
 from otel_kprofiler.symbols.kernel.builtin import builtin_ranges_path, find_release
 from otel_kprofiler.symbols.kernel.explain import Explanation
 from otel_kprofiler.symbols.kernel.hidden import HiddenCause
 from otel_kprofiler.symbols.kernel.load import read_snapshot
+from otel_kprofiler.symbols.kernel.mixed import MixedStack, explain_code, is_outside
 from otel_kprofiler.symbols.kernel.snapshot import Match, Snapshot, lookup_addresses
 from otel_kprofiler.symbols.kernel.table import SymbolTable
 from otel_kprofiler.symbols.kernel.timeline import ModuleSource, Timeline

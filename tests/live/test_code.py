@@ -18,7 +18,7 @@ from otel_kprofiler.bpf.baseline import ProgramReader
 from otel_kprofiler.bpf.iterator import read_programs
 from otel_kprofiler.bpf.libbpf import LibbpfLoader
 from otel_kprofiler.errors import HostError
-from otel_kprofiler.model import FrameKind
+from otel_kprofiler.model import FrameKind, Unresolved
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.symbols import Symbolizer
 
@@ -224,6 +224,25 @@ def test_forced_loss_ends_in_an_exact_table():
         counts = watch.counts()
         assert sum(counts.lost.values()) + counts.added + counts.removed >= 20_000
         assert counts.kallsyms_reads <= counts.readings
+
+
+def test_frames_from_the_time_of_a_loss_are_not_guessed():
+    """The removal of a program was lost, and maybe the loading of another one there."""
+    with watching(ring_bytes=4096) as (symbolizer, watch), programs(1, name="kprof_lost") as fds:
+        catch_up(symbolizer)
+        ((start, name),) = (s for s in known(symbolizer) if s[1].endswith("_kprof_lost"))
+        before_ns = now_ns()
+        catch_up(symbolizer)
+        with watch._lock, programs(200):  # nobody empties the rings
+            close_all(fds)
+            wait_unloaded({(start, name)})
+            doubt_ns = now_ns()
+        catch_up(symbolizer)
+        assert set(watch.count_lost()) == {"ring_full"}
+        (before,) = symbolizer.resolve_addresses([start], time_ns=before_ns)
+        (meanwhile,) = symbolizer.resolve_addresses([start], time_ns=doubt_ns)
+        assert before.function == name
+        assert meanwhile.unresolved is Unresolved.RECORDS_LOST
 
 
 def test_a_full_queue_is_counted_and_made_good():

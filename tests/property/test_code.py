@@ -89,3 +89,76 @@ def test_every_time_has_the_code_of_that_time(choices, readings):
             found = table.lookup(address, time_ns)
             assert ([found.symbol.name] if found else []) == true
     assert {code.symbol for code in table.live()} == set(live.values())
+
+
+# Each step loads something into a slot or unloads it; its record may be lost, then those who
+# listen may ask, and read what there is: programs or all, begun before they noticed or after.
+lossy_steps = st.lists(
+    st.tuples(
+        st.integers(0, SLOTS - 1),
+        st.integers(0, 3),
+        st.booleans(),
+        st.booleans(),
+        st.sampled_from([None, None, CodeAction.PROGRAMS_READ, CodeAction.ALL_READ]),
+        st.sampled_from([-1, 1]),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(lossy_steps, st.booleans())
+def test_lost_records_never_lead_to_a_wrong_name(choices, timed):
+    """Whatever is lost: each name is right, and after a reading of all nothing is missing."""
+    table, live, history, told = CodeTable(), {}, [], []
+    polled_ns, is_lost, first_loss_ns = 0, False, 1 << 62
+    choices = [*choices, (0, 0, False, True, CodeAction.ALL_READ, 1)]
+    for number, (slot, kind, lose, poll, reading, after) in enumerate(choices, 1):
+        time_ns = number * STEP_NS
+        if slot in live:
+            code = live.pop(slot)
+            history.append((code, code.since_ns, time_ns))
+            change = CodeChange(time_ns, CodeAction.REMOVED, (code._replace(since_ns=0),))
+        else:
+            # A program is known by the time of its load when it is loaded again, or else by name.
+            is_program = kind < 3
+            name = f"bpf_prog_{kind if timed else number}" if is_program else f"page_{number}"
+            shape = ModuleKind.BPF if is_program else ModuleKind.OUT_OF_LINE
+            code = CodeSymbol(A + 64 * slot, 16 + 16 * kind, name, shape, time_ns)
+            live[slot] = code
+            change = CodeChange(time_ns, CodeAction.ADDED, (code,))
+        is_lost |= lose
+        told += [] if lose else [change]
+        if not poll:
+            continue
+        now_ns = time_ns + STEP_NS * 7 // 10
+        if is_lost:
+            first_loss_ns = min(first_loss_ns, polled_ns)
+            told.insert(0, CodeChange(polled_ns, CodeAction.LOST, until_ns=now_ns))
+        if reading is not None:
+            there = [
+                code if timed and code.kind is ModuleKind.BPF else code._replace(since_ns=0)
+                for code in live.values()
+                if code.kind is ModuleKind.BPF or reading is CodeAction.ALL_READ
+            ]
+            told.append(CodeChange(now_ns + after, reading, tuple(there)))
+        for change in told:
+            table.apply(change)
+        polled_ns, is_lost, told = now_ns, False, []
+    history += [(code, code.since_ns, 1 << 62) for code in live.values()]
+    for number in range(len(choices) + 2):
+        time_ns = number * STEP_NS + STEP_NS // 2
+        for address in range(A, A + 64 * SLOTS, 8):
+            true = [
+                code.name
+                for code, since_ns, until_ns in history
+                if since_ns <= time_ns < until_ns
+                and code.start <= address < code.start + code.length
+            ]
+            found = table.lookup(address, time_ns)
+            names = [found.symbol.name] if found and not found.is_doubt else []
+            assert names in (true, [])
+            if time_ns < first_loss_ns or time_ns > polled_ns:
+                assert names == true
+    there = {(code.start, code.name) for code in live.values()}
+    assert {(code.symbol.start, code.symbol.name) for code in table.live()} == there

@@ -26,9 +26,8 @@ from otel_kprofiler.model import (
     Module,
     ModuleKind,
     RangeSource,
-    Stack,
+    Unresolved,
 )
-from otel_kprofiler.symbols.kernel.explain import Explanation
 from otel_kprofiler.symbols.kernel.identity import make_file_id
 from otel_kprofiler.symbols.kernel.kallsyms import PAGE_BYTES
 from otel_kprofiler.symbols.kernel.snapshot import Match
@@ -44,6 +43,7 @@ PROGRAM_PREFIX: Final = "bpf_prog_"
 _LINGER_NS: Final = 10_000_000  # it is announced as gone before the last CPU has left it
 _LARGEST_BYTES: Final = 32 << 20
 _PAGE_BITS: Final = 12
+_UNTIL: Final = attrgetter("until_ns")
 _FOREVER: Final = 1 << 63
 NOW_NS: Final = _FOREVER - 1
 """A time at which only what has not been unloaded is there."""
@@ -66,31 +66,52 @@ class CodeSource(Protocol):
 
 
 class LoadedCode:
-    """One symbol while it is loaded; ``until_ns`` is set when it is unloaded."""
+    """One symbol while it is loaded; ``until_ns`` is set when it is unloaded.
 
-    __slots__ = ("_details", "_frames", "_module", "_source", "end", "since_ns", "symbol",
-                 "until_ns")  # fmt: skip
+    From ``sure_ns`` on, if that is before ``until_ns``, it may have been unloaded, and something
+    else been loaded, unseen. A doubt that has ended is an entry of its own, which
+    names nothing (``is_doubt``).
+    """
+
+    __slots__ = ("_details", "_doubt", "_frames", "_module", "_source", "end", "is_doubt",
+                 "since_ns", "sure_ns", "symbol", "until_ns")  # fmt: skip
 
     def __init__(
-        self, symbol: CodeSymbol, end: int, since_ns: int, source: CodeSource | None
+        self,
+        symbol: CodeSymbol,
+        end: int,
+        since_ns: int,
+        source: CodeSource | None = None,
+        *,
+        is_doubt: bool = False,
     ) -> None:
         self.symbol = symbol
         self.end = end
         self.since_ns = since_ns
-        self.until_ns = _FOREVER
+        self.until_ns = self.sure_ns = _FOREVER
+        self.is_doubt = is_doubt
         self._source = source
         self._frames: dict[int, Frame] | None = None  # most are never in a stack
         self._module: Module | None = None
         self._details: CodeDetails | None = None
+        self._doubt: LoadedCode | None = None
 
     def covers(self, address: int, time_ns: int) -> bool:
         """Whether it was at the address at that time."""
         inside = self.symbol.start <= address < self.end
-        return inside and self.since_ns <= time_ns < self.until_ns
+        return inside and self.since_ns <= time_ns < min(self.until_ns, self.sure_ns)
 
     def is_program(self) -> bool:
         """Whether it is a function of a BPF program."""
         return self.symbol.name.startswith(PROGRAM_PREFIX)
+
+    def doubt(self, until_ns: int) -> LoadedCode:
+        """Where it is not known any more whether it is there."""
+        doubt = self._doubt
+        if doubt is None or (doubt.since_ns, doubt.until_ns) != (self.sure_ns, until_ns):
+            doubt = self._doubt = LoadedCode(self.symbol, self.end, self.sure_ns, is_doubt=True)
+            doubt.until_ns = until_ns
+        return doubt
 
     def frame(self, address: int) -> Frame:
         """The frame of an address in it; the same object for the same address."""
@@ -108,6 +129,8 @@ class LoadedCode:
         return self._module
 
     def _make_frame(self, address: int) -> Frame:
+        if self.is_doubt:
+            return Frame(None, address, (), 0, FrameKind.KERNEL, Unresolved.RECORDS_LOST)
         module = self.module()
         offset = address - self.symbol.start
         file, number = "", 0
@@ -141,6 +164,8 @@ class CodeTable:
         self._pages: dict[int, tuple[LoadedCode, ...]] = {}  # live ones by page
         self._ended: list[LoadedCode] = []  # in the order of their ends
         self._read_ns = 0
+        self._lost_ns = dict.fromkeys((True, False), _FOREVER)  # of programs, of all else
+        self._noticed_ns = -1
 
     def __len__(self) -> int:
         return len(self._live)
@@ -153,28 +178,37 @@ class CodeTable:
         elif change.action is CodeAction.REMOVED:
             for symbol in change.symbols:
                 self._remove(symbol, change.time_ns)
+        elif change.action is CodeAction.LOST:
+            self._noticed_ns = max(self._noticed_ns, change.until_ns)
+            self._lose(change.time_ns, programs_only=False)
         else:
             self._read(change)
         self._forget(change.time_ns)
 
     def lookup(self, address: int, time_ns: int = NOW_NS) -> LoadedCode | None:
-        """What was at an address at a time, by default what is there now; None if nothing."""
+        """What was at an address at a time, by default what is there now; None if nothing.
+
+        Where records were lost, the answer may be a doubt, see :class:`LoadedCode`.
+        """
         best: LoadedCode | None = None
         below = -1
         for code in self._pages.get(address >> _PAGE_BITS, ()):
             if below < code.symbol.start <= address and code.since_ns <= time_ns < code.until_ns:
                 best, below = code, code.symbol.start
         if best is not None and address < best.end:
-            return best
-        leaving = None
+            return best if time_ns < best.sure_ns else best.doubt(best.sure_ns)
+        doubt = leaving = None
         for code in reversed(self._ended):
             if code.until_ns + _LINGER_NS <= time_ns:
                 break
             if code.symbol.start <= address < code.end and code.since_ns <= time_ns:
-                if time_ns < code.until_ns:
+                if code.is_doubt:
+                    doubt = code if time_ns < code.until_ns else doubt
+                elif time_ns < code.until_ns:
                     return code
-                leaving = leaving or code
-        return leaving
+                else:
+                    leaving = leaving or code
+        return doubt or leaving
 
     def live(self) -> list[LoadedCode]:
         """What is loaded now, by address."""
@@ -191,7 +225,7 @@ class CodeTable:
     def _add(self, symbol: CodeSymbol, since_ns: int, end: int = 0) -> None:
         known = self._live.get(symbol.start)
         end = end or symbol.start + min(symbol.length or limit_bytes(symbol), _LARGEST_BYTES)
-        if known is not None and known.symbol.name == symbol.name:
+        if known is not None and known.symbol.name == symbol.name and known.sure_ns == _FOREVER:
             if not symbol.length or known.symbol.length:
                 return
             since_ns = symbol.since_ns or min(since_ns, known.since_ns)  # now it has a length
@@ -204,6 +238,8 @@ class CodeTable:
         if missed:
             self._end(missed, since_ns)
         code = LoadedCode(symbol, end, since_ns, self._source)
+        if since_ns <= self._noticed_ns and self._lost_ns[code.is_program()] != _FOREVER:
+            code.sure_ns = since_ns  # its removal may be among what was lost
         self._live[symbol.start] = code
         for page in _pages(code):
             self._pages[page] = (*self._pages.get(page, ()), code)
@@ -213,28 +249,50 @@ class CodeTable:
         if known is None:
             # Its record was lost; it was loaded after everything was read the last time.
             code = LoadedCode(symbol, symbol.start + symbol.length, self._read_ns, self._source)
+            lost_ns = self._lost_ns[code.is_program()]
+            if lost_ns != _FOREVER:
+                code.since_ns = code.sure_ns = lost_ns
             self._end([code], time_ns)
         elif known.symbol.name == symbol.name and known.since_ns <= time_ns:
             self._end([known], time_ns)
 
+    def _lose(self, time_ns: int, *, programs_only: bool) -> None:
+        """Nothing is sure from a time on, until it is read again."""
+        for programs in (True,) if programs_only else (True, False):
+            self._lost_ns[programs] = min(self._lost_ns[programs], time_ns)
+        for code in self._live.values():
+            if code.is_program() or not programs_only:
+                code.sure_ns = min(code.sure_ns, max(time_ns, code.since_ns))
+
     def _read(self, change: CodeChange) -> None:
         """Make the table equal to what was read; changes after its beginning may be in it."""
         began_ns = change.time_ns
+        programs_only = change.action is CodeAction.PROGRAMS_READ
         found = {symbol.start: symbol for symbol in change.symbols}
-        self._end(
-            [
-                code
-                for code in self._live.values()
-                if code.since_ns <= began_ns
-                and (change.action is CodeAction.ALL_READ or code.is_program())
-                and getattr(found.get(code.symbol.start), "name", None) != code.symbol.name
-            ],
-            began_ns,
-        )
+        known = [
+            code
+            for code in self._live.values()
+            if code.since_ns <= began_ns and (code.is_program() or not programs_only)
+        ]
+        gone = [code for code in known if not _is_still(code, found.get(code.symbol.start))]
+        self._end(gone, began_ns)
+        for code in set(known) - set(gone):
+            code.sure_ns = _FOREVER
+        lost_ns = dict(self._lost_ns)
+        self._lost_ns |= dict.fromkeys((True,) if programs_only else (True, False), _FOREVER)
+        self._add_found(found, began_ns, lost_ns)
+        self._read_ns = max(self._read_ns, began_ns)
+        if began_ns <= self._noticed_ns:
+            self._lose(began_ns, programs_only=programs_only)
+
+    def _add_found(
+        self, found: Mapping[int, CodeSymbol], began_ns: int, lost_ns: Mapping[bool, int]
+    ) -> None:
+        """Add what a reading has that is not known; where records were lost, it came since."""
         gone = {
             (code.symbol.start, code.symbol.name)
             for code in self._ended
-            if code.until_ns >= began_ns
+            if code.until_ns >= began_ns and not code.is_doubt
         }
         ordered = sorted(found.values())
         starts = [symbol.start for symbol in ordered] + [_FOREVER * 2]
@@ -242,19 +300,34 @@ class CodeTable:
             if (symbol.start, symbol.name) in gone:
                 continue
             end = min(symbol.start + (symbol.length or limit_bytes(symbol)), following)
-            if all(code.since_ns <= began_ns for code in self._overlapping(symbol.start, end)):
+            if not all(code.since_ns <= began_ns for code in self._overlapping(symbol.start, end)):
+                continue
+            missed = LoadedCode(symbol, end, self._read_ns)
+            missed.sure_ns = lost_ns[missed.is_program()]
+            if missed.sure_ns == _FOREVER:
                 self._add(symbol, symbol.since_ns or self._read_ns, end)
-        self._read_ns = max(self._read_ns, began_ns)
+                continue
+            is_new = self._live.get(symbol.start) is None
+            since_ns = symbol.since_ns or began_ns
+            self._add(symbol, since_ns, end)
+            if is_new and missed.sure_ns < since_ns:
+                self._keep_ended([missed.doubt(since_ns)])
 
     def _end(self, codes: Sequence[LoadedCode], time_ns: int) -> None:
+        """They are gone at a time; what was not sure until then remains as a doubt."""
+        ended = []
         for code in codes:
-            code.until_ns = max(time_ns, code.since_ns)
-        if self._ended and time_ns < self._ended[-1].until_ns:
-            self._ended = sorted([*self._ended, *codes], key=attrgetter("until_ns"))
-        else:
-            self._ended.extend(codes)
-        for code in codes:
+            if code.sure_ns < time_ns:
+                ended.append(code.doubt(time_ns))
+            code.until_ns = max(min(time_ns, code.sure_ns), code.since_ns)
             self._drop(code)
+        self._keep_ended([*codes, *ended])
+
+    def _keep_ended(self, codes: Sequence[LoadedCode]) -> None:
+        last_ns = self._ended[-1].until_ns if self._ended else 0
+        self._ended.extend(sorted(codes, key=_UNTIL))
+        if codes and min(map(_UNTIL, codes)) < last_ns:
+            self._ended = sorted(self._ended, key=_UNTIL)
 
     def _drop(self, code: LoadedCode) -> None:
         if self._live.get(code.symbol.start) is not code:
@@ -286,58 +359,11 @@ class CodeTable:
         self._ended = kept
 
 
-class MixedStack:
-    """A stack with addresses outside of vmlinux and modules, resolved for one time after another.
-
-    Args:
-        stack: the stack by vmlinux and modules.
-        table: what may be at the other addresses.
-    """
-
-    __slots__ = ("_last", "_places", "_stack", "_table")
-
-    def __init__(self, stack: Stack, table: CodeTable) -> None:
-        self._stack = stack
-        self._table = table
-        self._places = tuple(
-            index for index, frame in enumerate(stack.leading) if is_outside(frame)
-        )
-        self._last: tuple[Stack, tuple[LoadedCode | None, ...]] = stack, (None,) * len(self._places)
-
-    def at(self, time_ns: int) -> Stack:
-        """The stack at a boot time; the same object as long as the same code was there."""
-        whole, (stack, before) = self._stack, self._last
-        frames = whole.leading
-        found = tuple(
-            code
-            if code is not None and code.covers(frames[place].address, time_ns)
-            else self._table.lookup(frames[place].address, time_ns)
-            for place, code in zip(self._places, before, strict=True)
-        )
-        if found != before:
-            mixed = list(frames)
-            for place, code in zip(self._places, found, strict=True):
-                if code is not None:
-                    mixed[place] = code.frame(frames[place].address)
-            stack = replace(whole, leading=tuple(mixed))
-            self._last = stack, found
-        return stack
-
-
-def explain_code(code: LoadedCode, address: int) -> Explanation:
-    """All that is known of an address in code outside of modules."""
-    symbol = code.symbol
-    reason = "the kernel told its extent"
-    if not symbol.length:
-        reason = "the nearest symbol below the address; the kernel told no length"
-    return Explanation(
-        address, code.frame(address), "", (symbol.name,), symbol.start, code.end, (), reason
-    )
-
-
-def is_outside(frame: Frame) -> bool:
-    """Whether a kernel frame is in no module that is known, so that its code comes and goes."""
-    return frame.module is None and frame.kind is not FrameKind.USER
+def _is_still(code: LoadedCode, found: CodeSymbol | None) -> bool:
+    """Whether what was read is what was known; another load of the same program is not."""
+    if found is None or found.name != code.symbol.name:
+        return False
+    return code.sure_ns == _FOREVER or found.since_ns <= code.since_ns
 
 
 def limit_bytes(symbol: CodeSymbol) -> int:

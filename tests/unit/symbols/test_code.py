@@ -19,6 +19,7 @@ from otel_kprofiler.model import (
     FrameKind,
     ModuleKind,
     RawSample,
+    Unresolved,
 )
 from otel_kprofiler.symbols import CapturedFiles, Symbolizer
 from otel_kprofiler.symbols.kernel.bpf import KEEP_MOST, KEEP_NS, CodeTable
@@ -44,6 +45,8 @@ def table(*changes):
 
 def name_at(found, address, *time_ns):
     code = found.lookup(address, *time_ns)
+    if code is not None and code.is_doubt:
+        return "?"
     return code and code.symbol.name.removeprefix("bpf_prog_")
 
 
@@ -208,6 +211,87 @@ def test_a_removal_names_what_was_added_unseen():
     assert name_at(found, A, 200) == "unseen"
     assert name_at(found, A, 99) is None
     assert name_at(found, A) is None
+
+
+def lost(since_ns, until_ns):
+    return CodeChange(since_ns, CodeAction.LOST, until_ns=until_ns)
+
+
+def test_between_a_loss_and_the_next_reading_nothing_is_guessed():
+    """Neither the old nor the new program is shown, but for one whose load time is known."""
+    found = table((0, ALL_READ, symbol(A, "old"), symbol(A + 64, "kept"), symbol(A + 128, "left")))
+    found.apply(lost(100, 120))
+    for offset in (0, 64, 128):
+        assert name_at(found, A + offset, 99) in ("old", "kept", "left")
+        assert name_at(found, A + offset, 100) == "?", "it may be gone"
+    read = symbol(A, "new"), symbol(A + 64, "kept"), symbol(A + 192, "timed", since_ns=150)
+    found.apply(CodeChange(200, PROGRAMS_READ, read))
+    assert [name_at(found, A, time_ns) for time_ns in (99, 100, 199, 200)] == [
+        "old", "?", "?", "new"
+    ]  # fmt: skip
+    assert [name_at(found, A + 64, time_ns) for time_ns in (99, 150, 200)] == ["kept"] * 3
+    assert [name_at(found, A + 128, time_ns) for time_ns in (99, 199)] == ["left", "?"]
+    assert name_at(found, A + 128, 200 + 11 * MS) is None
+    assert [name_at(found, A + 192, time_ns) for time_ns in (99, 149, 150)] == [None, "?", "timed"]
+
+
+def test_a_program_that_was_loaded_again_meanwhile_is_not_the_one_from_before():
+    found = table((0, ALL_READ, symbol(A, "a", since_ns=5)))
+    found.apply(lost(100, 120))
+    found.apply(CodeChange(200, PROGRAMS_READ, (symbol(A, "a", since_ns=150),)))
+    assert [name_at(found, A, time_ns) for time_ns in (99, 149, 150)] == ["a", "?", "a"]
+
+
+def test_trampolines_stay_in_doubt_until_all_is_read():
+    page = symbol(A + 8192, "ftrace_trampoline", 4096, OOL)
+    found = table((0, ALL_READ, page))
+    found.apply(lost(100, 120))
+    found.apply(CodeChange(200, PROGRAMS_READ, ()))
+    assert name_at(found, A + 8192, 250) == "?"
+    found.apply(CodeChange(300, ALL_READ, (page,)))
+    assert name_at(found, A + 8192, 250) == "ftrace_trampoline"
+
+
+def test_a_reading_that_began_before_the_loss_was_noticed_does_not_end_the_doubt():
+    found = table((0, ALL_READ, symbol(A, "a")))
+    found.apply(lost(100, 220))
+    found.apply(CodeChange(200, PROGRAMS_READ, (symbol(A, "a"),)))
+    assert [name_at(found, A, time_ns) for time_ns in (199, 200)] == ["a", "?"]
+    found.apply(CodeChange(210, ADDED, (symbol(A + 64, "b", since_ns=210),)))
+    assert name_at(found, A + 64, 215) == "?", "its removal may have been lost"
+    found.apply(CodeChange(230, PROGRAMS_READ, (symbol(A, "a"), symbol(A + 64, "b"))))
+    assert (name_at(found, A), name_at(found, A + 64, 215)) == ("a", "b")
+
+
+def test_a_removal_whose_load_was_lost_leaves_a_doubt():
+    found = table((50, PROGRAMS_READ))
+    found.apply(lost(100, 120))
+    found.apply(CodeChange(115, REMOVED, (symbol(A, "unseen"),)))
+    assert [name_at(found, A, time_ns) for time_ns in (60, 99, 110)] == [None, None, "?"]
+
+
+def test_a_removal_does_not_show_that_a_program_was_there_since_the_loss():
+    """It may have been unloaded, and loaded again."""
+    found = table((0, ALL_READ, symbol(A, "a")))
+    found.apply(lost(100, 120))
+    found.apply(CodeChange(115, REMOVED, (symbol(A, "a"),)))
+    assert [name_at(found, A, time_ns) for time_ns in (99, 110)] == ["a", "?"]
+
+
+def test_frames_say_that_records_were_lost(live):
+    symbolizer, source = live
+    source.changes = [lost(20 * MS, 40 * MS)]
+    first = symbolizer.resolve(sample(10 * MS, A + 8))
+    symbolizer.advance(50 * MS)
+    doubtful = symbolizer.resolve(sample(30 * MS, A + 8))
+    assert doubtful is symbolizer.resolve(sample(31 * MS, A + 8))
+    assert first.frames[0].function == "bpf_prog_1_old"
+    assert doubtful.frames[0].unresolved is Unresolved.RECORDS_LOST
+    assert symbolizer.explain(A + 8).names == ()
+    source.changes = [CodeChange(60 * MS, ALL_READ, (CodeSymbol(A, 64, "bpf_prog_1_old", BPF),))]
+    symbolizer.advance(70 * MS)
+    again = symbolizer.resolve(sample(30 * MS, A + 8))
+    assert again.frames[0].function == "bpf_prog_1_old"
 
 
 def test_without_lengths_code_ends_at_the_next_symbol():
