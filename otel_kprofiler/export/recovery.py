@@ -80,14 +80,14 @@ class Recovery:
         sizes: bytes of each segment, by number.
         damaged: samples that were put in, and are neither done nor can be read.
         unknown_since_unix_ns: when not 0, the end of the log is missing, and what was taken
-            after this time is unknown.
+            after this time is unknown; 1 if not even that is known.
     """
 
     def __init__(self, directory: PrivateDirectory, now_s: float) -> None:
         self._directory = directory
         self._now_s = now_s
         self._wall_s = time.time()
-        self._closed, self._seen = True, False
+        self._closed = True
         self.totals = Totals()
         self.last = 0
         self.sizes: dict[int, int] = {}
@@ -106,14 +106,14 @@ class Recovery:
         waiting = sum(stored.samples for stored in self.waiting)
         self.damaged = max(0, totals.appended - totals.done - waiting)
         totals.done += self.damaged
-        unknown = self._seen and not self._closed
-        self.unknown_since_unix_ns = totals.end_unix_ns if unknown else 0
+        self.unknown_since_unix_ns = 0 if self._closed else max(totals.end_unix_ns, 1)
 
     def _read_segment(self, name: str, segment: int) -> list[Stored]:
         try:
             data = _read(self._directory, name)
         except OSError as error:
             self.last = max(self.last, segment)
+            self._closed = False
             self._warn("%s is left alone, it cannot be read: %s", name, error.strerror)
             return []
         version = find_other_version(data)
@@ -125,6 +125,7 @@ class Recovery:
         found: list[Stored] = []
         end = len(MAGIC) if data.startswith(MAGIC) else 0
         unreadable = len(data) - end
+        self._closed = False
         for record in find_records(data, segment):
             unreadable -= record.size
             try:
@@ -134,7 +135,7 @@ class Recovery:
                 continue
             found += [stored] if stored else []
             end = record.offset + record.size
-            self._closed, self._seen = record.kind == Kind.CLOSE, True
+            self._closed = record.kind == Kind.CLOSE
         self._closed = self._closed and end == len(data)
         if unreadable:
             self._warn("%d bytes of %s are unreadable", unreadable, name)

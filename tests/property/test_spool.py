@@ -68,7 +68,7 @@ class Written:
             spool._let_go()
 
     def expect(self, files):
-        """Batches that wait, and samples that are damaged, by what is whole in some files."""
+        """By what is whole: batches that wait, samples that are damaged, samples that are known."""
         whole = [record for record in self.records if any(record[0] in data for data in files)]
         told = [record[2] for record in whole]
         settled = max((one.get("settled", 0) for one in told), default=0)
@@ -76,7 +76,8 @@ class Written:
         appended = max((one["appended"] for one in told), default=0)
         batches = {record[1][0]: record[1][1] for record in whole if record[1]}
         kept = [batches[number] for number in sorted(batches) if number > settled]
-        return kept, max(0, appended - done - sum(batch.sample_count for batch in kept))
+        damaged = max(0, appended - done - sum(batch.sample_count for batch in kept))
+        return kept, damaged, appended
 
 
 def harm(directory, kind, where, length, value):
@@ -112,12 +113,13 @@ def test_all_that_is_whole_comes_back_and_the_rest_is_counted(steps, damages, cl
         for damage in damages:
             harm(Path(directory), *damage)
         files = [path.read_bytes() for path in Path(directory).glob("*.spool")]
-        kept, damaged = written.expect(files)
+        kept, damaged, known = written.expect(files)
         spool = Spool(directory, max_bytes=4000, fsync=False)
         assert [spool.read(stored).payload for stored in spool.waiting] == [
             batch.payload for batch in kept
         ]
         assert spool.damaged == damaged
+        assert known == written.appended or spool.unknown_since_unix_ns or not files
         fresh = spool.append(Batch(b"fresh", Form.PROTOBUF, (1,), 5, 6))
         assert all(stored.number < fresh.number for stored in spool.waiting)
         spool.close()

@@ -178,6 +178,19 @@ def test_numbers_that_are_settled_are_not_used_again(tmp_path):
     last.close()
 
 
+@pytest.mark.parametrize("size", [0, 5, 60])
+def test_a_segment_of_which_nothing_is_left_is_told_as_a_kill(tmp_path, size):
+    fill(tmp_path, 3)[0].close()
+    (path,) = segments(tmp_path)
+    os.truncate(path, size)
+    again = Spool(str(tmp_path))
+    assert (len(again.waiting), again.damaged, again.unknown_since_unix_ns) == (0, 0, 1)
+    again.close()
+    last = Spool(str(tmp_path))
+    assert last.unknown_since_unix_ns == 0
+    last.close()
+
+
 def test_a_piece_of_the_log_that_is_there_twice_is_delivered_once(tmp_path):
     spool, _ = fill(tmp_path, 3)
     spool.close()
