@@ -200,6 +200,7 @@ def test_a_spool_that_is_removed_while_the_agent_runs_costs_nothing(
     )
     shutil.rmtree(spool)
     agent.wait_until(lambda: "the directory was removed" in agent.log.read_text())
+    agent.wait_until(lambda: list(spool.glob("otlp_grpc/*.spool")))
     (segment,) = spool.glob("otlp_grpc/*.spool")
     segment.unlink()
     agent.wait_until(segment.exists)
