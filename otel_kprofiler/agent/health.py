@@ -18,7 +18,7 @@ from otel_kprofiler.errors import HostError
 MAX_CONNECTIONS: Final = 16
 CONNECTION_TIMEOUT_S: Final = 5.0
 """So long a client may take for its request and for reading the answer."""
-_ROOM_WAIT_S: Final = 0.5
+_ROOM_WAIT_S: Final = 2.0
 
 _log = logging.getLogger(__name__)
 

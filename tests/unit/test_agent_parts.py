@@ -210,13 +210,14 @@ def count_health_threads():
     return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
-def test_clients_that_hold_connections_are_bounded_and_shut_nobody_out(health):
+def test_clients_that_hold_connections_are_bounded_and_shut_nobody_out(health, caplog):
     with contextlib.ExitStack() as stack:
         for _ in range(5 * MAX_CONNECTIONS):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", health.port)))
             client.sendall(b"GET /livez HTTP/1.0\r\nX-Slow: ")
         assert get(health.port, "/livez")[0] == 200
         assert count_health_threads() <= MAX_CONNECTIONS
+    assert "refused" not in caplog.text
 
 
 def test_a_client_that_sends_byte_by_byte_is_broken_off(health):
