@@ -106,7 +106,7 @@ class ExportQueue:
         self._changed = threading.Condition()
         self._waiting: deque[_Held] = deque()
         self._in_flight: _Held | None = None
-        self._settling = False  # what became of a batch is being written to the spool
+        self._settling = 0  # how many times what became of batches is being written to the spool
         self._last = 0  # number of the batch put last
         self._accepted = self._exported = self._carried = 0
         self._lost: Counter[LossCause] = Counter()
@@ -295,11 +295,12 @@ class ExportQueue:
             with self._changed:
                 waiting = [held.stored for held in self._waiting if held.stored]
                 count, cause = self._spool.count_overdue(waiting, more)
-                if cause is None:
+                if cause is None or self._stopping:
                     break
                 last = waiting[count - 1]
                 doomed = [h for h in self._waiting if h.stored and h.stored.number <= last.number]
                 self._drop(doomed, cause)
+                self._settling += 1
             self._settle(last, sum(held.samples for held in doomed))
 
     def _make_room_in_memory(self, more: int) -> None:
@@ -327,16 +328,21 @@ class ExportQueue:
             self._carried_lost.update(lost)
 
     def _settle(self, stored: Stored, samples: int) -> None:
-        """Have the spool note that a batch and all before it need no delivery any more."""
-        if self._spool:
-            try:
+        """Have the spool note that a batch and all before it need no delivery any more.
+
+        Whoever has taken them off the queue has counted itself in ``_settling`` at once, so that
+        the spool is not closed in between.
+        """
+        try:
+            if self._spool:
                 self._spool.settle(stored.number, samples)
-            except OSError as error:
-                self._note_storage(
-                    error.strerror or str(error), "after a crash some data comes twice"
-                )
-            else:
                 self._note_storage("")
+        except OSError as error:
+            self._note_storage(error.strerror or str(error), "after a crash some data comes twice")
+        finally:
+            with self._changed:
+                self._settling -= 1
+                self._changed.notify_all()
 
     def _wait_settled(self, deadline: float) -> None:
         """Wait until all has left the queue, or the receiver turns out not to be there."""
@@ -371,13 +377,10 @@ class ExportQueue:
                     continue
                 self._in_flight = None
                 done = self._conclude(held, result, replaced=exporter is not self.exporter)
-                self._settling = bool(done and held.stored)
+                self._settling += bool(done and held.stored)
                 self._changed.notify_all()
             if done and held.stored:
                 self._settle(held.stored, held.samples)
-                with self._changed:
-                    self._settling = False
-                    self._changed.notify_all()
 
     def _load(self, held: _Held) -> Batch | None:
         if held.stored is None or self._spool is None:

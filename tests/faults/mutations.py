@@ -91,6 +91,7 @@ MUTATIONS = [
     Mutation("SIGKILL: unclean end", RECOVERY, "0 if self._closed else max(totals.end_unix_ns, 1)", "0", f"{STORED} {DURABLE}"),
     Mutation("SIGKILL: position", SPOOL, "                    self._write(Kind.MARK, self._totals.pack())\n            except", "                    pass\n            except", f"{STORED} {DURABLE}"),
     Mutation("batch given up with a spool", QUEUE, "bool(result.lost) and _TEMPORARY.issuperset(result.lost)", "False", f"{DURABLE}"),
+    Mutation("spool closed before it is settled", QUEUE, "not self._in_flight and not self._settling, _INT", "not self._in_flight, _INT", f"{DURABLE}::test_what_gave_way_is_noted_before_the_spool_is_closed"),
     Mutation("clock stepped back", CLOCK, "        start = max(self._clock.to_unix_ns(start_boot_ns), self._end_unix_ns)\n", "        start = self._clock.to_unix_ns(start_boot_ns)\n", "tests/property/test_clock.py"),
     Mutation("clock stepped: followed", CLOCK, "        self._clock.follow()\n", "", "tests/property/test_clock.py"),
     Mutation("clock not set", CLOCK, "            return EARLIEST_UNIX_NS\n", "            return best_offset\n", "tests/property/test_clock.py tests/unit/test_clock.py"),

@@ -257,3 +257,25 @@ def test_a_refused_batch_does_not_hold_up_the_next(open_queue):
     assert queue.force_flush(5000)
     assert numbers(receiver) == [3]
     assert check(queue).lost == {LossCause.REJECTED: 1, LossCause.TOO_LARGE: 2}
+
+
+def test_what_gave_way_is_noted_before_the_spool_is_closed(open_queue):
+    queue = open_queue(Receiver(up=False), max_bytes=1000)
+    settle, entered, go_on = queue._spool.settle, threading.Event(), threading.Event()
+
+    def slow(number, samples):
+        entered.set()
+        go_on.wait(5)
+        settle(number, samples)
+
+    queue._spool.settle = slow
+    putting = threading.Thread(target=lambda: [queue.put(numbered(n)) for n in range(1, 12)])
+    putting.start()
+    assert entered.wait(5)
+    threading.Timer(0.2, go_on.set).start()
+    queue.shutdown(0)
+    putting.join()
+    counts = check(queue)
+    assert counts.lost[LossCause.SPOOL_FULL] > 0
+    again = open_queue(Receiver(up=False), max_bytes=10_000_000)
+    assert check(again).carried == counts.queued
