@@ -8,8 +8,8 @@ library with threads of its own, ``Context.run`` by hand) does not tell. So a th
 context that its span is current in, too, and the sampler compares it with the one that the thread
 is in at the interrupt: no link rather than a wrong one.
 
-This and :mod:`.thread_slot` are the only ones to reach into private parts of OpenTelemetry's API
-and of Python.
+This, :mod:`.thread_slot` and :mod:`.other_threads` are the only ones to reach into private parts of
+OpenTelemetry's API and of Python.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ from opentelemetry.trace.propagation import _SPAN_KEY
 from otel_kprofiler import forks
 from otel_kprofiler.bpf import SpanSlots
 from otel_kprofiler.forks import ForkAware, ForkStep
+from otel_kprofiler.sdk.other_threads import (
+    OtherThread,
+    is_changing_context,
+    read_other_threads,
+)
 from otel_kprofiler.sdk.thread_slot import (
     ThreadSlot,
     find_context_offset,
@@ -89,7 +94,10 @@ class SpanLinks(ForkAware):
     def __init__(self, slots: SpanSlots | None) -> None:
         self._slots = slots
         self._own: dict[int, ThreadSlot] = {}  # by the thread's identifier
-        self._publish = make_publish(self._own, look=self._note_loop, failed=self._count_failure)
+        self._adopted: dict[
+            int, int
+        ] = {}  # likewise: ids of threads that do not know of their slot
+        self._publish = make_publish(self._own, look=self._look_around, failed=self._count_failure)
         said_at, context_at = find_said_offset(), find_context_offset()
         self._offsets: tuple[int, int] | None = None
         if slots is not None and said_at is not None and context_at is not None:
@@ -118,11 +126,14 @@ class SpanLinks(ForkAware):
         self._replace(executor._WorkItem, "run", work)  # noqa: SLF001
         forks.register(ForkStep.UNHOOK, self)
         self._publish_first(runtime.get_current(), get_token())
+        for thread in read_other_threads():
+            self._adopt(thread, variable)
 
     def stop(self) -> None:
         """Unhook; the sampler must have stopped."""
         self._slots = None
         self._own.clear()
+        self._adopted.clear()
         while self._undo:
             self._undo.pop()()
         forks.unregister(self)
@@ -135,6 +146,10 @@ class SpanLinks(ForkAware):
         """Have each thread look, once, which event loop it runs in; from any thread."""
         for slot in tuple(self._own.values()):
             slot.look = True
+        for ident, tid in tuple(self._adopted.items()):
+            if not os.path.exists(f"/proc/self/task/{tid}"):
+                self._adopted.pop(ident, None)
+                self._release(ident, tid)
 
     def _find_problem(self, runtime: type) -> str:
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -202,13 +217,23 @@ class SpanLinks(ForkAware):
 
     def _publish_first(self, context: Context, owner: object) -> ThreadSlot | None:
         """Give this thread a slot if it is in a span; one that nobody reads if none is free."""
-        slots, offsets = self._slots, self._offsets
-        if slots is None or offsets is None or _SPAN_KEY not in context:
+        if self._slots is None or _SPAN_KEY not in context:
             return None
-        slot, tid, ident = ThreadSlot(), threading.get_native_id(), threading.get_ident()
-        said_at, context_at = id(slot) + offsets[0], get_thread_state() + offsets[1]
+        tid, ident = threading.get_native_id(), threading.get_ident()
+        new = ThreadSlot()
+        slot = self._own.setdefault(ident, new)
+        if slot is new:  # else it was adopted just now
+            self._register(slot, tid, get_thread_state())
+            self._local.tenant = _Tenant(lambda: self._release(ident, tid))
+        self._publish(context, owner)
+        return slot
+
+    def _register(self, slot: ThreadSlot, tid: int, thread_state: int) -> None:
+        slots, offsets = self._slots, self._offsets
+        if slots is None or offsets is None:
+            return
         try:
-            registered = slots.register(tid, said_at, context_at)
+            registered = slots.register(tid, id(slot) + offsets[0], thread_state + offsets[1])
         except OSError as error:
             _log.warning("no span links for thread %d: %s", tid, error)
             registered = False
@@ -216,16 +241,56 @@ class SpanLinks(ForkAware):
             self.threads += 1
         else:
             self.without_slot += 1
-        self._local.tenant = _Tenant(lambda: self._release(ident, tid))
-        self._own[ident] = slot
-        self._publish(context, owner)
-        return slot
+
+    def _adopt(self, thread: OtherThread, variable: ContextVar[Context]) -> None:
+        """Give another thread a slot with the span that it has been in since before the hooks.
+
+        From the moment that it has the slot, it tells of its changes there. So the span that is
+        read then is its own as long as it has told of none; and what began to change the span
+        before the hooks is seen in its frames.
+        """
+        ident, tid = thread.ident, thread.tid
+        if _SPAN_KEY not in (thread.context.get(variable) or ()):
+            return
+        slot = ThreadSlot()
+        self._adopted[ident] = tid
+        if self._own.setdefault(ident, slot) is not slot:
+            self._adopted.pop(ident, None)
+            return
+        self._register(slot, tid, thread.state)
+        if self._own.get(ident) is not slot:  # it has ended meanwhile
+            self._release(ident, tid)
+            return
+        if is_changing_context(ident):
+            return
+        try:
+            span: Any = (thread.context.get(variable) or Context()).get(_SPAN_KEY)
+            span_context = None if span is None else span.get_span_context()
+        except Exception:  # noqa: BLE001 - counted; the start of the profiler must not fail
+            self._count_failure()
+            return
+        # The interpreter's lock does not change hands between these lines.
+        if slot.owner is None:
+            slot.owner = thread.context
+            slot.span_context = span_context
 
     def _release(self, ident: int, tid: int) -> None:
         slots = self._slots
         if slots is not None and slots.release(tid):
             self.threads -= 1
         self._own.pop(ident, None)  # its memory may be somebody else's from now on
+
+    def _look_around(self) -> None:
+        """Called at a change of span in a thread with a slot, now and then."""
+        self._note_loop()
+        ident = threading.get_ident()
+        adopted = self._adopted.pop(ident, None)
+        if adopted is None:
+            return
+        if adopted != threading.get_native_id():  # it has ended; this one has its identifier
+            self._release(ident, adopted)
+        elif not hasattr(self._local, "tenant"):
+            self._local.tenant = _Tenant(lambda: self._release(ident, adopted))
 
     def _note_loop(self) -> None:
         loop = _find_unhooked_loop()

@@ -18,7 +18,7 @@ from opentelemetry.trace.propagation import _SPAN_KEY
 
 from otel_kprofiler.bpf import SpanLayout
 
-_THREAD_STATE_WORDS: Final = 64
+THREAD_STATE_WORDS: Final = 64
 _DIGIT_BITS: Final = 30
 _DIGITS: Final = (1, 2, 3, 4, 5)
 
@@ -65,7 +65,7 @@ def find_context_offset() -> int | None:
     Found out, because it differs between versions: the one word that holds the address of the
     context, whichever of two is entered.
     """
-    state = (ctypes.c_uint64 * _THREAD_STATE_WORDS).from_address(get_thread_state())
+    state = (ctypes.c_uint64 * THREAD_STATE_WORDS).from_address(get_thread_state())
 
     def holding(context: contextvars.Context) -> set[int]:
         return {index for index, word in enumerate(state) if word == id(context)}

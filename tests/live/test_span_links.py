@@ -8,6 +8,7 @@ import time
 
 import pytest
 from opentelemetry.trace import SpanContext, TraceFlags
+from services import run
 
 from otel_kprofiler.model import SpanLink
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
@@ -231,3 +232,73 @@ def test_slots_are_bounded_and_given_back():
         assert sampler.spans.release(1001)
         assert not sampler.spans.release(1001)
         assert sampler.spans.register(1002, 8, 8)
+
+
+BEFORE_THE_START = """
+    import sys, threading
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from otel_kprofiler import (
+        InMemoryProfileExporter, KernelProfiler, ProfilerProvider, SimpleProfileProcessor
+    )
+
+    exporter = InMemoryProfileExporter()
+    provider = ProfilerProvider(shutdown_on_exit=False)
+    provider.add_profile_processor(SimpleProfileProcessor(exporter))
+    profiler = KernelProfiler(provider, samples_per_second=499)
+    tracer = TracerProvider().get_tracer("t")
+
+    def samples():
+        "Links of the main thread's samples."
+        profiler.stop()
+        return [
+            sample.link and (sample.link.trace_id, sample.link.span_id)
+            for window in exporter.get_finished_windows()
+            for group in window.resources
+            for sample in group.samples
+            if sample.tid == threading.get_native_id()
+            for _ in sample.timestamps_unix_ns
+        ]
+
+    def expect(span):
+        context = span.get_span_context()
+        expected = context.trace_id.to_bytes(16, "big"), context.span_id.to_bytes(8, "big")
+        found = samples()
+        assert len(found) > 100, len(found)
+        wrong = [link for link in found if link != expected]
+        assert len(wrong) < 0.1 * len(found), (len(wrong), len(found))
+        assert not any(wrong), set(wrong)
+"""
+
+
+def test_a_start_on_demand_links_the_span_that_the_job_is_in():
+    run(
+        BEFORE_THE_START
+        + """
+    with tracer.start_as_current_span("job") as span:
+        starter = threading.Thread(target=profiler.start, args=("raise",))
+        starter.start()
+        starter.join()
+        work(1)
+        expect(span)
+        """
+    )
+
+
+def test_a_forked_worker_links_the_span_that_it_is_in_since_before_the_fork():
+    run(
+        BEFORE_THE_START
+        + """
+    profiler.start("raise")
+    with tracer.start_as_current_span("long") as span:
+        pid = os.fork()
+        if not pid:
+            while profiler.stats()["state"] != "running":
+                time.sleep(0.01)
+            work(1)
+            expect(span)
+            sys.exit()
+        assert os.waitpid(pid, 0)[1] == 0
+        """,
+        env={"PYTHONWARNINGS": "ignore::DeprecationWarning"},
+    )

@@ -4,12 +4,15 @@ The kernel's part is played by :func:`seen`, which looks where the program would
 """
 
 import asyncio
+import collections
 import concurrent.futures
 import contextvars
 import ctypes
 import os
+import queue
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -68,11 +71,12 @@ def word(address):
     return ctypes.c_uint64.from_address(address).value
 
 
-def seen(slots):
-    """The link that a sample of this thread would have now, as (trace id, span id)."""
-    if threading.get_native_id() not in slots.used:
+def seen(slots, tid=None):
+    """The link that a sample of a thread would have now, as (trace id, span id)."""
+    place = slots.used.get(tid or threading.get_native_id())
+    if place is None:
         return None
-    said_at, context_at = slots.used[threading.get_native_id()]
+    said_at, context_at = place
     layout = find_span_layout(unsampled=False)
     owner = word(said_at)
     if word(owner + 8) == layout.token_type:
@@ -404,3 +408,146 @@ def test_a_forked_child_is_unhooked_and_its_parent_goes_on(slots, links):
             os._exit(0 if unhooked else 1)
         assert os.waitpid(pid, 0)[1] == 0
         assert seen(slots) == ids(span)
+
+
+def hold_a_span(leave, spans):
+    """Be in a span until told to leave, then begin another one outside of it."""
+    with TRACER.start_as_current_span("long") as span:
+        spans.put(span)
+        leave.wait()
+    with TRACER.start_as_current_span("next") as span:
+        spans.put(span)
+        leave.wait()
+
+
+@pytest.fixture
+def holding():
+    """Threads that are in a span: each with its event to leave, and its spans."""
+    held = []
+    for _ in range(3):
+        leave, spans = threading.Event(), queue.SimpleQueue()
+        thread = threading.Thread(target=hold_a_span, args=(leave, spans))
+        thread.start()
+        held.append((thread, leave, spans, spans.get()))
+    yield held
+    for thread, leave, *_ in held:
+        leave.set()
+        thread.join()
+
+
+def test_a_span_that_was_current_in_another_thread_before_the_start_is_linked(slots, holding):
+    links = SpanLinks(slots)
+    links.start()
+    assert links.threads == 3
+    for thread, _, _, span in holding:
+        assert seen(slots, thread.native_id) == ids(span)
+    for thread, leave, spans, _ in holding:
+        leave.set()
+        spans.get()
+        thread.join()
+    assert links.threads == 0
+    assert slots.used == {}
+    assert not links._own
+    links.stop()
+
+
+def test_a_thread_that_ends_in_its_span_gives_its_slot_back(slots):
+    """Without a change of span it never knows of the slot; tids and identifiers are used again."""
+    leave, ready = threading.Event(), threading.Event()
+
+    def attach_and_end():
+        otel_context.attach(trace.set_span_in_context(TRACER.start_span("never detached")))
+        ready.set()
+        leave.wait()
+
+    thread = threading.Thread(target=attach_and_end)
+    thread.start()
+    ready.wait()
+    links = SpanLinks(slots)
+    links.start()
+    assert links.threads == 1
+    leave.set()
+    thread.join()
+    while os.path.exists(f"/proc/self/task/{thread.native_id}"):
+        pass  # the kernel is a little behind
+    links.look()
+    assert (links.threads, slots.used) == (0, {})
+    links.stop()
+
+
+def test_the_span_of_a_thread_without_a_context_or_span_is_not_made_up(slots):
+    leave = threading.Event()
+    threads = [
+        threading.Thread(target=leave.wait),
+        threading.Thread(target=contextvars.Context().run, args=(leave.wait,)),
+    ]
+    for thread in threads:
+        thread.start()
+    links = SpanLinks(slots)
+    links.start()
+    assert slots.used == {}
+    leave.set()
+    for thread in threads:
+        thread.join()
+    links.stop()
+
+
+def test_starting_while_threads_change_their_spans_never_links_a_wrong_one(monkeypatch):
+    """Each thread compares what a sample would have with the span that it is in."""
+    going, wrong, right, kept = True, [], collections.Counter(), []
+    sampled = Slots()  # what the kernel program looks at: nothing between two runs
+
+    def make_slot():  # it outlives the links: here threads are not stopped while one looks at it
+        kept.append(ThreadSlot())
+        return kept[-1]
+
+    monkeypatch.setattr(links_module, "ThreadSlot", make_slot)
+
+    def check(span):
+        link = seen(sampled)
+        if link not in {None, span and ids(span)}:
+            wrong.append((link, span))
+        right[link is not None] += 1
+
+    def change():
+        while going:
+            with TRACER.start_as_current_span("outer") as outer:
+                for _ in range(3):
+                    check(outer)
+                    with TRACER.start_as_current_span("inner") as inner:
+                        check(inner)
+                    check(outer)
+                contextvars.copy_context().run(check, outer)
+            check(None)
+
+    def come_and_go():
+        while going:
+            thread = threading.Thread(target=change_once)
+            thread.start()
+            thread.join()
+
+    def change_once():
+        with TRACER.start_as_current_span("short") as short:
+            check(short)
+
+    threads = [threading.Thread(target=each) for each in (change, change, come_and_go)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(150):
+            sampled = Slots()
+            links = SpanLinks(sampled)
+            links.start()
+            time.sleep(0.002)
+            links.look()
+            sampled = Slots()
+            links.stop()
+    finally:
+        sys.setswitchinterval(interval)
+        going = False
+        for thread in threads:
+            thread.join()
+    assert not wrong
+    assert right[True] > 100
