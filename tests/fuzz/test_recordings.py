@@ -39,7 +39,7 @@ READING = {
 }  # fmt: skip
 EVENTS = {
     "events/modules": [READING],
-    "events/code": [[50, "added", [SYMBOL]]],
+    "events/code": [[50, "added", [SYMBOL], 0]],
     "events/code_details": [SYMBOL, [7, "kprobe", "abcd", 1, "f"], [[0, "a.c", 3]]],
 }
 
