@@ -289,15 +289,8 @@ class KernelProfiler(ForkAware):
         else:
             stats["account"] = session.account().as_dict()
             if links := session.links:
-                stats["span_links"] = {
-                    "possible": links.possible,
-                    "problem": links.problem,
-                    "threads": links.threads,
-                    "without_slot": links.without_slot,
-                    "failures": links.failures,
-                    "unhooked_event_loops": sorted(links.unhooked_loops),
-                    "unlinked_share": 1 - self._linked / max(self._samples, 1),
-                }
+                unlinked = 1 - self._linked / max(self._samples, 1)
+                stats["span_links"] = {**links.as_dict(), "unlinked_share": unlinked}
         return stats
 
     def _is_sampled_already(self) -> bool:

@@ -151,6 +151,17 @@ class SpanLinks(ForkAware):
                 self._adopted.pop(ident, None)
                 self._release(ident, tid)
 
+    def as_dict(self) -> dict[str, object]:
+        """The attributes as plain values."""
+        return {
+            "possible": self.possible,
+            "problem": self.problem,
+            "threads": self.threads,
+            "without_slot": self.without_slot,
+            "failures": self.failures,
+            "unhooked_event_loops": sorted(self.unhooked_loops),
+        }
+
     def _find_problem(self, runtime: type) -> str:
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             self.possible = False

@@ -26,6 +26,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_s
 from otel_kprofiler.sdk import links as links_module
 from otel_kprofiler.sdk import thread_slot
 from otel_kprofiler.sdk.links import SpanLinks
+from otel_kprofiler.sdk.other_threads import is_changing_context
 from otel_kprofiler.sdk.thread_slot import (
     ThreadSlot,
     find_context_offset,
@@ -489,6 +490,39 @@ def test_the_span_of_a_thread_without_a_context_or_span_is_not_made_up(slots):
     leave.set()
     for thread in threads:
         thread.join()
+    links.stop()
+
+
+def test_a_thread_that_is_just_changing_its_span_is_not_linked_to_the_one_before(slots):
+    """It began without the hooks, so it tells of this change to nobody."""
+    changing, changed, leave = threading.Event(), threading.Event(), threading.Event()
+    blocked = threading.Lock()
+    variable = otel_context._RUNTIME_CONTEXT._current_context
+
+    def attach(context):
+        changing.set()
+        blocked.acquire()
+        variable.set(context)
+
+    def change():
+        with TRACER.start_as_current_span("before"):
+            attach(trace.set_span_in_context(TRACER.start_span("after")))
+            changed.set()
+            leave.wait()
+
+    thread = threading.Thread(target=change)
+    blocked.acquire()
+    thread.start()
+    changing.wait()
+    while not is_changing_context(thread.ident):
+        pass  # it is in Event.set() yet
+    links = SpanLinks(slots)
+    links.start()
+    blocked.release()
+    changed.wait()
+    assert seen(slots, thread.native_id) is None
+    leave.set()
+    thread.join()
     links.stop()
 
 
