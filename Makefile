@@ -79,12 +79,13 @@ bench:  ## the table of figures, as ratios measured in one run
 
 generated:  ## files that are made from the configuration's schema
 	$(BIN)/python -m otel_kprofiler.config
+	$(BIN)/python -m tests.packages
 
 viewer:  ## the flame graph's page, from viewer/ (needs Node.js)
 	cd viewer && npm ci --ignore-scripts && npm run build
 
 bpf:  ## the eBPF object, byte for byte the committed one
-	otel_kprofiler/bpf/build.sh
+	otel_kprofiler/bpf/programs/build.sh
 
 test-kernels:  ## the kernel tests in virtual machines: KERNEL=6.12 K=expression
 	$(BIN)/python tests/kernels/run.py $(if $(KERNEL),--kernel $(KERNEL)) $(if $(K),-k '$(K)')

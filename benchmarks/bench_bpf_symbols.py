@@ -1,4 +1,4 @@
-"""BPF symbols: reading what is there by each rung, and keeping up with loads and unloads."""
+"""BPF symbols: reading what is there by each method, and keeping up with loads and unloads."""
 
 import os
 import subprocess
@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.rows import Row
-from otel_kprofiler.bpf import CodeWatch
-from otel_kprofiler.bpf.baseline import ProgramReader
-from otel_kprofiler.bpf.iterator import read_programs
 from otel_kprofiler.bpf.libbpf import LibbpfLoader
 from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.tracking import KsymbolWatch
+from otel_kprofiler.tracking.program_iterator import read_programs
+from otel_kprofiler.tracking.programs import ProgramReader
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/live"))
 from programs import churn_command, close_all, load
@@ -61,7 +61,7 @@ def baseline(count: int, tries: int) -> Iterator[Row]:
 def churn(seconds: float, standing: int) -> Row:
     """Own CPU beside 1,000 loads and unloads per second and programs that stay."""
     fds = [load(1_000_000 + number, name="standing") for number in range(standing)]
-    watch = CodeWatch()
+    watch = KsymbolWatch()
     symbolizer = Symbolizer.live(code=watch)
     symbolizer.advance(now_ns())
     with subprocess.Popen(churn_command(seconds, "bench"), stdout=subprocess.PIPE) as process:
@@ -86,7 +86,7 @@ def churn(seconds: float, standing: int) -> Row:
 
 def latency_ms(tries: int) -> float:
     """From the end of a load until its name is known, with advance() every 5 ms; the worst."""
-    watch = CodeWatch()
+    watch = KsymbolWatch()
     symbolizer = Symbolizer.live(code=watch)
     symbolizer.advance(now_ns())
     worst = 0.0

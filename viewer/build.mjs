@@ -3,7 +3,7 @@ import { createHash } from "node:crypto";
 import { readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { build } from "esbuild";
 
-const ASSETS = new URL("../otel_kprofiler/report/assets/", import.meta.url);
+const ASSETS = new URL("../otel_kprofiler/formats/assets/", import.meta.url);
 
 const bundled = await build({
   entryPoints: ["src/main.js"],

@@ -30,12 +30,18 @@ from otel_kprofiler.agent.systemd import Notifier
 from otel_kprofiler.agent.telemetry import Telemetry
 from otel_kprofiler.agent.watchdog import Watchdog
 from otel_kprofiler.clock import Clock
+from otel_kprofiler.delivery import Reporter
 from otel_kprofiler.errors import HostError, KProfilerError, SamplerError
 from otel_kprofiler.host import PURPOSES, Access, Privileges, run_unprivileged
-from otel_kprofiler.pipeline import DRAIN_INTERVAL_S, Pipeline
-from otel_kprofiler.reporting import Account, Reporter
+from otel_kprofiler.model import Account
+from otel_kprofiler.pipeline import (
+    DRAIN_INTERVAL_S,
+    Pipeline,
+    change_attributes,
+    open_live,
+    open_symbols,
+)
 from otel_kprofiler.sampling import EbpfSampler
-from otel_kprofiler.sources import change_attributes, open_live, open_symbols
 from otel_kprofiler.symbols import Symbolizer
 
 if TYPE_CHECKING:

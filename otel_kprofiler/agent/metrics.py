@@ -29,9 +29,8 @@ from opentelemetry.sdk.resources import Resource
 
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.export import ExportResult, Tls
-from otel_kprofiler.model import LossCause
+from otel_kprofiler.model import Account, ExporterAccount, LossCause
 from otel_kprofiler.redact import Secrets
-from otel_kprofiler.reporting import Account, ExporterAccount
 from otel_kprofiler.version import __version__
 
 _BY_EXPORTER: Final = (LossCause.REJECTED, LossCause.RETRIES_EXHAUSTED, LossCause.WRITE_FAILED)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from otel_kprofiler.pipeline import DRAIN_INTERVAL_S
-from otel_kprofiler.profiles import FIRST_WINDOW_NS, WindowSchedule
+from otel_kprofiler.pipeline import DRAIN_INTERVAL_S, FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.sampling import SamplerConfig
 
 if TYPE_CHECKING:

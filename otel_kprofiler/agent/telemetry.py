@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_kprofiler.export import ExportResult
-from otel_kprofiler.reporting import Account
+from otel_kprofiler.model import Account
 
 CLOSE_TIMEOUT_S: Final = 2.0
 """How long the last export may delay a reload, or the end of the agent."""

@@ -4,18 +4,16 @@ from pathlib import Path
 from typing import Final
 
 from otel_kprofiler.bpf.bcc import BccLoader
-from otel_kprofiler.bpf.btf import VMLINUX as VMLINUX_BTF
-from otel_kprofiler.bpf.btf import find_member_offsets
-from otel_kprofiler.bpf.choice import LOADERS, get_loader
-from otel_kprofiler.bpf.code_events import CodeLoss
-from otel_kprofiler.bpf.kallsyms import IteratedKallsyms, find_hidden_symbols
-from otel_kprofiler.bpf.ksymbol import (
-    KsymbolRecord,
-    LostRecord,
-    ProgramRecord,
-    make_changes,
-    parse_perf_records,
+from otel_kprofiler.bpf.btf import (
+    VMLINUX as VMLINUX_BTF,
 )
+from otel_kprofiler.bpf.btf import (
+    ProgramBtf,
+    find_member_offsets,
+    parse_program_btf,
+)
+from otel_kprofiler.bpf.call import bpf_call
+from otel_kprofiler.bpf.choice import LOADERS, get_loader
 from otel_kprofiler.bpf.layout import (
     DESCENDANTS,
     KEEP_IDLE,
@@ -45,18 +43,20 @@ from otel_kprofiler.bpf.loader import (
 )
 from otel_kprofiler.bpf.ring import (
     RECORD_OVERHEAD,
+    Fence,
     RingChunk,
     RingMemory,
     RingReader,
     record_spans,
     ring_bytes,
 )
-from otel_kprofiler.bpf.rungs import Rung, find_code_symbols
 from otel_kprofiler.bpf.spans import SpanLayout, SpanSlots
-from otel_kprofiler.bpf.watch import CodeCounts, CodeWatch
 
-SAMPLER_SOURCE: Final = Path(__file__).with_name("sampler.bpf.c")
-SAMPLER_OBJECT: Final = Path(__file__).with_name("sampler.bpf.o")
+PROGRAMS: Final = Path(__file__).with_name("programs")
+"""Sources and objects of the BPF programs."""
+SAMPLER_SOURCE: Final = PROGRAMS / "sampler.bpf.c"
+SAMPLER_OBJECT: Final = PROGRAMS / "sampler.bpf.o"
+
 
 __all__ = [
     "DESCENDANTS",
@@ -66,6 +66,7 @@ __all__ = [
     "MAX_INTERRUPT_RANGES",
     "NAMESPACE",
     "ONLY_TARGETS",
+    "PROGRAMS",
     "RECORD_HEADER_BYTES",
     "RECORD_OVERHEAD",
     "RECORD_VERSION",
@@ -77,34 +78,26 @@ __all__ = [
     "USER_STACKS",
     "VMLINUX_BTF",
     "BccLoader",
-    "CodeCounts",
-    "CodeLoss",
-    "CodeWatch",
     "CpuLines",
-    "IteratedKallsyms",
-    "KsymbolRecord",
+    "Fence",
     "LibbpfLoader",
     "LoadedProgram",
     "Loader",
-    "LostRecord",
+    "ProgramBtf",
     "ProgramConfig",
     "ProgramCounts",
-    "ProgramRecord",
     "ProgramSpec",
     "RingChunk",
     "RingMemory",
     "RingReader",
-    "Rung",
     "SpanLayout",
     "SpanSlots",
+    "bpf_call",
     "delete_from_map",
-    "find_code_symbols",
-    "find_hidden_symbols",
     "find_member_offsets",
     "get_loader",
-    "make_changes",
     "parse_counts",
-    "parse_perf_records",
+    "parse_program_btf",
     "parse_records",
     "record_spans",
     "ring_bytes",

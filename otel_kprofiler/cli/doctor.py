@@ -8,11 +8,12 @@ from dataclasses import asdict
 
 import click
 
-from otel_kprofiler.bpf import BccLoader, LibbpfLoader, find_code_symbols, find_hidden_symbols
+from otel_kprofiler.bpf import BccLoader, LibbpfLoader
 from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.host import Access, doctor, is_in_user_namespace
 from otel_kprofiler.model import Finding, Level
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.tracking import find_hidden_symbols, find_ksymbol_method
 
 _MARKS = {Level.OK: "ok  ", Level.INFO: "info", Level.WARN: "WARN", Level.FAIL: "FAIL"}
 _EXIT_HOST = 3
@@ -32,7 +33,7 @@ def command(*, as_json: bool) -> None:
     }
     findings = doctor(access, loaders=loaders, try_sampler=_try_sampler)
     if not is_in_user_namespace(access):  # where they would only repeat its reason
-        findings.append(find_code_symbols(access))
+        findings.append(find_ksymbol_method(access))
         hidden = find_hidden_symbols(access)
         findings += [hidden] if hidden else []
     if as_json:

@@ -34,31 +34,31 @@ def _encode(windows: Sequence[Window], form: Form) -> bytes:
 
 
 def _folded(windows: Sequence[Window]) -> bytes:
-    from otel_kprofiler.report import folded  # noqa: PLC0415 - reports load only when written
+    from otel_kprofiler.formats import folded  # noqa: PLC0415 - reports load only when written
 
     return folded(windows).encode()
 
 
 def _table(windows: Sequence[Window]) -> bytes:
-    from otel_kprofiler.report import table  # noqa: PLC0415
+    from otel_kprofiler.formats import table  # noqa: PLC0415
 
     return table(windows).encode() + b"\n"
 
 
 def _html(windows: Sequence[Window]) -> bytes:
-    from otel_kprofiler.report import html  # noqa: PLC0415
+    from otel_kprofiler.formats import html  # noqa: PLC0415
 
     return html(windows).encode()
 
 
 def _pprof(windows: Sequence[Window]) -> bytes:
-    from otel_kprofiler.report import pprof  # noqa: PLC0415
+    from otel_kprofiler.formats import pprof  # noqa: PLC0415
 
     return pprof(windows)
 
 
 def _speedscope(windows: Sequence[Window]) -> bytes:
-    from otel_kprofiler.report import speedscope  # noqa: PLC0415
+    from otel_kprofiler.formats import speedscope  # noqa: PLC0415
 
     return speedscope(windows).encode()
 

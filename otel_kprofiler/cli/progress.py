@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import click
 
-from otel_kprofiler.reporting import Account
+from otel_kprofiler.model import Account
 
 if TYPE_CHECKING:
     from click._termui_impl import ProgressBar

@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import Iterator
 from typing import Self
 
-from otel_kprofiler.bpf import IteratedKallsyms
 from otel_kprofiler.cli.output import refusal
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Attributes, ProcessKey, Resource
-from otel_kprofiler.sampling import EbpfSampler, RecordingFacts, RecordingWriter
+from otel_kprofiler.recording import RecordingFacts, RecordingWriter
+from otel_kprofiler.sampling import EbpfSampler
+from otel_kprofiler.tracking import IteratedKallsyms
 
 
 class RawOutput:

@@ -22,18 +22,17 @@ from otel_kprofiler.cli.types import CpuListType, DurationType
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import FrameKind, Losses, Window
-from otel_kprofiler.pipeline import DRAIN_INTERVAL_S, Pipeline, WindowSink
-from otel_kprofiler.profiles import WindowSchedule
-from otel_kprofiler.reporting import Account
-from otel_kprofiler.sampling import (
-    EbpfSampler,
-    HeldCommand,
-    Recording,
-    ReplaySampler,
-    SamplerConfig,
+from otel_kprofiler.model import Account, FrameKind, Losses, Window
+from otel_kprofiler.pipeline import (
+    DRAIN_INTERVAL_S,
+    Pipeline,
+    WindowSchedule,
+    WindowSink,
+    open_live,
+    replay,
 )
-from otel_kprofiler.sources import open_live, replay
+from otel_kprofiler.recording import Recording, ReplaySampler
+from otel_kprofiler.sampling import EbpfSampler, HeldCommand, SamplerConfig
 
 # One window holds a whole recording, so that each output is one profile.
 _WHOLE_RECORDING: Final = WindowSchedule(2**62)
@@ -206,7 +205,7 @@ def command(
 
 
 def _select(windows: Sequence[Window], modules: Sequence[str]) -> list[Window]:
-    from otel_kprofiler.report import select_modules  # noqa: PLC0415 - reports load only when used
+    from otel_kprofiler.formats import select_modules  # noqa: PLC0415 - reports load only when used
 
     selected = select_modules(windows, modules)
     kept, count = (sum(w.sample_count for w in part) for part in (selected, windows))

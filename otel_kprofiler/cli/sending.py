@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self
 
+from otel_kprofiler.delivery import Reporter
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import ExportQueue, exporter_from_environment
-from otel_kprofiler.model import Window
-from otel_kprofiler.profiles import FIRST_WINDOW_NS, WindowSchedule
+from otel_kprofiler.model import ExporterAccount, Window
+from otel_kprofiler.pipeline import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.redact import redact_address
-from otel_kprofiler.reporting import ExporterAccount, Reporter
 
 SCHEDULE: Final = WindowSchedule(5_000_000_000, first_ns=FIRST_WINDOW_NS)
 """Windows are as long as the agent's."""

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import click
 
-from otel_kprofiler.bpf import IteratedKallsyms
 from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import Access
 from otel_kprofiler.symbols import Explanation, Match, Symbolizer
+from otel_kprofiler.tracking import IteratedKallsyms
 
 _MAX_PROBLEMS: Final = 10
 _HOST_PATHS: Final = {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         ProfileExporter,
     )
     from otel_kprofiler.otlp import ProcessContext
-    from otel_kprofiler.profiles import read_process_context
+    from otel_kprofiler.processes import read_process_context
     from otel_kprofiler.sdk.exporters import ConsoleProfileExporter, InMemoryProfileExporter
     from otel_kprofiler.sdk.kernel_profiler import KernelProfiler
     from otel_kprofiler.sdk.process_context import (
@@ -66,7 +66,7 @@ _ROOMS = {
         "ProfileExporter",
     },
     "otel_kprofiler.otlp": {"ProcessContext"},
-    "otel_kprofiler.profiles": {"read_process_context"},
+    "otel_kprofiler.processes": {"read_process_context"},
     "otel_kprofiler.sdk.exporters": {"ConsoleProfileExporter", "InMemoryProfileExporter"},
     "otel_kprofiler.sdk.kernel_profiler": {"KernelProfiler"},
     "otel_kprofiler.sdk.process_context": {

@@ -6,7 +6,7 @@ import os
 from typing import Final
 
 from otel_kprofiler.model import Attributes
-from otel_kprofiler.profiles import read_process_context
+from otel_kprofiler.processes import read_process_context
 
 _TARGET: Final = "otel_kprofiler.target"
 SAMPLES_DESCENDANTS: Final[Attributes] = {_TARGET: "children"}

@@ -18,7 +18,7 @@ from otel_kprofiler.errors import ConfigError, HostError, KProfilerError
 from otel_kprofiler.export import OtlpSettings
 from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.model import MAX_FRAMES, AttributeValue, Window
-from otel_kprofiler.profiles import FIRST_WINDOW_NS, WindowSchedule
+from otel_kprofiler.pipeline import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.sdk.ancestors import SAMPLES_DESCENDANTS, find_sampling_ancestor
 from otel_kprofiler.sdk.environment import Wanted, read_environment, read_options

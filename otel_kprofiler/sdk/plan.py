@@ -14,11 +14,11 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import AttributeValue
-from otel_kprofiler.profiles import (
+from otel_kprofiler.pipeline import WindowSchedule
+from otel_kprofiler.processes import (
     SCHEMA_URL,
     ProcessContexts,
     ProcessResources,
-    WindowSchedule,
     read_host_attributes,
 )
 from otel_kprofiler.sampling import SamplerConfig

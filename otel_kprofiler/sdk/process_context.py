@@ -1,7 +1,7 @@
 """Publishing the Resource of this process for profilers outside of it (OTEP 4719).
 
 Costs nothing after it is done: a page of memory that a reader finds by its name, and a payload.
-Works without any privilege. The layout is described in :mod:`otel_kprofiler.profiles`.
+Works without any privilege. The layout is described in :mod:`otel_kprofiler.processes`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from otel_kprofiler.errors import HostError
 from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.model import Attributes, AttributeScalar, AttributeValue
 from otel_kprofiler.otlp import ProcessContext, encode_process_context
-from otel_kprofiler.profiles import CONTEXT_HEADER, CONTEXT_SIGNATURE, CONTEXT_VERSION
+from otel_kprofiler.processes import CONTEXT_HEADER, CONTEXT_SIGNATURE, CONTEXT_VERSION
 
 _NAME: Final = "OTEL_CTX"
 _MFD_NOEXEC_SEAL: Final = 8  # include/uapi/linux/memfd.h

@@ -13,11 +13,11 @@ from typing import Final, Protocol
 from opentelemetry.sdk.resources import Resource
 
 from otel_kprofiler import forks
+from otel_kprofiler.delivery import Reporter
 from otel_kprofiler.export import ExportQueue, ProfileExporter
 from otel_kprofiler.forks import ForkAware, ForkStep
-from otel_kprofiler.model import Encoding, LossCause, Losses, Window
+from otel_kprofiler.model import Encoding, ExporterAccount, LossCause, Losses, Window
 from otel_kprofiler.otlp import Encoded, encode_window
-from otel_kprofiler.reporting import ExporterAccount, Reporter
 from otel_kprofiler.sdk import exits
 from otel_kprofiler.sdk.exporters import ExporterFactory
 from otel_kprofiler.sdk.pacing import Pacer

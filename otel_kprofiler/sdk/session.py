@@ -11,17 +11,17 @@ from typing import Final
 
 from opentelemetry.sdk.resources import Resource
 
-from otel_kprofiler.bpf import IteratedKallsyms, get_loader
+from otel_kprofiler.bpf import get_loader
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import Window
+from otel_kprofiler.model import Account, ExporterAccount, Window
 from otel_kprofiler.pipeline import Pipeline
-from otel_kprofiler.reporting import Account, ExporterAccount
 from otel_kprofiler.sampling import EbpfSampler
 from otel_kprofiler.sdk.links import SpanLinks
 from otel_kprofiler.sdk.pacing import Pacer
 from otel_kprofiler.sdk.plan import Plan, complete_sampler_config, make_resources, set_service
 from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.tracking import IteratedKallsyms
 
 DRAIN_THREAD: Final = "kprofiler-drain"
 _FLUSH_STEPS: Final = 50

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from otel_kprofiler.config import Receiver
 from otel_kprofiler.errors import ConfigError, ConfigProblem
-from otel_kprofiler.profiles import FIRST_WINDOW_NS, WindowSchedule
+from otel_kprofiler.pipeline import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.sdk.environment import PREFIX, read_variables
 from otel_kprofiler.sdk.plan import Plan

@@ -15,62 +15,89 @@ from typing import TYPE_CHECKING
 
 from otel_kprofiler.symbols.captured import CapturedFiles
 from otel_kprofiler.symbols.kernel.archive import ReadingPacker, ReadingUnpacker
-from otel_kprofiler.symbols.kernel.bpf import CodeSource, CodeTable
+from otel_kprofiler.symbols.kernel.bpf import KsymbolSource, KsymbolTable
 from otel_kprofiler.symbols.kernel.explain import Explanation
 from otel_kprofiler.symbols.kernel.hidden import HiddenCause
 from otel_kprofiler.symbols.kernel.identity import make_file_id
 from otel_kprofiler.symbols.kernel.kallsyms import FreedSymbol, Kallsyms, parse_kallsyms
-from otel_kprofiler.symbols.kernel.load import read_snapshot
-from otel_kprofiler.symbols.kernel.notes import Note, find_build_id, parse_notes
-from otel_kprofiler.symbols.kernel.snapshot import Match, ModuleSymbols, Snapshot
-from otel_kprofiler.symbols.kernel.table import Symbol, SymbolTable
-from otel_kprofiler.symbols.kernel.timeline import LoadedModule, ModuleReading, ModuleSource
-from otel_kprofiler.symbols.kernel.uevents import (
-    ModuleAction,
-    ModuleEvent,
-    ModuleEvents,
-    NoEvents,
-    parse_uevent,
+from otel_kprofiler.symbols.kernel.load import PROC_KALLSYMS, read_snapshot
+from otel_kprofiler.symbols.kernel.loaded import (
+    LOADING,
+    FoundModule,
+    LineCollector,
+    add_names,
+    make_found,
 )
-from otel_kprofiler.symbols.kernel.watch import ModuleWatch
+from otel_kprofiler.symbols.kernel.modules import (
+    PROC_MODULES,
+    ModuleFiles,
+    ProcModule,
+    parse_modules,
+    read_module,
+    taken_pages,
+)
+from otel_kprofiler.symbols.kernel.notes import Note, find_build_id, parse_notes
+from otel_kprofiler.symbols.kernel.read import read_pieces
+from otel_kprofiler.symbols.kernel.snapshot import VMLINUX, Match, ModuleSymbols, Snapshot
+from otel_kprofiler.symbols.kernel.table import Symbol, SymbolTable
+from otel_kprofiler.symbols.kernel.timeline import (
+    FOREVER,
+    Departure,
+    LoadedModule,
+    ModuleCounts,
+    ModuleReading,
+    ModuleSource,
+)
 from otel_kprofiler.symbols.symbolizer import Symbolizer
 
 if TYPE_CHECKING:
     from otel_kprofiler.symbols.elf.functions import ElfMatch, ElfSymbols
 
+
 __all__ = [
+    "FOREVER",
+    "LOADING",
+    "PROC_KALLSYMS",
+    "PROC_MODULES",
+    "VMLINUX",
     "CapturedFiles",
-    "CodeSource",
-    "CodeTable",
+    "Departure",
     "ElfMatch",
     "ElfSymbols",
     "Explanation",
+    "FoundModule",
     "FreedSymbol",
     "HiddenCause",
     "Kallsyms",
+    "KsymbolSource",
+    "KsymbolTable",
+    "LineCollector",
     "LoadedModule",
     "Match",
-    "ModuleAction",
-    "ModuleEvent",
-    "ModuleEvents",
+    "ModuleCounts",
+    "ModuleFiles",
     "ModuleReading",
     "ModuleSource",
     "ModuleSymbols",
-    "ModuleWatch",
-    "NoEvents",
     "Note",
+    "ProcModule",
     "ReadingPacker",
     "ReadingUnpacker",
     "Snapshot",
     "Symbol",
     "SymbolTable",
     "Symbolizer",
+    "add_names",
     "find_build_id",
     "make_file_id",
+    "make_found",
     "parse_kallsyms",
+    "parse_modules",
     "parse_notes",
-    "parse_uevent",
+    "read_module",
+    "read_pieces",
     "read_snapshot",
+    "taken_pages",
 ]
 
 

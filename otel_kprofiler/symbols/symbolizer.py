@@ -12,9 +12,9 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access, HostFiles
 from otel_kprofiler.model import (
     AddressRange,
-    CodeAction,
-    CodeChange,
     Frame,
+    KsymbolAction,
+    KsymbolChange,
     Module,
     RawSample,
     Stack,
@@ -24,14 +24,14 @@ from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.captured import CapturedFiles, is_archive
 from otel_kprofiler.symbols.kernel.bpf import (
     NOW_NS,
-    CodeSource,
-    CodeTable,
+    KsymbolSource,
+    KsymbolTable,
 )
 from otel_kprofiler.symbols.kernel.builtin import builtin_ranges_path, find_release
 from otel_kprofiler.symbols.kernel.explain import Explanation
 from otel_kprofiler.symbols.kernel.hidden import HiddenCause
 from otel_kprofiler.symbols.kernel.load import read_snapshot
-from otel_kprofiler.symbols.kernel.mixed import MixedStack, explain_code, is_outside
+from otel_kprofiler.symbols.kernel.mixed import MixedStack, explain_ksymbol, is_outside
 from otel_kprofiler.symbols.kernel.snapshot import Match, Snapshot, lookup_addresses
 from otel_kprofiler.symbols.kernel.table import SymbolTable
 from otel_kprofiler.symbols.kernel.timeline import ModuleSource, Timeline
@@ -51,7 +51,7 @@ class _View:
 
     __slots__ = ("frames", "snapshot", "stacks")
 
-    def __init__(self, snapshot: Snapshot, code: CodeTable | None) -> None:
+    def __init__(self, snapshot: Snapshot, code: KsymbolTable | None) -> None:
         self.snapshot = snapshot
         frames = BoundedCache(MAX_FRAMES_CACHED, snapshot.frame)  # by adjusted address
         self.frames = frames
@@ -100,17 +100,17 @@ class Symbolizer:
         snapshot: Snapshot,
         *,
         files: HostFiles | None = None,
-        code: CodeSource | None = None,
+        code: KsymbolSource | None = None,
         modules: ModuleSource | None = None,
         packed: bool = False,
     ) -> None:
         self._packed = packed
         self._files = files
         self._source = code
-        self._code: CodeTable | None = None
+        self._code: KsymbolTable | None = None
         if code is not None:
-            self._code = CodeTable(code)
-            self._code.apply(CodeChange(0, CodeAction.ALL_READ, snapshot.code_symbols()))
+            self._code = KsymbolTable(code)
+            self._code.apply(KsymbolChange(0, KsymbolAction.ALL_READ, snapshot.ksymbols()))
         self._views: tuple[_View, ...] = (self._make_view(snapshot),)  # newest first
         self._modules = modules
         self._timeline = Timeline(self.snapshot)
@@ -122,7 +122,7 @@ class Symbolizer:
         cls,
         access: HostFiles | None = None,
         *,
-        code: CodeSource | None = None,
+        code: KsymbolSource | None = None,
         modules: ModuleSource | None = None,
         packed: bool = False,
     ) -> Symbolizer:
@@ -318,7 +318,7 @@ class Symbolizer:
         if self._code is None or not is_outside(known.frame):
             return known
         code = self._code.lookup(address, NOW_NS if time_ns is None else time_ns)
-        return known if code is None else explain_code(code, address)
+        return known if code is None else explain_ksymbol(code, address)
 
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:
         """Code through which interrupts and system calls enter the kernel."""

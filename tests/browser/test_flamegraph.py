@@ -2,6 +2,7 @@
 
 import pytest
 
+from otel_kprofiler.formats import html
 from otel_kprofiler.model import (
     ON_CPU,
     FileId,
@@ -17,7 +18,6 @@ from otel_kprofiler.model import (
     Window,
     WindowSample,
 )
-from otel_kprofiler.report import html
 
 VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("0" * 32), 0)
 EXT4 = Module("ext4", ModuleKind.LOADED, None, FileId("1" * 32), 0)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from otel_kprofiler.formats import speedscope
 from otel_kprofiler.model import (
     ON_CPU,
     Frame,
@@ -18,7 +19,6 @@ from otel_kprofiler.model import (
     Window,
     WindowSample,
 )
-from otel_kprofiler.report import speedscope
 
 RELEASE = Path(__file__).parents[2] / "viewer/node_modules/speedscope/dist/release"
 

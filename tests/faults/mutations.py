@@ -34,13 +34,13 @@ GRPC, HTTP = "otel_kprofiler/export/grpc.py", "otel_kprofiler/export/http.py"
 QUEUE, SPOOL = "otel_kprofiler/export/queue.py", "otel_kprofiler/export/spool.py"
 SEGMENTS = "otel_kprofiler/export/segments.py"
 RECOVERY = "otel_kprofiler/export/recovery.py"
-REPORTING, PIPELINE = "otel_kprofiler/reporting.py", "otel_kprofiler/pipeline.py"
+REPORTING, PIPELINE = "otel_kprofiler/delivery.py", "otel_kprofiler/pipeline/pipeline.py"
 WATCHDOG, RUN = "otel_kprofiler/agent/watchdog.py", "otel_kprofiler/cli/run.py"
 LOGS, OUTPUTS = "otel_kprofiler/agent/logs.py", "tests/faults/test_outputs.py"
 HEALTH, PARTS = "otel_kprofiler/agent/health.py", "tests/unit/test_agent_parts.py"
 CLOCK, AGENT = "otel_kprofiler/clock.py", "otel_kprofiler/agent/agent.py"
-WINDOWS, EVENTS = "otel_kprofiler/profiles/windows.py", "otel_kprofiler/sampling/events.py"
-WRITING, RECORDING = "otel_kprofiler/host/writing.py", "otel_kprofiler/sampling/recording.py"
+WINDOWS, EVENTS = "otel_kprofiler/pipeline/windows.py", "otel_kprofiler/sampling/events.py"
+WRITING, RECORDING = "otel_kprofiler/host/writing.py", "otel_kprofiler/recording/recording.py"
 TEXT = "otel_kprofiler/text.py"
 PRIVILEGES = "otel_kprofiler/host/privileges.py"
 RECEIVERS, DISKS = "tests/faults/test_receivers.py", "tests/faults/test_disks.py"
@@ -95,8 +95,8 @@ MUTATIONS = [
     Mutation("clock stepped back", CLOCK, "        start = max(self._clock.to_unix_ns(start_boot_ns), self._end_unix_ns)\n", "        start = self._clock.to_unix_ns(start_boot_ns)\n", "tests/property/test_clock.py"),
     Mutation("clock stepped: followed", CLOCK, "        self._clock.follow()\n", "", "tests/property/test_clock.py"),
     Mutation("clock not set", CLOCK, "            return EARLIEST_UNIX_NS\n", "            return best_offset\n", "tests/property/test_clock.py tests/unit/test_clock.py"),
-    Mutation("suspend", PIPELINE, "                windows.skip_to(min(passed_ns, earliest_ns or passed_ns))\n", "                pass\n", "tests/unit/test_pipeline.py"),
-    Mutation("stalled sampler", "otel_kprofiler/profiles/gate.py", "        samples_ns = max(samples_ns, now_ns - self._max_stall_ns)\n", "", "tests/unit/test_pipeline.py"),
+    Mutation("suspend", PIPELINE, "                windows.skip_to(min(passed_ns, earliest_ns or passed_ns))\n", "                pass\n", "tests/unit/pipeline/test_pipeline.py"),
+    Mutation("stalled sampler", "otel_kprofiler/pipeline/gate.py", "        samples_ns = max(samples_ns, now_ns - self._max_stall_ns)\n", "", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("stalled loop", WATCHDOG, "            self._looks += 1\n", "", "tests/unit/test_agent_limits.py"),
     Mutation("SIGUSR1 of others", RUN, "    signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n", "", f"{FREEZES}::test_signals_of_others_neither_end_nor_disturb_the_agent"),
     Mutation("standard error not read", LOGS, "            self._lines.append(line)\n", "            write_all(self.fd, line)\n", f"{OUTPUTS}::test_a_standard_error_that_is_not_read_stops_nothing"),
@@ -104,26 +104,26 @@ MUTATIONS = [
     Mutation("health: clients that hold connections", HEALTH, "                _break_off(next(iter(self._open)))\n", "                pass\n", f"{PARTS}::test_clients_that_hold_connections_are_bounded_and_shut_nobody_out"),
     Mutation("health: client that sends byte by byte", HEALTH, "            for request in [one for one, end in self._open.items() if end < now]:\n", "            for request in ():\n", f"{PARTS}::test_a_client_that_sends_byte_by_byte_is_broken_off"),
     Mutation("health: reset connection", HEALTH, "        if isinstance(error, OSError):\n", "        if False:\n", f"{PARTS}::test_a_reset_connection_is_one_line_of_the_log"),
-    Mutation("stop with a backlog", PIPELINE, "time.monotonic() > self._deadline_s", "False", "tests/unit/test_pipeline.py"),
-    Mutation("stop with a backlog: counted", PIPELINE, "            self._in_windows += given_up\n", "            pass\n", "tests/unit/test_pipeline.py"),
-    Mutation("stop in the middle of encoding", REPORTING, "                self._lose(self._encoding, LossCause.SHUTDOWN)  # its requests come too late\n                self._encoding = None\n", "                pass\n", "tests/unit/test_reporting.py"),
-    Mutation("windows that wait for encoding", REPORTING, "samples > MAX_WAITING_SAMPLES", "False", "tests/unit/test_reporting.py"),
-    Mutation("step broken off: samples in hand", PIPELINE, "                self._gate.push(samples)\n        return", "                pass\n        return", "tests/unit/test_pipeline.py"),
+    Mutation("stop with a backlog", PIPELINE, "time.monotonic() > self._deadline_s", "False", "tests/unit/pipeline/test_pipeline.py"),
+    Mutation("stop with a backlog: counted", PIPELINE, "            self._in_windows += given_up\n", "            pass\n", "tests/unit/pipeline/test_pipeline.py"),
+    Mutation("stop in the middle of encoding", REPORTING, "                self._lose(self._encoding, LossCause.SHUTDOWN)  # its requests come too late\n                self._encoding = None\n", "                pass\n", "tests/unit/test_delivery.py"),
+    Mutation("windows that wait for encoding", REPORTING, "samples > MAX_WAITING_SAMPLES", "False", "tests/unit/test_delivery.py"),
+    Mutation("step broken off: samples in hand", PIPELINE, "                self._gate.push(samples)\n        return", "                pass\n        return", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("CPU hotplug", EVENTS, "for cpu in sorted(online - self._events.keys()):", "for cpu in ():", "tests/live/test_sampler.py"),
     Mutation("descriptors exhausted", EVENTS, "            online = self._online()\n        except OSError as error:", "            online = self._online()\n        except ValueError as error:", "tests/faults/test_hosts.py::test_no_descriptors_left"),
-    Mutation("entry of /proc unreadable", "otel_kprofiler/profiles/resources.py", "        except OSError:\n            pass", "        except ValueError:\n            pass", "tests/faults/test_hosts.py"),
+    Mutation("entry of /proc unreadable", "otel_kprofiler/processes/resources.py", "        except OSError:\n            pass", "        except ValueError:\n            pass", "tests/faults/test_hosts.py"),
     Mutation("second SIGTERM", AGENT, "            raise SystemExit(128 + number)\n", "            return\n", "tests/faults/test_agent_and_receiver.py::test_a_second_sigterm_ends_the_agent_at_once_and_the_spool_is_whole"),
     Mutation("CPU limit", AGENT, "            self._stay_within_limits(now)\n", "            pass\n", "tests/faults/test_limits.py"),
     Mutation("capabilities of threads", PRIVILEGES, "        keep_only(() if self._drop_all else job)\n", "", "tests/live/test_privileges.py"),
     Mutation("capabilities of the sampling thread", PRIVILEGES, "        keep_only(kept)\n", "", "tests/live/test_privileges.py"),
-    Mutation("what was not offered: told", REPORTING, "    lost += Counter({LossCause.NOT_OFFERED: not_offered})\n", "", "tests/unit/test_reporting.py"),
-    Mutation("losses after the last window: told", QUEUE, "            self._append(words)\n", "            pass\n", "tests/unit/test_reporting.py"),
+    Mutation("what was not offered: told", REPORTING, "    lost += Counter({LossCause.NOT_OFFERED: not_offered})\n", "", "tests/unit/test_delivery.py"),
+    Mutation("losses after the last window: told", QUEUE, "            self._append(words)\n", "            pass\n", "tests/unit/test_delivery.py"),
     Mutation("losses at the end with a spool: told", QUEUE, "                self._store(words)\n", "                pass\n", f"{DISKS}::test_what_a_full_disk_left_in_memory_is_told_in_the_next_run"),
-    Mutation("losses told to the receiver", REPORTING, "        lost=dict(lost),\n        earlier", "        lost=totals.lost,\n        earlier", "tests/unit/test_reporting.py"),
+    Mutation("losses told to the receiver", REPORTING, "        lost=dict(lost),\n        earlier", "        lost=totals.lost,\n        earlier", "tests/unit/test_delivery.py"),
     Mutation("module in the working directory: reload", "otel_kprofiler/config/apart.py", '[sys.executable, "-I", "-c"', '[sys.executable, "-c"', "tests/unit/test_hostile_directory.py"),
     Mutation("module in the working directory: -m", "otel_kprofiler/__main__.py", "    del sys.path[0]\n", "    pass\n", "tests/unit/test_hostile_directory.py"),
-    Mutation("context that claims another place", "otel_kprofiler/profiles/contexts.py", "        if not key.startswith(RESERVED):\n", "        if True:\n", "tests/unit/sdk/test_process_context.py"),
-    Mutation("contexts without end", "otel_kprofiler/profiles/contexts.py", " or size > _MAX_KNOWN_BYTES", "", "tests/unit/sdk/test_process_context.py"),
+    Mutation("context that claims another place", "otel_kprofiler/processes/contexts.py", "        if not key.startswith(RESERVED):\n", "        if True:\n", "tests/unit/sdk/test_process_context.py"),
+    Mutation("contexts without end", "otel_kprofiler/processes/contexts.py", " or size > _MAX_KNOWN_BYTES", "", "tests/unit/sdk/test_process_context.py"),
     Mutation("link in the place of an output: found", WRITING, '        if not _is_trusted(os.stat(directory or "."), link):\n            return path\n', "", f"{WRITTEN}::test_a_link_of_another_user_is_replaced_and_not_followed"),
     Mutation("link in the place of an output: put meanwhile", WRITING, "os.O_RDWR | os.O_CREAT | os.O_EXCL | _PLAIN", "os.O_RDWR | os.O_CREAT", f"{WRITTEN}::test_no_name_can_be_prepared_for_the_unfinished_file"),
     Mutation("link in the place of a continued file", WRITING, "_PLAIN: Final = os.O_NOFOLLOW | ", "_PLAIN: Final = ", f"{WRITTEN}::test_nothing_is_appended_to_a_file_behind_a_link_of_another_user"),
@@ -131,12 +131,12 @@ MUTATIONS = [
     Mutation("continued file that others have prepared", WRITING, "        if opened.st_uid not in (0, os.geteuid()):\n", "        if False:\n", f"{WRITTEN}::test_nothing_is_appended_to_a_file_behind_a_link_of_another_user"),
     Mutation("private directory of another user", WRITING, "        if here.st_uid != os.geteuid():\n", "        if False:\n", f"{WRITTEN}::test_a_directory_that_others_can_change_is_not_private"),
     Mutation("private directory that others can write", WRITING, "        elif here.st_mode & (stat.S_IWGRP | stat.S_IWOTH):\n", "        elif False:\n", f"{WRITTEN}::test_a_directory_that_others_can_change_is_not_private"),
-    Mutation("raw recording readable by others", RECORDING, "mode=0o600", "mode=0o644", "tests/unit/sampling/test_recording.py"),
-    Mutation("names that are not UTF-8: reports", TEXT, '        return "".join(_escape(char) if', '        return text or "".join(_escape(char) if', "tests/unit/report/test_formats.py"),
+    Mutation("raw recording readable by others", RECORDING, "mode=0o600", "mode=0o644", "tests/unit/recording/test_recording.py"),
+    Mutation("names that are not UTF-8: reports", TEXT, '        return "".join(_escape(char) if', '        return text or "".join(_escape(char) if', "tests/unit/formats/test_formats.py"),
     Mutation("names that are not UTF-8: OTLP", TEXT, '        return "".join(_escape(char) if', '        return text or "".join(_escape(char) if', "tests/unit/otlp/test_encode.py"),
     Mutation("terminal escapes: commands", "otel_kprofiler/cli/terminal.py", 'map(escape_controls, text.split("\\n"))', 'text.split("\\n")', "tests/unit/test_terminal.py"),
-    Mutation("terminal escapes: tables", "otel_kprofiler/report/table.py", "    text = escape_controls(text)\n", "", "tests/unit/report/test_text.py"),
-    Mutation("terminal escapes: folded", "otel_kprofiler/report/folded.py", "return escape_controls(", "return str(", "tests/unit/report/test_text.py"),
+    Mutation("terminal escapes: tables", "otel_kprofiler/formats/table.py", "    text = escape_controls(text)\n", "", "tests/unit/formats/test_text.py"),
+    Mutation("terminal escapes: folded", "otel_kprofiler/formats/folded.py", "return escape_controls(", "return str(", "tests/unit/formats/test_text.py"),
 ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from otel_kprofiler.delivery import Reporter
 from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter, Spool
 from otel_kprofiler.model import (
     ON_CPU,
@@ -22,7 +23,6 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp import decode_windows
-from otel_kprofiler.reporting import Reporter
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a file system")
 
@@ -185,9 +185,9 @@ def test_a_damaged_spool_delivers_what_is_whole_and_counts_the_rest(tmp_path):
 
 
 def test_a_disk_that_hangs_delays_neither_the_drain_nor_another_exporter(tmp_path, monkeypatch):
+    from otel_kprofiler.delivery import Reporter
     from otel_kprofiler.model import ON_CPU, Resource, ResourceSamples, Window
     from otel_kprofiler.otlp import Encoded
-    from otel_kprofiler.reporting import Reporter
 
     go_on, entered = threading.Event(), threading.Event()
     real = os.fdatasync

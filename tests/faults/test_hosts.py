@@ -12,7 +12,7 @@ import pytest
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import STACK_NOT_COLLECTED, STACK_OK, RawSample
-from otel_kprofiler.profiles import ProcessResources
+from otel_kprofiler.processes import ProcessResources
 
 live = pytest.mark.live
 CPU1 = "/sys/devices/system/cpu/cpu1/online"

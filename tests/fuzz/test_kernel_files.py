@@ -29,7 +29,7 @@ from otel_kprofiler.symbols.kernel.modules import (
     ranges_from_symbols,
 )
 from otel_kprofiler.symbols.kernel.notes import find_build_id
-from otel_kprofiler.symbols.kernel.uevents import parse_uevent
+from otel_kprofiler.tracking.module_uevents import parse_uevent
 from tests.fuzz.bounds import REFUSED, read_within
 from tests.fuzz.seeds import SEEDS
 

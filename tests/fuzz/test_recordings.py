@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.otlp import encode_window
-from otel_kprofiler.profiles import WindowSchedule
-from otel_kprofiler.sampling import Recording
-from otel_kprofiler.sources import replay
+from otel_kprofiler.pipeline import WindowSchedule
+from otel_kprofiler.pipeline.composition import replay
+from otel_kprofiler.recording import Recording
 from tests.fuzz.bounds import REFUSED, read_within
 
 pytestmark = pytest.mark.fuzz

@@ -10,9 +10,9 @@ import pytest
 from guest.kernel_files import TRACING, kprobe_inside, sysctl, write
 from guest.nobody import as_nobody
 
-from otel_kprofiler.bpf import CodeWatch, Rung
 from otel_kprofiler.model import FrameKind, ModuleKind
 from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.tracking import KsymbolWatch, ReadMethod
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "live"))
 from programs import attach_fentry, close_all, kallsyms, load
@@ -25,7 +25,7 @@ BLOCKS = ("bpf", "__builtin__ftrace", "__builtin__kprobes")
 @contextmanager
 def watching():
     """A symbolizer that follows code; kallsyms is read once, before anything comes."""
-    watch = CodeWatch()
+    watch = KsymbolWatch()
     symbolizer = Symbolizer.live(code=watch)
     yield symbolizer, watch
     assert watch.counts().kallsyms_reads == 0
@@ -113,14 +113,14 @@ def test_the_iterator_lists_programs_for_the_unprivileged():
     there = {symbol for symbol in kallsyms() if symbol[1].startswith("bpf_prog_")}
 
     def read():
-        watch = CodeWatch()
+        watch = KsymbolWatch()
         symbolizer = Symbolizer.live(code=watch)
         found = known(symbolizer)
         symbolizer.close()
-        return watch.rung.name, found
+        return watch.method.name, found
 
     with sysctl("kernel.kptr_restrict", 2), sysctl("kernel.perf_event_paranoid", 2):
-        rung, found = as_nobody(("CAP_BPF", "CAP_PERFMON"), read)
+        method, found = as_nobody(("CAP_BPF", "CAP_PERFMON"), read)
     close_all(fds)
-    assert rung == Rung.ITERATOR.name
+    assert method == ReadMethod.ITERATOR.name
     assert there <= found

@@ -18,7 +18,8 @@ from guest.sampled import finish, sampler
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.host import Access, Uevents
 from otel_kprofiler.model import Unresolved
-from otel_kprofiler.symbols import ModuleWatch, Symbolizer
+from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.tracking import ModuleWatch
 
 pytestmark = pytest.mark.kernel
 

@@ -13,14 +13,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from programs import churn_command, close_all, kallsyms, load, run
 
 from otel_kprofiler.agent.memory import read_resident_bytes
-from otel_kprofiler.bpf import SAMPLER_OBJECT, CodeLoss, CodeWatch, Rung
-from otel_kprofiler.bpf.baseline import ProgramReader
-from otel_kprofiler.bpf.iterator import read_programs
+from otel_kprofiler.bpf import SAMPLER_OBJECT
 from otel_kprofiler.bpf.libbpf import LibbpfLoader
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.model import FrameKind, Unresolved
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.tracking import KsymbolLoss, KsymbolWatch, ReadMethod
+from otel_kprofiler.tracking.program_iterator import read_programs
+from otel_kprofiler.tracking.programs import ProgramReader
 
 pytestmark = pytest.mark.live
 
@@ -35,7 +36,7 @@ def now_ns():
 def watching(**options):
     """A symbolizer of this host that follows code, with its watch."""
     try:
-        watch = CodeWatch(**options)
+        watch = KsymbolWatch(**options)
     except HostError as error:
         pytest.skip(f"{error}; fix: {error.hint}")
     symbolizer = Symbolizer.live(code=watch)
@@ -85,7 +86,7 @@ def mine(symbols):
 def test_five_hundred_programs_are_known_at_once_and_gone_at_once():
     """Programs of one to five functions: names and addresses equal kallsyms; none is left."""
     with watching() as (symbolizer, watch):
-        assert watch.rung is Rung.WALK
+        assert watch.method is ReadMethod.WALK
         fds = [load(number, functions=1 + number % 5) for number in range(500)]
         catch_up(symbolizer)
         there = kallsyms(*BLOCKS)
@@ -215,7 +216,7 @@ def test_forced_loss_ends_in_an_exact_table():
         assert len(there) == 10_000
         assert mine(known(symbolizer)) == there
         counts = watch.counts()
-        assert {cause for cause, _ in counts.lost} == {CodeLoss.RING_FULL}
+        assert {cause for cause, _ in counts.lost} == {KsymbolLoss.RING_FULL}
         assert counts.readings > 0
         close_all(fds)
         wait_unloaded(there)
@@ -250,7 +251,7 @@ def test_a_full_queue_is_counted_and_made_good():
         catch_up(symbolizer)
         assert mine(known(symbolizer)) == mine(kallsyms(*BLOCKS))
         lost = {cause for cause, _ in watch.counts().lost}
-        assert lost == {CodeLoss.QUEUE_FULL}
+        assert lost == {KsymbolLoss.QUEUE_FULL}
 
 
 def test_loss_is_noticed_though_nothing_follows_it():
@@ -264,7 +265,7 @@ def test_loss_is_noticed_though_nothing_follows_it():
                 kept, fds[:] = fds[:], []
             catch_up(symbolizer)
             assert mine(known(symbolizer)) == mine(kallsyms(*BLOCKS))
-            assert watch.counts().lost[CodeLoss.RING_FULL, cpu] > 50
+            assert watch.counts().lost[KsymbolLoss.RING_FULL, cpu] > 50
             close_all(kept)
         finally:
             os.sched_setaffinity(0, before)
@@ -305,9 +306,9 @@ def test_the_watch_sleeps_when_nothing_happens():
 
 def test_closing_does_not_wait_until_everything_is_read_again():
     with programs(3000):
-        watch = CodeWatch()
+        watch = KsymbolWatch()
         watch.poll(now_ns())
-        watch._lose(CodeLoss.DAMAGED, 0, 0)
+        watch._lose(KsymbolLoss.DAMAGED, 0, 0)
         time.sleep(0.05)
         started = time.monotonic()
         watch.close()
@@ -334,7 +335,7 @@ def test_a_cpu_that_went_and_came_back_is_followed_again():
         with offline(1):
             pass
         deadline = time.monotonic() + 5
-        while (CodeLoss.CPU_CAME, 1) not in watch.counts().lost:
+        while (KsymbolLoss.CPU_CAME, 1) not in watch.counts().lost:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         before = os.sched_getaffinity(0)

@@ -19,7 +19,7 @@ from opentelemetry.sdk.resources import Resource as SdkResource
 from services import WORK, run
 
 from otel_kprofiler.errors import HostError
-from otel_kprofiler.pipeline import Pipeline
+from otel_kprofiler.pipeline.pipeline import Pipeline
 from otel_kprofiler.sdk import (
     InMemoryProfileExporter,
     KernelProfiler,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.bpf import IteratedKallsyms, find_hidden_symbols
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import FrameKind, Level
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.symbols import HiddenCause, Symbolizer
+from otel_kprofiler.tracking import IteratedKallsyms, find_hidden_symbols
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from guest.nobody import as_nobody

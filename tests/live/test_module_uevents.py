@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.host import Uevents
-from otel_kprofiler.symbols import ModuleWatch, Symbolizer, read_snapshot
+from otel_kprofiler.symbols import Symbolizer, read_snapshot
+from otel_kprofiler.tracking import ModuleWatch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit/symbols"))
 from module_host import TEXT, Host, boot_ns, frame, settle, wait_for_name

@@ -131,8 +131,8 @@ def test_contexts_of_other_users_processes_are_read_with_the_rights_that_are_kep
         assert publisher.stdout.readline() == b"published\n"
         found = run(f"""
 from otel_kprofiler.model import ProcessKey
-from otel_kprofiler.profiles import ProcessContexts
-from otel_kprofiler.profiles.start_time import TICK_NS, read_start_ticks
+from otel_kprofiler.processes import ProcessContexts
+from otel_kprofiler.processes.start_time import TICK_NS, read_start_ticks
 privileges = Privileges()
 files = Access()
 key = ProcessKey({publisher.pid}, read_start_ticks(files, {publisher.pid}) * TICK_NS)

@@ -17,15 +17,8 @@ from otel_kprofiler.bpf import parse_counts
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import STACK_NOT_COLLECTED, STACK_OK, STACK_TRUNCATED, LossCause
-from otel_kprofiler.sampling import (
-    EbpfSampler,
-    HeldCommand,
-    Recording,
-    RecordingFacts,
-    RecordingWriter,
-    ReplaySampler,
-    SamplerConfig,
-)
+from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter, ReplaySampler
+from otel_kprofiler.sampling import EbpfSampler, HeldCommand, SamplerConfig
 from otel_kprofiler.symbols import Symbolizer
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("loader")]

@@ -15,7 +15,7 @@ from otel_kprofiler.model import (
     Resource,
     Stack,
 )
-from otel_kprofiler.profiles import WindowBuilder, WindowSchedule
+from otel_kprofiler.pipeline import WindowBuilder, WindowSchedule
 
 SECOND = 1_000_000_000
 STACK = Stack((Frame(None, 1, (), 0, FrameKind.KERNEL),))

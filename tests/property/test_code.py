@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_kprofiler.bpf import make_changes, parse_perf_records
 from otel_kprofiler.bpf.btf import parse_program_btf
-from otel_kprofiler.bpf.iterator import parse_program_rows
-from otel_kprofiler.bpf.rungs import parse_code_lines
-from otel_kprofiler.model import CodeAction, CodeChange, CodeSymbol, ModuleKind
-from otel_kprofiler.symbols.kernel.bpf import CodeTable
+from otel_kprofiler.model import Ksymbol, KsymbolAction, KsymbolChange, ModuleKind
+from otel_kprofiler.symbols.kernel.bpf import KsymbolTable
+from otel_kprofiler.tracking import make_changes, parse_perf_records
+from otel_kprofiler.tracking.ksymbol_readers import parse_code_lines
+from otel_kprofiler.tracking.program_iterator import parse_program_rows
 
 SLOTS = 6
 A = 0xFFFF_FFFF_C000_0FC0  # the slots lie on two pages
@@ -35,7 +35,7 @@ def test_any_bytes_are_read_as_records_or_refused(data, timed):
     """No input makes the parser raise, hang, or invent more records than there are headers."""
     found = parse_perf_records(data, timed=timed)
     assert len(found.records) <= len(data) // 8
-    table = CodeTable()
+    table = KsymbolTable()
     for change in make_changes(found.records):
         table.apply(change)
         table.lookup(change.symbols[0].start, change.time_ns)
@@ -61,21 +61,21 @@ steps = st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(0, 3)), max_si
 @given(steps, st.sets(st.integers(0, 40)))
 def test_every_time_has_the_code_of_that_time(choices, readings):
     """Against a list of who was where when; in between, readings of everything change nothing."""
-    table, live, history = CodeTable(), {}, []
+    table, live, history = KsymbolTable(), {}, []
     for number, (slot, kind) in enumerate(choices, 1):
         time_ns = number * STEP_NS
         start = A + 64 * slot
         if slot in live:
             code = live.pop(slot)
             history.append((code, code.since_ns, time_ns))
-            table.apply(CodeChange(time_ns, CodeAction.REMOVED, (code._replace(since_ns=0),)))
+            table.apply(KsymbolChange(time_ns, KsymbolAction.REMOVED, (code._replace(since_ns=0),)))
         else:
             name = f"bpf_prog_{kind}"
-            code = CodeSymbol(start, 16 + 16 * kind, name, ModuleKind.BPF, time_ns)
+            code = Ksymbol(start, 16 + 16 * kind, name, ModuleKind.BPF, time_ns)
             live[slot] = code
-            table.apply(CodeChange(time_ns, CodeAction.ADDED, (code,)))
+            table.apply(KsymbolChange(time_ns, KsymbolAction.ADDED, (code,)))
         if number in readings:
-            table.apply(CodeChange(time_ns + 1, CodeAction.ALL_READ, tuple(live.values())))
+            table.apply(KsymbolChange(time_ns + 1, KsymbolAction.ALL_READ, tuple(live.values())))
     history += [(code, code.since_ns, 1 << 62) for code in live.values()]
     for number in range(len(choices) + 2):
         time_ns = number * STEP_NS + STEP_NS // 2
@@ -99,7 +99,7 @@ lossy_steps = st.lists(
         st.integers(0, 3),
         st.booleans(),
         st.booleans(),
-        st.sampled_from([None, None, CodeAction.PROGRAMS_READ, CodeAction.ALL_READ]),
+        st.sampled_from([None, None, KsymbolAction.PROGRAMS_READ, KsymbolAction.ALL_READ]),
         st.sampled_from([-1, 1]),
     ),
     max_size=30,
@@ -110,23 +110,23 @@ lossy_steps = st.lists(
 @given(lossy_steps, st.booleans())
 def test_lost_records_never_lead_to_a_wrong_name(choices, timed):
     """Whatever is lost: each name is right, and after a reading of all nothing is missing."""
-    table, live, history, told = CodeTable(), {}, [], []
+    table, live, history, told = KsymbolTable(), {}, [], []
     polled_ns, is_lost, first_loss_ns = 0, False, 1 << 62
-    choices = [*choices, (0, 0, False, True, CodeAction.ALL_READ, 1)]
+    choices = [*choices, (0, 0, False, True, KsymbolAction.ALL_READ, 1)]
     for number, (slot, kind, lose, poll, reading, after) in enumerate(choices, 1):
         time_ns = number * STEP_NS
         if slot in live:
             code = live.pop(slot)
             history.append((code, code.since_ns, time_ns))
-            change = CodeChange(time_ns, CodeAction.REMOVED, (code._replace(since_ns=0),))
+            change = KsymbolChange(time_ns, KsymbolAction.REMOVED, (code._replace(since_ns=0),))
         else:
             # A program is known by the time of its load when it is loaded again, or else by name.
             is_program = kind < 3
             name = f"bpf_prog_{kind if timed else number}" if is_program else f"page_{number}"
             shape = ModuleKind.BPF if is_program else ModuleKind.OUT_OF_LINE
-            code = CodeSymbol(A + 64 * slot, 16 + 16 * kind, name, shape, time_ns)
+            code = Ksymbol(A + 64 * slot, 16 + 16 * kind, name, shape, time_ns)
             live[slot] = code
-            change = CodeChange(time_ns, CodeAction.ADDED, (code,))
+            change = KsymbolChange(time_ns, KsymbolAction.ADDED, (code,))
         is_lost |= lose
         told += [] if lose else [change]
         if not poll:
@@ -134,14 +134,14 @@ def test_lost_records_never_lead_to_a_wrong_name(choices, timed):
         now_ns = time_ns + STEP_NS * 7 // 10
         if is_lost:
             first_loss_ns = min(first_loss_ns, polled_ns)
-            told.insert(0, CodeChange(polled_ns, CodeAction.LOST, until_ns=now_ns))
+            told.insert(0, KsymbolChange(polled_ns, KsymbolAction.LOST, until_ns=now_ns))
         if reading is not None:
             there = [
                 code if timed and code.kind is ModuleKind.BPF else code._replace(since_ns=0)
                 for code in live.values()
-                if code.kind is ModuleKind.BPF or reading is CodeAction.ALL_READ
+                if code.kind is ModuleKind.BPF or reading is KsymbolAction.ALL_READ
             ]
-            told.append(CodeChange(now_ns + after, reading, tuple(there)))
+            told.append(KsymbolChange(now_ns + after, reading, tuple(there)))
         for change in told:
             table.apply(change)
         polled_ns, is_lost, told = now_ns, False, []

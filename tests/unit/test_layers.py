@@ -1,34 +1,23 @@
-"""Imports go one way, and a room is entered through its door only."""
+"""Packages import what the table in tests/packages.py allows, by their public names."""
 
 import ast
+from itertools import accumulate
 from pathlib import Path
 
 import otel_kprofiler
+from tests.packages import PACKAGES, PAGE, page
 
-PACKAGE = Path(otel_kprofiler.__file__).parent
-
-# A room may import rooms of a lower rank only.
-RANK = {
-    "version": 0, "model": 0, "errors": 0, "redact": 0, "text": 0, "checked": 1,
-    "clock": 1, "forks": 1,
-    "host": 2,
-    "config": 3, "bpf": 3, "symbols": 3, "otlp": 3, "export": 3,
-    "sampling": 4, "profiles": 4, "reporting": 4,
-    "pipeline": 5,
-    "sources": 6,
-    "agent": 7, "sdk": 7, "report": 7,
-    "cli": 8, "__main__": 9,
-}  # fmt: skip
+ROOT = Path(otel_kprofiler.__file__).parent
 
 
-def offered(base: list[str]) -> set[str]:
-    """Names that a package offers in its ``__all__``."""
-    door = PACKAGE.joinpath(*base, "__init__.py")
-    if not door.exists():
+def public_names(package: list[str]) -> set[str]:
+    """Names in the ``__all__`` of a package."""
+    path = ROOT.joinpath(*package, "__init__.py")
+    if not path.exists():
         return set()
     return {
         name
-        for node in ast.parse(door.read_text()).body
+        for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
         for name in ast.literal_eval(node.value)
     }
@@ -43,8 +32,8 @@ def own_imports(path: Path) -> list[str]:
             if (node.module or "").split(".")[0] == "otel_kprofiler":
                 base = (node.module or "").split(".")[1:]
                 for alias in node.names:
-                    inner = PACKAGE.joinpath(*base, alias.name)
-                    is_module = alias.name not in offered(base) and (
+                    inner = ROOT.joinpath(*base, alias.name)
+                    is_module = alias.name not in public_names(base) and (
                         inner.is_dir() or inner.with_suffix(".py").exists()
                     )
                     found.append(".".join([*base, alias.name] if is_module else base))
@@ -57,28 +46,37 @@ def own_imports(path: Path) -> list[str]:
     return [name for name in found if name]
 
 
-def test_imports_go_one_way_and_through_the_door():
-    wrong = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        room = parts[0]
-        if room == "__init__":
-            continue
-        for name in own_imports(path):
-            target = name.split(".")
-            if target[0] == room:
-                continue
-            if RANK[target[0]] >= RANK[room]:
-                wrong.append(f"{path}: {room} must not import {target[0]}")
-            elif len(target) > 1:
-                wrong.append(f"{path}: enters {name} past the door of {target[0]}")
-    assert not wrong, "\n".join(wrong)
+def imports_by_package() -> dict[str, set[str]]:
+    """What each package imports of the others, as dotted names."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        package = path.relative_to(ROOT).with_suffix("").parts[0]
+        names = found.setdefault(package, set())
+        names |= {name for name in own_imports(path) if name.split(".")[0] != package}
+    return found
 
 
-def test_every_room_has_a_rank():
-    rooms = {
-        path.stem if path.is_file() else path.name
-        for path in PACKAGE.iterdir()
-        if (path.is_dir() and path.name != "__pycache__") or path.suffix == ".py"
-    }
-    assert rooms - {"__init__", "__pycache__"} <= RANK.keys()
+def test_packages_import_what_the_table_says():
+    assert {
+        package: {name.split(".")[0] for name in names}
+        for package, names in imports_by_package().items()
+    } == {name: set(package.imports.split()) for name, package in PACKAGES.items()}
+
+
+def test_packages_are_imported_by_their_public_names_only():
+    assert not [
+        f"{package} imports {name}"
+        for package, names in imports_by_package().items()
+        for name in names
+        if "." in name
+    ]
+
+
+def test_the_table_has_no_circles():
+    earlier = accumulate(([name] for name in PACKAGES), initial=[])
+    for (name, package), before in zip(PACKAGES.items(), earlier, strict=False):
+        assert set(package.imports.split()) <= set(before), name
+
+
+def test_the_architecture_page_has_the_table():
+    assert PAGE.read_text() == page(PAGE.read_text()), "run make generated"

@@ -21,8 +21,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from otel_kprofiler.agent.telemetry import Telemetry
 from otel_kprofiler.config import parse_config
 from otel_kprofiler.export import ExportOutcome, ExportResult
-from otel_kprofiler.model import LossCause
-from otel_kprofiler.reporting import Account, ExporterAccount
+from otel_kprofiler.model import Account, ExporterAccount, LossCause
 
 METHOD = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 CONFIG = """

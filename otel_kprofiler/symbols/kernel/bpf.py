@@ -15,13 +15,13 @@ from typing import Final, Protocol
 
 from otel_kprofiler.model import (
     AddressRange,
-    CodeAction,
-    CodeBatch,
-    CodeChange,
-    CodeDetails,
-    CodeSymbol,
     Frame,
     FrameKind,
+    Ksymbol,
+    KsymbolAction,
+    KsymbolBatch,
+    KsymbolChange,
+    KsymbolDetails,
     Line,
     Module,
     ModuleKind,
@@ -49,13 +49,13 @@ NOW_NS: Final = _FOREVER - 1
 """A time at which only what has not been unloaded is there."""
 
 
-class CodeSource(Protocol):
+class KsymbolSource(Protocol):
     """Where changes come from: the running kernel, or a recording of them."""
 
-    def poll(self, now_ns: int) -> CodeBatch:
+    def poll(self, now_ns: int) -> KsymbolBatch:
         """Changes since the last call, given the boot time; never blocks for long."""
 
-    def describe(self, symbol: CodeSymbol) -> CodeDetails | None:
+    def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
         """More about a function of a program, None if nothing is known; from any thread."""
 
     def count_lost(self) -> Mapping[str, int]:
@@ -65,7 +65,7 @@ class CodeSource(Protocol):
         """Give everything back; may be called again."""
 
 
-class LoadedCode:
+class LoadedKsymbol:
     """One symbol while it is loaded; ``until_ns`` is set when it is unloaded.
 
     From ``sure_ns`` on, if that is before ``until_ns``, it may have been unloaded, and something
@@ -78,10 +78,10 @@ class LoadedCode:
 
     def __init__(
         self,
-        symbol: CodeSymbol,
+        symbol: Ksymbol,
         end: int,
         since_ns: int,
-        source: CodeSource | None = None,
+        source: KsymbolSource | None = None,
         *,
         is_doubt: bool = False,
     ) -> None:
@@ -93,8 +93,8 @@ class LoadedCode:
         self._source = source
         self._frames: dict[int, Frame] | None = None  # most are never in a stack
         self._module: Module | None = None
-        self._details: CodeDetails | None = None
-        self._doubt: LoadedCode | None = None
+        self._details: KsymbolDetails | None = None
+        self._doubt: LoadedKsymbol | None = None
 
     def covers(self, address: int, time_ns: int) -> bool:
         """Whether it was at the address at that time."""
@@ -105,11 +105,11 @@ class LoadedCode:
         """Whether it is a function of a BPF program."""
         return self.symbol.name.startswith(PROGRAM_PREFIX)
 
-    def doubt(self, until_ns: int) -> LoadedCode:
+    def doubt(self, until_ns: int) -> LoadedKsymbol:
         """Where it is not known any more whether it is there."""
         doubt = self._doubt
         if doubt is None or (doubt.since_ns, doubt.until_ns) != (self.sure_ns, until_ns):
-            doubt = self._doubt = LoadedCode(self.symbol, self.end, self.sure_ns, is_doubt=True)
+            doubt = self._doubt = LoadedKsymbol(self.symbol, self.end, self.sure_ns, is_doubt=True)
             doubt.until_ns = until_ns
         return doubt
 
@@ -143,7 +143,7 @@ class LoadedCode:
         return Frame(module, offset, (line,), offset, kind)
 
 
-def make_code_module(symbol: CodeSymbol, end: int) -> Module:
+def make_code_module(symbol: Ksymbol, end: int) -> Module:
     """A BPF function or trampoline as a module of its own."""
     name = symbol.name
     ranges = (AddressRange(symbol.start, end, name),)
@@ -151,18 +151,18 @@ def make_code_module(symbol: CodeSymbol, end: int) -> Module:
     return Module(name, symbol.kind, None, file_id, symbol.start, ranges, RangeSource.KERNEL)
 
 
-class CodeTable:
+class KsymbolTable:
     """What is loaded, and what was until a while ago.
 
     Args:
         source: asked for details of programs.
     """
 
-    def __init__(self, source: CodeSource | None = None) -> None:
+    def __init__(self, source: KsymbolSource | None = None) -> None:
         self._source = source
-        self._live: dict[int, LoadedCode] = {}  # by start
-        self._pages: dict[int, tuple[LoadedCode, ...]] = {}  # live ones by page
-        self._ended: list[LoadedCode] = []  # in the order of their ends
+        self._live: dict[int, LoadedKsymbol] = {}  # by start
+        self._pages: dict[int, tuple[LoadedKsymbol, ...]] = {}  # live ones by page
+        self._ended: list[LoadedKsymbol] = []  # in the order of their ends
         self._read_ns = 0
         self._lost_ns = dict.fromkeys((True, False), _FOREVER)  # of programs, of all else
         self._noticed_ns = -1
@@ -170,27 +170,27 @@ class CodeTable:
     def __len__(self) -> int:
         return len(self._live)
 
-    def apply(self, change: CodeChange) -> None:
+    def apply(self, change: KsymbolChange) -> None:
         """Apply a change; those of one symbol come in the order of their times."""
-        if change.action is CodeAction.ADDED:
+        if change.action is KsymbolAction.ADDED:
             for symbol in change.symbols:
                 self._add(symbol, symbol.since_ns or change.time_ns)
-        elif change.action is CodeAction.REMOVED:
+        elif change.action is KsymbolAction.REMOVED:
             for symbol in change.symbols:
                 self._remove(symbol, change.time_ns)
-        elif change.action is CodeAction.LOST:
+        elif change.action is KsymbolAction.LOST:
             self._noticed_ns = max(self._noticed_ns, change.until_ns)
             self._lose(change.time_ns, programs_only=False)
         else:
             self._read(change)
         self._forget(change.time_ns)
 
-    def lookup(self, address: int, time_ns: int = NOW_NS) -> LoadedCode | None:
+    def lookup(self, address: int, time_ns: int = NOW_NS) -> LoadedKsymbol | None:
         """What was at an address at a time, by default what is there now; None if nothing.
 
-        Where records were lost, the answer may be a doubt, see :class:`LoadedCode`.
+        Where records were lost, the answer may be a doubt, see :class:`LoadedKsymbol`.
         """
-        best: LoadedCode | None = None
+        best: LoadedKsymbol | None = None
         below = -1
         for code in self._pages.get(address >> _PAGE_BITS, ()):
             if below < code.symbol.start <= address and code.since_ns <= time_ns < code.until_ns:
@@ -210,7 +210,7 @@ class CodeTable:
                     leaving = leaving or code
         return doubt or leaving
 
-    def live(self) -> list[LoadedCode]:
+    def live(self) -> list[LoadedKsymbol]:
         """What is loaded now, by address."""
         return [code for _, code in sorted(self._live.items())]
 
@@ -222,7 +222,7 @@ class CodeTable:
             if code.symbol.name == name or (prefix and code.symbol.name.startswith(name))
         ]
 
-    def _add(self, symbol: CodeSymbol, since_ns: int, end: int = 0) -> None:
+    def _add(self, symbol: Ksymbol, since_ns: int, end: int = 0) -> None:
         known = self._live.get(symbol.start)
         end = end or symbol.start + min(symbol.length or limit_bytes(symbol), _LARGEST_BYTES)
         if known is not None and known.symbol.name == symbol.name and known.sure_ns == _FOREVER:
@@ -237,18 +237,18 @@ class CodeTable:
         ]
         if missed:
             self._end(missed, since_ns)
-        code = LoadedCode(symbol, end, since_ns, self._source)
+        code = LoadedKsymbol(symbol, end, since_ns, self._source)
         if since_ns <= self._noticed_ns and self._lost_ns[code.is_program()] != _FOREVER:
             code.sure_ns = since_ns  # its removal may be among what was lost
         self._live[symbol.start] = code
         for page in _pages(code):
             self._pages[page] = (*self._pages.get(page, ()), code)
 
-    def _remove(self, symbol: CodeSymbol, time_ns: int) -> None:
+    def _remove(self, symbol: Ksymbol, time_ns: int) -> None:
         known = self._live.get(symbol.start)
         if known is None:
             # Its record was lost; it was loaded after everything was read the last time.
-            code = LoadedCode(symbol, symbol.start + symbol.length, self._read_ns, self._source)
+            code = LoadedKsymbol(symbol, symbol.start + symbol.length, self._read_ns, self._source)
             lost_ns = self._lost_ns[code.is_program()]
             if lost_ns != _FOREVER:
                 code.since_ns = code.sure_ns = lost_ns
@@ -264,10 +264,10 @@ class CodeTable:
             if code.is_program() or not programs_only:
                 code.sure_ns = min(code.sure_ns, max(time_ns, code.since_ns))
 
-    def _read(self, change: CodeChange) -> None:
+    def _read(self, change: KsymbolChange) -> None:
         """Make the table equal to what was read; changes after its beginning may be in it."""
         began_ns = change.time_ns
-        programs_only = change.action is CodeAction.PROGRAMS_READ
+        programs_only = change.action is KsymbolAction.PROGRAMS_READ
         found = {symbol.start: symbol for symbol in change.symbols}
         known = [
             code
@@ -286,7 +286,7 @@ class CodeTable:
             self._lose(began_ns, programs_only=programs_only)
 
     def _add_found(
-        self, found: Mapping[int, CodeSymbol], began_ns: int, lost_ns: Mapping[bool, int]
+        self, found: Mapping[int, Ksymbol], began_ns: int, lost_ns: Mapping[bool, int]
     ) -> None:
         """Add what a reading has that is not known; where records were lost, it came since."""
         gone = {
@@ -302,7 +302,7 @@ class CodeTable:
             end = min(symbol.start + (symbol.length or limit_bytes(symbol)), following)
             if not all(code.since_ns <= began_ns for code in self._overlapping(symbol.start, end)):
                 continue
-            missed = LoadedCode(symbol, end, self._read_ns)
+            missed = LoadedKsymbol(symbol, end, self._read_ns)
             missed.sure_ns = lost_ns[missed.is_program()]
             if missed.sure_ns == _FOREVER:
                 self._add(symbol, symbol.since_ns or self._read_ns, end)
@@ -313,7 +313,7 @@ class CodeTable:
             if is_new and missed.sure_ns < since_ns:
                 self._keep_ended([missed.doubt(since_ns)])
 
-    def _end(self, codes: Sequence[LoadedCode], time_ns: int) -> None:
+    def _end(self, codes: Sequence[LoadedKsymbol], time_ns: int) -> None:
         """They are gone at a time; what was not sure until then remains as a doubt."""
         ended = []
         for code in codes:
@@ -323,13 +323,13 @@ class CodeTable:
             self._drop(code)
         self._keep_ended([*codes, *ended])
 
-    def _keep_ended(self, codes: Sequence[LoadedCode]) -> None:
+    def _keep_ended(self, codes: Sequence[LoadedKsymbol]) -> None:
         last_ns = self._ended[-1].until_ns if self._ended else 0
         self._ended.extend(sorted(codes, key=_UNTIL))
         if codes and min(map(_UNTIL, codes)) < last_ns:
             self._ended = sorted(self._ended, key=_UNTIL)
 
-    def _drop(self, code: LoadedCode) -> None:
+    def _drop(self, code: LoadedKsymbol) -> None:
         if self._live.get(code.symbol.start) is not code:
             return
         del self._live[code.symbol.start]
@@ -340,7 +340,7 @@ class CodeTable:
             else:
                 del self._pages[page]
 
-    def _overlapping(self, start: int, end: int) -> set[LoadedCode]:
+    def _overlapping(self, start: int, end: int) -> set[LoadedKsymbol]:
         pages = range(start >> _PAGE_BITS, ((end - 1) >> _PAGE_BITS) + 1)
         return {
             code
@@ -359,17 +359,17 @@ class CodeTable:
         self._ended = kept
 
 
-def _is_still(code: LoadedCode, found: CodeSymbol | None) -> bool:
+def _is_still(code: LoadedKsymbol, found: Ksymbol | None) -> bool:
     """Whether what was read is what was known; another load of the same program is not."""
     if found is None or found.name != code.symbol.name:
         return False
     return code.sure_ns == _FOREVER or found.since_ns <= code.since_ns
 
 
-def limit_bytes(symbol: CodeSymbol) -> int:
+def limit_bytes(symbol: Ksymbol) -> int:
     """How far a symbol reaches at most when its length is unknown."""
     return MAX_FUNCTION_BYTES if symbol.name.startswith(PROGRAM_PREFIX) else PAGE_BYTES
 
 
-def _pages(code: LoadedCode) -> Iterable[int]:
+def _pages(code: LoadedKsymbol) -> Iterable[int]:
     return range(code.symbol.start >> _PAGE_BITS, ((code.end - 1) >> _PAGE_BITS) + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from otel_kprofiler.model import Frame, FrameKind, Stack
-from otel_kprofiler.symbols.kernel.bpf import CodeTable, LoadedCode
+from otel_kprofiler.symbols.kernel.bpf import KsymbolTable, LoadedKsymbol
 from otel_kprofiler.symbols.kernel.explain import Explanation
 
 
@@ -19,13 +19,16 @@ class MixedStack:
 
     __slots__ = ("_last", "_places", "_stack", "_table")
 
-    def __init__(self, stack: Stack, table: CodeTable) -> None:
+    def __init__(self, stack: Stack, table: KsymbolTable) -> None:
         self._stack = stack
         self._table = table
         self._places = tuple(
             index for index, frame in enumerate(stack.leading) if is_outside(frame)
         )
-        self._last: tuple[Stack, tuple[LoadedCode | None, ...]] = stack, (None,) * len(self._places)
+        self._last: tuple[Stack, tuple[LoadedKsymbol | None, ...]] = (
+            stack,
+            (None,) * len(self._places),
+        )
 
     def at(self, time_ns: int) -> Stack:
         """The stack at a boot time; the same object as long as the same code was there."""
@@ -47,7 +50,7 @@ class MixedStack:
         return stack
 
 
-def explain_code(code: LoadedCode, address: int) -> Explanation:
+def explain_ksymbol(code: LoadedKsymbol, address: int) -> Explanation:
     """All that is known of an address in code outside of modules."""
     symbol, frame = code.symbol, code.frame(address)
     if frame.unresolved is not None:

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 from otel_kprofiler.model import (
     AddressRange,
     BuildId,
-    CodeSymbol,
     Frame,
     FrameKind,
+    Ksymbol,
     Module,
     ModuleKind,
     RangeSource,
@@ -271,10 +271,10 @@ class Snapshot:
             explain_frame(frame, self.hidden, freed),
         )
 
-    def code_symbols(self) -> tuple[CodeSymbol, ...]:
+    def ksymbols(self) -> tuple[Ksymbol, ...]:
         """The symbols outside of modules; kallsyms tells no lengths."""
         return tuple(
-            CodeSymbol(symbol.start, 0, symbol.name, block.kind)
+            Ksymbol(symbol.start, 0, symbol.name, block.kind)
             for block in self._blocks
             for symbol in map(block.table.symbol, range(len(block.table)))
             if symbol.name

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from otel_kprofiler.profiles import WindowSchedule
+from otel_kprofiler.pipeline import WindowSchedule
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.sdk import KernelProfiler
 from otel_kprofiler.sdk.plan import Plan, complete_sampler_config

@@ -17,8 +17,8 @@ from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import STACK_NOT_COLLECTED, STACK_OK, ProcessKey, RawSample
 from otel_kprofiler.otlp import ProcessContext, decode_process_context, encode_process_context
-from otel_kprofiler.profiles import ProcessContexts, ProcessResources, read_process_context
-from otel_kprofiler.profiles.contexts import parse_context_addresses
+from otel_kprofiler.processes import ProcessContexts, ProcessResources, read_process_context
+from otel_kprofiler.processes.contexts import parse_context_addresses
 from otel_kprofiler.sdk import process_context
 from otel_kprofiler.sdk.process_context import publish_process_context, withdraw_process_context
 
@@ -101,7 +101,7 @@ def test_a_reader_never_sees_a_torn_update():
     done = threading.Event()
     code = (
         "import os, sys\n"
-        "from otel_kprofiler.profiles import read_process_context\n"
+        "from otel_kprofiler.processes import read_process_context\n"
         "pid, seen = int(sys.argv[1]), set()\n"
         "print('ready', flush=True)\n"
         "while os.getppid() == pid and len(seen) < 300:\n"

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from otel_kprofiler.host import Access
-from otel_kprofiler.symbols.kernel.uevents import NoEvents
+from otel_kprofiler.tracking.module_uevents import NoEvents
 
 KERNEL = 0xFFFFFFFF81000000
 TEXT = 0xFFFFFFFFC0001000

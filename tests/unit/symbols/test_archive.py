@@ -6,17 +6,18 @@ import pytest
 from module_host import INIT, TEXT, Host, boot_ns, frame, settle, wait_for_name
 
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.sampling import (
+from otel_kprofiler.recording import (
     RecordedModules,
     Recording,
     RecordingFacts,
     RecordingWriter,
     ReplayedModules,
-    SamplerCounts,
 )
-from otel_kprofiler.symbols import ModuleWatch, ReadingUnpacker, Symbolizer
+from otel_kprofiler.sampling import SamplerCounts
+from otel_kprofiler.symbols import ReadingUnpacker, Symbolizer
 from otel_kprofiler.symbols.kernel.archive import _make_lines
 from otel_kprofiler.symbols.kernel.kallsyms import parse_kallsyms
+from otel_kprofiler.tracking import ModuleWatch
 
 
 @pytest.fixture

@@ -5,41 +5,41 @@ from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.bpf.ksymbol import make_changes, parse_perf_records
 from otel_kprofiler.model import (
     STACK_NOT_COLLECTED,
     STACK_OK,
     AddressRange,
     BpfProgram,
-    CodeAction,
-    CodeBatch,
-    CodeChange,
-    CodeDetails,
-    CodeSymbol,
     FrameKind,
+    Ksymbol,
+    KsymbolAction,
+    KsymbolBatch,
+    KsymbolChange,
+    KsymbolDetails,
     ModuleKind,
     RawSample,
     Unresolved,
 )
 from otel_kprofiler.symbols import CapturedFiles, Symbolizer
-from otel_kprofiler.symbols.kernel.bpf import KEEP_MOST, KEEP_NS, CodeTable
+from otel_kprofiler.symbols.kernel.bpf import KEEP_MOST, KEEP_NS, KsymbolTable
+from otel_kprofiler.tracking.ksymbol_records import make_changes, parse_perf_records
 
 CAPTURED = Path(__file__).parents[2] / "data/kernel/6.12-ksymbol"
 BPF, OOL = ModuleKind.BPF, ModuleKind.OUT_OF_LINE
-ADDED, REMOVED = CodeAction.ADDED, CodeAction.REMOVED
-PROGRAMS_READ, ALL_READ = CodeAction.PROGRAMS_READ, CodeAction.ALL_READ
+ADDED, REMOVED = KsymbolAction.ADDED, KsymbolAction.REMOVED
+PROGRAMS_READ, ALL_READ = KsymbolAction.PROGRAMS_READ, KsymbolAction.ALL_READ
 MS = 1_000_000
 A = 0xFFFF_FFFF_C040_0000
 
 
 def symbol(start, name, length=64, kind=BPF, **more):
-    return CodeSymbol(start, length, f"bpf_prog_{name}" if kind is BPF else name, kind, **more)
+    return Ksymbol(start, length, f"bpf_prog_{name}" if kind is BPF else name, kind, **more)
 
 
 def table(*changes):
-    found = CodeTable()
+    found = KsymbolTable()
     for time_ns, action, *symbols in changes:
-        found.apply(CodeChange(time_ns, action, tuple(symbols)))
+        found.apply(KsymbolChange(time_ns, action, tuple(symbols)))
     return found
 
 
@@ -61,7 +61,7 @@ class Source:
 
     def poll(self, now_ns):
         changes, self.changes = self.changes, []
-        return CodeBatch(changes, now_ns - 5)
+        return KsymbolBatch(changes, now_ns - 5)
 
     def describe(self, code):
         self.described.append(code.name)
@@ -92,7 +92,7 @@ def live(tmp_path):
 
 def test_captured_records_replay_to_the_expected_table():
     """Programs and a trampoline of a 6.12, before and after they were unloaded."""
-    found = CodeTable()
+    found = KsymbolTable()
     programs = make_changes(
         parse_perf_records((CAPTURED / "programs.records").read_bytes(), timed=False).records
     )
@@ -164,7 +164,7 @@ def test_a_reading_ends_what_it_does_not_have_and_adds_what_it_has():
     assert name_at(found, A, 99) == "gone"
     assert name_at(found, A + 128, 69) is None
     assert name_at(found, A + 128, 70) == "new"
-    found.apply(CodeChange(200, ALL_READ, (symbol(A + 64, "kept"),)))
+    found.apply(KsymbolChange(200, ALL_READ, (symbol(A + 64, "kept"),)))
     assert [c.symbol.name for c in found.live()] == ["bpf_prog_kept"]
 
 
@@ -214,7 +214,7 @@ def test_a_removal_names_what_was_added_unseen():
 
 
 def lost(since_ns, until_ns):
-    return CodeChange(since_ns, CodeAction.LOST, until_ns=until_ns)
+    return KsymbolChange(since_ns, KsymbolAction.LOST, until_ns=until_ns)
 
 
 def test_between_a_loss_and_the_next_reading_nothing_is_guessed():
@@ -225,7 +225,7 @@ def test_between_a_loss_and_the_next_reading_nothing_is_guessed():
         assert name_at(found, A + offset, 99) in ("old", "kept", "left")
         assert name_at(found, A + offset, 100) == "?", "it may be gone"
     read = symbol(A, "new"), symbol(A + 64, "kept"), symbol(A + 192, "timed", since_ns=150)
-    found.apply(CodeChange(200, PROGRAMS_READ, read))
+    found.apply(KsymbolChange(200, PROGRAMS_READ, read))
     assert [name_at(found, A, time_ns) for time_ns in (99, 100, 199, 200)] == [
         "old", "?", "?", "new"
     ]  # fmt: skip
@@ -238,7 +238,7 @@ def test_between_a_loss_and_the_next_reading_nothing_is_guessed():
 def test_a_program_that_was_loaded_again_meanwhile_is_not_the_one_from_before():
     found = table((0, ALL_READ, symbol(A, "a", since_ns=5)))
     found.apply(lost(100, 120))
-    found.apply(CodeChange(200, PROGRAMS_READ, (symbol(A, "a", since_ns=150),)))
+    found.apply(KsymbolChange(200, PROGRAMS_READ, (symbol(A, "a", since_ns=150),)))
     assert [name_at(found, A, time_ns) for time_ns in (99, 149, 150)] == ["a", "?", "a"]
 
 
@@ -246,27 +246,27 @@ def test_trampolines_stay_in_doubt_until_all_is_read():
     page = symbol(A + 8192, "ftrace_trampoline", 4096, OOL)
     found = table((0, ALL_READ, page))
     found.apply(lost(100, 120))
-    found.apply(CodeChange(200, PROGRAMS_READ, ()))
+    found.apply(KsymbolChange(200, PROGRAMS_READ, ()))
     assert name_at(found, A + 8192, 250) == "?"
-    found.apply(CodeChange(300, ALL_READ, (page,)))
+    found.apply(KsymbolChange(300, ALL_READ, (page,)))
     assert name_at(found, A + 8192, 250) == "ftrace_trampoline"
 
 
 def test_a_reading_that_began_before_the_loss_was_noticed_does_not_end_the_doubt():
     found = table((0, ALL_READ, symbol(A, "a")))
     found.apply(lost(100, 220))
-    found.apply(CodeChange(200, PROGRAMS_READ, (symbol(A, "a"),)))
+    found.apply(KsymbolChange(200, PROGRAMS_READ, (symbol(A, "a"),)))
     assert [name_at(found, A, time_ns) for time_ns in (199, 200)] == ["a", "?"]
-    found.apply(CodeChange(210, ADDED, (symbol(A + 64, "b", since_ns=210),)))
+    found.apply(KsymbolChange(210, ADDED, (symbol(A + 64, "b", since_ns=210),)))
     assert name_at(found, A + 64, 215) == "?", "its removal may have been lost"
-    found.apply(CodeChange(230, PROGRAMS_READ, (symbol(A, "a"), symbol(A + 64, "b"))))
+    found.apply(KsymbolChange(230, PROGRAMS_READ, (symbol(A, "a"), symbol(A + 64, "b"))))
     assert (name_at(found, A), name_at(found, A + 64, 215)) == ("a", "b")
 
 
 def test_a_removal_whose_load_was_lost_leaves_a_doubt():
     found = table((50, PROGRAMS_READ))
     found.apply(lost(100, 120))
-    found.apply(CodeChange(115, REMOVED, (symbol(A, "unseen"),)))
+    found.apply(KsymbolChange(115, REMOVED, (symbol(A, "unseen"),)))
     assert [name_at(found, A, time_ns) for time_ns in (60, 99, 110)] == [None, None, "?"]
 
 
@@ -274,7 +274,7 @@ def test_a_removal_does_not_show_that_a_program_was_there_since_the_loss():
     """It may have been unloaded, and loaded again."""
     found = table((0, ALL_READ, symbol(A, "a")))
     found.apply(lost(100, 120))
-    found.apply(CodeChange(115, REMOVED, (symbol(A, "a"),)))
+    found.apply(KsymbolChange(115, REMOVED, (symbol(A, "a"),)))
     assert [name_at(found, A, time_ns) for time_ns in (99, 110)] == ["a", "?"]
 
 
@@ -288,7 +288,7 @@ def test_frames_say_that_records_were_lost(live):
     assert first.frames[0].function == "bpf_prog_1_old"
     assert doubtful.frames[0].unresolved is Unresolved.RECORDS_LOST
     assert symbolizer.explain(A + 8).names == ()
-    source.changes = [CodeChange(60 * MS, ALL_READ, (CodeSymbol(A, 64, "bpf_prog_1_old", BPF),))]
+    source.changes = [KsymbolChange(60 * MS, ALL_READ, (Ksymbol(A, 64, "bpf_prog_1_old", BPF),))]
     symbolizer.advance(70 * MS)
     again = symbolizer.resolve(sample(30 * MS, A + 8))
     assert again.frames[0].function == "bpf_prog_1_old"
@@ -302,7 +302,7 @@ def test_without_lengths_code_ends_at_the_next_symbol():
     assert name_at(found, A + 80) == "b"
     assert name_at(found, A + 8192 + 4095) == "t"
     assert name_at(found, A + 8192 + 4096) is None
-    found.apply(CodeChange(5, PROGRAMS_READ, (symbol(A, "a", 64), symbol(A + 80, "b", 64))))
+    found.apply(KsymbolChange(5, PROGRAMS_READ, (symbol(A, "a", 64), symbol(A + 80, "b", 64))))
     assert name_at(found, A + 64) is None, "now its length is known"
 
 
@@ -310,19 +310,19 @@ def test_large_programs_are_found_on_each_of_their_pages():
     found = table((1, ADDED, symbol(A, "large", 3 * 4096 + 5)))
     for offset in (0, 4096, 3 * 4096 + 4):
         assert name_at(found, A + offset) == "large"
-    found.apply(CodeChange(2, REMOVED, (symbol(A, "large", 3 * 4096 + 5),)))
+    found.apply(KsymbolChange(2, REMOVED, (symbol(A, "large", 3 * 4096 + 5),)))
     assert not found._pages
 
 
 def test_history_is_bounded_in_number_and_time():
-    found = CodeTable()
+    found = KsymbolTable()
     for number in range(2 * KEEP_MOST):
         for action in (ADDED, REMOVED):
-            found.apply(CodeChange(MS * number, action, (symbol(A, f"{number}"),)))
+            found.apply(KsymbolChange(MS * number, action, (symbol(A, f"{number}"),)))
         assert len(found._ended) <= KEEP_MOST
     last = 2 * KEEP_MOST - 1
     assert name_at(found, A, MS * last) == f"{last}"
-    found.apply(CodeChange(MS * last + 2 * KEEP_NS, ADDED, (symbol(A, "x"),)))
+    found.apply(KsymbolChange(MS * last + 2 * KEEP_NS, ADDED, (symbol(A, "x"),)))
     assert len(found._ended) == 0
 
 
@@ -330,8 +330,8 @@ def test_frames_say_what_they_are(live):
     symbolizer, source = live
     name = "bpf_prog_2222222222222222_new"
     program = BpfProgram(7, "kprobe", "2" * 16, 5, "vfs_read")
-    source.details[name] = CodeDetails(program, ((0, "a.c", 3), (16, "b.h", 9)))
-    source.changes = [CodeChange(10, ADDED, (CodeSymbol(A + 64, 40, name, BPF, 10, 7),))]
+    source.details[name] = KsymbolDetails(program, ((0, "a.c", 3), (16, "b.h", 9)))
+    source.changes = [KsymbolChange(10, ADDED, (Ksymbol(A + 64, 40, name, BPF, 10, 7),))]
     assert symbolizer.advance(20) == 15, "the watermark of the source"
     frame, caller, page = symbolizer.resolve_addresses([A + 64, A + 64 + 20, A + 4096 + 8])
     assert (frame.kind, frame.address, frame.offset) == (FrameKind.BPF, 0, 0)
@@ -352,10 +352,10 @@ def test_frames_say_what_they_are(live):
 def test_stacks_follow_what_is_loaded_and_never_show_a_stale_name(live):
     """The same raw stack at five times; the same object as long as the code is the same."""
     symbolizer, source = live
-    new = CodeSymbol(A, 64, "bpf_prog_2_new", BPF, 30)
+    new = Ksymbol(A, 64, "bpf_prog_2_new", BPF, 30)
     source.changes = [
-        CodeChange(20 * MS, REMOVED, (CodeSymbol(A, 64, "bpf_prog_1_old", BPF),)),
-        CodeChange(40 * MS, ADDED, (new._replace(since_ns=40 * MS),)),
+        KsymbolChange(20 * MS, REMOVED, (Ksymbol(A, 64, "bpf_prog_1_old", BPF),)),
+        KsymbolChange(40 * MS, ADDED, (new._replace(since_ns=40 * MS),)),
     ]
     before = symbolizer.resolve(sample(10 * MS, A + 8, 0xFFFFFFFF81001010))
     symbolizer.advance(50 * MS)
@@ -376,13 +376,13 @@ def test_a_name_once_found_outlives_the_history(live):
     """A stack resolved again when its window closes must not lose the names it had."""
     symbolizer, source = live
     source.changes = [
-        CodeChange(1, PROGRAMS_READ, (CodeSymbol(A, 64, "bpf_prog_1_old", BPF, 1),)),
-        CodeChange(20, REMOVED, (CodeSymbol(A, 64, "bpf_prog_1_old", BPF),)),
+        KsymbolChange(1, PROGRAMS_READ, (Ksymbol(A, 64, "bpf_prog_1_old", BPF, 1),)),
+        KsymbolChange(20, REMOVED, (Ksymbol(A, 64, "bpf_prog_1_old", BPF),)),
     ]
     symbolizer.advance(30)
     first = symbolizer.resolve(sample(10, A + 8, A + 99))
-    late = CodeSymbol(A + 640, 64, "bpf_prog_3_x", BPF)
-    source.changes = [CodeChange(20 + 3 * KEEP_NS, ADDED, (late,))]
+    late = Ksymbol(A + 640, 64, "bpf_prog_3_x", BPF)
+    source.changes = [KsymbolChange(20 + 3 * KEEP_NS, ADDED, (late,))]
     symbolizer.advance(3 * KEEP_NS)
     assert symbolizer.resolve(sample(10, A + 8, A + 99)) is first
     assert first.frames[0].function == "bpf_prog_1_old"
@@ -390,8 +390,8 @@ def test_a_name_once_found_outlives_the_history(live):
 
 def test_modules_come_before_loose_code(live):
     symbolizer, source = live
-    inside = CodeSymbol(0xFFFFFFFF81001000, 64, "bpf_prog_9_evil", BPF)
-    source.changes = [CodeChange(1, ADDED, (inside,))]
+    inside = Ksymbol(0xFFFFFFFF81001000, 64, "bpf_prog_9_evil", BPF)
+    source.changes = [KsymbolChange(1, ADDED, (inside,))]
     symbolizer.advance(10)
     (frame,) = symbolizer.resolve_addresses([0xFFFFFFFF81001000])
     assert frame.function == "run"
@@ -403,7 +403,7 @@ def test_find_and_explain_know_loose_code(live):
     (match,) = symbolizer.find("bpf_prog_1_old")
     assert match.address == A
     assert "no length" in symbolizer.explain(A + 4).reason
-    source.changes = [CodeChange(20, PROGRAMS_READ, (symbol(A, "1_old"),))]
+    source.changes = [KsymbolChange(20, PROGRAMS_READ, (symbol(A, "1_old"),))]
     symbolizer.advance(30)
     known = symbolizer.explain(A + 4)
     assert (known.names, known.start, known.end) == (("bpf_prog_1_old",), A, A + 64)

@@ -7,7 +7,8 @@ import time
 
 from module_host import INIT, TEXT, Host, boot_ns, settle
 
-from otel_kprofiler.symbols import ModuleWatch, Symbolizer
+from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.tracking import ModuleWatch
 
 SECONDS = float(os.environ.get("KPROFILER_STRESS_S", "4"))
 PLACES = 6

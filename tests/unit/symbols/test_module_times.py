@@ -10,9 +10,10 @@ import pytest
 from module_host import TEXT, Host, frame, settle
 
 from otel_kprofiler.model import RangeSource, Unresolved
-from otel_kprofiler.symbols import ModuleWatch, Symbolizer
-from otel_kprofiler.symbols.kernel.uevents import ModuleAction, parse_uevent
-from otel_kprofiler.symbols.kernel.watch import MAX_ATTEMPTS
+from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.tracking import ModuleWatch
+from otel_kprofiler.tracking.module_uevents import ModuleAction, parse_uevent
+from otel_kprofiler.tracking.module_watch import MAX_ATTEMPTS
 
 CAPTURED = Path(__file__).parents[2] / "data/kernel/6.12-uevents.xz"
 MS = 1_000_000

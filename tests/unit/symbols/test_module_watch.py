@@ -12,13 +12,10 @@ import pytest
 from module_host import CORE, INIT, TEXT, Host, boot_ns, frame, settle, wait_for_name
 
 from otel_kprofiler.model import Unresolved
-from otel_kprofiler.symbols import ModuleWatch, Symbolizer
-from otel_kprofiler.symbols.kernel.uevents import (
-    ModuleAction,
-    ModuleEvent,
-    parse_uevent,
-)
-from otel_kprofiler.symbols.kernel.watch import MAX_ATTEMPTS
+from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.tracking import ModuleWatch
+from otel_kprofiler.tracking.module_uevents import ModuleAction, ModuleEvent, parse_uevent
+from otel_kprofiler.tracking.module_watch import MAX_ATTEMPTS
 
 
 @pytest.fixture

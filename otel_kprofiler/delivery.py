@@ -1,0 +1,362 @@
+"""From a closed window to every exporter's queue, and the account of what became of samples."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from otel_kprofiler.export import ExportQueue, QueueCounts
+from otel_kprofiler.model import (
+    Batch,
+    Encoding,
+    ExporterAccount,
+    LossCause,
+    Resource,
+    ResourceSamples,
+    StreamTotals,
+    Window,
+)
+from otel_kprofiler.otlp import Encoded, encode_window
+
+MAX_WAITING_SAMPLES: Final = 250_000
+"""Samples of windows that wait for encoding, some 25 MB; one window may have more."""
+_ENCODING_SHARE: Final = 0.7
+"""Share of the time for shutting down after which no further window is encoded."""
+
+_log = logging.getLogger(__name__)
+
+Encoder = Callable[[Window, Encoding], Encoded]
+"""Encodes a window as an exporter states it."""
+
+
+def encode(window: Window, encoding: Encoding) -> Encoded:
+    """Encode with the defaults of :func:`otel_kprofiler.otlp.encode_window`."""
+    return encode_window(window, **encoding._asdict())
+
+
+class _Task(NamedTuple):
+    """A window and the queues that there were when it was closed."""
+
+    window: Window
+    queues: tuple[ExportQueue, ...]
+    samples: int
+    not_offered: Mapping[str, int]  # at that time, by exporter
+
+
+class Reporter:
+    """Encodes each window once per :class:`Encoding`, and fills the exporters' queues.
+
+    Encoding runs in a thread of its own, so that a large window never delays the drain of
+    the ring. Call it with a window from one thread; the other methods are thread-safe. The
+    account of an exporter goes by its name, and goes on when its queue is replaced.
+
+    Args:
+        queues: one per exporter, which states its encoding.
+        encoder: how windows are encoded.
+        capacity: windows that wait for encoding, with :data:`MAX_WAITING_SAMPLES` at most; the
+            oldest is dropped, and counted, when one more comes.
+        background: false to encode in the thread that hands over windows.
+    """
+
+    def __init__(
+        self,
+        queues: Sequence[ExportQueue],
+        *,
+        encoder: Encoder = encode,
+        capacity: int = 16,
+        background: bool = True,
+    ) -> None:
+        self._queues = tuple(queues)
+        self._leaving: list[ExportQueue] = []
+        self._past: dict[str, list[QueueCounts]] = {}
+        self._not_offered = {queue.exporter.name: 0 for queue in queues}
+        self._handed_over = 0
+        self._latest: Window | None = None  # of which a receiver was or will be told
+        self._told: dict[ExportQueue, StreamTotals] = {}  # what the last request said
+        self._encoder = encoder
+        self._capacity = capacity
+        self._waiting: deque[_Task] = deque()
+        self._changed = threading.Condition()
+        self._encoding: _Task | None = None
+        # While the batches of that task go to its queues, which may take as long as a disk does:
+        # what each queue had accepted before. What it has accepted since is no longer pending.
+        self._accepted_before: dict[ExportQueue, int] = {}
+        self._closing = False
+        self._background = background
+        if background:
+            threading.Thread(target=self._run, name="kprofiler-encode", daemon=True).start()
+
+    def __call__(self, window: Window) -> None:
+        """Take a window for export; never blocks. An empty one has nothing to send.
+
+        What the window lost at the end of sampling is counted for each exporter.
+        """
+        given_up = window.lost.get(LossCause.SHUTDOWN, 0)
+        with self._changed:
+            if window.totals:
+                self._latest = _without_samples(window, self._latest)
+            if given_up:
+                self._lose(self._take(window, given_up), LossCause.SHUTDOWN)
+            if not window.resources:
+                return
+            task = self._take(window, window.sample_count)
+            while self._is_full(task.samples):
+                self._lose(self._waiting.popleft(), LossCause.QUEUE_FULL)
+            self._waiting.append(task)
+            self._changed.notify_all()
+        if not self._background:
+            self._encode_next()
+
+    def _is_full(self, more: int) -> bool:
+        """Whether a window has to give way; one may always wait, however large it is."""
+        samples = sum(task.samples for task in self._waiting) + more
+        full = len(self._waiting) >= self._capacity or samples > MAX_WAITING_SAMPLES
+        return full and bool(self._waiting)
+
+    def _take(self, window: Window, samples: int) -> _Task:
+        """A window, or a part of it, as all exporters have it now; with the lock held."""
+        task = _Task(window, self._queues, samples, dict(self._not_offered))
+        self._handed_over += samples
+        for name in self._not_offered.keys() - {queue.exporter.name for queue in self._queues}:
+            self._not_offered[name] += samples
+        return task
+
+    def replace(self, queues: Sequence[ExportQueue]) -> None:
+        """Hand over to these queues from the next window on.
+
+        Queues that are not among them any more deliver what they have, and are then closed.
+        """
+        with self._changed:
+            leaving = [queue for queue in self._queues if queue not in queues]
+            self._queues = tuple(queues)
+            self._leaving += leaving
+            for queue in queues:
+                self._not_offered.setdefault(queue.exporter.name, self._handed_over)
+        for queue in leaving:
+            threading.Thread(target=self._see_off, args=(queue,), daemon=True).start()
+
+    def accounts(self) -> tuple[ExporterAccount, ...]:
+        """What became of the samples, by exporter; all counts of one instant."""
+        with self._changed:
+            return tuple(map(self._account, self._not_offered))
+
+    def force_flush(self, timeout_millis: float = 30_000) -> bool:
+        """Wait until every window handed over has been exported; False if time ran out."""
+        deadline = time.monotonic() + timeout_millis / 1000
+        encoded = self._wait_encoded(deadline)
+        flushed = [queue.force_flush(_millis_to(deadline)) for queue in self._open_queues()]
+        return encoded and all(flushed)
+
+    def shutdown(self, timeout_millis: float = 30_000) -> None:
+        """Export what there is within the time; the rest is counted as lost at shutdown."""
+        now = time.monotonic()
+        deadline = now + timeout_millis / 1000
+        self._wait_encoded(now + _ENCODING_SHARE * timeout_millis / 1000)
+        with self._changed:
+            self._closing = True
+            while self._waiting:
+                self._lose(self._waiting.popleft(), LossCause.SHUTDOWN)
+            if self._encoding and not self._accepted_before:
+                self._lose(self._encoding, LossCause.SHUTDOWN)  # its requests come too late
+                self._encoding = None
+            self._changed.notify_all()
+        queues = self._open_queues()
+        if len(queues) == 1:
+            # Without a thread: there may be none any more when the interpreter ends.
+            self._shut_down(queues[0], deadline)
+            return
+        closers = [
+            threading.Thread(target=self._shut_down, args=(queue, deadline), daemon=True)
+            for queue in queues
+        ]
+        started = [closer for closer in closers if _start(closer)]
+        for closer in started:
+            closer.join()
+
+    def _shut_down(self, queue: ExportQueue, deadline: float) -> None:
+        queue.shutdown(_millis_to(deadline), functools.partial(self._last_words, queue))
+
+    def _last_words(self, queue: ExportQueue) -> Batch | None:
+        """The account alone, if it is another one than the receiver was told last."""
+        exporter = queue.exporter
+        with self._changed:
+            if self._latest is None or queue not in self._queues:
+                return None
+            account = self._account(exporter.name)
+            window = _addressed(self._latest, account, account.not_offered)
+            assert window.totals  # noqa: S101 - see where it is set
+            if window.totals == self._told.get(queue) or not window.totals.taken:
+                return None
+            self._told[queue] = window.totals
+        encoded = self._encode(window, exporter.encoding)
+        return encoded.batches[0] if encoded and encoded.batches else None
+
+    def _open_queues(self) -> list[ExportQueue]:
+        with self._changed:
+            return [*self._queues, *self._leaving]
+
+    def _account(self, name: str) -> ExporterAccount:
+        open_ = [q for q in (*self._queues, *self._leaving) if q.exporter.name == name]
+        of_open = [queue.counts() for queue in open_]
+        counts = [*self._past.get(name, ()), *of_open]
+        unput = sum(map(self._count_unput, open_, of_open))
+        lost, carried_lost = Counter[LossCause](), Counter[LossCause]()
+        for one in counts:
+            lost.update(one.lost)
+            carried_lost.update(one.carried_lost)
+        return ExporterAccount(
+            name=name,
+            exported=sum(one.exported for one in counts),
+            lost=dict(lost),
+            pending=sum(one.queued for one in counts) + unput,
+            not_offered=self._not_offered[name],
+            carried=sum(one.carried for one in counts),
+            carried_lost=dict(carried_lost),
+            unknown_since_unix_ns=max([q.unknown_since_unix_ns for q in open_], default=0),
+        )
+
+    def _count_unput(self, queue: ExportQueue, counts: QueueCounts) -> int:
+        """Samples of windows that are still to be put into a queue."""
+        unput = sum(task.samples for task in self._tasks() if queue in task.queues)
+        if queue in self._accepted_before:
+            unput -= counts.accepted - self._accepted_before[queue]
+        return unput
+
+    def _lose(self, task: _Task, cause: LossCause) -> None:
+        """Count a window as lost that waits no longer; called with the lock held."""
+        for queue in task.queues:
+            queue.lose(task.samples, cause)
+            if queue in self._accepted_before:
+                self._accepted_before[queue] += task.samples
+
+    def _tasks(self) -> list[_Task]:
+        return [*([self._encoding] if self._encoding else []), *self._waiting]
+
+    def _wait_encoded(self, deadline: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._tasks(), max(0.0, deadline - time.monotonic())
+            )
+
+    def _see_off(self, queue: ExportQueue) -> None:
+        """Close a queue once it has delivered all that was meant for it, and keep its account."""
+        with self._changed:
+            self._changed.wait_for(lambda: all(queue not in task.queues for task in self._tasks()))
+        queue.force_flush(threading.TIMEOUT_MAX * 1000)
+        queue.shutdown(0)
+        with self._changed:
+            self._told.pop(queue, None)
+            self._past.setdefault(queue.exporter.name, []).append(queue.counts())
+            self._leaving.remove(queue)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+            if not self._encode_next():
+                return
+
+    def _encode_next(self) -> bool:
+        with self._changed:
+            if not self._waiting:
+                return False
+            task = self._encoding = self._waiting.popleft()
+        results = self._encode_all(task)
+        with self._changed:
+            if self._encoding is not task:
+                return False
+            self._accepted_before = {queue: queue.counts().accepted for queue in task.queues}
+        for queue, result in zip(task.queues, results, strict=True):
+            if result is None:
+                queue.lose(task.samples, LossCause.INTERNAL)
+                continue
+            if result.too_large:
+                queue.lose(result.too_large, LossCause.TOO_LARGE)
+            for batch in result.batches:
+                queue.put(batch)
+        with self._changed:
+            self._encoding = None
+            self._accepted_before = {}
+            self._changed.notify_all()
+        return True
+
+    def _encode_all(self, task: _Task) -> list[Encoded | None]:
+        """Encode for each queue; once for those that want the same and have lost the same."""
+        encoded: dict[object, Encoded | None] = {}
+        results = []
+        for queue in task.queues:
+            encoding = queue.exporter.encoding
+            with self._changed:
+                account = self._account(queue.exporter.name)
+            window = _addressed(task.window, account, task.not_offered.get(account.name, 0))
+            key = (encoding, repr(window.totals))
+            if key not in encoded:
+                encoded[key] = self._encode(window, encoding)
+            result = encoded[key]
+            if result and result.batches and window.totals:
+                with self._changed:
+                    self._told[queue] = window.totals
+            results.append(result)
+        return results
+
+    def _encode(self, window: Window, encoding: Encoding) -> Encoded | None:
+        try:
+            return self._encoder(window, encoding)
+        except Exception:  # noqa: BLE001 - logged with its traceback and counted
+            # A defect of ours must cost this window, counted, and not the whole profiler.
+            _log.exception("a window of %d samples could not be encoded", window.sample_count)
+            return None
+
+
+def _addressed(window: Window, account: ExporterAccount, not_offered: int) -> Window:
+    """The window with what one receiver will not get in its totals."""
+    totals = window.totals
+    if totals is None:
+        return window
+    lost = Counter(totals.lost) + Counter(account.lost) - Counter(account.carried_lost)
+    lost += Counter({LossCause.NOT_OFFERED: not_offered})
+    totals = totals._replace(
+        lost=dict(lost),
+        earlier_lost=account.carried_lost,
+        unknown_since_unix_ns=account.unknown_since_unix_ns,
+    )
+    return replace(window, totals=totals)
+
+
+def _without_samples(window: Window, before: Window | None) -> Window:
+    """A window for the account alone: it has what all resources have in common."""
+    common: Resource | None = None
+    for resource, _ in window.resources:
+        attributes = resource.attributes
+        if common:
+            items = attributes.items()
+            attributes = dict(item for item in common.attributes.items() if item in items)
+        common = Resource(attributes, resource.schema_url)
+    if common:
+        groups: Sequence[ResourceSamples] = [ResourceSamples(common, ())]
+    else:
+        groups = before.resources if before else [ResourceSamples(Resource({}), ())]
+    end_ns = window.end_unix_ns
+    return replace(
+        window, start_unix_ns=end_ns, end_unix_ns=end_ns + 1, resources=groups, taken=0, lost={}
+    )
+
+
+def _millis_to(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic()) * 1000
+
+
+def _start(thread: threading.Thread) -> bool:
+    """Start a thread, or do its work here where the system allows no further one."""
+    try:
+        thread.start()
+    except RuntimeError:
+        thread.run()
+        return False
+    return True

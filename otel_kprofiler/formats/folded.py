@@ -1,0 +1,51 @@
+"""Folded stacks: one line per stack, for flamegraph.pl and whatever else reads its format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import cache
+
+from otel_kprofiler.formats.entries import Entry, process_name, stack_entries
+from otel_kprofiler.model import FrameKind, Stack, Window
+from otel_kprofiler.text import escape_controls
+
+_MARKS = {FrameKind.KERNEL: "_[k]", FrameKind.MODULE: "_[k]", FrameKind.BPF: "_[k]"}
+
+
+def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
+    """Stacks as ``process;outermost;…;leaf count``, sorted, one line each.
+
+    The marks are those of stackcollapse-perf.pl, by which flamegraph.pl chooses colours:
+    ``_[k]`` behind whatever runs in the kernel (modules and BPF programs too), ``_[i]``
+    behind inlined functions, none behind user frames. Unresolved frames read
+    ``[module+0xrva]`` or ``[0xaddress]``. In names ``;`` becomes ``:``, and what cannot be printed
+    is escaped.
+
+    Args:
+        windows: what to report.
+        threads: put ``name/tid`` of the thread behind the process.
+    """
+
+    @cache
+    def text(stack: Stack) -> str:
+        return "".join(f";{_frame(entry)}" for entry in stack_entries(stack))
+
+    counts: Counter[str] = Counter()
+    for window in windows:
+        for group in window.resources:
+            for sample in group.samples:
+                root = _clean(process_name(group.resource, sample.thread_name))
+                if threads:
+                    root += f";{_clean(sample.thread_name)}/{sample.tid}"
+                counts[root + text(sample.stack)] += sample.weight
+    return "".join(f"{line} {count}\n" for line, count in sorted(counts.items()))
+
+
+def _frame(entry: Entry) -> str:
+    mark = "_[i]" if entry.inlined else _MARKS.get(entry.kind, "")
+    return _clean(entry.name) + mark
+
+
+def _clean(name: str) -> str:
+    return escape_controls(name.replace(";", ":").replace("\n", " ").replace("\r", " "))

@@ -1,0 +1,146 @@
+"""A flame graph as one HTML page that needs nothing from outside.
+
+The page is built from ``viewer/`` by ``make viewer``; here only the data is put in: columns of
+numbers that point into each other and into one list of strings (``viewer/src/profile.js`` names
+them). Equal samples are one entry, so the page grows with the number of distinct stacks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from html import escape
+from importlib.resources import files
+from typing import Any, Final
+
+from otel_kprofiler.formats.entries import Entry, process_id, process_name, stack_entries
+from otel_kprofiler.model import FrameKind, Resource, Stack, Window, WindowSample
+from otel_kprofiler.text import escape_surrogates
+
+_PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE)\}\}")
+_KINDS: Final = {
+    None: 0, FrameKind.KERNEL: 1, FrameKind.MODULE: 2, FrameKind.BPF: 3, FrameKind.USER: 4,
+}  # fmt: skip
+
+
+def html(windows: Iterable[Window], *, title: str = "Flame graph") -> str:
+    """The page, some 90 KB plus the data; opens from a file and makes no connections.
+
+    Args:
+        windows: what to show; all of them in one graph, by process name at the root.
+        title: heading of the page.
+    """
+    columns = _Columns()
+    seen = _Seen()
+    for window in windows:
+        seen.add(window)
+        for group in window.resources:
+            for sample in group.samples:
+                columns.add(group.resource, sample)
+    data = json.dumps(columns.as_json(), separators=(",", ":"), ensure_ascii=False)
+    values = {
+        "TITLE": escape(escape_surrogates(title)),
+        "SUMMARY": escape(seen.text()),
+        "PROFILE": data.replace("<", "\\u003c"),  # so that no text can end the script element
+    }
+    page = files("otel_kprofiler.formats").joinpath("assets/flamegraph.html").read_text("utf-8")
+    return _PLACE.sub(lambda match: values[match[1]], page)
+
+
+class _Seen:
+    """What the page says about the recording as a whole."""
+
+    def __init__(self) -> None:
+        self._samples = self._lost = self._start_ns = self._end_ns = 0
+        self._rates: set[int] = set()
+        self._cpus: set[int] = set()
+
+    def add(self, window: Window) -> None:
+        self._samples += window.sample_count
+        self._lost += sum(window.lost.values())
+        self._start_ns = min(self._start_ns or window.start_unix_ns, window.start_unix_ns)
+        self._end_ns = max(self._end_ns, window.end_unix_ns)
+        if window.period_ns:
+            self._rates.add(round(1e9 / window.period_ns))
+        self._cpus |= {sample.cpu for group in window.resources for sample in group.samples}
+
+    def text(self) -> str:
+        if not self._samples:
+            return "no samples"
+        start = datetime.fromtimestamp(self._start_ns / 1e9, tz=UTC)
+        parts = [
+            f"{self._samples:,} samples",
+            f"{len(self._cpus)} CPU{'s' * (len(self._cpus) != 1)}",
+            f"{(self._end_ns - self._start_ns) / 1e9:.1f} s from {start:%Y-%m-%d %H:%M:%S} UTC",
+            *(f"{rate} Hz" for rate in sorted(self._rates)),
+            f"{self._lost:,} lost",
+        ]
+        return " · ".join(parts)
+
+
+class _Columns:
+    def __init__(self) -> None:
+        self._strings: dict[str, int] = {"": 0}
+        self._frames: dict[Entry | str, int] = {}
+        self._nodes: dict[tuple[int, int], int] = {}
+        self._processes: dict[tuple[str, int | None], int] = {}
+        self._threads: dict[tuple[str, int, int], int] = {}
+        self._samples: Counter[tuple[int, int, int]] = Counter()
+        self._leaves: dict[tuple[str, Stack], int] = {}
+        self._entries: dict[Stack, tuple[int, ...]] = {}
+
+    def add(self, resource: Resource, sample: WindowSample) -> None:
+        name = process_name(resource, sample.thread_name)
+        process = _index(self._processes, (name, process_id(resource)))
+        thread = _index(self._threads, (sample.thread_name, sample.tid, process))
+        key = (self._leaf(name, sample.stack), thread, sample.cpu)
+        self._samples[key] += sample.weight
+
+    def _leaf(self, process: str, stack: Stack) -> int:
+        leaf = self._leaves.get((process, stack))
+        if leaf is None:
+            frames = self._entries.get(stack)
+            if frames is None:
+                frames = tuple(_index(self._frames, entry) for entry in stack_entries(stack))
+                self._entries[stack] = frames
+            leaf = _index(self._nodes, (-1, _index(self._frames, process)))
+            for frame in frames:
+                leaf = _index(self._nodes, (leaf, frame))
+            self._leaves[process, stack] = leaf
+        return leaf
+
+    def _string(self, text: str) -> int:
+        return _index(self._strings, text)
+
+    def as_json(self) -> dict[str, Any]:
+        frames = [
+            (self._string(frame), 0, 0, _KINDS[None], 0)
+            if isinstance(frame, str)
+            else (
+                self._string(frame.name), self._string(frame.module), self._string(frame.reason),
+                _KINDS[frame.kind], int(frame.inlined),
+            )
+            for frame in self._frames
+        ]  # fmt: skip
+        processes = [(self._string(name), pid) for name, pid in self._processes]
+        threads = [(self._string(name), tid, process) for name, tid, process in self._threads]
+        samples = [(*key, count) for key, count in self._samples.items()]
+        return {
+            "strings": [escape_surrogates(text) for text in self._strings],
+            "frames": _columns(frames, "name", "module", "reason", "kind", "inlined"),
+            "nodes": _columns(list(self._nodes), "parent", "frame"),
+            "processes": _columns(processes, "name", "pid"),
+            "threads": _columns(threads, "name", "tid", "process"),
+            "samples": _columns(samples, "node", "thread", "cpu", "count"),
+        }
+
+
+def _index(table: dict[Any, int], key: Any) -> int:
+    return table.setdefault(key, len(table))
+
+
+def _columns(rows: list[Any], *names: str) -> dict[str, list[Any]]:
+    return {name: [row[at] for row in rows] for at, name in enumerate(names)}

@@ -1,0 +1,174 @@
+"""pprof's ``profile.proto``, gzipped (github.com/google/pprof, proto/profile.proto).
+
+Written by hand, because the message is small and its generated code is no dependency.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from otel_kprofiler.formats.entries import process_id, process_name
+from otel_kprofiler.model import (
+    ON_CPU,
+    Frame,
+    Line,
+    Module,
+    ProfileKind,
+    Resource,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.text import escape_surrogates
+
+# Field numbers of the messages Profile, Sample, Mapping, Location, Line, Function, ValueType.
+_SAMPLE_TYPE, _SAMPLE, _MAPPING, _LOCATION, _FUNCTION, _STRING = 1, 2, 3, 4, 5, 6
+_TIME_NANOS, _DURATION_NANOS, _PERIOD_TYPE, _PERIOD = 9, 10, 11, 12
+_USER_CEILING: Final = 1 << 63
+
+
+def pprof(windows: Iterable[Window]) -> bytes:
+    """All windows as one profile, gzipped.
+
+    Values are the number of samples, and of each kind what they stand for: CPU time for a kind
+    with a period, else the sum of its values. Labels hold process, pid,
+    thread, tid and cpu, all as text because pprof drops a numeric 0; a number is selected by
+    ``pprof -tagfocus='cpu=^0$'``. Unresolved frames have an address and a mapping, and no
+    function.
+    """
+    windows = list(windows)
+    encoder = _Encoder(dict.fromkeys(window.kind for window in windows))
+    for window in windows:
+        encoder.add_window(window)
+    return gzip.compress(encoder.finish(), mtime=0)
+
+
+class _Encoder:
+    def __init__(self, kinds: Iterable[ProfileKind]) -> None:
+        self._kinds = tuple(kinds) or (ON_CPU,)
+        self._out = bytearray()
+        self._strings: dict[str, int] = {"": 0}
+        self._stacks: dict[Stack, bytes] = {}
+        self._mappings: dict[Module, int] = {}
+        self._functions: dict[tuple[str, str, str], int] = {}
+        self._locations: dict[tuple[int, int, tuple[Line, ...]], int] = {}
+        self._start_ns = 0
+        self._end_ns = 0
+        self._period_ns = 0
+        for value_type in (("samples", "count"), *map(_measure, self._kinds)):
+            self._out += _message(_SAMPLE_TYPE, self._value_type(*value_type))
+
+    def add_window(self, window: Window) -> None:
+        self._start_ns = min(self._start_ns or window.start_unix_ns, window.start_unix_ns)
+        self._end_ns = max(self._end_ns, window.end_unix_ns)
+        self._period_ns = window.period_ns or self._period_ns
+        for group in window.resources:
+            for sample in group.samples:
+                self._add_sample(group.resource, sample, window)
+
+    def _add_sample(self, resource: Resource, sample: WindowSample, window: Window) -> None:
+        is_count = window.kind.sample_unit == "count"
+        values = [sample.weight if is_count else len(sample.timestamps_unix_ns)]
+        amount = sample.weight * (window.period_ns if window.kind.period_type else 1)
+        values += [amount if kind == window.kind else 0 for kind in self._kinds]
+        body = self._stack(sample.stack) + _packed(2, values)
+        labels = {
+            "process": process_name(resource, sample.thread_name),
+            "pid": process_id(resource),
+            "thread": sample.thread_name,
+            "tid": sample.tid,
+            "cpu": sample.cpu,
+        }
+        for key, value in labels.items():
+            if value is not None:
+                text = _number(1, self._string(key)) + _number(2, self._string(str(value)))
+                body += _message(3, text)
+        self._out += _message(_SAMPLE, body)
+
+    def _stack(self, stack: Stack) -> bytes:
+        found = self._stacks.get(stack)
+        if found is None:
+            found = _packed(1, [self._location(frame) for frame in stack.frames])
+            self._stacks[stack] = found
+        return found
+
+    def _location(self, frame: Frame) -> int:
+        mapping = self._mapping(frame.module) if frame.module else 0
+        key = (mapping, frame.address, frame.lines)
+        found = self._locations.get(key)
+        if found is None:
+            found = self._locations[key] = len(self._locations) + 1
+            base = frame.module.base if frame.module else 0
+            body = _number(1, found) + _number(2, mapping) + _number(3, base + frame.address)
+            for line in frame.lines:
+                number = _number(1, self._function(line)) + _number(2, line.line)
+                body += _message(4, number)
+            self._out += _message(_LOCATION, body)
+        return found
+
+    def _mapping(self, module: Module) -> int:
+        found = self._mappings.get(module)
+        if found is None:
+            found = self._mappings[module] = len(self._mappings) + 1
+            limit = max((part.end for part in module.ranges), default=_USER_CEILING)
+            body = _number(1, found) + _number(2, module.base) + _number(3, max(limit, module.base))
+            body += _number(5, self._string(module.name))
+            body += _number(6, self._string(module.build_id or module.file_id)) + _number(7, 1)
+            self._out += _message(_MAPPING, body)
+        return found
+
+    def _function(self, line: Line) -> int:
+        key = (line.function, line.system_name or line.function, line.file)
+        found = self._functions.get(key)
+        if found is None:
+            found = self._functions[key] = len(self._functions) + 1
+            body = _number(1, found)
+            for field, text in enumerate(key, start=2):
+                body += _number(field, self._string(text))
+            self._out += _message(_FUNCTION, body)
+        return found
+
+    def _value_type(self, kind: str, unit: str) -> bytes:
+        return _number(1, self._string(kind)) + _number(2, self._string(unit))
+
+    def _string(self, text: str) -> int:
+        return self._strings.setdefault(text, len(self._strings))
+
+    def finish(self) -> bytes:
+        self._out += _message(_PERIOD_TYPE, self._value_type(*_measure(self._kinds[0])))
+        self._out += _number(_PERIOD, self._period_ns) + _number(_TIME_NANOS, self._start_ns)
+        self._out += _number(_DURATION_NANOS, self._end_ns - self._start_ns)
+        for text in self._strings:
+            self._out += _message(_STRING, escape_surrogates(text).encode())
+        return bytes(self._out)
+
+
+def _measure(kind: ProfileKind) -> tuple[str, str]:
+    """Type and unit of what the samples of a kind stand for."""
+    if kind.period_type:
+        return kind.period_type, kind.period_unit
+    return kind.sample_type, kind.sample_unit
+
+
+def _varint(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value) if value else b""
+
+
+def _message(field: int, body: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(body)) + body
+
+
+def _packed(field: int, values: Sequence[int]) -> bytes:
+    return _message(field, b"".join(map(_varint, values))) if values else b""

@@ -1,0 +1,97 @@
+"""Functions by their share of the samples, as plain text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import cache
+from typing import Final, NamedTuple
+
+from otel_kprofiler.formats.entries import Entry, stack_entries
+from otel_kprofiler.model import FrameKind, Stack, Window
+from otel_kprofiler.text import escape_controls
+
+_NUMBERS: Final = 17  # "  12.3%   45.6%  "
+_MODULE: Final = 16
+
+
+class Row(NamedTuple):
+    """A function's samples.
+
+    Attributes:
+        function: name; unresolved frames of a module are one row, named by the reason.
+        module: name of its module, or ``user`` / ``kernel`` if that is all that is known.
+        self_count: samples that were taken in it.
+        total_count: samples that were taken in it or below it, each counted once.
+    """
+
+    function: str
+    module: str
+    self_count: int
+    total_count: int
+
+
+def function_rows(windows: Iterable[Window]) -> list[Row]:
+    """Functions of all windows, most samples in the function itself first."""
+
+    @cache
+    def keys(stack: Stack) -> tuple[tuple[str, str] | None, frozenset[tuple[str, str]]]:
+        entries = [_key(entry) for entry in stack_entries(stack)]
+        return (entries[-1] if entries else None), frozenset(entries)
+
+    own: Counter[tuple[str, str]] = Counter()
+    total: Counter[tuple[str, str]] = Counter()
+    for window in windows:
+        for group in window.resources:
+            for sample in group.samples:
+                count = sample.weight
+                leaf, functions = keys(sample.stack)
+                if leaf:
+                    own[leaf] += count
+                for key in functions:
+                    total[key] += count
+    rows = [Row(*key, own[key], count) for key, count in total.items()]
+    return sorted(rows, key=lambda row: (-row.self_count, -row.total_count, row[:2]))
+
+
+def table(windows: Iterable[Window], *, width: int = 80, limit: int | None = 40) -> str:
+    """The functions with the most samples, one line each, at most ``width`` columns wide.
+
+    Long names are cut in the middle; numbers never are.
+
+    Args:
+        windows: what to report.
+        width: columns, at least 40.
+        limit: number of functions, None for all.
+    """
+    windows = list(windows)
+    count = sum(window.weight for window in windows)
+    rows = function_rows(windows)
+    shown = rows[:limit]
+    names = max(width, 40) - _NUMBERS - _MODULE - 2
+    lines = [f"{'self':>7} {'total':>7}  {'function':<{names}}  module"]
+    lines += [
+        f"{row.self_count / count:7.1%} {row.total_count / count:7.1%}  "
+        f"{_cut(row.function, names):<{names}}  {_cut(row.module, _MODULE)}"
+        for row in shown
+    ]
+    rest = len(rows) - len(shown)
+    lines += [
+        f"{count:,} samples, {len(rows):,} functions" + (f", {rest:,} not shown" * bool(rest))
+    ]
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _key(entry: Entry) -> tuple[str, str]:
+    place = entry.module or ("user" if entry.kind is FrameKind.USER else "kernel")
+    if entry.reason and not entry.name.startswith(("[truncated", "[no ")):
+        return f"[{entry.reason}]", place
+    return entry.name, place
+
+
+def _cut(text: str, width: int) -> str:
+    text = escape_controls(text)
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[-tail:]}"

@@ -1,0 +1,205 @@
+"""Stacks: frames with the module that their code belongs to, its names, or the reason for none."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, NewType
+
+BuildId = NewType("BuildId", str)
+"""A GNU build id as lower-case hexadecimal text."""
+
+FileId = NewType("FileId", str)
+"""The 128-bit file id that is sent as ``process.executable.build_id.htlhash``: 32 hex digits."""
+
+StackStatus = NewType("StackStatus", int)
+"""Outcome of collecting one stack: one of the constants below, or a negative ``errno``."""
+
+STACK_OK: Final = StackStatus(0)
+
+STACK_TRUNCATED: Final = StackStatus(1)
+"""More frames than the limit: the outermost ones are missing."""
+
+STACK_NOT_COLLECTED: Final = StackStatus(2)
+"""Not asked for (by configuration), so there is nothing to miss."""
+
+MAX_FRAMES: Final = 127
+"""Frames per side of a stack (the kernel's default ``kernel.perf_event_max_stack``)."""
+
+
+class ModuleKind(enum.Enum):
+    """What a module is."""
+
+    VMLINUX = "vmlinux"
+    LOADED = "module"
+    BPF = "bpf"
+    OUT_OF_LINE = "ool"
+    """Code pages that the kernel makes at run time: ftrace trampolines, kprobe slots."""
+    USER = "user"
+
+
+class RangeSource(enum.Enum):
+    """Where the executable ranges of a module were taken from, best first."""
+
+    SECTIONS = "sections"
+    """/sys/module/NAME/sections: exact."""
+    SYMBOLS = "symbols"
+    """/proc/modules for the base and the module's text symbols for the extent."""
+    KERNEL = "kernel"
+    """``_text`` … ``_etext`` of the kernel itself, or a length that the kernel reported."""
+
+
+class AddressRange(NamedTuple):
+    """A named half-open range of runtime addresses, such as an executable section."""
+
+    start: int
+    end: int
+    name: str
+
+
+class BpfProgram(NamedTuple):
+    """A loaded BPF program, beyond the names of its functions.
+
+    Attributes:
+        id: number of the program, not used again before billions of loads.
+        type: such as ``kprobe`` or ``xdp``, empty if unknown.
+        tag: hash of its instructions, 16 hexadecimal digits.
+        load_time_ns: boot time at which it was loaded, 0 if unknown.
+        attached_to: what it runs at (a tracepoint, a function), empty if unknown.
+    """
+
+    id: int
+    type: str
+    tag: str
+    load_time_ns: int
+    attached_to: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """Something that code belongs to: vmlinux, a loaded module, a BPF program, a user object.
+
+    Attributes:
+        name: ``vmlinux``, the module's name without path and suffix, or the BPF symbol.
+        kind: what it is.
+        build_id: GNU build id, None if it has none or it cannot be read.
+        file_id: 128-bit id derived from the build id (see ``docs/symbols.md``).
+        base: runtime address that RVAs are relative to: ``_text`` for vmlinux, the address
+            of the ``.text`` section for a module, the start of the image for BPF.
+        ranges: executable ranges without init sections, sorted by start.
+        range_source: how ``ranges`` were found.
+        generation: grows by one for each module seen, so that a reload is another module.
+        program: the BPF program that the code belongs to, if it is known.
+    """
+
+    name: str
+    kind: ModuleKind
+    build_id: BuildId | None
+    file_id: FileId
+    base: int
+    ranges: tuple[AddressRange, ...] = ()
+    range_source: RangeSource = RangeSource.KERNEL
+    generation: int = 0
+    program: BpfProgram | None = None
+
+
+class Unresolved(enum.Enum):
+    """Why a frame has no function name; the value is what users read."""
+
+    HIDDEN = "kernel symbols are hidden from this process"
+    NO_SYMBOL = "the address lies between the symbols of its module"
+    NO_SYMBOL_TABLE = "no symbol table for the module"
+    UNMAPPED = "no module is known at the address"
+    NOT_YET_KNOWN = "the module was just loaded and its symbols are not read yet"
+    MODULE_GONE = "the module at the address was unloaded about that time, or before"
+    RECORDS_LOST = "the kernel's records of what was loaded at the address were lost"
+    FREED_INIT = "the code was freed when the kernel had started"
+    USER_ADDRESS = "user frames are exported as raw addresses"
+
+    __hash__ = object.__hash__  # that of Enum is Python code, which each frame would run
+
+
+class FrameKind(enum.Enum):
+    """Which colour a frame has in a flame graph."""
+
+    KERNEL = "kernel"
+    MODULE = "module"
+    BPF = "bpf"
+    USER = "user"
+
+
+class Line(NamedTuple):
+    """One function at an address, inlined or physical.
+
+    Attributes:
+        function: name for people.
+        system_name: the linker's name, when it differs (``foo.isra.0``); else empty.
+        file: source file, empty if unknown.
+        line: 1-based source line, 0 if unknown.
+    """
+
+    function: str
+    system_name: str = ""
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One entry of a stack.
+
+    Attributes:
+        module: what the code belongs to, None if unknown.
+        address: RVA in ``module``, or the runtime address when ``module`` is None. Already
+            adjusted: the leaf is exact, a caller is its return address minus one.
+        lines: functions at the address, innermost inlined one first; empty when unresolved.
+        offset: distance in bytes from the start of the physical function, 0 if unresolved.
+        kind: where the code runs.
+        unresolved: why ``lines`` is empty, None when it is not.
+        builtin: modules that the code of ``vmlinux`` would be in, were it not built in; several
+            where they share an object file, mostly none.
+    """
+
+    module: Module | None
+    address: int
+    lines: tuple[Line, ...]
+    offset: int
+    kind: FrameKind
+    unresolved: Unresolved | None = None
+    builtin: tuple[str, ...] = ()
+
+    @property
+    def function(self) -> str:
+        """Name of the physical function, empty when unresolved."""
+        return self.lines[-1].function if self.lines else ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stack:
+    """A resolved stack, leaf first: kernel frames, then user frames.
+
+    Compared by identity: a symbolizer returns the same object for the same stack as long as
+    the symbols are the same, which makes grouping samples a dictionary look-up.
+
+    Attributes:
+        leading: frames up to ``user_addresses``.
+        kernel_status: outcome of collecting the kernel side.
+        user_status: outcome of collecting the user side.
+        user_addresses: the rest, which are raw addresses of the process, adjusted as those of
+            frames are. Few are seen twice, so that no :class:`Frame` is made of each.
+    """
+
+    leading: tuple[Frame, ...]
+    kernel_status: StackStatus = STACK_OK
+    user_status: StackStatus = STACK_NOT_COLLECTED
+    user_addresses: Sequence[int] = ()
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """All frames, leaf first."""
+        return self.leading + tuple(map(_user_frame, self.user_addresses))
+
+
+def _user_frame(address: int) -> Frame:
+    return Frame(None, address, (), 0, FrameKind.USER, Unresolved.USER_ADDRESS)

@@ -1,0 +1,113 @@
+"""Windows: the samples of one reporting interval, by resource."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from otel_kprofiler.model.account import Losses, StreamTotals
+from otel_kprofiler.model.sample import SpanLink
+from otel_kprofiler.model.stack import Stack
+
+AttributeScalar = str | bool | int | float
+
+AttributeValue = AttributeScalar | tuple[AttributeScalar, ...]
+"""Values that OpenTelemetry attributes may have here."""
+
+Attributes = Mapping[str, AttributeValue]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resource:
+    """Attributes of what produced samples (an OpenTelemetry Resource); compared by identity."""
+
+    attributes: Attributes
+    schema_url: str = ""
+
+
+class ProfileKind(NamedTuple):
+    """What the values of a profile mean (OTLP ``sample_type`` and ``period_type``)."""
+
+    sample_type: str
+    sample_unit: str
+    period_type: str = ""
+    period_unit: str = ""
+
+
+ON_CPU: Final = ProfileKind("samples", "count", "cpu", "nanoseconds")
+"""Periodic samples of what runs on a CPU; each counts 1."""
+
+
+class WindowSample(NamedTuple):
+    """Samples of one window that are equal but for their time.
+
+    Attributes:
+        stack: the resolved stack.
+        tid: thread id.
+        thread_name: thread name (``comm``).
+        cpu: logical CPU.
+        link: current span of the thread, if known.
+        timestamps_unix_ns: when each was taken; never empty, in the order of arrival.
+        values: value of each timestamp, in the unit of the profile's kind; empty if all are 1.
+    """
+
+    stack: Stack
+    tid: int
+    thread_name: str
+    cpu: int
+    link: SpanLink | None
+    timestamps_unix_ns: Sequence[int]
+    values: Sequence[int] = ()
+
+    @property
+    def weight(self) -> int:
+        """Sum of the values, in the unit of the profile's kind."""
+        return sum(self.values) if self.values else len(self.timestamps_unix_ns)
+
+
+class ResourceSamples(NamedTuple):
+    """All samples of one resource in a window; empty where the account alone is to be told."""
+
+    resource: Resource
+    samples: Sequence[WindowSample]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """One reporting interval of one kind of profile.
+
+    Every timestamp of its samples lies in ``[start_unix_ns, end_unix_ns)``. A change of the
+    sampling rate closes a window, so that ``period_ns`` holds for all of its samples.
+
+    Attributes:
+        kind: what is counted.
+        period_ns: distance between two samples of a CPU; 0 when the kind has no period.
+        start_unix_ns: start of the interval.
+        end_unix_ns: end of the interval, exclusive.
+        resources: the samples by resource; empty when nothing was sampled.
+        taken: samples that the kernel program took in this window.
+        lost: how many of those were lost before they reached the window, by cause.
+        totals: the account of the whole stream, if it is known.
+    """
+
+    kind: ProfileKind
+    period_ns: int
+    start_unix_ns: int
+    end_unix_ns: int
+    resources: Sequence[ResourceSamples]
+    taken: int = 0
+    lost: Losses = field(default_factory=dict)
+    totals: StreamTotals | None = None
+
+    @property
+    def sample_count(self) -> int:
+        """Number of samples (timestamps) in the window."""
+        return sum(
+            len(sample.timestamps_unix_ns) for group in self.resources for sample in group.samples
+        )
+
+    @property
+    def weight(self) -> int:
+        """Sum of the values of all samples, in the unit of ``kind``."""
+        return sum(sample.weight for group in self.resources for sample in group.samples)

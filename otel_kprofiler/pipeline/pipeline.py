@@ -1,0 +1,284 @@
+"""The main path: sampler → symbols → windows → sink. Read this file first.
+
+::
+
+    sampler ─RawSample─► gate ─► symbolizer ─Stack─► window ─Window─► sink
+                          ▲           │
+                          └─watermark─┘
+
+One thread calls :meth:`Pipeline.step` again and again. Samples are drained, held at the gate
+until every symbol stream has passed their time, resolved with the symbols of that time,
+and collected into the window of that time. A window is closed when its end has passed in
+event time, and goes to the sink: an exporting :class:`otel_kprofiler.delivery.Reporter`, or
+whatever the caller wants.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final, Generic, TypeVar
+
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.model import Account, ExporterAccount, LossCause, StreamTotals, Window
+from otel_kprofiler.pipeline.gate import EventTimeGate
+from otel_kprofiler.pipeline.windows import WindowBuilder, WindowSchedule
+from otel_kprofiler.processes import ProcessResources
+from otel_kprofiler.sampling import Sampler, SamplerCounts
+from otel_kprofiler.symbols import Symbolizer
+
+DRAIN_INTERVAL_S: Final = 0.25
+"""How often the ring is drained; the kernel wakes us sooner when it fills up."""
+
+_SETTLE_S: Final = 0.005
+"""What it takes until every sample taken before an instant can be drained."""
+_SETTLE_TRIES: Final = 40
+"""So often are symbols asked whether they are complete when sampling has ended."""
+_END_OF_TIME_NS: Final = 2**63
+
+WindowSink = Callable[[Window], None]
+SamplerT = TypeVar("SamplerT", bound=Sampler)
+
+
+class Pipeline(Generic[SamplerT]):
+    """Drives one sampler. Belongs to one thread, except :meth:`wake` and :meth:`account`.
+
+    Args:
+        sampler: where samples come from; started and closed by the pipeline.
+        symbolizer: resolves stacks; closed with the pipeline.
+        resources: finds the Resource of a process.
+        schedule: how long windows last.
+        sink: takes each closed window; must not block.
+        exporters: what became of the samples that the sink was given; called from any thread.
+        clock: boot time, and its conversion to Unix time.
+        max_wait_ns: how long a sample waits for symbols of its time at most.
+        pause: called again and again during long work: to let other threads run, or as a sign of
+            life.
+    """
+
+    def __init__(
+        self,
+        *,
+        sampler: SamplerT,
+        symbolizer: Symbolizer,
+        resources: ProcessResources,
+        schedule: WindowSchedule,
+        sink: WindowSink,
+        clock: Clock,
+        exporters: Callable[[], tuple[ExporterAccount, ...]] = tuple,
+        max_wait_ns: int = 500_000_000,
+        pause: Callable[[], None] | None = None,
+    ) -> None:
+        self.sampler = sampler
+        self._symbolizer = symbolizer
+        self.resources = resources
+        self._schedule = schedule
+        self._sink = sink
+        self._exporters = exporters
+        self._clock = clock
+        self._pause = pause
+        self._gate = EventTimeGate(max_wait_ns)
+        self._windows: WindowBuilder | None = None
+        self._looked_ns = 0
+        # Held while samples move from one count to another, so that none is counted twice or
+        # not at all. Reentrant: a signal handler may ask for the account.
+        self._lock = threading.RLock()
+        self._counts = SamplerCounts(0, {}, 0, {})
+        self._resolving = self._in_windows = 0
+        self._stop_requested = False
+        self._deadline_s = float("inf")  # monotonic; of stopping
+        self._handing_over: Account | None = None
+        self._collected = 0
+        self._stream_id = os.urandom(8).hex()
+        self._reported_taken = 0
+        self._reported_lost: Mapping[LossCause, int] = {}
+
+    def start(self) -> None:
+        """Start sampling. Raises ``HostError`` or ``SamplerError`` if that is not possible."""
+        try:
+            self.sampler.start()
+        except BaseException:
+            self._symbolizer.close()  # it may follow changes since it was made
+            raise
+        self._windows = WindowBuilder(
+            self._clock,
+            self._schedule,
+            start_boot_ns=self._clock.boot_ns(),  # the window begins earlier with earlier samples
+            period_ns=self.sampler.period_ns,
+            pause=self._pause,
+        )
+
+    @property
+    def symbol_generation(self) -> int:
+        """How often the symbols have changed; from any thread."""
+        return self._symbolizer.generation
+
+    def count_lost_symbol_records(self) -> Mapping[str, int]:
+        """Records of loaded and unloaded code that were lost, by cause; from any thread."""
+        return self._symbolizer.count_lost_records()
+
+    def change_windows(self, at_boot_ns: int, schedule: WindowSchedule) -> None:
+        """End a window when the sampler was changed; its period and the schedule hold then."""
+        self._get_windows().change(at_boot_ns, schedule, self.sampler.period_ns)
+
+    def step(self, timeout_s: float = DRAIN_INTERVAL_S) -> None:
+        """Wait for samples, at most so long, and move on all that are complete.
+
+        The wait ends with the window, so that it can be closed as soon as it is over.
+        """
+        end_ns = self._get_windows().end_boot_ns
+        if end_ns > self._looked_ns:  # else it waits for symbols, which take longer
+            until_end_s = (end_ns - self._clock.boot_ns()) / 1e9
+            timeout_s = min(timeout_s, max(until_end_s, 0) + _SETTLE_S)
+        self.sampler.wait(timeout_s)
+        self._drain()
+        now_ns = self._looked_ns = self._clock.boot_ns()
+        passed_ns = self._gate.passed_ns(
+            self.sampler.complete_until_ns(), self._symbolizer.advance(now_ns), now_ns
+        )
+        self._collect(passed_ns)
+
+    def wake(self) -> None:
+        """End the wait of a :meth:`step`; from any thread or signal handler."""
+        self.sampler.wake()
+
+    def request_stop(self) -> None:
+        """Have a :meth:`step` that works off a backlog leave it to :meth:`stop`.
+
+        From any thread or signal handler. What further steps do is wait.
+        """
+        self._stop_requested = True
+        self.wake()
+
+    def stop(self, timeout_s: float = float("inf")) -> None:
+        """Stop sampling, then move on every sample that was taken, closing the last window.
+
+        What cannot be moved on within the time is counted as lost in that window.
+        """
+        self._stop_requested = False
+        self._deadline_s = time.monotonic() + timeout_s
+        self.sampler.stop()
+        self._drain()
+        now_ns = self._clock.boot_ns()
+        for _ in range(_SETTLE_TRIES):
+            if self._symbolizer.advance(self._clock.boot_ns()) >= now_ns or self._must_end():
+                break
+            time.sleep(_SETTLE_S)
+        self._collect(now_ns)
+        self._add_until(_END_OF_TIME_NS)
+        with self._lock:
+            given_up = len(self._gate.release(_END_OF_TIME_NS))
+            self._in_windows += given_up
+        self._close_window(now_ns, given_up)
+
+    def close(self) -> None:
+        """Release what sampler, symbolizer and resources hold."""
+        self.sampler.close()
+        self._symbolizer.close()
+        self.resources.close()
+
+    def account(self) -> Account:
+        """Where the samples were at the last drain; from any thread, all counts of one instant.
+
+        While a window is handed over, the instant is that before it.
+        """
+        with self._lock:
+            return self._handing_over or self._count()
+
+    def _count(self) -> Account:
+        counts = self._counts
+        waiting = len(self._gate) + self._resolving + self._in_windows
+        lost = dict(counts.lost)
+        return Account(
+            counts.taken,
+            counts.received,
+            lost,
+            waiting,
+            self._exporters(),
+            missed=counts.missed,
+        )
+
+    def _drain(self) -> None:
+        samples = self.sampler.drain()
+        with self._lock:
+            self._gate.push(samples)
+            self._counts = self.sampler.counts()
+
+    def _collect(self, passed_ns: int) -> None:
+        """Resolve and collect the samples taken before ``passed_ns``; close due windows."""
+        windows = self._get_windows()
+        while windows.end_boot_ns <= passed_ns:
+            if not self._add_until(windows.end_boot_ns):
+                return
+            self._close_window(None)
+            if windows.end_boot_ns <= passed_ns:
+                # The host was suspended: windows in which nothing can be are left out.
+                earliest_ns = self._gate.find_earliest_ns()
+                windows.skip_to(min(passed_ns, earliest_ns or passed_ns))
+        self._add_until(passed_ns)
+
+    def _must_end(self) -> bool:
+        return self._stop_requested or time.monotonic() > self._deadline_s
+
+    def _add_until(self, before_ns: int) -> bool:
+        """Resolve and add the samples taken before; False if there was no time for all."""
+        windows = self._get_windows()
+        with self._lock:
+            samples = self._gate.release(before_ns)
+            self._resolving = len(samples)
+            samples.reverse()
+        done = 0
+        try:
+            while samples:
+                if self._must_end():
+                    return False
+                sample = samples[-1]
+                stack = self._symbolizer.resolve(sample)
+                windows.add(sample, stack, self.resources.get(sample))
+                samples.pop()  # at once: a backlog takes much memory
+                done += 1
+                if self._pause:
+                    self._pause()
+        finally:
+            # Whatever breaks in loses no sample.
+            with self._lock:
+                self._resolving = 0
+                self._in_windows += done
+                self._gate.push(samples)
+        return True
+
+    def _close_window(self, end_boot_ns: int | None, given_up: int = 0) -> None:
+        counts = self._counts
+        collected = self._collected + self._in_windows
+        totals = StreamTotals(
+            self._stream_id, collected, counts.taken, counts.lost, missed=counts.missed
+        )
+        window = self._get_windows().close(
+            end_boot_ns,
+            taken=counts.taken - self._reported_taken,
+            lost=Counter(counts.lost)
+            - Counter(self._reported_lost)
+            + Counter({LossCause.SHUTDOWN: given_up}),
+            totals=totals,
+            resolve_again=self._symbolizer.resolve,
+            renew=self.resources.renew,
+        )
+        self._collected = collected
+        self._reported_taken, self._reported_lost = counts.taken, counts.lost
+        self.resources.next_window()
+        with self._lock:
+            self._handing_over = self._count()
+        try:
+            self._sink(window)
+        finally:
+            with self._lock:
+                self._in_windows = 0
+                self._handing_over = None
+
+    def _get_windows(self) -> WindowBuilder:
+        if self._windows is None:
+            raise RuntimeError("the pipeline has not been started")
+        return self._windows

@@ -1,0 +1,21 @@
+"""Who a sample belongs to: identity of processes, their Resources, published contexts."""
+
+from otel_kprofiler.processes.contexts import (
+    CONTEXT_HEADER,
+    CONTEXT_SIGNATURE,
+    CONTEXT_VERSION,
+    ProcessContexts,
+    read_process_context,
+)
+from otel_kprofiler.processes.resources import SCHEMA_URL, ProcessResources, read_host_attributes
+
+__all__ = [
+    "CONTEXT_HEADER",
+    "CONTEXT_SIGNATURE",
+    "CONTEXT_VERSION",
+    "SCHEMA_URL",
+    "ProcessContexts",
+    "ProcessResources",
+    "read_host_attributes",
+    "read_process_context",
+]

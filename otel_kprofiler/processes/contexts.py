@@ -1,0 +1,321 @@
+"""Process contexts that services publish in their own memory, and who looks them up.
+
+Format and reading protocol: OTEP 4719 (oteps/profiles/4719-process-ctx.md of the OpenTelemetry
+specification), version 2. A header of 32 bytes in host layout lies at the start of a mapping
+that is found by its name::
+
+    0  signature "OTEL_CTX"    8  version (u32)      12  size of the payload (u32)
+    16 published at (u64, boot time in ns, 0 while it changes)    24  address of the payload
+
+The published attributes are claims of the process that published them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from otel_kprofiler.host import Access, HostFiles
+from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey
+from otel_kprofiler.otlp import ProcessContext, decode_process_context
+from otel_kprofiler.processes.start_time import TICK_NS, read_start_ticks
+
+CONTEXT_SIGNATURE: Final = b"OTEL_CTX"
+CONTEXT_VERSION: Final = 2
+CONTEXT_HEADER: Final = struct.Struct("=8sIIQQ")
+MAX_PAYLOAD_BYTES: Final = 16 * 1024
+MAX_VALUES: Final = 128
+"""Values of one context that are used, items of lists included; the first ones."""
+RESERVED: Final = ("container.", "host.", "k8s.", "otel_kprofiler.")
+"""Where a process runs is found out, or not said; nothing of it is taken from the process."""
+_MAX_MAPS_BYTES: Final = 4 * 1024 * 1024
+_NAMES: Final = (b"[anon_shmem:OTEL_CTX]", b"[anon:OTEL_CTX]", b"/memfd:OTEL_CTX")
+_TRIES: Final = 4
+_UPDATE_S: Final = 0.0002  # an update takes some microseconds, if it is not interrupted
+_END_OF_USER_SPACE: Final = 1 << 63
+
+_FIRST_LOOK_S: Final = 0.5
+_BATCH_S: Final = 0.5
+_ANSWER_TIMEOUT_S: Final = 0.1
+_SCAN_SHARE: Final = 200
+_CAPACITY: Final = 8192
+_MAX_KNOWN_BYTES: Final = 16 * 1024 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+class Published(NamedTuple):
+    """A context as it was read.
+
+    Attributes:
+        address: of the header, in the publisher.
+        published_at_ns: its time stamp, which changes with every update.
+        size: of the payload in bytes.
+        context: the decoded payload.
+    """
+
+    address: int
+    published_at_ns: int
+    size: int
+    context: ProcessContext
+
+
+def parse_context_addresses(maps: bytes) -> list[int]:
+    """Start addresses of the mappings in ``/proc/PID/maps`` that may hold a context."""
+    addresses = []
+    for line in maps.split(b"\n") if CONTEXT_SIGNATURE in maps else ():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and b"x" not in fields[1] and fields[5].startswith(_NAMES):
+            addresses.append(int(fields[0].partition(b"-")[0], 16))
+    return addresses
+
+
+def read_process_context(pid: int, files: HostFiles | None = None) -> ProcessContext | None:
+    """What a process has published, None if it has published nothing that can be read.
+
+    Reads ``/proc/PID/maps`` and ``/proc/PID/mem``, so it needs the right to trace the process
+    (the same user, or CAP_SYS_PTRACE). Never raises for what the process does or is.
+
+    Args:
+        pid: the process.
+        files: files of the host.
+    """
+    files = files or Access()
+    try:
+        with _opened(files, f"/proc/{pid}/mem") as memory:
+            published = _find(files, pid, memory, None)
+    except OSError:
+        return None
+    return published.context if published else None
+
+
+def _find(files: HostFiles, pid: int, memory: int, known: Published | None) -> Published | None:
+    """The context at its known address, or wherever it is now; raises ``OSError``."""
+    if known:
+        published = _read(memory, known.address, known)
+        if published:
+            return published
+    with _opened(files, f"/proc/{pid}/maps") as maps:
+        text = _read_all(maps)
+    for address in parse_context_addresses(text):
+        published = _read(memory, address, None)
+        if published:
+            return published
+    return None
+
+
+def _read(memory: int, address: int, known: Published | None) -> Published | None:
+    for attempt in range(_TRIES):
+        if attempt:
+            time.sleep(_UPDATE_S)
+        try:
+            signature, version, size, at_ns, payload_at = _header(memory, address)
+            if signature != CONTEXT_SIGNATURE or version != CONTEXT_VERSION:
+                return None
+            if known and known.published_at_ns == at_ns:
+                return known
+            if not at_ns or not 0 < size <= MAX_PAYLOAD_BYTES or payload_at >= _END_OF_USER_SPACE:
+                continue
+            payload = os.pread(memory, size, payload_at)
+            if _header(memory, address)[3] == at_ns and len(payload) == size:
+                return Published(address, at_ns, size, decode_process_context(payload))
+        except (OSError, ValueError, struct.error):
+            continue  # unmapped or changed under our hands; or it is rubbish
+    return None
+
+
+def take_claims(resource: Attributes) -> dict[str, AttributeValue]:
+    """What a process may say about itself: at most :data:`MAX_VALUES`, nothing ``RESERVED``."""
+    claims: dict[str, AttributeValue] = {}
+    room = MAX_VALUES
+    for key, value in resource.items():
+        room -= len(value) if isinstance(value, tuple) else 1
+        if room < 0:
+            break
+        if not key.startswith(RESERVED):
+            claims[key] = value
+    return claims
+
+
+def _header(memory: int, address: int) -> tuple[bytes, int, int, int, int]:
+    if address >= _END_OF_USER_SPACE:
+        raise ValueError("not an address of a process")
+    fields: tuple[bytes, int, int, int, int] = CONTEXT_HEADER.unpack(
+        os.pread(memory, CONTEXT_HEADER.size, address)
+    )
+    return fields
+
+
+@contextmanager
+def _opened(files: HostFiles, path: str) -> Iterator[int]:
+    fd = files.open_fd(path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _read_all(fd: int) -> bytes:
+    """Content of a file, cut where only a process that means harm comes to."""
+    chunks = []
+    size = 0
+    while size < _MAX_MAPS_BYTES and (chunk := os.read(fd, 65536)):
+        chunks.append(chunk)
+        size += len(chunk)
+    return b"".join(chunks)
+
+
+class ProcessContexts:
+    """Looks up the contexts of the processes that are sampled.
+
+    Memory of another process may be backed by a file system that never answers, so a thread of
+    its own does the reading: whoever asks waits for a short time only. Thread-safe.
+
+    Args:
+        files: files of the host.
+        first_look_s: how long after :meth:`expect` a new process is looked at; it lives that
+            long, or is not looked at.
+        answer_timeout_s: how long :meth:`look` waits.
+    """
+
+    def __init__(
+        self,
+        files: HostFiles,
+        *,
+        first_look_s: float = _FIRST_LOOK_S,
+        answer_timeout_s: float = _ANSWER_TIMEOUT_S,
+    ) -> None:
+        self._files = files
+        self._first_look_s = first_look_s
+        self._answer_timeout_s = answer_timeout_s
+        self._known: OrderedDict[ProcessKey, Published] = OrderedDict()
+        self._not_before: dict[int, float] = {}
+        self._expected: deque[tuple[float, ProcessKey]] = deque(maxlen=_CAPACITY)
+        self._asked: deque[ProcessKey] = deque()
+        self._gone: set[ProcessKey] = set()  # since the last call of look
+        self._changed = threading.Condition()
+        self._busy = False
+        self._late = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def expect(self, key: ProcessKey) -> None:
+        """A process was sampled for the first time; have a look at it soon."""
+        if not key.tgid or key.start_time_ns is None:
+            return
+        with self._changed:
+            if self._closed or (self._thread is None and not self._start()):
+                return
+            self._expected.append((time.monotonic() + self._first_look_s, key))
+            if len(self._expected) == 1:  # otherwise it will come by anyway
+                self._changed.notify_all()
+
+    def _start(self) -> bool:
+        thread = threading.Thread(target=self._run, name="kprofiler-contexts", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit of threads; samples do without contexts
+            self._closed = True
+            _log.warning("process contexts are not read: %s; raise the limit of threads", error)
+            return False
+        self._thread = thread
+        return True
+
+    def look(self, keys: Collection[ProcessKey]) -> Mapping[ProcessKey, Attributes]:
+        """What these processes have published by now, or had when they were last seen.
+
+        A process that is gone is forgotten with this answer.
+        """
+        with self._changed:
+            if self._thread is not None and not self._asked:
+                self._asked.extend(
+                    key for key in keys if key.start_time_ns is not None and key not in self._gone
+                )
+                self._gone.clear()
+                self._changed.notify_all()
+            last = self._get(keys)
+            answered = self._changed.wait_for(
+                lambda: not self._asked and not self._busy, self._answer_timeout_s
+            )
+            if not answered and not self._late:
+                _log.info("process contexts were not read in time; they come with a later window")
+            self._late = not answered
+            now = self._get(keys)
+        return {key: found.context.resource for key, found in {**last, **now}.items()}
+
+    def _get(self, keys: Collection[ProcessKey]) -> dict[ProcessKey, Published]:
+        return {key: found for key in keys if (found := self._known.get(key))}
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while keys := self._next():
+            for key in keys:
+                found = None
+                try:
+                    found = self._look_at(key)
+                except (FileNotFoundError, ProcessLookupError):
+                    self._gone.add(key)
+                except OSError:
+                    pass  # not to be looked into
+                if found:
+                    self._known[key] = found
+                    self._known.move_to_end(key)
+                else:
+                    self._known.pop(key, None)
+            with self._changed:
+                self._busy = False
+                self._forget_oldest()
+                self._changed.notify_all()
+
+    def _forget_oldest(self) -> None:
+        size = sum(found.size for found in self._known.values())
+        while len(self._known) > _CAPACITY or size > _MAX_KNOWN_BYTES:
+            size -= self._known.popitem(last=False)[1].size
+
+    def _next(self) -> list[ProcessKey]:
+        """The processes to look at next; none at the end."""
+        with self._changed:
+            while not self._closed:
+                keys, now = [*self._asked], time.monotonic()
+                self._asked.clear()
+                while self._expected and self._expected[0][0] <= now:
+                    keys.append(self._expected.popleft()[1])
+                if keys:
+                    self._busy = True
+                    return keys
+                wait_s = self._expected[0][0] - now if self._expected else None
+                # Processes come in crowds: one wake-up serves all that are due by then.
+                self._changed.wait(wait_s and max(wait_s, _BATCH_S))
+        return []
+
+    def _look_at(self, key: ProcessKey) -> Published | None:
+        started = time.monotonic()
+        known = self._known.get(key)
+        if known is None and started < self._not_before.get(key.tgid, 0):
+            return None
+        with _opened(self._files, f"/proc/{key.tgid}/mem") as memory:
+            # From here on this memory belongs to one process; is it the sampled one?
+            if read_start_ticks(self._files, key.tgid) != (key.start_time_ns or 0) // TICK_NS:
+                return None
+            found = _find(self._files, key.tgid, memory, known)
+        if found and found is not known:
+            claims = take_claims(found.context.resource)
+            found = found._replace(context=ProcessContext(claims, {}))
+        took = time.monotonic() - started
+        # A process with very many mappings must not keep us busy.
+        if len(self._not_before) > _CAPACITY:
+            self._not_before.clear()
+        self._not_before[key.tgid] = started + took * _SCAN_SHARE
+        return found

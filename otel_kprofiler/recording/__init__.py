@@ -1,0 +1,18 @@
+"""Raw recordings, and what replays them."""
+
+from otel_kprofiler.recording.ksymbols import EventSink, RecordedKsymbols, ReplayedKsymbols
+from otel_kprofiler.recording.modules import RecordedModules, ReplayedModules
+from otel_kprofiler.recording.recording import Recording, RecordingFacts, RecordingWriter
+from otel_kprofiler.recording.replay import ReplaySampler
+
+__all__ = [
+    "EventSink",
+    "RecordedKsymbols",
+    "RecordedModules",
+    "Recording",
+    "RecordingFacts",
+    "RecordingWriter",
+    "ReplaySampler",
+    "ReplayedKsymbols",
+    "ReplayedModules",
+]

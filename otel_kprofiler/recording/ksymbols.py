@@ -1,0 +1,153 @@
+"""Changes of code outside of modules (BPF programs and the like), in and out of recordings.
+
+Two streams of a recording, each payload JSON: ``code``, the changes of one poll as
+``[time_ns, action, [symbol, …], until_ns]``, and ``code_details``, what was said of one symbol as
+``[symbol, program, [[offset, file, line], …]]``. A symbol is
+``[start, length, name, kind, since_ns, program_id]``, a program the fields of ``BpfProgram``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from otel_kprofiler.checked import checked_number, checked_text
+from otel_kprofiler.model import (
+    BpfProgram,
+    Ksymbol,
+    KsymbolAction,
+    KsymbolBatch,
+    KsymbolChange,
+    KsymbolDetails,
+    ModuleKind,
+)
+from otel_kprofiler.recording.recording import EventReader, Recording
+
+_CHANGES: Final = "code"
+_DETAILS: Final = "code_details"
+
+EventSink = Callable[[str, int, bytes], None]
+"""Takes name, boot time and payload of an event; ``RecordingWriter.add_event`` is one."""
+
+
+class _Source(Protocol):
+    def poll(self, now_ns: int) -> KsymbolBatch: ...
+    def describe(self, symbol: Ksymbol) -> KsymbolDetails | None: ...
+    def count_lost(self) -> Mapping[str, int]: ...
+    def close(self) -> None: ...
+
+
+class RecordedKsymbols:
+    """Passes on what a source of changes says, and writes it down. For one thread.
+
+    Args:
+        source: the running kernel.
+        sink: where to write.
+    """
+
+    def __init__(self, source: _Source, sink: EventSink) -> None:
+        self._source = source
+        self._sink = sink
+        self._complete_until_ns = 0
+
+    def poll(self, now_ns: int) -> KsymbolBatch:
+        """Changes since the last call."""
+        batch = self._source.poll(now_ns)
+        self._complete_until_ns = batch.complete_until_ns
+        if batch.changes:
+            rows = [
+                (time_ns, action.value, [_pack(symbol) for symbol in symbols], until_ns)
+                for time_ns, action, symbols, until_ns in batch.changes
+            ]
+            self._sink(_CHANGES, batch.complete_until_ns, json.dumps(rows).encode())
+        return batch
+
+    def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
+        """More about a function of a program."""
+        details = self._source.describe(symbol)
+        if details is not None:
+            row = (_pack(symbol), *details)
+            self._sink(_DETAILS, self._complete_until_ns, json.dumps(row).encode())
+        return details
+
+    def count_lost(self) -> Mapping[str, int]:
+        """Records that were lost so far, by cause."""
+        return self._source.count_lost()
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()
+
+
+class ReplayedKsymbols:
+    """The changes of a recording, as far as they had come at the time that is asked for.
+
+    Raises ``KProfilerError`` when the recording is damaged.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._changes = EventReader(recording, _CHANGES, _parse_changes)
+        details, _ = EventReader(recording, _DETAILS, _parse_details).poll()
+        self._details = dict(details)
+
+    def poll(self, now_ns: int) -> KsymbolBatch:
+        """Changes up to a recorded boot time that were not returned yet."""
+        return KsymbolBatch(*self._changes.poll(now_ns))
+
+    def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
+        """What was recorded of a function."""
+        return self._details.get(symbol)
+
+    def count_lost(self) -> Mapping[str, int]:
+        """Nothing is lost from a recording."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing to do; the recording belongs to the caller."""
+
+
+def _parse_changes(rows: Any) -> list[KsymbolChange]:
+    return [
+        KsymbolChange(
+            checked_number(time_ns),
+            KsymbolAction(action),
+            tuple(map(_unpack, symbols)),
+            checked_number(until_ns),
+        )
+        for time_ns, action, symbols, until_ns in rows
+    ]
+
+
+def _parse_details(row: Any) -> list[tuple[Ksymbol, KsymbolDetails]]:
+    symbol, program, lines = row
+    rows = tuple(
+        (checked_number(offset), checked_text(file), checked_number(line))
+        for offset, file, line in lines
+    )
+    number, kind, tag, load_time_ns, attached_to = program
+    known = BpfProgram(
+        checked_number(number),
+        checked_text(kind),
+        checked_text(tag),
+        checked_number(load_time_ns),
+        checked_text(attached_to),
+    )
+    return [(_unpack(symbol), KsymbolDetails(known, rows))]
+
+
+def _pack(symbol: Ksymbol) -> tuple[str | int, ...]:
+    start, length, name, kind, since_ns, program_id = symbol
+    return start, length, name, kind.value, since_ns, program_id
+
+
+def _unpack(fields: Any) -> Ksymbol:
+    start, length, name, kind, since_ns, program_id = fields
+    return Ksymbol(
+        checked_number(start),
+        checked_number(length),
+        checked_text(name),
+        ModuleKind(kind),
+        checked_number(since_ns),
+        checked_number(program_id),
+    )

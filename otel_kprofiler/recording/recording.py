@@ -1,0 +1,364 @@
+"""Recordings: raw samples with everything needed to read them on another host, later.
+
+A recording is a zip archive::
+
+    recording.json          format version, clock offset, sampler facts, counters
+    samples/000000 …        blocks of ring records: <u64 complete_until_ns> <u32 length> <bytes>
+    events/NAME/000000 …    streams that change symbols: <u64 time_ns> <u32 length> <bytes>
+    resources.json          attributes of the processes, if they were collected
+    files/…                 the host's files that symbols are made of
+    errors.json             errno of those that could not be read
+
+Times are boot times in nanoseconds, integers are little-endian. Names of event streams and
+their payloads belong to who writes them; readers pass over streams that they do not know.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from otel_kprofiler.bpf import RECORD_VERSION
+from otel_kprofiler.checked import checked_number
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.host import HostFiles, NewFile
+from otel_kprofiler.model import Attributes, AttributeValue, LossCause, ProcessKey
+from otel_kprofiler.sampling import DAMAGED, MAX_JSON_BYTES, Archive, SamplerCounts
+
+FORMAT_VERSION: Final = 1
+SYMBOL_FILES: Final = (
+    "/proc/kallmodsyms",
+    "/proc/kallsyms",
+    "/proc/modules",
+    "/proc/self/status",
+    "/proc/sys/kernel/kptr_restrict",
+    "/proc/sys/kernel/osrelease",
+    "/proc/sys/kernel/perf_event_paranoid",
+    "/proc/version",
+    "/sys/kernel/notes",
+)
+"""What kernel symbols are made of, beside the trees of the modules."""
+_MODULE_TREES: Final = ("sections", "notes")
+_MODULE_FILES: Final = ("coresize", "initstate", "srcversion")
+_HEADER: Final = "recording.json"
+_BLOCK: Final = struct.Struct("<QI")
+_FLUSH_BYTES: Final = 1 << 20
+_COMPRESSION_LEVEL: Final = 3
+_END_NS: Final = 1 << 63  # later than any boot time
+
+_T = TypeVar("_T")
+
+
+class RecordingFacts(NamedTuple):
+    """What a recording says about its sampler.
+
+    Attributes:
+        offset_ns: Unix time minus boot time on the recorded host.
+        period_ns: distance between two samples of a CPU.
+        stack_limit: bytes of one stack at which it counts as truncated.
+        until_ns: boot time at which sampling had stopped.
+        counts: the sampler's counters at that time.
+    """
+
+    offset_ns: int
+    period_ns: int
+    stack_limit: int
+    until_ns: int
+    counts: SamplerCounts
+
+
+class RecordingWriter:
+    """Writes a recording; the file appears at ``path`` when :meth:`finish` returns.
+
+    It tells the addresses of the kernel, so that only its owner may read it. For one thread.
+    Raises ``OSError`` when the file cannot be written.
+
+    Args:
+        path: where it is to appear.
+        replace: whether a file of that name may be replaced.
+    """
+
+    def __init__(self, path: str, *, replace: bool = True) -> None:
+        self._target = NewFile(path, mode=0o600, replace=replace)
+        self._file = os.fdopen(self._target.fd, "w+b", closefd=False)
+        self._zip = zipfile.ZipFile(
+            self._file, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION_LEVEL
+        )
+        self._pending: dict[str, bytearray] = {}
+        self._blocks: dict[str, int] = {}
+        self._errors: dict[str, int] = {}
+
+    def capture(self, files: HostFiles) -> None:
+        """Copy the files that kernel symbols are made of. Once, and while sampling."""
+        for path in SYMBOL_FILES:
+            self._copy(files, path)
+        with suppress(OSError):
+            release = files.read_bytes("/proc/sys/kernel/osrelease").decode("ascii", "replace")
+            self._copy(files, f"/lib/modules/{release.strip()}/modules.builtin.ranges")
+        for module in self._list(files, "/sys/module"):
+            for name in _MODULE_FILES:
+                self._copy(files, f"/sys/module/{module}/{name}")
+            for tree in _MODULE_TREES:
+                for name in self._list(files, f"/sys/module/{module}/{tree}"):
+                    self._copy(files, f"/sys/module/{module}/{tree}/{name}")
+
+    def add_records(self, data: bytes, complete_until_ns: int) -> None:
+        """Append what one drain took from the ring; fits :class:`EbpfSampler` as ``raw_sink``."""
+        self._append("samples", complete_until_ns, data)
+
+    def add_event(self, stream: str, time_ns: int, payload: bytes) -> None:
+        """Append to a stream of symbol changes, such as module uevents."""
+        self._append(f"events/{stream}", time_ns, payload)
+
+    def add_resources(self, resources: Mapping[ProcessKey, Attributes]) -> None:
+        """Add the attributes of processes. Once."""
+        rows = [[key.tgid, key.start_time_ns, dict(value)] for key, value in resources.items()]
+        self._write_json("resources.json", rows)
+
+    def finish(self, facts: RecordingFacts) -> None:
+        """Write the rest and put the file in its place."""
+        for stream in tuple(self._pending):
+            self._flush(stream)
+        self._write_json("errors.json", self._errors)
+        counts = facts.counts
+        self._write_json(
+            _HEADER,
+            {
+                "version": FORMAT_VERSION,
+                "record_version": RECORD_VERSION,
+                **facts._asdict(),
+                "counts": {
+                    **counts._asdict(),
+                    "lost": {cause.value: count for cause, count in counts.lost.items()},
+                    "filtered": dict(counts.filtered),
+                },
+            },
+        )
+        self._zip.close()
+        self._file.close()
+        self._target.finish()
+
+    def abandon(self) -> None:
+        """Remove what was written so far."""
+        with suppress(OSError):  # nothing of it is kept
+            self._zip.close()
+        with suppress(OSError):
+            self._file.close()
+        self._target.abandon()
+
+    def _append(self, stream: str, time_ns: int, payload: bytes) -> None:
+        pending = self._pending.setdefault(stream, bytearray())
+        pending += _BLOCK.pack(time_ns, len(payload))
+        pending += payload
+        if len(pending) >= _FLUSH_BYTES:
+            self._flush(stream)
+
+    def _flush(self, stream: str) -> None:
+        number = self._blocks.get(stream, 0)
+        self._blocks[stream] = number + 1
+        self._zip.writestr(f"{stream}/{number:06}", bytes(self._pending.pop(stream)))
+
+    def _copy(self, files: HostFiles, path: str) -> None:
+        try:
+            self._zip.writestr("files" + path, files.read_bytes(path))
+        except OSError as error:
+            self._note(path, error)
+
+    def _list(self, files: HostFiles, path: str) -> list[str]:
+        try:
+            return files.list_dir(path)
+        except OSError as error:
+            self._note(path, error)
+            return []
+
+    def _note(self, path: str, error: OSError) -> None:
+        """Absence needs no note: what is not in the archive is not there."""
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            self._errors[path] = error.errno or errno.EIO
+
+    def _write_json(self, name: str, value: Any) -> None:
+        self._zip.writestr(name, json.dumps(value))
+
+
+class Recording:
+    """A recording opened for reading.
+
+    Attributes:
+        facts: what it says about its sampler.
+        files: the recorded host's files; nothing else is ever looked at.
+        resources: attributes of processes, empty if they were not recorded.
+
+    Raises:
+        OSError: the file cannot be read.
+        KProfilerError: it is no recording, a damaged one, or of an unknown version.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._archive = Archive(path)
+        try:
+            self.facts = _parse_facts(self._archive.read_json(_HEADER))
+            errors = _parse_errors(self._archive.read_json("errors.json"))
+            self.files: HostFiles = RecordedFiles(self._archive, errors)
+            self.resources = self._resources()
+        except DAMAGED as error:
+            self.close()
+            raise KProfilerError(f"{path} is no recording, or a damaged one: {error}") from error
+        except KProfilerError:
+            self.close()
+            raise
+
+    def blocks(self, stream: str = "samples") -> Iterator[tuple[int, bytes]]:
+        """Times and contents of the blocks of a stream; ``events/NAME`` for events."""
+        prefix = stream + "/"
+        for name in sorted(self._archive.names(prefix)):
+            data, at = self._archive.read(name), 0
+            while at < len(data):
+                try:
+                    time_ns, length = _BLOCK.unpack_from(data, at)
+                except struct.error as error:
+                    raise KProfilerError(f"{name} of the recording is damaged: {error}") from error
+                at += _BLOCK.size + length
+                yield time_ns, data[at - length : at]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._archive.close()
+
+    def _resources(self) -> dict[ProcessKey, Attributes]:
+        if "resources.json" not in self._archive.names("resources.json"):
+            return {}
+        rows = self._archive.read_json("resources.json")
+        return {
+            ProcessKey(checked_number(tgid), None if start is None else checked_number(start)): {
+                name: _parse_attribute(value) for name, value in attributes.items()
+            }
+            for tgid, start, attributes in rows
+        }
+
+
+class EventReader(Generic[_T]):
+    """What a stream of events tells, as far as it had come at the time that is asked for.
+
+    Args:
+        recording: where the stream is.
+        stream: its name.
+        parse: makes items of the JSON value of one event.
+    """
+
+    def __init__(
+        self, recording: Recording, stream: str, parse: Callable[[Any], Iterable[_T]]
+    ) -> None:
+        self._blocks = recording.blocks(f"events/{stream}")
+        self._parse = parse
+        self._complete_ns = 0
+
+    def poll(self, now_ns: int = _END_NS) -> tuple[list[_T], int]:
+        """Items up to a recorded boot time that were not returned yet, and how far they go.
+
+        Raises:
+            KProfilerError: the recording is damaged.
+        """
+        items: list[_T] = []
+        while self._complete_ns < now_ns:
+            self._complete_ns, payload = next(self._blocks, (_END_NS, None))
+            if payload is None:
+                break
+            try:
+                if len(payload) > MAX_JSON_BYTES:
+                    raise ValueError(f"an event has {len(payload)} bytes")
+                items += self._parse(json.loads(payload))
+            except DAMAGED as error:
+                raise KProfilerError(f"the recording is damaged: {error}") from error
+        return items, self._complete_ns
+
+
+class RecordedFiles:
+    """A :class:`HostFiles` over the archive of a recording."""
+
+    def __init__(self, archive: Archive, errors: Mapping[str, int]) -> None:
+        self._archive = archive
+        self._errors = errors
+        self._children: dict[str, set[str]] = {}
+        for name in archive.names("files/"):
+            self._add_parents(name.removeprefix("files"))
+
+    def open_fd(self, path: str) -> int:
+        """A descriptor of a copy in memory; the caller closes it."""
+        content = self.read_bytes(path)
+        fd = os.memfd_create("recorded", os.MFD_CLOEXEC)
+        with open(fd, "wb", closefd=False) as file:
+            file.write(content)
+        os.lseek(fd, 0, os.SEEK_SET)
+        return fd
+
+    def read_bytes(self, path: str) -> bytes:
+        """Whole content of a file."""
+        try:
+            return self._archive.read("files" + path)
+        except KeyError:
+            raise self._absent(path) from None
+
+    def list_dir(self, path: str) -> list[str]:
+        """Names in a directory, sorted."""
+        found = self._children.get(path.rstrip("/"))
+        if found is None:
+            raise self._absent(path)
+        return sorted(found)
+
+    def read_link(self, path: str) -> str:
+        """Raises ``OSError``: recordings hold no links."""
+        raise self._absent(path)
+
+    def _absent(self, path: str) -> OSError:
+        code = self._errors.get(path, errno.ENOENT)
+        return OSError(code, os.strerror(code), path)
+
+    def _add_parents(self, path: str) -> None:
+        parent, _, name = path.rpartition("/")
+        while name and name not in self._children.setdefault(parent, set()):
+            self._children[parent].add(name)
+            parent, _, name = parent.rpartition("/")
+
+
+def _parse_facts(header: dict[str, Any]) -> RecordingFacts:
+    version = (header["version"], header["record_version"])
+    if version != (FORMAT_VERSION, RECORD_VERSION):
+        raise KProfilerError(
+            f"the recording has format {version[0]}.{version[1]}, "
+            f"this version reads {FORMAT_VERSION}.{RECORD_VERSION}",
+            hint="replay it with the version of otel-kprofiler that recorded it",
+        )
+    counts = header["counts"]
+    lost = {LossCause(cause): checked_number(count) for cause, count in counts["lost"].items()}
+    filtered = {str(why): checked_number(count) for why, count in counts["filtered"].items()}
+    return RecordingFacts(
+        checked_number(header["offset_ns"], -_END_NS, _END_NS),
+        checked_number(header["period_ns"], 1),
+        checked_number(header["stack_limit"], 1),
+        checked_number(header["until_ns"], 0, _END_NS),
+        SamplerCounts(
+            checked_number(counts["taken"]),
+            lost,
+            checked_number(counts["received"]),
+            filtered,
+            checked_number(counts.get("missed", 0)),
+        ),
+    )
+
+
+def _parse_errors(errors: Any) -> dict[str, int]:
+    return {path: checked_number(code, 1) for path, code in errors.items()}
+
+
+def _parse_attribute(value: Any) -> AttributeValue:
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if isinstance(value, str | bool | float):
+        return value
+    return checked_number(value, -_END_NS, _END_NS - 1)

@@ -1,0 +1,78 @@
+"""A sampler that plays a recording."""
+
+from __future__ import annotations
+
+from otel_kprofiler.bpf import parse_records
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.model import RawSample
+from otel_kprofiler.recording.recording import Recording
+from otel_kprofiler.sampling import SamplerCounts
+
+
+class ReplaySampler:
+    """Returns the samples of a recording, one recorded drain at a time, as fast as it is asked.
+
+    Also the clock of the recorded host: it stands at the time up to which samples were
+    returned, so that ``Clock(sampler)`` converts as the recorded host would have.
+
+    Args:
+        recording: stays open; the caller closes it.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._facts = recording.facts
+        self._blocks = recording.blocks()
+        self._received = 0
+        self._complete_until_ns = 0
+        self.exhausted = False
+
+    @property
+    def period_ns(self) -> int:
+        """Distance between two samples of a CPU."""
+        return self._facts.period_ns
+
+    def start(self) -> None:
+        """Nothing to do."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Returns at once."""
+
+    def wake(self) -> None:
+        """Nothing to do: nobody waits."""
+
+    def drain(self) -> list[RawSample]:
+        """Samples of the next recorded drain; sets :attr:`exhausted` when there is none."""
+        block = next(self._blocks, None)
+        if block is None:
+            self.exhausted = True
+            self._complete_until_ns = max(self._complete_until_ns, self._facts.until_ns)
+            return []
+        self._complete_until_ns, data = block
+        try:
+            samples = parse_records(data, self._facts.stack_limit)
+        except ValueError as error:
+            raise KProfilerError(f"the recording is damaged: {error}") from error
+        self._received += len(samples)
+        return samples
+
+    def complete_until_ns(self) -> int:
+        """Recorded boot time before which every sample has been returned."""
+        return self._complete_until_ns
+
+    def boot_ns(self) -> int:
+        """The recorded host's boot time."""
+        return self._complete_until_ns
+
+    def unix_ns(self) -> int:
+        """The recorded host's Unix time."""
+        return self._complete_until_ns + self._facts.offset_ns
+
+    def counts(self) -> SamplerCounts:
+        """Counters of the recorded sampler, with what was returned so far."""
+        return self._facts.counts._replace(received=self._received)
+
+    def stop(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do; the recording belongs to the caller."""

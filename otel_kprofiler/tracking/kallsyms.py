@@ -1,0 +1,118 @@
+"""``/proc/kallsyms`` with addresses for processes to which the kernel hides them.
+
+The iterator ``ksym`` (kernel 6.0, Documentation/bpf/bpf_iterators.rst) gives a BPF program every
+symbol with its address. CAP_BPF and CAP_PERFMON are enough, whatever ``kernel.kptr_restrict``
+is; the kernel needs BTF.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Final
+
+from otel_kprofiler.bpf import PROGRAMS, LibbpfLoader, ProgramSpec
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.host import HostFiles, SymbolsVisibility, read_symbols_visibility
+from otel_kprofiler.model import Finding, Level
+from otel_kprofiler.tracking.program_iterator import read_iterator
+
+PROC_KALLSYMS: Final = "/proc/kallsyms"
+
+_SPEC: Final = ProgramSpec(
+    "list_symbols",
+    PROGRAMS / "kallsyms.bpf.c",
+    PROGRAMS / "kallsyms.bpf.o",
+    {},
+)
+_OWN: Final = b"_list_symbols\t[bpf]"
+_log = logging.getLogger(__name__)
+
+
+class IteratedKallsyms:
+    """The files of this host, with :data:`PROC_KALLSYMS` from the iterator if it is hidden.
+
+    Satisfies ``HostFiles``. Decides when kallsyms is opened first, and keeps to it.
+
+    Args:
+        files: the host.
+
+    Attributes:
+        is_used: whether the iterator is used.
+        refused: why not, although addresses are hidden; empty if they are not.
+    """
+
+    def __init__(self, files: HostFiles) -> None:
+        self._files = files
+        self._visibility: SymbolsVisibility | None = None
+        self.is_used = False
+        self.refused = ""
+        self.list_dir, self.read_link = files.list_dir, files.read_link
+
+    def open_fd(self, path: str) -> int:
+        """Open for reading; the caller closes the descriptor."""
+        text = self._read(path)
+        if text is None:
+            return self._files.open_fd(path)
+        descriptor = os.memfd_create("kallsyms", os.MFD_CLOEXEC)
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(text)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return descriptor
+
+    def read_bytes(self, path: str) -> bytes:
+        """Whole content of a file."""
+        text = self._read(path)
+        return self._files.read_bytes(path) if text is None else text
+
+    def _read(self, path: str) -> bytes | None:
+        """What the iterator gives; None if the file itself is to be read."""
+        if path != PROC_KALLSYMS:
+            return None
+        if self._visibility is None:
+            self._visibility = read_symbols_visibility(self._files)
+        if self.refused or self._visibility is SymbolsVisibility.VISIBLE:
+            return None
+        try:
+            text = read_kallsyms()
+        except (OSError, KProfilerError) as error:
+            self.refused = str(error)
+            _log.info("hidden symbols cannot be read with the iterator ksym: %s", error)
+            return None
+        self.is_used = True
+        return text
+
+
+def read_kallsyms() -> bytes:
+    """All symbols in the format of kallsyms, always with addresses.
+
+    Raises:
+        OSError: the kernel refused, or has no such iterator.
+        KProfilerError: libbpf is missing, or the program was rejected.
+    """
+    return clean_symbols(read_iterator(LibbpfLoader(), _SPEC))
+
+
+def clean_symbols(text: bytes) -> bytes:
+    """The lines without that of the program itself, and without the one that is repeated.
+
+    When it is at its end the kernel calls the program once more for the last symbol, possibly
+    with the name of another block (kernel/kallsyms.c, ``bpf_iter_ksym_seq_stop``).
+    """
+    lines = text.splitlines(keepends=True)
+    if len(lines) > 1 and lines[-1].split()[:3] == lines[-2].split()[:3]:
+        del lines[-1]
+    return b"".join(line for line in lines if not line.rstrip().endswith(_OWN))
+
+
+def find_hidden_symbols(files: HostFiles) -> Finding | None:
+    """What ``doctor`` says of the iterator; None if it is not needed."""
+    kallsyms = IteratedKallsyms(files)
+    if read_symbols_visibility(files) is SymbolsVisibility.VISIBLE:
+        return None
+    check, required = "hidden kernel symbols", "the BPF iterator ksym gives their addresses"
+    count = kallsyms.read_bytes(PROC_KALLSYMS).count(b"\n")
+    if kallsyms.is_used:
+        return Finding(check, Level.OK, f"{count} symbols read with the iterator", required)
+    fix = "needs CAP_BPF and CAP_PERFMON, libbpf, and kernel 6.0 or newer with BTF"
+    return Finding(check, Level.INFO, kallsyms.refused, required, fix)

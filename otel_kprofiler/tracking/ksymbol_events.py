@@ -1,0 +1,211 @@
+"""The perf events whose rings the kernel writes its records about code to: one on each CPU.
+
+A record goes to the events of the CPU where the load happens, so none may be missing.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import logging
+import mmap
+import os
+import select
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from otel_kprofiler.errors import HostError
+from otel_kprofiler.host import (
+    COUNT_SW_DUMMY,
+    HostFiles,
+    PerfAttributes,
+    find_open_files_error,
+    get_privilege_error,
+    open_perf_event,
+    read_online_cpus,
+)
+from otel_kprofiler.tracking.ksymbol_records import PerfMemory, PerfRing
+
+_SAMPLE_TIME: Final = 1 << 2
+_FORMAT_TIME_ENABLED: Final = 1 << 0
+_FORMAT_LOST: Final = 1 << 4  # kernel 6.0
+# Bits of struct perf_event_attr. Only a watermark wakes for records that are no samples.
+_WATERMARK, _SAMPLE_ID_ALL, _USE_CLOCK_ID, _KSYMBOL, _BPF_EVENT = (
+    1 << bit for bit in (14, 18, 25, 29, 30)
+)
+_READING: Final = struct.Struct("=QQQ")  # count, time enabled, lost
+
+_MOST_RING_BYTES: Final = 512 * 1024
+_LEAST_RING_BYTES: Final = 32 * 1024
+_ALL_RINGS_BYTES: Final = 8 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class KsymbolLoss(enum.Enum):
+    """Why changes of code were missed."""
+
+    RING_FULL = "ring_full"
+    QUEUE_FULL = "queue_full"
+    CPU_CAME = "cpu_came"
+    """A CPU came online; what was loaded there before its event was opened is unknown."""
+    DAMAGED = "damaged"
+
+
+LossSink = Callable[[KsymbolLoss, int, int], None]
+"""Told of the cause, the CPU, and the number of records (0 if unknown)."""
+
+
+class KsymbolEvents:
+    """Opens an event on each CPU in its constructor, or raises and leaves nothing open.
+
+    Args:
+        files: the host.
+        ring_bytes: size of each ring, None to choose; smaller ones are taken where memory may
+            not be locked.
+        lose: told when records were lost.
+
+    Attributes:
+        epoll: wakes when a ring is half full.
+    """
+
+    def __init__(self, files: HostFiles, ring_bytes: int | None, lose: LossSink) -> None:
+        self._files = files
+        self._ring_bytes = ring_bytes or 0
+        self._lose = lose
+        self._formats = _FORMAT_TIME_ENABLED | _FORMAT_LOST
+        self._events: dict[int, _CpuEvent] = {}
+        self.epoll = select.epoll()
+        try:
+            online = read_online_cpus(files)
+            self._ring_bytes = self._ring_bytes or plan_ring_bytes(len(online))
+            for cpu in sorted(online):
+                self._open(cpu)
+        except OSError as error:
+            self.close()
+            if error.errno in (errno.EPERM, errno.EACCES):
+                raise get_privilege_error("following BPF symbols", files) from error
+            raise find_open_files_error("following BPF symbols", error) or HostError(
+                f"BPF symbols cannot be followed: {error}"
+            ) from error
+
+    def take(self) -> Iterator[tuple[int, bytes]]:
+        """What lies in the rings, by CPU; finds out whether something did not fit."""
+        for cpu, event in self._events.items():
+            data, was_full = event.ring.take()
+            if was_full:
+                self._note_lost(cpu, event)
+            if data:
+                yield cpu, data
+
+    def note_lost_record(self, cpu: int, count: int) -> None:
+        """A record in the ring says that so many before it were lost."""
+        event = self._events.get(cpu)
+        if event is None:
+            self._lose(KsymbolLoss.RING_FULL, cpu, count)
+            return
+        event.lost_by_records += count
+        self._count(cpu, event, event.lost_by_records)
+
+    def follow(self) -> None:
+        """Open events on CPUs that came, close those of CPUs that went or are dead.
+
+        The caller has taken what lay in the rings. An event on a CPU that was offline for a
+        moment is dead: its clock stands still.
+        """
+        online = read_online_cpus(self._files)
+        for cpu, event in tuple(self._events.items()):
+            clock = event.read(self._formats)[1] if cpu in online else -1
+            if clock in (-1, event.clock):
+                self._events.pop(cpu).close(self.epoll)
+            event.clock = clock
+        for cpu in sorted(online - self._events.keys()):
+            try:
+                self._open(cpu)
+            except OSError as error:
+                _log.warning("BPF symbols of CPU %d cannot be followed: %s", cpu, error)
+            else:
+                self._lose(KsymbolLoss.CPU_CAME, cpu, 0)
+
+    def close(self) -> None:
+        """Close descriptors and mappings; may be called again."""
+        while self._events:
+            self._events.popitem()[1].close(None)
+        self.epoll.close()
+
+    def _open(self, cpu: int) -> None:
+        while True:
+            attributes = PerfAttributes(
+                COUNT_SW_DUMMY,
+                sample_type=_SAMPLE_TIME,
+                read_format=self._formats,
+                flags=_WATERMARK | _SAMPLE_ID_ALL | _USE_CLOCK_ID | _KSYMBOL | _BPF_EVENT,
+                wakeup=self._ring_bytes // 2,
+                clock_id=time.CLOCK_BOOTTIME,
+            )
+            try:
+                fd = open_perf_event(attributes, cpu=cpu)
+                break
+            except OSError as error:
+                if error.errno == errno.ENODEV:  # it has just gone offline
+                    return
+                if error.errno != errno.EINVAL or not self._formats & _FORMAT_LOST:
+                    raise
+                self._formats &= ~_FORMAT_LOST
+        try:
+            memory = PerfMemory(fd, self._ring_bytes)
+        except OSError as error:
+            os.close(fd)
+            if error.errno != errno.EPERM or self._ring_bytes <= mmap.PAGESIZE:
+                raise
+            self._ring_bytes //= 2  # more memory may not be locked
+            self._open(cpu)
+            return
+        self._events[cpu] = _CpuEvent(fd, PerfRing(memory, self._ring_bytes))
+        self.epoll.register(fd, select.EPOLLIN | select.EPOLLET)
+
+    def _note_lost(self, cpu: int, event: _CpuEvent) -> None:
+        if self._formats & _FORMAT_LOST:
+            self._count(cpu, event, event.read(self._formats)[2])
+        else:  # the number comes with the next record; that may be never
+            self._lose(KsymbolLoss.RING_FULL, cpu, 0)
+
+    def _count(self, cpu: int, event: _CpuEvent, total: int) -> None:
+        if total > event.lost:
+            self._lose(KsymbolLoss.RING_FULL, cpu, total - event.lost)
+            event.lost = total
+
+
+def plan_ring_bytes(cpus: int) -> int:
+    """Ring of each CPU: 512 KiB (some 5,000 records), but no more than 8 MiB for all of them."""
+    size = _MOST_RING_BYTES
+    while size > _LEAST_RING_BYTES and size * cpus > _ALL_RINGS_BYTES:
+        size //= 2
+    return size
+
+
+class _CpuEvent:
+    """An event, its ring, and what is known to have been lost."""
+
+    __slots__ = ("clock", "fd", "lost", "lost_by_records", "ring")
+
+    def __init__(self, fd: int, ring: PerfRing) -> None:
+        self.fd = fd
+        self.ring = ring
+        self.clock = 0
+        self.lost = 0
+        self.lost_by_records = 0
+
+    def read(self, formats: int) -> tuple[int, int, int]:
+        """Count, nanoseconds enabled, records lost so far (0 where the kernel does not say)."""
+        data = os.read(self.fd, _READING.size)
+        count, clock, lost = _READING.unpack(data.ljust(_READING.size, b"\0"))
+        return count, clock, lost
+
+    def close(self, epoll: select.epoll | None) -> None:
+        if epoll is not None:
+            epoll.unregister(self.fd)
+        self.ring.close()
+        os.close(self.fd)

@@ -1,0 +1,141 @@
+"""The ways to learn what code is loaded outside of modules, best first."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import re
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from otel_kprofiler.bpf import LibbpfLoader
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.host import HostFiles, get_capability_fix, read_capabilities
+from otel_kprofiler.model import Finding, Ksymbol, KsymbolAction, Level, ModuleKind
+from otel_kprofiler.tracking.ksymbol_records import PROGRAM_PREFIX
+from otel_kprofiler.tracking.program_iterator import read_programs
+from otel_kprofiler.tracking.programs import ProgramReader
+
+_KALLSYMS: Final = "/proc/kallsyms"
+_READ_BYTES: Final = 64 * 1024
+_LINE: Final = re.compile(
+    rb"^([0-9a-f]{16}) . (\S+)\t\[(bpf|__builtin__ftrace|__builtin__kprobes)\]$", re.MULTILINE
+)
+
+_log = logging.getLogger(__name__)
+
+
+class ReadMethod(enum.Enum):
+    """A way to read the BPF programs that are loaded; the value is what users read."""
+
+    WALK = "read with bpf(2)"
+    ITERATOR = "read with the iterator bpf_prog"
+    KALLSYMS = "read from /proc/kallsyms, which tells no lengths"
+
+
+class Reading(NamedTuple):
+    """What was read: everything, or the programs alone; None where nothing could be."""
+
+    action: KsymbolAction
+    symbols: tuple[Ksymbol, ...]
+
+
+class BaselineReader:
+    """Reads what is loaded, in the best way that this process is allowed. For one thread.
+
+    Args:
+        files: the host.
+
+    Attributes:
+        method: how programs are read.
+        refused: why the methods above it are not used, one sentence each.
+        kallsyms_reads: how often kallsyms was read.
+    """
+
+    def __init__(self, files: HostFiles) -> None:
+        self._files = files
+        self._programs = ProgramReader()
+        self.method = ReadMethod.WALK
+        self.refused: list[str] = []
+        self.kallsyms_reads = 0
+
+    def read_programs(self) -> Reading | None:
+        """All BPF functions; None when only kallsyms is left. Goes down the methods for good."""
+        ways: tuple[tuple[ReadMethod, Callable[[], list[Ksymbol]]], ...] = (
+            (ReadMethod.WALK, self._programs.read),
+            (ReadMethod.ITERATOR, lambda: read_programs(LibbpfLoader())),
+        )
+        for method, read in ways:
+            if method is not self.method:
+                continue
+            try:
+                return Reading(KsymbolAction.PROGRAMS_READ, tuple(read()))
+            except (OSError, KProfilerError, ValueError) as error:
+                self.refused.append(f"{method.name.lower()}: {error}")
+                _log.info("BPF programs cannot be %s: %s", method.value, error)
+                self.method = (
+                    ReadMethod.ITERATOR if method is ReadMethod.WALK else ReadMethod.KALLSYMS
+                )
+        return None
+
+    def read_all(self, keep_on: Callable[[], bool]) -> Reading | None:
+        """Everything, trampolines and pages too; None if kallsyms hides it or time is up.
+
+        Args:
+            keep_on: asked now and then whether to go on, as this may take seconds.
+        """
+        programs = self.read_programs()
+        try:
+            lines = self._find_lines(keep_on)
+        except OSError as error:
+            _log.warning("trampolines cannot be read: %s", error)
+            return programs
+        if lines is None:
+            return programs
+        if programs is None:
+            return Reading(KsymbolAction.ALL_READ, tuple(lines))
+        others = [line for line in lines if not line.name.startswith(PROGRAM_PREFIX)]
+        return Reading(KsymbolAction.ALL_READ, (*programs.symbols, *others))
+
+    def _find_lines(self, keep_on: Callable[[], bool]) -> list[Ksymbol] | None:
+        """What kallsyms has; None if it hides addresses or there was no time to read it all."""
+        self.kallsyms_reads += 1
+        symbols: list[Ksymbol] = []
+        rest = b""
+        with open(self._files.open_fd(_KALLSYMS), "rb", buffering=0) as file:
+            while piece := file.read(_READ_BYTES):
+                text, _, rest = (rest + piece).rpartition(b"\n")
+                last = text[text.rfind(b"\n") + 1 :]
+                if not keep_on() or not last[:16].strip(b"0"):
+                    return None
+                symbols += parse_code_lines(text)
+        return symbols + parse_code_lines(rest)
+
+
+def parse_code_lines(text: bytes) -> list[Ksymbol]:
+    """Symbols outside of modules in whole lines of kallsyms, without those that are hidden."""
+    return [
+        Ksymbol(
+            int(address, 16), 0, name.decode("utf-8", "backslashreplace"),
+            ModuleKind.BPF if block == b"bpf" else ModuleKind.OUT_OF_LINE,
+        )
+        for address, name, block in _LINE.findall(text)
+        if address.strip(b"0")
+    ]  # fmt: skip
+
+
+def find_ksymbol_method(files: HostFiles) -> Finding:
+    """What ``doctor`` says of the symbols of BPF programs."""
+    check, required = "BPF symbols", "names and lengths of BPF programs, read with bpf(2)"
+    reader = BaselineReader(files)
+    reading = reader.read_programs()
+    found = f"{len(reading.symbols)} functions " if reading else ""
+    observed = found + reader.method.value
+    if reader.method is ReadMethod.WALK:
+        return Finding(check, Level.OK, observed, required)
+    if reader.method is ReadMethod.ITERATOR:
+        observed += "; source lines and types of programs are not available"
+    capabilities = read_capabilities(files)
+    missing = capabilities.missing(["CAP_SYS_ADMIN", "CAP_SYSLOG"])
+    fix = get_capability_fix(missing, capabilities) if missing else "; ".join(reader.refused)
+    return Finding(check, Level.INFO, observed, required, fix)

@@ -1,0 +1,272 @@
+"""Follows kernel code outside of vmlinux and modules: BPF programs, trampolines, probe pages.
+
+Events on every CPU make the kernel write a record for whatever is loaded there. The rings are
+emptied when changes are asked for. From the first time on, a thread empties them too when one is
+half full, follows CPUs that come and go, and reads everything again when records were lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from otel_kprofiler import forks
+from otel_kprofiler.forks import ForkAware, ForkStep
+from otel_kprofiler.host import Access, HostFiles
+from otel_kprofiler.model import Ksymbol, KsymbolAction, KsymbolBatch, KsymbolChange, KsymbolDetails
+from otel_kprofiler.tracking.ksymbol_events import KsymbolEvents, KsymbolLoss
+from otel_kprofiler.tracking.ksymbol_readers import BaselineReader, Reading, ReadMethod
+from otel_kprofiler.tracking.ksymbol_records import LostRecord, make_changes, parse_perf_records
+from otel_kprofiler.tracking.program_details import describe
+
+QUEUE_BYTES: Final = 8 << 20
+"""What may wait for ``poll`` at most; when more comes, it is dropped and all is read again."""
+SETTLE_NS: Final = 5_000_000
+"""A record has its time before it is written; a virtual CPU may stand still in between."""
+FOLLOW_INTERVAL_S: Final = 1.0
+READ_INTERVAL_S: Final = 0.2
+ALL_INTERVAL_S: Final = 10.0
+"""Between two readings of kallsyms, at least."""
+ALL_REST: Final = 50
+"""And so many times as long as one takes: seconds, where there are many programs."""
+QUIET_S: Final = 0.5
+"""Without losses, before kallsyms is read."""
+
+_log = logging.getLogger(__name__)
+_TIME = attrgetter("time_ns")
+
+
+class KsymbolCounts(NamedTuple):
+    """What a watch has seen and done since it was opened.
+
+    Attributes:
+        added: symbols that were loaded.
+        removed: symbols that were unloaded.
+        lost: records that were lost, by cause and CPU; a loss of unknown size counts as one.
+        readings: how often all programs were read again because of that.
+        kallsyms_reads: how often ``/proc/kallsyms`` was read, for all else.
+        wakeups: how often the thread woke up.
+    """
+
+    added: int
+    removed: int
+    lost: dict[tuple[KsymbolLoss, int], int]
+    readings: int
+    kallsyms_reads: int
+    wakeups: int
+
+
+class KsymbolWatch(ForkAware):
+    """A source of changes of code on this host, open until closed.
+
+    To miss nothing, open it before kallsyms is read; its thread begins with the first ``poll``.
+    ``poll`` and ``close`` belong to one thread; ``describe`` and ``counts`` may be called from
+    any. A forked child holds nothing.
+
+    Args:
+        files: the host.
+        ring_bytes: size of the ring of each CPU, a power of two of pages; None for 512 KiB, which
+            is what anybody may lock, and less where there are more than 16 CPUs.
+        queue_bytes: what may wait for ``poll`` at most.
+
+    Raises:
+        HostError: the kernel gives no such events to this process, which takes CAP_PERFMON.
+    """
+
+    def __init__(
+        self,
+        files: HostFiles | None = None,
+        *,
+        ring_bytes: int | None = None,
+        queue_bytes: int = QUEUE_BYTES,
+    ) -> None:
+        files = files or Access()
+        self._queue_bytes = queue_bytes
+        self._lock = threading.RLock()  # for the events, and the values up to the empty line
+        self._lost: Counter[tuple[KsymbolLoss, int]] = Counter()
+        self._lost_since_ns = self._lost_ns = 0  # of losses that no reading has made good
+        self._chunks: list[tuple[int, bytes]] = []
+        self._readings: list[KsymbolChange] = []
+        self._losses: list[KsymbolChange] = []
+        self._polled_ns = self._followed_ns = _now_ns()
+
+        self._changes: list[KsymbolChange] = []
+        self._added = self._removed = 0  # by poll()
+        self._wakeups = self._reads = 0  # by the thread
+        self._read_wanted = self._all_wanted = False
+        self._closed = False
+        self._baseline = BaselineReader(files)
+        self._events = KsymbolEvents(files, ring_bytes, self._lose)
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._events.epoll.register(self._wake_fd, select.EPOLLIN)
+        self._push(_now_ns(), self._baseline.read_programs())
+        self._thread = threading.Thread(target=self._run, name="kprofiler-code", daemon=True)
+        forks.register(ForkStep.RELEASE, self)
+
+    @property
+    def method(self) -> ReadMethod:
+        """How programs are read that were there before."""
+        return self._baseline.method
+
+    def poll(self, now_ns: int) -> KsymbolBatch:
+        """Changes since the last call, in the order of time; takes what is in the rings now.
+
+        Args:
+            now_ns: the current boot time.
+        """
+        if self._thread.ident is None and not self._closed:
+            self._thread.start()
+        with self._lock:
+            self._drain()
+            chunks, self._chunks = self._chunks, []
+            for cpu, data in chunks:
+                self._changes += self._parse(cpu, data)  # it may find out about losses
+            told, self._readings, self._losses = self._losses + self._readings, [], []
+            complete_ns = now_ns - SETTLE_NS
+            if self._lost_since_ns:
+                complete_ns = min(complete_ns, self._lost_since_ns)
+            self._polled_ns = now_ns
+        self._changes.sort(key=_TIME)
+        count = len(self._changes)
+        while count and self._changes[count - 1].time_ns >= now_ns - SETTLE_NS:
+            count -= 1
+        released, self._changes = self._changes[:count], self._changes[count:]
+        # A reading is not held back: it tells of times before its own, which are complete by it.
+        return KsymbolBatch(sorted([*told, *released], key=_TIME), complete_ns)
+
+    def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
+        """Type, place and source lines of a function's program, as far as they can be read."""
+        return describe(symbol)
+
+    def counts(self) -> KsymbolCounts:
+        """The counters."""
+        with self._lock:
+            lost = dict(self._lost)
+        return KsymbolCounts(
+            self._added, self._removed, lost, self._reads, self._baseline.kallsyms_reads,
+            self._wakeups,
+        )  # fmt: skip
+
+    def count_lost(self) -> Mapping[str, int]:
+        """Records that were lost, by cause, on all CPUs; a loss of unknown size counts as one."""
+        lost = Counter[str]()
+        for (cause, _), count in self.counts().lost.items():
+            lost[cause.value] += count
+        return lost
+
+    def close(self) -> None:
+        """Stop the thread and close the events; may be called again."""
+        if not self._closed:
+            self._closed = True
+            os.eventfd_write(self._wake_fd, 1)
+            if self._thread.ident is not None:
+                self._thread.join()
+            self._release()
+
+    def after_fork_in_child(self) -> None:
+        """Close what the parent goes on with; its thread, which is not here, may hold the lock."""
+        self._lock = threading.RLock()
+        self._release()
+
+    def _release(self) -> None:
+        forks.unregister(self)
+        self._closed = True
+        with self._lock:
+            self._events.close()
+            os.close(self._wake_fd)
+
+    def _drain(self) -> None:
+        """Move what lies in the rings to the queue; the lock is held."""
+        if self._closed:
+            return
+        self._chunks += self._events.take()
+        if sum(len(data) for _, data in self._chunks) > self._queue_bytes:
+            for cpu, data in self._chunks:
+                self._lose(KsymbolLoss.QUEUE_FULL, cpu, len(parse_perf_records(data).records))
+            self._chunks = []
+
+    def _lose(self, cause: KsymbolLoss, cpu: int, count: int) -> None:
+        with self._lock:
+            self._lost[cause, cpu] += max(count, 1)
+            self._lost_ns = _now_ns()
+            since_ns = self._followed_ns if cause is KsymbolLoss.CPU_CAME else self._polled_ns
+            since_ns = min([since_ns, *(loss.time_ns for loss in self._losses)])
+            self._losses = [KsymbolChange(since_ns, KsymbolAction.LOST, until_ns=self._lost_ns)]
+            self._lost_since_ns = self._lost_since_ns or self._polled_ns
+            self._read_wanted = self._all_wanted = True
+        _log.warning("BPF symbol records lost on CPU %d (%s): %s", cpu, cause.value, count or "?")
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _parse(self, cpu: int, data: bytes) -> list[KsymbolChange]:
+        """Changes out of what lay in the ring of one CPU."""
+        records, damaged = parse_perf_records(data)
+        if damaged:
+            self._lose(KsymbolLoss.DAMAGED, cpu, 0)
+        changes = make_changes(records)
+        added = sum(change.action is KsymbolAction.ADDED for change in changes)
+        self._added += added
+        self._removed += len(changes) - added
+        for record in records:
+            if isinstance(record, LostRecord):
+                with self._lock:
+                    self._events.note_lost_record(cpu, record.lost)
+        return changes
+
+    def _run(self) -> None:
+        """The thread: wakes for a ring that is half full, for a loss, and to follow CPUs."""
+        follow_at, read_at, all_at = time.monotonic() + FOLLOW_INTERVAL_S, 0.0, 0.0
+        while not self._closed:
+            due = [follow_at, *[read_at] * self._read_wanted, *[all_at] * self._all_wanted]
+            self._events.epoll.poll(max(0.0, min(due) - time.monotonic()))
+            self._wakeups += 1
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake_fd)
+            now = time.monotonic()
+            with self._lock:
+                self._drain()
+                if now >= follow_at and not self._closed:
+                    follow_at = now + FOLLOW_INTERVAL_S
+                    self._events.follow()
+                    self._followed_ns = _now_ns()
+            if self._read_wanted and now >= read_at:
+                read_at = now + READ_INTERVAL_S
+                all_at = max(all_at, now + QUIET_S)
+                self._read_programs()
+            elif self._all_wanted and now >= all_at:
+                self._read_all()
+                ended = time.monotonic()
+                all_at = ended + max(ALL_INTERVAL_S, ALL_REST * (ended - now))
+
+    def _read_programs(self) -> None:
+        self._read_wanted = False
+        began_ns = _now_ns()
+        reading = self._baseline.read_programs()
+        if reading is not None:
+            self._reads += 1
+            self._push(began_ns, reading)
+
+    def _read_all(self) -> None:
+        self._all_wanted = False
+        began_ns = _now_ns()
+        # Programs come first: when records are lost meanwhile, this is done again later.
+        reading = self._baseline.read_all(lambda: not (self._closed or self._read_wanted))
+        self._push(began_ns, reading)
+
+    def _push(self, began_ns: int, reading: Reading | None) -> None:
+        with self._lock:
+            if reading is not None:
+                self._readings.append(KsymbolChange(began_ns, *reading))
+            if self._lost_ns < began_ns:
+                self._lost_since_ns = 0
+
+
+def _now_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

@@ -1,0 +1,416 @@
+"""Follows modules while they are loaded and unloaded.
+
+A thread, which begins with the first poll, sleeps until the kernel announces something. It then
+reads sections and build ids of modules that are new, for file id and RVA at once, and then their
+names. Whoever polls also looks at the list: a module whose init function runs is not announced,
+and never will be if it fails.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from typing import Final
+
+from otel_kprofiler.clock import SystemTime
+from otel_kprofiler.host import HostFiles
+from otel_kprofiler.symbols import (
+    FOREVER,
+    LOADING,
+    PROC_KALLSYMS,
+    PROC_MODULES,
+    VMLINUX,
+    Departure,
+    FoundModule,
+    LineCollector,
+    LoadedModule,
+    ModuleCounts,
+    ModuleFiles,
+    ModuleReading,
+    ProcModule,
+    Snapshot,
+    add_names,
+    make_file_id,
+    make_found,
+    parse_modules,
+    read_module,
+    read_pieces,
+    taken_pages,
+)
+from otel_kprofiler.tracking.cpu_share import CpuShare
+from otel_kprofiler.tracking.module_uevents import (
+    ModuleAction,
+    ModuleEvents,
+    NoEvents,
+    parse_uevent,
+)
+
+LOOK_INTERVAL_NS: Final = 100_000_000
+"""The list of modules is looked at no more often while nothing is announced."""
+BATCH_NS: Final = 20_000_000
+"""Announcements within this time are handled together."""
+NAMES_SHARE: Final = 0.05
+"""Share of a CPU that reading names may take in the long run."""
+MAX_ATTEMPTS: Final = 5
+"""What was tried in vain so often is tried again at :data:`RETRY_INTERVAL_NS` only."""
+RETRY_INTERVAL_NS: Final = 60_000_000_000
+"""Between two attempts to read names or sections of a module, when others have failed."""
+
+_YIELD_S: Final = 50e-6  # gives other threads the interpreter
+_LIST_PAUSE_S: Final = 0.25
+_LONGEST_PAUSE_S: Final = 5.0
+_UNLOADING: Final = "Unloading"
+_log = logging.getLogger(__name__)
+
+
+class ModuleWatch:
+    """The modules of this host, followed until closed.
+
+    ``begin``, ``poll`` and ``close`` belong to one thread, in that order.
+
+    Args:
+        files: the host.
+        open_events: opens the announcements; an ``OSError`` of it becomes :attr:`problem`, and
+            modules are then seen by looking alone.
+        until_bpf: whether kallsyms need not be read from the first BPF program on.
+        keep_datagrams: whether :meth:`take_datagrams` will be called.
+        names_share: how much of a CPU reading names may take in the long run.
+        now_ns: the boot time.
+    """
+
+    def __init__(
+        self,
+        files: HostFiles,
+        open_events: Callable[[], ModuleEvents],
+        *,
+        until_bpf: bool = False,
+        keep_datagrams: bool = False,
+        names_share: float = NAMES_SHARE,
+        now_ns: Callable[[], int] | None = None,
+    ) -> None:
+        self.counts = ModuleCounts()
+        self.problem = ""
+        self._files = files
+        self._open_events = open_events
+        self._until_bpf = until_bpf
+        self._keep_datagrams = keep_datagrams
+        self._share = CpuShare(names_share)
+        self._now = now_ns or SystemTime().boot_ns
+        self._lock = threading.Lock()  # for all up to the next comment
+        # Whatever was announced up to _heard_ns has been received.
+        self._complete_ns = self._looked_ns = self._heard_ns = self._now()
+        self._events = self._open()
+        self._added: dict[str, int] = {}
+        self._removed: dict[str, Departure] = {}
+        self._rescan = False
+        self._asked = True
+        self._busy = True
+        self._readings: list[ModuleReading] = []
+        self._datagrams: list[tuple[int, bytes]] = []
+        # For the thread; poll() reads it while the thread is not busy.
+        self._known: dict[str, FoundModule] = {}
+        self._unknown_gone_ns = 0
+        self._retries: dict[str, int] = {}
+        self._retry_ns = FOREVER
+        self._names_ns = FOREVER
+        self._failed_ns = self._looked_ns + RETRY_INTERVAL_NS
+        self._worked_ns = 0
+        self._next = 1
+        self._kernel_file_id = make_file_id(None, VMLINUX)
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="kprofiler-modules", daemon=True)
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Start from what was there when ``snapshot`` was read, after this was made. Once."""
+        vmlinux = snapshot.module(VMLINUX)
+        if vmlinux is not None:
+            self._kernel_file_id = vmlinux.file_id
+        for symbols in snapshot.loaded():
+            module = symbols.module
+            listed = ProcModule(module.name, 0, "Live", module.base)
+            files = ModuleFiles({}, module.build_id, "", "")
+            attempts = None if symbols.table is not None or snapshot.hidden else MAX_ATTEMPTS
+            self._known[module.name] = FoundModule(listed, files, LoadedModule(symbols), attempts)
+            self._next = max(self._next, module.generation + 1)
+        self._events.wake()
+
+    def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
+        """Readings since the last call, and the boot time up to which they are complete."""
+        if self._thread.ident is None and not self._closed:
+            self._thread.start()
+        with self._lock:
+            readings, self._readings = self._readings, []
+            if not self._busy and not self._events.is_waiting():
+                self._heard_ns = max(self._heard_ns, now_ns)
+                if now_ns - self._looked_ns < LOOK_INTERVAL_NS or self._is_unchanged():
+                    self._complete_ns = now_ns
+                else:
+                    self._asked = self._busy = True
+                    self._events.wake()
+            return readings, self._complete_ns
+
+    def take_datagrams(self) -> list[tuple[int, bytes]]:
+        """Announcements since the last call, with the boot times of their receipt."""
+        with self._lock:
+            taken, self._datagrams = self._datagrams, []
+        return taken
+
+    def close(self) -> None:
+        """End the thread; may be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        self._events.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._events.close()
+
+    def _open(self) -> ModuleEvents:
+        try:
+            return self._open_events()
+        except OSError as error:
+            self.problem = f"modules are followed by looking alone: {error}"
+        _log.warning("%s", self.problem)
+        return NoEvents()
+
+    def _is_unchanged(self) -> bool:
+        """A look at the list; the lock is held and the thread is not busy."""
+        looked_ns = self._now()
+        try:
+            lines = self._read_list()
+        except OSError:
+            return False  # the thread tells
+        known = self._known
+        for line in lines:
+            found = known.get(line.name)
+            if found is None or not found.is_at(line):
+                return False
+            if (found.listed.state == LOADING) != (line.state == LOADING):
+                return False
+        if len(lines) != len(known):
+            return False
+        self._looked_ns = looked_ns
+        return True
+
+    def _read_list(self) -> list[ProcModule]:
+        """What is loaded, oldest first. Raises ``OSError``."""
+        try:
+            lines, _ = parse_modules(self._files.read_bytes(PROC_MODULES))
+        except FileNotFoundError:  # a kernel without modules
+            return []
+        return [
+            line for line in reversed(lines) if line.state != _UNLOADING or line.name in self._known
+        ]
+
+    def _run(self) -> None:
+        pause_s = 0.05
+        while not self._closed:
+            try:
+                self._serve()
+            except Exception:  # noqa: BLE001 - counted and logged; without it nothing is followed
+                _log.exception("following modules failed, all is read again")
+                self._count(restarts=1)
+                with self._lock:
+                    self._events.close()
+                    self._events = NoEvents()
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                with self._lock:
+                    self._events = self._open()
+                    self._rescan = self._busy = True
+
+    def _serve(self) -> None:
+        while not self._closed:
+            if not self._busy:
+                next_ns = min(self._retry_ns, self._names_ns)
+                wait_s = None if next_ns == FOREVER else (next_ns - self._now()) / 1e9
+                self._events.wait(wait_s)
+            self._receive()
+            now_ns = self._now()
+            if now_ns >= min(self._retry_ns, self._names_ns):
+                self._busy = True
+            if self._busy:
+                time.sleep(max(0, self._worked_ns + BATCH_NS - now_ns) / 1e9)
+                self._receive()
+                self._look()
+                self._read_names()
+                self._worked_ns = self._now()
+                with self._lock:
+                    asked = self._added or self._removed or self._rescan or self._asked
+                    self._busy = bool(asked) or self._names_ns <= self._worked_ns
+
+    def _receive(self) -> None:
+        """Note what was announced, with the times between which that was."""
+        with self._lock:
+            asked_ns = self._now()
+            try:
+                datagrams = self._events.receive()
+            except OSError as error:
+                self._rescan = self._busy = True
+                if error.errno != errno.ENOBUFS:
+                    raise
+                self._count(rescans=1)
+                datagrams = self._events.receive()
+            now_ns = self._now()
+            for datagram in datagrams:
+                event = parse_uevent(datagram)
+                if event is None:
+                    continue
+                if self._keep_datagrams:
+                    self._datagrams.append((now_ns, datagram))
+                self._count(events=1)
+                name = event.name
+                if event.action is ModuleAction.ADDED:
+                    self._added[name] = now_ns
+                    continue
+                if name in self._removed or name not in self._known:
+                    self._unknown_gone_ns = now_ns
+                self._removed.setdefault(name, Departure(self._heard_ns, now_ns))
+                self._added.pop(name, None)
+            self._heard_ns = asked_ns
+            self._busy = bool(self._busy or self._added or self._removed or self._rescan)
+
+    def _look(self) -> None:
+        """Read the list, and of what is new the sections and build ids."""
+        with self._lock:
+            added, self._added = self._added, {}
+            removed, self._removed = self._removed, {}
+            again, self._rescan, self._asked = self._rescan, False, False
+        free_ns = max(self._looked_ns, self._unknown_gone_ns)
+        looked_ns = self._now()
+        try:
+            lines = self._read_list()
+        except OSError as error:
+            _log.warning("modules cannot be listed: %s", error)
+            with self._lock:
+                self._added, self._removed = {**added, **self._added}, {**self._removed, **removed}
+                self._rescan = True
+            time.sleep(_LIST_PAUSE_S)
+            return
+        retries = {}
+        if looked_ns >= self._retry_ns:
+            retries, self._retries, self._retry_ns = self._retries, {}, FOREVER
+        taken = [line.address for line in lines if line.address]
+        taken += [page for one in self._known.values() for page in taken_pages(one.files.sections)]
+        known = self._known
+        found: dict[str, FoundModule] = {}
+        ended = {known[name].number: gone for name, gone in removed.items() if name in known}
+        for line in lines:
+            name = line.name
+            before = known.get(name)
+            if name in removed:
+                before = None
+                if line.state == _UNLOADING:
+                    continue
+            started_ns = added.get(name, free_ns)
+            if before is not None and before.is_at(line):
+                before = before.started(line, started_ns)
+                if not (again or name in added or name in retries):
+                    found[name] = before
+                    continue
+            files = read_module(self._files, name)
+            if not files.sections and line.address:
+                self._retry(name, retries.get(name, 0))
+            if before is not None and before.is_at(line) and before.is_same(files):
+                found[name] = before
+                continue
+            until_ns = FOREVER if line.state == LOADING else added.get(name)
+            found[name] = make_found(
+                line,
+                files,
+                taken,
+                self._kernel_file_id,
+                number=self._next,
+                init_until_ns=until_ns,
+            )
+            self._next += 1
+        kept = {module.number for module in found.values()}
+        for number in {module.number for module in known.values()} - kept - ended.keys():
+            ended[number] = Departure(self._looked_ns, looked_ns)  # it was not announced
+        self._count(readings=1)
+        self._publish(found, ended, looked_ns, free_ns)
+        self._looked_ns = looked_ns
+
+    def _publish(
+        self,
+        found: dict[str, FoundModule],
+        ended: dict[int, Departure],
+        looked_ns: int,
+        free_ns: int,
+    ) -> None:
+        before = [module.loaded for module in self._known.values()]
+        loaded = tuple(module.loaded for module in found.values())
+        with self._lock:
+            self._known = found
+            if [*loaded] != before:
+                self._readings.append(ModuleReading(looked_ns, free_ns, ended, loaded))
+
+    def _retry(self, name: str, attempts: int) -> None:
+        """Look again later at a module whose sections could not be read."""
+        pause_ns = BATCH_NS << attempts if attempts < MAX_ATTEMPTS else RETRY_INTERVAL_NS
+        self._retries[name] = attempts + 1
+        self._retry_ns = min(self._retry_ns, self._now() + pause_ns)
+
+    def _read_names(self) -> None:
+        """Read the names of the modules without, if the share of CPU for it is not used up."""
+        began_ns = self._now()
+        attempts = {name: module.attempts for name, module in self._known.items()}
+        failed = {name for name, count in attempts.items() if count and count >= MAX_ATTEMPTS}
+        self._names_ns = self._failed_ns if failed else FOREVER
+        wanted = {
+            name: self._known[name].number
+            for name, count in attempts.items()
+            if count is not None and (name not in failed or began_ns >= self._failed_ns)
+        }
+        if not wanted:
+            return
+        wait_ns = self._share.wait_ns(began_ns)
+        if wait_ns:
+            self._names_ns = began_ns + wait_ns + BATCH_NS
+            return
+        if began_ns >= self._failed_ns:
+            self._failed_ns = self._names_ns = began_ns + RETRY_INTERVAL_NS
+        began_cpu_ns = time.thread_time_ns()
+        lines = self._collect(wanted)
+        taken = [module.listed.address for module in self._known.values()]
+        found = dict(self._known)
+        for name, number in wanted.items():
+            module = found.get(name)
+            if module is not None and module.number == number:
+                found[name] = module = add_names(module, lines.get(name), taken)
+                if module.attempts is not None:
+                    later_ns = self._failed_ns
+                    if module.attempts < MAX_ATTEMPTS:
+                        later_ns = self._now() + (5 * BATCH_NS << module.attempts)
+                    self._names_ns = min(self._names_ns, later_ns)
+        self._count(names_read=1)
+        self._publish(found, {}, self._looked_ns, self._looked_ns)
+        if any(module.attempts == 0 for module in found.values()):
+            self._names_ns = self._now()  # it was found while names were read
+        self._share.spend(time.thread_time_ns() - began_cpu_ns)
+
+    def _collect(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Lines of some modules; what is announced meanwhile is handled meanwhile."""
+        collector = LineCollector(names, until_bpf=self._until_bpf)
+        try:
+            descriptor = self._files.open_fd(PROC_KALLSYMS)
+            with closing(read_pieces(descriptor, tell_cpu_ns=self._share.spend)) as pieces:
+                for piece in pieces:
+                    if self._events.is_waiting():
+                        self._receive()
+                        self._look()
+                    if not collector.feed(piece) or self._closed:
+                        break
+                    time.sleep(_YIELD_S)
+        except OSError as error:
+            _log.warning("names of modules cannot be read: %s", error)
+            return {}
+        return collector.lines
+
+    def _count(self, **more: int) -> None:
+        counts = self.counts
+        self.counts = counts._replace(**{k: getattr(counts, k) + n for k, n in more.items()})

@@ -1,0 +1,73 @@
+"""All functions of BPF programs, listed by a BPF program (programs.bpf.c).
+
+See Documentation/bpf/bpf_iterators.rst. Works with CAP_BPF and CAP_PERFMON, whatever
+``kernel.kptr_restrict`` is; the kernel needs BTF.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from typing import Final
+
+from otel_kprofiler.bpf import PROGRAMS, Loader, ProgramSpec, bpf_call
+from otel_kprofiler.model import Ksymbol, ModuleKind
+
+PROGRAMS_SOURCE: Final = PROGRAMS / "programs.bpf.c"
+PROGRAMS_OBJECT: Final = PROGRAMS / "programs.bpf.o"
+
+_SPEC: Final = ProgramSpec("list_programs", PROGRAMS_SOURCE, PROGRAMS_OBJECT, {})
+# enum bpf_cmd, enum bpf_attach_type
+_LINK_CREATE: Final = 28
+_ITER_CREATE: Final = 33
+_TRACE_ITER: Final = 28
+_ROW: Final = struct.Struct("=QQQII")  # struct row; then the name
+_READ_BYTES: Final = 256 * 1024
+
+
+def read_iterator(loader: Loader, spec: ProgramSpec) -> bytes:
+    """Everything that an ``iter/*`` program writes.
+
+    Raises:
+        OSError: the kernel refused, or has no such iterator.
+        DependencyError: the loader's library is missing.
+        SamplerError: the program was rejected.
+    """
+    program = loader.load(spec)
+    try:
+        # union bpf_attr: program, target (none), attach type, flags
+        link = bpf_call(_LINK_CREATE, (ctypes.c_uint32 * 4)(program.program_fd, 0, _TRACE_ITER, 0))
+        try:
+            reader = bpf_call(_ITER_CREATE, (ctypes.c_uint32 * 2)(link, 0))
+        finally:
+            os.close(link)
+    finally:
+        program.close()
+    pieces = []
+    try:
+        while piece := os.read(reader, _READ_BYTES):
+            pieces.append(piece)
+    finally:
+        os.close(reader)
+    return b"".join(pieces)
+
+
+def parse_program_rows(data: bytes) -> list[Ksymbol]:
+    """Symbols out of the rows of programs.bpf.c. Raises ``ValueError`` if they are damaged."""
+    symbols, at = [], 0
+    while at < len(data):
+        if len(data) - at < _ROW.size:
+            raise ValueError("a row of the program iterator is cut off")
+        start, end, load_time_ns, number, name_bytes = _ROW.unpack_from(data, at)
+        at += _ROW.size + name_bytes
+        name = data[at - name_bytes : at].rstrip(b"\0").decode("utf-8", "backslashreplace")
+        if at > len(data) or end < start:
+            raise ValueError("a row of the program iterator is damaged")
+        symbols.append(Ksymbol(start, end - start, name, ModuleKind.BPF, load_time_ns, number))
+    return symbols
+
+
+def read_programs(loader: Loader) -> list[Ksymbol]:
+    """Functions of all programs that are loaded; raises as :func:`read_iterator`."""
+    return parse_program_rows(read_iterator(loader, _SPEC))

@@ -1,0 +1,62 @@
+"""Built-in modules on the wire, in reports, and in the choice of modules."""
+
+from dataclasses import replace
+
+import pytest
+
+from otel_kprofiler.formats import function_rows, select_modules, table
+from otel_kprofiler.model import Form, ResourceSamples, Stack
+from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
+from tests.unit.formats.conftest import EXT4_READ, GAP, kernel
+
+EXT4_HERE = replace(kernel("ext4_write", 0x400), builtin=("ext4",))
+SHARED = replace(kernel("cpdma_start", 0x500), builtin=("ti_cpsw", "ti_davinci_emac"))
+SHARED_GAP = replace(GAP, builtin=("snd_seq",))
+STACKS = [Stack((frame,)) for frame in (EXT4_HERE, SHARED, SHARED_GAP, EXT4_READ)]
+
+
+@pytest.fixture
+def built_in(windows):
+    """One sample of each stack."""
+    (group, _), sample = windows[0].resources, windows[0].resources[0].samples[0]
+    samples = [
+        sample._replace(stack=stack, timestamps_unix_ns=[5_000 + at])
+        for at, stack in enumerate(STACKS)
+    ]
+    return replace(windows[0], resources=[ResourceSamples(group.resource, samples)])
+
+
+@pytest.mark.parametrize("form", Form)
+def test_the_attribute_is_a_text_or_an_array_and_comes_back(built_in, form):
+    (batch,) = encode_window(built_in, form=form).batches
+    assert check_payload(batch.payload) == []
+    (window,) = decode_windows(batch.payload)
+    found = [sample.stack.frames[0] for sample in window.resources[0].samples]
+    assert [frame.builtin for frame in found] == [
+        ("ext4",), ("ti_cpsw", "ti_davinci_emac"), ("snd_seq",), ()
+    ]  # fmt: skip
+    assert {frame.module.name for frame in found[:3]} == {"vmlinux"}
+
+
+def test_reports_show_them_in_brackets(built_in):
+    rows = {row.function: row.module for row in function_rows([built_in])}
+    assert rows["ext4_write"] == "vmlinux [ext4]"
+    assert rows["cpdma_start"] == "vmlinux [ti_cpsw] [ti_davinci_emac]"
+    assert "vmlinux [ext4]" in table([built_in])
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["ext4"], [EXT4_HERE, EXT4_READ]),
+        (["ti_davinci_emac"], [SHARED]),
+        (["snd-seq", "ti-cpsw"], [SHARED, SHARED_GAP]),
+        (["vmlinux"], [EXT4_HERE, SHARED, SHARED_GAP]),
+        (["ext"], []),
+    ],
+)
+def test_a_module_is_found_built_in_or_loaded(built_in, names, found):
+    (window,) = select_modules([built_in], names)
+    kept = [sample.stack.frames[0] for group in window.resources for sample in group.samples]
+    assert kept == found
+    assert (window.taken, window.lost) == (len(found), {})

@@ -1,0 +1,148 @@
+"""Files for other tools hold what the windows hold, and the tools accept them."""
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.formats import folded, function_rows, html, pprof, speedscope
+
+
+def test_speedscope_follows_its_schema(windows):
+    """The rules of file-format-schema.json, and every sample in the profile of its CPU."""
+    document = json.loads(speedscope(windows, name="x"))
+    frames = document["shared"]["frames"]
+    assert all(isinstance(frame["name"], str) and frame["name"] for frame in frames)
+    assert document["$schema"].endswith("file-format-schema.json")
+    everything, cpu0, cpu1 = document["profiles"]
+    for profile in (everything, cpu0, cpu1):
+        assert profile["type"] == "sampled"
+        assert len(profile["samples"]) == len(profile["weights"])
+        assert profile["endValue"] - profile["startValue"] == sum(profile["weights"])
+        assert all(0 <= index < len(frames) for stack in profile["samples"] for index in stack)
+    assert everything["endValue"] == 10
+    assert (cpu0["name"], cpu0["unit"], cpu0["endValue"]) == ("CPU 0", "nanoseconds", 6000)
+    names = [[frames[index]["name"] for index in stack] for stack in cpu1["samples"]]
+    assert [stack[0] for stack in names] == ["a;b\n (8)", "dd (7)", "a;b\n (8)", "a;b\n (8)"]
+    assert names[1][1:] == ["[0x401000]", "do_syscall_64", "vfs_read", "ext4_read", "inlined"]
+
+
+def test_names_that_are_not_unicode_are_escaped_in_every_format(hostile):
+    """A process may be called what it likes: ``\\xff`` alone is no UTF-8."""
+    texts = [folded(hostile), html(hostile, title="\udcff"), speedscope(hostile, name="\udcff")]
+    texts.append(gzip.decompress(pprof(hostile)).decode("latin-1"))
+    for text in texts:
+        assert "p\\xff" in text.replace("\\\\", "\\")
+        assert "f\\ud800" in text.replace("\\\\", "\\")
+        assert text.encode()
+
+
+def fields(data):
+    """Top-level fields of a protobuf message, as (number, value)."""
+    at = 0
+
+    def varint():
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(data):
+        key = varint()
+        if key & 7 == 2:
+            length = varint()
+            yield key >> 3, data[at : at + length]
+            at += length
+        else:
+            yield key >> 3, varint()
+
+
+def test_pprof_refers_only_to_what_it_holds(windows):
+    found = {}
+    for number, value in fields(gzip.decompress(pprof(windows))):
+        found.setdefault(number, []).append(value)
+    strings = [text.decode() for text in found[6]]
+    assert strings[0] == ""
+    locations = {dict(fields(body))[1] for body in found[4]}
+    used = set()
+    total = 0
+    for body in found[2]:
+        sample = dict(item for item in fields(body) if item[0] != 3)
+        used |= set(sample.get(1, b""))
+        total += sample[2][0]
+    assert used == locations
+    assert total == 10
+    functions = {dict(fields(body))[1]: dict(fields(body)) for body in found[5]}
+    lines = [
+        dict(fields(value)) for body in found[4] for number, value in fields(body) if number == 4
+    ]
+    assert {line[1] for line in lines} == functions.keys()
+    assert {strings[function[2]] for function in functions.values()} == {
+        "vfs_read", "do_syscall_64", "ext4_read", "inlined", "bpf_prog_1_x",
+    }  # fmt: skip
+    assert (found[9], found[10], found[12]) == ([5000], [20_000], [1000])
+
+
+PPROF = "github.com/google/pprof@v0.0.0-20260906184651-6331bc6350fe"
+
+
+@pytest.fixture(scope="session")
+def tool():
+    """The pprof program, built once into the cache of the tests."""
+    named = os.environ.get("OTEL_KPROFILER_CACHE")
+    cache = Path(named) if named else Path.home() / ".cache" / "otel-kprofiler"
+    program = cache / PPROF.partition("@")[2] / "pprof"
+    if not program.exists():
+        if not shutil.which("go"):
+            pytest.skip(f"needs the go command to build pprof, or {program}")
+        environ = os.environ | {"GOBIN": str(program.parent), "GOFLAGS": "-mod=mod"}
+        done = subprocess.run(["go", "install", PPROF], env=environ, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"pprof cannot be built here: {done.stderr.strip()[-300:]}")
+    return program
+
+
+def test_pprof_opens_in_its_tool(windows, tmp_path, tool):
+    path = tmp_path / "x.pprof"
+    path.write_bytes(pprof(windows))
+
+    def run(*arguments):
+        command = [tool, "-symbolize=none", *arguments, path]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert "Total samples = 10 " in run("-top", "-sample_index=samples")
+    raw = run("-raw")
+    assert "cpu:[0]" in raw
+    assert "ext4_read" in raw
+    focused = run("-top", "-sample_index=samples", "-tagfocus=pid=^8$")
+    assert "vfs_read" in focused
+    assert "ext4_read" not in focused
+
+
+def test_every_format_adds_up_the_values_of_samples(off_cpu):
+    """Three waits of 70, 20 and 10 ns, in two stacks."""
+    assert folded(off_cpu) == "dd;do_syscall_64_[k] 10\ndd;do_syscall_64_[k];vfs_read_[k] 90\n"
+    rows = {row.function: row for row in function_rows(off_cpu)}
+    assert (rows["vfs_read"].self_count, rows["do_syscall_64"].total_count) == (90, 100)
+    everything, cpu0 = json.loads(speedscope(off_cpu))["profiles"]
+    assert (everything["unit"], everything["endValue"]) == ("nanoseconds", 100)
+    assert (cpu0["weights"], cpu0["endValue"]) == ([70, 10, 20], 100)
+    messages = list(fields(gzip.decompress(pprof(off_cpu))))
+    strings = [value.decode() for number, value in messages if number == 6]
+    types = [dict(fields(value)) for number, value in messages if number == 1]
+    assert [(strings[one[1]], strings[one[2]]) for one in types] == [
+        ("samples", "count"),
+        ("off_cpu", "nanoseconds"),
+    ]
+    samples = [dict(fields(value))[2] for number, value in messages if number == 2]
+    assert [list(values) for values in samples] == [[2, 90], [1, 10]]
+    assert '"count":[90,10]' in html(off_cpu)

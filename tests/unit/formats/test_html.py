@@ -1,0 +1,61 @@
+"""The page holds every sample once, and was built from the sources beside it."""
+
+import hashlib
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+
+from otel_kprofiler.formats import html
+
+VIEWER = Path(__file__).parents[3] / "viewer"
+
+
+def data(page):
+    return json.loads(re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_columns_point_into_each_other_and_keep_every_sample(windows):
+    found = data(html(windows))
+    samples, nodes, frames = found["samples"], found["nodes"], found["frames"]
+    assert sum(samples["count"]) == 10
+    assert all(parent < node for node, parent in enumerate(nodes["parent"]))
+    names = []
+    node = samples["node"][0]
+    while node >= 0:
+        names.append(found["strings"][frames["name"][nodes["frame"][node]]])
+        node = nodes["parent"][node]
+    assert names == ["inlined", "ext4_read", "vfs_read", "do_syscall_64", "[0x401000]", "dd"]
+    threads = {(found["strings"][name], tid) for name, tid in
+               zip(found["threads"]["name"], found["threads"]["tid"], strict=True)}  # fmt: skip
+    assert threads == {("dd", 7), ("helper", 71), ("a;b\n", 8)}
+
+
+def test_equal_samples_are_one_entry(windows):
+    assert len(data(html(windows))["samples"]["count"]) == 4
+
+
+def test_no_text_can_leave_its_place(windows):
+    page = html(windows, title="</title><script>{{PROFILE}}")
+    assert "</title><script>" not in page
+    assert page.count("</script>") == 2
+
+
+def test_the_page_was_built_from_these_sources():
+    digest = hashlib.sha256((VIEWER / "package-lock.json").read_bytes())
+    for path in sorted((VIEWER / "src").iterdir()):
+        digest.update(path.read_bytes())
+    page = files("otel_kprofiler.formats").joinpath("assets/flamegraph.html").read_text()
+    assert f"viewer {digest.hexdigest()}" in page, "run `make viewer`"
+
+
+def test_the_page_refers_to_nothing_outside():
+    page = files("otel_kprofiler.formats").joinpath("assets/flamegraph.html").read_text()
+    addresses = set(re.findall(r"https?://[^\s\"'`<>)]+", page))
+    assert {address for address in addresses if "www.w3.org" not in address} == set()
+
+
+def test_licences_of_what_is_bundled_are_shipped():
+    text = files("otel_kprofiler.formats").joinpath("assets/LICENSES.txt").read_text()
+    assert "d3-flame-graph 5.0.0 (Apache-2.0)" in text
+    assert "d3-hierarchy" in text

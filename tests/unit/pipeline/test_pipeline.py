@@ -1,0 +1,303 @@
+"""The main path with a scripted sampler: event time, windows, accounting."""
+
+from time import sleep
+
+import pytest
+
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import (
+    STACK_NOT_COLLECTED,
+    STACK_OK,
+    Frame,
+    FrameKind,
+    LossCause,
+    RawSample,
+    Stack,
+)
+from otel_kprofiler.pipeline import WindowSchedule
+from otel_kprofiler.pipeline.pipeline import Pipeline
+from otel_kprofiler.processes import ProcessResources
+from otel_kprofiler.sampling import SamplerCounts
+
+SECOND = 1_000_000_000
+
+
+def raw(time_ns, cpu=0):
+    return RawSample(time_ns, cpu, 0, 0, 1, 0, b"", b"\1", b"", STACK_OK, STACK_NOT_COLLECTED, None)
+
+
+class Time:
+    boot = 1000 * SECOND
+
+    def boot_ns(self):
+        return self.boot
+
+    def unix_ns(self):
+        return self.boot + 10**18
+
+
+class ScriptedSampler:
+    """Yields what the test puts in; the clock moves when it is waited for."""
+
+    period_ns = SECOND // 100
+
+    def __init__(self, time):
+        self.time = time
+        self.ready = []
+        self.complete = None
+        self.received = 0
+        self.lost = {}
+        self.running = False
+
+    def start(self):
+        self.running = True
+
+    def wait(self, timeout_s):
+        self.time.boot += round(timeout_s * SECOND)
+
+    def drain(self):
+        samples, self.ready = self.ready, []
+        self.received += len(samples)
+        return samples
+
+    def complete_until_ns(self):
+        return self.time.boot if self.complete is None else self.complete
+
+    def counts(self):
+        taken = self.received + sum(self.lost.values())
+        return SamplerCounts(taken=taken, received=self.received, lost=dict(self.lost), filtered={})
+
+    def stop(self):
+        self.running = False
+
+    def close(self):
+        pass
+
+
+class ScriptedSymbols:
+    """Names every stack after the generation that is current; stands still when told to."""
+
+    def __init__(self):
+        self.watermark = None
+        self.generation = 0
+        self.stacks = {}
+
+    def advance(self, now_ns):
+        return now_ns if self.watermark is None else self.watermark
+
+    def resolve(self, sample):
+        frame = Frame(None, self.generation, (), 0, FrameKind.KERNEL)
+        return self.stacks.setdefault(self.generation, Stack((frame,)))
+
+
+@pytest.fixture
+def parts(tmp_path):
+    time = Time()
+    sampler, symbols, windows = ScriptedSampler(time), ScriptedSymbols(), []
+    clock = Clock(time)
+    pipeline = Pipeline(
+        sampler=sampler,
+        symbolizer=symbols,
+        resources=ProcessResources(Access(str(tmp_path)), clock, {}),
+        schedule=WindowSchedule(SECOND),
+        sink=windows.append,
+        clock=clock,
+    )
+    pipeline.start()
+    return pipeline, sampler, symbols, windows, time
+
+
+def counts(windows):
+    return [window.sample_count for window in windows]
+
+
+def test_a_sample_belongs_to_the_window_of_its_own_time(parts):
+    pipeline, sampler, _symbols, windows, time = parts
+    start = time.boot
+    sampler.ready = [raw(start + SECOND + 5), raw(start + 5), raw(start + SECOND - 1, cpu=1)]
+    pipeline.step(1.5)
+    assert counts(windows) == [2]
+    pipeline.stop()
+    assert counts(windows) == [2, 1]
+    assert windows[0].end_unix_ns == windows[1].start_unix_ns
+
+
+def test_a_window_stays_open_until_all_of_its_samples_are_drained(parts):
+    pipeline, sampler, _symbols, windows, time = parts
+    start = time.boot
+    sampler.complete = start + SECOND - 10
+    pipeline.step(1.5)
+    assert windows == []
+    sampler.ready = [raw(start + SECOND - 5)]
+    sampler.complete = None
+    pipeline.step(0.1)
+    assert counts(windows) == [1]
+
+
+def test_a_window_that_is_over_is_closed_at_once_unless_it_waits_for_symbols(parts):
+    pipeline, sampler, symbols, windows, time = parts
+    symbols.watermark = time.boot
+    sampler.ready = [raw(time.boot + 1)]
+    time.boot += SECOND + SECOND // 10
+    waits = []
+    for _ in range(2):
+        before = time.boot
+        pipeline.step(0.25)
+        waits.append(time.boot - before)
+    assert windows == []
+    assert waits[0] < SECOND // 100 < SECOND // 4 == waits[1]
+    symbols.watermark = None
+    pipeline.step(0.25)
+    assert counts(windows) == [1]
+
+
+def test_samples_wait_for_the_symbols_of_their_time_but_not_for_ever(parts):
+    pipeline, sampler, symbols, windows, time = parts
+    start = time.boot
+    symbols.watermark = start
+    sampler.ready = [raw(start + 1)]
+    pipeline.step(0.1)
+    symbols.generation = 1
+    symbols.watermark = start + 2
+    pipeline.step(0.1)
+    symbols.generation = 2
+    sampler.ready = [raw(time.boot)]
+    pipeline.step(0.1)
+    assert len(symbols.stacks) == 1
+    pipeline.step(0.45)
+    assert len(symbols.stacks) == 2
+    assert pipeline.account().waiting == 2
+    pipeline.stop()
+    (group,) = windows[-1].resources
+    assert [sample.stack.frames[0].address for sample in group.samples] == [1, 2]
+
+
+def test_the_account_is_exact_after_stopping(parts):
+    pipeline, sampler, _symbols, windows, time = parts
+    start = time.boot
+    sampler.ready = [raw(start + i * SECOND // 10) for i in range(25)]
+    pipeline.step(1.2)
+    sampler.lost = {LossCause.RING_FULL: 4}
+    sampler.ready = [raw(time.boot)]
+    pipeline.stop()
+    account = pipeline.account()
+    assert (account.taken, account.received, account.waiting) == (30, 26, 0)
+    assert account.gaps() == []
+    assert sum(window.taken for window in windows) == 30
+    assert sum(window.lost.get(LossCause.RING_FULL, 0) for window in windows) == 4
+    samples = 0
+    for window in windows:
+        samples += window.sample_count
+        assert window.totals.samples == samples <= window.totals.taken
+    totals = windows[-1].totals
+    assert totals.taken == totals.samples + totals.lost[LossCause.RING_FULL] == 30
+    assert {window.totals.stream_id for window in windows} == {totals.stream_id}
+
+
+def test_a_miscount_in_the_kernel_is_named_as_a_gap(parts):
+    pipeline, sampler, *_ = parts
+    sampler.ready = [raw(1)]
+    sampler.counts = lambda: SamplerCounts(taken=3, received=1, lost={}, filtered={})
+    pipeline.stop()
+    (gap,) = pipeline.account().gaps()
+    assert "took 3" in gap
+
+
+def test_a_suspended_hour_makes_no_windows(parts):
+    pipeline, sampler, _symbols, windows, time = parts
+    start = time.boot
+    sampler.ready = [raw(start + 5)]
+    pipeline.step(0.1)
+    time.boot += 3600 * SECOND
+    woken = time.boot
+    sampler.ready = [raw(woken - 2)]
+    pipeline.step(0.1)
+    sampler.ready = [raw(time.boot)]
+    pipeline.step(2.5)
+    assert len(windows) <= 4
+    assert [window.sample_count for window in windows if window.sample_count] == [1, 2]
+    assert windows[0].end_unix_ns - windows[0].start_unix_ns == SECOND
+    starts = [window.start_unix_ns for window in windows]
+    assert starts == sorted(starts)
+
+
+def test_a_sampler_that_no_longer_says_how_far_it_is_does_not_hold_up_windows(parts):
+    pipeline, sampler, _symbols, windows, time = parts
+    sampler.complete = start = time.boot
+    sampler.ready = [raw(start + 5)]
+    for _ in range(9):
+        pipeline.step(1)
+    assert counts(windows) == []
+    for _ in range(3):
+        pipeline.step(1)
+    assert counts(windows)[0] == 1
+    sampler.ready = [raw(start + 6)]
+    pipeline.step(1)
+    pipeline.stop()
+    assert sum(counts(windows)) == 2
+    assert pipeline.account().gaps() == []
+    for window in windows:
+        for group in window.resources:
+            for sample in group.samples:
+                for stamp in sample.timestamps_unix_ns:
+                    assert window.start_unix_ns <= stamp < window.end_unix_ns
+
+
+def test_what_breaks_into_a_step_loses_no_sample(parts):
+    pipeline, sampler, symbols, windows, time = parts
+    start, resolve, fail = time.boot, symbols.resolve, [True]
+
+    def broken(sample):
+        if sample.time_ns == start + 7 and fail:
+            fail.clear()
+            raise InterruptedError
+        return resolve(sample)
+
+    symbols.resolve = broken
+    sampler.ready = [raw(start + number) for number in range(10)]
+    with pytest.raises(InterruptedError):
+        pipeline.step(0.1)
+    assert pipeline.account().waiting == 10
+    pipeline.step(0.1)
+    pipeline.stop()
+    assert sum(counts(windows)) == 10
+    assert windows[-1].totals.samples == 10
+
+
+def test_stopping_ends_in_time_and_counts_what_it_gave_up(parts):
+    pipeline, sampler, symbols, windows, time = parts
+    resolve = symbols.resolve
+
+    def slow(sample):
+        sleep(0.01)
+        return resolve(sample)
+
+    symbols.resolve = slow
+    sampler.ready = [raw(time.boot + number) for number in range(2000)]
+    pipeline.stop(0.1)
+    (window,) = windows
+    assert 0 < window.sample_count < 2000
+    assert window.lost == {LossCause.SHUTDOWN: 2000 - window.sample_count}
+    assert window.totals.samples == window.totals.taken == 2000
+    assert pipeline.account().gaps() == []
+
+
+def test_a_step_leaves_its_backlog_when_a_stop_is_requested(parts):
+    pipeline, sampler, symbols, windows, time = parts
+    resolve = symbols.resolve
+
+    def interrupted(sample):
+        if sample.time_ns == start + 3:
+            pipeline.request_stop()
+        return resolve(sample)
+
+    sampler.wake = lambda: None
+    symbols.resolve, start = interrupted, time.boot
+    sampler.ready = [raw(start + number) for number in range(2000)]
+    pipeline.step(1.5)
+    assert windows == []
+    assert pipeline.account().waiting == 2000
+    pipeline.stop()
+    assert counts(windows) == [2000, 0]
+    assert pipeline.account().gaps() == []

@@ -1,0 +1,162 @@
+"""Windows: grouping, time stamps and the length of intervals."""
+
+from itertools import pairwise
+
+import pytest
+
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.model import (
+    STACK_NOT_COLLECTED,
+    STACK_OK,
+    Frame,
+    FrameKind,
+    LossCause,
+    RawSample,
+    Resource,
+    Stack,
+    Unresolved,
+)
+from otel_kprofiler.pipeline import EventTimeGate, WindowBuilder, WindowSchedule
+
+SECOND = 1_000_000_000
+
+
+class FakeTime:
+    """Clocks that tests set."""
+
+    def __init__(self, boot_ns=0, offset_ns=1_700_000_000 * SECOND):
+        self.boot, self.offset = boot_ns, offset_ns
+
+    def boot_ns(self):
+        return self.boot
+
+    def unix_ns(self):
+        return self.boot + self.offset
+
+
+def raw(time_ns, tid=7, cpu=0, comm=b"work"):
+    return RawSample(
+        time_ns, cpu, 5, tid, 1, 0, comm, b"", b"", STACK_OK, STACK_NOT_COLLECTED, None
+    )
+
+
+def stack_of(unresolved=None):
+    return Stack((Frame(None, 1, (), 0, FrameKind.KERNEL, unresolved),))
+
+
+def builder(source=None, start=0, **kwargs):
+    schedule = kwargs.pop("schedule", WindowSchedule(5 * SECOND))
+    clock = Clock(source or FakeTime())
+    return WindowBuilder(clock, schedule, start_boot_ns=start, period_ns=10_000_000, **kwargs)
+
+
+def test_equal_samples_share_one_entry_with_a_time_each():
+    windows, stack, resource = builder(), stack_of(), Resource({})
+    for time in (10, 20, 30):
+        windows.add(raw(time), stack, resource)
+    windows.add(raw(40, tid=8), stack, resource)
+    window = windows.close(taken=4, lost={LossCause.RING_FULL: 0})
+    (group,) = window.resources
+    assert [len(sample.timestamps_unix_ns) for sample in group.samples] == [3, 1]
+    assert window.sample_count == window.taken == 4
+
+
+def test_timestamps_lie_inside_the_half_open_interval():
+    windows, resource = builder(start=100), Resource({})
+    windows.add(raw(100), stack_of(), resource)
+    windows.add(raw(5 * SECOND + 99), stack_of(), resource)
+    window = windows.close()
+    times = [t for s in window.resources[0].samples for t in s.timestamps_unix_ns]
+    assert window.start_unix_ns == min(times)
+    assert window.end_unix_ns == max(times) + 1
+    assert window.end_unix_ns - window.start_unix_ns == 5 * SECOND
+
+
+def test_a_late_sample_moves_the_start_back():
+    windows = builder(start=100)
+    windows.add(raw(50), stack_of(), Resource({}))
+    window = windows.close()
+    assert window.start_unix_ns == window.resources[0].samples[0].timestamps_unix_ns[0]
+
+
+def lengths_s(closed):
+    return [(window.end_unix_ns - window.start_unix_ns) / SECOND for window in closed]
+
+
+def test_windows_are_short_up_to_the_first_with_samples_and_have_no_gap():
+    windows = builder(schedule=WindowSchedule(5 * SECOND, first_ns=SECOND))
+    closed = [windows.close()]
+    windows.add(raw(SECOND + 1), stack_of(), Resource({}))
+    closed += [windows.close(), windows.close()]
+    assert lengths_s(closed) == [1, 2, 5]
+    assert [bool(window.resources) for window in closed] == [False, True, False]
+    assert all(one.end_unix_ns == next_.start_unix_ns for one, next_ in pairwise(closed))
+
+
+def test_empty_windows_at_the_start_grow_up_to_the_interval():
+    windows = builder(schedule=WindowSchedule(5 * SECOND, first_ns=SECOND))
+    assert lengths_s([windows.close() for _ in range(5)]) == [1, 2, 4, 5, 5]
+
+
+def test_a_clock_that_steps_back_never_takes_an_empty_window_back():
+    source = FakeTime()
+    clock = Clock(source)
+    windows = WindowBuilder(clock, WindowSchedule(SECOND), start_boot_ns=0, period_ns=1)
+    first = windows.close()
+    source.offset -= 3600 * SECOND
+    assert clock.sync() == -3600 * SECOND
+    second = windows.close()
+    assert second.start_unix_ns >= first.end_unix_ns
+    assert second.end_unix_ns > second.start_unix_ns
+
+
+def test_frames_of_unknown_modules_are_tried_again_at_the_end():
+    windows, resource = builder(), Resource({})
+    known, unknown = stack_of(Unresolved.NO_SYMBOL), stack_of(Unresolved.NOT_YET_KNOWN)
+    windows.add(raw(1), known, resource)
+    windows.add(raw(2), unknown, resource)
+    windows.add(raw(3), unknown, resource)
+    better, asked = stack_of(), []
+    window = windows.close(resolve_again=lambda sample: asked.append(sample) or better)
+    assert [sample.time_ns for sample in asked] == [2]
+    assert [sample.stack for sample in window.resources[0].samples] == [known, better]
+
+
+@pytest.mark.parametrize("unit", [0.0, 0.25, 0.999])
+def test_jitter_stays_within_its_share(unit):
+    schedule = WindowSchedule(1000, jitter=0.2)
+    assert 800 <= schedule.length_ns(unit) <= 1200
+
+
+def test_the_gate_waits_for_the_slowest_stream_but_not_for_ever():
+    gate = EventTimeGate(max_wait_ns=100)
+    assert gate.passed_ns(samples_ns=1000, symbols_ns=950, now_ns=1000) == 950
+    assert gate.passed_ns(samples_ns=1000, symbols_ns=10, now_ns=1000) == 900
+    assert gate.passed_ns(samples_ns=800, symbols_ns=5000, now_ns=1000) == 800
+
+
+def test_the_gate_releases_in_the_order_of_time():
+    gate = EventTimeGate()
+    gate.push([raw(30), raw(10)])
+    gate.push([raw(20), raw(40)])
+    assert [sample.time_ns for sample in gate.release(30)] == [10, 20]
+    assert [sample.time_ns for sample in gate.release(100)] == [30, 40]
+    assert len(gate) == 0
+
+
+def test_a_change_ends_a_window_and_its_settings_hold_from_then_on():
+    windows = builder()
+    windows.change(2 * SECOND, WindowSchedule(3 * SECOND), 5_000_000)
+    windows.change(4 * SECOND, WindowSchedule(7 * SECOND), 1_000_000)
+    closed = [windows.close() for _ in range(3)]
+    lengths = [window.end_unix_ns - window.start_unix_ns for window in closed]
+    assert lengths == [2 * SECOND, 2 * SECOND, 7 * SECOND]
+    assert [window.period_ns for window in closed] == [10_000_000, 5_000_000, 1_000_000]
+
+
+def test_a_change_after_the_end_of_a_window_waits_for_the_next():
+    windows = builder()
+    windows.change(6 * SECOND, WindowSchedule(5 * SECOND), 1)
+    closed = [windows.close() for _ in range(3)]
+    assert [window.period_ns for window in closed] == [10_000_000, 10_000_000, 1]
+    assert closed[1].end_unix_ns - closed[1].start_unix_ns == SECOND

@@ -1,0 +1,173 @@
+"""Recordings: what goes in comes out, and nothing of the replaying host."""
+
+import errno
+import json
+import os
+import stat
+import struct
+import zipfile
+
+import pytest
+
+from otel_kprofiler.bpf import parse_records
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import STACK_TRUNCATED, LossCause, ProcessKey
+from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter, ReplaySampler
+from otel_kprofiler.sampling import SamplerCounts
+
+COUNTS = SamplerCounts(4, {LossCause.RING_FULL: 1}, 3, {"idle": 9}, 5)
+OFFSET = 1_790_000_000_000_000_000
+FACTS = RecordingFacts(OFFSET, 10_000_000, 24, 500, COUNTS)
+
+
+def ring_record(time_ns, frames):
+    payload = struct.pack(
+        "<QQQQQQIIIhh16s", time_ns, 1, 2, 0, 0, 0, 3, 4, 0, 8 * len(frames), -32768, b"comm",
+    ) + struct.pack(f"<{len(frames)}Q", *frames)  # fmt: skip
+    return struct.pack("<II", len(payload), 0) + payload
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A host with two modules, of which one lets nobody look."""
+    root = tmp_path / "host"
+    for path, content in {
+        "proc/kallsyms": b"ffffffff81000000 T _text\n",
+        "sys/module/loop/sections/.text": b"0xffffffffc0000000\n",
+        "sys/module/loop/notes/.note.gnu.build-id": b"\4\0\0\0",
+        "sys/module/loop/coresize": b"4096\n",
+    }.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(content)
+
+    class Guarded(Access):
+        def read_bytes(self, path):
+            if path == "/sys/kernel/notes":
+                raise PermissionError(errno.EACCES, "denied", path)
+            return super().read_bytes(path)
+
+    return Guarded(str(root))
+
+
+@pytest.fixture
+def recorded(tmp_path, tree):
+    path = str(tmp_path / "a.kprofile")
+    writer = RecordingWriter(path)
+    writer.capture(tree)
+    writer.add_records(ring_record(100, [1, 2]) + ring_record(90, [3]), 150)
+    writer.add_event("modules", 160, b"add loop")
+    writer.add_records(ring_record(200, [4, 5, 6]), 250)
+    writer.add_resources({ProcessKey(3, 1): {"process.pid": 3, "tags": ("a", "b")}})
+    assert not os.path.exists(path), "a recording appears when it is whole"
+    writer.finish(FACTS)
+    assert sorted(os.listdir(tmp_path)) == ["a.kprofile", "host"]
+    return path
+
+
+def test_a_replay_returns_each_recorded_drain_with_its_watermark(recorded):
+    recording = Recording(recorded)
+    sampler = ReplaySampler(recording)
+    clock = Clock(sampler)
+    sampler.start()
+    first = sampler.drain()
+    assert [sample.time_ns for sample in first] == [100, 90]
+    assert first[:1] == parse_records(ring_record(100, [1, 2]), 24)
+    assert (sampler.complete_until_ns(), clock.to_unix_ns(100)) == (150, OFFSET + 100)
+    (last,) = sampler.drain()
+    assert last.kernel_status == STACK_TRUNCATED, "by the limit of the recorded host"
+    assert not sampler.exhausted
+    assert sampler.drain() == []
+    assert sampler.exhausted
+    assert sampler.complete_until_ns() == FACTS.until_ns
+    assert sampler.counts() == COUNTS
+    assert sampler.period_ns == FACTS.period_ns
+    recording.close()
+
+
+def test_the_files_are_those_of_the_recorded_host(recorded):
+    recording = Recording(recorded)
+    files = recording.files
+    assert files.read_bytes("/proc/kallsyms") == b"ffffffff81000000 T _text\n"
+    with open(files.open_fd("/proc/kallsyms"), "rb") as file:
+        assert file.read() == b"ffffffff81000000 T _text\n"
+    assert files.list_dir("/sys/module") == ["loop"]
+    assert files.list_dir("/sys/module/loop") == ["coresize", "notes", "sections"]
+    assert files.list_dir("/sys/module/loop/sections/") == [".text"]
+    recording.close()
+
+
+def test_what_the_recorded_host_lacked_or_refused_is_so_in_the_replay(recorded):
+    recording = Recording(recorded)
+    with pytest.raises(FileNotFoundError):
+        recording.files.read_bytes("/proc/modules")
+    with pytest.raises(FileNotFoundError):
+        recording.files.list_dir("/proc/self/task")
+    with pytest.raises(FileNotFoundError):
+        recording.files.read_link("/proc/self/exe")
+    with pytest.raises(PermissionError):
+        recording.files.open_fd("/sys/kernel/notes")
+    recording.close()
+
+
+def test_events_and_resources_come_back(recorded):
+    recording = Recording(recorded)
+    assert list(recording.blocks("events/modules")) == [(160, b"add loop")]
+    assert recording.resources == {ProcessKey(3, 1): {"process.pid": 3, "tags": ("a", "b")}}
+    assert recording.facts == FACTS
+    recording.close()
+
+
+def test_blocks_keep_their_order_over_many_entries(tmp_path, monkeypatch):
+    monkeypatch.setattr("otel_kprofiler.recording.recording._FLUSH_BYTES", 100)
+    writer = RecordingWriter(str(tmp_path / "many"))
+    for time_ns in range(50):
+        writer.add_records(ring_record(time_ns, [time_ns]), time_ns)
+    writer.finish(FACTS)
+    recording = Recording(str(tmp_path / "many"))
+    sampler = ReplaySampler(recording)
+    times = [sampler.drain()[0].time_ns for _ in range(50)]
+    assert times == list(range(50))
+    recording.close()
+
+
+def test_an_abandoned_recording_leaves_nothing(tmp_path):
+    writer = RecordingWriter(str(tmp_path / "gone"))
+    writer.add_records(ring_record(1, [1]), 1)
+    writer.abandon()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_recording_is_for_its_owner_only(recorded):
+    assert stat.S_IMODE(os.stat(recorded).st_mode) == 0o600
+
+
+def test_a_recording_of_another_version_is_refused_with_its_version(recorded, tmp_path):
+    changed = str(tmp_path / "changed")
+    with zipfile.ZipFile(recorded) as old, zipfile.ZipFile(changed, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name == "recording.json":
+                content = json.dumps({**json.loads(content), "version": 99}).encode()
+            new.writestr(name, content)
+    with pytest.raises(KProfilerError, match=r"format 99\.1"):
+        Recording(changed)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\5\6" + bytes(18)])
+def test_what_is_no_recording_is_refused(tmp_path, content):
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    with pytest.raises(KProfilerError, match="no recording"):
+        Recording(str(path))
+
+
+def test_damaged_records_are_refused(tmp_path):
+    writer = RecordingWriter(str(tmp_path / "damaged"))
+    writer.add_records(ring_record(1, [1])[:-4], 1)
+    writer.finish(FACTS)
+    recording = Recording(str(tmp_path / "damaged"))
+    with pytest.raises(KProfilerError, match="damaged"):
+        ReplaySampler(recording).drain()
+    recording.close()

@@ -1,0 +1,454 @@
+"""The reporter: each encoding is made once, and an account that is never short."""
+
+import dataclasses
+import threading
+
+import pytest
+
+from otel_kprofiler.delivery import MAX_WAITING_SAMPLES, Reporter
+from otel_kprofiler.export import (
+    ExportOutcome,
+    ExportQueue,
+    ExportResult,
+    ProfileExporter,
+    Spool,
+)
+from otel_kprofiler.model import (
+    ON_CPU,
+    Account,
+    AttributeForm,
+    Batch,
+    Form,
+    LossCause,
+    Resource,
+    ResourceSamples,
+    Stack,
+    StreamTotals,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import Encoded, check_payload, decode_windows
+
+
+class Collecting(ProfileExporter):
+    """Keeps what it is given; waits for ``open`` first."""
+
+    def __init__(self, name, form=Form.PROTOBUF, max_bytes=None, attributes=AttributeForm.INLINE):
+        self.name, self.form, self.max_bytes, self.attributes = name, form, max_bytes, attributes
+        self.batches = []
+        self.open = threading.Event()
+        self.open.set()
+
+    def export(self, batch):
+        self.open.wait(30)
+        self.batches.append(batch)
+        return ExportResult(ExportOutcome.SUCCESS, batch.sample_count, {}, "")
+
+    def force_flush(self, timeout_millis=30_000):
+        return True
+
+    def shutdown(self, timeout_millis=30_000):
+        self.open.set()
+
+
+class SizedWindow(Window):
+    """A window that says how many samples it has."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, size):
+        super().__init__(ON_CPU, 1, 0, 1, (object(),))
+        object.__setattr__(self, "size", size)
+
+    @property
+    def sample_count(self):
+        return self.size
+
+
+def encoder(calls):
+    def encode(window, encoding):
+        calls.append((window.size, *encoding))
+        return Encoded((Batch(b"x", encoding.form, (window.size - 1,), 0, 1),), too_large=1)
+
+    return encode
+
+
+def account_of(reporter, received):
+    return Account(received, received, {}, 0, reporter.accounts())
+
+
+def test_each_encoding_is_made_once():
+    calls = []
+    exporters = [
+        Collecting("a"),
+        Collecting("b"),
+        Collecting("c", Form.JSON, 100),
+        Collecting("d", attributes=AttributeForm.REFERENCES),
+    ]
+    reporter = Reporter([ExportQueue(e) for e in exporters], encoder=encoder(calls))
+    reporter(SizedWindow(10))
+    assert reporter.force_flush(10_000)
+    assert sorted(calls, key=str) == [
+        (10, Form.JSON, 100, AttributeForm.INLINE),
+        (10, Form.PROTOBUF, None, AttributeForm.INLINE),
+        (10, Form.PROTOBUF, None, AttributeForm.REFERENCES),
+    ]
+    assert all(len(exporter.batches) == 1 for exporter in exporters)
+    assert exporters[0].batches[0] is exporters[1].batches[0]
+    reporter.shutdown(1000)
+    assert account_of(reporter, 10).gaps() == []
+    assert {a.name: a.lost for a in reporter.accounts()} == {
+        name: {LossCause.TOO_LARGE: 1} for name in "abcd"
+    }
+
+
+def test_a_slow_exporter_delays_no_other():
+    slow, quick = Collecting("slow"), Collecting("quick")
+    slow.open.clear()
+    reporter = Reporter([ExportQueue(slow), ExportQueue(quick)], encoder=encoder([]))
+    for _ in range(5):
+        reporter(SizedWindow(2))
+    assert not reporter.force_flush(500)
+    assert len(quick.batches) == 5
+    assert account_of(reporter, 10).gaps() == []
+    slow.open.set()
+    reporter.shutdown(10_000)
+    assert len(slow.batches) == 5
+
+
+def test_a_defect_in_the_encoder_costs_one_window_and_is_counted(caplog):
+    def broken(window, encoding):
+        if window.size == 3:
+            raise ZeroDivisionError
+        return encoder([])(window, encoding)
+
+    exporter = Collecting("a")
+    reporter = Reporter([ExportQueue(exporter)], encoder=broken)
+    for size in (2, 3, 4):
+        reporter(SizedWindow(size))
+    assert reporter.force_flush(10_000)
+    (account,) = reporter.accounts()
+    assert account.lost == {LossCause.INTERNAL: 3, LossCause.TOO_LARGE: 2}
+    assert account.exported == 4
+    assert "ZeroDivisionError" in caplog.text
+    reporter.shutdown(1000)
+
+
+@pytest.mark.parametrize("windows", [3, 10])
+def test_windows_beyond_the_capacity_drop_the_oldest_and_are_counted(windows):
+    entered, release = threading.Event(), threading.Event()
+
+    def waiting(window, encoding):
+        entered.set()
+        release.wait(30)
+        return Encoded((Batch(b"x", encoding.form, (window.size,), 0, 1),), too_large=0)
+
+    exporter = Collecting("a")
+    reporter = Reporter([ExportQueue(exporter)], encoder=waiting, capacity=2)
+    for size in range(1, windows + 1):
+        reporter(SizedWindow(size))
+        assert entered.wait(10)
+    received = windows * (windows + 1) // 2
+    assert account_of(reporter, received).gaps() == []
+    release.set()
+    reporter.shutdown(10_000)
+    assert account_of(reporter, received).gaps() == []
+    assert exporter.batches[-1].sample_count == windows
+    (account,) = reporter.accounts()
+    assert account.pending == 0
+    assert (account.lost.get(LossCause.QUEUE_FULL, 0) > 0) == (windows > 3)
+
+
+def test_windows_that_wait_are_bounded_by_their_samples_too():
+    entered, release = threading.Event(), threading.Event()
+
+    def waiting(window, encoding):
+        entered.set()
+        release.wait(30)
+        return Encoded((Batch(b"x", encoding.form, (window.size,), 0, 1),), too_large=0)
+
+    exporter = Collecting("a")
+    reporter = Reporter([ExportQueue(exporter)], encoder=waiting)
+    reporter(SizedWindow(1))
+    assert entered.wait(10)
+    half = MAX_WAITING_SAMPLES // 2
+    for size in (half, half, half + 1, 3 * half):
+        reporter(SizedWindow(size))
+    (account,) = reporter.accounts()
+    assert account.lost == {LossCause.QUEUE_FULL: 3 * half + 1}
+    assert account.pending == 1 + 3 * half
+    release.set()
+    reporter.shutdown(10_000)
+    assert [batch.sample_count for batch in exporter.batches] == [1, 3 * half]
+
+
+def test_what_is_not_encoded_in_time_is_lost_at_shutdown():
+    release = threading.Event()
+
+    def stuck(window, encoding):
+        release.wait(30)
+        return Encoded((Batch(b"x", encoding.form, (window.size,), 0, 1),), too_large=0)
+
+    reporter = Reporter([ExportQueue(Collecting("a"))], encoder=stuck)
+    for _ in range(3):
+        reporter(SizedWindow(5))
+    reporter.shutdown(200)
+    (account,) = reporter.accounts()
+    assert account.lost[LossCause.SHUTDOWN] >= 10
+    assert account_of(reporter, 15).gaps() == []
+    release.set()
+
+
+def test_nothing_is_pending_after_a_shutdown_in_the_middle_of_encoding():
+    entered, release, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def stuck(window, form):
+        entered.set()
+        release.wait(30)
+        ended.set()
+        return Encoded((Batch(b"x", form, (window.size,), 0, 1),), too_large=0)
+
+    exporter = Collecting("a")
+    reporter = Reporter([ExportQueue(exporter)], encoder=stuck)
+    reporter(SizedWindow(5))
+    assert entered.wait(10)
+    reporter.shutdown(200)
+    for _ in range(2):
+        (account,) = reporter.accounts()
+        assert (account.pending, account.lost) == (0, {LossCause.SHUTDOWN: 5})
+        release.set()
+        assert ended.wait(10)
+    assert exporter.batches == []
+
+
+def test_what_a_window_gave_up_is_counted_for_each_exporter_and_told():
+    exporter = Refusing("a")
+    reporter = Reporter([ExportQueue(exporter)])
+    window = window_of(5, 1000, stream(12))
+    reporter(dataclasses.replace(window, lost={LossCause.SHUTDOWN: 7}))
+    reporter.shutdown(10_000)
+    assert account_of(reporter, 12).gaps() == []
+    arrived, last = told(exporter)
+    assert last.totals.lost == {LossCause.SHUTDOWN: 7}
+    assert arrived + 7 == last.totals.samples
+
+
+def test_each_receiver_is_told_what_was_lost_on_the_way_to_it():
+    seen = []
+
+    def watching(window, encoding):
+        seen.append(window.totals.lost)
+        return Encoded((), 0)
+
+    whole, short = Collecting("whole"), Collecting("short")
+    queues = [ExportQueue(whole), ExportQueue(short)]
+    reporter = Reporter(queues, encoder=watching)
+    queues[1].lose(3, LossCause.REJECTED)
+    totals = StreamTotals("ab", 10, 12, {LossCause.RING_FULL: 2})
+    reporter(Window(ON_CPU, 1, 0, 1, (ResourceSamples(Resource({}), ()),), totals=totals))
+    assert reporter.force_flush(10_000)
+    assert seen == [{LossCause.RING_FULL: 2}, {LossCause.RING_FULL: 2, LossCause.REJECTED: 3}]
+    reporter.shutdown(1000)
+
+
+def test_an_empty_window_is_not_sent():
+    calls = []
+    reporter = Reporter([ExportQueue(Collecting("a"))], encoder=encoder(calls))
+    reporter(Window(ON_CPU, 1, 0, 1, ()))
+    assert reporter.force_flush(10_000)
+    assert calls == []
+    reporter.shutdown(1000)
+
+
+def test_a_queue_that_leaves_delivers_what_it_has_and_its_account_goes_on():
+    old, new, other = Collecting("a"), Collecting("a", Form.JSON), Collecting("b")
+    old.open.clear()
+    reporter = Reporter([ExportQueue(old)], encoder=encoder([]))
+    for _ in range(3):
+        reporter(SizedWindow(10))
+    reporter.replace([ExportQueue(new), ExportQueue(other)])
+    reporter(SizedWindow(5))
+    assert account_of(reporter, 35).gaps() == []
+    assert {a.name: a.not_offered for a in reporter.accounts()} == {"a": 0, "b": 30}
+    old.open.set()
+    assert reporter.force_flush(10_000)
+    reporter.replace([ExportQueue(Collecting("c"))])
+    reporter(SizedWindow(7))
+    reporter.shutdown(10_000)
+    assert account_of(reporter, 42).gaps() == []
+    assert [a.not_offered for a in reporter.accounts()] == [7, 37, 35]
+    assert len(old.batches) == 3
+    assert len(new.batches) == 1
+    exported = {a.name: a.exported for a in reporter.accounts()}
+    assert exported == {"a": 27 + 4, "b": 4, "c": 6}
+
+
+def test_what_leaving_queues_cannot_deliver_is_lost_at_shutdown():
+    class Dead(Collecting):
+        def export(self, batch):
+            self.open.wait(30)
+            return ExportResult.failure(batch, LossCause.SHUTDOWN, "")
+
+    dead = Dead("a")
+    dead.open.clear()
+    reporter = Reporter([ExportQueue(dead)], encoder=encoder([]))
+    reporter(SizedWindow(10))
+    reporter.replace([])
+    reporter.shutdown(100)
+    (account,) = reporter.accounts()
+    assert account.lost == {LossCause.SHUTDOWN: 9, LossCause.TOO_LARGE: 1}
+    assert account_of(reporter, 10).gaps() == []
+
+
+class Disk(ExportQueue):
+    """Accepts a batch, and does not return before it is told to."""
+
+    def __init__(self, exporter):
+        self.accepted, self.returns = threading.Event(), threading.Event()
+        super().__init__(exporter)
+
+    def put(self, batch):
+        super().put(batch)
+        self.accepted.set()
+        return self.returns.wait(30)
+
+
+def test_an_account_waits_for_no_disk_and_counts_each_sample_once_meanwhile():
+    def in_two(window, encoding):
+        half = Batch(b"x", encoding.form, (window.size // 2,), 0, 1)
+        return Encoded((half, half), too_large=0)
+
+    quick, slow = ExportQueue(Collecting("quick")), Disk(Collecting("slow"))
+    reporter = Reporter([quick, slow], encoder=in_two, capacity=2)
+    reporter(SizedWindow(10))
+    assert slow.accepted.wait(10)
+    assert account_of(reporter, 10).gaps() == []
+    for handed_over in range(2, 5):  # beyond the capacity: the oldest is lost meanwhile
+        reporter(SizedWindow(10))
+        assert account_of(reporter, 10 * handed_over).gaps() == []
+    assert [a.lost for a in reporter.accounts()] == [{LossCause.QUEUE_FULL: 10}] * 2
+    slow.returns.set()
+    reporter.shutdown(10_000)
+    assert account_of(reporter, 40).gaps() == []
+    assert {a.name: a.exported for a in reporter.accounts()} == {"quick": 30, "slow": 30}
+
+
+STACK = Stack(())
+HOST = {"host.name": "here"}
+
+
+def window_of(samples, start, totals):
+    """A real window of so many samples, in two resources."""
+    groups = tuple(
+        ResourceSamples(
+            Resource({**HOST, "process.pid": pid}),
+            (WindowSample(STACK, pid, "t", 0, None, tuple(range(start, start + count))),),
+        )
+        for pid, count in ((1, 1), (2, samples - 1))
+    )
+    return Window(ON_CPU, 1, start, start + 1000, groups, taken=samples, totals=totals)
+
+
+def stream(samples, taken=None):
+    return StreamTotals("ab", samples, samples if taken is None else taken, {})
+
+
+class Refusing(Collecting):
+    """Refuses the batches that it is told to, by number."""
+
+    refused = ()
+
+    def export(self, batch):
+        super().export(batch)
+        if len(self.batches) in self.refused:
+            return ExportResult.failure(batch, LossCause.REJECTED, "")
+        return ExportResult.success(batch)
+
+
+def told(exporter, refused=()):
+    """What arrived, and the totals that the last request told."""
+    payloads = [batch.payload for batch in exporter.batches]
+    arrived = [one for number, one in enumerate(payloads, 1) if number not in refused]
+    for payload in arrived:
+        assert check_payload(payload) == []
+    windows = decode_windows(arrived)
+    return sum(window.sample_count for window in windows), windows[-1]
+
+
+@pytest.mark.parametrize("form", list(Form))
+def test_a_receiver_is_told_of_what_was_lost_after_the_last_window(form):
+    exporter = Refusing("a", form)
+    exporter.refused = {1, 3}
+    reporter = Reporter([ExportQueue(exporter)])
+    for number in (1, 2, 3):
+        reporter(window_of(5, number * 1000, stream(5 * number)))
+    reporter.shutdown(10_000)
+    arrived, last = told(exporter, exporter.refused)
+    assert last.sample_count == 0
+    assert last.totals == stream(15)._replace(lost={LossCause.REJECTED: 10})
+    assert arrived + 10 == last.totals.samples
+    assert account_of(reporter, 15).gaps() == []
+
+
+def test_what_an_empty_last_window_lost_is_told():
+    exporter = Refusing("a")
+    reporter = Reporter([ExportQueue(exporter)])
+    reporter(window_of(5, 1000, stream(5)))
+    totals = stream(5, taken=9)._replace(lost={LossCause.RING_FULL: 4})
+    reporter(Window(ON_CPU, 1, 2000, 3000, (), taken=4, totals=totals))
+    reporter.shutdown(10_000)
+    assert told(exporter)[1].totals == totals
+
+
+def test_nothing_more_is_sent_to_a_receiver_that_knows_all():
+    exporter = Refusing("a")
+    reporter = Reporter([ExportQueue(exporter)])
+    reporter(window_of(5, 1000, stream(5)))
+    reporter.shutdown(10_000)
+    reporter.shutdown(0)
+    assert len(exporter.batches) == 1
+
+
+def test_a_receiver_is_told_what_was_not_offered_to_it():
+    first, second = Refusing("a"), Refusing("b")
+    queues = [ExportQueue(first)]
+    reporter = Reporter(queues)
+    reporter(window_of(5, 1000, stream(5)))
+    assert reporter.force_flush(10_000)
+    reporter.replace([*queues, ExportQueue(second)])
+    reporter(window_of(3, 2000, stream(8)))
+    reporter.shutdown(10_000)
+    arrived, last = told(second)
+    assert last.totals.lost == {LossCause.NOT_OFFERED: 5}
+    assert arrived + 5 == last.totals.samples
+    arrived, last = told(first)
+    assert last.totals.lost == {}
+    assert arrived == last.totals.samples
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_what_a_spool_cannot_deliver_is_told_in_the_next_run(tmp_path, reachable):
+    class Away(Refusing):
+        def export(self, batch):
+            return ExportResult.failure(batch, LossCause.RETRIES_EXHAUSTED, "")
+
+        def find_trouble(self):
+            return "UNAVAILABLE"
+
+    exporter = Refusing("a") if reachable else Away("a")
+    queue = ExportQueue(exporter, spool=Spool(str(tmp_path)))
+    reporter = Reporter([queue])
+    reporter(window_of(5, 1000, stream(5)))
+    assert reporter.force_flush(10_000 if reachable else 200) is reachable
+    totals = stream(9)
+    reporter(Window(ON_CPU, 1, 2000, 3000, (), totals=totals))
+    queue.lose(4, LossCause.INTERNAL)
+    reporter.shutdown(5_000)
+    later = exporter if reachable else Refusing("a")
+    if not reachable:
+        again = ExportQueue(later, spool=Spool(str(tmp_path)))
+        assert again.force_flush(10_000)
+        again.shutdown(1000)
+    arrived, last = told(later)
+    assert last.totals.lost == {LossCause.INTERNAL: 4}
+    assert arrived + 4 == last.totals.samples
