@@ -171,9 +171,6 @@ class Agent:
     def _start(self, reporter: Reporter, receiver: Receiver) -> None:
         pipeline = None
         prepared, self._prepared = self._prepared, None
-        if prepared and receiver.symbol_names == "compressed":
-            prepared.close()
-            prepared = None
         try:
             pipeline = open_live(
                 sampler_config(receiver),
@@ -185,7 +182,6 @@ class Agent:
                 exporters=reporter.accounts,
                 symbolizer=prepared,
                 loader=receiver.loader,
-                symbol_names=receiver.symbol_names,
                 pause=self._alive,
             )
             pipeline.start()

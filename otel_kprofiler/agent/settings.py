@@ -17,7 +17,6 @@ FIXED_AT_START: Final = (
     "max_frames",
     "bpf_verifier_log_level",
     "no_kernel_version_check",
-    "symbol_names",
 )
 """Keys of the receiver that are used when the program is loaded, and not again."""
 

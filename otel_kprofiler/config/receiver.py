@@ -110,11 +110,6 @@ class Receiver(Section):
         default="auto",
         description="Library that loads the kernel program; auto takes libbpf, else bcc.",
     )
-    symbol_names: Literal["plain", "compressed"] = Field(
-        default="plain",
-        description="How the names of kernel symbols are kept in memory; compressed takes half "
-        "of it, and some 15 µs for each address that is new.",
-    )
     bpf_verifier_log_level: int = Field(
         default=0, ge=0, le=2, description="How much the kernel's verifier logs, 0 to 2."
     )

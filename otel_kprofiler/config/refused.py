@@ -31,6 +31,8 @@ RECEIVER: Final[Mapping[str, str]] = {
     "target_cpu_ids": "use pin_cpu_ids",
     "attributes": "use resource",
     "resource_attributes": "use resource",
+    "symbol_names": "names of kernel symbols are always kept as they are, compressing them saved "
+    "2 MB at most; remove it",
 }
 
 _QUEUE: Final = "the queue of an exporter has one worker and counts batches"

@@ -30,9 +30,7 @@ from otel_kprofiler.tracking import IteratedKallsyms, KsymbolWatch, ModuleWatch
 _log = logging.getLogger(__name__)
 
 
-def open_symbols(
-    access: Access, *, event_sink: EventSink | None = None, symbol_names: str = "plain"
-) -> Symbolizer:
+def open_symbols(access: Access, *, event_sink: EventSink | None = None) -> Symbolizer:
     """The symbols of this host, with what follows their changes from before they were read.
 
     No thread runs before they are first asked to advance. For the arguments see
@@ -41,7 +39,7 @@ def open_symbols(
     code = _open_code(access, event_sink)
     files = IteratedKallsyms(access)
     modules = _open_modules(files, event_sink, until_bpf=code is not None)
-    return Symbolizer.live(files, code=code, modules=modules, packed=symbol_names == "compressed")
+    return Symbolizer.live(files, code=code, modules=modules)
 
 
 def open_live(
@@ -58,7 +56,6 @@ def open_live(
     exporters: Callable[[], tuple[ExporterAccount, ...]] = tuple,
     event_sink: EventSink | None = None,
     loader: str = "auto",
-    symbol_names: str = "plain",
     pause: Callable[[], None] | None = None,
 ) -> Pipeline[EbpfSampler]:
     """A pipeline that samples this host; no program is in the kernel before it is started.
@@ -78,11 +75,10 @@ def open_live(
         exporters: what became of the samples that the sink was given.
         event_sink: takes the changes of symbols, for recordings.
         loader: what loads the program: ``auto``, ``libbpf`` or ``bcc``.
-        symbol_names: ``compressed`` for half the memory, else ``plain``.
         pause: called again and again during long work.
     """
     if symbolizer is None:
-        symbolizer = open_symbols(access, event_sink=event_sink, symbol_names=symbol_names)
+        symbolizer = open_symbols(access, event_sink=event_sink)
     symbolizer.advance(clock.boot_ns())  # they are followed from now on
     ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
     config = replace(config, interrupt_ranges=ranges)

@@ -43,7 +43,6 @@ class Plan:
         sampler: rate, stacks and the like; targets and intervals are filled in.
         schedule: how long windows last.
         loader: what loads the kernel program.
-        symbol_names: ``compressed`` for half the memory, else ``plain``.
         attributes: win over those of the service's Resource.
         span_links: link samples to spans.
         link_unsampled_spans: also to those that are not sampled.
@@ -56,7 +55,6 @@ class Plan:
     sampler: SamplerConfig
     schedule: WindowSchedule
     loader: str = "auto"
-    symbol_names: str = "plain"
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
     span_links: bool = True
     link_unsampled_spans: bool = False

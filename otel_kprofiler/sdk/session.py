@@ -67,9 +67,7 @@ class Session:
         access, clock = Access(), Clock()
         config = complete_sampler_config(plan)
         if symbolizer is None:
-            symbolizer = Symbolizer.live(
-                IteratedKallsyms(access), packed=plan.symbol_names == "compressed"
-            )
+            symbolizer = Symbolizer.live(IteratedKallsyms(access))
         self.symbolizer = symbolizer
         ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
         self._sampler = EbpfSampler(

@@ -148,7 +148,6 @@ def make_plan(settings: Settings) -> Plan:
             int(settings.reporter_interval), settings.reporter_jitter, FIRST_WINDOW_NS
         ),
         loader=settings.loader,
-        symbol_names=settings.symbol_names,
         attributes={
             name: tuple(value) if isinstance(value, list) else value
             for name, value in settings.resource.items()

@@ -92,7 +92,6 @@ class Symbolizer:
             from before ``snapshot`` was read; closed with the symbolizer. Without it, what the
             snapshot has of them is taken to be there at all times.
         modules: tells which modules are loaded and unloaded, likewise.
-        packed: whether ``reload`` compresses the names of symbols.
     """
 
     def __init__(
@@ -102,9 +101,7 @@ class Symbolizer:
         files: HostFiles | None = None,
         code: KsymbolSource | None = None,
         modules: ModuleSource | None = None,
-        packed: bool = False,
     ) -> None:
-        self._packed = packed
         self._files = files
         self._source = code
         self._code: KsymbolTable | None = None
@@ -124,17 +121,14 @@ class Symbolizer:
         *,
         code: KsymbolSource | None = None,
         modules: ModuleSource | None = None,
-        packed: bool = False,
     ) -> Symbolizer:
         """Symbols of this host, or of a captured tree that ``access`` gives.
 
         Symbols that are hidden or missing are no error, see ``hidden`` and ``problems``.
-        For ``code`` and ``modules`` see the class. With ``packed`` the names are compressed:
-        half the memory, for some 15 µs per address that is new.
+        For ``code`` and ``modules`` see the class.
         """
         files = access or Access()
-        snapshot = read_snapshot(files, packed=packed)
-        return cls(snapshot, files=files, code=code, modules=modules, packed=packed)
+        return cls(read_snapshot(files), files=files, code=code, modules=modules)
 
     @classmethod
     def from_files(
@@ -260,7 +254,6 @@ class Symbolizer:
             generation=before.generation + 1,
             since_ns=now_boot_ns,
             previous=before,
-            packed=self._packed,
         )
         self._views = (self._make_view(after), *self._views[:MAX_HISTORY])
         return after

@@ -23,9 +23,9 @@ from otel_kprofiler.pipeline import Pipeline
 
 read, step = symbolizer.read_snapshot, Pipeline.step
 
-def tell(files, *, packed, **options):
-    print("read", packed, file=sys.stderr)
-    return read(files, packed=packed, **options)
+def tell(files, **options):
+    print("read", "symbols", file=sys.stderr)
+    return read(files, **options)
 
 def tell_first(pipeline):
     Pipeline.step = step
@@ -39,7 +39,7 @@ main()
 """
 CONFIG = """
 receivers:
-  kprofiler: {{samples_per_second: 199, symbol_names: {names}, reporter_interval: 60s}}
+  kprofiler: {{samples_per_second: 199, reporter_interval: 60s}}
 exporters: {{file: {{path: {path}}}}}
 service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [file]}}}}}}
 """
@@ -52,13 +52,9 @@ def _host_can():
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
-@pytest.mark.parametrize(
-    ("names", "read"), [("plain", ["False"]), ("compressed", ["False", "True"])]
-)
-def test_symbols_are_read_before_the_configuration_says_how_to_keep_them(tmp_path, names, read):
-    """Once, unless they are wanted in the other form; and the first window comes soon."""
+def test_symbols_are_read_once_and_the_first_window_comes_soon(tmp_path):
     config, path = tmp_path / "agent.yaml", tmp_path / "profiles.otlp.jsonl"
-    config.write_text(CONFIG.format(names=names, path=path))
+    config.write_text(CONFIG.format(path=path))
     command = [sys.executable, "-c", RUN, "run", "-c", config]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 30
@@ -71,7 +67,7 @@ def test_symbols_are_read_before_the_configuration_says_how_to_keep_them(tmp_pat
     assert process.returncode == 0, log.decode()
     told = [line.split() for line in log.decode().splitlines()]
     told = [words for words in told if words[0] in ("read", "kept")]
-    assert told == [*(["read", packed] for packed in read), ["kept", "1"]]
+    assert told == [["read", "symbols"], ["kept", "1"]]
     account = json.loads(out)
     assert account["gaps"] == []
     first = read_profiles(str(path))[0]

@@ -13,7 +13,6 @@ from operator import ge
 from typing import Final
 
 from otel_kprofiler.symbols.kernel.names import PAD_PREFIX, alias_rank
-from otel_kprofiler.symbols.kernel.packed import NamesPacker
 from otel_kprofiler.symbols.kernel.table import (
     MAX_FUNCTION_BYTES,
     Addresses,
@@ -41,15 +40,12 @@ class TableBuilder:
 
     Whole lists are handled by C loops (``compress``, ``map``, ``join``); Python code runs only
     for aliases and ends, of which there are few.
-
-    Args:
-        packed: compress the names.
     """
 
-    def __init__(self, *, packed: bool = False) -> None:
+    def __init__(self) -> None:
         self._addresses = Addresses()
         self._lengths: list[bytes] = []
-        self._names: BytesIO | NamesPacker = NamesPacker() if packed else BytesIO()
+        self._names = BytesIO()
         self._padded: list[bytes] = []
         self._long_lengths: dict[int, int] = {}
         self._pad = 0
@@ -101,7 +97,7 @@ class TableBuilder:
         entries = Entries(
             addresses=self._addresses,
             lengths=b"".join(self._lengths),
-            names=self._names.getvalue(),  # of BytesIO: its buffer, not a copy
+            names=self._names.getvalue(),  # the buffer itself, not a copy
             padded=b"".join(self._padded),
             long_lengths=self._long_lengths,
             pad=self._pad,

@@ -97,18 +97,14 @@ class KallsymsParser:
 
     ``hidden`` becomes true after the first piece when the kernel shows no addresses; the rest
     need not be read then.
-
-    Args:
-        packed: compress the names.
     """
 
-    def __init__(self, *, packed: bool = False) -> None:
+    def __init__(self) -> None:
         self.hidden = False
         self.lines = 0
         self.bad_lines = 0
         self._rest = b""
-        self._packed = packed
-        self._core = TableBuilder(packed=packed)
+        self._core = TableBuilder()
         self._last_core = b""
         self._blocks: dict[str, SymbolTable] = {}
         self._freed: list[FreedSymbol] = []
@@ -272,7 +268,7 @@ class KallsymsParser:
             pads = [symbol.startswith(PAD_PREFIX) for symbol in fields.names]
             self._others += _values(fields.where(pads).addresses)
             fields = fields.where([not pad for pad in pads])
-        builder = TableBuilder(packed=self._packed)
+        builder = TableBuilder()
         for part in _sort_code(fields, self._others):
             builder.add(*part)
         limit = PAGE_BYTES if name in OUT_OF_LINE_BLOCKS else MAX_FUNCTION_BYTES
@@ -285,9 +281,9 @@ class KallsymsParser:
         ]
 
 
-def parse_kallsyms(pieces: Iterable[bytes], *, packed: bool = False) -> Kallsyms:
+def parse_kallsyms(pieces: Iterable[bytes]) -> Kallsyms:
     """Tables of a whole file that is given in pieces of any size; never raises on bad content."""
-    parser = KallsymsParser(packed=packed)
+    parser = KallsymsParser()
     for piece in pieces:
         parser.feed(piece)
         if parser.hidden:

@@ -59,7 +59,6 @@ def read_snapshot(
     generation: int = 1,
     since_ns: int = 0,
     previous: Snapshot | None = None,
-    packed: bool = False,
 ) -> Snapshot:
     """Read kallsyms, the modules and the build ids of a host.
 
@@ -70,10 +69,9 @@ def read_snapshot(
         generation: number of the new snapshot.
         since_ns: boot time from which it holds.
         previous: modules that are in it and unchanged keep their ``Module`` object.
-        packed: compress the names of symbols.
     """
     problems: list[str] = []
-    kallsyms, hidden = _read_kallsyms(files, problems, packed)
+    kallsyms, hidden = _read_kallsyms(files, problems)
     build_id = _read_build_id(files, problems)
     kernel_file_id = make_file_id(build_id, VMLINUX, _read_version(files, build_id, problems))
     listed, bad_lines = _read_proc_modules(files, kallsyms, problems)
@@ -109,11 +107,9 @@ def read_snapshot(
     )
 
 
-def _read_kallsyms(
-    files: HostFiles, problems: list[str], packed: bool
-) -> tuple[Kallsyms, HiddenCause | None]:
+def _read_kallsyms(files: HostFiles, problems: list[str]) -> tuple[Kallsyms, HiddenCause | None]:
     try:
-        kallsyms = parse_kallsyms(read_pieces(files.open_fd(PROC_KALLSYMS)), packed=packed)
+        kallsyms = parse_kallsyms(read_pieces(files.open_fd(PROC_KALLSYMS)))
     except FileNotFoundError:
         return parse_kallsyms(()), HiddenCause.NO_FILE
     except OSError as error:

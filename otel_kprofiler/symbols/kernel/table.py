@@ -2,7 +2,7 @@
 
 Per symbol it takes four bytes for the offset, one for the length of the name, the name, and
 less than a third of a byte for checkpoints and padding flags. Only ``array`` and ``bytes``
-of the standard library are used. The names may be compressed.
+of the standard library are used.
 
 An entry without a name is an *end*: nothing between it and the next entry is named.
 """
@@ -17,7 +17,6 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from otel_kprofiler.symbols.kernel.names import is_marker
-from otel_kprofiler.symbols.kernel.packed import PackedNames
 
 MAX_FUNCTION_BYTES: Final = 64 * 1024
 """No code is named further than this from the start of its symbol.
@@ -93,7 +92,7 @@ class Entries(NamedTuple):
 
     addresses: Addresses
     lengths: bytes
-    names: bytes | PackedNames
+    names: bytes
     padded: bytes
     long_lengths: dict[int, int]
     pad: int
@@ -142,10 +141,8 @@ class SymbolTable:
 
     def size_bytes(self) -> int:
         """Memory taken by the table."""
-        parts = (self._offsets, self._lengths, self._checkpoints, self._padded)
-        names = self._names
-        size = names.size_bytes() if isinstance(names, PackedNames) else sys.getsizeof(names)
-        return size + sum(map(sys.getsizeof, parts)) + 128 * len(self._long)
+        parts = (self._offsets, self._lengths, self._names, self._checkpoints, self._padded)
+        return sum(map(sys.getsizeof, parts)) + 128 * len(self._long)
 
     def lookup(self, address: int) -> tuple[bytes, int] | None:
         """Name and start of the function at an address; None in a gap.

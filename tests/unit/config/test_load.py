@@ -127,6 +127,12 @@ def test_every_key_of_a_copied_receiver_block_is_honoured_or_refused_with_a_reas
     assert all(": not available: " in line for line in found)
 
 
+def test_the_removed_key_symbol_names_is_refused_with_what_to_do():
+    (problem,) = receiver("symbol_names: compressed")
+    assert "symbol_names: not available: " in problem
+    assert problem.endswith("; remove it")
+
+
 def exporter(block):
     return load(MINIMAL.replace("  debug:\n", "  debug:\n" + block)).config.exporters
 
