@@ -14,6 +14,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -147,8 +148,11 @@ def to_plain(value: Any) -> Any:
 
 
 def main() -> None:
-    """Read the file that is named on the command line, and write it pickled."""
-    sys.stdout.buffer.write(_read(sys.argv[1]))
+    """Read the file that is named on the command line, and write it pickled to descriptor 1."""
+    content = _read(sys.argv[1])
+    with suppress(BrokenPipeError):  # the agent has ended meanwhile
+        while content:
+            content = content[os.write(1, content) :]
 
 
 def _read(path: str) -> bytes:

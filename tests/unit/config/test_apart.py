@@ -37,6 +37,18 @@ def test_the_values_are_those_of_the_schema(tmp_path, read):
     assert config == to_plain(load_config(str(path), environ={}).config)
 
 
+def test_a_reader_whose_agent_has_ended_says_nothing(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text(GOOD)
+    code = "from otel_kprofiler.config.apart import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as reader:
+        reader.stdout.close()
+        assert reader.stderr.read() == b""
+    assert reader.returncode == 0
+
+
 def test_all_problems_come_back_with_their_places(tmp_path, read):
     path = tmp_path / "a.yaml"
     path.write_text(GOOD.replace("99", "0").replace("debug: {}", "debug: {verbos: 1}"))
