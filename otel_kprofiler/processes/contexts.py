@@ -196,6 +196,7 @@ class ProcessContexts:
         self._first_look_s = first_look_s
         self._answer_timeout_s = answer_timeout_s
         self._known: OrderedDict[ProcessKey, Published] = OrderedDict()
+        self._known_bytes = 0
         self._not_before: dict[int, float] = {}
         self._expected: deque[tuple[float, ProcessKey]] = deque(maxlen=_CAPACITY)
         self._asked: deque[ProcessKey] = deque()
@@ -247,8 +248,9 @@ class ProcessContexts:
             if not answered and not self._late:
                 _log.info("process contexts were not read in time; they come with a later window")
             self._late = not answered
-            now = self._get(keys)
-        return {key: found.context.resource for key, found in {**last, **now}.items()}
+            answer = {key: found for key, found in last.items() if key in self._gone}
+            answer |= self._get(keys)
+        return {key: found.context.resource for key, found in answer.items()}
 
     def _get(self, keys: Collection[ProcessKey]) -> dict[ProcessKey, Published]:
         return {key: found for key in keys if (found := self._known.get(key))}
@@ -269,20 +271,20 @@ class ProcessContexts:
                     self._gone.add(key)
                 except OSError:
                     pass  # not to be looked into
-                if found:
-                    self._known[key] = found
-                    self._known.move_to_end(key)
-                else:
-                    self._known.pop(key, None)
+                self._keep(key, found)
             with self._changed:
                 self._busy = False
-                self._forget_oldest()
                 self._changed.notify_all()
 
-    def _forget_oldest(self) -> None:
-        size = sum(found.size for found in self._known.values())
-        while len(self._known) > _CAPACITY or size > _MAX_KNOWN_BYTES:
-            size -= self._known.popitem(last=False)[1].size
+    def _keep(self, key: ProcessKey, found: Published | None) -> None:
+        """Remember the context of a process; at a limit, those seen longest ago are forgotten."""
+        before = self._known.pop(key, None)
+        self._known_bytes -= before.size if before else 0
+        if found:
+            self._known[key] = found
+            self._known_bytes += found.size
+        while len(self._known) > _CAPACITY or self._known_bytes > _MAX_KNOWN_BYTES:
+            self._known_bytes -= self._known.popitem(last=False)[1].size
 
     def _next(self) -> list[ProcessKey]:
         """The processes to look at next; none at the end."""
