@@ -31,7 +31,7 @@ from otel_kprofiler.host import HostFiles, NewFile
 from otel_kprofiler.model import Attributes, AttributeValue, LossCause, ProcessKey
 from otel_kprofiler.sampling import DAMAGED, MAX_JSON_BYTES, Archive, SamplerCounts
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 SYMBOL_FILES: Final = (
     "/proc/kallmodsyms",
     "/proc/kallsyms",

@@ -16,12 +16,13 @@ from otel_kprofiler.otlp import encode_window
 from otel_kprofiler.pipeline import WindowSchedule
 from otel_kprofiler.pipeline.composition import replay
 from otel_kprofiler.recording import Recording
+from otel_kprofiler.recording.recording import FORMAT_VERSION
 from tests.fuzz.bounds import REFUSED, read_within
 
 pytestmark = pytest.mark.fuzz
 
 HEADER = {
-    "version": 1, "record_version": 1, "offset_ns": 1_790_000_000_000_000_000,
+    "version": FORMAT_VERSION, "record_version": 1, "offset_ns": 1_790_000_000_000_000_000,
     "period_ns": 10_000_000, "stack_limit": 1016, "until_ns": 900,
     "counts": {"taken": 2, "lost": {"ring_full": 0}, "received": 2, "filtered": {"idle": 1}},
 }  # fmt: skip
