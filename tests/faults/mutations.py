@@ -115,7 +115,7 @@ MUTATIONS = [
     Mutation("second SIGTERM", AGENT, "            raise SystemExit(128 + number)\n", "            return\n", "tests/faults/test_agent_and_receiver.py::test_a_second_sigterm_ends_the_agent_at_once_and_the_spool_is_whole"),
     Mutation("CPU limit", AGENT, "            self._stay_within_limits(now)\n", "            pass\n", "tests/faults/test_limits.py"),
     Mutation("capabilities of threads", PRIVILEGES, "        keep_only(() if self._drop_all else job)\n", "", "tests/live/test_privileges.py"),
-    Mutation("capabilities of the sampling thread", PRIVILEGES, "        keep_only(kept)\n", "", "tests/live/test_privileges.py"),
+    Mutation("capabilities of the sampling thread", PRIVILEGES, "        keep_only(() if self._drop_all else SAMPLING)\n", "", "tests/live/test_privileges.py"),
     Mutation("what was not offered: told", REPORTING, "    lost += Counter({LossCause.NOT_OFFERED: not_offered})\n", "", "tests/unit/test_delivery.py"),
     Mutation("losses after the last window: told", QUEUE, "            self._append(words)\n", "            pass\n", "tests/unit/test_delivery.py"),
     Mutation("losses at the end with a spool: told", QUEUE, "                self._store(words)\n", "                pass\n", f"{DISKS}::test_what_a_full_disk_left_in_memory_is_told_in_the_next_run"),
