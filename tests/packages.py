@@ -70,7 +70,9 @@ PACKAGES = {
         "errors host model redact version",
     ),
     "delivery": Package("Windows to every exporter's queue, and its account", "export model otlp"),
-    "formats": Package("Windows as pages, tables and files of other tools", "model text version"),
+    "formats": Package(
+        "Windows as pages, tables and files of other tools", "errors model otlp text version"
+    ),
     "agent": Package(
         "The agent: life cycle, reload, health, limits, own metrics",
         "clock config delivery errors export host model pipeline redact sampling symbols version",

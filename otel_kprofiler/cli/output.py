@@ -5,82 +5,25 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Final, Self
+from collections.abc import Sequence
+from typing import Self
 
 from otel_kprofiler.errors import ExportError
+from otel_kprofiler.formats import FORMATS, OutputFormat
 from otel_kprofiler.host import NewFile
-from otel_kprofiler.model import Form, FrameKind, Window
-
-Writer = Callable[[Sequence[Window]], bytes]
+from otel_kprofiler.model import FrameKind, Window
 
 
-def _otlp(windows: Sequence[Window]) -> bytes:
-    return _encode(windows, Form.PROTOBUF)
-
-
-def _otlp_lines(windows: Sequence[Window]) -> bytes:
-    encoded = _encode(windows, Form.JSON)
-    return encoded + b"\n" if encoded else b""
-
-
-def _encode(windows: Sequence[Window], form: Form) -> bytes:
-    from otel_kprofiler.otlp import encode_window  # noqa: PLC0415 - only for OTLP outputs
-
-    batches = [batch for window in windows for batch in encode_window(window, form=form).batches]
-    if len(batches) > 1:
-        raise ExportError("a recording must be one message")
-    return batches[0].payload if batches else b""
-
-
-def _folded(windows: Sequence[Window]) -> bytes:
-    from otel_kprofiler.formats import folded  # noqa: PLC0415 - reports load only when written
-
-    return folded(windows).encode()
-
-
-def _table(windows: Sequence[Window]) -> bytes:
-    from otel_kprofiler.formats import table  # noqa: PLC0415
-
-    return table(windows).encode() + b"\n"
-
-
-def _html(windows: Sequence[Window]) -> bytes:
-    from otel_kprofiler.formats import html  # noqa: PLC0415
-
-    return html(windows).encode()
-
-
-def _pprof(windows: Sequence[Window]) -> bytes:
-    from otel_kprofiler.formats import pprof  # noqa: PLC0415
-
-    return pprof(windows)
-
-
-def _speedscope(windows: Sequence[Window]) -> bytes:
-    from otel_kprofiler.formats import speedscope  # noqa: PLC0415
-
-    return speedscope(windows).encode()
-
-
-FORMATS: Final[dict[str, tuple[str, Writer]]] = {
-    "html": (".html", _html),
-    "otlp": (".otlp", _otlp),
-    "otlp-json": (".otlp.jsonl", _otlp_lines),
-    "folded": (".folded", _folded),
-    "table": (".txt", _table),
-    "pprof": (".pprof", _pprof),
-    "speedscope": (".speedscope.json", _speedscope),
-}
-"""Name of the format → suffix and writer."""
-
-
-def find_format(path: str) -> str | None:
-    """The format that the suffix of ``path`` stands for."""
-    for name, (suffix, _writer) in FORMATS.items():
-        if path.endswith(suffix):
-            return name
-    return None
+def _choose_format(path: str, name: str | None) -> OutputFormat:
+    """The format with this name; by the suffix of ``path`` if there is no name."""
+    for row in FORMATS:
+        if row.name == name or (name is None and path.endswith(row.suffix)):
+            return row
+    suffixes = " ".join(row.suffix for row in FORMATS)
+    raise ExportError(
+        f"{path}: the format cannot be told from the name",
+        hint=f"use one of the suffixes {suffixes}, or give --format",
+    )
 
 
 class Output:
@@ -91,21 +34,13 @@ class Output:
 
     Args:
         path: where to write.
-        name: a key of :data:`FORMATS`; by the suffix if None.
+        name: of a row of :data:`FORMATS`; by the suffix if None.
         force: replace an existing file.
     """
 
     def __init__(self, path: str, name: str | None, *, force: bool) -> None:
-        found = name or find_format(path)
-        if found is None:
-            suffixes = " ".join(suffix for suffix, _writer in FORMATS.values())
-            raise ExportError(
-                f"{path}: the format cannot be told from the name",
-                hint=f"use one of the suffixes {suffixes}, or give --format",
-            )
         self.path = path
-        self.format = found
-        self._writer = FORMATS[found][1]
+        self._format = _choose_format(path, name)
         self._file: NewFile | None = None
         if path != "-":
             try:
@@ -113,15 +48,21 @@ class Output:
             except OSError as error:
                 raise refusal(path, "-o", error) from error
 
+    @property
+    def next_step(self) -> str:
+        """What users do with the file; empty for the standard output."""
+        return "" if self.path == "-" else self._format.next_step.format(self.path)
+
     def write(self, windows: Sequence[Window]) -> None:
         """Write the recording; a file that tells kernel addresses is for its owner only."""
-        content = self._writer(windows)
+        written = self._format.write(windows)
+        content = written.encode() if isinstance(written, str) else written
         if self._file is None:
             sys.stdout.buffer.write(content)
             sys.stdout.buffer.flush()
             return
         try:
-            if self.format == "pprof" or _tells_addresses(windows):
+            if self._format.has_addresses or _tells_addresses(windows):
                 os.fchmod(self._file.fd, 0o600)
             with open(self._file.fd, "wb", closefd=False) as file:
                 file.write(content)

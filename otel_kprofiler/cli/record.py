@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import click
 
-from otel_kprofiler.cli.output import FORMATS, Output
+from otel_kprofiler.cli.output import Output
 from otel_kprofiler.cli.progress import Progress, open_progress
 from otel_kprofiler.cli.raw import RawOutput
 from otel_kprofiler.cli.sending import SCHEDULE, Sending
@@ -21,6 +21,7 @@ from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.cli.types import CpuListType, DurationType
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.formats import FORMATS, select_modules
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Account, FrameKind, Losses, Window
 from otel_kprofiler.pipeline import (
@@ -37,15 +38,6 @@ from otel_kprofiler.sampling import EbpfSampler, HeldCommand, SamplerConfig
 # One window holds a whole recording, so that each output is one profile.
 _WHOLE_RECORDING: Final = WindowSchedule(2**62)
 _DEFAULT_DURATION_S: Final = 10.0
-_NEXT_STEPS: Final = {
-    ".html": "open {} in a browser",
-    ".otlp": "otel-kprofiler check {}",
-    ".otlp.jsonl": "otel-kprofiler check {}",
-    ".pprof": "go tool pprof -http : {}",
-    ".speedscope.json": "open {} in speedscope",
-    ".txt": "less -S {}",
-    ".folded": "flamegraph.pl {} > kernel.svg",
-}
 
 
 @click.command(name="record")
@@ -78,7 +70,7 @@ _NEXT_STEPS: Final = {
     "-f",
     "--format",
     "form",
-    type=click.Choice(list(FORMATS)),
+    type=click.Choice([row.name for row in FORMATS]),
     help="What to write; by the suffix of the file if not given.",
 )
 @click.option("-p", "--pid", "pids", type=int, multiple=True, help="Only this process; repeatable.")
@@ -200,13 +192,11 @@ def command(
     if sending:
         sending.check()
         say(session.sent(sending), err=True)
-    else:
-        say(session.summary(path, windows), err=True)
+    elif output:
+        say(session.summary(output, windows), err=True)
 
 
 def _select(windows: Sequence[Window], modules: Sequence[str]) -> list[Window]:
-    from otel_kprofiler.formats import select_modules  # noqa: PLC0415 - reports load only when used
-
     selected = select_modules(windows, modules)
     kept, count = (sum(w.sample_count for w in part) for part in (selected, windows))
     say(f"{kept:,} of {count:,} samples have code of {' or '.join(modules)}", err=True)
@@ -261,7 +251,7 @@ class Session:
         self.interrupted = True
         self.pipeline.wake()
 
-    def summary(self, path: str, windows: Sequence[Window]) -> str:
+    def summary(self, output: Output, windows: Sequence[Window]) -> str:
         """The last line: what was written, what was lost, what to do next."""
         account = self.pipeline.account()
         cpus = _count_cpus(windows)
@@ -272,7 +262,7 @@ class Session:
             f"lost {describe_losses(account.lost)}",
             f"unresolved {_unresolved_share(windows):.1%} of kernel frames",
         ]
-        return f"wrote {path}: {self._ended(parts, account)}{_next_step(path, account)}"
+        return f"wrote {output.path}: {self._ended(parts, account)}{_next_step(output, account)}"
 
     def sent(self, sending: Sending) -> str:
         """The last line when the samples went to a receiver."""
@@ -317,10 +307,7 @@ def _unresolved_share(windows: Sequence[Window]) -> float:
     return unresolved / frames if frames else 0.0
 
 
-def _next_step(path: str, account: Account) -> str:
+def _next_step(output: Output, account: Account) -> str:
     if not account.received:
         return " · nothing ran in the kernel meanwhile; record for longer, or with --idle"
-    for suffix, step in _NEXT_STEPS.items():
-        if path.endswith(suffix):
-            return f" · next: {step.format(path)}"
-    return ""
+    return f" · next: {output.next_step}" if output.next_step else ""

@@ -15,11 +15,13 @@ import time
 
 import pytest
 
+from otel_kprofiler.formats import FORMATS
 from otel_kprofiler.otlp import check_file, read_profiles
 
 pytestmark = pytest.mark.live
 
 NOBODY = 65534
+SUFFIXES = [row.suffix[1:] for row in FORMATS]
 
 
 def call(*words, **kwargs):
@@ -59,9 +61,7 @@ def test_a_terminal_shows_how_far_a_recording_is(tmp_path, words):
     assert shown.splitlines()[-1].startswith(b"wrote ")
 
 
-@pytest.mark.parametrize(
-    "suffix", ["html", "otlp", "otlp.jsonl", "folded", "txt", "pprof", "speedscope.json"]
-)
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_suffix_decides_what_is_written(tmp_path, suffix):
     load = busy(3)
     path = tmp_path / f"x.{suffix}"
@@ -111,9 +111,7 @@ def test_what_tells_kernel_addresses_is_for_its_owner_only(tmp_path):
     assert modes == [0o600, 0o600, 0o666 & ~umask]
 
 
-@pytest.mark.parametrize(
-    "suffix", ["html", "otlp", "otlp.jsonl", "folded", "txt", "pprof", "speedscope.json"]
-)
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_no_name_of_a_process_destroys_a_recording(tmp_path, suffix):
     program = os.path.join(os.fsencode(tmp_path), b"\xff\x1b[2J")
     shutil.copy(shutil.which("dd"), program)

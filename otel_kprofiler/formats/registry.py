@@ -1,0 +1,47 @@
+"""The output formats of ``record``: one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from otel_kprofiler.formats.folded import folded
+from otel_kprofiler.formats.html import html
+from otel_kprofiler.formats.otlp import otlp, otlp_lines
+from otel_kprofiler.formats.pprof import pprof
+from otel_kprofiler.formats.speedscope import speedscope
+from otel_kprofiler.formats.table import table
+from otel_kprofiler.model import Window
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """A form in which a recording can be written.
+
+    Attributes:
+        name: value of ``--format``.
+        suffix: how the names of its files end; no row's suffix may end with another's.
+        write: makes the content of a file; text is written as UTF-8.
+        next_step: what users do with the file, ``{}`` being its path.
+        has_addresses: whether any file of this format has kernel addresses; it is readable by
+            its owner only then.
+    """
+
+    name: str
+    suffix: str
+    write: Callable[[Sequence[Window]], str | bytes]
+    next_step: str
+    has_addresses: bool = False
+
+
+FORMATS: Final = [
+    OutputFormat("html", ".html", html, "open {} in a browser"),
+    OutputFormat("otlp", ".otlp", otlp, "otel-kprofiler check {}"),
+    OutputFormat("otlp-json", ".otlp.jsonl", otlp_lines, "otel-kprofiler check {}"),
+    OutputFormat("folded", ".folded", folded, "flamegraph.pl {} > kernel.svg"),
+    OutputFormat("table", ".txt", table, "less -S {}"),
+    OutputFormat("pprof", ".pprof", pprof, "go tool pprof -http : {}", has_addresses=True),
+    OutputFormat("speedscope", ".speedscope.json", speedscope, "open {} in speedscope"),
+]
+"""In the order in which ``record --help`` lists them."""

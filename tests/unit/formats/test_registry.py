@@ -1,0 +1,76 @@
+"""Output formats are rows: one more is known to the command line by its row alone."""
+
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.formats import FORMATS
+from otel_kprofiler.host import Access
+from otel_kprofiler.recording import RecordingFacts, RecordingWriter
+from otel_kprofiler.sampling import SamplerCounts
+
+README = Path(__file__).parents[3] / "README.md"
+ANOTHER = """
+from otel_kprofiler.cli.main import main
+from otel_kprofiler.formats import FORMATS, OutputFormat
+
+def threads(windows):
+    groups = [group for window in windows for group in window.resources]
+    return "\\n".join(s.thread_name for group in groups for s in group.samples)
+
+FORMATS.append(OutputFormat("threads", ".threads", threads, "sort -u {}"))
+main()
+"""
+
+
+@pytest.fixture
+def recording(tmp_path):
+    """A recording of one sample, of a thread named ``worker``."""
+    sample = struct.pack("<QQQQQQIIIhh16s", 100, 1, 2, 0, 0, 0, 3, 4, 0, 8, -32768, b"worker")
+    payload = sample + struct.pack("<Q", 0xFFFFFFFF81000010)
+    kallsyms = tmp_path / "host" / "proc" / "kallsyms"
+    kallsyms.parent.mkdir(parents=True)
+    kallsyms.write_text("ffffffff81000000 T _text\nffffffff82000000 T _etext\n")
+    path = str(tmp_path / "recording")
+    writer = RecordingWriter(path)
+    writer.capture(Access(str(tmp_path / "host")))
+    writer.add_records(struct.pack("<II", len(payload), 0) + payload, 150)
+    writer.finish(RecordingFacts(10**18, 10_000_000, 24, 500, SamplerCounts(1, {}, 0, {}, 1)))
+    return path
+
+
+@pytest.mark.parametrize("words", [["-o", "x.threads"], ["-o", "x.y", "--format", "threads"]])
+def test_a_format_is_added_by_its_row_alone(tmp_path, recording, words):
+    done = subprocess.run(
+        [sys.executable, "-c", ANOTHER, "record", "--replay", recording, *words],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith(f" · next: sort -u {words[1]}\n")
+    assert (tmp_path / words[1]).read_text() == "worker"
+
+
+def test_the_next_step_is_that_of_the_format_whatever_the_suffix(tmp_path, recording):
+    words = ["record", "--replay", recording, "-o", "x.html", "--format", "table"]
+    done = subprocess.run(
+        [sys.executable, "-m", "otel_kprofiler", *words],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stderr.endswith(" · next: less -S x.html\n"), done.stderr
+
+
+def test_a_suffix_stands_for_one_format():
+    suffixes = [row.suffix for row in FORMATS]
+    assert not [(a, b) for a in suffixes for b in suffixes if a is not b and a.endswith(b)]
+    assert len({row.name for row in FORMATS}) == len(FORMATS)
+
+
+def test_the_readme_lists_the_suffixes():
+    _, _, text = README.read_text().partition("| Suffix | For |\n|---|---|\n")
+    table, _, _ = text.partition("\n\n")
+    listed = re.findall(r"`(\.[a-z.]+)`", " ".join(row.split("|")[1] for row in table.splitlines()))
+    assert sorted(listed) == sorted(row.suffix for row in FORMATS)
