@@ -103,7 +103,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in {"ElfMatch", "ElfSymbols"}:
-        # elftools, which only readers of ELF files need
+        # Imports elftools, which only ELF readers need.
         from otel_kprofiler.symbols.elf import functions  # noqa: PLC0415
 
         return getattr(functions, name)

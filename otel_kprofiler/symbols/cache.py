@@ -10,13 +10,13 @@ V = TypeVar("V")
 
 
 class BoundedCache(dict[K, V]):
-    """``cache[key]`` is the value computed from the key; at most ``limit`` values are kept.
+    """Computes missing values; keeps at most ``limit`` of them.
 
-    Where keys differ in size, ``max_weight`` bounds the sum of what ``weigh`` says of them, too.
+    With ``weigh``, the summed weight of the keys is also bounded by ``max_weight``.
 
-    When half of the limit is reached, the values become the old half and the half before is
-    dropped; an old value that is used again is young again. Safe to use from several threads:
-    the worst of a race is that a value is computed twice, and one of the two is kept.
+    Two generations: when the young one reaches half of the limit, it replaces the old one. A hit
+    in the old generation moves the value to the young one. Thread-safe: at worst, two threads
+    compute the same value and one result is kept.
     """
 
     __slots__ = ("_compute", "_half", "_half_weight", "_old", "_weigh", "_weight")

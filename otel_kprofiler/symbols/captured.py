@@ -1,4 +1,4 @@
-"""Files of a host that were captured before: single files, folders and tar archives."""
+"""Captured copies of a host's files: single files, directories and tar archives."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ class CapturedFiles:
     """Serves host paths from captured files; satisfies ``HostFiles``.
 
     Args:
-        sources: local path by host path. A local tar archive (``.tar``, also ``.tar.xz`` and
-            the like) stands for a folder that it holds below one top folder, a local folder for
-            a folder, and any other file for a file. Files compressed with xz, gzip or zstd are
-            decompressed.
+        sources: local path by host path: a file, a directory, or a tar archive (``.tar``,
+            ``.tar.xz`` and so on) of a directory, whose one top directory is stripped. Files
+            compressed with xz, gzip or zstd are decompressed.
 
     Raises:
-        OSError: a local file is not there, or an archive cannot be read.
-        KProfilerError: an archive is damaged, or has more than 1 GiB when it is unpacked.
+        OSError: a local file does not exist, or an archive cannot be read.
+        KProfilerError: an archive is damaged, or unpacks to more than 1 GiB.
     """
 
     def __init__(self, sources: Mapping[str, str | os.PathLike[str]]) -> None:
@@ -48,7 +47,7 @@ class CapturedFiles:
             descriptor = os.open(local, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 compressed = is_compressed(local, os.pread(descriptor, 8, 0))
-            except OSError:  # a pipe; or whoever reads it will meet the error
+            except OSError:  # a pipe, or an error that the reader will see
                 return descriptor
             if not compressed:
                 return descriptor
@@ -65,7 +64,7 @@ class CapturedFiles:
 
         Raises:
             OSError: it cannot be read.
-            KProfilerError: it is damaged, or has more than 1 GiB when it is unpacked.
+            KProfilerError: it is damaged, or unpacks to more than 1 GiB.
         """
         local = self._local(path)
         if local is None:
@@ -95,7 +94,7 @@ class CapturedFiles:
         return os.readlink(local)
 
     def _local(self, path: str) -> str | None:
-        """Local path of a host path that was given itself or by one of its folders."""
+        """Local path of a host path whose source, or a parent's, is on disk; None if packed."""
         folder, rest = path, ""
         while folder.strip("/"):
             if folder in self._paths:
@@ -112,7 +111,7 @@ class CapturedFiles:
         try:
             with tarfile.open(fileobj=BytesIO(data)) as archive:
                 for member in archive:
-                    size += member.size  # of a sparse file, more than the archive holds
+                    size += member.size  # a sparse file is larger than its data in the archive
                     check_size(local, size)
                     file = archive.extractfile(member) if member.isfile() else None
                     if file is not None:
@@ -120,10 +119,10 @@ class CapturedFiles:
                         self._files[f"{host_path}/{inner}"] = file.read()
                 end = archive.offset
                 if data[end : end + tarfile.BLOCKSIZE] != bytes(tarfile.BLOCKSIZE):
-                    raise tarfile.ReadError(f"no member begins at byte {end}")
+                    raise tarfile.ReadError(f"no member starts at byte {end}")
         except (tarfile.TarError, EOFError, RecursionError, ValueError) as error:
             raise KProfilerError(
-                f"{local} is no tar archive that can be read: {error}",
+                f"{local} is not a readable tar archive: {error}",
                 hint="copy the file again; it is damaged or incomplete",
             ) from error
 
@@ -136,6 +135,6 @@ def _read(local: str) -> bytes:
 
 
 def is_archive(path: str) -> bool:
-    """Whether a file is taken for an archive, by its name."""
+    """Whether a file name is that of a tar archive, compressed or not."""
     stem, suffix = os.path.splitext(path)
     return (stem if suffix in COMPRESSED_SUFFIXES else path).endswith(".tar")

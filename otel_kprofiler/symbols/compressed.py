@@ -1,4 +1,4 @@
-"""Files that may be compressed with xz, gzip or zstd, whatever their names."""
+"""Decompresses xz, gzip and zstd, recognised by content."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 COMPRESSED_SUFFIXES: Final = (".xz", ".gz", ".zst")
 
 MAX_UNPACKED_BYTES: Final = 1 << 30
-"""Of a file, or of all files of an archive, unpacked."""
+"""Limit on the unpacked size of a file, or of all files in an archive."""
 _MAX_DICTIONARY_BYTES: Final = 256 * 1024 * 1024
 
 
 def is_compressed(path: str, beginning: bytes) -> bool:
-    """Whether a file is compressed by its first bytes, or should be by its name."""
+    """Whether a file's first bytes or its name say that it is compressed."""
     return beginning.startswith(tuple(_UNPACKERS)) or path.endswith(COMPRESSED_SUFFIXES)
 
 
 def unpack(path: str, data: bytes | mmap.mmap) -> bytes | mmap.mmap:
-    """The content of a file; ``data`` itself if it is not compressed.
+    """Decompress a file's content; returns ``data`` itself if it is not compressed.
 
     Raises:
-        KProfilerError: it is damaged, or larger than 1 GiB when it is unpacked.
-        DependencyError: it is compressed with zstd, and ``zstandard`` is not installed.
+        KProfilerError: it is damaged, or unpacks to more than 1 GiB.
+        DependencyError: it needs ``zstandard``, which is not installed.
     """
     for magic, decompress in _UNPACKERS.items():
         if data[: len(magic)] == magic:
@@ -45,18 +45,16 @@ def unpack(path: str, data: bytes | mmap.mmap) -> bytes | mmap.mmap:
             return unpacked
     if path.endswith(COMPRESSED_SUFFIXES):
         raise KProfilerError(
-            f"{path} is not compressed, though its name says so",
+            f"{path} is not compressed, despite its name",
             hint="copy the file again, or rename it",
         )
     return data
 
 
 def check_size(path: str, size: int) -> None:
-    """Refuse what is too large when it is unpacked."""
+    """Reject a file that unpacks to more than the limit."""
     if size > MAX_UNPACKED_BYTES:
-        raise KProfilerError(
-            f"{path} has more than {MAX_UNPACKED_BYTES >> 30} GiB when it is unpacked"
-        )
+        raise KProfilerError(f"{path} unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB")
 
 
 def _unpack_xz(packed: BytesIO) -> bytes:
@@ -77,7 +75,7 @@ def _unpack_zstd(packed: BytesIO) -> bytes:
         import zstandard  # noqa: PLC0415 - an extra that only .zst needs
     except ImportError as error:
         raise DependencyError(
-            "a file compressed with zstd needs the package zstandard",
+            "reading a zstd file needs the package zstandard",
             hint="pip install 'otel-kprofiler[zstd]', or unpack the file with unzstd",
         ) from error
     data = packed.getvalue()
@@ -85,7 +83,7 @@ def _unpack_zstd(packed: BytesIO) -> bytes:
         decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_DICTIONARY_BYTES)
         with decompressor.stream_reader(data) as file:
             content: bytes = file.read(MAX_UNPACKED_BYTES + 1)
-        if len(content) <= MAX_UNPACKED_BYTES:  # the reader does not tell a cut file
+        if len(content) <= MAX_UNPACKED_BYTES:  # the reader does not report a truncated file
             whole = decompressor.decompressobj()
             whole.decompress(data)
             if not whole.eof:

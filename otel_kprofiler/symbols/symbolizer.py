@@ -39,7 +39,7 @@ from otel_kprofiler.symbols.kernel.timeline import ModuleSource, Timeline
 MAX_FRAMES_CACHED: Final = 4_096
 MAX_STACKS_CACHED: Final = 8_192
 MAX_STACK_BYTES_CACHED: Final = 512 * 1024
-"""Raw stacks; what is resolved from them takes about three times as much again."""
+"""Limit on the raw stacks cached; the resolved ones take about three times as much again."""
 MAX_HISTORY: Final = 16
 _WORD_BYTES = 8
 
@@ -47,7 +47,7 @@ _StackKey = tuple[bytes, bytes, StackStatus, StackStatus]
 
 
 class _View:
-    """A snapshot with the caches of what was resolved by it."""
+    """A snapshot with caches of the frames and stacks it resolved."""
 
     __slots__ = ("frames", "snapshot", "stacks")
 
@@ -75,9 +75,8 @@ class _View:
 class Symbolizer:
     """Resolves kernel stacks with the symbols that were live at the time of a sample.
 
-    Look-ups take no lock and may come from any thread; ``advance``, ``reload`` and ``close``
-    belong to one thread. Replaced snapshots are kept for a while for samples that are older
-    than the current one.
+    Look-ups are lock-free and thread-safe; ``advance``, ``reload`` and ``close`` belong to one
+    thread. Replaced snapshots are kept for a while, for samples taken before.
 
     Example:
         >>> symbolizer = Symbolizer.live()
@@ -87,11 +86,11 @@ class Symbolizer:
 
     Args:
         snapshot: the symbols.
-        files: where to read them again; None if they cannot change.
-        code: tells what is loaded and unloaded outside of modules (BPF programs and the like),
-            from before ``snapshot`` was read; closed with the symbolizer. Without it, what the
-            snapshot has of them is taken to be there at all times.
-        modules: tells which modules are loaded and unloaded, likewise.
+        files: where ``reload`` reads them again; None if they cannot change.
+        code: tracks BPF programs and other code outside modules; started before ``snapshot``
+            was read, and closed with the symbolizer. Without it, the snapshot's symbols of such
+            code hold at all times.
+        modules: tracks modules, likewise.
     """
 
     def __init__(
@@ -122,10 +121,10 @@ class Symbolizer:
         code: KsymbolSource | None = None,
         modules: ModuleSource | None = None,
     ) -> Symbolizer:
-        """Symbols of this host, or of a captured tree that ``access`` gives.
+        """Read the symbols of this host, or of a captured tree given as ``access``.
 
-        Symbols that are hidden or missing are no error, see ``hidden`` and ``problems``.
-        For ``code`` and ``modules`` see the class.
+        Hidden or missing symbols are not errors; see ``hidden`` and ``problems``. For ``code``
+        and ``modules`` see the class.
         """
         files = access or Access()
         return cls(read_snapshot(files), files=files, code=code, modules=modules)
@@ -143,22 +142,22 @@ class Symbolizer:
         kallmodsyms: str | os.PathLike[str] | None = None,
         elf: Sequence[str | os.PathLike[str]] = (),
     ) -> Symbolizer:
-        """Symbols from copies of a host's files; each may be compressed (xz, gzip, zstd).
+        """Read symbols from copies of a host's files; each may be compressed (xz, gzip, zstd).
 
         Args:
-            kallsyms: copy of ``/proc/kallsyms`` (or System.map, which is at its link addresses).
+            kallsyms: copy of ``/proc/kallsyms``, or a System.map, which has link addresses.
             modules: copy of ``/proc/modules``.
-            sys_module: copy of ``/sys/module`` as a folder or tar archive.
+            sys_module: copy of ``/sys/module`` as a directory or tar archive.
             notes: copy of ``/sys/kernel/notes``.
             version: copy of ``/proc/version``.
             builtin_ranges: copy of ``modules.builtin.ranges``.
             kallmodsyms: copy of ``/proc/kallmodsyms``.
-            elf: vmlinux, ``.ko`` or debug files. They tell the sizes of functions, which
-                kallsyms does not, so that nothing behind the end of one is named.
+            elf: vmlinux, ``.ko`` or debug files. They have the sizes of functions, which kallsyms
+                lacks, so that nothing past the end of a function gets its name.
 
         Raises:
-            OSError: a copy is not there, or is a folder where a file is meant or the reverse.
-            KProfilerError: a copy is damaged, or an ELF file is of no module that is there.
+            OSError: a copy does not exist, or is a directory instead of a file or vice versa.
+            KProfilerError: a copy is damaged, or an ELF file belongs to no loaded module.
         """
         sources = {
             "/proc/kallsyms": kallsyms,
@@ -194,35 +193,36 @@ class Symbolizer:
 
     @property
     def hidden(self) -> HiddenCause | None:
-        """Why kernel symbols are hidden, None when they are not."""
+        """Why kernel symbols are hidden; None if they are not."""
         return self._views[0].snapshot.hidden
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What could not be read or is damaged, one sentence each."""
+        """Unreadable or damaged files, one sentence each."""
         return self._views[0].snapshot.problems
 
     @property
     def bad_lines(self) -> int:
-        """Lines of kallsyms and of the module list that were skipped."""
+        """Skipped lines of kallsyms and the module list."""
         return self._views[0].snapshot.bad_lines
 
     def count_lost_records(self) -> Mapping[str, int]:
-        """Records of code outside of modules that were lost so far, by cause.
+        """Lost records of code outside modules so far, by cause.
 
-        What they told is read from the kernel again; frames meanwhile may be unresolved.
+        After a loss everything is read from the kernel again; until then, frames may be
+        unresolved.
         """
         return self._source.count_lost() if self._source else {}
 
     def advance(self, now_boot_ns: int) -> int:
-        """Apply what the symbol streams delivered.
+        """Apply the changes that the sources delivered.
 
         Args:
             now_boot_ns: the current boot time.
 
         Returns:
             The boot time up to which the symbols are complete: samples up to then may be
-            resolved. The files read at the start do not change.
+            resolved.
         """
         code_ns = modules_ns = now_boot_ns
         if self._source is not None and self._code is not None:
@@ -244,7 +244,7 @@ class Symbolizer:
     def reload(self, now_boot_ns: int) -> Snapshot:
         """Read all symbols again; samples from before ``now_boot_ns`` keep the old ones.
 
-        Nothing is read when modules are followed, or when the symbols cannot change.
+        Does nothing if modules are tracked or the symbols cannot change.
         """
         before = self.snapshot
         if self._files is None or self._modules is not None:
@@ -259,9 +259,9 @@ class Symbolizer:
         return after
 
     def resolve(self, sample: RawSample) -> Stack:
-        """The stack of a sample, by the symbols that were live at its time.
+        """Resolve a sample's stack with the symbols that were live at its time.
 
-        The same raw stack gives the same object as long as the symbols are the same.
+        Equal raw stacks give the same object while the symbols are unchanged.
         """
         stack = self._view(sample.time_ns).stacks[
             sample.kernel_stack, sample.user_stack, sample.kernel_status, sample.user_status
@@ -275,13 +275,12 @@ class Symbolizer:
         leaf_exact: bool = True,
         time_ns: int | None = None,
     ) -> tuple[Frame, ...]:
-        """Frames of the kernel addresses of a stack, leaf first.
+        """Resolve the kernel addresses of a stack to frames, leaf first.
 
         Args:
-            pcs: runtime addresses.
-            leaf_exact: whether the first is a program counter; if not, it is a return address
-                like the others.
-            time_ns: boot time at which they ran; None for now.
+            pcs: runtime addresses, leaf first.
+            leaf_exact: whether the first is a program counter rather than a return address.
+            time_ns: boot time of the stack; None for now.
         """
         view = self._views[0] if time_ns is None else self._view(time_ns)
         frames = _frames(view.frames, pcs, leaf_exact=leaf_exact)
@@ -291,20 +290,20 @@ class Symbolizer:
         return mixed.at(NOW_NS if time_ns is None else time_ns).frames
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
-        """All symbols with a name, or whose names start with it; the linker's names."""
+        """All symbols with a linker's name or a prefix."""
         found = self.snapshot.find(name, prefix=prefix)
         return (*found, *self._code.find(name, prefix=prefix)) if self._code else found
 
     def module(self, name: str) -> Module | None:
-        """The loaded module with a name, or ``vmlinux``."""
+        """The loaded module with a name, or ``vmlinux``; None if it is not loaded."""
         return self.snapshot.module(name)
 
     def explain(self, address: int, *, time_ns: int | None = None) -> Explanation:
-        """All that is known of a runtime address: every name, the section, and why.
+        """Explain a runtime address: all its names, its section, and why its frame is shown so.
 
         Args:
-            address: a program counter; for a return address give it minus one.
-            time_ns: boot time at which it ran; None for now.
+            address: a program counter, or a return address minus one.
+            time_ns: boot time; None for now.
         """
         view = self._views[0] if time_ns is None else self._view(time_ns)
         known = view.snapshot.explain(address)
@@ -314,11 +313,11 @@ class Symbolizer:
         return known if code is None else explain_ksymbol(code, address)
 
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:
-        """Code through which interrupts and system calls enter the kernel."""
+        """Entry code of interrupts and system calls."""
         return self.snapshot.interrupt_ranges()
 
     def close(self) -> None:
-        """Forget the replaced snapshots and all that is cached, and close what was given."""
+        """Drop replaced snapshots and caches, and close the sources."""
         self._views = (self._make_view(self.snapshot),)
         for source in (self._source, self._modules):
             if source is not None:
@@ -326,7 +325,7 @@ class Symbolizer:
 
     def _make_view(self, snapshot: Snapshot) -> _View:
         if self._code is not None:
-            snapshot = snapshot.without_code()
+            snapshot = snapshot.without_ksymbols()
         return _View(snapshot, self._code)
 
     def _view(self, time_ns: int) -> _View:
@@ -348,23 +347,23 @@ def _with_sizes(snapshot: Snapshot, paths: Sequence[str | os.PathLike[str]]) -> 
     from otel_kprofiler.symbols.elf.functions import ElfSymbols  # noqa: PLC0415 - elftools
 
     tables: dict[str, Callable[[int], SymbolTable]] = {}
-    there = {module.build_id for module in snapshot.modules}
+    loaded = {module.build_id for module in snapshot.modules}
     for path in paths:
         symbols = ElfSymbols(os.fspath(path))
-        if symbols.build_id is None or symbols.build_id not in there:
+        if symbols.build_id is None or symbols.build_id not in loaded:
             raise KProfilerError(
-                f"{path} is of no module that is there: build id {symbols.build_id or 'missing'}",
-                hint="give the files of the kernel that kallsyms is of, with its modules,"
-                " /sys/module and notes",
+                f"{path} belongs to no loaded module: build id {symbols.build_id or 'missing'}",
+                hint="give files of the same kernel as kallsyms, with its modules, /sys/module"
+                " and notes",
             )
         tables[symbols.build_id] = symbols.table
     return snapshot.with_tables(tables)
 
 
 def _user_addresses(stack: bytes) -> Sequence[int]:
-    """The addresses to export of a raw user stack, up to the first that cannot be one.
+    """The addresses of a raw user stack to export, up to the first zero.
 
-    Code without frame pointers leads the kernel's unwinder astray; 0 is where it gave up.
+    A zero is where the kernel's unwinder gave up, for example in code without frame pointers.
     """
     words = _words(stack)
     if not words:
@@ -373,5 +372,5 @@ def _user_addresses(stack: bytes) -> Sequence[int]:
 
 
 def _words(stack: bytes) -> array[int]:
-    """The addresses of a raw stack; a torn last word is left out."""
+    """The addresses of a raw stack; an incomplete last word is dropped."""
     return array("Q", stack[: len(stack) & -_WORD_BYTES])

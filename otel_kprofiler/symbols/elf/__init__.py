@@ -1,1 +1,1 @@
-"""ELF files of the kernel: relative address to function, as a backend does it."""
+"""Kernel ELF files: relative address to function, as a backend resolves it."""

@@ -1,4 +1,4 @@
-"""Functions of an ELF file by RVA, by the same rules by which running code is named."""
+"""Functions of an ELF file by RVA, named by the same rules as running code."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ STB_LOCAL, STB_GLOBAL, STB_WEAK = 0, 1, 2
 
 _LETTERS: Final = {STB_LOCAL: b"t", STB_GLOBAL: b"T", STB_WEAK: b"W"}
 _NOT_NAMES: Final = (b".L", b"$")
-"""Labels of assembler and linker that kallsyms leaves out too (scripts/mksysmap)."""
+"""Assembler and linker labels, which kallsyms omits too (scripts/mksysmap)."""
 _ADDRESS_LIMIT = 1 << 63
-_MAX_NAME_BYTES = 1 << 12  # a damaged table of names has no ends
+_MAX_NAME_BYTES = 1 << 12  # a damaged string table has no terminators
 
 
 class ElfSymbol(NamedTuple):
-    """A symbol of code: RVA, size in bytes (0 if it is not told), binding and name."""
+    """A code symbol: RVA, size in bytes (0 if unknown), binding and name."""
 
     rva: int
     size: int
@@ -40,10 +40,10 @@ class ElfMatch(NamedTuple):
 
     Attributes:
         line: its name, cleaned and as the linker has it.
-        names: all names of it, the shown one first.
+        names: all its names, the displayed one first.
         start: RVA of its start.
         section: name of the section.
-        section_offset: of the RVA in the section, for disassemblers.
+        section_offset: offset of the RVA in the section, for disassemblers.
     """
 
     line: Line
@@ -57,12 +57,12 @@ class ElfSymbols:
     """RVA → function, for vmlinux and modules.
 
     Args:
-        path: the file, or a separate debug file of it. If it has no symbols, those of the debug
-            file that is installed for its build id are used.
+        path: the file, or its separate debug file. If it has no symbols, the debug file installed
+            for its build id is used.
 
     Raises:
         OSError: the file cannot be read.
-        KProfilerError: it is no ELF file, has no symbols, or vmlinux has no ``_text``.
+        KProfilerError: it is not an ELF file, has no symbols, or is a vmlinux without ``_text``.
     """
 
     def __init__(self, path: str) -> None:
@@ -87,7 +87,7 @@ class ElfSymbols:
         self._table = self.table(0)
 
     def table(self, base: int) -> SymbolTable:
-        """The symbols with their ends, as they lie when RVA 0 is at a runtime address."""
+        """The symbols with their ends, with RVA 0 at ``base``, a runtime address."""
         return _make_table(self.symbols, base)
 
     def find(self, rva: int) -> ElfMatch | None:
@@ -105,12 +105,11 @@ class ElfSymbols:
 
 
 def layout(image: ElfImage, symtab: Section) -> dict[int, int]:
-    """RVA of each section of code, by index.
+    """RVA of each code section, by index.
 
-    In vmlinux it is the distance from ``_text`` (``_stext`` if there is none). In a module the
-    sections whose name does not start with ``.init`` follow each other in the order of the
-    section headers, each aligned, the first at 0, as the kernel's loader lays them out
-    (kernel/module/main.c, ``layout_sections``).
+    In vmlinux: the offset from ``_text``, or from ``_stext`` if there is no ``_text``. In a
+    module: code sections other than ``.init*`` in section-header order, aligned, from 0, as the
+    kernel's loader lays them out (kernel/module/main.c, ``layout_sections``).
     """
     code = {index: s for index, s in enumerate(image.sections) if s.is_code}
     if not image.relocatable:
@@ -128,7 +127,7 @@ def layout(image: ElfImage, symtab: Section) -> dict[int, int]:
 def read_code_symbols(
     image: ElfImage, symtab: Section, bases: dict[int, int]
 ) -> Iterator[ElfSymbol]:
-    """Functions and labels in sections of code, with their RVA; damaged entries are left out."""
+    """Functions and labels in code sections, with their RVAs; skips damaged entries."""
     shift = {
         index: base - (0 if image.relocatable else image.sections[index].address)
         for index, base in bases.items()
@@ -170,9 +169,9 @@ def _find_text(image: ElfImage, symtab: Section) -> int:
 
 
 def _make_table(symbols: list[ElfSymbol], base: int) -> SymbolTable:
-    """The symbols, and an end where the functions so far end and no other begins.
+    """The symbols, with an end entry before each gap that no function covers.
 
-    A label inside of a function takes over what is behind it, as in kallsyms.
+    A label inside a function names the code from there on, as in kallsyms.
     """
     rows = [(symbol.rva, _LETTERS.get(symbol.binding, b"t"), symbol.name) for symbol in symbols]
     covered = 0

@@ -28,7 +28,7 @@ MAX_NAME_BYTES: Final = 512
 MAX_NOTES_BYTES: Final = 16 * 1024 * 1024
 DEBUG_ROOT: Final = "/usr/lib/debug"
 
-# What pyelftools lets through on damaged headers.
+# What pyelftools raises on damaged headers.
 _DAMAGED: Final = (
     ELFError, ConstructError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError,
     struct.error,
@@ -55,16 +55,16 @@ class Section(NamedTuple):
 
 
 class ElfImage(NamedTuple):
-    """An ELF file of 64 bits.
+    """A 64-bit ELF file.
 
     Attributes:
-        path: where it was read.
-        name: as the mapping of its code is called: ``vmlinux``, or the module with ``_``.
-        relocatable: a module; its sections have no addresses yet.
+        path: where it was read from.
+        name: name of its mapping: ``vmlinux``, or the module's name with ``_`` for ``-``.
+        relocatable: whether it is a module, whose sections have no addresses yet.
         byte_order: ``<`` or ``>``, as in ``struct``.
         sections: by index.
-        build_id: GNU build id, None if it has none.
-        data: the file, unpacked.
+        build_id: GNU build id; None if it has none.
+        data: the file, decompressed.
     """
 
     path: str
@@ -76,7 +76,7 @@ class ElfImage(NamedTuple):
     data: bytes | mmap.mmap
 
     def content(self, section: Section) -> bytes:
-        """Bytes of a section; empty where a debug file has none, short where the file is."""
+        """Bytes of a section: empty if a debug file omits it, short if the file is truncated."""
         if section.type == SHT_NOBITS:
             return b""
         return bytes(self.data[section.offset : section.offset + section.size])
@@ -87,8 +87,8 @@ def open_elf(path: str) -> ElfImage:
 
     Raises:
         OSError: the file cannot be read.
-        KProfilerError: it is no ELF file of 64 bits, or damaged.
-        DependencyError: it is compressed with zstd, and ``zstandard`` is not installed.
+        KProfilerError: it is not a 64-bit ELF file, or is damaged.
+        DependencyError: it needs ``zstandard``, which is not installed.
     """
     data = unpack(path, _read(path))
     try:
@@ -96,12 +96,12 @@ def open_elf(path: str) -> ElfImage:
         elf = ELFFile(stream)
         if elf.elfclass != 64:
             raise KProfilerError(
-                f"{path} is an ELF file of {elf.elfclass} bits; kernels here have 64"
+                f"{path} is a {elf.elfclass}-bit ELF file; only 64-bit kernels are supported"
             )
         order = "<" if elf.little_endian else ">"
         sections = _read_sections(data, elf.header, order)
     except _DAMAGED as error:
-        raise KProfilerError(f"{path} is no usable ELF file: {error}") from error
+        raise KProfilerError(f"{path} is not a usable ELF file: {error}") from error
     relocatable = elf["e_type"] == ET_REL
     image = ElfImage(path, _module_name(path), relocatable, order, sections, None, data)
     return image._replace(build_id=_find_build_id(image))
@@ -114,11 +114,11 @@ def _read_sections(data: bytes | mmap.mmap, header: Any, order: str) -> tuple[Se
     if not start:
         return ()
     if header["e_shentsize"] != shdr.size:
-        raise ValueError("its section headers have another size than those of 64 bits")
-    first = shdr.unpack_from(data, start)  # holds what is too large for the ELF header
+        raise ValueError("its section headers do not have the size of 64-bit ones")
+    first = shdr.unpack_from(data, start)  # holds counts that overflow the ELF header
     count, names_index = count or first[5], first[6] if names_index == SHN_XINDEX else names_index
     if not names_index < count <= MAX_SECTIONS or start + count * shdr.size > len(data):
-        raise ValueError(f"it has {count} sections, more than fit, or no names for them")
+        raise ValueError(f"its {count} section headers do not fit, or have no names")
     rows = list(shdr.iter_unpack(data[start : start + count * shdr.size]))
     names_at, names_size = rows[names_index][4:6]
     names = data[names_at : names_at + names_size]
@@ -134,12 +134,12 @@ def _name(names: bytes, at: int) -> str:
 
 
 def _find_build_id(image: ElfImage) -> BuildId | None:
-    room = MAX_NOTES_BYTES
+    left = MAX_NOTES_BYTES
     for section in image.sections:
         if section.type == SHT_NOTE:
             content = image.content(section)
-            room -= len(content)
-            if room < 0:
+            left -= len(content)
+            if left < 0:
                 raise KProfilerError(
                     f"{image.path} has more than {MAX_NOTES_BYTES >> 20} MiB of notes"
                 )
@@ -149,7 +149,7 @@ def _find_build_id(image: ElfImage) -> BuildId | None:
 
 
 def find_debug_file(build_id: BuildId, root: str = DEBUG_ROOT) -> str | None:
-    """The separate debug file of a build id, None if it is not installed."""
+    """Path of the installed debug file for a build id; None if there is none."""
     path = os.path.join(root, ".build-id", build_id[:2], f"{build_id[2:]}.debug")
     return path if os.path.exists(path) else None
 

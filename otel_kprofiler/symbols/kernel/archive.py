@@ -1,8 +1,8 @@
-"""Readings of modules as values of JSON, for recordings.
+"""Module readings as JSON values, for recordings.
 
 A reading is ``{looked_ns, free_ns, removed: {number: [there_ns, gone_ns]}, modules: [number, …],
-new: {number: [main, init, init_until_ns]}}``; a module is told anew when more is known of it.
-``main`` and ``init`` are ``[module, lines of kallsyms or null, whether they are pending]``.
+new: {number: [main, init, init_until_ns]}}``; ``new`` repeats a module when its data changed.
+``main`` and ``init`` are ``[module, kallsyms lines or null, whether symbols are pending]``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _PAD: Final = PAD_PREFIX.decode()
 
 
 class ReadingPacker:
-    """Turns readings, in their order, into values of JSON."""
+    """Packs readings, in order, as JSON values; each refers to the ones before."""
 
     def __init__(self) -> None:
         self._told: dict[int, LoadedModule] = {}
 
     def pack(self, reading: ModuleReading) -> dict[str, Any]:
-        """One reading."""
+        """Pack the next reading."""
         loaded = {one.main.module.generation: one for one in reading.modules}
         new = {number: one for number, one in loaded.items() if self._told.get(number) != one}
         self._told = loaded
@@ -52,13 +52,13 @@ class ReadingPacker:
 
 
 class ReadingUnpacker:
-    """Turns what a :class:`ReadingPacker` made into readings again, in the same order."""
+    """Unpacks what a :class:`ReadingPacker` made, in the same order."""
 
     def __init__(self) -> None:
         self._told: dict[int, LoadedModule] = {}
 
     def unpack(self, row: Any) -> ModuleReading:
-        """One reading.
+        """Unpack the next reading.
 
         Raises:
             AttributeError, KeyError, TypeError, ValueError: it is damaged.
@@ -109,14 +109,14 @@ def _unpack(row: Any) -> ModuleSymbols:
 
 
 def _make_lines(table: SymbolTable, module: str) -> str:
-    """Lines of kallsyms that make the same table, with one name for each address."""
+    """Kallsyms lines that parse to the same table, with one name per address."""
     lines, pad = [], 0
     for index in range(len(table)):
         name, start, _ = table.symbol(index)
         if index + 1 < len(table) and table.address(index + 1) == start:
             continue  # the last name is the preferred one
         if name and _reaches(table, start, 1):
-            # All functions are padded with equally many bytes.
+            # All functions have padding of the same size.
             pad = pad or next(n for n in range(MAX_PAD_BYTES, 0, -1) if _reaches(table, start, n))
             lines.append(f"{start - pad:016x} t {_PAD}{name}\t[{module}]\n")
         lines.append(f"{start:016x} {'t' if name else 'd'} {name or '-'}\t[{module}]\n")
@@ -124,6 +124,6 @@ def _make_lines(table: SymbolTable, module: str) -> str:
 
 
 def _reaches(table: SymbolTable, start: int, count: int) -> bool:
-    """Whether the padding of a function begins at least so many bytes in front of it."""
+    """Whether the padding of a function at ``start`` has at least ``count`` bytes."""
     found = table.lookup(start - count)
     return found is not None and found[1] == start

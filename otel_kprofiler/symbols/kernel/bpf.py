@@ -1,9 +1,8 @@
-"""Code that comes and goes outside of vmlinux and modules: BPF functions, trampolines, pages.
+"""Kernel code outside vmlinux and modules: BPF functions, trampolines, ftrace and kprobe pages.
 
-Each is kept as an interval of addresses and of boot time, so that one table answers for every
-time and nothing is copied when something is loaded. The table is changed by one thread while
-any other looks up without a lock: a change replaces single values, and what a look-up for a
-given time finds is the same before and after, as long as changes up to that time were applied.
+Each symbol is an interval of addresses and of boot time, so one table answers for all times and
+loading copies nothing. One thread changes the table while others look up without a lock: each
+change replaces single values, and never alters the answer for a time before it.
 """
 
 from __future__ import annotations
@@ -34,43 +33,43 @@ from otel_kprofiler.symbols.kernel.snapshot import Match
 from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES
 
 KEEP_NS: Final = 15_000_000_000
-"""How long what was unloaded is kept for samples from before."""
+"""How long unloaded symbols are kept, for samples taken before."""
 KEEP_MOST: Final = 16_384
-"""No more of them are kept."""
+"""Limit on the number of unloaded symbols kept."""
 PROGRAM_PREFIX: Final = "bpf_prog_"
-"""The kernel gives it to functions of BPF programs, with their tag, and to nothing else."""
+"""Prefix of BPF program functions, followed by the tag; the kernel uses it for nothing else."""
 
-_LINGER_NS: Final = 10_000_000  # it is announced as gone before the last CPU has left it
+_LINGER_NS: Final = 10_000_000  # CPUs may still run code when its removal is announced
 _LARGEST_BYTES: Final = 32 << 20
 _PAGE_BITS: Final = 12
 _UNTIL: Final = attrgetter("until_ns")
 _FOREVER: Final = 1 << 63
 NOW_NS: Final = _FOREVER - 1
-"""A time at which only what has not been unloaded is there."""
+"""A time at which only symbols that are still loaded match."""
 
 
 class KsymbolSource(Protocol):
-    """Where changes come from: the running kernel, or a recording of them."""
+    """Where changes come from: the running kernel, or a recording."""
 
     def poll(self, now_ns: int) -> KsymbolBatch:
-        """Changes since the last call, given the boot time; never blocks for long."""
+        """Changes since the last call; ``now_ns`` is the boot time. Does not block."""
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
-        """More about a function of a program, None if nothing is known; from any thread."""
+        """Details of a BPF program's function; None if unknown. Thread-safe."""
 
     def count_lost(self) -> Mapping[str, int]:
-        """Records that were lost so far, by cause; from any thread."""
+        """Records lost so far, by cause. Thread-safe."""
 
     def close(self) -> None:
-        """Give everything back; may be called again."""
+        """Release all resources; idempotent."""
 
 
 class LoadedKsymbol:
-    """One symbol while it is loaded; ``until_ns`` is set when it is unloaded.
+    """A symbol while it is loaded; ``until_ns`` is set when it is unloaded.
 
-    From ``sure_ns`` on, if that is before ``until_ns``, it may have been unloaded, and something
-    else been loaded, unseen. A doubt that has ended is an entry of its own, which
-    names nothing (``is_doubt``).
+    If ``sure_ns`` is before ``until_ns``, records were lost from ``sure_ns`` on: the symbol may
+    have been unloaded and replaced unseen. Once that period has ended, a separate entry with
+    ``is_doubt`` stands for it; its frames have no name.
     """
 
     __slots__ = ("_details", "_doubt", "_frames", "_module", "_source", "end", "is_doubt",
@@ -91,22 +90,22 @@ class LoadedKsymbol:
         self.until_ns = self.sure_ns = _FOREVER
         self.is_doubt = is_doubt
         self._source = source
-        self._frames: dict[int, Frame] | None = None  # most are never in a stack
+        self._frames: dict[int, Frame] | None = None  # most symbols never appear in a stack
         self._module: Module | None = None
         self._details: KsymbolDetails | None = None
         self._doubt: LoadedKsymbol | None = None
 
     def covers(self, address: int, time_ns: int) -> bool:
-        """Whether it was at the address at that time."""
+        """Whether this symbol is known to have been at an address at a boot time."""
         inside = self.symbol.start <= address < self.end
         return inside and self.since_ns <= time_ns < min(self.until_ns, self.sure_ns)
 
     def is_program(self) -> bool:
-        """Whether it is a function of a BPF program."""
+        """Whether this is a BPF program's function."""
         return self.symbol.name.startswith(PROGRAM_PREFIX)
 
     def doubt(self, until_ns: int) -> LoadedKsymbol:
-        """Where it is not known any more whether it is there."""
+        """An entry for ``[sure_ns, until_ns)``, when this symbol may have been replaced."""
         doubt = self._doubt
         if doubt is None or (doubt.since_ns, doubt.until_ns) != (self.sure_ns, until_ns):
             doubt = self._doubt = LoadedKsymbol(self.symbol, self.end, self.sure_ns, is_doubt=True)
@@ -114,14 +113,14 @@ class LoadedKsymbol:
         return doubt
 
     def frame(self, address: int) -> Frame:
-        """The frame of an address in it; the same object for the same address."""
+        """The frame of an address in this symbol; cached."""
         if self._frames is None:
             self._frames = {}
         frame = self._frames.get(address)
         return frame or self._frames.setdefault(address, self._make_frame(address))
 
     def module(self) -> Module:
-        """It as a module of its own; asks its source for details when called first."""
+        """The module that stands for this symbol; the first call asks the source for details."""
         if self._module is None:
             self._details = self._source.describe(self.symbol) if self._source else None
             program = self._details.program if self._details else None
@@ -144,7 +143,7 @@ class LoadedKsymbol:
 
 
 def make_code_module(symbol: Ksymbol, end: int) -> Module:
-    """A BPF function or trampoline as a module of its own."""
+    """A module that stands for a BPF function or trampoline."""
     name = symbol.name
     ranges = (AddressRange(symbol.start, end, name),)
     file_id = make_file_id(None, name)
@@ -152,10 +151,10 @@ def make_code_module(symbol: Ksymbol, end: int) -> Module:
 
 
 class KsymbolTable:
-    """What is loaded, and what was until a while ago.
+    """Loaded symbols, and recently unloaded ones.
 
     Args:
-        source: asked for details of programs.
+        source: where details of BPF programs come from.
     """
 
     def __init__(self, source: KsymbolSource | None = None) -> None:
@@ -164,14 +163,14 @@ class KsymbolTable:
         self._pages: dict[int, tuple[LoadedKsymbol, ...]] = {}  # live ones by page
         self._ended: list[LoadedKsymbol] = []  # in the order of their ends
         self._read_ns = 0
-        self._lost_ns = dict.fromkeys((True, False), _FOREVER)  # of programs, of all else
+        self._lost_ns = dict.fromkeys((True, False), _FOREVER)  # by whether of BPF programs
         self._noticed_ns = -1
 
     def __len__(self) -> int:
         return len(self._live)
 
     def apply(self, change: KsymbolChange) -> None:
-        """Apply a change; those of one symbol come in the order of their times."""
+        """Apply a change; changes of one symbol must be in order of time."""
         if change.action is KsymbolAction.ADDED:
             for symbol in change.symbols:
                 self._add(symbol, symbol.since_ns or change.time_ns)
@@ -186,9 +185,9 @@ class KsymbolTable:
         self._forget(change.time_ns)
 
     def lookup(self, address: int, time_ns: int = NOW_NS) -> LoadedKsymbol | None:
-        """What was at an address at a time, by default what is there now; None if nothing.
+        """The symbol at an address at a boot time, by default now; None if there was none.
 
-        Where records were lost, the answer may be a doubt, see :class:`LoadedKsymbol`.
+        Where records were lost, it may be an entry with ``is_doubt``.
         """
         best: LoadedKsymbol | None = None
         below = -1
@@ -211,11 +210,11 @@ class KsymbolTable:
         return doubt or leaving
 
     def live(self) -> list[LoadedKsymbol]:
-        """What is loaded now, by address."""
+        """The loaded symbols, by address."""
         return [code for _, code in sorted(self._live.items())]
 
     def find(self, name: str, *, prefix: bool = False) -> list[Match]:
-        """What is loaded now with a name, or with one that starts with it, by address."""
+        """Loaded symbols with a name or a prefix, by address."""
         return [
             Match(code.symbol.name, code.symbol.start, code.end, code.module(), 0)
             for code in self.live()
@@ -228,7 +227,7 @@ class KsymbolTable:
         if known is not None and known.symbol.name == symbol.name and known.sure_ns == _FOREVER:
             if not symbol.length or known.symbol.length:
                 return
-            since_ns = symbol.since_ns or min(since_ns, known.since_ns)  # now it has a length
+            since_ns = symbol.since_ns or min(since_ns, known.since_ns)  # the length is new
             self._drop(known)
         missed = [
             other
@@ -239,7 +238,7 @@ class KsymbolTable:
             self._end(missed, since_ns)
         code = LoadedKsymbol(symbol, end, since_ns, self._source)
         if since_ns <= self._noticed_ns and self._lost_ns[code.is_program()] != _FOREVER:
-            code.sure_ns = since_ns  # its removal may be among what was lost
+            code.sure_ns = since_ns  # the record of its removal may be lost
         self._live[symbol.start] = code
         for page in _pages(code):
             self._pages[page] = (*self._pages.get(page, ()), code)
@@ -247,7 +246,7 @@ class KsymbolTable:
     def _remove(self, symbol: Ksymbol, time_ns: int) -> None:
         known = self._live.get(symbol.start)
         if known is None:
-            # Its record was lost; it was loaded after everything was read the last time.
+            # The record of its loading was lost, so it was loaded after the last full reading.
             code = LoadedKsymbol(symbol, symbol.start + symbol.length, self._read_ns, self._source)
             lost_ns = self._lost_ns[code.is_program()]
             if lost_ns != _FOREVER:
@@ -257,7 +256,7 @@ class KsymbolTable:
             self._end([known], time_ns)
 
     def _lose(self, time_ns: int, *, programs_only: bool) -> None:
-        """Nothing is sure from a time on, until it is read again."""
+        """Mark symbols as uncertain from a time on, until the next reading."""
         for programs in (True,) if programs_only else (True, False):
             self._lost_ns[programs] = min(self._lost_ns[programs], time_ns)
         for code in self._live.values():
@@ -265,7 +264,7 @@ class KsymbolTable:
                 code.sure_ns = min(code.sure_ns, max(time_ns, code.since_ns))
 
     def _read(self, change: KsymbolChange) -> None:
-        """Make the table equal to what was read; changes after its beginning may be in it."""
+        """Bring the table in line with a reading, which may contain changes made during it."""
         began_ns = change.time_ns
         programs_only = change.action is KsymbolAction.PROGRAMS_READ
         found = {symbol.start: symbol for symbol in change.symbols}
@@ -288,7 +287,7 @@ class KsymbolTable:
     def _add_found(
         self, found: Mapping[int, Ksymbol], began_ns: int, lost_ns: Mapping[bool, int]
     ) -> None:
-        """Add what a reading has that is not known; where records were lost, it came since."""
+        """Add symbols that only the reading has; their records were lost."""
         gone = {
             (code.symbol.start, code.symbol.name)
             for code in self._ended
@@ -314,7 +313,7 @@ class KsymbolTable:
                 self._keep_ended([missed.doubt(since_ns)])
 
     def _end(self, codes: Sequence[LoadedKsymbol], time_ns: int) -> None:
-        """They are gone at a time; what was not sure until then remains as a doubt."""
+        """Mark symbols as unloaded at a time; keep an uncertain entry from ``sure_ns`` to then."""
         ended = []
         for code in codes:
             if code.sure_ns < time_ns:
@@ -360,14 +359,14 @@ class KsymbolTable:
 
 
 def _is_still(code: LoadedKsymbol, found: Ksymbol | None) -> bool:
-    """Whether what was read is what was known; another load of the same program is not."""
+    """Whether a reading shows the known symbol, not another load of the same program."""
     if found is None or found.name != code.symbol.name:
         return False
     return code.sure_ns == _FOREVER or found.since_ns <= code.since_ns
 
 
 def limit_bytes(symbol: Ksymbol) -> int:
-    """How far a symbol reaches at most when its length is unknown."""
+    """Upper bound on the size of a symbol of unknown length, in bytes."""
     return MAX_FUNCTION_BYTES if symbol.name.startswith(PROGRAM_PREFIX) else PAGE_BYTES
 
 

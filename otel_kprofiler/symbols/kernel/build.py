@@ -1,4 +1,4 @@
-"""Turns sorted symbols into a table: pads folded, data symbols become ends, aliases ranked."""
+"""Builds a table from sorted symbols: folds padding, ends functions at data, ranks aliases."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from otel_kprofiler.symbols.kernel.table import (
 )
 
 TEXT_TYPES: Final = b"tTwW"
-"""Type letters of kallsyms that mean code: local, global, weak."""
+"""Kallsyms type letters of code: local, global, weak."""
 MAX_PAD_BYTES: Final = 64
-"""Longest function padding that is believed (CONFIG_FUNCTION_PADDING_BYTES is 4 to 59)."""
+"""Largest plausible function padding (CONFIG_FUNCTION_PADDING_BYTES is 4 to 59)."""
 END_TYPE: Final = ord("-")
-"""Type of an entry that only ends the one before."""
+"""Type of an entry that only ends the one before it."""
 
 _OTHER, _FUNCTION, _PAD = 0, 1, 2
 _PAST_PAD_PREFIX = PAD_PREFIX[:-1] + bytes([PAD_PREFIX[-1] + 1])
@@ -36,10 +36,10 @@ _END = re.compile(rb"[\x01\x02]\x00")
 
 
 class TableBuilder:
-    """Collects symbols in address order and makes a :class:`SymbolTable` of them.
+    """Builds a :class:`SymbolTable` from symbols in address order.
 
-    Whole lists are handled by C loops (``compress``, ``map``, ``join``); Python code runs only
-    for aliases and ends, of which there are few.
+    Whole lists go through C loops (``compress``, ``map``, ``join``); Python loops only over
+    aliases and ends, which are few.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class TableBuilder:
         self._last_address = b""
 
     def add(self, addresses: Sequence[bytes], types: bytes, names: list[bytes]) -> bool:
-        """Add symbols in ascending order of address, all of one address in one call.
+        """Add symbols in ascending order of address; all aliases in the same call.
 
         Args:
             addresses: each as 16 lower-case hexadecimal digits.
@@ -61,7 +61,7 @@ class TableBuilder:
             names: name of each; changed in place.
 
         Returns:
-            False if the symbols are out of order; nothing is added then.
+            False, with nothing added, if the symbols are out of order.
         """
         if not addresses:
             return True
@@ -86,7 +86,7 @@ class TableBuilder:
         return True
 
     def end_pad(self) -> None:
-        """Name nothing by the last symbol if it is a pad: its function may be missing."""
+        """If the last symbol is a pad, make it an end: its function may be missing."""
         if self._last_class == _PAD:
             self._append([self._last_address], [b""], b"\0")
             self._last_class = _OTHER
@@ -97,7 +97,7 @@ class TableBuilder:
         entries = Entries(
             addresses=self._addresses,
             lengths=b"".join(self._lengths),
-            names=self._names.getvalue(),  # the buffer itself, not a copy
+            names=self._names.getvalue(),  # BytesIO shares its buffer
             padded=b"".join(self._padded),
             long_lengths=self._long_lengths,
             pad=self._pad,
@@ -132,7 +132,7 @@ class TableBuilder:
             index = match.start()  # of the first symbol that is neither, in `addresses`
             previous = addresses[index - 1] if index else self._last_address
             if sequence[index] == _PAD and index:
-                found.append(index - 1)  # a pad without its function: nothing is known from here
+                found.append(index - 1)  # a pad without its function names nothing
                 continue
             while index < len(classes) and addresses[index] == previous:
                 index += 1
@@ -158,9 +158,9 @@ def _find_ties(addresses: Sequence[bytes]) -> list[range] | None:
 def _rank_aliases(
     ties: list[range], types: bytes, classes: bytes, names: list[bytes]
 ) -> tuple[bytes, bytes]:
-    """Order the symbols at each address: others, functions with the preferred last, pads.
+    """Order the symbols at each address: others, functions (preferred last), pads.
 
-    So a pad stands right before its function, and the last entry of an address names it.
+    A pad is then right before its function, and the last entry at an address names it.
 
     Returns:
         Types and classes in the new order; ``names`` is changed in place.
@@ -187,7 +187,7 @@ def _classify(types: bytes, names: list[bytes]) -> bytes:
     text = int.from_bytes(types.translate(_IS_TEXT), "little")
     if not text:
         return bytes(len(types))
-    # Two comparisons per name are half the price of bytes.startswith.
+    # Two comparisons per name take half the time of bytes.startswith.
     above = int.from_bytes(bytes(map(ge, names, repeat(PAD_PREFIX))), "little")
     beyond = int.from_bytes(bytes(map(ge, names, repeat(_PAST_PAD_PREFIX))), "little")
     both = text & (above ^ beyond)
@@ -195,7 +195,7 @@ def _classify(types: bytes, names: list[bytes]) -> bytes:
 
 
 def _measure_pad(addresses: Sequence[bytes], classes: bytes) -> int:
-    """Distance from a pad to the function behind it; the kernel uses one size for all."""
+    """Distance from a pad to its function in bytes; the same for the whole kernel."""
     index = classes.find(bytes([_PAD, _FUNCTION]))
     if index < 0:
         return 0

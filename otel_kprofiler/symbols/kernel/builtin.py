@@ -1,17 +1,16 @@
-"""Which module built-in code would belong to: ``modules.builtin.ranges`` and ``/proc/kallmodsyms``.
+"""Modules that are built into vmlinux: ``modules.builtin.ranges`` and ``/proc/kallmodsyms``.
 
 ``modules.builtin.ranges`` (kernel 6.12 and later, scripts/generate_builtin_ranges.awk) has lines
 ``section start-end module...`` with offsets from the start of a section of vmlinux, and at most
-one anchor per section, ``section offset-offset = symbol``, that tells where the section lies:
-at the address of the symbol minus the offset. Sections without an anchor cannot be placed.
+one anchor per section, ``section offset-offset = symbol``: the section starts at the address of
+the symbol minus the offset. Sections without an anchor cannot be placed.
 
-``/proc/kallmodsyms`` (out-of-tree; Oracle's kernels) is kallsyms with the module of built-in
-symbols too, ``address [size] type name [module]...``; types such as ``b`` read as numbers, so
-that only the count of fields before the first bracket tells whether there is a size.
+``/proc/kallmodsyms`` (out-of-tree; Oracle's kernels) is kallsyms with the modules of built-in
+symbols, ``address [size] type name [module]...``. A type such as ``b`` is also a hexadecimal
+digit, so only the number of fields before the first bracket shows whether there is a size.
+Sizes give the ends of functions, which kallsyms lacks.
 
-Where it tells sizes, they also tell where functions end, which kallsyms does not.
-
-Only code is kept: sections are placed by the symbols of code that the table has.
+Only code is kept, because sections are placed by code symbols.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ OSRELEASE: Final = "/proc/sys/kernel/osrelease"
 _ADDRESS_LIMIT = 1 << 64
 _REACH = 0xFFFF_FFFF  # offsets are stored in 32 bits
 _MAX_LINE_BYTES = 1 << 16
-_MAX_SECTIONS = 64  # a kernel has some ten
-_MAX_CHECKED = 1024  # functions whose sizes are told
+_MAX_SECTIONS = 64  # a kernel has about ten
+_MAX_CHECKED = 1024  # functions with sizes
 _MAX_HOMONYMS = 16  # symbols with the name of an anchor
 
 
 class BuiltinRange(NamedTuple):
-    """Code ``[start, end)`` of the object files that these modules share, mostly of one."""
+    """Code ``[start, end)`` of an object file and the modules it is linked into, mostly one."""
 
     start: int
     end: int
@@ -60,8 +59,8 @@ class BuiltinRanges:
     """Built-in modules by runtime address: 12 bytes per range; immutable.
 
     Args:
-        ranges: runtime addresses, in any order; of two that overlap, the later start has the
-            rest. Those more than 4 GiB above the first are left out.
+        ranges: runtime addresses, in any order; where two overlap, the one with the later start
+            wins. Ranges more than 4 GiB above the first are dropped.
     """
 
     __slots__ = ("_base", "_ends", "_owners", "_sets", "_starts")
@@ -82,7 +81,7 @@ class BuiltinRanges:
         return len(self._starts)
 
     def find(self, address: int) -> tuple[str, ...]:
-        """Modules that the code at an address of vmlinux belongs to; empty for none."""
+        """Built-in modules of the code at a vmlinux address; empty if none."""
         offset = address - self._base
         index = bisect_right(self._starts, offset) - 1
         if index < 0 or offset >= self._ends[index]:
@@ -100,10 +99,10 @@ NO_BUILTIN: Final = BuiltinRanges()
 
 
 def parse_builtin_ranges(data: bytes) -> tuple[Mapping[str, BuiltinSection], int]:
-    """Sections by name, and the number of malformed lines of ``modules.builtin.ranges``.
+    """Parse ``modules.builtin.ranges`` to sections by name and the number of malformed lines.
 
-    The kernel's script cuts a range at the next object file, even where the linker laid that
-    out before it, so that an end can lie below its start; such a range comes back empty.
+    The kernel's script ends a range at the next object file, even if the linker placed that one
+    below it, so an end can be below its start; such a range is returned empty.
     """
     sections: dict[str, BuiltinSection] = {}
     bad = 0
@@ -132,10 +131,9 @@ def place_ranges(
 ) -> tuple[list[BuiltinRange], list[str]]:
     """Ranges at runtime addresses, and the sections that do not fit the running kernel.
 
-    Nothing in the file names the build it belongs to, but each range starts where an object
-    file does, and so at a symbol. A section of which fewer than three in four do is refused.
-    Sections whose anchor is no code are left out silently. An empty range gets the symbol that
-    it starts at.
+    The file does not name its build. But ranges start with object files, hence at symbols, so a
+    section is rejected if fewer than three quarters of its ranges do. Sections whose anchor is
+    not code are skipped. An empty range is extended to the symbol at its start.
     """
     placed: list[BuiltinRange] = []
     misfits = []
@@ -178,12 +176,12 @@ def _starts_symbol(address: int, core: SymbolTable) -> bool:
 
 
 class KallModSyms(NamedTuple):
-    """What a kallmodsyms file says of the code of vmlinux.
+    """Vmlinux code according to kallmodsyms.
 
     Attributes:
-        ranges: built-in modules. Neighbours of the same modules are one range, with the padding
-            between them; a symbol without a size reaches to the next line's.
-        sizes: address and size of each function whose size is told, one after the other.
+        ranges: built-in modules. Adjacent code of the same modules is one range, including the
+            padding in between; a symbol without a size extends to the next line's.
+        sizes: address and size of each function with a size, flattened.
         bad: number of malformed lines.
     """
 
@@ -193,7 +191,7 @@ class KallModSyms(NamedTuple):
 
 
 def parse_kallmodsyms(pieces: Iterable[bytes], start: int, end: int) -> KallModSyms:
-    """What is told of the code within ``[start, end)``."""
+    """Parse the lines about code within ``[start, end)``."""
     merged: list[BuiltinRange] = []
     sizes = array("Q")
     bad = 0
@@ -230,12 +228,12 @@ def parse_kallmodsyms(pieces: Iterable[bytes], start: int, end: int) -> KallModS
 
 
 def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
-    """The symbols with the ends of their functions; None if the sizes are of another kernel.
+    """Add the ends of functions; None if the sizes are of another kernel.
 
     Args:
-        core: the kernel's own symbols.
-        sizes: address and size of each function, by address. Where functions overlap, code ends
-            with the last of them.
+        core: symbols of vmlinux.
+        sizes: address and size of each function, flattened, by address. Overlapping functions
+            end where the last of them does.
     """
     if not sizes:
         return core
@@ -254,7 +252,7 @@ def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
 
 
 def _modules(brackets: bytes) -> tuple[str, ...]:
-    """Names in ``a] [b]``; what follows in braces is the name of an object file."""
+    """Names in ``a] [b]``; an object file's name in braces may follow."""
     names = brackets.partition(b"{")[0].decode("utf-8", "backslashreplace").split()
     if not all(name.endswith("]") for name in names):
         return ()
@@ -284,13 +282,13 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _is_hex(text: str | bytes) -> bool:
-    """Whether a text is a number that fits 64 bits; ``int`` alone takes signs and underscores."""
+    """Whether a text is a 64-bit hex number; ``int`` also accepts signs and underscores."""
     digits = text.encode("ascii", "replace") if isinstance(text, str) else text
     return 0 < len(digits) <= 16 and not digits.translate(None, b"0123456789abcdefABCDEF")
 
 
 def find_release(files: HostFiles) -> str:
-    """The kernel's release as ``uname -r`` prints it; empty if it is not known."""
+    """The kernel release as in ``uname -r``; empty if unknown."""
     for path in (OSRELEASE, "/proc/version"):
         try:
             words = files.read_bytes(path).decode("utf-8", "replace").split()
@@ -304,21 +302,21 @@ def find_release(files: HostFiles) -> str:
 
 
 def builtin_ranges_path(release: str) -> str:
-    """Where a kernel's package puts ``modules.builtin.ranges``."""
+    """Path of a kernel's ``modules.builtin.ranges``."""
     return f"/lib/modules/{release or 'unknown'}/modules.builtin.ranges"
 
 
 def read_builtin(
     files: HostFiles, core: SymbolTable, problems: list[str], known: BuiltinRanges | None = None
 ) -> tuple[BuiltinRanges, SymbolTable]:
-    """Built-in modules of a kernel, and its symbols with what is told of their sizes.
+    """Read the built-in modules, and add the known sizes to the symbols.
 
-    The modules come from the first source that has any; mostly there is none.
+    The modules come from the first source that has any; most kernels have neither.
 
     Args:
         files: the host's files, or a captured tree.
-        core: the kernel's own symbols.
-        problems: what cannot be used is added, one sentence each.
+        core: symbols of vmlinux.
+        problems: receives one sentence for each thing that cannot be used.
         known: the modules, if they were read before.
     """
     if not len(core):
@@ -341,7 +339,7 @@ def read_builtin(
 
 @contextmanager
 def _told(path: str, problems: list[str]) -> Iterator[Callable[[str], None]]:
-    """Note in ``problems`` what is told of a file, unless there is none."""
+    """Yield a function that notes a problem with a file; a missing file is no problem."""
     try:
         yield lambda text: problems.append(f"{path}: {text}")
     except FileNotFoundError:
@@ -373,4 +371,4 @@ def _read_kallmodsyms(
 
 def _tell_bad(lines: int, tell: Callable[[str], None]) -> None:
     if lines:
-        tell(f"{lines} malformed lines left out")
+        tell(f"{lines} malformed lines skipped")

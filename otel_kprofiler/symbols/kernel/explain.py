@@ -1,4 +1,4 @@
-"""What is known of an address, and why its frame is as it is."""
+"""Explains an address: all that is known of it, and why its frame looks as it does."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Explanation(NamedTuple):
     """All that is known of an address, for people.
 
     Attributes:
-        address: the address that was asked for.
-        frame: what a leaf frame at the address shows.
-        section: name of the executable range it lies in, empty if none.
-        names: all names of the symbol, the shown one first.
+        address: the runtime address.
+        frame: the frame of a leaf at the address.
+        section: name of the executable range that contains it; empty if none.
+        names: all names of the symbol, the displayed one first.
         start: runtime address of the symbol, 0 without one.
-        end: where the symbol ends, at the latest.
+        end: upper bound of the symbol's end.
         freed: clones of freed init functions at the symbol or address; never shown in frames.
-        reason: one sentence on why the frame is as it is.
+        reason: why the frame looks as it does, in one sentence.
     """
 
     address: int
@@ -35,7 +35,7 @@ class Explanation(NamedTuple):
 
 
 def explain_frame(frame: Frame, hidden: HiddenCause | None, freed: Sequence[FreedSymbol]) -> str:
-    """One sentence on why a frame is as it is."""
+    """Why a frame looks as it does, in one sentence."""
     if frame.unresolved is Unresolved.HIDDEN and hidden is not None:
         return hidden.value
     if frame.unresolved is not None:

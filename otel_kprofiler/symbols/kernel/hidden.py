@@ -10,7 +10,7 @@ _KPTR_RESTRICT = "/proc/sys/kernel/kptr_restrict"
 
 
 class HiddenCause(enum.Enum):
-    """Why kernel symbols are not visible; the value is what users read."""
+    """Why kernel symbols are hidden; the value is the message for users."""
 
     KPTR_RESTRICT = "kernel.kptr_restrict is 2, which hides kernel addresses from everybody"
     NO_CAP_SYSLOG = "CAP_SYSLOG is missing, without which the kernel hides its addresses"
@@ -19,7 +19,7 @@ class HiddenCause(enum.Enum):
 
     @property
     def fix(self) -> str:
-        """What to do about it."""
+        """How to make the symbols visible."""
         return {
             HiddenCause.KPTR_RESTRICT: "sysctl kernel.kptr_restrict=1",
             HiddenCause.NO_CAP_SYSLOG: "give the process CAP_SYSLOG",
@@ -29,14 +29,15 @@ class HiddenCause(enum.Enum):
 
 
 def find_hidden_cause(files: HostFiles) -> HiddenCause:
-    """The cause of zero addresses in ``/proc/kallsyms``.
+    """Why ``/proc/kallsyms`` shows zero addresses.
 
-    The kernel shows them at ``kptr_restrict`` 0 if ``perf_event_paranoid`` is 1 or less, at 0
-    and 1 to holders of CAP_SYSLOG, and at 2 to nobody (kernel/ksyms_common.c).
+    With ``kptr_restrict`` 0 the kernel shows addresses to holders of CAP_SYSLOG, and to all if
+    ``perf_event_paranoid`` is 1 or less; with 1 only to holders of CAP_SYSLOG; with 2 to nobody
+    (kernel/ksyms_common.c).
     """
     try:
         if int(files.read_bytes(_KPTR_RESTRICT)) >= 2:
             return HiddenCause.KPTR_RESTRICT
     except (OSError, ValueError):
-        return HiddenCause.NO_CAP_SYSLOG  # a container without /proc/sys has no CAP_SYSLOG
+        return HiddenCause.NO_CAP_SYSLOG  # without /proc/sys: a container, so no CAP_SYSLOG
     return HiddenCause.NO_CAP_SYSLOG

@@ -1,15 +1,15 @@
-"""File ids: 128 bits that name a build of the kernel, of a module or of a BPF program.
+"""File ids: 128 bits that identify a build of the kernel, a module or a BPF program.
 
-With a build id it is FNV-1a-128 of the build id's lower-case hexadecimal text: what
-opentelemetry-ebpf-profiler sends as ``htlhash`` for kernel code and what symbol stores key on.
+With a build id, the file id is the FNV-1a-128 of its lower-case hexadecimal text, which
+opentelemetry-ebpf-profiler sends as ``htlhash`` for kernel code and symbol stores use as key.
 
-Without one, opentelemetry-ebpf-profiler sends one constant for all; here each build keeps an id
-of its own, FNV-1a-128 of one of these texts (UTF-8):
+Without one, opentelemetry-ebpf-profiler sends a constant; here each build has its own id, the
+FNV-1a-128 of one of these texts (UTF-8):
 
-- vmlinux: ``vmlinux@`` and the content of ``/proc/version``, which names the build;
+- vmlinux: ``vmlinux@`` and the content of ``/proc/version``, which identifies the build;
 - a module: ``NAME@`` and the file id of the running vmlinux, and ``@SRCVERSION`` if the module
-  has one (an RVA in a module means the same only for the same build of kernel and module);
-- a BPF program or trampoline: the symbol's name, which has the program's tag in it.
+  has one (RVAs are comparable only between the same builds of kernel and module);
+- a BPF program or trampoline: the symbol's name, which contains the program's tag.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MASK: Final = (1 << 128) - 1
 
 
 def fnv1a_128(data: bytes) -> int:
-    """FNV-1a hash of 128 bits (draft-eastlake-fnv)."""
+    """128-bit FNV-1a hash (draft-eastlake-fnv)."""
     value = _FNV_OFFSET
     for byte in data:
         value = (value ^ byte) * _FNV_PRIME & _MASK
@@ -32,6 +32,6 @@ def fnv1a_128(data: bytes) -> int:
 
 
 def make_file_id(build_id: BuildId | None, *otherwise: str) -> FileId:
-    """File id of a build id, or of the other texts joined by ``@`` when there is none."""
+    """File id from a build id, or without one from the other texts joined by ``@``."""
     text = build_id or "@".join(part for part in otherwise if part)
     return FileId(f"{fnv1a_128(text.encode('utf-8', 'surrogateescape')):032x}")

@@ -1,8 +1,8 @@
 r"""Parser of ``/proc/kallsyms``, also for System.map and the output of ``nm -n``.
 
 A line is ``%016x %c %s\n``, with ``\t[module]`` before the line end for everything outside the
-core (kernel/kallsyms.c, ``s_show``). Core symbols come first, sorted by address. Then come,
-each block unsorted: the live modules, ftrace's clones of the init functions of modules, the
+core (kernel/kallsyms.c, ``s_show``). Core symbols come first, sorted by address. These unsorted
+blocks follow: the live modules, ftrace's clones of the init functions of modules, the
 ``[__builtin__ftrace]`` trampolines, ``[bpf]`` programs and ``[__builtin__kprobes]`` pages.
 """
 
@@ -28,15 +28,15 @@ PAGE_BYTES: Final = 4096
 _HEX_DIGITS = 16
 _HIDDEN = b"0" * _HEX_DIGITS
 _CORE_FIELDS, _MODULE_FIELDS = 3, 4
-_MAX_ALIAS_LINES = 256  # at one address; keeps hostile input from growing the rest
+_MAX_ALIAS_LINES = 256  # at one address; bounds memory on hostile input
 _MAX_REST_BYTES = 1 << 20
-_SORTED_LINES = 1024  # of a module, that are added to its table at once
+_SORTED_LINES = 1024  # lines of a module added to its table at once
 _IS_TEXT = bytes(code in TEXT_TYPES for code in range(256))
 _IS_OTHER = bytes(code not in TEXT_TYPES for code in range(256))
 
 
 class FreedSymbol(NamedTuple):
-    """A clone that ftrace keeps of an init function whose memory has been freed."""
+    """The symbol that ftrace keeps of an init function whose memory has been freed."""
 
     address: int
     name: str
@@ -44,17 +44,17 @@ class FreedSymbol(NamedTuple):
 
 
 class Kallsyms(NamedTuple):
-    """What a kallsyms file says.
+    """Content of a kallsyms file.
 
     Attributes:
-        core: symbols of the kernel itself, init code included.
-        blocks: symbols by the name in brackets, in the order of the file.
-        freed: clones of freed init functions; they name nothing.
+        core: symbols of vmlinux, init code included.
+        blocks: symbols by the name in brackets, in file order.
+        freed: clones of freed init functions; never used as names.
         lines: number of lines.
-        bad_lines: lines that were skipped because they are malformed or out of order. They end
-            the function before them, so that it does not name what the line is of.
-        hidden: all addresses are zero, so there are no symbols.
-        cut: the last line has no end. It is skipped; if it is of a module, so is that module.
+        bad_lines: malformed or out-of-order lines that were skipped. Each ends the function
+            before it, which might otherwise name the skipped symbol's code.
+        hidden: whether all addresses are zero; there are no symbols then.
+        cut: whether the last line is incomplete. It is skipped, and its module if it has one.
     """
 
     core: SymbolTable
@@ -87,16 +87,16 @@ class _Fields(NamedTuple):
         )
 
     def split(self) -> tuple[_Fields, array[int]]:
-        """The code symbols, and the addresses of the others: all that is needed of them."""
+        """The code symbols, and the addresses of the other symbols."""
         text = self.where(self.types.translate(_IS_TEXT))
         return text, _values(compress(self.addresses, self.types.translate(_IS_OTHER)))
 
 
 class KallsymsParser:
-    """Builds the tables while pieces of the file arrive; not thread-safe.
+    """Parses a file in pieces; not thread-safe.
 
-    ``hidden`` becomes true after the first piece when the kernel shows no addresses; the rest
-    need not be read then.
+    If the kernel hides addresses, ``hidden`` is true after the first piece, and the rest need
+    not be read.
     """
 
     def __init__(self) -> None:
@@ -111,10 +111,10 @@ class KallsymsParser:
         self._module = b""
         self._open: _Fields | None = None
         self._others = array("Q")
-        self._skipped = array("Q")  # where the functions before skipped lines end
+        self._skipped = array("Q")  # ends of functions before skipped lines
 
     def feed(self, piece: bytes) -> None:
-        """Take the next bytes of the file; pieces of 64 KiB are best."""
+        """Parse the next bytes of the file, preferably 64 KiB."""
         text = self._rest + piece
         cut = _cut(text)
         self._rest = text[cut:]
@@ -122,7 +122,7 @@ class KallsymsParser:
             self._parse(text[:cut])
 
     def finish(self) -> Kallsyms:
-        """The tables; call once, after the last piece."""
+        """Return the tables; call once, after the last piece."""
         cut = bool(self._rest) and not self.hidden
         if cut:
             cut = not self._rest.endswith(b"\n")
@@ -134,7 +134,7 @@ class KallsymsParser:
                 self._skip(self._rest[whole:])
                 last = int(self._last_core or b"0", 16)
                 if self._open is None and last in self._skipped:
-                    self._skipped.append(last + 1)  # where it ends is not known
+                    self._skipped.append(last + 1)  # its end is unknown
                 self._open = None
         self._close_block()
         core = self._core.finish()
@@ -146,7 +146,7 @@ class KallsymsParser:
         return Kallsyms(core, blocks, tuple(self._freed), self.lines, bad_lines, self.hidden, cut)
 
     def _skip(self, line: bytes) -> None:
-        """Count a bad line; what it is of begins at its address, or anywhere behind the last."""
+        """Count a bad line; its symbol starts at its address, or if unknown, after the last one."""
         self.bad_lines += 1
         first, *others = line.split(maxsplit=1) or [b""]
         whole = len(first) == _HEX_DIGITS and (others or line.endswith(b" "))
@@ -186,9 +186,9 @@ class KallsymsParser:
         return self.hidden
 
     def _parse_slowly(self, text: bytes) -> _Fields:
-        """Line by line; skips what is malformed or out of order.
+        """Parse line by line; skip lines that are malformed or out of order.
 
-        Pads become ends, since their functions may have been skipped.
+        Pads become ends, because their functions may have been skipped.
         """
         addresses, types, names = [], bytearray(), []
         for line in text.splitlines():
@@ -251,12 +251,12 @@ class KallsymsParser:
         return good
 
     def _close_block(self, following: str = "") -> None:
-        """Make a table of the open block; ``following`` is the name of the one behind it."""
+        """Make a table of the open block; ``following`` is the next block's name."""
         if self._open is None:
             return
         fields, self._open = self._open, None
         name = _block_name(self._module)
-        if name in self._blocks:  # a module has one block; what comes later is freed
+        if name in self._blocks:  # a module has one block; a later one is freed
             self._add_freed(fields, name)
             return
         is_module = name not in NO_MODULES
@@ -264,7 +264,7 @@ class KallsymsParser:
             fields, clones = _split_clones(fields)
             self._add_freed(clones, name)
             self._others += _values(clones.addresses)
-        if self._skipped:  # the function of a pad may have been skipped
+        if self._skipped:  # a pad's function may have been skipped
             pads = [symbol.startswith(PAD_PREFIX) for symbol in fields.names]
             self._others += _values(fields.where(pads).addresses)
             fields = fields.where([not pad for pad in pads])
@@ -282,7 +282,7 @@ class KallsymsParser:
 
 
 def parse_kallsyms(pieces: Iterable[bytes]) -> Kallsyms:
-    """Tables of a whole file that is given in pieces of any size; never raises on bad content."""
+    """Parse a whole file from pieces of any size; never raises on bad content."""
     parser = KallsymsParser()
     for piece in pieces:
         parser.feed(piece)
@@ -292,7 +292,7 @@ def parse_kallsyms(pieces: Iterable[bytes]) -> Kallsyms:
 
 
 def _cut(text: bytes) -> int:
-    """Where to cut so that no line, and no group of lines of one address, is divided."""
+    """Where to split the text so that the lines of one address stay together."""
     end = text.rfind(b"\n") + 1
     start = end
     for _ in range(_MAX_ALIAS_LINES):
@@ -306,14 +306,14 @@ def _cut(text: bytes) -> int:
 
 
 def _columns(tokens: list[bytes], count: int) -> _Fields | None:
-    """Columns of lines of ``count`` fields; None unless all addresses and types look right."""
+    """Columns of lines with ``count`` fields; None unless all addresses and types are valid."""
     lines, surplus = divmod(len(tokens), count)
     addresses = tokens[0::count]
     types = b"".join(tokens[1::count])
     joined = b"\n".join(addresses)
     if surplus or not lines or len(types) != lines or len(joined) != 17 * lines - 1:
         return None
-    if joined[16::17].count(b"\n") != lines - 1:  # an address of another width
+    if joined[16::17].count(b"\n") != lines - 1:  # addresses of different widths
         return None
     try:
         unhexlify(joined.translate(None, b"\n"))
@@ -335,9 +335,9 @@ def _address(token: bytes) -> bytes | None:
 
 
 def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
-    """The code symbols of a module by address, with those other symbols that end them.
+    """Sort a module's code symbols by address, with the other symbols that end them.
 
-    In parts that do not divide an address, so that little of it is in memory twice.
+    Yields parts, each with all symbols of its addresses, so that little is in memory twice.
     """
     if not text.addresses:
         return
@@ -363,10 +363,10 @@ def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
 
 
 def _split_clones(fields: _Fields) -> tuple[_Fields, _Fields]:
-    """The code of the last module, and the clones that may follow it as if they were its own.
+    """Split the last module's lines into its code and the clones listed after it.
 
-    Clones are global (``T``) and come last. What is so too, but lies outside of the pages that
-    other code of the module shows to be its text, is taken for a clone.
+    Clones are global (``T``) and come last. Trailing global symbols count as clones if they are
+    outside the pages of the module's other code.
     """
     pages = [int(address, 16) // PAGE_BYTES for address in fields.addresses]
     own = max(1, len(fields.types.rstrip(b"T")))

@@ -62,13 +62,13 @@ def read_snapshot(
 ) -> Snapshot:
     """Read kallsyms, the modules and the build ids of a host.
 
-    Nothing that is missing or unreadable is an error: it is noted in ``problems`` or ``hidden``.
+    Missing or unreadable files are not errors; they are noted in ``problems`` or ``hidden``.
 
     Args:
         files: the host's files, or a captured tree.
         generation: number of the new snapshot.
         since_ns: boot time from which it holds.
-        previous: modules that are in it and unchanged keep their ``Module`` object.
+        previous: its ``Module`` objects are reused for unchanged modules.
     """
     problems: list[str] = []
     kallsyms, hidden = _read_kallsyms(files, problems)
@@ -125,24 +125,22 @@ def _read_kallsyms(files: HostFiles, problems: list[str]) -> tuple[Kallsyms, Hid
 
 
 def _find_damage(kallsyms: Kallsyms) -> list[str]:
-    """What is wrong with a file of symbols, one sentence each."""
+    """Damage in a kallsyms file, one sentence each."""
     found = []
     if kallsyms.bad_lines:
         found.append(
             f"{PROC_KALLSYMS}: {kallsyms.bad_lines} of {kallsyms.lines} lines are malformed or out"
-            " of order; what they are of has no name"
+            " of order, so the code at them has no name"
         )
     if kallsyms.cut:
-        found.append(f"{PROC_KALLSYMS}: the last line is cut off, so symbols are missing")
+        found.append(f"{PROC_KALLSYMS}: the last line is truncated, so symbols are missing")
     if len(kallsyms.core) and _find_text(kallsyms.core) is None:
-        found.append(
-            f"{PROC_KALLSYMS}: _text or _etext is missing, so no code of the kernel has a name"
-        )
+        found.append(f"{PROC_KALLSYMS}: _text or _etext is missing, so kernel code has no names")
     return found
 
 
 def _find_text(core: SymbolTable) -> AddressRange | None:
-    """``_text`` (else ``_stext``) to ``_etext``; the kernel's init text, behind it, is freed."""
+    """``_text`` (else ``_stext``) to ``_etext``, without the freed init text behind it."""
     start = core.find_address(b"_text") or core.find_address(b"_stext")
     end = core.find_address(b"_etext")
     if start is None or end is None or end <= start:
@@ -171,22 +169,22 @@ def _read_version(files: HostFiles, build_id: BuildId | None, problems: list[str
 def _read_proc_modules(
     files: HostFiles, kallsyms: Kallsyms, problems: list[str]
 ) -> tuple[list[ProcModule], int]:
-    """Loaded modules, newest first; from the names in kallsyms if the list is missing."""
+    """Loaded modules, newest first; taken from kallsyms if the list cannot be read."""
     names = [name for name in kallsyms.blocks if name not in NO_MODULES]
     try:
         listed, bad = parse_modules(files.read_bytes(PROC_MODULES))
     except OSError as error:
-        if names:  # a kernel without modules has no such file
+        if names:  # a kernel without modules lacks the file
             problems.append(f"{PROC_MODULES}: {error}")
         listed, bad = [], 0
     if bad:
-        problems.append(f"{PROC_MODULES}: {bad} malformed lines left out")
+        problems.append(f"{PROC_MODULES}: {bad} malformed lines skipped")
     missing = set(names).difference(module.name for module in listed)
     return listed + [ProcModule(name, 0, "", 0) for name in names if name in missing], bad
 
 
 def _make_vmlinux(core: SymbolTable, build_id: BuildId | None, file_id: FileId) -> Module | None:
-    """The kernel itself."""
+    """The module ``vmlinux``; None if its text range is unknown."""
     text = _find_text(core)
     if text is None:
         return None
@@ -198,7 +196,7 @@ def _make_vmlinux(core: SymbolTable, build_id: BuildId | None, file_id: FileId) 
 def _find_taken(
     listed: Iterable[ProcModule], folders: Mapping[str, ModuleFiles], kallsyms: Kallsyms
 ) -> list[int]:
-    """Where modules begin, and the pages of all that is no code of one."""
+    """Start addresses of modules, and the pages that hold none of their code."""
     taken = [module.address for module in listed if module.address]
     for found in folders.values():
         taken += taken_pages(found.sections)
@@ -214,7 +212,7 @@ def make_module(
     taken: Collection[int],
     file_id: FileId,
 ) -> Module:
-    """A loaded module; ``taken`` is where others begin, and the pages of what is no code."""
+    """Make a loaded module, which ends before the next of the addresses in ``taken``."""
     base = found.sections.get(".text") or listed.address
     if not base and table is not None and len(table):
         base = text_base(table)
@@ -231,7 +229,7 @@ def make_module(
 
 
 def _keep(made: Module, known: Mapping[str, Module]) -> Module:
-    """The module object of before if it is the same module at the same place."""
+    """The known object if it is the same module at the same address."""
     before = known.get(made.name)
     if before is None:
         return made

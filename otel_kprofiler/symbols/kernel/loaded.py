@@ -1,4 +1,4 @@
-"""What is found out about single modules while they are loaded: sections first, then names."""
+"""Symbols of single modules as they are loaded: sections first, names later."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from otel_kprofiler.symbols.kernel.timeline import FOREVER, LoadedModule
 
 INIT_TEXT: Final = ".init.text"
 LOADING: Final = "Loading"
-"""State in ``/proc/modules`` of a module whose init function runs."""
+"""State in ``/proc/modules`` of a module whose init function is running."""
 
 _ZERO = b"0" * 16
 
 
 class FoundModule(NamedTuple):
-    """A module as it was found, with what it was made of.
+    """A loaded module and the data it was made from.
 
     Attributes:
         listed: its line of ``/proc/modules``.
-        files: what sysfs says.
-        loaded: what is made of both.
-        attempts: how often its names were looked for; None when they are known.
+        files: its data in sysfs.
+        loaded: the module made from both.
+        attempts: how often its names were searched for; None once they are known.
     """
 
     listed: ProcModule
@@ -40,21 +40,21 @@ class FoundModule(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Number of the module."""
+        """Number of the module, its generation."""
         return self.loaded.main.module.generation
 
     def is_at(self, line: ProcModule) -> bool:
-        """Whether a line can be about it; the kernel may hide addresses."""
+        """Whether a line may describe this module; the kernel may hide addresses."""
         return not line.address or line.address == self.loaded.main.module.base
 
     def is_same(self, files: ModuleFiles) -> bool:
-        """Whether what sysfs says now is about it, and tells nothing new."""
+        """Whether sysfs still describes this module, with nothing new."""
         module = self.loaded.main.module
         known = module.range_source is RangeSource.SECTIONS or not files.sections
         return known and module.build_id == files.build_id
 
     def started(self, line: ProcModule, time_ns: int) -> FoundModule:
-        """The same now that its init function has returned."""
+        """This module after its init function returned."""
         if self.listed.state != LOADING or line.state == LOADING:
             return self._replace(listed=line)
         loaded = self.loaded._replace(init_until_ns=time_ns)
@@ -70,23 +70,23 @@ def make_found(
     number: int,
     init_until_ns: int | None,
 ) -> FoundModule:
-    """A module of which no names are known yet.
+    """Make a module whose names are not known yet.
 
     Args:
         line: its line of ``/proc/modules``.
-        files: what sysfs says.
-        taken: where other modules begin, or lies no code of one.
+        files: its data in sysfs.
+        taken: start addresses of other modules, and pages that hold no code.
         kernel_file_id: file id of vmlinux.
         number: becomes its generation.
-        init_until_ns: boot time at which its init function had returned, ``FOREVER`` if it
-            runs, None if that is not known.
+        init_until_ns: boot time by which its init function had returned; ``FOREVER`` if it is
+            running, None if unknown.
     """
     file_id = make_file_id(files.build_id, line.name, kernel_file_id, files.source_version)
     module = make_module(line, files, None, taken, file_id)
     init = None
     start = files.sections.get(INIT_TEXT, 0)
     if start and init_until_ns is not None:
-        # Its size is told nowhere, but it is given whole pages.
+        # The kernel does not export its size, but allocates whole pages.
         init = ModuleSymbols(_init_module(module, start, start | (PAGE_BYTES - 1), number), None)
         init = init._replace(pending=init_until_ns == FOREVER)
     main = ModuleSymbols(replace(module, generation=number), None, pending=True)
@@ -94,7 +94,7 @@ def make_found(
 
 
 def add_names(found: FoundModule, lines: bytes | None, taken: Collection[int]) -> FoundModule:
-    """The module with the names from its lines of kallsyms; None if there were none."""
+    """Add names from the module's kallsyms lines; ``lines`` is None if there were none."""
     main, init, _ = found.loaded
     if lines is None or all(line.startswith(_ZERO) for line in lines.splitlines()):
         loaded = found.loaded._replace(
@@ -114,11 +114,11 @@ def add_names(found: FoundModule, lines: bytes | None, taken: Collection[int]) -
 
 
 class LineCollector:
-    """Takes the lines of some modules out of kallsyms while it is being read.
+    """Collects the lines of some modules while kallsyms is read.
 
     Args:
         names: the modules.
-        until_bpf: whether the lines of BPF programs, and what follows them, need not be read.
+        until_bpf: whether to stop at the lines of BPF programs.
     """
 
     def __init__(self, names: Iterable[str], *, until_bpf: bool) -> None:
@@ -128,7 +128,7 @@ class LineCollector:
         self._rest = b""
 
     def feed(self, piece: bytes) -> bool:
-        """Take the next piece; False when no more is needed."""
+        """Scan the next piece; returns False when no more is needed."""
         text = self._rest + piece
         cut = text.rfind(b"\n") + 1
         text, self._rest = text[:cut], text[cut:]
@@ -138,7 +138,7 @@ class LineCollector:
         return bool(self._wanted) and not (self._until and self._until in text)
 
     def _take(self, text: bytes, suffix: bytes, name: str) -> None:
-        """The first block of a module; a later one is of freed init functions."""
+        """Collect a module's first block; a later one has freed init functions."""
         at = text.find(suffix + b"\n")
         start = text.rfind(b"\n", 0, at) + 1
         if at >= 0 and not (name in self.lines and start):
@@ -156,10 +156,10 @@ class LineCollector:
 
 
 def _split(lines: bytes, sections: Mapping[str, int]) -> tuple[bytes, bytes]:
-    """Lines of the code that stays, and those of the init code.
+    """Split lines into core code and init code.
 
-    While its init function runs, kallsyms has the whole symbol table of a module: also what it
-    refers to in the kernel, which lies below all modules.
+    While a module's init function runs, kallsyms shows its whole symbol table, including
+    references to kernel symbols, which are below all modules.
     """
     if INIT_TEXT not in sections:
         return lines, b""
@@ -189,7 +189,7 @@ def _name_init(init: ModuleSymbols, table: SymbolTable | None) -> ModuleSymbols:
 
 
 def _init_module(module: Module, start: int, last: int, number: int) -> Module:
-    """Init code as a module of its own, because no RVA of the module's file reaches it."""
+    """A separate module for init code, because the file's RVAs do not cover it."""
     return Module(
         module.name,
         ModuleKind.LOADED,

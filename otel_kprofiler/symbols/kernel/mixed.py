@@ -1,4 +1,4 @@
-"""Stacks with code that comes and goes among their frames."""
+"""Stacks with frames in BPF programs and other code outside modules."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from otel_kprofiler.symbols.kernel.explain import Explanation
 
 
 class MixedStack:
-    """A stack with addresses outside of vmlinux and modules, resolved for one time after another.
+    """A stack with addresses outside vmlinux and modules, resolved for each time.
 
     Args:
-        stack: the stack by vmlinux and modules.
-        table: what may be at the other addresses.
+        stack: the stack as resolved by vmlinux and modules.
+        table: symbols of the other addresses.
     """
 
     __slots__ = ("_last", "_places", "_stack", "_table")
@@ -31,7 +31,7 @@ class MixedStack:
         )
 
     def at(self, time_ns: int) -> Stack:
-        """The stack at a boot time; the same object as long as the same code was there."""
+        """The stack at a boot time; the same object while the same code is loaded."""
         whole, (stack, before) = self._stack, self._last
         frames = whole.leading
         found = tuple(
@@ -51,16 +51,16 @@ class MixedStack:
 
 
 def explain_ksymbol(code: LoadedKsymbol, address: int) -> Explanation:
-    """All that is known of an address in code outside of modules."""
+    """Explain an address in code outside modules."""
     symbol, frame = code.symbol, code.frame(address)
     if frame.unresolved is not None:
         return Explanation(address, frame, "", (), 0, 0, (), frame.unresolved.value)
-    reason = "the kernel told its extent"
+    reason = "the kernel reported its extent"
     if not symbol.length:
-        reason = "the nearest symbol below the address; the kernel told no length"
+        reason = "the nearest symbol below the address; the kernel reported no length"
     return Explanation(address, frame, "", (symbol.name,), symbol.start, code.end, (), reason)
 
 
 def is_outside(frame: Frame) -> bool:
-    """Whether a kernel frame is in no module that is known, so that its code comes and goes."""
+    """Whether a kernel frame is in no known module, so that its code may come and go."""
     return frame.module is None and frame.kind is not FrameKind.USER

@@ -1,9 +1,9 @@
 """Loaded modules: ``/proc/modules`` and ``/sys/module/NAME`` (sections, notes, srcversion).
 
 Since kernel 6.4 text, data and read-only data of a module are separate allocations, so
-``address + size`` of ``/proc/modules`` is no extent: those ranges overlap. Executable ranges are
-taken from the sections as they lie in memory. Init sections are left out: their memory is freed
-after loading and used by others, while sysfs goes on listing them.
+``address`` and ``size`` of ``/proc/modules`` give no range: such ranges overlap. Executable
+ranges come from the section addresses. Init sections are excluded: their memory is freed and
+reused after loading, though sysfs still lists them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PAGE_MASK = ~0xFFF
 
 
 class ProcModule(NamedTuple):
-    """A line of ``/proc/modules``; ``address`` is 0 when the kernel hides it."""
+    """A line of ``/proc/modules``; ``address`` is 0 if the kernel hides it."""
 
     name: str
     size: int
@@ -38,7 +38,7 @@ class ProcModule(NamedTuple):
 
 
 class ModuleFiles(NamedTuple):
-    """What sysfs says of a module; ``sections`` is empty when it cannot be read."""
+    """A module's data in sysfs; ``sections`` is empty if it cannot be read."""
 
     sections: Mapping[str, int]
     build_id: BuildId | None
@@ -47,7 +47,7 @@ class ModuleFiles(NamedTuple):
 
 
 def parse_modules(data: bytes) -> tuple[list[ProcModule], int]:
-    """Lines of ``/proc/modules`` and the number of malformed ones.
+    """Parse ``/proc/modules``; returns its lines and the number of malformed ones.
 
     A line is ``name size references users, state 0xaddress [taint]`` (kernel/module/procfs.c).
     """
@@ -63,7 +63,7 @@ def parse_modules(data: bytes) -> tuple[list[ProcModule], int]:
 
 
 def read_module(files: HostFiles, name: str) -> ModuleFiles:
-    """Sections, build id and srcversion of a loaded module; what is unreadable is left out."""
+    """Read sections, build id and srcversion of a loaded module, as far as they are readable."""
     folder = f"{SYS_MODULE}/{name}"
     problem = ""
     sections = {}
@@ -92,15 +92,14 @@ def ranges_from_sections(
 ) -> tuple[AddressRange, ...]:
     """Executable ranges of a module without its init sections, sorted.
 
-    A section counts as executable by its name, or because a function of the module lies in it.
-    It reaches to the next section of the module, and never past ``limit``. The last one of the
-    text, behind which something else may lie, reaches to the end of the page in which its last
-    function begins.
+    A section is executable by its name, or if it contains a function of the module. It ends at
+    the module's next section, or at ``limit``. The last text section ends with the page in which
+    its last function starts, because other allocations may follow.
 
     Args:
-        sections: addresses by section name; without one of ``.text`` they are not used.
+        sections: addresses by section name; ignored without a ``.text``.
         table: the module's symbols, if known.
-        limit: where something else may begin, or another upper bound.
+        limit: upper bound, such as the start of another module.
     """
     if not sections.get(".text", 1):
         return ()
@@ -128,14 +127,14 @@ def ranges_from_sections(
 def ranges_from_symbols(
     table: SymbolTable | None, base: int, limit: int
 ) -> tuple[AddressRange, ...]:
-    """One range that holds the functions of a module; empty without functions.
+    """One range with the functions of a module; empty without functions.
 
-    Behind the page in which the last function begins, something else may lie.
+    It ends with the page in which the last function starts: other allocations may follow.
 
     Args:
         table: the module's symbols, if known.
         base: address of its text, 0 if unknown.
-        limit: where something else begins, or another upper bound.
+        limit: upper bound, such as the start of another module.
     """
     if table is None:
         return ()
@@ -147,14 +146,14 @@ def ranges_from_symbols(
 
 
 def taken_pages(sections: Mapping[str, int]) -> Iterator[int]:
-    """Pages of a module in which none of its code lies; init sections are freed."""
+    """Pages of a module without code; init sections do not count, as they are freed."""
     for name, address in sections.items():
         if address and not _FREED.fullmatch(name) and not _EXECUTABLE.fullmatch(name):
             yield address & _PAGE_MASK
 
 
 def text_base(table: SymbolTable) -> int:
-    """Page of the first symbol: where the text of a module begins if nothing else tells it."""
+    """Page of the first symbol: the best guess at where the text of a module starts."""
     return table.address(0) & _PAGE_MASK
 
 

@@ -1,4 +1,4 @@
-"""What kernel symbol names mean: compiler suffixes, boundary markers, choice among aliases."""
+"""Kernel symbol names: compiler suffixes, boundary markers, the choice among aliases."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 from otel_kprofiler.model import Line
 
 PAD_PREFIX: Final = b"__pfx_"
-"""Names the padding in front of a function (``objtool --prefix``, kernel 6.2 and later)."""
+"""Prefix of the padding before a function (``objtool --prefix``, kernel 6.2 and later)."""
 GENERIC_NAMES: Final = frozenset({b"init_module", b"cleanup_module"})
-"""Names that every module gives to its entry points; they say nothing."""
+"""Generic entry points, the same in every module."""
 
-# All symbols with which the linker scripts of 5.10 to 6.18 (x86, arm64) bound code.
+# Every boundary symbol of code in the linker scripts of kernels 5.10 to 6.18 (x86, arm64).
 _MARKER = re.compile(
     rb"(?:__pi_|__efistub_|__kvm_nvhe_)?(?:"  # prefixes of arch/arm64/kernel/image-vars.h
     rb"_[se]?text|_[se]inittext"  # arch/*/kernel/vmlinux.lds.S
@@ -23,14 +23,14 @@ _MARKER = re.compile(
     rb")"
 )
 _MARKER_ENDINGS = (b"text", b"_start", b"_end", b"_begin")
-# Suffixes that gcc and clang append to a clone or a part of a function.
+# Suffixes that gcc and clang append to clones and parts of functions.
 _CLONE_SUFFIX = re.compile(
     r"(?:\.(?:isra|constprop|part|cold|llvm|lto_priv|localalias|__uniq|cfi|cfi_jt)(?:\.\d+)*)+$"
 )
 
 
 def is_marker(name: bytes) -> bool:
-    """Whether a name marks a boundary of the linker script and so names no code.
+    """Whether a name is a boundary marker of the linker script, not a function.
 
     Examples: ``_text``, ``_etext``, ``__irqentry_text_start``, ``__indirect_thunk_end``.
     """
@@ -38,13 +38,13 @@ def is_marker(name: bytes) -> bool:
 
 
 def alias_rank(kind: int, name: bytes) -> tuple[int, int, int, bytes]:
-    """Sort key among symbols at one address: the smallest is the name that is shown.
+    """Sort key of symbols at one address; the smallest is displayed.
 
-    Real functions before boundary markers, particular names before generic ones, then global,
-    weak, local; then the shortest, then the first in the alphabet.
+    Functions before boundary markers, specific names before generic ones, then global, weak,
+    local; then the shortest, then in alphabetical order.
 
     Args:
-        kind: ASCII code of the type letter of kallsyms (as of ``nm``).
+        kind: ASCII code of the kallsyms type letter (as in ``nm``).
         name: the symbol's name.
     """
     if is_marker(name):
@@ -54,7 +54,7 @@ def alias_rank(kind: int, name: bytes) -> tuple[int, int, int, bytes]:
 
 
 def make_line(name: bytes) -> Line:
-    """The line of a symbol: cleaned name for people, the linker's name where it differs."""
+    """The line of a symbol: its cleaned name, and the linker's name if that differs."""
     system_name = name.decode("utf-8", "backslashreplace")
     if "." not in system_name:
         return Line(system_name)

@@ -1,4 +1,4 @@
-"""ELF notes as the kernel shows them in ``/sys/kernel/notes`` and ``/sys/module/*/notes``."""
+"""ELF notes of ``/sys/kernel/notes`` and ``/sys/module/*/notes``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HEADER = struct.Struct("=III")  # namesz, descsz, type (elf(5), Elf64_Nhdr)
 
 
 class Note(NamedTuple):
-    """One ELF note; ``name`` is without its terminating zero."""
+    """An ELF note; ``name`` is without its terminating zero."""
 
     name: bytes
     type: int
@@ -20,9 +20,9 @@ class Note(NamedTuple):
 
 
 def parse_notes(data: bytes) -> list[Note]:
-    """All notes of a section; a truncated last one is left out.
+    """Parse the notes of a section; a truncated last one is skipped.
 
-    The GNU note may stand anywhere: kernel 6.12 has notes of Linux and Xen before it.
+    The GNU note may be anywhere: kernel 6.12 has Linux and Xen notes before it.
     """
     notes = []
     position = 0
@@ -40,7 +40,7 @@ def parse_notes(data: bytes) -> list[Note]:
 
 
 def find_build_id(data: bytes) -> BuildId | None:
-    """The GNU build id among the notes of a section, None if there is none."""
+    """The GNU build id in a section of notes; None if there is none."""
     for note in parse_notes(data):
         if note.name == b"GNU" and note.type == NT_GNU_BUILD_ID and note.description:
             return BuildId(note.description.hex())

@@ -1,8 +1,8 @@
-"""Reads ``/proc/kallsyms`` while it is being parsed.
+"""Reads ``/proc/kallsyms`` in a thread while it is parsed.
 
-The kernel makes the text line by line and gives at most one page per ``read(2)``. A thread
-that calls ``fread`` of the C library for 64 KiB at a time stays outside of Python for some
-16 system calls, so that on two CPUs the parsing costs next to no time of its own.
+The kernel formats the text line by line and returns at most one page per ``read(2)``. Calling
+``fread`` of the C library for 64 KiB releases the GIL for some 16 system calls, so with two CPUs
+parsing adds almost no time.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _libc.fclose.argtypes = (ctypes.c_void_p,)
 def read_pieces(
     descriptor: int, *, tell_cpu_ns: Callable[[int], object] | None = None
 ) -> Generator[bytes, None, None]:
-    """Content of a file in pieces, read ahead by a thread; closes the descriptor.
+    """Yield the content of a file, read ahead by a thread; closes the descriptor.
 
-    At most 192 KiB wait between the reader and the caller.
+    At most 192 KiB are read ahead.
 
     Args:
         descriptor: the file.
-        tell_cpu_ns: told at the end how much CPU time the reading thread has used.
+        tell_cpu_ns: called at the end with the CPU time of the reading thread, in nanoseconds.
 
     Raises:
         OSError: the file cannot be read.
@@ -73,7 +73,7 @@ def _fill(
     stream = _libc.fdopen(descriptor, b"r")
     if not stream:
         number = ctypes.get_errno()
-        with contextlib.suppress(OSError):  # it may be no descriptor at all
+        with contextlib.suppress(OSError):  # the descriptor may be invalid
             os.close(descriptor)
         pieces.put(OSError(number, os.strerror(number)))
         return

@@ -1,4 +1,4 @@
-"""An immutable view of everything that names kernel code at one time."""
+"""An immutable view of all kernel symbols at one time."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class ModuleSymbols(NamedTuple):
     """A module and its symbols.
 
     Attributes:
-        module: what is exported.
-        table: its symbols, None when they could not be read.
-        pending: they are going to be read.
+        module: the module as exported.
+        table: its symbols; None if they could not be read.
+        pending: whether its symbols are still to be read.
     """
 
     module: Module
@@ -46,14 +46,14 @@ class ModuleSymbols(NamedTuple):
 
 
 class CodeBlock(NamedTuple):
-    """Symbols that are each a module of their own: BPF programs, trampolines, probe pages."""
+    """Symbols outside modules: BPF programs, trampolines, kprobe pages."""
 
     kind: ModuleKind
     table: SymbolTable
 
 
 class Match(NamedTuple):
-    """A symbol found by name; ``address`` is a runtime address, ``rva`` is in ``module``.
+    """A symbol found by name; ``address`` is a runtime address, ``rva`` relative to ``module``.
 
     ``builtin`` is as in a frame.
     """
@@ -67,19 +67,19 @@ class Match(NamedTuple):
 
 
 class Snapshot:
-    """Immutable, so that look-ups from any thread need no lock.
+    """Kernel symbols at one time; immutable, hence thread-safe.
 
     Args:
-        modules: modules with their symbols, vmlinux first; where two claim an address, the
-            later one in this order has it.
-        blocks: symbols outside of modules.
+        modules: modules with their symbols, vmlinux first; where ranges overlap, the later
+            module wins.
+        blocks: symbols outside modules.
         freed: clones of freed init functions.
         generation: number of the snapshot.
         since_ns: boot time from which it holds.
-        hidden: why symbols are hidden, None when they are not.
+        hidden: why symbols are hidden; None if they are not.
         problems: what could not be read, one sentence each.
-        bad_lines: lines of kallsyms and of the module list that were skipped.
-        builtin: the modules that were built into vmlinux.
+        bad_lines: skipped lines of kallsyms and the module list.
+        builtin: modules built into vmlinux.
     """
 
     __slots__ = (
@@ -124,7 +124,7 @@ class Snapshot:
         self.bad_lines = bad_lines
         self.builtin = builtin
         self._blocks = tuple(blocks)
-        self._programs: dict[int, Module] = {}  # made when first seen, by start
+        self._programs: dict[int, Module] = {}  # by start address; made on first use
         self.freed = tuple(freed)
         self._set_modules(modules)
         self._init_text = self._find_init_text()
@@ -143,7 +143,7 @@ class Snapshot:
         self._owners = [symbols for _, symbols in regions]
 
     def _find_init_text(self) -> AddressRange | None:
-        """Code of the kernel that was freed when it had started."""
+        """The kernel's init text, which is freed after boot."""
         core = self._by_name.get(VMLINUX)
         if core is None or core.table is None:
             return None
@@ -151,7 +151,7 @@ class Snapshot:
         return AddressRange(start, end, ".init.text") if start and end and start < end else None
 
     def loaded(self) -> tuple[ModuleSymbols, ...]:
-        """All but vmlinux, oldest first."""
+        """All modules except vmlinux, oldest first."""
         symbols = self._by_name.values()
         return tuple(one for one in symbols if one.module.kind is ModuleKind.LOADED)
 
@@ -163,7 +163,7 @@ class Snapshot:
         since_ns: int,
         gone: Sequence[AddressRange] = (),
     ) -> Snapshot:
-        """The same kernel with other modules, oldest first; ``gone`` is where others were."""
+        """A copy with other modules, oldest first; ``gone`` has the ranges of unloaded ones."""
         other = copy(self)
         core = [one for one in self._by_name.values() if one.module.kind is ModuleKind.VMLINUX]
         other._set_modules((*core, *loaded), gone)  # noqa: SLF001 - a copy of this very class
@@ -171,7 +171,7 @@ class Snapshot:
         return other
 
     def with_tables(self, make: Mapping[str, Callable[[int], SymbolTable]]) -> Snapshot:
-        """The same with other tables for the modules with these build ids, made for their base."""
+        """A copy with other tables, each made for its module's base; ``make`` is by build id."""
         symbols = []
         for one in self._by_name.values():
             make_table = make.get(one.module.build_id or "")
@@ -181,12 +181,12 @@ class Snapshot:
         return other
 
     def module(self, name: str) -> Module | None:
-        """The module with a name (``vmlinux``, ``ext4``), None if it is not loaded."""
+        """The module with a name (``vmlinux``, ``ext4``); None if it is not loaded."""
         symbols = self._by_name.get(name)
         return symbols.module if symbols else None
 
     def frame(self, address: int) -> Frame:
-        """A new frame for a runtime address that is already adjusted (see ``lookup_addresses``)."""
+        """Make the frame of a runtime address that ``lookup_addresses`` adjusted."""
         index = bisect_right(self._starts, address) - 1
         if index < 0 or address >= self._ends[index]:
             return self._frame_outside(address, self._starts[index] if index >= 0 else 0)
@@ -204,9 +204,9 @@ class Snapshot:
         return Frame(module, rva, (make_line(name),), address - start, kind, None, builtin)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
-        """All symbols with a name (the linker's, with suffixes), or that start with it.
+        """All symbols with a linker's name (with suffixes) or a prefix, by module and address.
 
-        Boundary markers such as ``_etext`` are found too. Sorted by module, then address.
+        Includes boundary markers such as ``_etext``.
         """
         raw = name.encode("utf-8", "surrogateescape")
         found = []
@@ -226,10 +226,10 @@ class Snapshot:
         return tuple(found)
 
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:
-        """Code that interrupts and system calls enter through, by the linker's markers.
+        """Entry code of interrupts and system calls, by the linker's markers.
 
         ``entry``, ``irqentry`` and ``softirqentry`` text where the kernel has them; they may
-        lie inside each other.
+        be nested.
         """
         core = self._by_name.get(VMLINUX)
         if core is None or core.table is None:
@@ -243,7 +243,7 @@ class Snapshot:
         return tuple(found)
 
     def explain(self, address: int) -> Explanation:
-        """All that is known of a runtime address."""
+        """Explain a runtime address."""
         frame = self.frame(address)
         index = bisect_right(self._starts, address) - 1
         inside = index >= 0 and address < self._ends[index]
@@ -272,7 +272,7 @@ class Snapshot:
         )
 
     def ksymbols(self) -> tuple[Ksymbol, ...]:
-        """The symbols outside of modules; kallsyms tells no lengths."""
+        """The symbols outside modules, without lengths, which kallsyms lacks."""
         return tuple(
             Ksymbol(symbol.start, 0, symbol.name, block.kind)
             for block in self._blocks
@@ -280,14 +280,14 @@ class Snapshot:
             if symbol.name
         )
 
-    def without_code(self) -> Snapshot:
-        """The same without the symbols outside of modules, for whoever keeps track of them."""
+    def without_ksymbols(self) -> Snapshot:
+        """A copy without the symbols outside modules, for callers that track those."""
         other = copy(self)
         other._blocks = ()  # noqa: SLF001 - a copy of this very class
         return other
 
     def size_bytes(self) -> int:
-        """Memory taken by the symbol tables."""
+        """Memory of the symbol tables in bytes."""
         tables = [s.table for s in self._by_name.values()] + [b.table for b in self._blocks]
         sizes = [table.size_bytes() for table in tables if table is not None]
         return sum(sizes) + self.builtin.size_bytes()
@@ -298,11 +298,11 @@ class Snapshot:
         return sum(len(table) for table in tables if table is not None)
 
     def _frame_outside(self, address: int, below: int) -> Frame:
-        """A frame for an address in no module; ``below`` is the start of the range before it."""
+        """Frame of an address outside modules; ``below`` is the start of the range before it."""
         vmlinux, init_text = self._by_name.get(VMLINUX), self._init_text
         if vmlinux and init_text and init_text.start <= address < init_text.end:
-            # Nothing else is ever mapped there, so that the RVA holds: the idle task of the boot
-            # CPU keeps return addresses into the code that started it.
+            # Nothing else is mapped there, so the RVA is valid: the boot CPU's idle task keeps
+            # return addresses into the init code that started it.
             module = vmlinux.module
             rva = address - module.base
             builtin = self.builtin.find(address)
@@ -324,7 +324,7 @@ class Snapshot:
         return Frame(module, offset, (make_line(name),), offset, frame_kind)
 
     def _program(self, kind: ModuleKind, symbol: Symbol) -> Module:
-        """The BPF program or trampoline that a symbol stands for, as a module of its own."""
+        """The module that stands for a BPF program or trampoline; cached."""
         name, start, end = symbol
         return self._programs.get(start) or self._programs.setdefault(
             start,
@@ -343,8 +343,8 @@ class Snapshot:
 def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int]:
     """The addresses to look up and to export for the program counters of a stack, leaf first.
 
-    The only place that adjusts: a leaf is exact; a caller is a return address, which may already
-    belong to the next line or function, so the byte before it stands for the call.
+    The only place that adjusts addresses. The leaf is exact; a caller is a return address, which
+    may be in the next line or function, so the byte before it is used.
     """
     addresses = [pc - 1 for pc in pcs]
     if leaf_exact and addresses:
@@ -355,7 +355,7 @@ def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int
 def _disjoint(
     parts: Iterable[tuple[AddressRange, ModuleSymbols]],
 ) -> list[tuple[AddressRange, ModuleSymbols]]:
-    """Ranges that do not overlap, sorted; of two claims on an address the later one wins."""
+    """Sorted, disjoint ranges; where parts overlap, the later one wins."""
     claims = list(parts)
     edges = sorted({edge for part, _ in claims for edge in (part.start, part.end)})
     order = sorted(range(len(claims)), key=lambda i: claims[i][0].start)

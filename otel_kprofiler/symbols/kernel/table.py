@@ -1,10 +1,10 @@
-"""A compact, immutable, sorted table of the symbols of one module.
+"""A compact, immutable, sorted table of a module's symbols.
 
-Per symbol it takes four bytes for the offset, one for the length of the name, the name, and
-less than a third of a byte for checkpoints and padding flags. Only ``array`` and ``bytes``
-of the standard library are used.
+A symbol takes four bytes for the offset, one for the length of the name, the name itself, and
+less than a third of a byte for checkpoints and padding flags. It is built on ``array`` and
+``bytes`` of the standard library.
 
-An entry without a name is an *end*: nothing between it and the next entry is named.
+An entry without a name is an *end*: nothing from it to the next entry has a name.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import Final, NamedTuple
 from otel_kprofiler.symbols.kernel.names import is_marker
 
 MAX_FUNCTION_BYTES: Final = 64 * 1024
-"""No code is named further than this from the start of its symbol.
+"""Maximum distance in bytes from the start of a symbol to code that it names.
 
-The largest function of a kernel is about 20 KiB; what lies further behind a symbol is a hole
-whose end no symbol tells (between the sections of vmlinux, or behind the last BPF program).
+The largest kernel function is about 20 KiB. Code further away is in a hole that no symbol ends,
+such as between the sections of vmlinux or after the last BPF program.
 """
 _GROUP_BITS = 5  # one checkpoint per 32 names
 _GROUP_MASK = (1 << _GROUP_BITS) - 1
 _UNDERSCORE = 0x5F
 _NO_LONG: Final[dict[int, int]] = {}  # one for all tables
-_LONG = 255  # length byte of names of 255 bytes and more: the length is in a dictionary
+_LONG = 255  # length byte of names of 255 bytes or more, whose lengths are in a dictionary
 
 
 class Symbol(NamedTuple):
-    """One symbol: runtime addresses ``[start, end)`` and the linker's name.
+    """A symbol: runtime addresses ``[start, end)`` and the linker's name.
 
-    ``end`` is an upper bound where no other symbol tells it.
+    ``end`` is an upper bound if no other symbol follows closely.
     """
 
     name: str
@@ -43,17 +43,17 @@ class Symbol(NamedTuple):
 
 
 class Addresses:
-    """Ascending addresses while they arrive: their lower halves, and where the upper changes."""
+    """Collects ascending addresses: their lower halves, and where the upper half changes."""
 
     def __init__(self) -> None:
         self._low = array("I")
-        self._highs: list[tuple[int, int]] = []  # from which index on, and the upper half
+        self._highs: list[tuple[int, int]] = []  # first index and upper half
 
     def __len__(self) -> int:
         return len(self._low)
 
     def add(self, values: array[int]) -> None:
-        """Add unsigned 64-bit integers at the end."""
+        """Append unsigned 64-bit integers."""
         start, end = 0, len(values)
         while start < end:
             high = values[start] >> 32
@@ -65,7 +65,7 @@ class Addresses:
             start = stop
 
     def offsets(self) -> tuple[int, int, array[int]]:
-        """Base, number of leading addresses that are out of its reach, and 32-bit offsets."""
+        """Base, number of leading addresses too far below, and 32-bit offsets of the rest."""
         if not self._highs:
             return 0, 0, array("I")
         if len(self._highs) == 1:
@@ -79,14 +79,14 @@ class Addresses:
 
 
 class Entries(NamedTuple):
-    """Raw material of a table: sorted by address, the preferred alias last.
+    """Columns of a table: sorted by address, the preferred alias last.
 
     Attributes:
         addresses: one per entry.
         lengths: length of each name, 255 for those in ``long_lengths``; 0 is an end.
-        names: all names, one after the other.
-        padded: one byte per entry: 1 if a ``__pfx_`` pad lies in front of it.
-        long_lengths: lengths of the names of 255 bytes and more, by index.
+        names: all names, concatenated.
+        padded: one byte per entry: 1 if a ``__pfx_`` pad precedes it.
+        long_lengths: lengths of names of 255 bytes or more, by index.
         pad: size of the pads in bytes; 0 if there are none.
     """
 
@@ -99,11 +99,11 @@ class Entries(NamedTuple):
 
 
 class SymbolTable:
-    """Symbols by address and by name; immutable, so safe to read from any thread.
+    """Symbols by address and by name; immutable, hence thread-safe.
 
     Args:
         entries: the symbols.
-        max_function: no symbol reaches further than this many bytes.
+        max_function: maximum size of a symbol in bytes.
     """
 
     __slots__ = (
@@ -122,7 +122,7 @@ class SymbolTable:
     def __init__(self, entries: Entries, *, max_function: int = MAX_FUNCTION_BYTES) -> None:
         self.base, first, self._offsets = entries.addresses.offsets()
         self.dropped = first
-        """Entries left out because they lie more than 4 GiB below the last one."""
+        """Entries dropped because they are more than 4 GiB below the last one."""
         self._lengths = entries.lengths[first:]
         skipped = sum(entries.lengths[:first])
         self._long = _NO_LONG
@@ -140,14 +140,14 @@ class SymbolTable:
         return len(self._offsets)
 
     def size_bytes(self) -> int:
-        """Memory taken by the table."""
+        """Memory of the table in bytes."""
         parts = (self._offsets, self._lengths, self._names, self._checkpoints, self._padded)
         return sum(map(sys.getsizeof, parts)) + 128 * len(self._long)
 
     def lookup(self, address: int) -> tuple[bytes, int] | None:
         """Name and start of the function at an address; None in a gap.
 
-        An address in the padding of a function belongs to it, though it lies below its start.
+        The padding before a function belongs to it, though it is below its start.
         """
         offset = address - self.base
         offsets = self._offsets
@@ -170,7 +170,7 @@ class SymbolTable:
             return None
         if self._long:
             name = self.name(index)
-        else:  # the same inline, because this is the path of every address seen first
+        else:  # self.name() inlined: every new address comes through here
             group = index >> _GROUP_BITS
             at = self._checkpoints[group] + sum(lengths[group << _GROUP_BITS : index])
             name = self._names[at : at + length]
@@ -218,9 +218,9 @@ class SymbolTable:
         return tuple(dict.fromkeys(name for i in reversed(span) if (name := self.name(i))))
 
     def with_ends(self, ends: Iterable[int]) -> SymbolTable:
-        """The same, but nothing is named from these addresses to the next symbol.
+        """A copy in which nothing has a name from each of these addresses to the next symbol.
 
-        An end inside of padding takes all of the padding.
+        An end inside padding removes all of the padding.
         """
         pending = sorted(set(ends), reverse=True)
         addresses, lengths, padded = array("Q"), bytearray(), bytearray()
@@ -253,14 +253,14 @@ class SymbolTable:
         return SymbolTable(entries, max_function=self._max_function)
 
     def last_function(self, start: int, end: int) -> int | None:
-        """Address of the last function that starts in a range of addresses; None without one."""
+        """Address of the last function that starts in ``[start, end)``; None if there is none."""
         first = bisect_left(self._offsets, start - self.base)
         past = bisect_left(self._offsets, end - self.base, first)
         index = next((at for at in range(past - 1, first - 1, -1) if self._lengths[at]), None)
         return None if index is None else self.address(index)
 
     def find(self, name: bytes, *, prefix: bool = False) -> Iterator[int]:
-        """Indices of the entries with a name, or whose name starts with it, by address."""
+        """Indices of the entries with a name or a prefix, by address."""
         at = self._names.find(name, self._checkpoints[0])
         while name and at >= 0:
             index = self._named_at(at)
@@ -278,7 +278,7 @@ class SymbolTable:
         return self._long[index] if length == _LONG else length
 
     def _named_at(self, at: int) -> int:
-        """Index of the entry whose name begins at a position of the names; -1 inside a name."""
+        """Index of the entry whose name starts at an offset in the names; -1 inside a name."""
         group = bisect_right(self._checkpoints, at) - 1
         position = self._checkpoints[group]
         for index in range(group << _GROUP_BITS, len(self._lengths)):
@@ -304,7 +304,7 @@ class SymbolTable:
 
 
 def _exact(values: array[int]) -> array[int]:
-    """A copy without the room that an array keeps for more: a sixteenth of its size."""
+    """A copy without the spare capacity of an array, a sixteenth of its size."""
     return array(values.typecode, values)
 
 

@@ -1,9 +1,8 @@
-"""Which modules were in memory when: from readings of the modules to snapshots for each time.
+"""The history of loaded modules: turns readings of the modules into snapshots over time.
 
-A module is taken to have its memory from the last look that showed it free, because it runs
-before the kernel tells of it; at the latest from the moment at which the one before it there was
-announced as removed. A removal is known to lie between two looks at the announcements: in
-between the address belongs to nobody.
+A module runs before the kernel announces it. So it counts as loaded since the reading before, or
+since the removal of the module that had its memory, whichever is later. A removal is known to be
+between two polls of the announcements; in between, the addresses belong to no module.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Final, NamedTuple, Protocol
 from otel_kprofiler.symbols.kernel.snapshot import ModuleSymbols, Snapshot
 
 KEEP_NS: Final = 15_000_000_000
-"""How long modules that were unloaded are kept for samples from before."""
+"""How long unloaded modules are kept, for samples taken before."""
 MAX_SNAPSHOTS: Final = 64
-"""No more of them are kept."""
+"""Limit on the number of snapshots kept."""
 FOREVER: Final = 1 << 63
 
 
@@ -25,8 +24,8 @@ class LoadedModule(NamedTuple):
 
     Attributes:
         main: the module and its symbols.
-        init: its init code, while that was in memory; None if nothing is known of it.
-        init_until_ns: boot time until which the init code was there.
+        init: its init code while that was in memory; None if unknown.
+        init_until_ns: boot time until which the init code was in memory.
     """
 
     main: ModuleSymbols
@@ -35,11 +34,11 @@ class LoadedModule(NamedTuple):
 
 
 class Departure(NamedTuple):
-    """When a module was unloaded, as far as that is known.
+    """Bounds of the time at which a module was unloaded.
 
     Attributes:
-        there_ns: boot time of the last look by which it was still there.
-        gone_ns: boot time of the first look by which it was gone.
+        there_ns: boot time at which it was last seen loaded.
+        gone_ns: boot time at which it was first seen gone.
     """
 
     there_ns: int
@@ -47,14 +46,14 @@ class Departure(NamedTuple):
 
 
 class ModuleReading(NamedTuple):
-    """All modules that were found in memory.
+    """One reading of all loaded modules.
 
     Attributes:
         looked_ns: boot time at which the list of modules was read.
-        free_ns: boot time of the look before; what was not there then was loaded later.
-        removed: those that were unloaded since then, by number; without an entry it was between
-            ``free_ns`` and ``looked_ns``.
-        modules: those there are, oldest first.
+        free_ns: boot time of the reading before; modules not in it were loaded later.
+        removed: modules unloaded since then, by number; one without an entry was unloaded
+            between ``free_ns`` and ``looked_ns``.
+        modules: the loaded modules, oldest first.
     """
 
     looked_ns: int
@@ -64,14 +63,14 @@ class ModuleReading(NamedTuple):
 
 
 class ModuleCounts(NamedTuple):
-    """What a watch has done.
+    """Counters of a module watch.
 
     Attributes:
-        events: announcements of modules.
-        rescans: how often everything was read again, because announcements were lost.
-        readings: how often the modules were read.
-        names_read: how often kallsyms was read for names.
-        restarts: how often the thread had to be started again.
+        events: module announcements.
+        rescans: full readings after lost announcements.
+        readings: readings of the modules.
+        names_read: readings of kallsyms for names.
+        restarts: restarts of the thread.
     """
 
     events: int = 0
@@ -85,17 +84,17 @@ class ModuleSource(Protocol):
     """Where readings come from: the running kernel, or a recording."""
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Start from what was there at first. Once."""
+        """Start from the modules of a first snapshot; call once."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
         """Readings since the last call, and the boot time up to which they are complete."""
 
     def close(self) -> None:
-        """Give everything back; may be called again."""
+        """Release all resources; idempotent."""
 
 
-class _Stay:
-    """One module, or its init code, in memory: [since_ns, until_ns)."""
+class _Lifetime:
+    """When a module, or its init code, was in memory: ``[since_ns, until_ns)``."""
 
     __slots__ = ("free_ns", "since_ns", "symbols", "until_ns")
 
@@ -104,15 +103,15 @@ class _Stay:
         self.since_ns = since_ns
         self.until_ns = FOREVER
         self.free_ns = FOREVER
-        """From when another one may be there; it is unknown who was there since ``until_ns``."""
+        """When its memory was free for other modules; from ``until_ns`` on the owner is unknown."""
 
     def end(self, until_ns: int, free_ns: int) -> None:
-        """Note when it went."""
+        """Set the end."""
         self.until_ns = max(self.since_ns, until_ns)
         self.free_ns = max(self.since_ns, free_ns)
 
-    def overlaps(self, other: _Stay) -> bool:
-        """Whether both claim an address."""
+    def overlaps(self, other: _Lifetime) -> bool:
+        """Whether both cover a common address."""
         return any(
             mine.start < their.end and their.start < mine.end
             for mine in self.symbols.module.ranges
@@ -121,61 +120,69 @@ class _Stay:
 
 
 class Timeline:
-    """Snapshots of a kernel whose modules come and go. For one thread.
+    """Snapshots of a kernel as modules are loaded and unloaded; not thread-safe.
 
     Args:
-        first: what was there at the beginning.
+        first: the symbols at the start.
     """
 
     def __init__(self, first: Snapshot) -> None:
         self._first = first
         self._generation = first.generation
-        self._stays: dict[tuple[int, bool], _Stay] = {  # by number, and whether it is no init code
-            (symbols.module.generation, True): _Stay(symbols, first.since_ns)
+        self._lifetimes: dict[tuple[int, bool], _Lifetime] = {  # by number and whether core code
+            (symbols.module.generation, True): _Lifetime(symbols, first.since_ns)
             for symbols in first.loaded()
         }
         self.snapshots: tuple[Snapshot, ...] = (first,)
         """Newest first."""
-        self._live: dict[int, list[ModuleSymbols]] = {}  # of each snapshot, by its start
+        self._live: dict[int, list[ModuleSymbols]] = {}  # modules of a snapshot, by its start
 
     def apply(self, reading: ModuleReading) -> None:
-        """Take over what was read; readings come in the order of their times."""
+        """Apply a reading; readings must be in order of time."""
         now = {loaded.main.module.generation: loaded for loaded in reading.modules}
-        for (number, _), stay in self._stays.items():
-            if number not in now and stay.until_ns == FOREVER:
+        for (number, _), lifetime in self._lifetimes.items():
+            if number not in now and lifetime.until_ns == FOREVER:
                 unseen = Departure(reading.free_ns, reading.looked_ns)
-                stay.end(*reading.removed.get(number, unseen))
+                lifetime.end(*reading.removed.get(number, unseen))
         for number, loaded in now.items():
             self._put((number, True), loaded.main, FOREVER, reading.free_ns)
             if loaded.init is not None:
                 self._put((number, False), loaded.init, loaded.init_until_ns, reading.free_ns)
         horizon_ns = reading.looked_ns - KEEP_NS
-        self._stays = {k: stay for k, stay in self._stays.items() if stay.until_ns > horizon_ns}
+        self._lifetimes = {
+            k: lifetime for k, lifetime in self._lifetimes.items() if lifetime.until_ns > horizon_ns
+        }
         self._make_snapshots(horizon_ns)
 
     def _put(
         self, key: tuple[int, bool], symbols: ModuleSymbols, until_ns: int, free_ns: int
     ) -> None:
-        stay = self._stays.get(key)
-        if stay is None:
-            stay = _Stay(symbols, free_ns)
-            for other in self._stays.values():
-                if other.until_ns < until_ns and other.overlaps(stay):
-                    stay.since_ns = max(stay.since_ns, other.free_ns)
-            self._stays[key] = stay
-        stay.symbols = symbols
-        stay.end(until_ns, until_ns)
+        lifetime = self._lifetimes.get(key)
+        if lifetime is None:
+            lifetime = _Lifetime(symbols, free_ns)
+            for other in self._lifetimes.values():
+                if other.until_ns < until_ns and other.overlaps(lifetime):
+                    lifetime.since_ns = max(lifetime.since_ns, other.free_ns)
+            self._lifetimes[key] = lifetime
+        lifetime.symbols = symbols
+        lifetime.end(until_ns, until_ns)
 
     def _make_snapshots(self, horizon_ns: int) -> None:
-        stays = [stay for _, stay in sorted(self._stays.items())]
-        edges = {time for stay in stays for time in (stay.since_ns, stay.until_ns)} - {FOREVER}
+        lifetimes = [lifetime for _, lifetime in sorted(self._lifetimes.items())]
+        edges = {
+            time for lifetime in lifetimes for time in (lifetime.since_ns, lifetime.until_ns)
+        } - {FOREVER}
         starts = sorted((edge for edge in edges if edge > horizon_ns), reverse=True)
         starts.append(max((edge for edge in edges if edge <= horizon_ns), default=0))
         known = {snapshot.since_ns: snapshot for snapshot in self.snapshots}
         lives: dict[int, list[ModuleSymbols]] = {}
         snapshots = []
         for start_ns in reversed(starts[:MAX_SNAPSHOTS]):
-            live = [stay.symbols for stay in stays if stay.since_ns <= start_ns < stay.until_ns]
+            live = [
+                lifetime.symbols
+                for lifetime in lifetimes
+                if lifetime.since_ns <= start_ns < lifetime.until_ns
+            ]
             snapshot = known.get(start_ns)
             if snapshot is None or self._live.get(start_ns) != live:
                 self._generation += 1
@@ -185,9 +192,9 @@ class Timeline:
                     since_ns=start_ns,
                     gone=[
                         part
-                        for (_, is_main), stay in self._stays.items()
-                        if is_main and stay.until_ns <= start_ns
-                        for part in stay.symbols.module.ranges
+                        for (_, is_main), lifetime in self._lifetimes.items()
+                        if is_main and lifetime.until_ns <= start_ns
+                        for part in lifetime.symbols.module.ranges
                     ],
                 )
             lives[start_ns] = live

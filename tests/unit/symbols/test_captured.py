@@ -116,10 +116,10 @@ def test_a_damaged_archive_is_an_error_without_a_traceback(tmp_path, copies, kee
     archive = tmp_path / "sys_module.tar"
     whole = lzma.decompress(copies["sys_module"].read_bytes())
     archive.write_bytes(whole[:keep] + b"?" * 700)
-    with pytest.raises(KProfilerError, match=r"sys_module\.tar is no tar archive"):
+    with pytest.raises(KProfilerError, match=r"sys_module\.tar is not a readable tar archive"):
         Symbolizer.from_files(**{**copies, "sys_module": archive})
     archive.write_bytes(b"")
-    with pytest.raises(KProfilerError, match=r"sys_module\.tar is no tar archive"):
+    with pytest.raises(KProfilerError, match=r"sys_module\.tar is not a readable tar archive"):
         Symbolizer.from_files(**{**copies, "sys_module": archive})
 
 
@@ -130,8 +130,8 @@ def test_the_command_line_tells_problems(tmp_path, copies, symbolize):
     listed.write_bytes(copies["modules"].read_bytes() + b"malformed\n")
     status, _, told = symbolize(*options({**copies, "kallsyms": cut, "modules": listed}), "_text")
     assert status == 0
-    assert "note: /proc/kallsyms: the last line is cut off" in told
-    assert "note: /proc/modules: 1 malformed lines left out" in told
+    assert "note: /proc/kallsyms: the last line is truncated" in told
+    assert "note: /proc/modules: 1 malformed lines skipped" in told
     symbolizer = Symbolizer.from_files(kallsyms=cut, modules=listed)
     assert symbolizer.bad_lines == 2
     assert symbolize(*options(copies), "_text")[2] == ""

@@ -231,7 +231,7 @@ def test_sizes_bound_the_functions_of_a_running_module(host, module):
 def test_a_file_of_another_kernel_gives_no_sizes(host, tmp_path):
     other = tmp_path / "other.ko"
     other.write_bytes(MODULE.replace(NOTE[-4:], b"abcd"))
-    with pytest.raises(KProfilerError, match=r"other\.ko is of no module that is there"):
+    with pytest.raises(KProfilerError, match=r"other\.ko belongs to no loaded module"):
         Symbolizer.from_files(**host, elf=[other])
 
 

@@ -58,7 +58,7 @@ def host(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (lambda text: text[:-20], "the last line is cut off"),
+        (lambda text: text[:-20], "the last line is truncated"),
         (lambda text: text[:82], "_etext is missing"),
         (lambda text: text.replace(" _etext", " _etex"), "_etext is missing"),
         (lambda text: text.replace("T first", "TT first"), "1 of 10 lines are malformed"),
