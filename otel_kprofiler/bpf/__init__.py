@@ -35,9 +35,9 @@ from otel_kprofiler.bpf.layout import (
 )
 from otel_kprofiler.bpf.libbpf import LibbpfLoader
 from otel_kprofiler.bpf.loader import (
-    LoadedProgram,
+    LoadedObject,
     Loader,
-    ProgramSpec,
+    ObjectSpec,
     delete_from_map,
     update_map,
 )
@@ -81,12 +81,12 @@ __all__ = [
     "CpuLines",
     "Fence",
     "LibbpfLoader",
-    "LoadedProgram",
+    "LoadedObject",
     "Loader",
+    "ObjectSpec",
     "ProgramBtf",
     "ProgramConfig",
     "ProgramCounts",
-    "ProgramSpec",
     "RingChunk",
     "RingMemory",
     "RingReader",

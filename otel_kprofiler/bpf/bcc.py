@@ -2,8 +2,8 @@
 
 bcc compiles in a process of its own, that of the distribution's Python: here it would keep more
 than 60 MB for good, write what its compiler says to our standard error, and need bcc's package
-in our environment. It sees no environment variable and no header but those in ``stubs``.
-Maps are made and the program is loaded by bpf(2): include/uapi/linux/bpf.h.
+in our environment. It sees no environment variable and no header but those in ``stubs`` and
+beside the source. Maps are made and programs are loaded by bpf(2): include/uapi/linux/bpf.h.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final
 from otel_kprofiler.bpf import bcc_compile
 from otel_kprofiler.bpf.call import bpf_call
 from otel_kprofiler.bpf.layout import MAPS, MapShape
-from otel_kprofiler.bpf.loader import LoadedProgram, ProgramSpec
+from otel_kprofiler.bpf.loader import LoadedObject, ObjectSpec
 from otel_kprofiler.errors import DependencyError, SamplerError
 
 _PYTHON: Final = "/usr/bin/python3"
@@ -31,11 +31,10 @@ _STUBS: Final = Path(__file__).with_name("stubs")
 # bcc declares helpers without const and with structs of headers that are not there.
 _FLAGS: Final = ("-DKPROFILER_BCC", "-Wno-incompatible-pointer-types")
 _COMPILE_TIMEOUT_S: Final = 120
-_PROGRAM: Final = "kprofiler_sample"  # the only source with a layer for bcc
+_TYPES: Final = {"kprofiler_sample": 7}  # enum bpf_prog_type; other programs need libbpf
 
 _MAP_CREATE: Final = 0
 _PROG_LOAD: Final = 5
-_PERF_EVENT: Final = 7  # enum bpf_prog_type
 _NAME_BYTES: Final = 15
 _INSTRUCTION_BYTES: Final = 8
 _LOG_BYTES: Final = (1 << 24) - 1  # the most that kernels before 5.11 take
@@ -58,12 +57,14 @@ class BccLoader:
         """Whether python3-bpfcc is there. The package `bcc` of PyPI is something else."""
         return os.path.exists(f"{_PACKAGE}/__init__.py") and os.path.exists(_PYTHON)
 
-    def load(self, spec: ProgramSpec) -> LoadedProgram:
-        """Load one program; see :class:`otel_kprofiler.bpf.loader.Loader`."""
-        if spec.name != _PROGRAM:
-            raise DependencyError(
-                f"{spec.source.name} cannot be loaded with bcc", hint="install libbpf1"
-            )
+    def load(self, spec: ObjectSpec) -> LoadedObject:
+        """Load programs; see :class:`otel_kprofiler.bpf.loader.Loader`."""
+        for name in spec.programs:
+            if name not in _TYPES:
+                raise DependencyError(
+                    f"{name} of {spec.source.name} cannot be loaded with bcc",
+                    hint="install libbpf1",
+                )
         if not self.is_installed():
             raise _missing(f"there is no {_PACKAGE}")
         with contextlib.ExitStack() as undo:
@@ -71,17 +72,24 @@ class BccLoader:
             for name, shape in MAPS.items():
                 maps[name] = _create_map(name, shape, spec.map_entries.get(name, 1))
                 undo.callback(os.close, maps[name])
-            program_fd = _load_program(spec, _compile(spec, maps))
+            programs = {}
+            for name, code in _compile(spec, maps).items():
+                programs[name] = _load_program(spec, name, code)
+                undo.callback(os.close, programs[name])
             undo.pop_all()
-        return _BccProgram(program_fd, maps)
+        return _BccObject(programs, maps)
 
 
-class _BccProgram:
-    """Descriptors of a program and its maps."""
+class _BccObject:
+    """Descriptors of programs and their maps."""
 
-    def __init__(self, program_fd: int, maps: dict[str, int]) -> None:
-        self.program_fd = program_fd
+    def __init__(self, programs: dict[str, int], maps: dict[str, int]) -> None:
+        self._programs = programs
         self._maps = maps
+
+    def program_fd(self, name: str) -> int:
+        """Descriptor of a program."""
+        return self._programs[name]
 
     def map_fd(self, name: str) -> int:
         """Descriptor of a map."""
@@ -89,10 +97,9 @@ class _BccProgram:
 
     def close(self) -> None:
         """Close all descriptors."""
-        if self._maps:
-            for fd in (self.program_fd, *self._maps.values()):
-                os.close(fd)
-            self._maps = {}
+        for fd in (*self._programs.values(), *self._maps.values()):
+            os.close(fd)
+        self._programs, self._maps = {}, {}
 
 
 def _missing(why: str) -> DependencyError:
@@ -103,11 +110,13 @@ def _missing(why: str) -> DependencyError:
     )
 
 
-def _compile(spec: ProgramSpec, maps: Mapping[str, int]) -> bytes:
-    flags = [*_FLAGS, *(f"-DKPROFILER_FD_{name}={fd}" for name, fd in maps.items())]
+def _compile(spec: ObjectSpec, maps: Mapping[str, int]) -> dict[str, bytes]:
+    """Instructions of each program."""
+    descriptors = (f"-DKPROFILER_FD_{name}={fd}" for name, fd in maps.items())
+    flags = [*_FLAGS, f"-I{spec.source.parent}", *descriptors]
     try:
         done = subprocess.run(  # -I, -S: nothing of ours, of the user's or beside bcc
-            [_PYTHON, "-ISB", bcc_compile.__file__, _PACKAGE, spec.name, *flags],
+            [_PYTHON, "-ISB", bcc_compile.__file__, _PACKAGE, ",".join(spec.programs), *flags],
             input=spec.source.read_bytes(),
             capture_output=True,
             env={"BCC_KERNEL_SOURCE": str(_STUBS)},
@@ -129,7 +138,8 @@ def _compile(spec: ProgramSpec, maps: Mapping[str, int]) -> bytes:
         )
     if said:
         _log.debug("bcc's compiler:\n%s", said)
-    return done.stdout
+    codes = map(bytes.fromhex, done.stdout.decode().split())
+    return dict(zip(spec.programs, codes, strict=True))
 
 
 class _MapAttributes(ctypes.Structure):
@@ -181,14 +191,14 @@ class _ProgramAttributes(ctypes.Structure):
     )
 
 
-def _load_program(spec: ProgramSpec, code: bytes) -> int:
+def _load_program(spec: ObjectSpec, name: str, code: bytes) -> int:
     if spec.log_level:
-        _log.info("verifier log:\n%s", _verify(spec, code, spec.log_level))
+        _log.info("verifier log:\n%s", _verify(name, code, spec.log_level))
     try:
-        return _call_load(spec, code)
+        return _call_load(name, code)
     except OSError as error:
         unread = error.errno in {errno.EPERM, errno.EMFILE, errno.ENFILE}
-        log = "" if unread else _verify(spec, code, 1)
+        log = "" if unread else _verify(name, code, 1)
         if not log:
             raise
         raise SamplerError(
@@ -198,18 +208,18 @@ def _load_program(spec: ProgramSpec, code: bytes) -> int:
         ) from error
 
 
-def _verify(spec: ProgramSpec, code: bytes, log_level: int) -> str:
-    """What the verifier says when the program is loaded, as far as there is room for it."""
+def _verify(name: str, code: bytes, log_level: int) -> str:
+    """The verifier's log, cut off where the buffer ends."""
     log = ctypes.create_string_buffer(_LOG_BYTES)
     with contextlib.suppress(OSError):  # the log tells, or there is none
-        os.close(_call_load(spec, code, log_level, len(log), ctypes.addressof(log)))
+        os.close(_call_load(name, code, log_level, len(log), ctypes.addressof(log)))
     return log.value.decode(errors="replace")
 
 
-def _call_load(spec: ProgramSpec, code: bytes, *log: int) -> int:
+def _call_load(name: str, code: bytes, *log: int) -> int:
     attributes = _ProgramAttributes(
-        _PERF_EVENT, len(code) // _INSTRUCTION_BYTES, code, _LICENSE, *(log or (0, 0, 0)),
-        0, 0, spec.name.encode()[:_NAME_BYTES],
+        _TYPES[name], len(code) // _INSTRUCTION_BYTES, code, _LICENSE, *(log or (0, 0, 0)),
+        0, 0, name.encode()[:_NAME_BYTES],
     )  # fmt: skip
     for _ in range(_INTERRUPTED_TRIES):
         with contextlib.suppress(BlockingIOError):  # EAGAIN: a signal came

@@ -1,9 +1,9 @@
-"""Compiles a program with bcc and writes its instructions to the standard output.
+"""Compiles programs with bcc and writes their instructions to the standard output.
 
 Run by :mod:`otel_kprofiler.bpf.bcc` as a process of the Python that bcc is installed for, which
-may be older than ours. Arguments: the directory of bcc's package, the C function, flags for the
-compiler. The source comes by the standard input, what the compiler says goes to the standard
-error.
+may be older than ours. Arguments: the directory of bcc's package, the C functions with commas
+between them, flags for the compiler. The source comes on standard input; the output has a line of
+hexadecimal digits for each function; the compiler's messages go to standard error.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ def import_bcc(directory: str) -> Any:
     return module
 
 
-def main(directory: str, function: str, *flags: str) -> None:
+def main(directory: str, functions: str, *flags: str) -> None:
     """Compile."""
     try:
         bcc = import_bcc(directory)
@@ -36,10 +36,12 @@ def main(directory: str, function: str, *flags: str) -> None:
         sys.stderr.write(str(error))
         sys.exit(NO_BCC)
     try:
-        program = bcc.BPF(text=sys.stdin.buffer.read(), cflags=flags)
+        compiled = bcc.BPF(text=sys.stdin.buffer.read(), cflags=flags)
+        codes = [compiled.dump_func(name.encode()) for name in functions.split(",")]
     except Exception as error:  # noqa: BLE001 - bcc raises nothing else; the compiler has said why
         sys.exit(str(error))
-    sys.stdout.buffer.write(program.dump_func(function.encode()))
+    for code in codes:
+        sys.stdout.write(code.hex() + "\n")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import errno
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any, Final, Self
 
-from otel_kprofiler.bpf.loader import LoadedProgram, ProgramSpec
+from otel_kprofiler.bpf.loader import LoadedObject, ObjectSpec
 from otel_kprofiler.errors import DependencyError, SamplerError
 
 _LIBRARY: Final = "libbpf.so.1"
@@ -40,8 +41,8 @@ class LibbpfLoader:
             return False
         return True
 
-    def load(self, spec: ProgramSpec) -> LoadedProgram:
-        """Load one program; see :class:`otel_kprofiler.bpf.loader.Loader`."""
+    def load(self, spec: ObjectSpec) -> LoadedObject:
+        """Load programs; see :class:`otel_kprofiler.bpf.loader.Loader`."""
         library = _open_library()
         with _Messages(library) as messages:
             if spec.log_level:
@@ -50,8 +51,8 @@ class LibbpfLoader:
             return _load(library, spec._replace(log_level=0), messages)
 
 
-def _load(library: Any, spec: ProgramSpec, messages: _Messages) -> _LibbpfProgram:
-    loaded = _LibbpfProgram(library, spec, messages)
+def _load(library: Any, spec: ObjectSpec, messages: _Messages) -> _LibbpfObject:
+    loaded = _LibbpfObject(library, spec, messages)
     try:
         loaded.load()
     except BaseException:
@@ -60,18 +61,17 @@ def _load(library: Any, spec: ProgramSpec, messages: _Messages) -> _LibbpfProgra
     return loaded
 
 
-class _LibbpfProgram:
+class _LibbpfObject:
     """One ``struct bpf_object``."""
 
-    def __init__(self, library: Any, spec: ProgramSpec, messages: _Messages) -> None:
+    def __init__(self, library: Any, spec: ObjectSpec, messages: _Messages) -> None:
         self._library = library
         self._spec = spec
         self._messages = messages
         self._object: int | None = self._checked(
             library.bpf_object__open_file(os.fsencode(spec.object), None), "opening"
         )
-        self.program_fd = -1
-        self._map_fds: dict[str, int] = {}
+        self._program_fds: dict[str, int] = {}
 
     def load(self) -> None:
         """Size the maps, load, and collect the descriptors."""
@@ -82,17 +82,32 @@ class _LibbpfProgram:
             )
             if library.bpf_map__set_max_entries(found, entries):
                 raise self._failure(f"sizing map {name} of", ctypes.get_errno())
-        program = self._checked(
-            library.bpf_object__find_program_by_name(self._object, spec.name.encode()),
-            f"{spec.name} of",
-        )
-        verifier_log = self._request_log(program) if spec.log_level else None
+        programs = {name: self._find_program(name) for name in spec.programs}
+        for program in self._programs():
+            library.bpf_program__set_autoload(program, program in programs.values())
+        logs = [self._request_log(program) for program in programs.values() if spec.log_level]
         status = library.bpf_object__load(self._object)
-        if verifier_log is not None and verifier_log.value:
-            _log.info("verifier log:\n%s", verifier_log.value.decode(errors="replace"))
+        for log in logs:
+            if log.value:
+                _log.info("verifier log:\n%s", log.value.decode(errors="replace"))
         if status:
             raise self._failure(_LOADING, -status)
-        self.program_fd = library.bpf_program__fd(program)
+        self._program_fds = {
+            name: library.bpf_program__fd(program) for name, program in programs.items()
+        }
+
+    def program_fd(self, name: str) -> int:
+        """Descriptor of a program."""
+        return self._program_fds[name]
+
+    def _find_program(self, name: str) -> int:
+        found = self._library.bpf_object__find_program_by_name(self._object, name.encode())
+        return self._checked(found, f"finding program {name} of")
+
+    def _programs(self) -> Iterator[int]:
+        program = None
+        while program := self._library.bpf_object__next_program(self._object, program):
+            yield program
 
     def _request_log(self, program: int) -> ctypes.Array[ctypes.c_char]:
         buffer = ctypes.create_string_buffer(_VERIFIER_LOG_BYTES)
@@ -188,6 +203,8 @@ def _open_library() -> Any:
         ("bpf_map__fd", integer, [pointer]),
         ("bpf_object__load", integer, [pointer]),
         ("bpf_object__find_program_by_name", pointer, [pointer, text]),
+        ("bpf_object__next_program", pointer, [pointer, pointer]),
+        ("bpf_program__set_autoload", integer, [pointer, ctypes.c_bool]),
         ("bpf_program__fd", integer, [pointer]),
         ("bpf_program__set_log_level", integer, [pointer, ctypes.c_uint32]),
         ("bpf_program__set_log_buf", integer, [pointer, text, ctypes.c_size_t]),

@@ -14,31 +14,31 @@ _MAP_UPDATE_ELEM: Final = 2
 _MAP_DELETE_ELEM: Final = 3
 
 
-class ProgramSpec(NamedTuple):
-    """A program to load.
+class ObjectSpec(NamedTuple):
+    """An object and those of its programs to load.
 
     Attributes:
-        name: the C function.
         source: the C file, for loaders that compile.
         object: the compiled file, for loaders that do not.
+        programs: the C functions to load. The rest of the object is left out, so that it may
+            have programs that this kernel does not know.
         map_entries: ``max_entries`` by map, decided at run time (bytes for a ring).
-        log_level: what the verifier logs: 0 nothing unless it rejects the program, 1 each
+        log_level: what the verifier logs: 0 nothing unless it rejects a program, 1 each
             instruction's state, 2 all branches. Loaders write it to the log at level INFO.
     """
 
-    name: str
     source: Path
     object: Path
+    programs: tuple[str, ...]
     map_entries: Mapping[str, int]
     log_level: int = 0
 
 
-class LoadedProgram(Protocol):
-    """A program in the kernel; gone when it and every event that runs it are closed."""
+class LoadedObject(Protocol):
+    """Programs in the kernel; each is gone when it and every event that runs it are closed."""
 
-    @property
-    def program_fd(self) -> int:
-        """Descriptor of the program, owned by this object."""
+    def program_fd(self, name: str) -> int:
+        """Descriptor of a program, owned by this object. Raises ``KeyError`` if not loaded."""
 
     def map_fd(self, name: str) -> int:
         """Descriptor of a map, owned by this object. Raises ``KeyError``."""
@@ -52,13 +52,13 @@ class Loader(Protocol):
 
     name: str
 
-    def load(self, spec: ProgramSpec) -> LoadedProgram:
-        """Load a program.
+    def load(self, spec: ObjectSpec) -> LoadedObject:
+        """Load all programs of ``spec``, or none.
 
         Raises:
             DependencyError: the loader's library is missing.
             OSError: the kernel refused (``EPERM``, ``EACCES``) or has no such feature.
-            SamplerError: the program was rejected; carries the verifier's log.
+            SamplerError: a program was rejected; carries the verifier's log.
         """
 
 

@@ -25,10 +25,10 @@ from otel_kprofiler.bpf import (
     USER_STACKS,
     VMLINUX_BTF,
     CpuLines,
-    LoadedProgram,
+    LoadedObject,
     Loader,
+    ObjectSpec,
     ProgramConfig,
-    ProgramSpec,
     RingMemory,
     RingReader,
     SpanSlots,
@@ -57,6 +57,7 @@ _PLANNED_DRAINS: Final = 4
 _MIN_RING_BYTES: Final = 256 * 1024
 _MAX_RING_BYTES: Final = 1 << 30
 _TARGETS: Final = 1024
+_PROGRAM: Final = "kprofiler_sample"
 _INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _FIRST = bytes(4)  # the key of the only element of an array
 
@@ -114,7 +115,7 @@ class Attachment:
             self._epoll.register(self._wake_fd, select.EPOLLIN)
             # Without the edge, a ring that is never quite empty would end every wait at once.
             self._epoll.register(ring_fd, select.EPOLLIN | select.EPOLLET)
-            self.events = _events(config, files, program.program_fd, self.lines.runs)
+            self.events = _events(config, files, program.program_fd(_PROGRAM), self.lines.runs)
             undo.callback(self.events.close)
             self.events.open()
             self._close = undo.pop_all().close
@@ -177,9 +178,9 @@ def _check_release(release: KernelRelease) -> None:
 
 def _load(
     config: SamplerConfig, files: HostFiles, loader: Loader, entries: dict[str, int]
-) -> LoadedProgram:
-    spec = ProgramSpec(
-        "kprofiler_sample", SAMPLER_SOURCE, SAMPLER_OBJECT, entries, config.verifier_log_level
+) -> LoadedObject:
+    spec = ObjectSpec(
+        SAMPLER_SOURCE, SAMPLER_OBJECT, (_PROGRAM,), entries, config.verifier_log_level
     )
     try:
         return loader.load(spec)

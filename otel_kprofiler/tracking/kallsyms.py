@@ -11,7 +11,7 @@ import logging
 import os
 from typing import Final
 
-from otel_kprofiler.bpf import PROGRAMS, LibbpfLoader, ProgramSpec
+from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import HostFiles, SymbolsVisibility, read_symbols_visibility
 from otel_kprofiler.model import Finding, Level
@@ -19,12 +19,7 @@ from otel_kprofiler.tracking.program_iterator import read_iterator
 
 PROC_KALLSYMS: Final = "/proc/kallsyms"
 
-_SPEC: Final = ProgramSpec(
-    "list_symbols",
-    PROGRAMS / "kallsyms.bpf.c",
-    PROGRAMS / "kallsyms.bpf.o",
-    {},
-)
+_PROGRAM: Final = "list_symbols"
 _OWN: Final = b"_list_symbols\t[bpf]"
 _log = logging.getLogger(__name__)
 
@@ -90,7 +85,7 @@ def read_kallsyms() -> bytes:
         OSError: the kernel refused, or has no such iterator.
         KProfilerError: libbpf is missing, or the program was rejected.
     """
-    return clean_symbols(read_iterator(LibbpfLoader(), _SPEC))
+    return clean_symbols(read_iterator(LibbpfLoader(), _PROGRAM))
 
 
 def clean_symbols(text: bytes) -> bytes:

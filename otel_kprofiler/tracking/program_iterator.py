@@ -1,4 +1,4 @@
-"""All functions of BPF programs, listed by a BPF program (programs.bpf.c).
+"""Runs the iterators of iterators.bpf.c; lists the functions of all BPF programs with one.
 
 See Documentation/bpf/bpf_iterators.rst. Works with CAP_BPF and CAP_PERFMON, whatever
 ``kernel.kptr_restrict`` is; the kernel needs BTF.
@@ -11,13 +11,12 @@ import os
 import struct
 from typing import Final
 
-from otel_kprofiler.bpf import PROGRAMS, Loader, ProgramSpec, bpf_call
+from otel_kprofiler.bpf import PROGRAMS, Loader, ObjectSpec, bpf_call
 from otel_kprofiler.model import Ksymbol, ModuleKind
 
-PROGRAMS_SOURCE: Final = PROGRAMS / "programs.bpf.c"
-PROGRAMS_OBJECT: Final = PROGRAMS / "programs.bpf.o"
-
-_SPEC: Final = ProgramSpec("list_programs", PROGRAMS_SOURCE, PROGRAMS_OBJECT, {})
+_SOURCE: Final = PROGRAMS / "iterators.bpf.c"
+_OBJECT: Final = PROGRAMS / "iterators.bpf.o"
+_PROGRAM: Final = "list_programs"
 # enum bpf_cmd, enum bpf_attach_type
 _LINK_CREATE: Final = 28
 _ITER_CREATE: Final = 33
@@ -26,24 +25,25 @@ _ROW: Final = struct.Struct("=QQQII")  # struct row; then the name
 _READ_BYTES: Final = 256 * 1024
 
 
-def read_iterator(loader: Loader, spec: ProgramSpec) -> bytes:
-    """Everything that an ``iter/*`` program writes.
+def read_iterator(loader: Loader, name: str) -> bytes:
+    """Everything that a program of iterators.bpf.c writes.
 
     Raises:
         OSError: the kernel refused, or has no such iterator.
         DependencyError: the loader's library is missing.
         SamplerError: the program was rejected.
     """
-    program = loader.load(spec)
+    loaded = loader.load(ObjectSpec(_SOURCE, _OBJECT, (name,), {}))
     try:
+        fd = loaded.program_fd(name)
         # union bpf_attr: program, target (none), attach type, flags
-        link = bpf_call(_LINK_CREATE, (ctypes.c_uint32 * 4)(program.program_fd, 0, _TRACE_ITER, 0))
+        link = bpf_call(_LINK_CREATE, (ctypes.c_uint32 * 4)(fd, 0, _TRACE_ITER, 0))
         try:
             reader = bpf_call(_ITER_CREATE, (ctypes.c_uint32 * 2)(link, 0))
         finally:
             os.close(link)
     finally:
-        program.close()
+        loaded.close()
     pieces = []
     try:
         while piece := os.read(reader, _READ_BYTES):
@@ -54,7 +54,7 @@ def read_iterator(loader: Loader, spec: ProgramSpec) -> bytes:
 
 
 def parse_program_rows(data: bytes) -> list[Ksymbol]:
-    """Symbols out of the rows of programs.bpf.c. Raises ``ValueError`` if they are damaged."""
+    """Symbols out of the rows of ``list_programs``. Raises ``ValueError`` if they are damaged."""
     symbols, at = [], 0
     while at < len(data):
         if len(data) - at < _ROW.size:
@@ -70,4 +70,4 @@ def parse_program_rows(data: bytes) -> list[Ksymbol]:
 
 def read_programs(loader: Loader) -> list[Ksymbol]:
     """Functions of all programs that are loaded; raises as :func:`read_iterator`."""
-    return parse_program_rows(read_iterator(loader, _SPEC))
+    return parse_program_rows(read_iterator(loader, _PROGRAM))

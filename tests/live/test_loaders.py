@@ -6,14 +6,16 @@ import pytest
 
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.bpf import (
+    PROGRAMS,
     SAMPLER_OBJECT,
     SAMPLER_SOURCE,
     BccLoader,
     LibbpfLoader,
-    ProgramSpec,
+    ObjectSpec,
     bcc,
 )
 from otel_kprofiler.errors import KernelFeatureError, SamplerError
+from otel_kprofiler.host import Access, read_release
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 
 pytestmark = [
@@ -22,7 +24,10 @@ pytestmark = [
 ]
 
 ENTRIES = {"cpu_lines": 3, "span_slots": 5, "targets": 7, "ring": 8192}
-SPEC = ProgramSpec("kprofiler_sample", SAMPLER_SOURCE, SAMPLER_OBJECT, ENTRIES)
+SPEC = ObjectSpec(SAMPLER_SOURCE, SAMPLER_OBJECT, ("kprofiler_sample",), ENTRIES)
+ITERATORS = ObjectSpec(
+    PROGRAMS / "iterators.bpf.c", PROGRAMS / "iterators.bpf.o", ("list_programs",), {}
+)
 
 
 def facts(fd):
@@ -33,6 +38,9 @@ def facts(fd):
     return {name: found[name].strip() for name in names if name in found}
 
 
+NAME = SPEC.programs[0]
+
+
 def descriptors():
     return sorted(os.listdir("/proc/self/fd"))
 
@@ -40,7 +48,7 @@ def descriptors():
 def test_both_make_the_same_maps():
     first, second = LibbpfLoader().load(SPEC), BccLoader().load(SPEC)
     try:
-        assert facts(first.program_fd) == facts(second.program_fd) == {"prog_type": "7"}
+        assert facts(first.program_fd(NAME)) == facts(second.program_fd(NAME)) == {"prog_type": "7"}
         for name in bcc.MAPS:
             assert len(facts(first.map_fd(name))) == 5
             assert facts(first.map_fd(name)) == facts(second.map_fd(name)), name
@@ -49,6 +57,69 @@ def test_both_make_the_same_maps():
     finally:
         first.close()
         second.close()
+
+
+def read_tags(loader, spec):
+    """The kernel's hash of each program's instructions, by name."""
+    loaded, tags = loader.load(spec), {}
+    try:
+        for name in spec.programs:
+            with open(f"/proc/self/fdinfo/{loaded.program_fd(name)}") as file:
+                tags[name] = dict(line.split(":", 1) for line in file)["prog_tag"]
+    finally:
+        loaded.close()
+    return tags
+
+
+def check_tags(loader, spec):
+    together = read_tags(loader, spec)
+    assert len(set(together.values())) == 2
+    for name in spec.programs:
+        assert read_tags(loader, spec._replace(programs=(name,))) == {name: together[name]}
+
+
+@pytest.mark.skipif(
+    read_release(Access())[:2] < (6, 0), reason="the iterator ksym needs kernel 6.0"
+)
+def test_libbpf_finds_the_programs_of_an_object_by_their_names():
+    check_tags(LibbpfLoader(), ITERATORS._replace(programs=("list_symbols", "list_programs")))
+
+
+TWO = """
+#include "loaders.bpf.h"
+INLINE int is_there(u32 key) { return LOOKUP(span_slots, &key) ? 1 : 0; }
+PROGRAM("perf_event") int first(void *ctx) { return is_there(1); }
+PROGRAM("perf_event") int second(void *ctx) { return is_there(2); }
+"""
+
+
+def test_bcc_finds_the_programs_of_a_source_by_their_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(bcc, "_TYPES", {"first": 7, "second": 7})
+    source, before = tmp_path / "two.bpf.c", descriptors()
+    source.write_text(TWO)
+    (tmp_path / "loaders.bpf.h").symlink_to(PROGRAMS / "loaders.bpf.h")
+    check_tags(BccLoader(), SPEC._replace(source=source, programs=("second", "first")))
+    assert descriptors() == before
+
+
+def test_programs_that_are_not_asked_for_are_left_out(tmp_path):
+    """Also one whose kind this kernel does not know, as `ksym` before 6.0."""
+    unknown = tmp_path / "unknown.bpf.o"
+    unknown.write_bytes(ITERATORS.object.read_bytes().replace(b"iter/ksym\0", b"iter/none\0"))
+    loaded = LibbpfLoader().load(ITERATORS._replace(object=unknown))
+    try:
+        assert facts(loaded.program_fd("list_programs"))
+        with pytest.raises(KeyError):
+            loaded.program_fd("list_symbols")
+    finally:
+        loaded.close()
+    with pytest.raises((OSError, SamplerError), match=r"unknown\.bpf\.o"):
+        LibbpfLoader().load(ITERATORS._replace(object=unknown, programs=("list_symbols",)))
+
+
+def test_a_program_that_is_not_in_the_object_is_an_error():
+    with pytest.raises(SamplerError, match=r"finding program none of iterators\.bpf\.o"):
+        LibbpfLoader().load(ITERATORS._replace(programs=("list_programs", "none")))
 
 
 def test_closing_bcc_gives_all_descriptors_back():

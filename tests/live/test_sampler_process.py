@@ -16,7 +16,7 @@ from otel_kprofiler.bpf import (
     SAMPLER_OBJECT,
     SAMPLER_SOURCE,
     LibbpfLoader,
-    ProgramSpec,
+    ObjectSpec,
     libbpf,
 )
 from otel_kprofiler.errors import DependencyError, KernelFeatureError, SamplerError
@@ -235,7 +235,7 @@ print("done")
 
 
 def spec(path):
-    return ProgramSpec("kprofiler_sample", SAMPLER_SOURCE, path, {"ring": 4096})
+    return ObjectSpec(SAMPLER_SOURCE, path, ("kprofiler_sample",), {"ring": 4096})
 
 
 def test_the_verifiers_log_is_in_the_error(tmp_path):

@@ -7,11 +7,8 @@
  * below are read and written by layout.py; change both together.
  */
 
-typedef unsigned char u8;
-typedef short s16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long s64;
+#include "loaders.bpf.h"
+#include "spans.bpf.h"
 
 enum {
 	MAX_FRAMES = 127, /* per side: the default of kernel.perf_event_max_stack */
@@ -19,7 +16,6 @@ enum {
 	NOT_COLLECTED = -32768,
 	MAX_RANGES = 4,
 	MAX_ANCESTORS = 16,
-	MAX_DIGITS = 5, /* of an integer of 128 bits */
 	LONGEST_GAP_NS = 500000000, /* of a CPU that was online, with two periods */
 	IN_FLIGHT = 1, /* a record is being made; its time is not read yet */
 };
@@ -38,23 +34,6 @@ enum flags {
 struct range {
 	u64 start;
 	u64 size;
-};
-
-/*
- * Objects of the service's interpreter (CPython): where their types are, and offsets in them.
- * See SpanLayout in spans.py.
- */
-struct span_layout {
-	u64 span_context_type;
-	u64 token_type;
-	u64 int_type;
-	u64 flags_type;
-	u64 false_at;
-	u64 items_at;
-	u64 token_context_at;
-	u64 size_shift;
-	u64 negative_bit;
-	u64 unsampled;
 };
 
 struct config {
@@ -87,25 +66,6 @@ struct cpu_line {
 	u64 missed;    /* runs that the kernel left out while the CPU was not idle */
 };
 
-/* Where a thread says which span is current in it; addresses in its process. */
-struct span_slot {
-	u64 said_at;	/* of struct said */
-	u64 context_at; /* of the address of the context that the thread is in */
-};
-
-/* Objects of the interpreter, all alive; written by the thread, one pointer at a time. */
-struct said {
-	u64 owner; /* the context in which the span is current, or a token made in it */
-	u64 span_context; /* something else: no span */
-};
-
-/* The head of every object is a count of references, then this. */
-struct python_int {
-	u64 type;
-	u64 size; /* number of digits, shifted */
-	u32 digits[MAX_DIGITS + 1]; /* 30 bits each, the lowest first */
-};
-
 /* struct bpf_pidns_info */
 struct namespace_ids {
 	u32 pid;
@@ -116,8 +76,7 @@ struct record {
 	u64 time_ns;
 	u64 start_time_ns; /* 0: unknown */
 	u64 cgroup_id;
-	u64 trace_id[2]; /* high half, low half */
-	u64 span_id;	 /* zero: no span */
+	struct span span;
 	u32 tgid;
 	u32 tid;
 	u32 cpu;
@@ -139,85 +98,10 @@ struct scratch {
 };
 
 #define HEADER_BYTES __builtin_offsetof(struct record, frames)
-#define INLINE static inline __attribute__((always_inline))
-
-/*
- * The thin layer between the loaders. libbpf makes the maps from their definitions here and
- * relocates them. bcc does neither and allows its own map functions in no macro: its loader
- * makes the maps and gives their descriptors, KPROFILER_FD_name.
- */
-#ifdef KPROFILER_BCC
-
-#define ARRAY(name, value, entries)
-#define MMAP_ARRAY(name, value, entries)
-#define SCRATCH(name, value)
-#define HASH(name, value, entries)
-#define RING(name)
-#define MAP_FD(name) bpf_pseudo_fd(1, KPROFILER_FD_##name)
-#define LOOKUP(name, key) bpf_map_lookup_elem_(MAP_FD(name), key)
-#define RING_OUTPUT(name, data, size, flags) \
-	bpf_ringbuf_output((void *)MAP_FD(name), data, size, flags)
-#define RING_USED(name) bpf_ringbuf_query((void *)MAP_FD(name), 0)
-#define PROGRAM
-
-#else
-
-#define SECTION(name) __attribute__((section(name), used))
-#define MAP(name, kind, value_type, entries, flag_bits) \
-	struct { \
-		int(*type)[kind]; \
-		u32 *key; \
-		value_type *value; \
-		int(*max_entries)[entries]; \
-		int(*map_flags)[flag_bits]; \
-	} name SECTION(".maps")
-#define ARRAY(name, value, entries) MAP(name, 2, value, entries, 0)
-#define MMAP_ARRAY(name, value, entries) MAP(name, 2, value, entries, 1 << 10)
-#define SCRATCH(name, value) MAP(name, 6, value, 1, 0)
-#define HASH(name, value, entries) MAP(name, 1, value, entries, 0)
-#define RING(name) \
-	struct { \
-		int(*type)[27]; \
-		int(*max_entries)[4096]; \
-	} name SECTION(".maps")
-#define LOOKUP(map, key) bpf_map_lookup_elem(&map, key)
-#define RING_OUTPUT(map, data, size, flags) bpf_ringbuf_output(&map, data, size, flags)
-#define RING_USED(map) bpf_ringbuf_query(&map, 0)
-#define PROGRAM SECTION("perf_event")
-#define KPROFILER_CPUS 1 /* the loader sets the real sizes before it loads */
-#define KPROFILER_SPANS 1
-#define KPROFILER_TARGETS 1
-
-/* Helper numbers are ABI: the order of __BPF_FUNC_MAPPER in include/uapi/linux/bpf.h. */
-static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
-static u32 (*bpf_get_smp_processor_id)(void) = (void *)8;
-static u64 (*bpf_get_current_pid_tgid)(void) = (void *)14;
-static long (*bpf_get_current_comm)(void *buffer, u32 size) = (void *)16;
-static u64 (*bpf_get_current_task)(void) = (void *)35;
-static long (*bpf_get_stack)(void *ctx, void *buffer, u32 size, u64 flags) = (void *)67;
-static u64 (*bpf_get_current_cgroup_id)(void) = (void *)80;
-static long (*bpf_probe_read_user)(void *to, u32 size, const void *from) = (void *)112;
-static long (*bpf_probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
-static long (*bpf_get_ns_current_pid_tgid)(u64 device, u64 inode, void *ids, u32 size) =
-	(void *)120;
-static u64 (*bpf_ktime_get_boot_ns)(void) = (void *)125;
-static long (*bpf_ringbuf_output)(void *ring, void *data, u64 size, u64 flags) = (void *)130;
-static u64 (*bpf_ringbuf_query)(void *ring, u64 flags) = (void *)134;
-
-enum {
-	BPF_RB_NO_WAKEUP = 1,
-	BPF_RB_FORCE_WAKEUP = 2,
-	BPF_F_USER_STACK = 1 << 8,
-};
-
-char license_text[] SECTION("license") = "Dual BSD/GPL";
-
-#endif
 
 ARRAY(config, struct config, 1);
-MMAP_ARRAY(cpu_lines, struct cpu_line, KPROFILER_CPUS);
-HASH(span_slots, struct span_slot, KPROFILER_SPANS);
-HASH(targets, u8, KPROFILER_TARGETS);
+MMAP_ARRAY(cpu_lines, struct cpu_line, SIZED_BY_LOADER);
+HASH(targets, u8, SIZED_BY_LOADER);
 SCRATCH(scratch, struct scratch);
 RING(ring);
 
@@ -301,72 +185,6 @@ INLINE int is_target(struct config *options, const struct record *record, int in
 	return options->flags & DESCENDANTS && descends(options);
 }
 
-#define TYPE_AT 8
-#define READ_USER(to, from) bpf_probe_read_user(&(to), sizeof(to), (void *)(from))
-
-/* Read a natural number of this very type; whether there is one, with at most MAX_DIGITS. */
-INLINE int read_int(const struct span_layout *layout, u64 object, u64 type,
-		    struct python_int *number)
-{
-	u64 digits;
-
-	if (READ_USER(*number, object + TYPE_AT) || number->type != type)
-		return 0;
-	digits = number->size >> layout->size_shift;
-	if (digits > MAX_DIGITS || number->size & layout->negative_bit)
-		return 0;
-#pragma clang loop unroll(full)
-	for (u32 i = 0; i < MAX_DIGITS; i++)
-		if (i >= digits)
-			number->digits[i] = 0; /* that is behind the object */
-	return 1;
-}
-
-INLINE u64 low_half(const struct python_int *number)
-{
-	return number->digits[0] | (u64)number->digits[1] << 30 | (u64)number->digits[2] << 60;
-}
-
-/*
- * What is read belongs to the very thread that was interrupted: nothing of it changes
- * meanwhile. Whatever is not as expected means that no span is known. So does a thread that is in
- * another context than the one that it has spoken of: an event loop or a library has switched
- * without telling.
- */
-INLINE void copy_span(const struct config *options, struct record *record)
-{
-	const struct span_layout *layout = &options->spans;
-	struct span_slot *slot = LOOKUP(span_slots, &record->tid);
-	u64 context, type, items[4]; /* trace id, span id, whether it is remote, flags */
-	struct python_int number;
-	struct said said;
-
-	if (!slot || READ_USER(said, slot->said_at))
-		return;
-	if (READ_USER(type, said.owner + TYPE_AT) || READ_USER(context, slot->context_at))
-		return;
-	if (type == layout->token_type &&
-	    READ_USER(said.owner, said.owner + layout->token_context_at))
-		return;
-	if (said.owner != context)
-		return;
-	if (READ_USER(type, said.span_context + TYPE_AT) || type != layout->span_context_type ||
-	    READ_USER(items, said.span_context + layout->items_at) ||
-	    items[2] != layout->false_at)
-		return;
-	if (!read_int(layout, items[3], layout->flags_type, &number) ||
-	    !(number.digits[0] & 1 || layout->unsampled))
-		return;
-	if (!read_int(layout, items[0], layout->int_type, &number))
-		return;
-	record->trace_id[0] = number.digits[2] >> 4 | (u64)number.digits[3] << 26 |
-			      (u64)number.digits[4] << 56;
-	record->trace_id[1] = low_half(&number);
-	if (!read_int(layout, items[1], layout->int_type, &number))
-		return;
-	record->span_id = low_half(&number);
-}
-
 INLINE void sample(void *ctx, struct config *options, struct record *record,
 		   struct cpu_line *line)
 {
@@ -428,9 +246,9 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 
 	record->cgroup_id = bpf_get_current_cgroup_id();
 	bpf_get_current_comm(record->comm, sizeof(record->comm));
-	record->trace_id[0] = record->trace_id[1] = record->span_id = 0;
+	record->span.trace_id[0] = record->span.trace_id[1] = record->span.span_id = 0;
 	if (flags & SPAN_LINKS && in_namespace)
-		copy_span(options, record);
+		read_span(&options->spans, &record->tid, &record->span);
 	line->taken++;
 	/* A band above the mark: two CPUs may jump over it, and beyond it the reader is awake. */
 	wake = RING_USED(ring) - options->wakeup_bytes < options->wakeup_bytes / 8;
@@ -473,7 +291,7 @@ INLINE void count_missed(const struct config *options, struct last_run *last,
  * A program never interrupts itself on one CPU (the kernel counts bpf_prog_active), so plain
  * increments are exact. in_flight lets the reader know up to which time it has seen all.
  */
-PROGRAM int kprofiler_sample(void *ctx)
+PROGRAM("perf_event") int kprofiler_sample(void *ctx)
 {
 	u32 zero = 0, cpu = bpf_get_smp_processor_id();
 	struct cpu_line *line = LOOKUP(cpu_lines, &cpu);

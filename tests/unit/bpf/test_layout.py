@@ -8,9 +8,9 @@ import subprocess
 import pytest
 
 from otel_kprofiler.bpf import (
+    PROGRAMS,
     RECORD_HEADER_BYTES,
     SAMPLER_OBJECT,
-    SAMPLER_SOURCE,
     ProgramConfig,
     SpanLayout,
     find_member_offsets,
@@ -124,9 +124,10 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     btf = object_btf()
     assert find_member_offsets(
         btf, "record",
-        ("time_ns", "start_time_ns", "cgroup_id", "trace_id", "span_id", "tgid", "tid", "cpu",
+        ("time_ns", "start_time_ns", "cgroup_id", "span", "tgid", "tid", "cpu",
          "kernel_bytes", "user_bytes", "comm", "frames"),
-    ) == (0, 8, 16, 24, 40, 48, 52, 56, 60, 62, 64, RECORD_HEADER_BYTES)  # fmt: skip
+    ) == (0, 8, 16, 24, 48, 52, 56, 60, 62, 64, RECORD_HEADER_BYTES)  # fmt: skip
+    assert find_member_offsets(btf, "span", ("trace_id", "span_id")) == (0, 16)
     numbers = tuple(name for name in ProgramConfig._fields if name != "interrupt_ranges")
     assert find_member_offsets(btf, "config", numbers) == tuple(range(0, 112, 8))
     layout = find_member_offsets(btf, "span_layout", SpanLayout._fields)
@@ -151,11 +152,14 @@ def test_interrupt_ranges_are_packed_as_start_and_size():
 )
 def test_the_committed_objects_are_what_their_sources_compile_to(tmp_path):
     """Built from another directory too, so that no path of a machine is in it."""
-    for name in ("sampler.bpf.c", "programs.bpf.c", "kallsyms.bpf.c", "build.sh"):
-        shutil.copy(SAMPLER_SOURCE.with_name(name), tmp_path)
+    for source in (*PROGRAMS.glob("*.bpf.[ch]"), PROGRAMS / "build.sh"):
+        shutil.copy(source, tmp_path)
     version = subprocess.run(["clang-14", "--version"], capture_output=True, text=True, check=True)
     if "Debian clang version 14.0.6" not in version.stdout:
         pytest.skip(f"not the pinned compiler: {version.stdout.splitlines()[0]}")
     subprocess.run([tmp_path / "build.sh"], cwd="/", check=True)
-    for name in ("sampler.bpf.o", "programs.bpf.o", "kallsyms.bpf.o"):
-        assert (tmp_path / name).read_bytes() == SAMPLER_OBJECT.with_name(name).read_bytes()
+    built, committed = (
+        {path.name: path.read_bytes() for path in folder.glob("*.o")}
+        for folder in (tmp_path, PROGRAMS)
+    )
+    assert built == committed

@@ -12,14 +12,14 @@ from otel_kprofiler.bpf import (
     SAMPLER_SOURCE,
     BccLoader,
     LibbpfLoader,
-    ProgramSpec,
+    ObjectSpec,
     bcc,
     bcc_compile,
     get_loader,
 )
 from otel_kprofiler.errors import DependencyError, SamplerError
 
-SPEC = ProgramSpec("kprofiler_sample", SAMPLER_SOURCE, SAMPLER_OBJECT, {})
+SPEC = ObjectSpec(SAMPLER_SOURCE, SAMPLER_OBJECT, ("kprofiler_sample",), {})
 
 needs_bcc = pytest.mark.skipif(
     not BccLoader.is_installed(), reason="python3-bpfcc is not installed"
@@ -81,8 +81,10 @@ def test_bcc_without_its_shared_library_is_missing(package):
 
 
 def test_another_program_is_left_to_libbpf():
-    with pytest.raises(DependencyError, match=r"sampler\.bpf\.c cannot be loaded with bcc"):
-        BccLoader().load(SPEC._replace(name="another"))
+    with pytest.raises(
+        DependencyError, match=r"another of sampler\.bpf\.c cannot be loaded with bcc"
+    ):
+        BccLoader().load(SPEC._replace(programs=("kprofiler_sample", "another")))
 
 
 BCC_THAT_TELLS = """
@@ -105,11 +107,12 @@ def test_the_compiler_sees_only_what_it_needs(package, tmp_path, monkeypatch):
     before = dict(os.environ)
     package(BCC_THAT_TELLS)
     (tmp_path / "bcc" / "beside.py").write_text("")
-    name, variables, path, flags, size, beside = eval(bcc._compile(SPEC, {"ring": 7}))
+    (code,) = bcc._compile(SPEC, {"ring": 7}).values()
+    name, variables, path, flags, size, beside = eval(code)
     assert name == b"kprofiler_sample"
     assert set(variables) <= {"BCC_KERNEL_SOURCE", "LC_CTYPE"}, "Python sets the second itself"
     assert not any("-packages" in entry or str(tmp_path) in entry for entry in path)
-    assert flags == (*bcc._FLAGS, "-DKPROFILER_FD_ring=7")
+    assert flags == (*bcc._FLAGS, f"-I{SAMPLER_SOURCE.parent}", "-DKPROFILER_FD_ring=7")
     assert size == SAMPLER_SOURCE.stat().st_size
     assert beside == "bcc.beside"
     assert dict(os.environ) == before
@@ -150,10 +153,33 @@ def test_the_compilers_diagnostics_are_in_the_error(tmp_path):
     assert "error: use of undeclared identifier 'unheard_of'" in raised.value.log
 
 
+TWO = """
+#include "shared.h"
+int first(void *ctx) { return FIRST; }
+int second(void *ctx) { u64 twice = 2 * FIRST; return twice + (long)ctx; }
+"""
+
+
+@needs_bcc
+def test_each_program_of_a_source_and_headers_beside_it_are_compiled(tmp_path):
+    source = tmp_path / "two.bpf.c"
+    source.write_text(TWO)
+    (tmp_path / "shared.h").write_text('#include "loaders.bpf.h"\n#define FIRST 1\n')
+    (tmp_path / "loaders.bpf.h").symlink_to(SAMPLER_SOURCE.with_name("loaders.bpf.h"))
+    spec = SPEC._replace(source=source, programs=("second", "first"))
+    codes = bcc._compile(spec, MAPS)
+    assert list(codes) == ["second", "first"]
+    return_one = bytes.fromhex("b700000001000000 9500000000000000")
+    assert codes["first"] == return_one
+    assert codes["second"] != return_one
+    with pytest.raises(SamplerError, match=r"compiling two\.bpf\.c"):
+        bcc._compile(spec._replace(programs=("first", "third")), MAPS)
+
+
 @needs_bcc
 def test_the_sampler_compiles_without_a_warning(caplog):
     caplog.set_level(logging.DEBUG, "otel_kprofiler")
-    assert len(bcc._compile(SPEC, MAPS)) % 8 == 0
+    assert len(bcc._compile(SPEC, MAPS)["kprofiler_sample"]) % 8 == 0
     assert not caplog.records
 
 
@@ -161,9 +187,13 @@ def test_the_sampler_compiles_without_a_warning(caplog):
 @pytest.mark.parametrize("architecture", ["x86_64", "arm64"])
 def test_the_stub_headers_serve_each_architecture(architecture):
     """bcc takes the architecture to compile for from the variable ARCH."""
-    flags = [*bcc._FLAGS, *(f"-DKPROFILER_FD_{name}=3" for name in MAPS)]
+    flags = [
+        *bcc._FLAGS,
+        f"-I{SAMPLER_SOURCE.parent}",
+        *(f"-DKPROFILER_FD_{name}=3" for name in MAPS),
+    ]
     done = subprocess.run(
-        [bcc._PYTHON, "-ISB", bcc_compile.__file__, bcc._PACKAGE, SPEC.name, *flags],
+        [bcc._PYTHON, "-ISB", bcc_compile.__file__, bcc._PACKAGE, *SPEC.programs, *flags],
         env={"BCC_KERNEL_SOURCE": str(bcc._STUBS), "ARCH": architecture},
         input=SAMPLER_SOURCE.read_bytes(), capture_output=True,
     )  # fmt: skip

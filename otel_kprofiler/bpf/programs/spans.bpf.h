@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Reads the span that is current in the interrupted thread out of the interpreter's own objects.
+ * The structs are written by spans.py; change both together.
+ */
+#pragma once
+
+#include "loaders.bpf.h"
+
+enum {
+	MAX_DIGITS = 5, /* of an integer of 128 bits */
+};
+
+/*
+ * Where the service's interpreter (CPython) has the types of its objects, and offsets in them.
+ * See SpanLayout in spans.py.
+ */
+struct span_layout {
+	u64 span_context_type;
+	u64 token_type;
+	u64 int_type;
+	u64 flags_type;
+	u64 false_at;
+	u64 items_at;
+	u64 token_context_at;
+	u64 size_shift;
+	u64 negative_bit;
+	u64 unsampled;
+};
+
+/* Where a thread publishes its current span; addresses in its process. */
+struct span_slot {
+	u64 said_at;	/* of struct said */
+	u64 context_at; /* of the address of the context that the thread is in */
+};
+
+/* Live objects of the interpreter; the thread writes one pointer at a time. */
+struct said {
+	u64 owner; /* the context in which the span is current, or a token made in it */
+	u64 span_context; /* something else: no span */
+};
+
+/* What follows the reference count, the first word of every object. */
+struct python_int {
+	u64 type;
+	u64 size; /* number of digits, shifted */
+	u32 digits[MAX_DIGITS + 1]; /* 30 bits each, the lowest first */
+};
+
+struct span {
+	u64 trace_id[2]; /* high half, low half */
+	u64 span_id;	 /* zero: no span */
+};
+
+HASH(span_slots, struct span_slot, SIZED_BY_LOADER);
+
+#define TYPE_AT 8
+#define READ_USER(to, from) bpf_probe_read_user(&(to), sizeof(to), (void *)(from))
+
+/* Read a non-negative integer of exactly this type; whether it is one of up to MAX_DIGITS. */
+INLINE int read_int(const struct span_layout *layout, u64 object, u64 type,
+		    struct python_int *number)
+{
+	u64 digits;
+
+	if (READ_USER(*number, object + TYPE_AT) || number->type != type)
+		return 0;
+	digits = number->size >> layout->size_shift;
+	if (digits > MAX_DIGITS || number->size & layout->negative_bit)
+		return 0;
+#pragma clang loop unroll(full)
+	for (u32 i = 0; i < MAX_DIGITS; i++)
+		if (i >= digits)
+			number->digits[i] = 0; /* that is behind the object */
+	return 1;
+}
+
+INLINE u64 low_half(const struct python_int *number)
+{
+	return number->digits[0] | (u64)number->digits[1] << 30 | (u64)number->digits[2] << 60;
+}
+
+/*
+ * All of it belongs to the interrupted thread, so nothing changes while it is read. Anything
+ * unexpected means that no span is known. So does a thread that is in another context than the
+ * published one: an event loop or a library has switched without our hooks.
+ */
+INLINE void read_span(const struct span_layout *layout, const u32 *tid, struct span *span)
+{
+	struct span_slot *slot = LOOKUP(span_slots, tid);
+	u64 context, type, items[4]; /* trace id, span id, whether it is remote, flags */
+	struct python_int number;
+	struct said said;
+
+	if (!slot || READ_USER(said, slot->said_at))
+		return;
+	if (READ_USER(type, said.owner + TYPE_AT) || READ_USER(context, slot->context_at))
+		return;
+	if (type == layout->token_type &&
+	    READ_USER(said.owner, said.owner + layout->token_context_at))
+		return;
+	if (said.owner != context)
+		return;
+	if (READ_USER(type, said.span_context + TYPE_AT) || type != layout->span_context_type ||
+	    READ_USER(items, said.span_context + layout->items_at) ||
+	    items[2] != layout->false_at)
+		return;
+	if (!read_int(layout, items[3], layout->flags_type, &number) ||
+	    !(number.digits[0] & 1 || layout->unsampled))
+		return;
+	if (!read_int(layout, items[0], layout->int_type, &number))
+		return;
+	span->trace_id[0] = number.digits[2] >> 4 | (u64)number.digits[3] << 26 |
+			    (u64)number.digits[4] << 56;
+	span->trace_id[1] = low_half(&number);
+	if (!read_int(layout, items[1], layout->int_type, &number))
+		return;
+	span->span_id = low_half(&number);
+}
