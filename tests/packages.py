@@ -41,7 +41,11 @@ PACKAGES = {
         "Windows to OTLP requests and back, and the checker; does no I/O",
         "errors model text version",
     ),
-    "config": Package("YAML to validated configuration", "errors host model redact"),
+    "export": Package(
+        "Bytes to receivers: queue, retry, spool, transport; knows no stacks",
+        "errors host model redact version",
+    ),
+    "config": Package("YAML to validated configuration", "errors export host model redact"),
     "symbols": Package(
         "Kernel addresses to modules, RVAs and names, from immutable snapshots",
         "checked errors host model",
@@ -64,10 +68,6 @@ PACKAGES = {
     "pipeline": Package(
         "Gate and windows; puts together what samples this host or replays a recording",
         "bpf clock errors host model processes recording sampling symbols tracking",
-    ),
-    "export": Package(
-        "Bytes to receivers: queue, retry, spool, transport; knows no stacks",
-        "errors host model redact version",
     ),
     "delivery": Package("Windows to every exporter's queue, and its account", "export model otlp"),
     "formats": Package(

@@ -1,133 +1,24 @@
-"""From the configuration's exporters to running ones, each behind its queue.
-
-Settings are taken by the type that begins an exporter's id, not by their class: the agent has
-plain copies of the configuration (see :mod:`otel_kprofiler.config`).
-"""
+"""From the configuration's exporters to running ones, each behind its queue."""
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import quote
+from typing import TYPE_CHECKING, NamedTuple
 
 from otel_kprofiler.export import (
-    DEFAULT_QUEUE_SIZE,
-    DebugExporter,
+    ExporterSettings,
     ExportQueue,
     ExportResult,
-    FileExporter,
     ProfileExporter,
-    RetryPolicy,
-    Rotation,
     Spool,
-    Tls,
-    Verbosity,
 )
-from otel_kprofiler.model import AttributeForm, Form
 
 if TYPE_CHECKING:
-    from otel_kprofiler.config import Config, Debug, Exporter, File, OtlpGrpc, OtlpHttp
+    from otel_kprofiler.config import Config
 
 ExportObserver = Callable[[str, ExportResult, float], None]
 """Told of each export: the exporter's id, its result, and the seconds it took."""
-
-_FORMS: Final = {"json": Form.JSON, "proto": Form.PROTOBUF}
-_DAY_S: Final = 86_400
-
-
-def _open_grpc(name: str, settings: OtlpGrpc) -> ProfileExporter:
-    from otel_kprofiler.export import OtlpGrpcExporter  # noqa: PLC0415 - 20 MB
-
-    return OtlpGrpcExporter(
-        settings.endpoint,
-        tls=Tls(
-            insecure=settings.tls.insecure,
-            ca_file=settings.tls.ca_file or None,
-            cert_file=settings.tls.cert_file or None,
-            key_file=settings.tls.key_file or None,
-        ),
-        proxy_url=settings.proxy_url,
-        name=name,
-        **_client_options(settings),
-    )
-
-
-def _open_http(name: str, settings: OtlpHttp) -> ProfileExporter:
-    from otel_kprofiler.export import OtlpHttpExporter  # noqa: PLC0415 - 9 MB
-
-    return OtlpHttpExporter(
-        settings.endpoint,
-        form=_FORMS[settings.encoding],
-        tls=Tls(
-            ca_file=settings.tls.ca_file or None,
-            cert_file=settings.tls.cert_file or None,
-            key_file=settings.tls.key_file or None,
-            insecure_skip_verify=settings.tls.insecure_skip_verify,
-        ),
-        proxy_url=settings.proxy_url,
-        name=name,
-        **_client_options(settings),
-    )
-
-
-def _client_options(settings: OtlpGrpc | OtlpHttp) -> dict[str, Any]:
-    retry = settings.retry_on_failure
-    return {
-        "headers": {name: value.get_secret_value() for name, value in settings.headers.items()},
-        "compression": settings.compression,
-        "timeout_s": settings.timeout.seconds,
-        "retry": RetryPolicy(
-            enabled=retry.enabled,
-            initial_interval_s=retry.initial_interval.seconds,
-            multiplier=retry.multiplier,
-            randomization_factor=retry.randomization_factor,
-            max_interval_s=retry.max_interval.seconds,
-            max_elapsed_time_s=retry.max_elapsed_time.seconds,
-        ),
-        "max_bytes": settings.max_message_bytes,
-        "attributes": AttributeForm(settings.attributes),
-    }
-
-
-def _open_file(name: str, settings: File) -> ProfileExporter:
-    keep = settings.rotation
-    rotation = None
-    if keep is not None:
-        rotation = Rotation(
-            max_bytes=keep.max_megabytes * 1024 * 1024,
-            max_backups=keep.max_backups,
-            max_backup_age_s=keep.max_days * _DAY_S,
-        )
-    return FileExporter(
-        settings.path,
-        form=_FORMS[settings.format],
-        rotation=rotation,
-        attributes=AttributeForm(settings.attributes),
-        name=name,
-    )
-
-
-def _open_debug(name: str, settings: Debug) -> ProfileExporter:
-    return DebugExporter(verbosity=Verbosity(settings.verbosity), name=name)
-
-
-_OPENERS: Final[dict[str, Callable[[str, Any], ProfileExporter]]] = {
-    "otlp_grpc": _open_grpc,
-    "otlp_http": _open_http,
-    "file": _open_file,
-    "debug": _open_debug,
-}
-
-
-def open_exporter(name: str, settings: Exporter) -> ProfileExporter:
-    """Make the exporter with an id (``type`` or ``type/name``).
-
-    Raises:
-        ExportError: a file or a certificate is unusable.
-    """
-    return _OPENERS[name.partition("/")[0]](name, settings)
 
 
 class OpenedExporter(NamedTuple):
@@ -150,7 +41,7 @@ Opened = Mapping[str, OpenedExporter]
 class RunningExporter(NamedTuple):
     """An exporter's settings and its queue."""
 
-    settings: Any
+    settings: ExporterSettings
     queue: ExportQueue
 
 
@@ -170,10 +61,11 @@ def open_changed(running: Running, config: Config) -> dict[str, OpenedExporter]:
             before = running.get(name)
             if before and before.settings == settings:
                 continue
-            exporter = open_exporter(name, settings)
+            exporter = settings.open(name)
             opened[name] = OpenedExporter(exporter, None)
             if not (before and _takes_over(before, exporter, settings)):
-                opened[name] = OpenedExporter(exporter, _open_spool(name, settings))
+                spool = settings.queue.spool
+                opened[name] = OpenedExporter(exporter, spool.open(name) if spool else None)
     except BaseException:
         close_exporters(opened)
         raise
@@ -199,12 +91,12 @@ def put_in_place(
         if before and fresh is None:
             placed[name] = before
         elif before and fresh and _takes_over(before, fresh.exporter, settings):
-            before.queue.replace(fresh.exporter, size=_queue_size(settings))
+            before.queue.replace(fresh.exporter, size=settings.queue.size)
             placed[name] = RunningExporter(settings, before.queue)
         elif fresh:
             queue = ExportQueue(
                 fresh.exporter,
-                size=_queue_size(settings),
+                size=settings.queue.size,
                 on_export=functools.partial(observer, name),
                 spool=fresh.spool,
             )
@@ -212,35 +104,9 @@ def put_in_place(
     return placed
 
 
-def _takes_over(before: RunningExporter, new: ProfileExporter, settings: Any) -> bool:
+def _takes_over(before: RunningExporter, new: ProfileExporter, settings: ExporterSettings) -> bool:
     """Whether what waits for one exporter can be sent by the other."""
     old = before.queue.exporter
-    if old.form is not new.form or _storage(before.settings) != _storage(settings):
+    if old.form is not new.form or before.settings.queue.spool != settings.queue.spool:
         return False
     return new.max_bytes is None or (old.max_bytes is not None and old.max_bytes <= new.max_bytes)
-
-
-def _storage(settings: Any) -> tuple[object, ...]:
-    queue = getattr(settings, "sending_queue", None)
-    if queue is None or not queue.enabled or not queue.storage:
-        return ()
-    return queue.storage, queue.max_megabytes, queue.max_age.seconds, queue.fsync
-
-
-def _open_spool(name: str, settings: Any) -> Spool | None:
-    if not _storage(settings):
-        return None
-    queue = settings.sending_queue
-    return Spool(
-        os.path.join(queue.storage, quote(name, safe="")),
-        max_bytes=queue.max_megabytes * 1024 * 1024,
-        max_age_s=queue.max_age.seconds,
-        fsync=queue.fsync == "always",
-    )
-
-
-def _queue_size(settings: Any) -> int:
-    queue = getattr(settings, "sending_queue", None)
-    if queue is None:
-        return DEFAULT_QUEUE_SIZE
-    return int(queue.queue_size) if queue.enabled else 1

@@ -28,7 +28,7 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 
 from otel_kprofiler.agent.memory import read_resident_bytes
-from otel_kprofiler.export import ExportResult, Tls
+from otel_kprofiler.export import ExportResult, GrpcSettings, HttpSettings
 from otel_kprofiler.model import Account, ExporterAccount, LossCause
 from otel_kprofiler.redact import Secrets
 from otel_kprofiler.version import __version__
@@ -43,6 +43,8 @@ _ADVICE: Final = (
 
 _log = logging.getLogger(__name__)
 
+OtlpSettings = GrpcSettings | HttpSettings
+"""Of the exporters to whose receivers metrics can be sent."""
 Observer = Callable[[CallbackOptions], Iterable[Observation]]
 
 
@@ -60,7 +62,7 @@ class SelfMetrics:
 
     def __init__(
         self,
-        receivers: Mapping[str, Any],
+        receivers: Mapping[str, OtlpSettings],
         attributes: Mapping[str, Any],
         *,
         interval_s: float,
@@ -73,9 +75,9 @@ class SelfMetrics:
         with _no_environment():
             readers = [
                 PeriodicExportingMetricReader(
-                    _SaysOnce(name, _open_exporter(name, settings), _secrets(settings)),
+                    _SaysOnce(name, _open_exporter(settings), _secrets(settings)),
                     export_interval_millis=interval_s * 1000,
-                    export_timeout_millis=settings.timeout.seconds * 1000,
+                    export_timeout_millis=settings.timeout_s * 1000,
                 )
                 for name, settings in receivers.items()
             ]
@@ -196,46 +198,35 @@ def _resource(attributes: Mapping[str, Any]) -> Resource:
     )
 
 
-def _secrets(settings: Any) -> Secrets:
-    return Secrets([settings.endpoint, settings.proxy_url], _headers(settings))
+def _secrets(settings: OtlpSettings) -> Secrets:
+    return Secrets([settings.endpoint, settings.proxy_url], settings.headers)
 
 
-def _headers(settings: Any) -> dict[str, str]:
-    return {key: value.get_secret_value() for key, value in settings.headers.items()}
-
-
-def _open_exporter(name: str, settings: Any) -> MetricExporter:
-    headers = _headers(settings)
+def _open_exporter(settings: OtlpSettings) -> MetricExporter:
     gzip = settings.compression == "gzip"
-    tls = Tls(
-        ca_file=settings.tls.ca_file or None,
-        cert_file=settings.tls.cert_file or None,
-        key_file=settings.tls.key_file or None,
-    )
-    if name.partition("/")[0] == "otlp_grpc":
+    tls = settings.tls
+    if isinstance(settings, GrpcSettings):
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import (  # noqa: PLC0415
             OTLPMetricExporter,
         )
 
         from otel_kprofiler.export import parse_endpoint, proxy_options  # noqa: PLC0415
 
-        target, secure = parse_endpoint(settings.endpoint, insecure=settings.tls.insecure)
+        target, secure = parse_endpoint(settings.endpoint, insecure=tls.insecure)
         ca, certificate, key = tls.read() if secure else (None, None, None)
         return OTLPMetricExporter(
             target,
             insecure=not secure,
             credentials=grpc.ssl_channel_credentials(ca, key, certificate) if secure else None,
-            headers=headers,
-            timeout=settings.timeout.seconds,
+            headers=dict(settings.headers),
+            timeout=settings.timeout_s,
             compression=grpc.Compression.Gzip if gzip else grpc.Compression.NoCompression,
             channel_options=cast("Any", proxy_options(settings.proxy_url)),
         )
-    return _open_http(settings, headers, tls, gzip=gzip)
+    return _open_http(settings, gzip=gzip)
 
 
-def _open_http(
-    settings: Any, headers: Mapping[str, str], tls: Tls, *, gzip: bool
-) -> MetricExporter:
+def _open_http(settings: HttpSettings, *, gzip: bool) -> MetricExporter:
     import requests  # noqa: PLC0415 - not with gRPC alone
     from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
@@ -248,11 +239,11 @@ def _open_http(
         session.proxies = {"http": settings.proxy_url, "https": settings.proxy_url}
     exporter = OTLPMetricExporter(
         settings.endpoint.rstrip("/") + "/v1/metrics",
-        certificate_file=tls.ca_file,
-        client_key_file=tls.key_file,
-        client_certificate_file=tls.cert_file,
-        headers=dict(headers),
-        timeout=settings.timeout.seconds,
+        certificate_file=settings.tls.ca_file,
+        client_key_file=settings.tls.key_file,
+        client_certificate_file=settings.tls.cert_file,
+        headers=dict(settings.headers),
+        timeout=settings.timeout_s,
         compression=Compression.Gzip if gzip else Compression.NoCompression,
         session=session,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_kprofiler.export import ExportResult
+from otel_kprofiler.export import ExportResult, GrpcSettings, HttpSettings
 from otel_kprofiler.model import Account
 
 CLOSE_TIMEOUT_S: Final = 2.0
@@ -47,7 +47,7 @@ class Telemetry:
         receivers = {
             name: settings
             for name, settings in config.running_exporters.items()
-            if name.startswith("otlp_")
+            if isinstance(settings, GrpcSettings | HttpSettings)
         }
         wanted = config.service.telemetry.metrics.level != "none" and bool(receivers)
         interval_s = config.receiver.monitor_interval.seconds

@@ -13,40 +13,22 @@ if TYPE_CHECKING:
     from otel_kprofiler.config.config import Config
     from otel_kprofiler.config.dump import dump_config
     from otel_kprofiler.config.durations import Duration, parse_duration
-    from otel_kprofiler.config.exporters import (
-        Debug,
-        Exporter,
-        File,
-        GrpcTls,
-        HttpTls,
-        OtlpGrpc,
-        OtlpHttp,
-        RetryOnFailure,
-        Rotation,
-        SendingQueue,
-    )
+    from otel_kprofiler.config.exporters import EXPORTERS
     from otel_kprofiler.config.exposure import find_exposure
     from otel_kprofiler.config.generate import json_schema, sample
     from otel_kprofiler.config.load import LoadedConfig, load_config, parse_config
     from otel_kprofiler.config.receiver import Receiver
+    from otel_kprofiler.config.section import Exporter
     from otel_kprofiler.config.service import Service
 
 __all__ = [
+    "EXPORTERS",
     "Config",
-    "Debug",
     "Duration",
     "Exporter",
-    "File",
-    "GrpcTls",
-    "HttpTls",
     "LoadedConfig",
-    "OtlpGrpc",
-    "OtlpHttp",
     "PendingConfig",
     "Receiver",
-    "RetryOnFailure",
-    "Rotation",
-    "SendingQueue",
     "Service",
     "dump_config",
     "find_exposure",
@@ -63,15 +45,17 @@ _MODULES = {
     "dump": {"dump_config"},
     "durations": {"Duration", "parse_duration"},
     "generate": {"json_schema", "sample"},
+    "exporters": {"EXPORTERS"},
     "exposure": {"find_exposure"},
     "load": {"LoadedConfig", "load_config", "parse_config"},
     "receiver": {"Receiver"},
+    "section": {"Exporter"},
     "service": {"Service"},
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(name)
-    module = next((module for module, names in _MODULES.items() if name in names), "exporters")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(name)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from otel_kprofiler.config import refused
-from otel_kprofiler.config.exporters import Exporter
 from otel_kprofiler.config.receiver import Receiver
-from otel_kprofiler.config.section import Section
+from otel_kprofiler.config.section import Exporter, Section
 from otel_kprofiler.config.service import Service
+from otel_kprofiler.export import ExporterSettings
 
 
 class Receivers(Section):
@@ -41,6 +41,7 @@ class Config(Section):
         return self.receivers.kprofiler
 
     @property
-    def running_exporters(self) -> dict[str, Exporter]:
-        """The exporters of the pipeline, by id and in its order."""
-        return {name: self.exporters[name] for name in self.service.pipelines.profiles.exporters}
+    def running_exporters(self) -> dict[str, ExporterSettings]:
+        """What the exporters of the pipeline are opened with, by id and in its order."""
+        names = self.service.pipelines.profiles.exporters
+        return {name: self.exporters[name].settings() for name in names}

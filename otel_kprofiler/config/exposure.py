@@ -6,8 +6,8 @@ import os
 import stat
 
 from otel_kprofiler.config.document import Path, dotted
-from otel_kprofiler.config.exporters import ADDRESSES
 from otel_kprofiler.config.load import LoadedConfig
+from otel_kprofiler.config.otlp import ADDRESSES
 from otel_kprofiler.redact import has_secrets
 
 

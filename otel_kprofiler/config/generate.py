@@ -15,7 +15,7 @@ from otel_kprofiler.config.dump import scalar
 from otel_kprofiler.config.exporters import EXPORTERS
 from otel_kprofiler.config.load import section_of
 from otel_kprofiler.config.receiver import Receiver
-from otel_kprofiler.config.section import Section
+from otel_kprofiler.config.section import Exporter, Section
 from otel_kprofiler.config.service import Service
 
 _WIDTH: Final = 96
@@ -83,6 +83,11 @@ def json_schema() -> dict[str, Any]:
     """
     schema = Config.model_json_schema()
     definitions = schema["$defs"]
+    del definitions[Exporter.__name__]
+    for model in EXPORTERS.values():
+        definitions |= (part := model.model_json_schema()).pop("$defs", {})
+        definitions[model.__name__] = part
+    schema["$defs"] = dict(sorted(definitions.items()))
     for definition in [schema, *definitions.values()]:
         definition["properties"] = {
             name: _or_reference(entry) for name, entry in definition["properties"].items()
@@ -155,14 +160,11 @@ def reference() -> str:
         "top level": refused.TOP,
         "receivers.kprofiler": refused.RECEIVER,
         "exporters": refused.EXPORTERS,
-        "exporters.otlp_grpc": refused.GRPC,
-        "exporters.otlp_http": refused.HTTP,
+        **{f"exporters.{name}": model.refused for name, model in EXPORTERS.items()},
         "otlp_grpc.tls": refused.GRPC_TLS,
         "otlp_http.tls": refused.HTTP_TLS,
         "sending_queue": refused.QUEUE,
-        "exporters.file": refused.FILE,
         "file.rotation": refused.ROTATION,
-        "exporters.debug": refused.DEBUG,
         "service": {**refused.SERVICE, **refused.PIPELINE},
         "service.telemetry": {**refused.TELEMETRY, **refused.LOGS, **refused.METRICS},
     }

@@ -14,9 +14,11 @@ from pydantic.fields import FieldInfo
 
 from otel_kprofiler.config import refused
 from otel_kprofiler.config.config import Config
+from otel_kprofiler.config.debug import Debug
 from otel_kprofiler.config.document import Document, Path, dotted, parse_document
 from otel_kprofiler.config.durations import Duration
-from otel_kprofiler.config.exporters import ADDRESSES, EXPORTERS, Debug
+from otel_kprofiler.config.exporters import EXPORTERS
+from otel_kprofiler.config.otlp import ADDRESSES
 from otel_kprofiler.config.section import Section
 from otel_kprofiler.errors import ConfigError, ConfigProblem
 from otel_kprofiler.redact import redact_address

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from otel_kprofiler.config.durations import parse_duration
+from otel_kprofiler.export import ExporterSettings
+from otel_kprofiler.model import Form
+
+MEBIBYTE: Final = 1024 * 1024
+FORMS: Final = {"json": Form.JSON, "proto": Form.PROTOBUF}
+"""Forms of messages by the words of the configuration."""
+
+AttributesKey = Annotated[
+    Literal["inline", "references"],
+    Field(
+        description="How keys and texts of resource and scope attributes are written. inline: in "
+        "place. references: as indices into the string table. Requests are a quarter smaller "
+        "before compression and hardly smaller after it, but Collectors up to v0.162, Pyroscope "
+        "and Parca find empty keys."
+    ),
+]
+"""As :class:`otel_kprofiler.model.AttributeForm`."""
 
 
 class Section(BaseModel):
@@ -18,6 +36,14 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     refused: ClassVar[Mapping[str, str]] = {}
+
+
+class Exporter(Section, ABC):
+    """A kind of exporter; the settings that it is made into open it."""
+
+    @abstractmethod
+    def settings(self) -> ExporterSettings:
+        """What the agent opens the exporter with."""
 
 
 def lower(value: Any) -> Any:

@@ -20,6 +20,15 @@ from otel_kprofiler.export.file import FileExporter, Rotation
 from otel_kprofiler.export.queue import DEFAULT_QUEUE_SIZE, ExportQueue, QueueCounts
 from otel_kprofiler.export.retry import RetryPolicy
 from otel_kprofiler.export.sender import DEFAULT_MAX_BYTES, Tls
+from otel_kprofiler.export.settings import (
+    DebugSettings,
+    ExporterSettings,
+    FileSettings,
+    GrpcSettings,
+    HttpSettings,
+    QueueSettings,
+    SpoolSettings,
+)
 from otel_kprofiler.export.spool import Spool
 
 if TYPE_CHECKING:
@@ -30,18 +39,25 @@ __all__ = [
     "DEFAULT_MAX_BYTES",
     "DEFAULT_QUEUE_SIZE",
     "DebugExporter",
+    "DebugSettings",
     "ExportOutcome",
     "ExportQueue",
     "ExportResult",
+    "ExporterSettings",
     "FileExporter",
+    "FileSettings",
+    "GrpcSettings",
+    "HttpSettings",
     "OtlpGrpcExporter",
     "OtlpHttpExporter",
     "OtlpSettings",
     "ProfileExporter",
     "QueueCounts",
+    "QueueSettings",
     "RetryPolicy",
     "Rotation",
     "Spool",
+    "SpoolSettings",
     "Tls",
     "Verbosity",
     "exporter_from_environment",

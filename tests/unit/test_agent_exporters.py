@@ -1,15 +1,20 @@
 """Exporters at a reload: what waits for them is sent as it was encoded."""
 
 from concurrent import futures
+from dataclasses import dataclass
 
 import grpc
 import pytest
+from pydantic import Field
 
 from otel_kprofiler.agent.exporters import open_changed, put_in_place
-from otel_kprofiler.config import parse_config
+from otel_kprofiler.config import EXPORTERS, Exporter, PendingConfig, json_schema, parse_config
+from otel_kprofiler.errors import ConfigError
+from otel_kprofiler.export import ExporterSettings, ExportResult, ProfileExporter
 from otel_kprofiler.model import (
     ON_CPU,
     AttributeForm,
+    Form,
     Resource,
     ResourceSamples,
     Stack,
@@ -82,3 +87,61 @@ def test_what_waits_keeps_its_form_when_a_reload_changes_how_attributes_are_writ
     assert requests == [batch.payload for batch in batches]
     assert queue.counts().exported == 2
     queue.shutdown(1000)
+
+
+class Tally(Exporter):
+    """Notes how many samples each batch has."""
+
+    path: str = Field(description="File to append to.")
+
+    def settings(self):
+        return TallySettings(path=self.path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TallySettings(ExporterSettings):
+    path: str
+
+    def open(self, name):
+        return TallyExporter(name, self.path)
+
+
+class TallyExporter(ProfileExporter):
+    form = Form.JSON
+    max_bytes = None
+
+    def __init__(self, name, path):
+        self.name = name
+        self.path = path
+
+    def export(self, batch):
+        with open(self.path, "a") as file:
+            file.write(f"{self.name}: {batch.sample_count}\n")
+        return ExportResult.success(batch)
+
+    def shutdown(self, timeout_millis=0):
+        pass
+
+
+def test_an_exporter_is_added_by_its_row_alone(tmp_path, monkeypatch):
+    monkeypatch.setitem(EXPORTERS, "tally", Tally)
+    path = tmp_path / "agent.yaml"
+    path.write_text(f"""
+receivers: {{kprofiler: {{}}}}
+exporters: {{tally/mine: {{path: "{tmp_path}/out"}}}}
+service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [tally/mine]}}}}}}
+""")
+    config = PendingConfig(str(path), fork=True).get()
+    placed = put_in_place({}, config, open_changed({}, config), lambda *_: None)
+    assert not open_changed(placed, PendingConfig(str(path), fork=True).get()), "nothing changed"
+    queue = placed["tally/mine"].queue
+    queue.put(make_batch(queue, 7))
+    assert queue.force_flush(30_000)
+    queue.shutdown(1000)
+    assert (tmp_path / "out").read_text() == "tally/mine: 1\n"
+    path.write_text(path.read_text().replace("path:", "paht:"))
+    with pytest.raises(ConfigError, match="did you mean path"):
+        PendingConfig(str(path), fork=True).get()
+    schema = json_schema()
+    assert schema["$defs"]["Tally"]["required"] == ["path"]
+    assert any("tally" in name for name in schema["properties"]["exporters"]["patternProperties"])

@@ -4,9 +4,8 @@ import json
 import re
 from pathlib import Path
 
-from otel_kprofiler.config import Receiver, load_config
+from otel_kprofiler.config import EXPORTERS, Receiver, load_config
 from otel_kprofiler.config.__main__ import stale
-from otel_kprofiler.config.exporters import EXPORTERS
 
 ROOT = Path(__file__).parents[3]
 

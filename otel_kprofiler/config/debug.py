@@ -1,0 +1,27 @@
+"""``exporters: debug:``, with the keys of the Collector's exporter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from otel_kprofiler.config import refused
+from otel_kprofiler.config.section import Exporter
+from otel_kprofiler.export import DebugSettings, Verbosity
+
+
+class Debug(Exporter):
+    """Prints to standard output."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.DEBUG
+
+    verbosity: Literal["basic", "normal", "detailed"] = Field(
+        default="basic",
+        description="basic: one line per batch. normal: one line per sample. detailed: everything.",
+    )
+
+    def settings(self) -> DebugSettings:
+        """What the agent opens the exporter with."""
+        return DebugSettings(verbosity=Verbosity(self.verbosity))

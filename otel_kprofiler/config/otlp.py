@@ -1,0 +1,313 @@
+"""``exporters: otlp_grpc, otlp_http:``, with the keys of the Collector's exporters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, ClassVar, Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
+
+from otel_kprofiler.config import refused
+from otel_kprofiler.config.durations import Duration
+from otel_kprofiler.config.section import (
+    FORMS,
+    MEBIBYTE,
+    AttributesKey,
+    Exporter,
+    Section,
+    duration,
+)
+from otel_kprofiler.export import (
+    GrpcSettings,
+    HttpSettings,
+    QueueSettings,
+    RetryPolicy,
+    SpoolSettings,
+)
+from otel_kprofiler.export import Tls as TlsSettings
+from otel_kprofiler.model import AttributeForm
+
+DEFAULT_MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
+"""Just below gRPC's default limit of 4 MiB, with room for headers."""
+_MIN_MESSAGE_BYTES: Final = 16 * 1024
+
+ADDRESSES: Final = ("endpoint", "proxy_url")
+"""Keys whose values may hold passwords."""
+
+_HOST_PORT: Final = re.compile(r"(?:dns:///)?(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]@]+):(\d{1,5})")
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
+
+
+def _check_header_name(value: str) -> str:
+    if not _TOKEN.fullmatch(value):
+        raise ValueError("should be the name of a header")
+    return value
+
+
+def _check_address(value: str, schemes: tuple[str, ...], example: str) -> str:
+    try:
+        url = urlsplit(value)
+        usable = url.scheme in schemes and url.hostname and not url.query and not url.fragment
+        _ = url.port  # raises when it is none
+    except ValueError:  # whose text may show a password
+        usable = False
+    if not usable:
+        raise ValueError(f"should be an address such as {example}")
+    return value
+
+
+class Tls(Section):
+    """Encryption and identity; file names, PEM format."""
+
+    ca_file: str = Field(
+        default="",
+        description="Certificates that the receiver's must be signed by. Empty: the system's.",
+    )
+    cert_file: str = Field(default="", description="Client certificate. Needs key_file.")
+    key_file: str = Field(
+        default="",
+        validate_default=True,
+        description="Key of the client certificate. Needs cert_file.",
+    )
+
+    @field_validator("key_file")
+    @classmethod
+    def _check_pair(cls, value: str, info: ValidationInfo) -> str:
+        if bool(value) != bool(info.data.get("cert_file")):
+            raise ValueError("cert_file and key_file go together")
+        return value
+
+    def settings(self) -> TlsSettings:
+        """What the transports take."""
+        return TlsSettings(
+            ca_file=self.ca_file or None,
+            cert_file=self.cert_file or None,
+            key_file=self.key_file or None,
+        )
+
+
+class GrpcTls(Tls):
+    """Encryption of a gRPC connection."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.GRPC_TLS
+
+    insecure: bool = Field(
+        default=False,
+        description="Connect without TLS. A scheme in endpoint, http:// or https://, wins over it.",
+        json_schema_extra={"example": True},
+    )
+
+    def settings(self) -> TlsSettings:
+        """What the transport takes."""
+        return replace(super().settings(), insecure=self.insecure)
+
+
+class HttpTls(Tls):
+    """Encryption of HTTPS."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.HTTP_TLS
+
+    insecure_skip_verify: bool = Field(
+        default=False,
+        description="Accept any certificate. For tests: anyone in between can read along.",
+    )
+
+    def settings(self) -> TlsSettings:
+        """What the transport takes."""
+        return replace(super().settings(), insecure_skip_verify=self.insecure_skip_verify)
+
+
+class RetryOnFailure(Section):
+    """What happens when the receiver is unreachable or asks to come back later."""
+
+    enabled: bool = Field(default=True, description="Retry at all.")
+    initial_interval: Duration = duration("5s", "Wait before the first retry.", ge="1ms")
+    randomization_factor: float = Field(
+        default=0.5, ge=0, le=1, description="Each wait is this share longer or shorter, 0 to 1."
+    )
+    multiplier: float = Field(default=1.5, ge=1, description="Each wait is longer by this factor.")
+    max_interval: Duration = duration("30s", "Longest wait.", ge="1ms")
+    max_elapsed_time: Duration = duration(
+        "5m", "Give a batch up after this time and count it as lost; 0s never gives up."
+    )
+
+    def settings(self) -> RetryPolicy:
+        """What the exporters take."""
+        return RetryPolicy(
+            enabled=self.enabled,
+            initial_interval_s=self.initial_interval.seconds,
+            multiplier=self.multiplier,
+            randomization_factor=self.randomization_factor,
+            max_interval_s=self.max_interval.seconds,
+            max_elapsed_time_s=self.max_elapsed_time.seconds,
+        )
+
+
+class SendingQueue(Section):
+    """Batches that wait for the exporter, in memory or on disk."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.QUEUE
+
+    enabled: bool = Field(
+        default=True,
+        description="Keep batches while one is being sent. Without: room for one only.",
+    )
+    queue_size: int = Field(
+        default=100,
+        ge=1,
+        le=100_000,
+        description="Batches that may wait in memory; one more drops the oldest, which is "
+        "counted. 100 are more than eight minutes at the default reporter_interval.",
+    )
+    storage: str = Field(
+        default="",
+        description="Directory where batches wait instead, across restarts and crashes; each "
+        "exporter has its own below it. A batch stays there until the receiver has answered, "
+        "whatever retry_on_failure says. Empty: in memory.",
+    )
+    max_megabytes: int = Field(
+        default=1024,
+        ge=1,
+        description="Size of the directory; above it the oldest batches are dropped and counted.",
+    )
+    max_age: Duration = duration(
+        "24h", "Batches in storage older than this are dropped and counted; 0s keeps them."
+    )
+    fsync: Literal["always", "never"] = Field(
+        default="always",
+        description="always: a stored batch survives a power failure. never: it survives the end "
+        "of the process only.",
+    )
+
+    def settings(self) -> QueueSettings:
+        """What the agent makes a queue of."""
+        if not self.enabled:
+            return QueueSettings(1)
+        if not self.storage:
+            return QueueSettings(self.queue_size)
+        spool = SpoolSettings(
+            directory=self.storage,
+            max_bytes=self.max_megabytes * MEBIBYTE,
+            max_age_s=self.max_age.seconds,
+            fsync=self.fsync == "always",
+        )
+        return QueueSettings(self.queue_size, spool)
+
+
+class _Client(Exporter):
+    endpoint: str  # declared here so that it comes first
+    headers: dict[Annotated[str, AfterValidator(_check_header_name)], SecretStr] = Field(
+        default={}, description="Sent with each request. Values are secrets: they are never shown."
+    )
+    compression: Literal["gzip", "none"] = Field(
+        default="gzip", description="Compression of requests."
+    )
+    timeout: Duration = duration("5s", "Longest time for one attempt.", ge="1ms")
+    retry_on_failure: RetryOnFailure = RetryOnFailure()
+    sending_queue: SendingQueue = SendingQueue()
+    max_message_bytes: int = Field(
+        DEFAULT_MAX_MESSAGE_BYTES,
+        ge=_MIN_MESSAGE_BYTES,
+        description="Largest request in bytes before compression; more is split. The default is "
+        "just below the limit of 4 MiB that gRPC receivers have.",
+    )
+    attributes: AttributesKey = "inline"
+
+    @field_validator("headers")
+    @classmethod
+    def _check_headers(cls, value: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for name, secret in value.items():
+            if not secret.get_secret_value().isprintable():
+                raise ValueError(f"the value of {name} holds control characters")
+        return value
+
+
+class OtlpGrpc(_Client):
+    """OTLP over gRPC."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.GRPC
+
+    endpoint: str = Field(
+        description="Receiver as host:port, with or without http:// or https://, or unix:/path.",
+        json_schema_extra={"example": "127.0.0.1:4317"},
+    )
+    proxy_url: str = Field(
+        default="",
+        description="Proxy to go through, http://host:port, unless NO_PROXY has the receiver. "
+        "No other proxy variable of the environment is read.",
+    )
+    tls: GrpcTls = GrpcTls()
+
+    @field_validator("proxy_url")
+    @classmethod
+    def _check_proxy(cls, value: str) -> str:
+        return _check_address(value, ("http",), "http://proxy.example:3128") if value else value
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, value: str) -> str:
+        if re.fullmatch(r"unix:(//)?/\S+", value):
+            return value
+        match = _HOST_PORT.fullmatch(re.sub(r"^https?://", "", value).rstrip("/"))
+        if match is None or not 0 < int(match[1]) < 65536:
+            raise ValueError("should be host:port, such as 127.0.0.1:4317")
+        return value
+
+    def settings(self) -> GrpcSettings:
+        """What the agent opens the exporter with."""
+        return GrpcSettings(
+            endpoint=self.endpoint,
+            proxy_url=self.proxy_url,
+            headers={name: value.get_secret_value() for name, value in self.headers.items()},
+            compression=self.compression,
+            timeout_s=self.timeout.seconds,
+            retry=self.retry_on_failure.settings(),
+            tls=self.tls.settings(),
+            max_bytes=self.max_message_bytes,
+            attributes=AttributeForm(self.attributes),
+            queue=self.sending_queue.settings(),
+        )
+
+
+class OtlpHttp(_Client):
+    """OTLP over HTTP."""
+
+    refused: ClassVar[Mapping[str, str]] = refused.HTTP
+
+    endpoint: str = Field(
+        description="Base address of the receiver with http:// or https://; "
+        "/v1development/profiles is appended.",
+        json_schema_extra={"example": "http://127.0.0.1:4318"},
+    )
+    encoding: Literal["proto", "json"] = Field(default="proto", description="Form of the requests.")
+    proxy_url: str = Field(
+        default="",
+        description="Proxy to go through. The proxy variables of the environment are not read.",
+    )
+    tls: HttpTls = HttpTls()
+
+    @field_validator("endpoint", "proxy_url")
+    @classmethod
+    def _check_url(cls, value: str, info: ValidationInfo) -> str:
+        if not value and info.field_name == "proxy_url":
+            return value
+        return _check_address(value, ("http", "https"), "https://collector.example:4318")
+
+    def settings(self) -> HttpSettings:
+        """What the agent opens the exporter with."""
+        return HttpSettings(
+            form=FORMS[self.encoding],
+            endpoint=self.endpoint,
+            proxy_url=self.proxy_url,
+            headers={name: value.get_secret_value() for name, value in self.headers.items()},
+            compression=self.compression,
+            timeout_s=self.timeout.seconds,
+            retry=self.retry_on_failure.settings(),
+            tls=self.tls.settings(),
+            max_bytes=self.max_message_bytes,
+            attributes=AttributeForm(self.attributes),
+            queue=self.sending_queue.settings(),
+        )
