@@ -1,0 +1,28 @@
+"""CONTRIBUTING.md: the files and tests that it names exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+PLACEHOLDERS = re.compile(r"NAME|SUBJECT|\*")
+PATHS = {
+    path.partition("::")[0]
+    for path in re.findall(r"(?:otel_kprofiler|tests|docs|config)/[\w./*-]+", PAGE)
+    if not PLACEHOLDERS.search(path)
+}
+TESTS = set(re.findall(r"`(test_\w+)`", PAGE))
+
+
+@pytest.mark.parametrize("path", sorted(PATHS))
+def test_paths_exist(path):
+    places = [ROOT / path, ROOT / "otel_kprofiler" / path]
+    assert any(place.exists() for place in places), path
+
+
+@pytest.mark.parametrize("name", sorted(TESTS))
+def test_tests_to_copy_exist(name):
+    sources = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert any(f"def {name}(" in source for source in sources), name
