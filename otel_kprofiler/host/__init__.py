@@ -1,4 +1,4 @@
-"""What otel-kprofiler knows about the host: files, kernel, capabilities, perf events."""
+"""The host: files, kernel, capabilities, perf events, checks of ``doctor``."""
 
 from otel_kprofiler.host.access import Access, HostFiles
 from otel_kprofiler.host.capabilities import (

@@ -1,8 +1,7 @@
-"""The one owner of privileged openings.
+"""Access to the host's files.
 
-Files of the host (``/proc``, ``/sys``) are opened here and nowhere else, so that dropping
-capabilities, opening again and the tests of both have one place. Tests and recordings give
-another root or an archive instead of patching modules.
+All files of ``/proc`` and ``/sys`` are opened here, so that dropping capabilities is handled in
+one place. Tests and recordings pass another root or an archive instead of patching modules.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ class HostFiles(Protocol):
 class Access:
     """Files of this host, or of a captured tree below ``root``.
 
-    Descriptors given to :meth:`keep_open` are opened once and shared: the kernel checks the
+    Paths given to :meth:`keep_open` are opened once and share a descriptor: the kernel checks the
     right to see addresses when ``/proc/kallsyms`` is opened, so a descriptor opened before
-    capabilities are dropped goes on showing them. Not for concurrent reads of one kept path.
+    capabilities are dropped still shows them. Reads of one kept path are not thread-safe.
     """
 
     def __init__(self, root: str = "/") -> None:
@@ -40,7 +39,7 @@ class Access:
         self._kept: dict[str, int] = {}
 
     def keep_open(self, path: str) -> None:
-        """Open ``path`` now and serve later openings of it from this descriptor."""
+        """Open ``path`` now; later opens of it share this descriptor."""
         if path not in self._kept:
             self._kept[path] = self._open(path)
 

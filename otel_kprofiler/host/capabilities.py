@@ -1,4 +1,4 @@
-"""Capabilities of a process (capabilities(7)), and what to do when one is missing."""
+"""Capabilities of a process (capabilities(7)), and fixes for missing ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CAPABILITIES: Final = {
     "CAP_PERFMON": 38,
     "CAP_BPF": 39,
 }
-"""Numbers of the capabilities that matter here: include/uapi/linux/capability.h."""
+"""Capability numbers (include/uapi/linux/capability.h)."""
 
 _INITIAL_USER_NAMESPACE: Final = "user:[4026531837]"  # PROC_USER_INIT_INO, linux/proc_ns.h
 
@@ -29,7 +29,7 @@ USER_NAMESPACE_FIX: Final = (
 )
 
 SAMPLING: Final = ("CAP_BPF", "CAP_PERFMON")
-"""What the sampler needs; kernel symbols want CAP_SYSLOG beside them."""
+"""Capabilities that the sampler needs; kernel symbols also need CAP_SYSLOG."""
 
 
 class Capabilities(NamedTuple):
@@ -39,7 +39,7 @@ class Capabilities(NamedTuple):
     bounding: int
 
     def missing(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of ``names`` that are not effective; CAP_SYS_ADMIN stands in for CAP_BPF etc."""
+        """Those of ``names`` that are not effective; CAP_SYS_ADMIN implies CAP_BPF etc."""
         covered = ("CAP_BPF", "CAP_PERFMON") if _has(self.effective, "CAP_SYS_ADMIN") else ()
         return tuple(
             name for name in names if name not in covered and not _has(self.effective, name)
@@ -47,7 +47,7 @@ class Capabilities(NamedTuple):
 
 
 def parse_capabilities(status: bytes) -> Capabilities:
-    """The sets in the text of ``/proc/PID/status``. Raises ``ValueError`` if they are absent."""
+    """Parse the text of ``/proc/PID/status``. Raises ``ValueError`` if the sets are missing."""
     found = dict(line.split(b":\t", 1) for line in status.splitlines() if line.startswith(b"Cap"))
     try:
         return Capabilities(int(found[b"CapEff"], 16), int(found[b"CapBnd"], 16))
@@ -56,22 +56,23 @@ def parse_capabilities(status: bytes) -> Capabilities:
 
 
 def read_capabilities(files: HostFiles, pid: int | str = "self") -> Capabilities:
-    """The sets of a process. Raises ``OSError``."""
+    """Read the sets of a process. Raises ``OSError``."""
     return parse_capabilities(files.read_bytes(f"/proc/{pid}/status"))
 
 
 def is_in_user_namespace(files: HostFiles) -> bool:
-    """Whether capabilities of this process count in a user namespace other than the initial."""
+    """Whether this process is in a user namespace other than the initial one."""
     try:
         return files.read_link("/proc/self/ns/user") != _INITIAL_USER_NAMESPACE
     except OSError:
-        return False  # a kernel without user namespaces, or not a live /proc
+        return False  # a kernel without user namespaces, or a captured /proc
 
 
 def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> str:
-    """How to start this very command so that it has ``missing`` and all that sampling wants.
+    """How to start this command with the ``missing`` capabilities and all others for sampling.
 
-    File capabilities are no way: the python of a virtual environment is a link to the system's.
+    File capabilities are not an option: the python of a virtual environment is a symbolic link to
+    the system's.
     """
     wanted = dict.fromkeys([*SAMPLING, "CAP_SYSLOG", *missing])
     names = [name.removeprefix("CAP_") for name in wanted]
@@ -91,7 +92,7 @@ def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> st
 
 
 def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
-    """The error for an ``EPERM`` or ``EACCES`` met while sampling was set up.
+    """The error for an ``EPERM`` or ``EACCES`` during the setup of sampling.
 
     Args:
         action: what was refused, as a noun phrase ("loading the BPF program").
@@ -109,7 +110,7 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
     if not missing and paranoid:
         return PrivilegeError(
             f"the kernel refused {action}: kernel.perf_event_paranoid is above 2, "
-            "with which distributions' kernels want CAP_SYS_ADMIN",
+            "where Debian and Ubuntu kernels require CAP_SYS_ADMIN",
             missing=("CAP_SYS_ADMIN",),
             hint=paranoid,
         )
@@ -117,7 +118,7 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
         return PrivilegeError(
             f"the kernel refused {action}, although no capability is missing",
             hint="a security module, a seccomp profile or kernel lockdown forbids it: "
-            "look for it in `dmesg`, or in the container's security profile",
+            "check `dmesg` and the container's security profile",
         )
     hint = "; then ".join(filter(None, [paranoid, get_capability_fix(missing, capabilities)]))
     return PrivilegeError(
@@ -126,9 +127,9 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
 
 
 def _paranoid_fix(files: HostFiles) -> str:
-    """What to do about a level that only the kernels of Debian and Ubuntu know, else nothing.
+    """The fix for levels above 2; otherwise an empty text.
 
-    Their patch demands CAP_SYS_ADMIN above level 2, where CAP_PERFMON is enough elsewhere.
+    Debian and Ubuntu patch the kernel to require CAP_SYS_ADMIN there; others accept CAP_PERFMON.
     """
     try:
         level = int(files.read_bytes("/proc/sys/kernel/perf_event_paranoid"))

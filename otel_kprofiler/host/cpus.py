@@ -1,4 +1,4 @@
-"""Lists of CPUs, as the kernel and its users write them ("0-3,8")."""
+"""CPU lists such as ``0-3,8``, and the CPUs of this host."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ _MAX_CPU = 8191  # NR_CPUS is at most 8192, arch/x86/Kconfig
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """CPU numbers of a list such as ``0-3,8``, sorted; empty for an empty text.
+    """Parse a list such as ``0-3,8`` to sorted CPU numbers; empty for an empty text.
 
     Raises:
-        ValueError: ``text`` is not such a list.
+        ValueError: ``text`` is not a CPU list.
     """
     cpus: set[int] = set()
     for part in filter(None, text.replace(" ", "").strip().split(",")):
         first, dash, last = part.partition("-")
         if not (first.isdecimal() and (last.isdecimal() or not dash)):
-            raise ValueError(f"should be a list of CPUs such as 0-3,8, and {part!r} is none")
+            raise ValueError(f"should be a list of CPUs such as 0-3,8, but contains {part!r}")
         low, high = int(first), int(last or first)
         if not low <= high <= _MAX_CPU:
             raise ValueError(f"{part!r} is not a range of CPUs (0 to {_MAX_CPU})")
@@ -26,11 +26,11 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 
 
 def read_online_cpus(files: HostFiles) -> frozenset[int]:
-    """CPUs that run now. Raises ``OSError``."""
+    """The CPUs that are online. Raises ``OSError``."""
     return frozenset(parse_cpu_list(files.read_bytes("/sys/devices/system/cpu/online").decode()))
 
 
 def read_possible_cpus(files: HostFiles) -> int:
-    """Number that every CPU of this boot is below. Raises ``OSError``."""
+    """Exclusive upper bound of CPU numbers in this boot. Raises ``OSError``."""
     text = files.read_bytes("/sys/devices/system/cpu/possible").decode()
     return parse_cpu_list(text)[-1] + 1

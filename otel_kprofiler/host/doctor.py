@@ -1,4 +1,4 @@
-"""Can this host be profiled, by this user? One finding per question, with a fix that works."""
+"""Checks whether this user can profile this host; each finding comes with a fix."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from otel_kprofiler.model import MAX_FRAMES, Finding, Level
 
 _MEMORY_LOCK_BYTES: Final = 64 * 1024 * 1024
 MAX_PARANOID: Final = 2
-"""The highest level that mainline kernels know (Documentation/admin-guide/sysctl/kernel.rst)."""
+"""Highest level of mainline kernels (Documentation/admin-guide/sysctl/kernel.rst)."""
 _OLDEST: Final = ".".join(map(str, OLDEST_KERNEL))
 
 
@@ -39,18 +39,18 @@ def doctor(
     loaders: Mapping[str, bool] | None = None,
     try_sampler: Callable[[], str] | None = None,
 ) -> list[Finding]:
-    """Look at everything that profiling depends on.
+    """Check everything that profiling depends on.
 
     Args:
         files: the host.
-        loaders: what programs can be loaded with, best first, and whether it is installed; one
-            is enough. None leaves the check out.
-        try_sampler: opens the real sampler for a moment and returns what it saw, in words;
-            raises ``KProfilerError`` or ``OSError`` when that fails. None leaves the check out.
+        loaders: libraries that can load BPF programs, best first, and whether each is installed;
+            one is enough. None skips the check.
+        try_sampler: briefly runs the real sampler and returns a text about what it saw; raises
+            ``KProfilerError`` or ``OSError`` on failure. None skips the check.
 
     Returns:
-        Findings in the order of what to fix first. With no ``FAIL`` among them samples can be
-        taken; a ``WARN`` says that something will be missing in the profile.
+        Findings in the order in which to fix them. Without a ``FAIL``, sampling works; a
+        ``WARN`` means that something will be missing in the profile.
     """
     capabilities = read_capabilities(files)
     return [
@@ -81,7 +81,7 @@ def _capabilities(files: HostFiles, capabilities: Capabilities) -> Iterator[Find
     if is_in_user_namespace(files):
         yield Finding(
             "user namespace", Level.FAIL, "capabilities count only in this one",
-            "the host's, where CAP_BPF and CAP_PERFMON are looked for", USER_NAMESPACE_FIX,
+            "the host's, where CAP_BPF and CAP_PERFMON are checked", USER_NAMESPACE_FIX,
         )  # fmt: skip
         return
     for name, purpose in (("CAP_BPF", "to load programs"), ("CAP_PERFMON", "to sample CPUs")):
@@ -94,7 +94,7 @@ def _capabilities(files: HostFiles, capabilities: Capabilities) -> Iterator[Find
 
 
 def _paranoid(files: HostFiles, capabilities: Capabilities) -> Finding:
-    """Debian and its kin add levels above 2, at which CAP_PERFMON is not enough."""
+    """Debian and its derivatives add levels above 2, where CAP_PERFMON is not enough."""
     name = "kernel.perf_event_paranoid"
     level = find_sysctl(files, name)
     required = f"{MAX_PARANOID} or less, unless CAP_SYS_ADMIN is held"
@@ -106,12 +106,12 @@ def _paranoid(files: HostFiles, capabilities: Capabilities) -> Finding:
 
 
 def _kept(capabilities: Capabilities) -> Finding:
-    """What the agent goes on holding while it samples, of what there is."""
+    """The capabilities that the agent keeps while it samples."""
     gone = set(capabilities.missing(PURPOSES))
     kept = [f"{name} ({purpose})" for name, purpose in PURPOSES.items() if name not in gone]
     return Finding(
         "kept while sampling", Level.OK, "; ".join(kept) or "nothing",
-        "each by the threads that need it; nothing with service.privileges.drop_all",
+        "each only in the threads that need it; none with service.privileges.drop_all",
     )  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def _symbols(files: HostFiles, capabilities: Capabilities) -> Finding:
     missing = capabilities.missing(["CAP_SYSLOG"])
     fix = {
         SymbolsVisibility.NO_FILE: "mount /proc unmasked; a kernel that was built without "
-        "CONFIG_KALLSYMS has no names to give",
+        "CONFIG_KALLSYMS has no symbols",
         SymbolsVisibility.KPTR_RESTRICT: lower,
         SymbolsVisibility.NAMESPACE: USER_NAMESPACE_FIX,
         SymbolsVisibility.NO_CAPABILITY: "",
@@ -195,7 +195,7 @@ def _btf(files: HostFiles) -> Finding:
     if "vmlinux" in _names(files, "/sys/kernel/btf"):
         return Finding(check, Level.OK, "present", required)
     return Finding(
-        check, Level.INFO, "absent: a reused process id may be taken for its predecessor", required,
+        check, Level.INFO, "absent: a reused pid may be attributed to the old process", required,
         "boot a kernel that was built with CONFIG_DEBUG_INFO_BTF=y",
     )  # fmt: skip
 
@@ -225,10 +225,10 @@ def _stack_depth(files: HostFiles) -> Finding:
 
 
 def _memory_lock(files: HostFiles) -> Finding:
-    """Until 5.11 BPF maps counted as locked memory of the user (commit 97306be45fbe)."""
+    """Before 5.11, BPF maps counted as the user's locked memory (commit 97306be45fbe)."""
     check = "memory lock"
     if read_release(files)[:2] >= (5, 11):
-        return Finding(check, Level.OK, "does not matter for this kernel", "")
+        return Finding(check, Level.OK, "not needed on this kernel", "")
     limits = files.read_bytes("/proc/self/limits").decode()
     match = re.search(r"^Max locked memory\s+(\S+)", limits, re.MULTILINE)
     limit = match[1] if match else "unlimited"

@@ -1,4 +1,4 @@
-"""The running kernel: release, settings, features, and whether it shows its symbols."""
+"""The running kernel: release, settings, lockdown, visibility of symbols."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from otel_kprofiler.host.access import HostFiles
 from otel_kprofiler.host.capabilities import is_in_user_namespace, read_capabilities
 
 OLDEST_KERNEL: Final = (5, 10)
-"""First release with all that the sampler uses (BPF ring buffer, CAP_BPF)."""
+"""First release with all features the sampler needs (BPF ring buffer, CAP_BPF)."""
 
 _RELEASE: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
-_LOOK_BYTES: Final = 64 * 1024  # some 1,500 lines of kallsyms
+_LOOK_BYTES: Final = 64 * 1024  # about 1,500 lines of kallsyms
 
 
 class KernelRelease(NamedTuple):
@@ -27,7 +27,7 @@ class KernelRelease(NamedTuple):
 
 
 class SymbolsVisibility(enum.Enum):
-    """Whether ``/proc/kallsyms`` gives addresses to this process, and if not, why."""
+    """Whether ``/proc/kallsyms`` shows addresses to this process, and if not, why."""
 
     VISIBLE = "visible"
     NO_FILE = "there is no readable /proc/kallsyms"
@@ -37,20 +37,20 @@ class SymbolsVisibility(enum.Enum):
 
 
 def parse_release(text: str) -> KernelRelease:
-    """Version in ``uname -r``, such as ``6.1.0-13-amd64``. Raises ``ValueError``."""
+    """Parse the text of ``uname -r``, such as ``6.1.0-13-amd64``. Raises ``ValueError``."""
     match = _RELEASE.match(text)
     if match is None:
-        raise ValueError(f"not the release of a kernel: {text!r}")
+        raise ValueError(f"not a kernel release: {text!r}")
     return KernelRelease(int(match[1]), int(match[2]), int(match[3] or 0), text.strip())
 
 
 def read_release(files: HostFiles) -> KernelRelease:
-    """Version of the running kernel. Raises ``OSError`` or ``ValueError``."""
+    """Read the version of the running kernel. Raises ``OSError`` or ``ValueError``."""
     return parse_release(files.read_bytes("/proc/sys/kernel/osrelease").decode())
 
 
 def find_sysctl(files: HostFiles, name: str) -> int | None:
-    """A numeric setting such as ``kernel.kptr_restrict``; None if the kernel has no such."""
+    """A numeric setting such as ``kernel.kptr_restrict``; None if the kernel lacks it."""
     try:
         return int(files.read_bytes("/proc/sys/" + name.replace(".", "/")))
     except (OSError, ValueError):
@@ -58,9 +58,9 @@ def find_sysctl(files: HostFiles, name: str) -> int | None:
 
 
 def find_lockdown(files: HostFiles) -> str | None:
-    """``none``, ``integrity`` or ``confidentiality``; None when it cannot be seen.
+    """``none``, ``integrity`` or ``confidentiality``; None if unknown.
 
-    The file is in securityfs, which need not be mounted: kernel_lockdown(7).
+    The file is in securityfs, which may not be mounted (kernel_lockdown(7)).
     """
     try:
         text = files.read_bytes("/sys/kernel/security/lockdown").decode()
@@ -71,11 +71,11 @@ def find_lockdown(files: HostFiles) -> str | None:
 
 
 def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
-    """Look at the addresses themselves, and only if they are hidden for the cause.
+    """Read addresses, and find the cause if they are hidden.
 
-    The rule is ``kallsyms_show_value`` of kernel/ksyms_common.c: at ``kptr_restrict`` 2 nobody
-    sees addresses; at 1 whoever has CAP_SYSLOG in the initial user namespace; at 0 so too, and
-    everybody if ``perf_event_paranoid`` is below 2.
+    The rule is ``kallsyms_show_value`` of kernel/ksyms_common.c: with ``kptr_restrict`` 2 nobody
+    sees addresses; with 1 holders of CAP_SYSLOG in the initial user namespace do; with 0 these,
+    and everybody if ``perf_event_paranoid`` is below 2.
     """
     try:
         if _shows_addresses(files):
@@ -92,7 +92,7 @@ def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
 
 
 def _shows_addresses(files: HostFiles) -> bool:
-    """Whether any of the first symbols has an address; per-CPU symbols may well have 0."""
+    """Whether any of the first symbols has an address; per-CPU symbols may be at 0."""
     with os.fdopen(files.open_fd("/proc/kallsyms"), "rb") as file:
         text = file.read(_LOOK_BYTES)
     if not text:

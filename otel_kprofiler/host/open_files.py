@@ -1,4 +1,4 @@
-"""What to do when no more files can be opened."""
+"""Errors for exhausted file descriptors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from otel_kprofiler.errors import HostError
 
 
 def find_open_files_error(action: str, error: OSError) -> HostError | None:
-    """The error for ``EMFILE`` or ``ENFILE``, None for any other.
+    """The error for ``EMFILE`` or ``ENFILE``; None for any other.
 
     Args:
         action: what failed, as a noun phrase ("loading the BPF program").
-        error: what the kernel said.
+        error: the kernel's error.
     """
     if error.errno == errno.EMFILE:
         return HostError(

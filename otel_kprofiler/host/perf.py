@@ -1,4 +1,4 @@
-"""perf_event_open(2): the only place that opens perf events.
+"""perf_event_open(2).
 
 Layout of ``struct perf_event_attr``: include/uapi/linux/perf_event.h (PERF_ATTR_SIZE_VER5).
 """
@@ -32,7 +32,7 @@ _IOC_SET_BPF: Final = 0x40042408
 
 
 class PerfAttributes(NamedTuple):
-    """The fields of ``struct perf_event_attr`` that are used here; ``flags`` are its bits."""
+    """The fields of ``struct perf_event_attr`` in use; ``flags`` are its bit fields."""
 
     config: int
     sample_period: int = 0
@@ -43,7 +43,7 @@ class PerfAttributes(NamedTuple):
     clock_id: int = 0
 
     def pack(self) -> bytes:
-        """The struct as the kernel reads it."""
+        """Pack the struct for the kernel."""
         return _ATTR.pack(
             TYPE_SOFTWARE, _ATTR.size, self.config, self.sample_period, self.sample_type,
             self.read_format, self.flags, self.wakeup, 0, 0, 0, 0, 0, 0, self.clock_id, 0, 0, 0, 0,
@@ -55,15 +55,15 @@ def open_perf_event(attributes: PerfAttributes, *, pid: int = -1, cpu: int = -1)
 
     Args:
         attributes: what to count.
-        pid: a thread to follow, -1 for all.
-        cpu: a CPU to stay on, -1 for all (then ``pid`` must be given).
+        pid: the thread to count, -1 for all.
+        cpu: the CPU to count, -1 for all (which needs ``pid``).
 
     Raises:
-        OSError: as perf_event_open(2) reports it; ``ENODEV`` when the CPU is offline.
+        OSError: as in perf_event_open(2); ``ENODEV`` if the CPU is offline.
     """
     number = _SYSCALLS.get(platform.machine())
     if number is None:
-        raise OSError(errno.ENOSYS, f"no perf_event_open number for {platform.machine()}")
+        raise OSError(errno.ENOSYS, f"perf_event_open is not supported on {platform.machine()}")
     buffer = ctypes.create_string_buffer(attributes.pack())
     libc = ctypes.CDLL(None, use_errno=True)
     fd: int = libc.syscall(
@@ -77,20 +77,20 @@ def open_perf_event(attributes: PerfAttributes, *, pid: int = -1, cpu: int = -1)
 
 
 def attach_program(event_fd: int, program_fd: int) -> None:
-    """Run a BPF program at every overflow of the event, until the event is closed."""
+    """Run a BPF program at every overflow until the event is closed."""
     fcntl.ioctl(event_fd, _IOC_SET_BPF, program_fd)
 
 
 def enable_event(event_fd: int) -> None:
-    """Start counting, on inherited events of children too."""
+    """Start counting, also on inherited events of children."""
     fcntl.ioctl(event_fd, _IOC_ENABLE, 0)
 
 
 def disable_event(event_fd: int) -> None:
-    """Stop counting; when this returns the program runs no more for this event."""
+    """Stop counting; after it returns, the program no longer runs for this event."""
     fcntl.ioctl(event_fd, _IOC_DISABLE, 0)
 
 
 def set_period(event_fd: int, period_ns: int) -> None:
-    """Change the distance between two overflows; the first new period begins now."""
+    """Change the sampling period; the first new period starts now."""
     fcntl.ioctl(event_fd, _IOC_PERIOD, struct.pack("=Q", period_ns))

@@ -1,8 +1,8 @@
-"""Giving up what a running sampler no longer needs: capabilities, and gaining any by exec.
+"""Drops the capabilities that a running agent no longer needs, and blocks gaining any by exec.
 
-The kernel keeps capabilities for each thread (capabilities(7), capset(2)). So every thread gives
-up at its start all that its job, told by its name, does not need, and the thread that attached
-the sampler does so afterwards. What was opened before goes on working.
+Capabilities are per thread (capabilities(7), capset(2)). So every thread drops at its start what
+its job, identified by its name, does not need; the thread that attaches the sampler does so
+afterwards. Descriptors opened before stay usable.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from otel_kprofiler.host.capabilities import CAPABILITIES, parse_capabilities
 
 PURPOSES: Final = {
     "CAP_PERFMON": "sampling CPUs that come online later",
-    "CAP_BPF": "BPF programs, when the kernel's records of them were lost",
+    "CAP_BPF": "BPF programs, after the kernel's records of them were lost",
     "CAP_SYSLOG": "symbols of modules that are loaded later",
     "CAP_SYS_PTRACE": "executables and contexts of other users' processes",
     "CAP_DAC_READ_SEARCH": "contexts of other users' processes; sections of modules loaded later",
 }
-"""What some thread keeps, and what for. Without one of them, that is what is missing."""
+"""Capabilities that threads keep, and what is missing without each."""
 
 SAMPLING: Final = ("CAP_PERFMON", "CAP_SYSLOG", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
-"""What the sampling thread keeps."""
+"""Capabilities of the sampling thread."""
 
 JOBS: Final[Mapping[str, tuple[str, ...]]] = {
     "kprofiler-code": ("CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG"),
     "kprofiler-modules": ("CAP_SYSLOG", "CAP_DAC_READ_SEARCH"),
-    # /proc/PID/mem is readable for its owner only, whoever may trace the process.
+    # /proc/PID/mem is readable only for its owner, even with CAP_SYS_PTRACE.
     "kprofiler-contexts": ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"),
 }
-"""What other threads keep, by the beginning of their names; all that are not here: nothing."""
+"""Capabilities of other threads by the prefix of their names; all others keep none."""
 
 _VERSION_3: Final = 0x20080522
 _PR_SET_NO_NEW_PRIVS: Final = 38
@@ -48,10 +48,10 @@ _T = TypeVar("_T")
 
 
 class Privileges:
-    """Keeps every thread of this process down to what it needs. Made before threads start.
+    """Limits every thread of this process to the capabilities it needs; create before threads.
 
     Args:
-        drop_all: threads keep nothing at all.
+        drop_all: whether threads keep no capabilities at all.
     """
 
     def __init__(self, *, drop_all: bool = False) -> None:
@@ -60,32 +60,32 @@ class Privileges:
         threading.setprofile(self._begin_thread)
 
     def close(self) -> None:
-        """Let threads that start from now on keep what they inherit."""
+        """Stop limiting threads that start later."""
         threading.setprofile(None)
 
     def reduce_this_thread(self) -> tuple[str, ...]:
-        """Keep what the sampling thread needs; returns what is no longer there to be used.
+        """Keep only the sampling thread's capabilities; returns what is missing as a result.
 
         Raises:
-            OSError: the kernel refused, which it does for no process that may run at all.
+            OSError: the kernel refused, which is not expected of any kernel.
         """
         held = held_capabilities(_thread_status())
         keep_only(() if self._drop_all else SAMPLING)
         return tuple(name for name in PURPOSES if name in held) if self._drop_all else ()
 
     def _begin_thread(self, *_: Any) -> None:
-        sys.setprofile(None)  # only wanted for the first event, which is the call of run()
+        sys.setprofile(None)  # only needed for the first event, the call of run()
         name = threading.current_thread().name
         job = next((kept for prefix, kept in JOBS.items() if name.startswith(prefix)), ())
         keep_only(() if self._drop_all else job)
-        # So that /proc and debuggers can tell threads apart, which Python does from 3.14 on.
+        # Set the name that /proc and debuggers show; Python 3.14 does so itself.
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode("utf-8", "replace")[:15], 0, 0, 0)
 
 
 def run_unprivileged(function: Callable[[], _T]) -> _T:
-    """Call a function in a thread that holds nothing, as will all threads that it starts.
+    """Call a function in a thread without capabilities; threads that it starts have none either.
 
-    Also those that libraries make in C, which no hook of Python sees.
+    This includes threads that C libraries start, which Python hooks do not see.
     """
     result: list[_T] = []
     failure: list[BaseException] = []
@@ -106,7 +106,7 @@ def run_unprivileged(function: Callable[[], _T]) -> _T:
 
 
 def keep_only(names: Iterable[str]) -> None:
-    """Have this thread hold no more than these capabilities, of those that it holds now.
+    """Drop all capabilities of this thread except these.
 
     Raises:
         OSError: the kernel refused.
@@ -114,7 +114,7 @@ def keep_only(names: Iterable[str]) -> None:
     held = parse_capabilities(_thread_status()).effective
     mask = sum(1 << CAPABILITIES[name] for name in names) & held
     low, high = mask & 0xFFFFFFFF, mask >> 32
-    # Effective, permitted, inheritable: the lower 32 of each, then the upper ones.
+    # Effective, permitted, inheritable: the lower 32 bits of each, then the upper ones.
     header = ctypes.create_string_buffer(struct.pack("=Ii", _VERSION_3, 0))
     data = ctypes.create_string_buffer(struct.pack("=6I", low, low, 0, high, high, 0))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -125,9 +125,9 @@ def keep_only(names: Iterable[str]) -> None:
 
 
 def held_capabilities(status: bytes) -> frozenset[str]:
-    """Names of the effective capabilities in a ``/proc/PID/task/TID/status``, as far as known.
+    """Names of the effective capabilities in a ``/proc/PID/task/TID/status``.
 
-    Others are given as ``CAP_`` and their number.
+    Unknown ones are named ``CAP_`` and their number.
     """
     effective = parse_capabilities(status).effective
     names = {number: name for name, number in CAPABILITIES.items()}
@@ -139,7 +139,7 @@ def held_capabilities(status: bytes) -> frozenset[str]:
 
 
 def read_threads(files: HostFiles, pid: int | str = "self") -> dict[str, frozenset[str]]:
-    """What each thread of a process holds, by ``TID name``, without threads that just end.
+    """Effective capabilities of each thread of a process, by ``TID name``.
 
     Raises:
         OSError: there is no such process.

@@ -1,4 +1,4 @@
-"""The kernel's kobject uevents, as raw datagrams (lib/kobject_uevent.c)."""
+"""Receives the kernel's kobject uevents as raw datagrams (lib/kobject_uevent.c)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 from typing import Final
 
 RECEIVE_BYTES: Final = 1 << 20
-"""Size of the socket's buffer; the kernel allows up to ``net.core.rmem_max`` without rights."""
+"""Size of the socket's buffer; up to ``net.core.rmem_max`` needs no privilege."""
 _DATAGRAM_BYTES: Final = 8192  # UEVENT_BUFFER_SIZE is 2048
 _KERNEL_PID: Final = 0
 _NETLINK_KOBJECT_UEVENT: Final = 15  # include/uapi/linux/netlink.h
@@ -16,20 +16,20 @@ _KERNEL_GROUP: Final = 1  # 2 has udev's copies
 
 
 class Uevents:
-    """A socket that gets what the kernel, and nobody else, announces; needs no privilege.
+    """A socket for uevents of the kernel, not of udev; needs no privilege.
 
-    ``wait`` belongs to one thread, the rest may be called from any; :meth:`receive` by one
-    caller at a time.
+    ``wait`` belongs to one thread; the other methods are thread-safe, except that only one thread
+    at a time may call :meth:`receive`.
 
     Args:
         receive_bytes: size of the socket's buffer.
 
     Raises:
-        OSError: the kernel gives no such socket.
+        OSError: the kernel refuses the socket.
     """
 
     def __init__(self, receive_bytes: int = RECEIVE_BYTES) -> None:
-        # A library for netlink would bring 10 MB along for these two lines.
+        # A netlink library would add 10 MB for these two lines.
         self._socket = socket.socket(
             socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, _NETLINK_KOBJECT_UEVENT
         )
@@ -45,25 +45,25 @@ class Uevents:
         self._poll.register(self._wake_fd, select.POLLIN)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when something waits to be received, after :meth:`wake`, or in the end."""
+        """Block until a datagram arrives, :meth:`wake` is called, or the timeout expires."""
         ready = self._poll.poll(None if timeout_s is None else max(timeout_s, 0) * 1e3)
         if any(fd == self._wake_fd for fd, _ in ready):
             os.eventfd_read(self._wake_fd)
 
     def wake(self) -> None:
-        """End the :meth:`wait` of the other thread, or the next one."""
+        """End the current or the next :meth:`wait`."""
         os.eventfd_write(self._wake_fd, 1)
 
     def is_waiting(self) -> bool:
-        """Whether something waits to be received; an error counts."""
+        """Whether a datagram or an error is ready."""
         return bool(select.select([self._socket], [], [], 0)[0])
 
     def receive(self) -> list[bytes]:
-        """All datagrams that wait; never blocks.
+        """All datagrams that are ready; never blocks.
 
         Raises:
-            OSError: ``ENOBUFS`` once after datagrams were lost; what was kept can be received
-                by the next call.
+            OSError: ``ENOBUFS`` once after datagrams were lost; the next call returns the
+                others.
         """
         found: list[bytes] = []
         while True:
@@ -75,7 +75,7 @@ class Uevents:
                 found.append(data)
 
     def close(self) -> None:
-        """Close the socket; may be called again."""
+        """Close the socket; idempotent."""
         if self._wake_fd >= 0:
             self._socket.close()
             os.close(self._wake_fd)

@@ -1,8 +1,8 @@
-"""The one owner of files that are written where others may have a hand in.
+"""Safe writing of files in directories that other users can write.
 
-Whoever may write a directory can put a symbolic link, or a hard link to a file of root's, in the
-place of any name in it, at any moment. So a directory is opened once and names are looked up in
-it only, without following links; content goes to a descriptor that was opened once.
+Anyone who can write a directory can replace any name in it, at any time, by a symbolic link or by
+a hard link to root's file. So a directory is opened once and names are resolved relative to it
+without following links; content is written to a descriptor that was opened once.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import secrets
 import stat
 from typing import Final
 
-_MOST_LINKS: Final = 40  # as the kernel (fs/namei.c: MAXSYMLINKS)
+_MAX_LINKS: Final = 40  # as in the kernel (fs/namei.c: MAXSYMLINKS)
 _NO_TMPFILE: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
-"""What file systems without ``O_TMPFILE`` say (open(2)); kernels before 3.11 say EISDIR."""
+"""Errors of file systems without ``O_TMPFILE`` (open(2)); EISDIR before kernel 3.11."""
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
-"""What file systems without hard links say, such as vfat."""
-_NO_FILE: Final = "it is no regular file"
+"""Errors of file systems without hard links, such as vfat."""
+_NO_FILE: Final = "it is not a regular file"
 _PLAIN: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class NewFile:
-    """A file that appears under its name complete, or not at all.
+    """A file that appears under its name when complete, or not at all.
 
-    Until :meth:`finish` only the descriptor leads to it, or a random name where the file system
-    has no nameless files. What stands under the name then, be it a link, is replaced and never
-    written to. A link in a directory that only root or this user can write is followed.
+    Until :meth:`finish` the file is nameless, or has a random name if the file system lacks
+    ``O_TMPFILE``. An existing file or link of the name is replaced, never written to. Links are
+    followed in directories that only root or this user can write.
 
     Args:
-        path: where it is to appear.
+        path: path of the finished file.
         mode: permissions, less the umask.
-        replace: whether a file of that name may be replaced.
+        replace: whether to replace an existing file.
 
     Raises:
         OSError: the directory cannot be written, or the name is taken.
@@ -61,7 +61,7 @@ class NewFile:
         """Give the file its name and close it.
 
         Raises:
-            OSError: it could not be done, and the file is gone.
+            OSError: that failed, and the file was removed.
         """
         try:
             if not self._replace:
@@ -76,7 +76,7 @@ class NewFile:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the file without a trace of it; idempotent."""
+        """Close and discard the file; idempotent."""
         if self.fd < 0:
             return
         if self._temporary:
@@ -112,8 +112,8 @@ class NewFile:
         return f".{self._name[:200]}.{secrets.token_hex(8)}"
 
     def _link(self, name: str) -> None:
-        """Give the file a name that must be free: unlike a rename, a link never replaces."""
-        # The way by /proc needs no capability, unlike AT_EMPTY_PATH.
+        """Link the file to an unused name; unlike a rename, a link never replaces."""
+        # Linking through /proc needs no capability, unlike AT_EMPTY_PATH.
         source = self._temporary or f"/proc/self/fd/{self.fd}"
         try:
             os.link(
@@ -133,21 +133,21 @@ class NewFile:
 
 
 class AppendedFile:
-    """A file that is continued, whose name can be given to a new one.
+    """A file to append to, which can be renamed and replaced by a new one.
 
     Args:
-        path: the file, made if missing; may be a pipe or a device.
-        mode: permissions of a file that is made, less the umask.
+        path: the file, created if missing; may be a pipe or a device.
+        mode: permissions of a created file, less the umask.
 
     Raises:
-        OSError: it cannot be opened for reading and appending, or somebody else could have put
-            a link to another file in its place.
+        OSError: it cannot be opened for reading and appending, or another user could have
+            replaced it by a link.
 
     Attributes:
         fd: for reading and appending; -1 when closed.
-        name: of the file in its directory.
+        name: name of the file in its directory.
         regular: whether it is a regular file.
-        movable: whether it is one that has a name to move.
+        movable: whether it is a regular file with a name.
     """
 
     def __init__(self, path: str, *, mode: int = 0o600) -> None:
@@ -164,7 +164,7 @@ class AppendedFile:
         self.movable = self.regular and not self._magic
 
     def is_in_place(self) -> bool:
-        """Whether its path, where it has one, still leads to the file."""
+        """Whether the path, if it has one, still leads to this file."""
         try:
             return not self.movable or os.path.samestat(os.stat(self._path), os.fstat(self.fd))
         except OSError:
@@ -179,7 +179,7 @@ class AppendedFile:
             os.close(fd)
 
     def exists_beside(self, name: str) -> bool:
-        """Whether there is something of that name in its directory."""
+        """Whether a name exists in its directory."""
         try:
             os.stat(name, dir_fd=self._directory, follow_symlinks=False)
         except FileNotFoundError:
@@ -187,15 +187,15 @@ class AppendedFile:
         return True
 
     def unlink_beside(self, name: str) -> None:
-        """Remove a file in its directory, if it is there."""
+        """Remove a file in its directory, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._directory)
 
     def move_to(self, name: str) -> None:
-        """Have the file go by another name in its directory, and open a new one of its kind."""
+        """Rename the file within its directory, and open a new one under the old name."""
         fd = self.fd
         mode = stat.S_IMODE(os.fstat(fd).st_mode)
-        # It is gone already if a new file could not be opened the last time.
+        # Already renamed if a new file could not be opened the last time.
         with contextlib.suppress(FileNotFoundError):
             os.rename(self.name, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         self.fd = self._open(mode)
@@ -225,29 +225,28 @@ class AppendedFile:
         return fd
 
     def _find_reason_to_refuse(self, opened: os.stat_result) -> str:
-        """What others may have prepared in a directory that they can write."""
+        """Why the opened file may be a trap, in a directory that others can write."""
         if not stat.S_ISREG(opened.st_mode) or _is_trusted(os.fstat(self._directory)):
             return ""
         if opened.st_nlink > 1:
-            return "it has more names than one, in a directory that others can write"
+            return "it has more than one name, in a directory that others can write"
         if opened.st_uid not in (0, os.geteuid()):
             return f"it belongs to user {opened.st_uid}, in a directory that others can write"
         return ""
 
 
 class PrivateDirectory:
-    """A directory that nobody else can write, held open; made if it is missing.
+    """A directory that only its owner can write, held open; created if missing.
 
     Args:
-        path: of the directory; what is made of it is accessible to its owner only.
+        path: the directory; created parts are accessible only to their owner.
 
     Raises:
-        OSError: it cannot be made or opened.
-        PermissionError: it belongs to another user, or others can write it; ``strerror`` says
-            which.
+        OSError: it cannot be created or opened.
+        PermissionError: it belongs to another user, or others can write it; see ``strerror``.
 
     Attributes:
-        fd: to open files below it.
+        fd: for opening files below it.
     """
 
     def __init__(self, path: str) -> None:
@@ -265,16 +264,16 @@ class PrivateDirectory:
             raise PermissionError(errno.EPERM, reason)
 
     def open(self, name: str, flags: int) -> int:
-        """Open a regular file of ours; a new one is accessible to its owner only.
+        """Open a regular file of this user; a new one is accessible only to its owner.
 
         Raises:
-            OSError: it cannot be opened, or is a link, of another kind, or another user's.
+            OSError: it cannot be opened, is not a regular file, or belongs to another user.
         """
         fd = os.open(name, flags | os.O_NONBLOCK | _PLAIN, 0o600, dir_fd=self.fd)
         opened = os.fstat(fd)
         if not stat.S_ISREG(opened.st_mode) or opened.st_uid != os.geteuid():
             os.close(fd)
-            raise OSError(errno.EPERM, "it is no regular file of this user")
+            raise OSError(errno.EPERM, "it is not a regular file of this user")
         return fd
 
     def is_in_place(self) -> bool:
@@ -285,7 +284,7 @@ class PrivateDirectory:
             return False
 
     def holds(self, name: str, fd: int) -> bool:
-        """Whether a name in it still leads to the file of a descriptor."""
+        """Whether a name in it still leads to a descriptor's file."""
         try:
             there = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         except OSError:
@@ -293,7 +292,7 @@ class PrivateDirectory:
         return os.path.samestat(there, os.fstat(fd))
 
     def sync(self) -> None:
-        """Wait until the names in it are on the disk."""
+        """Flush its entries to the disk."""
         os.fsync(self.fd)
 
     def close(self) -> None:
@@ -304,7 +303,7 @@ class PrivateDirectory:
 
 
 def _make_directories(path: str) -> None:
-    """As ``os.makedirs``, but all that is made is accessible to its owner only."""
+    """Like ``os.makedirs``, but created directories are accessible only to their owner."""
     if os.path.isdir(path):
         return
     parent = os.path.dirname(path)
@@ -315,8 +314,8 @@ def _make_directories(path: str) -> None:
 
 
 def _follow(path: str) -> str:
-    """The path that links lead to which only root or this user can have made."""
-    for _ in range(_MOST_LINKS):
+    """Resolve links that only root or this user can have created."""
+    for _ in range(_MAX_LINKS):
         try:
             link = os.lstat(path)
         except FileNotFoundError:
@@ -331,7 +330,7 @@ def _follow(path: str) -> str:
 
 
 def _is_magic(path: str) -> bool:
-    """Whether it is a link of /proc, such as /dev/stdout leads to: its text is no path."""
+    """Whether a path is a magic link of /proc, as behind /dev/stdout, whose text is not a path."""
     try:
         link = os.lstat(path)
         return stat.S_ISLNK(link.st_mode) and link.st_dev == os.stat("/proc/self/").st_dev
@@ -340,10 +339,10 @@ def _is_magic(path: str) -> bool:
 
 
 def _is_trusted(directory: os.stat_result, entry: os.stat_result | None = None) -> bool:
-    """Whether only root or this user can have put an entry into a directory."""
+    """Whether only root or this user can have created an entry of a directory."""
     trusted = (0, os.geteuid())
     if directory.st_uid not in trusted or (entry and entry.st_uid not in trusted):
         return False
     shared = directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    # In a sticky directory only its owner and that of the entry can replace the entry.
+    # In a sticky directory only the owners of the directory and of the entry can replace it.
     return not shared or bool(entry and directory.st_mode & stat.S_ISVTX)

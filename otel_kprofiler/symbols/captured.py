@@ -94,7 +94,7 @@ class CapturedFiles:
         return os.readlink(local)
 
     def _local(self, path: str) -> str | None:
-        """Local path of a host path whose source, or a parent's, is on disk; None if packed."""
+        """Local path of a host path that is, or is below, a source; None if it is in an archive."""
         folder, rest = path, ""
         while folder.strip("/"):
             if folder in self._paths:

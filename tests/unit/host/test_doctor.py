@@ -1,4 +1,4 @@
-"""The doctor tells what is there, what is needed, and the fix that fits the cause."""
+"""The doctor reports what it observed, what is required, and a fix that fits the cause."""
 
 import io
 import os
@@ -20,7 +20,7 @@ ALL = BPF | PERFMON | SYSLOG
 
 
 class FakeHost:
-    """A host whose files are a dictionary; a value that is an error is raised."""
+    """A host whose files are a dictionary; values that are errors are raised."""
 
     def __init__(self, effective=ALL, bounding=(1 << 41) - 1, **changes):
         self.files = {
@@ -75,7 +75,7 @@ def bad(host, **options):
     }
 
 
-def test_a_good_host_has_no_complaints_and_every_finding_says_what_is_there():
+def test_a_good_host_has_no_problems_and_each_finding_says_what_was_observed():
     found = findings(FakeHost(), try_sampler=lambda: "2 samples")
     assert not bad(FakeHost())
     assert all(finding.observed for finding in found.values())
@@ -104,28 +104,28 @@ def test_a_good_host_has_no_complaints_and_every_finding_says_what_is_there():
         ({"/proc/kallsyms": FileNotFoundError(2, "no")}, "kernel symbols", Level.WARN),
     ],
 )  # fmt: skip
-def test_each_cause_is_its_own_finding(changes, check, level):
+def test_each_problem_has_its_own_finding(changes, check, level):
     assert bad(FakeHost(**changes)) == {check: level}
 
 
-def test_absent_btf_is_told_but_does_no_harm():
+def test_missing_btf_is_reported_but_is_not_a_failure():
     host = FakeHost()
     del host.files["/sys/kernel/btf/vmlinux"]
     assert bad(host) == {"kernel types (BTF)": Level.INFO}
 
 
-def test_cap_sys_admin_stands_in_for_bpf_and_perfmon_but_not_for_syslog():
+def test_cap_sys_admin_implies_bpf_and_perfmon_but_not_syslog():
     hidden = "0000000000000000 T _text\n"
     assert bad(FakeHost(ADMIN, **{"/proc/kallsyms": hidden})) == {"kernel symbols": Level.WARN}
 
 
-def test_no_loader_fails_and_either_is_enough():
+def test_any_one_loader_is_enough_but_none_fails():
     neither = {"libbpf.so.1": False, "python3-bpfcc": False}
     assert bad(FakeHost(), loaders=neither) == {"loader": Level.FAIL}
     assert not bad(FakeHost(), loaders=neither | {"python3-bpfcc": True})
 
 
-def test_a_sampler_that_cannot_start_brings_its_own_fix():
+def test_a_sampler_that_cannot_start_reports_its_own_fix():
     def explode():
         raise SamplerError("the verifier refused it", hint="update")
 
@@ -145,7 +145,7 @@ def test_a_sampler_that_cannot_start_brings_its_own_fix():
         ("1", ALL, SymbolsVisibility.NAMESPACE, "user namespace"),
     ],
 )
-def test_causes_of_hidden_symbols_are_told_apart(restrict, effective, cause, fix):
+def test_causes_of_hidden_symbols_are_distinguished(restrict, effective, cause, fix):
     host = FakeHost(
         effective,
         **{
@@ -157,7 +157,7 @@ def test_causes_of_hidden_symbols_are_told_apart(restrict, effective, cause, fix
     assert fix in findings(host)["kernel symbols"].fix
 
 
-def test_empty_kallsyms_is_no_file():
+def test_an_empty_kallsyms_counts_as_missing():
     host = FakeHost(**{"/proc/kallsyms": ""})
     assert read_symbols_visibility(host) is SymbolsVisibility.NO_FILE
 
@@ -169,7 +169,7 @@ def test_the_fix_inside_a_container_is_for_the_container():
 
 
 def test_old_kernels_count_maps_as_locked_memory():
-    """Between 5.10 and 5.11 the limit matters, later it does not."""
+    """The limit matters only before 5.11."""
     limits = "Max locked memory         {0:<20} {0:<20} bytes\n"
     old = {"/proc/sys/kernel/osrelease": "5.10.0-21", "/proc/self/limits": limits.format(65536)}
     assert bad(FakeHost(**old)) == {"memory lock": Level.WARN}
@@ -181,12 +181,12 @@ def test_old_kernels_count_maps_as_locked_memory():
     ("text", "version"),
     [("6.18.44", (6, 18, 44)), ("5.10.0-21-amd64\n", (5, 10, 0)), ("7.1-rc3", (7, 1, 0))],
 )
-def test_releases(text, version):
+def test_kernel_releases_are_parsed(text, version):
     assert parse_release(text)[:3] == version
 
 
-def test_a_release_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="not the release"):
+def test_an_invalid_release_is_rejected():
+    with pytest.raises(ValueError, match="not a kernel release"):
         parse_release("linux")
 
 
@@ -195,8 +195,8 @@ def test_lockdown_is_unknown_without_securityfs():
     assert find_lockdown(FakeHost(**{"/sys/kernel/security/lockdown": "[none] x"})) == "none"
 
 
-def test_what_is_kept_while_sampling_is_listed_with_its_purpose():
+def test_capabilities_kept_while_sampling_are_listed_with_their_purpose():
     found = {f.check: f for f in doctor(FakeHost())}["kept while sampling"]
     assert "CAP_PERFMON (sampling CPUs" in found.observed
     assert "CAP_SYS_PTRACE" not in found.observed
-    assert "CAP_BPF (BPF programs, when" in found.observed
+    assert "CAP_BPF (BPF programs, after" in found.observed

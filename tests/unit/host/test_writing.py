@@ -1,4 +1,4 @@
-"""Files that are written: complete or absent, and never through what somebody else put there."""
+"""Written files are complete or absent, and never reached through another user's links."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give file
 
 @pytest.fixture(params=["nameless", "named", "without hard links"])
 def file_system(request, monkeypatch):
-    """File systems with and without nameless files and hard links."""
+    """File systems with and without ``O_TMPFILE`` and hard links."""
     if request.param != "nameless":
         real = os.open
 
@@ -67,7 +67,7 @@ def test_a_file_appears_complete_or_not_at_all(tmp_path):
 
 
 @pytest.mark.usefixtures("file_system")
-def test_an_existing_file_is_replaced_only_when_asked_for(tmp_path):
+def test_an_existing_file_is_replaced_only_on_request(tmp_path):
     path = tmp_path / "out"
     path.write_bytes(b"old")
     with pytest.raises(FileExistsError):
@@ -81,7 +81,7 @@ def test_an_existing_file_is_replaced_only_when_asked_for(tmp_path):
 
 
 @pytest.mark.usefixtures("file_system")
-def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path):
+def test_a_file_created_in_the_meantime_is_not_replaced(tmp_path):
     path = tmp_path / "out"
     file = NewFile(str(path))
     path.write_bytes(b"theirs")
@@ -94,7 +94,7 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path):
 @as_root
 @pytest.mark.usefixtures("file_system")
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_link_of_another_user_is_replaced_and_not_followed(theirs, tmp_path, when):
+def test_a_link_of_another_user_is_replaced_not_followed(theirs, tmp_path, when):
     path = theirs / "out"
     target = tmp_path / "ours"
     if when == "before":
@@ -116,7 +116,7 @@ def test_a_link_of_another_user_is_replaced_and_not_followed(theirs, tmp_path, w
 @as_root
 @pytest.mark.parametrize("file_system", ["named"], indirect=True)
 @pytest.mark.usefixtures("file_system")
-def test_no_name_can_be_prepared_for_the_unfinished_file(theirs, tmp_path, monkeypatch):
+def test_the_temporary_name_of_an_unfinished_file_is_unpredictable(theirs, tmp_path, monkeypatch):
     monkeypatch.setattr("secrets.token_hex", lambda _: "guessed")
     (theirs / ".out.guessed").symlink_to(tmp_path / "ours")
     with pytest.raises(FileExistsError):
@@ -125,7 +125,7 @@ def test_no_name_can_be_prepared_for_the_unfinished_file(theirs, tmp_path, monke
 
 @as_root
 @pytest.mark.usefixtures("file_system")
-def test_a_directory_that_is_swapped_for_a_link_leads_nowhere_else(theirs, tmp_path):
+def test_swapping_a_directory_for_a_link_does_not_redirect_a_write(theirs, tmp_path):
     ours = tmp_path / "directory of ours"
     ours.mkdir()
     (theirs / "below").mkdir()
@@ -154,19 +154,19 @@ def test_a_link_of_this_user_is_followed(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/stdout", ""])
-def test_what_is_no_regular_file_is_never_replaced(tmp_path, path):
+def test_only_regular_files_are_replaced(tmp_path, path):
     with pytest.raises(OSError):
         NewFile(path or str(tmp_path), replace=True)
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
 @as_root
-def test_nothing_is_appended_to_a_file_behind_a_link_of_another_user(theirs, tmp_path):
+def test_links_of_other_users_are_not_followed_when_appending(theirs, tmp_path):
     (theirs / "symbolic").symlink_to(tmp_path / "ours")
     with pytest.raises(OSError, match="symbolic link that others can change"):
         AppendedFile(str(theirs / "symbolic"))
     os.link(tmp_path / "ours", theirs / "hard")
-    with pytest.raises(OSError, match="more names than one"):
+    with pytest.raises(OSError, match="more than one name"):
         AppendedFile(str(theirs / "hard"))
     os.unlink(theirs / "hard")
     (theirs / "prepared").write_bytes(b"")
@@ -197,14 +197,14 @@ def test_pipes_devices_and_standard_output_can_be_appended_to(tmp_path):
     ("owner", "mode", "reason"),
     [(NOBODY, 0o700, "belongs to user 65534"), (0, 0o770, "mode 0770"), (0, 0o1707, "mode 1707")],
 )
-def test_a_directory_that_others_can_change_is_not_private(tmp_path, owner, mode, reason):
+def test_a_directory_writable_by_others_is_rejected_as_private(tmp_path, owner, mode, reason):
     tmp_path.chmod(mode)
     os.chown(tmp_path, owner, owner)
     with pytest.raises(PermissionError, match=reason):
         PrivateDirectory(str(tmp_path))
 
 
-def test_a_private_directory_is_made_for_its_owner_only(tmp_path):
+def test_a_private_directory_is_created_for_its_owner_only(tmp_path):
     before = os.umask(0)
     try:
         directory = PrivateDirectory(str(tmp_path / "a" / "b"))
@@ -220,7 +220,7 @@ def test_a_private_directory_is_made_for_its_owner_only(tmp_path):
     directory.close()
 
 
-def test_only_regular_files_of_ours_are_opened_in_a_private_directory(tmp_path):
+def test_a_private_directory_opens_only_regular_files_of_this_user(tmp_path):
     directory = PrivateDirectory(str(tmp_path))
     (tmp_path / "target").write_bytes(b"")
     (tmp_path / "link").symlink_to("target")
