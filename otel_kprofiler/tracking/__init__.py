@@ -1,4 +1,4 @@
-"""What changes while we sample: modules, and kernel symbols outside of them."""
+"""Tracks modules, BPF programs and other kernel symbols while samples are taken."""
 
 from otel_kprofiler.tracking.kallsyms import IteratedKallsyms, find_hidden_symbols
 from otel_kprofiler.tracking.ksymbol_events import KsymbolLoss

@@ -1,8 +1,8 @@
-"""``/proc/kallsyms`` with addresses for processes to which the kernel hides them.
+"""``/proc/kallsyms`` with addresses, for processes to which the kernel hides them.
 
-The iterator ``ksym`` (kernel 6.0, Documentation/bpf/bpf_iterators.rst) gives a BPF program every
-symbol with its address. CAP_BPF and CAP_PERFMON are enough, whatever ``kernel.kptr_restrict``
-is; the kernel needs BTF.
+The iterator ``ksym`` (kernel 6.0, Documentation/bpf/bpf_iterators.rst) passes every symbol with
+its address to a BPF program. It needs CAP_BPF, CAP_PERFMON and BTF, and ignores
+``kernel.kptr_restrict``.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _log = logging.getLogger(__name__)
 class IteratedKallsyms:
     """The files of this host, with :data:`PROC_KALLSYMS` from the iterator if it is hidden.
 
-    Satisfies ``HostFiles``. Decides when kallsyms is opened first, and keeps to it.
+    Satisfies ``HostFiles``. The first read of kallsyms decides whether to use the iterator.
 
     Args:
         files: the host.
 
     Attributes:
         is_used: whether the iterator is used.
-        refused: why not, although addresses are hidden; empty if they are not.
+        refused: why the iterator cannot be used; empty if it can, or is not needed.
     """
 
     def __init__(self, files: HostFiles) -> None:
@@ -61,7 +61,7 @@ class IteratedKallsyms:
         return self._files.read_bytes(path) if text is None else text
 
     def _read(self, path: str) -> bytes | None:
-        """What the iterator gives; None if the file itself is to be read."""
+        """The iterator's output; None if the file itself should be read."""
         if path != PROC_KALLSYMS:
             return None
         if self._visibility is None:
@@ -72,14 +72,14 @@ class IteratedKallsyms:
             text = read_kallsyms()
         except (OSError, KProfilerError) as error:
             self.refused = str(error)
-            _log.info("hidden symbols cannot be read with the iterator ksym: %s", error)
+            _log.info("the iterator ksym cannot read hidden symbols: %s", error)
             return None
         self.is_used = True
         return text
 
 
 def read_kallsyms() -> bytes:
-    """All symbols in the format of kallsyms, always with addresses.
+    """Read all symbols with addresses through the iterator, in the format of kallsyms.
 
     Raises:
         OSError: the kernel refused, or has no such iterator.
@@ -89,10 +89,10 @@ def read_kallsyms() -> bytes:
 
 
 def clean_symbols(text: bytes) -> bytes:
-    """The lines without that of the program itself, and without the one that is repeated.
+    """Remove the iterator program's own symbol and the repeated last line.
 
-    When it is at its end the kernel calls the program once more for the last symbol, possibly
-    with the name of another block (kernel/kallsyms.c, ``bpf_iter_ksym_seq_stop``).
+    At the end, the kernel calls the program once more for the last symbol, possibly with the
+    name of another block (kernel/kallsyms.c, ``bpf_iter_ksym_seq_stop``).
     """
     lines = text.splitlines(keepends=True)
     if len(lines) > 1 and lines[-1].split()[:3] == lines[-2].split()[:3]:
@@ -101,7 +101,7 @@ def clean_symbols(text: bytes) -> bytes:
 
 
 def find_hidden_symbols(files: HostFiles) -> Finding | None:
-    """What ``doctor`` says of the iterator; None if it is not needed."""
+    """The finding of ``doctor`` about the iterator; None if it is not needed."""
     kallsyms = IteratedKallsyms(files)
     if read_symbols_visibility(files) is SymbolsVisibility.VISIBLE:
         return None

@@ -1,6 +1,6 @@
-"""The perf events whose rings the kernel writes its records about code to: one on each CPU.
+"""Perf events for the kernel's ksymbol records, one per CPU.
 
-A record goes to the events of the CPU where the load happens, so none may be missing.
+The kernel writes a record to the events of the CPU that loads the code, so every CPU needs one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from otel_kprofiler.tracking.ksymbol_records import PerfMemory, PerfRing
 _SAMPLE_TIME: Final = 1 << 2
 _FORMAT_TIME_ENABLED: Final = 1 << 0
 _FORMAT_LOST: Final = 1 << 4  # kernel 6.0
-# Bits of struct perf_event_attr. Only a watermark wakes for records that are no samples.
+# Bits of struct perf_event_attr. Without samples, only a watermark causes wakeups.
 _WATERMARK, _SAMPLE_ID_ALL, _USE_CLOCK_ID, _KSYMBOL, _BPF_EVENT = (
     1 << bit for bit in (14, 18, 25, 29, 30)
 )
@@ -45,27 +45,27 @@ _log = logging.getLogger(__name__)
 
 
 class KsymbolLoss(enum.Enum):
-    """Why changes of code were missed."""
+    """Why ksymbol records were lost."""
 
     RING_FULL = "ring_full"
     QUEUE_FULL = "queue_full"
     CPU_CAME = "cpu_came"
-    """A CPU came online; what was loaded there before its event was opened is unknown."""
+    """A CPU came online; symbols loaded there before its event was opened are unknown."""
     DAMAGED = "damaged"
 
 
 LossSink = Callable[[KsymbolLoss, int, int], None]
-"""Told of the cause, the CPU, and the number of records (0 if unknown)."""
+"""Called with the cause, the CPU, and the number of records (0 if unknown)."""
 
 
 class KsymbolEvents:
-    """Opens an event on each CPU in its constructor, or raises and leaves nothing open.
+    """One event per CPU; the constructor opens all of them, or raises and leaves none open.
 
     Args:
         files: the host.
-        ring_bytes: size of each ring, None to choose; smaller ones are taken where memory may
-            not be locked.
-        lose: told when records were lost.
+        ring_bytes: size of each ring, None to choose; halved as long as the kernel refuses to
+            lock the memory.
+        lose: called when records were lost.
 
     Attributes:
         epoll: wakes when a ring is half full.
@@ -92,7 +92,7 @@ class KsymbolEvents:
             ) from error
 
     def take(self) -> Iterator[tuple[int, bytes]]:
-        """What lies in the rings, by CPU; finds out whether something did not fit."""
+        """Empty the rings, yielding data by CPU; detects lost records."""
         for cpu, event in self._events.items():
             data, was_full = event.ring.take()
             if was_full:
@@ -101,7 +101,7 @@ class KsymbolEvents:
                 yield cpu, data
 
     def note_lost_record(self, cpu: int, count: int) -> None:
-        """A record in the ring says that so many before it were lost."""
+        """Handle a record that reports lost records."""
         event = self._events.get(cpu)
         if event is None:
             self._lose(KsymbolLoss.RING_FULL, cpu, count)
@@ -110,10 +110,10 @@ class KsymbolEvents:
         self._count(cpu, event, event.lost_by_records)
 
     def follow(self) -> None:
-        """Open events on CPUs that came, close those of CPUs that went or are dead.
+        """Open events on new CPUs; close those on CPUs that are offline, and dead ones.
 
-        The caller has taken what lay in the rings. An event on a CPU that was offline for a
-        moment is dead: its clock stands still.
+        The caller must have emptied the rings. An event is dead if its CPU was offline
+        meanwhile: its clock has stopped.
         """
         online = read_online_cpus(self._files)
         for cpu, event in tuple(self._events.items()):
@@ -130,7 +130,7 @@ class KsymbolEvents:
                 self._lose(KsymbolLoss.CPU_CAME, cpu, 0)
 
     def close(self) -> None:
-        """Close descriptors and mappings; may be called again."""
+        """Close descriptors and mappings; idempotent."""
         while self._events:
             self._events.popitem()[1].close(None)
         self.epoll.close()
@@ -149,7 +149,7 @@ class KsymbolEvents:
                 fd = open_perf_event(attributes, cpu=cpu)
                 break
             except OSError as error:
-                if error.errno == errno.ENODEV:  # it has just gone offline
+                if error.errno == errno.ENODEV:  # the CPU has just gone offline
                     return
                 if error.errno != errno.EINVAL or not self._formats & _FORMAT_LOST:
                     raise
@@ -160,7 +160,7 @@ class KsymbolEvents:
             os.close(fd)
             if error.errno != errno.EPERM or self._ring_bytes <= mmap.PAGESIZE:
                 raise
-            self._ring_bytes //= 2  # more memory may not be locked
+            self._ring_bytes //= 2  # the limit on locked memory is reached
             self._open(cpu)
             return
         self._events[cpu] = _CpuEvent(fd, PerfRing(memory, self._ring_bytes))
@@ -169,7 +169,7 @@ class KsymbolEvents:
     def _note_lost(self, cpu: int, event: _CpuEvent) -> None:
         if self._formats & _FORMAT_LOST:
             self._count(cpu, event, event.read(self._formats)[2])
-        else:  # the number comes with the next record; that may be never
+        else:  # the count comes with the next record, which may never come
             self._lose(KsymbolLoss.RING_FULL, cpu, 0)
 
     def _count(self, cpu: int, event: _CpuEvent, total: int) -> None:
@@ -179,7 +179,7 @@ class KsymbolEvents:
 
 
 def plan_ring_bytes(cpus: int) -> int:
-    """Ring of each CPU: 512 KiB (some 5,000 records), but no more than 8 MiB for all of them."""
+    """Ring size per CPU: 512 KiB (some 5,000 records), but at most 8 MiB for all CPUs."""
     size = _MOST_RING_BYTES
     while size > _LEAST_RING_BYTES and size * cpus > _ALL_RINGS_BYTES:
         size //= 2
@@ -187,7 +187,7 @@ def plan_ring_bytes(cpus: int) -> int:
 
 
 class _CpuEvent:
-    """An event, its ring, and what is known to have been lost."""
+    """An event, its ring, and its count of lost records."""
 
     __slots__ = ("clock", "fd", "lost", "lost_by_records", "ring")
 
@@ -199,7 +199,7 @@ class _CpuEvent:
         self.lost_by_records = 0
 
     def read(self, formats: int) -> tuple[int, int, int]:
-        """Count, nanoseconds enabled, records lost so far (0 where the kernel does not say)."""
+        """Count, nanoseconds enabled, records lost so far (0 if the kernel does not report it)."""
         data = os.read(self.fd, _READING.size)
         count, clock, lost = _READING.unpack(data.ljust(_READING.size, b"\0"))
         return count, clock, lost

@@ -1,4 +1,4 @@
-"""The ways to learn what code is loaded outside of modules, best first."""
+"""Ways to read the kernel code loaded outside modules, best first."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ _log = logging.getLogger(__name__)
 
 
 class ReadMethod(enum.Enum):
-    """A way to read the BPF programs that are loaded; the value is what users read."""
+    """A way to read the loaded BPF programs; the value is the text for users."""
 
     WALK = "read with bpf(2)"
     ITERATOR = "read with the iterator bpf_prog"
-    KALLSYMS = "read from /proc/kallsyms, which tells no lengths"
+    KALLSYMS = "read from /proc/kallsyms, which has no lengths"
 
 
 class Reading(NamedTuple):
-    """What was read: everything, or the programs alone; None where nothing could be."""
+    """Symbols that were read: all, or only BPF programs."""
 
     action: KsymbolAction
     symbols: tuple[Ksymbol, ...]
 
 
 class BaselineReader:
-    """Reads what is loaded, in the best way that this process is allowed. For one thread.
+    """Reads loaded symbols with the best method this process may use; not thread-safe.
 
     Args:
         files: the host.
 
     Attributes:
         method: how programs are read.
-        refused: why the methods above it are not used, one sentence each.
+        refused: why better methods are not used, one sentence each.
         kallsyms_reads: how often kallsyms was read.
     """
 
@@ -60,7 +60,7 @@ class BaselineReader:
         self.kallsyms_reads = 0
 
     def read_programs(self) -> Reading | None:
-        """All BPF functions; None when only kallsyms is left. Goes down the methods for good."""
+        """All BPF functions; None if only kallsyms is left. A method that fails is not retried."""
         ways: tuple[tuple[ReadMethod, Callable[[], list[Ksymbol]]], ...] = (
             (ReadMethod.WALK, self._programs.read),
             (ReadMethod.ITERATOR, lambda: read_programs(LibbpfLoader())),
@@ -79,10 +79,10 @@ class BaselineReader:
         return None
 
     def read_all(self, keep_on: Callable[[], bool]) -> Reading | None:
-        """Everything, trampolines and pages too; None if kallsyms hides it or time is up.
+        """All symbols, including trampolines and pages; None if hidden, or if interrupted.
 
         Args:
-            keep_on: asked now and then whether to go on, as this may take seconds.
+            keep_on: polled while reading, which may take seconds; reading stops if it is false.
         """
         programs = self.read_programs()
         try:
@@ -98,7 +98,7 @@ class BaselineReader:
         return Reading(KsymbolAction.ALL_READ, (*programs.symbols, *others))
 
     def _find_lines(self, keep_on: Callable[[], bool]) -> list[Ksymbol] | None:
-        """What kallsyms has; None if it hides addresses or there was no time to read it all."""
+        """The symbols in kallsyms; None if addresses are hidden or reading was interrupted."""
         self.kallsyms_reads += 1
         symbols: list[Ksymbol] = []
         rest = b""
@@ -113,7 +113,7 @@ class BaselineReader:
 
 
 def parse_code_lines(text: bytes) -> list[Ksymbol]:
-    """Symbols outside of modules in whole lines of kallsyms, without those that are hidden."""
+    """Symbols outside modules in complete kallsyms lines, except hidden ones."""
     return [
         Ksymbol(
             int(address, 16), 0, name.decode("utf-8", "backslashreplace"),
@@ -125,7 +125,7 @@ def parse_code_lines(text: bytes) -> list[Ksymbol]:
 
 
 def find_ksymbol_method(files: HostFiles) -> Finding:
-    """What ``doctor`` says of the symbols of BPF programs."""
+    """The finding of ``doctor`` about the symbols of BPF programs."""
     check, required = "BPF symbols", "names and lengths of BPF programs, read with bpf(2)"
     reader = BaselineReader(files)
     reading = reader.read_programs()

@@ -1,7 +1,7 @@
-"""Records of the kernel about its own code: parser, and reader of a perf event's ring.
+"""Parses the kernel's ksymbol records and reads them from a perf ring.
 
 Formats: include/uapi/linux/perf_event.h (``PERF_RECORD_KSYMBOL``, ``_BPF_EVENT``, ``_LOST``,
-``struct perf_event_mmap_page``). The event writes nothing else of interest.
+``struct perf_event_mmap_page``). Other records are ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from otel_kprofiler.bpf import Fence
 from otel_kprofiler.model import Ksymbol, KsymbolAction, KsymbolChange, ModuleKind
 
 PROGRAM_PREFIX: Final = "bpf_prog_"
-"""Names of functions of programs, and of nothing else, begin with it; their tag follows."""
+"""Prefix of BPF program functions, followed by the tag; the kernel uses it for nothing else."""
 PROGRAM_LOADED: Final = 1
 
 _LOST: Final = 2
@@ -30,7 +30,7 @@ _BPF_BODY: Final = struct.Struct("=HHI8s")  # event, flags, program id, tag
 _LOST_BODY: Final = struct.Struct("=QQ")  # event id, number
 _TIME: Final = struct.Struct("=Q")
 
-_LARGEST_RECORD: Final = 1024  # names have at most 512 bytes
+_LARGEST_RECORD: Final = 1024  # bytes; names have at most 512
 _HEAD, _TAIL = 128, 129  # 64-bit words of the control page
 
 
@@ -46,7 +46,7 @@ class KsymbolRecord(NamedTuple):
 
 
 class ProgramRecord(NamedTuple):
-    """A BPF program was loaded or unloaded (``event``); follows the records of its functions."""
+    """A BPF program was loaded or unloaded (``event``); comes after its functions' records."""
 
     time_ns: int
     event: int
@@ -55,7 +55,7 @@ class ProgramRecord(NamedTuple):
 
 
 class LostRecord(NamedTuple):
-    """So many records before this one did not fit into the ring."""
+    """A number of records before this one did not fit into the ring."""
 
     time_ns: int
     lost: int
@@ -65,24 +65,24 @@ PerfRecord = KsymbolRecord | ProgramRecord | LostRecord
 
 
 class PerfRecords(NamedTuple):
-    """Records in their order; ``damaged`` says that the bytes from some place on make no sense."""
+    """Records in order; ``damaged`` if parsing stopped at invalid bytes."""
 
     records: list[PerfRecord]
     damaged: bool
 
 
 def parse_perf_records(data: bytes, *, timed: bool = True) -> PerfRecords:
-    """All records of the three kinds above; others are passed over. Never raises.
+    """Parse records of the three types above; skips others and never raises.
 
-    The time lies behind the fields of a record, not at its end: for the second and each further
-    event on a CPU that listens, the kernel makes the record eight bytes longer than it fills
-    (``perf_event_ksymbol_output`` and ``perf_event_bpf_output`` of kernel/events/core.c add to
-    the size in a header that all of them share).
+    The time follows a record's fields, but need not be at its end: for each further event on
+    the same CPU, the kernel makes the record eight bytes longer than what it writes
+    (``perf_event_ksymbol_output`` and ``perf_event_bpf_output`` in kernel/events/core.c
+    increase the size in a shared header).
 
     Args:
-        data: what lay in the ring.
-        timed: the fields are followed by a time (``sample_id_all`` with ``PERF_SAMPLE_TIME``
-            alone); without, times are 0.
+        data: content of the ring.
+        timed: whether a time follows the fields (``sample_id_all`` with only
+            ``PERF_SAMPLE_TIME``); if not, times are 0.
     """
     records: list[PerfRecord] = []
     at, end = 0, len(data)
@@ -100,7 +100,7 @@ def parse_perf_records(data: bytes, *, timed: bool = True) -> PerfRecords:
 
 
 def _parse_record(kind: int, body: bytes, *, timed: bool) -> PerfRecord | None:
-    """A record without its header; None if it is of no interest or too short."""
+    """Parse a record's body; None if its type is ignored or it is too short."""
     length = len(body)
     if kind == _KSYMBOL and length > _KSYMBOL_BODY.size:
         start, size, code, flags = _KSYMBOL_BODY.unpack_from(body)
@@ -122,9 +122,9 @@ def _parse_record(kind: int, body: bytes, *, timed: bool) -> PerfRecord | None:
 
 
 def make_changes(records: Iterable[PerfRecord]) -> list[KsymbolChange]:
-    """Changes out of the records of one CPU, in their order."""
+    """Turn records of one CPU, in order, into changes."""
     changes: list[KsymbolChange] = []
-    added: list[KsymbolRecord] = []  # functions of programs whose record has not come yet
+    added: list[KsymbolRecord] = []  # functions whose program record is still to come
     for record in records:
         if isinstance(record, KsymbolRecord):
             if record.name.startswith(PROGRAM_PREFIX) and not record.removed:
@@ -148,17 +148,17 @@ def _make_change(record: KsymbolRecord, program_id: int) -> KsymbolChange:
 
 
 class PerfChunk(NamedTuple):
-    """What lay in a ring; ``was_full`` says that another record may not have fit."""
+    """Content of a ring; ``was_full`` if another record may not have fit."""
 
     data: bytes
     was_full: bool
 
 
 class PerfMemory:
-    """The mapped pages of an event's ring; tests give others with the same attributes."""
+    """The mapped pages of an event's ring; tests replace it."""
 
     def __init__(self, fd: int, size: int) -> None:
-        # Mapped for writing, the kernel drops new records instead of overwriting unread ones.
+        # If mapped writable, the kernel drops new records instead of overwriting unread ones.
         self._mapped = mmap.mmap(fd, mmap.PAGESIZE + size)
         self.control = memoryview(self._mapped)[: mmap.PAGESIZE].cast("Q")
         self.data = memoryview(self._mapped)[mmap.PAGESIZE :]
@@ -171,7 +171,7 @@ class PerfMemory:
 
 
 class PerfRing:
-    """Takes records out of the ring of a perf event; for one thread at a time.
+    """Reads the ring of a perf event; not thread-safe.
 
     Args:
         memory: the mapped ring.
@@ -184,14 +184,14 @@ class PerfRing:
         self._order = Fence()
 
     def take(self) -> PerfChunk:
-        """Take everything that was written."""
+        """Remove and return everything in the ring."""
         control, data, size = self._memory.control, self._memory.data, self._size
         tail, head = control[_TAIL], control[_HEAD]
         if head == tail:
             return PerfChunk(b"", was_full=False)
         self._order()
         used = head - tail
-        if not 0 < used <= size:  # not by this kernel's rules: nothing in it can be trusted
+        if not 0 < used <= size:  # invalid positions: nothing in the ring can be trusted
             control[_TAIL] = head
             return PerfChunk(b"", was_full=True)
         first = tail & (size - 1)

@@ -1,8 +1,8 @@
-"""Follows kernel code outside of vmlinux and modules: BPF programs, trampolines, probe pages.
+"""Tracks kernel code outside vmlinux and modules: BPF programs, trampolines, kprobe pages.
 
-Events on every CPU make the kernel write a record for whatever is loaded there. The rings are
-emptied when changes are asked for. From the first time on, a thread empties them too when one is
-half full, follows CPUs that come and go, and reads everything again when records were lost.
+Perf events on every CPU receive a record for each symbol loaded there. ``poll`` empties the rings.
+From the first poll on, a thread also empties them when one is half full, handles CPU hotplug, and
+reads everything again after records were lost.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from otel_kprofiler.tracking.ksymbol_records import LostRecord, make_changes, pa
 from otel_kprofiler.tracking.program_details import describe
 
 QUEUE_BYTES: Final = 8 << 20
-"""What may wait for ``poll`` at most; when more comes, it is dropped and all is read again."""
+"""Limit on data queued for ``poll``; more is dropped, and everything is read again."""
 SETTLE_NS: Final = 5_000_000
-"""A record has its time before it is written; a virtual CPU may stand still in between."""
+"""Delay of records: the time is taken before writing, and a virtual CPU may pause in between."""
 FOLLOW_INTERVAL_S: Final = 1.0
 READ_INTERVAL_S: Final = 0.2
 ALL_INTERVAL_S: Final = 10.0
-"""Between two readings of kallsyms, at least."""
+"""Minimum interval between two readings of kallsyms."""
 ALL_REST: Final = 50
-"""And so many times as long as one takes: seconds, where there are many programs."""
+"""Minimum idle time as a multiple of the last reading, which takes seconds with many programs."""
 QUIET_S: Final = 0.5
-"""Without losses, before kallsyms is read."""
+"""Time without losses before kallsyms is read."""
 
 _log = logging.getLogger(__name__)
 _TIME = attrgetter("time_ns")
 
 
 class KsymbolCounts(NamedTuple):
-    """What a watch has seen and done since it was opened.
+    """Counters of a watch since it was opened.
 
     Attributes:
-        added: symbols that were loaded.
-        removed: symbols that were unloaded.
-        lost: records that were lost, by cause and CPU; a loss of unknown size counts as one.
-        readings: how often all programs were read again because of that.
-        kallsyms_reads: how often ``/proc/kallsyms`` was read, for all else.
-        wakeups: how often the thread woke up.
+        added: symbols loaded.
+        removed: symbols unloaded.
+        lost: lost records by cause and CPU; a loss of unknown size counts as one.
+        readings: readings of all programs after losses.
+        kallsyms_reads: readings of ``/proc/kallsyms``, for other symbols.
+        wakeups: wakeups of the thread.
     """
 
     added: int
@@ -65,20 +65,20 @@ class KsymbolCounts(NamedTuple):
 
 
 class KsymbolWatch(ForkAware):
-    """A source of changes of code on this host, open until closed.
+    """Source of ksymbol changes on this host, until closed.
 
-    To miss nothing, open it before kallsyms is read; its thread begins with the first ``poll``.
-    ``poll`` and ``close`` belong to one thread; ``describe`` and ``counts`` may be called from
-    any. A forked child holds nothing.
+    To miss nothing, open it before kallsyms is read; the first ``poll`` starts its thread.
+    ``poll`` and ``close`` belong to one thread; ``describe`` and ``counts`` are thread-safe. A
+    forked child releases everything.
 
     Args:
         files: the host.
-        ring_bytes: size of the ring of each CPU, a power of two of pages; None for 512 KiB, which
-            is what anybody may lock, and less where there are more than 16 CPUs.
-        queue_bytes: what may wait for ``poll`` at most.
+        ring_bytes: ring size per CPU, a power of two of pages; None for 512 KiB, which any user
+            may lock, and less with more than 16 CPUs.
+        queue_bytes: limit on data queued for ``poll``.
 
     Raises:
-        HostError: the kernel gives no such events to this process, which takes CAP_PERFMON.
+        HostError: the kernel refuses the events, which need CAP_PERFMON.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class KsymbolWatch(ForkAware):
     ) -> None:
         files = files or Access()
         self._queue_bytes = queue_bytes
-        self._lock = threading.RLock()  # for the events, and the values up to the empty line
+        self._lock = threading.RLock()  # guards the events and the values up to the blank line
         self._lost: Counter[tuple[KsymbolLoss, int]] = Counter()
-        self._lost_since_ns = self._lost_ns = 0  # of losses that no reading has made good
+        self._lost_since_ns = self._lost_ns = 0  # first and last unrepaired loss
         self._chunks: list[tuple[int, bytes]] = []
         self._readings: list[KsymbolChange] = []
         self._losses: list[KsymbolChange] = []
@@ -113,11 +113,11 @@ class KsymbolWatch(ForkAware):
 
     @property
     def method(self) -> ReadMethod:
-        """How programs are read that were there before."""
+        """How the programs loaded at the start are read."""
         return self._baseline.method
 
     def poll(self, now_ns: int) -> KsymbolBatch:
-        """Changes since the last call, in the order of time; takes what is in the rings now.
+        """Empty the rings and return the changes since the last call, in order of time.
 
         Args:
             now_ns: the current boot time.
@@ -128,7 +128,7 @@ class KsymbolWatch(ForkAware):
             self._drain()
             chunks, self._chunks = self._chunks, []
             for cpu, data in chunks:
-                self._changes += self._parse(cpu, data)  # it may find out about losses
+                self._changes += self._parse(cpu, data)  # may detect losses
             told, self._readings, self._losses = self._losses + self._readings, [], []
             complete_ns = now_ns - SETTLE_NS
             if self._lost_since_ns:
@@ -139,11 +139,11 @@ class KsymbolWatch(ForkAware):
         while count and self._changes[count - 1].time_ns >= now_ns - SETTLE_NS:
             count -= 1
         released, self._changes = self._changes[:count], self._changes[count:]
-        # A reading is not held back: it tells of times before its own, which are complete by it.
+        # Readings are not held back: they complete all times before their own.
         return KsymbolBatch(sorted([*told, *released], key=_TIME), complete_ns)
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
-        """Type, place and source lines of a function's program, as far as they can be read."""
+        """Type, attachment and source lines of a function's program, as far as readable."""
         return describe(symbol)
 
     def counts(self) -> KsymbolCounts:
@@ -156,14 +156,14 @@ class KsymbolWatch(ForkAware):
         )  # fmt: skip
 
     def count_lost(self) -> Mapping[str, int]:
-        """Records that were lost, by cause, on all CPUs; a loss of unknown size counts as one."""
+        """Lost records on all CPUs, by cause; a loss of unknown size counts as one."""
         lost = Counter[str]()
         for (cause, _), count in self.counts().lost.items():
             lost[cause.value] += count
         return lost
 
     def close(self) -> None:
-        """Stop the thread and close the events; may be called again."""
+        """Stop the thread and close the events; idempotent."""
         if not self._closed:
             self._closed = True
             os.eventfd_write(self._wake_fd, 1)
@@ -172,7 +172,7 @@ class KsymbolWatch(ForkAware):
             self._release()
 
     def after_fork_in_child(self) -> None:
-        """Close what the parent goes on with; its thread, which is not here, may hold the lock."""
+        """Close the shared events; the parent's thread may hold the lock, so take a new one."""
         self._lock = threading.RLock()
         self._release()
 
@@ -184,7 +184,7 @@ class KsymbolWatch(ForkAware):
             os.close(self._wake_fd)
 
     def _drain(self) -> None:
-        """Move what lies in the rings to the queue; the lock is held."""
+        """Move data from the rings to the queue; the caller holds the lock."""
         if self._closed:
             return
         self._chunks += self._events.take()
@@ -206,7 +206,7 @@ class KsymbolWatch(ForkAware):
         os.eventfd_write(self._wake_fd, 1)
 
     def _parse(self, cpu: int, data: bytes) -> list[KsymbolChange]:
-        """Changes out of what lay in the ring of one CPU."""
+        """Parse data from one CPU's ring into changes."""
         records, damaged = parse_perf_records(data)
         if damaged:
             self._lose(KsymbolLoss.DAMAGED, cpu, 0)
@@ -221,7 +221,7 @@ class KsymbolWatch(ForkAware):
         return changes
 
     def _run(self) -> None:
-        """The thread: wakes for a ring that is half full, for a loss, and to follow CPUs."""
+        """The thread: wakes for half-full rings, losses and CPU hotplug."""
         follow_at, read_at, all_at = time.monotonic() + FOLLOW_INTERVAL_S, 0.0, 0.0
         while not self._closed:
             due = [follow_at, *[read_at] * self._read_wanted, *[all_at] * self._all_wanted]
@@ -256,7 +256,7 @@ class KsymbolWatch(ForkAware):
     def _read_all(self) -> None:
         self._all_wanted = False
         began_ns = _now_ns()
-        # Programs come first: when records are lost meanwhile, this is done again later.
+        # Programs first: if records are lost meanwhile, all of this is repeated later.
         reading = self._baseline.read_all(lambda: not (self._closed or self._read_wanted))
         self._push(began_ns, reading)
 

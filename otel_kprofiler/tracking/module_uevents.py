@@ -1,9 +1,9 @@
 """Uevents of modules.
 
-A datagram of the kernel is ``ACTION@DEVPATH`` and then ``KEY=VALUE`` for each variable, all
-ended by zero bytes (lib/kobject_uevent.c). For a module these are ``add@/module/NAME`` when its
-init function has succeeded and ``remove@/module/NAME`` when its exit function has returned,
-before its memory is freed; a module whose init function fails sends none.
+A kernel datagram is ``ACTION@DEVPATH`` followed by ``KEY=VALUE`` variables, each terminated by a
+zero byte (lib/kobject_uevent.c). The kernel sends ``add@/module/NAME`` after a module's init
+function has succeeded, and ``remove@/module/NAME`` after its exit function has returned, before
+its memory is freed. If the init function fails, it sends nothing.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ _FOLDER: Final = "/module/"
 
 
 class ModuleAction(enum.Enum):
-    """What happened to a module; the value is what the kernel writes."""
+    """What happened to a module; the value is the kernel's word."""
 
     ADDED = "add"
     REMOVED = "remove"
 
 
 class ModuleEvent(NamedTuple):
-    """One module was loaded or unloaded."""
+    """A module was loaded or unloaded."""
 
     action: ModuleAction
     name: str
 
 
 def parse_uevent(data: bytes) -> ModuleEvent | None:
-    """The module event in a datagram; None if it is about something else, or malformed."""
+    """Parse a datagram; None if it is malformed or not about a module."""
     text = data.decode("utf-8", "replace")
     variables = dict(part.partition("=")[::2] for part in text.split("\0")[1:])
     path = variables.get("DEVPATH", "")
@@ -47,34 +47,34 @@ class ModuleEvents(Protocol):
     """Where announcements come from; see ``otel_kprofiler.host.Uevents``."""
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when something waits, when woken, or in the end."""
+        """Block until a datagram arrives, ``wake`` is called, or the timeout expires."""
 
     def wake(self) -> None:
-        """End the wait of the other thread."""
+        """Wake the thread that waits."""
 
     def is_waiting(self) -> bool:
-        """Whether something waits."""
+        """Whether a datagram is ready."""
 
     def receive(self) -> list[bytes]:
-        """All that waits; raises ``OSError`` when something was lost."""
+        """All datagrams that are ready; raises ``OSError`` if any were lost."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
 
 
 class NoEvents:
-    """In place of announcements where there are none."""
+    """Stands in where the kernel's announcements are not available."""
 
     def __init__(self) -> None:
         self._woken = threading.Event()
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when woken, or in the end."""
+        """Block until ``wake`` is called or the timeout expires."""
         self._woken.wait(timeout_s)
         self._woken.clear()
 
     def wake(self) -> None:
-        """End the wait of the other thread."""
+        """Wake the thread that waits."""
         self._woken.set()
 
     def is_waiting(self) -> bool:
@@ -86,4 +86,4 @@ class NoEvents:
         return []
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""

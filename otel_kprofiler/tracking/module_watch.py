@@ -1,9 +1,9 @@
-"""Follows modules while they are loaded and unloaded.
+"""Tracks modules as they are loaded and unloaded.
 
-A thread, which begins with the first poll, sleeps until the kernel announces something. It then
-reads sections and build ids of modules that are new, for file id and RVA at once, and then their
-names. Whoever polls also looks at the list: a module whose init function runs is not announced,
-and never will be if it fails.
+A thread, started by the first poll, sleeps until the kernel announces a module. It then reads the
+sections and build ids of new modules, which suffice for file id and RVA, and then their names.
+``poll`` also checks the list of modules: one whose init function is still running has not been
+announced, and never is if that fails.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from otel_kprofiler.tracking.module_uevents import (
 )
 
 LOOK_INTERVAL_NS: Final = 100_000_000
-"""The list of modules is looked at no more often while nothing is announced."""
+"""Minimum interval between two checks of the module list without an announcement."""
 BATCH_NS: Final = 20_000_000
 """Announcements within this time are handled together."""
 NAMES_SHARE: Final = 0.05
-"""Share of a CPU that reading names may take in the long run."""
+"""Long-term share of one CPU for reading names."""
 MAX_ATTEMPTS: Final = 5
-"""What was tried in vain so often is tried again at :data:`RETRY_INTERVAL_NS` only."""
+"""Failed attempts before retries slow down to one per :data:`RETRY_INTERVAL_NS`."""
 RETRY_INTERVAL_NS: Final = 60_000_000_000
-"""Between two attempts to read names or sections of a module, when others have failed."""
+"""Interval between attempts to read a module's names or sections after repeated failures."""
 
-_YIELD_S: Final = 50e-6  # gives other threads the interpreter
+_YIELD_S: Final = 50e-6  # lets other threads take the GIL
 _LIST_PAUSE_S: Final = 0.25
 _LONGEST_PAUSE_S: Final = 5.0
 _UNLOADING: Final = "Unloading"
@@ -68,18 +68,18 @@ _log = logging.getLogger(__name__)
 
 
 class ModuleWatch:
-    """The modules of this host, followed until closed.
+    """Tracks the modules of this host until closed.
 
     ``begin``, ``poll`` and ``close`` belong to one thread, in that order.
 
     Args:
         files: the host.
-        open_events: opens the announcements; an ``OSError`` of it becomes :attr:`problem`, and
-            modules are then seen by looking alone.
-        until_bpf: whether kallsyms need not be read from the first BPF program on.
-        keep_datagrams: whether :meth:`take_datagrams` will be called.
-        names_share: how much of a CPU reading names may take in the long run.
-        now_ns: the boot time.
+        open_events: opens the announcements; if it raises ``OSError``, that becomes
+            :attr:`problem`, and modules are found only by polling the list.
+        until_bpf: whether to stop reading kallsyms at the first BPF program.
+        keep_datagrams: whether to keep datagrams for :meth:`take_datagrams`.
+        names_share: long-term share of one CPU for reading names.
+        now_ns: returns the boot time.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ModuleWatch:
         self._share = CpuShare(names_share)
         self._now = now_ns or SystemTime().boot_ns
         self._lock = threading.Lock()  # for all up to the next comment
-        # Whatever was announced up to _heard_ns has been received.
+        # Everything announced up to _heard_ns has been received.
         self._complete_ns = self._looked_ns = self._heard_ns = self._now()
         self._events = self._open()
         self._added: dict[str, int] = {}
@@ -125,7 +125,7 @@ class ModuleWatch:
         self._thread = threading.Thread(target=self._run, name="kprofiler-modules", daemon=True)
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Start from what was there when ``snapshot`` was read, after this was made. Once."""
+        """Start from a snapshot that was read after this watch was made; call once."""
         vmlinux = snapshot.module(VMLINUX)
         if vmlinux is not None:
             self._kernel_file_id = vmlinux.file_id
@@ -154,13 +154,13 @@ class ModuleWatch:
             return readings, self._complete_ns
 
     def take_datagrams(self) -> list[tuple[int, bytes]]:
-        """Announcements since the last call, with the boot times of their receipt."""
+        """Datagrams since the last call, with the boot times of their receipt."""
         with self._lock:
             taken, self._datagrams = self._datagrams, []
         return taken
 
     def close(self) -> None:
-        """End the thread; may be called again."""
+        """Stop the thread; idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -173,17 +173,17 @@ class ModuleWatch:
         try:
             return self._open_events()
         except OSError as error:
-            self.problem = f"modules are followed by looking alone: {error}"
+            self.problem = f"modules are found only by polling /proc/modules: {error}"
         _log.warning("%s", self.problem)
         return NoEvents()
 
     def _is_unchanged(self) -> bool:
-        """A look at the list; the lock is held and the thread is not busy."""
+        """Whether the list is unchanged; the lock is held and the thread is idle."""
         looked_ns = self._now()
         try:
             lines = self._read_list()
         except OSError:
-            return False  # the thread tells
+            return False  # the thread will report it
         known = self._known
         for line in lines:
             found = known.get(line.name)
@@ -197,7 +197,7 @@ class ModuleWatch:
         return True
 
     def _read_list(self) -> list[ProcModule]:
-        """What is loaded, oldest first. Raises ``OSError``."""
+        """The loaded modules, oldest first. Raises ``OSError``."""
         try:
             lines, _ = parse_modules(self._files.read_bytes(PROC_MODULES))
         except FileNotFoundError:  # a kernel without modules
@@ -212,7 +212,7 @@ class ModuleWatch:
             try:
                 self._serve()
             except Exception:  # noqa: BLE001 - counted and logged; without it nothing is followed
-                _log.exception("following modules failed, all is read again")
+                _log.exception("module tracking failed and restarts; all modules are read again")
                 self._count(restarts=1)
                 with self._lock:
                     self._events.close()
@@ -244,7 +244,7 @@ class ModuleWatch:
                     self._busy = bool(asked) or self._names_ns <= self._worked_ns
 
     def _receive(self) -> None:
-        """Note what was announced, with the times between which that was."""
+        """Record announcements, with bounds of their times."""
         with self._lock:
             asked_ns = self._now()
             try:
@@ -275,7 +275,7 @@ class ModuleWatch:
             self._busy = bool(self._busy or self._added or self._removed or self._rescan)
 
     def _look(self) -> None:
-        """Read the list, and of what is new the sections and build ids."""
+        """Read the list, and the sections and build ids of new modules."""
         with self._lock:
             added, self._added = self._added, {}
             removed, self._removed = self._removed, {}
@@ -285,7 +285,7 @@ class ModuleWatch:
         try:
             lines = self._read_list()
         except OSError as error:
-            _log.warning("modules cannot be listed: %s", error)
+            _log.warning("the list of modules cannot be read: %s", error)
             with self._lock:
                 self._added, self._removed = {**added, **self._added}, {**self._removed, **removed}
                 self._rescan = True
@@ -330,7 +330,7 @@ class ModuleWatch:
             self._next += 1
         kept = {module.number for module in found.values()}
         for number in {module.number for module in known.values()} - kept - ended.keys():
-            ended[number] = Departure(self._looked_ns, looked_ns)  # it was not announced
+            ended[number] = Departure(self._looked_ns, looked_ns)  # not announced
         self._count(readings=1)
         self._publish(found, ended, looked_ns, free_ns)
         self._looked_ns = looked_ns
@@ -350,13 +350,13 @@ class ModuleWatch:
                 self._readings.append(ModuleReading(looked_ns, free_ns, ended, loaded))
 
     def _retry(self, name: str, attempts: int) -> None:
-        """Look again later at a module whose sections could not be read."""
+        """Retry later for a module whose sections could not be read."""
         pause_ns = BATCH_NS << attempts if attempts < MAX_ATTEMPTS else RETRY_INTERVAL_NS
         self._retries[name] = attempts + 1
         self._retry_ns = min(self._retry_ns, self._now() + pause_ns)
 
     def _read_names(self) -> None:
-        """Read the names of the modules without, if the share of CPU for it is not used up."""
+        """Read missing names, unless the CPU share for it is used up."""
         began_ns = self._now()
         attempts = {name: module.attempts for name, module in self._known.items()}
         failed = {name for name, count in attempts.items() if count and count >= MAX_ATTEMPTS}
@@ -390,11 +390,11 @@ class ModuleWatch:
         self._count(names_read=1)
         self._publish(found, {}, self._looked_ns, self._looked_ns)
         if any(module.attempts == 0 for module in found.values()):
-            self._names_ns = self._now()  # it was found while names were read
+            self._names_ns = self._now()  # the module was found while names were read
         self._share.spend(time.thread_time_ns() - began_cpu_ns)
 
     def _collect(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Lines of some modules; what is announced meanwhile is handled meanwhile."""
+        """Kallsyms lines of some modules; handles announcements while it reads."""
         collector = LineCollector(names, until_bpf=self._until_bpf)
         try:
             descriptor = self._files.open_fd(PROC_KALLSYMS)
@@ -407,7 +407,7 @@ class ModuleWatch:
                         break
                     time.sleep(_YIELD_S)
         except OSError as error:
-            _log.warning("names of modules cannot be read: %s", error)
+            _log.warning("module symbols cannot be read: %s", error)
             return {}
         return collector.lines
 

@@ -1,4 +1,4 @@
-"""More about one BPF program than its functions' names: type, load time, where it runs, lines.
+"""Details of a BPF program: type, load time, attachment, source lines.
 
 Formats: include/uapi/linux/bpf.h (``struct bpf_link_info``, ``enum bpf_prog_type``).
 """
@@ -35,10 +35,10 @@ _TYPES: Final = (
 
 
 def describe(symbol: Ksymbol) -> KsymbolDetails | None:
-    """What can be said of a function of a BPF program; None if it is none.
+    """Details of a BPF program's function; None for other symbols. Thread-safe.
 
-    Type, place and source lines are known while the program is loaded, and only to a process
-    with CAP_SYS_ADMIN; else what the symbol itself says is all. Thread-safe.
+    Type, attachment and source lines are available while the program is loaded, and need
+    CAP_SYS_ADMIN; otherwise only the data of the symbol itself is.
     """
     if not symbol.name.startswith(PROGRAM_PREFIX):
         return None
@@ -54,12 +54,12 @@ def describe(symbol: Ksymbol) -> KsymbolDetails | None:
         kind = _TYPES[facts.type] if facts.type < len(_TYPES) else str(facts.type)
         program = BpfProgram(number, kind, facts.tag, facts.load_time_ns, _find_place(number))
         return KsymbolDetails(program, read_source_lines(number, symbol.start, symbol.length))
-    except OSError:  # not allowed, or gone meanwhile
+    except OSError:  # not allowed, or unloaded meanwhile
         return KsymbolDetails(program)
 
 
 def _find_place(program: int) -> str:
-    """The tracepoint or function that a program is attached to by a link, empty if unknown."""
+    """The tracepoint or function that a link attaches a program to; empty if unknown."""
     for info in _links():
         kind, _, owner, _, *words = _LINK_INFO.unpack(info[: _LINK_INFO.size])
         if owner != program:

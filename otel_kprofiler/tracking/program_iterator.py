@@ -1,7 +1,7 @@
 """Runs the iterators of iterators.bpf.c; lists the functions of all BPF programs with one.
 
-See Documentation/bpf/bpf_iterators.rst. Works with CAP_BPF and CAP_PERFMON, whatever
-``kernel.kptr_restrict`` is; the kernel needs BTF.
+See Documentation/bpf/bpf_iterators.rst. It needs CAP_BPF, CAP_PERFMON and BTF, and ignores
+``kernel.kptr_restrict``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _READ_BYTES: Final = 256 * 1024
 
 
 def read_iterator(loader: Loader, name: str) -> bytes:
-    """Everything that a program of iterators.bpf.c writes.
+    """Run a program of iterators.bpf.c and return its output.
 
     Raises:
         OSError: the kernel refused, or has no such iterator.
@@ -54,11 +54,11 @@ def read_iterator(loader: Loader, name: str) -> bytes:
 
 
 def parse_program_rows(data: bytes) -> list[Ksymbol]:
-    """Symbols out of the rows of ``list_programs``. Raises ``ValueError`` if they are damaged."""
+    """Parse the rows of ``list_programs``. Raises ``ValueError`` if they are damaged."""
     symbols, at = [], 0
     while at < len(data):
         if len(data) - at < _ROW.size:
-            raise ValueError("a row of the program iterator is cut off")
+            raise ValueError("a row of the program iterator is truncated")
         start, end, load_time_ns, number, name_bytes = _ROW.unpack_from(data, at)
         at += _ROW.size + name_bytes
         name = data[at - name_bytes : at].rstrip(b"\0").decode("utf-8", "backslashreplace")
@@ -69,5 +69,5 @@ def parse_program_rows(data: bytes) -> list[Ksymbol]:
 
 
 def read_programs(loader: Loader) -> list[Ksymbol]:
-    """Functions of all programs that are loaded; raises as :func:`read_iterator`."""
+    """Functions of all loaded programs; raises as :func:`read_iterator`."""
     return parse_program_rows(read_iterator(loader, _PROGRAM))

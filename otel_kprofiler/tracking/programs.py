@@ -1,7 +1,7 @@
-"""All BPF programs that are loaded now, read by bpf(2).
+"""Reads the loaded BPF programs with bpf(2).
 
 Formats: include/uapi/linux/bpf.h (``union bpf_attr``, ``struct bpf_prog_info``,
-``struct bpf_func_info``). Names are made as kernel/bpf/core.c, ``bpf_get_prog_name``, makes them.
+``struct bpf_func_info``). Symbol names follow ``bpf_get_prog_name`` in kernel/bpf/core.c.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _InfoAttributes(ctypes.Structure):
 
 
 class _ProgramInfo(ctypes.Structure):
-    """``struct bpf_prog_info`` up to ``attach_btf_id``; older kernels fill the first part only."""
+    """``struct bpf_prog_info`` up to ``attach_btf_id``; older kernels fill only the first part."""
 
     _fields_ = (
         ("type", ctypes.c_uint32),
@@ -88,11 +88,11 @@ class _ProgramInfo(ctypes.Structure):
 
 
 class HiddenAddressesError(OSError):
-    """The kernel lists programs, but gives no addresses to a process without CAP_SYSLOG."""
+    """The kernel lists programs, but hides their addresses from processes without CAP_SYSLOG."""
 
 
 class ProgramFacts(NamedTuple):
-    """What BPF_OBJ_GET_INFO_BY_FD says of a program; ``starts`` and ``lengths`` by function."""
+    """A program's data from BPF_OBJ_GET_INFO_BY_FD; ``starts`` and ``lengths`` by function."""
 
     type: int
     id: int
@@ -107,10 +107,10 @@ class ProgramFacts(NamedTuple):
 
 
 class ProgramReader:
-    """Reads programs one after the other; remembers those it has read. For one thread.
+    """Reads programs, and caches them by id; not thread-safe.
 
-    Ids are given out in ascending order over the whole range of 31 bits before one is used
-    again, so a program that is still listed need not be read again.
+    The kernel reuses an id only after all other 31-bit ids, so a cached program that is still
+    listed need not be read again.
     """
 
     def __init__(self) -> None:
@@ -119,10 +119,10 @@ class ProgramReader:
         self._arrays = _Arrays(_USUAL_FUNCTIONS)
 
     def read(self) -> list[Ksymbol]:
-        """Functions of all programs that are loaded.
+        """Functions of all loaded programs.
 
         Raises:
-            HiddenAddressesError: the programs are visible, but not where they are.
+            HiddenAddressesError: the kernel hides their addresses.
             OSError: the kernel refused (``EPERM`` without CAP_SYS_ADMIN) or is too old.
         """
         known: dict[int, tuple[Ksymbol, ...]] = {}
@@ -148,7 +148,7 @@ class ProgramReader:
         btf = self._find_btf(facts.btf_id) if facts.types else None
         names = []
         for index in range(len(facts.starts)):
-            # The first function has the tag of the program, which differs from its own.
+            # The first function's name has the program's tag instead of its own.
             tag = facts.tags[index] if 0 < index < len(facts.tags) else facts.tag
             if btf is not None and index < len(facts.types):
                 function = btf.functions.get(facts.types[index], "")
@@ -171,7 +171,7 @@ class ProgramReader:
 
 
 class _Arrays:
-    """Room for the arrays of a program with so many functions, and the struct that asks."""
+    """Buffers for a program with up to ``capacity`` functions, and the struct for the query."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -190,13 +190,11 @@ class _Arrays:
         self._info = _ProgramInfo()
 
     def read(self, fd: int) -> tuple[ProgramFacts, int]:
-        """Facts of a program, and the capacity that it needs."""
+        """Read a program's facts and the capacity that it needs."""
         info, capacity = self._info, self.capacity
         ctypes.memmove(ctypes.addressof(info), self._question, len(self._question))
         read_info(fd, info)
-        compiled = (
-            info.jited_bytes > 0
-        )  # else the interpreter runs it, which has no code of its own
+        compiled = info.jited_bytes > 0  # otherwise it is interpreted and has no machine code
         if compiled and not info.ksyms:
             raise HiddenAddressesError(errno.EPERM, "addresses of BPF programs are hidden")
         count = min(info.nr_ksyms, info.nr_lengths, capacity) if compiled else 0
@@ -222,7 +220,7 @@ class _Arrays:
 
 
 def find_facts(number: int) -> ProgramFacts | None:
-    """What there is to know of a program; None if it is gone. Raises ``OSError``."""
+    """Read the facts of a program; None if it was unloaded. Raises ``OSError``."""
     return _find_facts(number, _Arrays(_USUAL_FUNCTIONS))
 
 
@@ -252,14 +250,14 @@ def iterate_ids(command: int = _PROG_GET_NEXT_ID) -> Iterator[int]:
 
 
 def read_info(fd: int, info: Any) -> None:
-    """BPF_OBJ_GET_INFO_BY_FD into a ctypes object. Raises ``OSError``."""
+    """Fill a ctypes object with BPF_OBJ_GET_INFO_BY_FD. Raises ``OSError``."""
     attributes = _InfoAttributes(fd, ctypes.sizeof(info), ctypes.addressof(info))
     bpf_call(_OBJ_GET_INFO_BY_FD, attributes)
 
 
 @contextmanager
 def open_program(number: int) -> Iterator[int | None]:
-    """A descriptor of a program, None if it is gone. Raises ``OSError``."""
+    """A descriptor of a program; None if it was unloaded. Raises ``OSError``."""
     try:
         fd = bpf_call(_PROG_GET_FD_BY_ID, _IdAttributes(number))
     except FileNotFoundError:
@@ -272,7 +270,7 @@ def open_program(number: int) -> Iterator[int | None]:
 
 
 def find_btf(number: int) -> bytes | None:
-    """BTF data by its id; None if it is gone or was refused."""
+    """BTF data by its id; None if it was unloaded or access was refused."""
     try:
         fd = bpf_call(_BTF_GET_FD_BY_ID, _IdAttributes(number))
     except OSError:
@@ -287,20 +285,20 @@ def find_btf(number: int) -> bytes | None:
 
 
 def _read_btf(fd: int, data: ctypes.Array[ctypes.c_char] | None) -> int:
-    """Fill ``data`` (``struct bpf_btf_info``: address, size, id); returns the whole size."""
+    """Fill ``data`` (``struct bpf_btf_info``: address, size, id); returns the full size."""
     info = (ctypes.c_uint64 * 2)(ctypes.addressof(data) if data else 0, len(data) if data else 0)
     read_info(fd, info)
     return info[1] & 0xFFFFFFFF
 
 
 def read_source_lines(number: int, start: int, length: int) -> tuple[tuple[int, str, int], ...]:
-    """Lines of one function of a program: (offset in it, file, line), ascending.
+    """Source lines of a program's function: (offset in bytes, file, line), ascending.
 
-    Empty when the program is gone, or was compiled without line information.
+    Empty if the program was unloaded, or was compiled without line information.
 
     Args:
         number: id of the program.
-        start: where the function begins.
+        start: address of the function.
         length: its length in bytes.
     """
     with open_program(number) as fd:

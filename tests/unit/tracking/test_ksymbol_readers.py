@@ -1,4 +1,4 @@
-"""How programs that were there before are read when the kernel allows less and less."""
+"""How loaded programs are read as the kernel permits fewer and fewer methods."""
 
 import os
 import re
@@ -23,7 +23,7 @@ PROGRAM = Ksymbol(0xFFFFFFFFC0001000, 33, "bpf_prog_1_a", ModuleKind.BPF, 9, 2)
 
 
 class Files:
-    """A host with a kallsyms."""
+    """A host with a kallsyms file."""
 
     def __init__(self, tmp_path, lines=LINES):
         (tmp_path / "kallsyms").write_bytes(lines)
@@ -45,7 +45,7 @@ def refuse(error):
 
 @pytest.fixture
 def host(monkeypatch, tmp_path):
-    """A host where the methods named are refused."""
+    """A host that refuses the named methods."""
 
     def make(walk=None, iterator=None, lines=LINES):
         def given(*_):
@@ -70,7 +70,7 @@ def host(monkeypatch, tmp_path):
         (PermissionError(1, "no"), ValueError("rows"), ReadMethod.KALLSYMS),
     ],
 )
-def test_the_best_way_that_is_allowed_is_taken(host, walk, iterator, method):
+def test_the_best_permitted_method_is_used(host, walk, iterator, method):
     files = host(walk, iterator)
     reader = BaselineReader(files)
     reading = reader.read_programs()
@@ -85,7 +85,7 @@ def test_the_best_way_that_is_allowed_is_taken(host, walk, iterator, method):
     assert method.value in finding.observed
 
 
-def test_everything_is_programs_with_lengths_and_lines_of_all_else(host):
+def test_a_full_reading_has_programs_with_lengths_and_other_symbols_of_kallsyms(host):
     reader = BaselineReader(host())
     action, symbols = reader.read_all(lambda: True)
     assert action is KsymbolAction.ALL_READ
@@ -94,7 +94,7 @@ def test_everything_is_programs_with_lengths_and_lines_of_all_else(host):
     assert reader.kallsyms_reads == 1
 
 
-def test_kallsyms_alone_gives_everything_without_lengths(host):
+def test_kallsyms_alone_gives_all_symbols_without_lengths(host):
     reader = BaselineReader(host(PermissionError(), PermissionError()))
     symbols = reader.read_all(lambda: True).symbols
     assert [(s.name, s.length) for s in symbols] == [
@@ -103,8 +103,8 @@ def test_kallsyms_alone_gives_everything_without_lengths(host):
 
 
 @pytest.mark.parametrize("lines", [LINES, re.sub(rb"[0-9a-f]{16}", b"0" * 16, LINES)])
-def test_what_is_hidden_or_cut_short_is_no_reading_of_everything(host, lines):
-    """Else all that it lacks would count as unloaded."""
+def test_a_hidden_or_interrupted_kallsyms_is_not_a_full_reading(host, lines):
+    """Otherwise all missing symbols would count as unloaded."""
     reader = BaselineReader(host(lines=lines))
     hidden = lines is not LINES
     assert reader.read_all(lambda: hidden).action is KsymbolAction.PROGRAMS_READ
@@ -118,7 +118,7 @@ def facts(**more):
     return ProgramFacts(**{**values, **more})
 
 
-def test_names_are_made_as_the_kernel_makes_them(monkeypatch):
+def test_function_names_match_those_of_the_kernel(monkeypatch):
     """The first function has the program's tag; without types the others are called F."""
     reader = ProgramReader()
     assert reader._function_names(facts()) == [f"bpf_prog_{'a' * 16}_short",

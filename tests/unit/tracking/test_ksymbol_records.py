@@ -1,4 +1,4 @@
-"""The kernel's records about code, captured and made up; the ring that they come through."""
+"""Captured and synthetic ksymbol records of the kernel, and their ring."""
 
 import struct
 from pathlib import Path
@@ -39,7 +39,7 @@ def program(number, tag, *, event=1, time_ns=7):
     return struct.pack("=IHH", 18, 0, len(body) + 8) + body
 
 
-def test_captured_programs_come_and_go():
+def test_captured_records_of_program_loads_and_unloads_are_parsed():
     """The records of two programs, one with a subprogram, as the kernel wrote them."""
     records = captured("programs")
     loaded = [
@@ -56,7 +56,7 @@ def test_captured_programs_come_and_go():
             for r in loaded] == records[5:]  # fmt: skip
 
 
-def test_functions_are_given_the_id_of_their_program():
+def test_functions_get_the_id_of_their_program():
     changes = make_changes(captured("programs"))
     assert [(c.action.value, c.symbols[0].name[26:], c.symbols[0].program_id) for c in changes] == [
         ("added", "kprof_ks", 3), ("added", "kprof_ks_sub", 4), ("added", "F", 4),
@@ -64,7 +64,7 @@ def test_functions_are_given_the_id_of_their_program():
     ]  # fmt: skip
 
 
-def test_captured_trampolines_and_pages():
+def test_captured_records_of_trampolines_and_pages_are_parsed():
     start = 0xFFFFFFFFC0615000
     assert [(c.action, c.symbols) for c in make_changes(captured("trampoline"))] == [
         (action, (Ksymbol(start, 229, "ftrace_trampoline", OOL),))
@@ -75,7 +75,7 @@ def test_captured_trampolines_and_pages():
     ]  # fmt: skip
 
 
-def test_captured_lines_of_kallsyms():
+def test_captured_kallsyms_lines_are_parsed():
     symbols = parse_code_lines((CAPTURED / "kallsyms").read_bytes())
     assert len(symbols) == 9
     assert {s.name for s in symbols if s.kind is OOL} == {
@@ -86,7 +86,7 @@ def test_captured_lines_of_kallsyms():
     assert parse_code_lines(b"0000000000000000 t bpf_prog_1_a\t[bpf]") == []
 
 
-def test_records_of_two_loads_that_mixed_keep_their_programs():
+def test_interleaved_records_of_two_loads_keep_their_programs():
     """A thread may lose its CPU to another load between the records of its program."""
     first, second = "1" * 16, "2" * 16
     data = (
@@ -99,8 +99,8 @@ def test_records_of_two_loads_that_mixed_keep_their_programs():
 
 
 @pytest.mark.parametrize("others", [0, 1, 5])
-def test_the_time_is_found_when_others_listen_too(others):
-    """The kernel then leaves room behind it, with whatever was in the ring before."""
+def test_the_time_is_found_when_other_events_are_open_on_the_cpu(others):
+    """The kernel then leaves a gap after the time, with stale bytes of the ring."""
     rest = b"\xaa" * 8 * others
 
     def longer(record):
@@ -117,7 +117,7 @@ def test_the_time_is_found_when_others_listen_too(others):
     assert times == [*range(71, 79), 90, 91]
 
 
-def test_lost_and_unknown_records():
+def test_lost_records_are_parsed_and_unknown_ones_ignored():
     lost = struct.pack("=IHHQQQ", 2, 0, 32, 99, 127, 5)
     unknown = struct.pack("=IHHQ", 77, 0, 16, 5)
     assert parse_perf_records(unknown + lost).records == [LostRecord(5, 127)]
@@ -127,7 +127,7 @@ def test_lost_and_unknown_records():
     "data",
     [b"\0\0\0", struct.pack("=IHH", 17, 0, 0), struct.pack("=IHH", 17, 0, 4000) + bytes(64)],
 )
-def test_a_damaged_record_ends_the_reading_and_is_told(data):
+def test_a_damaged_record_stops_parsing_and_is_reported(data):
     good = ksymbol(1, "bpf_prog_1_a")
     records, damaged = parse_perf_records(good + data)
     assert damaged
@@ -152,8 +152,8 @@ class Memory:
         self.control[128] = head + len(record)
 
 
-def test_the_ring_survives_wrap_around():
-    """Every record comes out once, whatever part of it lies at the end of the ring."""
+def test_records_survive_a_ring_wrap_around():
+    """Each record is read once, wherever the end of the ring splits it."""
     memory = Memory(PAGE)
     ring = PerfRing(memory, PAGE)
     taken = []
@@ -169,7 +169,7 @@ def test_the_ring_survives_wrap_around():
     assert ring.take() == (b"", False)
 
 
-def test_a_reader_slower_than_the_writer_knows_that_it_may_have_missed_something():
+def test_a_full_ring_is_reported():
     memory = Memory(PAGE)
     ring = PerfRing(memory, PAGE)
     told = 0
@@ -185,7 +185,7 @@ def test_a_reader_slower_than_the_writer_knows_that_it_may_have_missed_something
 
 
 @pytest.mark.parametrize("head", [PAGE + 8, 1 << 40])
-def test_a_torn_head_is_no_reason_to_read_beyond_the_ring(head):
+def test_a_torn_head_does_not_cause_a_read_beyond_the_ring(head):
     memory = Memory(PAGE)
     memory.control[128] = head
     ring = PerfRing(memory, PAGE)
