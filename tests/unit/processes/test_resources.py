@@ -1,4 +1,4 @@
-"""Resources: identity of processes and what /proc tells about them."""
+"""Resources: the identity of processes and their attributes from /proc."""
 
 import os
 
@@ -66,19 +66,19 @@ def test_two_users_of_a_pid_never_share_a_resource(proc):
     assert new.attributes["process.executable.name"] == "server"
 
 
-def test_a_process_that_has_gone_keeps_what_the_sample_knows(proc):
+def test_a_process_that_has_exited_keeps_the_data_of_the_sample(proc):
     attributes = resources(proc).get(raw(99, 7 * TICK_NS, comm=b"cc1")).attributes
     assert attributes["process.executable.name"] == "cc1"
     assert "process.creation.time" in attributes
 
 
-def test_without_start_time_in_samples_proc_tells_reused_pids_apart(proc):
+def test_without_start_times_in_samples_proc_distinguishes_reused_pids(proc):
     proc(5, 300)
     found = resources(proc)
     first = found.get(raw(5, None))
     assert found.get(raw(5, None)) is first
     proc(5, 400, exe="/bin/other")
-    assert found.get(raw(5, None)) is first  # not looked at again within a window
+    assert found.get(raw(5, None)) is first  # not read again within a window
     found.next_window()
     assert found.get(raw(5, None)).attributes["process.executable.name"] == "other"
 
@@ -89,7 +89,7 @@ def test_a_kernel_thread_is_named_after_its_thread(proc):
     assert found.attributes["process.executable.name"] == "kworker/0:1"
 
 
-def test_the_creation_time_stays_the_same_when_clocks_are_synchronised(proc):
+def test_the_creation_time_survives_a_clock_synchronisation(proc):
     class Source:
         offset = 10**18
 
@@ -117,14 +117,14 @@ def test_the_number_of_resources_is_bounded(proc):
     assert new == [1, 2, 3, 1]
 
 
-def test_what_is_known_beforehand_is_not_looked_up(proc):
+def test_resources_known_in_advance_are_not_looked_up(proc):
     proc(5, 300)
     known = {ProcessKey(5, 300 * TICK_NS): {"process.pid": 5, "host.name": "elsewhere"}}
     found = resources(proc, known=known)
     assert found.get(raw(5, 300 * TICK_NS)).attributes == known[5, 300 * TICK_NS]
 
 
-def test_own_process_matches_proc():
+def test_the_own_process_matches_proc():
     with open("/proc/self/stat", "rb") as file:
         ticks = parse_start_ticks(file.read())
     sample = raw(os.getpid(), ticks * TICK_NS + 1)
@@ -141,17 +141,17 @@ def test_own_process_matches_proc():
         (b"0::/ecs/task/" + b"ab" * 16 + b"-1234567890\n", "ab" * 16 + "-1234567890"),
     ],
 )
-def test_container_ids(text, expected):
+def test_container_ids_are_parsed(text, expected):
     assert parse_container_id(text) == expected
 
 
 @pytest.mark.parametrize("stat", [b"", b"1 (x", b"1 (x) S 1", b"1 (x) " + b"S " * 30])
-def test_a_broken_stat_line_is_refused(stat):
+def test_a_malformed_stat_line_is_rejected(stat):
     with pytest.raises(ValueError):
         parse_start_ticks(stat)
 
 
-def test_host_attributes_name_host_and_kernel(tmp_path):
+def test_host_attributes_identify_host_and_kernel(tmp_path):
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/machine-id").write_text("abc\n")
     attributes = read_host_attributes(Access(str(tmp_path)))
@@ -159,7 +159,7 @@ def test_host_attributes_name_host_and_kernel(tmp_path):
     assert attributes["os.version"] == os.uname().release
 
 
-def test_other_common_attributes_hold_for_every_process(proc):
+def test_new_common_attributes_apply_to_every_process(proc):
     found = resources(proc)
     assert "a" not in found.get(raw(42, 10**9)).attributes
     found.rebase({"a": "new"})

@@ -1,4 +1,4 @@
-"""Recordings: what goes in comes out, and nothing of the replaying host."""
+"""Recordings return what was recorded, and nothing of the replaying host."""
 
 import errno
 import json
@@ -31,7 +31,7 @@ def ring_record(time_ns, frames):
 
 @pytest.fixture
 def tree(tmp_path):
-    """A host with two modules, of which one lets nobody look."""
+    """A host with two modules, one of them unreadable."""
     root = tmp_path / "host"
     for path, content in {
         "proc/kallsyms": b"ffffffff81000000 T _text\n",
@@ -86,7 +86,7 @@ def test_a_replay_returns_each_recorded_drain_with_its_watermark(recorded):
     recording.close()
 
 
-def test_the_files_are_those_of_the_recorded_host(recorded):
+def test_replayed_files_are_those_of_the_recorded_host(recorded):
     recording = Recording(recorded)
     files = recording.files
     assert files.read_bytes("/proc/kallsyms") == b"ffffffff81000000 T _text\n"
@@ -98,7 +98,7 @@ def test_the_files_are_those_of_the_recorded_host(recorded):
     recording.close()
 
 
-def test_what_the_recorded_host_lacked_or_refused_is_so_in_the_replay(recorded):
+def test_missing_and_unreadable_files_are_so_in_the_replay_too(recorded):
     recording = Recording(recorded)
     with pytest.raises(FileNotFoundError):
         recording.files.read_bytes("/proc/modules")
@@ -111,7 +111,7 @@ def test_what_the_recorded_host_lacked_or_refused_is_so_in_the_replay(recorded):
     recording.close()
 
 
-def test_events_and_resources_come_back(recorded):
+def test_events_and_resources_survive_a_round_trip(recorded):
     recording = Recording(recorded)
     assert list(recording.blocks("events/modules")) == [(160, b"add loop")]
     assert recording.resources == {ProcessKey(3, 1): {"process.pid": 3, "tags": ("a", "b")}}
@@ -119,7 +119,7 @@ def test_events_and_resources_come_back(recorded):
     recording.close()
 
 
-def test_blocks_keep_their_order_over_many_entries(tmp_path, monkeypatch):
+def test_blocks_keep_their_order_across_many_entries(tmp_path, monkeypatch):
     monkeypatch.setattr("otel_kprofiler.recording.recording._FLUSH_BYTES", 100)
     writer = RecordingWriter(str(tmp_path / "many"))
     for time_ns in range(50):
@@ -132,18 +132,18 @@ def test_blocks_keep_their_order_over_many_entries(tmp_path, monkeypatch):
     recording.close()
 
 
-def test_an_abandoned_recording_leaves_nothing(tmp_path):
+def test_an_abandoned_recording_leaves_no_file(tmp_path):
     writer = RecordingWriter(str(tmp_path / "gone"))
     writer.add_records(ring_record(1, [1]), 1)
     writer.abandon()
     assert os.listdir(tmp_path) == []
 
 
-def test_a_recording_is_for_its_owner_only(recorded):
+def test_only_the_owner_can_read_a_recording(recorded):
     assert stat.S_IMODE(os.stat(recorded).st_mode) == 0o600
 
 
-def test_a_recording_of_another_version_is_refused_with_its_version(recorded, tmp_path):
+def test_a_recording_of_another_version_is_rejected_by_its_version(recorded, tmp_path):
     changed = str(tmp_path / "changed")
     with zipfile.ZipFile(recorded) as old, zipfile.ZipFile(changed, "w") as new:
         for name in old.namelist():
@@ -156,14 +156,14 @@ def test_a_recording_of_another_version_is_refused_with_its_version(recorded, tm
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\5\6" + bytes(18)])
-def test_what_is_no_recording_is_refused(tmp_path, content):
+def test_a_file_that_is_not_a_recording_is_rejected(tmp_path, content):
     path = tmp_path / "other"
     path.write_bytes(content)
     with pytest.raises(KProfilerError, match="no recording"):
         Recording(str(path))
 
 
-def test_damaged_records_are_refused(tmp_path):
+def test_damaged_records_are_rejected(tmp_path):
     writer = RecordingWriter(str(tmp_path / "damaged"))
     writer.add_records(ring_record(1, [1])[:-4], 1)
     writer.finish(FACTS)

@@ -1,4 +1,4 @@
-"""Settings of the sampler and what is derived from them."""
+"""Settings of the sampler and values derived from them."""
 
 import pytest
 
@@ -19,12 +19,12 @@ from otel_kprofiler.sampling.attachment import plan_ring_bytes
     ],
     ids=str,
 )
-def test_settings_outside_their_range_are_refused(settings):
+def test_out_of_range_settings_are_rejected(settings):
     with pytest.raises(ValueError, match=r"must be|more than"):
         SamplerConfig(**settings)
 
 
-def test_the_period_is_the_distance_of_samples():
+def test_the_period_is_the_reciprocal_of_the_rate():
     assert SamplerConfig(samples_per_second=10_000).period_ns == 100_000
     assert SamplerConfig(samples_per_second=1).period_ns == 1_000_000_000
 
@@ -37,7 +37,7 @@ def test_the_ring_holds_four_drain_intervals():
     assert plan_ring_bytes(pinned, 64) == plan_ring_bytes(fast, 1)
 
 
-def test_the_ring_is_neither_tiny_nor_beyond_reason():
+def test_the_ring_size_is_bounded():
     assert plan_ring_bytes(SamplerConfig(), 1) == 256 * 1024
     assert plan_ring_bytes(SamplerConfig(map_scale_factor=3), 1) == 8 * 256 * 1024
     huge = SamplerConfig(samples_per_second=10_000, map_scale_factor=8)
@@ -52,7 +52,7 @@ class OldKernel:
         return b"5.4.0-200-generic\n"
 
 
-def test_a_kernel_without_what_is_needed_is_named():
+def test_an_unsupported_kernel_is_named_in_the_error():
     sampler = EbpfSampler(SamplerConfig(), access=OldKernel())
     with pytest.raises(KernelFeatureError, match=r"5\.4\.0-200-generic") as raised:
         sampler.start()
