@@ -17,7 +17,7 @@ from otel_kprofiler.agent.exporters import (
     open_changed,
     put_in_place,
 )
-from otel_kprofiler.agent.limits import Governor, Limits, Meter
+from otel_kprofiler.agent.limits import Governor, Limits, Meter, next_look_s
 from otel_kprofiler.agent.memory import give_back_memory, limit_allocator, settle
 from otel_kprofiler.agent.reload import ConfigReader, Lottery
 from otel_kprofiler.agent.settings import (
@@ -124,7 +124,7 @@ class Agent:
         try:
             self._health = self._open_health(config)
             with self._signals():
-                self._start(reporter, config.receiver)
+                self._start(reporter, config)
                 if self._pipeline:
                     self._pipeline.step()  # the first window is exported during what follows
                 run_unprivileged(lambda: self._telemetry.configure(config))
@@ -168,13 +168,13 @@ class Agent:
     def _count_lost_symbols(self) -> Mapping[str, int]:
         return self._pipeline.count_lost_symbol_records() if self._pipeline else {}
 
-    def _start(self, reporter: Reporter, receiver: Receiver) -> None:
-        pipeline = None
+    def _start(self, reporter: Reporter, config: Config) -> None:
+        pipeline, receiver = None, config.receiver
         prepared, self._prepared = self._prepared, None
         try:
             pipeline = open_live(
-                sampler_config(receiver),
-                window_schedule(receiver),
+                sampler_config(config),
+                window_schedule(config),
                 reporter,
                 access=self._access,
                 clock=self._clock,
@@ -235,10 +235,12 @@ class Agent:
             config.service.limits.max_cpu_percent / 100,
             config.service.limits.max_rss_megabytes * 1024 * 1024,
         )
-        self._next_measure = now + config.receiver.monitor_interval.seconds
+        interval_s = config.receiver.monitor_interval.seconds
+        self._next_measure = now + interval_s
         if self._pipeline is None or not any(limits):
             return
         usage, settings = self._meter.read(), self._pipeline.sampler.config
+        self._next_measure = now + next_look_s(usage, limits, interval_s)
         wanted = config.receiver.samples_per_second
         rate = self._governor.decide(usage, limits, settings.samples_per_second, wanted)
         if limits.rss_bytes and usage.rss_bytes > limits.rss_bytes:
@@ -250,7 +252,7 @@ class Agent:
             100 * usage.cpu, usage.rss_bytes >> 20, settings.samples_per_second, rate,
         )  # fmt: skip
         changed_ns = self._pipeline.sampler.reconfigure(replace(settings, samples_per_second=rate))
-        self._pipeline.change_windows(changed_ns, window_schedule(config.receiver))
+        self._pipeline.change_windows(changed_ns, window_schedule(config))
 
     def _draw(self, now: float) -> None:
         """Begin or end a time without samples, by ``probabilistic_threshold``."""
@@ -292,7 +294,7 @@ class Agent:
         try:
             if config.service.health.endpoint != old.service.health.endpoint:
                 health = self._open_health(config)
-            self._change_receiver(old.receiver, config.receiver, reporter)
+            self._change_receiver(old, config, reporter)
         except BaseException:
             close_exporters(opened)
             if health and health is not self._health:
@@ -309,7 +311,7 @@ class Agent:
             self._on_config(config)
         _log.info("reloaded; new exporters: %s", ", ".join(opened) or "none")
 
-    def _change_receiver(self, old: Receiver, new: Receiver, reporter: Reporter) -> None:
+    def _change_receiver(self, old: Config, new: Config, reporter: Reporter) -> None:
         if self._pipeline is None:
             # What kept it from sampling may be gone.
             self._start(reporter, new)
@@ -319,10 +321,10 @@ class Agent:
         changed_ns = pipeline.sampler.reconfigure(sampler_config(new))
         if pipeline.sampler.period_ns != period_ns or schedule != window_schedule(old):
             pipeline.change_windows(changed_ns, schedule)
-        if resource_attributes(new) != resource_attributes(old):
-            change_attributes(pipeline, self._access, resource_attributes(new))
-        self._configure_timers(new)
-        fixed = find_fixed(old, new)
+        if resource_attributes(new.receiver) != resource_attributes(old.receiver):
+            change_attributes(pipeline, self._access, resource_attributes(new.receiver))
+        self._configure_timers(new.receiver)
+        fixed = find_fixed(old.receiver, new.receiver)
         if fixed:
             _log.warning("these changes need a restart of the agent: %s", ", ".join(fixed))
 

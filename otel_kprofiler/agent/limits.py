@@ -15,6 +15,7 @@ _CALM: Final = 0.6
 _CALM_ROUNDS: Final = 6
 """Measurements in a row with room for more before the rate grows again."""
 _GROWTH: Final = 1.25
+_NEAR_INTERVAL_S: Final = 1.0
 _STEEPEST: Final = 4
 """The rate is divided by this at most in one step."""
 
@@ -49,6 +50,12 @@ class Meter:
         before, self._before = self._before, (self._now(), self._cpu_s())
         wall, cpu = (after - earlier for after, earlier in zip(self._before, before, strict=True))
         return Usage(cpu / wall if wall > 0 else 0.0, read_resident_bytes())
+
+
+def next_look_s(usage: Usage, limits: Limits, interval_s: float) -> float:
+    """Seconds until usage is measured again: memory near its limit grows within a second."""
+    is_near = limits.rss_bytes and usage.rss_bytes > _AIM * limits.rss_bytes
+    return min(interval_s, _NEAR_INTERVAL_S) if is_near else interval_s
 
 
 class Governor:

@@ -168,7 +168,8 @@ class Pipeline(Generic[SamplerT]):
                 break
             time.sleep(_SETTLE_S)
         self._collect(now_ns)
-        self._add_until(_END_OF_TIME_NS)
+        while self._add_until(_END_OF_TIME_NS) and len(self._gate):
+            self._close_window(None)
         with self._lock:
             given_up = len(self._gate.release(_END_OF_TIME_NS))
             self._in_windows += given_up
@@ -210,21 +211,24 @@ class Pipeline(Generic[SamplerT]):
     def _collect(self, passed_ns: int) -> None:
         """Resolve and collect the samples taken before ``passed_ns``; close due windows."""
         windows = self._get_windows()
-        while windows.end_boot_ns <= passed_ns:
-            if not self._add_until(windows.end_boot_ns):
-                return
+        while (
+            self._add_until(min(windows.end_boot_ns, passed_ns))
+            and windows.end_boot_ns <= passed_ns
+        ):
             self._close_window(None)
             if windows.end_boot_ns <= passed_ns:
                 # The host was suspended: windows in which nothing can be are left out.
                 earliest_ns = self._gate.find_earliest_ns()
                 windows.skip_to(min(passed_ns, earliest_ns or passed_ns))
-        self._add_until(passed_ns)
 
     def _must_end(self) -> bool:
         return self._stop_requested or time.monotonic() > self._deadline_s
 
     def _add_until(self, before_ns: int) -> bool:
-        """Resolve and add the samples taken before; False if there was no time for all."""
+        """Resolve and add the samples taken before; False if there was no time for all.
+
+        A full window ends before the next sample, and those that are left wait for the next one.
+        """
         windows = self._get_windows()
         with self._lock:
             samples = self._gate.release(before_ns)
@@ -236,6 +240,8 @@ class Pipeline(Generic[SamplerT]):
                 if self._must_end():
                     return False
                 sample = samples[-1]
+                if windows.end_if_full(sample.time_ns):
+                    return True
                 stack = self._symbolizer.resolve(sample)
                 windows.add(sample, stack, self.resources.get(sample))
                 samples.pop()  # at once: a backlog takes much memory

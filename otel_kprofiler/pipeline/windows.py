@@ -46,11 +46,13 @@ class WindowSchedule:
             hosts do not report at the same moment.
         first_ns: length of the first window, so that something is seen soon. While windows turn
             out to be empty, each is twice as long as the one before.
+        max_samples: a window that holds this many ends early; None for no limit.
     """
 
     interval_ns: int
     jitter: float = 0.0
     first_ns: int | None = None
+    max_samples: int | None = None
 
     def length_ns(self, random_unit: float) -> int:
         """Length of a window later on; ``random_unit`` is in [0, 1)."""
@@ -116,9 +118,20 @@ class WindowBuilder:
             self.end_boot_ns = min(self.end_boot_ns, self._changes[0][0])
         self._groups: dict[Resource, dict[_Key, list[int]]] = {}
         self._unfinished: dict[Stack, RawSample] = {}
+        self._count = self._last_ns = 0
+
+    def end_if_full(self, next_ns: int) -> bool:
+        """End the window before the next sample if it holds as many as it may."""
+        limit = self._schedule.max_samples
+        if limit is None or self._count < limit or next_ns <= self._last_ns:
+            return False
+        self.end_boot_ns = min(self.end_boot_ns, next_ns)
+        return True
 
     def add(self, sample: RawSample, stack: Stack, resource: Resource) -> None:
         """Add one sample; its time must lie before the window's end."""
+        self._count += 1
+        self._last_ns = sample.time_ns
         group = self._groups.get(resource)
         if group is None:
             group = self._groups[resource] = {}

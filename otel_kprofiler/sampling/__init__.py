@@ -3,11 +3,12 @@
 from otel_kprofiler.sampling.archive import DAMAGED, MAX_JSON_BYTES, Archive
 from otel_kprofiler.sampling.command import HeldCommand
 from otel_kprofiler.sampling.on_cpu import EbpfSampler, RawSink
-from otel_kprofiler.sampling.sampler import Sampler, SamplerConfig, SamplerCounts
+from otel_kprofiler.sampling.sampler import MAX_RING_BYTES, Sampler, SamplerConfig, SamplerCounts
 
 __all__ = [
     "DAMAGED",
     "MAX_JSON_BYTES",
+    "MAX_RING_BYTES",
     "Archive",
     "EbpfSampler",
     "HeldCommand",

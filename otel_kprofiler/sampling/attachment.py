@@ -55,7 +55,6 @@ from otel_kprofiler.sampling.sampler import SamplerConfig
 _PLANNED_FRAMES: Final = 64
 _PLANNED_DRAINS: Final = 4
 _MIN_RING_BYTES: Final = 256 * 1024
-_MAX_RING_BYTES: Final = 1 << 30
 _TARGETS: Final = 1024
 _PROGRAM: Final = "kprofiler_sample"
 _INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
@@ -159,12 +158,12 @@ class Attachment:
 
 
 def plan_ring_bytes(config: SamplerConfig, cpus: int) -> int:
-    """Size of the ring: four drain intervals of 64 frames, at least 256 KiB, at most 1 GiB."""
+    """Bytes of the ring: four drain intervals of 64 frames, at least 256 KiB, within the limit."""
     record = RECORD_OVERHEAD + RECORD_HEADER_BYTES + 8 * _PLANNED_FRAMES
     rate = config.samples_per_second * (len(config.pin_cpu_ids) or cpus)
     planned = int(rate * config.drain_interval_s * record * _PLANNED_DRAINS)
     wanted = max(planned, _MIN_RING_BYTES) << config.map_scale_factor
-    return ring_bytes(min(wanted, _MAX_RING_BYTES))
+    return min(ring_bytes(wanted), ring_bytes(config.max_ring_bytes // 2 + 1))
 
 
 def _check_release(release: KernelRelease) -> None:

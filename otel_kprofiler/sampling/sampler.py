@@ -10,6 +10,7 @@ from otel_kprofiler.bpf import MAX_INTERRUPT_RANGES, SpanLayout
 from otel_kprofiler.model import MAX_FRAMES, LossCause, RawSample
 
 MAX_SAMPLES_PER_SECOND: Final = 10_000
+MAX_RING_BYTES: Final = 1 << 30
 _NS_PER_S: Final = 1_000_000_000
 
 
@@ -27,6 +28,7 @@ class SamplerConfig:
         target_pids: processes to sample (thread group ids); empty: all.
         min_process_age_ns: leave out processes younger than this. Without BTF the age is
             unknown and nothing is left out.
+        max_ring_bytes: upper limit of the ring, whatever the rest asks for.
         map_scale_factor: the ring is 2 to the power of this as large as computed.
         drain_interval_s: how often the owner means to call ``drain``.
         interrupt_ranges: half-open address ranges of the code that interrupts enter through
@@ -54,6 +56,7 @@ class SamplerConfig:
     send_idle_frames: bool = False
     target_pids: tuple[int, ...] = ()
     min_process_age_ns: int = 0
+    max_ring_bytes: int = MAX_RING_BYTES
     map_scale_factor: int = 0
     drain_interval_s: float = 0.25
     interrupt_ranges: tuple[tuple[int, int], ...] = ()

@@ -50,6 +50,7 @@ STORED = "tests/unit/export/test_spool.py"
 WRITTEN = "tests/unit/host/test_writing.py"
 
 MUTATIONS = [
+    Mutation("more samples than memory for a window", WINDOWS, "        self.end_boot_ns = min(self.end_boot_ns, next_ns)\n        return True\n", "        return False\n", "tests/unit/pipeline/test_pipeline.py::test_a_full_window_ends_before_the_next_sample_and_loses_none"),
     Mutation("receiver down", RETRY, "        failures += 1\n", "        failures += 1\n        return answer, LossCause.REJECTED\n", f"{RECEIVERS}::test_a_receiver_that_is_down_is_waited_for"),
     Mutation("receiver refusing for now", GRPC, "        StatusCode.UNAVAILABLE,\n", "", f"{RECEIVERS}::test_grpc_faults_that_pass_cost_nothing"),
     Mutation("receiver refusing for good", GRPC, "    return Answer(Verdict.REFUSED, code.name, message)\n", "    return Answer(Verdict.RETRY, code.name, message)\n", f"{RECEIVERS}::test_grpc_refusals_are_counted_and_not_repeated"),

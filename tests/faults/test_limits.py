@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.otlp import decode_windows
 from tests.faults.accounts import check_account, check_stream
 
@@ -37,6 +38,20 @@ def test_the_rate_falls_to_keep_the_cpu_limit_and_every_profile_has_its_own_peri
             span = window.end_unix_ns - window.start_unix_ns
             assert len(times) <= span / window.period_ns + 2
     assert sum(got.samples.values()) == account["exporters"]["otlp_grpc"]["exported"]
+
+
+def test_memory_stays_within_its_limit_at_the_highest_rate(run_agent, receiver, arrived):
+    """By a smaller ring and shorter windows; samples that find the ring full are counted."""
+    receiver.up()
+    agent = run_agent(receiver.endpoint, rate=10_000, more="limits: {max_rss_megabytes: 120}")
+    highest, end = 0, time.monotonic() + 15
+    while time.monotonic() < end:
+        highest = max(highest, read_resident_bytes(agent.process.pid))
+        time.sleep(0.1)
+    account = agent.stop()
+    assert highest < 120 << 20
+    exporter = check_account(account, arrived(receiver.payloads))
+    assert exporter["exported"] > 0
 
 
 def test_a_stalled_loop_is_seen_by_health(run_agent, receiver):

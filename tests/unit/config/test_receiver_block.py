@@ -32,21 +32,21 @@ service:
 
 # Key: what a user has written, and what the parts that do the work get.
 HONOURED = {
-    "reporter_interval": ("7s", lambda r: window_schedule(r).interval_ns, 7_000_000_000),
-    "reporter_jitter": ("0.5", lambda r: window_schedule(r).jitter, 0.5),
-    "samples_per_second": ("97", lambda r: sampler_config(r).samples_per_second, 97),
-    "send_idle_frames": ("true", lambda r: sampler_config(r).send_idle_frames, True),
-    "filter_min_process_age": ("2s", lambda r: sampler_config(r).min_process_age_ns, 2 * 10**9),
-    "map_scale_factor": ("3", lambda r: sampler_config(r).map_scale_factor, 3),
-    "bpf_verifier_log_level": ("2", lambda r: sampler_config(r).verifier_log_level, 2),
-    "no_kernel_version_check": ("true", lambda r: sampler_config(r).check_kernel, False),
-    "pin_cpu_ids": ('"0-1,3"', lambda r: sampler_config(r).pin_cpu_ids, (0, 1, 3)),
-    "monitor_interval": ("9s", lambda r: r.monitor_interval.seconds, 9),
-    "clock_sync_interval": ("1m30s", lambda r: r.clock_sync_interval.seconds, 90),
-    "probabilistic_interval": ("2m", lambda r: r.probabilistic_interval.seconds, 120),
-    "probabilistic_threshold": ("30", lambda r: r.probabilistic_threshold, 30),
-    "verbose_mode": ("true", lambda r: r.verbose_mode, True),
-    "error_mode": ("ignore", lambda r: r.error_mode, "ignore"),
+    "reporter_interval": ("7s", lambda c: window_schedule(c).interval_ns, 7_000_000_000),
+    "reporter_jitter": ("0.5", lambda c: window_schedule(c).jitter, 0.5),
+    "samples_per_second": ("97", lambda c: sampler_config(c).samples_per_second, 97),
+    "send_idle_frames": ("true", lambda c: sampler_config(c).send_idle_frames, True),
+    "filter_min_process_age": ("2s", lambda c: sampler_config(c).min_process_age_ns, 2 * 10**9),
+    "map_scale_factor": ("3", lambda c: sampler_config(c).map_scale_factor, 3),
+    "bpf_verifier_log_level": ("2", lambda c: sampler_config(c).verifier_log_level, 2),
+    "no_kernel_version_check": ("true", lambda c: sampler_config(c).check_kernel, False),
+    "pin_cpu_ids": ('"0-1,3"', lambda c: sampler_config(c).pin_cpu_ids, (0, 1, 3)),
+    "monitor_interval": ("9s", lambda c: c.receiver.monitor_interval.seconds, 9),
+    "clock_sync_interval": ("1m30s", lambda c: c.receiver.clock_sync_interval.seconds, 90),
+    "probabilistic_interval": ("2m", lambda c: c.receiver.probabilistic_interval.seconds, 120),
+    "probabilistic_threshold": ("30", lambda c: c.receiver.probabilistic_threshold, 30),
+    "verbose_mode": ("true", lambda c: c.receiver.verbose_mode, True),
+    "error_mode": ("ignore", lambda c: c.receiver.error_mode, "ignore"),
 }
 REFUSED = {
     "frame_cache_size": "32768",
@@ -66,7 +66,7 @@ REFUSED = {
 def load(values):
     lines = "\n".join(f"    {key}: {value}" for key, value in values.items())
     text = BLOCK.format(block=lines)
-    return parse_config(text, path="agent.yaml", environ={}).config.receiver
+    return parse_config(text, path="agent.yaml", environ={}).config
 
 
 def test_every_key_is_one_or_the_other():

@@ -1,5 +1,6 @@
 """The main path with a scripted sampler: event time, windows, accounting."""
 
+import itertools
 from time import sleep
 
 import pytest
@@ -301,3 +302,25 @@ def test_a_step_leaves_its_backlog_when_a_stop_is_requested(parts):
     pipeline.stop()
     assert counts(windows) == [2000, 0]
     assert pipeline.account().gaps() == []
+
+
+def test_a_full_window_ends_before_the_next_sample_and_loses_none(parts):
+    """Also where samples are of one time, and where more than a window are left at the end."""
+    pipeline, sampler, _symbols, windows, time = parts
+    pipeline.change_windows(time.boot, WindowSchedule(5 * SECOND, max_samples=4))
+    start = time.boot
+    sampler.ready = [raw(start + offset) for offset in (1, 2, 3, 3, 4, 4, 4, 7, 8, 9, 10)]
+    pipeline.step(1)
+    del windows[0]  # ended by the change
+    assert counts(windows) == [4, 4]
+    sampler.ready = [raw(time.boot + offset) for offset in range(1, 7)]
+    pipeline.stop()
+    assert counts(windows) == [4, 4, 4, 4, 1]
+    assert pipeline.account().gaps() == []
+    for earlier, later in itertools.pairwise(windows):
+        assert earlier.end_unix_ns <= later.start_unix_ns
+    for window in windows:
+        (group,) = window.resources
+        for sample in group.samples:
+            for time_ns in sample.timestamps_unix_ns:
+                assert window.start_unix_ns <= time_ns < window.end_unix_ns

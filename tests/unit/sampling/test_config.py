@@ -1,5 +1,7 @@
 """Settings of the sampler and values derived from them."""
 
+from dataclasses import replace
+
 import pytest
 
 from otel_kprofiler.errors import KernelFeatureError
@@ -42,6 +44,7 @@ def test_the_ring_size_is_bounded():
     assert plan_ring_bytes(SamplerConfig(map_scale_factor=3), 1) == 8 * 256 * 1024
     huge = SamplerConfig(samples_per_second=10_000, map_scale_factor=8)
     assert plan_ring_bytes(huge, 512) == 1 << 30
+    assert plan_ring_bytes(replace(huge, max_ring_bytes=(8 << 20) - 1), 512) == 4 << 20
 
 
 class OldKernel:
