@@ -1,4 +1,4 @@
-"""From a closed window to every exporter's queue, and the account of what became of samples."""
+"""Delivers closed windows to every exporter's queue and keeps the account of their samples."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp import Encoded, encode_window
 
 MAX_WAITING_SAMPLES: Final = 250_000
-"""Samples of windows that wait for encoding, some 25 MB; one window may have more."""
+"""Limit of samples waiting to be encoded, about 25 MB; a single window may exceed it."""
 _ENCODING_SHARE: Final = 0.7
-"""Share of the time for shutting down after which no further window is encoded."""
+"""Share of the shutdown timeout after which no further window is encoded."""
 
 _log = logging.getLogger(__name__)
 
 Encoder = Callable[[Window, Encoding], Encoded]
-"""Encodes a window as an exporter states it."""
+"""Encodes a window as an exporter requires."""
 
 
 def encode(window: Window, encoding: Encoding) -> Encoded:
@@ -41,27 +41,27 @@ def encode(window: Window, encoding: Encoding) -> Encoded:
 
 
 class _Task(NamedTuple):
-    """A window and the queues that there were when it was closed."""
+    """A window and the queues that existed when it was closed."""
 
     window: Window
     queues: tuple[ExportQueue, ...]
     samples: int
-    not_offered: Mapping[str, int]  # at that time, by exporter
+    not_offered: Mapping[str, int]  # by exporter, as of that time
 
 
 class Reporter:
-    """Encodes each window once per :class:`Encoding`, and fills the exporters' queues.
+    """Encodes each window once per :class:`Encoding` and fills the exporters' queues.
 
-    Encoding runs in a thread of its own, so that a large window never delays the drain of
-    the ring. Call it with a window from one thread; the other methods are thread-safe. The
-    account of an exporter goes by its name, and goes on when its queue is replaced.
+    Encoding has its own thread, so that a large window never delays draining the ring buffer.
+    Call the reporter from one thread; the other methods are thread-safe. An exporter's account
+    belongs to its name and continues when its queue is replaced.
 
     Args:
-        queues: one per exporter, which states its encoding.
-        encoder: how windows are encoded.
-        capacity: windows that wait for encoding, with :data:`MAX_WAITING_SAMPLES` at most; the
-            oldest is dropped, and counted, when one more comes.
-        background: false to encode in the thread that hands over windows.
+        queues: one per exporter.
+        encoder: encodes a window.
+        capacity: maximum number of windows waiting to be encoded, together at most
+            :data:`MAX_WAITING_SAMPLES` samples; above that the oldest is dropped and counted.
+        background: False to encode in the calling thread.
     """
 
     def __init__(
@@ -77,15 +77,15 @@ class Reporter:
         self._past: dict[str, list[QueueCounts]] = {}
         self._not_offered = {queue.exporter.name: 0 for queue in queues}
         self._handed_over = 0
-        self._latest: Window | None = None  # of which a receiver was or will be told
-        self._told: dict[ExportQueue, StreamTotals] = {}  # what the last request said
+        self._latest: Window | None = None  # its totals, for the final request
+        self._reported: dict[ExportQueue, StreamTotals] = {}  # totals in the last request
         self._encoder = encoder
         self._capacity = capacity
         self._waiting: deque[_Task] = deque()
         self._changed = threading.Condition()
         self._encoding: _Task | None = None
-        # While the batches of that task go to its queues, which may take as long as a disk does:
-        # what each queue had accepted before. What it has accepted since is no longer pending.
+        # What each queue had accepted before the current task's batches were put, which may wait
+        # for a disk. What it has accepted since is no longer pending here.
         self._accepted_before: dict[ExportQueue, int] = {}
         self._closing = False
         self._background = background
@@ -93,14 +93,14 @@ class Reporter:
             threading.Thread(target=self._run, name="kprofiler-encode", daemon=True).start()
 
     def __call__(self, window: Window) -> None:
-        """Take a window for export; never blocks. An empty one has nothing to send.
+        """Queue a window for encoding; never blocks. Empty windows are not sent.
 
-        What the window lost at the end of sampling is counted for each exporter.
+        Losses of the window at the end of sampling are counted for each exporter.
         """
         given_up = window.lost.get(LossCause.SHUTDOWN, 0)
         with self._changed:
             if window.totals:
-                self._latest = _without_samples(window, self._latest)
+                self._latest = _account_only(window, self._latest)
             if given_up:
                 self._lose(self._take(window, given_up), LossCause.SHUTDOWN)
             if not window.resources:
@@ -114,13 +114,13 @@ class Reporter:
             self._encode_next()
 
     def _is_full(self, more: int) -> bool:
-        """Whether a window has to give way; one may always wait, however large it is."""
+        """Whether a waiting window must be dropped; an empty queue takes a window of any size."""
         samples = sum(task.samples for task in self._waiting) + more
         full = len(self._waiting) >= self._capacity or samples > MAX_WAITING_SAMPLES
         return full and bool(self._waiting)
 
     def _take(self, window: Window, samples: int) -> _Task:
-        """A window, or a part of it, as all exporters have it now; with the lock held."""
+        """A task for a window or part of it, for the current queues; call with the lock held."""
         task = _Task(window, self._queues, samples, dict(self._not_offered))
         self._handed_over += samples
         for name in self._not_offered.keys() - {queue.exporter.name for queue in self._queues}:
@@ -128,9 +128,9 @@ class Reporter:
         return task
 
     def replace(self, queues: Sequence[ExportQueue]) -> None:
-        """Hand over to these queues from the next window on.
+        """Use these queues from the next window on.
 
-        Queues that are not among them any more deliver what they have, and are then closed.
+        Queues no longer among them deliver what they have and are then closed, in the background.
         """
         with self._changed:
             leaving = [queue for queue in self._queues if queue not in queues]
@@ -139,22 +139,22 @@ class Reporter:
             for queue in queues:
                 self._not_offered.setdefault(queue.exporter.name, self._handed_over)
         for queue in leaving:
-            threading.Thread(target=self._see_off, args=(queue,), daemon=True).start()
+            threading.Thread(target=self._drain_and_close, args=(queue,), daemon=True).start()
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """What became of the samples, by exporter; all counts of one instant."""
+        """The account of each exporter, all as of one instant."""
         with self._changed:
             return tuple(map(self._account, self._not_offered))
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait until every window handed over has been exported; False if time ran out."""
+        """Wait until every window so far has been exported; False on timeout."""
         deadline = time.monotonic() + timeout_millis / 1000
         encoded = self._wait_encoded(deadline)
         flushed = [queue.force_flush(_millis_to(deadline)) for queue in self._open_queues()]
         return encoded and all(flushed)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Export what there is within the time; the rest is counted as lost at shutdown."""
+        """Export what is pending within the timeout; count the rest as lost at shutdown."""
         now = time.monotonic()
         deadline = now + timeout_millis / 1000
         self._wait_encoded(now + _ENCODING_SHARE * timeout_millis / 1000)
@@ -163,12 +163,12 @@ class Reporter:
             while self._waiting:
                 self._lose(self._waiting.popleft(), LossCause.SHUTDOWN)
             if self._encoding and not self._accepted_before:
-                self._lose(self._encoding, LossCause.SHUTDOWN)  # its requests come too late
+                self._lose(self._encoding, LossCause.SHUTDOWN)  # too late to send
                 self._encoding = None
             self._changed.notify_all()
         queues = self._open_queues()
         if len(queues) == 1:
-            # Without a thread: there may be none any more when the interpreter ends.
+            # In this thread: none can be started during interpreter shutdown.
             self._shut_down(queues[0], deadline)
             return
         closers = [
@@ -180,20 +180,20 @@ class Reporter:
             closer.join()
 
     def _shut_down(self, queue: ExportQueue, deadline: float) -> None:
-        queue.shutdown(_millis_to(deadline), functools.partial(self._last_words, queue))
+        queue.shutdown(_millis_to(deadline), functools.partial(self._make_final_request, queue))
 
-    def _last_words(self, queue: ExportQueue) -> Batch | None:
-        """The account alone, if it is another one than the receiver was told last."""
+    def _make_final_request(self, queue: ExportQueue) -> Batch | None:
+        """A request with the account alone, unless the last request had the same account."""
         exporter = queue.exporter
         with self._changed:
             if self._latest is None or queue not in self._queues:
                 return None
             account = self._account(exporter.name)
-            window = _addressed(self._latest, account, account.not_offered)
-            assert window.totals  # noqa: S101 - see where it is set
-            if window.totals == self._told.get(queue) or not window.totals.taken:
+            window = _for_receiver(self._latest, account, account.not_offered)
+            assert window.totals  # noqa: S101 - _latest always has totals
+            if window.totals == self._reported.get(queue) or not window.totals.taken:
                 return None
-            self._told[queue] = window.totals
+            self._reported[queue] = window.totals
         encoded = self._encode(window, exporter.encoding)
         return encoded.batches[0] if encoded and encoded.batches else None
 
@@ -205,7 +205,7 @@ class Reporter:
         open_ = [q for q in (*self._queues, *self._leaving) if q.exporter.name == name]
         of_open = [queue.counts() for queue in open_]
         counts = [*self._past.get(name, ()), *of_open]
-        unput = sum(map(self._count_unput, open_, of_open))
+        not_queued = sum(map(self._count_not_queued, open_, of_open))
         lost, carried_lost = Counter[LossCause](), Counter[LossCause]()
         for one in counts:
             lost.update(one.lost)
@@ -214,22 +214,22 @@ class Reporter:
             name=name,
             exported=sum(one.exported for one in counts),
             lost=dict(lost),
-            pending=sum(one.queued for one in counts) + unput,
+            pending=sum(one.queued for one in counts) + not_queued,
             not_offered=self._not_offered[name],
             carried=sum(one.carried for one in counts),
             carried_lost=dict(carried_lost),
             unknown_since_unix_ns=max([q.unknown_since_unix_ns for q in open_], default=0),
         )
 
-    def _count_unput(self, queue: ExportQueue, counts: QueueCounts) -> int:
-        """Samples of windows that are still to be put into a queue."""
-        unput = sum(task.samples for task in self._tasks() if queue in task.queues)
+    def _count_not_queued(self, queue: ExportQueue, counts: QueueCounts) -> int:
+        """Samples of windows that have not been put into a queue yet."""
+        not_queued = sum(task.samples for task in self._tasks() if queue in task.queues)
         if queue in self._accepted_before:
-            unput -= counts.accepted - self._accepted_before[queue]
-        return unput
+            not_queued -= counts.accepted - self._accepted_before[queue]
+        return not_queued
 
     def _lose(self, task: _Task, cause: LossCause) -> None:
-        """Count a window as lost that waits no longer; called with the lock held."""
+        """Count a window as lost for all its queues; call with the lock held."""
         for queue in task.queues:
             queue.lose(task.samples, cause)
             if queue in self._accepted_before:
@@ -244,14 +244,14 @@ class Reporter:
                 lambda: not self._tasks(), max(0.0, deadline - time.monotonic())
             )
 
-    def _see_off(self, queue: ExportQueue) -> None:
-        """Close a queue once it has delivered all that was meant for it, and keep its account."""
+    def _drain_and_close(self, queue: ExportQueue) -> None:
+        """Close a queue once it has delivered all its windows, and keep its account."""
         with self._changed:
             self._changed.wait_for(lambda: all(queue not in task.queues for task in self._tasks()))
         queue.force_flush(threading.TIMEOUT_MAX * 1000)
         queue.shutdown(0)
         with self._changed:
-            self._told.pop(queue, None)
+            self._reported.pop(queue, None)
             self._past.setdefault(queue.exporter.name, []).append(queue.counts())
             self._leaving.remove(queue)
 
@@ -287,21 +287,21 @@ class Reporter:
         return True
 
     def _encode_all(self, task: _Task) -> list[Encoded | None]:
-        """Encode for each queue; once for those that want the same and have lost the same."""
+        """Encode for each queue, once for queues with the same encoding and losses."""
         encoded: dict[object, Encoded | None] = {}
         results = []
         for queue in task.queues:
             encoding = queue.exporter.encoding
             with self._changed:
                 account = self._account(queue.exporter.name)
-            window = _addressed(task.window, account, task.not_offered.get(account.name, 0))
+            window = _for_receiver(task.window, account, task.not_offered.get(account.name, 0))
             key = (encoding, repr(window.totals))
             if key not in encoded:
                 encoded[key] = self._encode(window, encoding)
             result = encoded[key]
             if result and result.batches and window.totals:
                 with self._changed:
-                    self._told[queue] = window.totals
+                    self._reported[queue] = window.totals
             results.append(result)
         return results
 
@@ -309,13 +309,13 @@ class Reporter:
         try:
             return self._encoder(window, encoding)
         except Exception:  # noqa: BLE001 - logged with its traceback and counted
-            # A defect of ours must cost this window, counted, and not the whole profiler.
+            # A bug must cost only this window, counted, and not stop the profiler.
             _log.exception("a window of %d samples could not be encoded", window.sample_count)
             return None
 
 
-def _addressed(window: Window, account: ExporterAccount, not_offered: int) -> Window:
-    """The window with what one receiver will not get in its totals."""
+def _for_receiver(window: Window, account: ExporterAccount, not_offered: int) -> Window:
+    """The window with totals that include what this receiver will not get."""
     totals = window.totals
     if totals is None:
         return window
@@ -329,8 +329,8 @@ def _addressed(window: Window, account: ExporterAccount, not_offered: int) -> Wi
     return replace(window, totals=totals)
 
 
-def _without_samples(window: Window, before: Window | None) -> Window:
-    """A window for the account alone: it has what all resources have in common."""
+def _account_only(window: Window, before: Window | None) -> Window:
+    """A window with the account alone, for the attributes that all its resources share."""
     common: Resource | None = None
     for resource, _ in window.resources:
         attributes = resource.attributes
@@ -353,7 +353,7 @@ def _millis_to(deadline: float) -> float:
 
 
 def _start(thread: threading.Thread) -> bool:
-    """Start a thread, or do its work here where the system allows no further one."""
+    """Start a thread, or run it here if the system allows no more threads; returns which."""
     try:
         thread.start()
     except RuntimeError:

@@ -3,14 +3,14 @@
 ::
 
     KProfilerError(message, hint)            exit status 1
-    ├── ConfigError(problems)                exit status 2, every problem at once
-    ├── HostError                            exit status 3, this host cannot do it
+    ├── ConfigError(problems)                exit status 2, lists every problem
+    ├── HostError                            exit status 3, this host cannot be profiled
     │   ├── PrivilegeError(missing)          a capability is missing
     │   ├── KernelFeatureError(feature)      the kernel is too old or built without it
     │   └── DependencyError(package)         a library is missing
     ├── SamplerError(log)                    the sampler failed, verifier log included
     ├── ExportError                          an output cannot be written
-    └── PayloadError                         data that is not OTLP profiles as we know them
+    └── PayloadError                         data that is not valid OTLP profiles
 
 A frame that cannot be resolved is data (:class:`otel_kprofiler.model.Unresolved`),
 never an exception.
@@ -23,11 +23,11 @@ from dataclasses import dataclass
 
 
 class KProfilerError(Exception):
-    """Base of all errors that users may meet.
+    """Base of all errors shown to users.
 
     Args:
         message: what went wrong, in one sentence.
-        hint: what to do about it; shown as ``fix:`` by the command line.
+        hint: how to fix it; the command line shows it as ``fix:``.
     """
 
     exit_status: int = 1
@@ -96,11 +96,11 @@ class PrivilegeError(HostError):
 
 
 class KernelFeatureError(HostError):
-    """The kernel is too old, or was built without something that is needed."""
+    """The kernel is too old, or was built without a required feature."""
 
 
 class DependencyError(HostError):
-    """A library that is needed at run time is not installed."""
+    """A library required at run time is not installed."""
 
 
 class SamplerError(KProfilerError):
@@ -116,4 +116,4 @@ class ExportError(KProfilerError):
 
 
 class PayloadError(KProfilerError):
-    """Data cannot be read as OTLP profiles: broken, or of a layout that is not understood."""
+    """Data cannot be decoded as OTLP profiles: damaged, or of an unsupported layout."""

@@ -1,7 +1,7 @@
-"""Ways out for encoded profiles: gRPC, HTTP, files, the screen, and the queue before each.
+"""Exporters of encoded profiles: gRPC, HTTP, files, standard output; and their sending queues.
 
-Exporters see bytes and counts, never stacks. The transports load their libraries only when
-they are used: importing this room costs neither gRPC nor requests.
+Exporters see bytes and counts, never stacks. Importing this package loads neither gRPC nor
+requests; each is loaded when its exporter is first used.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _LATE = {
 
 
 def __getattr__(name: str) -> object:
-    """Load a transport when it is first asked for."""
+    """Import a transport on first use."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -1,8 +1,8 @@
-"""What every exporter is: OpenTelemetry's names and life cycle, over bytes and counts.
+"""Exporter interface: OpenTelemetry's names and life cycle, over bytes and counts.
 
-An exporter knows nothing of stacks. It is given a :class:`~otel_kprofiler.model.Batch` in the
-form and below the size limit that it states, and answers how many of the batch's samples
-arrived and why the others did not.
+An exporter knows nothing of stacks. It gets a :class:`~otel_kprofiler.model.Batch` in its stated
+form and below its stated size limit, and returns how many samples of the batch arrived and why the
+others did not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from otel_kprofiler.model import AttributeForm, Batch, Encoding, Form, LossCause
 
 
 class ExportOutcome(enum.Enum):
-    """What became of one call of :meth:`ProfileExporter.export`."""
+    """Outcome of one call of :meth:`ProfileExporter.export`."""
 
     SUCCESS = 0
     FAILURE = 1
@@ -25,11 +25,11 @@ class ExportResult(NamedTuple):
     """Outcome of one export; ``exported`` plus all of ``lost`` is the batch's sample count.
 
     Attributes:
-        outcome: SUCCESS also when the receiver took a part of the batch only.
-        exported: samples that are known to have arrived, never more.
+        outcome: SUCCESS even if the receiver accepted only part of the batch.
+        exported: samples that are known to have arrived; a lower bound.
         lost: the other samples of the batch, by cause.
-        message: for people; empty if there is nothing to say.
-        error_type: short, of few distinct values (``UNAVAILABLE``, ``503``); empty on success.
+        message: human-readable, possibly empty.
+        error_type: short and of low cardinality (``UNAVAILABLE``, ``503``); empty on success.
     """
 
     outcome: ExportOutcome
@@ -55,13 +55,13 @@ class ExportResult(NamedTuple):
 class ProfileExporter(abc.ABC):
     """Sends batches to one receiver.
 
-    ``export`` is called by one thread at a time; the other methods may be called by any
-    thread, also while an ``export`` is under way.
+    ``export`` is called by one thread at a time; the other methods are thread-safe, even during
+    an ``export``.
 
     Attributes:
         name: component id for logs and metrics, such as ``otlp_grpc/backup``.
-        form: how batches for this exporter must be encoded.
-        max_bytes: largest payload that this exporter sends, before compression; None if any.
+        form: required form of batches.
+        max_bytes: largest payload that this exporter sends, before compression; None for no limit.
         attributes: how resource and scope attributes are written in batches for this exporter.
     """
 
@@ -77,24 +77,24 @@ class ProfileExporter(abc.ABC):
 
     @abc.abstractmethod
     def export(self, batch: Batch) -> ExportResult:
-        """Send a batch; blocks until it arrived or is given up, retries included.
+        """Send a batch; blocks until it has arrived or all retries have failed.
 
-        Failures of the receiver or of the way to it are results, not exceptions. After
-        ``shutdown`` the result is a failure with the cause ``SHUTDOWN``.
+        Receiver and network failures are results, not exceptions. After ``shutdown`` the result
+        is a failure with the cause ``SHUTDOWN``.
         """
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait until nothing is under way; False if that takes longer than the timeout."""
+        """Wait for a running export; False on timeout."""
         return True
 
     def find_trouble(self) -> str:
-        """Why the receiver cannot be reached at present, in words; empty when it can be."""
+        """Why the receiver is currently unreachable; empty if it is reachable."""
         return ""
 
     @abc.abstractmethod
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Release everything; idempotent.
+        """Release all resources; idempotent.
 
-        Ends a wait between two attempts at once; an attempt under way may take up to the
-        timeout, and is then broken off.
+        Ends a wait between attempts at once; a running attempt may take up to the timeout and is
+        then aborted.
         """

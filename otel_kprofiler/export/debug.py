@@ -1,4 +1,4 @@
-"""The exporter for eyes: says on standard output, or elsewhere, what passes by."""
+"""Debug exporter: prints a summary of each batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from otel_kprofiler.model import Batch, Form, LossCause
 
 
 class Verbosity(enum.Enum):
-    """How much the debug exporter tells."""
+    """How much the debug exporter prints."""
 
     BASIC = "basic"
     """Profiles, samples, bytes."""
@@ -26,8 +26,8 @@ class DebugExporter(ProfileExporter):
     """Prints one line per batch.
 
     Args:
-        verbosity: how much to tell.
-        out: where to; standard output by default.
+        verbosity: how much to print.
+        out: where to print; standard output by default.
         name: component id.
     """
 
@@ -47,7 +47,7 @@ class DebugExporter(ProfileExporter):
         self._closed = False
 
     def export(self, batch: Batch) -> ExportResult:
-        """Print the line; a closed or broken output is a loss by ``WRITE_FAILED``."""
+        """Print the line; a closed or broken output counts as ``WRITE_FAILED``."""
         if self._closed:
             return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")
         counts = batch.profile_samples
@@ -68,5 +68,5 @@ class DebugExporter(ProfileExporter):
         return ExportResult.success(batch)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Print nothing more."""
+        """Stop printing."""
         self._closed = True

@@ -30,16 +30,16 @@ _PATH: Final = "v1development/profiles"
 
 @dataclass(frozen=True, slots=True)
 class OtlpSettings:
-    """What the environment says about sending profiles.
+    """OTLP exporter settings for profiles from the environment.
 
     Attributes:
         protocol: ``grpc``, ``http/protobuf`` or ``http/json``.
         endpoint: receiver.
-        exact: whether ``endpoint`` is the signal's own address, not a base to append a path to.
+        exact: whether ``endpoint`` is the full address rather than a base to append the path to.
         headers: sent with each request.
         timeout_s: for all attempts to send one batch, seconds.
         compression: ``none`` or ``gzip``.
-        tls: certificates, and whether to do without TLS.
+        tls: certificates, and whether to disable TLS.
     """
 
     protocol: str = "grpc"
@@ -51,7 +51,7 @@ class OtlpSettings:
     tls: Tls = field(default_factory=Tls)
 
     def open_exporter(self) -> ProfileExporter:
-        """The exporter for these settings.
+        """Create the exporter for these settings.
 
         Raises:
             ExportError: the endpoint, a header or a file is unusable.
@@ -92,7 +92,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> OtlpSettings:
     problems: list[ConfigProblem] = []
 
     def text(option: str) -> tuple[str, str]:
-        """Name of the variable that counts, and its value."""
+        """Name and value of the variable that takes precedence."""
         for name in (_SIGNAL + option, _GENERAL + option):
             if value := environ.get(name, "").strip():
                 return name, value
@@ -123,7 +123,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> OtlpSettings:
         for pair in filter(str.strip, value.split(",")):
             key, separator, content = pair.partition("=")
             if not separator or not key.strip():
-                refuse(name, "must be key=value pairs with commas between them")
+                refuse(name, "must be comma-separated key=value pairs")
                 break
             parsed[unquote(key).strip().lower()] = unquote(content).strip()
         return parsed
@@ -151,16 +151,16 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> OtlpSettings:
 def exporter_from_environment(
     address: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> ProfileExporter:
-    """An OTLP exporter as the environment describes it.
+    """Create an OTLP exporter from the environment.
 
     Args:
-        address: receiver, instead of the environment's: ``grpc://host:port`` (plain text),
-            ``grpcs://host:port`` (TLS), or ``http://`` or ``https://`` for OTLP over HTTP, with
-            the path of the signal if it is in the address, else appended to it.
+        address: receiver, overriding the environment's: ``grpc://host:port`` (plain text),
+            ``grpcs://host:port`` (TLS), or ``http://`` or ``https://`` for OTLP over HTTP; the
+            signal's path is appended unless the address has it.
         environ: the environment.
 
     Raises:
-        ConfigError: unusable variables, or an address of another kind.
+        ConfigError: unusable variables, or an unsupported address.
         ExportError: the endpoint, a header or a file is unusable.
     """
     settings = read_settings(environ)

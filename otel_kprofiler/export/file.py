@@ -1,8 +1,8 @@
 """OTLP in files: JSON lines, or length-prefixed protobuf.
 
 JSON is one request per line (OpenTelemetry specification, "OpenTelemetry Protocol File
-Exporter"). Protobuf is one request after the other, each behind its length as four bytes,
-big-endian, as the Collector's file exporter writes them.
+Exporter"). Each protobuf request follows its length in four big-endian bytes, as the Collector's
+file exporter writes them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """When a file is put away as ``NAME-TIME.SUFFIX``, and for how long that is kept.
+    """When a file is rotated to ``NAME-TIME.SUFFIX``, and how long backups are kept.
 
     Attributes:
-        max_bytes: a batch that would make the file larger goes to a new one; 0 means no limit.
-        max_age_s: a file that was opened that long ago is put away; 0 means no limit.
-        max_backups: how many are kept, the newest; 0 means all.
-        max_backup_age_s: older ones are deleted; 0 means never.
+        max_bytes: rotate before a batch that would exceed this size; 0 means no limit.
+        max_age_s: rotate when the file was opened this long ago; 0 means no limit.
+        max_backups: number of backups to keep, newest first; 0 means all.
+        max_backup_age_s: delete older backups; 0 means never.
     """
 
     max_bytes: int = 100 * 1024 * 1024
@@ -50,16 +50,16 @@ class Rotation:
 
 
 class FileExporter(ProfileExporter):
-    """Appends batches to a file, complete or not at all, each visible at once to readers.
+    """Appends each batch to a file atomically, visible to readers at once.
 
-    One process may write a file at a time.
+    Only one process may write a file at a time.
 
     Args:
-        path: the file, made if missing, for its owner only: it may tell kernel addresses. An
-            existing file keeps its permissions, which are those of the next after a rotation,
-            too. ``-`` is standard output.
-        form: JSON lines, or protobuf messages behind their lengths.
-        rotation: when to begin a new file; None for never. Ignored for what is no regular file.
+        path: output file, created with mode 0600 because it may reveal kernel addresses. An
+            existing file keeps its permissions, and so do the files after a rotation. ``-`` is
+            standard output.
+        form: JSON lines, or length-prefixed protobuf messages.
+        rotation: when to start a new file; None for never. Applies to regular files only.
         attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
         name: component id.
         now: seconds since the Unix epoch.
@@ -102,11 +102,11 @@ class FileExporter(ProfileExporter):
             ) from error
 
     def _open(self, mode: int) -> None:
-        """Open the path; a file that is made gets these permissions.
+        """Open the path; a new file gets these permissions.
 
         Raises:
             OSError: it cannot be opened.
-            ExportError: nothing can be appended to what is there.
+            ExportError: the existing content cannot be appended to.
         """
         file = AppendedFile(self._path, mode=mode)
         self._opened = self._now()
@@ -151,9 +151,9 @@ class FileExporter(ProfileExporter):
         return ExportResult.success(batch)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Close the file, or have an export close it that takes longer than the timeout."""
+        """Close the file; a running export that outlasts the timeout closes it instead."""
         self._stopped.set()
-        # Never under an export: it would write to whatever gets the descriptor's number next.
+        # Closing during an export would let it write to a reused descriptor.
         if self._busy.acquire(timeout=timeout_millis / 1000):
             self._close()
             self._busy.release()
@@ -164,19 +164,19 @@ class FileExporter(ProfileExporter):
             self._file.close()
 
     def _append(self, record: bytes) -> None:
-        # Pipes and devices cannot be shortened after half a write.
+        # Pipes and devices cannot be truncated after a partial write.
         regular = self._file is not None and self._file.regular
         size = os.fstat(self._fd).st_size if regular else 0
         try:
             _write_all(self._fd, record)
         except OSError:
             if regular:
-                # Half a record would make all that follow unreadable.
+                # A partial record would make everything after it unreadable.
                 os.ftruncate(self._fd, size)
             raise
 
     def _continue_file(self, fd: int) -> None:
-        """Make sure that what is appended begins where a record may begin."""
+        """Ensure that the next append starts at a record boundary."""
         size = os.fstat(fd).st_size
         if self.form is Form.JSON:
             if size and os.pread(fd, 1, size - 1) != b"\n":
@@ -188,16 +188,16 @@ class FileExporter(ProfileExporter):
         if at != size:
             raise ExportError(
                 f"{self._path} does not end with a complete message",
-                hint="it is cut off or of another kind: move it away or choose another path",
+                hint="it is truncated or has another format: move it away or choose another path",
             )
 
     def _prepare(self, more: int) -> None:
-        """Make a file that was removed or moved away anew, and rotate one that is due."""
+        """Recreate a file that was removed or moved away; rotate one that is due."""
         file = self._file
         if file is None:
             return
         if not file.is_in_place():
-            # After a rotation that could not open its new file, the old one has no name either.
+            # Also after a rotation that could not open its new file.
             self._open(stat.S_IMODE(os.fstat(file.fd).st_mode))
             return
         rotation = self._rotation if file.movable else None
@@ -236,16 +236,16 @@ def _backup_name(file: AppendedFile, unix_s: float) -> str:
 
 def _delete_backups(file: AppendedFile, rotation: Rotation, now: float) -> None:
     stem, suffix = os.path.splitext(file.name)
-    # Names of one length with a time in them: sorting them sorts by age.
+    # Names have a fixed length and contain the time: sorting by name sorts by age.
     pattern_length = len(f"{stem}-{_time_text(now)}{suffix}")
     backups = sorted(
         entry
         for entry in file.list_directory()
         if entry.startswith(f"{stem}-") and entry.endswith(suffix) and len(entry) == pattern_length
     )
-    doomed = backups[: -rotation.max_backups] if rotation.max_backups else []
+    dropped = backups[: -rotation.max_backups] if rotation.max_backups else []
     if rotation.max_backup_age_s:
         oldest = f"{stem}-{_time_text(now - rotation.max_backup_age_s)}{suffix}"
-        doomed = [entry for entry in backups if entry in doomed or entry < oldest]
-    for entry in doomed:
+        dropped = [entry for entry in backups if entry in dropped or entry < oldest]
+    for entry in dropped:
         file.unlink_beside(entry)

@@ -1,7 +1,7 @@
-"""OTLP over gRPC: ``ProfilesService/Export`` with the bytes of the batch as they are.
+"""OTLP over gRPC: ``ProfilesService/Export`` with the bytes of the batch.
 
-One channel, blocking unary calls: grpcio runs those without a thread of its own, and closing
-the channel breaks one off. gRPC's own retries are off; :mod:`.retry` decides.
+Uses one channel and blocking unary calls: grpcio runs those without a thread of its own, and
+closing the channel aborts them. gRPC's own retries are off; :mod:`.retry` decides.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _OPTIONS: Final[Options] = (
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_retries", 0),
-    # gRPC would wait up to two minutes before it connects again to a receiver that is back.
+    # By default gRPC waits up to two minutes before it reconnects.
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # Two exporters to one address must not share a connection, and so its fate.
+    # Two exporters with one address must not share a connection.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
@@ -61,15 +61,15 @@ class OtlpGrpcExporter(OtlpSender):
 
     Args:
         endpoint: ``host:port``, ``http://host:port`` (plain text), ``https://host:port`` (TLS,
-            whatever ``tls.insecure`` says), or a gRPC target such as ``unix:///path``. Without a
+            regardless of ``tls.insecure``), or a gRPC target such as ``unix:///path``. Without a
             scheme, TLS unless ``tls.insecure``. The port defaults to 4317, for https to 443.
         headers: metadata to send with each request.
         tls: certificates.
-        proxy_url: proxy to go through, ``http://[user:password@]host:port``, unless ``NO_PROXY``
-            has the receiver; empty for none, whatever else the environment says.
+        proxy_url: ``http://[user:password@]host:port``, not used for receivers in ``NO_PROXY``;
+            empty for no proxy, regardless of the environment.
         compression: ``gzip`` or ``none``.
         timeout_s: upper bound of one attempt, seconds.
-        retry: for how long to try; see :class:`RetryPolicy`.
+        retry: how often and how long to retry; see :class:`RetryPolicy`.
         max_bytes: largest request, before compression.
         attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
         development_version: send ``otlp-profiles-development-version: 1``.
@@ -116,7 +116,7 @@ class OtlpGrpcExporter(OtlpSender):
         self._channel = _open_channel(
             target, tls if secure else None, COMPRESSIONS[compression], options
         )
-        # No serializers: what goes out is the batch, byte for byte.
+        # No serializers: batches are sent byte for byte.
         self._call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(METHOD)
 
     def _prepare(self, batch: Batch) -> bytes:
@@ -128,7 +128,7 @@ class OtlpGrpcExporter(OtlpSender):
         except grpc.RpcError as error:
             return _failed(error)
         except ValueError as error:
-            # grpcio's way to say that the channel was closed meanwhile.
+            # grpcio raises this when the channel was closed in the meantime.
             if not self._stop.is_set():
                 raise
             return Answer(Verdict.RETRY, "CANCELLED", str(error))
@@ -143,10 +143,10 @@ class OtlpGrpcExporter(OtlpSender):
 
 
 def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
-    """Target for gRPC, and whether to use TLS.
+    """The gRPC target, and whether to use TLS.
 
     Raises:
-        ExportError: there is no host, or something other than host and port.
+        ExportError: there is no host, or more than host and port.
     """
     scheme, separator, _ = endpoint.partition("://")
     if (separator and scheme not in {"http", "https"}) or endpoint.startswith("unix:"):
@@ -190,7 +190,7 @@ def _open_channel(
 
 
 def _failed(error: grpc.RpcError) -> Answer:
-    # What blocking calls raise is a Call as well, which the type stubs do not know.
+    # Blocking calls raise an error that is also a Call; the type stubs lack that.
     call = cast("grpc.Call", error)
     code, message = call.code(), call.details() or ""
     delay = None
@@ -205,10 +205,10 @@ def _failed(error: grpc.RpcError) -> Answer:
 
 
 def parse_retry_delay(details: bytes) -> float | None:
-    """Seconds of the ``RetryInfo`` in a serialized ``google.rpc.Status``; None if there is none.
+    """Delay in seconds of the ``RetryInfo`` in a serialized ``google.rpc.Status``, else None.
 
-    A ``RetryInfo`` without a delay, or with a negative one, is a delay of 0: it says that the
-    request may be retried.
+    A ``RetryInfo`` without a delay, or with a negative one, is a delay of 0: its presence allows
+    a retry.
     """
     from google.protobuf.message import DecodeError  # noqa: PLC0415
     from google.rpc import error_details_pb2, status_pb2  # noqa: PLC0415
@@ -220,6 +220,6 @@ def parse_retry_delay(details: bytes) -> float | None:
                 delay = info.retry_delay.seconds + info.retry_delay.nanos / 1e9
                 return max(0.0, float(delay))
     except DecodeError:
-        # Not ours to repair: without readable details the code alone decides.
+        # Without readable details the status code alone decides.
         return None
     return None

@@ -1,8 +1,8 @@
-"""OTLP over HTTP: one POST per attempt, protobuf or JSON, on requests.
+"""OTLP over HTTP: one POST per attempt, protobuf or JSON, with requests.
 
-A receiver is not trusted: redirects are not followed, cookies not kept, a response is not
-decompressed, read up to 4 MiB, and broken off when the time of the attempt is over, even if
-it still trickles.
+Receivers are not trusted: redirects are not followed, cookies not stored, responses not
+decompressed and read only up to 4 MiB, and an exchange that exceeds the time of the attempt is
+aborted even if data still trickles in.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import urllib3
 from requests.auth import HTTPBasicAuth
 
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export.breakable import UNLOGGED, BreakableAdapter
+from otel_kprofiler.export.abortable import SILENCED, AbortableAdapter
 from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict
 from otel_kprofiler.export.sender import (
     DEFAULT_MAX_BYTES,
@@ -50,15 +50,15 @@ class OtlpHttpExporter(OtlpSender):
 
     Args:
         endpoint: base address; ``/v1development/profiles`` is appended to its path.
-        profiles_endpoint: address that is used as it is, instead of ``endpoint``.
+        profiles_endpoint: address that is used unchanged, instead of ``endpoint``.
         form: how batches are encoded.
         headers: sent with each request.
         tls: certificates; ``https://`` or ``http://`` decides whether TLS is used.
         compression: ``gzip`` or ``none``.
-        proxy_url: proxy to go through; empty for none; None for what the environment says
+        proxy_url: proxy to use; empty for none; None for the proxy of the environment
             (``HTTPS_PROXY``, ``HTTP_PROXY``, ``NO_PROXY``).
         timeout_s: upper bound of one attempt, response included, seconds.
-        retry: for how long to try; see :class:`RetryPolicy`.
+        retry: how often and how long to retry; see :class:`RetryPolicy`.
         max_bytes: largest request, before compression.
         attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
         development_version: send ``otlp-profiles-development-version: 1``.
@@ -104,16 +104,16 @@ class OtlpHttpExporter(OtlpSender):
         self._batch_form = form
         tls = tls or Tls()
         tls.read()
-        # Given with each request, because a session's own value yields to the environment's.
+        # Passed with each request, because the environment overrides the session's value.
         self._verify: bool | str = not tls.insecure_skip_verify and (tls.ca_file or True)
-        self._adapter = BreakableAdapter()
+        self._adapter = AbortableAdapter()
         self._session = session = requests.Session()
         session.mount("http://", self._adapter)
         session.mount("https://", self._adapter)
         session.trust_env = proxy_url is None
         session.proxies = {"http": proxy_url, "https": proxy_url} if proxy_url else {}
         session.cert = (tls.cert_file, tls.key_file) if tls.cert_file and tls.key_file else None
-        # Any auth at all keeps requests from overwriting Authorization with ~/.netrc.
+        # Without any auth, requests would overwrite Authorization from ~/.netrc.
         session.auth = auth or (lambda request: request)
         session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         session.headers.update({"User-Agent": user_agent(), "Accept-Encoding": "identity"})
@@ -122,7 +122,7 @@ class OtlpHttpExporter(OtlpSender):
             session.headers["Content-Encoding"] = "gzip"
 
     def _prepare(self, batch: Batch) -> bytes:
-        # A spool may hold what was encoded under an earlier configuration.
+        # A spool may hold batches encoded under an earlier configuration.
         self._batch_form = batch.form
         self._session.headers["Content-Type"] = CONTENT_TYPES[batch.form]
         return gzip.compress(batch.payload, 6, mtime=0) if self._compress else batch.payload
@@ -131,18 +131,18 @@ class OtlpHttpExporter(OtlpSender):
         late = threading.Event()
         self._adapter.begin()
 
-        def break_off() -> None:
+        def abort() -> None:
             late.set()
-            self._adapter.break_off()
+            self._adapter.abort()
 
-        # Timeouts of sockets are for each read, so they do not bound a response that trickles.
-        timer = threading.Timer(timeout_s, break_off)
+        # Socket timeouts apply to each read, so they do not bound a response that trickles.
+        timer = threading.Timer(timeout_s, abort)
         timer.daemon = True
-        # From Python 3.12 on none can be started while the interpreter ends.
+        # From Python 3.12 on, threads cannot be started during interpreter shutdown.
         with contextlib.suppress(RuntimeError):
             timer.start()
         try:
-            with UNLOGGED.of_this_thread():
+            with SILENCED.this_thread():
                 return self._exchange(body, timeout_s, late)
         except (
             requests.ConnectionError,
@@ -152,7 +152,7 @@ class OtlpHttpExporter(OtlpSender):
         ) as error:
             timed_out = late.is_set() or isinstance(error, requests.Timeout)
             status = "timeout" if timed_out else type(error).__name__
-            # The reason inside, because the text around it has the address with its query.
+            # Use the inner reason: the outer text has the address with its query.
             inner = error.args[0] if error.args else error
             return Answer(Verdict.RETRY, status, str(getattr(inner, "reason", inner)))
         except requests.RequestException as error:
@@ -170,19 +170,19 @@ class OtlpHttpExporter(OtlpSender):
             stream=True,
         ) as response:
             content = bytearray()
-            # Read once more after the end: only that tells a response that was cut off.
+            # Read again after the end: only that detects a truncated response.
             while chunk := response.raw.read(65536, decode_content=False):
                 content += chunk
                 if len(content) > MAX_RESPONSE_BYTES:
                     break
         if late.is_set() or self._closed:
-            # A response without a length ends without an error when it is broken off.
+            # A response without a length ends without an error when aborted.
             return Answer(Verdict.RETRY, "timeout", f"no complete response in {timeout_s:.1f} s")
         status, headers = response.status_code, response.headers
         return parse_response(status, headers, bytes(content), self._batch_form)
 
     def _close(self) -> None:
-        self._adapter.break_off()
+        self._adapter.abort()
         self._session.close()
 
 
@@ -190,13 +190,13 @@ def parse_endpoint(endpoint: str, *, join: bool) -> tuple[str, HTTPBasicAuth | N
     """Address without credentials, and the credentials; ``join`` appends the signal's path.
 
     Raises:
-        ExportError: it is no http or https address with a host.
+        ExportError: not an http or https address with a host.
     """
     try:
         url = urlsplit(endpoint)
         usable = url.scheme in {"http", "https"} and bool(url.hostname)
-        _ = url.port  # raises when it is none
-    except ValueError:  # whose text may show a password
+        _ = url.port  # raises if invalid
+    except ValueError:  # its text may contain a password
         usable = False
     if not usable:
         raise ExportError(
@@ -210,13 +210,13 @@ def parse_endpoint(endpoint: str, *, join: bool) -> tuple[str, HTTPBasicAuth | N
 
 
 def parse_response(status: int, headers: Mapping[str, str], content: bytes, form: Form) -> Answer:
-    """What an HTTP response says; ``form`` is that of the request.
+    """Interpret an HTTP response.
 
     Args:
         status: HTTP status.
-        headers: response headers, looked up without regard to case.
-        content: body; above ``MAX_RESPONSE_BYTES`` it is not looked at.
-        form: form of the request, which is that of a response without a content type.
+        headers: response headers, case-insensitive.
+        content: body; ignored above ``MAX_RESPONSE_BYTES``.
+        form: form of the request, assumed for a response without a content type.
     """
     name = str(status)
     if status in RETRYABLE:
@@ -256,14 +256,14 @@ def parse_partial_success_json(content: bytes) -> tuple[int, str]:
     """
     try:
         partial = json.loads(content).get("partialSuccess") or {}
-        # 64-bit integers are strings in OTLP's JSON; numbers are to be understood as well.
+        # OTLP's JSON writes 64-bit integers as strings; receivers must accept numbers too.
         return int(partial.get("rejectedProfiles") or 0), str(partial.get("errorMessage") or "")
     except (AttributeError, OverflowError, RecursionError, TypeError) as error:
         raise ValueError("not an ExportProfilesServiceResponse") from error
 
 
 def _explanation(headers: Mapping[str, str], content: bytes) -> str:
-    """The message of a ``google.rpc.Status`` in either form, else the body if it is plain text."""
+    """The message of a ``google.rpc.Status`` in either form, or a plain-text body."""
     if len(content) > MAX_RESPONSE_BYTES:
         return ""
     kind = _content_type(headers)
@@ -282,11 +282,11 @@ def _explanation(headers: Mapping[str, str], content: bytes) -> str:
 
 
 def parse_retry_after(value: str, now_unix_s: float) -> float | None:
-    """Seconds that a ``Retry-After`` header asks for (RFC 9110 section 10.2.3); None if it is none.
+    """Delay of a ``Retry-After`` header in seconds (RFC 9110 section 10.2.3); None if invalid.
 
     Args:
         value: a number of seconds, or an HTTP date.
-        now_unix_s: what a date is counted from; a date in the past means 0.
+        now_unix_s: current time, for dates; a date in the past means 0.
     """
     value = value.strip()
     if value.isascii() and value.isdigit():

@@ -1,4 +1,4 @@
-"""What earlier runs have left in a spool: every batch that is whole, and a count of the others."""
+"""Recovery of a spool: the intact batches of earlier runs, and the count of damaged samples."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from otel_kprofiler.host import PrivateDirectory
 
 _NAME: Final = re.compile(r"(\d{20})\.spool(\.aside)?")
 _BLOCK_BYTES: Final = 4096
-"""What a disk that fails cannot read at least."""
+"""Unit in which a failing disk is read."""
 _EARLIEST_S: Final = 1_600_000_000
-"""Before this (2020), the clock was not set, and the age of a batch is not known."""
+"""An earlier wall clock (2020) was not set, so the age of a batch is unknown."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,12 +34,12 @@ class Stored(NamedTuple):
     """A batch in the spool.
 
     Attributes:
-        number: of its record; they follow one another.
-        samples: in the batch.
+        number: consecutive number of the batch.
+        samples: number of samples in the batch.
         size: bytes of the record.
         since_s: when it was appended, in monotonic seconds.
         segment: number in the name of its segment.
-        offset: of its record in the segment.
+        offset: position of its record in the segment.
     """
 
     number: int
@@ -51,36 +51,36 @@ class Stored(NamedTuple):
 
 
 def name_segment(segment: int) -> str:
-    """The name of a segment's file."""
+    """File name of a segment."""
     return f"{segment:020}.spool"
 
 
 def has_segments(directory: PrivateDirectory) -> bool:
-    """Whether there are files with names of segments."""
+    """Whether the directory has files named like segments."""
     return any(map(_NAME.fullmatch, os.listdir(directory.fd)))
 
 
 class Recovery:
     """Reads all segments of a directory, oldest first.
 
-    A segment of another version is put aside under a name of its own. What cannot be opened as a
-    regular file of ours is left alone.
+    Segments of another version are renamed to ``NUMBER.spool.aside``. What cannot be opened as a
+    regular file of this user is left alone.
 
     Args:
-        directory: of the spool.
+        directory: the spool's directory.
         now_s: monotonic seconds.
 
     Raises:
         OSError: the directory cannot be listed.
 
     Attributes:
-        totals: the latest of all records.
-        waiting: batches that are still to be delivered, oldest first.
-        last: the highest number that is taken.
+        totals: the latest totals of all records.
+        waiting: undelivered batches, oldest first.
+        last: the highest number in use.
         sizes: bytes of each segment, by number.
-        damaged: samples that were put in, and are neither done nor can be read.
-        unknown_since_unix_ns: when not 0, the end of the log is missing, and what was taken
-            after this time is unknown; 1 if not even that is known.
+        damaged: samples appended that are neither done nor readable.
+        unknown_since_unix_ns: when not 0, the end of the log is missing, and what was taken after
+            this time is unknown; 1 if the time is unknown too.
     """
 
     def __init__(self, directory: PrivateDirectory, now_s: float) -> None:
@@ -91,7 +91,7 @@ class Recovery:
         self.totals = Totals()
         self.last = 0
         self.sizes: dict[int, int] = {}
-        found: dict[int, Stored] = {}  # by number, in case a piece of the log is there twice
+        found: dict[int, Stored] = {}  # by number, in case part of the log is duplicated
         for name in sorted(os.listdir(directory.fd)):
             if match := _NAME.fullmatch(name):
                 segment, aside = int(match[1]), match[2]
@@ -99,10 +99,10 @@ class Recovery:
                 if not aside:
                     found |= {one.number: one for one in self._read_segment(name, segment)}
         totals = self.totals
-        # What has one of these numbers is over and done with, also if its record is damaged.
+        # Settled numbers must not be reused, even if their records are damaged.
         self.last = max(self.last, totals.settled)
         self.waiting = [found[number] for number in sorted(found) if number > totals.settled]
-        # Each sample that was put in is done, waits, or is in what cannot be read.
+        # Each appended sample is done, waiting, or unreadable.
         waiting = sum(stored.samples for stored in self.waiting)
         self.damaged = max(0, totals.appended - totals.done - waiting)
         totals.done += self.damaged
@@ -114,7 +114,7 @@ class Recovery:
         except OSError as error:
             self.last = max(self.last, segment)
             self._closed = False
-            self._warn("%s is left alone, it cannot be read: %s", name, error.strerror)
+            self._warn("%s is left alone because it cannot be read: %s", name, error.strerror)
             return []
         version = find_other_version(data)
         if version:
@@ -129,9 +129,9 @@ class Recovery:
         for record in find_records(data, segment):
             unreadable -= record.size
             try:
-                stored = self._take_over(record, segment)
+                stored = self._apply(record, segment)
             except ValueError as error:
-                self._warn("a record of %s is passed over: %s", name, error)
+                self._warn("a record of %s is skipped: %s", name, error)
                 continue
             found += [stored] if stored else []
             end = record.offset + record.size
@@ -141,11 +141,11 @@ class Recovery:
             self._warn("%d bytes of %s are unreadable", unreadable, name)
         return found
 
-    def _take_over(self, record: Record, segment: int) -> Stored | None:
-        """What a record tells; the batch, if it is one."""
+    def _apply(self, record: Record, segment: int) -> Stored | None:
+        """Update the totals from a record; returns its batch, if any."""
         if record.kind != Kind.BATCH:
             if record.kind not in (Kind.MARK, Kind.CLOSE):
-                raise ValueError(f"its kind {record.kind} is not known")
+                raise ValueError(f"unknown kind {record.kind}")
             self.totals.include(unpack_totals(record.body))
             return None
         number, before, put_unix_ns, batch = unpack_batch(record.body)
@@ -163,10 +163,15 @@ class Recovery:
             fd = self._directory.fd
             os.rename(name, aside, src_dir_fd=fd, dst_dir_fd=fd)
         except OSError as error:
-            self._warn("%s is of another version, %s, and left alone: %s", name, version, error)
+            self._warn(
+                "%s was written by another version, %s, but cannot be renamed: %s",
+                name,
+                version,
+                error,
+            )
         else:
             self._warn(
-                "%s is of another version, %s: kept as %s, to be sent by the version that wrote it",
+                "%s was written by another version, %s, which can send it: kept as %s",
                 name, version, aside,
             )  # fmt: skip
 
@@ -175,7 +180,7 @@ class Recovery:
 
 
 def _read(directory: PrivateDirectory, name: str) -> bytes:
-    """A whole file, with zeros for what the disk cannot read."""
+    """A whole file, with zeros for unreadable blocks."""
     fd = directory.open(name, os.O_RDONLY)
     blocks = []
     try:

@@ -1,8 +1,8 @@
-"""When to try again: the one retry policy of all exporters that talk to a receiver.
+"""Retry policy shared by all exporters that send to a receiver.
 
-What may be retried is the OTLP specification's ("OTLP/gRPC response", "OTLP/HTTP response",
-"Throttling"); how long to wait is exponential back-off with jitter, with the names and the
-arithmetic of the Collector's ``retry_on_failure``, but never less than the receiver asked for.
+The OTLP specification says what may be retried ("OTLP/gRPC response", "OTLP/HTTP response",
+"Throttling"). Waits use exponential back-off with jitter, with the names and the arithmetic of
+the Collector's ``retry_on_failure``, and are never shorter than the receiver asked for.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import NamedTuple
 from otel_kprofiler.model import LossCause
 
 MAX_SERVER_DELAY_S = 300.0
-"""Upper bound of a delay that a receiver may impose, so that none can silence us for ever."""
+"""Longest delay that a receiver may impose."""
 
 
 class Verdict(enum.Enum):
-    """What a receiver's answer asks for."""
+    """How to proceed after a receiver's answer."""
 
     ACCEPTED = "accepted"
     RETRY = "retry"
@@ -31,13 +31,13 @@ class Verdict(enum.Enum):
 
 
 class Answer(NamedTuple):
-    """What one attempt came to.
+    """Result of one attempt.
 
     Attributes:
-        verdict: what the answer asks for.
-        status: the answer's kind in one word: a gRPC code, an HTTP status, an error's name.
+        verdict: how to proceed.
+        status: a gRPC code, an HTTP status, or an error's name.
         message: the receiver's or the library's explanation.
-        rejected_profiles: profiles that the receiver left out of an accepted request.
+        rejected_profiles: profiles that the receiver rejected from an accepted request.
         delay_s: how long the receiver asked to wait before the next attempt.
     """
 
@@ -50,15 +50,15 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how long to try.
+    """How often and how long to retry.
 
     Attributes:
         enabled: False for a single attempt.
         initial_interval_s: wait before the second attempt, before jitter; > 0.
-        multiplier: growth of the wait from attempt to attempt; >= 1.
-        randomization_factor: a wait is spread evenly over ± this share; 0…1.
-        max_interval_s: upper bound of a wait before jitter.
-        max_elapsed_time_s: time for all attempts and waits of one batch; 0 means no end.
+        multiplier: growth of the wait per attempt; >= 1.
+        randomization_factor: jitter, as a share of the wait in either direction; 0…1.
+        max_interval_s: longest wait, before jitter.
+        max_elapsed_time_s: time for all attempts and waits of one batch; 0 means no limit.
     """
 
     enabled: bool = True
@@ -70,7 +70,7 @@ class RetryPolicy:
 
     def interval_s(self, failures: int) -> float:
         """Wait after the given number of failed attempts (>= 1), with jitter."""
-        # The exponent is bounded because a float overflows after some 1,700 failures.
+        # A float would overflow after about 1,700 failures.
         grown = self.initial_interval_s * self.multiplier ** min(failures - 1, 64)
         spread = self.randomization_factor * random.uniform(-1, 1)  # noqa: S311
         return min(grown, self.max_interval_s) * (1 + spread)
@@ -86,13 +86,13 @@ def attempt_until_settled(
     """Attempt until the receiver accepts or refuses, time runs out, or ``stop`` is set.
 
     Args:
-        attempt: sends once; is given the seconds that it may take.
-        policy: how long to go on.
+        attempt: sends once, within the given number of seconds.
+        policy: how often and how long to retry.
         timeout_s: upper bound for one attempt.
-        stop: ends a wait at once when set.
+        stop: when set, ends a wait at once.
 
     Returns:
-        The last answer, and the cause of the loss unless it was accepted.
+        The last answer, and the cause of the loss unless the batch was accepted.
     """
     started = time.monotonic()
     failures = 0
@@ -117,8 +117,8 @@ def attempt_until_settled(
         if not policy.enabled or (wait >= left and answer.delay_s is None):
             return answer, LossCause.RETRIES_EXHAUSTED
         if answer.delay_s is not None:
-            # A throttling receiver is left alone for as long as this batch may take, even if
-            # no attempt fits in then: the next batch must not arrive any sooner.
+            # Wait as long as this batch may take even if no attempt fits in afterwards: the next
+            # batch must not reach a throttling receiver any sooner.
             wait = min(max(wait, min(answer.delay_s, MAX_SERVER_DELAY_S)), max(left, 0))
         if stop.wait(wait):
             return answer, LossCause.SHUTDOWN

@@ -1,12 +1,12 @@
-"""The form of a spool's segments: checksummed records behind a magic number.
+"""Format of spool segments: checksummed records after a magic number.
 
-A segment is :data:`MAGIC` and records. A record is the CRC-32 of what follows it (4 bytes), the
-length of the body (4), the kind (1) and the body; all integers are little-endian. The body of a
-batch is its number, the samples that were appended before it, when it was put in (Unix ns), start
+A segment is :data:`MAGIC` and records. A record is a CRC-32 of the rest of the record (4 bytes),
+the length of the body (4), the kind (1) and the body; all integers are little-endian. The body of
+a batch is its number, the samples appended before it, the time it was appended (Unix ns), start
 and end of its window (8 each), its form (1), the number of profiles (4), the samples of each (4
 each), and the payload. Other bodies are JSON: :class:`Totals`.
 
-Readers take nothing on trust. Damage costs the records that it touches, and no others.
+Readers validate everything. Damage costs only the records it touches.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _MAX_BODY_BYTES: Final = 1 << 30
 _MAX_TOTALS_BYTES: Final = 4096
 _MAX_COUNT: Final = 1 << 63
 _CANDIDATE: Final = re.compile(rb"[\0-\x3f](?=\x01|[\x02\x03]\{)", re.DOTALL)
-"""Where a header may be: the high byte of a length, a kind, and how the JSON of totals begins."""
+"""Where a header may be: the high byte of a length, a kind, and the start of the totals' JSON."""
 _CANDIDATE_AT: Final = 7
-_MOST_CHECKED: Final = 16
-"""How many times its own size a damaged segment is checksummed at most. A record is found at once,
-unless the payloads themselves are full of what looks like headers."""
+_MAX_CHECKED: Final = 16
+"""Limit of the bytes checksummed in a damaged segment, as a multiple of its size. The next record
+is usually found at once, unless payloads are full of bytes that look like headers."""
 
 HEADER_BYTES: Final = _HEADER.size
 
 
 class Kind(enum.IntEnum):
-    """What a record is."""
+    """Kind of a record."""
 
     BATCH = 1
     MARK = 2
@@ -51,7 +51,7 @@ class Kind(enum.IntEnum):
 
 
 class Record(NamedTuple):
-    """A record as it was found; ``offset`` is that of its header in the file."""
+    """A record; ``offset`` is the position of its header in the file."""
 
     kind: int
     body: bytes
@@ -64,7 +64,7 @@ class Record(NamedTuple):
 
 
 class StoredBatch(NamedTuple):
-    """A batch with its number, the samples appended before it, and when it was put in."""
+    """A batch with its number, the samples appended before it, and the time it was appended."""
 
     number: int
     before: int
@@ -74,13 +74,13 @@ class StoredBatch(NamedTuple):
 
 @dataclass(slots=True)
 class Totals:
-    """What marks say of the spool's whole life; all of it only grows.
+    """Totals over the spool's lifetime, stored in marks; they never decrease.
 
     Attributes:
-        settled: number of the last batch that needs no delivery any more.
-        done: samples that were exported or counted as lost.
-        appended: samples that were ever put in.
-        end_unix_ns: end of the window that was put in last.
+        settled: number of the last batch that needs no further delivery.
+        done: samples exported or counted as lost.
+        appended: samples ever appended.
+        end_unix_ns: end of the last window appended.
     """
 
     settled: int = 0
@@ -89,23 +89,23 @@ class Totals:
     end_unix_ns: int = 0
 
     def pack(self) -> bytes:
-        """The body of a mark."""
+        """Encode as the body of a mark."""
         return json.dumps(asdict(self)).encode()
 
     def include(self, other: Totals) -> None:
-        """Take over what is later in others: they may be older, or newer."""
+        """Merge other totals, keeping the maximum of each."""
         for field in fields(self):
             setattr(self, field.name, max(getattr(self, field.name), getattr(other, field.name)))
 
 
 def pack_record(kind: Kind, body: bytes) -> bytes:
-    """A record as it is written."""
+    """Encode a record."""
     checked = _CHECKED.pack(len(body), kind) + body
     return zlib.crc32(checked).to_bytes(4, "little") + checked
 
 
 def parse_record(data: bytes, offset: int = 0) -> Record | None:
-    """The record at an offset; None if it is damaged or cut off."""
+    """The record at an offset; None if it is damaged or truncated."""
     start = offset + HEADER_BYTES
     if start > len(data):
         return None
@@ -118,21 +118,21 @@ def parse_record(data: bytes, offset: int = 0) -> Record | None:
 
 
 def find_other_version(data: bytes) -> str:
-    """The magic number of a segment that another version has written, else nothing."""
+    """The magic number of a segment written by another version, else an empty string."""
     magic = data[: len(MAGIC)]
     known = len(magic) < len(MAGIC) or magic == MAGIC or magic[:-1] != MAGIC[:-1]
     return "" if known else magic.decode("ascii", "backslashreplace")
 
 
 def find_records(data: bytes, segment: int) -> Iterator[Record]:
-    """All whole records of a segment, in order, whatever is between them.
+    """All intact records of a segment, in order, skipping damage between them.
 
     Args:
         data: the whole segment.
-        segment: the number in its name, at which the numbers of its batches begin.
+        segment: the number in its name, the lowest number of its batches.
     """
     at = len(MAGIC) if data.startswith(MAGIC) else 0
-    budget = _MOST_CHECKED * len(data)
+    budget = _MAX_CHECKED * len(data)
     while at < len(data):
         record = parse_record(data, at)
         if record is None:
@@ -144,7 +144,7 @@ def find_records(data: bytes, segment: int) -> Iterator[Record]:
 
 
 def _find_next(data: bytes, at: int, segment: int, budget: int) -> tuple[Record | None, int]:
-    """The first whole record that begins at an offset or later, and what is left of the budget."""
+    """The first intact record at or after an offset, and the remaining budget."""
     last = segment + len(data) // HEADER_BYTES
     for match in _CANDIDATE.finditer(data, at + _CANDIDATE_AT):
         offset = match.start() - _CANDIDATE_AT
@@ -164,7 +164,7 @@ def _find_next(data: bytes, at: int, segment: int, budget: int) -> tuple[Record 
 
 
 def pack_batch(stored: StoredBatch) -> bytes:
-    """The body of a batch's record."""
+    """Encode the body of a batch record."""
     number, before, put_unix_ns, batch = stored
     counts = batch.profile_samples
     head = _BATCH.pack(
@@ -185,13 +185,13 @@ def unpack_batch(body: bytes) -> StoredBatch:
     number, before, put, start, end, form, profiles = _BATCH.unpack_from(body)
     at = _BATCH.size + 4 * profiles
     if at > len(body) or form >= len(_FORMS) or max(number, before, end) >= _MAX_COUNT:
-        raise ValueError("the batch contradicts itself")
+        raise ValueError("the batch is inconsistent")
     counts = struct.unpack_from(f"<{profiles}I", body, _BATCH.size)
     return StoredBatch(number, before, put, Batch(body[at:], _FORMS[form], counts, start, end))
 
 
 def unpack_totals(body: bytes) -> Totals:
-    """Inverse of :meth:`Totals.pack`; keys that are not known are passed over.
+    """Inverse of :meth:`Totals.pack`; unknown keys are ignored.
 
     Raises:
         ValueError: the body is not one that this version writes.
@@ -203,8 +203,8 @@ def unpack_totals(body: bytes) -> Totals:
     except RecursionError:
         values = None
     if not isinstance(values, dict):
-        raise ValueError("the totals are no mapping")  # noqa: TRY004 - data, not a type
+        raise ValueError("the totals are not a mapping")  # noqa: TRY004 - data, not a type
     known = {field.name: values.get(field.name, 0) for field in fields(Totals)}
     if any(type(value) is not int or not 0 <= value < _MAX_COUNT for value in known.values()):
-        raise ValueError("the totals are no counts")
+        raise ValueError("the totals are not counts")
     return Totals(**known)

@@ -1,4 +1,4 @@
-"""What the exporters that talk to an OTLP receiver share: settings, life cycle, accounting."""
+"""Common base of the OTLP exporters: settings, life cycle, accounting."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from otel_kprofiler.redact import Secrets
 from otel_kprofiler.version import __version__
 
 DEFAULT_MAX_BYTES = 4 * 1024 * 1024 - 64 * 1024
-"""Just under the 4 MiB that gRPC servers accept by default, measured after decompression."""
+"""Just under the 4 MiB that gRPC servers accept by default, after decompression."""
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
 """Largest response that is read (OTLP specification, "Response size limits")."""
 DEVELOPMENT_VERSION_HEADER = "otlp-profiles-development-version"
-"""Request metadata that names the version of the profiles schema."""
+"""Request metadata with the version of the profiles schema."""
 NO_PROFILES_PIPELINE = (
     "it does not receive OTLP profiles; an OpenTelemetry Collector does when it is started with"
     " --feature-gates=service.profilesSupport and its otlp receiver is in a profiles pipeline"
@@ -35,10 +35,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Transport security, named as in the Collector; all files are PEM.
+    """TLS settings, named as in the Collector; all files are PEM.
 
     Attributes:
-        insecure: plain text where the endpoint has no scheme (gRPC only).
+        insecure: use plain text if the endpoint has no scheme (gRPC only).
         ca_file: certificates to trust instead of the system's.
         cert_file: client certificate; needs ``key_file``.
         key_file: private key of the client certificate; needs ``cert_file``.
@@ -52,7 +52,7 @@ class Tls:
     insecure_skip_verify: bool = False
 
     def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Contents of CA, certificate and key file, None where not set.
+        """Contents of the CA, certificate and key files; None if not set.
 
         Raises:
             ExportError: a file cannot be read, or only one of certificate and key is given.
@@ -60,7 +60,7 @@ class Tls:
         if bool(self.cert_file) != bool(self.key_file):
             raise ExportError(
                 "a client certificate and its private key are needed together",
-                hint="give both cert_file and key_file, or neither",
+                hint="set both cert_file and key_file, or neither",
             )
         return _read(self.ca_file), _read(self.cert_file), _read(self.key_file)
 
@@ -79,7 +79,7 @@ def _read(path: str | None) -> bytes | None:
 
 
 def user_agent() -> str:
-    """Product, then the OTLP exporter convention of the OpenTelemetry specification."""
+    """User agent: the product, then the exporter as the OTLP specification requires."""
     from opentelemetry.proto.version import __version__ as otlp_version  # noqa: PLC0415
 
     return f"otel-kprofiler/{__version__} OTel-OTLP-Exporter-Python/{otlp_version}"
@@ -88,14 +88,14 @@ def user_agent() -> str:
 def checked_headers(
     headers: Mapping[str, str] | None, *, development_version: bool
 ) -> dict[str, str]:
-    """Headers with lower-case names that both transports can send.
+    """Headers with lower-case names, validated for both transports.
 
     Raises:
-        ExportError: a name or a value has characters that headers cannot have.
+        ExportError: a name or a value has invalid characters.
     """
     checked = {DEVELOPMENT_VERSION_HEADER: "1"} if development_version else {}
     for name, value in (headers or {}).items():
-        # Values are secrets more often than not, so the message has only the name.
+        # Values are often secrets, so the message has only the name.
         if not re.fullmatch(r"[0-9A-Za-z_.-]+", name) or not re.fullmatch(r"[ -~]*", value):
             raise ExportError(
                 f"the header {name!r} cannot be sent",
@@ -106,22 +106,22 @@ def checked_headers(
 
 
 class OtlpSender(ProfileExporter, abc.ABC):
-    """An exporter that sends to an OTLP receiver: retries, accounting, shutdown.
+    """Base of exporters that send to an OTLP receiver: retries, accounting, shutdown.
 
-    **Partial success.** A receiver says how many *profiles* it rejected, not which. As many
-    samples are counted ``rejected`` as the batch's largest that-many profiles hold, so that
-    ``exported`` is a lower bound of what arrived (exact when none or all are rejected, or when
-    the batch has one profile). The rejected part is never sent again.
+    **Partial success.** A receiver reports how many *profiles* it rejected, not which. For n
+    rejected profiles, the samples of the batch's n largest profiles are counted as ``rejected``,
+    so ``exported`` is a lower bound (exact if none or all are rejected, or if the batch has one
+    profile). The rejected part is never resent.
 
     Args:
         name: component id.
         endpoint: receiver, for messages; without credentials.
-        secrets: what is struck out of all that receiver and libraries say.
+        secrets: removed from all messages of receivers and libraries.
         form: form of the batches.
         max_bytes: largest payload to send.
         attributes: how resource and scope attributes of the batches are written.
         timeout_s: upper bound of one attempt, seconds, > 0.
-        retry: for how long to try.
+        retry: how often and how long to retry.
     """
 
     def __init__(
@@ -147,22 +147,22 @@ class OtlpSender(ProfileExporter, abc.ABC):
         self._stop = threading.Event()
         self._busy = threading.Lock()
         self._closed = False
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._failures = 0
         self._failing_since = 0.0
         self._trouble = ""
 
     @abc.abstractmethod
     def _prepare(self, batch: Batch) -> bytes:
-        """The body to send, made once per batch whatever the number of attempts."""
+        """The request body, built once per batch."""
 
     @abc.abstractmethod
     def _attempt(self, body: bytes, timeout_s: float) -> Answer:
-        """Send once; every failure of the receiver or the way to it is an answer."""
+        """Send once; receiver and network failures are answers, not exceptions."""
 
     @abc.abstractmethod
     def _close(self) -> None:
-        """Break off an attempt under way, and release the transport; called once."""
+        """Abort a running attempt and release the transport; called once."""
 
     def export(self, batch: Batch) -> ExportResult:
         """Send a batch, with retries; see :class:`OtlpSender` for the accounting."""
@@ -174,13 +174,13 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")
             body = self._prepare(batch)
             answer, cause = attempt_until_settled(
-                lambda timeout_s: self._noting(self._attempt_safely(body, timeout_s)),
+                lambda timeout_s: self._note(self._attempt_safely(body, timeout_s)),
                 policy=self._retry,
                 timeout_s=self._timeout_s,
                 stop=self._stop,
             )
             if cause is LossCause.RETRIES_EXHAUSTED:
-                self._say("given up", f"{answer.status} until time was up; giving up")
+                self._warn_once("given up", f"{answer.status} until time was up; giving up")
         if cause is not None:
             return ExportResult.failure(batch, cause, answer.message, answer.status)
         return _accepted(batch, answer)
@@ -189,28 +189,28 @@ class OtlpSender(ProfileExporter, abc.ABC):
         try:
             return self._attempt(body, timeout_s)
         except Exception as error:
-            # A defect, which will be logged: libraries put addresses into their messages.
+            # This gets logged with its traceback, and libraries put addresses into messages.
             self._secrets.strike_out_of(error)
             raise
 
-    def _noting(self, answer: Answer) -> Answer:
-        """Make the message fit for a log, and log what is new about the answer."""
+    def _note(self, answer: Answer) -> Answer:
+        """Sanitize the message, and log the answer unless its kind was logged before."""
         message = self._secrets.strike_out(answer.message)[:500]
         message = "".join(char if char.isprintable() else " " for char in message)
         answer = answer._replace(message=message)
         self._note_trouble(answer)
         if answer.verdict is not Verdict.ACCEPTED:
             then = "retrying" if answer.verdict is Verdict.RETRY else "dropping"
-            self._say(answer.status, f"{answer.status}: {message}; {then}")
+            self._warn_once(answer.status, f"{answer.status}: {message}; {then}")
         elif message or answer.rejected_profiles > 0:
-            self._say("partly", f"rejected {answer.rejected_profiles} profiles: {message}")
-        elif self._said:
-            self._said.clear()
+            self._warn_once("partial", f"rejected {answer.rejected_profiles} profiles: {message}")
+        elif self._warned:
+            self._warned.clear()
             _log.info("%s: %s: accepts data again", self.name, self.endpoint)
         return answer
 
     def _note_trouble(self, answer: Answer) -> None:
-        """An answer that is no reason to come back is one: the receiver is there."""
+        """Track unreachability; any non-retryable answer proves that the receiver is reachable."""
         if answer.verdict is not Verdict.RETRY:
             self._failures, self._trouble = 0, ""
             return
@@ -224,25 +224,25 @@ class OtlpSender(ProfileExporter, abc.ABC):
         )
 
     def find_trouble(self) -> str:
-        """The last failure to reach the receiver, if nothing has reached it since."""
+        """The last retryable failure, with attempts and duration; empty once reached."""
         return self._trouble
 
-    def _say(self, key: str, text: str) -> None:
-        """Log once until data is accepted again, and not what shutting down brings about."""
-        if key not in self._said and not self._stop.is_set():
-            self._said.add(key)
+    def _warn_once(self, key: str, text: str) -> None:
+        """Log once per key until data is accepted again; nothing during shutdown."""
+        if key not in self._warned and not self._stop.is_set():
+            self._warned.add(key)
             subject = {"subject": f"{self.name} {key}"}
             _log.warning("%s: %s: %s (said once)", self.name, self.endpoint, text, extra=subject)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait for an export under way; False if it takes longer than the timeout."""
+        """Wait for a running export; False on timeout."""
         if not self._busy.acquire(timeout=max(timeout_millis, 0) / 1000):
             return False
         self._busy.release()
         return True
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """End retries at once, an attempt under way after the timeout; idempotent."""
+        """End retries at once and abort a running attempt after the timeout; idempotent."""
         self._stop.set()
         self.force_flush(timeout_millis)
         if not self._closed:
@@ -262,15 +262,15 @@ def _accepted(batch: Batch, answer: Answer) -> ExportResult:
 
 @contextlib.contextmanager
 def _instrumentation_suppressed() -> Iterator[None]:
-    """Keep instrumentation of gRPC and requests from making spans of our own exports.
+    """Keep gRPC and requests instrumentation from creating spans for our exports.
 
-    Only where something has loaded the OpenTelemetry API: nobody else can make spans, and
-    loading it here would cost every agent its memory.
+    Does nothing unless the OpenTelemetry API is loaded: without it nothing can create spans, and
+    loading it would cost the agent memory.
     """
     if "opentelemetry.context" not in sys.modules:
         yield
         return
-    from opentelemetry import context  # noqa: PLC0415 - waits if a thread is just loading it
+    from opentelemetry import context  # noqa: PLC0415 - waits for a concurrent import
 
     token = context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, True))  # noqa: SLF001
     try:
@@ -285,7 +285,7 @@ def parse_partial_success(response: bytes) -> tuple[int, str]:
     Raises:
         ValueError: the bytes are not such a message.
     """
-    # Full success is an absent or an empty ``partial_success``; it is told without protobuf.
+    # Full success is an absent or an empty ``partial_success``: skip loading protobuf.
     if response in (b"", b"\x0a\x00"):
         return 0, ""
     from google.protobuf.message import DecodeError  # noqa: PLC0415

@@ -1,22 +1,21 @@
-"""Batches on disk: an append-only log in segments, which survives being cut off at any byte.
+"""Batches on disk: a segmented append-only log that survives truncation at any byte.
 
-Why not an embedded database: of sqlite3 in WAL mode, a main file that was cut anywhere was
-unreadable as a whole, deleting cost as much as writing, and two to four times the CPU was
-used for the same number of fsyncs. A log needs none of what a database offers.
+Why not an embedded database: sqlite3 in WAL mode could read nothing from a truncated main file,
+deletes cost as much as writes, and the same number of fsyncs took two to four times the CPU time.
 
-A segment is ``NUMBER.spool``, named after the first record it may hold; its form is in
-:mod:`otel_kprofiler.export.segments`. A process always begins a new segment, so nothing is ever
-written behind a damaged record.
+A segment is ``NUMBER.spool``, named after the first record it may hold; its format is in
+:mod:`otel_kprofiler.export.segments`. A process always starts a new segment, so nothing is ever
+written after a damaged record.
 
-- A *batch* record has its number, what was appended before it, and the batch.
-- A *mark* says up to which batch everything is settled, and the totals at that time. Each
-  segment begins with one, so that older segments may go.
-- A *close* is a mark that ends the log in an orderly way.
+- A *batch* record has its number, the samples appended before it, and the batch.
+- A *mark* has the number of the last settled batch, and the totals at that time. Each segment
+  starts with one, so that older segments can be deleted.
+- A *close* is a mark that ends the log cleanly.
 
-Counts of samples in every record tell exactly how many are missing when a segment is damaged.
+The counts in every record tell exactly how many samples a damaged segment has lost.
 
-What is removed under a spool that is open, down to its directory, is made anew with the next
-record. The segment that is written to is complete then; of others it is told when they are read.
+Anything removed from an open spool, even its directory, is recreated with the next record. The
+segment being written is restored completely; losses in others are detected when they are read.
 """
 
 from __future__ import annotations
@@ -52,40 +51,40 @@ from otel_kprofiler.model import Batch, LossCause
 DEFAULT_MAX_BYTES: Final = 1024 * 1024 * 1024
 DEFAULT_MAX_AGE_S: Final = 24 * 3600.0
 
-_MOST_SEGMENT_BYTES: Final = 16 * 1024 * 1024
+_MAX_SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _SEGMENTS: Final = 8
-"""Number of segments that the size limit has room for: the oldest one goes as a whole."""
+"""Number of segments within the size limit; the oldest is dropped as a whole."""
 
-_PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-"""What may pass without anybody changing the configuration: disks that are full, or failing."""
+_TRANSIENT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+"""Errors that may go away without a change of the configuration: full or failing disks."""
 _LOCK: Final = "lock"
 
 _log = logging.getLogger(__name__)
 
 
 class Spool:
-    """The spool of one exporter; one process at a time may have it open. Thread-safe.
+    """The spool of one exporter, open in one process at a time. Thread-safe.
 
-    On a disk that is full or read-only at the start, every :meth:`append` tries to open it, and
-    batches of earlier runs may come to light then.
+    If the disk is full or read-only at the start, every :meth:`append` tries to open the spool;
+    batches of earlier runs appear in ``waiting`` when that succeeds.
 
     Args:
-        directory: made if missing, readable by its owner only.
-        max_bytes: size of all segments; above it the oldest segment goes.
-        max_age_s: batches that were put in longer ago are given up; 0 means never.
-        fsync: wait for the disk after each record. Without it what was written survives the
-            end of the process however it comes, but not that of the machine.
-        now: seconds of a clock that nobody sets.
+        directory: created with mode 0700 if missing.
+        max_bytes: maximum size of all segments; above it the oldest segment is dropped.
+        max_age_s: drop batches appended longer ago; 0 means never.
+        fsync: sync each record. Without it, records survive any end of the process but not a
+            crash of the machine.
+        now: monotonic clock, seconds.
 
     Raises:
         ExportError: the directory is unusable, others can write it, or another process has it
             open.
 
     Attributes:
-        waiting: batches of earlier runs that are still to be delivered, oldest first.
-        damaged: samples of earlier runs that cannot be read any more.
-        unknown_since_unix_ns: when not 0, the end of the log is missing: the run before was
-            killed, and what it had taken after this time is unknown.
+        waiting: undelivered batches of earlier runs, oldest first.
+        damaged: samples of earlier runs that can no longer be read.
+        unknown_since_unix_ns: when not 0, the end of the log is missing: the previous run was
+            killed, and what it took after this time is unknown.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class Spool:
     ) -> None:
         self._path = directory
         self._max_bytes = max_bytes
-        self._segment_bytes = min(_MOST_SEGMENT_BYTES, max_bytes // _SEGMENTS)
+        self._segment_bytes = min(_MAX_SEGMENT_BYTES, max_bytes // _SEGMENTS)
         self._max_age_s = max_age_s
         self._fsync = fsync
         self._now = now
@@ -118,18 +117,18 @@ class Spool:
             self._open()
             self._begin_segment()
         except OSError as error:
-            if error.errno not in _PASSING:
-                self._let_go()
+            if error.errno not in _TRANSIENT:
+                self._release()
                 raise _refusal(directory, error) from error
             _log.warning("the spool %s: %s; nothing new is stored yet", directory, error.strerror)
-            with contextlib.suppress(OSError):  # its cause was just said
+            with contextlib.suppress(OSError):  # the cause was just logged
                 self._drop_settled()
 
     def append(self, batch: Batch) -> Stored:
-        """Write a batch; when this returns it will be there after a crash.
+        """Write a batch; once this returns, it survives a crash.
 
         Raises:
-            OSError: it could not be written; the spool is as before.
+            OSError: it could not be written; the spool is unchanged.
         """
         with self._lock:
             self._make_ready()
@@ -147,7 +146,7 @@ class Spool:
             return Stored(number, batch.sample_count, size, since, self._segment, offset)
 
     def read(self, stored: Stored) -> Batch:
-        """A batch as it was put in.
+        """Read a batch.
 
         Raises:
             OSError: it cannot be read.
@@ -168,14 +167,14 @@ class Spool:
         return unpack_batch(record.body).batch
 
     def settle(self, number: int, samples: int) -> None:
-        """Note that a batch needs no delivery any more, and drop segments of no further use.
+        """Record that a batch is delivered or lost, and delete segments no longer needed.
 
         Args:
             number: of the batch; all before it are settled too.
-            samples: how many were exported or lost since the last call.
+            samples: exported or lost since the last call.
 
         Raises:
-            OSError: it could not be written down; the batch comes again after a crash.
+            OSError: it could not be recorded; a crash would resend the batch.
         """
         with self._lock:
             self._check_open()
@@ -190,7 +189,7 @@ class Spool:
             except OSError:
                 if self._totals.settled < self._last:
                     raise
-                # Nothing waits, so that what is on the disk is of no use but takes its room.
+                # Nothing waits: free the space that settled segments take.
                 self._end_segment()
                 self._drop_settled()
                 self._begin_segment()
@@ -198,15 +197,15 @@ class Spool:
                 self._drop_settled()
 
     def holds(self, stored: Stored) -> bool:
-        """Whether a batch has not been settled, or given up by settling one after it."""
+        """Whether a batch is not settled yet."""
         return stored.number > self._totals.settled
 
     def count_overdue(self, waiting: Sequence[Stored], more: int) -> tuple[int, LossCause | None]:
-        """How many batches at the head have to give way, and why.
+        """How many of the oldest batches must be dropped, and why.
 
         Args:
-            waiting: the batches that wait, oldest first.
-            more: bytes that are about to be added.
+            waiting: the waiting batches, oldest first.
+            more: bytes about to be added.
         """
         if not waiting:
             return 0, None
@@ -215,12 +214,12 @@ class Spool:
             return sum(1 for held in waiting if held.since_s < oldest), LossCause.SPOOL_AGED
         if sum(self._sizes.values()) + more <= self._max_bytes:
             return 0, None
-        # A segment that is written to cannot go; a lonely one is ended by the next batch.
+        # The next batch ends the segment being written if it is the only one.
         first = waiting[0].segment
         return sum(1 for held in waiting if held.segment == first), LossCause.SPOOL_FULL
 
     def close(self) -> None:
-        """Say that nothing is missing, and let another process have the spool; idempotent."""
+        """Mark the log as complete and release the lock; idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -229,8 +228,8 @@ class Spool:
                     self._make_ready()
                     self._write(Kind.CLOSE, self._totals.pack())
             except OSError as error:
-                _log.warning("the spool %s: cannot be closed in order: %s", self._path, error)
-            self._let_go()
+                _log.warning("the spool %s: cannot be closed cleanly: %s", self._path, error)
+            self._release()
             self._closed = True
 
     @property
@@ -244,7 +243,7 @@ class Spool:
             raise OSError(errno.EBADF, "the spool is closed")
 
     def _open(self) -> None:
-        """Open the directory and take over what earlier runs have left there."""
+        """Open the directory and recover what earlier runs have left there."""
         directory = PrivateDirectory(self._path)
         try:
             guard = _lock(directory)
@@ -262,7 +261,7 @@ class Spool:
         self.damaged = found.damaged
         self.unknown_since_unix_ns = found.unknown_since_unix_ns
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._end_segment()
         guard, self._guard = self._guard, -1
         if guard >= 0:
@@ -271,7 +270,7 @@ class Spool:
             self._directory.close()
 
     def _make_ready(self) -> None:
-        """Open what could not be opened at the start, and make anew what was removed since."""
+        """Open what could not be opened at the start; recreate what was removed since."""
         self._check_open()
         if self._directory is None:
             self._open()
@@ -282,7 +281,7 @@ class Spool:
             self._restore_segment()
 
     def _move(self) -> None:
-        """Go on in the directory that is now at the path, made if there is none."""
+        """Switch to the directory that is now at the path, created if missing."""
         directory = PrivateDirectory(self._path)
         try:
             guard = _lock(directory)
@@ -303,7 +302,7 @@ class Spool:
             self._sizes = dict.fromkeys(self._sizes, 0) | written
 
     def _restore_segment(self) -> None:
-        """Write the segment anew that has lost its name, from its descriptor."""
+        """Restore the removed current segment from its descriptor."""
         directory, name = self._opened, name_segment(self._segment)
         unfinished = f"{name}.new"
         fd = directory.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -327,7 +326,7 @@ class Spool:
 
     def _begin_segment(self) -> None:
         self._end_segment()
-        # Numbers may be left out, but a name is never used again: its mark may be needed yet.
+        # Numbers may be skipped, but never reused: the mark of a segment may still be needed.
         segment = max(self._last, *self._sizes, 0) + 1
         directory, name = self._opened, name_segment(segment)
         fd = directory.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -338,7 +337,7 @@ class Spool:
             if self._fsync:
                 directory.sync()
         except OSError:
-            # Without its mark it must not be continued: the next record tries again.
+            # Without its mark it must not be continued; the next record retries.
             self._end_segment()
             del self._sizes[segment]
             os.unlink(name, dir_fd=directory.fd)
@@ -351,7 +350,7 @@ class Spool:
             os.close(fd)
 
     def _write(self, kind: Kind, body: bytes) -> int:
-        """Append a record, complete or not at all; returns its offset."""
+        """Append a record atomically; returns its offset."""
         return self._write_bytes(pack_record(kind, body))
 
     def _write_bytes(self, data: bytes) -> int:
@@ -365,13 +364,13 @@ class Spool:
             try:
                 os.ftruncate(self._fd, offset)
             except OSError:
-                self._end_segment()  # what follows half a record could not be read
+                self._end_segment()  # nothing after a partial record could be read
             raise
         self._sizes[self._segment] = offset + len(data)
         return offset
 
     def _drop_settled(self) -> None:
-        """Remove segments whose batches are all settled, but for the one that is written to."""
+        """Delete segments whose batches are all settled, except the one being written."""
         segments = sorted(self._sizes)
         if self._fd < 0:
             segments.append(self._last + 1)
@@ -397,17 +396,17 @@ def _refusal(directory: str, error: OSError) -> ExportError:
     if error.errno == errno.EBUSY:
         return ExportError(
             f"the spool {directory} is in use",
-            hint="give each agent a storage of its own; where a reload changes what is in"
-            " storage, or its limits, restart the agent",
+            hint="give each agent its own storage; if a reload changed storage or its limits,"
+            " restart the agent",
         )
     if error.errno == errno.EPERM:
         return ExportError(
             f"the spool {directory} is not safe: {error.strerror}",
-            hint="give it to this user alone (chown, chmod 700), or choose another directory for"
+            hint="make this user its only owner (chown, chmod 700), or choose another directory for"
             " sending_queue.storage",
         )
     return ExportError(
         f"the spool {directory} cannot be used: {error.strerror}",
-        hint="give a directory on a disk with room that this user can write, or remove"
+        hint="use a directory that this user can write, on a disk with free space, or remove"
         " sending_queue.storage",
     )

@@ -65,7 +65,7 @@ class Written:
         if close:
             spool.close()
         else:
-            spool._let_go()
+            spool._release()
 
     def expect(self, files):
         """By what is whole: batches that wait, samples that are damaged, samples that are known."""

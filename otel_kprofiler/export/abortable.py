@@ -1,4 +1,4 @@
-"""Connections of requests that another thread can break off, and that log nothing."""
+"""HTTP connections for requests that another thread can abort and that log nothing."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ from typing import Any, Final
 from requests.adapters import HTTPAdapter
 
 
-class BreakableAdapter(HTTPAdapter):
-    """Knows its sockets, so that another thread can break off an exchange. Thread-safe."""
+class AbortableAdapter(HTTPAdapter):
+    """Tracks its sockets so that another thread can abort an exchange. Thread-safe."""
 
     def __init__(self) -> None:
         self._sockets: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self._broken_off = False
+        self._aborted = False
         super().__init__(pool_connections=1, pool_maxsize=1)
 
     def begin(self) -> None:
         """Allow another exchange."""
         with self._lock:
-            self._broken_off = False
+            self._aborted = False
 
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Have the pool's connections tell which socket they use."""
+        """Track the sockets of the pool's connections."""
         pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
         make = type(pool).ConnectionCls
 
-        def make_telling(*args: Any, **kwargs: Any) -> Any:
+        def make_tracked(*args: Any, **kwargs: Any) -> Any:
             connection: Any = make(*args, **kwargs)
             connect, open_socket = connection.connect, connection._new_conn  # noqa: SLF001
             connecting = contextlib.ExitStack()
 
-            def open_and_tell() -> socket.socket:
+            def open_tracked() -> socket.socket:
                 opened: socket.socket = open_socket()
-                # The TLS handshake takes the descriptor away from its object.
+                # The TLS handshake detaches the descriptor from this socket object.
                 self._watch(connecting.enter_context(opened.dup()))
                 return opened
 
-            def connect_and_tell() -> None:
-                # A proxy's answer and a handshake may trickle, too.
+            def connect_tracked() -> None:
+                # A proxy's answer or a handshake may trickle too.
                 with connecting:
                     connect()
                     self._watch(connection.sock)
 
-            connection._new_conn = open_and_tell  # noqa: SLF001
-            connection.connect = connect_and_tell
+            connection._new_conn = open_tracked  # noqa: SLF001
+            connection.connect = connect_tracked
             return connection
 
-        pool.ConnectionCls = make_telling
+        pool.ConnectionCls = make_tracked
         return pool
 
-    def break_off(self) -> None:
-        """End every exchange under way as if the receiver had disconnected."""
+    def abort(self) -> None:
+        """Abort every running exchange as if the receiver had disconnected."""
         with self._lock:
-            self._broken_off = True
+            self._aborted = True
             sockets = list(self._sockets)
         for sock in sockets:
             _shut_down(sock)
@@ -67,21 +67,21 @@ class BreakableAdapter(HTTPAdapter):
     def _watch(self, sock: Any) -> None:
         with self._lock:
             self._sockets.add(sock)
-            too_late = self._broken_off
+            too_late = self._aborted
         if too_late:
             _shut_down(sock)
 
 
 def _shut_down(sock: Any) -> None:
-    with contextlib.suppress(OSError):  # it is closed already
-        # Not SSLSocket's own method, which is not made for another thread's reading.
+    with contextlib.suppress(OSError):  # already closed
+        # SSLSocket.shutdown() is unsafe while another thread reads.
         socket.socket.shutdown(getattr(sock, "socket", sock), socket.SHUT_RDWR)
 
 
-class _Unlogged(logging.Filter):
-    """Drops what urllib3 logs of our exchanges: it has addresses with their query.
+class _Silencer(logging.Filter):
+    """Drops urllib3's log records of our exchanges, which contain addresses with their query.
 
-    What matters comes as an exception.
+    Failures are raised as exceptions anyway.
     """
 
     def __init__(self) -> None:
@@ -91,8 +91,8 @@ class _Unlogged(logging.Filter):
             logging.getLogger(f"urllib3.{name}").addFilter(self)
 
     @contextlib.contextmanager
-    def of_this_thread(self) -> Iterator[None]:
-        """Drop them during the context."""
+    def this_thread(self) -> Iterator[None]:
+        """Drop the records of the calling thread within the context."""
         self._threads.add(threading.get_ident())
         try:
             yield
@@ -104,4 +104,4 @@ class _Unlogged(logging.Filter):
         return threading.get_ident() not in self._threads
 
 
-UNLOGGED: Final = _Unlogged()
+SILENCED: Final = _Silencer()
