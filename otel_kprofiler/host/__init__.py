@@ -11,6 +11,7 @@ from otel_kprofiler.host.capabilities import (
 )
 from otel_kprofiler.host.cpus import parse_cpu_list, read_online_cpus, read_possible_cpus
 from otel_kprofiler.host.doctor import doctor
+from otel_kprofiler.host.event_per_cpu import CpuChanges, EventPerCpu
 from otel_kprofiler.host.kernel import (
     OLDEST_KERNEL,
     KernelRelease,
@@ -59,6 +60,8 @@ __all__ = [
     "Access",
     "AppendedFile",
     "Capabilities",
+    "CpuChanges",
+    "EventPerCpu",
     "HostFiles",
     "KernelRelease",
     "NewFile",

@@ -15,6 +15,7 @@ from otel_kprofiler.host import (
     DISABLED,
     ENABLE_ON_EXEC,
     INHERIT,
+    EventPerCpu,
     HostFiles,
     PerfAttributes,
     attach_program,
@@ -56,12 +57,11 @@ class _CpuEvent(NamedTuple):
     clock: bytes | None
 
 
-class CpuEvents:
+class CpuEvents(EventPerCpu[_CpuEvent]):
     """One cpu-clock event on each online CPU.
 
-    An event on a CPU that goes offline is dead for good, even when the CPU comes back; it must
-    be opened again. A CPU that went and came between two looks is recognised by its event:
-    neither the program has run there nor does the event's own clock advance.
+    A CPU that went offline and came back between two looks shows in its event: neither has the
+    program run there nor has the event's own clock advanced.
 
     Args:
         files: the host.
@@ -79,15 +79,12 @@ class CpuEvents:
         cpus: Iterable[int],
         runs: Callable[[int], int],
     ) -> None:
-        self._files = files
+        super().__init__(files, cpus)
         self._program_fd = program_fd
         self._attributes = PerfAttributes(
             COUNT_SW_CPU_CLOCK, sample_period=period_ns, flags=DISABLED
         )
-        self._wanted = frozenset(cpus)
         self._runs = runs
-        self._events: dict[int, _CpuEvent] = {}
-        self._refused: set[int] = set()
         self._paused = False
 
     @property
@@ -97,38 +94,24 @@ class CpuEvents:
 
     def open(self) -> None:
         """Open an event on each wanted CPU that is online."""
-        for cpu in sorted(self._online()):
-            try:
-                self._open(cpu)
-            except OSError as error:
-                if error.errno != errno.ENODEV:  # it has just gone offline
-                    raise _open_error(error, self._files, f"CPU {cpu}") from error
+        for cpu, refusal in self.update().refused.items():
+            raise _open_error(refusal, self._files, f"CPU {cpu}") from refusal
         if not self._events:
             raise _none_online(self._wanted)
 
     def follow(self) -> None:
         """Open events on CPUs that came, close those of CPUs that went or whose event is dead."""
         try:
-            online = self._online()
+            changes = self.update()
         except OSError as error:
             _LOG.warning("CPUs that come and go are not followed: %s", error)
             return
-        for cpu in sorted(self._events.keys() - online):
-            self._close(cpu)
+        for cpu in changes.closed:
             _LOG.info("CPU %d is not sampled any more", cpu)
-        for cpu in sorted(self._events):
-            if not self._paused and self._is_dead(cpu):
-                self._close(cpu)
-        for cpu in sorted(online - self._events.keys()):
-            try:
-                self._open(cpu)
-            except OSError as error:
-                if error.errno != errno.ENODEV and cpu not in self._refused:
-                    self._refused.add(cpu)
-                    _LOG.warning("CPU %d is not sampled: %s", cpu, error)
-            else:
-                self._refused.discard(cpu)
-                _LOG.info("CPU %d is sampled from now on", cpu)
+        for cpu in changes.opened:
+            _LOG.info("CPU %d is sampled from now on", cpu)
+        for cpu, refusal in changes.refused.items():
+            _LOG.warning("CPU %d is not sampled: %s", cpu, refusal)
 
     def disable(self) -> None:
         """Stop sampling on every CPU."""
@@ -185,8 +168,8 @@ class CpuEvents:
 
     def close(self) -> None:
         """Close the events."""
-        for cpu in tuple(self._events):
-            self._close(cpu)
+        while self._events:
+            self._close_event(self._events.popitem()[1])
 
     def _just_sampled(self, cpus: Iterable[int]) -> Iterator[int]:
         """Each CPU just after it was sampled; those where that is not seen in time at last."""
@@ -205,21 +188,18 @@ class CpuEvents:
                     yield cpu
         yield from waiting
 
-    def _online(self) -> frozenset[int]:
-        online = read_online_cpus(self._files)
-        return online & self._wanted if self._wanted else online
+    def _open_event(self, cpu: int) -> _CpuEvent:
+        runs = self._runs(cpu)
+        fd = _open_attached(self._attributes, self._program_fd, cpu=cpu, enable=not self._paused)
+        return _CpuEvent(fd, runs, None)
 
-    def _open(self, cpu: int) -> None:
-        fd = _open_attached(self._attributes, self._program_fd, cpu=cpu)
-        self._events[cpu] = _CpuEvent(fd, self._runs(cpu), None)
-        if not self._paused:
-            enable_event(fd)
-
-    def _close(self, cpu: int) -> None:
-        os.close(self._events.pop(cpu).fd)
+    def _close_event(self, event: _CpuEvent) -> None:
+        os.close(event.fd)
 
     def _is_dead(self, cpu: int) -> bool:
         """Reading a live event interrupts its CPU, so only a suspicious one is read."""
+        if self._paused:
+            return False
         event = self._events[cpu]
         runs = self._runs(cpu)
         clock = os.read(event.fd, 8) if runs == event.runs else None
@@ -267,11 +247,18 @@ class ChildEvents:
 
 
 def _open_attached(
-    attributes: PerfAttributes, program_fd: int, *, pid: int = -1, cpu: int = -1
+    attributes: PerfAttributes,
+    program_fd: int,
+    *,
+    pid: int = -1,
+    cpu: int = -1,
+    enable: bool = False,
 ) -> int:
     fd = open_perf_event(attributes, pid=pid, cpu=cpu)
     try:
         attach_program(fd, program_fd)
+        if enable:
+            enable_event(fd)
     except BaseException:
         os.close(fd)
         raise

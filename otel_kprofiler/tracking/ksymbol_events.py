@@ -19,6 +19,7 @@ from typing import Final
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import (
     COUNT_SW_DUMMY,
+    EventPerCpu,
     HostFiles,
     PerfAttributes,
     find_open_files_error,
@@ -58,7 +59,32 @@ LossSink = Callable[[KsymbolLoss, int, int], None]
 """Called with the cause, the CPU, and the number of records (0 if unknown)."""
 
 
-class KsymbolEvents:
+class _CpuEvent:
+    """An event, its ring, and what is known to have been lost."""
+
+    __slots__ = ("clock", "fd", "lost", "lost_by_records", "ring")
+
+    def __init__(self, fd: int, ring: PerfRing) -> None:
+        self.fd = fd
+        self.ring = ring
+        self.clock = 0
+        self.lost = 0
+        self.lost_by_records = 0
+
+    def read(self, formats: int) -> tuple[int, int, int]:
+        """Count, nanoseconds enabled, records lost so far (0 where the kernel does not say)."""
+        data = os.read(self.fd, _READING.size)
+        count, clock, lost = _READING.unpack(data.ljust(_READING.size, b"\0"))
+        return count, clock, lost
+
+    def close(self, epoll: select.epoll | None) -> None:
+        if epoll is not None:
+            epoll.unregister(self.fd)
+        self.ring.close()
+        os.close(self.fd)
+
+
+class KsymbolEvents(EventPerCpu[_CpuEvent]):
     """One event per CPU; the constructor opens all of them, or raises and leaves none open.
 
     Args:
@@ -72,17 +98,14 @@ class KsymbolEvents:
     """
 
     def __init__(self, files: HostFiles, ring_bytes: int | None, lose: LossSink) -> None:
-        self._files = files
-        self._ring_bytes = ring_bytes or 0
+        super().__init__(files)
         self._lose = lose
         self._formats = _FORMAT_TIME_ENABLED | _FORMAT_LOST
-        self._events: dict[int, _CpuEvent] = {}
         self.epoll = select.epoll()
         try:
-            online = read_online_cpus(files)
-            self._ring_bytes = self._ring_bytes or plan_ring_bytes(len(online))
-            for cpu in sorted(online):
-                self._open(cpu)
+            self._ring_bytes = ring_bytes or plan_ring_bytes(len(read_online_cpus(files)))
+            for error in self.update().refused.values():
+                raise error
         except OSError as error:
             self.close()
             if error.errno in (errno.EPERM, errno.EACCES):
@@ -110,24 +133,12 @@ class KsymbolEvents:
         self._count(cpu, event, event.lost_by_records)
 
     def follow(self) -> None:
-        """Open events on new CPUs; close those on CPUs that are offline, and dead ones.
-
-        The caller must have emptied the rings. An event is dead if its CPU was offline
-        meanwhile: its clock has stopped.
-        """
-        online = read_online_cpus(self._files)
-        for cpu, event in tuple(self._events.items()):
-            clock = event.read(self._formats)[1] if cpu in online else -1
-            if clock in (-1, event.clock):
-                self._events.pop(cpu).close(self.epoll)
-            event.clock = clock
-        for cpu in sorted(online - self._events.keys()):
-            try:
-                self._open(cpu)
-            except OSError as error:
-                _log.warning("BPF symbols of CPU %d cannot be followed: %s", cpu, error)
-            else:
-                self._lose(KsymbolLoss.CPU_CAME, cpu, 0)
+        """Adapt to CPUs that came or went. The caller must have emptied the rings."""
+        changes = self.update()
+        for cpu in changes.opened:
+            self._lose(KsymbolLoss.CPU_CAME, cpu, 0)
+        for cpu, error in changes.refused.items():
+            _log.warning("BPF symbols of CPU %d cannot be followed: %s", cpu, error)
 
     def close(self) -> None:
         """Close descriptors and mappings; idempotent."""
@@ -135,7 +146,15 @@ class KsymbolEvents:
             self._events.popitem()[1].close(None)
         self.epoll.close()
 
-    def _open(self, cpu: int) -> None:
+    def _is_dead(self, cpu: int) -> bool:
+        event = self._events[cpu]
+        before, event.clock = event.clock, event.read(self._formats)[1]
+        return event.clock == before
+
+    def _close_event(self, event: _CpuEvent) -> None:
+        event.close(self.epoll)
+
+    def _open_event(self, cpu: int) -> _CpuEvent:
         while True:
             attributes = PerfAttributes(
                 COUNT_SW_DUMMY,
@@ -149,22 +168,19 @@ class KsymbolEvents:
                 fd = open_perf_event(attributes, cpu=cpu)
                 break
             except OSError as error:
-                if error.errno == errno.ENODEV:  # the CPU has just gone offline
-                    return
                 if error.errno != errno.EINVAL or not self._formats & _FORMAT_LOST:
                     raise
                 self._formats &= ~_FORMAT_LOST
         try:
+            self.epoll.register(fd, select.EPOLLIN | select.EPOLLET)
             memory = PerfMemory(fd, self._ring_bytes)
         except OSError as error:
             os.close(fd)
             if error.errno != errno.EPERM or self._ring_bytes <= mmap.PAGESIZE:
                 raise
-            self._ring_bytes //= 2  # the limit on locked memory is reached
-            self._open(cpu)
-            return
-        self._events[cpu] = _CpuEvent(fd, PerfRing(memory, self._ring_bytes))
-        self.epoll.register(fd, select.EPOLLIN | select.EPOLLET)
+            self._ring_bytes //= 2  # more memory may not be locked
+            return self._open_event(cpu)
+        return _CpuEvent(fd, PerfRing(memory, self._ring_bytes))
 
     def _note_lost(self, cpu: int, event: _CpuEvent) -> None:
         if self._formats & _FORMAT_LOST:
@@ -184,28 +200,3 @@ def plan_ring_bytes(cpus: int) -> int:
     while size > _LEAST_RING_BYTES and size * cpus > _ALL_RINGS_BYTES:
         size //= 2
     return size
-
-
-class _CpuEvent:
-    """An event, its ring, and its count of lost records."""
-
-    __slots__ = ("clock", "fd", "lost", "lost_by_records", "ring")
-
-    def __init__(self, fd: int, ring: PerfRing) -> None:
-        self.fd = fd
-        self.ring = ring
-        self.clock = 0
-        self.lost = 0
-        self.lost_by_records = 0
-
-    def read(self, formats: int) -> tuple[int, int, int]:
-        """Count, nanoseconds enabled, records lost so far (0 if the kernel does not report it)."""
-        data = os.read(self.fd, _READING.size)
-        count, clock, lost = _READING.unpack(data.ljust(_READING.size, b"\0"))
-        return count, clock, lost
-
-    def close(self, epoll: select.epoll | None) -> None:
-        if epoll is not None:
-            epoll.unregister(self.fd)
-        self.ring.close()
-        os.close(self.fd)

@@ -1,0 +1,79 @@
+"""One perf event on each CPU, while CPUs come and go."""
+
+from __future__ import annotations
+
+import abc
+import errno
+from collections.abc import Iterable
+from typing import Generic, NamedTuple, TypeVar
+
+from otel_kprofiler.host.access import HostFiles
+from otel_kprofiler.host.cpus import read_online_cpus
+
+EventT = TypeVar("EventT")
+
+
+class CpuChanges(NamedTuple):
+    """What :meth:`EventPerCpu.update` has done.
+
+    Attributes:
+        opened: CPUs that have an event from now on, or a new one.
+        closed: CPUs that are offline or no longer wanted.
+        refused: why no event can be opened on a CPU; told once until one can.
+    """
+
+    opened: list[int]
+    closed: list[int]
+    refused: dict[int, OSError]
+
+
+class EventPerCpu(abc.ABC, Generic[EventT]):
+    """One event on each wanted CPU that is online. Belongs to one thread.
+
+    The event of a CPU that goes offline is dead for good, even when the CPU comes back.
+
+    Args:
+        files: the host.
+        cpus: restrict to these; empty: all.
+    """
+
+    def __init__(self, files: HostFiles, cpus: Iterable[int] = ()) -> None:
+        self._files = files
+        self._wanted = frozenset(cpus)
+        self._events: dict[int, EventT] = {}
+        self._refused: set[int] = set()
+
+    def update(self) -> CpuChanges:
+        """Open events on CPUs that came, close those of CPUs that went, replace dead ones.
+
+        Raises ``OSError`` if the list of CPUs cannot be read; then nothing changes.
+        """
+        online = read_online_cpus(self._files)
+        online = online & self._wanted if self._wanted else online
+        closed = sorted(self._events.keys() - online)
+        for cpu in sorted(self._events):
+            if cpu not in online or self._is_dead(cpu):
+                self._close_event(self._events.pop(cpu))
+        opened, refused = [], {}
+        for cpu in sorted(online - self._events.keys()):
+            try:
+                self._events[cpu] = self._open_event(cpu)
+                opened.append(cpu)
+            except OSError as error:
+                if error.errno != errno.ENODEV:  # it has just gone offline
+                    refused[cpu] = error
+        news = {cpu: error for cpu, error in refused.items() if cpu not in self._refused}
+        self._refused = self._refused - set(opened) | refused.keys()
+        return CpuChanges(opened, closed, news)
+
+    @abc.abstractmethod
+    def _open_event(self, cpu: int) -> EventT:
+        """Open the event of a CPU. Raises ``OSError``: ``ENODEV`` if it is offline."""
+
+    @abc.abstractmethod
+    def _is_dead(self, cpu: int) -> bool:
+        """Whether the event has stood still since the last call."""
+
+    @abc.abstractmethod
+    def _close_event(self, event: EventT) -> None:
+        """Close an event."""

@@ -1,0 +1,89 @@
+"""One event on each CPU, while CPUs come and go."""
+
+import errno
+
+import pytest
+
+from otel_kprofiler.host import Access, EventPerCpu
+
+
+class Host(EventPerCpu[str]):
+    """CPUs of a captured tree; tells what was closed, and refuses or kills on demand."""
+
+    def __init__(self, root, cpus=()):
+        super().__init__(Access(str(root)), cpus)
+        self.dead, self.errors, self.was_closed = set(), {}, []
+
+    def _open_event(self, cpu):
+        if cpu in self.errors:
+            raise OSError(self.errors[cpu], "refused")
+        return f"event {cpu}"
+
+    def _is_dead(self, cpu):
+        return cpu in self.dead
+
+    def _close_event(self, event):
+        self.was_closed.append(event)
+
+
+@pytest.fixture
+def online(tmp_path):
+    """Give a host whose CPUs can be set."""
+    path = tmp_path / "sys/devices/system/cpu/online"
+    path.parent.mkdir(parents=True)
+    path.write_text("0-2\n")
+    return path
+
+
+def make(online, cpus=()):
+    return Host(online.parents[4], cpus)
+
+
+def test_events_follow_cpus_that_come_and_go(online):
+    host = make(online)
+    assert host.update() == ([0, 1, 2], [], {})
+    online.write_text("0,2-3\n")
+    assert host.update() == ([3], [1], {})
+    assert host.was_closed == ["event 1"]
+    assert host.update() == ([], [], {})
+
+
+def test_the_event_of_a_cpu_that_was_offline_for_a_moment_is_replaced(online):
+    host = make(online)
+    host.update()
+    host.dead = {2}
+    assert host.update() == ([2], [], {})
+    assert host.was_closed == ["event 2"]
+
+
+def test_only_wanted_cpus_have_events(online):
+    host = make(online, {1, 7})
+    assert host.update() == ([1], [], {})
+
+
+def test_a_refusal_is_told_once_until_the_event_can_be_opened(online):
+    host = make(online)
+    host.errors = {1: errno.EMFILE}
+    changes = host.update()
+    assert changes.opened == [0, 2]
+    assert changes.refused[1].errno == errno.EMFILE
+    assert host.update() == ([], [], {})
+    host.errors = {}
+    assert host.update() == ([1], [], {})
+    host.errors, host.dead = {1: errno.EMFILE}, {1}
+    assert list(host.update().refused) == [1]
+
+
+def test_a_cpu_that_goes_offline_while_its_event_is_opened_is_no_refusal(online):
+    host = make(online)
+    host.errors = {2: errno.ENODEV}
+    assert host.update() == ([0, 1], [], {})
+
+
+def test_a_list_that_cannot_be_read_changes_nothing(online):
+    host = make(online)
+    host.update()
+    online.unlink()
+    with pytest.raises(FileNotFoundError):
+        host.update()
+    assert host.was_closed == []
