@@ -1,4 +1,4 @@
-"""Raw recordings, and what replays them."""
+"""Raw recordings and their replay."""
 
 from otel_kprofiler.recording.ksymbols import EventSink, RecordedKsymbols, ReplayedKsymbols
 from otel_kprofiler.recording.modules import RecordedModules, ReplayedModules

@@ -1,7 +1,7 @@
-"""Changes of code outside of modules (BPF programs and the like), in and out of recordings.
+"""Records and replays ksymbol changes (BPF programs and other code outside modules).
 
-Two streams of a recording, each payload JSON: ``code``, the changes of one poll as
-``[time_ns, action, [symbol, …], until_ns]``, and ``code_details``, what was said of one symbol as
+Two streams of JSON payloads: ``code`` has the changes of one poll as
+``[time_ns, action, [symbol, …], until_ns]``, ``code_details`` the details of one symbol as
 ``[symbol, program, [[offset, file, line], …]]``. A symbol is
 ``[start, length, name, kind, since_ns, program_id]``, a program the fields of ``BpfProgram``.
 """
@@ -28,7 +28,7 @@ _CHANGES: Final = "code"
 _DETAILS: Final = "code_details"
 
 EventSink = Callable[[str, int, bytes], None]
-"""Takes name, boot time and payload of an event; ``RecordingWriter.add_event`` is one."""
+"""Takes the stream, boot time and payload of an event, as ``RecordingWriter.add_event``."""
 
 
 class _Source(Protocol):
@@ -39,11 +39,11 @@ class _Source(Protocol):
 
 
 class RecordedKsymbols:
-    """Passes on what a source of changes says, and writes it down. For one thread.
+    """Passes changes on and records them; not thread-safe.
 
     Args:
         source: the running kernel.
-        sink: where to write.
+        sink: where to record.
     """
 
     def __init__(self, source: _Source, sink: EventSink) -> None:
@@ -64,7 +64,7 @@ class RecordedKsymbols:
         return batch
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
-        """More about a function of a program."""
+        """Details of a BPF program's function."""
         details = self._source.describe(symbol)
         if details is not None:
             row = (_pack(symbol), *details)
@@ -72,7 +72,7 @@ class RecordedKsymbols:
         return details
 
     def count_lost(self) -> Mapping[str, int]:
-        """Records that were lost so far, by cause."""
+        """Records lost so far, by cause."""
         return self._source.count_lost()
 
     def close(self) -> None:
@@ -81,9 +81,9 @@ class RecordedKsymbols:
 
 
 class ReplayedKsymbols:
-    """The changes of a recording, as far as they had come at the time that is asked for.
+    """Replays the changes of a recording up to a requested time.
 
-    Raises ``KProfilerError`` when the recording is damaged.
+    Raises ``KProfilerError`` if the recording is damaged.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -92,19 +92,19 @@ class ReplayedKsymbols:
         self._details = dict(details)
 
     def poll(self, now_ns: int) -> KsymbolBatch:
-        """Changes up to a recorded boot time that were not returned yet."""
+        """Changes up to a recorded boot time that have not been returned yet."""
         return KsymbolBatch(*self._changes.poll(now_ns))
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
-        """What was recorded of a function."""
+        """The recorded details of a function."""
         return self._details.get(symbol)
 
     def count_lost(self) -> Mapping[str, int]:
-        """Nothing is lost from a recording."""
+        """Always empty: nothing is lost from a recording."""
         return {}
 
     def close(self) -> None:
-        """Nothing to do; the recording belongs to the caller."""
+        """Do nothing: the caller closes the recording."""
 
 
 def _parse_changes(rows: Any) -> list[KsymbolChange]:

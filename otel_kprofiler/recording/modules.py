@@ -1,7 +1,7 @@
-"""Modules that come and go, in and out of recordings.
+"""Records and replays the loading and unloading of modules.
 
-Two streams of a recording: ``uevents``, the kernel's datagrams about modules with the boot time
-at which they were received, and ``modules``, the readings of one poll as a JSON list.
+Two streams: ``uevents`` has the kernel's datagrams about modules, with the boot time of their
+receipt; ``modules`` the readings of one poll as a JSON list.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _UEVENTS: Final = "uevents"
 
 
 class RecordedModules:
-    """Passes on what is told of modules, and writes it down. For one thread.
+    """Passes readings of modules on and records them; not thread-safe.
 
     Args:
         watch: the running kernel.
-        sink: where to write.
+        sink: where to record.
     """
 
     def __init__(self, watch: ModuleWatch, sink: EventSink) -> None:
@@ -32,7 +32,7 @@ class RecordedModules:
         self._packer = ReadingPacker()
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Start from what was there at first."""
+        """Start from the modules of a first snapshot."""
         self._watch.begin(snapshot)
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
@@ -51,9 +51,9 @@ class RecordedModules:
 
 
 class ReplayedModules:
-    """The readings of a recording, as far as they had come at the time that is asked for.
+    """Replays the readings of a recording up to a requested time.
 
-    Raises ``KProfilerError`` when the recording is damaged.
+    Raises ``KProfilerError`` if the recording is damaged.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -61,11 +61,11 @@ class ReplayedModules:
         self._readings = EventReader(recording, _READINGS, lambda rows: map(unpack, rows))
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Nothing to do: readings tell all modules."""
+        """Do nothing: every reading has all modules."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Readings up to a recorded boot time that were not returned yet."""
+        """Readings up to a recorded boot time that have not been returned yet."""
         return self._readings.poll(now_ns)
 
     def close(self) -> None:
-        """Nothing to do; the recording belongs to the caller."""
+        """Do nothing: the caller closes the recording."""

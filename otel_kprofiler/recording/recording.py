@@ -1,4 +1,4 @@
-"""Recordings: raw samples with everything needed to read them on another host, later.
+"""Recordings: raw samples with everything needed to resolve them later on another host.
 
 A recording is a zip archive::
 
@@ -6,11 +6,11 @@ A recording is a zip archive::
     samples/000000 …        blocks of ring records: <u64 complete_until_ns> <u32 length> <bytes>
     events/NAME/000000 …    streams that change symbols: <u64 time_ns> <u32 length> <bytes>
     resources.json          attributes of the processes, if they were collected
-    files/…                 the host's files that symbols are made of
+    files/…                 the host's files that symbols come from
     errors.json             errno of those that could not be read
 
-Times are boot times in nanoseconds, integers are little-endian. Names of event streams and
-their payloads belong to who writes them; readers pass over streams that they do not know.
+Times are boot times in nanoseconds; integers are little-endian. The writers of event streams
+define their names and payloads; readers skip unknown streams.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SYMBOL_FILES: Final = (
     "/proc/version",
     "/sys/kernel/notes",
 )
-"""What kernel symbols are made of, beside the trees of the modules."""
+"""Files that kernel symbols come from, except the modules' directories."""
 _MODULE_TREES: Final = ("sections", "notes")
 _MODULE_FILES: Final = ("coresize", "initstate", "srcversion")
 _HEADER: Final = "recording.json"
@@ -56,13 +56,13 @@ _T = TypeVar("_T")
 
 
 class RecordingFacts(NamedTuple):
-    """What a recording says about its sampler.
+    """The sampler's settings and counters in a recording.
 
     Attributes:
         offset_ns: Unix time minus boot time on the recorded host.
-        period_ns: distance between two samples of a CPU.
-        stack_limit: bytes of one stack at which it counts as truncated.
-        until_ns: boot time at which sampling had stopped.
+        period_ns: sampling period of a CPU.
+        stack_limit: size in bytes from which a stack counts as truncated.
+        until_ns: boot time at which sampling stopped.
         counts: the sampler's counters at that time.
     """
 
@@ -76,12 +76,12 @@ class RecordingFacts(NamedTuple):
 class RecordingWriter:
     """Writes a recording; the file appears at ``path`` when :meth:`finish` returns.
 
-    It tells the addresses of the kernel, so that only its owner may read it. For one thread.
-    Raises ``OSError`` when the file cannot be written.
+    Only the owner may read the file, because it contains kernel addresses. Not thread-safe.
+    Raises ``OSError`` if the file cannot be written.
 
     Args:
-        path: where it is to appear.
-        replace: whether a file of that name may be replaced.
+        path: path of the finished file.
+        replace: whether to replace an existing file.
     """
 
     def __init__(self, path: str, *, replace: bool = True) -> None:
@@ -95,7 +95,7 @@ class RecordingWriter:
         self._errors: dict[str, int] = {}
 
     def capture(self, files: HostFiles) -> None:
-        """Copy the files that kernel symbols are made of. Once, and while sampling."""
+        """Copy the files that kernel symbols come from; call once, while sampling."""
         for path in SYMBOL_FILES:
             self._copy(files, path)
         with suppress(OSError):
@@ -109,7 +109,7 @@ class RecordingWriter:
                     self._copy(files, f"/sys/module/{module}/{tree}/{name}")
 
     def add_records(self, data: bytes, complete_until_ns: int) -> None:
-        """Append what one drain took from the ring; fits :class:`EbpfSampler` as ``raw_sink``."""
+        """Append the records of one drain; a ``raw_sink`` for :class:`EbpfSampler`."""
         self._append("samples", complete_until_ns, data)
 
     def add_event(self, stream: str, time_ns: int, payload: bytes) -> None:
@@ -117,12 +117,12 @@ class RecordingWriter:
         self._append(f"events/{stream}", time_ns, payload)
 
     def add_resources(self, resources: Mapping[ProcessKey, Attributes]) -> None:
-        """Add the attributes of processes. Once."""
+        """Add the attributes of processes; call once."""
         rows = [[key.tgid, key.start_time_ns, dict(value)] for key, value in resources.items()]
         self._write_json("resources.json", rows)
 
     def finish(self, facts: RecordingFacts) -> None:
-        """Write the rest and put the file in its place."""
+        """Write the rest and give the file its name."""
         for stream in tuple(self._pending):
             self._flush(stream)
         self._write_json("errors.json", self._errors)
@@ -145,7 +145,7 @@ class RecordingWriter:
         self._target.finish()
 
     def abandon(self) -> None:
-        """Remove what was written so far."""
+        """Discard the recording."""
         with suppress(OSError):  # nothing of it is kept
             self._zip.close()
         with suppress(OSError):
@@ -178,7 +178,7 @@ class RecordingWriter:
             return []
 
     def _note(self, path: str, error: OSError) -> None:
-        """Absence needs no note: what is not in the archive is not there."""
+        """Record why a file could not be read; a missing one needs no entry."""
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             self._errors[path] = error.errno or errno.EIO
 
@@ -190,13 +190,13 @@ class Recording:
     """A recording opened for reading.
 
     Attributes:
-        facts: what it says about its sampler.
-        files: the recorded host's files; nothing else is ever looked at.
-        resources: attributes of processes, empty if they were not recorded.
+        facts: settings and counters of the sampler.
+        files: the recorded host's files.
+        resources: attributes of processes; empty if they were not recorded.
 
     Raises:
         OSError: the file cannot be read.
-        KProfilerError: it is no recording, a damaged one, or of an unknown version.
+        KProfilerError: it is not a recording, is damaged, or has an unknown version.
     """
 
     def __init__(self, path: str) -> None:
@@ -208,13 +208,13 @@ class Recording:
             self.resources = self._resources()
         except DAMAGED as error:
             self.close()
-            raise KProfilerError(f"{path} is no recording, or a damaged one: {error}") from error
+            raise KProfilerError(f"{path} is not a recording, or is damaged: {error}") from error
         except KProfilerError:
             self.close()
             raise
 
     def blocks(self, stream: str = "samples") -> Iterator[tuple[int, bytes]]:
-        """Times and contents of the blocks of a stream; ``events/NAME`` for events."""
+        """Times and contents of a stream's blocks; event streams are ``events/NAME``."""
         prefix = stream + "/"
         for name in sorted(self._archive.names(prefix)):
             data, at = self._archive.read(name), 0
@@ -243,12 +243,12 @@ class Recording:
 
 
 class EventReader(Generic[_T]):
-    """What a stream of events tells, as far as it had come at the time that is asked for.
+    """Reads a stream of events up to a requested time.
 
     Args:
-        recording: where the stream is.
-        stream: its name.
-        parse: makes items of the JSON value of one event.
+        recording: the recording.
+        stream: name of the stream.
+        parse: converts the JSON value of one event to items.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class EventReader(Generic[_T]):
         self._complete_ns = 0
 
     def poll(self, now_ns: int = _END_NS) -> tuple[list[_T], int]:
-        """Items up to a recorded boot time that were not returned yet, and how far they go.
+        """Items up to a recorded boot time not returned yet, and the time they are complete to.
 
         Raises:
             KProfilerError: the recording is damaged.
@@ -289,7 +289,7 @@ class RecordedFiles:
             self._add_parents(name.removeprefix("files"))
 
     def open_fd(self, path: str) -> int:
-        """A descriptor of a copy in memory; the caller closes it."""
+        """Open a copy in memory; the caller closes the descriptor."""
         content = self.read_bytes(path)
         fd = os.memfd_create("recorded", os.MFD_CLOEXEC)
         with open(fd, "wb", closefd=False) as file:
@@ -312,7 +312,7 @@ class RecordedFiles:
         return sorted(found)
 
     def read_link(self, path: str) -> str:
-        """Raises ``OSError``: recordings hold no links."""
+        """Raise ``OSError``: recordings contain no links."""
         raise self._absent(path)
 
     def _absent(self, path: str) -> OSError:

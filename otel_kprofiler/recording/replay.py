@@ -1,4 +1,4 @@
-"""A sampler that plays a recording."""
+"""A sampler that replays a recording."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from otel_kprofiler.sampling import SamplerCounts
 
 
 class ReplaySampler:
-    """Returns the samples of a recording, one recorded drain at a time, as fast as it is asked.
+    """Returns the samples of a recording, one recorded drain per call, without delay.
 
-    Also the clock of the recorded host: it stands at the time up to which samples were
-    returned, so that ``Clock(sampler)`` converts as the recorded host would have.
+    It is also the clock of the recorded host, set to the time up to which samples were returned,
+    so that ``Clock(sampler)`` converts times as on the recorded host.
 
     Args:
-        recording: stays open; the caller closes it.
+        recording: the recording; the caller closes it.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -28,20 +28,20 @@ class ReplaySampler:
 
     @property
     def period_ns(self) -> int:
-        """Distance between two samples of a CPU."""
+        """Sampling period of a CPU."""
         return self._facts.period_ns
 
     def start(self) -> None:
         """Nothing to do."""
 
     def wait(self, timeout_s: float) -> None:
-        """Returns at once."""
+        """Return at once."""
 
     def wake(self) -> None:
-        """Nothing to do: nobody waits."""
+        """Do nothing: ``wait`` never blocks."""
 
     def drain(self) -> list[RawSample]:
-        """Samples of the next recorded drain; sets :attr:`exhausted` when there is none."""
+        """Samples of the next recorded drain; sets :attr:`exhausted` if there is none."""
         block = next(self._blocks, None)
         if block is None:
             self.exhausted = True
@@ -68,11 +68,11 @@ class ReplaySampler:
         return self._complete_until_ns + self._facts.offset_ns
 
     def counts(self) -> SamplerCounts:
-        """Counters of the recorded sampler, with what was returned so far."""
+        """The recorded sampler's counters, with the number of samples returned so far."""
         return self._facts.counts._replace(received=self._received)
 
     def stop(self) -> None:
         """Nothing to do."""
 
     def close(self) -> None:
-        """Nothing to do; the recording belongs to the caller."""
+        """Do nothing: the caller closes the recording."""

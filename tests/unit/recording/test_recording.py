@@ -159,7 +159,7 @@ def test_a_recording_of_another_version_is_rejected_by_its_version(recorded, tmp
 def test_a_file_that_is_not_a_recording_is_rejected(tmp_path, content):
     path = tmp_path / "other"
     path.write_bytes(content)
-    with pytest.raises(KProfilerError, match="no recording"):
+    with pytest.raises(KProfilerError, match="not a recording"):
         Recording(str(path))
 
 
