@@ -1,4 +1,4 @@
-"""Who a sample belongs to: identity of processes, their Resources, published contexts."""
+"""Attributes samples to processes: identity, Resources, published contexts."""
 
 from otel_kprofiler.processes.contexts import (
     CONTEXT_HEADER,

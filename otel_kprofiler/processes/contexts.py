@@ -1,13 +1,13 @@
-"""Process contexts that services publish in their own memory, and who looks them up.
+"""Reads process contexts, which services publish in their own memory.
 
 Format and reading protocol: OTEP 4719 (oteps/profiles/4719-process-ctx.md of the OpenTelemetry
-specification), version 2. A header of 32 bytes in host layout lies at the start of a mapping
-that is found by its name::
+specification), version 2. A mapping with a known name starts with a header of 32 bytes in the
+host's byte order::
 
     0  signature "OTEL_CTX"    8  version (u32)      12  size of the payload (u32)
     16 published at (u64, boot time in ns, 0 while it changes)    24  address of the payload
 
-The published attributes are claims of the process that published them.
+Published attributes are unverified claims of the process.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ CONTEXT_VERSION: Final = 2
 CONTEXT_HEADER: Final = struct.Struct("=8sIIQQ")
 MAX_PAYLOAD_BYTES: Final = 16 * 1024
 MAX_VALUES: Final = 128
-"""Values of one context that are used, items of lists included; the first ones."""
+"""Limit on the values used of one context, including items of lists."""
 RESERVED: Final = ("container.", "host.", "k8s.", "otel_kprofiler.")
-"""Where a process runs is found out, or not said; nothing of it is taken from the process."""
+"""Prefixes of attributes about where a process runs, which are never taken from the process."""
 _MAX_MAPS_BYTES: Final = 4 * 1024 * 1024
 _NAMES: Final = (b"[anon_shmem:OTEL_CTX]", b"[anon:OTEL_CTX]", b"/memfd:OTEL_CTX")
 _TRIES: Final = 4
-_UPDATE_S: Final = 0.0002  # an update takes some microseconds, if it is not interrupted
+_UPDATE_S: Final = 0.0002  # an update takes some microseconds unless preempted
 _END_OF_USER_SPACE: Final = 1 << 63
 
 _FIRST_LOOK_S: Final = 0.5
@@ -55,9 +55,9 @@ class Published(NamedTuple):
     """A context as it was read.
 
     Attributes:
-        address: of the header, in the publisher.
+        address: address of the header in the publishing process.
         published_at_ns: its time stamp, which changes with every update.
-        size: of the payload in bytes.
+        size: size of the payload in bytes.
         context: the decoded payload.
     """
 
@@ -68,7 +68,7 @@ class Published(NamedTuple):
 
 
 def parse_context_addresses(maps: bytes) -> list[int]:
-    """Start addresses of the mappings in ``/proc/PID/maps`` that may hold a context."""
+    """Start addresses of the mappings in ``/proc/PID/maps`` that may contain a context."""
     addresses = []
     for line in maps.split(b"\n") if CONTEXT_SIGNATURE in maps else ():
         fields = line.split(maxsplit=5)
@@ -78,10 +78,10 @@ def parse_context_addresses(maps: bytes) -> list[int]:
 
 
 def read_process_context(pid: int, files: HostFiles | None = None) -> ProcessContext | None:
-    """What a process has published, None if it has published nothing that can be read.
+    """Read the context of a process; None if it has none that can be read.
 
-    Reads ``/proc/PID/maps`` and ``/proc/PID/mem``, so it needs the right to trace the process
-    (the same user, or CAP_SYS_PTRACE). Never raises for what the process does or is.
+    Reads ``/proc/PID/maps`` and ``/proc/PID/mem``, which needs the right to trace the process
+    (the same user, or CAP_SYS_PTRACE). Never raises, whatever the process does.
 
     Args:
         pid: the process.
@@ -97,7 +97,7 @@ def read_process_context(pid: int, files: HostFiles | None = None) -> ProcessCon
 
 
 def _find(files: HostFiles, pid: int, memory: int, known: Published | None) -> Published | None:
-    """The context at its known address, or wherever it is now; raises ``OSError``."""
+    """The context at its known address, or at its new one. Raises ``OSError``."""
     if known:
         published = _read(memory, known.address, known)
         if published:
@@ -127,12 +127,12 @@ def _read(memory: int, address: int, known: Published | None) -> Published | Non
             if _header(memory, address)[3] == at_ns and len(payload) == size:
                 return Published(address, at_ns, size, decode_process_context(payload))
         except (OSError, ValueError, struct.error):
-            continue  # unmapped or changed under our hands; or it is rubbish
+            continue  # unmapped, changed while being read, or invalid
     return None
 
 
 def take_claims(resource: Attributes) -> dict[str, AttributeValue]:
-    """What a process may say about itself: at most :data:`MAX_VALUES`, nothing ``RESERVED``."""
+    """The attributes to use: at most :data:`MAX_VALUES` values, none ``RESERVED``."""
     claims: dict[str, AttributeValue] = {}
     room = MAX_VALUES
     for key, value in resource.items():
@@ -146,7 +146,7 @@ def take_claims(resource: Attributes) -> dict[str, AttributeValue]:
 
 def _header(memory: int, address: int) -> tuple[bytes, int, int, int, int]:
     if address >= _END_OF_USER_SPACE:
-        raise ValueError("not an address of a process")
+        raise ValueError("not a user-space address")
     fields: tuple[bytes, int, int, int, int] = CONTEXT_HEADER.unpack(
         os.pread(memory, CONTEXT_HEADER.size, address)
     )
@@ -163,7 +163,7 @@ def _opened(files: HostFiles, path: str) -> Iterator[int]:
 
 
 def _read_all(fd: int) -> bytes:
-    """Content of a file, cut where only a process that means harm comes to."""
+    """Content of a file, truncated at a size that only a malicious process reaches."""
     chunks = []
     size = 0
     while size < _MAX_MAPS_BYTES and (chunk := os.read(fd, 65536)):
@@ -173,15 +173,15 @@ def _read_all(fd: int) -> bytes:
 
 
 class ProcessContexts:
-    """Looks up the contexts of the processes that are sampled.
+    """Reads the contexts of sampled processes. Thread-safe.
 
-    Memory of another process may be backed by a file system that never answers, so a thread of
-    its own does the reading: whoever asks waits for a short time only. Thread-safe.
+    A process's memory may be on a file system that hangs, so a separate thread reads it, and
+    callers wait only briefly.
 
     Args:
         files: files of the host.
-        first_look_s: how long after :meth:`expect` a new process is looked at; it lives that
-            long, or is not looked at.
+        first_look_s: delay from :meth:`expect` to the first read, which skips processes that
+            exit earlier.
         answer_timeout_s: how long :meth:`look` waits.
     """
 
@@ -200,7 +200,7 @@ class ProcessContexts:
         self._not_before: dict[int, float] = {}
         self._expected: deque[tuple[float, ProcessKey]] = deque(maxlen=_CAPACITY)
         self._asked: deque[ProcessKey] = deque()
-        self._gone: set[ProcessKey] = set()  # since the last call of look
+        self._gone: set[ProcessKey] = set()  # exited since the last look()
         self._changed = threading.Condition()
         self._busy = False
         self._late = False
@@ -208,31 +208,31 @@ class ProcessContexts:
         self._thread: threading.Thread | None = None
 
     def expect(self, key: ProcessKey) -> None:
-        """A process was sampled for the first time; have a look at it soon."""
+        """Schedule the first read of a process that was sampled for the first time."""
         if not key.tgid or key.start_time_ns is None:
             return
         with self._changed:
             if self._closed or (self._thread is None and not self._start()):
                 return
             self._expected.append((time.monotonic() + self._first_look_s, key))
-            if len(self._expected) == 1:  # otherwise it will come by anyway
+            if len(self._expected) == 1:  # otherwise the thread is scheduled already
                 self._changed.notify_all()
 
     def _start(self) -> bool:
         thread = threading.Thread(target=self._run, name="kprofiler-contexts", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # a limit of threads; samples do without contexts
+        except RuntimeError as error:  # the limit on threads; samples do without contexts
             self._closed = True
-            _log.warning("process contexts are not read: %s; raise the limit of threads", error)
+            _log.warning("process contexts are not read: %s; raise the limit on threads", error)
             return False
         self._thread = thread
         return True
 
     def look(self, keys: Collection[ProcessKey]) -> Mapping[ProcessKey, Attributes]:
-        """What these processes have published by now, or had when they were last seen.
+        """The current contexts of these processes; of those that exited, the last ones.
 
-        A process that is gone is forgotten with this answer.
+        Processes that exited are then forgotten.
         """
         with self._changed:
             if self._thread is not None and not self._asked:
@@ -256,7 +256,7 @@ class ProcessContexts:
         return {key: found for key in keys if (found := self._known.get(key))}
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -270,7 +270,7 @@ class ProcessContexts:
                 except (FileNotFoundError, ProcessLookupError):
                     self._gone.add(key)
                 except OSError:
-                    pass  # not to be looked into
+                    pass  # not permitted
                 self._keep(key, found)
             with self._changed:
                 self._busy = False
@@ -287,7 +287,7 @@ class ProcessContexts:
             self._known_bytes -= self._known.popitem(last=False)[1].size
 
     def _next(self) -> list[ProcessKey]:
-        """The processes to look at next; none at the end."""
+        """The processes to read next; empty after ``close``."""
         with self._changed:
             while not self._closed:
                 keys, now = [*self._asked], time.monotonic()
@@ -298,7 +298,7 @@ class ProcessContexts:
                     self._busy = True
                     return keys
                 wait_s = self._expected[0][0] - now if self._expected else None
-                # Processes come in crowds: one wake-up serves all that are due by then.
+                # Processes start in bursts: one wakeup serves all that are due by then.
                 self._changed.wait(wait_s and max(wait_s, _BATCH_S))
         return []
 
@@ -308,7 +308,7 @@ class ProcessContexts:
         if known is None and started < self._not_before.get(key.tgid, 0):
             return None
         with _opened(self._files, f"/proc/{key.tgid}/mem") as memory:
-            # From here on this memory belongs to one process; is it the sampled one?
+            # The open descriptor is bound to one process: check that it is the sampled one.
             if read_start_ticks(self._files, key.tgid) != (key.start_time_ns or 0) // TICK_NS:
                 return None
             found = _find(self._files, key.tgid, memory, known)
@@ -316,7 +316,7 @@ class ProcessContexts:
             claims = take_claims(found.context.resource)
             found = found._replace(context=ProcessContext(claims, {}))
         took = time.monotonic() - started
-        # A process with very many mappings must not keep us busy.
+        # A process with very many mappings must not keep the thread busy.
         if len(self._not_before) > _CAPACITY:
             self._not_before.clear()
         self._not_before[key.tgid] = started + took * _SCAN_SHARE

@@ -1,4 +1,4 @@
-"""Resources: which process a sample belongs to, and on which host."""
+"""Resources: the process and the host of a sample."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from otel_kprofiler.processes.start_time import TICK_NS, read_start_ticks
 from otel_kprofiler.text import escape_surrogates
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
-"""Version of the semantic conventions that attribute names here follow."""
+"""Version of the semantic conventions for the attribute names."""
 
-# The forms that opentelemetry-ebpf-profiler looks for: a plain id, and that of AWS ECS.
+# The forms that opentelemetry-ebpf-profiler accepts: a plain id, and that of AWS ECS.
 _CONTAINER_ID: Final = re.compile(rb"(?:^|[^0-9a-f])([0-9a-f]{64}|[0-9a-f]{32}-\d{8,})(?![0-9a-f])")
 
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm32"}
 
 
 def read_host_attributes(files: HostFiles) -> dict[str, AttributeValue]:
-    """Attributes of this host by OpenTelemetry's semantic conventions (``host.*``, ``os.*``)."""
+    """Read the attributes of this host (``host.*`` and ``os.*`` of the semantic conventions)."""
     uname = platform.uname()
     attributes: dict[str, AttributeValue] = {
         "host.name": uname.node,
@@ -44,34 +44,34 @@ def read_host_attributes(files: HostFiles) -> dict[str, AttributeValue]:
 
 
 def parse_container_id(cgroup: bytes) -> str | None:
-    """Container id from ``/proc/PID/cgroup``, None outside of containers."""
+    """Container id from ``/proc/PID/cgroup``; None outside containers."""
     matches = _CONTAINER_ID.findall(cgroup)
     return matches[-1].decode("ascii") if matches else None
 
 
 def format_time(unix_ns: int) -> str:
-    """ISO 8601 in UTC with milliseconds."""
+    """Format a Unix time as ISO 8601 in UTC with milliseconds."""
     moment = datetime.fromtimestamp(unix_ns // 1_000_000 / 1000, tz=UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class ProcessResources:
-    """One Resource for each process, looked up in ``/proc`` when it is first seen.
+    """One Resource per process, read from ``/proc`` when the process is first seen.
 
-    A process is (pid, start time), so that two users of one pid never share a Resource. A
-    process that is gone before it can be looked at keeps a Resource of its own with what the
-    sample knows. Belongs to one thread; bounded by ``capacity``, least recently used first.
+    A process is (pid, start time), so a reused pid gets a new Resource. A process that exits
+    before it can be read gets a Resource with what its sample contains. Not thread-safe; an LRU
+    cache of ``capacity`` entries.
 
     Args:
         files: the host's files.
-        clock: for ``process.creation.time``; the offset of this moment is kept, so that the
-            creation time of a process does not change when clocks are synchronised again.
-        base: attributes that every Resource has: the host's and the configured ones.
-        known: Resources that are known beforehand, with all of their attributes.
-        capacity: Resources kept; each takes some 1.5 kB.
-        on_new: told of each process and its Resource when it is first seen, and when it changes.
-        contexts: what processes publish about themselves (service.name, …); closed with this.
-            It never wins over what is configured or found out.
+        clock: for ``process.creation.time``; its current offset is kept, so that creation times
+            do not change when clocks are synchronised again.
+        base: attributes of every Resource: the host's and the configured ones.
+        known: Resources known in advance, with all their attributes.
+        capacity: number of Resources kept; each takes some 1.5 kB.
+        on_new: called with a process and its Resource when first seen and on changes.
+        contexts: what processes publish about themselves (service.name, …); closed with this
+            object. Configured and observed attributes take precedence.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class ProcessResources:
         self._checked: dict[int, ProcessKey] = {}
         self._contexts = contexts
         self._keys: dict[Resource, ProcessKey] = {}
-        self._own: dict[ProcessKey, Attributes] = {}  # without what the process published
+        self._own: dict[ProcessKey, Attributes] = {}  # without published attributes
         self._fixed: dict[int, Resource] = {}
 
     def fix(self, pid: int, resource: Resource) -> None:
-        """Give a process that will not end before the profiler its Resource."""
+        """Set the Resource of a process that outlives the profiler."""
         self._fixed[pid] = resource
 
     def describe(self, pid: int) -> Attributes:
-        """What ``/proc`` tells of a process that runs."""
+        """Attributes of a running process from ``/proc``."""
         key = self._key_from_proc(pid)
         return {**self._identity(key), **(self._read_process(key) or {})}
 
@@ -133,9 +133,9 @@ class ProcessResources:
         return resource
 
     def renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
-        """Those of the Resources of a window that have changed, with their successors.
+        """The Resources of a window that have changed, with their replacements.
 
-        A Resource changes when its process publishes a context, changes or removes it.
+        A Resource changes when its process publishes, updates or removes a context.
         """
         if not self._contexts:
             return {}
@@ -150,13 +150,13 @@ class ProcessResources:
         return renewed
 
     def rebase(self, base: Attributes) -> None:
-        """Give every Resource other common attributes from now on."""
+        """Replace the common attributes of all Resources from now on."""
         self._base = dict(base)
         for known in (self._resources, self._keys, self._own):
             known.clear()
 
     def close(self) -> None:
-        """Look nothing up any more."""
+        """Stop reading process contexts."""
         if self._contexts:
             self._contexts.close()
 
@@ -169,7 +169,7 @@ class ProcessResources:
         return resource
 
     def next_window(self) -> None:
-        """Forget which pids were checked, where the sample does not know the start time."""
+        """Check pids again whose samples lack a start time."""
         self._checked.clear()
 
     def _key_from_proc(self, tgid: int) -> ProcessKey:
@@ -188,8 +188,7 @@ class ProcessResources:
     ) -> dict[str, AttributeValue]:
         attributes = {**self._identity(key), **found}
         if "process.executable.name" not in attributes and sample.tid == sample.tgid:
-            # What is left of a process that has gone; kernel threads and the idle task have
-            # no executable either.
+            # The process exited, or is a kernel thread or the idle task without an executable.
             comm = sample.comm.decode("utf-8", "replace")
             attributes["process.executable.name"] = comm if key.tgid else "swapper"
         return attributes
@@ -202,7 +201,7 @@ class ProcessResources:
         return attributes
 
     def _read_process(self, key: ProcessKey) -> dict[str, AttributeValue] | None:
-        """What ``/proc`` tells; None if the process is gone or its pid has another user."""
+        """Attributes from ``/proc``; None if the process exited or its pid was reused."""
         attributes: dict[str, AttributeValue] = {}
         try:
             container = parse_container_id(self._files.read_bytes(f"/proc/{key.tgid}/cgroup"))
@@ -216,9 +215,9 @@ class ProcessResources:
             attributes["process.executable.path"] = path
             attributes["process.executable.name"] = path.rpartition("/")[2]
         except OSError:
-            pass  # a kernel thread, or a process that this one may not look into
-        # Looked at last: what was read above belongs to the sampled process only if the pid
-        # still has its start time, to the tick that /proc shows.
+            pass  # a kernel thread, or no permission
+        # Checked last: the data above is of the sampled process only if the pid still has its
+        # start time, to the tick that /proc shows.
         known_ns = key.start_time_ns
         if known_ns is None or self._find_start_ns(key.tgid) != known_ns // TICK_NS * TICK_NS:
             return None

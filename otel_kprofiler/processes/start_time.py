@@ -1,4 +1,4 @@
-"""When a process was started, as ``/proc`` tells: what tells apart two users of a pid."""
+"""Start times of processes from ``/proc``, which distinguish reuses of a pid."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 def parse_start_ticks(stat: bytes) -> int:
     """Start time of a process in clock ticks since boot, from ``/proc/PID/stat``.
 
-    Field 22 of proc_pid_stat(5); the name in field 2 may hold blanks and parentheses.
-    Raises ``ValueError`` on anything else.
+    Field 22 of proc_pid_stat(5); the name in field 2 may contain blanks and parentheses.
+    Raises ``ValueError`` on malformed input.
     """
     fields = stat[stat.rindex(b")") + 2 :].split(b" ", 20)
     if len(fields) < 21:
