@@ -1,4 +1,4 @@
-"""Samplers: the eBPF sampler of this host, and the replay of a recording."""
+"""The on-CPU eBPF sampler and its raw samples."""
 
 from otel_kprofiler.sampling.archive import DAMAGED, MAX_JSON_BYTES, Archive
 from otel_kprofiler.sampling.command import HeldCommand

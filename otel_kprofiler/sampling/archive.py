@@ -1,4 +1,4 @@
-"""A zip archive that anybody may have made: its entries are read within limits."""
+"""Reads untrusted zip archives within limits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, Final
 from otel_kprofiler.errors import KProfilerError
 
 MAX_ENTRY_BYTES: Final = 256 * 1024 * 1024
-"""One entry, unpacked. Blocks of samples are flushed at 1 MiB, and kallsyms has some 20."""
+"""Limit on an unpacked entry. Blocks of samples are flushed at 1 MiB; kallsyms has some 20."""
 MAX_JSON_BYTES: Final = 32 * 1024 * 1024
-"""One value of JSON, which takes up to twenty times that."""
+"""Limit on the text of one JSON value, which takes up to twenty times as much memory."""
 MAX_NAME_CHARS: Final = 512
 MAX_NAME_PARTS: Final = 16
 
@@ -23,7 +23,7 @@ DAMAGED: Final = (
     ArithmeticError, AttributeError, EOFError, LookupError, NotImplementedError, RecursionError,
     RuntimeError, TypeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-"""What reading values from a damaged archive may raise."""
+"""Exceptions from reading values of a damaged archive."""
 
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
@@ -36,7 +36,7 @@ class Archive:
 
     Raises:
         OSError: the file cannot be read.
-        KProfilerError: it is no zip archive, or one that is made to take very much.
+        KProfilerError: it is not a zip archive, or is a zip bomb.
     """
 
     def __init__(self, path: str) -> None:
@@ -57,7 +57,7 @@ class Archive:
 
     def _check(self) -> None:
         entries = self._zip.infolist()
-        # Entries that share their data unpack to very much more than deflate allows.
+        # Overlapping entries unpack to far more than deflate's compression ratio allows.
         if sum(entry.compress_size for entry in entries) > os.path.getsize(self._path):
             raise self._damaged("entries overlap")
         for entry in entries:
@@ -68,21 +68,21 @@ class Archive:
                 raise self._damaged(f"{name!r} is not compressed with deflate")
 
     def names(self, prefix: str = "") -> list[str]:
-        """Names of all entries that begin so, in their order in the archive."""
+        """Names of the entries with a prefix, in archive order."""
         return [name for name in self._zip.namelist() if name.startswith(prefix)]
 
     def read(self, name: str, most: int = MAX_ENTRY_BYTES) -> bytes:
-        """Content of an entry; raises ``KeyError`` if there is none, or ``KProfilerError``."""
+        """Content of an entry; raises ``KeyError`` if it is missing, or ``KProfilerError``."""
         size = self._zip.getinfo(name).file_size
         if size > most:
             raise self._damaged(f"{name!r} has {size} bytes, more than {most}")
         try:
             return self._zip.read(name)
-        except (OSError, *DAMAGED) as error:  # OSError: an offset before the file's beginning
+        except (OSError, *DAMAGED) as error:  # OSError: an offset before the start of the file
             raise self._damaged(f"{name!r}: {error}") from error
 
     def read_json(self, name: str) -> Any:
-        """Value of an entry in JSON; raises as :meth:`read`, and for what is not JSON."""
+        """Value of a JSON entry; raises as :meth:`read`, and ``ValueError`` on invalid JSON."""
         content = self.read(name, MAX_JSON_BYTES)
         try:
             return json.loads(content)
@@ -94,4 +94,4 @@ class Archive:
         self._zip.close()
 
     def _damaged(self, why: object) -> KProfilerError:
-        return KProfilerError(f"{self._path} is no recording, or a damaged one: {why}")
+        return KProfilerError(f"{self._path} is not a recording, or is damaged: {why}")

@@ -1,4 +1,4 @@
-"""All that a running sampler holds in the kernel: program, maps, ring, events."""
+"""Kernel objects of a running sampler: program, maps, ring, events."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ _MIN_RING_BYTES: Final = 256 * 1024
 _TARGETS: Final = 1024
 _PROGRAM: Final = "kprofiler_sample"
 _INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
-_FIRST = bytes(4)  # the key of the only element of an array
+_FIRST = bytes(4)  # key of an array's only element
 
 
 class Attachment:
-    """Opens everything in its constructor, or raises and leaves nothing open.
+    """The loaded program and its maps; the constructor opens all, or raises and leaves none open.
 
     Attributes:
         lines: counters of the program.
         ring: reader of its records.
-        events: what makes it run.
-        target_slots: how many processes can be targets.
-        spans: where threads speak of their span, None if not configured.
-        stack_limit: bytes of one stack at which it counts as truncated.
+        events: perf events that run it.
+        target_slots: maximum number of target processes.
+        spans: slots in which threads publish their span; None if not configured.
+        stack_limit: size in bytes from which a stack counts as truncated.
     """
 
     def __init__(self, config: SamplerConfig, files: HostFiles, loader: Loader) -> None:
@@ -112,7 +112,7 @@ class Attachment:
             self._epoll = select.epoll()
             undo.callback(self._epoll.close)
             self._epoll.register(self._wake_fd, select.EPOLLIN)
-            # Without the edge, a ring that is never quite empty would end every wait at once.
+            # Edge-triggered: otherwise a ring that is never empty would end every wait at once.
             self._epoll.register(ring_fd, select.EPOLLIN | select.EPOLLET)
             self.events = _events(config, files, program.program_fd(_PROGRAM), self.lines.runs)
             undo.callback(self.events.close)
@@ -120,17 +120,17 @@ class Attachment:
             self._close = undo.pop_all().close
 
     def configure(self, config: SamplerConfig, regular_since_ns: int) -> None:
-        """Have the program filter as configured, from its next run on.
+        """Configure the program's filters; takes effect at its next run.
 
         Args:
             config: what to sample.
-            regular_since_ns: boot time from which on it runs once in each period on each CPU,
-                unless the kernel leaves a run out.
+            regular_since_ns: boot time from which it runs once per period on each CPU, unless
+                the kernel skips a run.
         """
         wanted = frozenset(config.target_pids)
         targets = self._program.map_fd("targets")
         try:
-            # What is filtered by the targets, or not any more, is so at one instant.
+            # Update the config between both loops, so that filtering by targets changes at once.
             for pid in wanted - self._targets:
                 update_map(targets, pid.to_bytes(4, "little"), b"\1")
             packed = self._pack_config(config, regular_since_ns=regular_since_ns)
@@ -142,7 +142,7 @@ class Attachment:
         self._targets = wanted
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until a forced wake-up of the program, :meth:`wake`, or the timeout."""
+        """Block until the program forces a wakeup, :meth:`wake` is called, or the timeout."""
         for fd, _ in self._epoll.poll(timeout_s):
             if fd == self._wake_fd:
                 with contextlib.suppress(BlockingIOError):
@@ -153,12 +153,12 @@ class Attachment:
         os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
-        """Close descriptors and mappings, the events first; fit for a forked child."""
+        """Close descriptors and mappings, the events first; safe in a forked child."""
         self._close()
 
 
 def plan_ring_bytes(config: SamplerConfig, cpus: int) -> int:
-    """Bytes of the ring: four drain intervals of 64 frames, at least 256 KiB, within the limit."""
+    """Ring size: four drain intervals of 64 frames, at least 256 KiB, at most the limit."""
     record = RECORD_OVERHEAD + RECORD_HEADER_BYTES + 8 * _PLANNED_FRAMES
     rate = config.samples_per_second * (len(config.pin_cpu_ids) or cpus)
     planned = int(rate * config.drain_interval_s * record * _PLANNED_DRAINS)
@@ -215,7 +215,7 @@ def _pack_config(
     flags |= DESCENDANTS if config.target_descendants else 0
     if config.target_descendants and not offsets:
         raise KernelFeatureError(
-            "the descendants of a process cannot be told without BTF",
+            "following the descendants of a process needs BTF",
             hint="the kernel must be built with CONFIG_DEBUG_INFO_BTF, or profile one process",
         )
     leader, start, parent, tgid = offsets or (0, 0, 0, 0)
@@ -230,12 +230,12 @@ def _pack_config(
 
 
 def _kernel_device(device: int) -> int:
-    """``st_dev`` as the kernel has it inside (MKDEV of include/linux/kdev_t.h)."""
+    """``st_dev`` in the kernel's internal encoding (MKDEV of include/linux/kdev_t.h)."""
     return os.major(device) << 20 | os.minor(device)
 
 
 def _find_task_offsets(files: HostFiles) -> tuple[int, ...] | None:
-    """Where a task has its leader, start, parent and process id; None without BTF."""
+    """Offsets of leader, start time, parent and process id in a task; None without BTF."""
     try:
         btf = files.read_bytes(VMLINUX_BTF)
     except OSError:

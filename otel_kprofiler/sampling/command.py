@@ -1,4 +1,4 @@
-"""A command that is held before it runs, so that sampling can begin with its first instruction."""
+"""Holds a command before its exec, so that sampling starts with its first instruction."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Final, Self
 from otel_kprofiler.errors import KProfilerError
 
 _GATE: Final = 3
-# The shell itself has been executed when posix_spawn returns, so the next exec, at which the
-# sampler's event begins to count, is the command's own.
+# The shell has been executed when posix_spawn returns. So the next exec, at which the sampler's
+# event starts to count, is that of the command.
 _HOLD: Final = f'read -r _ <&{_GATE} || exit 125; exec "$@" {_GATE}<&-'
 
 
@@ -20,7 +20,7 @@ class HeldCommand:
     """Starts a command that waits for :meth:`release`; a context manager.
 
     Args:
-        arguments: program and arguments; the program is looked up in ``PATH``.
+        arguments: program and arguments; the program is searched in ``PATH``.
 
     Attributes:
         pid: for :attr:`SamplerConfig.child_pid`.
@@ -58,7 +58,7 @@ class HeldCommand:
         self.close()
 
     def release(self) -> None:
-        """Let the command run."""
+        """Run the command."""
         os.write(self._gate, b"\n")
         self._close_gate()
 
@@ -67,8 +67,8 @@ class HeldCommand:
         return self._wait(os.WNOHANG)
 
     def close(self) -> None:
-        """End a command that was never released; wait for one that was to end by itself."""
-        self._close_gate()  # the shell reads end of file and leaves
+        """End a command that was not released; wait for one that was."""
+        self._close_gate()  # the shell reads end of file and exits
         self._wait(0)
 
     def _wait(self, flags: int) -> int | None:

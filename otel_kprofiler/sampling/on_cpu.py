@@ -1,4 +1,4 @@
-"""The on-CPU sampler: a BPF program at perf events, drained from a ring buffer."""
+"""The on-CPU sampler: a BPF program on perf events and its ring buffer."""
 
 from __future__ import annotations
 
@@ -27,34 +27,33 @@ from otel_kprofiler.sampling.sampler import SamplerConfig, SamplerCounts
 
 _FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 _FOLLOW_PERIODS: Final = 3
-# A store of in_flight becomes visible to other CPUs a little later than it is made.
+# Other CPUs see a store to in_flight with a small delay.
 _STORE_DELAY_NS: Final = 20_000
 _IN_FLIGHT_TRIES: Final = 16
 _NEVER_NS: Final = 1 << 63
 _CUT_TRIES: Final = 64
-"""Enough for 64 CPUs at 10 kHz, where a record is being made at nine moments of ten."""
+"""Enough for 64 CPUs at 10 kHz, where a record is in flight 90 % of the time."""
 
 RawSink = Callable[[bytes, int], None]
-"""Takes the records of one drain as they lay in the ring, and ``complete_until_ns`` then."""
+"""Takes the raw records of one drain, and its ``complete_until_ns``."""
 
 
 class EbpfSampler(ForkAware):
     """Samples all CPUs (or one command) of this host; see :class:`Sampler`.
 
-    Needs CAP_BPF and CAP_PERFMON. Nothing stays in the kernel when the process ends, however
-    it ends. A forked child holds nothing open and is as good as closed; sampling goes on in
-    the parent.
+    Needs CAP_BPF and CAP_PERFMON. However the process ends, nothing stays in the kernel. In a
+    forked child the sampler is closed; the parent goes on sampling.
 
     Args:
         config: what to sample.
         access: files of this host.
-        loader: how the program gets into the kernel; by default that of :func:`get_loader`.
+        loader: loads the program; by default that of :func:`get_loader`.
         time_source: the clocks of this host.
-        raw_sink: sees the raw records of each drain, for recordings.
+        raw_sink: receives the raw records of each drain, for recordings.
 
     Attributes:
         config: what to sample.
-        stack_limit: bytes of one stack at which it counts as truncated; 0 before the start.
+        stack_limit: size in bytes from which a stack counts as truncated; 0 before the start.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class EbpfSampler(ForkAware):
         self._loader = loader
         self._time = time_source or SystemTime()
         self._raw_sink = raw_sink
-        # Held while mapped memory is read, so that a fork finds no half-done work.
+        # Held while mapped memory is read, so that no fork happens in between.
         self._lock = threading.RLock()
         self._attached: Attachment | None = None
         self.stack_limit = 0
@@ -81,22 +80,22 @@ class EbpfSampler(ForkAware):
 
     @property
     def period_ns(self) -> int:
-        """Distance between two samples of a CPU."""
+        """Sampling period of a CPU in nanoseconds."""
         return self.config.period_ns
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """CPUs that are sampled now; empty when a command is followed."""
+        """CPUs being sampled; empty if a command is followed."""
         events = self._attachment().events
         return events.cpus if isinstance(events, CpuEvents) else ()
 
     @property
     def spans(self) -> SpanSlots | None:
-        """Where threads speak of their current span, if there is a ``span_layout``."""
+        """Slots in which threads publish their current span; None without a ``span_layout``."""
         return self._attachment().spans
 
     def start(self) -> None:
-        """Load the program, open the events, begin."""
+        """Load the program, open the events and start sampling."""
         try:
             loader = self._loader or get_loader()
             self._attached = Attachment(self.config, self._files, loader)
@@ -108,17 +107,17 @@ class EbpfSampler(ForkAware):
         forks.register(ForkStep.RELEASE, self)
 
     def reconfigure(self, config: SamplerConfig) -> int:
-        """Change what is sampled without a gap: no CPU waits longer than one period.
+        """Change rate, CPUs and filters without a gap: no CPU waits longer than one period.
 
-        Rate, CPUs and filters change. What is decided when the program is loaded stays as it
-        is: ``max_frames``, the size of the ring, ranges, spans, and how it was loaded.
+        Settings that apply when the program is loaded stay: ``max_frames``, the size of the
+        ring, ranges, spans, and the loader.
 
         Returns:
-            The boot time from which on the new period holds on every CPU.
+            The boot time from which the new period applies to every CPU.
 
         Raises:
-            HostError: there is no such CPU, or too many targets; nothing has changed.
-            SamplerError: the kernel refuses (before Linux 5.19 without CAP_BPF); likewise.
+            HostError: a CPU does not exist, or there are too many targets; nothing has changed.
+            SamplerError: the kernel refused (before 5.19 without CAP_BPF); nothing has changed.
         """
         attached, events, old = self._attachment(), self._cpu_events(), self.config
         if len({*config.target_pids, *old.target_pids}) > attached.target_slots:
@@ -158,7 +157,7 @@ class EbpfSampler(ForkAware):
         events.resume()
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until the ring passes its fill mark, :meth:`wake`, or the timeout."""
+        """Block until the ring passes its fill mark, :meth:`wake` is called, or the timeout."""
         self._attachment().wait(timeout_s)
 
     def wake(self) -> None:
@@ -168,10 +167,10 @@ class EbpfSampler(ForkAware):
             attached.wake()
 
     def drain(self) -> list[RawSample]:
-        """All records that the ring holds."""
+        """All samples in the ring."""
         attached = self._attachment()
         with self._lock:
-            # In this order: a record that is in neither is younger than the horizon.
+            # In this order: a record in neither of them is newer than the horizon.
             now = self._time.boot_ns()
             horizon = _horizon(now, attached)
             counts, position = _cut(attached)
@@ -193,16 +192,16 @@ class EbpfSampler(ForkAware):
         return self._complete_until_ns
 
     def counts(self) -> SamplerCounts:
-        """The counters as the last :meth:`drain` found them."""
+        """The counters at the last :meth:`drain`."""
         return self._counts
 
     def stop(self) -> None:
-        """Disable the events; when this returns no sample is taken any more."""
-        self._next_follow_ns = 1 << 63  # nothing may be opened again
+        """Disable the events; after it returns, no samples are taken."""
+        self._next_follow_ns = 1 << 63  # open no more events
         self._attachment().events.disable()
 
     def close(self) -> None:
-        """Give everything back; :meth:`counts` goes on giving the last counts."""
+        """Release all resources; :meth:`counts` still returns the last counts."""
         with self._lock:
             attached, self._attached = self._attached, None
         forks.unregister(self)
@@ -210,7 +209,7 @@ class EbpfSampler(ForkAware):
             attached.close()
 
     def before_fork(self) -> None:
-        """Let no fork see half-done work in mapped memory or in the slots of spans."""
+        """Finish work on mapped memory and span slots, and hold their locks."""
         self._lock.acquire()
         if self._attached is not None and self._attached.spans is not None:
             self._attached.spans.before_fork()
@@ -222,7 +221,7 @@ class EbpfSampler(ForkAware):
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Close the events, which the parent shares, without disabling them."""
+        """Close the events without disabling them, because the parent uses them."""
         self.close()
         self._lock.release()
 
@@ -239,10 +238,10 @@ class EbpfSampler(ForkAware):
 
 
 def _cut(attached: Attachment) -> tuple[ProgramCounts, int]:
-    """The counters, and the position in the ring up to which lie the records that they count.
+    """The counters, and the ring position up to which they count records.
 
-    Both are of one instant when nothing has moved around the look at the position. Where samples
-    are taken too densely for such an instant, the counters are up to some records ahead.
+    They are consistent if the counters did not change while the position was read. If samples
+    come too fast for that, the counters may be a few records ahead.
     """
     for _ in range(_CUT_TRIES):
         lines = attached.lines.copy()
@@ -261,13 +260,13 @@ def _name_counts(counts: ProgramCounts, received: int) -> SamplerCounts:
 
 
 def _horizon(now: int, attached: Attachment) -> int:
-    """Boot time before which no record can be reserved after this call; 0 if not known.
+    """Boot time before which no record can be reserved after this call; 0 if unknown.
 
-    The program publishes on each CPU that a record is in flight before it reads the clock, and
-    the record's time as soon as it has it. A CPU that is idle here reads a later clock.
+    On each CPU the program publishes that a record is in flight before it reads the clock, and
+    then the record's time. A CPU without a record in flight will read a later time.
     """
     for _ in range(_IN_FLIGHT_TRIES):
         since = [time for time in attached.lines.in_flight() if time]
-        if 1 not in since:  # 1: the clock is being read just now
+        if 1 not in since:  # 1: the program is reading the clock
             return min(now - _STORE_DELAY_NS, *since) if since else now - _STORE_DELAY_NS
     return 0

@@ -1,4 +1,4 @@
-"""What a sampler is: its interface, its settings, its counters."""
+"""The interface, settings and counters of samplers."""
 
 from __future__ import annotations
 
@@ -20,33 +20,32 @@ class SamplerConfig:
 
     Attributes:
         samples_per_second: rate on each CPU, 1 to 10000.
-        stacks: sides to collect. With one side alone, an interrupt that hit the other side
-            (and so has no frame) is no sample.
+        stacks: sides to collect. With one side, samples without a frame on it are dropped.
         max_frames: limit of each side, 1 to 127.
         pin_cpu_ids: CPUs to sample; empty: all.
-        send_idle_frames: sample the idle task itself too.
+        send_idle_frames: also sample the idle task itself.
         target_pids: processes to sample (thread group ids); empty: all.
-        min_process_age_ns: leave out processes younger than this. Without BTF the age is
-            unknown and nothing is left out.
-        max_ring_bytes: upper limit of the ring, whatever the rest asks for.
-        map_scale_factor: the ring is 2 to the power of this as large as computed.
-        drain_interval_s: how often the owner means to call ``drain``.
-        interrupt_ranges: half-open address ranges of the code that interrupts enter through
-            (``__irqentry_text_start`` … and its like). A sample of the idle task with a frame in
-            one of them is an interrupt's and kept. Without ranges the two cannot be told apart,
-            and all samples of the idle task are left out.
-        span_layout: how threads of this process say which span is current in them; None: not.
-        span_slots: number of threads that may.
-        target_namespace: device and inode of the pid namespace that ``target_pids`` are in, and
-            that the ids of samples shall be of (see ``stat`` of ``/proc/self/ns/pid``); None for
-            the initial one. Processes of other namespaces keep their initial ids.
-        target_descendants: sample the descendants of the one ``target_pids`` too. What has lost
-            its parent is a descendant no more. Needs BTF.
-        child_pid: follow this process, from its next exec on, and all that it starts,
-            instead of all CPUs (see :class:`HeldCommand`).
-        check_kernel: refuse kernels that are too old, instead of trying.
-        verifier_log_level: what the kernel's verifier logs about the program, 0 to 2; written
-            to the log at level INFO.
+        min_process_age_ns: skip younger processes. Without BTF the age is unknown and no process
+            is skipped.
+        max_ring_bytes: upper limit of the ring size, whatever the other settings.
+        map_scale_factor: the computed ring size is multiplied by 2 to the power of this.
+        drain_interval_s: intended interval between calls of ``drain``.
+        interrupt_ranges: half-open address ranges of interrupt entry code
+            (``__irqentry_text_start`` and so on). A sample of the idle task with a frame in one
+            of them belongs to an interrupt and is kept. Without ranges, all samples of the idle
+            task are dropped.
+        span_layout: how threads of this process publish their current span; None: they do not.
+        span_slots: number of threads that can publish a span.
+        target_namespace: device and inode of the pid namespace of ``target_pids`` and of the ids
+            in samples (see ``stat`` of ``/proc/self/ns/pid``); None for the initial one.
+            Processes of other namespaces keep their initial ids.
+        target_descendants: also sample the descendants of the single pid in ``target_pids``.
+            Orphaned processes are no longer followed. Needs BTF.
+        child_pid: follow this process from its next exec on, and all its descendants, instead of
+            all CPUs (see :class:`HeldCommand`).
+        check_kernel: reject kernels that are too old instead of trying.
+        verifier_log_level: log level of the kernel's verifier, 0 to 2; its output is logged at
+            level INFO.
     """
 
     samples_per_second: int = 19
@@ -85,7 +84,7 @@ class SamplerConfig:
 
     @property
     def period_ns(self) -> int:
-        """Distance between two samples of a CPU."""
+        """Sampling period of a CPU in nanoseconds."""
         return _NS_PER_S // self.samples_per_second
 
 
@@ -94,14 +93,13 @@ class SamplerCounts(NamedTuple):
 
     Attributes:
         taken: samples that passed all filters, counted by the kernel program.
-        lost: how many of those could not be handed over, counted by the kernel program.
+        lost: those that could not be delivered, by cause, counted by the kernel program.
         received: samples returned by ``drain``: taken = received + the sum of lost.
-        filtered: what was left out, by filter: ``idle`` (the idle task itself), ``target``,
-            ``age``, ``empty`` (no frame on the only side that is wanted).
-        missed: samples that the kernel did not take: periods of a CPU that was not idle in which
-            it did not run the program, because the CPU was inside another BPF program or
-            bpf(2), had interrupts off, or was not run by its hypervisor. Not in ``taken``; 0
-            where a command is followed.
+        filtered: dropped samples by filter: ``idle`` (the idle task itself), ``target``,
+            ``age``, ``empty`` (no frame on the only side collected).
+        missed: samples that the kernel did not take: periods of a busy CPU in which the program
+            did not run, because the CPU was in another BPF program or in bpf(2), had interrupts
+            off, or was preempted by its hypervisor. Not in ``taken``; 0 if a command is followed.
     """
 
     taken: int
@@ -112,32 +110,32 @@ class SamplerCounts(NamedTuple):
 
 
 class Sampler(Protocol):
-    """A source of samples. Used by one thread, except :meth:`wake` and :meth:`counts`."""
+    """A source of samples. Only :meth:`wake` and :meth:`counts` are thread-safe."""
 
     @property
     def period_ns(self) -> int:
-        """Distance between two samples of a CPU."""
+        """Sampling period of a CPU in nanoseconds."""
 
     def start(self) -> None:
-        """Begin. Raises ``HostError`` or ``SamplerError``; then nothing stays open."""
+        """Start sampling. Raises ``HostError`` or ``SamplerError``, and leaves nothing open."""
 
     def wait(self, timeout_s: float) -> None:
-        """Return when the fill mark is passed, on :meth:`wake`, or after ``timeout_s``."""
+        """Block until the fill mark is passed, :meth:`wake` is called, or ``timeout_s``."""
 
     def wake(self) -> None:
-        """End a :meth:`wait`; from any thread or signal handler."""
+        """End a :meth:`wait`; may be called from any thread or signal handler."""
 
     def drain(self) -> list[RawSample]:
-        """All samples that are ready; never blocks. Also follows CPUs that come and go."""
+        """All samples that are ready; never blocks. Also handles CPU hotplug."""
 
     def complete_until_ns(self) -> int:
         """Boot time before which every sample has been returned by :meth:`drain`."""
 
     def counts(self) -> SamplerCounts:
-        """The counters of the last :meth:`drain`, from any thread; also after :meth:`close`."""
+        """The counters at the last :meth:`drain`; thread-safe, also after :meth:`close`."""
 
     def stop(self) -> None:
         """Take no more samples; a last :meth:`drain` returns the rest."""
 
     def close(self) -> None:
-        """Give everything back; may be called again."""
+        """Release all resources; idempotent."""
