@@ -1,4 +1,4 @@
-"""Values of JSON that others wrote, taken only for what they should be."""
+"""Type checks for values of untrusted JSON."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ TOP: Final = (1 << 64) - 1
 
 
 def checked_number(value: Any, least: int = 0, most: int = TOP) -> int:
-    """The value if it is an integer within the bounds.
+    """Return the value if it is an integer within the bounds.
 
     Raises:
-        ValueError: it is not.
+        ValueError: otherwise.
     """
     if not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"{_shown(value)} is no number from {least} to {most}")
+        raise ValueError(f"{_shown(value)} is not a number from {least} to {most}")
     return value
 
 
 def checked_text(value: Any) -> str:
-    """The value if it is a text.
+    """Return the value if it is a string.
 
     Raises:
-        ValueError: it is not.
+        ValueError: otherwise.
     """
     if not isinstance(value, str):
-        raise ValueError(f"{_shown(value)} is no text")  # noqa: TRY004 - damaged data, no defect
+        raise ValueError(f"{_shown(value)} is not a string")  # noqa: TRY004 - bad data, no defect
     return value
 
 

@@ -1,12 +1,11 @@
-"""The only reader of clocks: boot time, Unix time, and the offset between them.
+"""Boot time, Unix time, and the offset between them.
 
 The kernel stamps samples with ``CLOCK_BOOTTIME`` (time since boot, including suspend);
-receivers want Unix time. The offset is measured by reading both clocks in a sandwich and
-keeping the tightest of several tries (the method of opentelemetry-ebpf-profiler).
+receivers want Unix time. The offset is measured by reading the Unix clock between two reads of
+the boot clock, keeping the tightest of several tries (as opentelemetry-ebpf-profiler does).
 
-Boot time goes on during suspend and is never set, so neither moves the offset. Whoever sets or
-slews the Unix clock does: :class:`Clock` follows that, and :class:`StreamClock` makes of it a time
-that never goes back.
+Boot time includes suspend and is never set, so only setting or slewing the Unix clock changes the
+offset. :class:`Clock` tracks that, and :class:`StreamClock` derives a time that never goes back.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from typing import Final, NamedTuple, Protocol
 
 SYNC_TRIES: Final = 5
 STEP_NS: Final = 1_000_000
-"""The clocks have come apart by more than reading them or a few minutes of slewing explain."""
+"""Change of the offset above measurement error and a few minutes of slewing."""
 EARLIEST_UNIX_NS: Final = 1_577_836_800_000_000_000
-"""2020-01-01: a clock that shows less has not been set since the host was started."""
+"""2020-01-01: a clock before this has not been set since boot."""
 CATCH_UP: Final = 2
-"""A stream that is ahead of the clock runs slower by this factor until it is not."""
+"""A stream ahead of the clock runs slower by this factor until the clock has caught up."""
 
 _log = logging.getLogger(__name__)
 
 
 class TimeSource(Protocol):
-    """Where raw clock readings come from; tests pass their own."""
+    """Source of clock readings; tests pass their own."""
 
     def boot_ns(self) -> int:
         """Nanoseconds since boot (``CLOCK_BOOTTIME``)."""
@@ -52,9 +51,8 @@ class SystemTime:
 class Clock:
     """Converts boot time to Unix time with an offset that is measured again on demand.
 
-    While the Unix clock is not set, time since :data:`EARLIEST_UNIX_NS` stands in for it, because
-    receivers refuse or misplace what is from 1970. Thread-safe: the offset is one integer,
-    replaced as a whole.
+    While the Unix clock is not set, time counts from :data:`EARLIEST_UNIX_NS`, because receivers
+    reject or misplace data from 1970. Thread-safe: the offset is one integer.
     """
 
     def __init__(self, source: TimeSource | None = None) -> None:
@@ -67,7 +65,7 @@ class Clock:
         return self._source.boot_ns()
 
     def to_unix_ns(self, boot_ns: int) -> int:
-        """Unix time of an instant given in boot time, by the last measured offset."""
+        """Convert a boot time with the last measured offset."""
         return boot_ns + self._offset_ns
 
     def sync(self) -> int:
@@ -77,7 +75,7 @@ class Clock:
         return self._offset_ns - before
 
     def follow(self) -> int:
-        """Measure again if the Unix clock was set; returns how far that has moved it."""
+        """Measure again if the Unix clock was set; returns the change in nanoseconds."""
         distance = self._source.unix_ns() - self._source.boot_ns() - self._offset_ns
         if abs(distance) < STEP_NS:
             return 0
@@ -103,7 +101,7 @@ class Clock:
 
 
 class Interval(NamedTuple):
-    """An interval of boot time and the Unix time that stands for it; both half-open."""
+    """An interval of boot time and its Unix time, both half-open."""
 
     start_boot_ns: int
     end_boot_ns: int
@@ -111,7 +109,7 @@ class Interval(NamedTuple):
     end_unix_ns: int
 
     def to_unix_ns(self, times_boot_ns: Sequence[int]) -> list[int]:
-        """Unix times of instants, all inside the interval and in the same order."""
+        """Convert boot times in order; results are clamped to the interval."""
         first, last = self.start_unix_ns, self.end_unix_ns - 1
         length, boot_length = last + 1 - first, self.end_boot_ns - self.start_boot_ns
         if length == boot_length:
@@ -126,11 +124,10 @@ class Interval(NamedTuple):
 
 
 class StreamClock:
-    """Unix time for intervals of boot time that follow one another; never goes back.
+    """Unix time for consecutive intervals of boot time; never goes back. Not thread-safe.
 
-    Follows a clock that was set forward at once, which leaves a gap. While the clock is behind
-    what the stream has told already, the stream goes on from there at a fraction of the speed.
-    Belongs to one thread.
+    If the clock is set forward, the stream follows at once and leaves a gap. If it is set back,
+    the stream continues at a fraction of the speed until the clock has caught up.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -138,7 +135,7 @@ class StreamClock:
         self._end_unix_ns = 0
 
     def interval(self, start_boot_ns: int, end_boot_ns: int) -> Interval:
-        """Unix time for the next interval; at least 1 ns, however short the interval is."""
+        """Unix time of the next interval, at least 1 ns long."""
         self._clock.follow()
         length = max(1, end_boot_ns - start_boot_ns)
         start = max(self._clock.to_unix_ns(start_boot_ns), self._end_unix_ns)

@@ -1,7 +1,7 @@
-"""What happens at a fork, in one order.
+"""Runs fork hooks in a defined order.
 
-A forked child has one thread and shares the kernel objects of its parent. Every object that
-must know registers itself while it lives, with the step at which its turn comes.
+A forked child has one thread and shares its parent's kernel objects. Objects that must react
+register themselves with the step in which their hooks run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class ForkStep(enum.IntEnum):
-    """Order in the child. Before the fork, steps run in reverse, so that locks nest."""
+    """Order of hooks in the child; before the fork the order is reversed, so that locks nest."""
 
     RELEASE = 0
     """Close descriptors and mappings that are shared with the parent."""
@@ -31,24 +31,24 @@ class ForkStep(enum.IntEnum):
 
 
 class ForkAware:
-    """Something that a fork concerns, from :func:`register` on."""
+    """An object with fork hooks; see :func:`register`."""
 
     def before_fork(self) -> None:
-        """In the parent: take the locks without which the child would see half-done work."""
+        """Take locks in the parent, so that the child sees consistent data."""
 
     def after_fork_in_parent(self) -> None:
-        """In the parent, also if the fork failed: give the locks back."""
+        """Release the locks in the parent, also if the fork failed."""
 
     def after_fork_in_child(self) -> None:
-        """In the child, where only the thread that forked lives."""
+        """Run in the child, where only the forking thread exists."""
 
 
 class _Registry:
     def __init__(self) -> None:
         self._members: tuple[tuple[ForkStep, weakref.ref[ForkAware]], ...] = ()
-        self._lock = threading.Lock()  # for changes of the tuple
-        self._one_fork = threading.RLock()  # forks of several threads come one after the other
-        self._concerned: list[list[ForkAware]] = []  # by the forks that are under way, if nested
+        self._lock = threading.Lock()  # guards changes of the tuple
+        self._one_fork = threading.RLock()  # serialises forks of several threads
+        self._concerned: list[list[ForkAware]] = []  # members per fork in progress, if nested
         self._armed = False
 
     def add(self, step: ForkStep, member: ForkAware) -> None:
@@ -86,25 +86,25 @@ class _Registry:
 
 
 def _run(hook: Callable[[], None]) -> None:
-    """Call a hook; if it fails, the others have their turn all the same."""
+    """Call a hook; log its failure, so that the others still run."""
     try:
         hook()
     except Exception:  # noqa: BLE001 - logged; the fork is the service's
-        _log.exception("a fork was not handled completely")
+        _log.exception("a fork hook failed")
 
 
 _registry: Final = _Registry()
 
 
 def register(step: ForkStep, member: ForkAware) -> None:
-    """Call the hooks of an object at every fork until it is collected or unregistered.
+    """Call an object's hooks at every fork, until it is collected or unregistered.
 
-    Python's own hook is registered by the first call, not by an import: in a child, it then runs
-    after the hooks of an OpenTelemetry SDK that was set up before.
+    The first call, not the import, registers with ``os.register_at_fork``: in a child, the hooks
+    then run after those of an OpenTelemetry SDK that was set up before.
     """
     _registry.add(step, member)
 
 
 def unregister(member: ForkAware) -> None:
-    """Call its hooks no more."""
+    """Stop calling an object's hooks."""
     _registry.discard(member)

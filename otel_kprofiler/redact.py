@@ -1,4 +1,4 @@
-"""What may be shown of addresses and messages that can hold secrets."""
+"""Redacts secrets from addresses and messages."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from urllib.parse import unquote, unquote_plus
 REDACTED: Final = "[REDACTED]"
 
 _SHORTEST: Final = 4
-"""Characters; anything shorter is part of ordinary words and says little."""
+"""Minimum length of a secret; shorter ones are parts of ordinary words and reveal little."""
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)?(.*)", re.DOTALL)
 
 
 def redact_address(address: str) -> str:
-    """An address, well-formed or not, without user, password, query and fragment.
+    """Redact user, password, query and fragment of an address, well-formed or not.
 
-    Everything before the last ``@`` counts as a password, which may hold any character.
+    Everything before the last ``@`` is redacted, because a password may contain any character.
     """
     scheme, rest = _split_scheme(address)
     userinfo, _, place = rest.rpartition("@")
@@ -29,31 +29,31 @@ def redact_address(address: str) -> str:
 
 
 def has_secrets(address: str) -> bool:
-    """Whether an address holds something that :func:`redact_address` leaves out."""
+    """Whether :func:`redact_address` changes an address."""
     return redact_address(address) != address
 
 
 class Secrets:
-    """The secrets of one connection, to be struck out of what libraries and receivers say.
+    """Redacts one connection's secrets from messages of libraries and receivers.
 
     Args:
-        addresses: of receiver and proxies; their passwords and queries are secrets.
-        headers: whose values are secrets.
+        addresses: addresses of receiver and proxies, with secret passwords and queries.
+        headers: headers with secret values.
     """
 
     def __init__(self, addresses: Iterable[str], headers: Mapping[str, str]) -> None:
         found = {secret for address in addresses for secret in _secrets_of(address)}
         for value in headers.values():
-            found |= {value, value.partition(" ")[2]}  # the token behind ``Bearer``
+            found |= {value, value.partition(" ")[2]}  # the token after ``Bearer``
         ordered = sorted(filter(lambda text: len(text) >= _SHORTEST, found), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
     def strike_out(self, text: str) -> str:
-        """The text without the secrets."""
+        """Redact the secrets in a text."""
         return self._pattern.sub(REDACTED, text)
 
     def strike_out_of(self, error: BaseException | None) -> None:
-        """Take the secrets out of an exception that nobody expected, and of its causes."""
+        """Redact the secrets in an unexpected exception and its causes, in place."""
         while error is not None:
             error.args = tuple(
                 arg if isinstance(arg, int) else self.strike_out(str(arg)) for arg in error.args

@@ -1,8 +1,8 @@
-"""Names that others have chosen, made fit for files and terminals.
+"""Escapes untrusted names for files and terminals.
 
-Names of files are bytes, which Python reads as text with lone surrogates for what is not UTF-8;
-no encoder takes those. Whoever names a process or a file can put what moves a cursor, renames a
-window or hides the rest of a line into its name.
+File names are bytes; Python decodes bytes that are not UTF-8 to lone surrogates, which cannot be
+encoded. Names of processes and files may contain terminal escapes, which move the cursor, rename
+the window or hide the rest of a line.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _FIRST_BYTE, _LAST_BYTE = 0xDC80, 0xDCFF  # bytes of PEP 383
 
 
 def escape_surrogates(text: str) -> str:
-    r"""The text as it can be encoded: ``\xff`` for a byte that is not UTF-8, ``\ud800`` else."""
+    r"""Escape lone surrogates: ``\xff`` for a byte that is not UTF-8, otherwise ``\ud800``."""
     if text.isascii():
         return text
     try:
@@ -22,9 +22,9 @@ def escape_surrogates(text: str) -> str:
 
 
 def escape_controls(text: str) -> str:
-    r"""The text in one line, with ``\x1b`` and the like for all that cannot be printed.
+    r"""Escape unprintable characters, such as ``\x1b``, so that the text is one line.
 
-    Marks that change the direction of writing, and spaces that look like others, are escaped too.
+    Also escapes marks that change the writing direction, and unusual spaces.
     """
     if text.isprintable():
         return text
