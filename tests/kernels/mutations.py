@@ -61,7 +61,7 @@ MUTATIONS: dict[str, Mutation] = {
             "symbols/kernel/load.py",
             "ranges = ranges_from_sections(found.sections, table, limit)",
             'ranges = (AddressRange(base, base + listed.size, ".text"),)',
-            "test_every_module_function_against_the_files",
+            "test_every_module_function_matches_the_elf_files",
         ),
         Mutation(
             "clone",
@@ -69,7 +69,7 @@ MUTATIONS: dict[str, Mutation] = {
             "symbols/kernel/kallsyms.py",
             "if name in self._blocks:",
             "if name in ():",
-            "test_every_module_function_against_the_files",
+            "test_every_module_function_matches_the_elf_files",
         ),
         Mutation(
             "base",
@@ -77,7 +77,7 @@ MUTATIONS: dict[str, Mutation] = {
             "symbols/kernel/load.py",
             'base = found.sections.get(".text") or listed.address',
             'base = found.sections.get(".exit.text") or listed.address',
-            "test_chain_of_a_module",
+            "test_the_call_chain_of_a_module_is_resolved",
         ),
         Mutation(
             "time",
@@ -85,7 +85,7 @@ MUTATIONS: dict[str, Mutation] = {
             "symbols/symbolizer.py",
             "if time_ns >= view.snapshot.since_ns:",
             "if time_ns >= 0:",
-            "test_reload_with_other_code",
+            "test_a_module_reloaded_with_other_code_is_named_by_time",
         ),
         Mutation(
             "caller",
@@ -93,15 +93,15 @@ MUTATIONS: dict[str, Mutation] = {
             "symbols/kernel/snapshot.py",
             "addresses = [pc - 1 for pc in pcs]",
             "addresses = list(pcs)",
-            "test_chain_of_a_module",
+            "test_the_call_chain_of_a_module_is_resolved",
         ),
         Mutation(
             "hotplug",
             "a CPU that comes back keeps its dead event",
-            "sampling/events.py",
+            "host/event_per_cpu.py",
             "for cpu in sorted(online - self._events.keys()):",
             "for cpu in ():",
-            "test_cpu_that_goes_and_comes_is_sampled_again",
+            "test_a_cpu_taken_offline_and_online_is_sampled_again",
         ),
         Mutation(
             "blink",
@@ -109,7 +109,7 @@ MUTATIONS: dict[str, Mutation] = {
             "sampling/events.py",
             "return clock is not None and clock == event.clock",
             "return False",
-            "test_cpu_that_blinks_is_sampled_again",
+            "test_a_cpu_briefly_offline_between_checks_is_sampled_again",
         ),
         Mutation(
             "hidden",
@@ -129,19 +129,19 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         Mutation(
             "out-of-line-records",
-            "records of trampolines and probe pages are passed over",
-            "bpf/ksymbol.py",
+            "records of trampolines and kprobe pages are ignored",
+            "tracking/ksymbol_records.py",
             "{1: ModuleKind.BPF, 2: ModuleKind.OUT_OF_LINE}",
             "{1: ModuleKind.BPF}",
-            "test_ftrace_trampolines_come_and_go_by_records",
+            "test_ftrace_trampolines_are_tracked_by_records",
         ),
         Mutation(
             "uevent-rescan",
-            "announcements that were lost are not missed",
-            "symbols/kernel/watch.py",
+            "lost announcements go unnoticed",
+            "tracking/module_watch.py",
             "again, self._rescan, self._asked = self._rescan, False, False",
             "again, self._rescan, self._asked = False, False, False",
-            "test_announcements_that_were_lost_are_made_good",
+            "test_lost_announcements_are_recovered",
         ),
     )
 }

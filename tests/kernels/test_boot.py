@@ -1,4 +1,4 @@
-"""The guest itself: what the other tests take for granted."""
+"""The guest itself, which the other tests rely on."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Trampolines and pages that the kernel makes at run time, and what little it takes to see them."""
+"""Trampolines and pages that the kernel generates, tracked with minimal privileges."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ BLOCKS = ("bpf", "__builtin__ftrace", "__builtin__kprobes")
 
 @contextmanager
 def watching():
-    """A symbolizer that follows code; kallsyms is read once, before anything comes."""
+    """A symbolizer that tracks ksymbols; kallsyms is read only once, at the start."""
     watch = KsymbolWatch()
     symbolizer = Symbolizer.live(code=watch)
     yield symbolizer, watch
@@ -34,14 +34,14 @@ def watching():
 
 
 def known(symbolizer):
-    """Addresses and names of what is loaded now."""
+    """Addresses and names of the loaded symbols."""
     time.sleep(0.05)
     symbolizer.advance(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     return {(code.symbol.start, code.symbol.name) for code in symbolizer._code.live()}
 
 
 def check(symbolizer, names, kind, frame_kind):
-    """What is there equals kallsyms; symbols of the names resolve, up to their ends."""
+    """Loaded symbols equal kallsyms, and the named ones resolve up to their ends."""
     there = kallsyms(*BLOCKS)
     assert known(symbolizer) == there
     found = [(start, name) for start, name in there if name.startswith(names)]
@@ -54,8 +54,8 @@ def check(symbolizer, names, kind, frame_kind):
         assert past.module is None or past.module.base > start
 
 
-def test_kprobe_pages_come_by_records():
-    """Pages of kprobes inside functions are named from their records, exactly as in kallsyms."""
+def test_kprobe_pages_are_found_by_records():
+    """Kprobe pages inside functions are named from records, exactly as in kallsyms."""
     with watching() as (symbolizer, watch), kprobe_inside("ksys_write"):
         check(symbolizer, "kprobe_", ModuleKind.OUT_OF_LINE, FrameKind.KERNEL)
         added = watch.counts().added
@@ -63,8 +63,8 @@ def test_kprobe_pages_come_by_records():
 
 
 @pytest.mark.one_boot
-def test_ftrace_trampolines_come_and_go_by_records():
-    """Trampolines of ftrace are named from their records, and gone when they are freed."""
+def test_ftrace_trampolines_are_tracked_by_records():
+    """Ftrace trampolines are named from records until they are freed."""
     with watching() as (symbolizer, watch):
         before = known(symbolizer)
         instances = [Path(TRACING) / "instances" / f"kprof{number}" for number in range(2)]
@@ -85,8 +85,8 @@ def test_ftrace_trampolines_come_and_go_by_records():
 
 
 @pytest.mark.one_boot
-def test_trampolines_of_attached_programs_come_and_go_by_records():
-    """The trampoline of a program attached to a function is named while it is there."""
+def test_trampolines_of_attached_programs_are_tracked_by_records():
+    """The trampoline of a program attached to a function is named while it is loaded."""
     with watching() as (symbolizer, _):
         link, program = attach_fentry("vfs_read")
         check(symbolizer, "bpf_trampoline_", ModuleKind.BPF, FrameKind.BPF)
@@ -97,8 +97,8 @@ def test_trampolines_of_attached_programs_come_and_go_by_records():
 
 
 @pytest.mark.one_boot
-def test_programs_and_subprograms_come_and_go_by_records():
-    """Programs with subprograms: names and addresses equal kallsyms, none is left."""
+def test_programs_and_subprograms_are_tracked_by_records():
+    """Programs and subprograms have the names and addresses of kallsyms until they are unloaded."""
     with watching() as (symbolizer, _):
         fds = [load(number, functions=1 + number % 4) for number in range(50)]
         check(symbolizer, "bpf_prog_", ModuleKind.BPF, FrameKind.BPF)
@@ -108,7 +108,7 @@ def test_programs_and_subprograms_come_and_go_by_records():
 
 
 def test_the_iterator_lists_programs_for_the_unprivileged():
-    """With CAP_BPF and CAP_PERFMON alone and hidden symbols, programs are read exactly."""
+    """With only CAP_BPF and CAP_PERFMON, and symbols hidden, programs are read exactly."""
     fds = [load(number, functions=1 + number % 4) for number in range(50)]
     there = {symbol for symbol in kallsyms() if symbol[1].startswith("bpf_prog_")}
 

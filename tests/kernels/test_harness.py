@@ -13,7 +13,7 @@ from harness.qemu import Outcome, parse_status
 from harness.results import Column, Result, parse_junit, render_table
 
 
-def test_archive_has_the_layout_of_the_kernels_documentation():
+def test_an_archive_has_the_documented_layout():
     archive = Archive()
     archive.directory("dev")
     archive.character_device("dev/console", 5, 1)
@@ -36,7 +36,7 @@ def test_archive_has_the_layout_of_the_kernels_documentation():
     ]
 
 
-def test_archive_is_read_by_another_implementation(tmp_path):
+def test_an_archive_is_readable_by_another_implementation(tmp_path):
     busybox = shutil.which("busybox")
     if busybox is None:
         pytest.skip("busybox is not installed")
@@ -49,7 +49,7 @@ def test_archive_is_read_by_another_implementation(tmp_path):
     assert (tmp_path / "a/b").read_bytes() == b"odd length"
 
 
-def test_modules_are_loaded_after_what_they_need():
+def test_modules_are_loaded_after_their_dependencies():
     dep = parse_dependencies(
         "kernel/fs/9p/9p.ko.xz: kernel/net/9p/9pnet.ko.xz kernel/fs/netfs/netfs.ko.xz\n"
         "kernel/net/9p/9pnet.ko.xz:\nkernel/fs/netfs/netfs.ko.xz:\n"
@@ -73,7 +73,7 @@ def test_modules_are_loaded_after_what_they_need():
         ("", None),
     ],
 )
-def test_only_the_guests_own_mark_counts_as_a_result(console, status):
+def test_only_the_guests_own_marker_counts_as_a_result(console, status):
     assert parse_status(console) == status
 
 
@@ -87,7 +87,7 @@ JUNIT = f"""<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_junit_is_read_with_features_and_outcomes():
+def test_junit_reports_are_parsed_to_features_and_outcomes():
     assert parse_junit(JUNIT) == [
         Result("test_a::test_x", "Works", "passed", "", 1.5),
         Result("test_a::test_y", "test_a::test_y", "failed", "boom", 0),
@@ -96,7 +96,7 @@ def test_junit_is_read_with_features_and_outcomes():
     ]
 
 
-def test_table_shows_the_worst_outcome_of_a_feature_and_explains_skips():
+def test_the_table_shows_the_worst_outcome_of_a_feature_and_explains_skips():
     def result(outcome, message=""):
         return Result("t", "Works", outcome, message, 0)
 
@@ -124,7 +124,7 @@ def test_a_directory_with_image_and_modules_is_a_kernel(tmp_path):
         row.get()
 
 
-def test_unknown_kernel_is_an_error_that_names_the_known_ones():
+def test_the_error_for_an_unknown_kernel_lists_the_known_ones():
     with pytest.raises(MatrixError) as caught:
         get_kernel("5.4")
     assert "6.12" in caught.value.hint
@@ -133,7 +133,7 @@ def test_unknown_kernel_is_an_error_that_names_the_known_ones():
 BROKEN = mutations.Mutation("one-off", "no step back", "a/b.py", "x - 1", "x", "test_x")
 
 
-def test_mutant_is_a_copy_and_the_original_is_untouched(tmp_path):
+def test_a_mutant_is_a_copy_and_the_original_is_untouched(tmp_path):
     package = tmp_path / "package"
     (package / "a/__pycache__").mkdir(parents=True)
     (package / "a/b.py").write_text("y = x - 1\n")
@@ -144,17 +144,17 @@ def test_mutant_is_a_copy_and_the_original_is_untouched(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "x - 1; x - 1"])
-def test_mutation_that_does_not_fit_exactly_once_is_an_error(text):
+def test_a_mutation_that_does_not_match_exactly_once_is_an_error(text):
     with pytest.raises(MatrixError):
         mutations.mutate(text, BROKEN)
 
 
 @pytest.mark.parametrize("mutation", mutations.MUTATIONS.values(), ids=lambda m: m.name)
-def test_every_listed_mutation_applies_to_the_present_package(mutation):
+def test_every_listed_mutation_applies_to_the_current_package(mutation):
     mutations.mutate((mutations.PACKAGE / mutation.file).read_text(), mutation)
 
 
-def test_mutation_is_caught_only_by_a_failure_of_the_named_test():
+def test_a_mutation_is_caught_only_by_a_failure_of_the_named_test():
     other = Result("test_a::test_y", "", "failed", "", 0)
     passed = Result("test_a::test_x", "", "passed", "", 0)
     assert not mutations.is_caught([other, passed], "test_x")
@@ -172,8 +172,6 @@ def test_mutation_is_caught_only_by_a_failure_of_the_named_test():
         ("[    4.1] Kernel panic - not syncing: Attempted to kill init!\n", None, False),
     ],
 )
-def test_only_a_breakpoint_that_nobody_knows_is_a_fault_of_the_emulator(
-    tmp_path, console, status, failed
-):
+def test_only_an_unknown_breakpoint_is_an_emulator_fault(tmp_path, console, status, failed):
     (tmp_path / "console.log").write_text(console)
     assert Outcome(status, tmp_path, 1.0, "").emulator_failed == failed

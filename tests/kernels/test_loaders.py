@@ -10,8 +10,8 @@ pytestmark = pytest.mark.kernel
 
 
 @pytest.mark.one_boot
-def test_the_sampler_compiled_by_bcc():
-    """The sampler as bcc compiles it is loaded, and accounts for every sample."""
+def test_the_sampler_compiled_by_bcc_accounts_for_every_sample():
+    """The sampler compiled by bcc loads and accounts for every sample."""
     if not BccLoader.is_installed():
         pytest.skip("python3-bpfcc is not installed")
     config = SamplerConfig(samples_per_second=199, stacks="both", send_idle_frames=True)

@@ -1,4 +1,4 @@
-"""Modules are loaded, unloaded and reloaded while they are sampled: names of each moment."""
+"""Modules are loaded, unloaded and reloaded while being sampled; names are right at any time."""
 
 import gc
 import os
@@ -42,7 +42,7 @@ def _unloaded():
 
 
 class Live:
-    """A sampler and a symbolizer that follows modules; resolves as the pipeline does."""
+    """A sampler and a symbolizer that tracks modules; resolves as the pipeline does."""
 
     def __init__(self, running):
         self.running = running
@@ -53,7 +53,7 @@ class Live:
         self._waiting = []
 
     def step(self, timeout_s=0.05):
-        """Drain, advance, and resolve what the symbols are complete for."""
+        """Drain, advance, and resolve samples up to the time the symbols are complete."""
         self.running.wait(timeout_s)
         self._waiting += self.running.drain()
         self.release(min(self.symbolizer.advance(boot_ns()), self.running.complete_until_ns()))
@@ -94,7 +94,7 @@ class Live:
         self.release(boot_ns())
 
     def delay_ms(self, is_known):
-        """How long it takes until something is known."""
+        """Time in milliseconds until something is known."""
         began = time.monotonic()
         while not is_known():
             assert time.monotonic() < began + 60
@@ -123,7 +123,7 @@ def live():
 
 
 def test_load_unload_and_reload_under_sampling(request):
-    """Names are right at the time of each sample, and the delay after each load is told."""
+    """Names are right at the time of each sample, and the delay after each load is measured."""
     metadata, names, phases = [], [], []
     with live() as host:
         for variant in ("spin", "other", "spin"):
@@ -150,7 +150,7 @@ def test_load_unload_and_reload_under_sampling(request):
 
 
 def test_a_storm_of_loads_at_one_address_gives_no_wrong_name():
-    """Two variants of a module take turns: what waits for its look belongs to nobody meanwhile."""
+    """Two variants of a module alternate; until the next reading, addresses have no owner."""
     chance, phases = random.Random(1), []
     with live() as host:
         stop = threading.Event()
@@ -162,7 +162,7 @@ def test_a_storm_of_loads_at_one_address_gives_no_wrong_name():
                     variant = ("spin", "other", "other", "spin")[number % 4]
                     with spinning(variant) as file:
                         loaded_ns = boot_ns()
-                        # Every other one is there for long enough to be named.
+                        # Every other one stays loaded long enough to be named.
                         time.sleep((3, 0)[number % 2] + chance.uniform(0, 0.3))
                         ended_ns = boot_ns()
                     phases.append((started_ns, loaded_ns, ended_ns, boot_ns(), file))
@@ -183,7 +183,7 @@ def test_a_storm_of_loads_at_one_address_gives_no_wrong_name():
 
 
 def check(host, phases):
-    """Frames with a wrong name, and how many have none and the right one."""
+    """Frames with a wrong name, and the numbers of unnamed and correct ones."""
     wrong, unnamed, right = [], 0, 0
     for started_ns, _, _, gone_ns, file in phases:
         names = CHAIN if CHAIN[0] in file.functions else (*OTHER, *CHAIN[3:])
@@ -205,7 +205,7 @@ def check(host, phases):
     return wrong, unnamed, right
 
 
-def test_init_that_runs_long_and_fails_is_named_while_it_runs():
+def test_a_long_failing_init_is_named_while_it_runs():
     """Init functions have module and name while they run, and leave nothing when they fail."""
     with live() as host:
         loading = subprocess.Popen(
@@ -231,8 +231,8 @@ def test_init_that_runs_long_and_fails_is_named_while_it_runs():
 
 
 @pytest.mark.one_boot
-def test_init_that_succeeds_is_followed_by_the_module_itself():
-    """The module stays the same when its init function returns, and its code is named."""
+def test_a_module_is_named_after_its_init_succeeds():
+    """A module keeps its identity when its init function returns, and its code is named."""
     with live() as host:
         loading = subprocess.Popen(insert_command(init_ms=60_000), text=True)
         host.run_until_named(INIT[0])
@@ -248,7 +248,7 @@ def test_init_that_succeeds_is_followed_by_the_module_itself():
 
 
 class Late(Uevents):
-    """Uevents in a buffer for one or two, which are received when the gate is open."""
+    """Uevents with a buffer for one or two, received while the gate is open."""
 
     def __init__(self):
         super().__init__(receive_bytes=1)
@@ -260,8 +260,8 @@ class Late(Uevents):
         super().wait(timeout_s)
 
 
-def test_announcements_that_were_lost_are_made_good():
-    """Other code at the same address is found when the announcement of it was lost."""
+def test_lost_announcements_are_recovered():
+    """New code at a reused address is found even if its announcement was lost."""
     announced = Late()
     watch = ModuleWatch(Access(), lambda: announced, names_share=1)
     symbolizer = Symbolizer.live(Access(), modules=watch)
@@ -294,8 +294,8 @@ def test_announcements_that_were_lost_are_made_good():
 
 
 @pytest.mark.one_boot
-def test_cycles_of_loading_and_unloading_leak_nothing():
-    """50 loads and unloads leave as many descriptors and bytes of tables as there were before."""
+def test_load_and_unload_cycles_leak_nothing():
+    """50 loads and unloads leak neither descriptors nor symbol tables."""
     watch = ModuleWatch(Access(), Uevents, names_share=0.2)
     symbolizer = Symbolizer.live(Access(), modules=watch)
     try:
@@ -318,7 +318,7 @@ def test_cycles_of_loading_and_unloading_leak_nothing():
 
 
 def state(symbolizer):
-    """Descriptors that stay open, size of the newest tables, and memory of the process in KiB."""
+    """Open descriptors, size of the newest tables, and memory of the process in KiB."""
     descriptors = []
     for _ in range(5):  # one more is open while names are read
         time.sleep(0.2)

@@ -55,15 +55,15 @@ def test_process_start_time_is_read_through_btf():
     assert {s.start_time_ns // 10_000_000 for s in spin} == {ticks}
 
 
-def test_samples_without_root():
+def test_sampling_works_without_root():
     """The sampler runs as nobody with CAP_BPF and CAP_PERFMON, if perf_event_paranoid is 2."""
     with spinning(), sysctl("kernel.perf_event_paranoid", 2):
         names = as_nobody(("CAP_BPF", "CAP_PERFMON"), lambda: {s.comm for s in sample(1)})
     assert b"kprof_spin" in names
 
 
-def test_paranoia_of_debian():
-    """Debian's perf_event_paranoid 3, which wants CAP_SYS_ADMIN, is named by the error."""
+def test_perf_event_paranoid_3_of_debian_is_named():
+    """The error names Debian's perf_event_paranoid 3, which requires CAP_SYS_ADMIN."""
 
     def attempt():
         try:
@@ -83,7 +83,7 @@ def test_paranoia_of_debian():
     ids=["none", "bpf"],
 )
 def test_missing_capabilities_are_named(capabilities, missing):
-    """Without the capabilities the sampler refuses and names what is missing."""
+    """Without its capabilities the sampler fails and names the missing ones."""
 
     def attempt():
         try:
@@ -96,7 +96,7 @@ def test_missing_capabilities_are_named(capabilities, missing):
 
 
 def assert_cpu1_is_sampled(running):
-    """What runs on CPU 1 from now on is sampled, within seconds."""
+    """Assert that CPU 1 is sampled within seconds."""
     busy = subprocess.Popen(["taskset", "-c", "1", *BUSY], stderr=-3)
     try:
         samples = drain_until(running, lambda samples: len(on_cpu1(samples)) >= 50)
@@ -111,7 +111,7 @@ def on_cpu1(samples):
     return [s for s in samples if s.cpu == 1 and s.comm == b"dd"]
 
 
-def test_cpu_that_goes_and_comes_is_sampled_again(second_cpu):
+def test_a_cpu_taken_offline_and_online_is_sampled_again(second_cpu):
     """A CPU taken offline and brought back is sampled again within seconds."""
     with sampler() as running:
         write(CPU1, "0")
@@ -122,8 +122,8 @@ def test_cpu_that_goes_and_comes_is_sampled_again(second_cpu):
         finish(running)
 
 
-def test_cpu_that_blinks_is_sampled_again(second_cpu):
-    """A CPU that goes and comes between two looks is sampled again."""
+def test_a_cpu_briefly_offline_between_checks_is_sampled_again(second_cpu):
+    """A CPU that is briefly offline between two checks is sampled again."""
     with sampler() as running:
         drain_for(running, 0.5)
         write(CPU1, "0")
@@ -132,8 +132,8 @@ def test_cpu_that_blinks_is_sampled_again(second_cpu):
         finish(running)
 
 
-def test_step_of_the_wall_clock():
-    """A step of the wall clock leaves the order of samples alone; the next sync measures it."""
+def test_a_step_of_the_wall_clock_keeps_the_order_of_samples():
+    """A step of the wall clock keeps the order of samples; the next sync measures it."""
     clock = Clock()
     with spinning(cpu=0), sampler() as running:
         samples = drain_for(running, 0.5)

@@ -40,8 +40,8 @@ def check_frame(frame, file: KernelObject, name: str):
     assert frame.offset == frame.address - place.start
 
 
-def test_chain_of_a_module():
-    """Module functions are sampled with the right chain, module, build id and RVA."""
+def test_the_call_chain_of_a_module_is_resolved():
+    """Module functions are sampled with the right call chain, module, build id and RVA."""
     with spinning() as file:
         samples = sample(2)
         symbolizer = Symbolizer.live()
@@ -59,8 +59,8 @@ def test_chain_of_a_module():
         assert [frame.address for frame in stack.frames[:3]] == wanted
 
 
-def test_reload_with_other_code():
-    """A module reloaded with other code: old samples keep their names, new ones get theirs."""
+def test_a_module_reloaded_with_other_code_is_named_by_time():
+    """After a reload with other code, old samples keep their names, new ones get new names."""
     with spinning("spin") as first:
         symbolizer = Symbolizer.live()
         before = sample(1)
@@ -82,8 +82,8 @@ def test_reload_with_other_code():
     assert old[0][1].frames[0].module.generation < new[0][1].frames[0].module.generation
 
 
-def test_unloaded_module_names_nothing():
-    """After a module is unloaded its addresses have no name."""
+def test_an_unloaded_module_names_nothing():
+    """The addresses of an unloaded module have no name."""
     with spinning():
         symbolizer = Symbolizer.live()
         (leaf,) = symbolizer.find("kprof_leaf")
@@ -93,8 +93,8 @@ def test_unloaded_module_names_nothing():
     assert symbolizer.module("kprof_spin") is None
 
 
-def test_module_whose_init_fails():
-    """Init code that runs for long and then fails is never named wrongly, nor leaves a trace."""
+def test_failed_init_code_is_never_named_wrongly():
+    """Long-running init code that fails is never named wrongly and leaves no symbols."""
     folder = Path("/sys/module/kprof_spin")
     with sampler() as running:
         loading = subprocess.Popen(

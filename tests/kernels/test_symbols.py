@@ -1,4 +1,4 @@
-"""Symbols of many modules against their files, and of code that belongs to no file."""
+"""Symbols of many modules against their files, and of code without a file."""
 
 import platform
 import subprocess
@@ -27,12 +27,12 @@ MODULES = (
 
 
 def visible(symbolizer):
-    """What can be told of a symbolizer by another process."""
+    """A symbolizer's visible state, picklable."""
     return symbolizer.hidden, len(symbolizer.find("schedule"))
 
 
 def test_kprobe_pages_and_trampolines_are_named():
-    """Code pages of kprobes and trampolines of ftrace are named as what they are."""
+    """Kprobe pages and ftrace trampolines are named as such."""
     with kprobe_inside("ksys_read"), traced(["ksys_write"]):
         pages = [s for s in read_module_symbols() if s.module.startswith("__builtin__")]
         names = {page.name for page in pages}
@@ -46,7 +46,7 @@ def test_kprobe_pages_and_trampolines_are_named():
 
 
 def test_bpf_programs_are_named():
-    """A loaded BPF program is named, as a module of its own."""
+    """A loaded BPF program is named and is its own module."""
     with sampler():
         (program,) = (s for s in read_module_symbols() if "_kprofiler_" in s.name)
         (frame,) = Symbolizer.live().resolve_addresses([program.address])
@@ -66,8 +66,8 @@ HIDDEN = HiddenCause.NO_CAP_SYSLOG
         (2, HiddenCause.KPTR_RESTRICT, HiddenCause.KPTR_RESTRICT),
     ],
 )
-def test_hidden_symbols_are_said_to_be_hidden(restrict, without, with_syslog):
-    """Symbols with kptr_restrict 0, 1, 2: seen with CAP_SYSLOG at 0 and 1, else said hidden."""
+def test_hidden_symbols_are_reported_as_hidden(restrict, without, with_syslog):
+    """CAP_SYSLOG shows symbols at kptr_restrict 0 and 1; otherwise they are reported hidden."""
     with sysctl("kernel.kptr_restrict", restrict):
         for capabilities, hidden in (((), without), (("CAP_SYSLOG",), with_syslog)):
             assert as_nobody(capabilities, lambda: visible(Symbolizer.live())) == (
@@ -76,7 +76,7 @@ def test_hidden_symbols_are_said_to_be_hidden(restrict, without, with_syslog):
             )
 
 
-def test_descriptor_opened_before_the_drop_still_shows_symbols():
+def test_a_descriptor_opened_before_dropping_capabilities_still_shows_symbols():
     """A kallsyms descriptor opened as root still shows addresses after capabilities are gone."""
     access = Access()
     access.keep_open("/proc/kallsyms")
@@ -86,14 +86,14 @@ def test_descriptor_opened_before_the_drop_still_shows_symbols():
 
 
 def test_hidden_frames_say_why():
-    """Frames whose symbols are hidden say so instead of guessing."""
+    """Frames with hidden symbols say so instead of guessing."""
     address = next(s.address for s in read_module_symbols() if s.type in "tT")
     with sysctl("kernel.kptr_restrict", 2):
         (frame,) = Symbolizer.live().resolve_addresses([address])
     assert frame.unresolved is Unresolved.HIDDEN
 
 
-def test_kernel_build_id():
+def test_the_kernel_build_id_is_that_of_its_notes():
     """The kernel's build id is that of its notes."""
     notes = Path("/sys/kernel/notes").read_bytes()
     build_id = Symbolizer.live().snapshot.vmlinux_build_id
@@ -106,7 +106,7 @@ def load(name):
 
 
 def overlapping_sizes():
-    """Pairs of neighbours of which one starts below address + size of the other."""
+    """Pairs of neighbours where one starts below address + size of the other."""
     fields = [line.split() for line in Path("/proc/modules").read_text().splitlines()]
     extents = sorted((int(f[5], 16), int(f[1])) for f in fields)
     return [low for low, high in pairwise(extents) if sum(low) > high[0]]
@@ -128,7 +128,7 @@ def modules():
 
 
 class Truth:
-    """Runtime places of all functions of modules, by the files alone."""
+    """Runtime addresses of all module functions, from the files alone."""
 
     def __init__(self, modules):
         names = {}
@@ -169,7 +169,7 @@ def truth(modules):
 
 
 @pytest.mark.one_boot
-def test_every_module_function_against_the_files(modules, truth):
+def test_every_module_function_matches_the_elf_files(modules, truth):
     """Every function of every loaded module has the name, module and RVA of its file."""
     symbolizer = Symbolizer.live()
     wrong = []
@@ -188,7 +188,7 @@ def test_every_module_function_against_the_files(modules, truth):
 
 
 def test_freed_init_functions_never_name_code(truth):
-    """Clones that ftrace keeps of freed init functions never name what now lies there."""
+    """Ftrace's clones of freed init functions never name the code that reuses their memory."""
     clones = [
         symbol
         for symbol in read_module_symbols()
@@ -209,7 +209,7 @@ def test_freed_init_functions_never_name_code(truth):
     assert in_live_code, "no clone lies in code of another module: load more modules"
 
 
-def test_functions_of_a_module_in_a_section_of_its_own(modules):
+def test_unusual_executable_sections_belong_to_their_module(modules):
     """Executable sections with unusual names belong to their module."""
     with spinning() as file:
         symbolizer = Symbolizer.live()

@@ -1,4 +1,4 @@
-"""Windows on a clock that anything may happen to: steps, slew, suspend, 1970."""
+"""Windows under steps, slew, suspend and an unset clock."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ spans = st.integers(0, 20 * SECOND) | st.just(3600 * SECOND)
         max_size=20,
     ),
 )
-def test_windows_never_go_back_and_hold_their_samples(unix_at_start, intervals):
+def test_windows_never_go_back_and_contain_their_samples(unix_at_start, intervals):
     host = Host(unix_at_start)
     builder = WindowBuilder(Clock(host), WindowSchedule(SECOND), start_boot_ns=0, period_ns=1)
     before = 0
@@ -77,7 +77,7 @@ def test_windows_never_go_back_and_hold_their_samples(unix_at_start, intervals):
 
 
 @given(st.integers(-400, 400), st.integers(1, 30))
-def test_after_any_step_the_stream_is_right_again_within_twice_its_length(step, interval):
+def test_the_stream_recovers_from_a_step_within_twice_its_length(step, interval):
     host = Host(1_790_000_000 * SECOND)
     stream = StreamClock(Clock(host))
     for length in (interval, interval):
@@ -96,7 +96,7 @@ def test_after_any_step_the_stream_is_right_again_within_twice_its_length(step, 
 
 
 @given(st.lists(st.integers(0, 10 * SECOND), max_size=20).map(sorted), st.integers(-9, 0))
-def test_times_keep_their_order_and_distance_while_the_clock_is_left_alone(times, step):
+def test_times_keep_order_and_distance_while_the_clock_is_not_set(times, step):
     host = Host(1_790_000_000 * SECOND)
     clock = Clock(host)
     host.run(10 * SECOND + 1)

@@ -1,4 +1,4 @@
-"""Hostile records, and the table of loaded code against brute force."""
+"""Hostile ksymbol records, and the table of ksymbols against brute force."""
 
 import contextlib
 import struct
@@ -31,8 +31,8 @@ def records(draw):
 @pytest.mark.fuzz
 @settings(max_examples=2000, deadline=None)
 @given(st.lists(records(), max_size=8).map(b"".join) | st.binary(max_size=400), st.booleans())
-def test_any_bytes_are_read_as_records_or_refused(data, timed):
-    """No input makes the parser raise, hang, or invent more records than there are headers."""
+def test_arbitrary_bytes_parse_as_records_or_as_damage(data, timed):
+    """No input makes the parser raise, hang, or return more records than headers fit."""
     found = parse_perf_records(data, timed=timed)
     assert len(found.records) <= len(data) // 8
     table = KsymbolTable()
@@ -44,7 +44,7 @@ def test_any_bytes_are_read_as_records_or_refused(data, timed):
 @pytest.mark.fuzz
 @settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=200), st.binary(max_size=64))
-def test_any_bytes_are_read_as_types_rows_and_lines(data, tail):
+def test_arbitrary_bytes_parse_as_types_rows_and_lines(data, tail):
     header = struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(data), len(data), len(tail))
     parse_program_btf(data)
     parse_program_btf(header + data + tail)
@@ -59,8 +59,8 @@ steps = st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(0, 3)), max_si
 
 @settings(max_examples=300, deadline=None)
 @given(steps, st.sets(st.integers(0, 40)))
-def test_every_time_has_the_code_of_that_time(choices, readings):
-    """Against a list of who was where when; in between, readings of everything change nothing."""
+def test_every_lookup_returns_the_symbol_loaded_at_that_time(choices, readings):
+    """The oracle is a list of intervals; full readings in between change nothing."""
     table, live, history = KsymbolTable(), {}, []
     for number, (slot, kind) in enumerate(choices, 1):
         time_ns = number * STEP_NS
@@ -91,8 +91,8 @@ def test_every_time_has_the_code_of_that_time(choices, readings):
     assert {code.symbol for code in table.live()} == set(live.values())
 
 
-# Each step loads something into a slot or unloads it; its record may be lost, then those who
-# listen may ask, and read what there is: programs or all, begun before they noticed or after.
+# Each step loads something into a slot or unloads it. Its record may be lost; then programs or
+# everything may be read, from before or after the loss was noticed.
 lossy_steps = st.lists(
     st.tuples(
         st.integers(0, SLOTS - 1),
@@ -109,7 +109,7 @@ lossy_steps = st.lists(
 @settings(max_examples=500, deadline=None)
 @given(lossy_steps, st.booleans())
 def test_lost_records_never_lead_to_a_wrong_name(choices, timed):
-    """Whatever is lost: each name is right, and after a reading of all nothing is missing."""
+    """Whatever is lost, each name is right, and after a full reading nothing is missing."""
     table, live, history, told = KsymbolTable(), {}, [], []
     polled_ns, is_lost, first_loss_ns = 0, False, 1 << 62
     choices = [*choices, (0, 0, False, True, KsymbolAction.ALL_READ, 1)]
@@ -120,7 +120,7 @@ def test_lost_records_never_lead_to_a_wrong_name(choices, timed):
             history.append((code, code.since_ns, time_ns))
             change = KsymbolChange(time_ns, KsymbolAction.REMOVED, (code._replace(since_ns=0),))
         else:
-            # A program is known by the time of its load when it is loaded again, or else by name.
+            # A reloaded program is identified by its load time, other symbols by name.
             is_program = kind < 3
             name = f"bpf_prog_{kind if timed else number}" if is_program else f"page_{number}"
             shape = ModuleKind.BPF if is_program else ModuleKind.OUT_OF_LINE

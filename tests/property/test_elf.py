@@ -2,7 +2,7 @@
 
 The files are the ``.ko`` of the fixtures (KPROFILER_FIXTURES), or all modules and vmlinux of the
 kernel's debug package (KPROFILER_DEBUG, by ``make test-debug-package``). The oracle reads them
-with pyelftools and places each section where sysfs of the running kernel said it was.
+with pyelftools and places each section where sysfs of the captured kernel has it.
 """
 
 import lzma
@@ -76,7 +76,7 @@ def symbolizer(captured):
 
 @pytest.fixture(scope="module")
 def symbols(captured, symbolizer):
-    """ELF symbols by name, of the modules of the boot that have the very file."""
+    """ELF symbols by name, of modules of the boot whose exact file is available."""
     files = find_files()
     found = {}
     for module in symbolizer.snapshot.modules:
@@ -127,7 +127,7 @@ def read_functions(captured, module, path):
 
 
 def names_by_size(functions, address):
-    """Names of the functions around an address, and of the last label inside of them."""
+    """Names of the functions around an address, and of the last label inside them."""
     at = bisect_right(functions, address, key=lambda row: row[0])
     rows = functions[max(0, at - 24) : at]
     around = [names for start, end, names in rows if start <= address < end]
@@ -139,7 +139,9 @@ def has_name(names, frame_names):
     return bool({name.removeprefix("__pfx_") for name in names} & set(frame_names))
 
 
-def test_every_function_comes_back(symbolizer, symbols, oracle, say):
+def test_every_function_survives_the_round_trip_through_file_id_and_rva(
+    symbolizer, symbols, oracle, say
+):
     """Start and last byte of each: address → file id and RVA → the same function."""
     checked, wrong = 0, []
     for module, functions in oracle.items():
@@ -159,7 +161,7 @@ def test_every_function_comes_back(symbolizer, symbols, oracle, say):
     assert not wrong, wrong[:60]
 
 
-def test_random_addresses_agree_with_sizes(symbolizer, symbols, oracle, say):
+def test_random_addresses_resolve_according_to_function_sizes(symbolizer, symbols, oracle, say):
     """Inside of a function both the name of the frame and of the backend are its name; in a
     gap the backend has none, nor has the frame when the file told the sizes."""
     files = find_files()
@@ -207,7 +209,7 @@ def test_random_addresses_agree_with_sizes(symbolizer, symbols, oracle, say):
 
 
 @pytest.mark.skipif(not FIXTURES.is_dir(), reason="KPROFILER_FIXTURES is not set")
-def test_every_live_symbol_is_that_of_the_file(captured, symbolizer, symbols, say):
+def test_every_live_symbol_matches_the_elf_file(captured, symbolizer, symbols, say):
     """Names of kallsyms: each text symbol → RVA → through the ELF → the same name."""
     freed = {(clone.address, clone.name) for clone in symbolizer.snapshot.freed}
     init = symbolizer.snapshot._init_text
@@ -232,7 +234,7 @@ def test_every_live_symbol_is_that_of_the_file(captured, symbolizer, symbols, sa
 
 
 @pytest.mark.skipif(not FIXTURES.is_dir(), reason="KPROFILER_FIXTURES is not set")
-def test_every_core_symbol_is_that_of_the_system_map(symbolizer, captured, say):
+def test_every_core_symbol_matches_system_map(symbolizer, captured, say):
     """kallsyms under KASLR → RVA → System.map: the same name."""
     linked = defaultdict(set)
     system_map = lzma.decompress((FIXTURES / "lib" / "System.map.xz").read_bytes()).decode()

@@ -1,4 +1,4 @@
-"""Accounting of exports against brute force: every choice of a receiver, every order of events."""
+"""Export accounting against brute force: any choice of a receiver, any order of events."""
 
 from itertools import combinations
 
@@ -12,7 +12,7 @@ from otel_kprofiler.model import Batch, Form, LossCause
 
 
 @given(st.lists(st.integers(0, 50), max_size=6), st.integers(-1, 8))
-def test_exported_never_overstates_whichever_profiles_were_rejected(samples, rejected):
+def test_exported_is_never_overstated_whichever_profiles_were_rejected(samples, rejected):
     batch = Batch(b"", Form.PROTOBUF, tuple(samples), 0, 1)
     result = _accepted(batch, Answer(Verdict.ACCEPTED, "OK", "", rejected))
     number = max(0, min(rejected, len(samples)))
@@ -22,7 +22,7 @@ def test_exported_never_overstates_whichever_profiles_were_rejected(samples, rej
 
 
 class Scripted(ProfileExporter):
-    """Ends each export as a number tells it."""
+    """Ends each export with the outcome that a number selects."""
 
     name, form, max_bytes = "scripted", Form.PROTOBUF, None
 

@@ -20,7 +20,7 @@ PAD = 16
 
 
 class Oracle:
-    """What a sorted list of (address, type, name) names, by scanning all of it."""
+    """Names an address by scanning a sorted list of (address, type, name)."""
 
     def __init__(self, symbols):
         self.symbols = symbols
@@ -129,7 +129,7 @@ DAMAGE = st.lists(
 
 
 def damage(lines, harm):
-    """The lines with some of them malformed or in the wrong place."""
+    """The lines, some of them malformed or misplaced."""
     lines = list(lines)
     for at, what in harm:
         if at + 1 >= len(lines) or lines[at].count(" ") < 2:
@@ -166,7 +166,7 @@ def check_is_right(table, symbols):
 
 @given(ITEMS, DAMAGE, st.integers(1, 500))
 @settings(max_examples=300, deadline=None)
-def test_a_damaged_file_names_nothing_wrongly(items, harm, size):
+def test_a_damaged_file_gives_no_wrong_name(items, harm, size):
     symbols = make_symbols(items)
     data = damage([f"{a:016x} {k} {n}\n" for a, k, n in symbols], harm)
     found = parse_kallsyms(data[at : at + size] for at in range(0, len(data), size))
@@ -176,8 +176,8 @@ def test_a_damaged_file_names_nothing_wrongly(items, harm, size):
 
 @given(ITEMS, DAMAGE)
 @settings(max_examples=200, deadline=None)
-def test_a_damaged_module_names_nothing_wrongly(items, harm):
-    """Lines of modules need not be sorted; where no address is left nothing can be told."""
+def test_a_damaged_module_gives_no_wrong_name(items, harm):
+    """Module lines need not be sorted; a line that lost its address is not checked."""
     symbols = make_symbols(items)
     harm = [(at, what) for at, what in harm if what not in {"digit", "empty"}]
     data = damage([f"{a:016x} {k} {n}\t[m]\n" for a, k, n in symbols], harm)
@@ -188,7 +188,7 @@ def test_a_damaged_module_names_nothing_wrongly(items, harm):
 
 @given(ITEMS, st.integers(1, 4000))
 @settings(max_examples=300, deadline=None)
-def test_a_cut_file_names_nothing_wrongly(items, cut):
+def test_a_truncated_file_gives_no_wrong_name(items, cut):
     symbols = make_symbols(items)
     data = "".join(f"{a:016x} {k} {n}\n" for a, k, n in symbols).encode()
     data = data[: max(0, len(data) - cut)]
@@ -206,7 +206,7 @@ FIELD = st.one_of(
 
 @given(st.lists(FIELD, max_size=60).map(b" ".join), st.integers(1, 64))
 @settings(max_examples=500, deadline=None)
-def test_hostile_text_neither_raises_nor_grows(data, size):
+def test_hostile_text_neither_raises_nor_takes_unbounded_memory(data, size):
     found = parse_kallsyms(data[at : at + size] for at in range(0, len(data), size))
     assert found.bad_lines <= found.lines + len(found.core) <= 2 * data.count(b"\n") + len(data)
     for table in (found.core, *found.blocks.values()):

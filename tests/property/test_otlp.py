@@ -1,4 +1,4 @@
-"""Any window, encoded in any form and split at any size, comes back whole."""
+"""Any window survives encoding in any form and splitting at any size."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ losses = st.dictionaries(st.sampled_from(LossCause), st.integers(1, 2**40), max_
 
 @st.composite
 def accounted(draw, window):
-    """The window, sometimes with its account, and sometimes with that of the stream."""
+    """The window, sometimes with its account, sometimes with the stream's."""
     if draw(st.booleans()):
         return window
     samples = window.sample_count + draw(st.integers(0, 2**40))
@@ -192,7 +192,7 @@ def module_value(module):
 
 
 def content(*some):
-    """What windows say: every timestamp with all that is known of it, counted."""
+    """The content of windows: a count of timestamps with all their attributes."""
     return Counter(
         (
             window.kind,
@@ -231,7 +231,7 @@ relaxed = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 
 @relaxed
 @given(windows(), st.sampled_from(Form), st.sampled_from(AttributeForm))
-def test_decoding_gives_back_what_was_encoded(window, form, attributes):
+def test_decoding_restores_what_was_encoded(window, form, attributes):
     encoded = encode_window(window, form=form, attributes=attributes)
     payloads = [batch.payload for batch in encoded.batches]
     decoded = decode_windows(payloads)
@@ -246,7 +246,7 @@ def test_decoding_gives_back_what_was_encoded(window, form, attributes):
 
 @relaxed
 @given(windows(), st.sampled_from(Form), st.integers(300, 4000))
-def test_parts_are_within_the_limit_right_by_themselves_and_whole_together(window, form, limit):
+def test_parts_are_within_the_limit_valid_alone_and_complete_together(window, form, limit):
     encoded = encode_window(window, form=form, max_bytes=limit)
     for batch in encoded.batches:
         assert len(batch.payload) <= limit
@@ -268,8 +268,8 @@ def test_parts_are_within_the_limit_right_by_themselves_and_whole_together(windo
 
 @relaxed
 @given(windows().filter(lambda window: window.resources), st.sampled_from(Form))
-def test_sizes_are_known_exactly(window, form):
-    """A limit of just the size changes nothing, one byte less makes another batch or a loss."""
+def test_sizes_are_predicted_exactly(window, form):
+    """A limit equal to the size changes nothing; one byte less causes another batch or a loss."""
     (batch,) = encode_window(window, form=form, new_id=fixed_ids).batches
     same = encode_window(window, form=form, max_bytes=len(batch.payload), new_id=fixed_ids)
     assert [part.payload for part in same.batches] == [batch.payload]
@@ -279,7 +279,7 @@ def test_sizes_are_known_exactly(window, form):
 
 @relaxed
 @given(windows().filter(lambda window: window.resources))
-def test_both_forms_say_the_same(window):
+def test_json_and_protobuf_are_equivalent(window):
     binary, json_text = (
         next(parse_payloads(encode_window(window, form=form, new_id=fixed_ids).batches[0].payload))
         for form in (Form.PROTOBUF, Form.JSON)
@@ -287,7 +287,7 @@ def test_both_forms_say_the_same(window):
     assert binary.message == json_text.message
 
 
-def test_more_frames_than_short_indices_can_name_are_split_right_too():
+def test_more_frames_than_short_indices_can_hold_are_split_correctly():
     """Frequent frames get their indices first, which must not leave orphans in parts."""
     frames = [
         Frame(None, 2**63 + number, (Line(f"f{number}"),), 0, FrameKind.KERNEL)
@@ -315,7 +315,7 @@ def test_more_frames_than_short_indices_can_name_are_split_right_too():
 
 @st.composite
 def damaged(draw):
-    """A payload with some bytes changed, as a file may come to hold."""
+    """A payload with some bytes changed, as in a corrupt file."""
     window = draw(windows().filter(lambda window: window.resources))
     batch = encode_window(window, form=draw(st.sampled_from(Form)), new_id=fixed_ids).batches[0]
     data = bytearray(batch.payload)
@@ -332,7 +332,7 @@ def damaged(draw):
 @example(b'{"resourceProfiles":[{"schemaUrl":"\\ud800"}]}')
 @example(b'{"dictionary":{"mappingTable":[{"memoryStart":Infinity}]}}')
 @example(b'{"dictionary":{"attributeTable":[{"value":' + b'{"arrayValue":{"values":[' * 1000)
-def test_damaged_data_is_read_or_refused_but_never_crashes(data):
+def test_damaged_data_is_decoded_or_rejected_without_a_crash(data):
     violations = check_payload(data)
     try:
         decode_windows(data)

@@ -1,4 +1,4 @@
-"""No part of an address that may be a secret is ever shown."""
+"""No possibly secret part of an address is ever shown."""
 
 import base64
 from urllib.parse import quote
@@ -29,7 +29,7 @@ SCHEMES = st.sampled_from(["", "http://", "https://", "grpc://", "unix:///"])
         ("", ""),
     ],
 )
-def test_what_is_shown_of_addresses(address, shown):
+def test_addresses_are_redacted(address, shown):
     assert redact_address(address) == shown
     assert has_secrets(address) == (address != shown)
 
@@ -43,7 +43,7 @@ def test_passwords_and_tokens_are_never_shown(scheme, secret, user, in_query):
 
 @settings(deadline=None)
 @given(SECRET, SECRET, SECRET)
-def test_secrets_are_struck_out_of_messages_in_every_spelling(password, token, header):
+def test_secrets_are_redacted_in_every_encoding(password, token, header):
     quoted = quote(password, safe="")
     secrets = Secrets(
         [f"https://user:{quoted}@host/x?key={quote(token, safe='')}"],
@@ -56,7 +56,7 @@ def test_secrets_are_struck_out_of_messages_in_every_spelling(password, token, h
         assert struck == f"1 answer: {REDACTED}, said the receiver"
 
 
-def test_exceptions_lose_their_secrets_with_their_causes():
+def test_exceptions_and_their_causes_are_redacted():
     secrets = Secrets(["http://user:hunter22@host"], {})
     cause = ValueError("cannot parse http://user:hunter22@host")
     error = RuntimeError(7, cause)

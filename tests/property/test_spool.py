@@ -1,7 +1,7 @@
-"""Spools against brute force: whatever happens to the files, what is whole comes back.
+"""Spools against brute force: whatever happens to the files, intact records are recovered.
 
-The oracle knows the bytes of every record that was written, and looks for them in the damaged
-files: no parser, no checksums.
+The oracle knows the bytes of every written record and searches the damaged files for them,
+without parser or checksums.
 """
 
 import json
@@ -18,7 +18,7 @@ from otel_kprofiler.model import Batch, Form
 
 SECOND = 1_000_000_000
 
-# How many bytes of payload, or that the oldest batch is settled.
+# Size of a payload in bytes, or settling of the oldest batch.
 STEPS = st.lists(st.one_of(st.integers(0, 400), st.just("settle")), min_size=1, max_size=14)
 DAMAGE = st.lists(
     st.tuples(
@@ -33,7 +33,7 @@ FIELD = st.integers(0, 2**64 - 1)
 
 
 class Written:
-    """What a spool has written: every record's bytes, and what it tells."""
+    """What a spool has written: every record's bytes and meaning."""
 
     def __init__(self, path, steps, *, close):
         self.records = []  # (bytes, batch or None, totals or None)
@@ -68,7 +68,7 @@ class Written:
             spool._release()
 
     def expect(self, files):
-        """By what is whole: batches that wait, samples that are damaged, samples that are known."""
+        """Expected from the intact records: waiting batches, damaged samples, known samples."""
         whole = [record for record in self.records if any(record[0] in data for data in files)]
         told = [record[2] for record in whole]
         settled = max((one.get("settled", 0) for one in told), default=0)
@@ -107,7 +107,7 @@ def harm(directory, kind, where, length, value):
 
 @settings(deadline=None, max_examples=300)
 @given(STEPS, DAMAGE, st.booleans())
-def test_all_that_is_whole_comes_back_and_the_rest_is_counted(steps, damages, close):
+def test_intact_records_are_recovered_and_the_rest_is_counted(steps, damages, close):
     with tempfile.TemporaryDirectory() as directory:
         written = Written(directory, steps, close=close)
         for damage in damages:
@@ -131,7 +131,7 @@ def test_all_that_is_whole_comes_back_and_the_rest_is_counted(steps, damages, cl
 
 @settings(deadline=None, max_examples=500)
 @given(st.lists(st.one_of(st.just(MAGIC), st.binary(max_size=60), FIELD), max_size=30))
-def test_files_of_any_content_are_no_reason_to_fail(parts):
+def test_files_of_arbitrary_content_do_not_fail(parts):
     content = b"".join(
         part if isinstance(part, bytes) else part.to_bytes(8, "little") for part in parts
     )

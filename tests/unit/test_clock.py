@@ -1,4 +1,4 @@
-"""The one reader of clocks."""
+"""Conversion of boot time to Unix time."""
 
 import pytest
 
@@ -9,7 +9,7 @@ NOW = 1_790_000_000 * SECOND
 
 
 class Script:
-    """Clocks; each reading of boot time takes as long as the test says."""
+    """Clocks whose readings of boot time take as long as the test sets."""
 
     def __init__(self, offset=NOW):
         self.boot, self.offset, self.delays = 0, offset, iter(())
@@ -22,9 +22,9 @@ class Script:
         return self.boot + self.offset
 
 
-def test_the_tightest_of_several_readings_counts():
+def test_the_tightest_of_several_readings_is_used():
     source = Script()
-    # The second reading of each pair comes late; but for the fourth, by something odd.
+    # The second reading of each pair is late, by different times.
     source.delays = iter([0, 1001, 0, 5003, 0, 901, 0, 2, 0, 777])
     assert abs(Clock(source).to_unix_ns(0) - NOW) <= 1
 
@@ -39,7 +39,7 @@ def test_a_step_is_followed_at_once(step):
     assert clock.follow() == 0
 
 
-def test_what_reading_the_clocks_explains_is_no_step():
+def test_measurement_error_is_not_a_step():
     source = Script()
     clock = Clock(source)
     source.offset += STEP_NS - 1
@@ -47,7 +47,7 @@ def test_what_reading_the_clocks_explains_is_no_step():
     assert clock.sync() == STEP_NS - 1
 
 
-def test_a_clock_that_is_not_set_does_not_lead_to_1970(caplog):
+def test_an_unset_clock_does_not_date_samples_to_1970(caplog):
     source = Script(offset=0)
     clock = Clock(source)
     source.boot = 7 * SECOND
@@ -63,5 +63,5 @@ def test_a_clock_that_is_not_set_does_not_lead_to_1970(caplog):
 def test_suspend_does_not_move_unix_time():
     source = Script()
     clock = Clock(source)
-    source.boot += 3600 * SECOND  # boot time goes on while the host sleeps
+    source.boot += 3600 * SECOND  # boot time includes suspend
     assert clock.follow() == 0

@@ -1,4 +1,4 @@
-"""The order in which a fork is told, in parent and child."""
+"""The order of fork hooks in parent and child."""
 
 import gc
 import os
@@ -31,7 +31,7 @@ def log():
 
 
 def fork(log):
-    """Fork; the parent's log, and that of the child."""
+    """Fork; returns the logs of parent and child."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
@@ -46,7 +46,7 @@ def fork(log):
     return log, child
 
 
-def test_steps_come_in_their_order_and_in_reverse_before_the_fork(log):
+def test_hooks_run_in_order_and_in_reverse_before_the_fork(log):
     restart, release = Told("restart", log), Told("release", log)
     forks.register(ForkStep.RESTART, restart)
     forks.register(ForkStep.RELEASE, release)
@@ -59,7 +59,7 @@ def test_steps_come_in_their_order_and_in_reverse_before_the_fork(log):
     assert child == ["before restart", "before release", "child release", "child restart"]
 
 
-def test_what_is_unregistered_or_collected_is_not_told(log):
+def test_unregistered_and_collected_objects_are_not_called(log):
     kept, collected = Told("unregistered", log), Told("collected", log)
     forks.register(ForkStep.RENEW, kept)
     forks.register(ForkStep.RENEW, collected)
@@ -69,7 +69,7 @@ def test_what_is_unregistered_or_collected_is_not_told(log):
     assert fork(log) == ([], [])
 
 
-def test_a_hook_that_fails_is_logged_and_keeps_the_others_from_nothing(log, caplog):
+def test_a_failing_hook_is_logged_and_the_others_still_run(log, caplog):
     class Failing(Told):
         def after_fork_in_parent(self):
             raise ValueError(self.name)
@@ -86,8 +86,8 @@ def test_a_hook_that_fails_is_logged_and_keeps_the_others_from_nothing(log, capl
     assert [record.exc_info[0] for record in caplog.records] == [ValueError]
 
 
-def test_forks_of_two_threads_take_turns(log):
-    """Each gives back the locks that it took itself."""
+def test_forks_of_two_threads_are_serialised(log):
+    """Each releases the locks it took."""
 
     class Locking(ForkAware):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Names of others in files and on terminals."""
+"""Untrusted names in files and on terminals."""
 
 import pytest
 
@@ -16,6 +16,6 @@ from otel_kprofiler.text import escape_controls, escape_surrogates
         ("\u202eevil\u2028", "\u202eevil\u2028", "\\u202eevil\\u2028"),
     ],
 )
-def test_what_cannot_be_encoded_or_printed_is_escaped(text, encodable, printable):
+def test_characters_that_cannot_be_encoded_or_printed_are_escaped(text, encodable, printable):
     assert escape_surrogates(text) == encodable
     assert escape_controls(text) == printable

@@ -1,4 +1,4 @@
-"""Loading modules, and what their files say: the oracle that symbols are checked against."""
+"""Loads modules and reads their files, the oracle for symbols."""
 
 from __future__ import annotations
 

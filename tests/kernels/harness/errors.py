@@ -6,7 +6,7 @@ class MatrixError(Exception):
 
     Args:
         message: what went wrong.
-        hint: what to do about it.
+        hint: how to fix it.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:

@@ -30,8 +30,8 @@ class KernelFiles:
 
     Attributes:
         name: row of the table.
-        version: what people know it by, such as ``6.1.192-2``.
-        release: what ``uname -r`` says.
+        version: version of the package, such as ``6.1.192-2``.
+        release: output of ``uname -r``.
         image: the bzImage.
         modules: the directory to appear as ``/lib/modules``, with ``modules.dep``.
         headers: what ``make -C`` needs to build a module, None if there is nothing.

@@ -1,4 +1,4 @@
-"""Boots one guest under qemu and collects what it leaves behind.
+"""Boots one guest under qemu and collects its results.
 
 Always ``-accel tcg``: /dev/kvm may open and still be useless inside another virtual machine.
 """
@@ -51,7 +51,7 @@ BOOTS: dict[str, Boot] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a boot left: ``status`` is pytest's, None when the guest never said one."""
+    """Results of a boot; ``status`` is pytest's, None if the guest reported none."""
 
     status: int | None
     run_dir: Path
@@ -65,22 +65,22 @@ class Outcome:
 
     @property
     def console(self) -> str:
-        """All that the guest printed."""
+        """The guest's console output."""
         return (self.run_dir / "console.log").read_text(errors="replace")
 
     @property
     def console_tail(self) -> str:
-        """The last lines of it."""
+        """Its last lines."""
         return "\n".join(self.console.splitlines()[-TAIL_LINES:])
 
     @property
     def emulator_failed(self) -> bool:
-        """Whether the guest died of what no real CPU does."""
+        """Whether the guest died of an emulation fault that no real CPU has."""
         return self.status is None and EMULATOR_FAULT.search(self.console) is not None
 
 
 def parse_status(console: str) -> int | None:
-    """Exit status that the guest printed, None if there is none: panic, hang or power loss."""
+    """Exit status that the guest printed; None after a panic, hang or power loss."""
     found = MARKER.findall(console)
     return int(found[-1]) if found else None
 

@@ -33,7 +33,7 @@ def parse_junit(text: str) -> list[Result]:
 
 
 def read_junit(path: Path) -> list[Result]:
-    """Results in a file; none when the guest never came to write it."""
+    """Results in a file; empty if the guest did not write it."""
     return parse_junit(path.read_text()) if path.exists() else []
 
 
@@ -65,7 +65,7 @@ def render_table(columns: Sequence[Column]) -> str:
             cell = _CELLS[result.outcome]
             if result.outcome == SKIPPED:
                 cell += f" [{notes.setdefault(result.message, len(notes) + 1)}]"
-            # tests that share a feature share a cell: the worst outcome stands in it
+            # tests that share a feature share a cell, which shows the worst outcome
             if cells[number] in ("", _CELLS[PASSED]) or result.outcome == FAILED:
                 cells[number] = cell
     lines = [
