@@ -1,7 +1,7 @@
-"""OTLP profiles: encode windows, decode them again, check payloads against every rule.
+"""OTLP profiles: encode and decode windows, check payloads against every rule.
 
-Encoding needs no protobuf library. Decoding and checking load ``opentelemetry-proto`` when
-they are first asked for, and raise ``DependencyError`` if it is missing or older than 1.43.
+Encoding needs no protobuf library. Decoding and checking load ``opentelemetry-proto`` on first use
+and raise ``DependencyError`` if it is missing or older than 1.43.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LATE: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs protobuf at first use."""
+    """Import modules that need protobuf on first use."""
     if name not in _LATE:
         raise AttributeError(name)
     return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -1,10 +1,10 @@
-"""The account of samples that every request carries, as attributes of its first profile.
+"""The account of samples in every request, as attributes of its first profile.
 
-Of the window: how many samples it holds in all of its requests, how many the kernel program
-took meanwhile, and how many were lost before they reached it. Of the stream, that is since
-sampling began: the same as totals, and what was lost later, on the way to this receiver. So
-whoever has the last request of a stream can prove that nothing is missing: what arrived, plus
-the stream's losses but those in the kernel, is ``stream.samples``.
+For the window: its samples in all requests, the samples that the eBPF program took meanwhile, and
+the losses in between. For the stream, since sampling began: the same as totals, and later losses
+on the way to this receiver. With the last request of a stream a receiver can prove that nothing is
+missing: samples that arrived, plus the stream's losses except those in the kernel, equal
+``stream.samples``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def account_attributes(window: Window) -> dict[str, AttributeValue]:
 def parse_account(
     attributes: Mapping[str, AttributeValue],
 ) -> tuple[int, Losses, StreamTotals | None]:
-    """Taken and lost of the window, and the totals of its stream, if a profile tells them."""
+    """Taken and lost samples of the window, and the totals of its stream if present."""
     totals = None
     if STREAM_ID in attributes:
         totals = StreamTotals(

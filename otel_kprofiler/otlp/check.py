@@ -1,9 +1,9 @@
 """Check payloads against the rules of OTLP profiles.
 
-Rules come from profiles.proto, the specification's ``profiles/`` pages, the semantic
-conventions, and the conformance checker of open-telemetry/sig-profiling (``profcheck``), whose
-every check has its counterpart here. Each rule is one function, registered under its id by the
-two modules of rules; a few more can be seen in the serialized form only.
+Rules come from profiles.proto, the specification's ``profiles/`` pages, the semantic conventions,
+and the conformance checker of open-telemetry/sig-profiling (``profcheck``), each check of which has
+a counterpart here. Each rule is one function, registered under its id in ``rules_dictionary`` or
+``rules_profiles``; rules about the serialized form are in ``payloads`` and ``json_read``.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ __all__ = ["RULES", "Violation", "check_file", "check_message", "check_payload"]
 
 PARSABLE: Final = "parsable"
 MAX_PLACES: Final = 1000
-"""Places that are reported for one rule of one message."""
+"""Limit of reported violations per rule and message."""
 MAX_VIOLATIONS: Final = 10_000
-"""Violations after which the rest of a file is not checked."""
+"""Limit of violations per file; the rest is not checked."""
 
 FORM_RULES: Final = {
-    PARSABLE: "Data is OTLP profiles, whole, in the layout of opentelemetry-proto 1.43 or later",
+    PARSABLE: "Data is complete OTLP profiles in the layout of opentelemetry-proto 1.43 or later",
     "json-names": "JSON keys are the lowerCamelCase names of the messages' fields",
     "json-long-strings": "64-bit integers are strings in JSON",
     "json-int-numbers": "32-bit integers are numbers in JSON",
     "json-hex-ids": "Trace, span and profile ids are hexadecimal text in JSON",
 }
-"""What each rule about the serialized form promises."""
+"""Promises of the rules about the serialized form, by id."""
 
 MESSAGE_RULES: Final[dict[str, Rule]] = rules_dictionary.RULES | rules_profiles.RULES
 """The rules about messages."""
@@ -39,7 +39,7 @@ MESSAGE_RULES: Final[dict[str, Rule]] = rules_dictionary.RULES | rules_profiles.
 RULES: Final[dict[str, str]] = FORM_RULES | {
     name: rule.promise for name, rule in MESSAGE_RULES.items()
 }
-"""What each rule promises, by its id."""
+"""Promises of all rules, by id."""
 
 
 def check_message(message: object) -> list[Violation]:
@@ -56,8 +56,8 @@ def check_payload(data: bytes) -> list[Violation]:
     """Check serialized requests: one message, length-prefixed messages, or JSON lines.
 
     Returns:
-        The violations, of each rule in each message at most :data:`MAX_PLACES`; with several
-        messages, places start with ``message N:``.
+        The violations, at most :data:`MAX_PLACES` per rule and message; with several messages,
+        places start with ``message N:``.
     """
     violations: list[Violation] = []
     checked: list[list[Violation]] = []
@@ -65,7 +65,7 @@ def check_payload(data: bytes) -> list[Violation]:
     try:
         for payload in parse_payloads(data):
             if count > MAX_VIOLATIONS:
-                rest = f"not checked, as there are {count} violations before it"
+                rest = f"not checked after {count} violations"
                 violations.append(Violation(PARSABLE, f"message {len(checked) + 1}", rest))
                 break
             notes = [Violation(*note) for note in payload.notes]
@@ -74,7 +74,7 @@ def check_payload(data: bytes) -> list[Violation]:
     except PayloadError as error:
         violations.append(Violation(PARSABLE, f"message {len(checked) + 1}", error.message))
     if not checked and not violations:
-        violations.append(Violation(PARSABLE, "message 1", "there is no data"))
+        violations.append(Violation(PARSABLE, "message 1", "no data"))
     for number, found in enumerate(checked, 1):
         prefix = f"message {number}: " if len(checked) > 1 else ""
         violations += [item._replace(where=prefix + item.where) for item in found]
@@ -82,7 +82,7 @@ def check_payload(data: bytes) -> list[Violation]:
 
 
 def check_file(path: str) -> list[Violation]:
-    """Check a file of any form that :func:`check_payload` takes.
+    """Check a file of any form that :func:`check_payload` accepts.
 
     Raises:
         OSError: the file cannot be read.

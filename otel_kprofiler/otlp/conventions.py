@@ -1,4 +1,4 @@
-"""Names that go on the wire, by OpenTelemetry's semantic conventions unless marked as ours."""
+"""Attribute names on the wire: OpenTelemetry semantic conventions unless marked as ours."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ BUILD_ID_HTLHASH: Final = "process.executable.build_id.htlhash"
 MODULE_KIND: Final = "otel_kprofiler.module.kind"
 """Ours, on mappings of kernel code that no file backs: ``bpf`` or ``ool`` (out-of-line pages)."""
 MODULE_BUILTIN: Final = "otel_kprofiler.module.builtin"
-"""Ours, on locations in vmlinux: the module that the code would be in, were it not built in;
-an array where several share it."""
+"""Ours, on locations in vmlinux: the module whose code is built in; an array if several share
+it."""
 UNRESOLVED: Final = "otel_kprofiler.unresolved"
-"""Ours, on locations without a name: why, as the name of an ``Unresolved`` in lower case."""
+"""Ours, on locations without a name: the reason, as the lower-case name of an ``Unresolved``."""
 KERNEL_STACK_STATUS: Final = "otel_kprofiler.kernel_stack.status"
-"""Ours, on samples whose kernel stack is not whole: ``truncated`` or the name of an errno."""
+"""Ours, on samples with an incomplete kernel stack: ``truncated`` or the name of an errno."""
 USER_STACK_STATUS: Final = "otel_kprofiler.user_stack.status"
 """Ours, likewise for the user stack."""
 BPF_PROGRAM: Final = tuple(
     f"otel_kprofiler.bpf.program.{name}"
     for name in ("id", "type", "tag", "load_time_boot_ns", "attached_to")
 )
-"""Ours, on mappings of BPF programs, each where it is known: the fields of ``BpfProgram``."""
+"""Ours, on mappings of BPF programs, where known: the fields of ``BpfProgram``."""
 
 WINDOW_SAMPLES: Final = "otel_kprofiler.window.samples"
-"""Ours, on the first profile of a request: samples of the window, in all of its requests."""
+"""Ours, on the first profile of a request: samples of the window, in all its requests."""
 WINDOW_TAKEN: Final = "otel_kprofiler.window.taken"
-"""Likewise: samples that the kernel program took since the window before was closed."""
+"""Likewise: samples that the eBPF program took since the previous window was closed."""
 WINDOW_LOST: Final = "otel_kprofiler.window.lost."
 """Likewise, followed by a cause: how many of these were lost before they reached the window."""
 STREAM_ID: Final = "otel_kprofiler.stream.id"
-"""Likewise: a run of the sampler; the counts of a stream only grow and begin at 0."""
+"""Likewise: one run of the sampler; the counts of a stream start at 0 and never decrease."""
 STREAM_SAMPLES: Final = "otel_kprofiler.stream.samples"
-"""Likewise: samples of all windows of the stream, up to and with this one."""
+"""Likewise: samples of all windows of the stream, including this one."""
 STREAM_TAKEN: Final = "otel_kprofiler.stream.taken"
-"""Likewise: samples that the kernel program took since the stream began."""
+"""Likewise: samples that the eBPF program took since the stream began."""
 STREAM_LOST: Final = "otel_kprofiler.stream.lost."
 """Likewise, followed by a cause: samples of the stream that this receiver will never get."""
 STREAM_MISSED: Final = "otel_kprofiler.stream.missed"
-"""Likewise: samples that the kernel did not take, on CPUs that were not idle; if there are any."""
+"""Likewise: timer ticks without a sample on CPUs that were not idle; absent if there are none."""
 EARLIER_LOST: Final = "otel_kprofiler.earlier.lost."
 """Likewise: samples of earlier streams that were lost since this one began."""
 STREAM_UNKNOWN_SINCE: Final = "otel_kprofiler.stream.unknown_since_unix_ns"
-"""Likewise: the run before was killed; what it took after this time is unknown."""
+"""Likewise: the previous run was killed; what it took after this time is unknown."""
 
 INTEGER_ATTRIBUTES: Final = frozenset(
     {"process.pid", "process.parent_pid", "process.vpid", THREAD_ID, CPU}

@@ -1,7 +1,7 @@
-"""OTLP profiles back to windows: our own payloads, and those of peers and Collectors.
+"""Decodes OTLP profiles into windows: our own payloads, and those of peers and Collectors.
 
-What the wire does not carry is filled in: frames have offset 0, modules have base 0, a stack
-side whose status is not mentioned is whole, and a user stack without frames was not collected.
+Defaults replace what the wire does not carry: frames have offset 0, modules base 0, a stack side
+without a status is complete, and a user stack without frames was not collected.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from otel_kprofiler.otlp.payloads import parse_payloads, read_file
 from otel_kprofiler.otlp.values import Values, as_text
 
 _MAX_BUILTIN: Final = 100
-"""Modules that a frame may belong to; of real code it is one, rarely a few."""
+"""Limit of the modules of a frame; real code has one, rarely a few."""
 
 _MODULE_KINDS: Final = {
     kind.value: kind for kind in (ModuleKind.VMLINUX, ModuleKind.BPF, ModuleKind.OUT_OF_LINE)
@@ -56,26 +56,26 @@ _Identity = tuple[Stack, int, str, int, SpanLink | None]
 
 
 def read_profiles(path: str) -> list[Window]:
-    """Windows of a file: one message, length-prefixed messages, or JSON lines.
+    """Decode the windows of a file: one message, length-prefixed messages, or JSON lines.
 
-    A last line or message that is cut off is left out.
+    A truncated last line or message is ignored.
 
     Raises:
-        PayloadError: the file is no OTLP profiles.
+        PayloadError: the file is not OTLP profiles.
         OSError: it cannot be read.
     """
     return decode_windows(read_file(path))
 
 
 def decode_windows(data: bytes | Iterable[bytes]) -> list[Window]:
-    """Decode serialized requests in any form; parts of one window are put together again.
+    """Decode serialized requests in any form; the parts of a window are merged.
 
     Args:
         data: one message or file as bytes, or several of them.
 
     Raises:
-        PayloadError: the data is no OTLP profiles, has the layout of before 1.43, or exceeds a
-            limit: ``MAX_MESSAGE_BYTES``, ``MAX_WRITTEN_CHARS``.
+        PayloadError: the data is not OTLP profiles, has the layout before 1.43, or exceeds a limit:
+            ``MAX_MESSAGE_BYTES``, ``MAX_WRITTEN_CHARS``.
     """
     decoder = _Decoder()
     for piece in [data] if isinstance(data, bytes) else data:
@@ -85,7 +85,7 @@ def decode_windows(data: bytes | Iterable[bytes]) -> list[Window]:
 
 
 def parse_status(text: str) -> StackStatus:
-    """Inverse of what the encoder writes for a stack that is not whole."""
+    """Inverse of what the encoder writes for an incomplete stack."""
     if text == "truncated":
         return STACK_TRUNCATED
     if text in _ERRNO_NUMBERS:
@@ -94,7 +94,7 @@ def parse_status(text: str) -> StackStatus:
 
 
 class _Decoder:
-    """Collects windows over several messages; values are shared between them."""
+    """Collects windows from several messages, which share equal values."""
 
     def __init__(self) -> None:
         self._windows: dict[tuple[object, ...], dict[_ResourceKey, dict[_Identity, _Series]]] = {}
@@ -164,7 +164,7 @@ def _window(
     resources: list[ResourceSamples],
     attributes: Mapping[str, AttributeValue],
 ) -> Window:
-    """A window wide enough for its samples, which a peer's profile may not be."""
+    """A window extended to include all its samples; a peer's profile may be narrower."""
     kind, period, start, end = key
     for group in resources:
         for sample in group.samples:
@@ -175,7 +175,7 @@ def _window(
 
 
 class _Series:
-    """Timestamps and values of equal samples; no values as long as each is 1."""
+    """Timestamps and values of equal samples; values stay empty while each is 1."""
 
     __slots__ = ("times", "values")
 
@@ -184,7 +184,7 @@ class _Series:
         self.values: list[int] = []
 
     def add(self, profile: Any, sample: Any) -> None:
-        """Add a sample; an aggregated value stands at the start of its profile."""
+        """Add a sample; an aggregated value gets the start time of its profile."""
         times, values = list(sample.timestamps_unix_nano), list(sample.values)
         if not times:
             if not values:
@@ -204,7 +204,7 @@ class _Series:
 
 
 class _Table(list[Any]):
-    """A table: an index below 0 is as wrong as one beyond the end."""
+    """A table that rejects negative indices."""
 
     def __getitem__(self, index: Any) -> Any:
         if index < 0:
@@ -213,7 +213,7 @@ class _Table(list[Any]):
 
 
 class _Tables:
-    """The dictionary of one message as values of the model, made when they are asked for."""
+    """The dictionary of one message as model values."""
 
     def __init__(self, dictionary: Any, shared: _Decoder) -> None:
         self.strings = _Table(dictionary.string_table or [""])

@@ -1,4 +1,4 @@
-"""The dictionary of one request: every value once, and nothing that is not used."""
+"""The dictionary of one request: each value once, and only values in use."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ from otel_kprofiler.otlp.writer import (
 from otel_kprofiler.text import escape_surrogates
 
 _SILENT: Final = frozenset({STACK_OK, STACK_NOT_COLLECTED})
-"""Outcomes that miss nothing, so nothing is said."""
+"""Statuses without loss, which are not written."""
 
 
 def status_text(status: StackStatus) -> str:
-    """How a stack's outcome is written: ``truncated`` or the name (else number) of an errno."""
+    """A stack's status as text: ``truncated`` or the name (else number) of an errno."""
     if status == STACK_TRUNCATED:
         return "truncated"
     return errno.errorcode.get(-status, str(status))
 
 
 class Tables:
-    """The entries of the seven tables, without their zero entries, ready to be joined.
+    """The serialized entries of the seven tables, without their zero entries.
 
     Attributes:
         entries: by table.
@@ -81,7 +81,7 @@ class Tables:
         self.size = 0
 
     def add(self, table: int, entry: bytes) -> Token:
-        """Token of an entry that is not there yet."""
+        """Add a new entry; returns its token."""
         entries = self.entries[table]
         entries.append(entry)
         self.size += len(entry)
@@ -90,7 +90,7 @@ class Tables:
         return tokens[index] if index < len(tokens) else self._token(index)
 
     def intern(self, table: int, entry: bytes) -> Token:
-        """Token of an entry; its bytes name it completely, as all it refers to is interned."""
+        """Token of an entry, identified by its bytes: all that it refers to is interned."""
         known = self._known[table]
         token = known.get(entry)
         if token is None:
@@ -99,7 +99,7 @@ class Tables:
 
 
 class _UserAddresses(dict[int, Token]):
-    """Tokens of the locations of raw addresses of a process."""
+    """Location tokens of raw user addresses, created on first use."""
 
     __slots__ = ("_attributes", "_tables", "_writer")
 
@@ -116,10 +116,10 @@ class _UserAddresses(dict[int, Token]):
 
 
 class Dictionary:
-    """Interns values into the seven tables and writes each entry as it is first seen.
+    """Interns values into the seven tables and serializes each entry when first seen.
 
-    Frames and stacks are looked up by identity first, so they must stay alive as long as the
-    dictionary. Not thread-safe.
+    Frames and stacks are looked up by identity first, so they must outlive the dictionary. Not
+    thread-safe.
 
     Attributes:
         tables: the entries.
@@ -161,7 +161,7 @@ class Dictionary:
 
     def key_values(self, attributes: Iterable[tuple[str, AttributeValue]]) -> tuple[bytes, ...]:
         """Attributes of a resource or scope, in their order."""
-        known = self._shortcuts  # most texts are the same in all resources
+        known = self._shortcuts  # most values are the same in all resources
         return tuple([known.get(item) or self._key_value(item) for item in attributes])
 
     def _key_value(self, item: tuple[str, AttributeValue]) -> bytes:
@@ -255,7 +255,7 @@ class Dictionary:
         return known
 
     def _mapping(self, module: Module, address: int) -> Token:
-        """Token of a module; its extent is stated only for addresses that lie in it."""
+        """Token of a module; the range is written only for addresses inside it."""
         limit = module.ranges[-1].end - module.base if module.ranges else 0
         inside = 0 <= address < limit
         key = (id(module), inside)

@@ -1,8 +1,8 @@
-"""Windows to OTLP requests, none larger than the limit.
+"""Encodes windows as OTLP requests within a size limit.
 
-A window is encoded as one request. If that turns out to be too large it is thrown away, and as
-many samples as seem to fit are encoded again, then the rest. Each request has a dictionary of
-its own that holds what its samples use and nothing else.
+A window is encoded as one request. If that is too large, it is discarded and as many samples as are
+estimated to fit are encoded again, then the rest. Each request has its own dictionary, which holds
+only what its samples use.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ _ONE_BYTE_INDICES: Final = 127
 """Entries of a table, besides the zero entry, whose index is one byte long."""
 
 _STACKS_COUNTED: Final = 256
-"""Stacks of so many samples, or up to twice as many, tell what is frequent."""
+"""Number of samples, or up to twice as many, whose stacks determine the frequent entries."""
 _STACKS_AT_ONCE: Final = 16
-"""So many are counted before other threads may run."""
+"""Stacks counted between two calls of ``pause``."""
 
 _ID_PREFIX_BYTES: Final = 12
 
 _MARGIN_SHARE: Final = 256
-"""When samples are cut off, limit / 256 is kept free for what is not counted before the end."""
+"""When splitting, limit / 256 is reserved for bytes that are only known at the end."""
 _MORE_SHARE: Final = 8
-"""After one part the next is tried with an eighth more samples, to cut off as few as possible."""
+"""Each further part is tried with an eighth more samples, to encode few of them twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What produced the profiles (an OpenTelemetry InstrumentationScope)."""
+    """The producer of the profiles (an OpenTelemetry InstrumentationScope)."""
 
     name: str = "otel_kprofiler"
     version: str = __version__
@@ -64,11 +64,11 @@ class Scope:
 
 
 class Encoded(NamedTuple):
-    """A window as requests.
+    """An encoded window.
 
     Attributes:
         batches: the requests, in the order of the samples; empty if there were no samples.
-        too_large: samples that alone exceed the size limit and are in no batch.
+        too_large: samples that exceed the size limit on their own and are in no batch.
     """
 
     batches: tuple[Batch, ...]
@@ -88,11 +88,11 @@ class _Options:
 
 
 class _Owner(NamedTuple):
-    """A Resource by value: attributes are sorted by key, so that equal ones give equal bytes."""
+    """A Resource by value: attributes sorted by key, so that equal ones have equal bytes."""
 
     attributes: tuple[tuple[str, AttributeValue], ...]
     types: tuple[type, ...]
-    """Of the values, as 1 equals True."""
+    """Types of the values, because 1 equals True."""
     schema_url: str
 
 
@@ -112,19 +112,19 @@ def encode_window(
     """Encode a window as ``ExportProfilesServiceRequest`` messages.
 
     Every timestamp of the window is in exactly one batch or counted in ``too_large``. A window
-    with a Resource that has no samples becomes one batch with the account alone. Equal input
-    gives equal bytes, apart from profile ids. Thread-safe.
+    whose Resources have no samples becomes one batch with the account alone. Equal input yields
+    equal bytes, apart from profile ids. Thread-safe.
 
     Args:
-        window: what to encode; must not be changed meanwhile.
+        window: window to encode; must not change meanwhile.
         scope: the instrumentation scope; by default this package.
         form: protobuf, or JSON by OTLP's mapping.
-        max_bytes: upper limit of a batch's payload before compression; None for no limit.
-        attributes: how resource and scope attributes are written. By reference they are empty
-            for most receivers: Collectors up to v0.162, Pyroscope and Parca.
-        new_id: gives so many random bytes. A profile id is 12 of them, drawn anew for each
-            batch, and the profile's number in it from 1 on.
-        pause: called again and again meanwhile, to let other threads run.
+        max_bytes: limit of a batch's payload before compression; None for no limit.
+        attributes: how resource and scope attributes are written. Most receivers show those by
+            reference as empty: Collectors up to v0.162, Pyroscope and Parca.
+        new_id: returns the given number of random bytes. A profile id is 12 random bytes per
+            batch, followed by the profile's number in the batch, starting at 1.
+        pause: called frequently, to let other threads run.
     """
     options = _Options(
         window=window,
@@ -144,7 +144,7 @@ def encode_window(
 
 
 def _go_on() -> None:
-    """Pauses nothing."""
+    """Default of ``pause``: do nothing."""
 
 
 def _owner(resource: Resource) -> _Owner:
@@ -154,9 +154,9 @@ def _owner(resource: Resource) -> _Owner:
 
 
 def _encode_account(options: _Options) -> Iterator[Batch]:
-    """A request for the first Resource, if there is an account to be told.
+    """A request with the account for the first Resource, if there is an account.
 
-    It has one sample of value 0: Collectors take a request without samples, and drop it.
+    It has one sample of value 0, because Collectors drop requests without samples.
     """
     writer, window = options.writer, options.window
     if not window.resources or not options.account:
@@ -174,7 +174,7 @@ def _encode_account(options: _Options) -> Iterator[Batch]:
 
 
 def _units(options: _Options) -> list[_Unit]:
-    """Samples by resource; resources of equal value are one."""
+    """Samples by Resource; equal Resources are merged."""
     merged: dict[_Owner, list[_Unit]] = {}
     for resource, samples in options.window.resources:
         units = merged.setdefault(owner := _owner(resource), [])
@@ -186,7 +186,7 @@ def _units(options: _Options) -> list[_Unit]:
 
 
 def _split(options: _Options, units: list[_Unit]) -> Encoded:
-    """Several requests; timestamps of one sample are split where it is too large by itself."""
+    """Encode several requests; a sample too large on its own is split by its timestamps."""
     batches = []
     too_large = position = 0
     step = len(units)
@@ -207,12 +207,12 @@ def _split(options: _Options, units: list[_Unit]) -> Encoded:
 
 
 def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | None, int]:
-    """A request with as many of the samples as fit, and how many these are.
+    """A request with as many samples as fit, and their number.
 
-    None and 1 if the first is too large by itself.
+    None and 1 if the first sample is too large on its own.
     """
     count = len(units)
-    # Not all of these will be in it, so nothing is known of what will be frequent.
+    # Not all units will fit, so what will be frequent is unknown.
     batch, fitting = _encode(options, units, frequent_first=False)
     while batch is None and fitting:
         count = fitting
@@ -223,7 +223,7 @@ def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | No
 def _encode_times(
     options: _Options, owner: _Owner, sample: WindowSample
 ) -> tuple[Batch | None, int]:
-    """A request with as many of a sample's timestamps as fit, and how many these are."""
+    """A request with as many of a sample's timestamps as fit, and their number."""
 
     def encode(count: int) -> Batch | None:
         return _encode(options, [(owner, _cut(sample, 0, count))])[0]
@@ -234,7 +234,7 @@ def _encode_times(
 
 
 def _cut(sample: WindowSample, start: int, stop: int | None) -> WindowSample:
-    """The sample with some of its timestamps and their values."""
+    """The sample with a slice of its timestamps and values."""
     return sample._replace(
         timestamps_unix_ns=sample.timestamps_unix_ns[start:stop], values=sample.values[start:stop]
     )
@@ -243,24 +243,24 @@ def _cut(sample: WindowSample, start: int, stop: int | None) -> WindowSample:
 def _encode(
     options: _Options, units: Sequence[_Unit], *, frequent_first: bool = True
 ) -> tuple[Batch | None, int]:
-    """A request with all of these samples.
+    """A request with all of these samples, and 0.
 
-    If it is too large there is None, and how many of the samples to try instead, 0 instead of one.
+    If it is too large: None and the number of samples to try instead, 0 if there is only one.
     """
     writer, limit = options.writer, options.max_bytes
     dictionary = Dictionary(writer, options.attribute_form)
     tables = dictionary.tables
     envelope = _envelope(options, dictionary)
-    dictionary.key_values(units[0][0].attributes)  # most of them are those of all resources
+    dictionary.key_values(units[0][0].attributes)  # most are shared by all resources
     if frequent_first:
         _intern_frequent(options, dictionary, units)
     id_prefix = options.new_id(_ID_PREFIX_BYTES)
-    account = dictionary.attributes(options.account)  # of the first profile
+    account = dictionary.attributes(options.account)  # for the first profile
     groups: list[bytes] = []
     counts = []
-    sizes: list[int] = []  # bytes up to each sample, at least
+    sizes: list[int] = []  # lower bound of the bytes up to each sample
     groups_size = 0
-    # All samples of a profile have one shape: values for all, or none where each would be 1.
+    # All samples of a profile must have the same shape: all with values, or none if each is 1.
     has_values = any(sample.values for _, sample in units)
     for owner, units_of_owner in groupby(units, itemgetter(0)):
         resource = writer.resource(dictionary.key_values(owner.attributes), owner.schema_url)
@@ -307,7 +307,7 @@ def _encode(
 
 
 def _fitting(sizes: Sequence[int], limit: int, count: int) -> int:
-    """How many of so many samples to try next, as all are too large."""
+    """How many samples to try next, because all of them are too large."""
     found = bisect_right(sizes, limit - limit // _MARGIN_SHARE)
     return min(max(found, 1), count - 1)
 
@@ -329,7 +329,7 @@ def _envelope(options: _Options, dictionary: Dictionary) -> Envelope:
 
 
 def _intern_frequent(options: _Options, dictionary: Dictionary, units: Sequence[_Unit]) -> None:
-    """Give short indices to the frames and addresses that most stacks hold, if there are more."""
+    """Give one-byte indices to the most frequent frames and addresses."""
     some = units[:: max(1, len(units) // _STACKS_COUNTED)]
     stacks = list({id(sample.stack): sample.stack for _, sample in some}.values())
     frames: dict[int, Frame] = {}
@@ -341,7 +341,7 @@ def _intern_frequent(options: _Options, dictionary: Dictionary, units: Sequence[
         frames.update(zip(map(id, leading), leading, strict=True))
         uses.update(map(id, leading))
         addresses = chain.from_iterable([stack.user_addresses for stack in counted])
-        uses.update(map(invert, addresses))  # below 0, as ids never are
+        uses.update(map(invert, addresses))  # negative, unlike ids
     if len(uses) <= _ONE_BYTE_INDICES:
         return
     for key in sorted(uses, key=uses.__getitem__, reverse=True)[:_ONE_BYTE_INDICES]:

@@ -1,9 +1,9 @@
-"""The JSON form of OTLP profiles, written directly.
+"""Writes OTLP profiles as JSON, without protobuf's message classes.
 
-By the OTLP specification's JSON mapping: lowerCamelCase keys, 64-bit integers as strings,
-32-bit ones as numbers, ids as hexadecimal text, other bytes as base64 (none occur here).
-Fields that hold their default are not written. Entries start with a comma, which is taken
-away where none must be.
+Follows the OTLP specification's JSON mapping: lowerCamelCase keys, 64-bit integers as strings,
+32-bit ones as numbers, ids as hexadecimal text, other bytes as base64 (none occur here). Fields
+with their default value are not written. Entries start with a comma, which is stripped from the
+first.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class JsonWriter:
         )
 
     def envelope(self, header: Header) -> Envelope:
-        """Everything of a ResourceProfiles but its resource, its samples and its id."""
+        """Everything in a ResourceProfiles except its resource, samples and id."""
         window, types = header.window, header.types
         period_type = _object(
             _field(b"typeStrindex", types.period_type), _field(b"unitStrindex", types.period_unit)

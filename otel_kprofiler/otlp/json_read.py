@@ -1,7 +1,7 @@
-"""OTLP JSON to protobuf messages, noting where it departs from OTLP's JSON mapping.
+"""Parses OTLP JSON into protobuf messages, noting deviations from OTLP's JSON mapping.
 
-Reads what any producer writes (numbers as strings or not, ids as hexadecimal text or base64,
-unknown keys); protobuf's own ``json_format`` knows neither hexadecimal ids nor what to note.
+Accepts the variants that producers write (numbers as strings or not, ids as hexadecimal text or
+base64, unknown keys). protobuf's ``json_format`` supports neither hexadecimal ids nor notes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def fill_message(message: Any, tree: object, note: Note, where: str = "") -> Non
 
     Args:
         message: an empty message.
-        tree: what ``json.loads`` returned.
-        note: told about departures: rules ``json-names``, ``json-long-strings``,
+        tree: parsed JSON.
+        note: called for deviations from the rules ``json-names``, ``json-long-strings``,
             ``json-int-numbers`` and ``json-hex-ids``.
-        where: place of the message.
+        where: path of the message.
 
     Raises:
         PayloadError: a value cannot be converted to the field's type.

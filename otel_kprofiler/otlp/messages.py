@@ -1,7 +1,7 @@
-"""The message classes of ``opentelemetry-proto``, refused where they are too old.
+"""The message classes of ``opentelemetry-proto``; old versions are refused.
 
-Releases before 1.43 have another ``Sample`` under the same package and service name, so that
-what they read or write is silently misunderstood.
+Releases before 1.43 have a different ``Sample`` under the same package and service name, and would
+silently misread or miswrite data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SAMPLE_FIELDS: Final = {
 def require_current_layout(
     sample_fields: Mapping[str, Any], key_value_fields: Mapping[str, Any]
 ) -> None:
-    """Raise unless these field descriptors are those of opentelemetry-proto 1.43 or later.
+    """Check that these field descriptors are those of opentelemetry-proto 1.43 or later.
 
     Raises:
         DependencyError: the installed package has an older layout.

@@ -1,7 +1,7 @@
-"""From bytes to messages: finds the form, tells pieces apart, refuses layouts of the past.
+"""Parses bytes into messages: detects the form, splits messages, refuses old layouts.
 
-Three forms: one bare protobuf message; protobuf messages each behind their length as four
-bytes, big-endian (the Collector's file exporter, ``format: proto``); JSON, one message a line.
+Three forms: one bare protobuf message; protobuf messages with a four-byte big-endian length prefix
+(the Collector's file exporter, ``format: proto``); JSON, one message per line.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from otel_kprofiler.otlp.messages import ExportProfilesServiceRequest
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 MAX_FILE_BYTES: Final = 2 * 1024 * 1024 * 1024
 MAX_NOTES: Final = 1000
-"""Departures that are noted of one message."""
+"""Limit of deviations noted per message."""
 
 _LENGTH_BYTES: Final = 4
 _FIRST_TAG: Final = 8
 """Smallest first byte of a protobuf message: field 1. A length below 128 MiB starts lower."""
 
 _OLD_ATTRIBUTES_FIELD: Final = 3
-"""Where Sample had ``attribute_indices`` before opentelemetry-proto 1.43."""
+"""Field of ``Sample.attribute_indices`` before opentelemetry-proto 1.43."""
 
 
 class Note(NamedTuple):
-    """A departure from a rule that only the serialized form shows."""
+    """A deviation from a rule that only the serialized form shows."""
 
     rule: str
     where: str
@@ -41,7 +41,7 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """One message and what was noted while reading it."""
+    """One message and the deviations noted while reading it."""
 
     message: Any
     notes: tuple[Note, ...] = ()
@@ -52,11 +52,11 @@ def parse_payloads(data: bytes, *, partial_end: bool = False) -> Iterator[Payloa
 
     Args:
         data: the bytes of a message or of a whole file.
-        partial_end: leave out a last line or length-prefixed message that is cut off, as in
-            a file that is still being written.
+        partial_end: ignore a truncated last line or length-prefixed message, as in a file that is
+            still being written.
 
     Raises:
-        PayloadError: the data is no OTLP profiles, or has the layout of before 1.43.
+        PayloadError: the data is not OTLP profiles, or has the layout before 1.43.
     """
     if not data.strip():
         return
@@ -69,7 +69,7 @@ def parse_payloads(data: bytes, *, partial_end: bool = False) -> Iterator[Payloa
 
 
 def _is_message_like_json(data: bytes) -> bool:
-    """Whether a message begins like JSON after a line end, as 123 bytes of field 1 make it."""
+    """Whether a protobuf message looks like JSON: a line feed and a brace, field 1 of 123 bytes."""
     if not data.startswith(b"\n{"):
         return False
     try:
@@ -118,7 +118,7 @@ def _refuse_old_layout(sample: Any) -> None:
     for unknown in UnknownFieldSet(sample):  # type: ignore[attr-defined]
         if unknown.field_number == _OLD_ATTRIBUTES_FIELD:
             raise PayloadError(
-                "samples have the layout of before opentelemetry-proto 1.43"
+                "samples have the layout before opentelemetry-proto 1.43"
                 " (attribute_indices in field 3)",
                 hint="write the file again with a current version of its producer",
             )
@@ -131,7 +131,7 @@ def _parse_prefixed(data: bytes, partial_end: bool) -> Iterator[Payload]:
         end = start + int.from_bytes(data[position:start], "big")
         if end > len(data) or start > len(data):
             if not partial_end:
-                raise PayloadError(f"the message at byte {position} is cut off")
+                raise PayloadError(f"the message at byte {position} is truncated")
             return
         yield Payload(_parse_message(data[start:end]))
         position = end

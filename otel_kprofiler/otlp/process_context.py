@@ -1,9 +1,9 @@
 """The payload of OpenTelemetry's process context: resource attributes as protobuf.
 
 Format: message ``ProcessContext`` of OTEP 4719, opentelemetry/proto/common/v1/common.proto and
-opentelemetry/proto/resource/v1/resource.proto. Both directions work without protobuf's message
-classes, and both are pure. What is decoded comes from any process of the host, so it is
-believed in nothing: what is malformed is refused, what is of no use here is left out.
+opentelemetry/proto/resource/v1/resource.proto. Neither direction uses protobuf's message classes or
+has side effects. Decoded data comes from arbitrary processes and is not trusted: malformed messages
+are refused, unsupported values ignored.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MAX_VARINT_BYTES: Final = 10
 
 
 class ProcessContext(NamedTuple):
-    """What a process says about itself.
+    """Attributes that a process publishes about itself.
 
     Attributes:
         resource: attributes of its Resource.
-        extra: attributes beside the Resource, such as those of thread contexts.
+        extra: attributes outside the Resource, such as those of thread contexts.
     """
 
     resource: Attributes
@@ -36,7 +36,7 @@ class ProcessContext(NamedTuple):
 
 
 def encode_process_context(context: ProcessContext) -> bytes:
-    """The ``ProcessContext`` message."""
+    """Encode a ``ProcessContext`` message."""
     resource = _attributes(b"\x0a", context.resource)
     return delimited(b"\x0a", resource) + _attributes(b"\x12", context.extra)
 
@@ -46,13 +46,13 @@ def _attributes(tag: bytes, attributes: Attributes) -> bytes:
 
 
 def decode_process_context(payload: bytes) -> ProcessContext:
-    """Attributes of a ``ProcessContext`` message.
+    """Decode a ``ProcessContext`` message.
 
-    Values that attributes cannot have here (bytes, maps, mixed lists) are left out. Of a key
-    that comes twice, the last counts.
+    Unsupported values (bytes, maps, mixed lists) are ignored. The last value of a repeated key
+    wins.
 
     Raises:
-        ValueError: this is no protobuf message.
+        ValueError: not a protobuf message.
     """
     resource: dict[str, AttributeValue] = {}
     extra: dict[str, AttributeValue] = {}
@@ -80,7 +80,7 @@ def _add_attribute(attributes: dict[str, AttributeValue], entry: int | bytes) ->
 
 
 def _any_value(message: bytes) -> AttributeValue | None:
-    """Value of an ``AnyValue``, None if it is of no kind that attributes have."""
+    """Value of an ``AnyValue``; None for unsupported types."""
     value: AttributeValue | None = None
     for field, content in _fields(message):
         if field == _ARRAY and isinstance(content, bytes):
@@ -104,7 +104,7 @@ def _scalar(field: int, content: int | bytes) -> AttributeScalar | None:
 
 
 def _items(message: bytes) -> tuple[AttributeScalar, ...] | None:
-    """Items of an ``ArrayValue`` if all are scalars; nothing is looked into twice."""
+    """Items of an ``ArrayValue`` if all are scalars; nested arrays are not followed."""
     items = []
     for _, item in _fields(message):
         if not isinstance(item, bytes):
@@ -132,7 +132,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         else:
             length = {1: 8, 5: 4}.get(wire_type, -1)
         if length < 0 or length > end - at:
-            raise ValueError("a field is cut off, or of an unknown kind")
+            raise ValueError("a field is truncated or has an unknown wire type")
         yield tag >> 3, message[at : at + length]
         at += length
 
@@ -147,4 +147,4 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         if byte < 128 and value < 1 << 64:
             return value, at
-    raise ValueError("a number is cut off, or too long")
+    raise ValueError("a number is truncated or too long")

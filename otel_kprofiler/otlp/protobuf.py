@@ -1,7 +1,7 @@
-"""The binary form of OTLP profiles, written without protobuf's message classes.
+"""Writes OTLP profiles as protobuf, without protobuf's message classes.
 
 Field numbers: opentelemetry/proto/profiles/v1development/profiles.proto and
-opentelemetry/proto/common/v1/common.proto. Fields that hold their default are not written.
+opentelemetry/proto/common/v1/common.proto. Fields with their default value are not written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _text(tag: bytes, text: str) -> bytes:
 
 
 def _any_value(value: AttributeValue) -> bytes:
-    """Body of an AnyValue; the presence of its one field tells the type, so zeros are written."""
+    """Body of an AnyValue; zeros are written, because the field present determines the type."""
     if isinstance(value, str):
         return delimited(b"\x0a", escape_surrogates(value).encode())
     if isinstance(value, bool):
@@ -57,7 +57,7 @@ def _repeated(tag: bytes, messages: Iterable[bytes]) -> bytes:
 
 
 class ProtobufWriter:
-    """Writes ``ExportProfilesServiceRequest`` messages; thread-safe, as it has no state."""
+    """Writes ``ExportProfilesServiceRequest`` messages; stateless and thread-safe."""
 
     form = Form.PROTOBUF
     separator = b""
@@ -68,7 +68,7 @@ class ProtobufWriter:
     key_value = staticmethod(key_value)
 
     def string(self, text: str) -> bytes:
-        """Entry of ``string_table``; the text is clean already."""
+        """Entry of ``string_table``; the text has no surrogates."""
         return delimited(b"\x2a", text.encode())
 
     def mapping(self, limit: int, filename: Token, attributes: bytes) -> bytes:
@@ -133,7 +133,7 @@ class ProtobufWriter:
         return delimited(b"\x12", head + _message(b"\x2a", timestamps))
 
     def envelope(self, header: Header) -> Envelope:
-        """Everything of a ResourceProfiles but its resource, its samples and its id."""
+        """Everything in a ResourceProfiles except its resource, samples and id."""
         window, types = header.window, header.types
         sample_type = _field(b"\x08", types.sample_type) + _field(b"\x10", types.sample_unit)
         period_type = _field(b"\x08", types.period_type) + _field(b"\x10", types.period_unit)

@@ -1,4 +1,4 @@
-"""What rules are made of: the registry, and a payload with its indices resolved."""
+"""Foundation of the rules: their registry, and a payload with resolved indices."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ TABLES: Final = (
 )  # fmt: skip
 
 _MAX_CHARS: Final = 512
-"""Characters of a string that rules look at, and that messages about it show."""
+"""Limit of the characters of a string that rules check and messages show."""
 
 
 class Violation(NamedTuple):
-    """One place where a payload breaks a rule.
+    """One place where a payload violates a rule.
 
     Attributes:
         rule: id of the rule.
@@ -35,18 +35,18 @@ Problem = tuple[str, str]
 
 
 Find = Callable[["Contents"], Iterator[Problem]]
-"""Yields every place where a rule does not hold."""
+"""Yields every violation of a rule."""
 
 
 class Rule(NamedTuple):
-    """A rule of the data model: what it promises, and what finds where that does not hold."""
+    """A rule of the data model: its promise, and a function that finds violations."""
 
     promise: str
     find: Find
 
 
 def registry(rules: dict[str, Rule]) -> Callable[[Find], Find]:
-    """A decorator that adds a function to ``rules``, by its name, promising what it documents."""
+    """A decorator that registers a function in ``rules``; its docstring is the promise."""
 
     def rule(find: Find) -> Find:
         rules[find.__name__.replace("_", "-")] = Rule((find.__doc__ or "").rstrip("."), find)
@@ -63,16 +63,16 @@ class Place(NamedTuple):
 
 
 class Contents:
-    """A request with every profile, sample and list of attributes at hand.
+    """A request with its profiles, samples and attributes resolved.
 
-    Look-ups by an index that is out of range give the zero value, so that every rule works on
-    payloads that break others.
+    An index out of range resolves to the zero value, so that each rule works on payloads that
+    violate others.
     """
 
     def __init__(self, message: Any) -> None:
         self.dictionary = message.dictionary
         self._whole: list[str] = list(self.dictionary.string_table)
-        # One string may be looked at for thousands of entries.
+        # Thousands of entries may share one string.
         self.strings = [text[:_MAX_CHARS] for text in self._whole]
         self.resources = list(_places("resource_profiles", message.resource_profiles))
         self.scopes = [
@@ -98,12 +98,12 @@ class Contents:
         return entries
 
     def entry(self, name: str, index: int) -> Any:
-        """Entry of a table, None if it is not there."""
+        """Entry of a table; None if out of range."""
         table = getattr(self.dictionary, name)
         return table[index] if 0 <= index < len(table) else None
 
     def string(self, index: int) -> str:
-        """The beginning of a string, empty if the index is 0 (unset) or out of range."""
+        """The first characters of a string; empty if the index is 0 (unset) or out of range."""
         return self.strings[index] if 0 < index < len(self.strings) else ""
 
     def attribute_lists(self) -> Iterator[Place]:

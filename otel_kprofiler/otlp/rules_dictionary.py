@@ -1,4 +1,4 @@
-"""Rules about the dictionary: its tables, what refers to them, and each kind of entry."""
+"""Rules about the dictionary: its tables, references to them, and their entries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def zero_entries(contents: Contents) -> Iterator[Problem]:
 
 
 def _is_set(entry: Any) -> bool:
-    """Whether any field is set; an AnyValue that is there but holds nothing is not."""
+    """Whether any field is set; an empty AnyValue counts as unset."""
     return any(
         field.name != "value" or value.WhichOneof("value") for field, value in entry.ListFields()
     )
@@ -114,9 +114,9 @@ def index_range(contents: Contents) -> Iterator[Problem]:
     """Every index lies within its table."""
     sizes = {name: len(getattr(contents.dictionary, name)) for name in TABLES}
     for where, table, index in _references(contents):
-        # Index 0 means "unset"; that an empty table lacks it is another rule's business.
+        # Index 0 means "unset"; another rule reports empty tables.
         if not 0 <= index < max(1, sizes[table]):
-            yield where, f"index {index} is outside of {table} [0, {sizes[table]})"
+            yield where, f"index {index} is outside {table} [0, {sizes[table]})"
 
 
 @rule
@@ -146,7 +146,7 @@ _INWARD: Final = (
     "string_table", "attribute_table", "link_table", "mapping_table",
     "function_table", "location_table", "stack_table",
 )  # fmt: skip
-"""The tables such that each refers to earlier ones only."""
+"""The tables, ordered so that each refers only to earlier ones."""
 
 
 @rule
@@ -191,10 +191,10 @@ def _lines(entry: Any) -> Any:
 
 @rule
 def attribute_index_unset(contents: Contents) -> Iterator[Problem]:
-    """Lists of attribute_indices never hold 0, which is no attribute."""
+    """Lists of attribute_indices never contain 0, which means unset."""
     for where, owner in contents.attribute_lists():
         if 0 in owner.attribute_indices:
-            yield f"{where}.attribute_indices", "holds index 0"
+            yield f"{where}.attribute_indices", "contains index 0"
 
 
 @rule
@@ -209,7 +209,7 @@ def attribute_keys_unique(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def attribute_values(contents: Contents) -> Iterator[Problem]:
-    """An attribute has a key and a value, a string inline (Collectors resolve none here)."""
+    """An attribute has a key and a value; strings are inline (Collectors resolve none here)."""
     for where, entry in contents.table("attribute_table"):
         which = entry.value.WhichOneof("value")
         if not contents.string(entry.key_strindex):
@@ -217,7 +217,7 @@ def attribute_values(contents: Contents) -> Iterator[Problem]:
         if which is None:
             yield where, "has no value"
         elif which == "string_value_strindex":
-            yield where, "refers to its string instead of holding it"
+            yield where, "refers to its string instead of containing it"
 
 
 @rule
@@ -306,12 +306,12 @@ def location_in_mapping(contents: Contents) -> Iterator[Problem]:
         ):
             continue
         if not mapping.memory_start <= entry.address < mapping.memory_limit:
-            yield f"{where}.address", f"{entry.address:#x} is outside of its mapping"
+            yield f"{where}.address", f"{entry.address:#x} is outside its mapping"
 
 
 @rule
 def frame_type(contents: Contents) -> Iterator[Problem]:
-    """Every location has a profile.frame.type of the conventions."""
+    """Every location has a profile.frame.type from the conventions."""
     for where, entry in contents.table("location_table"):
         value = contents.attributes(entry.attribute_indices).get(names.FRAME_TYPE)
         if value is None or value.string_value not in names.FRAME_TYPES:
@@ -320,7 +320,7 @@ def frame_type(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def kernel_mapping_name(contents: Contents) -> Iterator[Problem]:
-    """A kernel mapping is called vmlinux or by its module's name, without path and suffix."""
+    """A kernel mapping is named vmlinux or after its module, without path and suffix."""
     kernel = {
         entry.mapping_index
         for _, entry in contents.table("location_table")

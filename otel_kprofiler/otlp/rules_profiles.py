@@ -93,13 +93,13 @@ def resources_unique(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def creation_time(contents: Contents) -> Iterator[Problem]:
-    """A process.creation.time is ISO 8601 in UTC."""
+    """process.creation.time is ISO 8601 in UTC."""
     for where, attributes in contents.key_values():
         for key, item in attributes:
             if key == "process.creation.time":
                 text = contents.text(item.value)
                 if not _ISO_8601_UTC.fullmatch(text):
-                    yield f"{where}.attributes", f"{text[:99]!r} is not a time in ISO 8601, UTC"
+                    yield f"{where}.attributes", f"{text[:99]!r} is not an ISO 8601 time in UTC"
 
 
 def _type(contents: Contents, value: Any) -> tuple[str, str]:
@@ -120,7 +120,7 @@ def period(contents: Contents) -> Iterator[Problem]:
     for where, profile in contents.profiles:
         found = _type(contents, profile.period_type)
         if any(found) != (profile.period > 0) or profile.period < 0:
-            yield where, f"has the period {profile.period} of the type {'/'.join(found)!r}"
+            yield where, f"has period {profile.period} with type {'/'.join(found)!r}"
         on_cpu = _type(contents, profile.sample_type) == _ON_CPU
         if on_cpu and found != ("cpu", "nanoseconds"):
             yield f"{where}.period_type", "of samples/count must be cpu/nanoseconds"
@@ -132,7 +132,7 @@ def profile_order(contents: Contents) -> Iterator[Problem]:
     for where, scope in contents.scopes:
         types = [_type(contents, profile.sample_type) for profile in scope.profiles]
         if len(set(types)) < len(types):
-            yield f"{where}.profiles", "has two profiles of one sample type"
+            yield f"{where}.profiles", "has two profiles of the same sample type"
         if _ON_CPU in types[1:] and types[0] != _ON_CPU:
             yield f"{where}.profiles", "samples/count is not first"
 
@@ -157,7 +157,7 @@ def original_payload(contents: Contents) -> Iterator[Problem]:
     """The original_payload and its format are set together."""
     for where, profile in contents.profiles:
         if bool(profile.original_payload) != bool(profile.original_payload_format):
-            yield f"{where}.original_payload", "lacks its other half"
+            yield f"{where}.original_payload", "is set without its format, or the reverse"
 
 
 @rule
@@ -168,7 +168,7 @@ def timestamps(contents: Contents) -> Iterator[Problem]:
         for index, sample in enumerate(profile.samples):
             for time in sample.timestamps_unix_nano:
                 if not start <= time < end:
-                    yield f"{where}.samples[{index}]", f"{time} is outside of [{start}, {end})"
+                    yield f"{where}.samples[{index}]", f"{time} is outside [{start}, {end})"
 
 
 @rule
@@ -205,7 +205,7 @@ def sample_identity(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def account(contents: Contents) -> Iterator[Problem]:
-    """Attributes of the account of samples are counts, and none is below what it includes."""
+    """Attributes of the account are counts, and none is below a count that it includes."""
     held: Counter[tuple[object, ...]] = Counter()
     for _, profile in contents.profiles:
         held[_window(profile)] += sum(len(each.timestamps_unix_nano) for each in profile.samples)

@@ -1,8 +1,7 @@
-"""Values of attributes as Python values, within bounds.
+"""Attribute values as Python values, within limits.
 
-Attributes refer to strings of the dictionary and hold each other. A value that is written out
-can therefore be far larger than the message that it comes from, so that all text which is made
-here has a limit.
+Attributes refer to strings of the dictionary and can be nested, so an expanded value can be far
+larger than its message. All text created here is therefore limited.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import AttributeScalar, AttributeValue
 
 MAX_WRITTEN_CHARS: Final = 16 * 1024 * 1024
-"""Characters of all maps, bytes and nested lists of one message together."""
+"""Limit of characters for all maps, bytes and nested lists of one message together."""
 MAX_DEPTH: Final = 64
-"""Lists and maps inside of each other."""
+"""Nesting limit of lists and maps."""
 _SCALARS: Final = frozenset({"string_value", "bool_value", "int_value", "double_value"})
 
 
 class Values:
-    """Makes Python values of the AnyValues of one message.
+    """Converts the AnyValues of one message to Python values.
 
     Args:
         strings: the string table; an index outside of it raises ``IndexError``.
@@ -33,7 +32,7 @@ class Values:
         self._room = MAX_WRITTEN_CHARS
 
     def read(self, value: Any) -> AttributeValue:
-        """An AnyValue; what attributes cannot hold here becomes text (maps as JSON).
+        """Convert an AnyValue; types that attributes cannot hold become text (maps as JSON).
 
         Raises:
             PayloadError: it is nested too deeply, or there is too much of it.
@@ -73,7 +72,7 @@ class Values:
         if which not in ("array_value", "kvlist_value"):
             return getattr(value, which) if which else ""
         if depth == MAX_DEPTH:
-            raise PayloadError(f"an attribute is nested more than {MAX_DEPTH} times")
+            raise PayloadError(f"an attribute is nested more than {MAX_DEPTH} levels deep")
         if which == "array_value":
             return [self._plain(item, depth + 1) for item in value.array_value.values]
         items = value.kvlist_value.values
@@ -86,13 +85,13 @@ class Values:
         self._room -= len(text)
         if self._room < 0:
             raise PayloadError(
-                f"the attributes of a message are more than {MAX_WRITTEN_CHARS >> 20} MiB of text"
+                f"the attributes of a message exceed {MAX_WRITTEN_CHARS >> 20} MiB of text"
             )
         return text
 
 
 def as_text(value: AttributeValue) -> str:
-    """A value that should be a text: itself, a scalar written out, nothing for a list."""
+    """A value as text; empty for a list."""
     if isinstance(value, str):
         return value
     return "" if isinstance(value, tuple) else str(value)

@@ -1,8 +1,8 @@
-"""What the encoder needs of a serialized form.
+"""Interface of a serialized form, as the encoder uses it.
 
-A *token* is the serialized index of a table's entry (a varint, or decimal digits); the empty
-token is index 0, which is not written. Entries and samples are complete in themselves, so
-that the size of a request is a sum plus a few length prefixes.
+A *token* is the serialized index of a table's entry (a varint, or decimal digits); the empty token
+is index 0, which is not written. Entries and samples are self-contained, so the size of a request
+is their sum plus a few length prefixes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAPPING, LOCATION, FUNCTION, LINK, STRING, ATTRIBUTE, STACK = range(7)
 class KeyValue(NamedTuple):
     """An attribute of a resource or scope.
 
-    ``key_token`` and ``value_token`` refer to strings of the dictionary; where they are empty,
-    the text itself is written.
+    ``key_token`` and ``value_token`` refer to strings of the dictionary; if they are empty, the
+    text is written inline.
     """
 
     key: str
@@ -41,9 +41,9 @@ class ProfileTypes(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What all profiles of a request say besides their samples.
+    """What all profiles of a request share besides their samples.
 
-    Attributes of the scope are as :meth:`Writer.key_value` writes them.
+    The scope's attributes are serialized by :meth:`Writer.key_value`.
     """
 
     window: Window
@@ -55,29 +55,29 @@ class Header(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """A header, serialized: what comes before and after the samples, and around the profile."""
+    """A serialized header: the bytes before and after the samples, and around the profile."""
 
     profile: tuple[bytes, bytes]
     scope_profiles: tuple[bytes, bytes]
 
 
 class Writer(Protocol):
-    """Writes one serialized form; has no state."""
+    """Writes one serialized form; stateless and thread-safe."""
 
     form: Form
     separator: bytes
     """Between the tokens of an array."""
     first_tokens: tuple[Token, ...]
-    """Tokens of the indices from 0 on, as :meth:`token` makes them, where it is worth while."""
+    """Precomputed results of :meth:`token` for the lowest indices."""
     sample_bytes: int
-    """What a sample takes at least, beside its head and its timestamps."""
+    """Minimum size of a sample besides its head and timestamps."""
 
     def token(self, index: int) -> Token:
         """The serialized index."""
         ...
 
     def string(self, text: str) -> bytes:
-        """Entry of the string table; the text is clean already."""
+        """Entry of the string table; the text has no surrogates."""
         ...
 
     def mapping(self, limit: int, filename: Token, attributes: bytes) -> bytes:
@@ -134,11 +134,11 @@ class Writer(Protocol):
         ...
 
     def envelope(self, header: Header) -> Envelope:
-        """What all ResourceProfiles of a request have in common."""
+        """What all ResourceProfiles of a request share."""
         ...
 
     def resource(self, attributes: Sequence[bytes], schema_url: str) -> tuple[bytes, bytes]:
-        """What a ResourceProfiles holds before and after its ScopeProfiles."""
+        """The parts of a ResourceProfiles before and after its ScopeProfiles."""
         ...
 
     def group(
@@ -149,7 +149,7 @@ class Writer(Protocol):
         profile_id: bytes,
         attributes: bytes,
     ) -> bytes:
-        """One ResourceProfiles with one profile, which has these attributes."""
+        """One ResourceProfiles with one profile with these attributes."""
         ...
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
