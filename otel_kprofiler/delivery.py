@@ -139,7 +139,10 @@ class Reporter:
             for queue in queues:
                 self._not_offered.setdefault(queue.exporter.name, self._handed_over)
         for queue in leaving:
-            threading.Thread(target=self._drain_and_close, args=(queue,), daemon=True).start()
+            name = f"retire {queue.exporter.name}"
+            threading.Thread(
+                target=self._drain_and_close, args=(queue,), name=name, daemon=True
+            ).start()
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
         """The account of each exporter, all as of one instant."""
@@ -172,7 +175,12 @@ class Reporter:
             self._shut_down(queues[0], deadline)
             return
         closers = [
-            threading.Thread(target=self._shut_down, args=(queue, deadline), daemon=True)
+            threading.Thread(
+                target=self._shut_down,
+                args=(queue, deadline),
+                name=f"shutdown {queue.exporter.name}",
+                daemon=True,
+            )
             for queue in queues
         ]
         started = [closer for closer in closers if _start(closer)]

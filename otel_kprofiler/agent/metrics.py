@@ -119,7 +119,9 @@ class SelfMetrics:
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send the last state, if that takes no longer."""
-        closer = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closer = threading.Thread(
+            target=self._provider.shutdown, name="kprofiler-metrics-close", daemon=True
+        )
         closer.start()
         closer.join(timeout_s)
 

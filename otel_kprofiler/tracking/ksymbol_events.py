@@ -60,7 +60,7 @@ LossSink = Callable[[KsymbolLoss, int, int], None]
 
 
 class _CpuEvent:
-    """An event, its ring, and what is known to have been lost."""
+    """An event, its ring, and its count of lost records."""
 
     __slots__ = ("clock", "fd", "lost", "lost_by_records", "ring")
 
@@ -72,7 +72,7 @@ class _CpuEvent:
         self.lost_by_records = 0
 
     def read(self, formats: int) -> tuple[int, int, int]:
-        """Count, nanoseconds enabled, records lost so far (0 where the kernel does not say)."""
+        """Count, nanoseconds enabled, records lost so far (0 if the kernel does not report it)."""
         data = os.read(self.fd, _READING.size)
         count, clock, lost = _READING.unpack(data.ljust(_READING.size, b"\0"))
         return count, clock, lost
@@ -178,7 +178,7 @@ class KsymbolEvents(EventPerCpu[_CpuEvent]):
             os.close(fd)
             if error.errno != errno.EPERM or self._ring_bytes <= mmap.PAGESIZE:
                 raise
-            self._ring_bytes //= 2  # more memory may not be locked
+            self._ring_bytes //= 2  # the limit on locked memory is reached
             return self._open_event(cpu)
         return _CpuEvent(fd, PerfRing(memory, self._ring_bytes))
 

@@ -1,0 +1,97 @@
+"""The tables of docs/architecture.md against the code."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import otel_kprofiler
+from otel_kprofiler.agent.settings import FIXED_AT_START
+from tests.packages import PAGE
+
+ROOT = Path(otel_kprofiler.__file__).parent
+FOREIGN_THREADS = {"MainThread", "OtelPeriodicExportingMetricReader", "Thread-N"}
+BOOT_AND_UNIX = {"time", "time_ns", "clock_gettime", "clock_gettime_ns"}
+
+
+def rows(heading: str, first: str) -> list[list[str]]:
+    """Cells of the table below a heading whose first column is called ``first``."""
+    section = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    table = section.partition(f"\n| {first} |")[2].partition("\n\n")[0]
+    assert table, f"no such table: {heading}"
+    return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(ROOT.rglob("*.py")):
+        yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+
+
+def text_of(node: ast.expr, tree: ast.Module) -> str:
+    """A string in the source; what is filled in at run time is NAME."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "NAME" for part in parts
+            )
+        case ast.Name(id=name):
+            for one in ast.walk(tree):
+                match one:
+                    case (
+                        ast.Assign(targets=[ast.Name(id=target)], value=value)
+                        | ast.AnnAssign(target=ast.Name(id=target), value=ast.expr() as value)
+                    ) if target == name:
+                        return text_of(value, tree)
+    raise AssertionError(f"not a text: {ast.unparse(node)}")
+
+
+def test_the_page_has_every_thread():
+    found = set()
+    for path, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "threading.Thread":
+                names = [one.value for one in node.keywords if one.arg == "name"]
+                assert names, f"{path}:{node.lineno}: a thread without a name"
+                found.add(text_of(names[0], tree))
+    assert {row[0].strip("`") for row in rows("Threads", "Thread")} == found | FOREIGN_THREADS
+
+
+def test_the_page_has_every_reader_of_boot_time_and_unix_time():
+    found = {
+        path
+        for path, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node.value) == "time"
+        and node.attr in BOOT_AND_UNIX
+    }
+    listed = {one for row in rows("Time", "Clock") for one in re.findall(r"`(\S+\.py)`", row[2])}
+    assert listed == found
+
+
+def test_the_page_has_every_metric_of_the_agent():
+    found = set()
+    tree = ast.parse((ROOT / "agent" / "metrics.py").read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("meter.create_"):
+            found.add(text_of(node.args[0], tree))
+        elif isinstance(node, ast.For) and ast.unparse(node.target).startswith("(create, name"):
+            assert isinstance(node.iter, ast.Tuple)
+            found |= {
+                text_of(one.elts[1], tree) for one in node.iter.elts if isinstance(one, ast.Tuple)
+            }
+    assert len(found) > 5
+    listed = [re.findall(r"`(\S+)`", row[0]) for row in rows("Own metrics", "Metric")]
+    assert {name for names in listed for name in names} == found
+
+
+def test_the_page_has_every_key_that_needs_a_restart():
+    (row,) = [row for row in rows("Reload", "What changes") if "restart" in row[1]]
+    assert {name.strip("`") for name in row[0].split(", ")} == set(FIXED_AT_START)
+
+
+def test_the_page_names_files_that_exist():
+    for path in re.findall(r"`([a-z_]+(?:/[a-z_.]+)+)`", PAGE.read_text()):
+        assert (ROOT / path).exists() or (PAGE.parents[1] / path).exists(), path
