@@ -139,9 +139,11 @@ class Reporter:
             for queue in queues:
                 self._not_offered.setdefault(queue.exporter.name, self._handed_over)
         for queue in leaving:
-            name = f"retire {queue.exporter.name}"
             threading.Thread(
-                target=self._drain_and_close, args=(queue,), name=name, daemon=True
+                target=self._drain_and_close,
+                args=(queue,),
+                name=f"retire {queue.exporter.name}",
+                daemon=True,
             ).start()
 
     def accounts(self) -> tuple[ExporterAccount, ...]:

@@ -18,7 +18,7 @@ from otel_kprofiler.errors import HostError
 MAX_CONNECTIONS: Final = 16
 CONNECTION_TIMEOUT_S: Final = 5.0
 """So long a client may take for its request and for reading the answer."""
-_ROOM_WAIT_S: Final = 2.0
+_FREE_WAIT_S: Final = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -80,15 +80,15 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection; at the limit, the oldest one makes room for it."""
+        """Serve a connection; at the limit, the oldest one is closed for it."""
         with self._changed:
             if len(self._open) >= MAX_CONNECTIONS:
                 _break_off(next(iter(self._open)))
-                self._changed.wait_for(lambda: len(self._open) < MAX_CONNECTIONS, _ROOM_WAIT_S)
-            is_room = len(self._open) < MAX_CONNECTIONS
-            if is_room:
+                self._changed.wait_for(lambda: len(self._open) < MAX_CONNECTIONS, _FREE_WAIT_S)
+            is_free = len(self._open) < MAX_CONNECTIONS
+            if is_free:
                 self._open[request] = time.monotonic() + CONNECTION_TIMEOUT_S
-        if is_room:
+        if is_free:
             super().process_request(request, client_address)
         else:
             _log.warning("health: a connection was refused: %d are open", MAX_CONNECTIONS)

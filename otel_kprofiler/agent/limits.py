@@ -11,9 +11,9 @@ from otel_kprofiler.agent.memory import read_resident_bytes
 _AIM: Final = 0.8
 """Share of the budget that a lowered rate aims at."""
 _CALM: Final = 0.6
-"""Below this share of the budget there is room for more."""
+"""Below this share of the budget the rate may grow."""
 _CALM_ROUNDS: Final = 6
-"""Measurements in a row with room for more before the rate grows again."""
+"""Measurements in a row below that share before the rate grows again."""
 _GROWTH: Final = 1.25
 _NEAR_INTERVAL_S: Final = 1.0
 _STEEPEST: Final = 4

@@ -46,7 +46,7 @@ class LibbpfLoader:
         library = _open_library()
         with _Messages(library) as messages:
             if spec.log_level:
-                with contextlib.suppress(OSError, SamplerError):  # the log may not find room
+                with contextlib.suppress(OSError, SamplerError):  # the log may not fit
                     _load(library, spec, messages).close()
             return _load(library, spec._replace(log_level=0), messages)
 

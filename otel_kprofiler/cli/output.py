@@ -70,7 +70,7 @@ class Output:
         except OSError as error:
             raise ExportError(
                 f"cannot write {self.path}: {error.strerror}",
-                hint="give an -o on a disk with room, in a directory that stays there",
+                hint="give an -o on a disk with free space, in a directory that stays there",
             ) from error
 
     def __enter__(self) -> Self:

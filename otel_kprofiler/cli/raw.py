@@ -81,5 +81,5 @@ class RawOutput:
         except OSError as error:
             raise ExportError(
                 f"cannot write {self._path}: {error.strerror}",
-                hint="give a --raw on a disk with more room",
+                hint="give a --raw on a disk with more space",
             ) from error

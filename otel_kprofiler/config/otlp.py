@@ -31,7 +31,7 @@ from otel_kprofiler.export import Tls as TlsSettings
 from otel_kprofiler.model import AttributeForm
 
 DEFAULT_MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
-"""Just below gRPC's default limit of 4 MiB, with room for headers."""
+"""Just below gRPC's default limit of 4 MiB, with a margin for headers."""
 _MIN_MESSAGE_BYTES: Final = 16 * 1024
 
 ADDRESSES: Final = ("endpoint", "proxy_url")
@@ -153,7 +153,7 @@ class SendingQueue(Section):
 
     enabled: bool = Field(
         default=True,
-        description="Keep batches while one is being sent. Without: room for one only.",
+        description="Keep batches while one is being sent. If false, only one batch is kept.",
     )
     queue_size: int = Field(
         default=100,

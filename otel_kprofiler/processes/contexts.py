@@ -134,10 +134,10 @@ def _read(memory: int, address: int, known: Published | None) -> Published | Non
 def take_claims(resource: Attributes) -> dict[str, AttributeValue]:
     """The attributes to use: at most :data:`MAX_VALUES` values, none ``RESERVED``."""
     claims: dict[str, AttributeValue] = {}
-    room = MAX_VALUES
+    left = MAX_VALUES
     for key, value in resource.items():
-        room -= len(value) if isinstance(value, tuple) else 1
-        if room < 0:
+        left -= len(value) if isinstance(value, tuple) else 1
+        if left < 0:
             break
         if not key.startswith(RESERVED):
             claims[key] = value

@@ -55,7 +55,7 @@ def as_the_unit_says(settings):
     ]
 
 
-class Room:
+class Namespaces:
     """Mount and network namespaces in which the unit's paths and the default ports are free."""
 
     def __init__(self, directory):
@@ -86,19 +86,19 @@ class Room:
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory):
+def namespaces(tmp_path_factory):
     if os.geteuid() or not all(map(shutil.which, TOOLS)):
         pytest.skip(f"needs root and {', '.join(TOOLS)} to make namespaces")
     missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
     if missing:
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
-    room = Room(tmp_path_factory.mktemp("room"))
-    yield room
-    room.close()
+    namespaces = Namespaces(tmp_path_factory.mktemp("namespaces"))
+    yield namespaces
+    namespaces.close()
 
 
 @pytest.fixture(scope="module")
-def installed(room, tmp_path_factory):
+def installed(namespaces, tmp_path_factory):
     """The wheel, built and installed into a fresh virtual environment at the unit's path."""
     wheels = tmp_path_factory.mktemp("wheels")
     pip = [sys.executable, "-m", "pip", "-q"]
@@ -109,12 +109,12 @@ def installed(room, tmp_path_factory):
         ["/usr/bin/python3", "-m", "venv", "/opt/otel-kprofiler"],
         [python, "-m", "pip", "-q", "install", wheel],
     ):
-        subprocess.run(room.command(*words, online=True), check=True)
-    return room
+        subprocess.run(namespaces.command(*words, online=True), check=True)
+    return namespaces
 
 
 @pytest.fixture
-def run_collector(room, collector_program, tmp_path):
+def run_collector(namespaces, collector_program, tmp_path):
     """Start the Collector with one of the shipped configurations."""
     started = []
 
@@ -122,7 +122,9 @@ def run_collector(room, collector_program, tmp_path):
         log = tmp_path / "collector.log"
         with open(log, "wb") as file:
             process = subprocess.Popen(
-                room.command(collector_program, "--config", ROOT / "config/collector" / name, GATE),
+                namespaces.command(
+                    collector_program, "--config", ROOT / "config/collector" / name, GATE
+                ),
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OTELCOL_DATA": str(tmp_path)},
@@ -141,12 +143,12 @@ def run_collector(room, collector_program, tmp_path):
         process.wait()
 
 
-def run_unit(room, seconds):
+def run_unit(namespaces, seconds):
     """Run the unit's command as its user for a while; account and log."""
     settings = parse_unit(UNIT.read_text())
     (start,) = settings["ExecStart"]
     agent = subprocess.Popen(
-        room.command(*as_the_unit_says(settings), *start.split()),
+        namespaces.command(*as_the_unit_says(settings), *start.split()),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -366,7 +366,7 @@ def full_disk_under_a_file(directory):
     try:
         agent = Agent(disk, free_port(), exporters="file")
         time.sleep(25)
-        (disk / "log").write_bytes(b"")  # some room again
+        (disk / "log").write_bytes(b"")  # some space again
         time.sleep(3)
         account = agent.stop()
         data, payloads, at = (disk / "out.otlp").read_bytes(), [], 0

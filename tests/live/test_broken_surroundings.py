@@ -1,4 +1,4 @@
-"""Missing files, no room for threads, closed pipes: two lines that say so, and no traceback."""
+"""Missing files, a limit of threads, closed pipes: two lines that say so, and no traceback."""
 
 import os
 import shutil

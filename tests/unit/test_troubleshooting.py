@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/troubleshooting.md").read_text()
-ROOMS = ("agent", "bpf", "cli", "export", "host", "sampling")
+PACKAGES = ("agent", "bpf", "cli", "export", "host", "sampling")
 ERRORS = {
     "HostError", "PrivilegeError", "KernelFeatureError", "DependencyError", "SamplerError",
     "ExportError",
@@ -26,15 +26,15 @@ def text_of(node):
     return "…"
 
 
-def source_trees(*rooms):
-    for room in rooms or ("",):
-        for path in (ROOT / "otel_kprofiler" / room).rglob("*.py"):
+def source_trees(*packages):
+    for package in packages or ("",):
+        for path in (ROOT / "otel_kprofiler" / package).rglob("*.py"):
             yield ast.parse(path.read_text())
 
 
 def error_texts():
     found = set()
-    for tree in source_trees(*ROOMS):
+    for tree in source_trees(*PACKAGES):
         for node in ast.walk(tree):
             name = getattr(getattr(node, "func", None), "id", None)
             if isinstance(node, ast.Call) and name in ERRORS and node.args:

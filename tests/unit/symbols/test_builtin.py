@@ -153,8 +153,8 @@ def test_sizes_of_kallmodsyms_end_functions(tmp_path):
     starts = sorted({address for address, _, _ in symbols})
     sizes = {}
     for start, following in pairwise([*starts, starts[-1] + 64]):
-        room = following - start
-        sizes[start] = rng.choice([0, room, max(1, room - 7), max(1, room // 2), room + 40])
+        gap = following - start
+        sizes[start] = rng.choice([0, gap, max(1, gap - 7), max(1, gap // 2), gap + 40])
     (tmp_path / "kallsyms").write_text("".join(f"{a:016x} {k} {n}\n" for a, k, n in symbols))
     (tmp_path / "kallmodsyms").write_text(
         "".join(f"{a:016x} {sizes[a]:x} {k} {n}\n" for a, k, n in symbols)
