@@ -111,7 +111,7 @@ MUTATIONS = [
     Mutation("windows that wait for encoding", REPORTING, "samples > MAX_WAITING_SAMPLES", "False", "tests/unit/test_delivery.py"),
     Mutation("step broken off: samples in hand", PIPELINE, "                self._gate.push(samples)\n        return", "                pass\n        return", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("CPU hotplug", "otel_kprofiler/host/event_per_cpu.py", "for cpu in sorted(online - self._events.keys()):", "for cpu in ():", "tests/live/test_sampler.py"),
-    Mutation("descriptors exhausted", EVENTS, "            online = self._online()\n        except OSError as error:", "            online = self._online()\n        except ValueError as error:", "tests/faults/test_hosts.py::test_no_descriptors_left"),
+    Mutation("descriptors exhausted", EVENTS, "            changes = self.update()\n        except OSError as error:", "            changes = self.update()\n        except ValueError as error:", "tests/faults/test_hosts.py::test_no_descriptors_left"),
     Mutation("entry of /proc unreadable", "otel_kprofiler/processes/resources.py", "        except OSError:\n            pass", "        except ValueError:\n            pass", "tests/faults/test_hosts.py"),
     Mutation("second SIGTERM", AGENT, "            raise SystemExit(128 + number)\n", "            return\n", "tests/faults/test_agent_and_receiver.py::test_a_second_sigterm_ends_the_agent_at_once_and_the_spool_is_whole"),
     Mutation("CPU limit", AGENT, "            self._stay_within_limits(now)\n", "            pass\n", "tests/faults/test_limits.py"),

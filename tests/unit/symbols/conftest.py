@@ -22,14 +22,14 @@ def clones_folder():
 
 @pytest.fixture(scope="session")
 def boundaries():
-    """Symbols with which linker scripts bound code."""
+    """Symbols with which linker scripts delimit code."""
     lines = (DATA / "boundaries.txt").read_bytes().splitlines()
     return [line.split()[0] for line in lines]
 
 
 @pytest.fixture(scope="session")
 def clones_lines(clones_folder):
-    """(address, type, name, module) of each line of kallsyms, parsed the obvious way."""
+    """(address, type, name, module) of each kallsyms line, parsed naively."""
     lines = []
     for line in lzma.decompress((clones_folder / "kallsyms.xz").read_bytes()).decode().splitlines():
         address, kind, name, *module = line.split()

@@ -1,4 +1,4 @@
-"""A host made of files in which tests load and unload modules, and how a symbolizer sees it."""
+"""A host made of files, in which tests load and unload modules."""
 
 import itertools
 import struct
@@ -18,7 +18,7 @@ CORE = f"""{KERNEL:016x} T _text
 
 
 class Events(NoEvents):
-    """Announcements that tests make."""
+    """Announcements sent by tests."""
 
     def __init__(self):
         super().__init__()
@@ -115,7 +115,7 @@ def boot_ns():
 
 
 def settle(symbolizer, timeout_s=5.0, now_ns=boot_ns):
-    """Advance until all that was announced is applied; returns the time until then in seconds."""
+    """Advance until all announcements are applied; returns how long that took in seconds."""
     began = time.monotonic()
     asked_ns = now_ns()
     while symbolizer.advance(now_ns()) < asked_ns:

@@ -1,4 +1,4 @@
-"""Readings of modules survive a recording."""
+"""Module readings survive a recording."""
 
 import json
 
@@ -44,7 +44,7 @@ def recording(tmp_path):
     return Recording(str(tmp_path / "raw")), times
 
 
-def test_a_replay_names_modules_as_the_recorded_host_did(recording):
+def test_a_replay_names_modules_as_on_the_recorded_host(recording):
     file, times = recording
     symbolizer = Symbolizer.live(file.files, modules=ReplayedModules(file))
     assert frame(symbolizer, TEXT + 0x14).module is None
@@ -56,15 +56,15 @@ def test_a_replay_names_modules_as_the_recorded_host_did(recording):
     file.close()
 
 
-def test_the_datagrams_are_in_the_recording(recording):
+def test_a_recording_contains_the_uevent_datagrams(recording):
     file, _ = recording
     actions = [data.split(b"@")[0] for _, data in file.blocks("events/uevents")]
     assert actions == [b"add", b"remove", b"add", b"remove"]
     file.close()
 
 
-def test_readings_come_back_equal(modules):
-    """All modules of a boot, padding and ends of functions included."""
+def test_readings_survive_a_round_trip(modules):
+    """All modules of a boot, including padding and ends of functions."""
     for symbols in modules.snapshot.loaded():
         if symbols.table is None:
             continue
@@ -78,12 +78,12 @@ def test_readings_come_back_equal(modules):
 
 
 @pytest.mark.parametrize("row", [None, {}, [], {"new": {"1": []}}, {"new": {}, "modules": [3]}])
-def test_damaged_readings_are_refused(row):
+def test_damaged_readings_are_rejected(row):
     with pytest.raises((AttributeError, KeyError, TypeError, ValueError)):
         ReadingUnpacker().unpack(json.loads(json.dumps(row)))
 
 
-def test_a_damaged_recording_is_refused():
+def test_a_damaged_recording_is_rejected():
     class Damaged:
         def blocks(self, _):
             return iter([(5, b'[{"new": 3}]')])

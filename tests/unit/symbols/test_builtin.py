@@ -1,4 +1,4 @@
-"""Built-in modules: ranges and kallmodsyms against the linker's maps, KASLR, misfits."""
+"""Built-in modules: ranges and kallmodsyms against the linker's maps, KASLR, other builds."""
 
 import json
 import lzma
@@ -51,7 +51,7 @@ def core_symbols(text):
 
 
 def kallmodsyms(symbols, owner, slide, sized):
-    """What a kernel with kallmodsyms would show of the same symbols."""
+    """The same symbols as a kernel with kallmodsyms shows them."""
     ends = sorted({address for address, _, _ in symbols})
     for address, kind, name in symbols:
         following = bisect_right(ends, address)
@@ -84,7 +84,7 @@ def test_every_symbol_has_the_modules_of_its_object_file(tmp_path, owner, source
     assert sum(map(bool, found.values())) > 200
 
 
-def test_ranges_take_as_little_as_symbols():
+def test_builtin_ranges_take_little_memory():
     symbolizer = Symbolizer.from_files(
         kallsyms=DATA / "kallsyms.xz", builtin_ranges=DATA / "modules.builtin.ranges.xz"
     )
@@ -103,7 +103,7 @@ def test_freed_init_code_keeps_its_module():
     assert (frame.unresolved, frame.builtin) == (Unresolved.FREED_INIT, ("ext4",))
 
 
-def test_ranges_of_another_build_are_refused(tmp_path):
+def test_ranges_of_another_build_are_rejected(tmp_path):
     moved = tmp_path / "kallsyms"
     moved.write_text(
         "".join(
@@ -118,7 +118,7 @@ def test_ranges_of_another_build_are_refused(tmp_path):
     assert any(".text does not fit the running kernel" in text for text in symbolizer.problems)
 
 
-def test_traps_of_the_ranges_format():
+def test_malformed_and_unanchored_ranges_are_skipped():
     sections, bad = parse_builtin_ranges(
         b".text 00000000-00000000 = _text\n"
         b".text 00000010-00000020 a b\n"
@@ -136,7 +136,7 @@ def test_traps_of_the_ranges_format():
     assert sections[".altinstr_aux"].anchor == ""
 
 
-def test_types_that_read_as_sizes_are_no_sizes():
+def test_types_that_look_like_sizes_are_not_sizes():
     ranges, sizes, bad = parse_kallmodsyms(
         [b"1000 t a [x]\n1010 b b [y]\n1020 10 t", b" c [x] [y]\n1030 t d\n1040 a [x]\n"],
         0x1000, 0x2000,
@@ -147,7 +147,7 @@ def test_types_that_read_as_sizes_are_no_sizes():
 
 
 def test_sizes_of_kallmodsyms_end_functions(tmp_path):
-    """As brute force over all symbols: the last that begins before an address and covers it."""
+    """The oracle scans all symbols for the last that starts before an address and covers it."""
     symbols = [s for s in core_symbols(unpack("kallsyms.xz")) if s[1] in "tTwW"]
     rng = random.Random(5)
     starts = sorted({address for address, _, _ in symbols})
@@ -178,7 +178,7 @@ def test_sizes_of_kallmodsyms_end_functions(tmp_path):
     assert ended > 100
 
 
-def test_sizes_of_another_kernel_are_refused(tmp_path):
+def test_sizes_of_another_kernel_are_rejected(tmp_path):
     symbols = [s for s in core_symbols(unpack("kallsyms.xz")) if s[1] in "tTwW"]
     lines = [f"{a + 8 * at:016x} 4 {k} {n}\n" for at, (a, k, n) in enumerate(symbols)]
     (tmp_path / "kallmodsyms").write_text("".join(lines))
@@ -191,7 +191,7 @@ def test_sizes_of_another_kernel_are_refused(tmp_path):
         assert symbolizer.snapshot.frame(address + 4) == plain.snapshot.frame(address + 4)
 
 
-def test_where_ranges_overlap_the_later_start_has_the_rest():
+def test_the_range_with_the_later_start_wins_an_overlap():
     ranges = BuiltinRanges([BuiltinRange(0x10, 0x30, ("a",)), BuiltinRange(0x20, 0x28, ("b",))])
     assert [ranges.find(address) for address in (0xF, 0x10, 0x20, 0x28)] == [
         (), ("a",), ("b",), ()
@@ -209,7 +209,7 @@ def symbolize_all(folder, symbols, *more):
 @pytest.mark.skipif(not FIXTURES.is_dir(), reason="KPROFILER_FIXTURES does not name the fixtures")
 @pytest.mark.parametrize("source", ["ranges", "sized", "plain"])
 @pytest.mark.parametrize("boot", ["boot-nokaslr", "boot-kaslr"])
-def test_whole_kernel_by_the_command(tmp_path, owner, boot, source):
+def test_the_command_resolves_a_whole_kernel(tmp_path, owner, boot, source):
     """Every function of both boots, by ``symbolize`` (KPROFILER_FIXTURES)."""
     every = core_symbols(lzma.decompress((FIXTURES / boot / "kallsyms.xz").read_bytes()).decode())
     slide = next(a for a, _, n in every if n == "_text") - LINKED_AT

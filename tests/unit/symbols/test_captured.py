@@ -1,4 +1,4 @@
-"""Captured files: every form of them, damage, mistyped paths; the examples of the documentation."""
+"""Captured files: all forms, damage, mistyped paths, and the examples in the documentation."""
 
 import gzip
 import lzma
@@ -54,7 +54,7 @@ def options(copies):
 
 @pytest.mark.parametrize("suffix", [*COMPRESS, ""])
 def test_copies_may_be_compressed(tmp_path, copies, modules, suffix):
-    """Whatever the names say."""
+    """Whatever the file names suggest."""
     compress = COMPRESS.get(suffix, bytes)
     given = {}
     for what, path in copies.items():
@@ -71,7 +71,7 @@ def assert_same(symbolizer, expected):
     assert symbolizer.find("ext4_", prefix=True) == expected.find("ext4_", prefix=True) != ()
 
 
-def test_a_copy_may_come_through_a_pipe(tmp_path, copies, modules):
+def test_a_copy_can_be_read_from_a_pipe(tmp_path, copies, modules):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     data = lzma.decompress(copies["kallsyms"].read_bytes())
@@ -123,7 +123,7 @@ def test_a_damaged_archive_is_an_error_without_a_traceback(tmp_path, copies, kee
         Symbolizer.from_files(**{**copies, "sys_module": archive})
 
 
-def test_the_command_line_tells_problems(tmp_path, copies, symbolize):
+def test_the_command_reports_problems(tmp_path, copies, symbolize):
     cut = tmp_path / "kallsyms"
     cut.write_bytes(lzma.decompress(copies["kallsyms"].read_bytes())[:-5])
     listed = tmp_path / "proc_modules"
@@ -160,7 +160,7 @@ def test_the_example_of_captured_files_works(modules_folder, monkeypatch, capsys
 
 
 def loaded(program_id, tag):
-    """The record behind those of the functions of a program."""
+    """The record that follows those of a program's functions."""
     return struct.pack("=IHHHHI8sQ", 18, 0, 32, 1, 0, program_id, bytes.fromhex(tag), 0)
 
 
@@ -171,7 +171,7 @@ def ksymbol(time_ns, start, length, name, *, removed=False):
 
 
 def test_the_example_of_recorded_events_works(modules_folder, monkeypatch, capsys):
-    """Two programs one after the other at one address, each explained at its own time."""
+    """Two consecutive programs at one address, each explained at its own time."""
     monkeypatch.chdir(modules_folder)
     address = 0xFFFF_FFFF_C900_1000
     first, second = "bpf_prog_0123456789abcdef_first", "bpf_prog_fedcba9876543210_second"
@@ -193,8 +193,8 @@ def test_the_example_of_recorded_events_works(modules_folder, monkeypatch, capsy
     assert symbolizer.explain(address + 8, time_ns=500).names == ()
 
 
-def test_what_is_explained_follows_the_snapshots(tmp_path):
-    """With the symbols that were there at the time."""
+def test_explanations_use_the_snapshot_of_their_time(tmp_path):
+    """Explanations use the symbols of the requested time."""
     copy = tmp_path / "kallsyms"
     line = "ffffffff81000000 T _text\nffffffff81000000 T {}\nffffffff81001000 T _etext\n"
     copy.write_text(line.format("before"))
@@ -208,7 +208,7 @@ def test_what_is_explained_follows_the_snapshots(tmp_path):
     assert symbolizer.explain(address, time_ns=1000).names[0] == "after"
 
 
-def test_folders_of_archives_are_as_folders(tmp_path, copies, modules):
+def test_archives_list_their_directories(tmp_path, copies, modules):
     with tarfile.open(copies["sys_module"]) as archive:
         for member in archive:
             if member.isfile():

@@ -1,4 +1,4 @@
-"""Code that comes and goes: intervals of address and time, and stacks through them."""
+"""Ksymbols over time: intervals of address and time, and stacks through them."""
 
 import struct
 from pathlib import Path
@@ -51,7 +51,7 @@ def name_at(found, address, *time_ns):
 
 
 class Source:
-    """Gives prepared changes; knows the programs of some symbols."""
+    """Returns prepared changes and details of some symbols."""
 
     def __init__(self, details=None):
         self.changes = []
@@ -91,7 +91,7 @@ def live(tmp_path):
 
 
 def test_captured_records_replay_to_the_expected_table():
-    """Programs and a trampoline of a 6.12, before and after they were unloaded."""
+    """Programs and a trampoline of kernel 6.12, before and after they were unloaded."""
     found = KsymbolTable()
     programs = make_changes(
         parse_perf_records((CAPTURED / "programs.records").read_bytes(), timed=False).records
@@ -113,7 +113,7 @@ def test_captured_records_replay_to_the_expected_table():
     assert found.live() == []
 
 
-def test_each_time_has_its_own_program_at_a_reused_address():
+def test_a_reused_address_resolves_to_the_program_of_its_time():
     found = table(
         (10 * MS, ADDED, symbol(A, "one")),
         (30 * MS, REMOVED, symbol(A, "one")),
@@ -128,15 +128,15 @@ def test_each_time_has_its_own_program_at_a_reused_address():
     assert name_at(found, A + 127) == "two"
 
 
-def test_what_was_unloaded_is_not_there_now():
+def test_an_unloaded_symbol_is_not_found_now():
     found = table((1, ADDED, symbol(A, "one")), (2, REMOVED, symbol(A, "one")))
     assert name_at(found, A) is None
     assert name_at(found, A, 2 + 11 * MS) is None
     assert len(found) == 0
 
 
-def test_a_late_removal_does_not_hit_the_successor():
-    """Records of two CPUs may be applied in the wrong order when one was late."""
+def test_a_late_removal_does_not_remove_the_successor():
+    """Records of two CPUs may be applied out of order."""
     found = table(
         (10, ADDED, symbol(A, "one")),
         (31, ADDED, symbol(A, "one", since_ns=31)),
@@ -145,14 +145,14 @@ def test_a_late_removal_does_not_hit_the_successor():
     assert name_at(found, A) == "one"
 
 
-def test_what_overlaps_something_new_has_been_missed_going():
+def test_a_new_symbol_ends_those_it_overlaps():
     found = table((10, ADDED, symbol(A, "one")), (20, ADDED, symbol(A + 32, "two")))
     assert name_at(found, A) is None
     assert name_at(found, A, 19) == "one"
     assert name_at(found, A + 32) == "two"
 
 
-def test_a_reading_ends_what_it_does_not_have_and_adds_what_it_has():
+def test_a_reading_ends_missing_symbols_and_adds_new_ones():
     page = symbol(A + 8192, "kprobe_insn_page", 4096, OOL)
     found = table(
         (0, ALL_READ, symbol(A, "gone"), symbol(A + 64, "kept"), page),
@@ -168,8 +168,8 @@ def test_a_reading_ends_what_it_does_not_have_and_adds_what_it_has():
     assert [c.symbol.name for c in found.live()] == ["bpf_prog_kept"]
 
 
-def test_a_reading_that_took_long_does_not_undo_what_came_meanwhile():
-    """Its time is when it began; changes since then may be in it or not."""
+def test_a_slow_reading_does_not_undo_changes_made_during_it():
+    """The time of a reading is its start; later changes may be in it or not."""
     found = table(
         (0, ALL_READ, symbol(A, "a"), symbol(A + 64, "b")),
         (150, REMOVED, symbol(A, "a")),
@@ -179,7 +179,7 @@ def test_a_reading_that_took_long_does_not_undo_what_came_meanwhile():
     assert [c.symbol.name for c in found.live()] == ["bpf_prog_b", "bpf_prog_c"]
 
 
-def test_a_late_reading_does_not_displace_what_came_since_at_a_reused_address():
+def test_a_late_reading_does_not_displace_newer_symbols_at_a_reused_address():
     found = table(
         (0, ALL_READ, symbol(A, "a")),
         (150, REMOVED, symbol(A, "a")),
@@ -192,8 +192,8 @@ def test_a_late_reading_does_not_displace_what_came_since_at_a_reused_address():
     assert ends == sorted(ends)
 
 
-def test_history_stays_in_order_when_a_reading_ends_something_late():
-    """A look-up goes back from the end only as far as its time."""
+def test_history_stays_sorted_when_a_reading_ends_symbols_late():
+    """A look-up scans the history backwards only to its time."""
     page = symbol(A + 8192, "kprobe_insn_page", 4096, OOL)
     found = table(
         (0, ALL_READ, symbol(A, "a"), page),
@@ -205,8 +205,8 @@ def test_history_stays_in_order_when_a_reading_ends_something_late():
     assert name_at(found, A + 8192, 120 * MS) is None
 
 
-def test_a_removal_names_what_was_added_unseen():
-    """Its record was lost; it was loaded after the last reading."""
+def test_a_removal_names_a_symbol_whose_load_was_lost():
+    """The load record was lost, so it was loaded after the last reading."""
     found = table((100, PROGRAMS_READ), (300, REMOVED, symbol(A, "unseen")))
     assert name_at(found, A, 200) == "unseen"
     assert name_at(found, A, 99) is None
@@ -217,8 +217,8 @@ def lost(since_ns, until_ns):
     return KsymbolChange(since_ns, KsymbolAction.LOST, until_ns=until_ns)
 
 
-def test_between_a_loss_and_the_next_reading_nothing_is_guessed():
-    """Neither the old nor the new program is shown, but for one whose load time is known."""
+def test_nothing_is_guessed_between_a_loss_and_the_next_reading():
+    """Neither the old nor the new program is shown, unless its load time is known."""
     found = table((0, ALL_READ, symbol(A, "old"), symbol(A + 64, "kept"), symbol(A + 128, "left")))
     found.apply(lost(100, 120))
     for offset in (0, 64, 128):
@@ -235,14 +235,14 @@ def test_between_a_loss_and_the_next_reading_nothing_is_guessed():
     assert [name_at(found, A + 192, time_ns) for time_ns in (99, 149, 150)] == [None, "?", "timed"]
 
 
-def test_a_program_that_was_loaded_again_meanwhile_is_not_the_one_from_before():
+def test_a_reloaded_program_is_distinguished_from_its_predecessor():
     found = table((0, ALL_READ, symbol(A, "a", since_ns=5)))
     found.apply(lost(100, 120))
     found.apply(KsymbolChange(200, PROGRAMS_READ, (symbol(A, "a", since_ns=150),)))
     assert [name_at(found, A, time_ns) for time_ns in (99, 149, 150)] == ["a", "?", "a"]
 
 
-def test_trampolines_stay_in_doubt_until_all_is_read():
+def test_trampolines_stay_uncertain_until_a_full_reading():
     page = symbol(A + 8192, "ftrace_trampoline", 4096, OOL)
     found = table((0, ALL_READ, page))
     found.apply(lost(100, 120))
@@ -252,7 +252,7 @@ def test_trampolines_stay_in_doubt_until_all_is_read():
     assert name_at(found, A + 8192, 250) == "ftrace_trampoline"
 
 
-def test_a_reading_that_began_before_the_loss_was_noticed_does_not_end_the_doubt():
+def test_a_reading_from_before_the_loss_was_noticed_does_not_end_uncertainty():
     found = table((0, ALL_READ, symbol(A, "a")))
     found.apply(lost(100, 220))
     found.apply(KsymbolChange(200, PROGRAMS_READ, (symbol(A, "a"),)))
@@ -263,15 +263,15 @@ def test_a_reading_that_began_before_the_loss_was_noticed_does_not_end_the_doubt
     assert (name_at(found, A), name_at(found, A + 64, 215)) == ("a", "b")
 
 
-def test_a_removal_whose_load_was_lost_leaves_a_doubt():
+def test_a_removal_whose_load_was_lost_leaves_an_uncertain_entry():
     found = table((50, PROGRAMS_READ))
     found.apply(lost(100, 120))
     found.apply(KsymbolChange(115, REMOVED, (symbol(A, "unseen"),)))
     assert [name_at(found, A, time_ns) for time_ns in (60, 99, 110)] == [None, None, "?"]
 
 
-def test_a_removal_does_not_show_that_a_program_was_there_since_the_loss():
-    """It may have been unloaded, and loaded again."""
+def test_a_removal_does_not_prove_presence_since_the_loss():
+    """The program may have been unloaded and reloaded."""
     found = table((0, ALL_READ, symbol(A, "a")))
     found.apply(lost(100, 120))
     found.apply(KsymbolChange(115, REMOVED, (symbol(A, "a"),)))
@@ -294,7 +294,7 @@ def test_frames_say_that_records_were_lost(live):
     assert again.frames[0].function == "bpf_prog_1_old"
 
 
-def test_without_lengths_code_ends_at_the_next_symbol():
+def test_a_symbol_without_length_ends_at_the_next_one():
     found = table(
         (0, ALL_READ, symbol(A, "a", 0), symbol(A + 80, "b", 0), symbol(A + 8192, "t", 0, OOL))
     )
@@ -306,7 +306,7 @@ def test_without_lengths_code_ends_at_the_next_symbol():
     assert name_at(found, A + 64) is None, "now its length is known"
 
 
-def test_large_programs_are_found_on_each_of_their_pages():
+def test_large_programs_are_found_on_all_their_pages():
     found = table((1, ADDED, symbol(A, "large", 3 * 4096 + 5)))
     for offset in (0, 4096, 3 * 4096 + 4):
         assert name_at(found, A + offset) == "large"
@@ -326,7 +326,7 @@ def test_history_is_bounded_in_number_and_time():
     assert len(found._ended) == 0
 
 
-def test_frames_say_what_they_are(live):
+def test_frames_have_the_kind_of_their_code(live):
     symbolizer, source = live
     name = "bpf_prog_2222222222222222_new"
     program = BpfProgram(7, "kprobe", "2" * 16, 5, "vfs_read")
@@ -349,8 +349,8 @@ def test_frames_say_what_they_are(live):
     assert source.closed
 
 
-def test_stacks_follow_what_is_loaded_and_never_show_a_stale_name(live):
-    """The same raw stack at five times; the same object as long as the code is the same."""
+def test_stacks_follow_loads_and_never_show_a_stale_name(live):
+    """The same raw stack at five times gives the same object while the code is unchanged."""
     symbolizer, source = live
     new = Ksymbol(A, 64, "bpf_prog_2_new", BPF, 30)
     source.changes = [
@@ -372,8 +372,8 @@ def test_stacks_follow_what_is_loaded_and_never_show_a_stale_name(live):
     assert names == {10: old, 15: old, 35: ["", "run"], 45: new_names, 46: new_names}
 
 
-def test_a_name_once_found_outlives_the_history(live):
-    """A stack resolved again when its window closes must not lose the names it had."""
+def test_a_resolved_name_outlives_the_history(live):
+    """A stack resolved again when its window closes keeps its names."""
     symbolizer, source = live
     source.changes = [
         KsymbolChange(1, PROGRAMS_READ, (Ksymbol(A, 64, "bpf_prog_1_old", BPF, 1),)),
@@ -388,7 +388,7 @@ def test_a_name_once_found_outlives_the_history(live):
     assert first.frames[0].function == "bpf_prog_1_old"
 
 
-def test_modules_come_before_loose_code(live):
+def test_modules_take_precedence_over_ksymbols(live):
     symbolizer, source = live
     inside = Ksymbol(0xFFFFFFFF81001000, 64, "bpf_prog_9_evil", BPF)
     source.changes = [KsymbolChange(1, ADDED, (inside,))]
@@ -397,7 +397,7 @@ def test_modules_come_before_loose_code(live):
     assert frame.function == "run"
 
 
-def test_find_and_explain_know_loose_code(live):
+def test_find_and_explain_include_ksymbols(live):
     symbolizer, source = live
     symbolizer.advance(10)
     (match,) = symbolizer.find("bpf_prog_1_old")

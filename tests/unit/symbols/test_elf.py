@@ -107,13 +107,13 @@ def module(tmp_path):
         (1 << 63, None, ""),
     ],
 )
-def test_sections_of_a_module_follow_each_other_without_init(module, rva, name, section):
+def test_module_sections_are_laid_out_in_order_without_init(module, rva, name, section):
     match = ElfSymbols(str(module)).find(rva)
     assert (match and match.line.function) == name
     assert not match or match.section == section
 
 
-def test_identity_is_that_of_the_running_module(module):
+def test_the_file_id_is_that_of_the_running_module(module):
     symbols = ElfSymbols(str(module))
     assert (symbols.name, symbols.build_id) == ("snd_test", BUILD_ID)
     assert symbols.file_id == make_file_id(BUILD_ID)
@@ -130,14 +130,14 @@ def test_identity_is_that_of_the_running_module(module):
         ("debug", bytes),
     ],
 )
-def test_compressed_modules_read_the_same(tmp_path, suffix, pack):
+def test_compressed_modules_give_the_same_symbols(tmp_path, suffix, pack):
     path = tmp_path / f"snd-test.ko.{suffix}"
     path.write_bytes(pack(MODULE))
     symbols = ElfSymbols(str(path))
     assert (symbols.name, symbols.find(0x10).line.function) == ("snd_test", "first")
 
 
-def test_vmlinux_counts_from_text(tmp_path):
+def test_rvas_of_vmlinux_are_relative_to_text(tmp_path):
     base = 0xFFFF_FFFF_8100_0000
     path = tmp_path / "vmlinux-6.12"
     path.write_bytes(make_elf(
@@ -172,7 +172,7 @@ def test_a_stripped_file_uses_the_installed_debug_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "content", [b"", b"\x7fELF", b"text", MODULE[:70], lzma.compress(b"x" * 99)[:40]]
 )
-def test_what_is_no_elf_file_is_refused_by_name(tmp_path, content):
+def test_a_file_that_is_not_elf_is_rejected_by_name(tmp_path, content):
     path = tmp_path / "broken.ko"
     path.write_bytes(content)
     with pytest.raises(KProfilerError, match=r"broken\.ko"):
@@ -217,7 +217,7 @@ def host(tmp_path):
 
 
 def test_sizes_bound_the_functions_of_a_running_module(host, module):
-    """What kallsyms alone names up to the next symbol ends where the file says."""
+    """Functions end where the file says, not at the next symbol of kallsyms."""
     ends = [TEXT + rva for rva in (0x30, 0xA5, 0xE0)]
     bare, exact = Symbolizer.from_files(**host), Symbolizer.from_files(**host, elf=[module])
     assert [bare.explain(end).frame.function for end in ends] == ["first", "second", "leave"]
@@ -242,7 +242,7 @@ def test_the_command_takes_sizes_from_a_file(host, module):
     assert Unresolved.NO_SYMBOL.value in shown[1]
 
 
-def test_several_files_are_told_apart_by_id(tmp_path, module):
+def test_several_files_are_distinguished_by_id(tmp_path, module):
     other = tmp_path / "other.ko"
     other.write_bytes(MODULE.replace(NOTE[-4:], b"abcd"))
     both = "--elf", module, "--elf", other
@@ -256,5 +256,5 @@ def test_several_files_are_told_apart_by_id(tmp_path, module):
     "arguments",
     [[], ["--rva", "1"], ["--elf", "x"], ["--elf", "x", "--kallsyms", "y", "--rva", "1"]],
 )
-def test_wrong_use_is_explained(arguments):
+def test_usage_errors_are_explained(arguments):
     run(*arguments, status=2)

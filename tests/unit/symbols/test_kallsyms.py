@@ -1,4 +1,4 @@
-"""kallsyms text becomes tables that name what is named there, and nothing else."""
+"""Kallsyms is parsed to tables with exactly its names."""
 
 import lzma
 import random
@@ -27,7 +27,7 @@ def named(table, offset):
     return found and (found[0].decode(), found[1] - BASE)
 
 
-def test_a_function_reaches_to_the_next_symbol_of_any_type():
+def test_a_function_extends_to_the_next_symbol_of_any_type():
     table = core((0, "T", "f"), (0x20, "d", "data"), (0x40, "t", "g"), (0x50, "T", "_etext"))
     assert [named(table, at) for at in (0, 0x1F)] == [("f", 0)] * 2
     assert named(table, 0x20) is named(table, 0x3F) is None
@@ -36,7 +36,7 @@ def test_a_function_reaches_to_the_next_symbol_of_any_type():
     assert named(table, -1) is None
 
 
-def test_padding_belongs_to_its_function_and_ends_the_one_before():
+def test_padding_belongs_to_its_function_and_ends_the_previous_one():
     table = core(
         (0x00, "t", "f"), (0x20, "t", "__pfx_g"), (0x30, "t", "g"), (0x40, "t", "h")
     )  # fmt: skip
@@ -66,7 +66,7 @@ def test_padding_without_its_function_is_a_gap():
         ([("T", "__irqentry_text_start"), ("t", "irq_entries_start")], "irq_entries_start"),
     ],
 )
-def test_alias_rule(symbols, shown):
+def test_the_best_alias_is_displayed(symbols, shown):
     for order in (symbols, symbols[::-1]):
         table = core(*((0, kind, name) for kind, name in order), (16, "t", "next"))
         assert named(table, 0) == (shown, 0)
@@ -76,14 +76,14 @@ def test_alias_rule(symbols, shown):
             assert table.find_address(name.encode()) == BASE, "no name is lost"
 
 
-def test_code_behind_a_boundary_marker_is_not_named_after_it():
+def test_a_boundary_marker_does_not_name_code():
     table = core((0, "t", "f"), (0x10, "T", "__entry_text_end"), (0x1000, "T", "_etext"))
     assert named(table, 0xF) == ("f", 0)
     assert named(table, 0x10) is named(table, 0xFFF) is None
     assert table.find_address(b"__entry_text_end") == BASE + 0x10
 
 
-def test_nothing_is_named_64_kib_behind_a_symbol():
+def test_a_symbol_names_at_most_64_kib():
     table = core((0, "t", "f"), (0x20_0000, "t", "g"))
     assert named(table, 0xFFFF) == ("f", 0)
     assert named(table, 0x1_0000) is None
@@ -107,7 +107,7 @@ def test_module_lines_need_not_be_sorted():
     assert named(table, 0x3001) == ("late", 0x3000)
 
 
-def test_clones_right_behind_the_lines_of_their_module_are_freed():
+def test_clones_right_after_their_module_are_recognised_as_freed():
     live = text((0x2000, "t", "live"), (0x2100, "d", "x"), (0x2F00, "T", "exported"), module="a")
     clones = text((0x4010, "T", "a_init"), (0x4100, "T", "a_early"), module="a")
     others = text((0x3000, "T", "b_init"), module="b")
@@ -124,8 +124,8 @@ def test_clones_right_behind_the_lines_of_their_module_are_freed():
 
 
 @pytest.mark.parametrize("alone", ["xxhash_generic", "bridge"])
-def test_clones_of_a_captured_kernel_are_told_from_its_modules(clones_lines, alone):
-    """The lines of one module with its clones behind them, as if it were the only one."""
+def test_clones_of_a_captured_kernel_are_distinguished_from_modules(clones_lines, alone):
+    """The lines of one module followed by its clones, as if it were the only module."""
     mine = [line for line in clones_lines if line[3] == alone]
     data = "".join(f"{a:016x} {k} {n}\t[{m}]\n" for a, k, n, m in mine).encode()
     found = parse_kallsyms([data])
@@ -178,14 +178,14 @@ def test_a_bad_line_is_counted_and_skipped(bad):
     ],
 )
 def test_a_bad_line_ends_the_function_before_it(bad, ends):
-    """At its address, or if that is not told, as early as it can begin."""
+    """At the bad line's address, or if that is unknown, right after the last symbol."""
     table = parse_kallsyms([text((0, "t", "a")) + bad + text((0x200, "t", "c"))]).core
     assert named(table, 0) == named(table, ends - 1) == ("a", 0)
     assert named(table, ends) is named(table, 0x1FF) is None
     assert named(table, 0x200) == ("c", 0x200)
 
 
-def test_lines_in_the_wrong_order_give_no_wrong_name(clones_lines):
+def test_out_of_order_lines_give_no_wrong_name(clones_lines):
     lines = [line for line in clones_lines if not line[3]]
     names = {}
     for address, _, name, _ in lines:
@@ -212,7 +212,7 @@ def test_a_bad_line_of_a_module_ends_the_function_before_it_too():
     assert named(table, 0x2100) is named(table, 0x21FF) is None
 
 
-def test_a_last_line_without_its_end_names_nothing():
+def test_an_incomplete_last_line_names_nothing():
     whole = text((0, "T", "first"), (0x10, "T", "second"))
     for end in range(len(whole)):
         found = parse_kallsyms([whole[:end]])
@@ -224,14 +224,14 @@ def test_a_last_line_without_its_end_names_nothing():
             assert named(found.core, 0x10) is None
 
 
-def test_a_module_whose_lines_are_cut_off_has_no_names():
+def test_a_module_with_truncated_lines_has_no_names():
     data = text((0x2000, "t", "a"), module="m")
     data += text((0x3000, "t", "b"), (0x3100, "t", "c"), module="n")
     assert parse_kallsyms([data]).blocks.keys() == {"m", "n"}
     assert parse_kallsyms([data[:-1]]).blocks.keys() == {"m"}
 
 
-def test_tables_do_not_depend_on_how_the_file_is_cut(clones_folder):
+def test_tables_do_not_depend_on_the_size_of_pieces(clones_folder):
     data = lzma.decompress((clones_folder / "kallsyms.xz").read_bytes())
     whole = parse_kallsyms([data])
     for size in (1000, 4071, 65_536):
@@ -247,7 +247,7 @@ def test_tables_do_not_depend_on_how_the_file_is_cut(clones_folder):
             ]
 
 
-def test_hidden_addresses_are_seen_in_the_first_piece():
+def test_hidden_addresses_are_detected_in_the_first_piece():
     piece = b"0000000000000000 A percpu\n" + b"0000000000000000 T f\n" * 1000
     pieces = iter([piece, b"never read\n"])
     assert parse_kallsyms(pieces).hidden
@@ -262,7 +262,7 @@ def test_addresses_may_cross_a_4_gib_boundary():
         assert table.lookup(low + at * 0x40 + 5) == (b"f%d" % at, low + at * 0x40)
 
 
-def test_symbols_4_gib_below_the_others_are_counted_and_left_out():
+def test_symbols_4_gib_below_the_others_are_counted_and_dropped():
     data = b"0000000000001000 T " + b"x" * 300 + b"\n" + text((0, "T", "f"), (16, "T", "_etext"))
     found = parse_kallsyms([data])
     assert found.bad_lines == 1
@@ -281,7 +281,7 @@ def test_symbols_4_gib_below_the_others_are_counted_and_left_out():
         (".cold", ".cold", ""),
     ],
 )
-def test_suffixes_of_the_compiler(name, function, system_name):
+def test_compiler_suffixes_are_removed_from_names(name, function, system_name):
     line = make_line(name.encode())
     assert (line.function, line.system_name) == (function, system_name)
 
@@ -298,8 +298,8 @@ def test_no_function_is_taken_for_a_marker(clones_lines):
     assert [name for name in functions if is_marker(name.encode())] == []
 
 
-def test_no_boundary_names_the_code_at_it_or_behind_it(boundaries):
-    """The function that starts at the boundary does, though its name may be longer."""
+def test_no_boundary_marker_names_code(boundaries):
+    """The function at the boundary does, even if its name is longer."""
     for marker in boundaries:
         table = core(
             (0, "T", marker.decode()), (0, "T", "x" * 99), (0x20, "t", marker.decode()),

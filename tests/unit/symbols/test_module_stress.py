@@ -1,4 +1,4 @@
-"""Modules are loaded and unloaded while several threads resolve; no name is ever wrong."""
+"""Several threads resolve while modules are loaded and unloaded; no name is ever wrong."""
 
 import os
 import random
@@ -15,12 +15,12 @@ PLACES = 6
 RESOLVERS = 2
 
 
-def test_look_ups_during_loading_and_unloading_are_right(tmp_path):
-    """Each place is used by modules of alternating names; the oracle is what the loader did."""
+def test_lookups_during_loads_and_unloads_are_right(tmp_path):
+    """Modules with alternating names use each place; the oracle is the loader's log."""
     host = Host(tmp_path)
     watch = ModuleWatch(host.files, lambda: host.events)
     symbolizer = Symbolizer.live(host.files, modules=watch)
-    lives = [[] for _ in range(PLACES)]  # (since, until, name): surely there between both
+    lives = [[] for _ in range(PLACES)]  # (since, until, name): certainly loaded in between
     stop = threading.Event()
     problems, counts = [], [0] * RESOLVERS
 

@@ -1,4 +1,4 @@
-"""To whom an address belonged when: a module's removal is known to lie between two looks."""
+"""Owners of addresses over time: a module's removal is known to be between two readings."""
 
 import lzma
 import random
@@ -21,7 +21,7 @@ BEGAN_NS = 1_000_000 * MS
 
 
 class Clock:
-    """Boot time that stands still until it is moved."""
+    """Boot time that changes only when a test sets it."""
 
     def __init__(self):
         self.ns = BEGAN_NS
@@ -50,8 +50,10 @@ def symbolizer(host, clock):
     found.close()
 
 
-def test_between_the_last_look_and_the_announcement_an_address_is_nobodys(host, symbolizer, clock):
-    """Another module was loaded there before the removal of the first was received."""
+def test_an_address_has_no_owner_between_the_last_reading_and_the_announcement(
+    host, symbolizer, clock
+):
+    """Another module is loaded there before the removal of the first is received."""
     clock.ns += 10 * MS
     settle(symbolizer, now_ns=clock)
     seen_ns = clock.ns
@@ -76,7 +78,7 @@ def test_between_the_last_look_and_the_announcement_an_address_is_nobodys(host, 
 
 
 def wake_until(host, symbolizer, clock, reached, limit_s=20):
-    """Have the watch work, at the time of now, until something is so."""
+    """Run the watch at the current time until a condition holds."""
     end = time.monotonic() + limit_s
     while not reached():
         assert time.monotonic() < end
@@ -86,7 +88,7 @@ def wake_until(host, symbolizer, clock, reached, limit_s=20):
 
 
 @pytest.mark.parametrize("missing", ["names", "sections"])
-def test_what_could_not_be_read_is_tried_again_once_a_minute(host, symbolizer, clock, missing):
+def test_failed_reads_are_retried_once_a_minute(host, symbolizer, clock, missing):
     clock.ns += 20 * MS
     host.load("fresh", TEXT + 0x4000, announce=False)
     hidden = host.root / ("proc/kallsyms" if missing == "names" else "sys/module/fresh")
@@ -119,7 +121,7 @@ def test_what_could_not_be_read_is_tried_again_once_a_minute(host, symbolizer, c
 
 
 def read_captured():
-    """The datagrams about modules of a boot in which modules were loaded and unloaded."""
+    """The module datagrams of a boot in which modules were loaded and unloaded."""
     data = lzma.decompress(CAPTURED.read_bytes())
     while data:
         *_, length = struct.unpack_from("<dIII", data)
@@ -131,7 +133,7 @@ def read_captured():
 
 @pytest.mark.parametrize("seed", range(2))
 def test_no_name_is_wrong_whenever_captured_uevents_are_received(host, symbolizer, clock, seed):
-    """Freed addresses are used again at once; receipt is late by up to 40 ms."""
+    """Freed addresses are reused at once; datagrams are received up to 40 ms late."""
     random_, places = random.Random(seed), {"old": 0}
     owners = [(0, 0, "old")]  # (time, place, whose it is from then on)
     right = unresolved = 0

@@ -1,4 +1,4 @@
-"""Modules that come and go: announcements and looks become snapshots for each time."""
+"""Module tracking: announcements and readings become snapshots over time."""
 
 import errno
 import logging
@@ -47,8 +47,8 @@ def test_a_module_is_known_soon_after_its_announcement(host, symbolizer):
     assert frame(symbolizer, TEXT + 0x14, before_ns - 10**9).module is None
 
 
-def test_what_ran_before_the_announcement_belongs_to_the_module(host, symbolizer):
-    """Init code and the functions that it calls, from the last look that showed them free."""
+def test_code_that_ran_before_the_announcement_belongs_to_the_module(host, symbolizer):
+    """Init code and the functions it calls, since the last reading in which they were free."""
     between_ns = boot_ns()
     host.load("fresh")
     settle(symbolizer)
@@ -75,7 +75,7 @@ def test_a_reload_at_the_same_address_is_another_module(host, symbolizer):
     assert frame(symbolizer, TEXT + 0x14, gap_ns).function in ("", "other_fresh_a")
 
 
-def test_a_reload_within_one_batch_is_seen(host, symbolizer):
+def test_a_reload_within_one_batch_is_detected(host, symbolizer):
     host.load("fresh")
     settle(symbolizer)
     before = symbolizer.module("fresh")
@@ -89,7 +89,7 @@ def test_a_reload_within_one_batch_is_seen(host, symbolizer):
     assert symbolizer.module("fresh").generation > before.generation
 
 
-def test_an_unloaded_module_is_named_for_its_time_only(host, symbolizer):
+def test_an_unloaded_module_is_named_only_for_its_lifetime(host, symbolizer):
     ran_ns = boot_ns()
     settle(symbolizer)
     host.unload("old")
@@ -99,8 +99,8 @@ def test_an_unloaded_module_is_named_for_its_time_only(host, symbolizer):
     assert (gone.module, gone.unresolved) == (None, Unresolved.MODULE_GONE)
 
 
-def test_an_address_used_again_by_another_module_is_never_the_neighbours(host, symbolizer):
-    """Without an announcement of the end it is nobody's between two looks."""
+def test_a_reused_address_never_gets_the_name_of_the_wrong_module(host, symbolizer):
+    """If the removal was not announced, the address has no owner between two readings."""
     ran_ns = boot_ns() - 10**9
     time.sleep(0.12)
     settle(symbolizer)
@@ -114,7 +114,7 @@ def test_an_address_used_again_by_another_module_is_never_the_neighbours(host, s
 
 
 def test_init_code_is_named_while_it_runs_and_a_failure_leaves_nothing(host, symbolizer):
-    """It is not announced: looking finds it."""
+    """Running init code is not announced; polling finds it."""
     host.load("failing", state="Loading", announce=False)
     time.sleep(0.12)
     symbolizer.advance(boot_ns())
@@ -132,7 +132,7 @@ def test_init_code_is_named_while_it_runs_and_a_failure_leaves_nothing(host, sym
     assert not symbolizer.find("failing_init")
 
 
-def test_init_code_that_succeeds_is_gone_afterwards(host, symbolizer):
+def test_init_code_is_gone_after_it_succeeded(host, symbolizer):
     host.load("slow", state="Loading", announce=False)
     time.sleep(0.12)
     symbolizer.advance(boot_ns())
@@ -148,7 +148,7 @@ def test_init_code_that_succeeds_is_gone_afterwards(host, symbolizer):
     assert not symbolizer.find("slow_init")
 
 
-def test_lost_announcements_lead_to_a_rescan(host, symbolizer):
+def test_lost_announcements_cause_a_rescan(host, symbolizer):
     host.load("fresh", announce=False)
     host.events.error = OSError(errno.ENOBUFS, "lost")
     host.events.wake()
@@ -157,7 +157,7 @@ def test_lost_announcements_lead_to_a_rescan(host, symbolizer):
     assert symbolizer.watch.counts.rescans == 1
 
 
-def test_a_failing_watcher_starts_again_and_misses_nothing(host, symbolizer, caplog):
+def test_a_failing_watch_restarts_and_misses_nothing(host, symbolizer, caplog):
     caplog.set_level(logging.CRITICAL)
     host.load("fresh", announce=False)
     host.events.error = OSError(errno.EBADF, "broken")
@@ -167,7 +167,7 @@ def test_a_failing_watcher_starts_again_and_misses_nothing(host, symbolizer, cap
     assert symbolizer.watch.counts.restarts == 1
 
 
-def test_a_burst_is_handled_together(host, symbolizer):
+def test_a_burst_of_announcements_is_handled_together(host, symbolizer):
     readings = symbolizer.watch.counts.readings
     opened = host.kallsyms_opened
     for number in range(50):
@@ -180,7 +180,7 @@ def test_a_burst_is_handled_together(host, symbolizer):
     assert host.kallsyms_opened - opened <= 50
 
 
-def test_a_module_that_comes_while_names_are_read_gets_its_own(host, symbolizer):
+def test_a_module_loaded_while_names_are_read_gets_its_own_names(host, symbolizer):
     def load_once():
         host.before_kallsyms = lambda: None
         kallsyms = host.root / "proc/kallsyms"
@@ -195,7 +195,7 @@ def test_a_module_that_comes_while_names_are_read_gets_its_own(host, symbolizer)
     wait_for_name(symbolizer, TEXT + 0x8014, "late_a")
 
 
-def test_names_that_cannot_be_read_yet_say_so_and_come_later(host, symbolizer):
+def test_pending_names_are_reported_and_read_later(host, symbolizer):
     kallsyms = host.root / "proc/kallsyms"
     host.load("fresh", announce=False)
     kallsyms.write_text(CORE)
@@ -207,7 +207,7 @@ def test_names_that_cannot_be_read_yet_say_so_and_come_later(host, symbolizer):
     wait_for_name(symbolizer, TEXT + 0x14, "fresh_a")
 
 
-def test_a_module_without_names_is_not_looked_for_for_ever(host, symbolizer):
+def test_the_search_for_a_module_without_names_ends(host, symbolizer):
     host.load("fresh", announce=False)
     (host.root / "proc/kallsyms").write_text(CORE)
     opened = host.kallsyms_opened
@@ -221,7 +221,7 @@ def test_a_module_without_names_is_not_looked_for_for_ever(host, symbolizer):
     assert frame(symbolizer, TEXT + 0x14).unresolved is Unresolved.NO_SYMBOL_TABLE
 
 
-def test_without_announcements_modules_are_found_by_looking(host, caplog):
+def test_without_announcements_modules_are_found_by_polling(host, caplog):
     def refuse():
         raise OSError(errno.EPERM, "no socket")
 
@@ -238,14 +238,14 @@ def test_without_announcements_modules_are_found_by_looking(host, caplog):
     symbolizer.close()
 
 
-def test_closing_ends_the_thread(host, symbolizer):
+def test_close_stops_the_thread(host, symbolizer):
     symbolizer.close()
     symbolizer.close()
     assert "kprofiler-modules" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_captured_uevents_are_understood():
-    """All module events of a boot, among those of devices."""
+def test_captured_uevents_are_parsed():
+    """All module events of a boot, among device events."""
     captured = Path(__file__).parents[2] / "data/kernel/6.12-uevents.xz"
     data = lzma.decompress(captured.read_bytes())
     events, others = [], 0
@@ -275,5 +275,5 @@ def test_captured_uevents_are_understood():
         b"add@/module/\0ACTION=add\0DEVPATH=/module/\0SUBSYSTEM=module",
     ],
 )
-def test_other_datagrams_are_passed_over(data):
+def test_other_datagrams_are_ignored(data):
     assert parse_uevent(data) is None

@@ -1,4 +1,4 @@
-"""Modules: ranges as they lie in memory, identity, relative addresses."""
+"""Modules: ranges in memory, identity, relative addresses."""
 
 import lzma
 import random
@@ -40,8 +40,8 @@ def test_every_function_keeps_its_relative_address_and_name(clones, clones_folde
     assert checked > 900
 
 
-def test_every_text_symbol_of_kallsyms_is_named_as_itself(clones, clones_lines):
-    """Live functions of modules and core, init text excepted, against the obvious parse."""
+def test_every_text_symbol_of_kallsyms_resolves_to_itself(clones, clones_lines):
+    """Live functions of modules and vmlinux, except init text, against a naive parser."""
     init = [
         next(a for a, _, name, _ in clones_lines if name == marker) for marker in ("_etext", "_end")
     ]
@@ -66,7 +66,7 @@ def test_every_text_symbol_of_kallsyms_is_named_as_itself(clones, clones_lines):
 
 
 def test_freed_init_functions_name_no_frame(clones, clones_lines):
-    """Each address of a clone shows the live symbol there, or nothing."""
+    """The address of a clone resolves to the live symbol there, or to nothing."""
     freed = clones.snapshot.freed
     assert len(freed) == 26
     collisions = 0
@@ -95,7 +95,7 @@ def test_init_text_of_the_kernel_names_no_frame(clones, clones_lines):
             assert frame.address == address - frame.module.base
 
 
-def test_ranges_of_modules_do_not_overlap_though_their_extents_do(modules, modules_files):
+def test_module_ranges_do_not_overlap_though_addresses_and_sizes_do(modules, modules_files):
     listed, bad = parse_modules(modules_files.read_bytes("/proc/modules"))
     assert (len(listed), bad) == (126, 0)
     extents = sorted((m.address, m.address + m.size) for m in listed)
@@ -118,8 +118,8 @@ def pages(modules_folder):
 
 
 @pytest.mark.parametrize("sysfs", [True, False])
-def test_modules_claim_the_pages_of_their_functions_alone(pages, modules_folder, sysfs):
-    """Neither data, nor what may come to lie behind the guard page at the end of the text."""
+def test_modules_cover_only_the_pages_of_their_functions(pages, modules_folder, sysfs):
+    """Neither data nor what may be allocated after the guard page at the end of the text."""
     symbolizer = Symbolizer.from_files(
         kallsyms=modules_folder / "pages.xz",
         modules=modules_folder / "proc_modules",
@@ -144,8 +144,8 @@ def test_modules_claim_the_pages_of_their_functions_alone(pages, modules_folder,
     assert wrong == []
 
 
-def test_a_trampoline_behind_a_module_keeps_its_name(pages, modules_folder):
-    """Though it was made when the module was there: the page behind the guard page of its text."""
+def test_a_trampoline_after_a_module_keeps_its_name(pages, modules_folder):
+    """It may have been allocated after the module, right after the guard page of its text."""
     symbolizer = Symbolizer.from_files(
         kallsyms=modules_folder / "pages.xz", modules=modules_folder / "proc_modules"
     )
@@ -155,7 +155,7 @@ def test_a_trampoline_behind_a_module_keeps_its_name(pages, modules_folder):
 
 
 @pytest.mark.parametrize("sections", [{".text": 0, ".exit.text": BASE + 0x1000}, {".text": 0}])
-def test_a_text_that_reads_zero_claims_nothing(sections):
+def test_a_text_address_of_zero_covers_nothing(sections):
     table = parse_kallsyms([b"%016x t f\t[m]\n" % (BASE + 0x40)]).blocks["m"]
     listed = ProcModule("m", 0x4000, "Live", BASE)
     files = ModuleFiles(sections, None, "", "")
@@ -167,7 +167,7 @@ def test_a_text_that_reads_zero_claims_nothing(sections):
     assert hidden.ranges == ()
 
 
-def test_without_names_a_module_ends_where_anything_else_begins():
+def test_a_module_without_names_ends_at_the_next_allocation():
     listed = ProcModule("m", 0x9000, "Live", BASE)
     files = ModuleFiles({".text": BASE, ".data": BASE - 0x5000}, None, "", "")
     for taken, end in ([BASE, BASE + 0x3000], 0x3000), ([BASE, BASE - 0x2000], 0x9000):
@@ -181,7 +181,7 @@ def test_freed_init_text_of_ext4_belongs_to_the_module_that_reused_it(modules, m
     assert frame.module is None or frame.module.name != "ext4"
 
 
-def test_identity(modules):
+def test_modules_have_build_id_and_file_id(modules):
     ext4 = modules.module("ext4")
     assert ext4.build_id == "f1ab2d8253a14b1b2b385ab80ee913c0f136ecac"
     assert ext4.file_id == make_file_id(ext4.build_id)
@@ -198,11 +198,11 @@ def test_identity(modules):
         ("f8e1cf0f60558098edaec164ac7749df", "026a2d6a60ee6b4eb8ec85adf2e76f4d"),
     ],
 )
-def test_file_id_is_what_symbol_stores_key_on(build_id, file_id):
+def test_file_ids_match_the_keys_of_symbol_stores(build_id, file_id):
     assert make_file_id(build_id) == file_id
 
 
-def test_without_build_id_each_build_has_an_id_of_its_own():
+def test_each_build_without_build_id_has_its_own_file_id():
     ids = {
         make_file_id(None, "m", "kernel1", ""),
         make_file_id(None, "m", "kernel2", ""),
@@ -223,7 +223,7 @@ def test_all_notes_are_parsed(modules_files):
         assert find_build_id(data[:end]) is None, "a truncated note is no build id"
 
 
-def test_hostile_notes_are_survived():
+def test_hostile_notes_are_parsed_without_an_error():
     rng = random.Random(1)
     for _ in range(500):
         parse_notes(rng.randbytes(rng.randrange(80)))
@@ -238,7 +238,7 @@ def test_malformed_module_lines_are_counted():
 
 
 def test_without_sysfs_ranges_come_from_symbols(clones, clones_folder):
-    """Not root: base from /proc/modules, extent from the text symbols; the module says so."""
+    """Without root: base from /proc/modules, size from text symbols; the module says so."""
     bare = Symbolizer.from_files(
         kallsyms=clones_folder / "kallsyms.xz", modules=clones_folder / "proc_modules"
     )

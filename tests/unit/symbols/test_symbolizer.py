@@ -1,4 +1,4 @@
-"""The facade: leaf and callers, caches, history, hidden symbols, captured files."""
+"""The facade: leaves and callers, caches, history, hidden symbols, captured files."""
 
 import gzip
 import os
@@ -64,17 +64,17 @@ def host(tmp_path):
         (lambda text: text.replace("T first", "TT first"), "1 of 10 lines are malformed"),
     ],
 )
-def test_a_damaged_kallsyms_is_told(tmp_path, damage, told):
+def test_a_damaged_kallsyms_is_reported(tmp_path, damage, told):
     symbolizer = Symbolizer.live(make_host(tmp_path, damage(KALLSYMS)))
     assert any(told in problem for problem in symbolizer.problems), symbolizer.problems
 
 
-def test_a_whole_kallsyms_is_no_problem(host):
+def test_an_intact_kallsyms_has_no_problems(host):
     problems = Symbolizer.live(host).problems
     assert not [problem for problem in problems if problem.startswith("/proc/kallsyms")]
 
 
-def test_the_leaf_is_exact_and_callers_are_one_byte_before_their_return_address(host):
+def test_leaves_are_exact_and_callers_one_byte_before_their_return_address(host):
     symbolizer = Symbolizer.live(host)
     leaf, caller = symbolizer.resolve_addresses([BASE + 0x200, BASE + 0x200])
     assert (leaf.function, leaf.address, leaf.offset) == ("second", 0x200, 0)
@@ -99,7 +99,7 @@ def test_a_sample_has_kernel_frames_then_user_frames(host):
     assert (len(stack.leading), list(stack.user_addresses)) == (2, [0x5000, 0x5FFF])
 
 
-def test_one_stack_and_one_frame_object_as_long_as_symbols_are_the_same(host):
+def test_stack_and_frame_objects_are_shared_while_symbols_are_unchanged(host):
     symbolizer = Symbolizer.live(host)
     one = symbolizer.resolve(sample(BASE + 0x110, BASE + 0x210))
     assert symbolizer.resolve(sample(BASE + 0x110, BASE + 0x210, time_ns=99)) is one
@@ -108,7 +108,7 @@ def test_one_stack_and_one_frame_object_as_long_as_symbols_are_the_same(host):
     assert other.frames[0] is one.frames[0]
 
 
-def test_torn_words_are_left_out(host):
+def test_incomplete_words_are_dropped(host):
     torn = sample(BASE + 0x110)._replace(kernel_stack=struct.pack("Q", BASE + 0x110) + b"\xff" * 5)
     assert len(Symbolizer.live(host).resolve(torn).frames) == 1
 
@@ -140,7 +140,7 @@ def test_gaps_and_unknown_addresses_say_why(host):
     assert outside.unresolved is Unresolved.UNMAPPED
 
 
-def test_bpf_programs_and_trampolines_are_modules_of_their_own(host):
+def test_bpf_programs_and_trampolines_are_separate_modules(host):
     symbolizer = Symbolizer.live(host)
     (bpf,) = symbolizer.resolve_addresses([0xFFFFFFFFC0005010])
     assert bpf.kind is FrameKind.BPF
@@ -158,7 +158,7 @@ def test_bpf_programs_and_trampolines_are_modules_of_their_own(host):
     assert symbolizer.find("bpf_prog_", prefix=True)[0].address == 0xFFFFFFFFC0005000
 
 
-def test_names_to_addresses(host):
+def test_names_resolve_to_addresses(host):
     symbolizer = Symbolizer.live(host)
     assert [match.rva for match in symbolizer.find("first")] == [0x100]
     assert symbolizer.find("second") == ()
@@ -184,7 +184,7 @@ def test_interrupt_ranges_keep_markers_that_share_an_address_with_a_function(hos
         ({}, HiddenCause.NO_CAP_SYSLOG),
     ],
 )
-def test_hidden_symbols_are_not_fatal_and_the_cause_is_known(tmp_path, files, cause):
+def test_hidden_symbols_are_not_fatal_and_their_cause_is_reported(tmp_path, files, cause):
     zeros = "".join("0" * 16 + line[16:] + "\n" for line in KALLSYMS.splitlines())
     modules = "m 4096 0 - Live 0x0000000000000000\n"
     symbolizer = Symbolizer.live(make_host(tmp_path, zeros, **files, **{"proc/modules": modules}))
@@ -197,7 +197,7 @@ def test_hidden_symbols_are_not_fatal_and_the_cause_is_known(tmp_path, files, ca
     assert symbolizer.explain(BASE).reason == cause.value
 
 
-def test_a_host_without_kallsyms(tmp_path):
+def test_a_host_without_kallsyms_has_no_symbols(tmp_path):
     symbolizer = Symbolizer.live(Access(str(tmp_path)))
     assert symbolizer.hidden is HiddenCause.NO_FILE
     assert symbolizer.snapshot.modules == ()
@@ -205,7 +205,7 @@ def test_a_host_without_kallsyms(tmp_path):
     assert symbolizer.find("x") == ()
 
 
-def test_an_empty_or_unreadable_kallsyms(tmp_path):
+def test_an_empty_or_unreadable_kallsyms_is_reported(tmp_path):
     assert Symbolizer.live(make_host(tmp_path, "")).hidden is HiddenCause.UNREADABLE
     (tmp_path / "proc" / "kallsyms").unlink()
     (tmp_path / "proc" / "kallsyms").mkdir()
@@ -222,7 +222,7 @@ def test_explain_shows_all_names(host):
     assert explained.reason
 
 
-def test_from_files_takes_compressed_copies_and_refuses_a_missing_one(tmp_path):
+def test_from_files_accepts_compressed_copies_and_rejects_a_missing_one(tmp_path):
     (tmp_path / "k.gz").write_bytes(gzip.compress(KALLSYMS.encode()))
     symbolizer = Symbolizer.from_files(kallsyms=tmp_path / "k.gz")
     assert symbolizer.resolve_addresses([BASE + 0x100])[0].function == "first"
@@ -231,7 +231,7 @@ def test_from_files_takes_compressed_copies_and_refuses_a_missing_one(tmp_path):
         Symbolizer.from_files(kallsyms=tmp_path / "missing")
 
 
-def test_the_reader_closes_its_descriptor_even_when_left_early(tmp_path):
+def test_the_reader_closes_its_descriptor_even_when_abandoned(tmp_path):
     (tmp_path / "f").write_bytes(b"x" * 5_000_000)
     before = len(os.listdir("/proc/self/fd"))
     pieces = read_pieces(os.open(tmp_path / "f", os.O_RDONLY))
@@ -248,7 +248,7 @@ def test_the_reader_reports_errors(tmp_path):
         list(read_pieces(-1))
 
 
-def test_the_cache_is_bounded_and_keeps_what_is_used():
+def test_the_cache_is_bounded_and_keeps_used_entries():
     computed = []
     cache = BoundedCache(100, lambda key: computed.append(key) or key * 2)
     for key in range(1000):
