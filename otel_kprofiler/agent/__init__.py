@@ -8,11 +8,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from otel_kprofiler.agent.agent import Agent, prepare
     from otel_kprofiler.agent.logs import configure_logging, hold_logging, write_all
+    from otel_kprofiler.agent.settings import AgentConfig, agent_config
 
-__all__ = ["Agent", "configure_logging", "hold_logging", "prepare", "write_all"]
+__all__ = [
+    "Agent",
+    "AgentConfig",
+    "agent_config",
+    "configure_logging",
+    "hold_logging",
+    "prepare",
+    "write_all",
+]
 
 _MODULES = {
     "Agent": "agent",
+    "AgentConfig": "settings",
+    "agent_config": "settings",
     "configure_logging": "logs",
     "hold_logging": "logs",
     "prepare": "agent",

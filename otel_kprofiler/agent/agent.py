@@ -17,15 +17,10 @@ from otel_kprofiler.agent.exporters import (
     open_changed,
     put_in_place,
 )
-from otel_kprofiler.agent.limits import Governor, Limits, Meter, next_look_s
+from otel_kprofiler.agent.limits import Governor, Meter, next_look_s
 from otel_kprofiler.agent.memory import give_back_memory, limit_allocator, settle
 from otel_kprofiler.agent.reload import ConfigReader, Lottery
-from otel_kprofiler.agent.settings import (
-    find_fixed,
-    resource_attributes,
-    sampler_config,
-    window_schedule,
-)
+from otel_kprofiler.agent.settings import AgentConfig, find_fixed
 from otel_kprofiler.agent.systemd import Notifier
 from otel_kprofiler.agent.telemetry import Telemetry
 from otel_kprofiler.agent.watchdog import Watchdog
@@ -46,7 +41,6 @@ from otel_kprofiler.symbols import Symbolizer
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.health import HealthServer
-    from otel_kprofiler.config import Config, Receiver
 
 _DELIVERY_SHARE: Final = 0.5
 """Share of the time for stopping that is kept for delivering what was sampled."""
@@ -79,11 +73,11 @@ class Agent:
 
     def __init__(
         self,
-        config: Config,
+        config: AgentConfig,
         symbolizer: Symbolizer,
         *,
-        load: Callable[[], Config] | None = None,
-        on_config: Callable[[Config], None] | None = None,
+        load: Callable[[], AgentConfig] | None = None,
+        on_config: Callable[[AgentConfig], None] | None = None,
         access: Access | None = None,
         notifier: Notifier | None = None,
     ) -> None:
@@ -118,7 +112,7 @@ class Agent:
             ExportError: an exporter's files are unusable.
         """
         config = self._config
-        self._privileges = Privileges(drop_all=config.service.privileges.drop_all)
+        self._privileges = Privileges(drop_all=config.drop_all)
         # What libraries start in C inherits the rights of this call.
         self._reporter = reporter = run_unprivileged(self._open_reporter)
         try:
@@ -148,12 +142,14 @@ class Agent:
 
     def _time_left_s(self, kept_share: float = 0.0) -> float:
         """Time left for stopping, when a share of all of it is kept for what comes later."""
-        timeout_s = self._config.service.shutdown_timeout.seconds
+        timeout_s = self._config.shutdown_timeout_s
         return max(0.0, self._stop_by - kept_share * timeout_s - time.monotonic())
 
     def _open_reporter(self) -> Reporter:
-        opened = open_changed({}, self._config)
-        self._exporters = put_in_place({}, self._config, opened, self._telemetry.on_export)
+        opened = open_changed({}, self._config.exporters)
+        self._exporters = put_in_place(
+            {}, self._config.exporters, opened, self._telemetry.on_export
+        )
         return Reporter([running.queue for running in self._exporters.values()])
 
     def account(self) -> Account:
@@ -168,32 +164,32 @@ class Agent:
     def _count_lost_symbols(self) -> Mapping[str, int]:
         return self._pipeline.count_lost_symbol_records() if self._pipeline else {}
 
-    def _start(self, reporter: Reporter, config: Config) -> None:
-        pipeline, receiver = None, config.receiver
+    def _start(self, reporter: Reporter, config: AgentConfig) -> None:
+        pipeline = None
         prepared, self._prepared = self._prepared, None
         try:
             pipeline = open_live(
-                sampler_config(config),
-                window_schedule(config),
+                config.sampler,
+                config.schedule,
                 reporter,
                 access=self._access,
                 clock=self._clock,
-                attributes=resource_attributes(receiver),
+                attributes=config.resource,
                 exporters=reporter.accounts,
                 symbolizer=prepared,
-                loader=receiver.loader,
+                loader=config.loader,
                 pause=self._alive,
             )
             pipeline.start()
         except (HostError, SamplerError) as error:
             if pipeline:
                 pipeline.close()
-            if receiver.error_mode == "propagate":
+            if config.must_sample:
                 raise
             _log.error("no samples will be taken: %s", error.with_fix())
             return
         self._pipeline = pipeline
-        self._configure_timers(receiver)
+        self._configure_timers(config)
         self._draw(time.monotonic())
         if self._privileges:
             missing = self._privileges.reduce_this_thread()
@@ -211,7 +207,7 @@ class Agent:
             time.sleep(DRAIN_INTERVAL_S)
         self._alive()
         now = time.monotonic()
-        sync_s = self._config.receiver.clock_sync_interval.seconds
+        sync_s = self._config.clock_sync_interval_s
         if sync_s and now >= self._next_sync:
             self._next_sync = now + sync_s
             moved_ns = self._clock.sync()
@@ -231,17 +227,13 @@ class Agent:
     def _stay_within_limits(self, now: float) -> None:
         """Sample more slowly when the agent uses more than it may, faster when it uses less."""
         config = self._config
-        limits = Limits(
-            config.service.limits.max_cpu_percent / 100,
-            config.service.limits.max_rss_megabytes * 1024 * 1024,
-        )
-        interval_s = config.receiver.monitor_interval.seconds
+        limits, interval_s = config.limits, config.monitor_interval_s
         self._next_measure = now + interval_s
         if self._pipeline is None or not any(limits):
             return
         usage, settings = self._meter.read(), self._pipeline.sampler.config
         self._next_measure = now + next_look_s(usage, limits, interval_s)
-        wanted = config.receiver.samples_per_second
+        wanted = config.sampler.samples_per_second
         rate = self._governor.decide(usage, limits, settings.samples_per_second, wanted)
         if limits.rss_bytes and usage.rss_bytes > limits.rss_bytes:
             give_back_memory()
@@ -252,7 +244,7 @@ class Agent:
             100 * usage.cpu, usage.rss_bytes >> 20, settings.samples_per_second, rate,
         )  # fmt: skip
         changed_ns = self._pipeline.sampler.reconfigure(replace(settings, samples_per_second=rate))
-        self._pipeline.change_windows(changed_ns, window_schedule(config))
+        self._pipeline.change_windows(changed_ns, config.schedule)
 
     def _draw(self, now: float) -> None:
         """Begin or end a time without samples, by ``probabilistic_threshold``."""
@@ -285,14 +277,14 @@ class Agent:
             return
         self._notifier.ready(self._status())
 
-    def _change(self, config: Config) -> None:
+    def _change(self, config: AgentConfig) -> None:
         """Take over a configuration, or raise and leave everything as it is."""
         old, reporter = self._config, self._reporter
         assert reporter  # noqa: S101 - it is made before the loop
-        opened = run_unprivileged(lambda: open_changed(self._exporters, config))
+        opened = run_unprivileged(lambda: open_changed(self._exporters, config.exporters))
         health = self._health
         try:
-            if config.service.health.endpoint != old.service.health.endpoint:
+            if config.health_endpoint != old.health_endpoint:
                 health = self._open_health(config)
             self._change_receiver(old, config, reporter)
         except BaseException:
@@ -300,7 +292,9 @@ class Agent:
             if health and health is not self._health:
                 health.close()
             raise
-        self._exporters = put_in_place(self._exporters, config, opened, self._telemetry.on_export)
+        self._exporters = put_in_place(
+            self._exporters, config.exporters, opened, self._telemetry.on_export
+        )
         reporter.replace([running.queue for running in self._exporters.values()])
         if self._health and health is not self._health:
             self._health.close()
@@ -311,33 +305,32 @@ class Agent:
             self._on_config(config)
         _log.info("reloaded; new exporters: %s", ", ".join(opened) or "none")
 
-    def _change_receiver(self, old: Config, new: Config, reporter: Reporter) -> None:
+    def _change_receiver(self, old: AgentConfig, new: AgentConfig, reporter: Reporter) -> None:
         if self._pipeline is None:
             # What kept it from sampling may be gone.
             self._start(reporter, new)
             return
-        pipeline, schedule = self._pipeline, window_schedule(new)
+        pipeline = self._pipeline
         period_ns = pipeline.sampler.period_ns  # maybe lowered by a limit, and not as configured
-        changed_ns = pipeline.sampler.reconfigure(sampler_config(new))
-        if pipeline.sampler.period_ns != period_ns or schedule != window_schedule(old):
-            pipeline.change_windows(changed_ns, schedule)
-        if resource_attributes(new.receiver) != resource_attributes(old.receiver):
-            change_attributes(pipeline, self._access, resource_attributes(new.receiver))
-        self._configure_timers(new.receiver)
-        fixed = find_fixed(old.receiver, new.receiver)
+        changed_ns = pipeline.sampler.reconfigure(new.sampler)
+        if pipeline.sampler.period_ns != period_ns or new.schedule != old.schedule:
+            pipeline.change_windows(changed_ns, new.schedule)
+        if new.resource != old.resource:
+            change_attributes(pipeline, self._access, new.resource)
+        self._configure_timers(new)
+        fixed = find_fixed(old, new)
         if fixed:
             _log.warning("these changes need a restart of the agent: %s", ", ".join(fixed))
 
-    def _configure_timers(self, receiver: Receiver) -> None:
-        self._lottery.set(receiver.probabilistic_threshold, receiver.probabilistic_interval.seconds)
-        sync_s = receiver.clock_sync_interval.seconds
-        self._next_sync = min(self._next_sync, time.monotonic() + sync_s)
+    def _configure_timers(self, config: AgentConfig) -> None:
+        self._lottery.set(config.sampling_percent, config.sampling_interval_s)
+        self._next_sync = min(self._next_sync, time.monotonic() + config.clock_sync_interval_s)
 
     def _status(self) -> str:
         return "sampling" if self._pipeline else "up without samples"
 
-    def _open_health(self, config: Config) -> HealthServer | None:
-        endpoint = config.service.health.endpoint
+    def _open_health(self, config: AgentConfig) -> HealthServer | None:
+        endpoint = config.health_endpoint
         if not endpoint:
             return None
         # It brings http.server along, 2 MB beside gRPC that most agents can do without.
@@ -378,7 +371,7 @@ class Agent:
             # Told twice: the queue is not waited for any longer.
             raise SystemExit(128 + number)
         self._stop_signal = signal.Signals(number)
-        self._stop_by = time.monotonic() + self._config.service.shutdown_timeout.seconds
+        self._stop_by = time.monotonic() + self._config.shutdown_timeout_s
         if self._pipeline:
             self._pipeline.request_stop()
 

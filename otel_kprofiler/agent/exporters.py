@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from otel_kprofiler.export import (
     ExporterSettings,
@@ -13,9 +13,6 @@ from otel_kprofiler.export import (
     ProfileExporter,
     Spool,
 )
-
-if TYPE_CHECKING:
-    from otel_kprofiler.config import Config
 
 ExportObserver = Callable[[str, ExportResult, float], None]
 """Told of each export: the exporter's id, its result, and the seconds it took."""
@@ -45,11 +42,13 @@ class RunningExporter(NamedTuple):
     queue: ExportQueue
 
 
+Wanted = Mapping[str, ExporterSettings]
+"""The exporters of a configuration, by id."""
 Running = Mapping[str, RunningExporter]
 """The exporters that run, by id."""
 
 
-def open_changed(running: Running, config: Config) -> dict[str, OpenedExporter]:
+def open_changed(running: Running, wanted: Wanted) -> dict[str, OpenedExporter]:
     """Make the exporters that are new or have other settings than before.
 
     Raises:
@@ -57,7 +56,7 @@ def open_changed(running: Running, config: Config) -> dict[str, OpenedExporter]:
     """
     opened: dict[str, OpenedExporter] = {}
     try:
-        for name, settings in config.running_exporters.items():
+        for name, settings in wanted.items():
             before = running.get(name)
             if before and before.settings == settings:
                 continue
@@ -80,13 +79,13 @@ def close_exporters(opened: Opened) -> None:
 
 def put_in_place(
     running: Running,
-    config: Config,
+    wanted: Wanted,
     opened: Opened,
     observer: ExportObserver,
 ) -> dict[str, RunningExporter]:
     """Give every exporter its queue: the one that is there if what waits in it fits."""
     placed = {}
-    for name, settings in config.running_exporters.items():
+    for name, settings in wanted.items():
         fresh, before = opened.get(name), running.get(name)
         if before and fresh is None:
             placed[name] = before

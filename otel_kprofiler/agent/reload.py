@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from otel_kprofiler.errors import KProfilerError
 
 if TYPE_CHECKING:
-    from otel_kprofiler.config import Config
+    from otel_kprofiler.agent.settings import AgentConfig
 
 
 class ConfigReader:
@@ -25,20 +25,23 @@ class ConfigReader:
     """
 
     def __init__(
-        self, load: Callable[[], Config], on_begin: Callable[[], None], on_end: Callable[[], None]
+        self,
+        load: Callable[[], AgentConfig],
+        on_begin: Callable[[], None],
+        on_end: Callable[[], None],
     ) -> None:
         self._load = load
         self._on_begin = on_begin
         self._on_end = on_end
         self._wanted = False
         self._thread: threading.Thread | None = None
-        self._outcome: Config | KProfilerError | None = None
+        self._outcome: AgentConfig | KProfilerError | None = None
 
     def request(self) -> None:
         """Read the configuration soon; once for all requests before the reading begins."""
         self._wanted = True
 
-    def poll(self) -> Config | KProfilerError | None:
+    def poll(self) -> AgentConfig | KProfilerError | None:
         """What has been read, once, or why it cannot be used; None as long as there is nothing."""
         if self._thread and not self._thread.is_alive():
             self._thread, outcome = None, self._outcome

@@ -1,9 +1,17 @@
-"""From the receiver's configuration to the settings of the parts that do the work."""
+"""What the agent takes of its configuration: values for the parts that do the work.
+
+The process that checks the configuration makes them, so that the agent loads none of the libraries
+for it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from otel_kprofiler.agent.limits import Limits
+from otel_kprofiler.export import ExporterSettings
 from otel_kprofiler.pipeline import DRAIN_INTERVAL_S, FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.sampling import MAX_RING_BYTES, SamplerConfig
 
@@ -11,13 +19,57 @@ if TYPE_CHECKING:
     from otel_kprofiler.config import Config, Receiver
     from otel_kprofiler.model import AttributeValue
 
-FIXED_AT_START: Final = (
-    "loader",
-    "map_scale_factor",
-    "max_frames",
-    "bpf_verifier_log_level",
-    "no_kernel_version_check",
-)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """One configuration of the agent.
+
+    Attributes:
+        sampler: what is sampled.
+        loader: library that loads the BPF program.
+        schedule: the length of windows.
+        resource: attributes of every Resource.
+        exporters: those of the pipeline, by id and in its order.
+        must_sample: end with an error if sampling cannot start.
+        sampling_percent: chance that the host samples during one ``sampling_interval_s``.
+        sampling_interval_s: how often that is drawn.
+        monitor_interval_s: how often the agent measures itself and sends its metrics.
+        clock_sync_interval_s: how often the offset of the clocks is measured; 0: at start only.
+        limits: what the agent may use.
+        drop_all: give up every capability once it samples.
+        health_endpoint: where to listen for probes; empty: nowhere.
+        shutdown_timeout_s: longest time that stopping may take.
+        sends_metrics: whether it sends metrics about itself.
+        log_level: least important message that is logged.
+        log_encoding: ``auto``, ``console`` or ``json``.
+    """
+
+    sampler: SamplerConfig
+    loader: str
+    schedule: WindowSchedule
+    resource: Mapping[str, AttributeValue]
+    exporters: Mapping[str, ExporterSettings]
+    must_sample: bool
+    sampling_percent: int
+    sampling_interval_s: float
+    monitor_interval_s: float
+    clock_sync_interval_s: float
+    limits: Limits
+    drop_all: bool
+    health_endpoint: str
+    shutdown_timeout_s: float
+    sends_metrics: bool
+    log_level: str
+    log_encoding: str
+
+
+FIXED_AT_START: Final[Mapping[str, Callable[[AgentConfig], object]]] = {
+    "loader": lambda config: config.loader,
+    "map_scale_factor": lambda config: config.sampler.map_scale_factor,
+    "max_frames": lambda config: config.sampler.max_frames,
+    "bpf_verifier_log_level": lambda config: config.sampler.verifier_log_level,
+    "no_kernel_version_check": lambda config: config.sampler.check_kernel,
+}
 """Keys of the receiver that are used when the program is loaded, and not again."""
 
 _RING_SHARE: Final = 16
@@ -29,9 +81,39 @@ _SAMPLE_BYTES: Final = 1024
 """What a sample takes in a window if no other is like it."""
 
 
-def sampler_config(config: Config) -> SamplerConfig:
-    """The sampler's settings out of the configuration."""
-    receiver, rss_bytes = config.receiver, _limit_bytes(config)
+def agent_config(config: Config) -> AgentConfig:
+    """The agent's values out of a checked configuration."""
+    receiver, service = config.receiver, config.service
+    logs = service.telemetry.logs
+    limits = Limits(
+        service.limits.max_cpu_percent / 100, service.limits.max_rss_megabytes * 1024 * 1024
+    )
+    return AgentConfig(
+        sampler=_sampler_config(receiver, limits),
+        loader=receiver.loader,
+        schedule=_window_schedule(receiver, limits),
+        resource={
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in receiver.resource.items()
+        },
+        exporters=config.running_exporters,
+        must_sample=receiver.error_mode == "propagate",
+        sampling_percent=receiver.probabilistic_threshold,
+        sampling_interval_s=receiver.probabilistic_interval.seconds,
+        monitor_interval_s=receiver.monitor_interval.seconds,
+        clock_sync_interval_s=receiver.clock_sync_interval.seconds,
+        limits=limits,
+        drop_all=service.privileges.drop_all,
+        health_endpoint=service.health.endpoint,
+        shutdown_timeout_s=service.shutdown_timeout.seconds,
+        sends_metrics=service.telemetry.metrics.level != "none",
+        log_level="debug" if receiver.verbose_mode else logs.level,
+        log_encoding=logs.encoding,
+    )
+
+
+def _sampler_config(receiver: Receiver, limits: Limits) -> SamplerConfig:
+    rss_bytes = limits.rss_bytes
     return SamplerConfig(
         samples_per_second=receiver.samples_per_second,
         stacks=receiver.stacks,
@@ -48,10 +130,8 @@ def sampler_config(config: Config) -> SamplerConfig:
     )
 
 
-def window_schedule(config: Config) -> WindowSchedule:
-    """The length of windows out of the configuration; a limit of memory holds for them, too."""
-    receiver = config.receiver
-    fitting = _limit_bytes(config) // _WINDOW_SHARE // _SAMPLE_BYTES
+def _window_schedule(receiver: Receiver, limits: Limits) -> WindowSchedule:
+    fitting = limits.rss_bytes // _WINDOW_SHARE // _SAMPLE_BYTES
     return WindowSchedule(
         int(receiver.reporter_interval),
         receiver.reporter_jitter,
@@ -60,18 +140,6 @@ def window_schedule(config: Config) -> WindowSchedule:
     )
 
 
-def _limit_bytes(config: Config) -> int:
-    return config.service.limits.max_rss_megabytes * 1024 * 1024
-
-
-def resource_attributes(receiver: Receiver) -> dict[str, AttributeValue]:
-    """The configured attributes of every Resource."""
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in receiver.resource.items()
-    }
-
-
-def find_fixed(old: Receiver, new: Receiver) -> list[str]:
+def find_fixed(old: AgentConfig, new: AgentConfig) -> list[str]:
     """Keys whose change has no effect before the agent is started again."""
-    return [name for name in FIXED_AT_START if getattr(old, name) != getattr(new, name)]
+    return [name for name, read in FIXED_AT_START.items() if read(old) != read(new)]

@@ -13,7 +13,7 @@ CLOSE_TIMEOUT_S: Final = 2.0
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.metrics import SelfMetrics
-    from otel_kprofiler.config import Config
+    from otel_kprofiler.agent.settings import AgentConfig
 
 
 class Telemetry:
@@ -42,16 +42,16 @@ class Telemetry:
         if self._metrics:
             self._metrics.record_export(name, result, seconds)
 
-    def configure(self, config: Config) -> None:
+    def configure(self, config: AgentConfig) -> None:
         """Send metrics to the OTLP receivers of this configuration, or none."""
         receivers = {
             name: settings
-            for name, settings in config.running_exporters.items()
+            for name, settings in config.exporters.items()
             if isinstance(settings, GrpcSettings | HttpSettings)
         }
-        wanted = config.service.telemetry.metrics.level != "none" and bool(receivers)
-        interval_s = config.receiver.monitor_interval.seconds
-        settings = (receivers, interval_s, config.receiver.resource) if wanted else None
+        wanted = config.sends_metrics and bool(receivers)
+        interval_s = config.monitor_interval_s
+        settings = (receivers, interval_s, config.resource) if wanted else None
         if settings == self._settings:
             return
         self.close()
@@ -61,7 +61,7 @@ class Telemetry:
 
             self._metrics = SelfMetrics(
                 receivers,
-                config.receiver.resource,
+                config.resource,
                 interval_s=interval_s,
                 account=self._account,
                 generation=self._generation,

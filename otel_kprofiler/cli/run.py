@@ -14,6 +14,7 @@ import click
 from otel_kprofiler.config import PendingConfig
 
 if TYPE_CHECKING:
+    from otel_kprofiler.agent import AgentConfig
     from otel_kprofiler.config import Config
 
 _PRINT_TIMEOUT_S: Final = 1.0
@@ -34,19 +35,18 @@ def command(debug: bool, path: str) -> None:
     """
     # Sent to the wrong process, its default would end this one.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    pending = PendingConfig(path, fork=True)
+    pending = PendingConfig(path, _convert, fork=True)
     # The rest is done while the configuration is read by another process.
     from otel_kprofiler.agent import (  # noqa: PLC0415
         Agent,
+        agent_config,
         configure_logging,
         hold_logging,
         prepare,
     )
 
-    def configure_logs(config: Config) -> None:
-        logs = config.service.telemetry.logs
-        verbose = debug or config.receiver.verbose_mode
-        configure_logging("debug" if verbose else logs.level, logs.encoding)
+    def configure_logs(config: AgentConfig) -> None:
+        configure_logging("debug" if debug else config.log_level, config.log_encoding)
 
     hold_logging()
     symbolizer = prepare()
@@ -59,12 +59,18 @@ def command(debug: bool, path: str) -> None:
     agent = Agent(
         config,
         symbolizer,
-        load=lambda: PendingConfig(path).get(),
+        load=lambda: PendingConfig(path, agent_config).get(),
         on_config=configure_logs,
     )
     del symbolizer  # it is the agent's, which may have no use for it
     account = agent.run()
     _print(json.dumps(account.as_dict(), indent=1) + "\n")
+
+
+def _convert(config: Config) -> AgentConfig:
+    from otel_kprofiler.agent import agent_config  # noqa: PLC0415 - in the reading process only
+
+    return agent_config(config)
 
 
 def _print(text: str) -> None:

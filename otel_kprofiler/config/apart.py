@@ -13,10 +13,9 @@ import resource
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
 from otel_kprofiler.errors import ConfigError, KProfilerError
 
@@ -24,18 +23,9 @@ if TYPE_CHECKING:
     from otel_kprofiler.config.config import Config
 
 
-class Secret(str):
-    """A text that no message shows; the counterpart of pydantic's ``SecretStr``."""
-
-    __slots__ = ()
-
-    def get_secret_value(self) -> str:
-        """The text."""
-        return str(self)
-
-    def __repr__(self) -> str:
-        return "Secret('[REDACTED]')"
-
+T = TypeVar("T")
+Convert = Callable[["Config"], T]
+"""Makes of a checked configuration what its reader takes; a function of a module's top level."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,25 +35,23 @@ _ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(_
 _LIMITS: Final = {resource.RLIMIT_AS: 1 << 30, resource.RLIMIT_CPU: 60}  # bytes, seconds
 
 
-class PendingConfig:
+class PendingConfig(Generic[T]):
     """A configuration that is being read while the caller does something else.
 
     Args:
         path: YAML file.
+        convert: makes the values that are wanted of the configuration, in the other process. They
+            are pickled, and must not need the libraries of the schema.
         fork: fork this process for it, which takes half the time of a new interpreter; for a
             process that has no other threads yet.
     """
 
-    def __init__(self, path: str, *, fork: bool = False) -> None:
+    def __init__(self, path: str, convert: Convert[T], *, fork: bool = False) -> None:
         self._path = path
-        self._wait = _fork(path) if fork else _spawn(path)
+        self._wait = _fork(path, convert) if fork else _spawn(path, convert)
 
-    def get(self) -> Config:
-        """Wait for the configuration.
-
-        The result has the attributes of :class:`otel_kprofiler.config.Config`, computed ones
-        included, but is made of plain objects: ``isinstance`` tells nothing of them. Logs a
-        warning if every user can read secrets in the file.
+    def get(self) -> T:
+        """Wait for the values; logs a warning if every user can read secrets in the file.
 
         Raises:
             ConfigError: the file cannot be read, or is wrong; holds all problems.
@@ -81,17 +69,20 @@ class PendingConfig:
             raise result
         if exposure:
             _log.warning("%s", exposure)
-        return cast("Config", result)
+        return cast("T", result)
 
 
-def _spawn(path: str) -> Callable[[], tuple[bytes, int]]:
+def _spawn(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
     """Have a new interpreter read it; returns what waits for the pickled result and status.
 
     It is isolated (-I), so that it imports from where this process does, and from nowhere else:
     not from the working directory, in which others may write.
     """
     paths = [path for path in (*sys.path, _ROOT) if os.path.isabs(path)]
-    code = f"import sys; sys.path[:] = {paths!r}; from {__name__} import main; main()"
+    code = (
+        f"import sys; sys.path[:] = {paths!r}; from {__name__} import main; "
+        f"from {convert.__module__} import {convert.__qualname__} as convert; main(convert)"
+    )
     child = subprocess.Popen(
         [sys.executable, "-I", "-c", code, os.path.abspath(path)],
         stdin=subprocess.DEVNULL,
@@ -102,7 +93,7 @@ def _spawn(path: str) -> Callable[[], tuple[bytes, int]]:
     return lambda: (child.communicate()[0], child.returncode)
 
 
-def _fork(path: str) -> Callable[[], tuple[bytes, int]]:
+def _fork(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
     """Have a fork of this process read it; returns the same."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -111,7 +102,7 @@ def _fork(path: str) -> Callable[[], tuple[bytes, int]]:
         try:
             os.environ.update(_ENVIRONMENT)
             with open(writing, "wb") as file:
-                file.write(_read(path))
+                file.write(_read(path, convert))
             status = 0
         except Exception:  # noqa: BLE001 - what a new interpreter would do
             traceback.print_exc()
@@ -127,35 +118,15 @@ def _fork(path: str) -> Callable[[], tuple[bytes, int]]:
     return wait
 
 
-def to_plain(value: Any) -> Any:
-    """Sections as plain objects with the same attributes; everything else as it is."""
-    from pydantic import BaseModel, SecretStr  # noqa: PLC0415 - in the child only
-
-    if isinstance(value, BaseModel):
-        names = list(type(value).model_fields)
-        names += [
-            name
-            for kind in type(value).__mro__
-            for name, member in vars(kind).items()
-            if isinstance(member, property) and kind.__module__.startswith(__package__ or "")
-        ]
-        return SimpleNamespace(**{name: to_plain(getattr(value, name)) for name in names})
-    if isinstance(value, SecretStr):
-        return Secret(value.get_secret_value())
-    if isinstance(value, Mapping):
-        return {name: to_plain(item) for name, item in value.items()}
-    return value
-
-
-def main() -> None:
+def main(convert: Convert[object]) -> None:
     """Read the file that is named on the command line, and write it pickled to descriptor 1."""
-    content = _read(sys.argv[1])
+    content = _read(sys.argv[1], convert)
     with suppress(BrokenPipeError):  # the agent has ended meanwhile
         while content:
             content = content[os.write(1, content) :]
 
 
-def _read(path: str) -> bytes:
+def _read(path: str, convert: Convert[object]) -> bytes:
     for kind, most in _LIMITS.items():
         hard = resource.getrlimit(kind)[1]
         soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -167,7 +138,7 @@ def _read(path: str) -> bytes:
     exposure = ""
     try:
         loaded = load_config(path, environ=os.environ)
-        result, exposure = to_plain(loaded.config), find_exposure(loaded)
+        result, exposure = convert(loaded.config), find_exposure(loaded)
     except ConfigError as error:
         result = error
     return pickle.dumps((result, exposure))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from otel_kprofiler.agent import agent_config
 from otel_kprofiler.config import PendingConfig, dump_config, load_config, parse_config
 from otel_kprofiler.errors import ConfigError
 from tests.fuzz.bounds import REFUSED, read_within
@@ -46,7 +47,7 @@ def test_the_agent_says_why_it_does_not_take_such_a_file(fork, tmp_path):
     path = tmp_path / "agent.yaml"
     path.write_text(ALIASES)
     with pytest.raises(ConfigError, match="more than 10000 values"):
-        PendingConfig(str(path), fork=fork).get()
+        PendingConfig(str(path), agent_config, fork=fork).get()
 
 
 SNIPPETS = [

@@ -7,6 +7,7 @@ import grpc
 import pytest
 from pydantic import Field
 
+from otel_kprofiler.agent import agent_config
 from otel_kprofiler.agent.exporters import open_changed, put_in_place
 from otel_kprofiler.config import EXPORTERS, Exporter, PendingConfig, json_schema, parse_config
 from otel_kprofiler.errors import ConfigError
@@ -76,9 +77,9 @@ def test_what_waits_keeps_its_form_when_a_reload_changes_how_attributes_are_writ
     ):
         storage = tmp_path / "spool" if stored else ""
         text = CONFIG.format(endpoint=address, attributes=form, storage=storage)
-        config = parse_config(text, path="agent.yaml", environ={}).config
-        opened = open_changed(running, config)
-        running = put_in_place(running, config, opened, lambda *_: None)
+        wanted = parse_config(text, path="agent.yaml", environ={}).config.running_exporters
+        opened = open_changed(running, wanted)
+        running = put_in_place(running, wanted, opened, lambda *_: None)
         queue = running["otlp_grpc"].queue
         assert queue.exporter.attributes is AttributeForm(form)
         batches.append(make_batch(queue, pid))
@@ -131,9 +132,10 @@ receivers: {{kprofiler: {{}}}}
 exporters: {{tally/mine: {{path: "{tmp_path}/out"}}}}
 service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [tally/mine]}}}}}}
 """)
-    config = PendingConfig(str(path), fork=True).get()
-    placed = put_in_place({}, config, open_changed({}, config), lambda *_: None)
-    assert not open_changed(placed, PendingConfig(str(path), fork=True).get()), "nothing changed"
+    read = lambda: PendingConfig(str(path), agent_config, fork=True).get().exporters  # noqa: E731
+    wanted = read()
+    placed = put_in_place({}, wanted, open_changed({}, wanted), lambda *_: None)
+    assert not open_changed(placed, read()), "nothing changed"
     queue = placed["tally/mine"].queue
     queue.put(make_batch(queue, 7))
     assert queue.force_flush(30_000)
@@ -141,7 +143,7 @@ service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [tally/mi
     assert (tmp_path / "out").read_text() == "tally/mine: 1\n"
     path.write_text(path.read_text().replace("path:", "paht:"))
     with pytest.raises(ConfigError, match="did you mean path"):
-        PendingConfig(str(path), fork=True).get()
+        read()
     schema = json_schema()
     assert schema["$defs"]["Tally"]["required"] == ["path"]
     assert any("tally" in name for name in schema["properties"]["exporters"]["patternProperties"])

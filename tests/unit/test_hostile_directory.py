@@ -17,9 +17,10 @@ MODULES = (
 )  # fmt: skip
 READ = """
 import os
+from otel_kprofiler.agent import agent_config
 from otel_kprofiler.config import PendingConfig
 os.chdir({directory!r})
-print(list(PendingConfig("agent.yaml").get().exporters))
+print(list(PendingConfig("agent.yaml", agent_config).get().exporters))
 """
 
 

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -18,6 +17,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 
+from otel_kprofiler.agent import agent_config
 from otel_kprofiler.agent.telemetry import Telemetry
 from otel_kprofiler.config import parse_config
 from otel_kprofiler.export import ExportOutcome, ExportResult
@@ -90,7 +90,7 @@ def load(endpoint, level="normal", kind="otlp_grpc"):
     tls = "" if kind == "otlp_http" else ", tls: {insecure: true}"
     exporter = f'{kind}: {{endpoint: "{endpoint}", headers: {{key: v}}{tls}}}'
     text = CONFIG.format(exporter=exporter, level=level, name=kind)
-    return parse_config(text, path="agent.yaml", environ={}).config
+    return agent_config(parse_config(text, path="agent.yaml", environ={}).config)
 
 
 def points(request):
@@ -259,8 +259,7 @@ def test_without_metrics_the_sdk_is_not_loaded():
         "import sys\n"
         "from types import SimpleNamespace as N\n"
         "from otel_kprofiler.agent.telemetry import Telemetry\n"
-        "config = N(running_exporters={'otlp_grpc': N()}, receiver=N(resource={},"
-        " monitor_interval=N(seconds=5)), service=N(telemetry=N(metrics=N(level='none'))))\n"
+        "config = N(exporters={}, resource={}, monitor_interval_s=5, sends_metrics=False)\n"
         "Telemetry(None, None, None).configure(config)\n"
         "sys.exit('opentelemetry.sdk' in sys.modules)"
     )
@@ -268,10 +267,6 @@ def test_without_metrics_the_sdk_is_not_loaded():
 
 
 def test_an_agent_with_files_only_sends_no_metrics(telemetry):
-    config = SimpleNamespace(
-        running_exporters={"file": SimpleNamespace()},
-        receiver=SimpleNamespace(resource={}, monitor_interval=SimpleNamespace(seconds=5)),
-        service=SimpleNamespace(telemetry=SimpleNamespace(metrics=SimpleNamespace(level="normal"))),
-    )
-    telemetry.configure(config)
+    text = CONFIG.format(exporter="file: {path: x}", level="normal", name="file")
+    telemetry.configure(agent_config(parse_config(text, path="agent.yaml", environ={}).config))
     assert telemetry._metrics is None

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from otel_kprofiler.agent import agent_config
 from otel_kprofiler.config import PendingConfig, load_config
-from otel_kprofiler.config.apart import to_plain
 from otel_kprofiler.errors import ConfigError, KProfilerError
 
 GOOD = """
@@ -20,26 +20,29 @@ service: {pipelines: {profiles: {receivers: [kprofiler], exporters: [otlp_grpc]}
 
 @pytest.fixture(params=[False, True], ids=["spawned", "forked"])
 def read(request):
-    return lambda path: PendingConfig(str(path), fork=request.param).get()
+    return lambda path: PendingConfig(str(path), agent_config, fork=request.param).get()
 
 
 def test_the_values_are_those_of_the_schema(tmp_path, read):
     path = tmp_path / "a.yaml"
     path.write_text(GOOD)
     config = read(path)
-    assert config.receiver.samples_per_second == 99
-    assert config.receiver.cpus == (0, 1)
-    assert config.receiver.reporter_interval.seconds == 90
-    assert list(config.running_exporters) == ["otlp_grpc"]
-    assert config.running_exporters["otlp_grpc"].headers == {"authorization": "Bearer x"}
+    assert config.sampler.samples_per_second == 99
+    assert config.sampler.pin_cpu_ids == (0, 1)
+    assert config.schedule.interval_ns == 90 * 10**9
+    assert list(config.exporters) == ["otlp_grpc"]
+    assert config.exporters["otlp_grpc"].headers == {"authorization": "Bearer x"}
     assert "Bearer" not in repr(config)
-    assert config == to_plain(load_config(str(path), environ={}).config)
+    assert config == agent_config(load_config(str(path), environ={}).config)
 
 
 def test_a_reader_whose_agent_has_ended_says_nothing(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text(GOOD)
-    code = "from otel_kprofiler.config.apart import main; main()"
+    code = (
+        "from otel_kprofiler.agent import agent_config\n"
+        "from otel_kprofiler.config.apart import main; main(agent_config)"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as reader:
@@ -60,7 +63,7 @@ def test_all_problems_come_back_with_their_places(tmp_path, read):
 def test_a_reader_that_dies_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(KProfilerError, match="ended with status 1"):
-        PendingConfig("x").get()
+        PendingConfig("x", agent_config).get()
 
 
 def test_a_fork_that_fails_tells_why_and_runs_nothing_of_its_parent(tmp_path):
@@ -68,8 +71,8 @@ def test_a_fork_that_fails_tells_why_and_runs_nothing_of_its_parent(tmp_path):
         "import atexit; from otel_kprofiler.config import PendingConfig\n"
         "import otel_kprofiler.config.apart as apart\n"
         "atexit.register(print, 'the end of the parent', flush=True)\n"
-        "apart._read = lambda path: 1 / 0\n"
-        "PendingConfig('x', fork=True).get()"
+        "apart._read = lambda *_: 1 / 0\n"
+        "PendingConfig('x', print, fork=True).get()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
@@ -85,7 +88,8 @@ def test_the_libraries_do_not_stay_in_the_process(tmp_path, fork):
     code = (
         "import sys; from otel_kprofiler.config import PendingConfig\n"
         "import otel_kprofiler.agent.agent, otel_kprofiler.cli.run\n"
-        f"PendingConfig({str(path)!r}, fork={fork}).get()\n"
+        "from otel_kprofiler.agent import agent_config\n"
+        f"PendingConfig({str(path)!r}, agent_config, fork={fork}).get()\n"
         "print([m for m in ('pydantic', 'ruamel.yaml', 'grpc', 'requests') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

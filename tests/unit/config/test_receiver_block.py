@@ -5,7 +5,7 @@ The keys are those of ``collector/config/config_linux.go`` of August 2026.
 
 import pytest
 
-from otel_kprofiler.agent.settings import sampler_config, window_schedule
+from otel_kprofiler.agent import agent_config
 from otel_kprofiler.config import parse_config
 from otel_kprofiler.errors import ConfigError
 
@@ -32,21 +32,21 @@ service:
 
 # Key: what a user has written, and what the parts that do the work get.
 HONOURED = {
-    "reporter_interval": ("7s", lambda c: window_schedule(c).interval_ns, 7_000_000_000),
-    "reporter_jitter": ("0.5", lambda c: window_schedule(c).jitter, 0.5),
-    "samples_per_second": ("97", lambda c: sampler_config(c).samples_per_second, 97),
-    "send_idle_frames": ("true", lambda c: sampler_config(c).send_idle_frames, True),
-    "filter_min_process_age": ("2s", lambda c: sampler_config(c).min_process_age_ns, 2 * 10**9),
-    "map_scale_factor": ("3", lambda c: sampler_config(c).map_scale_factor, 3),
-    "bpf_verifier_log_level": ("2", lambda c: sampler_config(c).verifier_log_level, 2),
-    "no_kernel_version_check": ("true", lambda c: sampler_config(c).check_kernel, False),
-    "pin_cpu_ids": ('"0-1,3"', lambda c: sampler_config(c).pin_cpu_ids, (0, 1, 3)),
-    "monitor_interval": ("9s", lambda c: c.receiver.monitor_interval.seconds, 9),
-    "clock_sync_interval": ("1m30s", lambda c: c.receiver.clock_sync_interval.seconds, 90),
-    "probabilistic_interval": ("2m", lambda c: c.receiver.probabilistic_interval.seconds, 120),
-    "probabilistic_threshold": ("30", lambda c: c.receiver.probabilistic_threshold, 30),
-    "verbose_mode": ("true", lambda c: c.receiver.verbose_mode, True),
-    "error_mode": ("ignore", lambda c: c.receiver.error_mode, "ignore"),
+    "reporter_interval": ("7s", lambda c: c.schedule.interval_ns, 7_000_000_000),
+    "reporter_jitter": ("0.5", lambda c: c.schedule.jitter, 0.5),
+    "samples_per_second": ("97", lambda c: c.sampler.samples_per_second, 97),
+    "send_idle_frames": ("true", lambda c: c.sampler.send_idle_frames, True),
+    "filter_min_process_age": ("2s", lambda c: c.sampler.min_process_age_ns, 2 * 10**9),
+    "map_scale_factor": ("3", lambda c: c.sampler.map_scale_factor, 3),
+    "bpf_verifier_log_level": ("2", lambda c: c.sampler.verifier_log_level, 2),
+    "no_kernel_version_check": ("true", lambda c: c.sampler.check_kernel, False),
+    "pin_cpu_ids": ('"0-1,3"', lambda c: c.sampler.pin_cpu_ids, (0, 1, 3)),
+    "monitor_interval": ("9s", lambda c: c.monitor_interval_s, 9),
+    "clock_sync_interval": ("1m30s", lambda c: c.clock_sync_interval_s, 90),
+    "probabilistic_interval": ("2m", lambda c: c.sampling_interval_s, 120),
+    "probabilistic_threshold": ("30", lambda c: c.sampling_percent, 30),
+    "verbose_mode": ("true", lambda c: c.log_level, "debug"),
+    "error_mode": ("ignore", lambda c: c.must_sample, False),
 }
 REFUSED = {
     "frame_cache_size": "32768",
@@ -66,7 +66,7 @@ REFUSED = {
 def load(values):
     lines = "\n".join(f"    {key}: {value}" for key, value in values.items())
     text = BLOCK.format(block=lines)
-    return parse_config(text, path="agent.yaml", environ={}).config
+    return agent_config(parse_config(text, path="agent.yaml", environ={}).config)
 
 
 def test_every_key_is_one_or_the_other():
