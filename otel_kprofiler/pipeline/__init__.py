@@ -1,9 +1,29 @@
-"""The way of a sample: gate, windows, and the one composition for live and replay."""
+"""The way of a sample: gate, windows, and the one composition for live and replay.
 
-from otel_kprofiler.pipeline.composition import change_attributes, open_live, open_symbols, replay
-from otel_kprofiler.pipeline.gate import EventTimeGate
-from otel_kprofiler.pipeline.pipeline import DRAIN_INTERVAL_S, Pipeline, WindowSink
-from otel_kprofiler.pipeline.windows import FIRST_WINDOW_NS, WindowBuilder, WindowSchedule
+Names load on first use: the process that reads the configuration needs schedules only.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from otel_kprofiler.pipeline.windows import (
+    DRAIN_INTERVAL_S,
+    FIRST_WINDOW_NS,
+    WindowBuilder,
+    WindowSchedule,
+)
+
+if TYPE_CHECKING:
+    from otel_kprofiler.pipeline.composition import (
+        change_attributes,
+        open_live,
+        open_symbols,
+        replay,
+    )
+    from otel_kprofiler.pipeline.gate import EventTimeGate
+    from otel_kprofiler.pipeline.pipeline import Pipeline, WindowSink
 
 __all__ = [
     "DRAIN_INTERVAL_S",
@@ -18,3 +38,20 @@ __all__ = [
     "open_symbols",
     "replay",
 ]
+
+_LATE: Final = {
+    "EventTimeGate": "gate",
+    "Pipeline": "pipeline",
+    "WindowSink": "pipeline",
+    "change_attributes": "composition",
+    "open_live": "composition",
+    "open_symbols": "composition",
+    "replay": "composition",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load what is asked for."""
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -25,13 +25,10 @@ from typing import Final, Generic, TypeVar
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.model import Account, ExporterAccount, LossCause, StreamTotals, Window
 from otel_kprofiler.pipeline.gate import EventTimeGate
-from otel_kprofiler.pipeline.windows import WindowBuilder, WindowSchedule
+from otel_kprofiler.pipeline.windows import DRAIN_INTERVAL_S, WindowBuilder, WindowSchedule
 from otel_kprofiler.processes import ProcessResources
 from otel_kprofiler.sampling import Sampler, SamplerCounts
 from otel_kprofiler.symbols import Symbolizer
-
-DRAIN_INTERVAL_S: Final = 0.25
-"""How often the ring is drained; the kernel wakes us sooner when it fills up."""
 
 _SETTLE_S: Final = 0.005
 """What it takes until every sample taken before an instant can be drained."""

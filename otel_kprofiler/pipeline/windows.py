@@ -25,6 +25,8 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 
+DRAIN_INTERVAL_S: Final = 0.25
+"""How often the ring is drained; the kernel wakes us sooner when it fills up."""
 FIRST_WINDOW_NS: Final = 100_000_000
 """Length of the first window of whatever runs for long."""
 
