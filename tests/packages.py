@@ -80,7 +80,7 @@ PACKAGES = {
     "sdk": Package(
         "Embedding in services, in the shapes of opentelemetry-sdk",
         "bpf clock config delivery errors export forks host model otlp pipeline processes sampling"
-        " symbols tracking",
+        " symbols",
     ),
     "cli": Package(
         "Commands, one file each",

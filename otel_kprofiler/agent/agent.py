@@ -34,6 +34,7 @@ from otel_kprofiler.pipeline import (
     Pipeline,
     change_attributes,
     open_live,
+    open_resources,
     open_symbols,
 )
 from otel_kprofiler.sampling import EbpfSampler
@@ -174,9 +175,9 @@ class Agent:
                 reporter,
                 access=self._access,
                 clock=self._clock,
-                attributes=config.resource,
+                resources=open_resources(self._access, self._clock, config.resource),
+                symbolizer=prepared or open_symbols(self._access),
                 exporters=reporter.accounts,
-                symbolizer=prepared,
                 loader=config.loader,
                 pause=self._alive,
             )

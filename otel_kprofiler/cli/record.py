@@ -30,6 +30,8 @@ from otel_kprofiler.pipeline import (
     WindowSchedule,
     WindowSink,
     open_live,
+    open_resources,
+    open_symbols,
     replay,
 )
 from otel_kprofiler.recording import Recording, ReplaySampler
@@ -176,11 +178,12 @@ def command(
                 sink,
                 access=access,
                 clock=clock,
-                attributes={},
+                resources=open_resources(
+                    access, clock, {}, on_new=raw.add_process if raw else None
+                ),
+                symbolizer=open_symbols(access, event_sink=raw.add_event if raw else None),
                 loader=loader,
                 raw_sink=raw.add_records if raw else None,
-                on_process=raw.add_process if raw else None,
-                event_sink=raw.add_event if raw else None,
             )
             session = Session(pipeline, held)
             with open_progress(limit or float("inf")) as progress:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from otel_kprofiler.pipeline.composition import (
         change_attributes,
         open_live,
+        open_resources,
         open_symbols,
         replay,
     )
@@ -35,6 +36,7 @@ __all__ = [
     "WindowSink",
     "change_attributes",
     "open_live",
+    "open_resources",
     "open_symbols",
     "replay",
 ]
@@ -45,6 +47,7 @@ _LATE: Final = {
     "WindowSink": "pipeline",
     "change_attributes": "composition",
     "open_live": "composition",
+    "open_resources": "composition",
     "open_symbols": "composition",
     "replay": "composition",
 }

@@ -30,16 +30,50 @@ from otel_kprofiler.tracking import IteratedKallsyms, KsymbolWatch, ModuleWatch
 _log = logging.getLogger(__name__)
 
 
-def open_symbols(access: Access, *, event_sink: EventSink | None = None) -> Symbolizer:
+def open_symbols(
+    access: Access,
+    *,
+    event_sink: EventSink | None = None,
+    inherited: Symbolizer | None = None,
+    ring_bytes: int | None = None,
+) -> Symbolizer:
     """The symbols of this host, with what follows their changes from before they were read.
 
-    No thread runs before they are first asked to advance. For the arguments see
-    :func:`open_live`; the caller closes them.
+    No thread runs before they are first asked to advance. The caller closes them.
+
+    Args:
+        access: the host's files.
+        event_sink: takes the changes of symbols, for recordings.
+        inherited: the parent's symbols in a forked child. Reading them again could take seconds:
+            in a busy service each read loses the GIL.
+        ring_bytes: ring size per CPU for records of BPF programs; see ``KsymbolWatch``.
     """
-    code = _open_code(access, event_sink)
+    since_ns = inherited.complete_until_ns if inherited else None
+    code = _open_code(access, event_sink, since_ns, ring_bytes)
     files = IteratedKallsyms(access)
-    modules = _open_modules(files, event_sink, until_bpf=code is not None)
+    modules = _open_modules(files, event_sink, since_ns, until_bpf=code is not None)
+    if inherited is not None:
+        return inherited.copy_for_child(files=files, code=code, modules=modules)
     return Symbolizer.live(files, code=code, modules=modules)
+
+
+def open_resources(
+    access: Access,
+    clock: Clock,
+    attributes: Attributes,
+    *,
+    on_new: Callable[[ProcessKey, Resource], None] | None = None,
+) -> ProcessResources:
+    """The Resources of all processes of this host, with what they publish about themselves.
+
+    Args:
+        access: the host's files.
+        clock: the host's clocks.
+        attributes: configured resource attributes; they win over what is found out.
+        on_new: told of each process and its Resource when it is first seen, and when it changes.
+    """
+    base = {**read_host_attributes(access), **attributes}
+    return ProcessResources(access, clock, base, on_new=on_new, contexts=ProcessContexts(access))
 
 
 def open_live(
@@ -49,12 +83,10 @@ def open_live(
     *,
     access: Access,
     clock: Clock,
-    attributes: Attributes,
-    symbolizer: Symbolizer | None = None,
+    resources: ProcessResources,
+    symbolizer: Symbolizer,
     raw_sink: RawSink | None = None,
-    on_process: Callable[[ProcessKey, Resource], None] | None = None,
     exporters: Callable[[], tuple[ExporterAccount, ...]] = tuple,
-    event_sink: EventSink | None = None,
     loader: str = "auto",
     pause: Callable[[], None] | None = None,
 ) -> Pipeline[EbpfSampler]:
@@ -66,29 +98,29 @@ def open_live(
         sink: takes each closed window.
         access: the host's files.
         clock: the host's clocks.
-        attributes: configured resource attributes; they win over what is found out.
-        symbolizer: what :func:`open_symbols` gave, which is the pipeline's from now on; None to
-            open it now.
+        resources: the Resources of processes; closed with the pipeline, or if this fails.
+        symbolizer: from :func:`open_symbols`; closed likewise.
         raw_sink: sees the raw records of each drain.
-        on_process: told of each process and its Resource when it is first seen,
-            and when it changes.
         exporters: what became of the samples that the sink was given.
-        event_sink: takes the changes of symbols, for recordings.
         loader: what loads the program: ``auto``, ``libbpf`` or ``bcc``.
         pause: called again and again during long work.
+
+    Raises:
+        DependencyError: the loader's library is missing.
     """
-    if symbolizer is None:
-        symbolizer = open_symbols(access, event_sink=event_sink)
-    symbolizer.advance(clock.boot_ns())  # they are followed from now on
-    ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
-    config = replace(config, interrupt_ranges=ranges)
-    base = {**read_host_attributes(access), **attributes}
+    try:
+        symbolizer.advance(clock.boot_ns())  # they are followed from now on
+        ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
+        config = replace(config, interrupt_ranges=ranges)
+        bpf_loader = get_loader(loader)
+    except BaseException:
+        symbolizer.close()
+        resources.close()
+        raise
     return Pipeline(
-        sampler=EbpfSampler(config, access=access, loader=get_loader(loader), raw_sink=raw_sink),
+        sampler=EbpfSampler(config, access=access, loader=bpf_loader, raw_sink=raw_sink),
         symbolizer=symbolizer,
-        resources=ProcessResources(
-            access, clock, base, on_new=on_process, contexts=ProcessContexts(access)
-        ),
+        resources=resources,
         schedule=schedule,
         sink=sink,
         exporters=exporters,
@@ -100,31 +132,39 @@ def open_live(
 def change_attributes(
     pipeline: Pipeline[EbpfSampler], access: Access, attributes: Attributes
 ) -> None:
-    """Give a pipeline of :func:`open_live` other configured resource attributes."""
+    """Give the Resources of :func:`open_resources` other configured attributes."""
     pipeline.resources.rebase({**read_host_attributes(access), **attributes})
 
 
-def _open_code(access: Access, sink: EventSink | None) -> KsymbolSource | None:
+def _open_code(
+    access: Access, sink: EventSink | None, missed_since_ns: int | None, ring_bytes: int | None
+) -> KsymbolSource | None:
     """What follows BPF programs, from before kallsyms is read; None where it is not allowed."""
     try:
-        watch = KsymbolWatch(access)
+        watch = KsymbolWatch(access, missed_since_ns=missed_since_ns, ring_bytes=ring_bytes)
     except PrivilegeError:
         return None  # the sampler needs the same, and says so
     except HostError as error:
-        _log.warning("BPF symbols are only those of the start: %s", error.with_fix())
+        _log.warning("BPF programs loaded later will have no names: %s", error.with_fix())
         return None
     return RecordedKsymbols(watch, sink) if sink else watch
 
 
 def _open_modules(
-    files: HostFiles, sink: EventSink | None, *, until_bpf: bool
+    files: HostFiles, sink: EventSink | None, missed_since_ns: int | None, *, until_bpf: bool
 ) -> ModuleSource | None:
     """What follows modules, from before kallsyms is read; None if the kernel has none."""
     try:
         files.read_bytes("/proc/modules")
     except OSError:
         return None
-    watch = ModuleWatch(files, Uevents, until_bpf=until_bpf, keep_datagrams=sink is not None)
+    watch = ModuleWatch(
+        files,
+        Uevents,
+        until_bpf=until_bpf,
+        keep_datagrams=sink is not None,
+        missed_since_ns=missed_since_ns,
+    )
     return RecordedModules(watch, sink) if sink else watch
 
 

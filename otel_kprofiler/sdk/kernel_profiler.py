@@ -328,7 +328,7 @@ class KernelProfiler(ForkAware):
                 take,
                 exporters=provider.accounts,
                 earlier=provider.handed_over,
-                symbolizer=self._inherited,
+                inherited=self._inherited,
             )
         except BaseException:
             self._provider = None

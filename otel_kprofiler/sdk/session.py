@@ -6,26 +6,24 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 from opentelemetry.sdk.resources import Resource
 
-from otel_kprofiler.bpf import get_loader
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Account, ExporterAccount, Window
-from otel_kprofiler.pipeline import Pipeline
-from otel_kprofiler.sampling import EbpfSampler
+from otel_kprofiler.pipeline import open_live, open_symbols
 from otel_kprofiler.sdk.links import SpanLinks
 from otel_kprofiler.sdk.pacing import Pacer
 from otel_kprofiler.sdk.plan import Plan, complete_sampler_config, make_resources, set_service
 from otel_kprofiler.symbols import Symbolizer
-from otel_kprofiler.tracking import IteratedKallsyms
 
 DRAIN_THREAD: Final = "kprofiler-drain"
 _FLUSH_STEPS: Final = 50
 _FLUSH_STEP_S: Final = 0.01
+_RING_BYTES: Final = 64 * 1024
+"""Room for about 600 records of BPF programs per CPU; each process of a service has such rings."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +39,7 @@ class Session:
         sink: takes each window, in the draining thread.
         exporters: what became of the samples that the sink was given.
         earlier: samples that it was given before.
-        symbolizer: that of the parent, in a forked child: reading the symbols again would take
-            seconds there, because each read gives the interpreter lock away to a busy service.
+        inherited: the symbols of the parent, in a forked child.
 
     Attributes:
         symbolizer: names kernel addresses.
@@ -62,45 +59,48 @@ class Session:
         *,
         exporters: Callable[[], tuple[ExporterAccount, ...]] = tuple,
         earlier: int = 0,
-        symbolizer: Symbolizer | None = None,
+        inherited: Symbolizer | None = None,
     ) -> None:
         access, clock = Access(), Clock()
         config = complete_sampler_config(plan)
-        if symbolizer is None:
-            symbolizer = Symbolizer.live(IteratedKallsyms(access))
-        self.symbolizer = symbolizer
-        ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
-        self._sampler = EbpfSampler(
-            replace(config, interrupt_ranges=ranges), access=access, loader=get_loader(plan.loader)
-        )
+        self.symbolizer = open_symbols(access, inherited=inherited, ring_bytes=_RING_BYTES)
         self._clock = clock
         self._schedule = plan.schedule
         self._interval_s = config.drain_interval_s
         self._windows = 0
         self._earlier = earlier
         self._sink = sink
-        self._pipeline = Pipeline(
-            sampler=self._sampler,
-            symbolizer=symbolizer,
-            resources=make_resources(plan, access, clock),
-            schedule=plan.schedule,
-            sink=self._count_window,
-            exporters=exporters,
+        self._pipeline = open_live(
+            config,
+            plan.schedule,
+            self._count_window,
+            access=access,
             clock=clock,
+            resources=make_resources(plan, access, clock),
+            symbolizer=self.symbolizer,
+            exporters=exporters,
+            loader=plan.loader,
             pause=Pacer(),
         )
+        self._sampler = self._pipeline.sampler
         self.failure = ""
         self.links: SpanLinks | None = None
         self._plan, self._access = plan, access
-        self.set_service(service)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
-        self._pipeline.start()
-        if plan.span_links:
-            self.links = SpanLinks(self._sampler.spans)
-            self.links.start()
         self._thread = threading.Thread(target=self._run, name=DRAIN_THREAD, daemon=True)
-        self._thread.start()
+        try:
+            self.set_service(service)
+            self._pipeline.start()
+            if plan.span_links:
+                self.links = SpanLinks(self._sampler.spans)
+                self.links.start()
+            self._thread.start()
+        except BaseException:
+            if self.links is not None:
+                self.links.stop()
+            self._pipeline.close()
+            raise
 
     def set_service(self, service: Resource) -> None:
         """Give the profiles another Resource of the service; from the sink only."""

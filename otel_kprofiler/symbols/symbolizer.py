@@ -13,6 +13,7 @@ from otel_kprofiler.host import Access, HostFiles
 from otel_kprofiler.model import (
     AddressRange,
     Frame,
+    Ksymbol,
     KsymbolAction,
     KsymbolChange,
     Module,
@@ -91,6 +92,7 @@ class Symbolizer:
             was read, and closed with the symbolizer. Without it, the snapshot's symbols of such
             code hold at all times.
         modules: tracks modules, likewise.
+        ksymbols: symbols outside modules, in place of the snapshot's.
     """
 
     def __init__(
@@ -100,15 +102,18 @@ class Symbolizer:
         files: HostFiles | None = None,
         code: KsymbolSource | None = None,
         modules: ModuleSource | None = None,
+        ksymbols: Sequence[Ksymbol] | None = None,
     ) -> None:
         self._files = files
         self._source = code
         self._code: KsymbolTable | None = None
-        if code is not None:
+        if code is not None or ksymbols is not None:
+            known = snapshot.ksymbols() if ksymbols is None else tuple(ksymbols)
             self._code = KsymbolTable(code)
-            self._code.apply(KsymbolChange(0, KsymbolAction.ALL_READ, snapshot.ksymbols()))
+            self._code.apply(KsymbolChange(0, KsymbolAction.ALL_READ, known))
         self._views: tuple[_View, ...] = (self._make_view(snapshot),)  # newest first
         self._modules = modules
+        self._complete_until_ns = 0
         self._timeline = Timeline(self.snapshot)
         if modules is not None:
             modules.begin(snapshot)
@@ -181,6 +186,34 @@ class Symbolizer:
         snapshot = read_snapshot(files)
         return cls(_with_sizes(snapshot, elf) if elf else snapshot)
 
+    def copy_for_child(
+        self,
+        *,
+        files: HostFiles,
+        code: KsymbolSource | None = None,
+        modules: ModuleSource | None = None,
+    ) -> Symbolizer:
+        """The same symbols for a forked child, with its own sources of changes.
+
+        Args:
+            files: files of the host.
+            code: reports what has changed since :attr:`complete_until_ns`.
+            modules: likewise.
+        """
+        snapshot = self.snapshot
+        without_init = snapshot.with_modules(
+            snapshot.loaded(), generation=snapshot.generation + 1, since_ns=0
+        )
+        known = None  # the snapshot has them
+        if self._code is not None:
+            known = [one.symbol._replace(since_ns=one.since_ns) for one in self._code.live()]
+        return Symbolizer(without_init, files=files, code=code, modules=modules, ksymbols=known)
+
+    @property
+    def complete_until_ns(self) -> int:
+        """Boot time up to which the symbols are complete, as of the last :meth:`advance`."""
+        return self._complete_until_ns
+
     @property
     def snapshot(self) -> Snapshot:
         """The current symbols."""
@@ -239,7 +272,8 @@ class Symbolizer:
                     known.get(snapshot.generation) or self._make_view(snapshot)
                     for snapshot in self._timeline.snapshots
                 )
-        return min(code_ns, modules_ns)
+        self._complete_until_ns = min(code_ns, modules_ns)
+        return self._complete_until_ns
 
     def reload(self, now_boot_ns: int) -> Snapshot:
         """Read all symbols again; samples from before ``now_boot_ns`` keep the old ones.

@@ -84,6 +84,10 @@ class _CpuEvent:
         os.close(self.fd)
 
 
+class _LockLimitError(OSError):
+    """The user may lock no more memory; perf_event_open's mmap(2) says ``EPERM``."""
+
+
 class KsymbolEvents(EventPerCpu[_CpuEvent]):
     """One event per CPU; the constructor opens all of them, or raises and leaves none open.
 
@@ -106,6 +110,13 @@ class KsymbolEvents(EventPerCpu[_CpuEvent]):
             self._ring_bytes = ring_bytes or plan_ring_bytes(len(read_online_cpus(files)))
             for error in self.update().refused.values():
                 raise error
+        except _LockLimitError as error:
+            self.close()
+            raise HostError(
+                f"BPF symbols cannot be followed: {error}",
+                hint="raise kernel.perf_event_mlock_kb or RLIMIT_MEMLOCK (systemd: LimitMEMLOCK), "
+                "or grant CAP_IPC_LOCK",
+            ) from error
         except OSError as error:
             self.close()
             if error.errno in (errno.EPERM, errno.EACCES):
@@ -176,8 +187,12 @@ class KsymbolEvents(EventPerCpu[_CpuEvent]):
             memory = PerfMemory(fd, self._ring_bytes)
         except OSError as error:
             os.close(fd)
-            if error.errno != errno.EPERM or self._ring_bytes <= mmap.PAGESIZE:
+            if error.errno != errno.EPERM:
                 raise
+            if self._ring_bytes <= mmap.PAGESIZE:
+                raise _LockLimitError(
+                    "this user has locked as much memory for perf events as it may"
+                ) from error
             self._ring_bytes //= 2  # the limit on locked memory is reached
             return self._open_event(cpu)
         return _CpuEvent(fd, PerfRing(memory, self._ring_bytes))

@@ -73,6 +73,8 @@ class KsymbolWatch(ForkAware):
 
     Args:
         files: the host.
+        missed_since_ns: boot time since which changes were missed, as in a forked child; all
+            symbols are then read again.
         ring_bytes: ring size per CPU, a power of two of pages; None for 512 KiB, which any user
             may lock, and less with more than 16 CPUs.
         queue_bytes: limit on data queued for ``poll``.
@@ -85,6 +87,7 @@ class KsymbolWatch(ForkAware):
         self,
         files: HostFiles | None = None,
         *,
+        missed_since_ns: int | None = None,
         ring_bytes: int | None = None,
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
@@ -107,6 +110,11 @@ class KsymbolWatch(ForkAware):
         self._events = KsymbolEvents(files, ring_bytes, self._lose)
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._events.epoll.register(self._wake_fd, select.EPOLLIN)
+        if missed_since_ns is not None:
+            self._losses = [
+                KsymbolChange(missed_since_ns, KsymbolAction.LOST, until_ns=self._polled_ns)
+            ]
+            self._all_wanted = True
         self._push(_now_ns(), self._baseline.read_programs())
         self._thread = threading.Thread(target=self._run, name="kprofiler-code", daemon=True)
         forks.register(ForkStep.RELEASE, self)

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import Final
 
+from otel_kprofiler import forks
 from otel_kprofiler.clock import SystemTime
+from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.host import HostFiles
 from otel_kprofiler.symbols import (
     FOREVER,
@@ -67,7 +69,7 @@ _UNLOADING: Final = "Unloading"
 _log = logging.getLogger(__name__)
 
 
-class ModuleWatch:
+class ModuleWatch(ForkAware):
     """Tracks the modules of this host until closed.
 
     ``begin``, ``poll`` and ``close`` belong to one thread, in that order.
@@ -78,6 +80,8 @@ class ModuleWatch:
             :attr:`problem`, and modules are found only by polling the list.
         until_bpf: whether to stop reading kallsyms at the first BPF program.
         keep_datagrams: whether to keep datagrams for :meth:`take_datagrams`.
+        missed_since_ns: boot time since which changes were missed, as in a forked child; all
+            modules are then compared with those of ``begin``.
         names_share: long-term share of one CPU for reading names.
         now_ns: returns the boot time.
     """
@@ -89,6 +93,7 @@ class ModuleWatch:
         *,
         until_bpf: bool = False,
         keep_datagrams: bool = False,
+        missed_since_ns: int | None = None,
         names_share: float = NAMES_SHARE,
         now_ns: Callable[[], int] | None = None,
     ) -> None:
@@ -106,7 +111,9 @@ class ModuleWatch:
         self._events = self._open()
         self._added: dict[str, int] = {}
         self._removed: dict[str, Departure] = {}
-        self._rescan = False
+        self._rescan = missed_since_ns is not None
+        if missed_since_ns is not None:
+            self._complete_ns = self._looked_ns = missed_since_ns
         self._asked = True
         self._busy = True
         self._readings: list[ModuleReading] = []
@@ -123,6 +130,7 @@ class ModuleWatch:
         self._kernel_file_id = make_file_id(None, VMLINUX)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="kprofiler-modules", daemon=True)
+        forks.register(ForkStep.RELEASE, self)
 
     def begin(self, snapshot: Snapshot) -> None:
         """Start from a snapshot that was read after this watch was made; call once."""
@@ -167,6 +175,14 @@ class ModuleWatch:
         self._events.wake()
         if self._thread.is_alive():
             self._thread.join()
+        forks.unregister(self)
+        self._events.close()
+
+    def after_fork_in_child(self) -> None:
+        """Close the shared socket; the parent's thread may hold the lock, so take a new one."""
+        self._lock = threading.Lock()
+        self._closed = True
+        forks.unregister(self)
         self._events.close()
 
     def _open(self) -> ModuleEvents:

@@ -16,6 +16,7 @@ from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.bpf import SAMPLER_OBJECT
 from otel_kprofiler.bpf.libbpf import LibbpfLoader
 from otel_kprofiler.errors import HostError
+from otel_kprofiler.host import Access
 from otel_kprofiler.model import FrameKind, Unresolved
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.symbols import Symbolizer
@@ -347,6 +348,48 @@ def test_a_cpu_that_went_and_came_back_is_followed_again():
         catch_up(symbolizer)
         assert any(s[1].endswith("kprof_cpu1") for s in known(symbolizer))
         os.close(fd)
+
+
+def is_doubted(symbolizer):
+    return any(code.sure_ns < now_ns() for code in symbolizer._code.live())
+
+
+def test_symbols_inherited_by_a_forked_child_are_doubted_until_they_are_read_again():
+    """The child has a copy of the parent's symbols, and a watch of its own."""
+    with (
+        watching() as (parent, watch),
+        programs(1, name="kprof_kept"),
+        programs(1, name="kprof_gone") as going,
+    ):
+        catch_up(parent)
+        kept, gone = (
+            next(one for one in known(parent) if one[1].endswith(name))
+            for name in ("_kprof_kept", "_kprof_gone")
+        )
+        since_ns = parent.complete_until_ns
+        watch.close()
+        close_all(going)
+        wait_unloaded({gone})
+        new = load(9, name="kprof_new")
+        child_watch = KsymbolWatch(missed_since_ns=since_ns)
+        child = parent.copy_for_child(files=Access(), code=child_watch)
+        try:
+            catch_up(child)
+            names = mine(known(child))
+            assert kept in names
+            assert gone not in names
+            assert any(name.endswith("_kprof_new") for _, name in names)
+            (frame,) = child.resolve_addresses([gone[0] + 1], time_ns=since_ns + 1)
+            assert frame.unresolved is Unresolved.RECORDS_LOST
+            deadline = time.monotonic() + 60
+            while is_doubted(child):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+                catch_up(child)
+            assert child_watch.counts().kallsyms_reads
+        finally:
+            os.close(new)
+            child.close()
 
 
 def test_a_forked_child_holds_nothing():

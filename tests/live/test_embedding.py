@@ -11,14 +11,18 @@ import threading
 import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from opentelemetry import context as otel_context
 from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
 from opentelemetry.sdk.resources import Resource as SdkResource
+from programs import load
+from programs import run as run_program
 from services import WORK, run
 
 from otel_kprofiler.errors import HostError
+from otel_kprofiler.otlp import read_profiles
 from otel_kprofiler.pipeline.pipeline import Pipeline
 from otel_kprofiler.sdk import (
     InMemoryProfileExporter,
@@ -36,6 +40,17 @@ def work(seconds):
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         os.listdir("/proc/self/task")
+
+
+def count_leaves(windows, suffix):
+    """Samples that were taken in functions whose names end so."""
+    return sum(
+        len(sample.timestamps_unix_ns)
+        for window in windows
+        for group in window.resources
+        for sample in group.samples
+        if (sample.stack.frames[0].function or "").endswith(suffix)
+    )
 
 
 @contextlib.contextmanager
@@ -71,13 +86,101 @@ def test_this_process_and_no_other_is_profiled_under_its_own_resource():
     assert names & {"proc_readdir_de", "proc_task_readdir", "iterate_dir"}
 
 
-def test_threads_are_named_and_daemonic_and_two_in_number():
+def test_threads_are_named_and_daemonic_and_end_with_the_profiler():
     before = set(threading.enumerate())
     with profiling():
         ours = set(threading.enumerate()) - before
-        assert [thread.name for thread in ours] == ["kprofiler-drain"]  # exported in it
+        expected = {"kprofiler-drain", "kprofiler-code"}  # exported in the former
+        if Path("/proc/modules").exists():
+            expected.add("kprofiler-modules")
+        assert {thread.name for thread in ours} == expected
         assert all(thread.daemon for thread in ours)
     assert set(threading.enumerate()) <= before
+
+
+def test_a_bpf_program_that_is_loaded_after_the_start_is_named():
+    with profiling(reporter_interval_s=60) as (profiler, exporter):
+        fd = load(7, name="kprof_service", spin=100_000)
+        run_program(fd, 3000)
+        os.close(fd)
+        profiler.stop()
+    assert count_leaves(exporter.get_finished_windows(), "_kprof_service") > 20
+
+
+LOCKED = """
+    import logging, resource
+    logging.basicConfig(format="%(message)s")
+    from otel_kprofiler import KernelProfiler
+    from otel_kprofiler.errors import HostError
+    from otel_kprofiler.tracking import KsymbolWatch
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+    others = []
+    try:
+        while True:
+            others.append(KsymbolWatch())
+    except HostError:
+        pass
+    profiler = KernelProfiler.from_env().start("raise")
+    work(0.5)
+    profiler.stop()
+    assert profiler.stats()["samples"] > 50
+"""
+
+
+def test_where_bpf_programs_cannot_be_followed_the_log_says_so_once():
+    """A user without CAP_IPC_LOCK may lock some memory for perf events in all its processes."""
+    capabilities = "+bpf,+perfmon,+syslog"
+    wrapper = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={capabilities}",
+               f"--ambient-caps={capabilities}"]  # fmt: skip
+    done = run(LOCKED, wrapper=wrapper, env={"OTEL_PROFILES_EXPORTER": "console"})
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("BPF programs loaded later will have no names: ")
+    assert "RLIMIT_MEMLOCK" in line
+
+
+FIND_LINKS = """
+    def find_links():
+        paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        return [os.readlink(path) for path in paths if os.path.lexists(path)]
+"""
+FORKING = """
+    import sys
+    sys.path.insert(0, {folder!r})
+    from programs import load, run as run_program
+    from otel_kprofiler import KernelProfiler
+    profiler = KernelProfiler.from_env().start("raise")
+    before = load(7, name="kprof_before", spin=100_000)
+    run_program(before, 10)
+    profiler.flush_window(60_000)
+    gone = load(8, name="kprof_gone", spin=1)
+    pid = os.fork()
+    if not pid:
+        os.close(gone)
+        deadline = time.monotonic() + 30
+        while profiler.stats()["state"] != "running":
+            assert time.monotonic() < deadline, profiler.stats()
+            time.sleep(0.05)
+        after = load(9, name="kprof_after", spin=100_000)
+        run_program(before, 3000)
+        run_program(after, 3000)
+        sys.exit(0)
+    os.close(gone)
+    assert os.waitpid(pid, 0)[1] == 0
+    print(pid)
+"""
+
+
+def test_a_forked_child_names_bpf_programs_from_before_and_after_the_fork(to_file):
+    env = {**to_file.env, "PYTHONWARNINGS": "ignore::DeprecationWarning"}
+    done = run(FORKING.format(folder=str(Path(__file__).parent)), env=env)
+    assert done.stderr == ""
+    child = [
+        window
+        for window in read_profiles(str(to_file.path))
+        if any(g.resource.attributes["process.pid"] == int(done.stdout) for g in window.resources)
+    ]
+    assert count_leaves(child, "_kprof_before") > 20
+    assert count_leaves(child, "_kprof_after") > 20
 
 
 def test_pauses_nest_and_take_nothing_meanwhile():
@@ -201,10 +304,13 @@ SERVICE = """
 """
 
 
-def test_without_privileges_there_is_one_warning_with_the_fix_and_the_service_runs_on():
-    wrapper = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
-    done = run(SERVICE, wrapper=wrapper, env={"OTEL_PROFILES_EXPORTER": "console"})
-    assert done.stdout == "served stopped\n"
+@pytest.mark.parametrize("kept", ["-all", "-all,+perfmon"])
+def test_without_privileges_there_is_one_warning_with_the_fix_and_the_service_runs_on(kept):
+    """With CAP_PERFMON alone, changes of BPF programs could be followed, but nothing sampled."""
+    wrapper = ["setpriv", f"--bounding-set={kept}", "--inh-caps=-all"]
+    code = SERVICE + '    print([link for link in find_links() if "perf" in link or "net" in link])'
+    done = run(FIND_LINKS + code, wrapper=wrapper, env={"OTEL_PROFILES_EXPORTER": "console"})
+    assert done.stdout == "served stopped\n[]\n"
     (line,) = done.stderr.splitlines()
     assert "CAP_BPF" in line
     assert "fix: " in line
@@ -312,7 +418,9 @@ def test_a_forked_child_stays_silent_by_option_and_holds_nothing(to_file):
         if not pid:
             links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
                      if os.path.islink(f"/proc/self/fd/{fd}")]
-            assert not any("bpf" in link or "perf" in link for link in links), links
+            assert not any(
+                word in link for link in links for word in ("bpf", "perf", "eventfd", "eventpoll")
+            ), links
             work(1)
             assert profiler.stats()["state"] == "stopped"
             assert threading.active_count() == 1

@@ -7,6 +7,7 @@ import struct
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,29 @@ class Namespace:
     def close(self):
         self._sender.close()
         self.events.close()
+
+
+def open_sockets():
+    paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    links = {os.readlink(path) for path in paths if os.path.lexists(path)}
+    return {link for link in links if link.startswith("socket:")}
+
+
+def test_a_forked_child_holds_no_socket(tmp_path):
+    host = Host(tmp_path)
+    before = open_sockets()
+    symbolizer = Symbolizer.live(host.files, modules=ModuleWatch(host.files, Uevents))
+    settle(symbolizer)
+    opened = open_sockets() - before
+    assert len(opened) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        pid = os.fork()
+    if pid == 0:
+        os._exit(len(opened & open_sockets()))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    settle(symbolizer)
+    symbolizer.close()
 
 
 @pytest.fixture

@@ -47,6 +47,32 @@ def test_a_module_is_known_soon_after_its_announcement(host, symbolizer):
     assert frame(symbolizer, TEXT + 0x14, before_ns - 10**9).module is None
 
 
+def test_a_forked_child_finds_the_modules_that_changed_meanwhile(host, symbolizer):
+    """One was replaced at the same address, one was unloaded, one was loaded."""
+    host.load("fresh")
+    host.load("going", TEXT + 0x200000, init=INIT + 0x1000)
+    settle(symbolizer)
+    since_ns = symbolizer.complete_until_ns
+    symbolizer.watch.close()
+    host.unload("fresh", announce=False)
+    host.load("fresh", build_id=2, announce=False)
+    host.unload("going", announce=False)
+    host.load("coming", TEXT + 0x300000, init=INIT + 0x2000, announce=False)
+    watch = ModuleWatch(host.files, lambda: host.events, missed_since_ns=since_ns)
+    child = symbolizer.copy_for_child(files=host.files, modules=watch)
+    try:
+        settle(child)
+        assert child.module("fresh").build_id == "02" * 20
+        assert child.module("going") is None
+        assert frame(child, TEXT + 0x300014).function == "coming_a"
+        assert frame(child, TEXT + 0x100014).function == "old_a"
+        assert child.module("old") is symbolizer.module("old")
+        assert frame(child, TEXT + 0x14, since_ns + 1).module is None, "before or after?"
+        assert frame(child, INIT + 0x10, since_ns).unresolved is Unresolved.UNMAPPED
+    finally:
+        child.close()
+
+
 def test_code_that_ran_before_the_announcement_belongs_to_the_module(host, symbolizer):
     """Init code and the functions it calls, since the last reading in which they were free."""
     between_ns = boot_ns()
