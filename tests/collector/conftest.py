@@ -1,8 +1,8 @@
 """Real OpenTelemetry Collectors: built once per version with Go, started for each test.
 
-The Collector's own builder makes them from the manifests beside this file, with modules from
-the Go module proxy. They are kept in ``~/.cache/otel-kprofiler``, or in the directory that
-``OTEL_KPROFILER_CACHE`` names. All their traffic stays on the loopback interface.
+The Collector builder builds them from the manifests in this directory, with modules from the Go
+module proxy. They are cached in ``~/.cache/otel-kprofiler``, or in ``$OTEL_KPROFILER_CACHE``. All
+their traffic stays on the loopback interface.
 """
 
 import contextlib
@@ -121,9 +121,9 @@ class Collector:
         grpc_endpoint: ``host:port`` of its OTLP/gRPC receiver (plain text).
         http_endpoint: base address of its OTLP/HTTP receiver.
         output: file with one line of OTLP JSON for each request of profiles.
-        traces: likewise of traces.
-        metrics: likewise of metrics.
-        log: what it printed.
+        traces: the same for traces.
+        metrics: the same for metrics.
+        log: file with its log.
     """
 
     def __init__(self, version, directory, *, profiles=True, pipelines=PROFILES):
@@ -157,7 +157,7 @@ class Collector:
         return [json.loads(line) for line in self.output.read_bytes().splitlines()]
 
     def stop(self):
-        """End the Collector; what it received is in its file then."""
+        """Stop the Collector, which flushes what it received to its file."""
         self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(10)
@@ -173,7 +173,7 @@ def collector_program():
 
 @pytest.fixture
 def open_collector(tmp_path_factory):
-    """Start a Collector of a version; with ``profiles=False``, without gate and pipeline."""
+    """Start a Collector; with ``profiles=False``, without feature gate and pipeline."""
     started = []
 
     def start(version=VERSIONS[0], **options):
@@ -194,10 +194,10 @@ def collector(request, open_collector):
 
 @pytest.fixture(params=VERSIONS)
 def processing_collector(request, open_collector):
-    """A Collector that copies ``service.name``, deletes ``process.pid``, and shows the result.
+    """A Collector that copies ``service.name``, deletes ``process.pid``, and logs the result.
 
-    Its file exporter writes references back, so that only its log tells what processors and
-    other exporters see.
+    Its file exporter writes references again, so only its log shows what processors and other
+    exporters see.
     """
     return open_collector(request.param, pipelines=PROCESSED)
 
@@ -206,8 +206,8 @@ def resolve(request):
     """Every sample of a request in the Collector's JSON, with all references resolved.
 
     Yields (resource attributes, kind, period, sample attributes, stack, link, timestamp), the
-    stack as (mapping's file name, address, function names) of each frame, leaf first. Written
-    without the package's own decoder, so that the two cannot share a mistake.
+    stack as (mapping's file name, address, function names) of each frame, leaf first. Independent
+    of the package's decoder, so that the two cannot share a bug.
     """
     tables = request["dictionary"]
 

@@ -38,7 +38,7 @@ def _host_can():
 
 
 def run_agent(directory, endpoint, seconds):
-    """Run the agent under load; its account, as it prints it."""
+    """Run the agent under load; returns the account that it prints."""
     config = directory / "agent.yaml"
     config.write_text(CONFIG.format(endpoint=endpoint, own=directory / "own.jsonl"))
     agent = subprocess.Popen(
@@ -54,7 +54,7 @@ def run_agent(directory, endpoint, seconds):
 
 
 def timestamps_in(requests):
-    """Number of timestamps, and of those that occur twice on one CPU; by code of its own."""
+    """Number of timestamps, and of duplicates on one CPU, counted without the package."""
     seen = Counter()
     for request in requests:
         tables = request["dictionary"]
@@ -78,7 +78,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def test_every_sample_that_the_kernel_took_arrives_once(collector, tmp_path, samples_of):
+def test_every_sample_taken_arrives_exactly_once(collector, tmp_path, samples_of):
     account = run_agent(tmp_path, collector.grpc_endpoint, seconds=6)
     collector.stop()
     requests = lines(collector.output)

@@ -65,7 +65,7 @@ def shown(collector):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_processors_and_exporters_see_keys_and_values(processing_collector, kind):
-    """The processor copies service.name and deletes process.pid; neither works on empty keys."""
+    """The processor copies service.name and deletes process.pid, which fails on empty keys."""
     send(processing_collector, kind)
     found = shown(processing_collector)
     tags = 'host.tags: Slice(["a","b"])'
@@ -79,8 +79,8 @@ def test_processors_and_exporters_see_keys_and_values(processing_collector, kind
     )
 
 
-def test_references_blind_these_collectors_over_grpc(processing_collector):
-    """Why inline is the default; these versions resolve references when they print files only."""
+def test_these_collectors_do_not_resolve_references_over_grpc(processing_collector):
+    """Why inline is the default: these versions resolve references only in the file exporter."""
     send(processing_collector, "grpc", attributes=AttributeForm.REFERENCES)
     found = shown(processing_collector)["Resource attributes"]
     assert all(item.startswith(": ") for block in found for item in block)

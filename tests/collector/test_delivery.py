@@ -1,4 +1,4 @@
-"""What exporters send to a real Collector arrives in its file, sample by sample."""
+"""Exported samples arrive in a real Collector's file, sample by sample."""
 
 import logging
 
@@ -108,8 +108,8 @@ def open_exporter(kind, collector, **options):
 
 @pytest.mark.parametrize("kind", ["grpc", "http/protobuf", "http/json"])
 @pytest.mark.parametrize("compression", ["gzip", "none"])
-def test_all_samples_arrive_as_they_were(collector, samples_of, kind, compression):
-    """In several requests, through the queue, with names and values behind every reference."""
+def test_all_samples_arrive_unchanged(collector, samples_of, kind, compression):
+    """In several requests, through the queue, with every reference resolved."""
     window = make_window()
     exporter = open_exporter(kind, collector, compression=compression, max_bytes=6_000)
     encoded = encode_window(window, form=exporter.form, max_bytes=exporter.max_bytes)
@@ -128,7 +128,7 @@ def test_all_samples_arrive_as_they_were(collector, samples_of, kind, compressio
 
 @pytest.mark.parametrize("kind", ["grpc", "http/protobuf", "http/json"])
 def test_an_account_without_samples_arrives(collector, kind):
-    """A Collector takes a request that counts nothing, and passes on none without a sample."""
+    """A Collector forwards a sample of value 0, but drops requests without samples."""
     totals = StreamTotals("ab", 7, 9, {LossCause.RING_FULL: 2, LossCause.SHUTDOWN: 7})
     alone = (ResourceSamples(Resource({"host.name": "here"}), ()),)
     window = Window(ON_CPU, 10_101_010, START, START + 1, alone, totals=totals)
@@ -142,8 +142,8 @@ def test_an_account_without_samples_arrives(collector, kind):
     assert (arrived.sample_count, arrived.totals) == (0, totals)
 
 
-def test_a_batch_of_the_default_limit_is_accepted(collector, samples_of):
-    """Just under gRPC's 4 MiB: the limit that exporters state must be one that receivers take."""
+def test_a_batch_at_the_default_size_limit_is_accepted(collector, samples_of):
+    """Just under gRPC's 4 MiB: receivers must accept the exporters' default limit."""
     window = make_window(processes=30, samples=3_000)
     exporter = open_exporter("grpc", collector)
     encoded = encode_window(window, max_bytes=exporter.max_bytes)
@@ -185,7 +185,7 @@ def test_a_collector_without_profiles_is_explained_once(open_collector, kind, ca
     exporter.shutdown()
 
 
-def test_a_collector_that_goes_away_is_given_up_in_time(open_collector):
+def test_an_unreachable_collector_is_abandoned_in_time(open_collector):
     collector = open_collector()
     exporter = open_exporter("grpc", collector, retry=ONCE)
     (batch,) = encode_window(make_window()).batches

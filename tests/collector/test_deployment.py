@@ -1,9 +1,8 @@
-"""What is shipped for operators runs as it stands: unit, configurations, wheel.
+"""The shipped unit, configurations and wheel work unchanged.
 
-There is no systemd here. The unit's command runs in mount and network namespaces of its own,
-where its paths exist and its ports are free, with setpriv doing what the unit says of user and
-capabilities; the rest of the sandbox is checked by systemd-analyze only. The user is 65534, like
-a dynamic user nobody in particular.
+Without systemd, the unit's command runs in its own mount and network namespaces, where its paths
+exist and its ports are free, and setpriv applies the unit's user and capabilities;
+systemd-analyze alone checks the rest of the sandbox. User 65534 stands in for the dynamic user.
 
 ``KPROFILER_DEPLOY_SECONDS=300`` runs the agent for five minutes instead of ten seconds.
 """
@@ -44,7 +43,7 @@ def parse_unit(text):
 
 
 def as_the_unit_says(settings):
-    """The setpriv command for the unit's user and capabilities."""
+    """The setpriv command with the unit's user and capabilities."""
     assert settings["DynamicUser"] == ["yes"]
     assert settings["AmbientCapabilities"] == settings["CapabilityBoundingSet"]
     names = settings["AmbientCapabilities"][0].split()
@@ -76,7 +75,7 @@ class Namespaces:
         assert self._holder.stdout.readline() == "ready\n"
 
     def command(self, *words, online=False):
-        """The words of a command inside; with ``online`` in the host's network."""
+        """The words of a command run inside; with ``online``, in the host's network."""
         spaces = ["-m"] if online else ["-m", "-n"]
         return ["nsenter", "-t", str(self._holder.pid), *spaces, "--", *map(str, words)]
 
@@ -144,7 +143,7 @@ def run_collector(namespaces, collector_program, tmp_path):
 
 
 def run_unit(namespaces, seconds):
-    """Run the unit's command as its user for a while; account and log."""
+    """Run the unit's command as its user for a while; returns account and log."""
     settings = parse_unit(UNIT.read_text())
     (start,) = settings["ExecStart"]
     agent = subprocess.Popen(
@@ -178,7 +177,9 @@ def count_timestamps(path):
     )
 
 
-def test_the_wheel_delivers_everything_as_the_units_user(installed, run_collector, tmp_path):
+def test_the_installed_wheel_delivers_everything_as_the_units_user(
+    installed, run_collector, tmp_path
+):
     collector, _ = run_collector("file.yaml")
     account, log, status = run_unit(installed, SECONDS)
     collector.send_signal(signal.SIGTERM)
@@ -201,7 +202,7 @@ def test_the_wheel_delivers_everything_as_the_units_user(installed, run_collecto
     assert "otel_kprofiler.export" not in log
 
 
-def test_the_agent_and_the_collector_that_shows_profiles_fit(installed, run_collector):
+def test_the_agents_profiles_appear_in_the_collectors_output(installed, run_collector):
     _, collector_log = run_collector("debug.yaml")
     account, _, _ = run_unit(installed, 4)
     assert account["gaps"] == []
@@ -210,7 +211,7 @@ def test_the_agent_and_the_collector_that_shows_profiles_fit(installed, run_coll
     assert '"otelcol.signal": "metrics"' in shown
 
 
-def test_systemd_understands_the_unit(installed):
+def test_systemd_accepts_the_unit(installed):
     if not shutil.which("systemd-analyze"):
         pytest.skip("needs systemd-analyze")
     done = subprocess.run(
@@ -224,7 +225,7 @@ def test_systemd_understands_the_unit(installed):
     assert rated.returncode == 0, rated.stdout[-500:]
 
 
-def test_the_manifest_for_kubernetes_holds_a_configuration_that_the_agent_takes(tmp_path):
+def test_the_kubernetes_manifest_contains_a_valid_configuration(tmp_path):
     from ruamel.yaml import YAML
 
     documents = list(YAML(typ="safe").load_all(ROOT / "config/kubernetes/daemonset.yaml"))

@@ -1,4 +1,4 @@
-"""Services that profile themselves: their traces and profiles, at a real Collector."""
+"""Services that profile themselves send traces and profiles to a real Collector."""
 
 import bisect
 import contextlib
@@ -55,7 +55,7 @@ def get(port):
 
 @contextlib.contextmanager
 def running(command, port, env, log):
-    """The service, until it was told to end; it must end by itself, and cleanly."""
+    """A running service, told to stop at the end; it must exit cleanly by itself."""
     with open(log, "wb") as output:
         process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -121,7 +121,7 @@ def steps_of(directory):
 
 
 def check_links(samples, spans, threads):
-    """Every sample against the service's own log; returns (linked, inside, inside and linked)."""
+    """Check each sample against the service's log; returns (linked, inside, inside and linked)."""
     linked = inside = right = 0
     for _resource, _kind, _period, attributes, _stack, link, time_ns in samples:
         tid = dict(attributes)["thread.id"]

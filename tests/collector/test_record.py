@@ -1,4 +1,4 @@
-"""``record --export``: a recording that goes straight to a receiver."""
+"""``record --export``: a recording sent directly to a receiver."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ def test_a_recording_streams_to_a_collector(collector, samples_of, tmp_path, kin
     assert len(requests) > 1, "not all at the end"
 
 
-def test_a_receiver_that_is_not_there_is_a_failure_with_a_reason(monkeypatch):
+def test_an_unreachable_receiver_fails_with_a_reason(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     done = record("--idle", "--export", "grpc://127.0.0.1:1")
     assert done.returncode == 1
@@ -56,7 +56,7 @@ def test_a_receiver_that_is_not_there_is_a_failure_with_a_reason(monkeypatch):
         (["--export", "ftp://h:1"], "no receiver's address"),
     ],
 )
-def test_mistakes_are_found_before_sampling(words, message):
+def test_invalid_arguments_are_reported_before_sampling(words, message):
     done = record(*words)
     assert done.returncode == 2
     assert message in done.stderr

@@ -1,8 +1,8 @@
-"""What has to hold of every sample: it arrived, or its loss was counted by cause."""
+"""Checks that every sample arrived or was counted as lost by cause."""
 
 
 def check_account(account, arrived):
-    """The kernel's counter, sample by sample: arrived, or lost by a cause that is named."""
+    """Check the agent's account: samples taken equal samples arrived plus losses by cause."""
     exporter = account["exporters"]["otlp_grpc"]
     lost_before, lost_later = sum(account["lost"].values()), sum(exporter["lost"].values())
     assert account["taken"] == account["received"] + lost_before
@@ -14,7 +14,7 @@ def check_account(account, arrived):
 
 
 def check_stream(arrived, stream):
-    """The same from the receiver's data alone."""
+    """Check the same from the receiver's data alone."""
     totals = arrived.totals[stream]
     late = sum(count for cause, count in totals.lost.items() if cause.value != "ring_full")
     ring = sum(count for cause, count in totals.lost.items() if cause.value == "ring_full")

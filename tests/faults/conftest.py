@@ -1,4 +1,4 @@
-"""An agent as people run it, and a receiver that comes and goes."""
+"""A real agent process, and a receiver that can go down and come back."""
 
 import contextlib
 import json
@@ -59,11 +59,11 @@ def free_port():
 
 
 class Receiver:
-    """A gRPC receiver at one address that can be down; keeps what it accepted, in order.
+    """A gRPC receiver at a fixed address that can be down; records accepted requests in order.
 
     Attributes:
-        payloads: what it accepted.
-        answer: called with request and context first; may abort.
+        payloads: accepted requests.
+        answer: called first with request and context; may abort.
     """
 
     def __init__(self):
@@ -94,13 +94,13 @@ class Receiver:
 
 
 class Arrived:
-    """What a receiver has got, read back: counts, times, accounts.
+    """A receiver's data, decoded: counts, times, accounts.
 
     Attributes:
         samples: number of samples by stream.
-        totals: the last account that each stream told.
-        twice: samples that came more than once on one CPU, and by stream ``twice_in``.
-        profile_ids: of each request that came more than once.
+        totals: the last account of each stream.
+        twice: samples received more than once on one CPU, and by stream ``twice_in``.
+        profile_ids: ids of requests received more than once.
     """
 
     def __init__(self, payloads):
@@ -197,7 +197,7 @@ class Agent:
             time.sleep(0.05)
 
     def stop(self):
-        """End it in order; returns the account that it prints."""
+        """Stop it cleanly; returns the account that it prints."""
         self.process.send_signal(signal.SIGTERM)
         out, _ = self.process.communicate(timeout=90)
         assert self.process.returncode == 0, self.log.read_text()[-3000:]
@@ -206,14 +206,14 @@ class Agent:
         return account
 
     def kill(self):
-        """End it as the kernel does when memory runs out."""
+        """Kill it as the OOM killer would."""
         self.process.kill()
         self.process.communicate()
 
 
 @pytest.fixture
 def open_receiver():
-    """Makes receivers, each at an address of its own."""
+    """Creates receivers, each with its own address."""
     receivers = []
 
     def open_one():

@@ -1,7 +1,7 @@
-"""Remove the handling of each fault, one at a time, and see that its test fails.
+"""Mutation test: remove the handling of each fault, one at a time, and check that its test fails.
 
-Run as ``python tests/faults/mutations.py [WORD]``, from a checkout; WORD picks by what is in the
-name. Works on a copy. Exits 1 if a test still passes without the handling that it is for.
+Run ``python tests/faults/mutations.py [WORD]`` from a checkout; WORD selects faults by a substring
+of their name. Works on a copy. Exits 1 if a test still passes without the handling it covers.
 """
 
 # ruff: noqa: E501, T201 - a table with one row per fault; a command talks to its user
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Mutation(NamedTuple):
-    """What is removed, and which test has to notice."""
+    """The code to remove, and the test that must fail."""
 
     fault: str
     path: str
@@ -51,57 +51,57 @@ WRITTEN = "tests/unit/host/test_writing.py"
 
 MUTATIONS = [
     Mutation("more samples than memory for a window", WINDOWS, "        self.end_boot_ns = min(self.end_boot_ns, next_ns)\n        return True\n", "        return False\n", "tests/unit/pipeline/test_pipeline.py::test_a_full_window_ends_before_the_next_sample_and_loses_none"),
-    Mutation("receiver down", RETRY, "        failures += 1\n", "        failures += 1\n        return answer, LossCause.REJECTED\n", f"{RECEIVERS}::test_a_receiver_that_is_down_is_waited_for"),
-    Mutation("receiver refusing for now", GRPC, "        StatusCode.UNAVAILABLE,\n", "", f"{RECEIVERS}::test_grpc_faults_that_pass_cost_nothing"),
-    Mutation("receiver refusing for good", GRPC, "    return Answer(Verdict.REFUSED, code.name, message)\n", "    return Answer(Verdict.RETRY, code.name, message)\n", f"{RECEIVERS}::test_grpc_refusals_are_counted_and_not_repeated"),
-    Mutation("receiver slow", GRPC, "timeout=timeout_s, metadata", "timeout=30, metadata", f"{RECEIVERS}::test_a_slow_receiver_delays_itself_only"),
+    Mutation("receiver down", RETRY, "        failures += 1\n", "        failures += 1\n        return answer, LossCause.REJECTED\n", f"{RECEIVERS}::test_an_unreachable_receiver_is_retried"),
+    Mutation("receiver refusing for now", GRPC, "        StatusCode.UNAVAILABLE,\n", "", f"{RECEIVERS}::test_transient_grpc_faults_lose_nothing"),
+    Mutation("receiver refusing for good", GRPC, "    return Answer(Verdict.REFUSED, code.name, message)\n", "    return Answer(Verdict.RETRY, code.name, message)\n", f"{RECEIVERS}::test_grpc_refusals_are_counted_and_not_retried"),
+    Mutation("receiver slow", GRPC, "timeout=timeout_s, metadata", "timeout=30, metadata", f"{RECEIVERS}::test_a_slow_receiver_delays_only_its_own_queue"),
     Mutation("receiver hanging mid-response", HTTP, "            self._adapter.abort()\n\n        # Socket timeouts", "            pass\n\n        # Socket timeouts", "tests/unit/export/test_http_exporter.py"),
-    Mutation("receiver sending garbage", HTTP, '        return Answer(Verdict.REFUSED, name, f"its response is not OTLP: {error}")', "        return Answer(Verdict.ACCEPTED, name)", f"{RECEIVERS}::test_http_refusals_and_nonsense_are_counted_once"),
-    Mutation("response without an end", HTTP, "                if len(content) > MAX_RESPONSE_BYTES:\n                    break\n", "", f"{RECEIVERS}::test_http_refusals_and_nonsense_are_counted_once"),
-    Mutation("RESOURCE_EXHAUSTED with RetryInfo", GRPC, "            delay = parse_retry_delay(value)\n", "            pass\n", f"{RECEIVERS}::test_grpc_faults_that_pass_cost_nothing"),
-    Mutation("RESOURCE_EXHAUSTED without RetryInfo", GRPC, "(code is StatusCode.RESOURCE_EXHAUSTED and delay is not None)", "code is StatusCode.RESOURCE_EXHAUSTED", f"{RECEIVERS}::test_grpc_refusals_are_counted_and_not_repeated"),
-    Mutation("429 with Retry-After", HTTP, "        return float(value)\n", "        return None\n", f"{RECEIVERS}::test_http_faults_that_pass_cost_nothing"),
+    Mutation("receiver sending garbage", HTTP, '        return Answer(Verdict.REFUSED, name, f"its response is not OTLP: {error}")', "        return Answer(Verdict.ACCEPTED, name)", f"{RECEIVERS}::test_http_refusals_and_invalid_responses_are_counted_once"),
+    Mutation("response without an end", HTTP, "                if len(content) > MAX_RESPONSE_BYTES:\n                    break\n", "", f"{RECEIVERS}::test_http_refusals_and_invalid_responses_are_counted_once"),
+    Mutation("RESOURCE_EXHAUSTED with RetryInfo", GRPC, "            delay = parse_retry_delay(value)\n", "            pass\n", f"{RECEIVERS}::test_transient_grpc_faults_lose_nothing"),
+    Mutation("RESOURCE_EXHAUSTED without RetryInfo", GRPC, "(code is StatusCode.RESOURCE_EXHAUSTED and delay is not None)", "code is StatusCode.RESOURCE_EXHAUSTED", f"{RECEIVERS}::test_grpc_refusals_are_counted_and_not_retried"),
+    Mutation("429 with Retry-After", HTTP, "        return float(value)\n", "        return None\n", f"{RECEIVERS}::test_transient_http_faults_lose_nothing"),
     Mutation("Retry-After as a date", HTTP, "    return max(0.0, moment - now_unix_s)\n", "    return None\n", "tests/unit/export/test_http_exporter.py"),
     Mutation("partial success", SENDER, "    if answer.rejected_profiles <= 0:\n", "    if True:\n", f"{RECEIVERS}::test_partial_success_counts_the_rejected_part"),
-    Mutation("4 MiB limit", SENDER, "len(batch.payload) > self.max_bytes:", "False:", f"{RECEIVERS}::test_what_is_above_4_mib_never_leaves_or_is_refused_once"),
-    Mutation("TLS wrong CA", HTTP, "not tls.insecure_skip_verify and (tls.ca_file or True)", "False", f"{RECEIVERS}::test_only_a_verified_receiver_over_tls_1_2_gets_anything"),
-    Mutation("DNS failing", HTTP, "            requests.ConnectionError,\n", "", f"{RECEIVERS}::test_a_name_that_does_not_resolve_is_tried_again"),
-    Mutation("disk full: memory takes over", QUEUE, '        except OSError as error:\n            self._note_storage(error.strerror or str(error), "batches', '        except ValueError as error:\n            self._note_storage(error.strerror or str(error), "batches', f"{DISKS}::test_a_full_disk_costs_nothing_as_long_as_memory_lasts"),
-    Mutation("disk full: half a record", SPOOL, "                os.ftruncate(self._fd, offset)\n", "                pass\n", f"{STORED}::test_a_failed_write_leaves_the_spool_as_it_was"),
-    Mutation("disk full: space of what is settled", SPOOL, "                if self._totals.settled < self._last:\n                    raise\n", "                raise\n", f"{STORED}::test_a_full_disk_gets_room_from_what_is_settled"),
-    Mutation("spool read-only", SPOOL, "            if error.errno not in _TRANSIENT:\n", "            if True:\n", f"{DISKS}::test_a_disk_that_is_read_only_from_the_start_is_told_and_memory_takes_over"),
-    Mutation("spool corrupted: checksum", SEGMENTS, "    if zlib.crc32(memoryview(data)[offset + 4 : start + length]) != crc:\n", "    if False:\n", f"{STORED} {DISKS}::test_a_damaged_spool_delivers_what_is_whole_and_counts_the_rest"),
-    Mutation("spool corrupted: read on", SEGMENTS, "            record, budget = _find_next(data, at + 1, segment, budget)\n", "            pass\n", f"{STORED}::test_a_damaged_byte_costs_the_record_that_it_is_in_and_no_other"),
+    Mutation("4 MiB limit", SENDER, "len(batch.payload) > self.max_bytes:", "False:", f"{RECEIVERS}::test_batches_above_4_mib_are_not_sent_or_refused_once"),
+    Mutation("TLS wrong CA", HTTP, "not tls.insecure_skip_verify and (tls.ca_file or True)", "False", f"{RECEIVERS}::test_only_verified_receivers_with_tls_1_2_or_newer_get_data"),
+    Mutation("DNS failing", HTTP, "            requests.ConnectionError,\n", "", f"{RECEIVERS}::test_a_failed_name_lookup_is_retried"),
+    Mutation("disk full: memory takes over", QUEUE, '        except OSError as error:\n            self._note_storage(error.strerror or str(error), "batches', '        except ValueError as error:\n            self._note_storage(error.strerror or str(error), "batches', f"{DISKS}::test_a_full_disk_loses_nothing_while_memory_suffices"),
+    Mutation("disk full: half a record", SPOOL, "                os.ftruncate(self._fd, offset)\n", "                pass\n", f"{STORED}::test_a_failed_write_leaves_the_spool_unchanged"),
+    Mutation("disk full: space of what is settled", SPOOL, "                if self._totals.settled < self._last:\n                    raise\n", "                raise\n", f"{STORED}::test_settled_segments_make_room_on_a_full_disk"),
+    Mutation("spool read-only", SPOOL, "            if error.errno not in _TRANSIENT:\n", "            if True:\n", f"{DISKS}::test_on_a_read_only_disk_batches_wait_in_memory"),
+    Mutation("spool corrupted: checksum", SEGMENTS, "    if zlib.crc32(memoryview(data)[offset + 4 : start + length]) != crc:\n", "    if False:\n", f"{STORED} {DISKS}::test_a_damaged_spool_delivers_intact_batches_and_counts_the_rest"),
+    Mutation("spool corrupted: read on", SEGMENTS, "            record, budget = _find_next(data, at + 1, segment, budget)\n", "            pass\n", f"{STORED}::test_a_damaged_byte_costs_only_its_record"),
     Mutation("spool corrupted: anywhere", SEGMENTS, "_CANDIDATE_AT: Final = 7\n", "_CANDIDATE_AT: Final = 15\n", "tests/property/test_spool.py"),
-    Mutation("spool corrupted: whole but wrong", RECOVERY, '            except ValueError as error:\n                self._warn("a record', '            except KeyError as error:\n                self._warn("a record', f"{STORED}::test_whole_records_that_nobody_writes_are_passed_over"),
-    Mutation("spool corrupted: closed in order", RECOVERY, "self._closed = self._closed and end == len(data)", "self._closed = self._closed and not unreadable", f"{STORED}::test_damage_in_what_was_closed_in_order_is_no_kill"),
-    Mutation("spool corrupted: nothing left", RECOVERY, "        self._closed = False\n        for record", "        for record", f"{STORED}::test_a_segment_of_which_nothing_is_left_is_told_as_a_kill"),
-    Mutation("spool corrupted: bad blocks", RECOVERY, "if error.errno != errno.EIO:", "if True:", f"{STORED}::test_a_block_that_the_disk_cannot_read_costs_what_is_in_it"),
+    Mutation("spool corrupted: whole but wrong", RECOVERY, '            except ValueError as error:\n                self._warn("a record', '            except KeyError as error:\n                self._warn("a record', f"{STORED}::test_intact_but_invalid_records_are_skipped"),
+    Mutation("spool corrupted: closed in order", RECOVERY, "self._closed = self._closed and end == len(data)", "self._closed = self._closed and not unreadable", f"{STORED}::test_damage_in_a_cleanly_closed_spool_is_not_reported_as_a_kill"),
+    Mutation("spool corrupted: nothing left", RECOVERY, "        self._closed = False\n        for record", "        for record", f"{STORED}::test_an_unreadable_segment_is_reported_as_a_kill"),
+    Mutation("spool corrupted: bad blocks", RECOVERY, "if error.errno != errno.EIO:", "if True:", f"{STORED}::test_an_unreadable_block_costs_only_its_records"),
     Mutation("spool of another version", SEGMENTS, '    return "" if known else magic', '    return "" if True else magic', f"{STORED}::test_a_segment_of_another_version_is_kept_aside"),
-    Mutation("spool removed: segment", SPOOL, "            self._restore_segment()\n", "            pass\n", f"{STORED}::test_the_segment_that_is_written_to_is_made_anew_when_it_was_removed"),
-    Mutation("spool removed: directory", SPOOL, "            self._move()\n", "            pass\n", f"{STORED}::test_the_directory_is_made_anew_when_it_was_removed"),
-    Mutation("spool replaced by another", SPOOL, "if not same and has_segments(directory):", "if False:", f"{STORED}::test_a_spool_that_was_put_in_the_place_of_another_is_left_alone"),
-    Mutation("spool found late", QUEUE, "        with self._changed:\n            self._adopt_carried()\n", "", f"{DISKS}::test_batches_of_earlier_runs_come_to_light_with_their_disk"),
-    Mutation("segment of another user", WRITING, "or opened.st_uid != os.geteuid():", "or False:", f"{STORED}::test_a_segment_that_is_no_regular_file_of_ours_is_left_alone"),
-    Mutation("segment that is a link", WRITING, "_PLAIN: Final = os.O_NOFOLLOW | ", "_PLAIN: Final = ", f"{STORED}::test_a_segment_that_is_no_regular_file_of_ours_is_left_alone"),
-    Mutation("spool corrupted: count", RECOVERY, "        self.damaged = max(0, totals.appended - totals.done - waiting)\n", "        self.damaged = 0\n", f"{STORED} {DISKS}::test_a_damaged_spool_delivers_what_is_whole_and_counts_the_rest"),
-    Mutation("spool corrupted: numbers", RECOVERY, "        self.last = max(self.last, totals.settled)\n", "", f"{STORED}::test_numbers_that_are_settled_are_not_used_again"),
-    Mutation("spool cut off", SPOOL, "        segment = max(self._last, *self._sizes, 0) + 1\n", "        segment = max([*self._sizes, 1])\n", f"{STORED}::test_a_file_that_is_cut_at_any_byte_is_read_up_to_there_and_goes_on"),
-    Mutation("two writers", SPOOL, "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", f"{STORED}::test_there_is_one_writer"),
-    Mutation("disk hanging", REPORTING, "                queue.put(batch)\n", "                with self._changed:\n                    queue.put(batch)\n", f"{DISKS}::test_a_disk_that_hangs_delays_neither_the_drain_nor_another_exporter"),
+    Mutation("spool removed: segment", SPOOL, "            self._restore_segment()\n", "            pass\n", f"{STORED}::test_the_removed_current_segment_is_restored"),
+    Mutation("spool removed: directory", SPOOL, "            self._move()\n", "            pass\n", f"{STORED}::test_a_removed_directory_is_recreated"),
+    Mutation("spool replaced by another", SPOOL, "if not same and has_segments(directory):", "if False:", f"{STORED}::test_another_spool_at_the_same_path_is_left_alone"),
+    Mutation("spool found late", QUEUE, "        with self._changed:\n            self._adopt_carried()\n", "", f"{DISKS}::test_batches_of_earlier_runs_are_delivered_once_their_disk_is_back"),
+    Mutation("segment of another user", WRITING, "or opened.st_uid != os.geteuid():", "or False:", f"{STORED}::test_segments_that_are_links_or_files_of_others_are_left_alone"),
+    Mutation("segment that is a link", WRITING, "_PLAIN: Final = os.O_NOFOLLOW | ", "_PLAIN: Final = ", f"{STORED}::test_segments_that_are_links_or_files_of_others_are_left_alone"),
+    Mutation("spool corrupted: count", RECOVERY, "        self.damaged = max(0, totals.appended - totals.done - waiting)\n", "        self.damaged = 0\n", f"{STORED} {DISKS}::test_a_damaged_spool_delivers_intact_batches_and_counts_the_rest"),
+    Mutation("spool corrupted: numbers", RECOVERY, "        self.last = max(self.last, totals.settled)\n", "", f"{STORED}::test_settled_numbers_are_not_reused"),
+    Mutation("spool cut off", SPOOL, "        segment = max(self._last, *self._sizes, 0) + 1\n", "        segment = max([*self._sizes, 1])\n", f"{STORED}::test_a_segment_truncated_at_any_byte_is_recovered_up_to_there"),
+    Mutation("two writers", SPOOL, "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", f"{STORED}::test_a_second_writer_is_refused"),
+    Mutation("disk hanging", REPORTING, "                queue.put(batch)\n", "                with self._changed:\n                    queue.put(batch)\n", f"{DISKS}::test_a_hanging_disk_delays_neither_the_drain_nor_other_exporters"),
     Mutation("SIGKILL: unclean end", RECOVERY, "0 if self._closed else max(totals.end_unix_ns, 1)", "0", f"{STORED} {DURABLE}"),
     Mutation("SIGKILL: position", SPOOL, "                    self._write(Kind.MARK, self._totals.pack())\n            except", "                    pass\n            except", f"{STORED} {DURABLE}"),
     Mutation("batch given up with a spool", QUEUE, "bool(result.lost) and _TEMPORARY.issuperset(result.lost)", "False", f"{DURABLE}"),
-    Mutation("spool closed before it is settled", QUEUE, "not self._in_flight and not self._settling, _INT", "not self._in_flight, _INT", f"{DURABLE}::test_what_gave_way_is_noted_before_the_spool_is_closed"),
+    Mutation("spool closed before it is settled", QUEUE, "not self._in_flight and not self._settling, _INT", "not self._in_flight, _INT", f"{DURABLE}::test_dropped_batches_are_settled_before_the_spool_is_closed"),
     Mutation("clock stepped back", CLOCK, "        start = max(self._clock.to_unix_ns(start_boot_ns), self._end_unix_ns)\n", "        start = self._clock.to_unix_ns(start_boot_ns)\n", "tests/property/test_clock.py"),
     Mutation("clock stepped: followed", CLOCK, "        self._clock.follow()\n", "", "tests/property/test_clock.py"),
     Mutation("clock not set", CLOCK, "            return EARLIEST_UNIX_NS\n", "            return best_offset\n", "tests/property/test_clock.py tests/unit/test_clock.py"),
     Mutation("suspend", PIPELINE, "                windows.skip_to(min(passed_ns, earliest_ns or passed_ns))\n", "                pass\n", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("stalled sampler", "otel_kprofiler/pipeline/gate.py", "        samples_ns = max(samples_ns, now_ns - self._max_stall_ns)\n", "", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("stalled loop", WATCHDOG, "            self._looks += 1\n", "", "tests/unit/test_agent_limits.py"),
-    Mutation("SIGUSR1 of others", RUN, "    signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n", "", f"{FREEZES}::test_signals_of_others_neither_end_nor_disturb_the_agent"),
-    Mutation("standard error not read", LOGS, "            self._lines.append(line)\n", "            write_all(self.fd, line)\n", f"{OUTPUTS}::test_a_standard_error_that_is_not_read_stops_nothing"),
-    Mutation("notification socket not read", "otel_kprofiler/agent/systemd.py", "socket.SOCK_DGRAM | socket.SOCK_NONBLOCK", "socket.SOCK_DGRAM", f"{OUTPUTS}::test_a_notify_socket_that_is_not_read_stops_nothing"),
+    Mutation("SIGUSR1 of others", RUN, "    signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n", "", f"{FREEZES}::test_foreign_signals_neither_end_nor_disturb_the_agent"),
+    Mutation("standard error not read", LOGS, "            self._lines.append(line)\n", "            write_all(self.fd, line)\n", f"{OUTPUTS}::test_an_unread_standard_error_does_not_block_the_agent"),
+    Mutation("notification socket not read", "otel_kprofiler/agent/systemd.py", "socket.SOCK_DGRAM | socket.SOCK_NONBLOCK", "socket.SOCK_DGRAM", f"{OUTPUTS}::test_an_unread_notify_socket_does_not_block_the_agent"),
     Mutation("health: clients that hold connections", HEALTH, "                _break_off(next(iter(self._open)))\n", "                pass\n", f"{PARTS}::test_clients_that_hold_connections_are_bounded_and_shut_nobody_out"),
     Mutation("health: client that sends byte by byte", HEALTH, "            for request in [one for one, end in self._open.items() if end < now]:\n", "            for request in ():\n", f"{PARTS}::test_a_client_that_sends_byte_by_byte_is_broken_off"),
     Mutation("health: reset connection", HEALTH, "        if isinstance(error, OSError):\n", "        if False:\n", f"{PARTS}::test_a_reset_connection_is_one_line_of_the_log"),
@@ -111,15 +111,15 @@ MUTATIONS = [
     Mutation("windows that wait for encoding", REPORTING, "samples > MAX_WAITING_SAMPLES", "False", "tests/unit/test_delivery.py"),
     Mutation("step broken off: samples in hand", PIPELINE, "                self._gate.push(samples)\n        return", "                pass\n        return", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("CPU hotplug", "otel_kprofiler/host/event_per_cpu.py", "for cpu in sorted(online - self._events.keys()):", "for cpu in ():", "tests/live/test_sampler.py"),
-    Mutation("descriptors exhausted", EVENTS, "            changes = self.update()\n        except OSError as error:", "            changes = self.update()\n        except ValueError as error:", "tests/faults/test_hosts.py::test_no_descriptors_left"),
+    Mutation("descriptors exhausted", EVENTS, "            changes = self.update()\n        except OSError as error:", "            changes = self.update()\n        except ValueError as error:", "tests/faults/test_hosts.py::test_sampling_survives_a_lack_of_descriptors"),
     Mutation("entry of /proc unreadable", "otel_kprofiler/processes/resources.py", "        except OSError:\n            pass", "        except ValueError:\n            pass", "tests/faults/test_hosts.py"),
-    Mutation("second SIGTERM", AGENT, "            raise SystemExit(128 + number)\n", "            return\n", "tests/faults/test_agent_and_receiver.py::test_a_second_sigterm_ends_the_agent_at_once_and_the_spool_is_whole"),
+    Mutation("second SIGTERM", AGENT, "            raise SystemExit(128 + number)\n", "            return\n", "tests/faults/test_agent_and_receiver.py::test_a_second_sigterm_ends_the_agent_at_once_with_an_intact_spool"),
     Mutation("CPU limit", AGENT, "            self._stay_within_limits(now)\n", "            pass\n", "tests/faults/test_limits.py"),
     Mutation("capabilities of threads", PRIVILEGES, "        keep_only(() if self._drop_all else job)\n", "", "tests/live/test_privileges.py"),
     Mutation("capabilities of the sampling thread", PRIVILEGES, "        keep_only(() if self._drop_all else SAMPLING)\n", "", "tests/live/test_privileges.py"),
     Mutation("what was not offered: told", REPORTING, "    lost += Counter({LossCause.NOT_OFFERED: not_offered})\n", "", "tests/unit/test_delivery.py"),
     Mutation("losses after the last window: told", QUEUE, "            self._append(final)\n", "            pass\n", "tests/unit/test_delivery.py"),
-    Mutation("losses at the end with a spool: told", QUEUE, "                self._store(final)\n", "                pass\n", f"{DISKS}::test_what_a_full_disk_left_in_memory_is_told_in_the_next_run"),
+    Mutation("losses at the end with a spool: told", QUEUE, "                self._store(final)\n", "                pass\n", f"{DISKS}::test_the_next_run_reports_batches_lost_in_memory_on_a_full_disk"),
     Mutation("losses told to the receiver", REPORTING, "        lost=dict(lost),\n        earlier", "        lost=totals.lost,\n        earlier", "tests/unit/test_delivery.py"),
     Mutation("module in the working directory: reload", "otel_kprofiler/config/apart.py", '[sys.executable, "-I", "-c"', '[sys.executable, "-c"', "tests/unit/test_hostile_directory.py"),
     Mutation("module in the working directory: -m", "otel_kprofiler/__main__.py", "    del sys.path[0]\n", "    pass\n", "tests/unit/test_hostile_directory.py"),
@@ -142,7 +142,7 @@ MUTATIONS = [
 
 
 def survives(mutation: Mutation, copy: Path) -> str:
-    """Why a mutation was not noticed; empty if it was."""
+    """Why a mutation survived; empty if its test failed."""
     path = copy / mutation.path
     source = path.read_text()
     if source.count(mutation.old) != 1:
@@ -163,7 +163,7 @@ def survives(mutation: Mutation, copy: Path) -> str:
 
 
 def main() -> int:
-    """Try all, or those that the argument picks."""
+    """Try all mutations, or those that the argument selects."""
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     chosen = [mutation for mutation in MUTATIONS if word in mutation.fault]
     survivors = 0

@@ -1,9 +1,10 @@
-"""Account for every sample once more, by none of the package's code.
+"""Account for every sample independently of the package's code.
 
-Run as root as ``python tests/faults/second_pass.py [SCENARIO ...]``. Agents run against receivers
-that answer at random, are frozen, killed, reloaded and find their spools and files damaged. What
-has arrived is counted here, from the protobuf messages and by ``profile_id``, and compared with
-what the agents say was taken and lost. Exits 1 if a sample is neither there nor counted.
+Run ``python tests/faults/second_pass.py [SCENARIO ...]`` as root. Agents run against receivers that
+answer at random, are frozen, killed and reloaded, and find their spools and files damaged. Received
+samples are counted here from the protobuf messages, by ``profile_id``, and compared with the
+samples that the agents report as taken and lost. Exits 1 if a sample neither arrived nor was
+counted.
 """
 
 # ruff: noqa: T201 - a command talks to its user
@@ -56,7 +57,7 @@ def free_port() -> int:
 
 
 def count(payloads):
-    """Distinct samples by profile, and the last account that was told with each stream."""
+    """Distinct samples by profile, and the last account of each stream."""
     by_profile, told = {}, {}
     for payload in payloads:
         request = service.ExportProfilesServiceRequest.FromString(payload)
@@ -77,7 +78,7 @@ def count(payloads):
 
 
 class Receiver:
-    """An HTTP server that stores a request, refuses it, or misbehaves, by chance."""
+    """An HTTP server that at random stores a request, refuses it, or misbehaves."""
 
     def __init__(self, manners, seed):
         self.stored, self.chance, self.manners = [], random.Random(seed), manners
@@ -210,7 +211,7 @@ class Agent:
 
 
 def uncounted(account, name, arrived, *, may_be_more=False):
-    """Samples that are neither there nor counted; below 0 if some are counted as lost and there."""
+    """Samples neither received nor counted; negative if some were counted as both."""
     own = account["exporters"][name]
     lost = sum(account["lost"].values()) + sum(own["lost"].values())
     rest = account["waiting"] + own["pending"] + own["not_offered"]
@@ -222,7 +223,7 @@ def uncounted(account, name, arrived, *, may_be_more=False):
 
 
 def told_uncounted(told, arrived, stream):
-    """The same by what the receiver was told in the data, of one stream."""
+    """The same from the account in the received data of one stream."""
     last = told[stream]
     lost = sum(
         value for key, value in last.items()
@@ -302,9 +303,9 @@ def reloads(directory):
 
 
 def damage(spool, chance):
-    """Damage a segment of a spool in one of several ways; tells which.
+    """Damage a segment of a spool in one of several ways; returns which.
 
-    The end of the newest segment is left alone: without it nobody can tell what was there.
+    The end of the newest segment is spared, because its losses cannot be counted.
     """
     segments = sorted(spool.glob("*/*.spool"))
     segment = chance.choice(segments)
@@ -324,7 +325,7 @@ def damage(spool, chance):
 
 
 def kills_and_damaged_spools(directory):
-    """Runs without a receiver are killed, their spools damaged; the last one delivers the rest."""
+    """Kill runs without a receiver and damage their spools; the last run delivers the rest."""
     chance, expected, lost, spool = random.Random(11), 0, 0, directory / "spool"
     queue = f'{{storage: "{spool}"}}'
     down = free_port()

@@ -1,7 +1,7 @@
-"""The agent while its receiver fails and while it is killed: exact to the last sample.
+"""The agent while its receiver fails and while it is killed: the account stays exact.
 
-What the receiver holds is compared with what the kernel program counted, by the account that
-travels in the data and by the one that the agent prints.
+The received samples are compared with those that the eBPF program counted, by the account in the
+data and by the one that the agent prints.
 """
 
 import os
@@ -22,7 +22,7 @@ OUTAGE_S = float(os.environ.get("KPROFILER_OUTAGE_S", "3"))
 
 
 @pytest.mark.parametrize("storage", [False, True], ids=["memory", "storage"])
-def test_a_receiver_that_is_down_for_a_while(run_agent, receiver, arrived, tmp_path, storage):
+def test_every_sample_survives_a_receiver_outage(run_agent, receiver, arrived, tmp_path, storage):
     queue = f"{{storage: '{tmp_path}/spool'}}" if storage else "{queue_size: 1000}"
     receiver.up()
     agent = run_agent(receiver.endpoint, queue=queue)
@@ -44,7 +44,7 @@ def test_a_receiver_that_is_down_for_a_while(run_agent, receiver, arrived, tmp_p
     check_stream(got, stream)
 
 
-def test_a_kill_costs_the_open_window_and_repeats_one_batch_at_most(
+def test_a_kill_costs_the_open_window_and_resends_at_most_one_batch(
     run_agent, receiver, arrived, tmp_path
 ):
     receiver.up()
@@ -75,7 +75,7 @@ def test_a_kill_costs_the_open_window_and_repeats_one_batch_at_most(
     assert got.totals[last].unknown_since_unix_ns == unknown
 
 
-def test_what_one_run_cannot_deliver_the_next_one_does(run_agent, receiver, arrived, tmp_path):
+def test_the_next_run_delivers_what_the_last_one_could_not(run_agent, receiver, arrived, tmp_path):
     agent = run_agent(receiver.endpoint, queue=f"{{storage: '{tmp_path}/spool'}}")
     time.sleep(2)
     first = agent.stop()
@@ -94,7 +94,7 @@ def test_what_one_run_cannot_deliver_the_next_one_does(run_agent, receiver, arri
         check_stream(got, stream)
 
 
-def test_a_receiver_that_refuses_is_accounted_with_its_cause(run_agent, receiver, arrived):
+def test_refused_samples_are_counted_as_rejected(run_agent, receiver, arrived):
     refuse = iter([False, True, False, True, True])
 
     def answer(request, context):
@@ -115,7 +115,7 @@ def test_a_receiver_that_refuses_is_accounted_with_its_cause(run_agent, receiver
     assert "not like this" in agent.log.read_text()
 
 
-def test_a_second_sigterm_ends_the_agent_at_once_and_the_spool_is_whole(
+def test_a_second_sigterm_ends_the_agent_at_once_with_an_intact_spool(
     run_agent, receiver, arrived, tmp_path
 ):
     def answer(request, context):
@@ -148,8 +148,8 @@ def test_a_second_sigterm_ends_the_agent_at_once_and_the_spool_is_whole(
     check_account(account, arrived(receiver.payloads))
 
 
-def test_a_receiver_is_told_what_a_stop_has_cost_it(run_agent, receiver, arrived):
-    """Slower than windows come, and without a spool: most of what waits is given up."""
+def test_losses_of_a_stop_are_reported_to_the_receiver(run_agent, receiver, arrived):
+    """The receiver is slower than windows close, without a spool: most pending samples are lost."""
 
     def answer(request, context):
         time.sleep(0.8)
@@ -167,7 +167,7 @@ def test_a_receiver_is_told_what_a_stop_has_cost_it(run_agent, receiver, arrived
     check_stream(got, stream)
 
 
-def test_a_receiver_that_a_reload_adds_is_told_what_it_was_not_offered(
+def test_a_receiver_added_by_a_reload_learns_what_it_was_not_offered(
     run_agent, open_receiver, arrived
 ):
     first, second = open_receiver(), open_receiver()
@@ -191,10 +191,10 @@ def test_a_receiver_that_a_reload_adds_is_told_what_it_was_not_offered(
         check_stream(got, stream)
 
 
-def test_a_spool_that_is_removed_while_the_agent_runs_costs_nothing(
+def test_removing_the_spool_of_a_running_agent_loses_nothing(
     run_agent, receiver, arrived, tmp_path
 ):
-    """As by a cleaner of temporary files."""
+    """As a cleaner of temporary files would."""
     spool = tmp_path / "spool"
     agent = run_agent(receiver.endpoint, queue=f"{{storage: '{spool}'}}")
     agent.wait_until(

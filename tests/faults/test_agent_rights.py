@@ -1,4 +1,4 @@
-"""What the threads of a running agent hold, as /proc shows it."""
+"""Capabilities of a running agent's threads, as shown by /proc."""
 
 import os
 import time
@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have something to give up"),
 ]
 OTHERS = ("kprofiler-code", "kprofiler-conte", "kprofiler-modul")
-"""Threads with a part of the rights; the kernel keeps 15 bytes of a name."""
+"""Threads with some capabilities; the kernel keeps 15 bytes of a name."""
 
 
 def threads_of(agent):
@@ -36,7 +36,7 @@ def test_every_thread_holds_only_what_doctor_lists(run_agent, receiver):
     agent.stop()
 
 
-def test_drop_all_leaves_nothing_and_sampling_goes_on(run_agent, receiver, arrived):
+def test_drop_all_drops_every_capability_and_sampling_continues(run_agent, receiver, arrived):
     receiver.up()
     agent = run_agent(receiver.endpoint, more="privileges: {drop_all: true}")
     assert set(threads_of(agent).values()) == {frozenset()}
@@ -49,7 +49,7 @@ def test_drop_all_leaves_nothing_and_sampling_goes_on(run_agent, receiver, arriv
     assert sum(arrived(receiver.payloads).samples.values()) == account["received"]
 
 
-def test_no_thread_can_gain_anything_by_exec(run_agent, receiver):
+def test_no_thread_can_regain_capabilities_by_exec(run_agent, receiver):
     agent = run_agent(receiver.endpoint)
     directory = f"/proc/{agent.process.pid}/task"
     for tid in os.listdir(directory):

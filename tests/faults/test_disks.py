@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or damaged under a durable queue, on a file system of its own."""
+"""A durable queue on full, read-only, hanging and damaged disks, with its own file system."""
 
 import contextlib
 import os
@@ -74,7 +74,7 @@ def check(queue):
     return counts
 
 
-def test_a_full_disk_costs_nothing_as_long_as_memory_lasts(disk, caplog):
+def test_a_full_disk_loses_nothing_while_memory_suffices(disk, caplog):
     receiver = Receiver()
     queue = ExportQueue(receiver, spool=Spool(str(disk / "spool")))
     for number in range(1, 21):
@@ -93,7 +93,7 @@ def test_a_full_disk_costs_nothing_as_long_as_memory_lasts(disk, caplog):
     again.close()
 
 
-def test_a_disk_that_becomes_read_only_is_told_and_memory_takes_over(disk, caplog):
+def test_when_the_disk_becomes_read_only_batches_wait_in_memory(disk, caplog):
     receiver = Receiver()
     queue = ExportQueue(receiver, spool=Spool(str(disk / "spool")))
     queue.put(numbered(1))
@@ -113,7 +113,7 @@ def test_a_disk_that_becomes_read_only_is_told_and_memory_takes_over(disk, caplo
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_disk_that_is_read_only_from_the_start_is_told_and_memory_takes_over(disk, caplog, known):
+def test_on_a_read_only_disk_batches_wait_in_memory(disk, caplog, known):
     path = str(disk / "spool")
     if known:
         before = ExportQueue(Receiver(), spool=Spool(path))
@@ -140,8 +140,8 @@ def test_a_disk_that_is_read_only_from_the_start_is_told_and_memory_takes_over(d
     again.close()
 
 
-def test_batches_of_earlier_runs_come_to_light_with_their_disk(disk):
-    """As when the disk of the spool is mounted after the agent has begun."""
+def test_batches_of_earlier_runs_are_delivered_once_their_disk_is_back(disk):
+    """As when the spool's disk is mounted after the agent has started."""
     path = disk / "disk" / "spool"
     before = ExportQueue(Receiver(), spool=Spool(str(disk / "real" / "spool")))
     before.put(numbered(1))
@@ -161,7 +161,7 @@ def test_batches_of_earlier_runs_come_to_light_with_their_disk(disk):
     assert check(queue)[1:4] == (6, {}, 0)
 
 
-def test_a_damaged_spool_delivers_what_is_whole_and_counts_the_rest(tmp_path):
+def test_a_damaged_spool_delivers_intact_batches_and_counts_the_rest(tmp_path):
     receiver = Receiver()
     spool = str(tmp_path / "spool")
     queue = ExportQueue(receiver, spool=Spool(spool, max_bytes=400_000))
@@ -184,7 +184,7 @@ def test_a_damaged_spool_delivers_what_is_whole_and_counts_the_rest(tmp_path):
     assert counts.exported == sum(receiver.arrived)
 
 
-def test_a_disk_that_hangs_delays_neither_the_drain_nor_another_exporter(tmp_path, monkeypatch):
+def test_a_hanging_disk_delays_neither_the_drain_nor_other_exporters(tmp_path, monkeypatch):
     from otel_kprofiler.delivery import Reporter
     from otel_kprofiler.model import ON_CPU, Resource, ResourceSamples, Window
     from otel_kprofiler.otlp import Encoded
@@ -215,7 +215,7 @@ def test_a_disk_that_hangs_delays_neither_the_drain_nor_another_exporter(tmp_pat
     reporter.shutdown(10_000)
 
 
-def test_what_a_full_disk_left_in_memory_is_told_in_the_next_run(disk):
+def test_the_next_run_reports_batches_lost_in_memory_on_a_full_disk(disk):
     down, up = Receiver(), Receiver()
     queue = ExportQueue(down, spool=Spool(str(disk / "spool")))
     filler = disk / "filler"

@@ -1,7 +1,7 @@
-"""Agents whose whole process stands still, and agents that others send signals to.
+"""Frozen agents, and agents that receive foreign signals.
 
-``make test-freezes`` repeats the freeze; the sampler goes on in the kernel meanwhile, so that
-each one overflows the ring. Agents are frozen side by side: a round takes one freeze.
+``make test-freezes`` repeats the freeze. The sampler continues in the kernel meanwhile, so each
+freeze overflows the ring buffer. The agents of a round are frozen concurrently.
 """
 
 import itertools
@@ -24,7 +24,7 @@ UNHURRIED = "shutdown_timeout: 60s"
 
 
 def check_all_accounted(agent, receiver, arrived):
-    """Taken = arrived + lost: by the agent's account, and by what the receiver was told."""
+    """Check taken = arrived + lost, in the agent's account and in the received one."""
     account = agent.stop()
     got = arrived(receiver.payloads)
     exporter = check_account(account, got)
@@ -36,7 +36,7 @@ def check_all_accounted(agent, receiver, arrived):
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("number", range(ROUNDS))
-def test_a_freeze_loses_nothing_uncounted(run_agent, open_receiver, arrived, number):
+def test_every_loss_of_a_freeze_is_counted(run_agent, open_receiver, arrived, number):
     running = []
     for rate, stacks in itertools.product((99, 997), ("kernel", "both")):
         receiver = open_receiver()
@@ -61,7 +61,7 @@ def test_a_freeze_loses_nothing_uncounted(run_agent, open_receiver, arrived, num
         sys.stdout.write(line + "\n")
 
 
-def test_signals_of_others_neither_end_nor_disturb_the_agent(run_agent, receiver, arrived):
+def test_foreign_signals_neither_end_nor_disturb_the_agent(run_agent, receiver, arrived):
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=997, more=UNHURRIED)
     until = time.monotonic() + 5

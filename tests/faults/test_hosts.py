@@ -1,5 +1,5 @@
-"""A host that makes it hard: processes by the thousand, entries of /proc that cannot be read, no
-descriptors left, a CPU that goes and comes. Every sample is accounted for all the same."""
+"""Difficult hosts: thousands of processes, unreadable /proc entries, no descriptors left, CPU
+hotplug. Every sample is still accounted for."""
 
 import os
 import resource
@@ -44,7 +44,7 @@ def check(account, arrived):
 
 
 @live
-def test_fifty_thousand_processes_a_minute(run_agent, receiver, arrived):
+def test_fifty_thousand_processes_a_minute_are_all_accounted_for(run_agent, receiver, arrived):
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=499)
     seconds = 8
@@ -61,7 +61,7 @@ def test_fifty_thousand_processes_a_minute(run_agent, receiver, arrived):
 
 
 @live
-def test_no_descriptors_left(run_agent, receiver, arrived):
+def test_sampling_survives_a_lack_of_descriptors(run_agent, receiver, arrived):
     receiver.up()
     agent = run_agent(receiver.endpoint)
     agent.wait_until(lambda: len(receiver.payloads) > 1)
@@ -82,7 +82,7 @@ def test_no_descriptors_left(run_agent, receiver, arrived):
 
 @live
 @pytest.mark.skipif(not os.access(CPU1, os.W_OK), reason=f"{CPU1} cannot be written here")
-def test_a_cpu_that_goes_and_comes(run_agent, receiver, arrived):
+def test_a_cpu_taken_offline_and_back_is_sampled_again(run_agent, receiver, arrived):
     receiver.up()
     agent = run_agent(receiver.endpoint)
     try:
@@ -99,7 +99,7 @@ def test_a_cpu_that_goes_and_comes(run_agent, receiver, arrived):
 
 
 class Forbidding(Access):
-    """A host whose processes do not let themselves be looked at."""
+    """A host whose processes cannot be inspected."""
 
     def __init__(self, error):
         super().__init__()
@@ -115,7 +115,7 @@ class Forbidding(Access):
 @pytest.mark.parametrize("error", [PermissionError(13, "no"), FileNotFoundError(2, "gone"),
                                    ProcessLookupError(3, "gone"), OSError(24, "no descriptors"),
                                    OSError(5, "broken")], ids=str)  # fmt: skip
-def test_a_process_that_cannot_be_looked_at_keeps_its_samples(error):
+def test_an_unreadable_process_keeps_its_samples(error):
     resources = ProcessResources(Forbidding(error), Clock(), {"host.name": "h"})
     sample = RawSample(
         5, 0, 4242, 4242, 17, 0, b"secret", b"", b"", STACK_OK, STACK_NOT_COLLECTED, None

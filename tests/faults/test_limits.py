@@ -1,4 +1,4 @@
-"""The agent's limits on a running host: it slows down, and the data says so."""
+"""The agent's resource limits on a running host: the rate drops, and the data says so."""
 
 import signal
 import time
@@ -12,7 +12,7 @@ from tests.faults.accounts import check_account, check_stream
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
 
-def test_the_rate_falls_to_keep_the_cpu_limit_and_every_profile_has_its_own_period(
+def test_the_rate_drops_to_the_cpu_limit_and_each_profile_has_its_period(
     run_agent, receiver, arrived
 ):
     receiver.up()
@@ -41,7 +41,7 @@ def test_the_rate_falls_to_keep_the_cpu_limit_and_every_profile_has_its_own_peri
 
 
 def test_memory_stays_within_its_limit_at_the_highest_rate(run_agent, receiver, arrived):
-    """By a smaller ring and shorter windows; samples that find the ring full are counted."""
+    """With a smaller ring buffer and shorter windows; samples that find it full are counted."""
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=10_000, more="limits: {max_rss_megabytes: 120}")
     highest, end = 0, time.monotonic() + 15
@@ -54,8 +54,8 @@ def test_memory_stays_within_its_limit_at_the_highest_rate(run_agent, receiver, 
     assert exporter["exported"] > 0
 
 
-def test_a_stalled_loop_is_seen_by_health(run_agent, receiver):
-    """SIGSTOP stalls everything; afterwards the loop comes round and nothing is lost unseen."""
+def test_health_checks_detect_a_stalled_loop(run_agent, receiver):
+    """SIGSTOP stalls the process; afterwards the loop recovers and every loss is counted."""
     receiver.up()
     agent = run_agent(receiver.endpoint)
     agent.process.send_signal(signal.SIGSTOP)
@@ -65,8 +65,8 @@ def test_a_stalled_loop_is_seen_by_health(run_agent, receiver):
     agent.stop()
 
 
-def test_a_stop_at_the_highest_rate_takes_no_longer_than_it_may(run_agent, receiver, arrived):
-    """More than the agent can work off: the rest is given up in time, and told."""
+def test_a_stop_at_the_highest_rate_ends_within_its_timeout(run_agent, receiver, arrived):
+    """With more than the agent can process, the rest is dropped in time and reported."""
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=10_000, more="shutdown_timeout: 5s")
     time.sleep(10)

@@ -1,4 +1,4 @@
-"""Nobody reads what the agent says: sampling goes on, and SIGTERM ends it."""
+"""Nobody reads the agent's output: sampling continues, and SIGTERM ends the agent."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
 @pytest.fixture
 def full_pipe():
-    """The end of a pipe that no more can be written to."""
+    """The write end of a full pipe."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     try:
@@ -29,7 +29,7 @@ def full_pipe():
 
 @pytest.fixture
 def full_socket(tmp_path):
-    """The address of a socket for notifications that nobody reads."""
+    """The address of a full notification socket that nobody reads."""
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(path)
@@ -40,7 +40,9 @@ def full_socket(tmp_path):
         yield path
 
 
-def test_a_notify_socket_that_is_not_read_stops_nothing(run_agent, receiver, arrived, full_socket):
+def test_an_unread_notify_socket_does_not_block_the_agent(
+    run_agent, receiver, arrived, full_socket
+):
     receiver.up()
     environment = {"NOTIFY_SOCKET": full_socket, "WATCHDOG_USEC": "200000"}
     agent = run_agent(receiver.endpoint, environment=environment)
@@ -49,23 +51,21 @@ def test_a_notify_socket_that_is_not_read_stops_nothing(run_agent, receiver, arr
 
 
 def reload(agent, receiver):
-    """Have the main loop write to its log, and see that it goes on."""
+    """Have the main loop write to its log, and check that it continues."""
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_until(lambda: agent.get("/readyz")[0] == 200)
     before = len(receiver.payloads)
     agent.wait_until(lambda: len(receiver.payloads) > before + 6)
 
 
-def test_a_standard_error_that_is_not_read_stops_nothing(run_agent, receiver, arrived, full_pipe):
+def test_an_unread_standard_error_does_not_block_the_agent(run_agent, receiver, arrived, full_pipe):
     receiver.up()
     agent = run_agent(receiver.endpoint, stderr=full_pipe)
     reload(agent, receiver)
     check_account(agent.stop(), arrived(receiver.payloads))
 
 
-def test_outputs_that_are_not_read_do_not_keep_the_agent_from_ending(
-    run_agent, receiver, full_pipe
-):
+def test_unread_outputs_do_not_keep_the_agent_from_ending(run_agent, receiver, full_pipe):
     receiver.up()
     agent = run_agent(receiver.endpoint, stdout=full_pipe, stderr=full_pipe)
     reload(agent, receiver)

@@ -1,6 +1,6 @@
-"""Every way in which a receiver fails, over a queue: what arrives, and what is lost and why.
+"""Receiver failures behind a queue: which samples arrive, and which are lost and why.
 
-The outcome is read off the receiver and compared with the queue's account, sample by sample.
+The receiver's record is compared with the queue's account, sample by sample.
 """
 
 import email.utils
@@ -40,7 +40,7 @@ def numbered(number, size=50):
 
 
 class GrpcReceiver:
-    """Fails the first requests as told, and accepts the others."""
+    """Fails the first requests as scripted and accepts the others."""
 
     def __init__(self, faults):
         self.faults, self.arrived, self.requests = iter(faults), [], 0
@@ -70,7 +70,7 @@ class GrpcReceiver:
 
 
 class HttpReceiver:
-    """Likewise, over HTTP; a fault is given the handler."""
+    """The same over HTTP; a fault gets the request handler."""
 
     def __init__(self, faults, context=None):
         self.faults, self.arrived, self.requests = iter(faults), [], 0
@@ -171,7 +171,7 @@ def flood(handler):
 
 
 def run(exporter, batches=None):
-    """Send some batches through a queue; its counts."""
+    """Send some batches through a queue; returns its counts."""
     queue = ExportQueue(exporter)
     for batch in batches or [numbered(number) for number in range(BATCHES)]:
         queue.put(batch)
@@ -192,7 +192,7 @@ RETRIED = {
 
 
 @pytest.mark.parametrize("name", RETRIED)
-def test_grpc_faults_that_pass_cost_nothing(name):
+def test_transient_grpc_faults_lose_nothing(name):
     receiver = GrpcReceiver(RETRIED[name])
     started = time.monotonic()
     counts = run(receiver.exporter())
@@ -207,7 +207,7 @@ def test_grpc_faults_that_pass_cost_nothing(name):
 @pytest.mark.parametrize(
     "code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT]
 )
-def test_grpc_refusals_are_counted_and_not_repeated(code, caplog):
+def test_grpc_refusals_are_counted_and_not_retried(code, caplog):
     receiver = GrpcReceiver([abort(code)])
     counts = run(receiver.exporter())
     assert counts.lost == {LossCause.REJECTED: SAMPLES}
@@ -217,7 +217,7 @@ def test_grpc_refusals_are_counted_and_not_repeated(code, caplog):
     receiver.close()
 
 
-def test_a_slow_receiver_delays_itself_only():
+def test_a_slow_receiver_delays_only_its_own_queue():
     receiver, quick = GrpcReceiver([slow] * 2), GrpcReceiver([])
     queues = [ExportQueue(receiver.exporter()), ExportQueue(quick.exporter())]
     for number in range(BATCHES):
@@ -236,7 +236,7 @@ def test_a_slow_receiver_delays_itself_only():
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
-def test_a_receiver_that_is_down_is_waited_for(kind):
+def test_an_unreachable_receiver_is_retried(kind):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     once = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=0.3)
@@ -249,7 +249,7 @@ def test_a_receiver_that_is_down_is_waited_for(kind):
     assert "attempts" in exporter.find_trouble()
 
 
-def test_with_a_spool_a_receiver_that_is_down_costs_nothing(tmp_path, monkeypatch):
+def test_with_a_spool_an_unreachable_receiver_loses_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("otel_kprofiler.export.queue._LONGEST_PAUSE_S", 0.05)
     receiver = GrpcReceiver([abort(grpc.StatusCode.UNAVAILABLE)] * 30)
     never = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.01, max_elapsed_time_s=0.05)
@@ -279,7 +279,7 @@ HTTP_RETRIED = {
 
 
 @pytest.mark.parametrize("name", HTTP_RETRIED)
-def test_http_faults_that_pass_cost_nothing(name):
+def test_transient_http_faults_lose_nothing(name):
     receiver = HttpReceiver([HTTP_RETRIED[name]])
     started = time.monotonic()
     counts = run(receiver.exporter())
@@ -299,7 +299,7 @@ HTTP_REFUSED = {
 
 
 @pytest.mark.parametrize("name", HTTP_REFUSED)
-def test_http_refusals_and_nonsense_are_counted_once(name):
+def test_http_refusals_and_invalid_responses_are_counted_once(name):
     receiver = HttpReceiver([HTTP_REFUSED[name]])
     counts = run(receiver.exporter(timeout_s=5))
     assert counts.lost == {LossCause.REJECTED: SAMPLES}
@@ -320,7 +320,7 @@ def test_partial_success_counts_the_rejected_part():
     receiver.close()
 
 
-def test_what_is_above_4_mib_never_leaves_or_is_refused_once():
+def test_batches_above_4_mib_are_not_sent_or_refused_once():
     receiver = GrpcReceiver([])
     large = numbered(0, size=5 << 20)
     assert run(receiver.exporter(), [large]).lost == {LossCause.TOO_LARGE: SAMPLES}
@@ -331,7 +331,7 @@ def test_what_is_above_4_mib_never_leaves_or_is_refused_once():
     receiver.close()
 
 
-def test_a_name_that_does_not_resolve_is_tried_again():
+def test_a_failed_name_lookup_is_retried():
     once = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=0.3)
     exporter = OtlpHttpExporter("http://nowhere.invalid:4318", retry=once, proxy_url="")
     counts = run(exporter, [numbered(0)])
@@ -377,7 +377,7 @@ def server_context(directory, newest=None):
     ],
     ids=["right", "wrong CA", "TLS 1.1", "TLS 1.2"],
 )
-def test_only_a_verified_receiver_over_tls_1_2_gets_anything(certificates, ca, newest, arrives):
+def test_only_verified_receivers_with_tls_1_2_or_newer_get_data(certificates, ca, newest, arrives):
     receiver = HttpReceiver([], server_context(certificates, newest))
     once = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=0.3)
     tls = Tls(ca_file=str(certificates / f"{ca}.pem"))

@@ -1,4 +1,4 @@
-"""The reporter: each encoding is made once, and an account that is never short."""
+"""The reporter: each encoding is computed once, and the account is always exact."""
 
 import dataclasses
 import threading
@@ -31,7 +31,7 @@ from otel_kprofiler.otlp import Encoded, check_payload, decode_windows
 
 
 class Collecting(ProfileExporter):
-    """Keeps what it is given; waits for ``open`` first."""
+    """Records batches; waits for ``open`` first."""
 
     def __init__(self, name, form=Form.PROTOBUF, max_bytes=None, attributes=AttributeForm.INLINE):
         self.name, self.form, self.max_bytes, self.attributes = name, form, max_bytes, attributes
@@ -52,7 +52,7 @@ class Collecting(ProfileExporter):
 
 
 class SizedWindow(Window):
-    """A window that says how many samples it has."""
+    """A window with the given number of samples."""
 
     __slots__ = ("size",)
 
@@ -77,7 +77,7 @@ def account_of(reporter, received):
     return Account(received, received, {}, 0, reporter.accounts())
 
 
-def test_each_encoding_is_made_once():
+def test_each_encoding_is_computed_once():
     calls = []
     exporters = [
         Collecting("a"),
@@ -102,7 +102,7 @@ def test_each_encoding_is_made_once():
     }
 
 
-def test_a_slow_exporter_delays_no_other():
+def test_a_slow_exporter_does_not_delay_others():
     slow, quick = Collecting("slow"), Collecting("quick")
     slow.open.clear()
     reporter = Reporter([ExportQueue(slow), ExportQueue(quick)], encoder=encoder([]))
@@ -116,7 +116,7 @@ def test_a_slow_exporter_delays_no_other():
     assert len(slow.batches) == 5
 
 
-def test_a_defect_in_the_encoder_costs_one_window_and_is_counted(caplog):
+def test_an_encoder_bug_costs_one_window_and_is_counted(caplog):
     def broken(window, encoding):
         if window.size == 3:
             raise ZeroDivisionError
@@ -135,7 +135,7 @@ def test_a_defect_in_the_encoder_costs_one_window_and_is_counted(caplog):
 
 
 @pytest.mark.parametrize("windows", [3, 10])
-def test_windows_beyond_the_capacity_drop_the_oldest_and_are_counted(windows):
+def test_above_the_capacity_the_oldest_window_is_dropped_and_counted(windows):
     entered, release = threading.Event(), threading.Event()
 
     def waiting(window, encoding):
@@ -159,7 +159,7 @@ def test_windows_beyond_the_capacity_drop_the_oldest_and_are_counted(windows):
     assert (account.lost.get(LossCause.QUEUE_FULL, 0) > 0) == (windows > 3)
 
 
-def test_windows_that_wait_are_bounded_by_their_samples_too():
+def test_waiting_windows_are_also_limited_by_samples():
     entered, release = threading.Event(), threading.Event()
 
     def waiting(window, encoding):
@@ -182,7 +182,7 @@ def test_windows_that_wait_are_bounded_by_their_samples_too():
     assert [batch.sample_count for batch in exporter.batches] == [1, 3 * half]
 
 
-def test_what_is_not_encoded_in_time_is_lost_at_shutdown():
+def test_windows_not_encoded_in_time_are_lost_at_shutdown():
     release = threading.Event()
 
     def stuck(window, encoding):
@@ -199,7 +199,7 @@ def test_what_is_not_encoded_in_time_is_lost_at_shutdown():
     release.set()
 
 
-def test_nothing_is_pending_after_a_shutdown_in_the_middle_of_encoding():
+def test_nothing_is_pending_after_a_shutdown_during_encoding():
     entered, release, ended = threading.Event(), threading.Event(), threading.Event()
 
     def stuck(window, form):
@@ -221,7 +221,7 @@ def test_nothing_is_pending_after_a_shutdown_in_the_middle_of_encoding():
     assert exporter.batches == []
 
 
-def test_what_a_window_gave_up_is_counted_for_each_exporter_and_told():
+def test_losses_of_a_window_at_shutdown_are_counted_and_reported():
     exporter = Refusing("a")
     reporter = Reporter([ExportQueue(exporter)])
     window = window_of(5, 1000, stream(12))
@@ -233,7 +233,7 @@ def test_what_a_window_gave_up_is_counted_for_each_exporter_and_told():
     assert arrived + 7 == last.totals.samples
 
 
-def test_each_receiver_is_told_what_was_lost_on_the_way_to_it():
+def test_each_receiver_gets_its_own_losses():
     seen = []
 
     def watching(window, encoding):
@@ -260,7 +260,7 @@ def test_an_empty_window_is_not_sent():
     reporter.shutdown(1000)
 
 
-def test_a_queue_that_leaves_delivers_what_it_has_and_its_account_goes_on():
+def test_a_removed_queue_delivers_the_rest_and_keeps_its_account():
     old, new, other = Collecting("a"), Collecting("a", Form.JSON), Collecting("b")
     old.open.clear()
     reporter = Reporter([ExportQueue(old)], encoder=encoder([]))
@@ -283,7 +283,7 @@ def test_a_queue_that_leaves_delivers_what_it_has_and_its_account_goes_on():
     assert exported == {"a": 27 + 4, "b": 4, "c": 6}
 
 
-def test_what_leaving_queues_cannot_deliver_is_lost_at_shutdown():
+def test_undelivered_batches_of_removed_queues_are_lost_at_shutdown():
     class Dead(Collecting):
         def export(self, batch):
             self.open.wait(30)
@@ -301,7 +301,7 @@ def test_what_leaving_queues_cannot_deliver_is_lost_at_shutdown():
 
 
 class Disk(ExportQueue):
-    """Accepts a batch, and does not return before it is told to."""
+    """Accepts a batch and blocks until released."""
 
     def __init__(self, exporter):
         self.accepted, self.returns = threading.Event(), threading.Event()
@@ -313,7 +313,7 @@ class Disk(ExportQueue):
         return self.returns.wait(30)
 
 
-def test_an_account_waits_for_no_disk_and_counts_each_sample_once_meanwhile():
+def test_accounts_do_not_wait_for_a_disk_and_stay_exact():
     def in_two(window, encoding):
         half = Batch(b"x", encoding.form, (window.size // 2,), 0, 1)
         return Encoded((half, half), too_large=0)
@@ -338,7 +338,7 @@ HOST = {"host.name": "here"}
 
 
 def window_of(samples, start, totals):
-    """A real window of so many samples, in two resources."""
+    """A real window with the given number of samples in two resources."""
     groups = tuple(
         ResourceSamples(
             Resource({**HOST, "process.pid": pid}),
@@ -354,7 +354,7 @@ def stream(samples, taken=None):
 
 
 class Refusing(Collecting):
-    """Refuses the batches that it is told to, by number."""
+    """Refuses the batches with the given numbers."""
 
     refused = ()
 
@@ -366,7 +366,7 @@ class Refusing(Collecting):
 
 
 def told(exporter, refused=()):
-    """What arrived, and the totals that the last request told."""
+    """The samples that arrived, and the totals of the last request."""
     payloads = [batch.payload for batch in exporter.batches]
     arrived = [one for number, one in enumerate(payloads, 1) if number not in refused]
     for payload in arrived:
@@ -376,7 +376,7 @@ def told(exporter, refused=()):
 
 
 @pytest.mark.parametrize("form", list(Form))
-def test_a_receiver_is_told_of_what_was_lost_after_the_last_window(form):
+def test_losses_after_the_last_window_are_reported(form):
     exporter = Refusing("a", form)
     exporter.refused = {1, 3}
     reporter = Reporter([ExportQueue(exporter)])
@@ -390,7 +390,7 @@ def test_a_receiver_is_told_of_what_was_lost_after_the_last_window(form):
     assert account_of(reporter, 15).gaps() == []
 
 
-def test_what_an_empty_last_window_lost_is_told():
+def test_losses_of_an_empty_last_window_are_reported():
     exporter = Refusing("a")
     reporter = Reporter([ExportQueue(exporter)])
     reporter(window_of(5, 1000, stream(5)))
@@ -400,7 +400,7 @@ def test_what_an_empty_last_window_lost_is_told():
     assert told(exporter)[1].totals == totals
 
 
-def test_nothing_more_is_sent_to_a_receiver_that_knows_all():
+def test_no_final_request_without_new_losses():
     exporter = Refusing("a")
     reporter = Reporter([ExportQueue(exporter)])
     reporter(window_of(5, 1000, stream(5)))
@@ -409,7 +409,7 @@ def test_nothing_more_is_sent_to_a_receiver_that_knows_all():
     assert len(exporter.batches) == 1
 
 
-def test_a_receiver_is_told_what_was_not_offered_to_it():
+def test_samples_not_offered_to_a_receiver_are_reported():
     first, second = Refusing("a"), Refusing("b")
     queues = [ExportQueue(first)]
     reporter = Reporter(queues)
@@ -427,7 +427,7 @@ def test_a_receiver_is_told_what_was_not_offered_to_it():
 
 
 @pytest.mark.parametrize("reachable", [True, False])
-def test_what_a_spool_cannot_deliver_is_told_in_the_next_run(tmp_path, reachable):
+def test_the_next_run_reports_what_a_spool_could_not_deliver(tmp_path, reachable):
     class Away(Refusing):
         def export(self, batch):
             return ExportResult.failure(batch, LossCause.RETRIES_EXHAUSTED, "")

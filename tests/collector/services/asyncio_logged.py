@@ -35,7 +35,7 @@ def in_thread(parent):
 
 
 async def child(parent):
-    """A task of its own in the span that made it, then in one of its own."""
+    """A task that runs in its creator's span, then in its own."""
     step(parent)
     work()
     await pause(parent)

@@ -1,4 +1,4 @@
-"""What a service under test knows by itself: which span ran when, in which thread."""
+"""Ground truth logged by a service under test: which span ran when, in which thread."""
 
 import atexit
 import os
@@ -9,7 +9,7 @@ _steps = []
 
 
 def step(span):
-    """From now on, until the next call in this thread, this span runs here; None: no span."""
+    """Log that this span (None: no span) runs in this thread until the next call."""
     context = span.get_span_context() if span else None
     _steps.append((time.time_ns(), threading.get_native_id(), context))
 

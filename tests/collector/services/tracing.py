@@ -1,4 +1,4 @@
-"""Tracing of the services under test: no span may be lost before it is exported."""
+"""Tracing for services under test; no span may be lost before export."""
 
 import os
 

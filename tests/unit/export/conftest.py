@@ -1,4 +1,4 @@
-"""Receivers that answer as a test tells them, on loopback."""
+"""Scripted receivers on the loopback interface."""
 
 import http.server
 import shutil
@@ -31,7 +31,7 @@ def batch():
 
 @pytest.fixture
 def quick():
-    """Retries often enough for a test and not for ever."""
+    """Retries quickly, for a limited time."""
     return RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=10)
 
 
@@ -49,7 +49,7 @@ def status_details():
 
 
 class Receiver:
-    """What receivers have in common: a script of answers, the last one repeated, and a record."""
+    """Common base of the receivers: a script of answers, the last repeated, and a record."""
 
     def __init__(self):
         self.script = deque()

@@ -1,4 +1,4 @@
-"""What a receiver has, and what the account says, where answers are lost or are not OTLP."""
+"""Deliveries and account when answers are lost or are not OTLP."""
 
 import gzip
 
@@ -48,8 +48,8 @@ def profiles(payload):
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
-def test_what_comes_twice_has_the_same_profile_ids(grpc_receiver, http_receiver, quick, kind):
-    """The receiver stores the request, and its answer is lost."""
+def test_resent_batches_keep_their_profile_ids(grpc_receiver, http_receiver, quick, kind):
+    """The receiver stores the request, but its answer is lost."""
     if kind == "grpc":
         grpc_receiver.answer(lambda _, context: context.abort(StatusCode.UNAVAILABLE, "gone"), b"")
         exporter = OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", retry=quick)
@@ -67,10 +67,10 @@ def test_what_comes_twice_has_the_same_profile_ids(grpc_receiver, http_receiver,
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
-def test_what_nothing_confirms_is_rejected_and_sent_once(
+def test_unconfirmed_batches_are_rejected_and_sent_once(
     grpc_receiver, http_receiver, quick, kind, caplog
 ):
-    """The receiver stores the request, and a proxy answers with a page of its own."""
+    """The receiver stores the request, but a proxy answers with its own page."""
     page = b"<html>welcome</html>"
     if kind == "grpc":
         grpc_receiver.answer(page)

@@ -1,4 +1,4 @@
-"""The sending queue over a spool: nothing is lost but what is counted, nothing comes twice."""
+"""The sending queue with a spool: every loss is counted, nothing is delivered twice."""
 
 import os
 import threading
@@ -12,7 +12,7 @@ from otel_kprofiler.model import Batch, Form, LossCause
 
 
 class Receiver(ProfileExporter):
-    """A receiver that is up or down, and remembers what it was given."""
+    """A receiver that can be up or down and records what it gets."""
 
     name, form, max_bytes = "receiver", Form.PROTOBUF, None
 
@@ -83,7 +83,7 @@ def open_queue(tmp_path):
 
 
 def kill(queue):
-    """Let go of a queue as SIGKILL does: nothing more is written, the lock is free."""
+    """End a queue as SIGKILL would: nothing more is written, the lock is released."""
     with queue._changed:
         queue._spool._end_segment()
         os.close(queue._spool._guard)
@@ -92,7 +92,7 @@ def kill(queue):
         queue._waiting.clear()
 
 
-def test_a_receiver_that_is_down_for_a_while_gets_everything_in_order(open_queue):
+def test_a_receiver_gets_everything_in_order_after_an_outage(open_queue):
     receiver = Receiver(up=False)
     queue = open_queue(receiver)
     for number in range(1, 8):
@@ -105,7 +105,7 @@ def test_a_receiver_that_is_down_for_a_while_gets_everything_in_order(open_queue
     assert check(queue)[1:4] == (28, {}, 0)
 
 
-def test_what_is_left_at_shutdown_is_delivered_by_the_next_run(open_queue):
+def test_the_next_run_delivers_what_was_pending_at_shutdown(open_queue):
     receiver = Receiver(up=False)
     queue = open_queue(receiver)
     for number in range(1, 4):
@@ -123,7 +123,7 @@ def test_what_is_left_at_shutdown_is_delivered_by_the_next_run(open_queue):
     assert (counts.carried, counts.exported, again.unknown_since_unix_ns) == (6, 10, 0)
 
 
-def test_after_a_kill_at_most_the_batch_in_flight_comes_twice(open_queue):
+def test_after_a_kill_at_most_the_batch_in_flight_is_resent(open_queue):
     receiver = Receiver()
     queue = open_queue(receiver)
     for number in range(1, 4):
@@ -134,7 +134,7 @@ def test_after_a_kill_at_most_the_batch_in_flight_comes_twice(open_queue):
     def export(batch):
         result = real(batch)
         arrived.set()
-        time.sleep(0.3)  # killed before the receiver's answer is noted
+        time.sleep(0.3)  # killed before the receiver's answer is recorded
         return result
 
     receiver.export = export
@@ -151,7 +151,7 @@ def test_after_a_kill_at_most_the_batch_in_flight_comes_twice(open_queue):
     assert check(again)[:4] == (0, 9, {}, 0)
 
 
-def test_exporters_have_positions_of_their_own(open_queue):
+def test_each_exporter_has_its_own_position(open_queue):
     down, up = Receiver(up=False), Receiver()
     slow, quick = open_queue(down, name="a"), open_queue(up, name="b")
     for number in range(1, 4):
@@ -181,7 +181,7 @@ def test_a_full_spool_drops_the_oldest_and_counts_them(open_queue):
     assert numbers(receiver)[-1] == 59
 
 
-def test_losses_of_earlier_runs_are_told_apart(open_queue):
+def test_losses_of_earlier_runs_are_counted_separately(open_queue):
     queue = open_queue(Receiver(up=False))
     queue.put(numbered(3))
     queue.shutdown(0)
@@ -197,7 +197,7 @@ def test_losses_of_earlier_runs_are_told_apart(open_queue):
     )
 
 
-def test_batches_that_grow_too_old_are_counted(open_queue):
+def test_expired_batches_are_counted(open_queue):
     receiver = Receiver(up=False)
     queue = open_queue(receiver, max_age_s=2)
     queue.put(numbered(5))
@@ -208,7 +208,7 @@ def test_batches_that_grow_too_old_are_counted(open_queue):
     assert numbers(receiver) == [6]
 
 
-def test_without_room_on_disk_batches_wait_in_memory(open_queue, monkeypatch, caplog):
+def test_batches_wait_in_memory_while_the_disk_is_full(open_queue, monkeypatch, caplog):
     receiver = Receiver(up=False)
     queue = open_queue(receiver, queue={"size": 3})
     queue.put(numbered(1))
@@ -225,7 +225,7 @@ def test_without_room_on_disk_batches_wait_in_memory(open_queue, monkeypatch, ca
     assert check(queue)[1:4] == (23, {LossCause.QUEUE_FULL: 5}, 0)
 
 
-def test_a_batch_that_cannot_be_read_back_is_counted(open_queue, tmp_path):
+def test_an_unreadable_batch_is_counted(open_queue, tmp_path):
     receiver = Receiver(up=False)
     queue = open_queue(receiver)
     for number in (1, 2):
@@ -241,7 +241,7 @@ def test_a_batch_that_cannot_be_read_back_is_counted(open_queue, tmp_path):
     assert check(queue)[1:4] == (1, {LossCause.SPOOL_DAMAGED: 2}, 0)
 
 
-def test_a_refused_batch_does_not_hold_up_the_next(open_queue):
+def test_a_refused_batch_does_not_block_the_next(open_queue):
     receiver = Receiver()
     results = iter([LossCause.REJECTED, LossCause.TOO_LARGE])
     real = receiver.export
@@ -259,7 +259,7 @@ def test_a_refused_batch_does_not_hold_up_the_next(open_queue):
     assert check(queue).lost == {LossCause.REJECTED: 1, LossCause.TOO_LARGE: 2}
 
 
-def test_what_gave_way_is_noted_before_the_spool_is_closed(open_queue):
+def test_dropped_batches_are_settled_before_the_spool_is_closed(open_queue):
     queue = open_queue(Receiver(up=False), max_bytes=1000)
     settle, entered, go_on = queue._spool.settle, threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""OTEL_EXPORTER_OTLP_[PROFILES_]*: signal before general before default."""
+"""OTEL_EXPORTER_OTLP_[PROFILES_]*: signal variables, then general ones, then defaults."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def test_general_variables_are_all_read():
 
 
 @pytest.mark.parametrize("option", SIGNAL)
-def test_each_signal_variable_wins_over_the_general_one(option):
+def test_signal_variables_take_precedence_over_general_ones(option):
     both = read_settings(environ(GENERAL) | signal({option: SIGNAL[option]}))
     expected = read_settings(environ(GENERAL | {option: SIGNAL[option]}))
     assert both == expected or option == "ENDPOINT"
@@ -71,7 +71,7 @@ def test_each_signal_variable_wins_over_the_general_one(option):
     )
 
 
-def test_an_empty_variable_counts_as_unset():
+def test_an_empty_variable_is_unset():
     assert read_settings(environ(GENERAL) | signal(dict.fromkeys(SIGNAL, " "))) == read_settings(
         environ(GENERAL)
     )
@@ -136,7 +136,7 @@ PATH = "/v1development/profiles"
         ),
     ],
 )
-def test_the_exporter_that_results(address, variables, kind, form, endpoint):
+def test_address_and_variables_select_the_exporter(address, variables, kind, form, endpoint):
     exporter = exporter_from_environment(address, variables)
     assert (type(exporter), exporter.form, exporter.endpoint) == (kind, form, endpoint)
     exporter.shutdown(0)
@@ -148,7 +148,7 @@ def test_the_timeout_covers_all_attempts():
     exporter.shutdown(0)
 
 
-def test_another_address_is_refused():
+def test_an_unsupported_address_is_refused():
     with pytest.raises(ConfigError) as caught:
         exporter_from_environment("collector:4317", {})
     assert "grpc://" in caught.value.hint

@@ -10,7 +10,7 @@ from otel_kprofiler.model import Form, LossCause
 
 
 class Gate(ProfileExporter):
-    """Exports one batch for each permission it is given."""
+    """Exports one batch per permit."""
 
     name, form, max_bytes = "gate", Form.PROTOBUF, None
 
@@ -76,7 +76,7 @@ def test_batches_arrive_in_order_and_are_counted(open_queue, gate, batch):
 
 
 @pytest.mark.parametrize("limit", [{"size": 2}, {"max_bytes": 20}])
-def test_a_full_queue_drops_the_oldest_that_waits(open_queue, gate, batch, limit, caplog):
+def test_a_full_queue_drops_the_oldest_waiting_batch(open_queue, gate, batch, limit, caplog):
     queue = open_queue(gate, **limit)
     queue.put(batch(b"in flight."))
     wait_until(lambda: gate.seen)
@@ -90,7 +90,7 @@ def test_a_full_queue_drops_the_oldest_that_waits(open_queue, gate, batch, limit
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_a_batch_above_the_byte_limit_may_still_wait_alone(open_queue, gate, batch):
+def test_a_single_batch_above_the_byte_limit_is_queued(open_queue, gate, batch):
     queue = open_queue(gate, max_bytes=4)
     gate.permits.release(1)
     queue.put(batch(b"larger than the limit"))
@@ -116,7 +116,7 @@ def test_one_slow_exporter_does_not_delay_another(open_queue, gate, batch):
     assert (fast.counts().exported, slow.counts().queued) == (30, 30)
 
 
-def test_losses_that_an_exporter_tells_are_kept_by_cause(open_queue, batch):
+def test_losses_reported_by_an_exporter_are_counted_by_cause(open_queue, batch):
     gate = Gate(permits=9)
     gate.result = lambda _: ExportResult(ExportOutcome.SUCCESS, 1, {LossCause.REJECTED: 2})
     queue = open_queue(gate)
@@ -136,7 +136,9 @@ def boom(_):
     [boom, lambda _: ExportResult(ExportOutcome.SUCCESS, 99, {})],
     ids=["raise", "miscount"],
 )
-def test_a_defect_is_counted_and_logged_and_the_worker_lives(open_queue, batch, defect, caplog):
+def test_an_exporter_bug_is_counted_and_logged_and_the_worker_survives(
+    open_queue, batch, defect, caplog
+):
     gate = Gate(permits=9)
     gate.result = defect
     queue = open_queue(gate)
@@ -150,7 +152,7 @@ def test_a_defect_is_counted_and_logged_and_the_worker_lives(open_queue, batch, 
     assert check(queue.counts()).exported == 3
 
 
-def test_force_flush_waits_for_what_was_put_before_only(open_queue, gate, batch):
+def test_force_flush_waits_only_for_earlier_batches(open_queue, gate, batch):
     queue = open_queue(gate, size=4)
     queue.put(batch(b"first"))
     wait_until(lambda: gate.seen)
@@ -169,7 +171,7 @@ def test_force_flush_waits_for_what_was_put_before_only(open_queue, gate, batch)
     assert queue.counts().batches == 4
 
 
-def test_shutdown_exports_what_is_queued(open_queue, batch):
+def test_shutdown_exports_queued_batches(open_queue, batch):
     gate = Gate(permits=100)
     queue = open_queue(gate)
     for _ in range(10):
@@ -179,7 +181,7 @@ def test_shutdown_exports_what_is_queued(open_queue, batch):
     assert gate.stopped.is_set()
 
 
-def test_shutdown_counts_the_rest_once_its_time_is_over(open_queue, gate, batch):
+def test_shutdown_counts_the_rest_after_its_timeout(open_queue, gate, batch):
     queue = open_queue(gate)
     for _ in range(10):
         queue.put(batch())
@@ -193,8 +195,8 @@ def test_shutdown_counts_the_rest_once_its_time_is_over(open_queue, gate, batch)
     assert check(queue.counts())[:4] == (33, 12, {LossCause.SHUTDOWN: 21}, 0)
 
 
-def test_an_exporter_that_ignores_shutdown_is_left_behind(open_queue, gate, batch, monkeypatch):
-    """Its batch is counted lost, and not once more when it comes back after all."""
+def test_an_exporter_that_ignores_shutdown_is_abandoned(open_queue, gate, batch, monkeypatch):
+    """Its batch is counted as lost, and not again when the export returns after all."""
     monkeypatch.setattr(gate, "shutdown", lambda _: None)
     queue = open_queue(gate)
     queue.put(batch())
@@ -208,7 +210,7 @@ def test_an_exporter_that_ignores_shutdown_is_left_behind(open_queue, gate, batc
     assert check(queue.counts())[:4] == (3, 0, {LossCause.SHUTDOWN: 3}, 0)
 
 
-def test_each_export_is_observed_once_and_a_bad_observer_harms_nothing(open_queue, batch, caplog):
+def test_on_export_is_called_once_per_export_and_may_fail(open_queue, batch, caplog):
     seen = []
 
     def observer(result, seconds):
@@ -236,9 +238,7 @@ def test_the_account_is_exact_at_every_instant(open_queue, batch):
     assert check(queue.counts()).accepted == 4 * 300 * 3
 
 
-def test_another_exporter_takes_over_what_waits_and_what_the_old_one_gives_up(
-    open_queue, gate, batch
-):
+def test_a_replacement_exporter_gets_waiting_and_abandoned_batches(open_queue, gate, batch):
     queue = open_queue(gate)
     for number in range(3):
         queue.put(batch(b"%d" % number))

@@ -1,4 +1,4 @@
-"""OTLP in files: what is written can be read back, whatever happens in between."""
+"""OTLP in files: written data stays readable through truncation, rotation and full disks."""
 
 import io
 import os
@@ -52,7 +52,7 @@ def test_json_is_one_request_per_line_visible_at_once(open_file, batch, tmp_path
         assert lines == [b'{"n": %d}\n' % seen for seen in range(number + 1)]
 
 
-def test_protobuf_messages_stand_behind_their_lengths(open_file, batch, tmp_path):
+def test_protobuf_messages_are_length_prefixed(open_file, batch, tmp_path):
     exporter = open_file(form=Form.PROTOBUF)
     payloads = [b"", b"a", b"\n" * 300, b"x" * 70_000]
     for payload in payloads:
@@ -61,7 +61,7 @@ def test_protobuf_messages_stand_behind_their_lengths(open_file, batch, tmp_path
 
 
 @pytest.mark.parametrize("form", Form)
-def test_a_file_is_continued(open_file, batch, tmp_path, form):
+def test_an_existing_file_is_appended_to(open_file, batch, tmp_path, form):
     for number in range(3):
         exporter = open_file(form=form)
         exporter.export(batch(b"%d" % number))
@@ -71,14 +71,14 @@ def test_a_file_is_continued(open_file, batch, tmp_path, form):
     assert found == [b"0", b"1", b"2"]
 
 
-def test_a_line_that_was_cut_off_does_not_spoil_the_next(open_file, batch, tmp_path):
+def test_a_truncated_line_does_not_corrupt_the_next(open_file, batch, tmp_path):
     (tmp_path / "out.jsonl").write_bytes(b'{"whole":1}\n{"hal')
     open_file().export(batch(b"{}"))
     assert (tmp_path / "out.jsonl").read_bytes() == b'{"whole":1}\n{"hal\n{}\n'
 
 
 @pytest.mark.parametrize("content", [b"\0\0\0\5half", b"\0\0", b"some other file, not ours at all"])
-def test_a_message_file_that_is_cut_off_or_foreign_is_left_alone(open_file, tmp_path, content):
+def test_a_truncated_or_foreign_protobuf_file_is_left_alone(open_file, tmp_path, content):
     (tmp_path / "out.jsonl").write_bytes(content)
     with pytest.raises(ExportError) as caught:
         open_file(form=Form.PROTOBUF)
@@ -96,8 +96,8 @@ def test_unwritable_paths_are_refused_at_once(tmp_path, path):
     assert caught.value.hint
 
 
-def test_half_a_record_is_taken_back(open_file, batch, tmp_path, monkeypatch, caplog):
-    """A full disk writes what fits: the rest of the file must stay readable."""
+def test_a_partial_record_is_truncated(open_file, batch, tmp_path, monkeypatch, caplog):
+    """On a full disk a write may be partial; the rest of the file must stay readable."""
     exporter = open_file(form=Form.PROTOBUF)
     exporter.export(batch(b"first"))
     write, calls = os.write, []
@@ -118,7 +118,7 @@ def test_half_a_record_is_taken_back(open_file, batch, tmp_path, monkeypatch, ca
     assert len(caplog.records) == 1
 
 
-def test_a_full_device_is_a_counted_loss(open_file, batch):
+def test_losses_on_a_full_device_are_counted(open_file, batch):
     if not os.path.exists("/dev/full"):
         pytest.skip("needs /dev/full")
     exporter = open_file("/dev/full", rotation=Rotation(max_bytes=1))
@@ -163,14 +163,14 @@ def test_rotation_by_age_and_age_of_backups(open_file, batch, tmp_path):
     assert (tmp_path / "out-other.jsonl").exists()
 
 
-def test_backups_of_one_millisecond_do_not_overwrite_each_other(open_file, batch, tmp_path):
+def test_backups_in_the_same_millisecond_get_different_names(open_file, batch, tmp_path):
     exporter = open_file(rotation=Rotation(max_bytes=1), now=lambda: 1_700_000_000.0)
     for _ in range(5):
         exporter.export(batch(b"{}"))
     assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_rotation_recovers_when_no_new_file_could_be_opened(
+def test_rotation_recovers_after_failing_to_open_a_new_file(
     open_file, batch, tmp_path, monkeypatch
 ):
     exporter = open_file(rotation=Rotation(max_bytes=1))
@@ -186,8 +186,8 @@ def test_rotation_recovers_when_no_new_file_could_be_opened(
     assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == [b"1\n", b"3\n"]
 
 
-def test_shutdown_never_closes_a_file_under_an_export(open_file, batch, tmp_path, monkeypatch):
-    """The descriptor's number could belong to another file by the time of the write."""
+def test_shutdown_does_not_close_a_file_during_an_export(open_file, batch, tmp_path, monkeypatch):
+    """The descriptor could be reused for another file before the write."""
     exporter = open_file()
     write, entered, resume = os.write, threading.Event(), threading.Event()
 
@@ -210,7 +210,7 @@ def test_shutdown_never_closes_a_file_under_an_export(open_file, batch, tmp_path
     assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}
 
 
-def test_a_file_that_was_removed_or_moved_away_is_made_anew(open_file, batch, tmp_path):
+def test_a_file_that_was_removed_or_moved_away_is_recreated(open_file, batch, tmp_path):
     exporter = open_file()
     exporter.export(batch(b"1"))
     (tmp_path / "out.jsonl").rename(tmp_path / "moved")
@@ -221,9 +221,7 @@ def test_a_file_that_was_removed_or_moved_away_is_made_anew(open_file, batch, tm
     assert (tmp_path / "out.jsonl").read_bytes() == b"3\n"
 
 
-def test_a_new_file_is_for_its_owner_only_and_permissions_survive_a_rotation(
-    open_file, batch, tmp_path
-):
+def test_a_new_file_is_private_and_rotation_keeps_permissions(open_file, batch, tmp_path):
     exporter = open_file(rotation=Rotation(max_bytes=1))
     path = tmp_path / "out.jsonl"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -1,4 +1,4 @@
-"""OTLP over gRPC against a real gRPC server that answers as it is told."""
+"""OTLP over gRPC against a real, scripted gRPC server."""
 
 import logging
 import socket
@@ -55,7 +55,7 @@ def exporter(grpc_receiver, quick):
     exporter.shutdown()
 
 
-def test_what_is_sent_is_the_batch_byte_for_byte(grpc_receiver, exporter, batch):
+def test_the_batch_is_sent_byte_for_byte(grpc_receiver, exporter, batch):
     payload = bytes(range(256)) * 100  # not even a protobuf message
     assert exporter.export(batch(payload)) == (SUCCESS, 3, {}, "", "")
     assert [request for request, _ in grpc_receiver.requests] == [payload]
@@ -92,7 +92,7 @@ def test_exactly_the_retryable_codes_are_retried(grpc_receiver, exporter, batch,
         assert len(grpc_receiver.requests) == 1
 
 
-def test_resource_exhausted_is_retried_with_retry_info_only(
+def test_resource_exhausted_is_retried_only_with_retry_info(
     grpc_receiver, exporter, batch, status_details
 ):
     exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -122,10 +122,8 @@ def test_resource_exhausted_is_retried_with_retry_info_only(
         (partial(4, "more than there were"), 0),
     ],
 )
-def test_partial_success_is_success_and_never_sent_again(
-    grpc_receiver, exporter, batch, answer, arrived
-):
-    """Which profiles were rejected is unknown: the largest are assumed, so 'exported' holds."""
+def test_partial_success_is_never_resent(grpc_receiver, exporter, batch, answer, arrived):
+    """The rejected profiles are unknown; assuming the largest keeps 'exported' a lower bound."""
     grpc_receiver.answer(answer)
     result = exporter.export(batch(samples=(10, 100, 1)))
     assert (result.outcome, result.exported) == (SUCCESS, arrived)
@@ -164,7 +162,7 @@ def test_a_failure_is_logged_when_it_begins_and_when_it_ends(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
-def test_what_a_receiver_says_cannot_forge_log_lines(grpc_receiver, exporter, batch, caplog):
+def test_a_receivers_message_cannot_forge_log_lines(grpc_receiver, exporter, batch, caplog):
     grpc_receiver.answer(partial(1, "a\nERROR forged \x1b[31m" + "x" * 100_000))
     exporter.export(batch())
     assert "\n" not in caplog.messages[0]
@@ -180,13 +178,13 @@ def test_a_batch_above_the_limit_is_not_sent(grpc_receiver, batch):
     exporter.shutdown()
 
 
-def test_the_default_limit_passes_a_default_server(batch):
-    """gRPC servers accept 4 MiB unless they are told otherwise."""
+def test_the_default_limit_fits_a_default_server(batch):
+    """gRPC servers accept 4 MiB by default."""
     assert OtlpGrpcExporter("http://localhost").max_bytes < 4 << 20
 
 
 @pytest.mark.parametrize(("compression", "small"), [("gzip", True), ("none", False)])
-def test_compression_is_seen_on_the_wire(grpc_receiver, batch, compression, small):
+def test_compression_is_effective_on_the_wire(grpc_receiver, batch, compression, small):
     payload = b"kernel stack " * 20_000
     with Forwarder(grpc_receiver.port) as forwarder:
         endpoint = f"http://127.0.0.1:{forwarder.port}"
@@ -197,7 +195,7 @@ def test_compression_is_seen_on_the_wire(grpc_receiver, batch, compression, smal
     assert (forwarder.bytes < len(payload) / 10) is small
 
 
-def test_refused_connections_are_retried_until_time_is_up(batch):
+def test_refused_connections_are_retried_until_the_time_limit(batch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     policy = RetryPolicy(initial_interval_s=0.05, max_elapsed_time_s=0.5)
@@ -209,8 +207,8 @@ def test_refused_connections_are_retried_until_time_is_up(batch):
     exporter.shutdown()
 
 
-def test_a_receiver_that_comes_back_is_found_again(grpc_receiver, batch):
-    """gRPC's own reconnection back-off grows to two minutes; ours must not wait for it."""
+def test_the_exporter_reconnects_to_a_restarted_receiver(grpc_receiver, batch):
+    """gRPC's default reconnect back-off grows to two minutes."""
     with Forwarder(grpc_receiver.port) as forwarder:
         policy = RetryPolicy(initial_interval_s=0.2, max_interval_s=0.2, max_elapsed_time_s=60)
         exporter = OtlpGrpcExporter(f"http://127.0.0.1:{forwarder.port}", retry=policy)
@@ -221,7 +219,7 @@ def test_a_receiver_that_comes_back_is_found_again(grpc_receiver, batch):
         exporter.shutdown()
 
 
-def test_a_hanging_receiver_is_given_up_after_the_timeout(grpc_receiver, batch):
+def test_a_hanging_receiver_is_abandoned_after_the_timeout(grpc_receiver, batch):
     grpc_receiver.answer(lambda *_: time.sleep(1) or b"")
     policy = RetryPolicy(enabled=False)
     exporter = OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", timeout_s=0.2, retry=policy)
@@ -251,7 +249,7 @@ def test_shutdown_ends_a_back_off_and_an_attempt_within_a_second(grpc_receiver, 
     assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}
 
 
-def test_shutdown_lets_an_attempt_under_way_finish(grpc_receiver, exporter, batch):
+def test_shutdown_lets_a_running_attempt_finish(grpc_receiver, exporter, batch):
     grpc_receiver.answer(lambda *_: time.sleep(0.3) or b"")
     results = []
     thread = threading.Thread(target=lambda: results.append(exporter.export(batch())))
@@ -269,7 +267,7 @@ def server_credentials(certificates, *, mutual):
     return grpc.ssl_server_credentials([pair], ca, require_client_auth=mutual)
 
 
-def test_tls_verifies_the_receiver_and_https_wins_over_insecure(
+def test_tls_verifies_the_receiver_and_https_overrides_insecure(
     certificates, open_grpc_receiver, batch, quick
 ):
     once = RetryPolicy(enabled=False)
@@ -322,7 +320,7 @@ with _instrumentation_suppressed():
 """
 
 
-def test_an_export_while_another_thread_loads_the_api_waits_for_it():
+def test_an_export_waits_for_a_concurrent_import_of_the_api():
     command = [sys.executable, "-c", EXPORT_DURING_IMPORT]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True\n"
 
@@ -341,7 +339,7 @@ def test_instrumentation_is_suppressed_while_exporting(grpc_receiver, exporter, 
 
 
 class Forwarder:
-    """Forwards connections to a port, counts what clients send, and can play dead."""
+    """Forwards connections to a port, counts bytes from clients, and can stop responding."""
 
     def __init__(self, port):
         self.target = port

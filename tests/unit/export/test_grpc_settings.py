@@ -1,4 +1,4 @@
-"""Settings of the OTLP/gRPC exporter, and what it reads from a receiver's answers."""
+"""Settings of the OTLP/gRPC exporter, and parsing of retry delays."""
 
 import contextlib
 import socket
@@ -91,7 +91,7 @@ def test_unusable_settings_are_refused_with_a_hint(arguments):
 
 @pytest.fixture
 def proxy():
-    """A proxy that hangs up: its address, and what it was sent."""
+    """A proxy that closes connections: its address, and the requests that it got."""
     asked = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -110,8 +110,8 @@ def proxy():
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_a_proxy_is_asked_only_if_it_is_given(proxy, given, monkeypatch, batch, caplog):
-    """With one from the environment, it would see the metadata of plain text requests."""
+def test_only_a_configured_proxy_is_used(proxy, given, monkeypatch, batch, caplog):
+    """A proxy from the environment would see the metadata of plain-text requests."""
     address, asked = proxy
     url = f"http://me:hunter22@{address}"
     for name in ("no_proxy", "no_grpc_proxy", "NO_PROXY"):
@@ -132,8 +132,8 @@ def test_a_proxy_is_asked_only_if_it_is_given(proxy, given, monkeypatch, batch, 
     assert "hunter22" not in caplog.text
 
 
-def test_the_door_loads_no_transport():
-    """A profiler that writes files must not carry gRPC and requests (27 MB)."""
+def test_importing_the_package_loads_no_transport():
+    """A profiler that only writes files must not load gRPC and requests (27 MB)."""
     script = (
         "import sys, otel_kprofiler.export as e\n"
         "heavy = {'grpc', 'requests', 'urllib3', 'google.protobuf', 'opentelemetry'}\n"

@@ -1,4 +1,4 @@
-"""OTLP over HTTP against a real HTTP server that answers as it is told."""
+"""OTLP over HTTP against a real, scripted HTTP server."""
 
 import contextlib
 import email.utils
@@ -54,8 +54,8 @@ def open_exporter(http_receiver, quick):
 
 @pytest.mark.parametrize("form", Form)
 @pytest.mark.parametrize("compression", ["gzip", "none"])
-def test_what_is_sent(http_receiver, open_exporter, batch, form, compression):
-    """Path, content type and encoding are the specification's; the body is the batch."""
+def test_requests_follow_the_specification(http_receiver, open_exporter, batch, form, compression):
+    """Path, content type and encoding follow the specification; the body is the batch."""
     exporter = open_exporter(form=form, compression=compression)
     assert exporter.form is form
     assert exporter.export(batch(b'{"a": 1}' * 50, form=form)) == (SUCCESS, 3, {}, "", "")
@@ -85,7 +85,7 @@ def test_one_connection_serves_several_batches(http_receiver, open_exporter, bat
     assert len(ports) == 1
 
 
-def test_the_time_limit_of_one_attempt_does_not_hit_the_next(http_receiver, open_exporter, batch):
+def test_the_timeout_of_one_attempt_does_not_affect_the_next(http_receiver, open_exporter, batch):
     def slow(handler):
         time.sleep(0.25)
         handler.send_response(200)
@@ -99,8 +99,10 @@ def test_the_time_limit_of_one_attempt_does_not_hit_the_next(http_receiver, open
     assert exporter.export(batch()).outcome is SUCCESS
 
 
-def test_headers_win_over_netrc(http_receiver, open_exporter, batch, tmp_path, monkeypatch):
-    """requests would replace Authorization by what ~/.netrc has for the host."""
+def test_headers_take_precedence_over_netrc(
+    http_receiver, open_exporter, batch, tmp_path, monkeypatch
+):
+    """By default, requests replaces Authorization with credentials from ~/.netrc."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password mine\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     open_exporter(headers={"Authorization": "Bearer x"}).export(batch())
@@ -191,7 +193,9 @@ def test_partial_success_in_both_forms(http_receiver, open_exporter, batch, answ
         (PROTOBUF, b"\x00" * ((4 << 20) + 1)),
     ],
 )
-def test_what_is_no_otlp_answer_is_no_success(http_receiver, open_exporter, batch, headers, body):
+def test_an_answer_that_is_not_otlp_is_a_refusal(
+    http_receiver, open_exporter, batch, headers, body
+):
     http_receiver.answer((200, headers, body))
     assert open_exporter().export(batch()).lost == {LossCause.REJECTED: 3}
     assert len(http_receiver.requests) == 1
@@ -205,7 +209,7 @@ def test_what_is_no_otlp_answer_is_no_success(http_receiver, open_exporter, batc
         ({"Content-Type": "text/plain"}, b"bad profile"),
     ],
 )
-def test_the_receivers_explanation_is_passed_on(http_receiver, open_exporter, batch, headers, body):
+def test_the_receivers_explanation_is_reported(http_receiver, open_exporter, batch, headers, body):
     http_receiver.answer((400, headers, body))
     assert open_exporter().export(batch()).message == "bad profile"
 
@@ -218,7 +222,7 @@ def test_not_found_names_the_feature_gate_once(http_receiver, open_exporter, bat
     assert [GATE in record.message for record in caplog.records] == [True]
 
 
-def test_a_receiver_that_hangs_up_is_tried_again(http_receiver, open_exporter, batch):
+def test_a_dropped_connection_is_retried(http_receiver, open_exporter, batch):
     def cut_off(handler):
         handler.send_response(200)
         handler.send_header("Content-Length", "100")
@@ -246,7 +250,7 @@ def trickle_body(handler):
 
 
 @pytest.mark.parametrize("trickle", [trickle_head, trickle_body, lambda _: time.sleep(3)])
-def test_time_is_up_even_if_the_response_trickles(http_receiver, open_exporter, batch, trickle):
+def test_the_timeout_bounds_a_trickling_response(http_receiver, open_exporter, batch, trickle):
     http_receiver.answer(trickle)
     exporter = open_exporter(timeout_s=0.3, retry=RetryPolicy(enabled=False))
     started = time.monotonic()
@@ -257,7 +261,7 @@ def test_time_is_up_even_if_the_response_trickles(http_receiver, open_exporter, 
 
 @contextlib.contextmanager
 def trickling(first):
-    """A server that sends one byte after the other for a minute; yields its port."""
+    """A server that sends single bytes for a minute; yields its port."""
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -286,8 +290,8 @@ def trickling(first):
 # ssl leaves a socket to the garbage collector that is shut down right before its handshake.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("who", ["proxy", "receiver"])
-def test_time_is_up_even_if_the_connection_trickles(open_exporter, batch, who):
-    """The answer of a proxy to CONNECT, and a TLS handshake."""
+def test_the_timeout_bounds_a_trickling_connection(open_exporter, batch, who):
+    """Both in a proxy's answer to CONNECT and in a TLS handshake."""
     answers = {
         "proxy": b"HTTP/1.1 200 OK\r\nX: ",
         "receiver": b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc",
@@ -305,8 +309,8 @@ def test_time_is_up_even_if_the_connection_trickles(open_exporter, batch, who):
     gc.collect()
 
 
-def test_nothing_that_a_receiver_says_shows_secrets(http_receiver, open_exporter, batch, caplog):
-    """It repeats the request's credentials; urllib3 would log the query with a broken header."""
+def test_secrets_echoed_by_a_receiver_are_redacted(http_receiver, open_exporter, batch, caplog):
+    """The receiver echoes credentials; urllib3 would log the query with a malformed header."""
     caplog.set_level(logging.DEBUG)
 
     def echo(handler):
@@ -334,7 +338,7 @@ def test_nothing_that_a_receiver_says_shows_secrets(http_receiver, open_exporter
 
 
 @pytest.mark.parametrize("proxy", ["http://me:hunter22@[::bad", "http://me:hunter22@host:port"])
-def test_a_malformed_proxy_is_an_answer_without_its_password(open_exporter, batch, caplog, proxy):
+def test_a_malformed_proxy_is_reported_without_its_password(open_exporter, batch, caplog, proxy):
     exporter = open_exporter(proxy_url=proxy, retry=RetryPolicy(enabled=False))
     queue = ExportQueue(exporter)
     queue.put(batch())
@@ -366,7 +370,7 @@ def test_shutdown_ends_a_back_off_and_an_attempt_within_a_second(
     assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}
 
 
-def test_refused_connections_are_retried_until_time_is_up(open_exporter, batch, caplog):
+def test_refused_connections_are_retried_until_the_time_limit(open_exporter, batch, caplog):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     policy = RetryPolicy(initial_interval_s=0.05, max_elapsed_time_s=0.4)
@@ -384,10 +388,10 @@ def test_refused_connections_are_retried_until_time_is_up(open_exporter, batch, 
     assert "secret" not in caplog.text + result.message
 
 
-def test_proxies_come_from_the_environment_unless_they_are_given(
+def test_proxies_come_from_the_environment_unless_configured(
     http_receiver, open_exporter, batch, monkeypatch
 ):
-    """A proxy is asked for the whole address, a server for the path."""
+    """A proxy gets the full address in the request line, a server only the path."""
     proxy, far = http_receiver.endpoint, "http://collector.invalid:4318"
     once = RetryPolicy(enabled=False)
     assert open_exporter(far, proxy_url=proxy, retry=once).export(batch()).outcome is SUCCESS
@@ -397,7 +401,7 @@ def test_proxies_come_from_the_environment_unless_they_are_given(
     assert open_exporter(far, proxy_url="", retry=once).export(batch()).exported == 0
 
 
-def test_cookies_are_not_kept(http_receiver, open_exporter, batch):
+def test_cookies_are_not_stored(http_receiver, open_exporter, batch):
     http_receiver.answer((200, {"Set-Cookie": "a=b"}, b""))
     exporter = open_exporter()
     exporter.export(batch())

@@ -1,4 +1,4 @@
-"""The one retry policy: when, how long, and what ends it."""
+"""The retry policy: when, how long, and what ends retries."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ DONE = Answer(Verdict.ACCEPTED, "OK")
 
 
 class Clock:
-    """Time that passes only by waiting and by attempts."""
+    """A fake clock, advanced only by waits and attempts."""
 
     def __init__(self):
         self.now = 0.0
@@ -67,14 +67,14 @@ def test_a_thousand_failures_do_not_overflow():
     assert RetryPolicy(randomization_factor=0).interval_s(10_000) == 30
 
 
-def test_the_receivers_delay_is_the_least_wait(clock):
+def test_waits_are_at_least_the_receivers_delay(clock):
     policy = RetryPolicy(True, 4, 1, 0, 30, 0)
     answers = [RETRY._replace(delay_s=delay) for delay in (0, 9, 1e12)]
     run(clock, [*answers, DONE], policy)
     assert clock.waits == [4, 9, 300]
 
 
-def test_time_for_all_attempts_is_bounded(clock):
+def test_total_retry_time_is_bounded(clock):
     policy = RetryPolicy(True, 1, 1, 0, 1, 10)
     outcome, allowances = run(clock, [RETRY] * 99, policy, attempt_s=3, timeout_s=5)
     assert outcome == (RETRY, LossCause.RETRIES_EXHAUSTED)
@@ -83,8 +83,8 @@ def test_time_for_all_attempts_is_bounded(clock):
 
 
 @pytest.mark.parametrize("initial_interval_s", [1, 20])
-def test_a_throttling_receiver_is_left_alone_until_time_is_up(clock, initial_interval_s):
-    """Else the next batch would be sent at once, against what the receiver asked for."""
+def test_no_request_follows_until_a_throttling_receivers_delay_is_over(clock, initial_interval_s):
+    """Otherwise the next batch would be sent before the delay that the receiver asked for."""
     answer = RETRY._replace(delay_s=60)
     policy = RetryPolicy(initial_interval_s=initial_interval_s, max_elapsed_time_s=10)
     outcome, allowances = run(clock, [answer] * 9, policy)
@@ -98,7 +98,7 @@ def test_without_retries_there_is_one_attempt(clock):
     assert len(allowances) == 1
 
 
-def test_refusal_ends_it(clock):
+def test_a_refusal_ends_retries(clock):
     refused = Answer(Verdict.REFUSED, "INVALID_ARGUMENT", delay_s=1)
     assert run(clock, [RETRY, refused], RetryPolicy())[0] == (refused, LossCause.REJECTED)
 
@@ -114,7 +114,7 @@ def test_stop_ends_a_wait_at_once():
     assert time.monotonic() - started < 1
 
 
-def test_an_attempt_that_fails_during_shutdown_is_lost_by_it():
+def test_an_attempt_that_fails_during_shutdown_counts_as_shutdown():
     stop = threading.Event()
     stop.set()
     outcome = attempt_until_settled(

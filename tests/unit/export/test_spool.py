@@ -1,4 +1,4 @@
-"""The spool: what was written comes back in order, whatever happened to the file."""
+"""The spool: intact batches are recovered in order, whatever happened to the files."""
 
 import errno
 import os
@@ -31,14 +31,14 @@ def content(batch):
 
 
 def fill(directory, count, **options):
-    """A spool with some batches that its process never closed."""
+    """An unclosed spool with some batches."""
     spool = Spool(str(directory), **options)
     stored = [spool.append(numbered(number)) for number in range(1, count + 1)]
     return spool, stored
 
 
 def abandon(spool):
-    """End as a killed process does: nothing more is written, the lock is gone."""
+    """End as a killed process would: nothing more is written, the lock is released."""
     spool._end_segment()
     os.close(spool._guard)
     spool._guard = -1
@@ -56,7 +56,7 @@ def damage(directory, position):
 
 
 class Nowhere(ProfileExporter):
-    """A receiver that is never there."""
+    """A receiver that is never reachable."""
 
     name, form, max_bytes = "nowhere", Form.PROTOBUF, None
 
@@ -75,7 +75,7 @@ def waiting(spool):
 
 
 @pytest.mark.parametrize("ending", [Spool.close, abandon])
-def test_batches_come_back_in_order_as_they_were(tmp_path, ending):
+def test_batches_are_recovered_in_order_and_unchanged(tmp_path, ending):
     spool, stored = fill(tmp_path, 3)
     assert content(spool.read(stored[1])) == content(numbered(2))
     json_batch = Batch(b"{}", Form.JSON, (), 5, 6)
@@ -89,7 +89,7 @@ def test_batches_come_back_in_order_as_they_were(tmp_path, ending):
     again.close()
 
 
-def test_what_is_settled_does_not_come_back(tmp_path):
+def test_settled_batches_are_not_recovered(tmp_path):
     spool, stored = fill(tmp_path, 3)
     spool.settle(stored[0].number, stored[0].samples)
     abandon(spool)
@@ -105,7 +105,7 @@ def test_what_is_settled_does_not_come_back(tmp_path):
     last.close()
 
 
-def test_a_file_that_is_cut_at_any_byte_is_read_up_to_there_and_goes_on(tmp_path):
+def test_a_segment_truncated_at_any_byte_is_recovered_up_to_there(tmp_path):
     spool, stored = fill(tmp_path / "whole", 4, fsync=False)
     abandon(spool)
     (whole,) = segments(tmp_path / "whole")
@@ -130,7 +130,7 @@ def test_a_file_that_is_cut_at_any_byte_is_read_up_to_there_and_goes_on(tmp_path
         after.close()
 
 
-def test_a_damaged_byte_costs_the_record_that_it_is_in_and_no_other(tmp_path):
+def test_a_damaged_byte_costs_only_its_record(tmp_path):
     spool, stored = fill(tmp_path / "whole", 4, fsync=False)
     spool.close()
     (whole,) = segments(tmp_path / "whole")
@@ -153,7 +153,7 @@ def test_a_damaged_byte_costs_the_record_that_it_is_in_and_no_other(tmp_path):
         again.close()
 
 
-def test_damage_in_what_was_closed_in_order_is_no_kill(tmp_path, caplog):
+def test_damage_in_a_cleanly_closed_spool_is_not_reported_as_a_kill(tmp_path, caplog):
     spool, stored = fill(tmp_path, 3)
     spool.close()
     damage(tmp_path, stored[1].offset + 20)
@@ -164,7 +164,7 @@ def test_damage_in_what_was_closed_in_order_is_no_kill(tmp_path, caplog):
     queue.shutdown(0)
 
 
-def test_numbers_that_are_settled_are_not_used_again(tmp_path):
+def test_settled_numbers_are_not_reused(tmp_path):
     spool, stored = fill(tmp_path, 2)
     spool.settle(stored[1].number, stored[0].samples + stored[1].samples)
     abandon(spool)
@@ -179,7 +179,7 @@ def test_numbers_that_are_settled_are_not_used_again(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 5, 60])
-def test_a_segment_of_which_nothing_is_left_is_told_as_a_kill(tmp_path, size):
+def test_an_unreadable_segment_is_reported_as_a_kill(tmp_path, size):
     fill(tmp_path, 3)[0].close()
     (path,) = segments(tmp_path)
     os.truncate(path, size)
@@ -191,7 +191,7 @@ def test_a_segment_of_which_nothing_is_left_is_told_as_a_kill(tmp_path, size):
     last.close()
 
 
-def test_a_piece_of_the_log_that_is_there_twice_is_delivered_once(tmp_path):
+def test_duplicated_records_are_delivered_once(tmp_path):
     spool, _ = fill(tmp_path, 3)
     spool.close()
     (path,) = segments(tmp_path)
@@ -202,7 +202,7 @@ def test_a_piece_of_the_log_that_is_there_twice_is_delivered_once(tmp_path):
     again.close()
 
 
-def test_a_block_that_the_disk_cannot_read_costs_what_is_in_it(tmp_path, monkeypatch):
+def test_an_unreadable_block_costs_only_its_records(tmp_path, monkeypatch):
     spool, _ = fill(tmp_path, 0)
     stored = [spool.append(numbered(number, size=3000)) for number in range(1, 6)]
     spool.close()
@@ -247,7 +247,7 @@ def test_a_segment_of_another_version_is_kept_aside(tmp_path, caplog):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [Kind.BATCH, Kind.MARK, Kind.CLOSE, 77])
-def test_whole_records_that_nobody_writes_are_passed_over(tmp_path, kind, body):
+def test_intact_but_invalid_records_are_skipped(tmp_path, kind, body):
     spool, stored = fill(tmp_path, 1)
     spool._write(kind, body)
     stored.append(spool.append(numbered(2)))
@@ -261,7 +261,7 @@ def test_whole_records_that_nobody_writes_are_passed_over(tmp_path, kind, body):
     again.close()
 
 
-def test_the_segment_that_is_written_to_is_made_anew_when_it_was_removed(tmp_path, caplog):
+def test_the_removed_current_segment_is_restored(tmp_path, caplog):
     spool, stored = fill(tmp_path, 2)
     for number, remove in enumerate((segments, lambda path: [path / "lock"]), start=3):
         for path in remove(tmp_path):
@@ -280,7 +280,7 @@ def test_the_segment_that_is_written_to_is_made_anew_when_it_was_removed(tmp_pat
     again.close()
 
 
-def test_the_directory_is_made_anew_when_it_was_removed(tmp_path, caplog):
+def test_a_removed_directory_is_recreated(tmp_path, caplog):
     directory = tmp_path / "spool"
     spool, stored = fill(directory, 6, max_bytes=2000)
     old = [one for one in stored if one.segment != stored[-1].segment]
@@ -300,7 +300,7 @@ def test_the_directory_is_made_anew_when_it_was_removed(tmp_path, caplog):
     again.close()
 
 
-def test_a_spool_that_was_put_in_the_place_of_another_is_left_alone(tmp_path):
+def test_another_spool_at_the_same_path_is_left_alone(tmp_path):
     spool, _ = fill(tmp_path / "spool", 1)
     fill(tmp_path / "other", 2)[0].close()
     (tmp_path / "spool").rename(tmp_path / "away")
@@ -324,7 +324,7 @@ def test_a_directory_that_others_can_write_is_refused(tmp_path, owner, mode):
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "directory", "foreign"])
-def test_a_segment_that_is_no_regular_file_of_ours_is_left_alone(tmp_path, kind, caplog):
+def test_segments_that_are_links_or_files_of_others_are_left_alone(tmp_path, kind, caplog):
     directory = tmp_path / "spool"
     spool, stored = fill(directory, 3, max_bytes=2000)
     spool.close()
@@ -352,7 +352,7 @@ def test_a_segment_that_is_no_regular_file_of_ours_is_left_alone(tmp_path, kind,
     assert path.is_symlink() or path.exists()
 
 
-def test_a_batch_that_is_damaged_while_it_waits_is_told(tmp_path):
+def test_reading_a_damaged_batch_raises(tmp_path):
     spool, (stored,) = fill(tmp_path, 1)
     (path,) = segments(tmp_path)
     data = bytearray(path.read_bytes())
@@ -363,7 +363,7 @@ def test_a_batch_that_is_damaged_while_it_waits_is_told(tmp_path):
     spool.close()
 
 
-def test_the_oldest_segment_gives_way_when_the_spool_is_full(tmp_path):
+def test_a_full_spool_drops_its_oldest_segment(tmp_path):
     spool, held = Spool(str(tmp_path), max_bytes=8 * 1024, fsync=False), []
     gone = 0
     for number in range(1, 200):
@@ -385,7 +385,7 @@ def test_the_oldest_segment_gives_way_when_the_spool_is_full(tmp_path):
     again.close()
 
 
-def test_batches_that_are_too_old_give_way(tmp_path):
+def test_batches_above_max_age_are_dropped(tmp_path):
     now = [1000.0]
     spool = Spool(str(tmp_path), max_age_s=60, now=lambda: now[0])
     held = [spool.append(numbered(1))]
@@ -397,7 +397,7 @@ def test_batches_that_are_too_old_give_way(tmp_path):
     spool.close()
 
 
-def test_age_goes_on_while_nobody_has_the_spool_open(tmp_path, monkeypatch):
+def test_batches_age_while_the_spool_is_closed(tmp_path, monkeypatch):
     fill(tmp_path, 1)[0].close()
     later = 3600 + int(__import__("time").time())
     monkeypatch.setattr("otel_kprofiler.export.spool.time.time", lambda: later)
@@ -406,7 +406,7 @@ def test_age_goes_on_while_nobody_has_the_spool_open(tmp_path, monkeypatch):
     spool.close()
 
 
-def test_there_is_one_writer(tmp_path):
+def test_a_second_writer_is_refused(tmp_path):
     spool = Spool(str(tmp_path))
     with pytest.raises(ExportError, match="is in use"):
         Spool(str(tmp_path))
@@ -414,14 +414,14 @@ def test_there_is_one_writer(tmp_path):
     Spool(str(tmp_path)).close()
 
 
-def test_a_directory_that_cannot_be_used_is_explained(tmp_path):
+def test_an_unusable_directory_is_explained(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ExportError, match="cannot be used") as caught:
         Spool(str(tmp_path / "file" / "below"))
     assert "sending_queue.storage" in caught.value.hint
 
 
-def test_a_failed_write_leaves_the_spool_as_it_was(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_spool_unchanged(tmp_path, monkeypatch):
     spool, _ = fill(tmp_path, 1)
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, data[:-1], at))
@@ -436,7 +436,7 @@ def test_a_failed_write_leaves_the_spool_as_it_was(tmp_path, monkeypatch):
     again.close()
 
 
-def test_a_full_disk_gets_room_from_what_is_settled(tmp_path, monkeypatch):
+def test_settled_segments_make_room_on_a_full_disk(tmp_path, monkeypatch):
     spool, stored = fill(tmp_path, 3)
     (first,) = segments(tmp_path)
     real = os.pwrite
@@ -458,7 +458,7 @@ def test_a_full_disk_gets_room_from_what_is_settled(tmp_path, monkeypatch):
     again.close()
 
 
-def test_damage_is_told_once_however_often_the_spool_is_opened(tmp_path):
+def test_damage_is_counted_once_across_restarts(tmp_path):
     spool, stored = fill(tmp_path, 3, max_bytes=2000)
     abandon(spool)
     path = next(path for path in segments(tmp_path) if int(path.stem) == stored[1].segment)
@@ -493,8 +493,8 @@ for number in range(1, 1_000_000):
 
 
 @pytest.mark.parametrize("said", [1, 40, 200])
-def test_what_was_written_survives_sigkill(tmp_path, said):
-    """Everything that the process said it had written is there, unless it had settled it."""
+def test_written_batches_survive_sigkill(tmp_path, said):
+    """Everything that the process reported as written is recovered, unless it was settled."""
     script = WRITER.format(here=str(Path(__file__).parent))
     process = subprocess.Popen(
         [sys.executable, "-c", script, tmp_path / "spool"], stdout=subprocess.PIPE

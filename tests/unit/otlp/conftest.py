@@ -1,4 +1,4 @@
-"""A window with something of everything."""
+"""A window that covers all features of the model."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def window():
 
 
 class Mutable:
-    """A request to break: its message, and short ways to what is in it."""
+    """A request for mutation: its message, and shortcuts to its parts."""
 
     def __init__(self, window):
         payload = encode_window(window).batches[0].payload

@@ -1,4 +1,4 @@
-"""Reading files and payloads, ours and others'."""
+"""Decoding of files and payloads, our own and those of other producers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def other_window(window):
     )
 
 
-def test_a_message_may_begin_like_json_after_a_line_end():
+def test_a_protobuf_message_that_starts_like_json_is_decoded():
     message = ExportProfilesServiceRequest()
     message.resource_profiles.add(schema_url="s" * 121)
     data = message.SerializeToString()
@@ -66,7 +66,7 @@ def test_a_message_may_begin_like_json_after_a_line_end():
     assert parsed.message == message
 
 
-def test_the_three_file_forms_are_told_apart(window, payload, line, tmp_path):
+def test_the_three_file_forms_are_detected(window, payload, line, tmp_path):
     path = tmp_path / "profiles"
     for data in (payload, prefixed(payload), line, line + b"\n", b"\n" + line):
         path.write_bytes(data)
@@ -85,7 +85,7 @@ def test_several_messages_are_several_windows(window, payload, line):
         assert [w.sample_count for w in windows] == [window.sample_count] * 2
 
 
-def test_a_cut_off_end_is_left_out_when_reading_and_named_when_checking(payload, line):
+def test_a_truncated_end_is_ignored_by_read_and_reported_by_check(payload, line):
     for data in (prefixed(payload, payload)[:-3], prefixed(payload) + b"\0\0", line + line[:-9]):
         (read,) = decode_windows(data)
         assert read.sample_count
@@ -99,12 +99,12 @@ def test_other_data_is_refused(data):
     assert "parsable" in {item.rule for item in check_payload(data)}
 
 
-def test_no_data_is_no_window_but_not_right_either():
+def test_empty_data_decodes_to_no_windows_and_fails_the_check():
     assert decode_windows(b"") == []
     assert [item.rule for item in check_payload(b"")] == ["parsable"]
 
 
-def test_the_layout_of_before_1_43_is_refused(payload):
+def test_the_layout_before_1_43_is_refused(payload):
     message = ExportProfilesServiceRequest.FromString(payload)
     sample = message.resource_profiles[0].scope_profiles[0].profiles[0].samples[0]
     old = b"\x08\x01\x1a\x02\x01\x02"  # stack_index 1, attribute_indices in field 3
@@ -148,7 +148,7 @@ def test_frames_of_other_profilers_are_read(payload):
     assert (frames[0x10].module, frames[0x10].unresolved) == (None, Unresolved.UNMAPPED)
 
 
-def test_an_aggregated_value_stands_at_the_start_of_its_profile(payload):
+def test_an_aggregated_value_gets_the_start_time_of_its_profile(payload):
     message = ExportProfilesServiceRequest.FromString(payload)
     profile = message.resource_profiles[0].scope_profiles[0].profiles[0]
     del profile.samples[1:]
@@ -179,7 +179,7 @@ def test_values_stay_with_their_timestamps(payload):
         decode_windows(message.SerializeToString())
 
 
-def test_a_timestamp_at_the_end_widens_the_window(payload):
+def test_a_timestamp_at_the_end_extends_the_window(payload):
     message = ExportProfilesServiceRequest.FromString(payload)
     profile = message.resource_profiles[0].scope_profiles[0].profiles[0]
     end = profile.time_unix_nano + profile.duration_nano
@@ -189,7 +189,7 @@ def test_a_timestamp_at_the_end_widens_the_window(payload):
 
 
 @pytest.mark.parametrize("index", [-1, 999])
-def test_an_index_out_of_range_is_an_error_not_another_frame(payload, index):
+def test_an_index_out_of_range_is_an_error(payload, index):
     message = ExportProfilesServiceRequest.FromString(payload)
     message.resource_profiles[0].scope_profiles[0].profiles[0].samples[0].stack_index = index
     with pytest.raises(PayloadError, match="index"):

@@ -33,7 +33,7 @@ from otel_kprofiler.otlp.payloads import parse_payloads
 
 
 class Reader:
-    """A payload with its references followed."""
+    """A payload with its references resolved."""
 
     def __init__(self, payload):
         (parsed,) = parse_payloads(payload)
@@ -76,7 +76,7 @@ def one_frame_window(window, *frames):
     return replace(window, resources=[ResourceSamples(Resource({"process.pid": 1}), [sample])])
 
 
-def test_profiles_state_kind_period_and_interval(window):
+def test_profiles_have_kind_period_and_interval(window):
     reader = Reader(encoded(window).payload)
     assert len(reader.profiles) == 2
     for profile in reader.profiles:
@@ -97,7 +97,7 @@ def test_event_kinds_have_no_period(window):
     assert not any(p.period or p.HasField("period_type") for p in reader.profiles)
 
 
-def test_samples_carry_thread_cpu_and_only_bad_statuses(window):
+def test_samples_have_thread_cpu_and_only_incomplete_statuses(window):
     reader = Reader(encoded(window).payload)
     samples = [sample for profile in reader.profiles for sample in profile.samples]
     found = [reader.attributes(sample) for sample in samples]
@@ -125,7 +125,7 @@ def test_stacks_are_leaf_first_with_inlined_functions_innermost_first(window):
     assert reading[3].address == 0x7F1234567890
 
 
-def test_mappings_name_module_extent_and_ids(window):
+def test_mappings_have_module_range_and_ids(window):
     reader = Reader(encoded(window).payload)
     found = {
         reader.strings[m.filename_strindex]: (m.memory_limit, reader.attributes(m))
@@ -141,7 +141,7 @@ def test_mappings_name_module_extent_and_ids(window):
     }
 
 
-def test_an_address_beyond_the_extent_gets_a_mapping_without_one(window):
+def test_an_address_outside_the_range_gets_a_mapping_without_range(window):
     module = window.resources[0].samples[0].stack.frames[0].module
     module = replace(module, ranges=(AddressRange(module.base, module.base + 0x100, ".text"),))
     near, far = (
@@ -164,7 +164,7 @@ def test_unresolved_frames_keep_their_address_and_reason(window):
     }
 
 
-def test_one_name_in_two_modules_is_one_function_at_two_locations(window):
+def test_a_name_in_two_modules_is_one_function_at_two_locations(window):
     reader = Reader(encoded(window).payload)
     named = [e for e in reader.dictionary.location_table if reader.names(e) == ["vfs_read"]]
     assert len({location.lines[0].function_index for location in named}) == 1
@@ -202,7 +202,7 @@ def test_equal_values_of_different_objects_are_merged(window):
             )
 
 
-def test_resources_of_equal_value_are_one_resource(window):
+def test_equal_resources_are_merged(window):
     first, second = window.resources
     twin = ResourceSamples(replace(first.resource), first.samples)
     reader = Reader(encoded(replace(window, resources=[first, second, twin])).payload)
@@ -252,7 +252,7 @@ def test_profile_ids_are_random_and_unique(window):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_equal_input_gives_equal_bytes(window, form):
+def test_encoding_is_deterministic(window, form):
     first, second = (encoded(window, form=form, new_id=lambda n: b"i" * n) for _ in range(2))
     assert first.payload == second.payload
     shuffled = replace(
@@ -277,7 +277,7 @@ def test_nothing_is_sent_without_samples(window):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_text_that_is_not_unicode_is_escaped(window, form):
+def test_surrogates_are_escaped(window, form):
     samples = [
         WindowSample(Stack(()), 1, name, 0, None, [window.start_unix_ns])
         for name in ("a\udc80", "a\udcff", "a\\x80", "\ud800")
@@ -327,8 +327,8 @@ def test_many_timestamps_of_one_sample_are_split(window, form):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_equal_samples_take_no_more_room_than_they_are_written_in(window, form):
-    """A symbolizer may forget a stack, so that samples of one window hold two equal ones."""
+def test_merged_equal_samples_are_sized_correctly(window, form):
+    """A symbolizer may evict a stack, so samples of one window can have two equal ones."""
     frame = Frame(None, 1 << 63, (Line("f"),), 0, FrameKind.KERNEL)
     samples = [
         WindowSample(Stack((frame,)), 1, "t", 0, None, [window.start_unix_ns + number])
@@ -342,7 +342,7 @@ def test_equal_samples_take_no_more_room_than_they_are_written_in(window, form):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_small_parts_are_filled_though_many_frames_are_frequent(window, form):
+def test_small_parts_are_filled_despite_many_frequent_frames(window, form):
     frames = [
         Frame(None, (1 << 63) + number, (Line("function" * 4 + str(number)),), 0, FrameKind.KERNEL)
         for number in range(600)
@@ -366,7 +366,7 @@ def test_small_parts_are_filled_though_many_frames_are_frequent(window, form):
     assert sum(len(batch.payload) for batch in batches) > 0.85 * 16_384 * (len(batches) - 1)
 
 
-def test_json_follows_the_mapping(window):
+def test_json_follows_the_otlp_mapping(window):
     tree = json.loads(encoded(window, form=Form.JSON, new_id=lambda n: b"\xab" * n).payload)
     profile = tree["resourceProfiles"][0]["scopeProfiles"][0]["profiles"][0]
     assert profile["timeUnixNano"] == str(window.start_unix_ns)
@@ -380,7 +380,7 @@ def test_json_follows_the_mapping(window):
     ]
 
 
-def test_json_and_protobuf_say_the_same(window):
+def test_json_and_protobuf_are_equivalent(window):
     fixed = {"new_id": lambda n: b"i" * n}
     binary = ExportProfilesServiceRequest.FromString(encoded(window, **fixed).payload)
     (text,) = parse_payloads(encoded(window, form=Form.JSON, **fixed).payload)
@@ -388,7 +388,7 @@ def test_json_and_protobuf_say_the_same(window):
     assert text.notes == ()
 
 
-def test_the_door_loads_no_protobuf():
+def test_importing_the_package_loads_no_protobuf():
     code = "import otel_kprofiler.otlp, sys; sys.exit('google.protobuf' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

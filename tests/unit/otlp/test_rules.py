@@ -17,7 +17,7 @@ from otel_kprofiler.otlp import (
 from otel_kprofiler.otlp.check import FORM_RULES
 
 MUTATIONS = {}
-"""By rule: functions that break it in the JSON form."""
+"""By rule: functions that violate it in the JSON form."""
 
 
 def breaks(rule):
@@ -70,7 +70,7 @@ def id_as_base64(text):
 
 @pytest.mark.parametrize("form", Form)
 @pytest.mark.parametrize("attributes", AttributeForm)
-def test_the_good_payload_breaks_no_rule(window, form, attributes):
+def test_a_valid_payload_violates_no_rule(window, form, attributes):
     encoded = encode_window(window, form=form, attributes=attributes)
     assert check_payload(encoded.batches[0].payload) == []
 
@@ -87,7 +87,7 @@ def test_a_mutation_of_the_text_is_caught_by_its_rule_alone(window, rule, mutate
 
 
 def test_every_rule_is_known_and_has_a_mutation():
-    """Each of the three groups is tested for mutations beside its own; here none is missing."""
+    """Each group has its mutations in its own test file; together they cover every rule."""
     assert MUTATIONS.keys() == FORM_RULES.keys()
     groups = (FORM_RULES, rules_dictionary.RULES, rules_profiles.RULES)
     assert sum(map(len, groups)) == len(RULES)

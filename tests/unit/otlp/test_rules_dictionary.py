@@ -1,4 +1,4 @@
-"""Each rule about the dictionary catches what it promises, and nothing else does."""
+"""Each violation of the dictionary rules is reported by exactly one rule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from otel_kprofiler.otlp.rules_dictionary import RULES
 
 MUTATIONS = {}
-"""By rule: functions that break it in a message."""
+"""By rule: functions that violate it in a message."""
 
 
 def breaks(rule):

@@ -1,4 +1,4 @@
-"""Each rule about profiles and resources catches what it promises, and nothing else does."""
+"""Each violation of the profile and resource rules is reported by exactly one rule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from otel_kprofiler.otlp.rules import TABLES
 from otel_kprofiler.otlp.rules_profiles import RULES
 
 MUTATIONS = {}
-"""By rule: functions that break it in a message."""
+"""By rule: functions that violate it in a message."""
 
 
 def breaks(rule):
@@ -232,7 +232,7 @@ def negative_losses(m):
     account(m, window_lost_ring_full=-1)
 
 
-def test_a_right_account_breaks_no_rule(mutable):
+def test_a_consistent_account_violates_no_rule(mutable):
     account(mutable, window_samples=11, window_taken=3, stream_samples=11, stream_taken=14)
     assert mutable.broken_rules() == set()
 
