@@ -229,7 +229,7 @@ def _time_text(unix_s: float) -> str:
 
 def _backup_name(file: AppendedFile, unix_s: float) -> str:
     stem, suffix = os.path.splitext(file.name)
-    while file.exists_beside(name := f"{stem}-{_time_text(unix_s)}{suffix}"):
+    while file.sibling_exists(name := f"{stem}-{_time_text(unix_s)}{suffix}"):
         unix_s += 0.001
     return name
 
@@ -248,4 +248,4 @@ def _delete_backups(file: AppendedFile, rotation: Rotation, now: float) -> None:
         oldest = f"{stem}-{_time_text(now - rotation.max_backup_age_s)}{suffix}"
         dropped = [entry for entry in backups if entry in dropped or entry < oldest]
     for entry in dropped:
-        file.unlink_beside(entry)
+        file.unlink_sibling(entry)

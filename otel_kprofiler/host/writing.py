@@ -178,7 +178,7 @@ class AppendedFile:
         finally:
             os.close(fd)
 
-    def exists_beside(self, name: str) -> bool:
+    def sibling_exists(self, name: str) -> bool:
         """Whether a name exists in its directory."""
         try:
             os.stat(name, dir_fd=self._directory, follow_symlinks=False)
@@ -186,7 +186,7 @@ class AppendedFile:
             return False
         return True
 
-    def unlink_beside(self, name: str) -> None:
+    def unlink_sibling(self, name: str) -> None:
         """Remove a file in its directory, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._directory)

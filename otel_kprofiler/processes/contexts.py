@@ -131,7 +131,7 @@ def _read(memory: int, address: int, known: Published | None) -> Published | Non
     return None
 
 
-def take_claims(resource: Attributes) -> dict[str, AttributeValue]:
+def filter_claims(resource: Attributes) -> dict[str, AttributeValue]:
     """The attributes to use: at most :data:`MAX_VALUES` values, none ``RESERVED``."""
     claims: dict[str, AttributeValue] = {}
     left = MAX_VALUES
@@ -266,7 +266,7 @@ class ProcessContexts:
             for key in keys:
                 found = None
                 try:
-                    found = self._look_at(key)
+                    found = self._read_context(key)
                 except (FileNotFoundError, ProcessLookupError):
                     self._gone.add(key)
                 except OSError:
@@ -302,7 +302,7 @@ class ProcessContexts:
                 self._changed.wait(wait_s and max(wait_s, _BATCH_S))
         return []
 
-    def _look_at(self, key: ProcessKey) -> Published | None:
+    def _read_context(self, key: ProcessKey) -> Published | None:
         started = time.monotonic()
         known = self._known.get(key)
         if known is None and started < self._not_before.get(key.tgid, 0):
@@ -313,7 +313,7 @@ class ProcessContexts:
                 return None
             found = _find(self._files, key.tgid, memory, known)
         if found and found is not known:
-            claims = take_claims(found.context.resource)
+            claims = filter_claims(found.context.resource)
             found = found._replace(context=ProcessContext(claims, {}))
         took = time.monotonic() - started
         # A process with very many mappings must not keep the thread busy.

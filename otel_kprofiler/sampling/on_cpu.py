@@ -173,7 +173,7 @@ class EbpfSampler(ForkAware):
             # In this order: a record in neither of them is newer than the horizon.
             now = self._time.boot_ns()
             horizon = _horizon(now, attached)
-            counts, position = _cut(attached)
+            counts, position = _snapshot(attached)
             data, complete = attached.ring.take(position)
         samples = parse_records(data, self.stack_limit)
         self._counts = _name_counts(counts, self._counts.received + len(samples))
@@ -237,7 +237,7 @@ class EbpfSampler(ForkAware):
         return self._attached
 
 
-def _cut(attached: Attachment) -> tuple[ProgramCounts, int]:
+def _snapshot(attached: Attachment) -> tuple[ProgramCounts, int]:
     """The counters, and the ring position up to which they count records.
 
     They are consistent if the counters did not change while the position was read. If samples

@@ -42,11 +42,11 @@ from otel_kprofiler.symbols.kernel.snapshot import VMLINUX, Match, ModuleSymbols
 from otel_kprofiler.symbols.kernel.table import Symbol, SymbolTable
 from otel_kprofiler.symbols.kernel.timeline import (
     FOREVER,
-    Departure,
     LoadedModule,
     ModuleCounts,
     ModuleReading,
     ModuleSource,
+    Removal,
 )
 from otel_kprofiler.symbols.symbolizer import Symbolizer
 
@@ -61,7 +61,6 @@ __all__ = [
     "PROC_MODULES",
     "VMLINUX",
     "CapturedFiles",
-    "Departure",
     "ElfMatch",
     "ElfSymbols",
     "Explanation",
@@ -83,6 +82,7 @@ __all__ = [
     "ProcModule",
     "ReadingPacker",
     "ReadingUnpacker",
+    "Removal",
     "Snapshot",
     "Symbol",
     "SymbolTable",

@@ -108,11 +108,11 @@ class BaselineReader:
                 last = text[text.rfind(b"\n") + 1 :]
                 if not keep_on() or not last[:16].strip(b"0"):
                     return None
-                symbols += parse_code_lines(text)
-        return symbols + parse_code_lines(rest)
+                symbols += parse_ksymbol_lines(text)
+        return symbols + parse_ksymbol_lines(rest)
 
 
-def parse_code_lines(text: bytes) -> list[Ksymbol]:
+def parse_ksymbol_lines(text: bytes) -> list[Ksymbol]:
     """Symbols outside modules in complete kallsyms lines, except hidden ones."""
     return [
         Ksymbol(

@@ -26,7 +26,6 @@ from otel_kprofiler.symbols import (
     PROC_KALLSYMS,
     PROC_MODULES,
     VMLINUX,
-    Departure,
     FoundModule,
     LineCollector,
     LoadedModule,
@@ -34,6 +33,7 @@ from otel_kprofiler.symbols import (
     ModuleFiles,
     ModuleReading,
     ProcModule,
+    Removal,
     Snapshot,
     add_names,
     make_file_id,
@@ -110,7 +110,7 @@ class ModuleWatch(ForkAware):
         self._complete_ns = self._looked_ns = self._heard_ns = self._now()
         self._events = self._open()
         self._added: dict[str, int] = {}
-        self._removed: dict[str, Departure] = {}
+        self._removed: dict[str, Removal] = {}
         self._rescan = missed_since_ns is not None
         if missed_since_ns is not None:
             self._complete_ns = self._looked_ns = missed_since_ns
@@ -285,7 +285,7 @@ class ModuleWatch(ForkAware):
                     continue
                 if name in self._removed or name not in self._known:
                     self._unknown_gone_ns = now_ns
-                self._removed.setdefault(name, Departure(self._heard_ns, now_ns))
+                self._removed.setdefault(name, Removal(self._heard_ns, now_ns))
                 self._added.pop(name, None)
             self._heard_ns = asked_ns
             self._busy = bool(self._busy or self._added or self._removed or self._rescan)
@@ -346,7 +346,7 @@ class ModuleWatch(ForkAware):
             self._next += 1
         kept = {module.number for module in found.values()}
         for number in {module.number for module in known.values()} - kept - ended.keys():
-            ended[number] = Departure(self._looked_ns, looked_ns)  # not announced
+            ended[number] = Removal(self._looked_ns, looked_ns)  # not announced
         self._count(readings=1)
         self._publish(found, ended, looked_ns, free_ns)
         self._looked_ns = looked_ns
@@ -354,7 +354,7 @@ class ModuleWatch(ForkAware):
     def _publish(
         self,
         found: dict[str, FoundModule],
-        ended: dict[int, Departure],
+        ended: dict[int, Removal],
         looked_ns: int,
         free_ns: int,
     ) -> None:
@@ -414,7 +414,7 @@ class ModuleWatch(ForkAware):
         collector = LineCollector(names, until_bpf=self._until_bpf)
         try:
             descriptor = self._files.open_fd(PROC_KALLSYMS)
-            with closing(read_pieces(descriptor, tell_cpu_ns=self._share.spend)) as pieces:
+            with closing(read_pieces(descriptor, report_cpu_ns=self._share.spend)) as pieces:
                 for piece in pieces:
                     if self._events.is_waiting():
                         self._receive()

@@ -23,7 +23,7 @@ from otel_kprofiler.symbols.kernel.kallsyms import parse_kallsyms
 from otel_kprofiler.symbols.kernel.names import PAD_PREFIX
 from otel_kprofiler.symbols.kernel.snapshot import ModuleSymbols
 from otel_kprofiler.symbols.kernel.table import SymbolTable
-from otel_kprofiler.symbols.kernel.timeline import Departure, LoadedModule, ModuleReading
+from otel_kprofiler.symbols.kernel.timeline import LoadedModule, ModuleReading, Removal
 
 _PAD: Final = PAD_PREFIX.decode()
 
@@ -32,13 +32,13 @@ class ReadingPacker:
     """Packs readings, in order, as JSON values; each refers to the ones before."""
 
     def __init__(self) -> None:
-        self._told: dict[int, LoadedModule] = {}
+        self._known: dict[int, LoadedModule] = {}
 
     def pack(self, reading: ModuleReading) -> dict[str, Any]:
         """Pack the next reading."""
         loaded = {one.main.module.generation: one for one in reading.modules}
-        new = {number: one for number, one in loaded.items() if self._told.get(number) != one}
-        self._told = loaded
+        new = {number: one for number, one in loaded.items() if self._known.get(number) != one}
+        self._known = loaded
         return {
             "looked_ns": reading.looked_ns,
             "free_ns": reading.free_ns,
@@ -55,7 +55,7 @@ class ReadingUnpacker:
     """Unpacks what a :class:`ReadingPacker` made, in the same order."""
 
     def __init__(self) -> None:
-        self._told: dict[int, LoadedModule] = {}
+        self._known: dict[int, LoadedModule] = {}
 
     def unpack(self, row: Any) -> ModuleReading:
         """Unpack the next reading.
@@ -66,13 +66,13 @@ class ReadingUnpacker:
         for number, (main, init, until_ns) in row["new"].items():
             until = checked_number(until_ns)
             loaded = LoadedModule(_unpack(main), init and _unpack(init), until)
-            self._told[int(number)] = loaded
-        self._told = {number: self._told[number] for number in row["modules"]}
+            self._known[int(number)] = loaded
+        self._known = {number: self._known[number] for number in row["modules"]}
         removed = {
-            int(number): Departure(checked_number(there_ns), checked_number(gone_ns))
+            int(number): Removal(checked_number(there_ns), checked_number(gone_ns))
             for number, (there_ns, gone_ns) in row["removed"].items()
         }
-        modules = tuple(self._told.values())
+        modules = tuple(self._known.values())
         looked_ns, free_ns = checked_number(row["looked_ns"]), checked_number(row["free_ns"])
         return ModuleReading(looked_ns, free_ns, removed, modules)
 

@@ -34,13 +34,13 @@ from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES
 
 KEEP_NS: Final = 15_000_000_000
 """How long unloaded symbols are kept, for samples taken before."""
-KEEP_MOST: Final = 16_384
+MAX_KEPT: Final = 16_384
 """Limit on the number of unloaded symbols kept."""
 PROGRAM_PREFIX: Final = "bpf_prog_"
 """Prefix of BPF program functions, followed by the tag; the kernel uses it for nothing else."""
 
 _LINGER_NS: Final = 10_000_000  # CPUs may still run code when its removal is announced
-_LARGEST_BYTES: Final = 32 << 20
+_MAX_BYTES: Final = 32 << 20
 _PAGE_BITS: Final = 12
 _UNTIL: Final = attrgetter("until_ns")
 _FOREVER: Final = 1 << 63
@@ -69,10 +69,10 @@ class LoadedKsymbol:
 
     If ``sure_ns`` is before ``until_ns``, records were lost from ``sure_ns`` on: the symbol may
     have been unloaded and replaced unseen. Once that period has ended, a separate entry with
-    ``is_doubt`` stands for it; its frames have no name.
+    ``is_uncertain`` stands for it; its frames have no name.
     """
 
-    __slots__ = ("_details", "_doubt", "_frames", "_module", "_source", "end", "is_doubt",
+    __slots__ = ("_details", "_frames", "_module", "_source", "_uncertain", "end", "is_uncertain",
                  "since_ns", "sure_ns", "symbol", "until_ns")  # fmt: skip
 
     def __init__(
@@ -82,18 +82,18 @@ class LoadedKsymbol:
         since_ns: int,
         source: KsymbolSource | None = None,
         *,
-        is_doubt: bool = False,
+        is_uncertain: bool = False,
     ) -> None:
         self.symbol = symbol
         self.end = end
         self.since_ns = since_ns
         self.until_ns = self.sure_ns = _FOREVER
-        self.is_doubt = is_doubt
+        self.is_uncertain = is_uncertain
         self._source = source
         self._frames: dict[int, Frame] | None = None  # most symbols never appear in a stack
         self._module: Module | None = None
         self._details: KsymbolDetails | None = None
-        self._doubt: LoadedKsymbol | None = None
+        self._uncertain: LoadedKsymbol | None = None
 
     def covers(self, address: int, time_ns: int) -> bool:
         """Whether this symbol is known to have been at an address at a boot time."""
@@ -104,13 +104,14 @@ class LoadedKsymbol:
         """Whether this is a BPF program's function."""
         return self.symbol.name.startswith(PROGRAM_PREFIX)
 
-    def doubt(self, until_ns: int) -> LoadedKsymbol:
+    def make_uncertain(self, until_ns: int) -> LoadedKsymbol:
         """An entry for ``[sure_ns, until_ns)``, when this symbol may have been replaced."""
-        doubt = self._doubt
-        if doubt is None or (doubt.since_ns, doubt.until_ns) != (self.sure_ns, until_ns):
-            doubt = self._doubt = LoadedKsymbol(self.symbol, self.end, self.sure_ns, is_doubt=True)
-            doubt.until_ns = until_ns
-        return doubt
+        made = self._uncertain
+        if made is None or (made.since_ns, made.until_ns) != (self.sure_ns, until_ns):
+            made = LoadedKsymbol(self.symbol, self.end, self.sure_ns, is_uncertain=True)
+            made.until_ns = until_ns
+            self._uncertain = made
+        return made
 
     def frame(self, address: int) -> Frame:
         """The frame of an address in this symbol; cached."""
@@ -124,11 +125,11 @@ class LoadedKsymbol:
         if self._module is None:
             self._details = self._source.describe(self.symbol) if self._source else None
             program = self._details.program if self._details else None
-            self._module = replace(make_code_module(self.symbol, self.end), program=program)
+            self._module = replace(make_ksymbol_module(self.symbol, self.end), program=program)
         return self._module
 
     def _make_frame(self, address: int) -> Frame:
-        if self.is_doubt:
+        if self.is_uncertain:
             return Frame(None, address, (), 0, FrameKind.KERNEL, Unresolved.RECORDS_LOST)
         module = self.module()
         offset = address - self.symbol.start
@@ -142,7 +143,7 @@ class LoadedKsymbol:
         return Frame(module, offset, (line,), offset, kind)
 
 
-def make_code_module(symbol: Ksymbol, end: int) -> Module:
+def make_ksymbol_module(symbol: Ksymbol, end: int) -> Module:
     """A module that stands for a BPF function or trampoline."""
     name = symbol.name
     ranges = (AddressRange(symbol.start, end, name),)
@@ -179,7 +180,7 @@ class KsymbolTable:
                 self._remove(symbol, change.time_ns)
         elif change.action is KsymbolAction.LOST:
             self._noticed_ns = max(self._noticed_ns, change.until_ns)
-            self._lose(change.time_ns, programs_only=False)
+            self._mark_uncertain(change.time_ns, programs_only=False)
         else:
             self._read(change)
         self._forget(change.time_ns)
@@ -187,43 +188,43 @@ class KsymbolTable:
     def lookup(self, address: int, time_ns: int = NOW_NS) -> LoadedKsymbol | None:
         """The symbol at an address at a boot time, by default now; None if there was none.
 
-        Where records were lost, it may be an entry with ``is_doubt``.
+        Where records were lost, it may be an entry with ``is_uncertain``.
         """
         best: LoadedKsymbol | None = None
         below = -1
-        for code in self._pages.get(address >> _PAGE_BITS, ()):
-            if below < code.symbol.start <= address and code.since_ns <= time_ns < code.until_ns:
-                best, below = code, code.symbol.start
+        for entry in self._pages.get(address >> _PAGE_BITS, ()):
+            if below < entry.symbol.start <= address and entry.since_ns <= time_ns < entry.until_ns:
+                best, below = entry, entry.symbol.start
         if best is not None and address < best.end:
-            return best if time_ns < best.sure_ns else best.doubt(best.sure_ns)
-        doubt = leaving = None
-        for code in reversed(self._ended):
-            if code.until_ns + _LINGER_NS <= time_ns:
+            return best if time_ns < best.sure_ns else best.make_uncertain(best.sure_ns)
+        uncertain = leaving = None
+        for entry in reversed(self._ended):
+            if entry.until_ns + _LINGER_NS <= time_ns:
                 break
-            if code.symbol.start <= address < code.end and code.since_ns <= time_ns:
-                if code.is_doubt:
-                    doubt = code if time_ns < code.until_ns else doubt
-                elif time_ns < code.until_ns:
-                    return code
+            if entry.symbol.start <= address < entry.end and entry.since_ns <= time_ns:
+                if entry.is_uncertain:
+                    uncertain = entry if time_ns < entry.until_ns else uncertain
+                elif time_ns < entry.until_ns:
+                    return entry
                 else:
-                    leaving = leaving or code
-        return doubt or leaving
+                    leaving = leaving or entry
+        return uncertain or leaving
 
     def live(self) -> list[LoadedKsymbol]:
         """The loaded symbols, by address."""
-        return [code for _, code in sorted(self._live.items())]
+        return [entry for _, entry in sorted(self._live.items())]
 
     def find(self, name: str, *, prefix: bool = False) -> list[Match]:
         """Loaded symbols with a name or a prefix, by address."""
         return [
-            Match(code.symbol.name, code.symbol.start, code.end, code.module(), 0)
-            for code in self.live()
-            if code.symbol.name == name or (prefix and code.symbol.name.startswith(name))
+            Match(entry.symbol.name, entry.symbol.start, entry.end, entry.module(), 0)
+            for entry in self.live()
+            if entry.symbol.name == name or (prefix and entry.symbol.name.startswith(name))
         ]
 
     def _add(self, symbol: Ksymbol, since_ns: int, end: int = 0) -> None:
         known = self._live.get(symbol.start)
-        end = end or symbol.start + min(symbol.length or limit_bytes(symbol), _LARGEST_BYTES)
+        end = end or symbol.start + min(symbol.length or limit_bytes(symbol), _MAX_BYTES)
         if known is not None and known.symbol.name == symbol.name and known.sure_ns == _FOREVER:
             if not symbol.length or known.symbol.length:
                 return
@@ -236,32 +237,32 @@ class KsymbolTable:
         ]
         if missed:
             self._end(missed, since_ns)
-        code = LoadedKsymbol(symbol, end, since_ns, self._source)
-        if since_ns <= self._noticed_ns and self._lost_ns[code.is_program()] != _FOREVER:
-            code.sure_ns = since_ns  # the record of its removal may be lost
-        self._live[symbol.start] = code
-        for page in _pages(code):
-            self._pages[page] = (*self._pages.get(page, ()), code)
+        entry = LoadedKsymbol(symbol, end, since_ns, self._source)
+        if since_ns <= self._noticed_ns and self._lost_ns[entry.is_program()] != _FOREVER:
+            entry.sure_ns = since_ns  # the record of its removal may be lost
+        self._live[symbol.start] = entry
+        for page in _pages(entry):
+            self._pages[page] = (*self._pages.get(page, ()), entry)
 
     def _remove(self, symbol: Ksymbol, time_ns: int) -> None:
         known = self._live.get(symbol.start)
         if known is None:
             # The record of its loading was lost, so it was loaded after the last full reading.
-            code = LoadedKsymbol(symbol, symbol.start + symbol.length, self._read_ns, self._source)
-            lost_ns = self._lost_ns[code.is_program()]
+            entry = LoadedKsymbol(symbol, symbol.start + symbol.length, self._read_ns, self._source)
+            lost_ns = self._lost_ns[entry.is_program()]
             if lost_ns != _FOREVER:
-                code.since_ns = code.sure_ns = lost_ns
-            self._end([code], time_ns)
+                entry.since_ns = entry.sure_ns = lost_ns
+            self._end([entry], time_ns)
         elif known.symbol.name == symbol.name and known.since_ns <= time_ns:
             self._end([known], time_ns)
 
-    def _lose(self, time_ns: int, *, programs_only: bool) -> None:
+    def _mark_uncertain(self, time_ns: int, *, programs_only: bool) -> None:
         """Mark symbols as uncertain from a time on, until the next reading."""
         for programs in (True,) if programs_only else (True, False):
             self._lost_ns[programs] = min(self._lost_ns[programs], time_ns)
-        for code in self._live.values():
-            if code.is_program() or not programs_only:
-                code.sure_ns = min(code.sure_ns, max(time_ns, code.since_ns))
+        for entry in self._live.values():
+            if entry.is_program() or not programs_only:
+                entry.sure_ns = min(entry.sure_ns, max(time_ns, entry.since_ns))
 
     def _read(self, change: KsymbolChange) -> None:
         """Bring the table in line with a reading, which may contain changes made during it."""
@@ -269,29 +270,29 @@ class KsymbolTable:
         programs_only = change.action is KsymbolAction.PROGRAMS_READ
         found = {symbol.start: symbol for symbol in change.symbols}
         known = [
-            code
-            for code in self._live.values()
-            if code.since_ns <= began_ns and (code.is_program() or not programs_only)
+            entry
+            for entry in self._live.values()
+            if entry.since_ns <= began_ns and (entry.is_program() or not programs_only)
         ]
-        gone = [code for code in known if not _is_still(code, found.get(code.symbol.start))]
+        gone = [entry for entry in known if not _is_still(entry, found.get(entry.symbol.start))]
         self._end(gone, began_ns)
-        for code in set(known) - set(gone):
-            code.sure_ns = _FOREVER
+        for entry in set(known) - set(gone):
+            entry.sure_ns = _FOREVER
         lost_ns = dict(self._lost_ns)
         self._lost_ns |= dict.fromkeys((True,) if programs_only else (True, False), _FOREVER)
         self._add_found(found, began_ns, lost_ns)
         self._read_ns = max(self._read_ns, began_ns)
         if began_ns <= self._noticed_ns:
-            self._lose(began_ns, programs_only=programs_only)
+            self._mark_uncertain(began_ns, programs_only=programs_only)
 
     def _add_found(
         self, found: Mapping[int, Ksymbol], began_ns: int, lost_ns: Mapping[bool, int]
     ) -> None:
         """Add symbols that only the reading has; their records were lost."""
         gone = {
-            (code.symbol.start, code.symbol.name)
-            for code in self._ended
-            if code.until_ns >= began_ns and not code.is_doubt
+            (entry.symbol.start, entry.symbol.name)
+            for entry in self._ended
+            if entry.until_ns >= began_ns and not entry.is_uncertain
         }
         ordered = sorted(found.values())
         starts = [symbol.start for symbol in ordered] + [_FOREVER * 2]
@@ -299,7 +300,9 @@ class KsymbolTable:
             if (symbol.start, symbol.name) in gone:
                 continue
             end = min(symbol.start + (symbol.length or limit_bytes(symbol)), following)
-            if not all(code.since_ns <= began_ns for code in self._overlapping(symbol.start, end)):
+            if not all(
+                entry.since_ns <= began_ns for entry in self._overlapping(symbol.start, end)
+            ):
                 continue
             missed = LoadedKsymbol(symbol, end, self._read_ns)
             missed.sure_ns = lost_ns[missed.is_program()]
@@ -310,30 +313,30 @@ class KsymbolTable:
             since_ns = symbol.since_ns or began_ns
             self._add(symbol, since_ns, end)
             if is_new and missed.sure_ns < since_ns:
-                self._keep_ended([missed.doubt(since_ns)])
+                self._keep_ended([missed.make_uncertain(since_ns)])
 
-    def _end(self, codes: Sequence[LoadedKsymbol], time_ns: int) -> None:
-        """Mark symbols as unloaded at a time; keep an uncertain entry from ``sure_ns`` to then."""
+    def _end(self, entries: Sequence[LoadedKsymbol], time_ns: int) -> None:
+        """Mark symbols as unloaded at a time; keep an entry for the uncertain time."""
         ended = []
-        for code in codes:
-            if code.sure_ns < time_ns:
-                ended.append(code.doubt(time_ns))
-            code.until_ns = max(min(time_ns, code.sure_ns), code.since_ns)
-            self._drop(code)
-        self._keep_ended([*codes, *ended])
+        for entry in entries:
+            if entry.sure_ns < time_ns:
+                ended.append(entry.make_uncertain(time_ns))
+            entry.until_ns = max(min(time_ns, entry.sure_ns), entry.since_ns)
+            self._drop(entry)
+        self._keep_ended([*entries, *ended])
 
-    def _keep_ended(self, codes: Sequence[LoadedKsymbol]) -> None:
+    def _keep_ended(self, entries: Sequence[LoadedKsymbol]) -> None:
         last_ns = self._ended[-1].until_ns if self._ended else 0
-        self._ended.extend(sorted(codes, key=_UNTIL))
-        if codes and min(map(_UNTIL, codes)) < last_ns:
+        self._ended.extend(sorted(entries, key=_UNTIL))
+        if entries and min(map(_UNTIL, entries)) < last_ns:
             self._ended = sorted(self._ended, key=_UNTIL)
 
-    def _drop(self, code: LoadedKsymbol) -> None:
-        if self._live.get(code.symbol.start) is not code:
+    def _drop(self, entry: LoadedKsymbol) -> None:
+        if self._live.get(entry.symbol.start) is not entry:
             return
-        del self._live[code.symbol.start]
-        for page in _pages(code):
-            left = tuple(other for other in self._pages[page] if other is not code)
+        del self._live[entry.symbol.start]
+        for page in _pages(entry):
+            left = tuple(other for other in self._pages[page] if other is not entry)
             if left:
                 self._pages[page] = left
             else:
@@ -342,27 +345,27 @@ class KsymbolTable:
     def _overlapping(self, start: int, end: int) -> set[LoadedKsymbol]:
         pages = range(start >> _PAGE_BITS, ((end - 1) >> _PAGE_BITS) + 1)
         return {
-            code
+            entry
             for page in pages
-            for code in self._pages.get(page, ())
-            if code.symbol.start < end and start < code.end
+            for entry in self._pages.get(page, ())
+            if entry.symbol.start < end and start < entry.end
         }
 
     def _forget(self, now_ns: int) -> None:
         ended = self._ended
-        if len(ended) < KEEP_MOST and not (
+        if len(ended) < MAX_KEPT and not (
             ended and ended[len(ended) // 2].until_ns < now_ns - KEEP_NS
         ):
             return
-        kept = [code for code in ended[-KEEP_MOST // 2 :] if code.until_ns >= now_ns - KEEP_NS]
+        kept = [entry for entry in ended[-MAX_KEPT // 2 :] if entry.until_ns >= now_ns - KEEP_NS]
         self._ended = kept
 
 
-def _is_still(code: LoadedKsymbol, found: Ksymbol | None) -> bool:
+def _is_still(entry: LoadedKsymbol, found: Ksymbol | None) -> bool:
     """Whether a reading shows the known symbol, not another load of the same program."""
-    if found is None or found.name != code.symbol.name:
+    if found is None or found.name != entry.symbol.name:
         return False
-    return code.sure_ns == _FOREVER or found.since_ns <= code.since_ns
+    return entry.sure_ns == _FOREVER or found.since_ns <= entry.since_ns
 
 
 def limit_bytes(symbol: Ksymbol) -> int:
@@ -370,5 +373,5 @@ def limit_bytes(symbol: Ksymbol) -> int:
     return MAX_FUNCTION_BYTES if symbol.name.startswith(PROGRAM_PREFIX) else PAGE_BYTES
 
 
-def _pages(code: LoadedKsymbol) -> Iterable[int]:
-    return range(code.symbol.start >> _PAGE_BITS, ((code.end - 1) >> _PAGE_BITS) + 1)
+def _pages(entry: LoadedKsymbol) -> Iterable[int]:
+    return range(entry.symbol.start >> _PAGE_BITS, ((entry.end - 1) >> _PAGE_BITS) + 1)

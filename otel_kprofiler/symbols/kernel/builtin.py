@@ -324,21 +324,21 @@ def read_builtin(
     ranges = known
     if ranges is None:
         path = builtin_ranges_path(find_release(files))
-        with _told(path, problems) as tell:
-            ranges = _read_ranges(files, path, core, tell)
-    with _told(KALLMODSYMS, problems) as tell:
-        found = _read_kallmodsyms(files, core, tell)
+        with _reporting(path, problems) as report:
+            ranges = _read_ranges(files, path, core, report)
+    with _reporting(KALLMODSYMS, problems) as report:
+        found = _read_kallmodsyms(files, core, report)
         ranges = ranges or BuiltinRanges(found.ranges)
         sized = with_sizes(core, found.sizes)
         if sized is None:
-            tell("does not fit the running kernel")
+            report("does not fit the running kernel")
         else:
             core = sized
     return ranges or NO_BUILTIN, core
 
 
 @contextmanager
-def _told(path: str, problems: list[str]) -> Iterator[Callable[[str], None]]:
+def _reporting(path: str, problems: list[str]) -> Iterator[Callable[[str], None]]:
     """Yield a function that notes a problem with a file; a missing file is no problem."""
     try:
         yield lambda text: problems.append(f"{path}: {text}")
@@ -349,26 +349,26 @@ def _told(path: str, problems: list[str]) -> Iterator[Callable[[str], None]]:
 
 
 def _read_ranges(
-    files: HostFiles, path: str, core: SymbolTable, tell: Callable[[str], None]
+    files: HostFiles, path: str, core: SymbolTable, report: Callable[[str], None]
 ) -> BuiltinRanges | None:
     sections, bad = parse_builtin_ranges(files.read_bytes(path))
     ranges, misfits = place_ranges(sections, core)
-    _tell_bad(bad, tell)
+    _report_bad_lines(bad, report)
     for name in misfits:
-        tell(f"{name} does not fit the running kernel")
+        report(f"{name} does not fit the running kernel")
     return BuiltinRanges(ranges) if ranges else None
 
 
 def _read_kallmodsyms(
-    files: HostFiles, core: SymbolTable, tell: Callable[[str], None]
+    files: HostFiles, core: SymbolTable, report: Callable[[str], None]
 ) -> KallModSyms:
     code_end = core.symbol(len(core) - 1).end
     pieces = read_pieces(files.open_fd(KALLMODSYMS))
     found = parse_kallmodsyms(pieces, core.address(0), code_end)
-    _tell_bad(found.bad, tell)
+    _report_bad_lines(found.bad, report)
     return found
 
 
-def _tell_bad(lines: int, tell: Callable[[str], None]) -> None:
+def _report_bad_lines(lines: int, report: Callable[[str], None]) -> None:
     if lines:
-        tell(f"{lines} malformed lines skipped")
+        report(f"{lines} malformed lines skipped")

@@ -116,7 +116,7 @@ class KallsymsParser:
     def feed(self, piece: bytes) -> None:
         """Parse the next bytes of the file, preferably 64 KiB."""
         text = self._rest + piece
-        cut = _cut(text)
+        cut = _split_point(text)
         self._rest = text[cut:]
         if cut:
             self._parse(text[:cut])
@@ -291,7 +291,7 @@ def parse_kallsyms(pieces: Iterable[bytes]) -> Kallsyms:
     return parser.finish()
 
 
-def _cut(text: bytes) -> int:
+def _split_point(text: bytes) -> int:
     """Where to split the text so that the lines of one address stay together."""
     end = text.rfind(b"\n") + 1
     start = end

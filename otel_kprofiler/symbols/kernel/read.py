@@ -29,7 +29,7 @@ _libc.fclose.argtypes = (ctypes.c_void_p,)
 
 
 def read_pieces(
-    descriptor: int, *, tell_cpu_ns: Callable[[int], object] | None = None
+    descriptor: int, *, report_cpu_ns: Callable[[int], object] | None = None
 ) -> Generator[bytes, None, None]:
     """Yield the content of a file, read ahead by a thread; closes the descriptor.
 
@@ -37,7 +37,7 @@ def read_pieces(
 
     Args:
         descriptor: the file.
-        tell_cpu_ns: called at the end with the CPU time of the reading thread, in nanoseconds.
+        report_cpu_ns: called at the end with the CPU time of the reading thread, in nanoseconds.
 
     Raises:
         OSError: the file cannot be read.
@@ -46,7 +46,7 @@ def read_pieces(
     stop = threading.Event()
     thread = threading.Thread(
         target=_fill,
-        args=(descriptor, pieces, stop, tell_cpu_ns),
+        args=(descriptor, pieces, stop, report_cpu_ns),
         name="kallsyms-reader",
         daemon=True,
     )
@@ -68,7 +68,7 @@ def _fill(
     descriptor: int,
     pieces: queue.Queue[bytes | OSError],
     stop: threading.Event,
-    tell_cpu_ns: Callable[[int], object] | None,
+    report_cpu_ns: Callable[[int], object] | None,
 ) -> None:
     stream = _libc.fdopen(descriptor, b"r")
     if not stream:
@@ -86,6 +86,6 @@ def _fill(
             pieces.put(ctypes.string_at(buffer, size))
     failed = _libc.ferror(stream)
     _libc.fclose(stream)
-    if tell_cpu_ns is not None:
-        tell_cpu_ns(time.thread_time_ns())
+    if report_cpu_ns is not None:
+        report_cpu_ns(time.thread_time_ns())
     pieces.put(OSError(number, os.strerror(number)) if failed else b"")

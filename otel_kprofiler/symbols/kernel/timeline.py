@@ -33,7 +33,7 @@ class LoadedModule(NamedTuple):
     init_until_ns: int = FOREVER
 
 
-class Departure(NamedTuple):
+class Removal(NamedTuple):
     """Bounds of the time at which a module was unloaded.
 
     Attributes:
@@ -58,7 +58,7 @@ class ModuleReading(NamedTuple):
 
     looked_ns: int
     free_ns: int
-    removed: Mapping[int, Departure]
+    removed: Mapping[int, Removal]
     modules: tuple[LoadedModule, ...]
 
 
@@ -142,7 +142,7 @@ class Timeline:
         now = {loaded.main.module.generation: loaded for loaded in reading.modules}
         for (number, _), lifetime in self._lifetimes.items():
             if number not in now and lifetime.until_ns == FOREVER:
-                unseen = Departure(reading.free_ns, reading.looked_ns)
+                unseen = Removal(reading.free_ns, reading.looked_ns)
                 lifetime.end(*reading.removed.get(number, unseen))
         for number, loaded in now.items():
             self._put((number, True), loaded.main, FOREVER, reading.free_ns)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.model import Ksymbol, KsymbolAction, ModuleKind
-from otel_kprofiler.tracking.ksymbol_readers import parse_code_lines
+from otel_kprofiler.tracking.ksymbol_readers import parse_ksymbol_lines
 from otel_kprofiler.tracking.ksymbol_records import (
     KsymbolRecord,
     LostRecord,
@@ -76,14 +76,14 @@ def test_captured_records_of_trampolines_and_pages_are_parsed():
 
 
 def test_captured_kallsyms_lines_are_parsed():
-    symbols = parse_code_lines((CAPTURED / "kallsyms").read_bytes())
+    symbols = parse_ksymbol_lines((CAPTURED / "kallsyms").read_bytes())
     assert len(symbols) == 9
     assert {s.name for s in symbols if s.kind is OOL} == {
         "ftrace_trampoline", "kprobe_insn_page", "kprobe_optinsn_page"
     }  # fmt: skip
     simple = "bpf_prog_a04f5eef06a7f555_kprof_simple"
     assert Ksymbol(0xFFFFFFFFC0400660, 0, simple, BPF) in symbols
-    assert parse_code_lines(b"0000000000000000 t bpf_prog_1_a\t[bpf]") == []
+    assert parse_ksymbol_lines(b"0000000000000000 t bpf_prog_1_a\t[bpf]") == []
 
 
 def test_interleaved_records_of_two_loads_keep_their_programs():

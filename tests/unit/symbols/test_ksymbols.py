@@ -21,7 +21,7 @@ from otel_kprofiler.model import (
     Unresolved,
 )
 from otel_kprofiler.symbols import CapturedFiles, Symbolizer
-from otel_kprofiler.symbols.kernel.bpf import KEEP_MOST, KEEP_NS, KsymbolTable
+from otel_kprofiler.symbols.kernel.bpf import KEEP_NS, MAX_KEPT, KsymbolTable
 from otel_kprofiler.tracking.ksymbol_records import make_changes, parse_perf_records
 
 CAPTURED = Path(__file__).parents[2] / "data/kernel/6.12-ksymbol"
@@ -45,7 +45,7 @@ def table(*changes):
 
 def name_at(found, address, *time_ns):
     code = found.lookup(address, *time_ns)
-    if code is not None and code.is_doubt:
+    if code is not None and code.is_uncertain:
         return "?"
     return code and code.symbol.name.removeprefix("bpf_prog_")
 
@@ -316,11 +316,11 @@ def test_large_programs_are_found_on_all_their_pages():
 
 def test_history_is_bounded_in_number_and_time():
     found = KsymbolTable()
-    for number in range(2 * KEEP_MOST):
+    for number in range(2 * MAX_KEPT):
         for action in (ADDED, REMOVED):
             found.apply(KsymbolChange(MS * number, action, (symbol(A, f"{number}"),)))
-        assert len(found._ended) <= KEEP_MOST
-    last = 2 * KEEP_MOST - 1
+        assert len(found._ended) <= MAX_KEPT
+    last = 2 * MAX_KEPT - 1
     assert name_at(found, A, MS * last) == f"{last}"
     found.apply(KsymbolChange(MS * last + 2 * KEEP_NS, ADDED, (symbol(A, "x"),)))
     assert len(found._ended) == 0

@@ -11,7 +11,7 @@ from otel_kprofiler.bpf.btf import parse_program_btf
 from otel_kprofiler.model import Ksymbol, KsymbolAction, KsymbolChange, ModuleKind
 from otel_kprofiler.symbols.kernel.bpf import KsymbolTable
 from otel_kprofiler.tracking import make_changes, parse_perf_records
-from otel_kprofiler.tracking.ksymbol_readers import parse_code_lines
+from otel_kprofiler.tracking.ksymbol_readers import parse_ksymbol_lines
 from otel_kprofiler.tracking.program_iterator import parse_program_rows
 
 SLOTS = 6
@@ -48,7 +48,7 @@ def test_arbitrary_bytes_parse_as_types_rows_and_lines(data, tail):
     header = struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(data), len(data), len(tail))
     parse_program_btf(data)
     parse_program_btf(header + data + tail)
-    parse_code_lines(data)
+    parse_ksymbol_lines(data)
     with contextlib.suppress(ValueError):
         parse_program_rows(data)
 
@@ -156,7 +156,7 @@ def test_lost_records_never_lead_to_a_wrong_name(choices, timed):
                 and code.start <= address < code.start + code.length
             ]
             found = table.lookup(address, time_ns)
-            names = [found.symbol.name] if found and not found.is_doubt else []
+            names = [found.symbol.name] if found and not found.is_uncertain else []
             assert names in (true, [])
             if time_ns < first_loss_ns or time_ns > polled_ns:
                 assert names == true
