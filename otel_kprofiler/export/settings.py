@@ -1,7 +1,7 @@
-"""Settings of exporters, made from the configuration: each opens its own exporter.
+"""Exporter settings from the configuration; each opens its exporter.
 
-They are plain values, so that the process that checks the configuration can hand them over, and
-two of them are equal if they mean the same exporter.
+They are plain values: the process that validates the configuration can pass them on, and equal
+settings describe the same exporter.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SpoolSettings:
-    """Batches that wait on disk.
+    """Settings of a queue on disk.
 
     Attributes:
-        directory: of all exporters; each has its own below it.
-        max_bytes: size of an exporter's own directory.
-        max_age_s: older batches are dropped; 0 keeps them.
-        fsync: whether batches survive a power failure.
+        directory: parent directory; each exporter has its own subdirectory.
+        max_bytes: size limit of an exporter's subdirectory.
+        max_age_s: drop older batches; 0 means never.
+        fsync: sync each record, so that batches survive a power failure.
     """
 
     directory: str
@@ -42,7 +42,7 @@ class SpoolSettings:
     fsync: bool
 
     def open(self, name: str) -> Spool:
-        """The spool of the exporter with this id."""
+        """Open the spool of the exporter with this id."""
         return Spool(
             os.path.join(self.directory, quote(name, safe="")),
             max_bytes=self.max_bytes,
@@ -53,11 +53,11 @@ class SpoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """Batches that wait for an exporter.
+    """Settings of a sending queue.
 
     Attributes:
-        size: how many may wait in memory.
-        spool: where they wait instead; None for in memory.
+        size: maximum number of batches in memory.
+        spool: keeps batches on disk; None for memory only.
     """
 
     size: int = DEFAULT_QUEUE_SIZE
@@ -66,17 +66,17 @@ class QueueSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterSettings(ABC):
-    """What every kind of exporter has.
+    """Common settings of all exporters.
 
     Attributes:
-        queue: what waits for it.
+        queue: its sending queue.
     """
 
     queue: QueueSettings = QueueSettings()
 
     @abstractmethod
     def open(self, name: str) -> ProfileExporter:
-        """Make the exporter with this id (``type`` or ``type/name``).
+        """Open the exporter with this id (``type`` or ``type/name``).
 
         Raises:
             ExportError: a file, a certificate or an address is unusable.
@@ -85,9 +85,9 @@ class ExporterSettings(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings(ExporterSettings):
-    """What the exporters to OTLP receivers have in common; as their arguments of the same names.
+    """Common settings of the OTLP exporters, named like their arguments.
 
-    Addresses may hold passwords, and headers do: neither is shown.
+    Addresses and headers may contain credentials, so their repr is hidden.
     """
 
     endpoint: str = field(repr=False)

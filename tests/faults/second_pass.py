@@ -352,7 +352,7 @@ def kills_and_damaged_spools(directory):
         for key, value in told[list(told)[-1]].items()
         if key.startswith("otel_kprofiler.earlier.lost.")
     )
-    assert earlier == lost_now, "what was lost of earlier runs is told to the receiver"
+    assert earlier == lost_now, "the receiver learns the losses of earlier runs"
     taken = account["taken"] - sum(account["lost"].values())
     missing = expected + taken - arrived - lost
     print(f"   at least {expected} before, {taken} in the last run, arrived {arrived}, "

@@ -98,7 +98,7 @@ def test_when_the_disk_becomes_read_only_batches_wait_in_memory(disk, caplog):
     queue = ExportQueue(receiver, spool=Spool(str(disk / "spool")))
     queue.put(numbered(1))
     with queue._spool._lock:
-        queue._spool._end_segment()  # a file that is open for writing keeps a disk writable
+        queue._spool._end_segment()  # a file open for writing prevents the read-only remount
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     queue.put(numbered(2))
     assert "Read-only file system" in caplog.text

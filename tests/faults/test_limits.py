@@ -29,7 +29,7 @@ def test_the_rate_drops_to_the_cpu_limit_and_each_profile_has_its_period(
     assert periods[0] == 10**9 // 4999
     assert periods == sorted(periods)
     for window in windows:
-        # On each CPU, no two samples are closer than the period allows, but for timer jitter.
+        # On each CPU, samples are at least one period apart, except for timer jitter.
         by_cpu = {}
         for group in window.resources:
             for sample in group.samples:
@@ -72,7 +72,7 @@ def test_a_stop_at_the_highest_rate_ends_within_its_timeout(run_agent, receiver,
     time.sleep(10)
     started = time.monotonic()
     account = agent.stop()
-    # With a margin for a machine that does many other things.
+    # With a margin for a busy machine.
     assert time.monotonic() - started < 20
     got = arrived(receiver.payloads)
     exporter = check_account(account, got)

@@ -228,7 +228,7 @@ def test_a_slow_receiver_delays_only_its_own_queue():
     assert queues[0].counts().queued > 0
     assert queues[0].force_flush(20_000)
     assert queues[0].counts().exported == BATCHES * SAMPLES
-    assert receiver.requests == BATCHES + 2, "each slow answer was given up and asked for again"
+    assert receiver.requests == BATCHES + 2, "each slow answer timed out and was retried"
     for queue in queues:
         queue.shutdown()
     receiver.close()

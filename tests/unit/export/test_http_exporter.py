@@ -379,7 +379,7 @@ def test_refused_connections_are_retried_until_the_time_limit(open_exporter, bat
     for _ in range(2):
         result = exporter.export(batch())
         assert result.lost == {LossCause.RETRIES_EXHAUSTED: 3}
-    # Once that it is being retried, once that it was given up, and never what is in the query.
+    # One line for the retry, one for giving up, and never the query.
     assert [message.rpartition(";")[2] for message in caplog.messages] == [
         " retrying (said once)",
         " giving up (said once)",

@@ -137,7 +137,7 @@ def test_a_damaged_byte_costs_only_its_record(tmp_path):
     data = whole.read_bytes()
     for position in range(len(data)):
         if position == len(MAGIC) - 1:
-            continue  # that makes it another version
+            continue  # this byte changes the version
         directory = tmp_path / str(position)
         directory.mkdir()
         damaged = bytearray(data)
