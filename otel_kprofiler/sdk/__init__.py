@@ -56,7 +56,7 @@ __all__ = [
     "withdraw_process_context",
 ]
 
-_ROOMS = {
+_MODULES = {
     "otel_kprofiler.export": {
         "ExportOutcome",
         "ExportResult",
@@ -82,7 +82,7 @@ _ROOMS = {
         "set_profiler_provider",
     },
 }
-_LATE = {name: module for module, names in _ROOMS.items() for name in names}
+_LATE = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -145,11 +145,15 @@ class KsymbolEvents(EventPerCpu[_CpuEvent]):
 
     def follow(self) -> None:
         """Adapt to CPUs that came or went. The caller must have emptied the rings."""
-        changes = self.update()
+        try:
+            changes = self.update()
+        except OSError as error:
+            _log.warning("BPF symbols of new CPUs cannot be followed: %s", error)
+            return
         for cpu in changes.opened:
             self._lose(KsymbolLoss.CPU_CAME, cpu, 0)
-        for cpu, error in changes.refused.items():
-            _log.warning("BPF symbols of CPU %d cannot be followed: %s", cpu, error)
+        for cpu, refusal in changes.refused.items():
+            _log.warning("BPF symbols of CPU %d cannot be followed: %s", cpu, refusal)
 
     def close(self) -> None:
         """Close descriptors and mappings; idempotent."""

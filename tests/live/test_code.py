@@ -1,6 +1,7 @@
 """BPF programs of the running kernel: named at once, exactly, and in time."""
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from otel_kprofiler.model import FrameKind, Unresolved
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.symbols import Symbolizer
 from otel_kprofiler.tracking import KsymbolLoss, KsymbolWatch, ReadMethod
+from otel_kprofiler.tracking.ksymbol_events import KsymbolEvents
 from otel_kprofiler.tracking.program_iterator import read_programs
 from otel_kprofiler.tracking.programs import ProgramReader
 
@@ -315,6 +317,33 @@ def test_closing_does_not_wait_until_everything_is_read_again():
         watch.close()
         assert time.monotonic() - started < max(5, kallsyms_s())
         watch.close()
+
+
+class FilesThatFail(Access):
+    """As when the process has no descriptor left."""
+
+    fails = False
+
+    def read_bytes(self, path):
+        if self.fails:
+            raise OSError(errno.EMFILE, "no descriptor left")
+        return super().read_bytes(path)
+
+
+def test_cpus_are_followed_on_after_their_list_could_not_be_read(caplog):
+    files, lost = FilesThatFail(), []
+    events = KsymbolEvents(files, 4096, lambda *loss: lost.append(loss))
+    try:
+        files.fails = True
+        events.follow()
+        assert "no descriptor left" in caplog.text
+        files.fails = False
+        with programs(1, name="kprof_after"):
+            assert any(b"kprof_after" in data for _, data in events.take())
+        events.follow()
+    finally:
+        events.close()
+    assert not lost
 
 
 @contextlib.contextmanager

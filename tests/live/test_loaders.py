@@ -160,7 +160,7 @@ def test_a_map_that_the_kernel_does_not_know_is_a_missing_feature(monkeypatch):
 
 @pytest.mark.parametrize("loader", [LibbpfLoader(), BccLoader()], ids=["libbpf", "bcc"])
 @pytest.mark.parametrize("level", [1, 2])
-def test_the_verifiers_log_is_written_as_far_as_there_is_room(loader, level, caplog):
+def test_the_verifiers_log_is_written_as_far_as_it_fits(loader, level, caplog):
     """Of level 2 there is more than the kernel gives; the program is loaded all the same."""
     caplog.set_level("INFO", "otel_kprofiler")
     loader.load(SPEC._replace(log_level=level)).close()
