@@ -100,7 +100,7 @@ MUTATIONS: dict[str, Mutation] = {
             "a CPU that comes back keeps its dead event",
             "host/event_per_cpu.py",
             "for cpu in sorted(online - self._events.keys()):",
-            "for cpu in ():",
+            "for cpu in () if self._events else sorted(online):",
             "test_a_cpu_taken_offline_and_online_is_sampled_again",
         ),
         Mutation(
