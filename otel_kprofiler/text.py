@@ -21,6 +21,11 @@ def escape_surrogates(text: str) -> str:
     return text
 
 
+def decode_name(name: bytes) -> str:
+    r"""Decode a name that may not be UTF-8: such a byte becomes ``\xff``."""
+    return escape_surrogates(name.decode("utf-8", "surrogateescape"))
+
+
 def escape_controls(text: str) -> str:
     r"""Escape unprintable characters, such as ``\x1b``, so that the text is one line.
 

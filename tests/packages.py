@@ -67,7 +67,7 @@ PACKAGES = {
     ),
     "pipeline": Package(
         "Gate and windows; puts together what samples this host or replays a recording",
-        "bpf clock errors host model processes recording sampling symbols tracking",
+        "bpf clock errors host model processes recording sampling symbols text tracking",
     ),
     "delivery": Package("Windows to every exporter's queue, and its account", "export model otlp"),
     "formats": Package(

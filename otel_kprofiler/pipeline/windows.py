@@ -24,6 +24,7 @@ from otel_kprofiler.model import (
     Window,
     WindowSample,
 )
+from otel_kprofiler.text import decode_name
 
 DRAIN_INTERVAL_S: Final = 0.25
 """How often the ring is drained; the kernel wakes us sooner when it fills up."""
@@ -222,7 +223,7 @@ def _samples(
     for (stack, tid, comm, cpu, link), times in group.items():
         if pause:
             pause()
-        name = comm.decode("utf-8", "replace")
+        name = decode_name(comm)
         unix = interval.to_unix_ns(times)
         samples.append(WindowSample(again.get(stack, stack), tid, name, cpu, link, unix))
     return samples

@@ -14,7 +14,7 @@ from otel_kprofiler.host import HostFiles
 from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey, RawSample, Resource
 from otel_kprofiler.processes.contexts import ProcessContexts
 from otel_kprofiler.processes.start_time import TICK_NS, read_start_ticks
-from otel_kprofiler.text import escape_surrogates
+from otel_kprofiler.text import decode_name, escape_surrogates
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 """Version of the semantic conventions for the attribute names."""
@@ -189,7 +189,7 @@ class ProcessResources:
         attributes = {**self._identity(key), **found}
         if "process.executable.name" not in attributes and sample.tid == sample.tgid:
             # The process exited, or is a kernel thread or the idle task without an executable.
-            comm = sample.comm.decode("utf-8", "replace")
+            comm = decode_name(sample.comm)
             attributes["process.executable.name"] = comm if key.tgid else "swapper"
         return attributes
 

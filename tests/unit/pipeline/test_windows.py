@@ -160,3 +160,10 @@ def test_a_change_after_the_end_of_a_window_waits_for_the_next():
     closed = [windows.close() for _ in range(3)]
     assert [window.period_ns for window in closed] == [10_000_000, 10_000_000, 1]
     assert closed[1].end_unix_ns - closed[1].start_unix_ns == SECOND
+
+
+def test_a_thread_name_that_is_not_utf_8_shows_its_bytes():
+    windows = builder()
+    windows.add(raw(1, comm=b"\xffx"), stack_of(), Resource({}))
+    (group,) = windows.close(2).resources
+    assert [sample.thread_name for sample in group.samples] == ["\\xffx"]

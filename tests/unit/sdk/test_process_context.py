@@ -305,8 +305,13 @@ def test_what_is_published_later_or_changed_is_seen_at_the_next_window(process, 
     (before,) = close_window(resources, resources.get(sample))
     assert "service.name" not in before.attributes
     process()
-    time.sleep(0.3)  # a process without a context is not scanned all the time
-    (after,) = close_window(resources, resources.get(sample))
+    deadline = time.monotonic() + 60  # a process without a context is not scanned all the time
+    while True:
+        (after,) = close_window(resources, resources.get(sample))
+        if "service.name" in after.attributes:
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     assert after.attributes["service.name"] == "svc"
     payload = encode_process_context(ProcessContext({"service.name": "new", "host.name": "x"}, {}))
     process(at=78, payload=payload)
