@@ -188,8 +188,8 @@ def test_a_late_reading_does_not_displace_newer_symbols_at_a_reused_address():
         (170, REMOVED, symbol(A + 640, "unseen")),
     )
     assert [c.symbol.name for c in found.live()] == ["bpf_prog_b"]
-    ends = [code.until_ns for code in found._ended]
-    assert ends == sorted(ends)
+    assert name_at(found, A, 149) == "a"
+    assert name_at(found, A + 640, 169) == "unseen"
 
 
 def test_history_stays_sorted_when_a_reading_ends_symbols_late():
@@ -311,19 +311,20 @@ def test_large_programs_are_found_on_all_their_pages():
     for offset in (0, 4096, 3 * 4096 + 4):
         assert name_at(found, A + offset) == "large"
     found.apply(KsymbolChange(2, REMOVED, (symbol(A, "large", 3 * 4096 + 5),)))
-    assert not found._pages
+    for offset in (0, 4096, 3 * 4096 + 4):
+        assert name_at(found, A + offset) is None
 
 
 def test_history_is_bounded_in_number_and_time():
-    found = KsymbolTable()
+    found, step_ns = KsymbolTable(), KEEP_NS // (4 * MAX_KEPT)
     for number in range(2 * MAX_KEPT):
         for action in (ADDED, REMOVED):
-            found.apply(KsymbolChange(MS * number, action, (symbol(A, f"{number}"),)))
-        assert len(found._ended) <= MAX_KEPT
+            found.apply(KsymbolChange(step_ns * number, action, (symbol(A, f"{number}"),)))
     last = 2 * MAX_KEPT - 1
-    assert name_at(found, A, MS * last) == f"{last}"
-    found.apply(KsymbolChange(MS * last + 2 * KEEP_NS, ADDED, (symbol(A, "x"),)))
-    assert len(found._ended) == 0
+    assert name_at(found, A, step_ns * last) == f"{last}"
+    assert name_at(found, A, step_ns * (last - MAX_KEPT)) is None, "too many to keep"
+    found.apply(KsymbolChange(step_ns * last + 2 * KEEP_NS, ADDED, (symbol(A, "x"),)))
+    assert name_at(found, A, step_ns * last) is None, "too old to keep"
 
 
 def test_frames_have_the_kind_of_their_code(live):

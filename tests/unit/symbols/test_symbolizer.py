@@ -3,6 +3,7 @@
 import gzip
 import os
 import struct
+import weakref
 
 import pytest
 
@@ -18,6 +19,7 @@ from otel_kprofiler.model import (
 from otel_kprofiler.symbols import HiddenCause, Symbolizer
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.kernel.read import read_pieces
+from otel_kprofiler.symbols.symbolizer import MAX_HISTORY
 
 KALLSYMS = """\
 ffffffff81000000 T _stext
@@ -125,9 +127,15 @@ def test_samples_are_resolved_with_the_symbols_of_their_time(tmp_path):
     assert symbolizer.resolve(sample(BASE + 0x110, time_ns=100)).frames[0].function == "renamed"
     assert symbolizer.resolve_addresses([BASE + 0x110], time_ns=5)[0].function == "first"
     assert symbolizer.module("vmlinux") is vmlinux, "an unchanged module stays the same object"
-    for now in range(200, 300):
+
+
+def test_the_number_of_kept_snapshots_is_bounded(tmp_path):
+    symbolizer = Symbolizer.live(make_host(tmp_path))
+    for now in range(100):
+        make_host(tmp_path, KALLSYMS.replace("first", f"first_{now}"))
         symbolizer.reload(now)
-    assert len(symbolizer._views) == 17
+    names = {symbolizer.resolve_addresses([BASE + 0x110], time_ns=t)[0].function for t in range(99)}
+    assert names == {f"first_{now}" for now in range(99 - MAX_HISTORY, 99)}
 
 
 def test_gaps_and_unknown_addresses_say_why(host):
@@ -248,19 +256,39 @@ def test_the_reader_reports_errors(tmp_path):
         list(read_pieces(-1))
 
 
+class Value:
+    """A value that shows by a weak reference whether it is kept."""
+
+    def __init__(self, key):
+        self.key = key
+
+
 def test_the_cache_is_bounded_and_keeps_used_entries():
-    computed = []
-    cache = BoundedCache(100, lambda key: computed.append(key) or key * 2)
+    alive, computed = weakref.WeakSet(), []
+
+    def compute(key):
+        computed.append(key)
+        alive.add(value := Value(key))
+        return value
+
+    cache = BoundedCache(100, compute)
     for key in range(1000):
-        assert cache[key] == key * 2
-        assert cache[0] == 0
-        assert len(cache) + len(cache._old) <= 101
+        assert cache[key].key == key
+        assert cache[0].key == 0
+        assert len(alive) <= 101
     assert computed.count(0) == 1
 
 
 def test_a_cache_of_large_keys_is_bounded_by_their_size():
-    cache = BoundedCache(1000, len, weigh=len, max_weight=100)
+    alive = weakref.WeakSet()
+
+    def compute(key):
+        alive.add(value := Value(key))
+        return value
+
+    cache = BoundedCache(1000, compute, weigh=len, max_weight=100)
     for number in range(200):
-        assert cache[b"%04d" % number * 5] == 20
-        assert (len(cache) + len(cache._old)) * 20 <= 120
-    assert cache[b"x" * 500] == 500
+        key = b"%04d" % number * 5
+        assert cache[key].key == key
+        assert sum(len(value.key) for value in alive) <= 120
+    assert cache[b"x" * 500].key == b"x" * 500
