@@ -48,15 +48,15 @@ class Secrets:
         ordered = sorted(filter(lambda text: len(text) >= _SHORTEST, found), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
-    def strike_out(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         """Redact the secrets in a text."""
         return self._pattern.sub(REDACTED, text)
 
-    def strike_out_of(self, error: BaseException | None) -> None:
+    def redact_error(self, error: BaseException | None) -> None:
         """Redact the secrets in an unexpected exception and its causes, in place."""
         while error is not None:
             error.args = tuple(
-                arg if isinstance(arg, int) else self.strike_out(str(arg)) for arg in error.args
+                arg if isinstance(arg, int) else self.redact(str(arg)) for arg in error.args
             )
             error = error.__cause__ or error.__context__
 

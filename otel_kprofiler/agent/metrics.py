@@ -279,7 +279,7 @@ class _SaysOnce(MetricExporter):
         elif self._reason.no_pipeline not in self._said:
             self._said.add(self._reason.no_pipeline)
             advice = _ADVICE if self._reason.no_pipeline else ""
-            text = self._secrets.strike_out(self._reason.text)
+            text = self._secrets.redact(self._reason.text)
             _log.warning(
                 "%s: the agent's own metrics do not arrive: %s%s (said once)",
                 self._name, text, advice, extra={"subject": f"{self._name}{advice}"},

@@ -190,12 +190,12 @@ class OtlpSender(ProfileExporter, abc.ABC):
             return self._attempt(body, timeout_s)
         except Exception as error:
             # This gets logged with its traceback, and libraries put addresses into messages.
-            self._secrets.strike_out_of(error)
+            self._secrets.redact_error(error)
             raise
 
     def _note(self, answer: Answer) -> Answer:
         """Sanitize the message, and log the answer unless its kind was logged before."""
-        message = self._secrets.strike_out(answer.message)[:500]
+        message = self._secrets.redact(answer.message)[:500]
         message = "".join(char if char.isprintable() else " " for char in message)
         answer = answer._replace(message=message)
         self._note_trouble(answer)

@@ -52,8 +52,8 @@ def test_secrets_are_redacted_in_every_encoding(password, token, header):
     basic = base64.b64encode(f"user:{password}".encode()).decode()
     spellings = (password, quoted, basic, token, quote(token, safe=""), header, f"Bearer {header}")
     for spelling in spellings:
-        struck = secrets.strike_out(f"1 answer: {spelling}, said the receiver")
-        assert struck == f"1 answer: {REDACTED}, said the receiver"
+        redacted = secrets.redact(f"1 answer: {spelling}, said the receiver")
+        assert redacted == f"1 answer: {REDACTED}, said the receiver"
 
 
 def test_exceptions_and_their_causes_are_redacted():
@@ -61,6 +61,6 @@ def test_exceptions_and_their_causes_are_redacted():
     cause = ValueError("cannot parse http://user:hunter22@host")
     error = RuntimeError(7, cause)
     error.__cause__ = cause
-    secrets.strike_out_of(error)
+    secrets.redact_error(error)
     assert "hunter22" not in repr((error, cause))
     assert error.args[0] == 7
