@@ -14,7 +14,7 @@ OLDEST_KERNEL: Final = (5, 10)
 """First release with all features the sampler needs (BPF ring buffer, CAP_BPF)."""
 
 _RELEASE: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
-_LOOK_BYTES: Final = 64 * 1024  # about 1,500 lines of kallsyms
+_SCAN_BYTES: Final = 64 * 1024  # about 1,500 lines of kallsyms
 
 
 class KernelRelease(NamedTuple):
@@ -94,7 +94,7 @@ def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
 def _shows_addresses(files: HostFiles) -> bool:
     """Whether any of the first symbols has an address; per-CPU symbols may be at 0."""
     with os.fdopen(files.open_fd("/proc/kallsyms"), "rb") as file:
-        text = file.read(_LOOK_BYTES)
+        text = file.read(_SCAN_BYTES)
     if not text:
         raise FileNotFoundError("/proc/kallsyms is empty")
     return any(line.split(b" ", 1)[0].strip(b"0") for line in text.splitlines())

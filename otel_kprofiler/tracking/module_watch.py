@@ -51,7 +51,7 @@ from otel_kprofiler.tracking.module_uevents import (
     parse_uevent,
 )
 
-LOOK_INTERVAL_NS: Final = 100_000_000
+SCAN_INTERVAL_NS: Final = 100_000_000
 """Minimum interval between two checks of the module list without an announcement."""
 BATCH_NS: Final = 20_000_000
 """Announcements within this time are handled together."""
@@ -154,7 +154,7 @@ class ModuleWatch(ForkAware):
             readings, self._readings = self._readings, []
             if not self._busy and not self._events.is_waiting():
                 self._heard_ns = max(self._heard_ns, now_ns)
-                if now_ns - self._looked_ns < LOOK_INTERVAL_NS or self._is_unchanged():
+                if now_ns - self._looked_ns < SCAN_INTERVAL_NS or self._is_unchanged():
                     self._complete_ns = now_ns
                 else:
                     self._asked = self._busy = True
@@ -252,7 +252,7 @@ class ModuleWatch(ForkAware):
             if self._busy:
                 time.sleep(max(0, self._worked_ns + BATCH_NS - now_ns) / 1e9)
                 self._receive()
-                self._look()
+                self._scan()
                 self._read_names()
                 self._worked_ns = self._now()
                 with self._lock:
@@ -290,7 +290,7 @@ class ModuleWatch(ForkAware):
             self._heard_ns = asked_ns
             self._busy = bool(self._busy or self._added or self._removed or self._rescan)
 
-    def _look(self) -> None:
+    def _scan(self) -> None:
         """Read the list, and the sections and build ids of new modules."""
         with self._lock:
             added, self._added = self._added, {}
@@ -418,7 +418,7 @@ class ModuleWatch(ForkAware):
                 for piece in pieces:
                     if self._events.is_waiting():
                         self._receive()
-                        self._look()
+                        self._scan()
                     if not collector.feed(piece) or self._closed:
                         break
                     time.sleep(_YIELD_S)
