@@ -145,7 +145,7 @@ class ExportQueue:
         threading.Thread(target=old.shutdown, name=f"close {old.name}", daemon=True).start()
 
     def lose(self, samples: int, cause: LossCause) -> None:
-        """Count samples for this exporter as lost that never became a batch."""
+        """Count samples as lost that never became a batch."""
         with self._changed:
             self._accepted += samples
             self._lost[cause] += samples

@@ -106,7 +106,7 @@ class GrpcSettings(ClientSettings):
     """OTLP over gRPC."""
 
     def open(self, name: str) -> ProfileExporter:
-        """Make the exporter; loads gRPC."""
+        """Open the exporter; imports gRPC."""
         from otel_kprofiler.export.grpc import OtlpGrpcExporter  # noqa: PLC0415 - 20 MB
 
         return OtlpGrpcExporter(
@@ -134,7 +134,7 @@ class HttpSettings(ClientSettings):
     form: Form
 
     def open(self, name: str) -> ProfileExporter:
-        """Make the exporter; loads requests."""
+        """Open the exporter; imports requests."""
         from otel_kprofiler.export.http import OtlpHttpExporter  # noqa: PLC0415 - 9 MB
 
         return OtlpHttpExporter(
@@ -154,7 +154,7 @@ class HttpSettings(ClientSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSettings(ExporterSettings):
-    """OTLP in files; as the arguments of :class:`FileExporter`."""
+    """OTLP in files; fields are the arguments of :class:`FileExporter`."""
 
     path: str
     form: Form
@@ -162,7 +162,7 @@ class FileSettings(ExporterSettings):
     rotation: Rotation | None
 
     def open(self, name: str) -> ProfileExporter:
-        """Make the exporter; opens the file."""
+        """Open the exporter and its file."""
         return FileExporter(
             self.path,
             form=self.form,
@@ -179,5 +179,5 @@ class DebugSettings(ExporterSettings):
     verbosity: Verbosity
 
     def open(self, name: str) -> ProfileExporter:
-        """Make the exporter."""
+        """Open the exporter."""
         return DebugExporter(verbosity=self.verbosity, name=name)

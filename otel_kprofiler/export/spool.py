@@ -322,7 +322,7 @@ class Spool:
         self._fd = fd
         if self._fsync:
             directory.sync()
-        _log.warning("the spool %s: %s was removed: written anew", self._path, name)
+        _log.warning("the spool %s: %s was removed and has been restored", self._path, name)
 
     def _begin_segment(self) -> None:
         self._end_segment()
