@@ -129,10 +129,6 @@ class RingReader:
         memory.consumer[0] = at
         return RingChunk(data, at == producer)
 
-    def used_bytes(self) -> int:
-        """Bytes that the kernel has reserved and nobody has taken."""
-        return self._memory.producer[0] - self._memory.consumer[0]
-
     def close(self) -> None:
         """Unmap the ring."""
         self._headers.release()

@@ -33,11 +33,6 @@ class Duration(int):
         """The duration in seconds."""
         return self / 1e9
 
-    @property
-    def millis(self) -> float:
-        """The duration in milliseconds."""
-        return self / 1e6
-
     def __str__(self) -> str:
         rest, text = int(self), ""
         for unit, size in _UNITS_NS.items():
