@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from services import run
@@ -242,15 +243,21 @@ def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_p
         env={**os.environ, **to_file.env, **QUIET, "OTEL_KPROFILER_SAMPLES_PER_SECOND": "499"},
         stderr=subprocess.PIPE,
     )
+    answers = {}
+
+    def ask(_):
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}") as got:
+            state, pid, *ids = json.load(got)
+            answers[pid] = state, *ids
+
     try:
-        answers = {}
         deadline = time.monotonic() + 120
-        while len(answers) < 2 or {answer[0] for answer in answers.values()} != {"running"}:
-            assert time.monotonic() < deadline
-            assert server.poll() is None, server.stderr.read().decode()
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}") as got:
-                state, pid, *ids = json.load(got)
-                answers[pid] = state, *ids
+        # Requests that come one by one may all be served by the same worker.
+        with ThreadPoolExecutor(4) as clients:
+            while len(answers) < 2 or {answer[0] for answer in answers.values()} != {"running"}:
+                assert time.monotonic() < deadline, answers
+                assert server.poll() is None, server.stderr.read().decode()
+                list(clients.map(ask, range(4)))
     finally:
         server.terminate()
         server.communicate(timeout=60)
