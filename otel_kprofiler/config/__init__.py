@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from otel_kprofiler.config.apart import PendingConfig
     from otel_kprofiler.config.config import Config
     from otel_kprofiler.config.dump import dump_config
     from otel_kprofiler.config.durations import Duration, parse_duration
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from otel_kprofiler.config.exposure import find_exposure
     from otel_kprofiler.config.generate import json_schema, sample
     from otel_kprofiler.config.load import LoadedConfig, load_config, parse_config
+    from otel_kprofiler.config.load_in_child import PendingConfig
     from otel_kprofiler.config.receiver import Receiver
     from otel_kprofiler.config.section import Exporter
     from otel_kprofiler.config.service import Service
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "apart": {"PendingConfig"},
+    "load_in_child": {"PendingConfig"},
     "config": {"Config"},
     "dump": {"dump_config"},
     "durations": {"Duration", "parse_duration"},

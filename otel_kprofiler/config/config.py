@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from otel_kprofiler.config import refused
+from otel_kprofiler.config import unsupported_keys
 from otel_kprofiler.config.receiver import Receiver
 from otel_kprofiler.config.section import Exporter, Section
 from otel_kprofiler.config.service import Service
@@ -15,7 +15,7 @@ from otel_kprofiler.export import ExporterSettings
 class Receivers(Section):
     """What makes profiles."""
 
-    refused: ClassVar[Mapping[str, str]] = refused.RECEIVERS
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.RECEIVERS
 
     kprofiler: Receiver
 
@@ -29,7 +29,7 @@ class Config(Section):
         service: what runs.
     """
 
-    refused: ClassVar[Mapping[str, str]] = refused.TOP
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.TOP
 
     receivers: Receivers
     exporters: dict[str, Exporter]

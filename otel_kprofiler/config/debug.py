@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from otel_kprofiler.config import refused
+from otel_kprofiler.config import unsupported_keys
 from otel_kprofiler.config.section import Exporter
 from otel_kprofiler.export import DebugSettings, Verbosity
 
@@ -15,7 +15,7 @@ from otel_kprofiler.export import DebugSettings, Verbosity
 class Debug(Exporter):
     """Prints to standard output."""
 
-    refused: ClassVar[Mapping[str, str]] = refused.DEBUG
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.DEBUG
 
     verbosity: Literal["basic", "normal", "detailed"] = Field(
         default="basic",

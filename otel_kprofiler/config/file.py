@@ -7,7 +7,7 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
-from otel_kprofiler.config import refused
+from otel_kprofiler.config import unsupported_keys
 from otel_kprofiler.config.section import FORMS, MEBIBYTE, AttributesKey, Exporter, Section
 from otel_kprofiler.export import FileSettings
 from otel_kprofiler.export import Rotation as RotationPolicy
@@ -19,7 +19,7 @@ _DAY_S: Final = 86_400
 class Rotation(Section):
     """When a new file is begun and how many old ones stay; without it one file grows on."""
 
-    refused: ClassVar[Mapping[str, str]] = refused.ROTATION
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.ROTATION
 
     max_megabytes: int = Field(
         default=100, ge=1, description="Begin a new file before one grows larger than this."
@@ -43,7 +43,7 @@ class Rotation(Section):
 class File(Exporter):
     """A file that the Collector's otlpjsonfile receiver, or `otel-kprofiler`, can read."""
 
-    refused: ClassVar[Mapping[str, str]] = refused.FILE
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.FILE
 
     path: str = Field(
         min_length=1,

@@ -9,7 +9,7 @@ from typing import Any, Final, get_args
 
 from pydantic.fields import FieldInfo
 
-from otel_kprofiler.config import refused
+from otel_kprofiler.config import unsupported_keys
 from otel_kprofiler.config.config import Config
 from otel_kprofiler.config.dump import scalar
 from otel_kprofiler.config.exporters import EXPORTERS
@@ -157,16 +157,20 @@ def reference() -> str:
         parts += [f"\n## `exporters.{name}`\n\n{_summary(model)}\n\n", *_table(model)]
     parts += ["\n## `service`\n\n", *_table(Service), _REFUSED_HEADING]
     groups = {
-        "top level": refused.TOP,
-        "receivers.kprofiler": refused.RECEIVER,
-        "exporters": refused.EXPORTERS,
-        **{f"exporters.{name}": model.refused for name, model in EXPORTERS.items()},
-        "otlp_grpc.tls": refused.GRPC_TLS,
-        "otlp_http.tls": refused.HTTP_TLS,
-        "sending_queue": refused.QUEUE,
-        "file.rotation": refused.ROTATION,
-        "service": {**refused.SERVICE, **refused.PIPELINE},
-        "service.telemetry": {**refused.TELEMETRY, **refused.LOGS, **refused.METRICS},
+        "top level": unsupported_keys.TOP,
+        "receivers.kprofiler": unsupported_keys.RECEIVER,
+        "exporters": unsupported_keys.EXPORTERS,
+        **{f"exporters.{name}": model.unsupported for name, model in EXPORTERS.items()},
+        "otlp_grpc.tls": unsupported_keys.GRPC_TLS,
+        "otlp_http.tls": unsupported_keys.HTTP_TLS,
+        "sending_queue": unsupported_keys.QUEUE,
+        "file.rotation": unsupported_keys.ROTATION,
+        "service": {**unsupported_keys.SERVICE, **unsupported_keys.PIPELINE},
+        "service.telemetry": {
+            **unsupported_keys.TELEMETRY,
+            **unsupported_keys.LOGS,
+            **unsupported_keys.METRICS,
+        },
     }
     parts += ["\n| In | Key | Instead |\n|---|---|---|\n"]
     parts += [

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar, get_args, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from otel_kprofiler.config import refused
+from otel_kprofiler.config import unsupported_keys
 from otel_kprofiler.config.config import Config
 from otel_kprofiler.config.debug import Debug
 from otel_kprofiler.config.document import Document, Path, dotted, parse_document
@@ -107,7 +107,7 @@ def _exporter(document: Document, name: str, settings: Any) -> Section:
     model = EXPORTERS.get(match[1]) if match else None
     if model is None:
         kind = name.partition("/")[0]
-        message = _unknown(kind, EXPORTERS, refused.EXPORTERS, "exporter")
+        message = _unknown(kind, EXPORTERS, unsupported_keys.EXPORTERS, "exporter")
         document.complain(path, message, at_key=True)
         return Debug()
     return _validate(document, model, _fill(model, settings), path) or Debug()
@@ -140,7 +140,7 @@ def _explain(document: Document, model: type[Section], prefix: Path, detail: Any
     path = (*prefix, *inner)
     if detail["type"] == "extra_forbidden":
         owner = _section(model, inner[:-1])
-        message = _unknown(str(inner[-1]), owner.model_fields, owner.refused, "key")
+        message = _unknown(str(inner[-1]), owner.model_fields, owner.unsupported, "key")
         document.complain(path, message, at_key=True)
     elif detail["type"] == "missing":
         document.complain(path, "is required")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 
-from otel_kprofiler.config import refused
+from otel_kprofiler.config import unsupported_keys
 from otel_kprofiler.config.durations import Duration
 from otel_kprofiler.config.section import (
     FORMS,
@@ -92,7 +92,7 @@ class Tls(Section):
 class GrpcTls(Tls):
     """Encryption of a gRPC connection."""
 
-    refused: ClassVar[Mapping[str, str]] = refused.GRPC_TLS
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.GRPC_TLS
 
     insecure: bool = Field(
         default=False,
@@ -108,7 +108,7 @@ class GrpcTls(Tls):
 class HttpTls(Tls):
     """Encryption of HTTPS."""
 
-    refused: ClassVar[Mapping[str, str]] = refused.HTTP_TLS
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.HTTP_TLS
 
     insecure_skip_verify: bool = Field(
         default=False,
@@ -149,7 +149,7 @@ class RetryOnFailure(Section):
 class SendingQueue(Section):
     """Batches that wait for the exporter, in memory or on disk."""
 
-    refused: ClassVar[Mapping[str, str]] = refused.QUEUE
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.QUEUE
 
     enabled: bool = Field(
         default=True,
@@ -228,7 +228,7 @@ class _Client(Exporter):
 class OtlpGrpc(_Client):
     """OTLP over gRPC."""
 
-    refused: ClassVar[Mapping[str, str]] = refused.GRPC
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.GRPC
 
     endpoint: str = Field(
         description="Receiver as host:port, with or without http:// or https://, or unix:/path.",
@@ -275,7 +275,7 @@ class OtlpGrpc(_Client):
 class OtlpHttp(_Client):
     """OTLP over HTTP."""
 
-    refused: ClassVar[Mapping[str, str]] = refused.HTTP
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.HTTP
 
     endpoint: str = Field(
         description="Base address of the receiver with http:// or https://; "

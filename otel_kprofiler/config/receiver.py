@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, WrapValidator, field_validator
 
-from otel_kprofiler.config import refused
+from otel_kprofiler.config import unsupported_keys
 from otel_kprofiler.config.durations import Duration
 from otel_kprofiler.config.section import Section, duration, lower
 from otel_kprofiler.host import parse_cpu_list
@@ -36,7 +36,7 @@ Attribute = Annotated[
 class Receiver(Section):
     """The sampler of this host."""
 
-    refused: ClassVar[Mapping[str, str]] = refused.RECEIVER
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.RECEIVER
 
     samples_per_second: int = Field(
         default=19,

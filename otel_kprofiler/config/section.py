@@ -31,11 +31,11 @@ AttributesKey = Annotated[
 class Section(BaseModel):
     """A mapping of the configuration with a closed list of keys; immutable.
 
-    ``refused`` holds keys that users know from elsewhere, with what to do instead.
+    ``unsupported`` holds keys that users know from elsewhere, with what to do instead.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    refused: ClassVar[Mapping[str, str]] = {}
+    unsupported: ClassVar[Mapping[str, str]] = {}
 
 
 class Exporter(Section, ABC):

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from otel_kprofiler.config import refused
+from otel_kprofiler.config import unsupported_keys
 from otel_kprofiler.config.durations import Duration
 from otel_kprofiler.config.section import Section, duration, lower
 
@@ -15,7 +15,7 @@ from otel_kprofiler.config.section import Section, duration, lower
 class Logs(Section):
     """The agent's own log, on standard error."""
 
-    refused: ClassVar[Mapping[str, str]] = refused.LOGS
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.LOGS
 
     level: Annotated[Literal["debug", "info", "warn", "error"], BeforeValidator(lower)] = Field(
         default="info", description="Least important message that is logged."
@@ -28,7 +28,7 @@ class Logs(Section):
 class Metrics(Section):
     """The agent's own metrics, sent to the OTLP receivers of the pipeline."""
 
-    refused: ClassVar[Mapping[str, str]] = refused.METRICS
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.METRICS
 
     level: Literal["none", "normal"] = Field(default="normal", description="none sends no metrics.")
 
@@ -36,7 +36,7 @@ class Metrics(Section):
 class Telemetry(Section):
     """What the agent says about itself."""
 
-    refused: ClassVar[Mapping[str, str]] = refused.TELEMETRY
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.TELEMETRY
 
     logs: Logs = Logs()
     metrics: Metrics = Metrics()
@@ -87,7 +87,7 @@ class Privileges(Section):
 class ProfilesPipeline(Section):
     """From where to where profiles go."""
 
-    refused: ClassVar[Mapping[str, str]] = refused.PIPELINE
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.PIPELINE
 
     receivers: list[str] = Field(
         description="Always kprofiler.", json_schema_extra={"example": ["kprofiler"]}
@@ -116,7 +116,7 @@ class ProfilesPipeline(Section):
 class Pipelines(Section):
     """The pipelines of the agent: the one for profiles."""
 
-    refused: ClassVar[Mapping[str, str]] = refused.PIPELINES
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.PIPELINES
 
     profiles: ProfilesPipeline
 
@@ -124,7 +124,7 @@ class Pipelines(Section):
 class Service(Section):
     """What runs."""
 
-    refused: ClassVar[Mapping[str, str]] = refused.SERVICE
+    unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.SERVICE
 
     telemetry: Telemetry = Telemetry()
     health: Health = Health()

@@ -31,7 +31,7 @@ SAMPLING: Final = ("CAP_PERFMON", "CAP_SYSLOG", "CAP_SYS_PTRACE", "CAP_DAC_READ_
 """Capabilities of the sampling thread."""
 
 JOBS: Final[Mapping[str, tuple[str, ...]]] = {
-    "kprofiler-code": ("CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG"),
+    "kprofiler-ksymbols": ("CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG"),
     "kprofiler-modules": ("CAP_SYSLOG", "CAP_DAC_READ_SEARCH"),
     # /proc/PID/mem is readable only for its owner, even with CAP_SYS_PTRACE.
     "kprofiler-contexts": ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"),

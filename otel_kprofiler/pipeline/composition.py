@@ -49,12 +49,12 @@ def open_symbols(
         ring_bytes: ring size per CPU for records of BPF programs; see ``KsymbolWatch``.
     """
     since_ns = inherited.complete_until_ns if inherited else None
-    code = _open_code(access, event_sink, since_ns, ring_bytes)
+    ksymbols = _open_ksymbols(access, event_sink, since_ns, ring_bytes)
     files = IteratedKallsyms(access)
-    modules = _open_modules(files, event_sink, since_ns, until_bpf=code is not None)
+    modules = _open_modules(files, event_sink, since_ns, until_bpf=ksymbols is not None)
     if inherited is not None:
-        return inherited.copy_for_child(files=files, code=code, modules=modules)
-    return Symbolizer.live(files, code=code, modules=modules)
+        return inherited.copy_for_child(files=files, ksymbols=ksymbols, modules=modules)
+    return Symbolizer.live(files, ksymbols=ksymbols, modules=modules)
 
 
 def open_resources(
@@ -136,7 +136,7 @@ def change_attributes(
     pipeline.resources.rebase({**read_host_attributes(access), **attributes})
 
 
-def _open_code(
+def _open_ksymbols(
     access: Access, sink: EventSink | None, missed_since_ns: int | None, ring_bytes: int | None
 ) -> KsymbolSource | None:
     """What follows BPF programs, from before kallsyms is read; None where it is not allowed."""
@@ -192,7 +192,9 @@ def _replay(
     pipeline = Pipeline(
         sampler=sampler,
         symbolizer=Symbolizer.live(
-            recording.files, code=ReplayedKsymbols(recording), modules=ReplayedModules(recording)
+            recording.files,
+            ksymbols=ReplayedKsymbols(recording),
+            modules=ReplayedModules(recording),
         ),
         resources=ProcessResources(recording.files, clock, {}, known=recording.resources),
         schedule=schedule,

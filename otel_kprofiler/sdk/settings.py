@@ -95,10 +95,10 @@ def find_unknown(environ: Mapping[str, str]) -> list[ConfigProblem]:
     """Variables with the prefix ``OTEL_KPROFILER_`` that mean nothing."""
     problems = []
     for key in read_variables(environ).keys() - Settings.model_fields.keys():
-        known = [name for name in Settings.model_fields if name not in Settings.refused]
+        known = [name for name in Settings.model_fields if name not in Settings.unsupported]
         near = difflib.get_close_matches(key, known, 1)
         reason = f"unknown; did you mean {PREFIX}{near[0].upper()}?" if near else "unknown"
-        reason = Settings.refused.get(key, reason)
+        reason = Settings.unsupported.get(key, reason)
         problems.append(ConfigProblem("environment", 0, 0, PREFIX + key.upper(), reason))
     return sorted(problems, key=str)
 

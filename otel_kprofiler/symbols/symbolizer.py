@@ -52,7 +52,7 @@ class _View:
 
     __slots__ = ("frames", "snapshot", "stacks")
 
-    def __init__(self, snapshot: Snapshot, code: KsymbolTable | None) -> None:
+    def __init__(self, snapshot: Snapshot, ksymbols: KsymbolTable | None) -> None:
         self.snapshot = snapshot
         frames = BoundedCache(MAX_FRAMES_CACHED, snapshot.frame)  # by adjusted address
         self.frames = frames
@@ -61,8 +61,8 @@ class _View:
             kernel, user, kernel_status, user_status = key
             kernel_frames = _frames(frames, _words(kernel))
             stack = Stack(kernel_frames, kernel_status, user_status, _user_addresses(user))
-            if code is not None and any(map(is_outside, kernel_frames)):
-                return MixedStack(stack, code)
+            if ksymbols is not None and any(map(is_outside, kernel_frames)):
+                return MixedStack(stack, ksymbols)
             return stack
 
         self.stacks = BoundedCache(
@@ -88,11 +88,11 @@ class Symbolizer:
     Args:
         snapshot: the symbols.
         files: where ``reload`` reads them again; None if they cannot change.
-        code: tracks BPF programs and other code outside modules; started before ``snapshot``
+        ksymbols: tracks BPF programs and other code outside modules; started before ``snapshot``
             was read, and closed with the symbolizer. Without it, the snapshot's symbols of such
             code hold at all times.
         modules: tracks modules, likewise.
-        ksymbols: symbols outside modules, in place of the snapshot's.
+        known_ksymbols: ksymbols to start with, in place of the snapshot's.
     """
 
     def __init__(
@@ -100,17 +100,17 @@ class Symbolizer:
         snapshot: Snapshot,
         *,
         files: HostFiles | None = None,
-        code: KsymbolSource | None = None,
+        ksymbols: KsymbolSource | None = None,
         modules: ModuleSource | None = None,
-        ksymbols: Sequence[Ksymbol] | None = None,
+        known_ksymbols: Sequence[Ksymbol] | None = None,
     ) -> None:
         self._files = files
-        self._source = code
-        self._code: KsymbolTable | None = None
-        if code is not None or ksymbols is not None:
-            known = snapshot.ksymbols() if ksymbols is None else tuple(ksymbols)
-            self._code = KsymbolTable(code)
-            self._code.apply(KsymbolChange(0, KsymbolAction.ALL_READ, known))
+        self._source = ksymbols
+        self._ksymbols: KsymbolTable | None = None
+        if ksymbols is not None or known_ksymbols is not None:
+            known = snapshot.ksymbols() if known_ksymbols is None else tuple(known_ksymbols)
+            self._ksymbols = KsymbolTable(ksymbols)
+            self._ksymbols.apply(KsymbolChange(0, KsymbolAction.ALL_READ, known))
         self._views: tuple[_View, ...] = (self._make_view(snapshot),)  # newest first
         self._modules = modules
         self._complete_until_ns = 0
@@ -123,16 +123,16 @@ class Symbolizer:
         cls,
         access: HostFiles | None = None,
         *,
-        code: KsymbolSource | None = None,
+        ksymbols: KsymbolSource | None = None,
         modules: ModuleSource | None = None,
     ) -> Symbolizer:
         """Read the symbols of this host, or of a captured tree given as ``access``.
 
-        Hidden or missing symbols are not errors; see ``hidden`` and ``problems``. For ``code``
-        and ``modules`` see the class.
+        Hidden or missing symbols are not errors; see ``hidden`` and ``problems``. For
+        ``ksymbols`` and ``modules`` see the class.
         """
         files = access or Access()
-        return cls(read_snapshot(files), files=files, code=code, modules=modules)
+        return cls(read_snapshot(files), files=files, ksymbols=ksymbols, modules=modules)
 
     @classmethod
     def from_files(
@@ -190,24 +190,27 @@ class Symbolizer:
         self,
         *,
         files: HostFiles,
-        code: KsymbolSource | None = None,
+        ksymbols: KsymbolSource | None = None,
         modules: ModuleSource | None = None,
     ) -> Symbolizer:
         """The same symbols for a forked child, with its own sources of changes.
 
         Args:
             files: files of the host.
-            code: reports what has changed since :attr:`complete_until_ns`.
+            ksymbols: reports what has changed since :attr:`complete_until_ns`.
             modules: likewise.
         """
         snapshot = self.snapshot
         without_init = snapshot.with_modules(
             snapshot.loaded(), generation=snapshot.generation + 1, since_ns=0
         )
-        known = None  # the snapshot has them
-        if self._code is not None:
-            known = [one.symbol._replace(since_ns=one.since_ns) for one in self._code.live()]
-        return Symbolizer(without_init, files=files, code=code, modules=modules, ksymbols=known)
+        return Symbolizer(
+            without_init,
+            files=files,
+            ksymbols=ksymbols,
+            modules=modules,
+            known_ksymbols=None if self._ksymbols is None else self.ksymbols(),
+        )
 
     @property
     def complete_until_ns(self) -> int:
@@ -257,11 +260,11 @@ class Symbolizer:
             The boot time up to which the symbols are complete: samples up to then may be
             resolved.
         """
-        code_ns = modules_ns = now_boot_ns
-        if self._source is not None and self._code is not None:
-            changes, code_ns = self._source.poll(now_boot_ns)
+        ksymbols_ns = modules_ns = now_boot_ns
+        if self._source is not None and self._ksymbols is not None:
+            changes, ksymbols_ns = self._source.poll(now_boot_ns)
             for change in changes:
-                self._code.apply(change)
+                self._ksymbols.apply(change)
         if self._modules is not None:
             readings, modules_ns = self._modules.poll(now_boot_ns)
             for reading in readings:
@@ -272,7 +275,7 @@ class Symbolizer:
                     known.get(snapshot.generation) or self._make_view(snapshot)
                     for snapshot in self._timeline.snapshots
                 )
-        self._complete_until_ns = min(code_ns, modules_ns)
+        self._complete_until_ns = min(ksymbols_ns, modules_ns)
         return self._complete_until_ns
 
     def reload(self, now_boot_ns: int) -> Snapshot:
@@ -318,15 +321,21 @@ class Symbolizer:
         """
         view = self._views[0] if time_ns is None else self._view(time_ns)
         frames = _frames(view.frames, pcs, leaf_exact=leaf_exact)
-        if self._code is None or not any(map(is_outside, frames)):
+        if self._ksymbols is None or not any(map(is_outside, frames)):
             return frames
-        mixed = MixedStack(Stack(frames), self._code)
+        mixed = MixedStack(Stack(frames), self._ksymbols)
         return mixed.at(NOW_NS if time_ns is None else time_ns).frames
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
         """All symbols with a linker's name or a prefix."""
         found = self.snapshot.find(name, prefix=prefix)
-        return (*found, *self._code.find(name, prefix=prefix)) if self._code else found
+        return (*found, *self._ksymbols.find(name, prefix=prefix)) if self._ksymbols else found
+
+    def ksymbols(self) -> tuple[Ksymbol, ...]:
+        """The ksymbols loaded as of the last :meth:`advance`, by address."""
+        if self._ksymbols is None:
+            return self.snapshot.ksymbols()
+        return tuple(one.symbol._replace(since_ns=one.since_ns) for one in self._ksymbols.live())
 
     def module(self, name: str) -> Module | None:
         """The loaded module with a name, or ``vmlinux``; None if it is not loaded."""
@@ -341,10 +350,10 @@ class Symbolizer:
         """
         view = self._views[0] if time_ns is None else self._view(time_ns)
         known = view.snapshot.explain(address)
-        if self._code is None or not is_outside(known.frame):
+        if self._ksymbols is None or not is_outside(known.frame):
             return known
-        code = self._code.lookup(address, NOW_NS if time_ns is None else time_ns)
-        return known if code is None else explain_ksymbol(code, address)
+        ksymbol = self._ksymbols.lookup(address, NOW_NS if time_ns is None else time_ns)
+        return known if ksymbol is None else explain_ksymbol(ksymbol, address)
 
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:
         """Entry code of interrupts and system calls."""
@@ -358,9 +367,9 @@ class Symbolizer:
                 source.close()
 
     def _make_view(self, snapshot: Snapshot) -> _View:
-        if self._code is not None:
+        if self._ksymbols is not None:
             snapshot = snapshot.without_ksymbols()
-        return _View(snapshot, self._code)
+        return _View(snapshot, self._ksymbols)
 
     def _view(self, time_ns: int) -> _View:
         views = self._views

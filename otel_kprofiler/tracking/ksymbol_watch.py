@@ -116,7 +116,7 @@ class KsymbolWatch(ForkAware):
             ]
             self._all_wanted = True
         self._push(_now_ns(), self._baseline.read_programs())
-        self._thread = threading.Thread(target=self._run, name="kprofiler-code", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kprofiler-ksymbols", daemon=True)
         forks.register(ForkStep.RELEASE, self)
 
     @property

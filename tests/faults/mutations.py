@@ -121,7 +121,7 @@ MUTATIONS = [
     Mutation("losses after the last window: reported", QUEUE, "            self._append(final)\n", "            pass\n", "tests/unit/test_delivery.py"),
     Mutation("losses at shutdown with a spool: reported", QUEUE, "                self._store(final)\n", "                pass\n", f"{DISKS}::test_the_next_run_reports_batches_lost_in_memory_on_a_full_disk"),
     Mutation("losses in the stream's totals", REPORTING, "        lost=dict(lost),\n        earlier", "        lost=totals.lost,\n        earlier", "tests/unit/test_delivery.py"),
-    Mutation("module in the working directory: reload", "otel_kprofiler/config/apart.py", '[sys.executable, "-I", "-c"', '[sys.executable, "-c"', "tests/unit/test_hostile_directory.py"),
+    Mutation("module in the working directory: reload", "otel_kprofiler/config/load_in_child.py", '[sys.executable, "-I", "-c"', '[sys.executable, "-c"', "tests/unit/test_hostile_directory.py"),
     Mutation("module in the working directory: -m", "otel_kprofiler/__main__.py", "    del sys.path[0]\n", "    pass\n", "tests/unit/test_hostile_directory.py"),
     Mutation("context claiming another host", "otel_kprofiler/processes/contexts.py", "        if not key.startswith(RESERVED):\n", "        if True:\n", "tests/unit/sdk/test_process_context.py"),
     Mutation("unbounded contexts", "otel_kprofiler/processes/contexts.py", " or self._known_bytes > _MAX_KNOWN_BYTES", "", "tests/unit/sdk/test_process_context.py"),

@@ -26,7 +26,7 @@ BLOCKS = ("bpf", "__builtin__ftrace", "__builtin__kprobes")
 def watching():
     """A symbolizer that tracks ksymbols; kallsyms is read only once, at the start."""
     watch = KsymbolWatch()
-    symbolizer = Symbolizer.live(code=watch)
+    symbolizer = Symbolizer.live(ksymbols=watch)
     yield symbolizer, watch
     assert watch.counts().kallsyms_reads == 0
     assert watch.counts().lost == {}
@@ -37,7 +37,7 @@ def known(symbolizer):
     """Addresses and names of the loaded symbols."""
     time.sleep(0.05)
     symbolizer.advance(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
-    return {(code.symbol.start, code.symbol.name) for code in symbolizer._code.live()}
+    return {(symbol.start, symbol.name) for symbol in symbolizer.ksymbols()}
 
 
 def check(symbolizer, names, kind, frame_kind):
@@ -47,8 +47,8 @@ def check(symbolizer, names, kind, frame_kind):
     found = [(start, name) for start, name in there if name.startswith(names)]
     assert found
     for start, name in found:
-        code = symbolizer._code.lookup(start)
-        inside, past = symbolizer.resolve_addresses([start + 8, code.end + 1])
+        (match,) = (m for m in symbolizer.find(name) if m.address == start)
+        inside, past = symbolizer.resolve_addresses([start + 8, match.end + 1])
         assert (inside.function, inside.kind, inside.module.kind) == (name, frame_kind, kind)
         assert (inside.address, inside.offset) == (8, 8)
         assert past.module is None or past.module.base > start
@@ -114,7 +114,7 @@ def test_the_iterator_lists_programs_for_the_unprivileged():
 
     def read():
         watch = KsymbolWatch()
-        symbolizer = Symbolizer.live(code=watch)
+        symbolizer = Symbolizer.live(ksymbols=watch)
         found = known(symbolizer)
         symbolizer.close()
         return watch.method.name, found

@@ -90,7 +90,7 @@ def test_threads_are_named_and_daemonic_and_end_with_the_profiler():
     before = set(threading.enumerate())
     with profiling():
         ours = set(threading.enumerate()) - before
-        expected = {"kprofiler-drain", "kprofiler-code"}  # exported in the former
+        expected = {"kprofiler-drain", "kprofiler-ksymbols"}  # exported in the former
         if Path("/proc/modules").exists():
             expected.add("kprofiler-modules")
         assert {thread.name for thread in ours} == expected

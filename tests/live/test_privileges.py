@@ -41,7 +41,7 @@ def test_each_thread_keeps_what_its_job_needs():
     found = run("""
 privileges = Privileges()
 tids = {}
-for name in ("export otlp_grpc", "kprofiler-code", "kprofiler-contexts"):
+for name in ("export otlp_grpc", "kprofiler-ksymbols", "kprofiler-contexts"):
     start(name, lambda name=name: tids.setdefault(name, threading.get_native_id()))
 before = len(held(os.getpid()))
 missing = privileges.reduce_this_thread()
@@ -52,7 +52,7 @@ print(json.dumps([before, missing, held(os.getpid()), {n: held(t) for n, t in ti
     assert (missing, main) == ([], KEPT)
     assert threads == {
         "export otlp_grpc": [],
-        "kprofiler-code": ["CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG"],
+        "kprofiler-ksymbols": ["CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG"],
         "kprofiler-contexts": ["CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"],
     }
 
@@ -60,7 +60,7 @@ print(json.dumps([before, missing, held(os.getpid()), {n: held(t) for n, t in ti
 def test_drop_all_leaves_nothing_and_says_what_is_missing():
     missing, threads = run("""
 privileges = Privileges(drop_all=True)
-start("kprofiler-code")
+start("kprofiler-ksymbols")
 print(json.dumps([privileges.reduce_this_thread(),
                   [sorted(held) for held in read_threads(Access()).values()]]))
 """)

@@ -87,7 +87,7 @@ def live(tmp_path):
     )
     files = CapturedFiles({"/proc/kallsyms": tmp_path / "kallsyms"})
     source = Source()
-    return Symbolizer.live(files, code=source), source
+    return Symbolizer.live(files, ksymbols=source), source
 
 
 def test_captured_records_replay_to_the_expected_table():

@@ -1,4 +1,4 @@
-"""A configuration that is read in another process: same values, same errors, small memory."""
+"""Loading in a child process: same values, same errors, small memory."""
 
 import subprocess
 import sys
@@ -41,7 +41,7 @@ def test_a_reader_whose_agent_has_ended_says_nothing(tmp_path):
     path.write_text(GOOD)
     code = (
         "from otel_kprofiler.agent import agent_config\n"
-        "from otel_kprofiler.config.apart import main; main(agent_config)"
+        "from otel_kprofiler.config.load_in_child import main; main(agent_config)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -69,9 +69,9 @@ def test_a_reader_that_dies_is_an_error(tmp_path, monkeypatch):
 def test_a_fork_that_fails_tells_why_and_runs_nothing_of_its_parent(tmp_path):
     code = (
         "import atexit; from otel_kprofiler.config import PendingConfig\n"
-        "import otel_kprofiler.config.apart as apart\n"
+        "import otel_kprofiler.config.load_in_child as child\n"
         "atexit.register(print, 'the end of the parent', flush=True)\n"
-        "apart._read = lambda *_: 1 / 0\n"
+        "child._read = lambda *_: 1 / 0\n"
         "PendingConfig('x', print, fork=True).get()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -36,14 +36,15 @@ def now_ns():
 
 
 @contextlib.contextmanager
-def watching(**options):
-    """A symbolizer of this host that follows code, with its watch."""
+def watching(*, polled=True, **options):
+    """A symbolizer that tracks ksymbols, with its watch, which reads no ring before a poll."""
     try:
         watch = KsymbolWatch(**options)
     except HostError as error:
         pytest.skip(f"{error}; fix: {error.hint}")
-    symbolizer = Symbolizer.live(code=watch)
-    symbolizer.advance(now_ns())
+    symbolizer = Symbolizer.live(ksymbols=watch)
+    if polled:
+        symbolizer.advance(now_ns())
     try:
         yield symbolizer, watch
     finally:
@@ -59,7 +60,7 @@ def catch_up(symbolizer):
 
 
 def known(symbolizer):
-    return {(code.symbol.start, code.symbol.name) for code in symbolizer._code.live()}
+    return {(symbol.start, symbol.name) for symbol in symbolizer.ksymbols()}
 
 
 @contextlib.contextmanager
@@ -112,9 +113,9 @@ def test_several_watches_do_not_disturb_each_other():
         with programs(20, name="kprof_several"):
             for symbolizer, watch in (first, second, third):
                 catch_up(symbolizer)
-                found = [c for c in symbolizer._code.live() if c.symbol.name.endswith("_several")]
+                found = [s for s in symbolizer.ksymbols() if s.name.endswith("_several")]
                 assert len(found) == 20
-                assert all(began_ns < code.since_ns < now_ns() for code in found)
+                assert all(began_ns < symbol.since_ns < now_ns() for symbol in found)
                 assert watch.counts().lost == {}
 
 
@@ -135,8 +136,8 @@ def test_what_was_loaded_before_is_read_exactly():
                 symbol = walked[start, name]
                 (inside,) = symbolizer.resolve_addresses([start + symbol.length - 1])
                 assert inside.function == name
-                past = symbolizer._code.lookup(start + symbol.length)
-                assert past is None or past.symbol.start == start + symbol.length
+                (past,) = symbolizer.resolve_addresses([start + symbol.length])
+                assert past.module is None or past.address == 0
     finally:
         close_all(fds)
 
@@ -161,11 +162,11 @@ def test_programs_of_libbpf_and_bcc_have_names_lines_and_facts(loader):
         try:
             catch_up(symbolizer)
             ((number, tag),) = own_programs().items()
-            (code,) = (c for c in symbolizer._code.live() if c.symbol.program_id == number)
+            (symbol,) = (s for s in symbolizer.ksymbols() if s.program_id == number)
             # Without types, as from bcc, the kernel has 15 characters of the name.
             name = f"bpf_prog_{tag}_" + "kprofiler_sample"[: None if loader == "libbpf" else 15]
-            assert (code.symbol.start, name) in kallsyms()
-            (frame,) = symbolizer.resolve_addresses([code.symbol.start])
+            assert (symbol.start, name) in kallsyms()
+            (frame,) = symbolizer.resolve_addresses([symbol.start])
             assert (frame.kind, frame.function, frame.address) == (FrameKind.BPF, name, 0)
             program = frame.module.program
             assert program[:3] == (number, "perf_event", tag)
@@ -211,9 +212,7 @@ def kallsyms_s():
 
 def test_forced_loss_ends_in_an_exact_table():
     """Ten thousand loads through rings of one page."""
-    with watching(ring_bytes=4096) as (symbolizer, watch), contextlib.ExitStack() as loaded:
-        with watch._lock:  # nobody reads the rings: how fast this machine loads does not matter
-            fds = loaded.enter_context(programs(10_000))
+    with watching(polled=False, ring_bytes=4096) as (symbolizer, watch), programs(10_000) as fds:
         catch_up(symbolizer)
         there = mine(kallsyms(*BLOCKS))
         assert len(there) == 10_000
@@ -232,17 +231,17 @@ def test_forced_loss_ends_in_an_exact_table():
 
 def test_frames_from_the_time_of_a_loss_are_not_guessed():
     """The removal of a program was lost, and maybe the loading of another one there."""
-    with watching(ring_bytes=4096) as (symbolizer, watch), programs(1, name="kprof_lost") as fds:
+    with watching(queue_bytes=4096) as (symbolizer, watch), programs(1, name="kprof_lost") as fds:
         catch_up(symbolizer)
         ((start, name),) = (s for s in known(symbolizer) if s[1].endswith("_kprof_lost"))
         before_ns = now_ns()
         catch_up(symbolizer)
-        with watch._lock, programs(200):  # nobody empties the rings
+        with programs(200):
             close_all(fds)
             wait_unloaded({(start, name)})
             doubt_ns = now_ns()
         catch_up(symbolizer)
-        assert set(watch.count_lost()) == {"ring_full"}
+        assert set(watch.count_lost()) == {"queue_full"}
         (before,) = symbolizer.resolve_addresses([start], time_ns=before_ns)
         (meanwhile,) = symbolizer.resolve_addresses([start], time_ns=doubt_ns)
         assert before.function == name
@@ -261,10 +260,10 @@ def test_loss_is_noticed_though_nothing_follows_it():
     """The kernel writes no record of a loss before the next record on that CPU."""
     before = os.sched_getaffinity(0)
     cpu = min(before)
-    with watching(ring_bytes=4096) as (symbolizer, watch):
+    with watching(polled=False, ring_bytes=4096) as (symbolizer, watch):
         os.sched_setaffinity(0, {cpu})
         try:
-            with watch._lock, programs(200) as fds:  # nobody empties the ring meanwhile
+            with programs(200) as fds:
                 kept, fds[:] = fds[:], []
             catch_up(symbolizer)
             assert mine(known(symbolizer)) == mine(kallsyms(*BLOCKS))
@@ -308,10 +307,10 @@ def test_the_watch_sleeps_when_nothing_happens():
 
 
 def test_closing_does_not_wait_until_everything_is_read_again():
+    watch = KsymbolWatch(queue_bytes=10_000)
     with programs(3000):
-        watch = KsymbolWatch()
         watch.poll(now_ns())
-        watch._lose(KsymbolLoss.DAMAGED, 0, 0)
+        assert watch.count_lost()
         time.sleep(0.05)
         started = time.monotonic()
         watch.close()
@@ -379,8 +378,11 @@ def test_a_cpu_that_went_and_came_back_is_followed_again():
         os.close(fd)
 
 
-def is_doubted(symbolizer):
-    return any(code.sure_ns < now_ns() for code in symbolizer._code.live())
+def has_uncertain(symbolizer):
+    """Whether a loaded symbol has no name, because records were lost."""
+    starts = [symbol.start for symbol in symbolizer.ksymbols()]
+    frames = [symbolizer.resolve_addresses([start])[0] for start in starts]
+    return any(frame.unresolved is Unresolved.RECORDS_LOST for frame in frames)
 
 
 def test_symbols_inherited_by_a_forked_child_are_doubted_until_they_are_read_again():
@@ -401,7 +403,7 @@ def test_symbols_inherited_by_a_forked_child_are_doubted_until_they_are_read_aga
         wait_unloaded({gone})
         new = load(9, name="kprof_new")
         child_watch = KsymbolWatch(missed_since_ns=since_ns)
-        child = parent.copy_for_child(files=Access(), code=child_watch)
+        child = parent.copy_for_child(files=Access(), ksymbols=child_watch)
         try:
             catch_up(child)
             names = mine(known(child))
@@ -411,7 +413,7 @@ def test_symbols_inherited_by_a_forked_child_are_doubted_until_they_are_read_aga
             (frame,) = child.resolve_addresses([gone[0] + 1], time_ns=since_ns + 1)
             assert frame.unresolved is Unresolved.RECORDS_LOST
             deadline = time.monotonic() + 60
-            while is_doubted(child):
+            while has_uncertain(child):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
                 catch_up(child)
@@ -422,13 +424,13 @@ def test_symbols_inherited_by_a_forked_child_are_doubted_until_they_are_read_aga
 
 
 def test_a_forked_child_holds_nothing():
-    with watching() as (symbolizer, watch):
-        events = [event.fd for event in watch._events._events.values()]
+    before = set(os.listdir("/proc/self/fd"))
+    with watching() as (symbolizer, _):
         pid = os.fork()
         if pid == 0:
             status = 1
             with contextlib.suppress(BaseException):
-                links = [f"/proc/self/fd/{fd}" for fd in (*events, watch._wake_fd)]
+                links = [f"/proc/self/fd/{fd}" for fd in set(os.listdir("/proc/self/fd")) - before]
                 left = [os.readlink(link) for link in links if os.path.lexists(link)]
                 assert not any("perf_event" in each or "eventfd" in each for each in left)
                 status = 0

@@ -1,7 +1,7 @@
-"""Keys that users know from elsewhere and that are refused here, each with the reason.
+"""Keys of related configurations that are not supported here, each with what to do instead.
 
-The receiver's are those of the opentelemetry-ebpf-profiler receiver, the others the
-Collector's.
+Those of the receiver are keys of the opentelemetry-ebpf-profiler receiver, the others of the
+Collector.
 """
 
 from __future__ import annotations
