@@ -1,4 +1,4 @@
-"""The agent: life cycle, logs, health, notifications; loaded when first used."""
+"""The agent: life cycle, logs, health endpoint, systemd. Names load on first use."""
 
 from __future__ import annotations
 

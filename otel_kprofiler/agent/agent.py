@@ -1,4 +1,4 @@
-"""The agent's life: start, sample until told to stop, reload when told to, deliver what is left."""
+"""The agent's life cycle: start, sample, reload on SIGHUP, stop and deliver what is pending."""
 
 from __future__ import annotations
 
@@ -44,32 +44,32 @@ if TYPE_CHECKING:
     from otel_kprofiler.agent.health import HealthServer
 
 _DELIVERY_SHARE: Final = 0.5
-"""Share of the time for stopping that is kept for delivering what was sampled."""
+"""Share of the shutdown timeout reserved for delivering pending samples."""
 _CLOSING_SHARE: Final = 0.2
-"""Share that is kept for breaking off what is under way, and for the last metrics."""
+"""Share reserved for aborting exports in progress and sending the last metrics."""
 
 _log = logging.getLogger(__name__)
 
 
 def prepare() -> Symbolizer:
-    """Do what takes time and needs no configuration, before any thread is started.
+    """Do the slow work that needs no configuration; call before any thread starts.
 
-    Returns the symbols of this host for an :class:`Agent`; to be closed if none runs.
+    Returns this host's symbols for an :class:`Agent`. Close them if no agent is created.
     """
     limit_allocator()
     return open_symbols(Access())
 
 
 class Agent:
-    """Runs one configuration after the other until SIGTERM or SIGINT. Belongs to the main thread.
+    """Runs until SIGTERM or SIGINT, reloading its configuration on SIGHUP. Main thread only.
 
     Args:
-        config: what to do.
-        symbolizer: what :func:`prepare` gave; the agent's from now on.
-        load: reads the configuration again, on SIGHUP; raises ``KProfilerError``.
-        on_config: told of each configuration that has taken effect after the first.
+        config: the initial configuration.
+        symbolizer: from :func:`prepare`; the agent closes it.
+        load: reads the configuration again on SIGHUP; raises ``KProfilerError``.
+        on_config: called with each reloaded configuration once it is in effect.
         access: the host's files.
-        notifier: told about the life cycle.
+        notifier: reports the life cycle to systemd.
     """
 
     def __init__(
@@ -105,23 +105,23 @@ class Agent:
         self._privileges: Privileges | None = None
 
     def run(self) -> Account:
-        """Run until told to stop; returns the account of all samples.
+        """Run until a stop signal; returns the account of all samples.
 
         Raises:
-            HostError: this host cannot be profiled, and ``error_mode`` is ``propagate``.
+            HostError: this host cannot be profiled and ``error_mode`` is ``propagate``.
             SamplerError: the sampler cannot be loaded, likewise.
             ExportError: an exporter's files are unusable.
         """
         config = self._config
         self._privileges = Privileges(drop_all=config.drop_all)
-        # What libraries start in C inherits the rights of this call.
+        # Threads that libraries start in C inherit the capabilities of the calling thread.
         self._reporter = reporter = run_unprivileged(self._open_reporter)
         try:
             self._health = self._open_health(config)
             with self._signals():
                 self._start(reporter, config)
                 if self._pipeline:
-                    self._pipeline.step()  # the first window is exported during what follows
+                    self._pipeline.step()  # the first window is exported in the meantime
                 run_unprivileged(lambda: self._telemetry.configure(config))
                 self._notifier.ready(self._status())
                 settle()
@@ -142,7 +142,7 @@ class Agent:
             self._privileges.close()
 
     def _time_left_s(self, kept_share: float = 0.0) -> float:
-        """Time left for stopping, when a share of all of it is kept for what comes later."""
+        """Time left to stop, less a reserved share of the shutdown timeout."""
         timeout_s = self._config.shutdown_timeout_s
         return max(0.0, self._stop_by - kept_share * timeout_s - time.monotonic())
 
@@ -154,7 +154,7 @@ class Agent:
         return Reporter([running.queue for running in self._exporters.values()])
 
     def account(self) -> Account:
-        """Where the samples are; from any thread."""
+        """The account of all samples so far. Thread-safe."""
         if self._pipeline:
             return self._pipeline.account()
         return Account(0, 0, {}, 0, self._reporter.accounts() if self._reporter else ())
@@ -195,7 +195,7 @@ class Agent:
         if self._privileges:
             missing = self._privileges.reduce_this_thread()
             for name in missing:
-                _log.info("%s is given up: no %s", name, PURPOSES[name])
+                _log.info("%s dropped: no %s", name, PURPOSES[name])
 
     def _loop(self) -> None:
         while self._stop_signal is None:
@@ -218,7 +218,7 @@ class Agent:
             self._reload(self._reader)
 
     def _alive(self) -> None:
-        """The loop makes progress; also in a step that works off a backlog."""
+        """Report progress; also called within long steps."""
         now = time.monotonic()
         self._watchdog.alive()
         self._notifier.alive(now)
@@ -226,7 +226,7 @@ class Agent:
             self._stay_within_limits(now)
 
     def _stay_within_limits(self, now: float) -> None:
-        """Sample more slowly when the agent uses more than it may, faster when it uses less."""
+        """Lower the rate when the agent exceeds its limits; raise it again below them."""
         config = self._config
         limits, interval_s = config.limits, config.monitor_interval_s
         self._next_measure = now + interval_s
@@ -248,7 +248,7 @@ class Agent:
         self._pipeline.change_windows(changed_ns, config.schedule)
 
     def _draw(self, now: float) -> None:
-        """Begin or end a time without samples, by ``probabilistic_threshold``."""
+        """Pause or resume sampling as drawn by ``probabilistic_threshold``."""
         wanted = self._lottery.draw(now)
         if self._pipeline is None or wanted in (None, self._is_sampling):
             return
@@ -270,18 +270,18 @@ class Agent:
             except KProfilerError as error:
                 problem = error
         if problem:
-            # All of it in one message, which the limit of repeated messages leaves alone.
+            # Formatted, so that the filter of repeated messages lets each problem through.
             fix = f"\nfix: {problem.hint}" if problem.hint else ""
-            _log.error(f"reload refused, nothing has changed: {problem}{fix}")
+            _log.error(f"reload rejected, nothing has changed: {problem}{fix}")
             first = str(problem).partition("\n")[0]
-            self._notifier.ready(f"{self._status()}; last reload refused: {first}")
+            self._notifier.ready(f"{self._status()}; last reload rejected: {first}")
             return
         self._notifier.ready(self._status())
 
     def _change(self, config: AgentConfig) -> None:
-        """Take over a configuration, or raise and leave everything as it is."""
+        """Apply a configuration; on an error, raise and change nothing."""
         old, reporter = self._config, self._reporter
-        assert reporter  # noqa: S101 - it is made before the loop
+        assert reporter  # noqa: S101 - opened before the loop
         opened = run_unprivileged(lambda: open_changed(self._exporters, config.exporters))
         health = self._health
         try:
@@ -308,11 +308,11 @@ class Agent:
 
     def _change_receiver(self, old: AgentConfig, new: AgentConfig, reporter: Reporter) -> None:
         if self._pipeline is None:
-            # What kept it from sampling may be gone.
+            # The reason may be gone.
             self._start(reporter, new)
             return
         pipeline = self._pipeline
-        period_ns = pipeline.sampler.period_ns  # maybe lowered by a limit, and not as configured
+        period_ns = pipeline.sampler.period_ns  # not the configured one if a limit applies
         changed_ns = pipeline.sampler.reconfigure(new.sampler)
         if pipeline.sampler.period_ns != period_ns or new.schedule != old.schedule:
             pipeline.change_windows(changed_ns, new.schedule)
@@ -334,14 +334,14 @@ class Agent:
         endpoint = config.health_endpoint
         if not endpoint:
             return None
-        # It brings http.server along, 2 MB beside gRPC that most agents can do without.
+        # Imports http.server, 2 MB on top of gRPC that most agents do not need.
         from otel_kprofiler.agent.health import HealthServer  # noqa: PLC0415
 
         probes = {"/livez": self._watchdog.find_stall, "/readyz": self._find_unready}
         return HealthServer(endpoint, probes, self._describe)
 
     def _describe(self) -> dict[str, object]:
-        """What ``/status`` answers: the account, receivers and disks that fail, restarts."""
+        """The body of ``/status``: the account, failing receivers and disks, rate, stalls."""
         sampler = self._pipeline.sampler if self._pipeline else None
         return {
             "status": self._status(),
@@ -369,7 +369,7 @@ class Agent:
 
     def _request_stop(self, number: int, _frame: FrameType | None) -> None:
         if self._stop_signal is not None:
-            # Told twice: the queue is not waited for any longer.
+            # On a second signal, stop without waiting for the queues.
             raise SystemExit(128 + number)
         self._stop_signal = signal.Signals(number)
         self._stop_by = time.monotonic() + self._config.shutdown_timeout_s

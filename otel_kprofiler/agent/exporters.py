@@ -1,4 +1,4 @@
-"""From the configuration's exporters to running ones, each behind its queue."""
+"""Opens the configured exporters, each behind its queue, and replaces them on a reload."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from otel_kprofiler.export import (
 )
 
 ExportObserver = Callable[[str, ExportResult, float], None]
-"""Told of each export: the exporter's id, its result, and the seconds it took."""
+"""Called after each export with the exporter's id, the result and the duration in seconds."""
 
 
 class OpenedExporter(NamedTuple):
-    """An exporter that has no queue yet, and the spool for a queue of its own, if it has one."""
+    """An exporter without a queue, and the spool for its future queue, if any."""
 
     exporter: ProfileExporter
     spool: Spool | None
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
         self.exporter.shutdown(0)
         if self.spool:
             self.spool.close()
 
 
 Opened = Mapping[str, OpenedExporter]
-"""What is to be put in place, by id."""
+"""Exporters that are not running yet, by id."""
 
 
 class RunningExporter(NamedTuple):
@@ -45,14 +45,14 @@ class RunningExporter(NamedTuple):
 Wanted = Mapping[str, ExporterSettings]
 """The exporters of a configuration, by id."""
 Running = Mapping[str, RunningExporter]
-"""The exporters that run, by id."""
+"""Running exporters, by id."""
 
 
 def open_changed(running: Running, wanted: Wanted) -> dict[str, OpenedExporter]:
-    """Make the exporters that are new or have other settings than before.
+    """Open the exporters that are new or whose settings have changed.
 
     Raises:
-        ExportError: one of them cannot be made; those that were made are closed.
+        ExportError: one of them cannot be opened; the others are closed again.
     """
     opened: dict[str, OpenedExporter] = {}
     try:
@@ -72,7 +72,7 @@ def open_changed(running: Running, wanted: Wanted) -> dict[str, OpenedExporter]:
 
 
 def close_exporters(opened: Opened) -> None:
-    """Close exporters that have not got a queue yet."""
+    """Close exporters that are not running yet."""
     for one in opened.values():
         one.close()
 
@@ -83,7 +83,7 @@ def put_in_place(
     opened: Opened,
     observer: ExportObserver,
 ) -> dict[str, RunningExporter]:
-    """Give every exporter its queue: the one that is there if what waits in it fits."""
+    """Give every exporter a queue: the existing one if its batches suit the new exporter."""
     placed = {}
     for name, settings in wanted.items():
         fresh, before = opened.get(name), running.get(name)
@@ -104,7 +104,7 @@ def put_in_place(
 
 
 def _takes_over(before: RunningExporter, new: ProfileExporter, settings: ExporterSettings) -> bool:
-    """Whether what waits for one exporter can be sent by the other."""
+    """Whether batches queued for one exporter can be sent by another."""
     old = before.queue.exporter
     if old.form is not new.form or before.settings.queue.spool != settings.queue.spool:
         return False

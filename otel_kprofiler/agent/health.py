@@ -17,22 +17,25 @@ from otel_kprofiler.errors import HostError
 
 MAX_CONNECTIONS: Final = 16
 CONNECTION_TIMEOUT_S: Final = 5.0
-"""So long a client may take for its request and for reading the answer."""
+"""Time limit for a client to send its request and read the response."""
 _FREE_WAIT_S: Final = 2.0
 
 _log = logging.getLogger(__name__)
 
 Probe = Callable[[], list[str]]
-"""Returns what is wrong, one sentence each; empty when all is well."""
+"""Returns the problems, one sentence each; empty if healthy."""
 
 
 class HealthServer:
-    """Answers 200 when nothing is wrong and 503 with the reasons otherwise.
+    """Responds with 200 if a probe finds no problems, otherwise with 503 and the problems.
 
     Args:
         endpoint: ``host:port`` to listen on; ``[::1]:port`` for IPv6, port 0 for a free one.
-        probes: what to ask for each path, such as ``/livez``; called in server threads.
-        status: the answer to ``/status``, as values for JSON; likewise.
+        probes: by path, such as ``/livez``; called in server threads.
+        status: returns the body of ``/status`` as values for JSON; likewise.
+
+    Raises:
+        HostError: the endpoint cannot be listened on.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class HealthServer:
         except OSError as error:
             raise HostError(
                 f"cannot listen on {endpoint} for health checks: {error.strerror}",
-                hint="give another service.health.endpoint, or end what listens there",
+                hint="set another service.health.endpoint, or stop the process that listens there",
             ) from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="kprofiler-health", daemon=True
@@ -53,7 +56,7 @@ class HealthServer:
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port that the server listens on."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:
@@ -64,7 +67,7 @@ class HealthServer:
 
 
 class _Server(ThreadingHTTPServer):
-    """One thread for each connection, of a bounded number, for a bounded time."""
+    """One thread per connection; limits the number of connections and their duration."""
 
     daemon_threads = True
 
@@ -73,14 +76,14 @@ class _Server(ThreadingHTTPServer):
     ) -> None:
         self.probes = probes
         self.status = status
-        self._open: dict[socket.socket, float] = {}  # with the time of its end, oldest first
+        self._open: dict[socket.socket, float] = {}  # by connection: its deadline; oldest first
         self._changed = threading.Condition()
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection; at the limit, the oldest one is closed for it."""
+        """Serve a connection; at the limit, close the oldest one first."""
         with self._changed:
             if len(self._open) >= MAX_CONNECTIONS:
                 _break_off(next(iter(self._open)))
@@ -91,35 +94,35 @@ class _Server(ThreadingHTTPServer):
         if is_free:
             super().process_request(request, client_address)
         else:
-            _log.warning("health: a connection was refused: %d are open", MAX_CONNECTIONS)
+            _log.warning("health: connection refused: %d are open", MAX_CONNECTIONS)
             self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """The connection has ended, however it came to that."""
+        """Forget a connection; called however it ends."""
         with self._changed:
             self._open.pop(request, None)
             self._changed.notify_all()
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Break off, twice a second, what takes too long: a client may send byte by byte."""
+        """Abort overdue connections, twice a second: a client may send byte by byte."""
         with self._changed:
             now = time.monotonic()
             for request in [one for one, end in self._open.items() if end < now]:
                 _break_off(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """One line for a client that goes away; a defect of ours with its traceback."""
+        """Log one line if the client went away, a traceback for a bug of ours."""
         error = sys.exception()
         client = client_address[0] if client_address else "a client"
         if isinstance(error, OSError):
-            _log.warning("health: the connection of %s has ended: %s", client, error)
+            _log.warning("health: connection to %s lost: %s", client, error)
         else:
-            _log.exception("health: a request of %s has failed", client)
+            _log.exception("health: a request from %s failed", client)
 
 
 def _break_off(request: socket.socket) -> None:
-    """Have the thread that serves a connection find it at its end."""
+    """Make the serving thread see the end of the connection."""
     with contextlib.suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)
 
@@ -144,4 +147,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Health checks come every few seconds and are not worth a line each."""
+        """Do not log health checks, which come every few seconds."""

@@ -1,4 +1,4 @@
-"""The agent's own budget: measures what it uses, and says how fast it may sample."""
+"""The agent's resource limits: measures its usage and adapts the sampling rate."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Final, NamedTuple
 from otel_kprofiler.agent.memory import read_resident_bytes
 
 _AIM: Final = 0.8
-"""Share of the budget that a lowered rate aims at."""
+"""Share of a limit that a lowered rate aims at."""
 _CALM: Final = 0.6
-"""Below this share of the budget the rate may grow."""
+"""Share of a limit below which the rate may rise."""
 _CALM_ROUNDS: Final = 6
-"""Measurements in a row below that share before the rate grows again."""
+"""Consecutive measurements below that share before the rate rises."""
 _GROWTH: Final = 1.25
 _NEAR_INTERVAL_S: Final = 1.0
 _STEEPEST: Final = 4
-"""The rate is divided by this at most in one step."""
+"""Maximum divisor of the rate in one step."""
 
 
 class Usage(NamedTuple):
-    """What the process used: CPU time per time, 1 being one core; bytes of resident memory."""
+    """Usage of this process: CPU in cores, resident memory in bytes."""
 
     cpu: float
     rss_bytes: int
 
 
 class Limits(NamedTuple):
-    """What it may use; 0 means no limit."""
+    """Limits on usage; 0 means no limit."""
 
     cpu: float = 0.0
     rss_bytes: int = 0
 
 
 class Meter:
-    """Measures this process from one call to the next."""
+    """Measures the usage of this process between calls."""
 
     def __init__(
         self,
@@ -53,25 +53,25 @@ class Meter:
 
 
 def next_look_s(usage: Usage, limits: Limits, interval_s: float) -> float:
-    """Seconds until usage is measured again: memory near its limit grows within a second."""
+    """Seconds until the next measurement; at most one near the memory limit."""
     is_near = limits.rss_bytes and usage.rss_bytes > _AIM * limits.rss_bytes
     return min(interval_s, _NEAR_INTERVAL_S) if is_near else interval_s
 
 
 class Governor:
-    """Decides on the rate: down at once when a limit is passed, up again slowly."""
+    """Decides on the rate: lowers it at once above a limit, raises it slowly below."""
 
     def __init__(self) -> None:
         self._calm = 0
 
     def decide(self, usage: Usage, limits: Limits, rate: int, wanted: int) -> int:
-        """Samples per second for the time to come, 1 to ``wanted``.
+        """The new rate in samples per second, from 1 to ``wanted``.
 
         Args:
-            usage: what was used at ``rate``.
-            limits: what may be used.
-            rate: samples per second up to now.
-            wanted: samples per second by configuration.
+            usage: usage at ``rate``.
+            limits: limits on usage.
+            rate: current rate in samples per second.
+            wanted: configured rate in samples per second.
         """
         shares = [
             used / limit for used, limit in zip(usage, limits, strict=True) if limit

@@ -18,12 +18,12 @@ from typing import Final
 from otel_kprofiler.host import keep_only
 
 REPEAT_INTERVAL_S: Final = 60.0
-"""Of messages with the same text pattern, one per interval is written, and the rest counted."""
+"""Interval in which only the first of several similar warnings is written."""
 
 MAX_WAITING_BYTES: Final = 256 * 1024
-"""So much of the log may wait to be written."""
+"""Limit on log data waiting to be written."""
 FLUSH_TIMEOUT_S: Final = 1.0
-"""So long the end of the process waits for the log to be written."""
+"""How long the process waits at exit for the log to be written."""
 
 LEVELS: Final = {
     "debug": logging.DEBUG,
@@ -34,11 +34,10 @@ LEVELS: Final = {
 
 
 class RepeatFilter(logging.Filter):
-    """Lets the first message of a pattern through, then one per interval with a count.
+    """Passes one message per pattern and interval, and counts the suppressed ones.
 
-    Messages below WARNING are not limited: they are written on purpose, once per event. A
-    record's attribute ``subject`` tells messages apart that have one pattern.
-    Thread-safe.
+    Messages below WARNING always pass: they are logged once per event. The record attribute
+    ``subject`` distinguishes messages with the same pattern. Thread-safe.
     """
 
     def __init__(
@@ -53,19 +52,19 @@ class RepeatFilter(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write the record; adds how many like it were left out."""
+        """Whether to write the record; adds the number of similar records suppressed."""
         if record.levelno < logging.WARNING:
             return True
         pattern = (record.name, record.levelno, str(record.msg), getattr(record, "subject", ""))
         now = self._now()
         with self._lock:
-            written, left_out = self._seen.get(pattern, (None, 0))
+            written, suppressed = self._seen.get(pattern, (None, 0))
             if written is not None and now - written < self._interval_s:
-                self._seen[pattern] = (written, left_out + 1)
+                self._seen[pattern] = (written, suppressed + 1)
                 return False
             self._seen[pattern] = (now, 0)
-        if left_out:
-            record.msg = f"{record.getMessage()} ({left_out} more like this were left out)"
+        if suppressed:
+            record.msg = f"{record.getMessage()} ({suppressed} similar messages suppressed)"
             record.args = ()
         return True
 
@@ -88,11 +87,11 @@ class JsonFormatter(logging.Formatter):
 
 
 class DescriptorHandler(logging.Handler):
-    """Writes to a file descriptor from a thread of its own: whoever logs waits for no reader.
+    """Writes to a file descriptor from its own thread, so that logging never blocks.
 
-    What nobody reads waits in memory, up to :data:`MAX_WAITING_BYTES`; then new lines are left
-    out and counted. Not a stream of Python's: at the end of the process the interpreter would
-    wait for the lock of one that is being written to.
+    Up to :data:`MAX_WAITING_BYTES` wait in memory; beyond that, lines are dropped and counted.
+    Writes to the descriptor, not to a Python stream, whose lock could block the interpreter at
+    exit.
 
     Args:
         fd: where to write; stays open.
@@ -103,22 +102,22 @@ class DescriptorHandler(logging.Handler):
         self.fd = fd
         self._lines: deque[bytes] = deque()
         self._size = 0
-        self._left_out = 0
+        self._dropped = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Have the record written soon."""
+        """Queue the record for writing."""
         try:
             line = self.format(record).encode("utf-8", "backslashreplace") + b"\n"
-        except Exception:  # noqa: BLE001 - logging's own way with a message that does not fit
+        except Exception:  # noqa: BLE001 - as other handlers do with a malformed message
             self.handleError(record)
             return
         with self._changed:
             if self._size + len(line) > MAX_WAITING_BYTES:
-                self._left_out += 1
+                self._dropped += 1
                 return
-            if self._left_out:
+            if self._dropped:
                 line = self._describe_gap() + line
             self._lines.append(line)
             self._size += len(line)
@@ -128,13 +127,13 @@ class DescriptorHandler(logging.Handler):
                 self._thread.start()
 
     def flush(self) -> None:
-        """Wait until all is written, but not for long."""
+        """Wait until everything is written, up to :data:`FLUSH_TIMEOUT_S`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._size, FLUSH_TIMEOUT_S)
 
     def _describe_gap(self) -> bytes:
-        text = f"{self._left_out} lines of the log were left out: nobody has read them"
-        self._left_out = 0
+        text = f"{self._dropped} log lines were dropped because nobody read the log"
+        self._dropped = 0
         record = logging.LogRecord(__name__, logging.WARNING, "", 0, text, None, None)
         return self.format(record).encode() + b"\n"
 
@@ -144,7 +143,7 @@ class DescriptorHandler(logging.Handler):
             with self._changed:
                 self._changed.wait_for(lambda: self._lines)
                 line = self._lines.popleft()
-            # There is no other place to say that the log cannot be written.
+            # There is nowhere else to report that the log cannot be written.
             with contextlib.suppress(OSError):
                 write_all(self.fd, line)
             with self._changed:
@@ -153,21 +152,21 @@ class DescriptorHandler(logging.Handler):
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write to a descriptor, however long that takes. Raises ``OSError``."""
+    """Write all data to a descriptor; blocks. Raises ``OSError``."""
     while data:
         data = data[os.write(fd, data) :]
 
 
 def hold_logging() -> None:
-    """Keep warnings and errors until :func:`configure_logging` says where they go.
+    """Buffer warnings and errors until :func:`configure_logging`.
 
-    Libraries write no lines of their own: Python's warnings become log records, and gRPC, which
-    must not be imported before, is silent unless ``GRPC_VERBOSITY`` is set; what it would say
-    comes with the status of a call.
+    Libraries write nothing themselves: Python's warnings become log records, and gRPC is silent
+    unless ``GRPC_VERBOSITY`` is set, since the status of a call has the same information. Call
+    before gRPC is imported.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     warnings.showwarning = _log_warning
-    # Without a target it flushes nothing, whatever its capacity.
+    # Without a target it flushes nothing, whatever the capacity.
     logging.basicConfig(handlers=[MemoryHandler(0)], force=True)
 
 
@@ -176,7 +175,7 @@ def _log_warning(message: Warning | str, category: type[Warning], *_: object, **
 
 
 def configure_logging(level: str = "info", encoding: str = "auto", fd: int = 2) -> None:
-    """Send the log to a file descriptor; may be called again with other settings.
+    """Send the log to a file descriptor; can be called again to change the settings.
 
     Args:
         level: a key of :data:`LEVELS`.

@@ -1,4 +1,4 @@
-"""Memory of a process that runs for months: how it is kept, and when it is given back."""
+"""Keeps the memory of a long-running process small."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import os
 from typing import Any, Final
 
-# malloc.h; see mallopt(3). They are only hints: other C libraries have no mallopt.
+# malloc.h, see mallopt(3); C libraries other than glibc have no mallopt.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
@@ -17,10 +17,10 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def limit_allocator() -> None:
-    """Keep freed memory from staying with the process; to be called before threads start.
+    """Make malloc return freed memory to the kernel; call before threads start.
 
-    By default each thread has an arena of its own, though one thread at a time runs Python, and
-    once a large block was freed the next ones of that size come from the heap and hole it.
+    By default every thread gets an arena, although only one thread runs Python at a time; and
+    after a large block was freed, later blocks of that size come from the heap and fragment it.
     """
     mallopt = _find("mallopt")
     if mallopt:
@@ -33,21 +33,21 @@ def limit_allocator() -> None:
 
 
 def settle() -> None:
-    """What there is now will stay: collections of garbage need not look at it again."""
+    """Exclude all present objects from garbage collection; they live as long as the process."""
     gc.collect()
     gc.freeze()
     give_back_memory()
 
 
 def give_back_memory() -> None:
-    """Have the C library return free memory to the kernel, where it can."""
+    """Return free memory to the kernel, if the C library supports it."""
     trim = _find("malloc_trim")
     if trim:
         trim(0)
 
 
 def read_resident_bytes(pid: int | str = "self") -> int:
-    """Memory of a process that is in RAM, by ``/proc/PID/statm``."""
+    """Resident memory of a process in bytes, from ``/proc/PID/statm``."""
     with open(f"/proc/{pid}/statm", "rb") as file:
         return int(file.read().split()[1]) * _PAGE_BYTES
 

@@ -1,8 +1,8 @@
-"""The agent's metrics about itself, through opentelemetry-sdk and opentelemetry-exporter-otlp.
+"""The agent's own metrics, sent by opentelemetry-sdk and opentelemetry-exporter-otlp.
 
-Names follow the semantic conventions: ``otel.sdk.*`` for processors and exporters, by analogy
-with spans, log records and metric data points (there is no profile signal among them yet), and
-``process.*``. What has no counterpart is named ``kprofiler.*``.
+Names follow the semantic conventions: ``process.*``, and ``otel.sdk.*`` for processors and
+exporters, by analogy with spans, log records and metric data points, since the conventions do not
+cover profiles yet. Metrics without a counterpart are named ``kprofiler.*``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ADVICE: Final = (
 _log = logging.getLogger(__name__)
 
 OtlpSettings = GrpcSettings | HttpSettings
-"""Of the exporters to whose receivers metrics can be sent."""
+"""Settings of exporters whose receivers may also accept metrics."""
 Observer = Callable[[CallbackOptions], Iterable[Observation]]
 
 
@@ -53,11 +53,11 @@ class SelfMetrics:
 
     Args:
         receivers: settings of the OTLP exporters, by id.
-        attributes: of the Resource, beside what names the agent.
-        interval_s: how often to send, seconds.
-        account: where the samples are.
-        generation: how often the symbols have changed.
-        lost_symbols: records of loaded and unloaded code that were lost, by cause.
+        attributes: Resource attributes in addition to those that identify the agent.
+        interval_s: interval between exports in seconds.
+        account: returns the account of all samples.
+        generation: returns the number of changes of kernel symbols.
+        lost_symbols: returns the number of lost symbol records, by cause.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SelfMetrics:
         with _no_environment():
             readers = [
                 PeriodicExportingMetricReader(
-                    _SaysOnce(name, _open_exporter(settings), _secrets(settings)),
+                    _WarnsOnce(name, _open_exporter(settings), _secrets(settings)),
                     export_interval_millis=interval_s * 1000,
                     export_timeout_millis=settings.timeout_s * 1000,
                 )
@@ -92,33 +92,33 @@ class SelfMetrics:
         counter, gauge = meter.create_observable_counter, meter.create_observable_up_down_counter
         for create, name, unit, observe, text in (
             (gauge, "otel.sdk.processor.profile_sample.queue.size", "{sample}", self._queued,
-             "Samples that wait for export, or are being exported."),
+             "Samples waiting for export or being exported."),
             (counter, "otel.sdk.processor.profile_sample.processed", "{sample}", self._processed,
              "Samples that have left the queue; error.type says why they were dropped."),
             (counter, "otel.sdk.exporter.profile_sample.exported", "{sample}", self._exported,
-             "Samples whose export has ended; error.type says why it failed."),
+             "Samples whose export is finished; error.type says why it failed."),
             (counter, "kprofiler.sample.taken", "{sample}", self._taken,
-             "Samples that the kernel program took."),
+             "Samples taken by the kernel program."),
             (counter, "kprofiler.sample.lost", "{sample}", self._lost,
              "Samples lost between kernel and user space, by error.type."),
             (counter, "kprofiler.sample.missed", "{sample}", self._missed,
-             "Samples that the kernel did not take of CPUs that were not idle."),
+             "Samples that the kernel did not take on busy CPUs."),
             (counter, "kprofiler.symbol.record.lost", "{record}", self._lost_records,
-             "Records of loaded and unloaded code that were lost, by error.type."),
+             "Lost records of loaded and unloaded code, by error.type."),
             (counter, "kprofiler.symbol.reload", "{reload}",
-             lambda _: [Observation(generation())], "Changes of the kernel's symbols."),
+             lambda _: [Observation(generation())], "Changes of kernel symbols."),
             (counter, "process.cpu.time", "s", _cpu_time, "CPU time of the agent."),
             (gauge, "process.memory.usage", "By", _memory, "Resident memory of the agent."),
         ):  # fmt: skip
             create(name, [observe], unit, text)
 
     def record_export(self, name: str, result: ExportResult, seconds: float) -> None:
-        """Note one export."""
+        """Record the duration of one export."""
         error = {"error.type": result.error_type} if result.error_type else {}
         self._durations.record(seconds, {**_exporter(name), **error})
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send the last state, if that takes no longer."""
+        """Send the final values; gives up after ``timeout_s``."""
         closer = threading.Thread(
             target=self._provider.shutdown, name="kprofiler-metrics-close", daemon=True
         )
@@ -229,7 +229,7 @@ def _open_exporter(settings: OtlpSettings) -> MetricExporter:
 
 
 def _open_http(settings: HttpSettings, *, gzip: bool) -> MetricExporter:
-    import requests  # noqa: PLC0415 - not with gRPC alone
+    import requests  # noqa: PLC0415 - not needed for gRPC
     from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
         OTLPMetricExporter,
@@ -254,10 +254,10 @@ def _open_http(settings: HttpSettings, *, gzip: bool) -> MetricExporter:
     return exporter
 
 
-class _SaysOnce(MetricExporter):
-    """Says once that metrics do not arrive, and why, where the SDK would say it each time.
+class _WarnsOnce(MetricExporter):
+    """Warns once that metrics do not arrive, with the reason; the SDK would warn every time.
 
-    A receiver that is away is another matter than one without a pipeline for metrics.
+    An unreachable receiver and a missing metrics pipeline are separate warnings.
     """
 
     def __init__(self, name: str, inner: MetricExporter, secrets: Secrets) -> None:
@@ -265,7 +265,7 @@ class _SaysOnce(MetricExporter):
         self._name = name
         self._inner = inner
         self._secrets = secrets
-        self._said: set[bool] = set()  # that it is away, that it has no pipeline
+        self._warned: set[bool] = set()  # by whether the receiver has no metrics pipeline
         self._reason = _Reason()
 
     def export(
@@ -275,9 +275,9 @@ class _SaysOnce(MetricExporter):
         result = self._inner.export(metrics_data, timeout_millis, **kwargs)
         failed = result is not MetricExportResult.SUCCESS
         if not failed:
-            self._said.clear()
-        elif self._reason.no_pipeline not in self._said:
-            self._said.add(self._reason.no_pipeline)
+            self._warned.clear()
+        elif self._reason.no_pipeline not in self._warned:
+            self._warned.add(self._reason.no_pipeline)
             advice = _ADVICE if self._reason.no_pipeline else ""
             text = self._secrets.redact(self._reason.text)
             _log.warning(
@@ -295,11 +295,11 @@ class _SaysOnce(MetricExporter):
 
 
 class _Reason(logging.Handler):
-    """Keeps the last reason that the SDK's exporter wanted to log in the thread that exports.
+    """Captures the last reason that the SDK's exporter logs in the exporting thread.
 
     Attributes:
         text: the reason.
-        no_pipeline: whether the receiver is there, but takes no metrics.
+        no_pipeline: whether the receiver is reachable but accepts no metrics.
     """
 
     _logger = logging.getLogger("opentelemetry.exporter.otlp")
@@ -307,16 +307,16 @@ class _Reason(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._thread: int | None = None
-        self.text, self.no_pipeline = "no reason is known", False
+        self.text, self.no_pipeline = "unknown reason", False
         self._logger.propagate = False
         self._logger.addHandler(self)
 
     def begin(self) -> None:
-        """Wait for what this thread logs; the SDK does not repeat what has not changed."""
+        """Capture records of this thread; keep the last reason, which the SDK does not repeat."""
         self._thread = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take the reason over; records with fewer arguments have none."""
+        """Capture the reason; records with fewer arguments have none."""
         args = record.args if isinstance(record.args, tuple) else ()
         if len(args) > 1 and record.thread == self._thread:
             self.text = record.getMessage()
@@ -329,7 +329,7 @@ class _Reason(logging.Handler):
 
 @contextmanager
 def _no_environment() -> Iterator[None]:
-    """Hide OTEL_* variables from the SDK: the agent does what its file says."""
+    """Hide OTEL_* variables from the SDK; only the configuration file applies."""
     hidden = {name: os.environ.pop(name) for name in tuple(os.environ) if name.startswith("OTEL_")}
     try:
         yield

@@ -1,4 +1,4 @@
-"""What changes while the agent runs: the configuration on SIGHUP, and whether to sample."""
+"""Changes at run time: a new configuration on SIGHUP, and probabilistic sampling."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class ConfigReader:
-    """Reads the configuration again when asked to, while the caller goes on.
+    """Reads the configuration again in the background.
 
-    Belongs to one thread, and the signal handlers that run in it.
+    Belongs to one thread and its signal handlers.
 
     Args:
-        load: reads and checks the configuration; runs in a thread.
-        on_begin: told when a reading begins.
-        on_end: called in that thread when the outcome is there.
+        load: reads and checks the configuration; called in a background thread.
+        on_begin: called when a read begins.
+        on_end: called in the background thread when the result is available.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class ConfigReader:
         self._outcome: AgentConfig | KProfilerError | None = None
 
     def request(self) -> None:
-        """Read the configuration soon; once for all requests before the reading begins."""
+        """Request a read; requests before it begins are merged."""
         self._wanted = True
 
     def poll(self) -> AgentConfig | KProfilerError | None:
-        """What has been read, once, or why it cannot be used; None as long as there is nothing."""
+        """The result of a finished read, returned once: a configuration or an error."""
         if self._thread and not self._thread.is_alive():
             self._thread, outcome = None, self._outcome
             return outcome
@@ -62,19 +62,18 @@ class ConfigReader:
             self._outcome = self._load()
         except KProfilerError as error:
             self._outcome = error
-        except Exception as error:  # noqa: BLE001 - told like any other reason
+        except Exception as error:  # noqa: BLE001 - reported like any other problem
             self._outcome = KProfilerError(f"reading the configuration failed: {error!r}")
         self._on_end()
 
 
 class Lottery:
-    """Decides at random for each interval whether this host samples.
+    """Decides at random, for each interval, whether this host samples.
 
-    As opentelemetry-ebpf-profiler does: of many hosts with the same settings, ``threshold``
-    percent sample at any time.
+    As in opentelemetry-ebpf-profiler, ``threshold`` percent of a fleet sample at any time.
 
     Args:
-        random_unit: source of numbers in [0, 1).
+        random_unit: returns random numbers in [0, 1).
     """
 
     def __init__(self, random_unit: Callable[[], float] = random.random) -> None:
@@ -84,13 +83,13 @@ class Lottery:
         self._next = 0.0
 
     def set(self, threshold: int, interval_s: float) -> None:
-        """Change the chance, in percent, and the interval; the next draw comes at once."""
+        """Set the probability in percent, and the interval; a change triggers a new draw."""
         if (threshold, interval_s) != (self._threshold, self._interval_s):
             self._threshold, self._interval_s = threshold, interval_s
             self._next = 0.0
 
     def draw(self, now: float) -> bool | None:
-        """Whether to sample from now on; None while the last draw holds.
+        """Whether to sample from now on; None while the last decision holds.
 
         Args:
             now: monotonic time in seconds.

@@ -1,7 +1,7 @@
-"""What the agent takes of its configuration: values for the parts that do the work.
+"""The agent's settings, converted from the configuration schema.
 
-The process that checks the configuration makes them, so that the agent loads none of the libraries
-for it.
+The conversion runs in the process that checks the configuration, so that the agent does not load
+the schema's libraries.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """One configuration of the agent.
+    """Settings of the agent.
 
     Attributes:
-        sampler: what is sampled.
+        sampler: settings of the sampler.
         loader: library that loads the BPF program.
         schedule: the length of windows.
         resource: attributes of every Resource.
-        exporters: those of the pipeline, by id and in its order.
-        must_sample: end with an error if sampling cannot start.
-        sampling_percent: chance that the host samples during one ``sampling_interval_s``.
-        sampling_interval_s: how often that is drawn.
-        monitor_interval_s: how often the agent measures itself and sends its metrics.
-        clock_sync_interval_s: how often the offset of the clocks is measured; 0: at start only.
-        limits: what the agent may use.
-        drop_all: give up every capability once it samples.
-        health_endpoint: where to listen for probes; empty: nowhere.
-        shutdown_timeout_s: longest time that stopping may take.
-        sends_metrics: whether it sends metrics about itself.
-        log_level: least important message that is logged.
+        exporters: exporters of the pipeline, by id and in order.
+        must_sample: exit with an error if sampling cannot start.
+        sampling_percent: probability that this host samples during a ``sampling_interval_s``.
+        sampling_interval_s: interval between these decisions.
+        monitor_interval_s: interval at which the agent measures itself and sends its metrics.
+        clock_sync_interval_s: interval at which the clock offset is measured; 0: at start only.
+        limits: limits on the agent's usage.
+        drop_all: drop every capability once sampling has started.
+        health_endpoint: address of the health endpoint; empty: none.
+        shutdown_timeout_s: time limit for stopping.
+        sends_metrics: whether the agent sends its own metrics.
+        log_level: minimum level of logged messages.
         log_encoding: ``auto``, ``console`` or ``json``.
     """
 
@@ -70,19 +70,19 @@ FIXED_AT_START: Final[Mapping[str, Callable[[AgentConfig], object]]] = {
     "bpf_verifier_log_level": lambda config: config.sampler.verifier_log_level,
     "no_kernel_version_check": lambda config: config.sampler.check_kernel,
 }
-"""Keys of the receiver that are used when the program is loaded, and not again."""
+"""Keys of the receiver that only take effect when the program is loaded."""
 
 _RING_SHARE: Final = 16
-"""A full ring takes about six times its size until its samples are in windows."""
+"""Divisor of the memory limit: samples of a full ring take about six times its size."""
 _MAX_WINDOW_SAMPLES: Final = 32_768
-"""About as many as 64 busy CPUs take in 5 s at 99 Hz."""
+"""About 5 s of 64 busy CPUs at 99 Hz."""
 _WINDOW_SHARE: Final = 8
 _SAMPLE_BYTES: Final = 1024
-"""What a sample takes in a window if no other is like it."""
+"""Memory of a sample with a unique stack in a window."""
 
 
 def agent_config(config: Config) -> AgentConfig:
-    """The agent's values out of a checked configuration."""
+    """Convert a checked configuration to settings."""
     receiver, service = config.receiver, config.service
     logs = service.telemetry.logs
     limits = Limits(
@@ -141,5 +141,5 @@ def _window_schedule(receiver: Receiver, limits: Limits) -> WindowSchedule:
 
 
 def find_fixed(old: AgentConfig, new: AgentConfig) -> list[str]:
-    """Keys whose change has no effect before the agent is started again."""
+    """Changed keys that only take effect after a restart."""
     return [name for name, read in FIXED_AT_START.items() if read(old) != read(new)]

@@ -1,4 +1,4 @@
-"""Notifications to systemd, by the protocol of sd_notify(3): datagrams to a named socket."""
+"""Notifications to systemd: the protocol of sd_notify(3), datagrams to a socket."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ _log = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Tells systemd about readiness, reloads and liveness; does nothing elsewhere.
+    """Reports readiness, reloads and liveness to systemd; does nothing elsewhere.
 
-    Never waits for a reader: what finds the socket full is sent again by :meth:`alive`, as long
-    as nothing newer has been said.
-
-    Reads ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``, which systemd sets for
-    its services.
+    Never blocks: if the socket is full, :meth:`alive` sends the message again, unless it was
+    superseded. Reads ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``, which systemd
+    sets for its services.
 
     Args:
-        environment: the process's environment.
-        pid: own process id; the watchdog concerns only the process that systemd names.
+        environment: environment variables.
+        pid: process id to compare with ``WATCHDOG_PID``; by default this process's.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ, pid: int | None = None) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
-        # A leading @ stands for the zero byte of the abstract name space.
+        # A leading @ stands for the zero byte of the abstract namespace.
         self._address = "\0" + address[1:] if address.startswith("@") else address
         concerned = int(environment.get("WATCHDOG_PID") or 0) in (0, pid or os.getpid())
         microseconds = int(environment.get("WATCHDOG_USEC") or 0)
@@ -40,23 +38,23 @@ class Notifier:
         self._next_try = 0.0
 
     def ready(self, status: str) -> None:
-        """The service has started, or has finished a reload."""
+        """Report that the service has started or finished a reload."""
         self._tell(f"READY=1\nSTATUS={status}")
 
     def reloading(self) -> None:
-        """A reload has begun; :meth:`ready` ends it (``Type=notify-reload``)."""
+        """Report that a reload has begun (``Type=notify-reload``); :meth:`ready` ends it."""
         self._tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """The service is shutting down."""
+        """Report that the service is shutting down."""
         self._tell("STOPPING=1")
 
     def status(self, status: str) -> None:
-        """Set the one line that ``systemctl status`` shows."""
+        """Set the status line of ``systemctl status``."""
         self._tell(f"STATUS={status}")
 
     def alive(self, now: float) -> None:
-        """Feed the watchdog when it is time; call this often from the loop that must not stop.
+        """Notify the watchdog when due; call often from the loop under supervision.
 
         Args:
             now: monotonic time in seconds.
@@ -73,7 +71,7 @@ class Notifier:
         self._unsent = "" if self._send(text) else text
 
     def _send(self, text: str) -> bool:
-        """Whether no further attempt is needed."""
+        """Send a message; False if it should be tried again later."""
         if not self._address:
             return True
         try:

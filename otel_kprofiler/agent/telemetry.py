@@ -1,4 +1,4 @@
-"""Whether the agent sends metrics about itself, and to whom; loads the SDK only if it does."""
+"""Starts and stops the agent's own metrics; loads the OpenTelemetry SDK only if needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from otel_kprofiler.export import ExportResult, GrpcSettings, HttpSettings
 from otel_kprofiler.model import Account
 
 CLOSE_TIMEOUT_S: Final = 2.0
-"""How long the last export may delay a reload, or the end of the agent."""
+"""How long the last export may delay a reload or shutdown."""
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.metrics import SelfMetrics
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Telemetry:
-    """The agent's metrics under the configuration of the moment.
+    """The agent's own metrics, as currently configured.
 
     Args:
-        account: where the samples are; called from a thread of the SDK.
-        generation: how often the symbols have changed; likewise.
-        lost_symbols: records of loaded and unloaded code that were lost, by cause; likewise.
+        account: returns the account of all samples; called from a thread of the SDK.
+        generation: returns the number of changes of kernel symbols; likewise.
+        lost_symbols: returns the number of lost symbol records, by cause; likewise.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class Telemetry:
         self._settings: Any = None
 
     def on_export(self, name: str, result: ExportResult, seconds: float) -> None:
-        """Note the duration of an export; from any thread."""
+        """Record the duration of an export. Thread-safe."""
         if self._metrics:
             self._metrics.record_export(name, result, seconds)
 
     def configure(self, config: AgentConfig) -> None:
-        """Send metrics to the OTLP receivers of this configuration, or none."""
+        """Send metrics to the configuration's OTLP receivers, if it asks for them."""
         receivers = {
             name: settings
             for name, settings in config.exporters.items()
@@ -69,7 +69,7 @@ class Telemetry:
             )
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Send the last state and stop."""
+        """Send the final values and stop."""
         metrics, self._metrics, self._settings = self._metrics, None, None
         if metrics:
             metrics.close(min(timeout_s, CLOSE_TIMEOUT_S))

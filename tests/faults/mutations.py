@@ -98,7 +98,7 @@ MUTATIONS = [
     Mutation("clock not set", CLOCK, "            return EARLIEST_UNIX_NS\n", "            return best_offset\n", "tests/property/test_clock.py tests/unit/test_clock.py"),
     Mutation("suspend", PIPELINE, "                windows.skip_to(min(passed_ns, earliest_ns or passed_ns))\n", "                pass\n", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("stalled sampler", "otel_kprofiler/pipeline/gate.py", "        samples_ns = max(samples_ns, now_ns - self._max_stall_ns)\n", "", "tests/unit/pipeline/test_pipeline.py"),
-    Mutation("stalled loop", WATCHDOG, "            self._looks += 1\n", "", "tests/unit/test_agent_limits.py"),
+    Mutation("stalled loop", WATCHDOG, "            self._missed_checks += 1\n", "", "tests/unit/test_agent_limits.py"),
     Mutation("foreign SIGUSR1", RUN, "    signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n", "", f"{FREEZES}::test_foreign_signals_neither_end_nor_disturb_the_agent"),
     Mutation("unread standard error", LOGS, "            self._lines.append(line)\n", "            write_all(self.fd, line)\n", f"{OUTPUTS}::test_an_unread_standard_error_does_not_block_the_agent"),
     Mutation("unread notification socket", "otel_kprofiler/agent/systemd.py", "socket.SOCK_DGRAM | socket.SOCK_NONBLOCK", "socket.SOCK_DGRAM", f"{OUTPUTS}::test_an_unread_notify_socket_does_not_block_the_agent"),

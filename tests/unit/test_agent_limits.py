@@ -82,7 +82,7 @@ def test_a_stall_is_told_with_its_place_and_ends_by_itself(stall, caplog):
         (count if stall == "count" else stall)(goes_on)
         watchdog.alive()
         assert watchdog.find_stall() == []
-        wait_until(lambda: watchdog.alive() or "goes on" in caplog.text)
+        wait_until(lambda: watchdog.alive() or "continues" in caplog.text)
     observer.join()
     assert watchdog.stalls == 1
     assert "test_agent_limits.py" in caplog.text

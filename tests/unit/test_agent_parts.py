@@ -80,13 +80,13 @@ def test_a_log_that_nobody_reads_stops_nobody_and_says_what_it_left_out(root_log
     for number in range(written):
         logging.getLogger("a").info("line %d", number)
     text = ""
-    while "left out" not in text or not text.endswith("\n"):
+    while "dropped" not in text or not text.endswith("\n"):
         text += read()
         logging.getLogger("a").info("at last")
     found = [json.loads(line)["message"] for line in text.splitlines()]
-    left_out = [int(one.split()[0]) for one in found if "left out" in one]
+    dropped = [int(one.split()[0]) for one in found if "dropped" in one]
     assert found[0] == "line 0"
-    accounted = sum(one.startswith("line") for one in found) + sum(left_out)
+    accounted = sum(one.startswith("line") for one in found) + sum(dropped)
     assert written <= accounted <= written + found.count("at last") + 1
 
 
@@ -107,7 +107,7 @@ def test_repeated_warnings_are_counted_instead_of_written():
     now[0] = 61
     late = record(5)
     assert limit.filter(late)
-    assert late.getMessage() == "failed: 5 (2 more like this were left out)"
+    assert late.getMessage() == "failed: 5 (2 similar messages suppressed)"
 
 
 @pytest.fixture
