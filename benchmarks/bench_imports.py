@@ -16,6 +16,10 @@ import otel_kprofiler.agent.metrics
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics import MeterProvider
 """
+_UEVENTS = """
+from otel_kprofiler.host import Uevents
+kept_events = Uevents()
+"""
 STEPS = (
     ("interpreter", "pass"),
     ("click", "import click"),
@@ -24,6 +28,7 @@ STEPS = (
     ("grpc", "import grpc"),
     ("otlp_grpc exporter", "import otel_kprofiler.export.grpc"),
     ("own metrics (opentelemetry-sdk)", _METRICS),
+    ("uevents of modules (pyroute2)", _UEVENTS),
 )
 ONLY_AT_START = (
     ("reading the configuration (pydantic, ruamel.yaml)", "import otel_kprofiler.config.load"),

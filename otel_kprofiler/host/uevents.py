@@ -1,11 +1,19 @@
-"""Receives the kernel's kobject uevents as raw datagrams (lib/kobject_uevent.c)."""
+"""Receives the kernel's kobject uevents as raw datagrams (lib/kobject_uevent.c).
+
+pyroute2 opens the socket. Its reader is not used: it drops the sender's address and the datagram,
+which recordings keep, and does not read on after ``ENOBUFS``.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import select
 import socket
 from typing import Final
+
+from otel_kprofiler.host.lean_import import import_module_alone
 
 RECEIVE_BYTES: Final = 1 << 20
 """Size of the socket's buffer; up to ``net.core.rmem_max`` needs no privilege."""
@@ -13,6 +21,7 @@ _DATAGRAM_BYTES: Final = 8192  # UEVENT_BUFFER_SIZE is 2048
 _KERNEL_PID: Final = 0
 _NETLINK_KOBJECT_UEVENT: Final = 15  # include/uapi/linux/netlink.h
 _KERNEL_GROUP: Final = 1  # 2 has udev's copies
+_log = logging.getLogger(__name__)
 
 
 class Uevents:
@@ -29,11 +38,9 @@ class Uevents:
     """
 
     def __init__(self, receive_bytes: int = RECEIVE_BYTES) -> None:
-        # A netlink library would add 10 MB for these two lines.
-        self._socket = socket.socket(
-            socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, _NETLINK_KOBJECT_UEVENT
-        )
+        self._socket = _open_socket()
         try:
+            self._socket.setblocking(False)
             self._socket.bind((0, _KERNEL_GROUP))
         except OSError:
             self._socket.close()
@@ -80,3 +87,31 @@ class Uevents:
             self._socket.close()
             os.close(self._wake_fd)
             self._wake_fd = -1
+
+
+def _open_socket() -> socket.socket:
+    """An unbound socket, from pyroute2 if possible. Raises ``OSError``."""
+    try:
+        return _open_pyroute2()
+    except Exception as error:  # noqa: BLE001 - whatever the library does, uevents are received
+        opened = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_KOBJECT_UEVENT)
+        _report_fallback(repr(error))
+        return opened
+
+
+def _open_pyroute2() -> socket.socket:
+    """A socket that pyroute2 leaves to its caller: without a thread or an event loop."""
+    # The package's __init__ imports all protocols, which costs 10 MB beside gRPC.
+    opened = import_module_alone("pyroute2.netlink.uevent").AsyncUeventSocket().setup_socket()
+    if not isinstance(opened, socket.socket):
+        raise TypeError(f"AsyncUeventSocket.setup_socket() returned {opened!r}")
+    return opened
+
+
+@functools.cache
+def _report_fallback(error: str) -> None:
+    """Log why pyroute2 is not used, once per reason."""
+    _log.warning(
+        "pyroute2 cannot open a socket for uevents (%s); the standard library opens it instead",
+        error,
+    )

@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from guest.modules import spinning
 
+from benchmarks.receiver import Receiver as GrpcReceiver
+from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.otlp import check_payload, decode_windows
 
 pytestmark = pytest.mark.kernel
@@ -22,6 +24,11 @@ exporters:
 service:
   telemetry: {{metrics: {{level: none}}}}
   pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_http]}}}}
+"""
+GRPC_CONFIG = """
+receivers: {{kprofiler: {{samples_per_second: 99, stacks: both}}}}
+exporters: {{otlp_grpc: {{endpoint: "{endpoint}", tls: {{insecure: true}}}}}}
+service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grpc]}}}}}}
 """
 WANTED_REQUESTS = 2
 
@@ -94,3 +101,29 @@ def test_agent_delivers_every_sample(receiver, tmp_path):
         if frame.module and frame.module.name == "kprof_spin"
     }
     assert (file.build_id, "kprof_leaf") in leaves
+
+
+@pytest.mark.one_boot
+def test_agent_fits_in_60_mb_with_modules_watched(tmp_path):
+    """With gRPC, and pyroute2 for uevents; its absence would be a warning."""
+    receiver = GrpcReceiver()
+    config = tmp_path / "agent.yaml"
+    config.write_text(GRPC_CONFIG.format(endpoint=receiver.endpoint))
+    with spinning():
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "otel_kprofiler", "run", "-c", config],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            receiver.wait_first(120)
+            resident = read_resident_bytes(agent.pid)
+        finally:
+            agent.send_signal(signal.SIGTERM)
+            _, log = agent.communicate(timeout=60)
+            receiver.close()
+    print(f"{resident / 1e6:.1f} MB resident")  # noqa: T201
+    assert agent.returncode == 0, log
+    assert "pyroute2" not in log
+    assert resident <= 60e6

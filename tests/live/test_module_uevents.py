@@ -1,9 +1,11 @@
 """Uevents of the running kernel, sent in a network namespace of the test's own, move modules."""
 
 import ctypes
+import errno
 import os
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.host import Uevents
+from otel_kprofiler.host.uevents import RECEIVE_BYTES
 from otel_kprofiler.symbols import Symbolizer, read_snapshot
 from otel_kprofiler.tracking import ModuleWatch
 
@@ -43,18 +46,18 @@ class Namespace:
             self.error = os.strerror(ctypes.get_errno())
             return
         self.events = Uevents(**options)
-        self._sender = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_KOBJECT_UEVENT)
+        self.sender = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_KOBJECT_UEVENT)
 
     def announce(self, action, name):
         text = (
             f"{action}@/module/{name}\0ACTION={action}\0DEVPATH=/module/{name}\0SUBSYSTEM=module\0"
         ).encode()
-        self._sender.send(struct.pack("IHHII", 16 + len(text), 16, REQUEST_ACK, 1, 0) + text)
-        status = struct.unpack_from("i", self._sender.recv(4096), 16)[0]
+        self.sender.send(struct.pack("IHHII", 16 + len(text), 16, REQUEST_ACK, 1, 0) + text)
+        status = struct.unpack_from("i", self.sender.recv(4096), 16)[0]
         assert status == 0, os.strerror(-status)
 
     def close(self):
-        self._sender.close()
+        self.sender.close()
         self.events.close()
 
 
@@ -132,7 +135,15 @@ def test_loading_and_unloading_is_followed(host, symbolizer, request):
     assert symbolizer.watch.counts.rescans == 0
 
 
-def test_an_overflow_of_the_socket_is_a_rescan(tmp_path):
+@pytest.fixture(params=["pyroute2", "standard library"])
+def source(request, monkeypatch):
+    """What opens the socket."""
+    if request.param == "standard library":
+        monkeypatch.setitem(sys.modules, "pyroute2.netlink.uevent", None)
+    return request.param
+
+
+def test_an_overflow_of_the_socket_is_a_rescan(tmp_path, source):
     namespace = Namespace(receive_bytes=1)
     host = Host(tmp_path)
     host.load("fresh", announce=False)
@@ -149,7 +160,95 @@ def test_an_overflow_of_the_socket_is_a_rescan(tmp_path):
     namespace.close()
 
 
-def test_the_socket_holds_nothing_after_closing():
+def test_lost_datagrams_are_an_error_once(source):
+    namespace = Namespace(receive_bytes=1)
+    for _ in range(50):
+        namespace.announce("add", "noise")
+    with pytest.raises(OSError, match="No buffer space available") as raised:
+        namespace.events.receive()
+    assert raised.value.errno == errno.ENOBUFS
+    kept = namespace.events.receive()
+    assert 0 < len(kept) < 50
+    assert all(data.startswith(b"add@/module/noise\0ACTION=add\0") for data in kept)
+    namespace.announce("add", "after")
+    assert [data.split(b"\0")[0] for data in namespace.events.receive()] == [b"add@/module/after"]
+    namespace.close()
+
+
+def test_only_datagrams_of_the_kernel_are_received(source, namespace):
+    port = namespace.events._socket.getsockname()[0]
+    namespace.sender.sendto(b"add@/module/forged\0ACTION=add\0", (port, 0))
+    assert namespace.events.is_waiting()
+    namespace.announce("add", "real")
+    assert [data.split(b"\0")[0] for data in namespace.events.receive()] == [b"add@/module/real"]
+
+
+def test_the_socket_has_room_for_many_datagrams_and_never_blocks(source):
+    events = Uevents()
+    with open("/proc/sys/net/core/rmem_max") as file:
+        wanted = min(RECEIVE_BYTES, int(file.read()))
+    assert events._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 2 * wanted
+    assert not events._socket.getblocking()
+    assert not events._socket.get_inheritable()
+    assert events.receive() == []
+    events.close()
+
+
+RECEIVE_TWICE = """
+import logging, sys
+{before}
+from otel_kprofiler.host import Uevents
+logging.basicConfig(format="%(name)s: %(message)s")
+for _ in range(2):
+    events = Uevents()
+    with open("/sys/devices/virtual/mem/null/uevent", "w") as file:
+        file.write("change")
+    while not (received := events.receive()):
+        events.wait(10)
+    print(received[-1].split(b"\\0")[0].decode())
+    events.close()
+print(sorted(sys.modules.keys() & {{"pyroute2.netlink.uevent", "pyroute2.iproute"}}))
+"""
+REFUSING = """
+import pyroute2.netlink.uevent
+def refuse(self):
+    raise RuntimeError("no sockets today")
+pyroute2.netlink.uevent.AsyncUeventSocket.setup_socket = refuse
+"""
+
+
+def receive_twice(before=""):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", RECEIVE_TWICE.format(before=before)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.splitlines(), done.stderr.splitlines()
+
+
+def test_pyroute2_opens_the_socket_without_its_other_protocols():
+    printed, log = receive_twice()
+    assert printed == ["change@/devices/virtual/mem/null"] * 2 + ["['pyroute2.netlink.uevent']"]
+    assert log == []
+
+
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [
+        ("sys.modules['pyroute2'] = None", "No module named 'pyroute2"),
+        (REFUSING, "no sockets today"),
+    ],
+    ids=["missing", "refusing"],
+)
+def test_the_standard_library_opens_the_socket_if_pyroute2_cannot(before, reason):
+    """And the log says so once."""
+    printed, log = receive_twice(before)
+    assert printed[:2] == ["change@/devices/virtual/mem/null"] * 2
+    assert len(log) == 1
+    assert log[0].startswith("otel_kprofiler.host.uevents: pyroute2 cannot open a socket")
+    assert reason in log[0]
+
+
+def test_the_socket_holds_nothing_after_closing(source):
     before = os.listdir("/proc/self/fd")
     events = Uevents()
     assert not events.is_waiting()

@@ -1,0 +1,60 @@
+"""Imports a module without the rest of its package.
+
+``import package.module`` first runs ``package/__init__.py``, which in some libraries imports all of
+their modules.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+
+def import_module_alone(name: str) -> ModuleType:
+    """Import ``package.module`` without running the package's ``__init__``.
+
+    That runs as soon as anybody asks the package for a name that is not a module, so other code of
+    this process can use the package as usual. A package that has been imported stays as it is.
+    Thread-safe.
+
+    Raises:
+        ImportError: there is no such package or module, or it cannot be imported.
+    """
+    package, _, _ = name.partition(".")
+    if package not in sys.modules:
+        sys.modules.setdefault(package, _defer(package))
+    return importlib.import_module(name)
+
+
+def _defer(name: str) -> ModuleType:
+    """A package whose ``__init__`` has not run; its ``__getattr__`` (PEP 562) runs it."""
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    package = importlib.util.module_from_spec(spec)
+    lock = threading.RLock()
+    running = False
+
+    def find(attribute: str) -> Any:
+        nonlocal running
+        module = f"{name}.{attribute}"
+        if importlib.util.find_spec(module) is not None:
+            return importlib.import_module(module)
+        with lock:
+            if not running and "__getattr__" in vars(package):
+                running = True  # what __init__ imports may come back here
+                try:
+                    importlib.reload(package)
+                finally:
+                    running = False
+                del vars(package)["__getattr__"]
+        if attribute not in vars(package):
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+        return vars(package)[attribute]
+
+    vars(package)["__getattr__"] = find
+    return package

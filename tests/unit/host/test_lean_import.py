@@ -1,0 +1,113 @@
+"""A module of a package is imported without the package's other modules."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from otel_kprofiler.host.lean_import import import_module_alone
+
+FILES = {
+    "__init__.py": "from {name}.heavy import Heavy\nfrom {name} import wanted\nLOADED = True\n",
+    "heavy.py": "from {name} import wanted, other\nclass Heavy: pass\n",
+    "wanted.py": "from {name} import other\nVALUE = other.VALUE\n",
+    "other.py": "VALUE = 7\n",
+}
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch, request):
+    """The name of a new package whose ``__init__`` imports all of it."""
+    name = f"package_of_{request.node.name}"
+    write(tmp_path / name, name, FILES)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield name
+    for module in [one for one in sys.modules if one.partition(".")[0] == name]:
+        del sys.modules[module]
+
+
+def write(directory, name, files):
+    directory.mkdir()
+    for path, text in files.items():
+        (directory / path).write_text(text.format(name=name))
+
+
+def test_only_what_the_module_needs_is_imported(package):
+    assert import_module_alone(f"{package}.wanted").VALUE == 7
+    assert f"{package}.heavy" not in sys.modules
+    assert "LOADED" not in vars(sys.modules[package])
+
+
+def test_the_package_can_be_used_as_usual_afterwards(package):
+    wanted = import_module_alone(f"{package}.wanted")
+    found = {}
+    exec(f"import {package} as whole\nfrom {package} import Heavy, wanted, LOADED", found)
+    assert (found["LOADED"], found["wanted"]) == (True, wanted)
+    assert found["whole"].Heavy is found["Heavy"]
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        found["whole"].nothing  # noqa: B018
+
+
+def test_a_module_is_found_as_an_attribute_without_the_rest(package):
+    import_module_alone(f"{package}.other")
+    assert sys.modules[package].wanted.VALUE == 7
+    assert f"{package}.heavy" not in sys.modules
+
+
+def test_an_imported_package_is_left_as_it_is(package):
+    __import__(package)
+    whole = sys.modules[package]
+    assert import_module_alone(f"{package}.wanted") is whole.wanted
+    assert sys.modules[package] is whole
+
+
+def test_a_package_that_fails_fails_at_each_use(package, tmp_path):
+    (tmp_path / package / "heavy.py").write_text("raise ImportError('no libheavy')")
+    assert import_module_alone(f"{package}.wanted").VALUE == 7
+    for _ in range(2):
+        with pytest.raises(ImportError, match="no libheavy"):
+            sys.modules[package].Heavy  # noqa: B018
+
+
+def test_threads_that_ask_at_the_same_time_get_the_same(package, tmp_path):
+    (tmp_path / package / "heavy.py").write_text("import time\ntime.sleep(0.1)\nHeavy = object()\n")
+    import_module_alone(f"{package}.wanted")
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(sys.modules[package].Heavy)) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("name", ["no_such_package.module", "json.no_such_module"])
+def test_what_is_missing_is_an_import_error(name):
+    with pytest.raises(ModuleNotFoundError, match="no_such"):
+        import_module_alone(name)
+
+
+PYROUTE2 = """
+import sys
+from otel_kprofiler.host.lean_import import import_module_alone
+import_module_alone("pyroute2.netlink.uevent")
+assert "pyroute2.iproute" not in sys.modules
+import pyroute2
+from pyroute2 import IPRoute, netns
+from pyroute2.ndb.main import NDB
+assert pyroute2.NDB is NDB and netns is pyroute2.netns
+with IPRoute() as routes:
+    print(len(routes.get_links()))
+"""
+
+
+def test_pyroute2_can_be_used_as_usual_afterwards():
+    done = subprocess.run(
+        [sys.executable, "-c", PYROUTE2], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 1
