@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Final, NamedTuple
 
 from otel_kprofiler.export import ExportQueue, QueueCounts
@@ -19,8 +20,10 @@ from otel_kprofiler.model import (
     LossCause,
     Resource,
     ResourceSamples,
+    SampleCounts,
     StreamTotals,
     Window,
+    sum_losses,
 )
 from otel_kprofiler.otlp import Encoded, encode_window
 
@@ -28,6 +31,8 @@ MAX_WAITING_SAMPLES: Final = 250_000
 """Limit of samples waiting to be encoded, about 25 MB; a single window may exceed it."""
 _ENCODING_SHARE: Final = 0.7
 """Share of the shutdown timeout after which no further window is encoded."""
+
+_KIND: Final = "on_cpu"
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +50,8 @@ class _Task(NamedTuple):
 
     window: Window
     queues: tuple[ExportQueue, ...]
-    samples: int
-    not_offered: Mapping[str, int]  # by exporter, as of that time
+    samples: SampleCounts
+    not_offered: Mapping[str, SampleCounts]  # by exporter, as of that time
 
 
 class Reporter:
@@ -75,8 +80,8 @@ class Reporter:
         self._queues = tuple(queues)
         self._leaving: list[ExportQueue] = []
         self._past: dict[str, list[QueueCounts]] = {}
-        self._not_offered = {queue.exporter.name: 0 for queue in queues}
-        self._handed_over = 0
+        self._not_offered = {queue.exporter.name: SampleCounts() for queue in queues}
+        self._handed_over = SampleCounts()
         self._latest: Window | None = None  # its totals, for the final request
         self._reported: dict[ExportQueue, StreamTotals] = {}  # totals in the last request
         self._encoder = encoder
@@ -86,7 +91,7 @@ class Reporter:
         self._encoding: _Task | None = None
         # What each queue had accepted before the current task's batches were put, which may wait
         # for a disk. What it has accepted since is no longer pending here.
-        self._accepted_before: dict[ExportQueue, int] = {}
+        self._accepted_before: dict[ExportQueue, SampleCounts] = {}
         self._closing = False
         self._background = background
         if background:
@@ -97,16 +102,16 @@ class Reporter:
 
         Losses of the window at the end of sampling are counted for each exporter.
         """
-        given_up = window.lost.get(LossCause.SHUTDOWN, 0)
+        given_up = SampleCounts({_KIND: window.lost.get(LossCause.SHUTDOWN, 0)})
         with self._changed:
             if window.totals:
                 self._latest = _account_only(window, self._latest)
-            if given_up:
+            if given_up.total():
                 self._lose(self._take(window, given_up), LossCause.SHUTDOWN)
             if not window.resources:
                 return
-            task = self._take(window, window.sample_count)
-            while self._is_full(task.samples):
+            task = self._take(window, SampleCounts({_KIND: window.sample_count}))
+            while self._is_full(task.samples.total()):
                 self._lose(self._waiting.popleft(), LossCause.QUEUE_FULL)
             self._waiting.append(task)
             self._changed.notify_all()
@@ -115,13 +120,14 @@ class Reporter:
 
     def _is_full(self, more: int) -> bool:
         """Whether a waiting window must be dropped; an empty queue takes a window of any size."""
-        samples = sum(task.samples for task in self._waiting) + more
+        samples = sum(task.samples.total() for task in self._waiting) + more
         full = len(self._waiting) >= self._capacity or samples > MAX_WAITING_SAMPLES
         return full and bool(self._waiting)
 
-    def _take(self, window: Window, samples: int) -> _Task:
+    def _take(self, window: Window, samples: SampleCounts) -> _Task:
         """A task for a window or part of it, for the current queues; call with the lock held."""
-        task = _Task(window, self._queues, samples, dict(self._not_offered))
+        not_offered = {name: counts.copy() for name, counts in self._not_offered.items()}
+        task = _Task(window, self._queues, samples, not_offered)
         self._handed_over += samples
         for name in self._not_offered.keys() - {queue.exporter.name for queue in self._queues}:
             self._not_offered[name] += samples
@@ -137,7 +143,7 @@ class Reporter:
             self._queues = tuple(queues)
             self._leaving += leaving
             for queue in queues:
-                self._not_offered.setdefault(queue.exporter.name, self._handed_over)
+                self._not_offered.setdefault(queue.exporter.name, self._handed_over.copy())
         for queue in leaving:
             threading.Thread(
                 target=self._drain_and_close,
@@ -215,27 +221,34 @@ class Reporter:
         open_ = [q for q in (*self._queues, *self._leaving) if q.exporter.name == name]
         of_open = [queue.counts() for queue in open_]
         counts = [*self._past.get(name, ()), *of_open]
-        not_queued = sum(map(self._count_not_queued, open_, of_open))
-        lost, carried_lost = Counter[LossCause](), Counter[LossCause]()
-        for one in counts:
-            lost.update(one.lost)
-            carried_lost.update(one.carried_lost)
-        return ExporterAccount(
-            name=name,
-            exported=sum(one.exported for one in counts),
-            lost=dict(lost),
-            pending=sum(one.queued for one in counts) + not_queued,
-            not_offered=self._not_offered[name],
-            carried=sum(one.carried for one in counts),
-            carried_lost=dict(carried_lost),
-            unknown_since_unix_ns=max([q.unknown_since_unix_ns for q in open_], default=0),
+        pending = SampleCounts()
+        for queue, one in zip(open_, of_open, strict=True):
+            pending.update(self._count_not_queued(queue, one))
+        unknown_since = max([queue.unknown_since_unix_ns for queue in open_], default=0)
+        kinds = dict.fromkeys([*self._handed_over, *chain(*(one.kinds for one in counts))])
+        return ExporterAccount.of_kinds(
+            name,
+            {
+                kind: _account_of_kind(
+                    ExporterAccount(
+                        name,
+                        pending=pending[kind],
+                        not_offered=self._not_offered[name][kind],
+                        unknown_since_unix_ns=unknown_since,
+                    ),
+                    [one.kinds[kind] for one in counts if kind in one.kinds],
+                )
+                for kind in kinds
+            },
         )
 
-    def _count_not_queued(self, queue: ExportQueue, counts: QueueCounts) -> int:
+    def _count_not_queued(self, queue: ExportQueue, counts: QueueCounts) -> SampleCounts:
         """Samples of windows that have not been put into a queue yet."""
-        not_queued = sum(task.samples for task in self._tasks() if queue in task.queues)
+        tasks = [task.samples for task in self._tasks() if queue in task.queues]
+        not_queued = sum(tasks, SampleCounts())
         if queue in self._accepted_before:
-            not_queued -= counts.accepted - self._accepted_before[queue]
+            not_queued.update(self._accepted_before[queue])
+            not_queued.subtract(_count_accepted(counts))
         return not_queued
 
     def _lose(self, task: _Task, cause: LossCause) -> None:
@@ -281,13 +294,15 @@ class Reporter:
         with self._changed:
             if self._encoding is not task:
                 return False
-            self._accepted_before = {queue: queue.counts().accepted for queue in task.queues}
+            self._accepted_before = {
+                queue: _count_accepted(queue.counts()) for queue in task.queues
+            }
         for queue, result in zip(task.queues, results, strict=True):
             if result is None:
                 queue.lose(task.samples, LossCause.INTERNAL)
                 continue
             if result.too_large:
-                queue.lose(result.too_large, LossCause.TOO_LARGE)
+                queue.lose({_KIND: result.too_large}, LossCause.TOO_LARGE)
             for batch in result.batches:
                 queue.put(batch)
         with self._changed:
@@ -304,7 +319,7 @@ class Reporter:
             encoding = queue.exporter.encoding
             with self._changed:
                 account = self._account(queue.exporter.name)
-            window = _for_receiver(task.window, account, task.not_offered.get(account.name, 0))
+            window = _for_receiver(task.window, account, task.not_offered[account.name].total())
             key = (encoding, repr(window.totals))
             if key not in encoded:
                 encoded[key] = self._encode(window, encoding)
@@ -322,6 +337,21 @@ class Reporter:
             # A bug must cost only this window, counted, and not stop the profiler.
             _log.exception("a window of %d samples could not be encoded", window.sample_count)
             return None
+
+
+def _count_accepted(counts: QueueCounts) -> SampleCounts:
+    return SampleCounts({kind: one.accepted for kind, one in counts.kinds.items()})
+
+
+def _account_of_kind(not_queued: ExporterAccount, queues: Sequence[QueueCounts]) -> ExporterAccount:
+    """The account of one kind, from what is in no queue and the counts of the queues."""
+    return not_queued._replace(
+        exported=sum(one.exported for one in queues),
+        lost=sum_losses(one.lost for one in queues),
+        pending=not_queued.pending + sum(one.queued for one in queues),
+        carried=sum(one.carried for one in queues),
+        carried_lost=sum_losses(one.carried_lost for one in queues),
+    )
 
 
 def _for_receiver(window: Window, account: ExporterAccount, not_offered: int) -> Window:

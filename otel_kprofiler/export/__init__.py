@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from otel_kprofiler.export.base import ExportOutcome, ExportResult, ProfileExporter
+from otel_kprofiler.export.base import ExportOutcome, ExportResult, KindResult, ProfileExporter
 from otel_kprofiler.export.debug import DebugExporter, Verbosity
 from otel_kprofiler.export.environment import (
     OtlpSettings,
@@ -17,7 +17,8 @@ from otel_kprofiler.export.environment import (
     read_settings,
 )
 from otel_kprofiler.export.file import FileExporter, Rotation
-from otel_kprofiler.export.queue import DEFAULT_QUEUE_SIZE, ExportQueue, QueueCounts
+from otel_kprofiler.export.ledger import Ledgers, QueueCounts
+from otel_kprofiler.export.queue import DEFAULT_QUEUE_SIZE, ExportQueue
 from otel_kprofiler.export.retry import RetryPolicy
 from otel_kprofiler.export.sender import DEFAULT_MAX_BYTES, Tls
 from otel_kprofiler.export.settings import (
@@ -48,6 +49,8 @@ __all__ = [
     "FileSettings",
     "GrpcSettings",
     "HttpSettings",
+    "KindResult",
+    "Ledgers",
     "OtlpGrpcExporter",
     "OtlpHttpExporter",
     "OtlpSettings",

@@ -9,9 +9,19 @@ from __future__ import annotations
 
 import abc
 import enum
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from otel_kprofiler.model import AttributeForm, Batch, Encoding, Form, LossCause, Losses
+from otel_kprofiler.model import (
+    AttributeForm,
+    Batch,
+    Encoding,
+    Form,
+    LossCause,
+    Losses,
+    SampleCounts,
+    sum_losses,
+)
 
 
 class ExportOutcome(enum.Enum):
@@ -21,35 +31,68 @@ class ExportOutcome(enum.Enum):
     FAILURE = 1
 
 
+class KindResult(NamedTuple):
+    """What became of a batch's samples of one kind.
+
+    Attributes:
+        exported: samples that are known to have arrived; a lower bound.
+        lost: the others, by cause.
+    """
+
+    exported: int
+    lost: Losses
+
+
 class ExportResult(NamedTuple):
-    """Outcome of one export; ``exported`` plus all of ``lost`` is the batch's sample count.
+    """Outcome of one export; accounts for each sample of the batch.
 
     Attributes:
         outcome: SUCCESS even if the receiver accepted only part of the batch.
-        exported: samples that are known to have arrived; a lower bound.
-        lost: the other samples of the batch, by cause.
+        kinds: what became of the samples of each kind, by its name.
         message: human-readable, possibly empty.
         error_type: short and of low cardinality (``UNAVAILABLE``, ``503``); empty on success.
     """
 
     outcome: ExportOutcome
-    exported: int
-    lost: Losses
+    kinds: Mapping[str, KindResult]
     message: str = ""
     error_type: str = ""
 
+    @property
+    def exported(self) -> int:
+        """Samples of all kinds that are known to have arrived; a lower bound."""
+        return sum(kind.exported for kind in self.kinds.values())
+
+    @property
+    def lost(self) -> Losses:
+        """The other samples of all kinds, by cause."""
+        return sum_losses(kind.lost for kind in self.kinds.values())
+
+    def counts(self) -> SampleCounts:
+        """Samples of each kind that the result accounts for."""
+        return SampleCounts(
+            {name: kind.exported + sum(kind.lost.values()) for name, kind in self.kinds.items()}
+        )
+
     @classmethod
-    def success(cls, batch: Batch) -> ExportResult:
-        """The whole batch arrived."""
-        return cls(ExportOutcome.SUCCESS, batch.sample_count, {})
+    def success(
+        cls, batch: Batch, message: str = "", *, rejected: Mapping[str, int] | None = None
+    ) -> ExportResult:
+        """The batch arrived, except the samples that the receiver rejected, by kind."""
+        kinds = {}
+        for kind, samples in batch.samples.items():
+            refused = rejected.get(kind, 0) if rejected else 0
+            lost = {LossCause.REJECTED: refused} if refused else {}
+            kinds[kind] = KindResult(samples - refused, lost)
+        return cls(ExportOutcome.SUCCESS, kinds, message)
 
     @classmethod
     def failure(
         cls, batch: Batch, cause: LossCause, message: str, error_type: str = ""
     ) -> ExportResult:
         """Nothing of the batch arrived; ``error_type`` defaults to the cause's name."""
-        lost = {cause: batch.sample_count}
-        return cls(ExportOutcome.FAILURE, 0, lost, message, error_type or cause.value)
+        kinds = {kind: KindResult(0, {cause: count}) for kind, count in batch.samples.items()}
+        return cls(ExportOutcome.FAILURE, kinds, message, error_type or cause.value)
 
 
 class ProfileExporter(abc.ABC):

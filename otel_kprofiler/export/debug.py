@@ -19,7 +19,7 @@ class Verbosity(enum.Enum):
     NORMAL = "normal"
     """Also the interval, and the bytes per sample."""
     DETAILED = "detailed"
-    """Also the number of samples of each profile."""
+    """Also the number of samples of each profile, by kind."""
 
 
 class DebugExporter(ProfileExporter):
@@ -50,9 +50,8 @@ class DebugExporter(ProfileExporter):
         """Print the line; a closed or broken output counts as ``WRITE_FAILED``."""
         if self._closed:
             return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")
-        counts = batch.profile_samples
-        total = batch.sample_count
-        parts = [f"profiles: {len(counts)}, samples: {total}, bytes: {len(batch.payload)}"]
+        profiles, total = batch.profiles, batch.sample_count
+        parts = [f"profiles: {len(profiles)}, samples: {total}, bytes: {len(batch.payload)}"]
         if self._verbosity is not Verbosity.BASIC:
             seconds = (batch.end_unix_ns - batch.start_unix_ns) / 1e9
             start = dt.datetime.fromtimestamp(batch.start_unix_ns / 1e9, dt.UTC)
@@ -60,7 +59,9 @@ class DebugExporter(ProfileExporter):
             parts.append(f"start: {start.isoformat(timespec='milliseconds')}")
             parts.append(f"seconds: {seconds:.3f}, bytes per sample: {per_sample:.1f}")
         if self._verbosity is Verbosity.DETAILED:
-            parts.append(f"samples by profile: {' '.join(map(str, counts))}")
+            for kind in batch.samples:
+                counts = [str(profile.samples) for profile in profiles if profile.kind == kind]
+                parts.append(f"{kind} samples by profile: {' '.join(counts)}")
         try:
             print(f"{self.name}: {', '.join(parts)}", file=self._out or sys.stdout, flush=True)
         except (OSError, ValueError) as error:

@@ -2,7 +2,7 @@
 
 Batches wait in memory, or in a :class:`~otel_kprofiler.export.spool.Spool` that outlives the
 process. Producers never wait for a receiver. A full queue drops its oldest batches and counts
-their samples. The account is exact at every instant:
+their samples. The account is exact at every instant, for each kind of samples:
 
     accepted + carried = exported + all lost + queued
 
@@ -15,15 +15,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from types import MappingProxyType
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from otel_kprofiler.export.base import ExportResult, ProfileExporter
+from otel_kprofiler.export.ledger import Ledgers, QueueCounts
 from otel_kprofiler.export.recovery import Stored
 from otel_kprofiler.export.spool import Spool
-from otel_kprofiler.model import Batch, LossCause, Losses
+from otel_kprofiler.model import Batch, LossCause, SampleCounts
 
 DEFAULT_QUEUE_SIZE = 1000
 """Batches; as the Collector's ``sending_queue``."""
@@ -40,35 +40,11 @@ _TEMPORARY: Final = frozenset({LossCause.RETRIES_EXHAUSTED, LossCause.SHUTDOWN})
 _log = logging.getLogger(__name__)
 
 
-class QueueCounts(NamedTuple):
-    """Totals since the start, in samples unless stated otherwise.
-
-    Attributes:
-        accepted: put into the queue.
-        exported: arrived, according to the exporter.
-        lost: not delivered, or dropped by the queue, by cause.
-        queued: waiting or being exported.
-        batches: number of batches waiting or being exported.
-        queued_bytes: their size.
-        carried: left in the spool by earlier runs.
-        carried_lost: the part of ``lost`` from earlier runs.
-    """
-
-    accepted: int
-    exported: int
-    lost: Losses
-    queued: int
-    batches: int
-    queued_bytes: int
-    carried: int = 0
-    carried_lost: Losses = MappingProxyType({})
-
-
 class _Held(NamedTuple):
     """A waiting batch, in memory or in the spool."""
 
     number: int
-    samples: int
+    samples: SampleCounts
     size: int
     batch: Batch | None
     stored: Stored | None
@@ -107,9 +83,7 @@ class ExportQueue:
         self._in_flight: _Held | None = None
         self._settling = 0  # number of settle() calls on the spool in progress
         self._last = 0  # number of the last batch
-        self._accepted = self._exported = self._carried = 0
-        self._lost: Counter[LossCause] = Counter()
-        self._carried_lost: Counter[LossCause] = Counter()
+        self._ledgers = Ledgers()
         self._closing = False  # accept no more batches
         self._stopping = False  # start no more exports
         self._dropping: set[LossCause] = set()  # already logged
@@ -128,8 +102,8 @@ class ExportQueue:
         """
         with self._changed:
             if self._closing:
-                self._accepted += batch.sample_count
-                self._lost[LossCause.SHUTDOWN] += batch.sample_count
+                self._ledgers.accept(batch.samples)
+                self._ledgers.lose(batch.samples, LossCause.SHUTDOWN)
                 return False
         self._append(batch)
         return True
@@ -144,26 +118,18 @@ class ExportQueue:
             old, self.exporter, self._size = self.exporter, exporter, max(size, 1)
         threading.Thread(target=old.shutdown, name=f"close {old.name}", daemon=True).start()
 
-    def lose(self, samples: int, cause: LossCause) -> None:
-        """Count samples as lost that never became a batch."""
+    def lose(self, samples: Mapping[str, int], cause: LossCause) -> None:
+        """Count samples by kind as lost that never became a batch."""
         with self._changed:
-            self._accepted += samples
-            self._lost[cause] += samples
+            self._ledgers.accept(samples)
+            self._ledgers.lose(samples, cause)
 
     def counts(self) -> QueueCounts:
         """A consistent snapshot of all totals."""
         with self._changed:
             held = [*self._waiting, *([self._in_flight] if self._in_flight else [])]
-            return QueueCounts(
-                accepted=self._accepted,
-                exported=self._exported,
-                lost=dict(+self._lost),
-                queued=sum(one.samples for one in held),
-                batches=len(held),
-                queued_bytes=sum(one.size for one in held),
-                carried=self._carried,
-                carried_lost=dict(+self._carried_lost),
-            )
+            size = sum(one.size for one in held)
+            return self._ledgers.counts(_sum_samples(held), len(held), size)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Wait until all batches put so far are exported or lost; False on timeout."""
@@ -218,7 +184,7 @@ class ExportQueue:
             if held and held.stored:
                 self._waiting.appendleft(held)
             elif held:
-                self._count(held, {LossCause.SHUTDOWN: held.samples})
+                self._lose(held, LossCause.SHUTDOWN)
         if self._spool:
             if final_request and (final := final_request()):
                 self._store(final)
@@ -237,13 +203,13 @@ class ExportQueue:
             self._last += 1
             held = _Held(self._last, stored.samples, stored.size, None, stored, carried=True)
             self._waiting.append(held)
-        self._carried += sum(stored.samples for stored in spool.waiting) + spool.damaged
-        if spool.damaged:
-            self._lost[LossCause.SPOOL_DAMAGED] += spool.damaged
-            self._carried_lost[LossCause.SPOOL_DAMAGED] += spool.damaged
+            self._ledgers.carry(stored.samples)
+        self._ledgers.carry(spool.damaged)
+        self._ledgers.lose(spool.damaged, LossCause.SPOOL_DAMAGED, carried=True)
         self.unknown_since_unix_ns = spool.unknown_since_unix_ns
         spool.waiting.clear()
-        spool.damaged = spool.unknown_since_unix_ns = 0
+        spool.damaged.clear()
+        spool.unknown_since_unix_ns = 0
         if self.unknown_since_unix_ns:
             _log.warning(
                 "%s: the previous run was killed, or the end of its spool is damaged; what it took"
@@ -256,12 +222,12 @@ class ExportQueue:
         stored = self._store(batch)
         size = stored.size if stored else len(batch.payload)
         with self._changed:
-            self._accepted += batch.sample_count
+            self._ledgers.accept(batch.samples)
             self._last += 1
             if stored is None:
                 self._make_room_in_memory(size)
             kept = None if stored else batch
-            self._waiting.append(_Held(self._last, batch.sample_count, size, kept, stored))
+            self._waiting.append(_Held(self._last, batch.samples, size, kept, stored))
             self._changed.notify_all()
 
     def _store(self, batch: Batch) -> Stored | None:
@@ -301,7 +267,7 @@ class ExportQueue:
                 dropped = [h for h in self._waiting if h.stored and h.stored.number <= last.number]
                 self._drop(dropped, cause)
                 self._settling += 1
-            self._settle(last, sum(held.samples for held in dropped))
+            self._settle(last, _sum_samples(dropped))
 
     def _make_room_in_memory(self, more: int) -> None:
         waiting = deque(held for held in self._waiting if held.batch)
@@ -319,15 +285,13 @@ class ExportQueue:
         numbers = {held.number for held in dropped}
         self._waiting = deque(held for held in self._waiting if held.number not in numbers)
         for held in dropped:
-            self._count(held, {cause: held.samples})
+            self._lose(held, cause)
             self._dropping.add(cause)
 
-    def _count(self, held: _Held, lost: Losses) -> None:
-        self._lost.update(lost)
-        if held.carried:
-            self._carried_lost.update(lost)
+    def _lose(self, held: _Held, cause: LossCause) -> None:
+        self._ledgers.lose(held.samples, cause, carried=held.carried)
 
-    def _settle(self, stored: Stored, samples: int) -> None:
+    def _settle(self, stored: Stored, samples: SampleCounts) -> None:
         """Record in the spool that this batch and all before it are settled.
 
         The caller increments ``_settling`` when it removes them from the queue, so that the spool
@@ -396,7 +360,7 @@ class ExportQueue:
         gone = held.stored and self._spool and not self._spool.holds(held.stored)
         if result is None:
             cause = LossCause.SPOOL_FULL if gone else LossCause.SPOOL_DAMAGED
-            self._count(held, {cause: held.samples})
+            self._lose(held, cause)
         elif replaced and LossCause.SHUTDOWN in result.lost:
             # Abandoned because the exporter was replaced; none of it was accepted.
             self._waiting.appendleft(held)
@@ -407,10 +371,9 @@ class ExportQueue:
                 self._pause_s = min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
                 return False
             # Its segment was dropped during the export.
-            self._count(held, {LossCause.SPOOL_FULL: held.samples})
+            self._lose(held, LossCause.SPOOL_FULL)
         else:
-            self._exported += result.exported
-            self._count(held, result.lost)
+            self._ledgers.conclude(result, carried=held.carried)
             self._dropping.clear()
         self._pause_s = 0.0
         return True
@@ -419,9 +382,9 @@ class ExportQueue:
         started = time.monotonic()
         try:
             result = exporter.export(batch)
-            counted = result.exported + sum(result.lost.values())
-            if counted != batch.sample_count:
-                raise ValueError(f"accounts for {counted} of {batch.sample_count} samples")  # noqa: TRY301
+            counted = result.counts()
+            if counted != batch.samples:
+                raise ValueError(f"accounts for {dict(counted)} of {dict(batch.samples)} samples")  # noqa: TRY301
         except Exception as error:  # noqa: BLE001 -- counted and logged
             _log.exception("%s: the exporter raised an exception", exporter.name)
             message = f"{type(error).__name__}: {error}"
@@ -432,6 +395,10 @@ class ExportQueue:
             except Exception:  # noqa: BLE001 -- logged; the account does not depend on it
                 _log.exception("%s: the on_export callback failed", exporter.name)
         return result
+
+
+def _sum_samples(held: Iterable[_Held]) -> SampleCounts:
+    return sum((one.samples for one in held), SampleCounts())
 
 
 def _is_temporary(result: ExportResult) -> bool:

@@ -20,6 +20,7 @@ from otel_kprofiler.export.segments import (
     unpack_totals,
 )
 from otel_kprofiler.host import PrivateDirectory
+from otel_kprofiler.model import SampleCounts
 
 _NAME: Final = re.compile(r"(\d{20})\.spool(\.aside)?")
 _BLOCK_BYTES: Final = 4096
@@ -35,7 +36,7 @@ class Stored(NamedTuple):
 
     Attributes:
         number: consecutive number of the batch.
-        samples: number of samples in the batch.
+        samples: number of samples in the batch, by kind.
         size: bytes of the record.
         since_s: when it was appended, in monotonic seconds.
         segment: number in the name of its segment.
@@ -43,7 +44,7 @@ class Stored(NamedTuple):
     """
 
     number: int
-    samples: int
+    samples: SampleCounts
     size: int
     since_s: float
     segment: int
@@ -78,7 +79,7 @@ class Recovery:
         waiting: undelivered batches, oldest first.
         last: the highest number in use.
         sizes: bytes of each segment, by number.
-        damaged: samples appended that are neither done nor readable.
+        damaged: samples appended that are neither done nor readable, by kind.
         unknown_since_unix_ns: when not 0, the end of the log is missing, and what was taken after
             this time is unknown; 1 if the time is unknown too.
     """
@@ -103,8 +104,9 @@ class Recovery:
         self.last = max(self.last, totals.settled)
         self.waiting = [found[number] for number in sorted(found) if number > totals.settled]
         # Each appended sample is done, waiting, or unreadable.
-        waiting = sum(stored.samples for stored in self.waiting)
-        self.damaged = max(0, totals.appended - totals.done - waiting)
+        self.damaged = totals.appended - totals.done
+        for stored in self.waiting:
+            self.damaged -= stored.samples
         totals.done += self.damaged
         self.unknown_since_unix_ns = 0 if self._closed else max(totals.end_unix_ns, 1)
 
@@ -149,8 +151,8 @@ class Recovery:
             self.totals.include(unpack_totals(record.body))
             return None
         number, before, put_unix_ns, batch = unpack_batch(record.body)
-        samples = batch.sample_count
-        self.totals.include(Totals(0, 0, before + samples, batch.end_unix_ns))
+        samples = batch.samples
+        self.totals.include(Totals(appended=before + samples, end_unix_ns=batch.end_unix_ns))
         self.last = max(self.last, number)
         put_s = put_unix_ns / 1e9
         age_s = max(0.0, self._wall_s - put_s) if put_s > _EARLIEST_S else 0.0

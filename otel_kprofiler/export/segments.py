@@ -2,9 +2,9 @@
 
 A segment is :data:`MAGIC` and records. A record is a CRC-32 of the rest of the record (4 bytes),
 the length of the body (4), the kind (1) and the body; all integers are little-endian. The body of
-a batch is its number, the samples appended before it, the time it was appended (Unix ns), start
-and end of its window (8 each), its form (1), the number of profiles (4), the samples of each (4
-each), and the payload. Other bodies are JSON: :class:`Totals`.
+a batch is its number (8), the length of its head (4), the head and the payload. Heads and other
+bodies are JSON, see :func:`pack_batch` and :class:`Totals`; samples are counted by the name of
+their kind.
 
 Readers validate everything. Damage costs only the records it touches.
 """
@@ -17,18 +17,16 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from otel_kprofiler.model import Batch, Form
+from otel_kprofiler.model import Batch, Form, ProfileSamples, SampleCounts
 
-MAGIC: Final = b"kpspool1"
+MAGIC: Final = b"kpspool2"
 
 _HEADER: Final = struct.Struct("<IIB")
 _CHECKED: Final = struct.Struct("<IB")
-_BATCH: Final = struct.Struct("<QQQQQBI")
-_NUMBER: Final = struct.Struct("<Q")
-_FORMS: Final = tuple(Form)
+_BATCH: Final = struct.Struct("<QI")
 _MAX_BODY_BYTES: Final = 1 << 30
 _MAX_TOTALS_BYTES: Final = 4096
 _MAX_COUNT: Final = 1 << 63
@@ -64,10 +62,17 @@ class Record(NamedTuple):
 
 
 class StoredBatch(NamedTuple):
-    """A batch with its number, the samples appended before it, and the time it was appended."""
+    """A batch as it is stored.
+
+    Attributes:
+        number: of the batch.
+        before: samples appended before it, by kind.
+        put_unix_ns: when it was appended.
+        batch: the batch itself.
+    """
 
     number: int
-    before: int
+    before: SampleCounts
     put_unix_ns: int
     batch: Batch
 
@@ -78,24 +83,32 @@ class Totals:
 
     Attributes:
         settled: number of the last batch that needs no further delivery.
-        done: samples exported or counted as lost.
-        appended: samples ever appended.
         end_unix_ns: end of the last window appended.
+        done: samples exported or counted as lost, by kind.
+        appended: samples ever appended, by kind.
     """
 
     settled: int = 0
-    done: int = 0
-    appended: int = 0
     end_unix_ns: int = 0
+    done: SampleCounts = field(default_factory=SampleCounts)
+    appended: SampleCounts = field(default_factory=SampleCounts)
 
     def pack(self) -> bytes:
         """Encode as the body of a mark."""
-        return json.dumps(asdict(self)).encode()
+        values = {
+            "settled": self.settled,
+            "end_unix_ns": self.end_unix_ns,
+            "done": self.done,
+            "appended": self.appended,
+        }
+        return json.dumps(values).encode()
 
     def include(self, other: Totals) -> None:
         """Merge other totals, keeping the maximum of each."""
-        for field in fields(self):
-            setattr(self, field.name, max(getattr(self, field.name), getattr(other, field.name)))
+        self.settled = max(self.settled, other.settled)
+        self.end_unix_ns = max(self.end_unix_ns, other.end_unix_ns)
+        self.done |= other.done
+        self.appended |= other.appended
 
 
 def pack_record(kind: Kind, body: bytes) -> bytes:
@@ -153,7 +166,7 @@ def _find_next(data: bytes, at: int, segment: int, budget: int) -> tuple[Record 
         if length > min(len(data) - start, budget):
             continue
         if kind == Kind.BATCH and (
-            length < _BATCH.size or not segment <= _NUMBER.unpack_from(data, start)[0] <= last
+            length < _BATCH.size or not segment <= _BATCH.unpack_from(data, start)[0] <= last
         ):
             continue
         budget -= length
@@ -165,13 +178,19 @@ def _find_next(data: bytes, at: int, segment: int, budget: int) -> tuple[Record 
 
 def pack_batch(stored: StoredBatch) -> bytes:
     """Encode the body of a batch record."""
-    number, before, put_unix_ns, batch = stored
-    counts = batch.profile_samples
-    head = _BATCH.pack(
-        number, before, put_unix_ns, batch.start_unix_ns, batch.end_unix_ns,
-        _FORMS.index(batch.form), len(counts),
-    )  # fmt: skip
-    return b"".join((head, struct.pack(f"<{len(counts)}I", *counts), batch.payload))
+    batch = stored.batch
+    head = json.dumps(
+        {
+            "before": stored.before,
+            "put_unix_ns": stored.put_unix_ns,
+            "start_unix_ns": batch.start_unix_ns,
+            "end_unix_ns": batch.end_unix_ns,
+            "form": batch.form.value,
+            "profiles": batch.profiles,
+        },
+        separators=(",", ":"),
+    ).encode()
+    return b"".join((_BATCH.pack(stored.number, len(head)), head, batch.payload))
 
 
 def unpack_batch(body: bytes) -> StoredBatch:
@@ -182,12 +201,23 @@ def unpack_batch(body: bytes) -> StoredBatch:
     """
     if len(body) < _BATCH.size:
         raise ValueError("the batch is too short")
-    number, before, put, start, end, form, profiles = _BATCH.unpack_from(body)
-    at = _BATCH.size + 4 * profiles
-    if at > len(body) or form >= len(_FORMS) or max(number, before, end) >= _MAX_COUNT:
+    number, length = _BATCH.unpack_from(body)
+    end = _BATCH.size + length
+    if end > len(body) or number >= _MAX_COUNT:
         raise ValueError("the batch is inconsistent")
-    counts = struct.unpack_from(f"<{profiles}I", body, _BATCH.size)
-    return StoredBatch(number, before, put, Batch(body[at:], _FORMS[form], counts, start, end))
+    head = _load(body[_BATCH.size : end])
+    profiles = head.get("profiles")
+    if not isinstance(profiles, list):
+        raise ValueError("the profiles are not a list")  # noqa: TRY004 - data, not a type
+    batch = Batch(
+        payload=body[end:],
+        form=Form(head.get("form")),
+        profiles=tuple(map(_read_profile, profiles)),
+        start_unix_ns=_read_count(head.get("start_unix_ns")),
+        end_unix_ns=_read_count(head.get("end_unix_ns")),
+    )
+    before = _read_counts(head.get("before"))
+    return StoredBatch(number, before, _read_count(head.get("put_unix_ns")), batch)
 
 
 def unpack_totals(body: bytes) -> Totals:
@@ -198,13 +228,39 @@ def unpack_totals(body: bytes) -> Totals:
     """
     if len(body) > _MAX_TOTALS_BYTES:
         raise ValueError("the totals are too long")
+    values = _load(body)
+    return Totals(
+        settled=_read_count(values.get("settled", 0)),
+        end_unix_ns=_read_count(values.get("end_unix_ns", 0)),
+        done=_read_counts(values.get("done", {})),
+        appended=_read_counts(values.get("appended", {})),
+    )
+
+
+def _load(data: bytes) -> dict[str, object]:
     try:
-        values = json.loads(body)
+        values = json.loads(data)
     except RecursionError:
         values = None
     if not isinstance(values, dict):
-        raise ValueError("the totals are not a mapping")  # noqa: TRY004 - data, not a type
-    known = {field.name: values.get(field.name, 0) for field in fields(Totals)}
-    if any(type(value) is not int or not 0 <= value < _MAX_COUNT for value in known.values()):
-        raise ValueError("the totals are not counts")
-    return Totals(**known)
+        raise ValueError("not a mapping")  # noqa: TRY004 - data, not a type
+    return values
+
+
+def _read_profile(value: object) -> ProfileSamples:
+    match value:
+        case [str(kind), samples]:
+            return ProfileSamples(kind, _read_count(samples))
+    raise ValueError("a profile is not a kind and a count")
+
+
+def _read_counts(value: object) -> SampleCounts:
+    if not isinstance(value, dict):
+        raise ValueError("the samples are not a mapping")  # noqa: TRY004 - data, not a type
+    return SampleCounts({kind: _read_count(count) for kind, count in value.items()})
+
+
+def _read_count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < _MAX_COUNT:
+        raise ValueError("not a count")
+    return value

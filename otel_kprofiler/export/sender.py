@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export.base import ExportOutcome, ExportResult, ProfileExporter
+from otel_kprofiler.export.base import ExportResult, ProfileExporter
 from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict, attempt_until_settled
-from otel_kprofiler.model import AttributeForm, Batch, Form, LossCause
+from otel_kprofiler.model import AttributeForm, Batch, Form, LossCause, SampleCounts
 from otel_kprofiler.redact import Secrets
 from otel_kprofiler.version import __version__
 
@@ -109,9 +109,9 @@ class OtlpSender(ProfileExporter, abc.ABC):
     """Base of exporters that send to an OTLP receiver: retries, accounting, shutdown.
 
     **Partial success.** A receiver reports how many *profiles* it rejected, not which. For n
-    rejected profiles, the samples of the batch's n largest profiles are counted as ``rejected``,
-    so ``exported`` is a lower bound (exact if none or all are rejected, or if the batch has one
-    profile). The rejected part is never resent.
+    rejected profiles, the samples of the n largest profiles of each kind are counted as
+    ``rejected``, so ``exported`` is a lower bound for each kind (exact if none or all are rejected,
+    or if the batch has one profile). The rejected part is never resent.
 
     Args:
         name: component id.
@@ -252,12 +252,13 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
 def _accepted(batch: Batch, answer: Answer) -> ExportResult:
     if answer.rejected_profiles <= 0:
-        return ExportResult(ExportOutcome.SUCCESS, batch.sample_count, {}, answer.message)
-    largest = sorted(batch.profile_samples, reverse=True)
-    rejected = sum(largest[: answer.rejected_profiles])
-    lost = {LossCause.REJECTED: rejected} if rejected else {}
+        return ExportResult.success(batch, answer.message)
+    rejected: SampleCounts = SampleCounts()
+    for kind in batch.samples:
+        sizes = [profile.samples for profile in batch.profiles if profile.kind == kind]
+        rejected[kind] = sum(sorted(sizes, reverse=True)[: answer.rejected_profiles])
     message = f"{answer.rejected_profiles} profiles rejected: {answer.message}"
-    return ExportResult(ExportOutcome.SUCCESS, batch.sample_count - rejected, lost, message)
+    return ExportResult.success(batch, message, rejected=rejected)
 
 
 @contextlib.contextmanager

@@ -7,12 +7,12 @@ A segment is ``NUMBER.spool``, named after the first record it may hold; its for
 :mod:`otel_kprofiler.export.segments`. A process always starts a new segment, so nothing is ever
 written after a damaged record.
 
-- A *batch* record has its number, the samples appended before it, and the batch.
+- A *batch* record has its number, the samples appended before it by kind, and the batch.
 - A *mark* has the number of the last settled batch, and the totals at that time. Each segment
   starts with one, so that older segments can be deleted.
 - A *close* is a mark that ends the log cleanly.
 
-The counts in every record tell exactly how many samples a damaged segment has lost.
+The counts in every record tell exactly how many samples of each kind a damaged segment has lost.
 
 Anything removed from an open spool, even its directory, is recreated with the next record. The
 segment being written is restored completely; losses in others are detected when they are read.
@@ -46,7 +46,7 @@ from otel_kprofiler.export.segments import (
     unpack_batch,
 )
 from otel_kprofiler.host import PrivateDirectory
-from otel_kprofiler.model import Batch, LossCause
+from otel_kprofiler.model import Batch, LossCause, SampleCounts
 
 DEFAULT_MAX_BYTES: Final = 1024 * 1024 * 1024
 DEFAULT_MAX_AGE_S: Final = 24 * 3600.0
@@ -82,7 +82,7 @@ class Spool:
 
     Attributes:
         waiting: undelivered batches of earlier runs, oldest first.
-        damaged: samples of earlier runs that can no longer be read.
+        damaged: samples of earlier runs that can no longer be read, by kind.
         unknown_since_unix_ns: when not 0, the end of the log is missing: the previous run was
             killed, and what it took after this time is unknown.
     """
@@ -111,7 +111,7 @@ class Spool:
         self._last = 0
         self._closed = False
         self.waiting: deque[Stored] = deque()
-        self.damaged = 0
+        self.damaged = SampleCounts()
         self.unknown_since_unix_ns = 0
         try:
             self._open()
@@ -139,11 +139,12 @@ class Spool:
                 self._begin_segment()
             offset = self._write(Kind.BATCH, body)
             self._last = number
-            self._totals.appended += batch.sample_count
+            samples = batch.samples
+            self._totals.appended += samples
             self._totals.end_unix_ns = max(self._totals.end_unix_ns, batch.end_unix_ns)
             size = HEADER_BYTES + len(body)
             since = self._now()
-            return Stored(number, batch.sample_count, size, since, self._segment, offset)
+            return Stored(number, samples, size, since, self._segment, offset)
 
     def read(self, stored: Stored) -> Batch:
         """Read a batch.
@@ -166,12 +167,12 @@ class Spool:
             raise ValueError(f"the spool {self._path}: {name_segment(stored.segment)} is damaged")
         return unpack_batch(record.body).batch
 
-    def settle(self, number: int, samples: int) -> None:
+    def settle(self, number: int, samples: SampleCounts) -> None:
         """Record that a batch is delivered or lost, and delete segments no longer needed.
 
         Args:
             number: of the batch; all before it are settled too.
-            samples: exported or lost since the last call.
+            samples: exported or lost since the last call, by kind.
 
         Raises:
             OSError: it could not be recorded; a crash would resend the batch.

@@ -5,8 +5,16 @@ Addresses of different kinds are different types, ranges are half-open
 and safe to share between threads.
 """
 
-from otel_kprofiler.model.account import Account, ExporterAccount, LossCause, Losses, StreamTotals
-from otel_kprofiler.model.batch import AttributeForm, Batch, Encoding, Form
+from otel_kprofiler.model.account import (
+    Account,
+    ExporterAccount,
+    LossCause,
+    Losses,
+    SampleCounts,
+    StreamTotals,
+    sum_losses,
+)
+from otel_kprofiler.model.batch import AttributeForm, Batch, Encoding, Form, ProfileSamples
 from otel_kprofiler.model.finding import Finding, Level
 from otel_kprofiler.model.ksymbol import (
     Ksymbol,
@@ -82,10 +90,12 @@ __all__ = [
     "ModuleKind",
     "ProcessKey",
     "ProfileKind",
+    "ProfileSamples",
     "RangeSource",
     "RawSample",
     "Resource",
     "ResourceSamples",
+    "SampleCounts",
     "SpanLink",
     "Stack",
     "StackStatus",
@@ -93,4 +103,5 @@ __all__ = [
     "Unresolved",
     "Window",
     "WindowSample",
+    "sum_losses",
 ]

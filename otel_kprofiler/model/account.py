@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class LossCause(enum.Enum):
@@ -40,6 +41,20 @@ class LossCause(enum.Enum):
 Losses = Mapping[LossCause, int]
 """Number of lost samples by cause; causes without losses are absent."""
 
+SampleCounts = Counter[str]
+"""Number of samples by the name of their kind."""
+
+
+def sum_losses(losses: Iterable[Losses]) -> dict[LossCause, int]:
+    """The losses of several accounts."""
+    total: Counter[LossCause] = Counter()
+    for one in losses:
+        total.update(one)
+    return dict(total)
+
+
+_NONE: Final[Losses] = MappingProxyType({})
+
 
 class StreamTotals(NamedTuple):
     """Counts since a sampler was started, as they stood when a window was closed.
@@ -62,7 +77,7 @@ class StreamTotals(NamedTuple):
     samples: int
     taken: int
     lost: Losses
-    earlier_lost: Losses = MappingProxyType({})
+    earlier_lost: Losses = _NONE
     unknown_since_unix_ns: int = 0
     missed: int = 0
 
@@ -80,16 +95,49 @@ class ExporterAccount(NamedTuple):
         carried_lost: that part of ``lost`` which is of earlier runs.
         unknown_since_unix_ns: when not 0, the run before was killed, and what it had taken
             after this time is unknown.
+        kinds: the account of each kind of samples, by its name; empty in these themselves.
     """
 
     name: str
-    exported: int
-    lost: Losses
-    pending: int
+    exported: int = 0
+    lost: Losses = _NONE
+    pending: int = 0
     not_offered: int = 0
     carried: int = 0
-    carried_lost: Losses = MappingProxyType({})
+    carried_lost: Losses = _NONE
     unknown_since_unix_ns: int = 0
+    kinds: Mapping[str, ExporterAccount] = MappingProxyType({})
+
+    @classmethod
+    def of_kinds(cls, name: str, kinds: Mapping[str, ExporterAccount]) -> ExporterAccount:
+        """The sums over all kinds."""
+        of_kind = kinds.values()
+        return cls(
+            name=name,
+            exported=sum(one.exported for one in of_kind),
+            lost=sum_losses(one.lost for one in of_kind),
+            pending=sum(one.pending for one in of_kind),
+            not_offered=sum(one.not_offered for one in of_kind),
+            carried=sum(one.carried for one in of_kind),
+            carried_lost=sum_losses(one.carried_lost for one in of_kind),
+            unknown_since_unix_ns=max([one.unknown_since_unix_ns for one in of_kind], default=0),
+            kinds=kinds,
+        )
+
+    def of_kind(self, kind: str) -> ExporterAccount:
+        """The account of one kind; zeros if the exporter had no such samples."""
+        return self.kinds.get(kind, ExporterAccount(self.name))
+
+    def as_dict(self) -> dict[str, object]:
+        """The account as plain values for JSON, without its kinds."""
+        return {
+            "exported": self.exported,
+            "lost": _plain(self.lost),
+            "pending": self.pending,
+            "not_offered": self.not_offered,
+            "carried": self.carried,
+            "unknown_since_unix_ns": self.unknown_since_unix_ns,
+        }
 
 
 class Account(NamedTuple):
@@ -103,18 +151,61 @@ class Account(NamedTuple):
         exporters: one entry for each exporter.
         earlier: samples of profilers that ran before, which the exporters' counts include.
         missed: samples that the kernel did not take; not in ``taken``, see ``SamplerCounts``.
+        kinds: the account of each kind of samples, by its name; empty in these themselves.
     """
 
-    taken: int
-    received: int
-    lost: Losses
-    waiting: int
-    exporters: tuple[ExporterAccount, ...]
+    taken: int = 0
+    received: int = 0
+    lost: Losses = _NONE
+    waiting: int = 0
+    exporters: tuple[ExporterAccount, ...] = ()
     earlier: int = 0
     missed: int = 0
+    kinds: Mapping[str, Account] = MappingProxyType({})
+
+    @classmethod
+    def of_kinds(
+        cls,
+        sampled: Mapping[str, Account],
+        exporters: tuple[ExporterAccount, ...],
+        earlier: Mapping[str, int] = MappingProxyType({}),
+    ) -> Account:
+        """The account of all kinds, from what was sampled and what became of it.
+
+        Args:
+            sampled: the account of each kind up to the closed windows; its exporters are replaced.
+            exporters: with their kinds, which may be others than are sampled at present.
+            earlier: samples of profilers that ran before, by kind.
+        """
+        names = dict.fromkeys([*sampled, *earlier])
+        for exporter in exporters:
+            names.update(dict.fromkeys(exporter.kinds))
+        kinds = {
+            name: sampled.get(name, cls())._replace(
+                exporters=tuple(exporter.of_kind(name) for exporter in exporters),
+                earlier=earlier.get(name, 0),
+            )
+            for name in names
+        }
+        of_kind = kinds.values()
+        return cls(
+            taken=sum(one.taken for one in of_kind),
+            received=sum(one.received for one in of_kind),
+            lost=sum_losses(one.lost for one in of_kind),
+            waiting=sum(one.waiting for one in of_kind),
+            exporters=exporters,
+            earlier=sum(one.earlier for one in of_kind),
+            missed=sum(one.missed for one in of_kind),
+            kinds=kinds,
+        )
 
     def gaps(self) -> list[str]:
-        """Sentences about samples whose whereabouts are unknown; empty when all is accounted."""
+        """Sentences about samples whose whereabouts are unknown; empty when all is accounted.
+
+        Each kind is checked on its own: what one kind lacks, another cannot make up for.
+        """
+        if self.kinds:
+            return [f"{kind}: {gap}" for kind, one in self.kinds.items() for gap in one.gaps()]
         found = []
         if self.taken != self.received + sum(self.lost.values()):
             found.append(
@@ -135,23 +226,19 @@ class Account(NamedTuple):
 
     def as_dict(self) -> dict[str, object]:
         """The account as plain values for JSON."""
-        return {
+        values = {
             "missed": self.missed,
             "taken": self.taken,
             "received": self.received,
-            "lost": {cause.value: count for cause, count in self.lost.items()},
+            "lost": _plain(self.lost),
             "waiting": self.waiting,
             "earlier": self.earlier,
-            "exporters": {
-                exporter.name: {
-                    "exported": exporter.exported,
-                    "lost": {cause.value: count for cause, count in exporter.lost.items()},
-                    "pending": exporter.pending,
-                    "not_offered": exporter.not_offered,
-                    "carried": exporter.carried,
-                    "unknown_since_unix_ns": exporter.unknown_since_unix_ns,
-                }
-                for exporter in self.exporters
-            },
+            "exporters": {exporter.name: exporter.as_dict() for exporter in self.exporters},
             "gaps": self.gaps(),
         }
+        kinds = {kind: one.as_dict() for kind, one in self.kinds.items()}
+        return {**values, "kinds": kinds} if kinds else values
+
+
+def _plain(losses: Losses) -> dict[str, int]:
+    return {cause.value: count for cause, count in losses.items()}

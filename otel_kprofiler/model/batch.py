@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from otel_kprofiler.model.account import SampleCounts
+
 
 class Form(enum.Enum):
     """Serialized form of a batch."""
@@ -37,6 +39,18 @@ class Encoding(NamedTuple):
     attributes: AttributeForm = AttributeForm.INLINE
 
 
+class ProfileSamples(NamedTuple):
+    """The samples of one profile of a request.
+
+    Attributes:
+        kind: name of their kind.
+        samples: how many.
+    """
+
+    kind: str
+    samples: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """One encoded ``ExportProfilesServiceRequest``, self-contained.
@@ -44,18 +58,26 @@ class Batch:
     Attributes:
         payload: the encoded request.
         form: how ``payload`` is encoded.
-        profile_samples: number of samples of each profile in it, in order.
+        profiles: the samples of each profile in it, in order.
         start_unix_ns: start of the window it belongs to.
         end_unix_ns: end of that window, exclusive.
     """
 
     payload: bytes
     form: Form
-    profile_samples: tuple[int, ...]
+    profiles: tuple[ProfileSamples, ...]
     start_unix_ns: int
     end_unix_ns: int
 
     @property
     def sample_count(self) -> int:
-        """Number of samples in the batch."""
-        return sum(self.profile_samples)
+        """Number of samples of all kinds."""
+        return sum(profile.samples for profile in self.profiles)
+
+    @property
+    def samples(self) -> SampleCounts:
+        """Number of samples of each kind; 0 for a kind with empty profiles only."""
+        counts = SampleCounts()
+        for profile in self.profiles:
+            counts[profile.kind] += profile.samples
+        return counts

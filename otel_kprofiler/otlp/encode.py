@@ -23,6 +23,7 @@ from otel_kprofiler.model import (
     Batch,
     Form,
     Frame,
+    ProfileSamples,
     Resource,
     Window,
     WindowSample,
@@ -34,6 +35,8 @@ from otel_kprofiler.otlp.json_form import JsonWriter
 from otel_kprofiler.otlp.protobuf import ProtobufWriter
 from otel_kprofiler.otlp.writer import Envelope, Header, ProfileTypes, Writer
 from otel_kprofiler.version import __version__
+
+_KIND: Final = "on_cpu"
 
 _WRITERS: Final[dict[Form, Writer]] = {Form.PROTOBUF: ProtobufWriter(), Form.JSON: JsonWriter()}
 
@@ -170,7 +173,8 @@ def _encode_account(options: _Options) -> Iterator[Batch]:
     account = dictionary.attributes(options.account)
     group = writer.group(envelope, resource, sample, profile_id, account)
     payload = writer.request([group], dictionary.tables.entries)
-    yield Batch(payload, writer.form, (0,), window.start_unix_ns, window.end_unix_ns)
+    profiles = (ProfileSamples(_KIND, 0),)
+    yield Batch(payload, writer.form, profiles, window.start_unix_ns, window.end_unix_ns)
 
 
 def _units(options: _Options) -> list[_Unit]:
@@ -297,7 +301,7 @@ def _encode(
         profile_id = id_prefix + (len(groups) + 1).to_bytes(4, "big")
         groups.append(writer.group(envelope, resource, b"".join(written), profile_id, account))
         groups_size += len(groups[-1])
-        counts.append(count)
+        counts.append(ProfileSamples(_KIND, count))
         account = b""
     payload = writer.request(groups, tables.entries)
     if limit is not None and len(payload) > limit:

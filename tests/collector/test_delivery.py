@@ -23,6 +23,7 @@ from otel_kprofiler.model import (
     LossCause,
     Module,
     ModuleKind,
+    ProfileSamples,
     Resource,
     ResourceSamples,
     SpanLink,
@@ -157,7 +158,9 @@ def test_a_batch_at_the_default_size_limit_is_accepted(collector, samples_of):
 
 def test_a_message_above_4_mib_is_refused_and_not_retried(collector):
     exporter = open_exporter("grpc", collector, max_bytes=None)
-    result = exporter.export(Batch(b"\x00" * (5 << 20), Form.PROTOBUF, (7,), START, START + 1))
+    result = exporter.export(
+        Batch(b"\x00" * (5 << 20), Form.PROTOBUF, (ProfileSamples("on_cpu", 7),), START, START + 1)
+    )
     assert (result.lost, result.error_type) == ({LossCause.REJECTED: 7}, "RESOURCE_EXHAUSTED")
     exporter.shutdown()
 
@@ -165,7 +168,9 @@ def test_a_message_above_4_mib_is_refused_and_not_retried(collector):
 @pytest.mark.parametrize("kind", ["grpc", "http/protobuf", "http/json"])
 def test_garbage_is_refused_with_the_collectors_explanation(collector, kind):
     exporter = open_exporter(kind, collector)
-    result = exporter.export(Batch(b"\xff\xff", exporter.form, (7,), START, START + 1))
+    result = exporter.export(
+        Batch(b"\xff\xff", exporter.form, (ProfileSamples("on_cpu", 7),), START, START + 1)
+    )
     assert result.lost == {LossCause.REJECTED: 7}
     assert result.message
     exporter.shutdown()

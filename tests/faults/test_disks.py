@@ -15,6 +15,7 @@ from otel_kprofiler.model import (
     Batch,
     Form,
     LossCause,
+    ProfileSamples,
     Resource,
     ResourceSamples,
     Stack,
@@ -64,7 +65,13 @@ class Receiver(ProfileExporter):
 
 
 def numbered(number):
-    return Batch(b"%d" % number + b" " * 20_000, Form.PROTOBUF, (number,), number, number + 1)
+    return Batch(
+        b"%d" % number + b" " * 20_000,
+        Form.PROTOBUF,
+        (ProfileSamples("on_cpu", number),),
+        number,
+        number + 1,
+    )
 
 
 def check(queue):
@@ -89,7 +96,7 @@ def test_a_full_disk_loses_nothing_while_memory_suffices(disk, caplog):
     queue.shutdown()
     assert check(queue)[1:4] == (231, {}, 0)
     again = Spool(str(disk / "spool"))
-    assert (len(again.waiting), again.damaged) == (0, 0)
+    assert (len(again.waiting), again.damaged) == (0, {})
     again.close()
 
 
@@ -136,7 +143,7 @@ def test_on_a_read_only_disk_batches_wait_in_memory(disk, caplog, known):
     queue.shutdown()
     assert check(queue).queued == 0
     again = Spool(path)
-    assert (len(again.waiting), again.damaged, again.unknown_since_unix_ns) == (0, 0, 0)
+    assert (len(again.waiting), again.damaged, again.unknown_since_unix_ns) == (0, {}, 0)
     again.close()
 
 

@@ -26,7 +26,7 @@ from otel_kprofiler.export import (
     Spool,
     Tls,
 )
-from otel_kprofiler.model import Batch, Form, LossCause
+from otel_kprofiler.model import Batch, Form, LossCause, ProfileSamples
 
 SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
 QUICK = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=3)
@@ -36,7 +36,7 @@ SAMPLES = 3
 
 def numbered(number, size=50):
     payload = b"batch %d " % number + b"." * size
-    return Batch(payload, Form.PROTOBUF, (SAMPLES,), number, number + 1)
+    return Batch(payload, Form.PROTOBUF, (ProfileSamples("on_cpu", SAMPLES),), number, number + 1)
 
 
 class GrpcReceiver:
@@ -312,7 +312,7 @@ def test_partial_success_counts_the_rejected_part():
     # partial_success { rejected_profiles: 1, error_message: "one too many" }
     partial = b"\x0a\x10\x08\x01\x12\x0cone too many"
     receiver = GrpcReceiver([lambda _: partial])
-    batch = Batch(b"x", Form.PROTOBUF, (2, 7), 0, 1)
+    batch = Batch(b"x", Form.PROTOBUF, tuple(ProfileSamples("on_cpu", n) for n in (2, 7)), 0, 1)
     counts = run(receiver.exporter(), [batch, numbered(1)])
     assert counts.lost == {LossCause.REJECTED: 7}, "never less than what may be missing"
     assert counts.exported == 2 + SAMPLES

@@ -1,71 +1,131 @@
 """Export accounting against brute force: any choice of a receiver, any order of events."""
 
+import tempfile
+import threading
 from itertools import combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_kprofiler.export import ExportOutcome, ExportQueue, ExportResult, ProfileExporter
+from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter, Spool
 from otel_kprofiler.export.retry import Answer, Verdict
 from otel_kprofiler.export.sender import _accepted
-from otel_kprofiler.model import Batch, Form, LossCause
+from otel_kprofiler.model import Batch, Form, LossCause, ProfileSamples, SampleCounts, sum_losses
+
+KINDS = st.sampled_from(["on_cpu", "off_cpu", "other"])
+PROFILES = st.builds(ProfileSamples, KINDS, st.integers(0, 9))
+EVENTS = st.lists(
+    st.one_of(st.lists(PROFILES, min_size=1, max_size=4), PROFILES, st.just("flush")), max_size=30
+)
+UNREACHABLE = 5
+SCRIPT = st.lists(st.integers(0, UNREACHABLE), max_size=30)
 
 
-@given(st.lists(st.integers(0, 50), max_size=6), st.integers(-1, 8))
-def test_exported_is_never_overstated_whichever_profiles_were_rejected(samples, rejected):
-    batch = Batch(b"", Form.PROTOBUF, tuple(samples), 0, 1)
+@given(st.lists(PROFILES, max_size=6), st.integers(-1, 8))
+def test_exported_is_never_overstated_whichever_profiles_were_rejected(profiles, rejected):
+    batch = Batch(b"", Form.PROTOBUF, tuple(profiles), 0, 1)
     result = _accepted(batch, Answer(Verdict.ACCEPTED, "OK", "", rejected))
-    number = max(0, min(rejected, len(samples)))
-    arrived = [sum(samples) - sum(chosen) for chosen in combinations(samples, number)]
-    assert result.exported == min(arrived)
-    assert result.exported + sum(result.lost.values()) == sum(samples)
+    number = max(0, min(rejected, len(profiles)))
+    for kind, samples in batch.samples.items():
+        arrived = [
+            samples - sum(one.samples for one in chosen if one.kind == kind)
+            for chosen in combinations(profiles, number)
+        ]
+        assert result.kinds[kind].exported == min(arrived)
+    assert result.counts() == batch.samples
 
 
 class Scripted(ProfileExporter):
-    """Ends each export with the outcome that a number selects."""
+    """Ends each export with the outcome that a number selects: quarters that arrive, or none."""
 
     name, form, max_bytes = "scripted", Form.PROTOBUF, None
 
     def __init__(self, script):
         self.script = iter(script)
-        self.arrived = []
+        self.order = []
+        self.arrived = SampleCounts()
+        self.stopped = threading.Event()
 
     def export(self, batch):
-        (samples,) = batch.profile_samples
-        kept = samples * next(self.script, 4) // 4
-        self.arrived.append((batch.start_unix_ns, kept))
-        lost = {LossCause.REJECTED: samples - kept} if kept < samples else {}
-        return ExportResult(ExportOutcome.SUCCESS, kept, lost)
+        quarters = next(self.script, 4)
+        if self.stopped.is_set():
+            return ExportResult.failure(batch, LossCause.SHUTDOWN, "")
+        if quarters == UNREACHABLE:
+            return ExportResult.failure(batch, LossCause.RETRIES_EXHAUSTED, "")
+        samples = batch.samples
+        rejected = {kind: count - count * quarters // 4 for kind, count in samples.items()}
+        self.order.append(batch.start_unix_ns)
+        self.arrived.update(samples)
+        self.arrived.subtract(rejected)
+        return ExportResult.success(batch, rejected=rejected)
 
     def shutdown(self, timeout_millis=30_000):
-        pass
+        self.stopped.set()
 
 
-@settings(deadline=None)
-@given(
-    st.lists(st.one_of(st.integers(0, 9), st.just("flush")), max_size=40),
-    st.lists(st.integers(0, 4), max_size=40),
-    st.integers(1, 4),
-    st.booleans(),
-)
-def test_a_queue_accounts_for_every_sample_in_any_order_of_events(events, script, size, in_time):
-    exporter = Scripted(script)
-    queue = ExportQueue(exporter, size=size)
-    put = 0
+def by_kind(counts, field):
+    return SampleCounts({kind: getattr(one, field) for kind, one in counts.kinds.items()})
+
+
+def check(queue, put, earlier):
+    """The account of each kind is exact, and the sums are those of the kinds."""
+    counts = queue.counts()
+    assert by_kind(counts, "accepted") == put
+    assert by_kind(counts, "carried") == earlier
+    for one in counts.kinds.values():
+        assert one.accepted + one.carried == one.exported + sum(one.lost.values()) + one.queued
+        assert all(count > 0 for count in one.lost.values())
+    for field in ("accepted", "exported", "queued", "carried"):
+        assert getattr(counts, field) == by_kind(counts, field).total()
+    assert counts.lost == sum_losses(one.lost for one in counts.kinds.values())
+    return counts
+
+
+def run(queue, events, earlier):
+    """Put batches, lose what never was in one, and flush; the account is exact after each."""
+    put = SampleCounts()
     for number, event in enumerate(events):
         if event == "flush":
             assert queue.force_flush(5000)
             assert queue.counts().queued == 0
+        elif isinstance(event, ProfileSamples):
+            queue.lose({event.kind: event.samples}, LossCause.TOO_LARGE)
+            put[event.kind] += event.samples
         else:
-            queue.put(Batch(b"x", Form.PROTOBUF, (event,), number, number + 1))
-            put += event
-        counts = queue.counts()
-        assert counts.accepted == put
-        assert put == counts.exported + sum(counts.lost.values()) + counts.queued
+            batch = Batch(b"x" * 50, Form.PROTOBUF, tuple(event), number, number + 1)
+            queue.put(batch)
+            put.update(batch.samples)
+        check(queue, put, earlier)
+    return put
+
+
+@settings(deadline=None)
+@given(EVENTS, SCRIPT, st.integers(1, 4), st.booleans())
+def test_a_queue_accounts_for_every_sample_in_any_order_of_events(events, script, size, in_time):
+    exporter = Scripted(script)
+    queue = ExportQueue(exporter, size=size)
+    put = run(queue, events, SampleCounts())
     queue.shutdown(5000 if in_time else 0)
-    counts = queue.counts()
-    assert (counts.accepted, counts.queued) == (put, 0)
-    assert counts.exported == sum(kept for _, kept in exporter.arrived)
-    assert exporter.arrived == sorted(exporter.arrived)
-    assert put == counts.exported + sum(counts.lost.values())
-    assert all(count > 0 for count in counts.lost.values())
+    counts = check(queue, put, SampleCounts())
+    assert counts.queued == 0
+    assert by_kind(counts, "exported") == exporter.arrived
+    assert exporter.order == sorted(exporter.order)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(EVENTS, SCRIPT, st.booleans()), min_size=1, max_size=4))
+def test_a_spool_hands_on_each_kind_from_run_to_run(runs):
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("otel_kprofiler.export.queue._LONGEST_PAUSE_S", 0.001)
+        earlier = SampleCounts()
+        for events, script, in_time in runs:
+            exporter = Scripted(script)
+            spool = Spool(directory, max_bytes=4000, fsync=False)
+            queue = ExportQueue(exporter, spool=spool)
+            put = run(queue, events, earlier)
+            queue.shutdown(5000 if in_time else 0)
+            counts = check(queue, put, earlier)
+            assert by_kind(counts, "exported") == exporter.arrived
+            assert queue.unknown_since_unix_ns == 0
+            earlier = by_kind(counts, "queued")

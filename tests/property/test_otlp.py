@@ -258,7 +258,7 @@ def test_parts_are_within_the_limit_valid_alone_and_complete_together(window, fo
             for scope in group.scope_profiles
             for profile in scope.profiles
         ]
-        assert batch.profile_samples == tuple(counts)
+        assert tuple(profile.samples for profile in batch.profiles) == tuple(counts)
     assert sum(b.sample_count for b in encoded.batches) + encoded.too_large == window.sample_count
     back = content(*decode_windows(batch.payload for batch in encoded.batches))
     missing = content(window) - back

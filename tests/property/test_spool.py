@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from otel_kprofiler.export import Spool
 from otel_kprofiler.export.segments import MAGIC
-from otel_kprofiler.model import Batch, Form
+from otel_kprofiler.model import Batch, Form, ProfileSamples, SampleCounts
 
 SECOND = 1_000_000_000
+KINDS = ("on_cpu", "k0", "k1", "k2")
 
 # Size of a payload in bytes, or settling of the oldest batch.
 STEPS = st.lists(st.one_of(st.integers(0, 400), st.just("settle")), min_size=1, max_size=14)
@@ -48,7 +49,7 @@ class Written:
             return offset
 
         spool._write = noting
-        waiting, self.appended = [], 0
+        waiting, self.appended = [], SampleCounts()
         spool._begin_segment()  # the first one was begun before its records were noted
         for number, step in enumerate(steps, start=1):
             if step == "settle":
@@ -57,27 +58,36 @@ class Written:
                     spool.settle(stored.number, stored.samples)
                 continue
             payload = (b"%d:\0\1\2{" % number) * (step // 6)
-            batch = Batch(payload, Form.PROTOBUF, (number,), 5, number * SECOND)
+            profiles = (ProfileSamples("on_cpu", number), ProfileSamples(f"k{number % 3}", 1))
+            batch = Batch(payload, Form.PROTOBUF, profiles, 5, number * SECOND)
             stored = spool.append(batch)
             waiting.append(stored)
-            self.appended += number
-            self.records[-1][1:] = (stored.number, batch), {"appended": self.appended}
+            self.appended += batch.samples
+            self.records[-1][1:] = (stored.number, batch), {"appended": self.appended.copy()}
         if close:
             spool.close()
         else:
             spool._release()
 
     def expect(self, files):
-        """Expected from the intact records: waiting batches, damaged samples, known samples."""
+        """Expected from the intact records: waiting batches, damaged and known samples by kind."""
         whole = [record for record in self.records if any(record[0] in data for data in files)]
         told = [record[2] for record in whole]
         settled = max((one.get("settled", 0) for one in told), default=0)
-        done = max((one.get("done", 0) for one in told), default=0)
-        appended = max((one["appended"] for one in told), default=0)
+        done, appended = (
+            {
+                kind: max([one.get(key, {}).get(kind, 0) for one in told], default=0)
+                for kind in KINDS
+            }
+            for key in ("done", "appended")
+        )
         batches = {record[1][0]: record[1][1] for record in whole if record[1]}
         kept = [batches[number] for number in sorted(batches) if number > settled]
-        damaged = max(0, appended - done - sum(batch.sample_count for batch in kept))
-        return kept, damaged, appended
+        damaged = {
+            kind: max(0, appended[kind] - done[kind] - sum(batch.samples[kind] for batch in kept))
+            for kind in KINDS
+        }
+        return kept, SampleCounts(damaged), SampleCounts(appended)
 
 
 def harm(directory, kind, where, length, value):
@@ -120,12 +130,12 @@ def test_intact_records_are_recovered_and_the_rest_is_counted(steps, damages, cl
         ]
         assert spool.damaged == damaged
         assert known == written.appended or spool.unknown_since_unix_ns or not files
-        fresh = spool.append(Batch(b"fresh", Form.PROTOBUF, (1,), 5, 6))
+        fresh = spool.append(Batch(b"fresh", Form.PROTOBUF, (ProfileSamples("on_cpu", 1),), 5, 6))
         assert all(stored.number < fresh.number for stored in spool.waiting)
         spool.close()
         again = Spool(directory, max_bytes=4000, fsync=False)
         assert len(again.waiting) == len(kept) + 1
-        assert (again.damaged, again.unknown_since_unix_ns) == (0, 0)
+        assert (again.damaged, again.unknown_since_unix_ns) == ({}, 0)
         again.close()
 
 
@@ -139,7 +149,7 @@ def test_files_of_arbitrary_content_do_not_fail(parts):
         Path(directory, f"{1:020}.spool").write_bytes(content)
         spool = Spool(directory, fsync=False)
         assert not spool.waiting
-        spool.append(Batch(b"fresh", Form.PROTOBUF, (1,), 5, 6))
+        spool.append(Batch(b"fresh", Form.PROTOBUF, (ProfileSamples("on_cpu", 1),), 5, 6))
         spool.close()
         again = Spool(directory, fsync=False)
         assert len(again.waiting) == 1

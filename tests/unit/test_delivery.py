@@ -7,7 +7,6 @@ import pytest
 
 from otel_kprofiler.delivery import MAX_WAITING_SAMPLES, Reporter
 from otel_kprofiler.export import (
-    ExportOutcome,
     ExportQueue,
     ExportResult,
     ProfileExporter,
@@ -20,6 +19,7 @@ from otel_kprofiler.model import (
     Batch,
     Form,
     LossCause,
+    ProfileSamples,
     Resource,
     ResourceSamples,
     Stack,
@@ -42,7 +42,7 @@ class Collecting(ProfileExporter):
     def export(self, batch):
         self.open.wait(30)
         self.batches.append(batch)
-        return ExportResult(ExportOutcome.SUCCESS, batch.sample_count, {}, "")
+        return ExportResult.success(batch)
 
     def force_flush(self, timeout_millis=30_000):
         return True
@@ -65,10 +65,14 @@ class SizedWindow(Window):
         return self.size
 
 
+def batch_of(form, samples):
+    return Batch(b"x", form, (ProfileSamples("on_cpu", samples),), 0, 1)
+
+
 def encoder(calls):
     def encode(window, encoding):
         calls.append((window.size, *encoding))
-        return Encoded((Batch(b"x", encoding.form, (window.size - 1,), 0, 1),), too_large=1)
+        return Encoded((batch_of(encoding.form, window.size - 1),), too_large=1)
 
     return encode
 
@@ -141,7 +145,7 @@ def test_above_the_capacity_the_oldest_window_is_dropped_and_counted(windows):
     def waiting(window, encoding):
         entered.set()
         release.wait(30)
-        return Encoded((Batch(b"x", encoding.form, (window.size,), 0, 1),), too_large=0)
+        return Encoded((batch_of(encoding.form, window.size),), too_large=0)
 
     exporter = Collecting("a")
     reporter = Reporter([ExportQueue(exporter)], encoder=waiting, capacity=2)
@@ -165,7 +169,7 @@ def test_waiting_windows_are_also_limited_by_samples():
     def waiting(window, encoding):
         entered.set()
         release.wait(30)
-        return Encoded((Batch(b"x", encoding.form, (window.size,), 0, 1),), too_large=0)
+        return Encoded((batch_of(encoding.form, window.size),), too_large=0)
 
     exporter = Collecting("a")
     reporter = Reporter([ExportQueue(exporter)], encoder=waiting)
@@ -187,7 +191,7 @@ def test_windows_not_encoded_in_time_are_lost_at_shutdown():
 
     def stuck(window, encoding):
         release.wait(30)
-        return Encoded((Batch(b"x", encoding.form, (window.size,), 0, 1),), too_large=0)
+        return Encoded((batch_of(encoding.form, window.size),), too_large=0)
 
     reporter = Reporter([ExportQueue(Collecting("a"))], encoder=stuck)
     for _ in range(3):
@@ -206,7 +210,7 @@ def test_nothing_is_pending_after_a_shutdown_during_encoding():
         entered.set()
         release.wait(30)
         ended.set()
-        return Encoded((Batch(b"x", form, (window.size,), 0, 1),), too_large=0)
+        return Encoded((batch_of(form, window.size),), too_large=0)
 
     exporter = Collecting("a")
     reporter = Reporter([ExportQueue(exporter)], encoder=stuck)
@@ -243,7 +247,7 @@ def test_each_receiver_gets_its_own_losses():
     whole, short = Collecting("whole"), Collecting("short")
     queues = [ExportQueue(whole), ExportQueue(short)]
     reporter = Reporter(queues, encoder=watching)
-    queues[1].lose(3, LossCause.REJECTED)
+    queues[1].lose({"on_cpu": 3}, LossCause.REJECTED)
     totals = StreamTotals("ab", 10, 12, {LossCause.RING_FULL: 2})
     reporter(Window(ON_CPU, 1, 0, 1, (ResourceSamples(Resource({}), ()),), totals=totals))
     assert reporter.force_flush(10_000)
@@ -315,7 +319,7 @@ class Disk(ExportQueue):
 
 def test_accounts_do_not_wait_for_a_disk_and_stay_exact():
     def in_two(window, encoding):
-        half = Batch(b"x", encoding.form, (window.size // 2,), 0, 1)
+        half = batch_of(encoding.form, window.size // 2)
         return Encoded((half, half), too_large=0)
 
     quick, slow = ExportQueue(Collecting("quick")), Disk(Collecting("slow"))
@@ -442,7 +446,7 @@ def test_the_next_run_reports_what_a_spool_could_not_deliver(tmp_path, reachable
     assert reporter.force_flush(10_000 if reachable else 200) is reachable
     totals = stream(9)
     reporter(Window(ON_CPU, 1, 2000, 3000, (), totals=totals))
-    queue.lose(4, LossCause.INTERNAL)
+    queue.lose({"on_cpu": 4}, LossCause.INTERNAL)
     reporter.shutdown(5_000)
     later = exporter if reachable else Refusing("a")
     if not reachable:

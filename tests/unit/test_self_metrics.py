@@ -123,8 +123,8 @@ def test_samples_losses_queue_exports_symbols_cpu_and_memory(receiver, telemetry
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "from=environment")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "environment")
     telemetry.configure(load(receiver.endpoint))
-    telemetry.on_export("otlp_grpc", ExportResult(ExportOutcome.SUCCESS, 5, {}), 0.1)
-    telemetry.on_export("otlp_grpc", ExportResult(ExportOutcome.FAILURE, 0, {}, "", "503"), 9)
+    telemetry.on_export("otlp_grpc", ExportResult(ExportOutcome.SUCCESS, {}), 0.1)
+    telemetry.on_export("otlp_grpc", ExportResult(ExportOutcome.FAILURE, {}, "", "503"), 9)
     receiver.arrived.clear()
     assert receiver.arrived.wait(10)
     request, metadata = receiver.requests[-1]

@@ -13,15 +13,14 @@ import pytest
 from google.rpc.status_pb2 import Status
 
 from otel_kprofiler.export import RetryPolicy
-from otel_kprofiler.model import Batch, Form
+from otel_kprofiler.model import Batch, Form, ProfileSamples
 
 GRPC_OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.so_reuseport", 0))
 
 
 def make_batch(payload=b"payload", samples=(3,), form=Form.PROTOBUF):
-    return Batch(
-        payload, form, tuple(samples), 1_700_000_000_000_000_000, 1_700_000_005_000_000_000
-    )
+    profiles = tuple(ProfileSamples("on_cpu", count) for count in samples)
+    return Batch(payload, form, profiles, 1_700_000_000_000_000_000, 1_700_000_005_000_000_000)
 
 
 @pytest.fixture

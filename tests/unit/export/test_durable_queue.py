@@ -8,7 +8,7 @@ import pytest
 
 from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter, Spool
 from otel_kprofiler.export.queue import QueueCounts
-from otel_kprofiler.model import Batch, Form, LossCause
+from otel_kprofiler.model import Batch, Form, LossCause, ProfileSamples
 
 
 class Receiver(ProfileExporter):
@@ -42,7 +42,9 @@ class Receiver(ProfileExporter):
 
 
 def numbered(number, size=100):
-    return Batch(b"%d" % number + b" " * size, Form.PROTOBUF, (number,), 5, 6)
+    return Batch(
+        b"%d" % number + b" " * size, Form.PROTOBUF, (ProfileSamples("on_cpu", number),), 5, 6
+    )
 
 
 def numbers(receiver):

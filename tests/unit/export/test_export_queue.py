@@ -5,7 +5,13 @@ import time
 
 import pytest
 
-from otel_kprofiler.export import ExportOutcome, ExportQueue, ExportResult, ProfileExporter
+from otel_kprofiler.export import (
+    ExportOutcome,
+    ExportQueue,
+    ExportResult,
+    KindResult,
+    ProfileExporter,
+)
 from otel_kprofiler.model import Form, LossCause
 
 
@@ -118,11 +124,11 @@ def test_one_slow_exporter_does_not_delay_another(open_queue, gate, batch):
 
 def test_losses_reported_by_an_exporter_are_counted_by_cause(open_queue, batch):
     gate = Gate(permits=9)
-    gate.result = lambda _: ExportResult(ExportOutcome.SUCCESS, 1, {LossCause.REJECTED: 2})
+    gate.result = lambda batch: ExportResult.success(batch, rejected={"on_cpu": 2})
     queue = open_queue(gate)
     queue.put(batch())
     queue.put(batch())
-    queue.lose(7, LossCause.TOO_LARGE)
+    queue.lose({"on_cpu": 7}, LossCause.TOO_LARGE)
     assert queue.force_flush(5000)
     assert check(queue.counts())[:3] == (13, 2, {LossCause.REJECTED: 4, LossCause.TOO_LARGE: 7})
 
@@ -133,7 +139,7 @@ def boom(_):
 
 @pytest.mark.parametrize(
     "defect",
-    [boom, lambda _: ExportResult(ExportOutcome.SUCCESS, 99, {})],
+    [boom, lambda _: ExportResult(ExportOutcome.SUCCESS, {"on_cpu": KindResult(99, {})})],
     ids=["raise", "miscount"],
 )
 def test_an_exporter_bug_is_counted_and_logged_and_the_worker_survives(

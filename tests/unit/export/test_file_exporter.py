@@ -239,7 +239,7 @@ def test_a_new_file_is_private_and_rotation_keeps_permissions(open_file, batch, 
             Verbosity.DETAILED,
             (
                 "debug: profiles: 2, samples: 5, bytes: 10, start: 2023-11-14T22:13:20.000+00:00,"
-                " seconds: 5.000, bytes per sample: 2.0, samples by profile: 3 2\n"
+                " seconds: 5.000, bytes per sample: 2.0, on_cpu samples by profile: 3 2\n"
             ),
         ),
     ],

@@ -57,7 +57,7 @@ def exporter(grpc_receiver, quick):
 
 def test_the_batch_is_sent_byte_for_byte(grpc_receiver, exporter, batch):
     payload = bytes(range(256)) * 100  # not even a protobuf message
-    assert exporter.export(batch(payload)) == (SUCCESS, 3, {}, "", "")
+    assert exporter.export(batch(payload)) == (SUCCESS, {"on_cpu": (3, {})}, "", "")
     assert [request for request, _ in grpc_receiver.requests] == [payload]
 
 
@@ -84,7 +84,7 @@ def test_exactly_the_retryable_codes_are_retried(grpc_receiver, exporter, batch,
     grpc_receiver.answer(refuse(code), b"")
     result = exporter.export(batch())
     if code.name in RETRYABLE:
-        assert result == (SUCCESS, 3, {}, "", "")
+        assert result == (SUCCESS, {"on_cpu": (3, {})}, "", "")
         assert len(grpc_receiver.requests) == 2
     else:
         assert result.outcome is ExportOutcome.FAILURE

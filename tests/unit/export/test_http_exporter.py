@@ -58,7 +58,12 @@ def test_requests_follow_the_specification(http_receiver, open_exporter, batch, 
     """Path, content type and encoding follow the specification; the body is the batch."""
     exporter = open_exporter(form=form, compression=compression)
     assert exporter.form is form
-    assert exporter.export(batch(b'{"a": 1}' * 50, form=form)) == (SUCCESS, 3, {}, "", "")
+    assert exporter.export(batch(b'{"a": 1}' * 50, form=form)) == (
+        SUCCESS,
+        {"on_cpu": (3, {})},
+        "",
+        "",
+    )
     ((path, headers, body),) = http_receiver.requests
     assert path == "/v1development/profiles"
     assert headers["Content-Type"] == f"application/{'json' if form is Form.JSON else 'x-protobuf'}"
@@ -116,7 +121,7 @@ def test_exactly_the_retryable_statuses_are_retried(http_receiver, open_exporter
     http_receiver.answer((status, {"Location": "/elsewhere"}, b""), (200, {}, b""))
     result = open_exporter().export(batch())
     if status in RETRYABLE:
-        assert result == (SUCCESS, 3, {}, "", "")
+        assert result == (SUCCESS, {"on_cpu": (3, {})}, "", "")
         assert len(http_receiver.requests) == 2
     else:
         assert (result.lost, result.error_type) == ({LossCause.REJECTED: 3}, str(status))

@@ -1,9 +1,11 @@
 """The spool: intact batches are recovered in order, whatever happened to the files."""
 
 import errno
+import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,21 +14,22 @@ import pytest
 
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter
-from otel_kprofiler.export.segments import MAGIC, Kind
+from otel_kprofiler.export.segments import MAGIC, Kind, unpack_batch
 from otel_kprofiler.export.spool import Spool
-from otel_kprofiler.model import Batch, Form, LossCause
+from otel_kprofiler.model import Batch, Form, LossCause, ProfileSamples, SampleCounts
 
 SECOND = 1_000_000_000
 
 
 def numbered(number, size=40):
     payload = b"%d:" % number + b"x" * size
-    return Batch(payload, Form.PROTOBUF, (number, 1), number * SECOND, (number + 1) * SECOND)
+    profiles = (ProfileSamples("on_cpu", number), ProfileSamples("off_cpu", 1))
+    return Batch(payload, Form.PROTOBUF, profiles, number * SECOND, (number + 1) * SECOND)
 
 
 def content(batch):
     return (
-        batch.payload, batch.form, batch.profile_samples, batch.start_unix_ns, batch.end_unix_ns
+        batch.payload, batch.form, batch.profiles, batch.start_unix_ns, batch.end_unix_ns
     )  # fmt: skip
 
 
@@ -42,6 +45,10 @@ def abandon(spool):
     spool._end_segment()
     os.close(spool._guard)
     spool._guard = -1
+
+
+def total(stored):
+    return sum((one.samples for one in stored), SampleCounts())
 
 
 def segments(directory):
@@ -84,7 +91,7 @@ def test_batches_are_recovered_in_order_and_unchanged(tmp_path, ending):
     again = Spool(str(tmp_path))
     expected = [numbered(1), numbered(2), numbered(3), json_batch]
     assert list(map(content, waiting(again))) == list(map(content, expected))
-    assert again.damaged == 0
+    assert not again.damaged
     assert again.unknown_since_unix_ns == (0 if ending is Spool.close else 4 * SECOND)
     again.close()
 
@@ -95,13 +102,13 @@ def test_settled_batches_are_not_recovered(tmp_path):
     abandon(spool)
     again = Spool(str(tmp_path))
     assert [batch.payload[:2] for batch in waiting(again)] == [b"2:", b"3:"]
-    assert again.damaged == 0
+    assert not again.damaged
     for stored in again.waiting:
         again.settle(stored.number, stored.samples)
     again.close()
     assert len(segments(tmp_path)) == 1
     last = Spool(str(tmp_path))
-    assert (len(last.waiting), last.damaged, last.unknown_since_unix_ns) == (0, 0, 0)
+    assert (len(last.waiting), last.damaged, last.unknown_since_unix_ns) == (0, {}, 0)
     last.close()
 
 
@@ -126,7 +133,7 @@ def test_a_segment_truncated_at_any_byte_is_recovered_up_to_there(tmp_path):
         after = Spool(str(directory), fsync=False)
         assert [b.payload for b in waiting(after)][complete:] == [numbered(9).payload]
         assert fresh.number == after.waiting[-1].number
-        assert after.damaged == 0
+        assert not after.damaged
         after.close()
 
 
@@ -147,7 +154,7 @@ def test_a_damaged_byte_costs_only_its_record(tmp_path):
         hit = [one for one in stored if one.offset <= position < one.offset + one.size]
         kept = [one.samples for one in stored if one not in hit]
         assert [one.samples for one in again.waiting] == kept
-        assert again.damaged == sum(one.samples for one in hit)
+        assert again.damaged == total(hit)
         in_close = position >= stored[-1].offset + stored[-1].size
         assert again.unknown_since_unix_ns == (5 * SECOND if in_close else 0)
         again.close()
@@ -158,8 +165,12 @@ def test_damage_in_a_cleanly_closed_spool_is_not_reported_as_a_kill(tmp_path, ca
     spool.close()
     damage(tmp_path, stored[1].offset + 20)
     queue = ExportQueue(Nowhere(), spool=Spool(str(tmp_path)))
-    assert queue.counts().lost == {LossCause.SPOOL_DAMAGED: stored[1].samples}
-    assert queue.counts().queued == stored[0].samples + stored[2].samples
+    counts = queue.counts().kinds
+    assert {kind: one.lost for kind, one in counts.items()} == {
+        "on_cpu": {LossCause.SPOOL_DAMAGED: 2},
+        "off_cpu": {LossCause.SPOOL_DAMAGED: 1},
+    }
+    assert {kind: one.queued for kind, one in counts.items()} == {"on_cpu": 4, "off_cpu": 2}
     assert "was killed" not in caplog.text
     queue.shutdown(0)
 
@@ -170,7 +181,7 @@ def test_settled_numbers_are_not_reused(tmp_path):
     abandon(spool)
     damage(tmp_path, stored[1].offset)
     again = Spool(str(tmp_path))
-    assert (len(again.waiting), again.damaged) == (0, 0)
+    assert (len(again.waiting), again.damaged) == (0, {})
     again.append(numbered(3))
     abandon(again)
     last = Spool(str(tmp_path))
@@ -184,7 +195,7 @@ def test_an_unreadable_segment_is_reported_as_a_kill(tmp_path, size):
     (path,) = segments(tmp_path)
     os.truncate(path, size)
     again = Spool(str(tmp_path))
-    assert (len(again.waiting), again.damaged, again.unknown_since_unix_ns) == (0, 0, 1)
+    assert (len(again.waiting), again.damaged, again.unknown_since_unix_ns) == (0, {}, 1)
     again.close()
     last = Spool(str(tmp_path))
     assert last.unknown_since_unix_ns == 0
@@ -198,7 +209,7 @@ def test_duplicated_records_are_delivered_once(tmp_path):
     path.write_bytes(path.read_bytes() * 2)
     again = Spool(str(tmp_path))
     assert [batch.payload[:2] for batch in waiting(again)] == [b"1:", b"2:", b"3:"]
-    assert again.damaged == 0
+    assert not again.damaged
     again.close()
 
 
@@ -217,7 +228,7 @@ def test_an_unreadable_block_costs_only_its_records(tmp_path, monkeypatch):
     again = Spool(str(tmp_path))
     kept = [one for one in stored if one.offset + one.size <= 4096 or one.offset >= 8192]
     assert [one.number for one in again.waiting] == [one.number for one in kept]
-    assert again.damaged == sum(one.samples for one in stored if one not in kept) > 0
+    assert again.damaged == total(one for one in stored if one not in kept) != {}
     again.close()
 
 
@@ -225,7 +236,7 @@ def test_a_segment_of_another_version_is_kept_aside(tmp_path, caplog):
     spool, _ = fill(tmp_path, 2)
     spool.close()
     (path,) = segments(tmp_path)
-    content = b"kpspool2" + path.read_bytes()[len(MAGIC) :]
+    content = b"kpspool1" + path.read_bytes()[len(MAGIC) :]
     path.write_bytes(content)
     for _ in range(3):
         again = Spool(str(tmp_path))
@@ -235,7 +246,7 @@ def test_a_segment_of_another_version_is_kept_aside(tmp_path, caplog):
         again.settle(stored.number, stored.samples)
         again.close()
         assert path.with_suffix(".spool.aside").read_bytes() == content
-    assert caplog.text.count("another version, kpspool2, which can send it: kept as") == 1
+    assert caplog.text.count("another version, kpspool1, which can send it: kept as") == 1
 
 
 @pytest.mark.parametrize(
@@ -243,7 +254,8 @@ def test_a_segment_of_another_version_is_kept_aside(tmp_path, caplog):
     [
         b'{"settled": 1, "color": "red", "more": {"a": []}}', b'{"settled": -1}', b'{"done": 1e99}',
         b"[1]", b"null", b"\xff", b"{}" + b" " * 100_000, b"[" * 4000, b'{"appended": true}',
-        b'{"end_unix_ns": 99999999999999999999999}', b'{"done": "1"}',
+        b'{"end_unix_ns": 99999999999999999999999}', b'{"done": 1}', b'{"done": {"on_cpu": -1}}',
+        b'{"appended": {"on_cpu": true}}', b'{"appended": [["on_cpu", 1]]}',
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [Kind.BATCH, Kind.MARK, Kind.CLOSE, 77])
@@ -255,10 +267,44 @@ def test_intact_but_invalid_records_are_skipped(tmp_path, kind, body):
     again = Spool(str(tmp_path))
     told = kind in (Kind.MARK, Kind.CLOSE) and b"color" in body
     assert [one.samples for one in again.waiting] == [one.samples for one in stored[told:]]
-    assert again.damaged == (stored[0].samples if told else 0)
+    assert again.damaged == (stored[0].samples if told else {})
     assert again.unknown_since_unix_ns == 0
     again.append(numbered(3))
     again.close()
+
+
+HEAD = {
+    "before": {"on_cpu": 3},
+    "put_unix_ns": 1,
+    "start_unix_ns": 5,
+    "end_unix_ns": 6,
+    "form": "protobuf",
+    "profiles": [["on_cpu", 2], ["off_cpu", 0]],
+}
+
+
+def test_the_head_of_a_batch_is_read():
+    head = json.dumps(HEAD).encode()
+    number, before, put_unix_ns, batch = unpack_batch(
+        struct.pack("<QI", 7, len(head)) + head + b"p"
+    )
+    profiles = (ProfileSamples("on_cpu", 2), ProfileSamples("off_cpu", 0))
+    assert content(batch) == (b"p", Form.PROTOBUF, profiles, 5, 6)
+    assert (number, before, put_unix_ns) == (7, {"on_cpu": 3}, 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"before": 3}, {"before": {"on_cpu": "3"}}, {"put_unix_ns": None}, {"end_unix_ns": -1},
+        {"form": "xml"}, {"form": []}, {"profiles": {"on_cpu": 2}}, {"profiles": [2]},
+        {"profiles": [["on_cpu"]]}, {"profiles": [[1, 2]]}, {"profiles": [["on_cpu", 1 << 63]]},
+    ],
+)  # fmt: skip
+def test_a_batch_with_an_invalid_head_is_refused(wrong):
+    head = json.dumps({**HEAD, **wrong}).encode()
+    with pytest.raises(ValueError, match="not"):
+        unpack_batch(struct.pack("<QI", 7, len(head)) + head)
 
 
 def test_the_removed_current_segment_is_restored(tmp_path, caplog):
@@ -276,7 +322,7 @@ def test_the_removed_current_segment_is_restored(tmp_path, caplog):
     spool.close()
     again = Spool(str(tmp_path))
     assert [batch.payload[:2] for batch in waiting(again)] == [b"1:", b"2:", b"3:", b"4:"]
-    assert (again.damaged, again.unknown_since_unix_ns) == (0, 0)
+    assert (again.damaged, again.unknown_since_unix_ns) == ({}, 0)
     again.close()
 
 
@@ -296,7 +342,7 @@ def test_a_removed_directory_is_recreated(tmp_path, caplog):
     again = Spool(str(directory))
     kept = [one.samples for one in [*stored[len(old) :], fresh]]
     assert [one.samples for one in again.waiting] == kept
-    assert again.damaged == sum(one.samples for one in old)
+    assert again.damaged == total(old)
     again.close()
 
 
@@ -367,21 +413,21 @@ def test_a_full_spool_drops_its_oldest_segment(tmp_path):
     spool, held = Spool(str(tmp_path), max_bytes=8 * 1024, fsync=False), []
     gone = 0
     for number in range(1, 200):
-        while (overdue := spool.count_overdue(held, 150))[0]:
+        while (overdue := spool.count_overdue(held, 300))[0]:
             count, cause = overdue
             assert cause is LossCause.SPOOL_FULL
-            spool.settle(held[count - 1].number, sum(one.samples for one in held[:count]))
+            spool.settle(held[count - 1].number, total(held[:count]))
             del held[:count]
             gone += count
         held.append(spool.append(numbered(number)))
-        assert sum(path.stat().st_size for path in segments(tmp_path)) <= 8 * 1024 + 150
+        assert sum(path.stat().st_size for path in segments(tmp_path)) <= 8 * 1024 + 300
     assert gone
     assert [spool.read(one).payload for one in held] == [
         numbered(number).payload for number in range(gone + 1, 200)
     ]
     abandon(spool)
     again = Spool(str(tmp_path))
-    assert (len(again.waiting), again.damaged) == (len(held), 0)
+    assert (len(again.waiting), again.damaged) == (len(held), {})
     again.close()
 
 
@@ -432,7 +478,7 @@ def test_a_failed_write_leaves_the_spool_unchanged(tmp_path, monkeypatch):
     spool.close()
     again = Spool(str(tmp_path))
     assert [batch.payload[:2] for batch in waiting(again)] == [b"1:", b"3:"]
-    assert (again.damaged, again.unknown_since_unix_ns) == (0, 0)
+    assert (again.damaged, again.unknown_since_unix_ns) == ({}, 0)
     again.close()
 
 
@@ -454,7 +500,7 @@ def test_settled_segments_make_room_on_a_full_disk(tmp_path, monkeypatch):
     abandon(spool)
     again = Spool(str(tmp_path))
     assert [batch.payload[:2] for batch in waiting(again)] == [b"5:"]
-    assert again.damaged == 0
+    assert not again.damaged
     again.close()
 
 
@@ -466,7 +512,7 @@ def test_damage_is_counted_once_across_restarts(tmp_path):
     data = bytearray(path.read_bytes())
     data[stored[1].offset + 20] ^= 1
     path.write_bytes(data)
-    for expected in (stored[1].samples, 0, 0):
+    for expected in (stored[1].samples, {}, {}):
         again = Spool(str(tmp_path), max_bytes=2000)
         assert (again.damaged, len(again.waiting)) == (expected, 2)
         abandon(again)

@@ -22,6 +22,7 @@ from otel_kprofiler.model import (
     FrameKind,
     Line,
     ProfileKind,
+    ProfileSamples,
     Resource,
     ResourceSamples,
     Stack,
@@ -286,7 +287,7 @@ def test_surrogates_are_escaped(window, form):
     odd = replace(window, resources=[ResourceSamples(resource, samples)])
     batch = encoded(odd, form=form)
     assert check_payload(batch.payload) == []
-    assert batch.profile_samples == (4,)
+    assert batch.profiles == (ProfileSamples("on_cpu", 4),)
     (decoded,) = decode_windows(batch.payload)
     (group,) = decoded.resources
     assert group.resource.attributes["process.executable.name"] == "x\\x80"

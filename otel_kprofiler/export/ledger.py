@@ -1,0 +1,109 @@
+"""Ledgers of a sending queue: what became of its samples, for each kind of samples."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+from otel_kprofiler.export.base import ExportResult
+from otel_kprofiler.model import LossCause, Losses, sum_losses
+
+
+class QueueCounts(NamedTuple):
+    """Totals since the start, in samples unless stated otherwise.
+
+    Attributes:
+        accepted: put into the queue.
+        exported: arrived, according to the exporter.
+        lost: not delivered, or dropped by the queue, by cause.
+        queued: waiting or being exported.
+        batches: number of batches waiting or being exported; 0 inside a kind, because a batch
+            holds samples of several.
+        queued_bytes: their size; likewise.
+        carried: left in the spool by earlier runs.
+        carried_lost: the part of ``lost`` from earlier runs.
+        kinds: the counts of each kind of samples, by its name; empty inside a kind.
+    """
+
+    accepted: int
+    exported: int
+    lost: Losses
+    queued: int
+    batches: int = 0
+    queued_bytes: int = 0
+    carried: int = 0
+    carried_lost: Losses = MappingProxyType({})
+    kinds: Mapping[str, QueueCounts] = MappingProxyType({})
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """Counts of one kind; see :class:`QueueCounts`."""
+
+    accepted: int = 0
+    exported: int = 0
+    carried: int = 0
+    lost: Counter[LossCause] = field(default_factory=Counter)
+    carried_lost: Counter[LossCause] = field(default_factory=Counter)
+
+    def lose(self, losses: Losses, *, carried: bool) -> None:
+        self.lost.update(losses)
+        if carried:
+            self.carried_lost.update(losses)
+
+
+class Ledgers:
+    """One ledger for each kind of samples. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._kinds: defaultdict[str, _Ledger] = defaultdict(_Ledger)
+
+    def accept(self, samples: Mapping[str, int]) -> None:
+        """Count samples by kind as put into the queue."""
+        for kind, count in samples.items():
+            self._kinds[kind].accepted += count
+
+    def carry(self, samples: Mapping[str, int]) -> None:
+        """Count samples by kind as left by earlier runs."""
+        for kind, count in samples.items():
+            self._kinds[kind].carried += count
+
+    def lose(self, samples: Mapping[str, int], cause: LossCause, *, carried: bool = False) -> None:
+        """Count samples by kind as lost; ``carried`` if earlier runs left them."""
+        for kind, count in samples.items():
+            self._kinds[kind].lose({cause: count}, carried=carried)
+
+    def conclude(self, result: ExportResult, *, carried: bool = False) -> None:
+        """Count the outcome of an export; ``carried`` if earlier runs left the batch."""
+        for kind, part in result.kinds.items():
+            self._kinds[kind].exported += part.exported
+            self._kinds[kind].lose(part.lost, carried=carried)
+
+    def counts(self, queued: Mapping[str, int], batches: int, queued_bytes: int) -> QueueCounts:
+        """A snapshot; the arguments are what is queued now."""
+        kinds = {
+            kind: QueueCounts(
+                accepted=one.accepted,
+                exported=one.exported,
+                lost=dict(+one.lost),
+                queued=queued.get(kind, 0),
+                carried=one.carried,
+                carried_lost=dict(+one.carried_lost),
+            )
+            for kind, one in self._kinds.items()
+        }
+        of_kind = kinds.values()
+        return QueueCounts(
+            accepted=sum(one.accepted for one in of_kind),
+            exported=sum(one.exported for one in of_kind),
+            lost=sum_losses(one.lost for one in of_kind),
+            queued=sum(one.queued for one in of_kind),
+            batches=batches,
+            queued_bytes=queued_bytes,
+            carried=sum(one.carried for one in of_kind),
+            carried_lost=sum_losses(one.carried_lost for one in of_kind),
+            kinds=kinds,
+        )
