@@ -1,7 +1,6 @@
 """Kernel-first continuous profiler for OpenTelemetry.
 
-What a service needs to profile itself is here too, loaded when it is first used; see
-:mod:`otel_kprofiler.sdk`.
+The names for embedding in a service load on first use; see :mod:`otel_kprofiler.sdk`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load the parts for services when they are first asked for."""
+    """Load the embedding API on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from otel_kprofiler import sdk  # noqa: PLC0415

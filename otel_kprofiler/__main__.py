@@ -3,7 +3,7 @@
 import os
 import sys
 
-# With -m the working directory comes first, and anybody may have put a json.py into it.
+# With -m, the working directory comes first in sys.path: another user's json.py would be imported.
 if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
     del sys.path[0]
 

@@ -1,4 +1,4 @@
-"""Embedding in a service: kernel profiles among its own telemetry.
+"""Embedding in a service: kernel profiles next to its other telemetry.
 
 Names load on first use, because the OpenTelemetry SDK is slow to import.
 """
@@ -86,7 +86,7 @@ _LATE = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name when it is first asked for."""
+    """Load a name on first use."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LATE[name]), name)

@@ -1,4 +1,4 @@
-"""Whether a profiler samples this process from above, so that nothing is counted twice."""
+"""Finds an ancestor that already samples this process, so that nothing is counted twice."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from otel_kprofiler.processes import read_process_context
 
 _TARGET: Final = "otel_kprofiler.target"
 SAMPLES_DESCENDANTS: Final[Attributes] = {_TARGET: "children"}
-"""What a process says in its context, beside its Resource, while it samples its descendants."""
+"""Extra attributes in the process context of a process that samples its descendants."""
 
 
 def find_sampling_ancestor() -> int | None:
-    """The process among the ancestors that samples all of its descendants, if there is one.
+    """The pid of the nearest ancestor that samples its descendants; None if there is none.
 
-    It is known by its process context: this process must be allowed to read it, and share its
-    pid namespace.
+    Such an ancestor says so in its process context. This process must be allowed to read the
+    context and share the ancestor's pid namespace.
     """
     pid = os.getppid()
     while pid > 1:
@@ -29,9 +29,9 @@ def find_sampling_ancestor() -> int | None:
 
 
 def _read_parent(pid: int) -> int:
-    """The parent of a process, 0 if it is not known; field 4 of proc_pid_stat(5)."""
+    """The parent's pid, from field 4 of proc_pid_stat(5); 0 if unknown."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])
     except (OSError, ValueError, IndexError):
-        return 0  # it has ended meanwhile
+        return 0  # the process has exited

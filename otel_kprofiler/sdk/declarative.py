@@ -1,4 +1,4 @@
-"""Where the OpenTelemetry SDK's declarative configuration sends the other signals."""
+"""Reads OTLP exporter settings from the OpenTelemetry SDK's declarative configuration."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SIGNAL_PATHS: Final = ("/v1/traces", "/v1/metrics", "/v1/logs")
 
 
 def find_applied_configuration() -> Any:
-    """The configuration that is being applied, None if none is.
+    """The configuration that the SDK is applying; None if it is not applying any.
 
-    An instrumentor is given its own options only. All else is in a variable of the function of
-    the SDK that calls it.
+    An instrumentor receives only its own options. The rest is in a local variable of the SDK
+    function that calls it.
     """
     models = sys.modules.get(_MODELS)
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - there is no other way
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - no public equivalent
     while models is not None and frame is not None:
         for value in frame.f_locals.values():
             if isinstance(value, models.OpenTelemetryConfiguration):
@@ -34,7 +34,7 @@ def find_applied_configuration() -> Any:
 
 
 def read_configuration_file(environ: Mapping[str, str]) -> OtlpSettings | None:
-    """What the file of ``OTEL_CONFIG_FILE`` says; None without it, or without the package.
+    """OTLP settings in the file of ``OTEL_CONFIG_FILE``; None if unset or not supported.
 
     Raises:
         ConfigError: the file is unusable.
@@ -45,7 +45,7 @@ def read_configuration_file(environ: Mapping[str, str]) -> OtlpSettings | None:
     try:
         load = importlib.import_module("opentelemetry.configuration").load_config_file
     except ImportError:
-        return None  # the SDK says so itself
+        return None  # reported by the SDK
     try:
         return find_otlp_settings(load(path))
     except Exception as error:
@@ -55,7 +55,7 @@ def read_configuration_file(environ: Mapping[str, str]) -> OtlpSettings | None:
 
 
 def find_otlp_settings(configuration: Any) -> OtlpSettings | None:
-    """The first OTLP exporter of traces, logs or metrics, as one of profiles; None if none."""
+    """Settings of the first OTLP exporter of traces, logs or metrics, adapted for profiles."""
     for exporter in _exporters(configuration):
         if (http := getattr(exporter, "otlp_http", None)) is not None:
             encoding = getattr(getattr(http, "encoding", None), "value", "protobuf")

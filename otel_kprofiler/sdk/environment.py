@@ -1,6 +1,6 @@
-"""What the environment says about the profiler of a service.
+"""Reads the embedded profiler's settings from the environment.
 
-Without settings of ours nothing is imported to check any: the defaults are known.
+Without ``OTEL_KPROFILER_*`` variables the defaults apply and the schema is not imported.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _OWN_VARIABLES: Final = frozenset({"OTEL_KPROFILER_FILE"})
 _log = logging.getLogger(__name__)
 
 Wanted = tuple[Plan | None, tuple[ExporterFactory, ...]]
-"""What to profile, None for the defaults, and where to export it."""
+"""What to profile (None for the defaults), and where to export it."""
 
 
 def read_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Settings among the variables, by key; an empty value counts as unset."""
+    """Settings in ``OTEL_KPROFILER_*``, by key; an empty value counts as unset."""
     return {
         name.removeprefix(PREFIX).lower(): text.strip()
         for name, text in environ.items()
@@ -33,12 +33,12 @@ def read_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_environment(environ: Mapping[str, str]) -> Wanted:
-    """What to profile and where to export it.
+    """What to profile, and where to export it.
 
-    Unknown variables alone are named in a warning.
+    Unknown variables are logged as a warning.
 
     Raises:
-        ConfigError: unusable variables; all problems at once, and with them unknown variables.
+        ConfigError: invalid values; lists all problems, including unknown variables.
     """
 
     def find() -> list[ExporterFactory]:
@@ -61,15 +61,15 @@ def read_environment(environ: Mapping[str, str]) -> Wanted:
 def read_options(
     options: Mapping[str, Any], otlp: OtlpSettings | None, environ: Mapping[str, str]
 ) -> Wanted:
-    """What to profile, out of options, and where to export it, out of the environment.
+    """What to profile, from options, and where to export it, from the environment.
 
     Args:
-        options: of declarative configuration.
-        otlp: what the exporter ``otlp`` is; by default what the environment says.
-        environ: the environment.
+        options: options in declarative configuration, by key.
+        otlp: settings of the exporter ``otlp``; by default those of the environment.
+        environ: environment variables.
 
     Raises:
-        ConfigError: unknown options and unusable values; all problems at once.
+        ConfigError: unknown options or invalid values; lists all problems.
     """
     from otel_kprofiler.sdk.settings import make_plan, make_settings  # noqa: PLC0415 - pydantic
 
@@ -81,7 +81,7 @@ def read_options(
 
 
 def _read_both(plan: Callable[[], Plan], find: Callable[[], list[ExporterFactory]]) -> Wanted:
-    """Both, or the problems of both in one error."""
+    """Read both, and merge their problems into one error."""
     mistakes = []
     try:
         wanted = plan()

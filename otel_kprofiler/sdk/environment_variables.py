@@ -1,46 +1,46 @@
 """Environment variables of the embedded profiler; each becomes an option of
 ``opentelemetry-instrument`` (``--kprofiler_target`` and so on).
 
-Beside these, ``OTEL_SDK_DISABLED``, ``OTEL_SERVICE_NAME``, ``OTEL_RESOURCE_ATTRIBUTES`` and
-``OTEL_EXPORTER_OTLP_[PROFILES_]*`` have the meaning that they have for the other signals.
+``OTEL_SDK_DISABLED``, ``OTEL_SERVICE_NAME``, ``OTEL_RESOURCE_ATTRIBUTES`` and
+``OTEL_EXPORTER_OTLP_[PROFILES_]*`` have the same meaning as for other signals.
 """  # noqa: D205 - one sentence
 
 OTEL_PROFILES_EXPORTER = "OTEL_PROFILES_EXPORTER"
 """Comma-separated exporters: ``otlp`` (default), ``otlp_proto_grpc``, ``otlp_proto_http``,
-``otlp_json_file``, ``console``, names of other packages' entry points, or ``none``."""
+``otlp_json_file``, ``console``, entry points of other packages, or ``none``."""
 
 OTEL_KPROFILER_FILE = "OTEL_KPROFILER_FILE"
 """File that ``otlp_json_file`` appends to; standard output by default."""
 
 OTEL_KPROFILER_TARGET = "OTEL_KPROFILER_TARGET"
-"""What is profiled: ``self`` (default), ``children`` or ``host``."""
+"""What to profile: ``self`` (default), ``children`` or ``host``."""
 
 OTEL_KPROFILER_SAMPLES_PER_SECOND = "OTEL_KPROFILER_SAMPLES_PER_SECOND"
 """Samples per second on each CPU, 1 to 10000; 19 by default."""
 
 OTEL_KPROFILER_STACKS = "OTEL_KPROFILER_STACKS"
-"""Which stacks are taken: ``kernel`` (default), ``user`` or ``both``."""
+"""Sides of stacks to collect: ``kernel`` (default), ``user`` or ``both``."""
 
 OTEL_KPROFILER_MAX_THREADS = "OTEL_KPROFILER_MAX_THREADS"
-"""Threads that can have links at a time, 1 to 65536; 1024 by default."""
+"""Maximum number of threads with span links at a time, 1 to 65536; 1024 by default."""
 
 OTEL_KPROFILER_MAX_FRAMES = "OTEL_KPROFILER_MAX_FRAMES"
-"""Frames of each side of a stack, 1 to 127."""
+"""Maximum frames per side of a stack, 1 to 127."""
 
 OTEL_KPROFILER_REPORTER_INTERVAL = "OTEL_KPROFILER_REPORTER_INTERVAL"
 """Length of a window, such as ``5s`` (default)."""
 
 OTEL_KPROFILER_SPAN_LINKS = "OTEL_KPROFILER_SPAN_LINKS"
-"""``true`` (default) to link samples to the span that was current."""
+"""``true`` (default) to link samples to the span that was active."""
 
 OTEL_KPROFILER_LINK_UNSAMPLED_SPANS = "OTEL_KPROFILER_LINK_UNSAMPLED_SPANS"
-"""``true`` to link samples also to spans that are not exported."""
+"""``true`` to also link samples to spans that are not sampled."""
 
 OTEL_KPROFILER_PUBLISH_CONTEXT = "OTEL_KPROFILER_PUBLISH_CONTEXT"
-"""``true`` (default) to publish the Resource for profilers outside of the process."""
+"""``true`` (default) to publish the Resource for profilers outside the process."""
 
 OTEL_KPROFILER_RESTART_IN_CHILDREN = "OTEL_KPROFILER_RESTART_IN_CHILDREN"
-"""``true`` (default) to profile forked children too, each by a profiler of its own."""
+"""``true`` (default) to start a profiler in each forked child."""
 
 OTEL_KPROFILER_EXPORT_ON_SIGTERM = "OTEL_KPROFILER_EXPORT_ON_SIGTERM"
-"""``true`` to export what is left before SIGTERM ends the process."""
+"""``true`` to export pending samples before SIGTERM terminates the process."""

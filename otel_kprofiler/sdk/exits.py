@@ -1,7 +1,7 @@
-"""The end of a process, also of those that never reach ``atexit``.
+"""Hooks for process exit, including processes that never run ``atexit`` handlers.
 
-A forked child of multiprocessing or billiard ends by ``os._exit``. Before that it runs finalizers,
-those that were registered since it forked; a worker of billiard's pools (Celery) not even those.
+A forked child of multiprocessing or billiard exits by ``os._exit``, after running the finalizers
+registered since the fork. A worker of billiard's pools (Celery) does not even run those.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from types import MethodType
 from typing import Any, Final, cast
 
 _LAST: Final = -1000
-"""Priority of a finalizer: behind the service's own, and when its children have been joined."""
+"""Priority of our finalizer: after the service's own, and after its children were joined."""
 
 
 def call_at_exit(method: Callable[[], None]) -> None:
-    """Call a method of an object at the end of this process, perhaps more than once."""
+    """Call a method at exit of this process, possibly more than once."""
     atexit.register(method)
     _register_finalizer(method)
 
 
 def cancel(method: Callable[[], None]) -> None:
-    """Do not keep the object of the method alive for the end of the process."""
+    """Drop the ``atexit`` handler, which keeps the method's object alive."""
     atexit.unregister(method)
 
 
 def call_at_exit_of_child(method: Callable[[], None]) -> None:
-    """In a forked child, whose parent has called :func:`call_at_exit`: the same for the child."""
+    """Do the same in a forked child after the parent has called :func:`call_at_exit`."""
     _register_finalizer(method)
     worker: Any = getattr(sys.modules.get("billiard.pool"), "Worker", None)
     if hasattr(worker, "_do_exit"):
-        end = worker._do_exit  # noqa: SLF001 - there is no hook for every pool
+        end = worker._do_exit  # noqa: SLF001 - there is no public hook
 
         def _do_exit(self: object, *arguments: object, **options: object) -> None:
             method()
@@ -43,14 +43,14 @@ def call_at_exit_of_child(method: Callable[[], None]) -> None:
 
 
 def _register_finalizer(method: Callable[[], None]) -> None:
-    """Have multiprocessing call; billiard shares its registry.
+    """Register a finalizer of multiprocessing, whose registry billiard shares.
 
-    Finalizers are dropped when a process of multiprocessing begins, which is after the fork, or
-    after the import of the main module in a child of the fork server: hence twice.
+    Registers twice: a starting multiprocessing process clears all finalizers, after the fork or,
+    in a child of the fork server, after importing the main module.
     """
     if not sys.modules.keys() & {"multiprocessing", "billiard"}:
         return
-    from multiprocessing import util  # noqa: PLC0415 - many services never need it
+    from multiprocessing import util  # noqa: PLC0415 - many services do not need it
 
     ref = weakref.WeakMethod(method)
 

@@ -1,4 +1,4 @@
-"""Exporters of the embedded profiler, and how ``OTEL_PROFILES_EXPORTER`` names them."""
+"""Exporters of the embedded profiler, selected by ``OTEL_PROFILES_EXPORTER``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ExporterFactory = Callable[[], ProfileExporter]
 
 
 class InMemoryProfileExporter(ProfileExporter):
-    """Keeps what is exported; for tests. Thread-safe."""
+    """Keeps exported batches in memory; for tests. Thread-safe."""
 
     form = Form.PROTOBUF
     max_bytes = None
@@ -52,7 +52,7 @@ class InMemoryProfileExporter(ProfileExporter):
             return tuple(self._batches)
 
     def get_finished_windows(self) -> tuple[Window, ...]:
-        """What the batches hold, decoded."""
+        """The windows in these batches, decoded."""
         from otel_kprofiler.otlp import decode_windows  # noqa: PLC0415 - protobuf
 
         return tuple(
@@ -67,7 +67,7 @@ class InMemoryProfileExporter(ProfileExporter):
             self._batches.clear()
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Take no more; what is there stays."""
+        """Reject further batches; keep the existing ones."""
         self._stopped = True
 
 
@@ -75,8 +75,8 @@ class ConsoleProfileExporter(ProfileExporter):
     """Prints each batch as one line of OTLP JSON.
 
     Args:
-        out: where to; standard output by default.
-        formatter: makes another text of a batch in JSON form.
+        out: where to print; standard output by default.
+        formatter: converts a batch in JSON form to the printed text.
     """
 
     form = Form.JSON
@@ -105,17 +105,17 @@ class ConsoleProfileExporter(ProfileExporter):
         return ExportResult.success(batch)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Print no more."""
+        """Reject further batches."""
         self._stopped = True
 
 
 def open_grpc() -> ProfileExporter:
-    """Entry point ``otlp_proto_grpc``: by the environment's settings."""
+    """Entry point ``otlp_proto_grpc``; settings come from the environment."""
     return dataclasses.replace(read_settings(), protocol="grpc").open_exporter()
 
 
 def open_http() -> ProfileExporter:
-    """Entry point ``otlp_proto_http``: by the environment's settings."""
+    """Entry point ``otlp_proto_http``; settings come from the environment."""
     settings = read_settings()
     if not settings.protocol.startswith("http"):
         settings = dataclasses.replace(settings, protocol="http/protobuf")
@@ -130,20 +130,19 @@ def open_json_file() -> ProfileExporter:
 def find_exporters(
     environ: Mapping[str, str], otlp: OtlpSettings | None = None
 ) -> list[ExporterFactory]:
-    """What ``OTEL_PROFILES_EXPORTER`` names, in its order; nothing for ``none``.
+    """The exporters in ``OTEL_PROFILES_EXPORTER``, in order; empty for ``none``.
 
-    As for the other signals, ``otlp`` is ``otlp_proto_grpc`` unless
-    ``OTEL_EXPORTER_OTLP_[PROFILES_]PROTOCOL`` says otherwise, and every other name is that of an
-    entry point of the group ``opentelemetry_profiles_exporter``: something that makes a
-    :class:`ProfileExporter` when it is called without arguments.
+    As for other signals, ``otlp`` means ``otlp_proto_grpc`` unless
+    ``OTEL_EXPORTER_OTLP_[PROFILES_]PROTOCOL`` says otherwise. Every other name is an entry point
+    of the group ``opentelemetry_profiles_exporter``: a callable without arguments that returns a
+    :class:`ProfileExporter`.
 
     Args:
-        environ: the environment.
-        otlp: what ``otlp`` is, instead of ``OTEL_EXPORTER_OTLP_*``.
+        environ: environment variables.
+        otlp: settings of ``otlp``, instead of ``OTEL_EXPORTER_OTLP_*``.
 
     Raises:
-        ConfigError: there are no such exporters, or they cannot use the variables that are for
-            them; all problems at once.
+        ConfigError: unknown exporters or invalid variables; lists all problems.
     """
     names = [name.strip() for name in (environ.get(OTEL_PROFILES_EXPORTER) or "otlp").split(",")]
     if names == ["none"]:
@@ -177,13 +176,13 @@ def _find_exporter(name: str) -> ExporterFactory:
         known = sorted({point.name for point in entry_points(group=GROUP)})
         raise ConfigError(
             [ConfigProblem("environment", 0, 0, OTEL_PROFILES_EXPORTER, f"no exporter {name!r}")],
-            hint=f"one of none, otlp, {', '.join(known)}; others come with their own packages",
+            hint=f"use none, otlp, {', '.join(known)}, or install the exporter's package",
         )
 
     def open_exporter() -> ProfileExporter:
         exporter = found[0].load()()
         if not isinstance(exporter, ProfileExporter):
-            message = f"{name} makes a {type(exporter).__name__}, which is no ProfileExporter"
+            message = f"{name} returns a {type(exporter).__name__}, not a ProfileExporter"
             raise ConfigError([ConfigProblem("environment", 0, 0, OTEL_PROFILES_EXPORTER, message)])
         return exporter
 

@@ -1,4 +1,4 @@
-"""The kernel profiler of a service: start, pause, stop, and what forks do to it."""
+"""The embedded profiler: start, pause, stop, and restart in forked children."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from otel_kprofiler.symbols import Symbolizer
 OnError = Literal["raise", "warn"]
 
 _RESTART_DELAY_S: Final = 0.2
-"""Children that execute another program at once are not worth a start."""
+"""Skips children that soon execute another program."""
 _STOP_MILLIS: Final = 10_000
 
 _log = logging.getLogger(__name__)
 
 
 class KernelProfiler(ForkAware):
-    """Profiles what this process does in the kernel. Thread-safe; one may run at a time.
+    """Profiles what this process does in the kernel. Thread-safe; only one may run at a time.
 
     ::
 
@@ -55,28 +55,28 @@ class KernelProfiler(ForkAware):
 
         KernelProfiler.from_env().start()
 
-    After :meth:`start` nothing is ever raised: without the privileges there is one warning that
-    says what is missing, and the service runs on. When the interpreter ends, what is left is
-    exported within two seconds.
+    By default :meth:`start` never raises: if privileges are missing, it logs one warning that
+    names them, and the service continues. At interpreter exit, pending samples are exported
+    within two seconds.
 
     Args:
-        provider: takes the profiles; by default the global one.
+        provider: receives the profiles; by default the global one.
         samples_per_second: rate on each CPU, 1 to 10000.
         stacks: sides to collect; user frames are raw addresses.
         target: this process, it and its descendants, or the host.
-        max_frames: limit of each side of a stack, 1 to 127.
+        max_frames: maximum frames per side of a stack, 1 to 127.
         reporter_interval_s: length of a window in seconds.
-        attributes: of the profiles' Resource; they win over the service's.
-        span_links: link samples to the span that was current in their thread.
-        link_unsampled_spans: also to spans that are not sampled.
-        max_threads: threads that can have links at a time.
-        publish_context: let profilers outside of this process know its Resource (OTEP 4719).
-        restart_in_children: profile forked children by profilers of their own; if not, they
-            are not profiled.
-        export_on_sigterm: call :meth:`export_on_sigterm` at the start.
+        attributes: attributes of the profiles' Resource; they override the service's.
+        span_links: link samples to the span that was active in their thread.
+        link_unsampled_spans: also link to spans that are not sampled.
+        max_threads: maximum number of threads with span links at a time.
+        publish_context: publish the Resource for profilers outside this process (OTEP 4719).
+        restart_in_children: start a profiler in each forked child; otherwise children are not
+            profiled.
+        export_on_sigterm: call :meth:`export_on_sigterm` in :meth:`start`.
 
     Raises:
-        ValueError: a value is out of its range.
+        ValueError: a value is out of range.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class KernelProfiler(ForkAware):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """A profiler as ``OTEL_KPROFILER_*`` and the variables of OpenTelemetry describe it.
+        """Create a profiler from ``OTEL_KPROFILER_*`` and the variables of OpenTelemetry.
 
-        Exporters are those of ``OTEL_PROFILES_EXPORTER``; see
-        :mod:`otel_kprofiler.sdk.environment_variables`. With ``OTEL_CONFIG_FILE``, ``otlp`` is
-        what the file says of other signals. Unknown variables are named in a warning;
-        unusable values are for :meth:`start` to tell, all at once.
+        ``OTEL_PROFILES_EXPORTER`` selects the exporters; see
+        :mod:`otel_kprofiler.sdk.environment_variables`. With ``OTEL_CONFIG_FILE``, ``otlp`` uses
+        that file's settings for other signals. Unknown variables are logged as a warning;
+        :meth:`start` reports all invalid values at once.
         """
         if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
             disabled = cls()
@@ -151,12 +151,12 @@ class KernelProfiler(ForkAware):
         otlp: OtlpSettings | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Self:
-        """A profiler as options describe it, instead of ``OTEL_KPROFILER_*``.
+        """Create a profiler from options instead of ``OTEL_KPROFILER_*``.
 
         Args:
-            options: by key; unusable ones are for :meth:`start` to tell, all at once.
-            otlp: what the exporter ``otlp`` is; by default as for :meth:`from_env`.
-            environ: names the exporters, as for :meth:`from_env`.
+            options: by key; :meth:`start` reports all invalid ones at once.
+            otlp: settings of the exporter ``otlp``; by default as for :meth:`from_env`.
+            environ: environment variables that select the exporters, as for :meth:`from_env`.
         """
         return cls._read(functools.partial(read_options, options, otlp, environ))
 
@@ -175,14 +175,14 @@ class KernelProfiler(ForkAware):
         return profiler
 
     def start(self, on_error: OnError = "warn") -> Self:
-        """Begin to profile; nothing happens if this profiler runs already, or is disabled.
+        """Start profiling; does nothing if this profiler is already running or disabled.
 
         Args:
-            on_error: what to do when profiling is not possible: warn, with what is missing and
-                the fix, and let the service run on; or raise.
+            on_error: ``warn`` to log why profiling is not possible, with the fix, and return;
+                ``raise`` to raise instead.
 
         Raises:
-            ConfigError: the environment has unusable values; all problems at once.
+            ConfigError: the environment has invalid values; lists all problems.
             HostError: this host, or this user on it, cannot be profiled.
             SamplerError: the kernel program cannot be loaded.
             ExportError: an exporter cannot be opened.
@@ -201,16 +201,16 @@ class KernelProfiler(ForkAware):
                 self._problem = f"{type(error).__name__}: {error}"
                 if on_error == "raise":
                     raise
-                _log.exception("no kernel profiles, by an unexpected error")
+                _log.exception("no kernel profiles because of an unexpected error")
         return self
 
     def stop(self, timeout_millis: float = _STOP_MILLIS) -> None:
         """Stop, and hand over the last window; idempotent.
 
-        A profiler that made its exporters itself (:meth:`from_env`) exports what is left and
-        shuts them down, within the time.
+        A profiler that opened its own exporters (:meth:`from_env`) exports pending samples and
+        shuts them down, within the timeout.
         """
-        global _running  # noqa: PLW0603 - one in a process
+        global _running  # noqa: PLW0603 - one per process
         deadline = time.monotonic() + timeout_millis / 1000
         with self._lock:
             session, provider = self._session, self._provider
@@ -228,16 +228,17 @@ class KernelProfiler(ForkAware):
             self._account = session.account().as_dict()
 
     def export_on_sigterm(self) -> None:
-        """Export what is left when SIGTERM comes; then it does what it would have done.
+        """Export pending samples on SIGTERM, then let the signal take effect.
 
-        SIGTERM ends a Python process at once if the service has no handler for it, and up to a
-        window of samples is lost. After this call they are exported first, for up to two
-        seconds, and the process ends by the signal all the same. A handler of the service is
-        called as before, without delay, and what was sampled so far is exported meanwhile.
+        Without a handler, SIGTERM terminates a Python process at once, and up to a window of
+        samples is lost. After this call they are exported first, for up to two seconds, and then
+        the signal terminates the process. An existing handler of the service is called without
+        delay, while the samples are exported in the background.
 
-        Call it in the main thread, before a server (such as uvicorn) takes SIGTERM over: many
-        raise it again when they are done. Python runs handlers between two steps of the main
-        thread: where that never comes back from a native function, SIGTERM ends nothing any more.
+        Call it in the main thread, before a server such as uvicorn installs its own handler: many
+        servers raise the signal again when they are done. Python runs signal handlers between
+        bytecode instructions of the main thread, so SIGTERM has no effect while that is blocked
+        in native code.
 
         Raises:
             ValueError: this is not the main thread.
@@ -252,7 +253,7 @@ class KernelProfiler(ForkAware):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Take no samples meanwhile; may be nested, and used by several threads at once."""
+        """Pause sampling meanwhile; can be nested, and used by several threads at once."""
         self._change_pauses(1)
         try:
             yield
@@ -260,19 +261,19 @@ class KernelProfiler(ForkAware):
             self._change_pauses(-1)
 
     def flush_window(self, timeout_millis: float) -> bool:
-        """Hand over what was sampled so far; False if that takes longer. Not while stopped."""
+        """Hand over the samples so far; False on timeout, True if not running."""
         session = self._session
         return session is None or session.flush_window(timeout_millis / 1000)
 
     def stats(self) -> dict[str, Any]:
-        """What this profiler does and has done, as plain values.
+        """State and counters of this profiler, as plain values.
 
         Keys: ``state`` (``running``, ``paused``, ``stopped`` or ``disabled``), ``problem`` (why
-        it does not run, or how it ended), ``samples`` and ``linked`` (of closed windows),
-        ``account`` (where the samples are, or were at the stop), and, while it runs,
-        ``span_links``: ``possible``, ``problem`` (why not, or not for all threads), ``threads``,
-        ``without_slot``, ``failures``, ``unhooked_event_loops``, and ``unlinked_share`` (of the
-        samples, from 0 to 1).
+        it is not running, or why it ended), ``samples`` and ``linked`` (samples in closed
+        windows, and those with a link), ``account`` (of all samples, up to the stop), and, while
+        running, ``span_links``: ``possible``, ``problem`` (why there are no links, or not for all
+        threads), ``threads``, ``without_slot``, ``failures``, ``unhooked_event_loops``, and
+        ``unlinked_share`` (share of samples without a link, 0 to 1).
         """
         session, provider = self._session, self._provider
         state = "paused" if self._pauses else "running"
@@ -298,21 +299,21 @@ class KernelProfiler(ForkAware):
         if ancestor is None:
             return False
         self._problem = f"sampled by process {ancestor} (target children)"
-        _log.info("no kernel profiler of its own: %s", self._problem)
+        _log.info("kernel profiler not started: %s", self._problem)
         return True
 
     def _start(self) -> None:
-        global _running  # noqa: PLW0603 - one in a process
+        global _running  # noqa: PLW0603 - one per process
         if self._mistakes is not None:
             raise self._mistakes
         refuse_subinterpreters()
         if _running is not None and _running is not self:
             raise HostError(
-                "another kernel profiler runs in this process already",
-                hint="stop it first; under opentelemetry-instrument it is started without a call "
-                "(OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=kprofiler prevents that)",
+                "another kernel profiler is already running in this process",
+                hint="stop it first; opentelemetry-instrument starts one by itself unless "
+                "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=kprofiler is set",
             )
-        inherited = self._provider  # that of the parent, in a forked child
+        inherited = self._provider  # in a forked child, the parent's
         provider = self._provider = inherited or self._choose_provider()
         self._resource = provider.resource
         self._publish(sampling=True)
@@ -344,7 +345,7 @@ class KernelProfiler(ForkAware):
             try:
                 self.export_on_sigterm()
             except ValueError:
-                _log.warning("nothing is exported on SIGTERM: not started in the main thread")
+                _log.warning("no export on SIGTERM: not started in the main thread")
 
     def _flush_provider(self) -> None:
         if (provider := self._provider) is not None:
@@ -360,12 +361,12 @@ class KernelProfiler(ForkAware):
         return self._given_provider or get_profiler_provider()
 
     def _publish_end(self) -> None:
-        """Let others know that descendants are sampled no more."""
+        """Announce that descendants are no longer sampled."""
         if self._plan.target == "children":
             self._publish(sampling=False)
 
     def _publish(self, *, sampling: bool) -> None:
-        """Let others know the Resource that the profiles have, and whether children are sampled."""
+        """Publish the profiles' Resource, and whether descendants are sampled."""
         if not self._plan.publish_context:
             return
         try:
@@ -390,7 +391,7 @@ class KernelProfiler(ForkAware):
         self._renew_resource(provider)
 
     def _renew_resource(self, provider: ProfilerProvider) -> None:
-        """From the next window on, profiles have the Resource that the other signals have now."""
+        """Adopt the current Resource of the other signals from the next window on."""
         resource, session = provider.resource, self._session
         if session is None or resource == self._resource:
             return
@@ -406,8 +407,8 @@ class KernelProfiler(ForkAware):
                 (session.pause if self._pauses else session.resume)()
 
     def after_fork_in_child(self) -> None:
-        """No thread but this one lives here; what the parent has open is closed already."""
-        global _running  # noqa: PLW0603 - one in a process
+        """Reset in a forked child, where only this thread exists; schedule a restart if wanted."""
+        global _running  # noqa: PLW0603 - one per process
         _running = None
         _abandoned.append(self._session)
         self._inherited = self._session.symbolizer if self._session else None

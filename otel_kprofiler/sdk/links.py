@@ -1,15 +1,15 @@
-"""Span links: each thread says which span is current in it, where the sampler reads it.
+"""Span links: each thread publishes its active span in a slot that the sampler reads.
 
-The current span changes when a thread attaches or detaches an OpenTelemetry context, and when it
-enters another ``contextvars.Context``: a step of an asyncio task, a work item of an executor.
-The former are hooked at OpenTelemetry's runtime context, the latter at ``asyncio.Handle`` and
-``concurrent.futures``. Whoever else enters a context (another event loop implementation, a
-library with threads of its own, ``Context.run`` by hand) does not tell. So a thread names the
-context that its span is current in, too, and the sampler compares it with the one that the thread
-is in at the interrupt: no link rather than a wrong one.
+The active span changes when a thread attaches or detaches an OpenTelemetry context, which is
+hooked in OpenTelemetry's runtime context, and when a thread enters another
+``contextvars.Context`` for a step of an asyncio task or a work item of an executor, which is
+hooked in ``asyncio.Handle`` and ``concurrent.futures``. Other code that enters a context (another
+event loop, a library with its own threads, a direct ``Context.run``) goes unnoticed. Therefore a
+thread also publishes the context its span is active in, and the sampler compares that with the
+thread's context at the interrupt: no link rather than a wrong one.
 
-This, :mod:`.thread_slot` and :mod:`.other_threads` are the only ones to reach into private parts of
-OpenTelemetry's API and of Python.
+Only this module, :mod:`.thread_slot` and :mod:`.other_threads` use private parts of
+OpenTelemetry's API and of Python for this.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _Leave = Callable[[_Before], None]
 
 
 class _Tenant:
-    """Ends with the thread that it is local to, and gives its slot back.
+    """Releases the slot of its thread when that ends; a thread-local object.
 
-    In a forked child, the interpreter ends the tenants of all threads that are not there, before
-    any hook runs: their slots belong to threads of the parent, which live on.
+    In a forked child, the interpreter deletes the tenants of all other threads before any hook
+    runs. Their slots belong to threads of the parent and must not be released.
     """
 
     def __init__(self, ended: Callable[[], None]) -> None:
@@ -73,30 +73,28 @@ class _Tenant:
 
 
 class SpanLinks(ForkAware):
-    """Tells the current span of every thread, from :meth:`start` to :meth:`stop`.
+    """Publishes the active span of every thread, from :meth:`start` to :meth:`stop`.
 
-    There is one at a time in a process; its methods belong to one thread, except :meth:`look`.
+    At most one per process is started at a time. Methods belong to one thread, except
+    :meth:`look`.
 
     Args:
-        slots: where the sampler is told; None if the interpreter's objects cannot be read.
+        slots: slots that the sampler reads; None if it cannot read this interpreter's objects.
 
     Attributes:
-        possible: whether spans and the current context can be known: by this interpreter, and by
-            OpenTelemetry's own runtime context.
-        problem: why there are no links, or not of all threads; empty if there is no reason.
-        threads: number of threads that have a slot.
-        without_slot: threads that found no free slot; their samples have no links.
-        failures: spans that could not be read (such as those of a foreign API).
-        unhooked_loops: types of event loops that do not tell when they switch tasks; a sample of
-            theirs is linked only if its task was the last to change the span.
+        possible: whether links are possible with this interpreter and runtime context.
+        problem: why there are no links, or not for all threads; empty if there is no problem.
+        threads: number of threads with a slot.
+        without_slot: number of threads that got no slot; their samples have no links.
+        failures: spans that could not be read, such as those of another API.
+        unhooked_loops: types of event loops whose task switches go unnoticed; their samples are
+            linked only if their task was the last to change the span.
     """
 
     def __init__(self, slots: SpanSlots | None) -> None:
         self._slots = slots
-        self._own: dict[int, ThreadSlot] = {}  # by the thread's identifier
-        self._adopted: dict[
-            int, int
-        ] = {}  # likewise: ids of threads that do not know of their slot
+        self._own: dict[int, ThreadSlot] = {}  # by thread identifier
+        self._adopted: dict[int, int] = {}  # tids of threads without a tenant, likewise
         self._publish = make_publish(self._own, look=self._look_around, failed=self._count_failure)
         said_at, context_at = find_said_offset(), find_context_offset()
         self._offsets: tuple[int, int] | None = None
@@ -110,7 +108,7 @@ class SpanLinks(ForkAware):
         self.unhooked_loops: set[str] = set()
 
     def start(self) -> None:
-        """Hook in, and tell what is current in this thread."""
+        """Install the hooks, and publish the active spans of all threads."""
         runtime: Any = otel_context._RUNTIME_CONTEXT  # noqa: SLF001
         self.problem = self._find_problem(type(runtime))
         if self.problem:
@@ -130,7 +128,7 @@ class SpanLinks(ForkAware):
             self._adopt(thread, variable)
 
     def stop(self) -> None:
-        """Unhook; the sampler must have stopped."""
+        """Remove the hooks; the sampler must have stopped."""
         self._slots = None
         self._own.clear()
         self._adopted.clear()
@@ -139,11 +137,11 @@ class SpanLinks(ForkAware):
         forks.unregister(self)
 
     def after_fork_in_child(self) -> None:
-        """Unhook: the map of slots is the parent's."""
+        """Remove the hooks: the slots belong to the parent."""
         self.stop()
 
     def look(self) -> None:
-        """Have each thread look, once, which event loop it runs in; from any thread."""
+        """Ask each thread to check its event loop; release slots of ended threads. Thread-safe."""
         for slot in tuple(self._own.values()):
             slot.look = True
         for ident, tid in tuple(self._adopted.items()):
@@ -165,27 +163,27 @@ class SpanLinks(ForkAware):
     def _find_problem(self, runtime: type) -> str:
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             self.possible = False
-            return "this Python runs without its global lock, so threads change what is being read"
+            return "this Python runs without the GIL, so threads change what is being read"
         if not self.possible:
-            return "this interpreter keeps spans and contexts in another way than CPython"
+            return "this interpreter's layout of spans and contexts differs from CPython's"
         if runtime is not ContextVarsRuntimeContext:
             self.possible = False
             return f"the runtime context is {_name(runtime)}, not OpenTelemetry's own"
         if getattr(sys.flags, "thread_inherit_context", False):
             return (
-                "a thread that inherits the context of its creator (thread_inherit_context) has "
-                "links from its own first change of span on"
+                "a thread that inherits its creator's context (thread_inherit_context) has links "
+                "only after it first changes its span"
             )
         return ""
 
     def _make_runtime_context(self, runtime: ContextVarsRuntimeContext) -> _RuntimeContext:
-        """A runtime context in place of the given one that publishes what becomes current."""
+        """A replacement for the runtime context that publishes each new span."""
         publish, publish_first = self._publish, self._publish_first
         variable = runtime._current_context  # noqa: SLF001
         enter, leave, current = variable.set, variable.reset, variable.get
 
         class Publishing(ContextVarsRuntimeContext):
-            """Methods of a class, over closures: the fastest way that there is to here."""
+            """Methods that use closures, which is the fastest way to the values needed."""
 
             def __init__(self) -> None:
                 self.__dict__.update(vars(runtime))
@@ -227,13 +225,13 @@ class SpanLinks(ForkAware):
         return enter, leave
 
     def _publish_first(self, context: Context, owner: object) -> ThreadSlot | None:
-        """Give this thread a slot if it is in a span; one that nobody reads if none is free."""
+        """Give this thread a slot if it is in a span; an unread one if none is free."""
         if self._slots is None or _SPAN_KEY not in context:
             return None
         tid, ident = threading.get_native_id(), threading.get_ident()
         new = ThreadSlot()
         slot = self._own.setdefault(ident, new)
-        if slot is new:  # else it was adopted just now
+        if slot is new:  # otherwise it has just been adopted
             self._register(slot, tid, get_thread_state())
             self._local.tenant = _Tenant(lambda: self._release(ident, tid))
         self._publish(context, owner)
@@ -254,11 +252,11 @@ class SpanLinks(ForkAware):
             self.without_slot += 1
 
     def _adopt(self, thread: OtherThread, variable: ContextVar[Context]) -> None:
-        """Give another thread a slot with the span that it has been in since before the hooks.
+        """Give another thread a slot with the span it entered before the hooks were installed.
 
-        From the moment that it has the slot, it tells of its changes there. So the span that is
-        read then is its own as long as it has told of none; and what began to change the span
-        before the hooks is seen in its frames.
+        Once it has the slot, the thread publishes its changes there, so the span read from
+        outside is valid only if it has published none. A change that began before the hooks is
+        detected by the thread's frames.
         """
         ident, tid = thread.ident, thread.tid
         if _SPAN_KEY not in (thread.context.get(variable) or ()):
@@ -269,7 +267,7 @@ class SpanLinks(ForkAware):
             self._adopted.pop(ident, None)
             return
         self._register(slot, tid, thread.state)
-        if self._own.get(ident) is not slot:  # it has ended meanwhile
+        if self._own.get(ident) is not slot:  # it has ended
             self._release(ident, tid)
             return
         if is_changing_context(ident):
@@ -280,7 +278,7 @@ class SpanLinks(ForkAware):
         except Exception:  # noqa: BLE001 - counted; the start of the profiler must not fail
             self._count_failure()
             return
-        # The interpreter's lock does not change hands between these lines.
+        # The GIL is not released between these lines.
         if slot.owner is None:
             slot.owner = thread.context
             slot.span_context = span_context
@@ -289,16 +287,16 @@ class SpanLinks(ForkAware):
         slots = self._slots
         if slots is not None and slots.release(tid):
             self.threads -= 1
-        self._own.pop(ident, None)  # its memory may be somebody else's from now on
+        self._own.pop(ident, None)  # last, since its memory may be reused
 
     def _look_around(self) -> None:
-        """Called at a change of span in a thread with a slot, now and then."""
+        """Check the event loop of this thread and claim an adopted slot."""
         self._note_loop()
         ident = threading.get_ident()
         adopted = self._adopted.pop(ident, None)
         if adopted is None:
             return
-        if adopted != threading.get_native_id():  # it has ended; this one has its identifier
+        if adopted != threading.get_native_id():  # a new thread reuses the identifier
             self._release(ident, adopted)
         elif not hasattr(self._local, "tenant"):
             self._local.tenant = _Tenant(lambda: self._release(ident, adopted))
@@ -308,8 +306,8 @@ class SpanLinks(ForkAware):
         if loop and loop not in self.unhooked_loops:
             self.unhooked_loops.add(loop)
             _log.warning(
-                "span links: %s does not tell when it switches tasks; a sample is linked only if "
-                "its task was the last to change the span",
+                "span links: task switches of %s go unnoticed; a sample is linked only if its "
+                "task was the last to change the span",
                 loop,
             )
 
@@ -321,7 +319,7 @@ class SpanLinks(ForkAware):
         setattr(owner, name, hook)
 
         def undo() -> None:
-            # Else somebody has hooked in after us, and calls ours, which does no harm.
+            # Otherwise another hook was installed later and calls ours, which does no harm.
             if getattr(owner, name) is hook:
                 setattr(owner, name, own)
 
@@ -329,8 +327,8 @@ class SpanLinks(ForkAware):
 
 
 def _find_unhooked_loop() -> str:
-    """The event loop that runs in this thread, if it is neither asyncio's nor none."""
-    loop = asyncio._get_running_loop()  # noqa: SLF001 - it answers None outside of loops
+    """The type of the event loop in this thread, if there is one other than asyncio's."""
+    loop = asyncio._get_running_loop()  # noqa: SLF001 - returns None outside of loops
     if loop is not None:
         return "" if isinstance(loop, asyncio.BaseEventLoop) else _name(type(loop))
     trio = sys.modules.get("trio")
@@ -346,7 +344,7 @@ def _name(kind: type) -> str:
 
 
 def _make_step(run: Callable[[Any], None], enter: _Enter, leave: _Leave) -> Callable[[Any], None]:
-    """``asyncio.Handle._run``: one step of a task, or one callback."""
+    """A replacement for ``asyncio.Handle._run``, one step of a task or one callback."""
 
     def _run(self: Any) -> None:
         before = enter(self._context)
@@ -362,13 +360,13 @@ def _make_step(run: Callable[[Any], None], enter: _Enter, leave: _Leave) -> Call
 
 
 def _make_work(run: Callable[..., None], enter: _Enter, leave: _Leave) -> Callable[..., None]:
-    """``concurrent.futures.thread._WorkItem.run``: what an executor does for someone.
+    """A replacement for ``concurrent.futures.thread._WorkItem.run``, an executor's work item.
 
-    ``asyncio.to_thread`` and others hand over the context as ``partial(context.run, …)``.
+    ``asyncio.to_thread`` and others pass the context as ``partial(context.run, …)``.
     """
 
     def work(self: Any, *arguments: Any) -> None:
-        # From 3.14 on, an item has a tuple whose first entry is the function.
+        # Since 3.14, an item has a tuple with the function first.
         function = getattr(self, "fn", None) or getattr(self, "task", (None,))[0]
         if isinstance(function, functools.partial):
             function = function.func

@@ -1,4 +1,4 @@
-"""Which context each other thread of the interpreter is in, read from its own structures."""
+"""Reads the current context of other threads from the interpreter's structures."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from otel_kprofiler.sdk.thread_slot import (
 
 _CHANGES: Final = frozenset({"attach", "detach"})
 _FRAMES: Final = 3
-"""``opentelemetry.context.attach`` and that of the runtime context, with one to spare."""
+"""``opentelemetry.context.attach``, the runtime context's, and one to spare."""
 
 
 class OtherThread(NamedTuple):
-    """A thread, and the context that it was in when it was looked at.
+    """A thread and its context at the time of reading.
 
     Attributes:
-        ident: as ``threading.get_ident()`` has it.
-        tid: as ``threading.get_native_id()`` has it.
+        ident: ``threading.get_ident()`` of the thread.
+        tid: ``threading.get_native_id()`` of the thread.
         state: address of its ``PyThreadState``.
-        context: kept alive by this reference.
+        context: its current context.
     """
 
     ident: int
@@ -42,10 +42,10 @@ class OtherThread(NamedTuple):
 
 @functools.cache
 def _find_layout() -> type[ctypes.Structure] | None:
-    """``PyThreadState`` as far as it is needed; None if this is not CPython's way.
+    """The needed part of ``PyThreadState``; None if the layout is not as expected.
 
-    Include/cpython/pystate.h: it begins with the pointers to the states before and behind it and
-    to the interpreter. The identifiers stand side by side; where is found out.
+    It begins with pointers to the previous state, the next state and the interpreter
+    (Include/cpython/pystate.h). The two identifiers are adjacent; their offset is searched for.
     """
     api = ctypes.pythonapi
     api.PyInterpreterState_Get.restype = ctypes.c_void_p
@@ -74,11 +74,11 @@ def _find_layout() -> type[ctypes.Structure] | None:
 
 
 def read_other_threads() -> list[OtherThread]:
-    """The threads of this interpreter that have a context, but for the calling one.
+    """The other threads of this interpreter that have a context.
 
-    States come and go whenever the interpreter's lock changes hands. So each is read, from the
-    calling thread's own state on, by one call of a getter, which runs no Python code; the
-    collector, which would, is off meanwhile. Needs the interpreter's lock.
+    Thread states can vanish whenever the GIL is released. So each one is read, starting from the
+    calling thread's state, by a single call of a C getter, which runs no Python code; the garbage
+    collector, which might, is disabled meanwhile. Needs the GIL.
     """
     layout = _find_layout()
     if layout is None:
@@ -90,7 +90,7 @@ def read_other_threads() -> list[OtherThread]:
 
 @contextlib.contextmanager
 def _without_collector() -> Iterator[None]:
-    """Until 3.11, a collection may begin at any allocation, and runs whatever finalizers do."""
+    """Disable the collector: until 3.11, any allocation may start it and so run finalizers."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -113,16 +113,16 @@ def _read_along(own: ctypes.Structure, direction: str) -> list[OtherThread]:
         try:
             ident, tid, state, context = operator.attrgetter(*parts)(own)
         except ValueError:
-            pass  # it has no context, or has just ended
+            pass  # no context, or the thread has just ended
         else:
             found.append(OtherThread(ident, tid, ctypes.addressof(state), context))
         path += "."
 
 
 def is_changing_context(ident: int) -> bool:
-    """Whether a thread attaches or detaches an OpenTelemetry context at this moment."""
-    with _without_collector():  # it would find the list of threads locked (gh-106883)
-        frame = sys._current_frames().get(ident)  # noqa: SLF001 - public in all but its name
+    """Whether a thread is attaching or detaching an OpenTelemetry context."""
+    with _without_collector():  # it could deadlock on the lock of thread states (gh-106883)
+        frame = sys._current_frames().get(ident)  # noqa: SLF001 - documented, despite its name
     for _ in range(_FRAMES):
         if frame is None:
             return False

@@ -1,4 +1,4 @@
-"""Sharing the interpreter: long work of ours lets the service's threads run in between."""
+"""Yields the GIL during long work, so that the service's threads can run."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Final
 SLICE_S: Final = 0.0003
 _CALLS_PER_LOOK: Final = 6
 PAUSE_S: Final = 0.00005
-"""Long enough for a waiting thread to wake up and take the interpreter lock."""
+"""Long enough for a waiting thread to wake up and take the GIL."""
 
 
 class Pacer:
-    """Call it again and again during long work; it sleeps shortly after each 0.3 ms.
+    """Sleeps briefly after every 0.3 ms of CPU time; call repeatedly during long work.
 
-    A thread that computes keeps the interpreter lock for 5 ms before others are let in
-    (``sys.getswitchinterval()``), which a service would feel. Called by one thread; its CPU time
-    counts, as waiting is no reason to pause.
+    A busy thread keeps the GIL for 5 ms before others can run (``sys.getswitchinterval()``),
+    which would be noticeable in a service. Belongs to one thread. Measures CPU time, since time
+    spent waiting needs no pause.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Pacer:
         self._calls = 0
 
     def __call__(self) -> None:
-        """Pause if it is time; mostly called every 10 µs, so it looks at the clock now and then."""
+        """Pause if due; callers call about every 10 µs, so not every call reads the clock."""
         self._calls += 1
         if self._calls % _CALLS_PER_LOOK:
             return
@@ -32,6 +32,6 @@ class Pacer:
             self.rest()
 
     def rest(self) -> None:
-        """Pause now, such as between two long works."""
+        """Pause now, such as between two long operations."""
         time.sleep(PAUSE_S)
         self._since = time.thread_time()

@@ -1,4 +1,4 @@
-"""What is to be profiled, worked out for the process that this is."""
+"""What the embedded profiler samples, adapted to this process."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _OF_ONE_PROCESS: Final = ("process.", "service.instance.id", "thread.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All settings of a profiler that is embedded in a service.
+    """All settings of the embedded profiler.
 
     Attributes:
-        target: what is profiled.
-        sampler: rate, stacks and the like; targets and intervals are filled in.
-        schedule: how long windows last.
-        loader: what loads the kernel program.
-        attributes: win over those of the service's Resource.
+        target: what to profile.
+        sampler: rate, stacks and so on; target and drain interval are filled in later.
+        schedule: the length of windows.
+        loader: library that loads the BPF program.
+        attributes: resource attributes that override the service's.
         span_links: link samples to spans.
-        link_unsampled_spans: also to those that are not sampled.
-        publish_context: let profilers outside of the process know the Resource.
-        restart_in_children: profile forked children by profilers of their own.
-        export_on_sigterm: export what is left before SIGTERM ends the process.
+        link_unsampled_spans: also link to spans that are not sampled.
+        publish_context: publish the Resource for profilers outside the process.
+        restart_in_children: start a profiler in each forked child.
+        export_on_sigterm: export pending samples before SIGTERM terminates the process.
     """
 
     target: Target = "self"
@@ -64,15 +64,16 @@ class Plan:
 
 
 def complete_sampler_config(plan: Plan) -> SamplerConfig:
-    """The sampler's settings, with this process as the target.
+    """The sampler's settings with target, drain interval and span layout.
 
-    The kernel filters by the process id in this pid namespace, and samples carry the ids of it.
+    The kernel filters by pid in this process's pid namespace, and samples have ids of that
+    namespace.
 
     Raises:
-        HostError: the host is to be profiled from inside a pid namespace.
+        HostError: the target is the host, but this process is in a pid namespace.
     """
     config = plan.sampler
-    # Python computes on one CPU at a time; when there is more, the ring wakes us up as it fills.
+    # Python uses one CPU at a time; if there is more to drain, the filling ring wakes us up.
     cpus = 1 if plan.target == "self" else len(config.pin_cpu_ids) or os.cpu_count() or 1
     interval_s = _SAMPLES_PER_DRAIN / (config.samples_per_second * cpus)
     config = replace(
@@ -87,8 +88,8 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
         if namespace.st_ino != _INITIAL_NAMESPACE:
             raise HostError(
                 "the host cannot be profiled from inside a pid namespace",
-                hint="run the container in the host's (--pid=host, hostPID: true), or set the "
-                "target to self or children",
+                hint="run the container in the host's pid namespace (--pid=host, hostPID: true), "
+                "or set the target to self or children",
             )
         return config
     return replace(
@@ -100,16 +101,16 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
 
 
 def make_resources(plan: Plan, access: Access, clock: Clock) -> ProcessResources:
-    """The Resources of what is profiled, without attributes until :func:`set_service`.
+    """The Resources of profiled processes, without attributes until :func:`set_service`.
 
-    A descendant has all that it publishes about itself, too.
+    Those of descendants include their published process context.
     """
     contexts = None if plan.target == "self" else ProcessContexts(access)
     return ProcessResources(access, clock, {}, contexts=contexts)
 
 
 def set_service(resources: ProcessResources, plan: Plan, service: Resource, access: Access) -> None:
-    """Give the process of the service its Resource, and each descendant what holds for it too."""
+    """Apply the service's Resource to its process, and the shared attributes to descendants."""
     attributes = {**plain_attributes(service.attributes), **plan.attributes}
     if plan.target == "host":
         base = {**read_host_attributes(access), **plan.attributes}

@@ -1,7 +1,7 @@
-"""Publishing the Resource of this process for profilers outside of it (OTEP 4719).
+"""Publishes the Resource of this process for profilers outside it (OTEP 4719).
 
-Costs nothing after it is done: a page of memory that a reader finds by its name, and a payload.
-Works without any privilege. The layout is described in :mod:`otel_kprofiler.processes`.
+Readers find a page of memory by its name; it points to the payload. Needs no privileges, and costs
+nothing after publishing. See :mod:`otel_kprofiler.processes` for the layout.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _log = logging.getLogger(__name__)
 
 
 class _Mapping:
-    """The mapping with the header; there is one in a process.
+    """The mapping with the header; one per process.
 
-    Its page is not there in a forked child, so a child must never touch this object again.
+    It is not mapped in a forked child, which must therefore only :meth:`abandon` it.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class _Mapping:
         words = self._words
         last = words[_PUBLISHED_AT]
         kept = ctypes.create_string_buffer(payload, len(payload))
-        # A reader may be copying the payload before this one.
+        # A reader may still be copying the previous payload.
         self._payloads = [*self._payloads[-1:], kept]
         words[_PUBLISHED_AT] = 0
         self._order()
@@ -68,29 +68,29 @@ class _Mapping:
         if not (named or self._named):
             words[_PUBLISHED_AT] = 0
             raise HostError(
-                "the process context cannot be published: the kernel gives neither a memfd nor "
-                "a name to anonymous memory",
+                "the process context cannot be published: the kernel allows neither a memfd nor "
+                "a name for anonymous memory",
                 hint="allow memfd_create in the seccomp profile of the container",
             )
 
     def withdraw(self) -> None:
-        """Make readers find nothing; the page stays until the process ends."""
+        """Mark the context as unpublished; the page stays mapped until the process exits."""
         self._words[_PUBLISHED_AT] = 0
 
     def abandon(self) -> None:
-        """In a forked child: never unmap, something else may lie at the address by now."""
+        """In a forked child: never unmap, since the address may have been reused."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
 
     def _order(self) -> None:
-        """A full barrier; taking and releasing a lock is what Python has to offer."""
+        """A full memory barrier; in Python, that is a lock."""
         with self._fence:
             pass
 
 
 def _map() -> tuple[mmap.mmap, bool]:
-    """A page, and whether it has a name that readers look for."""
+    """A page, and whether it has the name that readers look for."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-    for extra in (_MFD_NOEXEC_SEAL, 0):  # kernels before 6.3 do not know the flag
+    for extra in (_MFD_NOEXEC_SEAL, 0):  # kernels before 6.3 reject the flag
         try:
             fd = os.memfd_create(_NAME, flags | extra)
         except OSError:
@@ -105,7 +105,7 @@ def _map() -> tuple[mmap.mmap, bool]:
 
 
 def _name_mapping(address: int) -> bool:
-    """Give the mapping its name where the kernel can (CONFIG_ANON_VMA_NAME, 5.17)."""
+    """Name the mapping; False if the kernel does not support it (CONFIG_ANON_VMA_NAME, 5.17)."""
     libc = ctypes.CDLL(None)
     word = ctypes.c_ulong
     status: int = libc.prctl(
@@ -116,7 +116,7 @@ def _name_mapping(address: int) -> bool:
 
 
 class _Publisher(ForkAware):
-    """What this process publishes. There is one in a process."""
+    """Publishes the context of this process; one per process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -141,8 +141,8 @@ class _Publisher(ForkAware):
                 self.mapping.withdraw()
 
     def after_fork_in_child(self) -> None:
-        """The page of the parent is not mapped here: publish on a page of our own."""
-        self.lock = threading.Lock()  # a thread that is not here may hold the old one
+        """Publish again on a new page: the parent's is not mapped in the child."""
+        self.lock = threading.Lock()  # a thread of the parent may hold the old one
         mapping, self.mapping = self.mapping, None
         if mapping is not None:
             mapping.abandon()
@@ -170,15 +170,15 @@ def publish_process_context(
 ) -> None:
     """Publish the Resource of this process, or replace what was published. Thread-safe.
 
-    A forked child has nothing of it in its memory; it publishes again by itself.
+    The published memory is not inherited by forked children; they publish again.
 
     Args:
-        resource: attributes, such as ``tracer_provider.resource.attributes``; values of kinds
-            that cannot be published are left out.
-        extra: attributes beside the Resource.
-        in_children: called in a forked child for its Resource, which is all that it publishes.
-            By default it publishes the same, with a ``service.instance.id`` of its own if there
-            was one.
+        resource: attributes, such as ``tracer_provider.resource.attributes``; values of
+            unsupported types are skipped.
+        extra: attributes that are not part of the Resource.
+        in_children: called in a forked child; returns its Resource, which is then published
+            without ``extra``. By default the child publishes the same, with a new
+            ``service.instance.id`` if there is one.
 
     Raises:
         HostError: the kernel refuses the memory, or readers could not find it.
@@ -191,17 +191,11 @@ def publish_process_context(
 
 
 def withdraw_process_context() -> None:
-    """Publish nothing any more, also not in children."""
+    """Stop publishing, in this process and in later children."""
     _publisher.withdraw()
 
 
-_LISTS: Final[tuple[set[type], ...]] = (
-    {str},
-    {bool},
-    {int},
-    {float},
-    set(),
-)  # types of their items
+_LISTS: Final[tuple[set[type], ...]] = ({str}, {bool}, {int}, {float}, set())  # types of items
 
 
 def _publishable(attributes: Attributes) -> dict[str, AttributeValue]:

@@ -1,4 +1,4 @@
-"""The provider of profiles and its processors: names and life cycle of the other signals' SDKs."""
+"""The profiler provider and its processors, with names and life cycle as for other signals."""
 
 from __future__ import annotations
 
@@ -24,44 +24,45 @@ from otel_kprofiler.sdk.pacing import Pacer
 from otel_kprofiler.sdk.resource import ServiceResource
 
 EXIT_TIMEOUT_MILLIS: Final = 2_000
-"""How long the end of the interpreter may be held up by what is left to export."""
+"""How long exporting pending samples may delay interpreter exit."""
 
 _log = logging.getLogger(__name__)
 
 _abandoned: list[object] = []
-"""In a forked child: what would close connections of the parent if it were collected."""
+"""In a forked child: objects that would close connections of the parent if collected."""
 
 
 class ProfileProcessor(abc.ABC):
-    """Takes the windows of profilers. Windows come from one thread for each profiler."""
+    """Receives the windows of profilers, from one thread per profiler."""
 
     @abc.abstractmethod
     def on_window(self, window: Window) -> None:
-        """A window has been closed."""
+        """Process a closed window."""
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait until all that came is exported or lost; False if time ran out."""
+        """Wait until all windows so far are exported or lost; False on timeout."""
         return True
 
     @abc.abstractmethod
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Export what is left within the time; idempotent."""
+        """Export what is pending within the timeout; idempotent."""
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """What became of the samples, by exporter."""
+        """The account of each exporter."""
         return ()
 
     def after_fork_in_child(self) -> None:  # noqa: B027 - not every processor has threads
-        """Begin anew in a forked child, where no other thread lives; locks may be held for ever."""
+        """Reset in a forked child, which has one thread; inherited locks may never be released."""
 
 
 class BatchProfileProcessor(ProfileProcessor):
-    """Exports each window from a thread of its own; never blocks who hands it over.
+    """Exports windows in a thread of its own; never blocks the profiler.
 
     Args:
-        exporter: where to; or what makes it, so that a forked child can make one of its own.
-            With an exporter itself, nothing is exported in children.
-        max_queue_size: batches that may wait; the oldest gives way and is counted.
+        exporter: an exporter, or a factory, with which forked children open their own. With an
+            exporter, children export nothing.
+        max_queue_size: maximum number of queued batches; above that the oldest is dropped and
+            counted.
     """
 
     def __init__(
@@ -73,27 +74,27 @@ class BatchProfileProcessor(ProfileProcessor):
         self._reporter: Reporter | None = self._open(opened)
 
     def on_window(self, window: Window) -> None:
-        """Encode the window, and leave it to the thread."""
+        """Encode the window and queue it for export."""
         if self._reporter is None and self._make is not None:
             self._reporter = self._open(self._make())
         if self._reporter is not None:
             self._reporter(window)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait until all that came is exported or lost; False if time ran out."""
+        """Wait until all windows so far are exported or lost; False on timeout."""
         return self._reporter is None or self._reporter.force_flush(timeout_millis)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Export what is left within the time; idempotent."""
+        """Export what is pending within the timeout; idempotent."""
         if self._reporter is not None:
             self._reporter.shutdown(timeout_millis)
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """What became of the samples."""
+        """The account of the exporter."""
         return self._reporter.accounts() if self._reporter else ()
 
     def after_fork_in_child(self) -> None:
-        """Leave everything to the parent; open an exporter for the first window of the child."""
+        """Leave everything to the parent; the child's first window opens a new exporter."""
         _abandoned.append(self._reporter)
         self._reporter = None
 
@@ -103,12 +104,12 @@ class BatchProfileProcessor(ProfileProcessor):
 
 
 class SimpleProfileProcessor(ProfileProcessor):
-    """Exports each window at once, in the thread that hands it over; for tests and consoles.
+    """Exports each window at once, in the profiler's thread; for tests and consoles.
 
-    Sampling goes on meanwhile, but the ring fills: an exporter that blocks for long costs samples.
+    Meanwhile nothing drains the ring: an exporter that blocks for long costs samples.
 
     Args:
-        exporter: where to.
+        exporter: the exporter.
     """
 
     def __init__(self, exporter: ProfileExporter) -> None:
@@ -141,40 +142,40 @@ class SimpleProfileProcessor(ProfileProcessor):
         self._exporter.shutdown(timeout_millis)
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """What became of the samples."""
+        """The account of the exporter."""
         return (self._account,)
 
     def after_fork_in_child(self) -> None:
-        """The exporter's lock may be held by a thread that is not here."""
+        """Replace the lock, which a thread of the parent may hold, and start a new account."""
         self._lock = threading.Lock()
         self._account = ExporterAccount(self._exporter.name, 0, {}, 0)
 
 
 def _encode_gently(window: Window, encoding: Encoding) -> Encoded:
     pacer = Pacer()
-    pacer.rest()  # closing the window was work, too
+    pacer.rest()  # closing the window took time, too
     encoded = encode_window(window, **encoding._asdict(), pause=pacer)
-    pacer.rest()  # so will be freeing it
+    pacer.rest()  # freeing it will take time, too
     return encoded
 
 
 class Source(Protocol):
-    """A profiler, as its provider sees it."""
+    """A profiler as its provider sees it."""
 
     def flush_window(self, timeout_millis: float) -> bool:
-        """Close the window that is open; False if that took too long."""
+        """Close the current window; False on timeout."""
 
     def stop(self, timeout_millis: float) -> None:
-        """Stop; hand over the last window."""
+        """Stop, and hand over the last window."""
 
 
 class ProfilerProvider(ForkAware):
-    """Hands the windows of profilers to processors, under one Resource. Thread-safe.
+    """Passes the windows of profilers to processors, under one Resource. Thread-safe.
 
     Args:
-        resource: of the service; by default that of the global TracerProvider, else of the
-            global MeterProvider, also if they are set later, else ``Resource.create()``.
-        shutdown_on_exit: shut down when the process ends by itself, within two seconds.
+        resource: the service's Resource; by default that of the global TracerProvider or
+            MeterProvider, even if set later, otherwise ``Resource.create()``.
+        shutdown_on_exit: shut down at process exit, within two seconds.
     """
 
     def __init__(self, resource: Resource | None = None, *, shutdown_on_exit: bool = True) -> None:
@@ -193,43 +194,43 @@ class ProfilerProvider(ForkAware):
 
     @property
     def resource(self) -> Resource:
-        """The Resource of all profiles from now on; the same object as long as it is the same."""
+        """The current Resource of all profiles; the same object until it changes."""
         return self._resource.get()
 
     def add_profile_processor(self, profile_processor: ProfileProcessor) -> None:
-        """Hand every window to this processor, too."""
+        """Pass all later windows to this processor, too."""
         with self._lock:
             self._processors = (*self._processors, profile_processor)
             self._not_offered[profile_processor] = self._handed_over
 
     def on_window(self, window: Window) -> None:
-        """Take a window of a profiler; a processor that fails does not harm the others."""
+        """Pass a window to all processors; an exception in one does not affect the others."""
         with self._lock:
             self._handed_over += window.sample_count
             processors = self._processors
         for processor in processors:
             try:
                 processor.on_window(window)
-            except Exception:  # noqa: BLE001 - logged; profiling goes on
+            except Exception:  # noqa: BLE001 - logged; profiling continues
                 _log.exception("a processor failed at a window of %d samples", window.sample_count)
 
     def attach(self, source: Source) -> None:
-        """A profiler has started."""
+        """Add a profiler that has started."""
         with self._lock:
             self._sources = (*self._sources, source)
 
     def detach(self, source: Source) -> None:
-        """A profiler has stopped."""
+        """Remove a profiler that has stopped."""
         with self._lock:
             self._sources = tuple(one for one in self._sources if one is not source)
 
     @property
     def handed_over(self) -> int:
-        """Samples of all windows so far."""
+        """Number of samples in all windows so far."""
         return self._handed_over
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """What became of the samples, by exporter; see :attr:`handed_over` for their sum."""
+        """The account of each exporter; each covers all :attr:`handed_over` samples."""
         return tuple(
             account._replace(not_offered=account.not_offered + not_offered)
             for processor, not_offered in self._not_offered.copy().items()
@@ -237,14 +238,14 @@ class ProfilerProvider(ForkAware):
         )
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Export all that has been sampled so far; False if time ran out."""
+        """Export all samples so far; False on timeout."""
         deadline = time.monotonic() + timeout_millis / 1000
         flushed = [source.flush_window(_millis_to(deadline)) for source in self._sources]
         flushed += [one.force_flush(_millis_to(deadline)) for one in self._processors]
         return all(flushed)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Stop the profilers and export what is left within the time; idempotent."""
+        """Stop the profilers and export what is pending within the timeout; idempotent."""
         with self._lock:
             closed, self._closed = self._closed, True
         if closed:
@@ -257,11 +258,11 @@ class ProfilerProvider(ForkAware):
         exits.cancel(self._exit)
 
     def before_fork(self) -> None:
-        """Remember what the parent shares with its other signals."""
+        """Note the Resource that the parent shares with its other signals."""
         self._resource.before_fork()
 
     def after_fork_in_child(self) -> None:
-        """Begin anew in a forked child: the profilers of the parent are not here."""
+        """Reset in a forked child, which does not inherit the parent's profilers."""
         self._lock = threading.Lock()
         self._resource.after_fork_in_child()
         self._sources = ()
@@ -283,8 +284,8 @@ _global: ProfilerProvider | None = None
 
 
 def set_profiler_provider(profiler_provider: ProfilerProvider) -> None:
-    """Set the global provider; once only, as for the other signals."""
-    global _global  # noqa: PLW0603 - what a global provider is
+    """Set the global provider; only once, as for other signals."""
+    global _global  # noqa: PLW0603 - the global provider
     with _global_lock:
         if _global is not None:
             _log.warning("Overriding of current ProfilerProvider is not allowed")
@@ -293,8 +294,8 @@ def set_profiler_provider(profiler_provider: ProfilerProvider) -> None:
 
 
 def get_profiler_provider() -> ProfilerProvider:
-    """The global provider; one without processors if none was set."""
-    global _global  # noqa: PLW0603 - what a global provider is
+    """The global provider; by default one without processors."""
+    global _global  # noqa: PLW0603 - the global provider
     with _global_lock:
         if _global is None:
             _global = ProfilerProvider()

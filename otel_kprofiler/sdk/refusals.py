@@ -1,4 +1,4 @@
-"""Interpreters in which there can be no profiler, and why."""
+"""Refuses to run in interpreters that do not support the profiler."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from otel_kprofiler.errors import HostError
 
 
 def refuse_subinterpreters() -> None:
-    """Raise in a subinterpreter.
+    """Refuse to run in a subinterpreter.
 
     Raises:
-        HostError: this is one.
+        HostError: this is a subinterpreter.
     """
     api = ctypes.pythonapi
     api.PyInterpreterState_Get.restype = ctypes.c_void_p
@@ -20,14 +20,13 @@ def refuse_subinterpreters() -> None:
     api.PyInterpreterState_GetID.restype = ctypes.c_int64
     if api.PyInterpreterState_GetID(api.PyInterpreterState_Get()):
         raise HostError(
-            "a subinterpreter cannot be profiled by itself",
-            hint="start the profiler in the main interpreter: it samples all threads of the "
-            "process",
+            "the profiler cannot run in a subinterpreter",
+            hint="start it in the main interpreter: it samples all threads of the process",
         )
 
 
 def refuse_green_threads() -> None:
-    """Raise where threads are greenlets: a profiler among them would hold up the service.
+    """Refuse to run on green threads: the profiler would block all of them.
 
     Raises:
         HostError: gevent or eventlet has replaced ``threading`` or ``select``.
@@ -40,7 +39,7 @@ def refuse_green_threads() -> None:
     else:
         return
     raise HostError(
-        f"{who} has replaced the threads of this process, and the profiler needs a real one",
-        hint="run the agent on this host (otel-kprofiler run): it profiles the process under the "
-        "Resource that it publishes; or use workers with threads (gunicorn --worker-class gthread)",
+        f"{who} has replaced this process's threads, but the profiler needs a real one",
+        hint="run the agent on this host (otel-kprofiler run), which profiles the process under "
+        "the Resource it publishes, or use threaded workers (gunicorn --worker-class gthread)",
     )

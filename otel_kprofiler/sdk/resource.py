@@ -1,4 +1,4 @@
-"""The service's Resource: that of its other signals."""
+"""The service's Resource, shared with its other signals."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from otel_kprofiler.model import AttributeScalar, AttributeValue
 
 
 def find_resource() -> Resource | None:
-    """The Resource of the global TracerProvider, else MeterProvider; None if neither has one."""
+    """The Resource of the global TracerProvider or MeterProvider; None if neither has one."""
     candidates: tuple[Any, ...] = (
         getattr(trace.get_tracer_provider(), "resource", None),
-        # The MeterProvider of the SDK has no public way to it.
+        # The SDK's MeterProvider has no public attribute for it.
         getattr(getattr(metrics.get_meter_provider(), "_sdk_config", None), "resource", None),
     )
     return next((one for one in candidates if isinstance(one, Resource)), None)
 
 
 class ServiceResource:
-    """The Resource of the service, as its other signals have it at this moment.
+    """The current Resource of the service's other signals.
 
-    A provider of another signal may be set late. In a forked child, the SDK gives the Resource
-    of its providers another ``service.instance.id``, and so it is given to the profiles.
+    Providers of other signals may be set late. In a forked child, the SDK changes the
+    ``service.instance.id`` of their Resource; profiles adopt it.
 
     Args:
-        given: what the service wants for its profiles; by default that of its other signals, or
-            ``Resource.create()`` as long as there are none.
+        given: an explicit Resource; by default that of other signals, or ``Resource.create()``
+            while there are none.
     """
 
     def __init__(self, given: Resource | None) -> None:
@@ -39,7 +39,7 @@ class ServiceResource:
         self._forked = False
 
     def get(self) -> Resource:
-        """The same object as long as nothing changes."""
+        """The current Resource; the same object until it changes."""
         found = find_resource()
         if self._given is None:
             if found is None:
@@ -53,18 +53,18 @@ class ServiceResource:
         return self._given
 
     def before_fork(self) -> None:
-        """Remember the id of the parent's other signals."""
+        """Note the instance id of the parent's other signals."""
         found = find_resource()
         self._parents_id = found and found.attributes.get(SERVICE_INSTANCE_ID)
 
     def after_fork_in_child(self) -> None:
-        """Look everything up again."""
+        """Discard what was looked up in the parent."""
         self._created = None
         self._forked = self._parents_id is not None
 
 
 def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
-    """Attributes of the SDK as ours; what attributes cannot hold here becomes text."""
+    """Convert the SDK's attributes; values of unsupported types become text."""
     return {
         key: tuple(map(_plain, value)) if isinstance(value, list | tuple) else _plain(value)
         for key, value in attributes.items()

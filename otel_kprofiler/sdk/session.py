@@ -1,4 +1,4 @@
-"""One run of the embedded profiler: what is open in the kernel, and the thread that drains it."""
+"""One run of the embedded profiler: its pipeline, and the thread that drains it."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ DRAIN_THREAD: Final = "kprofiler-drain"
 _FLUSH_STEPS: Final = 50
 _FLUSH_STEP_S: Final = 0.01
 _RING_BYTES: Final = 64 * 1024
-"""Room for about 600 records of BPF programs per CPU; each process of a service has such rings."""
+"""About 600 records of BPF programs per CPU; small, since each process of a service has rings."""
 
 _log = logging.getLogger(__name__)
 
 
 class Session:
-    """Samples from its constructor until :meth:`stop`.
+    """Samples from construction until :meth:`stop`.
 
-    The pipeline belongs to a daemonic thread; the methods here may be called from any other.
+    The pipeline belongs to a daemon thread; methods may be called from any other thread.
 
     Args:
         plan: what to profile.
-        service: the Resource of the service.
-        sink: takes each window, in the draining thread.
-        exporters: what became of the samples that the sink was given.
-        earlier: samples that it was given before.
-        inherited: the symbols of the parent, in a forked child.
+        service: the service's Resource.
+        sink: receives each window, in the daemon thread.
+        exporters: returns the account of each exporter behind the sink.
+        earlier: number of samples that the sink received from earlier sessions.
+        inherited: in a forked child, the parent's symbols.
 
     Attributes:
-        symbolizer: names kernel addresses.
-        links: tells the spans of threads; None if that is not wanted.
-        failure: why the thread has ended by itself; empty if it has not.
+        symbolizer: resolves kernel addresses.
+        links: span links; None if disabled.
+        failure: why the daemon thread ended by itself; empty if it did not.
 
     Raises:
         HostError: this host, or this user on it, cannot be profiled.
@@ -103,34 +103,34 @@ class Session:
             raise
 
     def set_service(self, service: Resource) -> None:
-        """Give the profiles another Resource of the service; from the sink only."""
+        """Change the service's Resource; call from the sink only."""
         set_service(self._pipeline.resources, self._plan, service, self._access)
 
     def flush_window(self, timeout_s: float) -> bool:
-        """Close the window that is open; False if that takes longer."""
+        """Close the current window; False on timeout."""
         return self._call(self._flush_window, timeout_s)
 
     def pause(self, timeout_s: float = 1.0) -> bool:
-        """Take no samples until :meth:`resume`."""
+        """Pause sampling until :meth:`resume`; False on timeout."""
         return self._call(self._sampler.pause, timeout_s)
 
     def resume(self, timeout_s: float = 1.0) -> bool:
-        """Take samples again."""
+        """Resume sampling; False on timeout."""
         return self._call(self._sampler.resume, timeout_s)
 
     def account(self) -> Account:
-        """Where the samples are, as of one instant."""
+        """The account of all samples, as of one instant."""
         return self._pipeline.account()._replace(earlier=self._earlier)
 
     def stop(self, timeout_s: float) -> None:
-        """Stop sampling and hand over the last window, for as long as the time allows."""
+        """Stop sampling and hand over the last window; waits up to the timeout."""
         self._stopping = True
         if self._thread.is_alive():
             self._pipeline.wake()
             self._thread.join(timeout_s)
 
     def _call(self, command: Callable[[], None], timeout_s: float) -> bool:
-        """Have the draining thread do something; False if it does not get to it in time."""
+        """Run a command in the daemon thread; False if that ended or on timeout."""
         done = threading.Event()
 
         def do() -> None:
@@ -152,11 +152,11 @@ class Session:
                 while not self._commands.empty():
                     self._commands.get()()
             self._pipeline.stop()
-        except Exception as error:  # noqa: BLE001 - logged; the service goes on without profiles
+        except Exception as error:  # noqa: BLE001 - logged; the service continues without profiles
             self.failure = f"{type(error).__name__}: {error}"
-            _log.exception("profiling has ended by an error")
+            _log.exception("profiling has ended because of an error")
         finally:
-            # In this order: a thread that comes for a slot finds the map open, or no hook.
+            # In this order, so that no hook uses a closed map.
             if self.links is not None:
                 self.links.stop()
             self._pipeline.close()

@@ -1,4 +1,4 @@
-"""Settings of the embedded profiler: the receiver's keys, and those of a service."""
+"""Schema of the embedded profiler's settings: the receiver's keys and those for services."""
 
 from __future__ import annotations
 
@@ -20,45 +20,46 @@ _WORDS: Final = {"true": True, "false": False}
 
 
 class Settings(Receiver):
-    """``receivers: kprofiler:`` of the agent's configuration, and what only a service has."""
+    """The keys of the agent's ``receivers: kprofiler:``, and those for services only."""
 
     target: Literal["self", "children", "host"] = Field(
         default="self",
-        description="What is profiled: this process, it and its descendants, or the host.",
+        description="What to profile: this process, it and its descendants, or the host.",
     )
     span_links: bool = Field(
-        default=True, description="Link samples to the span that was current in their thread."
+        default=True, description="Link samples to the span that was active in their thread."
     )
     link_unsampled_spans: bool = Field(
-        default=False, description="Link samples also to spans that are not sampled."
+        default=False, description="Also link samples to spans that are not sampled."
     )
     max_threads: int = Field(
         default=1024,
         ge=1,
         le=65_536,
-        description="Threads that can have links at a time, 1 to 65536; each takes 150 bytes.",
+        description="Maximum number of threads with span links at a time, 1 to 65536; each takes "
+        "150 bytes.",
     )
     publish_context: bool = Field(
         default=True,
-        description="Publish the Resource for profilers outside of this process (OTEP 4719).",
+        description="Publish the Resource for profilers outside this process (OTEP 4719).",
     )
     restart_in_children: bool = Field(
-        default=True, description="Profile forked children too, each by a profiler of its own."
+        default=True, description="Start a profiler in each forked child."
     )
     export_on_sigterm: bool = Field(
-        default=False, description="Export what is left before SIGTERM ends the process."
+        default=False, description="Export pending samples before SIGTERM terminates the process."
     )
 
 
 def make_settings(options: Mapping[str, Any], *, source: str) -> Settings:
-    """Settings out of options.
+    """Check options and convert them to settings.
 
     Args:
         options: by key.
-        source: what to call them in messages.
+        source: their origin, for messages.
 
     Raises:
-        ConfigError: with every problem of them.
+        ConfigError: invalid options; lists all problems.
     """
     try:
         return Settings.model_validate(dict(options))
@@ -71,10 +72,10 @@ def make_settings(options: Mapping[str, Any], *, source: str) -> Settings:
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    """Settings out of ``OTEL_KPROFILER_*``; an empty value counts as unset.
+    """Settings from ``OTEL_KPROFILER_*``; an empty value counts as unset.
 
     Raises:
-        ConfigError: unusable values, all at once.
+        ConfigError: invalid values; lists all problems.
     """
     options = {
         key: _typed(key, text)
@@ -92,7 +93,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
 
 
 def find_unknown(environ: Mapping[str, str]) -> list[ConfigProblem]:
-    """Variables with the prefix ``OTEL_KPROFILER_`` that mean nothing."""
+    """Unknown variables with the prefix ``OTEL_KPROFILER_``."""
     problems = []
     for key in read_variables(environ).keys() - Settings.model_fields.keys():
         known = [name for name in Settings.model_fields if name not in Settings.unsupported]
@@ -104,7 +105,7 @@ def find_unknown(environ: Mapping[str, str]) -> list[ConfigProblem]:
 
 
 def _typed(key: str, text: str) -> Any:
-    """Text as the type that the key wants; what cannot be converted is left to validation."""
+    """Convert text to the key's type; leave invalid text to validation."""
     field = Settings.model_fields.get(key)
     kind = field.annotation if field else None
     if kind is bool:
@@ -123,11 +124,15 @@ def _typed(key: str, text: str) -> Any:
 
 
 def make_plan(settings: Settings) -> Plan:
-    """What the profiler needs, out of the settings."""
+    """Convert settings to a plan.
+
+    Raises:
+        ConfigError: ``target_pids`` does not fit the target.
+    """
     if settings.target_pids and settings.target != "host":
         raise ConfigError(
             [ConfigProblem("settings", 0, 0, "target_pids", "only for the target 'host'")],
-            hint="leave it out: this process, or it and its children, are the target",
+            hint="remove it, or set the target to host",
         )
     return Plan(
         target=settings.target,

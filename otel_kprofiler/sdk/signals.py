@@ -1,4 +1,4 @@
-"""SIGTERM: export what is left first, then let the signal do what it would have done."""
+"""Exports pending samples on SIGTERM, then lets the signal take effect."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _log = logging.getLogger(__name__)
 
 
 class _Handler:
-    """Comes before the handler, or the default action, that was there.
+    """Runs before the previous handler or the default action.
 
-    Exporting happens in a thread: the main thread, where handlers run, may hold any lock.
+    Exports in a thread, because the main thread, where handlers run, may hold any lock.
     """
 
     def __init__(self, before: Any, flush: Callable[[], object], end: Callable[[], object]) -> None:
@@ -32,9 +32,9 @@ class _Handler:
             _start(self._flush)
             self._before(number, frame)
         elif os.getpid() == 1:
-            _start(self._flush)  # to the first process of a container, nothing happens by default
+            _start(self._flush)  # by default, SIGTERM does nothing to pid 1
         else:
-            signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+            signal.signal(number, signal.SIG_DFL)  # a second SIGTERM terminates the process at once
             ending = _start(self._end)
             if ending is not None:
                 ending.join(_JOIN_S)
@@ -43,18 +43,20 @@ class _Handler:
 
 def _start(task: Callable[[], object]) -> threading.Thread | None:
     thread = threading.Thread(target=task, name="kprofiler-sigterm", daemon=True)
-    with contextlib.suppress(RuntimeError):  # the interpreter is ending: atexit exports
+    with contextlib.suppress(RuntimeError):  # at interpreter exit, where atexit exports
         thread.start()
         return thread
     return None
 
 
 def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object]) -> None:
-    """Export before SIGTERM does what it does now; once in a process, and in its forked children.
+    """Install a handler that exports before the current action of SIGTERM.
+
+    Does nothing if it is installed already or SIGTERM is ignored. Forked children inherit it.
 
     Args:
-        flush: called where a handler of the service decides what happens.
-        end: called where the process ends.
+        flush: called if a handler of the service decides what happens.
+        end: called if the signal terminates the process.
 
     Raises:
         ValueError: this is not the main thread of the main interpreter.
@@ -63,6 +65,6 @@ def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object
     if isinstance(before, _Handler) or before is signal.SIG_IGN:
         return
     if before is None:
-        _log.warning("SIGTERM is handled by other than Python code: nothing is exported before it")
+        _log.warning("no export on SIGTERM: its handler was not installed from Python")
         return
     signal.signal(signal.SIGTERM, _Handler(before, flush, end))

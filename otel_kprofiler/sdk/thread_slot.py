@@ -1,6 +1,6 @@
-"""How one thread says which span is current in it: the part that must be fast.
+"""The slot in which a thread publishes its active span; the fast path of span links.
 
-It keeps references to two of the interpreter's objects, and the sampler reads what they hold.
+A slot refers to two interpreter objects, which the sampler reads.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _probe: contextvars.ContextVar[None] = contextvars.ContextVar("otel_kprofiler.pr
 
 
 class ThreadSlot:
-    """Which span is current in a thread; only that thread writes it.
+    """The active span of a thread, written by that thread only.
 
-    What is referred to is alive, so that nothing else can have its address.
+    Referenced objects stay alive, so that their addresses cannot be reused.
 
     Attributes:
-        owner: a token that was made in the context in which the span is current, or this context.
-        span_context: of that span; None if there is none, and while ``owner`` changes.
-        look: the next change tells, once; may be set from any thread.
+        owner: the context in which the span is active, or a token created in it.
+        span_context: the span's context; None without a span and while ``owner`` changes.
+        look: asks for one call of ``look`` at the next change; may be set from any thread.
     """
 
     __slots__ = ("look", "owner", "span_context")
@@ -45,14 +45,14 @@ class ThreadSlot:
 
 
 def get_token() -> contextvars.Token[None]:
-    """A token of the context that this thread is in."""
+    """A token created in this thread's current context."""
     token = _probe.set(None)
     _probe.reset(token)
     return token
 
 
 def get_thread_state() -> int:
-    """Address of the interpreter's structure of this thread (``PyThreadState``)."""
+    """Address of this thread's ``PyThreadState``."""
     get = ctypes.pythonapi.PyThreadState_Get
     get.restype = ctypes.c_void_p
     address: int = get()
@@ -60,10 +60,10 @@ def get_thread_state() -> int:
 
 
 def find_context_offset() -> int | None:
-    """Where ``PyThreadState`` has the current context; None if this is not CPython's way.
+    """Offset of the current context in ``PyThreadState``; None if not found.
 
-    Found out, because it differs between versions: the one word that holds the address of the
-    context, whichever of two is entered.
+    It differs between versions, so it is searched for: the one word that holds the address of
+    the current context in two different contexts.
     """
     state = (ctypes.c_uint64 * THREAD_STATE_WORDS).from_address(get_thread_state())
 
@@ -77,19 +77,19 @@ def find_context_offset() -> int | None:
 
 
 def find_said_offset() -> int | None:
-    """Where a :class:`ThreadSlot` has its owner, and then its span context; None likewise."""
+    """Offset of the owner in a :class:`ThreadSlot`, followed by the span context; likewise."""
     slot = ThreadSlot()
     slot.owner, slot.span_context = object(), object()
     return _find_references(slot, (slot.owner, slot.span_context))
 
 
 def find_span_layout(*, unsampled: bool) -> SpanLayout | None:
-    """How this interpreter keeps span contexts; None if this is not CPython's way, or not 64 bits.
+    """Memory layout of span contexts in this interpreter; None if it is not as expected.
 
-    Found out like the offset of the context, by objects whose content is known.
+    Offsets are searched for in objects with known content.
 
     Args:
-        unsampled: whether spans count, too, that are not sampled.
+        unsampled: whether to include spans that are not sampled.
     """
     number = sum(digit << _DIGIT_BITS * place for place, digit in enumerate(_DIGITS))
     flags = TraceFlags(TraceFlags.SAMPLED)
@@ -117,7 +117,7 @@ def find_span_layout(*, unsampled: bool) -> SpanLayout | None:
 
 
 def _find_references(holder: object, held: tuple[object, ...]) -> int | None:
-    """Offset in an object at which it refers to others, one after the other."""
+    """Offset in an object of consecutive references to other objects; None if not unique."""
     words = list((ctypes.c_uint64 * (holder.__sizeof__() // 8)).from_address(id(holder)))
     wanted = [id(each) for each in held]
     found = [at for at in range(len(words)) if words[at : at + len(wanted)] == wanted]
@@ -125,31 +125,30 @@ def _find_references(holder: object, held: tuple[object, ...]) -> int | None:
 
 
 def _find_size_bits(number: int) -> tuple[int, int] | None:
-    """``size_shift`` and ``negative_bit`` of the layout, by the integer with these digits."""
+    """``size_shift`` and ``negative_bit`` of the layout, from an integer with known digits."""
     if sys.int_info.bits_per_digit != _DIGIT_BITS or number.__sizeof__() != 24 + 4 * len(_DIGITS):
         return None
     _, type_, size = (ctypes.c_uint64 * 3).from_address(id(number))
     digits = (ctypes.c_uint32 * len(_DIGITS)).from_address(id(number) + 24)
     if type_ != id(int) or tuple(digits) != _DIGITS:
         return None
-    # 3.11 has the number of digits, negative like the integer; later ones have the sign below it.
+    # Up to 3.11 the word is the number of digits with the integer's sign; later versions have
+    # flags in its low 3 bits.
     return {len(_DIGITS): (0, 0), len(_DIGITS) << 3: (3, 2)}.get(size)
 
 
 def make_publish(
     slots: Mapping[int, ThreadSlot], *, look: Callable[[], None], failed: Callable[[], None]
 ) -> Callable[[Context, object], bool]:
-    """The function that each change of span runs.
+    """Make the function that publishes each change of span.
 
-    It makes the span of an OpenTelemetry context the current one of this thread, given the owner
-    of :class:`ThreadSlot`. It tells whether the thread has a slot.
-
-    One function with everything in it: what a change costs a service is code and data that are
-    not in the processor's cache.
+    It publishes the span of an OpenTelemetry context in this thread's slot, with the owner of
+    :class:`ThreadSlot`, and returns whether the thread has a slot. It is a single function
+    because the cost of a change is dominated by cache misses.
 
     Args:
-        slots: by what ``threading.get_ident()`` says of the thread.
-        look: called when the slot asks for it.
+        slots: slots by ``threading.get_ident()``.
+        look: called when a slot asks for it.
         failed: called when a span cannot be read.
     """
     key, find, ident = _SPAN_KEY, slots.get, get_ident
@@ -164,13 +163,13 @@ def make_publish(
             slot.owner = owner
             if span is not None:
                 try:
-                    slot.span_context = span._context  # noqa: SLF001 - OpenTelemetry's have it
+                    slot.span_context = span._context  # noqa: SLF001 - faster for the SDK's spans
                 except AttributeError:
                     slot.span_context = span.get_span_context()
             if slot.look:
                 slot.look = False
                 look()
-        except Exception:  # noqa: BLE001 - counted; the service must not feel it
+        except Exception:  # noqa: BLE001 - counted; the service must not be affected
             slot.span_context = None
             failed()
         return True

@@ -471,7 +471,7 @@ def test_with_threads_of_gevent_one_warning_says_what_to_do_and_the_service_runs
     )
     assert done.stdout == "svc\n"
     (line,) = done.stderr.splitlines()
-    assert "gevent has replaced the threads" in line
+    assert "gevent has replaced this process's threads" in line
     assert "gthread" in line
 
 
