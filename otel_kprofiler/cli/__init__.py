@@ -1,4 +1,4 @@
-"""The command line: one file per command, loaded only when it is called."""
+"""The command line: one module per command, imported on use."""
 
 from otel_kprofiler.cli.main import main
 

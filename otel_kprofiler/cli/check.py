@@ -1,4 +1,4 @@
-"""``otel-kprofiler check``: OTLP profiles against the rules of the data model."""
+"""``otel-kprofiler check``: validate OTLP profiles against the data model's rules."""
 
 from __future__ import annotations
 

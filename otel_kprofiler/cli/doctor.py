@@ -1,4 +1,4 @@
-"""``otel-kprofiler doctor``: can this host be profiled, and how to fix what is missing."""
+"""``otel-kprofiler doctor``: check whether this host can be profiled, and suggest fixes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _EXIT_HOST = 3
 @click.command(name="doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def command(*, as_json: bool) -> None:
-    """Say whether this host can be profiled by you, and how to fix it.
+    """Check whether you can profile this host, and how to fix it if not.
 
-    Loads the real sampler for a moment. Exit status 0 if profiling works, 3 if it does not.
+    Loads the real sampler for a moment. Exit status 0 if profiling works, 3 if not.
     """
     access = Access()
     loaders = {
@@ -32,7 +32,7 @@ def command(*, as_json: bool) -> None:
         "python3-bpfcc": BccLoader.is_installed(),
     }
     findings = doctor(access, loaders=loaders, try_sampler=_try_sampler)
-    if not is_in_user_namespace(access):  # where they would only repeat its reason
+    if not is_in_user_namespace(access):  # there, these findings only repeat that reason
         findings.append(find_ksymbol_method(access))
         hidden = find_hidden_symbols(access)
         findings += [hidden] if hidden else []
@@ -46,7 +46,7 @@ def command(*, as_json: bool) -> None:
 
 
 def describe(finding: Finding) -> str:
-    """A finding in one line, or in three when something is to be done."""
+    """Format a finding: one line, and up to two more with requirement and fix."""
     text = f"{_MARKS[finding.level]}  {finding.check}: {finding.observed}"
     if finding.level is Level.OK:
         return text

@@ -1,4 +1,4 @@
-"""``otel-kprofiler``: finds the command and turns errors into two lines and an exit status."""
+"""``otel-kprofiler``: dispatches commands; prints errors as cause and fix, with an exit status."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.errors import ConfigError, HostError, KProfilerError, SamplerError
 from otel_kprofiler.version import __version__
 
-# Command → its one-line help; stated here so that --help imports no command.
+# Help by command; here, so that --help imports no commands.
 COMMANDS: Final = {
     "record": "Profile this host, or one command, into a file.",
     "run": "Run the agent beside an OpenTelemetry Collector.",
-    "doctor": "Say whether this host can be profiled, and how to fix it.",
-    "symbolize": "Name kernel addresses: module, build id, RVA, function.",
-    "validate": "Check a configuration of the agent; start nothing.",
-    "print-config": "Print the configuration that holds, without secrets.",
+    "doctor": "Check whether this host can be profiled, and how to fix it.",
+    "symbolize": "Resolve kernel addresses: module, build id, RVA, function.",
+    "validate": "Check an agent configuration without starting the agent.",
+    "print-config": "Print the effective configuration, without secrets.",
     "check": "Check OTLP profiles against the data model's rules.",
 }
 
@@ -31,14 +31,14 @@ _NO_THREAD: Final = "can't start new thread"  # CPython's only text for it
 
 
 class LazyCommands(click.Group):
-    """A group whose commands live in modules of their own."""
+    """A group that imports a command's module on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order of the help text."""
+        """Command names in the order of the help text."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command; None if there is no such one."""
+        """Import a command; None if it does not exist."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"otel_kprofiler.cli.{cmd_name.replace('-', '_')}")
@@ -46,7 +46,7 @@ class LazyCommands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing them."""
+        """Write the help of all commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
@@ -61,12 +61,12 @@ def cli(ctx: click.Context, *, debug: bool) -> None:
     \b
     Profile this host for ten seconds:   otel-kprofiler record -d 10s -o kernel.html
     Run beside a Collector:              otel-kprofiler run -c agent.yaml
-    """  # noqa: D301 - click's mark for a paragraph that must not be wrapped
+    """  # noqa: D301 - \b tells click not to wrap the paragraph
     ctx.obj = debug
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point. Exit status: 0 ok, 1 failure, 2 usage or configuration, 3 host cannot."""
+    """Entry point. Exit status: 0 ok, 1 failure, 2 usage or configuration, 3 unsuitable host."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words[:1]
     try:
@@ -95,12 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _explain(error: Exception) -> KProfilerError | None:
-    """An error of the system as ours, None for one that may be a defect."""
+    """Convert a system error; None if it may be a bug."""
     if isinstance(error, MemoryError):
-        return HostError("there is not enough memory", hint="raise the limit, or give less at once")
+        return HostError("out of memory", hint="raise the limit, or process less at once")
     if isinstance(error, BlockingIOError) or _NO_THREAD in str(error):  # fork, pthread_create
         return HostError(
-            "the system allows no further process or thread",
+            "the system allows no more processes or threads",
             hint="raise the limit: ulimit -u, TasksMax of the unit, pids.max of the container",
         )
     if isinstance(error, OSError) and error.filename is not None:
@@ -109,7 +109,7 @@ def _explain(error: Exception) -> KProfilerError | None:
 
 
 def show_error(error: KProfilerError) -> None:
-    """Print cause and fix to the standard error stream."""
+    """Print cause and fix to standard error."""
     lines = error.message.splitlines()
     if isinstance(error, ConfigError):
         for line in lines:

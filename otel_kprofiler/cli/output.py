@@ -1,4 +1,4 @@
-"""Output files of ``record``: the form follows the suffix, and the place is checked first."""
+"""Output files of ``record``: chooses the format, and checks the path before recording."""
 
 from __future__ import annotations
 
@@ -15,27 +15,30 @@ from otel_kprofiler.model import FrameKind, Window
 
 
 def _choose_format(path: str, name: str | None) -> OutputFormat:
-    """The format with this name; by the suffix of ``path`` if there is no name."""
+    """The format with this name, or with the suffix of ``path`` if ``name`` is None."""
     for row in FORMATS:
         if row.name == name or (name is None and path.endswith(row.suffix)):
             return row
     suffixes = " ".join(row.suffix for row in FORMATS)
     raise ExportError(
-        f"{path}: the format cannot be told from the name",
-        hint=f"use one of the suffixes {suffixes}, or give --format",
+        f"{path}: the suffix matches no format",
+        hint=f"use one of the suffixes {suffixes}, or --format",
     )
 
 
 class Output:
-    """A file that is replaced as a whole when it is written; ``-`` is the standard output.
+    """A file that is written atomically; ``-`` is standard output.
 
-    Opening fails, before any work, if the file exists and must not be replaced, or if its
-    directory cannot be written to. Leaving the context without writing leaves no trace.
+    The constructor fails if the file exists and must not be replaced, or if its directory is not
+    writable. Leaving the context without writing leaves no file behind.
 
     Args:
         path: where to write.
-        name: of a row of :data:`FORMATS`; by the suffix if None.
+        name: name of a format in :data:`FORMATS`; None to choose by suffix.
         force: replace an existing file.
+
+    Raises:
+        ExportError: no format matches, or the file cannot be created.
     """
 
     def __init__(self, path: str, name: str | None, *, force: bool) -> None:
@@ -50,11 +53,11 @@ class Output:
 
     @property
     def next_step(self) -> str:
-        """What users do with the file; empty for the standard output."""
+        """What to do with the file; empty for standard output."""
         return "" if self.path == "-" else self._format.next_step.format(self.path)
 
     def write(self, windows: Sequence[Window]) -> None:
-        """Write the recording; a file that tells kernel addresses is for its owner only."""
+        """Write the recording; only the owner may read a file with kernel addresses."""
         written = self._format.write(windows)
         content = written.encode() if isinstance(written, str) else written
         if self._file is None:
@@ -62,7 +65,7 @@ class Output:
             sys.stdout.buffer.flush()
             return
         try:
-            if self._format.has_addresses or _tells_addresses(windows):
+            if self._format.has_addresses or _reveals_addresses(windows):
                 os.fchmod(self._file.fd, 0o600)
             with open(self._file.fd, "wb", closefd=False) as file:
                 file.write(content)
@@ -70,7 +73,7 @@ class Output:
         except OSError as error:
             raise ExportError(
                 f"cannot write {self.path}: {error.strerror}",
-                hint="give an -o on a disk with free space, in a directory that stays there",
+                hint="set -o to a path on a disk with free space",
             ) from error
 
     def __enter__(self) -> Self:
@@ -82,19 +85,19 @@ class Output:
 
 
 def refusal(path: str, option: str, error: OSError) -> ExportError:
-    """What to say of a place that cannot be written to."""
+    """The error for a path that cannot be written to."""
     if error.errno == errno.EEXIST:
         return ExportError(
-            f"{path} exists already", hint=f"give --force to replace it, or another {option}"
+            f"{path} already exists", hint=f"use --force to replace it, or another {option}"
         )
     return ExportError(
         f"cannot write {path}: {error.strerror}",
-        hint=f"give {option} a file in a directory that exists and that you may write to",
+        hint=f"set {option} to a file in an existing, writable directory",
     )
 
 
-def _tells_addresses(windows: Sequence[Window]) -> bool:
-    """Whether a kernel frame has nothing but its runtime address, which tells where it lies."""
+def _reveals_addresses(windows: Sequence[Window]) -> bool:
+    """Whether a kernel frame has only its runtime address, which reveals the kernel's layout."""
     return any(
         frame.module is None and frame.kind is not FrameKind.USER
         for window in windows

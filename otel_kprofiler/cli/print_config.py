@@ -1,4 +1,4 @@
-"""``otel-kprofiler print-config``: every key with the value that holds."""
+"""``otel-kprofiler print-config``: every key with its effective value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from otel_kprofiler.config import dump_config, load_config
 @click.option(
     "-c", "--config", "path", required=True, metavar="FILE", help="YAML configuration of the agent."
 )
-@click.option("--origins", is_flag=True, help="Say where each value was set.")
+@click.option("--origins", is_flag=True, help="Show where each value was set.")
 def command(path: str, *, origins: bool) -> None:
-    """Print the configuration that holds, defaults included, without its secrets."""
+    """Print the effective configuration, including defaults but without secrets."""
     say(dump_config(load_config(path, environ=os.environ), origins=origins).removesuffix("\n"))

@@ -1,4 +1,4 @@
-"""How far a recording is: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a recording: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_S: Final = 5.0
 _STEPS_PER_S: Final = 100
-"""Of the bar: more than updates, each of which is a step at least."""
+"""Resolution of the bar; above the rate of updates."""
 
 
 class Progress(Protocol):
-    """Shows the state of a recording."""
+    """Shows the progress of a recording."""
 
     def update(self, elapsed_s: float, account: Account) -> None:
-        """Show the present state; called a few times per second."""
+        """Show the current progress; called a few times per second."""
 
 
 class _Lines:
@@ -39,7 +39,7 @@ class _Lines:
 
 
 class _Bar:
-    """A bar with the state beside it."""
+    """A bar with counters next to it."""
 
     def __init__(self, bar: ProgressBar[int]) -> None:
         self._bar = bar
@@ -50,13 +50,13 @@ class _Bar:
 
 
 def describe(account: Account) -> str:
-    """Sample and loss counters in a few words."""
+    """Format the counters of samples and losses."""
     return f"{account.taken:,} samples, {sum(account.lost.values()):,} lost"
 
 
 @contextmanager
 def open_progress(duration_s: float) -> Iterator[Progress]:
-    """Show progress on the standard error stream; ``duration_s`` is infinite if unknown."""
+    """Show progress on standard error; ``duration_s`` is infinite if unknown."""
     if not sys.stderr.isatty():
         yield _Lines()
         return
@@ -65,7 +65,7 @@ def open_progress(duration_s: float) -> Iterator[Progress]:
 
 
 def _open_bar(duration_s: float) -> ProgressBar[int]:
-    """A bar as long as the recording; without a bar if its length is unknown."""
+    """A bar for the recording's duration; only the label if that is unknown."""
     known = duration_s != float("inf")
     return click.progressbar(
         length=round(duration_s * _STEPS_PER_S) if known else sys.maxsize,

@@ -1,4 +1,4 @@
-"""The file of ``record --raw``: raw samples and all that is needed to read them anywhere."""
+"""The file of ``record --raw``: raw samples with everything needed to replay them anywhere."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from otel_kprofiler.tracking import IteratedKallsyms
 
 
 class RawOutput:
-    """Writes a recording; leaving the context without :meth:`finish` leaves no trace.
+    """Writes a recording; leaving the context without :meth:`finish` leaves no file behind.
 
-    The files that symbols are made of are copied at once, before the first sample.
+    The constructor copies the host's symbol files, before the first sample.
 
     Args:
         path: where to write.
         access: the host's files.
         force: replace an existing file.
+
+    Raises:
+        ExportError: the file cannot be created or written.
     """
 
     def __init__(self, path: str, access: Access, *, force: bool) -> None:
@@ -35,25 +38,25 @@ class RawOutput:
             raise refusal(path, "--raw", error) from error
         self._finished = False
         self._processes: dict[ProcessKey, Attributes] = {}
-        with self._told():
+        with self._convert_errors():
             self._writer.capture(IteratedKallsyms(access))
 
     def add_records(self, data: bytes, complete_until_ns: int) -> None:
-        """Append what one drain took from the ring."""
-        with self._told():
+        """Append the raw records of one drain."""
+        with self._convert_errors():
             self._writer.add_records(data, complete_until_ns)
 
     def add_event(self, stream: str, time_ns: int, payload: bytes) -> None:
         """Append to a stream of symbol changes."""
-        with self._told():
+        with self._convert_errors():
             self._writer.add_event(stream, time_ns, payload)
 
     def add_process(self, key: ProcessKey, resource: Resource) -> None:
-        """Remember what is known of a process."""
+        """Note the Resource of a process."""
         self._processes[key] = resource.attributes
 
     def finish(self, clock: Clock, sampler: EbpfSampler) -> None:
-        """Complete the file; sampling has ended."""
+        """Complete the file after sampling has stopped."""
         facts = RecordingFacts(
             offset_ns=clock.to_unix_ns(0),
             period_ns=sampler.period_ns,
@@ -61,7 +64,7 @@ class RawOutput:
             until_ns=clock.boot_ns(),
             counts=sampler.counts(),
         )
-        with self._told():
+        with self._convert_errors():
             self._writer.add_resources(self._processes)
             self._writer.finish(facts)
         self._finished = True
@@ -74,12 +77,12 @@ class RawOutput:
             self._writer.abandon()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Turn errors of the disk into errors with a fix."""
+    def _convert_errors(self) -> Iterator[None]:
+        """Convert disk errors to errors with a fix."""
         try:
             yield
         except OSError as error:
             raise ExportError(
                 f"cannot write {self._path}: {error.strerror}",
-                hint="give a --raw on a disk with more space",
+                hint="set --raw to a path on a disk with free space",
             ) from error

@@ -1,4 +1,4 @@
-"""``otel-kprofiler record``: one recording into one file."""
+"""``otel-kprofiler record``: record to a file or a receiver."""
 
 from __future__ import annotations
 
@@ -37,14 +37,17 @@ from otel_kprofiler.pipeline import (
 from otel_kprofiler.recording import Recording, ReplaySampler
 from otel_kprofiler.sampling import EbpfSampler, HeldCommand, SamplerConfig
 
-# One window holds a whole recording, so that each output is one profile.
+# A single window, so that each output is one profile.
 _WHOLE_RECORDING: Final = WindowSchedule(2**62)
 _DEFAULT_DURATION_S: Final = 10.0
 
 
 @click.command(name="record")
 @click.option(
-    "-d", "--duration", type=DurationType(), help="How long, such as 10s or 1m30s. Default: 10s."
+    "-d",
+    "--duration",
+    type=DurationType(),
+    help="Duration, such as 10s or 1m30s. Default: 10s, or until COMMAND ends.",
 )
 @click.option(
     "-F",
@@ -59,21 +62,21 @@ _DEFAULT_DURATION_S: Final = 10.0
     "--output",
     "path",
     metavar="FILE",
-    help="Where to write; - is standard output. Default: kernel.html.",
+    help="Output file; - is standard output. Default: kernel.html.",
 )
 @click.option(
     "--export",
     "address",
     metavar="URL",
     help="Send to an OTLP receiver instead: grpc://HOST:PORT, grpcs://, http:// or https://. "
-    "OTEL_EXPORTER_OTLP_[PROFILES_]* say the rest.",
+    "OTEL_EXPORTER_OTLP_[PROFILES_]* set everything else.",
 )
 @click.option(
     "-f",
     "--format",
     "form",
     type=click.Choice([row.name for row in FORMATS]),
-    help="What to write; by the suffix of the file if not given.",
+    help="Output format. Default: by the file's suffix.",
 )
 @click.option("-p", "--pid", "pids", type=int, multiple=True, help="Only this process; repeatable.")
 @click.option(
@@ -84,33 +87,33 @@ _DEFAULT_DURATION_S: Final = 10.0
     type=click.Choice(["kernel", "user", "both"]),
     default="kernel",
     show_default=True,
-    help="Which stacks to take. User frames are raw addresses.",
+    help="Sides of stacks to collect. User frames are raw addresses.",
 )
 @click.option(
     "--module",
     "modules",
     multiple=True,
     metavar="NAME",
-    help="Keep only stacks with code of this module, loaded or built in; repeatable.",
+    help="Keep only stacks with code of this module, loadable or built in; repeatable.",
 )
 @click.option(
     "--loader",
     type=click.Choice(["auto", "libbpf", "bcc"]),
     default="auto",
-    help="Library that loads the eBPF program; auto takes libbpf, else bcc.",
+    help="Library that loads the eBPF program; auto prefers libbpf over bcc.",
 )
 @click.option("--idle", is_flag=True, help="Sample the idle task too.")
 @click.option(
     "--raw",
     "raw_path",
     metavar="FILE",
-    help="Also keep the raw samples and all that is needed to read them anywhere.",
+    help="Also write raw samples, with everything needed to replay them anywhere.",
 )
 @click.option(
     "--replay",
     "replay_path",
     metavar="FILE",
-    help="Read a file of --raw instead of sampling.",
+    help="Replay a file written by --raw instead of sampling.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.argument("words", nargs=-1, metavar="[-- COMMAND ...]")
@@ -132,7 +135,7 @@ def command(
     force: bool,
     words: tuple[str, ...],
 ) -> None:
-    """Profile this host for a while, or COMMAND with its children, into a file.
+    """Profile this host, or COMMAND and its children, into a file.
 
     \b
       otel-kprofiler record -d 10s -o kernel.html
@@ -140,9 +143,9 @@ def command(
       otel-kprofiler record -p 4242 -d 30s -o server.otlp
       otel-kprofiler record -d 1m --export grpc://127.0.0.1:4317
 
-    Ctrl-C ends the recording early and writes what there is. A COMMAND that still runs when
-    the duration is over is terminated.
-    """  # noqa: D301 - click's mark for a paragraph that must not be wrapped
+    Ctrl-C ends the recording early and writes what was recorded. A COMMAND that is still running
+    after the duration is terminated.
+    """  # noqa: D301 - \b tells click not to wrap the paragraph
     if words and (pids or cpus):
         raise click.UsageError("a COMMAND cannot be combined with --pid or --cpus")
     if replay_path and (words or raw_path):
@@ -217,7 +220,7 @@ def _replay(path: str, schedule: WindowSchedule, sink: WindowSink) -> Pipeline[R
 
 @dataclass(slots=True)
 class Session:
-    """A recording under way, and how it ended."""
+    """A recording in progress, and how it ended."""
 
     pipeline: Pipeline[EbpfSampler] | Pipeline[ReplaySampler]
     held: HeldCommand | None = None
@@ -225,7 +228,7 @@ class Session:
     interrupted: bool = False
 
     def run(self, limit_s: float | None, progress: Progress) -> None:
-        """Sample until the time is over, the command ends or Ctrl-C comes."""
+        """Sample until the time limit, the end of the command, or Ctrl-C."""
         before = signal.signal(signal.SIGINT, self._interrupt)
         try:
             self.pipeline.start()
@@ -255,7 +258,7 @@ class Session:
         self.pipeline.wake()
 
     def summary(self, output: Output, windows: Sequence[Window]) -> str:
-        """The last line: what was written, what was lost, what to do next."""
+        """The final message: what was written, what was lost, what to do next."""
         account = self.pipeline.account()
         cpus = _count_cpus(windows)
         parts = [
@@ -268,7 +271,7 @@ class Session:
         return f"wrote {output.path}: {self._ended(parts, account)}{_next_step(output, account)}"
 
     def sent(self, sending: Sending) -> str:
-        """The last line when the samples went to a receiver."""
+        """The final message if samples went to a receiver."""
         account = self.pipeline.account()._replace(exporters=sending.accounts())
         (receiver,) = account.exporters
         parts = [
@@ -282,12 +285,12 @@ class Session:
         if self.interrupted:
             parts.insert(0, "interrupted")
         if self.held and self.held.poll():
-            parts.append(f"the command ended with status {self.held.poll()}")
+            parts.append(f"the command exited with status {self.held.poll()}")
         return ", ".join([*parts, *(f"accounting gap: {gap}" for gap in account.gaps())])
 
 
 def describe_losses(lost: Losses) -> str:
-    """Losses in a few words, by cause."""
+    """Format losses by cause."""
     if not sum(lost.values()):
         return "0"
     return " ".join(f"{count:,} ({cause.value})" for cause, count in lost.items() if count)
@@ -312,5 +315,5 @@ def _unresolved_share(windows: Sequence[Window]) -> float:
 
 def _next_step(output: Output, account: Account) -> str:
     if not account.received:
-        return " · nothing ran in the kernel meanwhile; record for longer, or with --idle"
+        return " · nothing ran in the kernel; record for longer, or with --idle"
     return f" · next: {output.next_step}" if output.next_step else ""

@@ -30,13 +30,13 @@ _log = logging.getLogger(__name__)
 def command(debug: bool, path: str) -> None:
     """Run the agent beside an OpenTelemetry Collector until SIGTERM or Ctrl-C.
 
-    SIGHUP makes it read FILE again. Prints, at the end, the account of all samples as one JSON
-    object on standard output.
+    SIGHUP makes it read FILE again. At exit it prints the account of all samples as a JSON
+    object to standard output.
     """
-    # Sent to the wrong process, its default would end this one.
+    # Its default action would terminate the agent if it is sent to the wrong process.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     pending = PendingConfig(path, _convert, fork=True)
-    # The rest is done while the configuration is read by another process.
+    # Import the rest while a child process reads the configuration.
     from otel_kprofiler.agent import (  # noqa: PLC0415
         Agent,
         agent_config,
@@ -62,20 +62,20 @@ def command(debug: bool, path: str) -> None:
         load=lambda: PendingConfig(path, agent_config).get(),
         on_config=configure_logs,
     )
-    del symbolizer  # it is the agent's, which may have no use for it
+    del symbolizer  # the agent owns it and may discard it
     account = agent.run()
     _print(json.dumps(account.as_dict(), indent=1) + "\n")
 
 
 def _convert(config: Config) -> AgentConfig:
-    from otel_kprofiler.agent import agent_config  # noqa: PLC0415 - in the reading process only
+    from otel_kprofiler.agent import agent_config  # noqa: PLC0415 - runs in the child
 
     return agent_config(config)
 
 
 def _print(text: str) -> None:
-    """Write to standard output, but wait for its reader only for a moment."""
-    from otel_kprofiler.agent import write_all  # noqa: PLC0415 - with the agent, see above
+    """Write to standard output; give up if nobody reads it."""
+    from otel_kprofiler.agent import write_all  # noqa: PLC0415 - imported with the agent
 
     def write() -> None:
         try:

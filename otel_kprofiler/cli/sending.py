@@ -1,4 +1,4 @@
-"""``record --export``: windows go to a receiver while the recording lasts."""
+"""``record --export``: send windows to a receiver during the recording."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from otel_kprofiler.pipeline import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.redact import redact_address
 
 SCHEDULE: Final = WindowSchedule(5_000_000_000, first_ns=FIRST_WINDOW_NS)
-"""Windows are as long as the agent's."""
+"""Windows as long as the agent's."""
 _TIMEOUT_MILLIS: Final = 10_000
 
 
 @contextmanager
 def _grpc_silenced() -> Iterator[None]:
-    """Keep gRPC, if it is imported meanwhile, from writing lines of its own; it reads this once.
+    """Silence gRPC, which reads the variable once, on import.
 
-    What it would say comes with the status of a call, too.
+    The status of a call has the same information.
     """
     if "GRPC_VERBOSITY" in os.environ:
         yield
@@ -33,13 +33,13 @@ def _grpc_silenced() -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ["GRPC_VERBOSITY"]  # nothing of it for a command that is recorded
+        del os.environ["GRPC_VERBOSITY"]  # a recorded command must not inherit it
 
 
 class Sending:
-    """The receiver of a recording; call it with each window.
+    """Sends windows to a receiver; call it with each window.
 
-    What is on its way when the context is left has ten seconds to arrive.
+    Leaving the context waits up to ten seconds for pending exports.
 
     Args:
         address: as for :func:`otel_kprofiler.export.exporter_from_environment`.
@@ -56,11 +56,11 @@ class Sending:
         self._reporter(window)
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """What has become of the samples."""
+        """The account of the exporter."""
         return self._reporter.accounts()
 
     def check(self) -> None:
-        """Raise ``ExportError`` if no sample arrived, though there were some."""
+        """Raise ``ExportError`` if samples were sent but none arrived."""
         (account,) = self.accounts()
         if account.lost and not account.exported:
             causes = ", ".join(cause.value for cause in account.lost)

@@ -1,4 +1,4 @@
-"""``otel-kprofiler symbolize``: addresses to module, build id, RVA and function, and back."""
+"""``otel-kprofiler symbolize``: resolve addresses, and find the addresses of symbols."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HOST_PATHS: Final = {
 
 @click.command(name="symbolize")
 @click.argument("words", nargs=-1, metavar="ADDR|NAME|- ...")
-@click.option("--kallsyms", metavar="FILE", help="A copy of /proc/kallsyms, not this host's.")
+@click.option("--kallsyms", metavar="FILE", help="Use this copy of /proc/kallsyms.")
 @click.option("--modules", metavar="FILE", help="With --kallsyms: a copy of /proc/modules.")
 @click.option("--sys-module", metavar="DIR|TAR", help="With --kallsyms: a copy of /sys/module.")
 @click.option("--notes", metavar="FILE", help="With --kallsyms: a copy of /sys/kernel/notes.")
@@ -40,17 +40,17 @@ _HOST_PATHS: Final = {
     "elf_files",
     multiple=True,
     metavar="FILE",
-    help="Take relative addresses in this vmlinux, .ko or debug file; with --kallsyms: take"
-    " the sizes of functions from it. Repeatable.",
+    help="Resolve relative addresses in this vmlinux, .ko or debug file; with --kallsyms, read"
+    " sizes of functions from it. Repeatable.",
 )
 @click.option(
     "--rva",
     "rvas",
     multiple=True,
     metavar="[ID:]ADDR",
-    help="With --elf: relative address, with the file id or build id if there are several files.",
+    help="With --elf: relative address; with several files, prefixed by file id or build id.",
 )
-@click.option("--explain", is_flag=True, help="Tell every name at the address, and why.")
+@click.option("--explain", is_flag=True, help="Show every name at the address, and the reason.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def command(
     *,
@@ -66,7 +66,7 @@ def command(
     explain: bool,
     as_json: bool,
 ) -> None:
-    """Name kernel addresses (hexadecimal), or find the addresses of a symbol's name.
+    """Resolve hexadecimal kernel addresses, or find the addresses of a symbol.
 
     \b
       otel-kprofiler symbolize ffffffff81234567
@@ -74,8 +74,8 @@ def command(
       cat addresses | otel-kprofiler symbolize -
       otel-kprofiler symbolize --elf ext4.ko.xz --rva 0x1234 0x5678
 
-    An address is taken as a program counter: for a return address, give it minus one.
-    """  # noqa: D301 - click's mark for a paragraph that must not be wrapped
+    Addresses are program counters: subtract one from a return address.
+    """  # noqa: D301 - \b tells click not to wrap the paragraph
     copies = {
         "modules": modules,
         "sys_module": sys_module,
@@ -84,9 +84,9 @@ def command(
         "kallmodsyms": kallmodsyms,
     }
     if kallsyms is None and any(copies.values()):
-        raise click.UsageError("copies of other files go with --kallsyms")
+        raise click.UsageError("copies of other files need --kallsyms")
     if rvas and (kallsyms or not elf_files):
-        raise click.UsageError("--rva goes with --elf, and not with --kallsyms")
+        raise click.UsageError("--rva needs --elf, and cannot be combined with --kallsyms")
     if not words and not rvas:
         raise click.UsageError("Missing argument 'ADDR|NAME|- ...'.")
     if elf_files and not kallsyms:
@@ -101,8 +101,8 @@ def command(
     symbolizer = _open(kallsyms, {**copies, "elf": elf_files})
     if symbolizer.hidden:
         say(f"note: {symbolizer.hidden.value}; see otel-kprofiler doctor", err=True)
-    left_out = [_HOST_PATHS[name] for name, path in copies.items() if kallsyms and not path]
-    _tell_problems(symbolizer, left_out)
+    omitted = [_HOST_PATHS[name] for name, path in copies.items() if kallsyms and not path]
+    _print_problems(symbolizer, omitted)
     found = True
     for word in _words(words):
         address = _parse_address(word)
@@ -127,14 +127,14 @@ def _open(kallsyms: str | None, copies: Mapping[str, Any]) -> Symbolizer:
         raise HostError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
-def _tell_problems(symbolizer: Symbolizer, left_out: list[str]) -> None:
-    """Print what is wrong with what was read; copies that were not given are no problem."""
-    unasked = tuple(left_out) + (("/proc/version",) if left_out else ())
-    told = [problem for problem in symbolizer.problems if not problem.startswith(unasked)]
-    for problem in told[:_MAX_PROBLEMS]:
+def _print_problems(symbolizer: Symbolizer, omitted: list[str]) -> None:
+    """Print problems with the files, except those that were not given."""
+    expected = tuple(omitted) + (("/proc/version",) if omitted else ())
+    problems = [problem for problem in symbolizer.problems if not problem.startswith(expected)]
+    for problem in problems[:_MAX_PROBLEMS]:
         say(f"note: {problem}", err=True)
-    if len(told) > _MAX_PROBLEMS:
-        say(f"note: and {len(told) - _MAX_PROBLEMS} more of these", err=True)
+    if len(problems) > _MAX_PROBLEMS:
+        say(f"note: and {len(problems) - _MAX_PROBLEMS} more problems", err=True)
 
 
 def _words(words: tuple[str, ...]) -> Iterator[str]:

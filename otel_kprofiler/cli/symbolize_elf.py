@@ -1,4 +1,4 @@
-"""``otel-kprofiler symbolize --elf``: what a backend does with a file id and an RVA."""
+"""``otel-kprofiler symbolize --elf``: resolve an RVA by file id, as backends do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from otel_kprofiler.symbols import ElfMatch, ElfSymbols
 
 
 def open_files(paths: Iterable[str]) -> dict[str, ElfSymbols]:
-    """The files by file id, by build id and by path."""
+    """Open ELF files; returns them by file id, build id and path."""
     found = {}
     for path in paths:
         try:
@@ -27,16 +27,16 @@ def open_files(paths: Iterable[str]) -> dict[str, ElfSymbols]:
 
 
 def name_rva(files: Mapping[str, ElfSymbols], word: str, *, as_json: bool) -> bool:
-    """Print the function of ``RVA``, or of ``ID:RVA`` where ID is a file id or build id.
+    """Print the function at ``RVA`` or ``ID:RVA``, where ID is a file id or build id.
 
     Returns:
-        Whether there is one.
+        Whether a function was found.
     """
     key, _, number = word.rpartition(":")
     try:
         rva = int(number, 16)
     except ValueError:
-        raise click.UsageError(f"{word} is no hexadecimal RVA") from None
+        raise click.UsageError(f"{word} is not a hexadecimal RVA") from None
     different = {id(symbols): symbols for symbols in files.values()}
     if key:
         symbols = files.get(key)
@@ -44,7 +44,7 @@ def name_rva(files: Mapping[str, ElfSymbols], word: str, *, as_json: bool) -> bo
             say(f"{word}: no file has this id", err=True)
             return False
     elif len(different) > 1:
-        raise click.UsageError(f"{word} could be in each of the files: give it as FILE_ID:RVA")
+        raise click.UsageError(f"{word} is ambiguous with several files: use FILE_ID:RVA")
     else:
         (symbols,) = different.values()
     match = symbols.find(rva)

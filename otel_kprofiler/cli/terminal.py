@@ -1,4 +1,4 @@
-"""What commands say to people."""
+"""Safe output to terminals."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from otel_kprofiler.text import escape_controls
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print lines without what a terminal would obey: names and messages are of others."""
+    """Print lines with control characters escaped, since names and messages are untrusted."""
     click.echo("\n".join(map(escape_controls, text.split("\n"))), err=err)

@@ -1,4 +1,4 @@
-"""Kinds of values that several commands take."""
+"""Parameter types shared by commands."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class DurationType(click.ParamType[float]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Seconds; a usage error if ``value`` is no duration."""
+        """Convert to seconds; fails with a usage error."""
         if isinstance(value, float):
             return value
-        if isinstance(value, str) and value.isdecimal():  # as of sleep and timeout
+        if isinstance(value, str) and value.isdecimal():  # seconds, as for sleep and timeout
             value = f"{value}s"
         try:
             return parse_duration(value).seconds
@@ -35,7 +35,7 @@ class CpuListType(click.ParamType[tuple[int, ...]]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
-        """CPU numbers; a usage error if ``value`` is no such list."""
+        """Convert to CPU numbers; fails with a usage error."""
         if isinstance(value, tuple):
             return value
         try:

@@ -1,4 +1,4 @@
-"""``otel-kprofiler validate``: check a configuration and start nothing."""
+"""``otel-kprofiler validate``: check a configuration without starting the agent."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from otel_kprofiler.config import find_exposure, load_config
     "-c", "--config", "path", required=True, metavar="FILE", help="YAML configuration of the agent."
 )
 def command(path: str) -> None:
-    """Check a configuration; print every problem with its line, start nothing.
+    """Check a configuration and print every problem with its line.
 
-    Exit status 0 if the agent would take it, 2 if not.
+    Exit status 0 if it is valid, 2 if not.
     """
     exposure = find_exposure(load_config(path, environ=os.environ))
     if exposure:

@@ -248,7 +248,7 @@ def test_several_files_are_distinguished_by_id(tmp_path, module):
     both = "--elf", module, "--elf", other
     (found,) = (json.loads(run(*both, "--json", "--rva", f"{BUILD_ID}:14")),)
     assert (found["module"], found["function"], found["offset"]) == ("snd_test", "first", 4)
-    assert "give it as FILE_ID:RVA" in run(*both, "--rva", "14", status=2)
+    assert "use FILE_ID:RVA" in run(*both, "--rva", "14", status=2)
     assert "no file has this id" in run(*both, "--rva", "ab:14", status=1)
 
 
