@@ -12,9 +12,9 @@ from pathlib import Path
 
 from benchmarks.rows import Row
 from otel_kprofiler.model import (
+    KERNEL_SIDE,
     ON_CPU,
-    STACK_NOT_COLLECTED,
-    STACK_OK,
+    USER_SIDE,
     AddressRange,
     AttributeForm,
     Attributes,
@@ -22,12 +22,13 @@ from otel_kprofiler.model import (
     FileId,
     Form,
     Frame,
-    FrameKind,
     Line,
     Module,
     ModuleKind,
+    RawFrames,
     Resource,
     ResourceSamples,
+    Side,
     Stack,
     Unresolved,
     Window,
@@ -73,7 +74,7 @@ def mixed_load_window(*, user: bool) -> Window:
             int(address, 16),
             (Line(name),) if name else (),
             0x17 if name else 0,
-            FrameKind.KERNEL,
+            KERNEL_SIDE,
             None if name else Unresolved.NO_SYMBOL,
         )
         for index, (kind, address, name) in enumerate(rows)
@@ -97,10 +98,13 @@ def mixed_load_window(*, user: bool) -> Window:
                 )
                 address = base + int(offset, 16) % 2**24 if file != "?" else int(offset, 16)
                 addresses.append(address)
-        status = STACK_OK if user else STACK_NOT_COLLECTED
+        sides = [Side(KERNEL_SIDE, tuple(frames))]
+        if user:
+            raw = RawFrames(USER_SIDE, tuple(addresses), Unresolved.USER_ADDRESS)
+            sides.append(Side(USER_SIDE, raw))
         stack = stacks.setdefault(
             (*map(id, frames), None, *addresses),
-            Stack(tuple(frames), STACK_OK, status, tuple(addresses)),
+            Stack(tuple(sides)),
         )
         if pid not in groups:
             started = f"2025-06-15T15:06:{40 + len(groups) % 20}.{int(pid) % 1000:03}Z"

@@ -11,7 +11,7 @@ from typing import Self
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.formats import FORMATS, OutputFormat
 from otel_kprofiler.host import NewFile
-from otel_kprofiler.model import FrameKind, Window
+from otel_kprofiler.model import KERNEL_SIDE, Window
 
 
 def _choose_format(path: str, name: str | None) -> OutputFormat:
@@ -99,9 +99,11 @@ def refusal(path: str, option: str, error: OSError) -> ExportError:
 def _reveals_addresses(windows: Sequence[Window]) -> bool:
     """Whether a kernel frame has only its runtime address, which reveals the kernel's layout."""
     return any(
-        frame.module is None and frame.kind is not FrameKind.USER
+        frame.module is None
         for window in windows
         for group in window.resources
         for sample in group.samples
-        for frame in sample.stack.leading
+        for side in sample.stack.sides
+        if side.kind is KERNEL_SIDE
+        for frame in side.frames
     )

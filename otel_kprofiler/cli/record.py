@@ -23,7 +23,7 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.formats import FORMATS, select_modules
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import Account, FrameKind, Losses, Window
+from otel_kprofiler.model import KERNEL_SIDE, Account, Losses, Window
 from otel_kprofiler.pipeline import (
     DRAIN_INTERVAL_S,
     Pipeline,
@@ -306,10 +306,10 @@ def _unresolved_share(windows: Sequence[Window]) -> float:
         for group in window.resources:
             for sample in group.samples:
                 weight = sample.weight
-                for frame in sample.stack.leading:
-                    if frame.kind is not FrameKind.USER:
-                        frames += weight
-                        unresolved += weight * (frame.unresolved is not None)
+                for side in sample.stack.sides:
+                    if side.kind is KERNEL_SIDE:
+                        frames += weight * len(side.frames)
+                        unresolved += weight * sum(bool(frame.unresolved) for frame in side.frames)
     return unresolved / frames if frames else 0.0
 
 

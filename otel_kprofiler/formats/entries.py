@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
-    STACK_NOT_COLLECTED,
     STACK_OK,
     STACK_TRUNCATED,
     Frame,
-    FrameKind,
+    ModuleKind,
     Resource,
+    Side,
+    SideKind,
     Stack,
-    StackStatus,
 )
 
 
@@ -26,38 +26,37 @@ class Entry(NamedTuple):
             remark such as ``[truncated]``.
         module: name of the module, empty if unknown; that of built-in code stands in brackets
             behind ``vmlinux``, as in kallsyms.
-        kind: where the code runs.
+        side: side of the stack that it is on.
         reason: why there is no function name, empty when there is one.
         inlined: whether it was inlined into the entry before it.
         file: source file, empty if unknown.
         line: 1-based source line, 0 if unknown.
+        color: in the flame graph.
     """
 
     name: str
     module: str
-    kind: FrameKind
+    side: SideKind
     reason: str = ""
     inlined: bool = False
     file: str = ""
     line: int = 0
+    color: str = ""
+
+
+_MODULE_COLORS: Final = {ModuleKind.LOADED: "module", ModuleKind.BPF: "bpf"}
 
 
 def stack_entries(stack: Stack) -> tuple[Entry, ...]:
-    """Entries of a stack, outermost first: user frames, then kernel frames.
+    """Entries of a stack, outermost first.
 
     A stack that was cut, or that could not be taken, has a remark in the place of what is
     missing.
     """
-    frames = stack.frames
-    kernel = [frame for frame in frames if frame.kind is not FrameKind.USER]
-    user = [frame for frame in frames if frame.kind is FrameKind.USER]
     found: list[Entry] = []
-    for status, side, kind in (
-        (stack.user_status, user, FrameKind.USER),
-        (stack.kernel_status, kernel, FrameKind.KERNEL),
-    ):
-        found += _remark(status, kind)
-        for frame in reversed(side):
+    for side in reversed(stack.sides):
+        found += _remark(side)
+        for frame in reversed(side.frames):
             found += frame_entries(frame)
     return tuple(found)
 
@@ -67,14 +66,16 @@ def frame_entries(frame: Frame) -> tuple[Entry, ...]:
     module = frame.module.name if frame.module else ""
     place = f"{module}+{frame.address:#x}" if module else f"{frame.address:#x}"
     module = " ".join((module, *(f"[{name}]" for name in frame.builtin)))
+    side = frame.side
+    color = _MODULE_COLORS.get(frame.module.kind, side.color) if frame.module else side.color
     if frame.lines:
         physical = len(frame.lines) - 1
         return tuple(
-            Entry(line.function, module, frame.kind, "", at != physical, line.file, line.line)
+            Entry(line.function, module, side, "", at != physical, line.file, line.line, color)
             for at, line in reversed(list(enumerate(frame.lines)))
         )
     reason = frame.unresolved.value if frame.unresolved else "unknown"
-    return (Entry(f"[{place}]", module, frame.kind, reason),)
+    return (Entry(f"[{place}]", module, side, reason, color=color),)
 
 
 def process_name(resource: Resource, thread_name: str) -> str:
@@ -88,11 +89,13 @@ def process_id(resource: Resource) -> int | None:
     return pid if isinstance(pid, int) else None
 
 
-def _remark(status: StackStatus, kind: FrameKind) -> Iterator[Entry]:
-    if status in (STACK_OK, STACK_NOT_COLLECTED):
+def _remark(side: Side) -> Iterator[Entry]:
+    kind, status = side.kind, side.status
+    if status == STACK_OK:
         return
     if status == STACK_TRUNCATED:
-        yield Entry("[truncated]", "", kind, "the stack is deeper than the limit of frames")
-    elif kind is FrameKind.KERNEL:  # a missing user stack is normal: kernel threads have none
+        reason = "the stack is deeper than the limit of frames"
+        yield Entry("[truncated]", "", kind, reason, color=kind.color)
+    elif kind.is_expected:
         reason = f"the kernel could not take the stack: {errno.errorcode.get(-status, status)}"
-        yield Entry("[no kernel stack]", "", kind, reason)
+        yield Entry(f"[no {kind.name} stack]", "", kind, reason, color=kind.color)

@@ -7,10 +7,8 @@ from collections.abc import Iterable
 from functools import cache
 
 from otel_kprofiler.formats.entries import Entry, process_name, stack_entries
-from otel_kprofiler.model import FrameKind, Stack, Window
+from otel_kprofiler.model import Stack, Window
 from otel_kprofiler.text import escape_controls
-
-_MARKS = {FrameKind.KERNEL: "_[k]", FrameKind.MODULE: "_[k]", FrameKind.BPF: "_[k]"}
 
 
 def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
@@ -43,7 +41,7 @@ def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
 
 
 def _frame(entry: Entry) -> str:
-    mark = "_[i]" if entry.inlined else _MARKS.get(entry.kind, "")
+    mark = "_[i]" if entry.inlined else entry.side.folded_mark
     return _clean(entry.name) + mark
 
 

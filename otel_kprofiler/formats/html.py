@@ -17,13 +17,12 @@ from importlib.resources import files
 from typing import Any, Final
 
 from otel_kprofiler.formats.entries import Entry, process_id, process_name, stack_entries
-from otel_kprofiler.model import FrameKind, Resource, Stack, Window, WindowSample
+from otel_kprofiler.model import Resource, Stack, Window, WindowSample
 from otel_kprofiler.text import escape_surrogates
 
 _PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE)\}\}")
-_KINDS: Final = {
-    None: 0, FrameKind.KERNEL: 1, FrameKind.MODULE: 2, FrameKind.BPF: 3, FrameKind.USER: 4,
-}  # fmt: skip
+_KINDS: Final = {"process": 0, "kernel": 1, "module": 2, "bpf": 3, "user": 4}
+"""Colours of frames, as the page numbers them (KINDS in ``viewer/src/profile.js``)."""
 
 
 def html(windows: Iterable[Window], *, title: str = "Flame graph") -> str:
@@ -117,11 +116,11 @@ class _Columns:
 
     def as_json(self) -> dict[str, Any]:
         frames = [
-            (self._string(frame), 0, 0, _KINDS[None], 0)
+            (self._string(frame), 0, 0, _KINDS["process"], 0)
             if isinstance(frame, str)
             else (
                 self._string(frame.name), self._string(frame.module), self._string(frame.reason),
-                _KINDS[frame.kind], int(frame.inlined),
+                _KINDS[frame.color], int(frame.inlined),
             )
             for frame in self._frames
         ]  # fmt: skip

@@ -19,7 +19,7 @@ def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Wi
 
     @cache
     def matches(stack: Stack) -> bool:
-        return any(not wanted.isdisjoint(_modules(frame)) for frame in stack.leading)
+        return any(not wanted.isdisjoint(_modules(frame)) for frame in stack.frames)
 
     selected = []
     for window in windows:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from otel_kprofiler.formats.entries import Entry, stack_entries
-from otel_kprofiler.model import FrameKind, Stack, Window
+from otel_kprofiler.model import Stack, Window
 from otel_kprofiler.text import escape_controls
 
 _NUMBERS: Final = 17  # "  12.3%   45.6%  "
@@ -20,7 +20,7 @@ class Row(NamedTuple):
 
     Attributes:
         function: name; unresolved frames of a module are one row, named by the reason.
-        module: name of its module, or ``user`` / ``kernel`` if that is all that is known.
+        module: name of its module, or of the side of the stack if no more is known.
         self_count: samples that were taken in it.
         total_count: samples that were taken in it or below it, each counted once.
     """
@@ -83,7 +83,7 @@ def table(windows: Iterable[Window], *, width: int = 80, limit: int | None = 40)
 
 
 def _key(entry: Entry) -> tuple[str, str]:
-    place = entry.module or ("user" if entry.kind is FrameKind.USER else "kernel")
+    place = entry.module or entry.side.name
     if entry.reason and not entry.name.startswith(("[truncated", "[no ")):
         return f"[{entry.reason}]", place
     return entry.name, place

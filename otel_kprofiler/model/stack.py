@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Final, NamedTuple, NewType
 
 BuildId = NewType("BuildId", str)
@@ -24,6 +26,8 @@ STACK_TRUNCATED: Final = StackStatus(1)
 STACK_NOT_COLLECTED: Final = StackStatus(2)
 """Not asked for (by configuration), so there is nothing to miss."""
 
+_SIDE: Final = attrgetter("side")
+
 MAX_FRAMES: Final = 127
 """Frames per side of a stack (the kernel's default ``kernel.perf_event_max_stack``)."""
 
@@ -37,6 +41,8 @@ class ModuleKind(enum.Enum):
     OUT_OF_LINE = "ool"
     """Code pages that the kernel makes at run time: ftrace trampolines, kprobe slots."""
     USER = "user"
+
+    __hash__ = object.__hash__  # that of Enum is Python code
 
 
 class RangeSource(enum.Enum):
@@ -120,13 +126,35 @@ class Unresolved(enum.Enum):
     __hash__ = object.__hash__  # that of Enum is Python code, which each frame would run
 
 
-class FrameKind(enum.Enum):
-    """Which colour a frame has in a flame graph."""
+@dataclass(frozen=True, slots=True, eq=False)
+class SideKind:
+    """A part of stacks that is collected on its own, such as that of the kernel.
 
-    KERNEL = "kernel"
-    MODULE = "module"
-    BPF = "bpf"
-    USER = "user"
+    Attributes:
+        name: of the side, in reports and in the names of OTLP attributes.
+        frame_type: OTLP's ``profile.frame.type`` of its frames.
+        color: of its frames in the flame graph, one of those that the page knows.
+        folded_mark: suffix of its frames in folded stacks, by which flamegraph.pl chooses colours.
+        is_expected: whether every thread has this side, so that reports mention its absence.
+        usual_reason: why its frames have no names if nothing else is said; not sent.
+    """
+
+    name: str
+    frame_type: str
+    color: str
+    folded_mark: str = ""
+    is_expected: bool = False
+    usual_reason: Unresolved | None = None
+
+
+KERNEL_SIDE: Final = SideKind("kernel", "kernel", "kernel", "_[k]", is_expected=True)
+"""Kernel code: vmlinux, modules, BPF programs."""
+
+USER_SIDE: Final = SideKind("user", "native", "user", usual_reason=Unresolved.USER_ADDRESS)
+"""Native code of the process; frames of types that no other side has are shown as these."""
+
+SIDES: Final = [KERNEL_SIDE, USER_SIDE]
+"""All sides, from leaf to root."""
 
 
 class Line(NamedTuple):
@@ -155,7 +183,7 @@ class Frame:
             adjusted: the leaf is exact, a caller is its return address minus one.
         lines: functions at the address, innermost inlined one first; empty when unresolved.
         offset: distance in bytes from the start of the physical function, 0 if unresolved.
-        kind: where the code runs.
+        side: side of the stack that it is on.
         unresolved: why ``lines`` is empty, None when it is not.
         builtin: modules that the code of ``vmlinux`` would be in, were it not built in; several
             where they share an object file, mostly none.
@@ -165,7 +193,7 @@ class Frame:
     address: int
     lines: tuple[Line, ...]
     offset: int
-    kind: FrameKind
+    side: SideKind
     unresolved: Unresolved | None = None
     builtin: tuple[str, ...] = ()
 
@@ -175,31 +203,92 @@ class Frame:
         return self.lines[-1].function if self.lines else ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Stack:
-    """A resolved stack, leaf first: kernel frames, then user frames.
+class RawFrames:
+    """Frames of which only the addresses are known; each is made on demand.
 
-    Compared by identity: a symbolizer returns the same object for the same stack as long as
-    the symbols are the same, which makes grouping samples a dictionary look-up.
+    Few of them are seen twice, so objects of them would cost more than they save.
 
-    Attributes:
-        leading: frames up to ``user_addresses``.
-        kernel_status: outcome of collecting the kernel side.
-        user_status: outcome of collecting the user side.
-        user_addresses: the rest, which are raw addresses of the process, adjusted as those of
-            frames are. Few are seen twice, so that no :class:`Frame` is made of each.
+    Args:
+        side: the side that they are on.
+        addresses: addresses of the process, adjusted like those of frames.
+        reason: why no more is known.
     """
 
-    leading: tuple[Frame, ...]
-    kernel_status: StackStatus = STACK_OK
-    user_status: StackStatus = STACK_NOT_COLLECTED
-    user_addresses: Sequence[int] = ()
+    __slots__ = ("addresses", "reason", "side")
+
+    def __init__(self, side: SideKind, addresses: Sequence[int], reason: Unresolved) -> None:
+        self.side = side
+        self.addresses = addresses
+        self.reason = reason
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    def __getitem__(self, index: int) -> Frame:
+        return Frame(None, self.addresses[index], (), 0, self.side, self.reason)
+
+    def __iter__(self) -> Iterator[Frame]:
+        return map(self.__getitem__, range(len(self)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """One side of a stack; compared by identity.
+
+    Attributes:
+        kind: which side.
+        frames: its frames, leaf first. Those of a tuple live as long as the side.
+        status: outcome of collecting it.
+        is_provisional: whether more may be known when the window is closed.
+    """
+
+    kind: SideKind
+    frames: tuple[Frame, ...] | RawFrames
+    status: StackStatus = STACK_OK
+    is_provisional: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stack:
+    """A resolved stack; compared by identity.
+
+    Equal stacks are the same object as long as the symbols are the same, which makes grouping
+    samples a dictionary look-up.
+
+    Attributes:
+        sides: its sides, from leaf to root, without those that were not collected. Where frames of
+            two sides alternate, each run of them is a :class:`Side`.
+    """
+
+    sides: tuple[Side, ...] = ()
+
+    @classmethod
+    def from_frames(
+        cls, frames: Iterable[Frame], statuses: Mapping[SideKind, StackStatus] | None = None
+    ) -> Stack:
+        """The stack of some frames, leaf first.
+
+        Args:
+            frames: frames of any sides.
+            statuses: outcome of collecting a side; a side without frames is there only if it is
+                one of these. If a side has several runs of frames, the status is that of the last.
+        """
+        left = dict(statuses or {})
+        sides: list[Side] = []
+        for kind, run in groupby(reversed(tuple(frames)), _SIDE):
+            sides.append(Side(kind, tuple(run)[::-1], left.pop(kind, STACK_OK)))
+        sides.reverse()
+        for kind, status in left.items():
+            place = sum(SIDES.index(side.kind) < SIDES.index(kind) for side in sides)
+            sides.insert(place, Side(kind, (), status))
+        return cls(tuple(sides))
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether more may be known when the window is closed."""
+        return any(side.is_provisional for side in self.sides)
 
     @property
     def frames(self) -> tuple[Frame, ...]:
         """All frames, leaf first."""
-        return self.leading + tuple(map(_user_frame, self.user_addresses))
-
-
-def _user_frame(address: int) -> Frame:
-    return Frame(None, address, (), 0, FrameKind.USER, Unresolved.USER_ADDRESS)
+        return tuple(chain.from_iterable(side.frames for side in self.sides))

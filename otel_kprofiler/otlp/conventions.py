@@ -8,8 +8,6 @@ SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 """Version of the semantic conventions that these names follow."""
 
 FRAME_TYPE: Final = "profile.frame.type"
-FRAME_TYPE_KERNEL: Final = "kernel"
-FRAME_TYPE_NATIVE: Final = "native"
 FRAME_TYPES: Final = frozenset({
     "beam", "cpython", "dotnet", "go", "jvm", "kernel", "luajit",
     "native", "perl", "php", "ruby", "rust", "v8js",
@@ -31,10 +29,8 @@ MODULE_BUILTIN: Final = "otel_kprofiler.module.builtin"
 it."""
 UNRESOLVED: Final = "otel_kprofiler.unresolved"
 """Ours, on locations without a name: the reason, as the lower-case name of an ``Unresolved``."""
-KERNEL_STACK_STATUS: Final = "otel_kprofiler.kernel_stack.status"
-"""Ours, on samples with an incomplete kernel stack: ``truncated`` or the name of an errno."""
-USER_STACK_STATUS: Final = "otel_kprofiler.user_stack.status"
-"""Ours, likewise for the user stack."""
+STACK_STATUS: Final = "otel_kprofiler.{}_stack.status"
+"""Ours, on samples with an incomplete side, named by it: ``truncated`` or the name of an errno."""
 BPF_PROGRAM: Final = tuple(
     f"otel_kprofiler.bpf.program.{name}"
     for name in ("id", "type", "tag", "load_time_boot_ns", "attached_to")

@@ -1,7 +1,7 @@
 """Decodes OTLP profiles into windows: our own payloads, and those of peers and Collectors.
 
-Defaults replace what the wire does not carry: frames have offset 0, modules base 0, a stack side
-without a status is complete, and a user stack without frames was not collected.
+Defaults replace what the wire does not carry: frames have offset 0, modules base 0, a side of a
+stack without a status is complete, or was not collected if it has no frames.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from typing import Any, Final
 
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import (
-    STACK_NOT_COLLECTED,
-    STACK_OK,
+    KERNEL_SIDE,
+    SIDES,
     STACK_TRUNCATED,
+    USER_SIDE,
     AddressRange,
     AttributeValue,
     BpfProgram,
     BuildId,
     FileId,
     Frame,
-    FrameKind,
     Line,
     Module,
     ModuleKind,
     ProfileKind,
     Resource,
     ResourceSamples,
+    SideKind,
     SpanLink,
     Stack,
     StackStatus,
@@ -219,7 +220,9 @@ class _Tables:
         self.strings = _Table(dictionary.string_table or [""])
         self.values = Values(self.strings)
         self._shared = shared
-        self._sides: dict[tuple[object, ...], Stack] = {}
+        self._status_keys = [(side, names.STACK_STATUS.format(side.name)) for side in SIDES]
+        self._sides = {side.frame_type: side for side in SIDES}
+        self._by_index: dict[tuple[object, ...], Stack] = {}
         self._links = _Table(dictionary.link_table)
         self._functions = _Table(dictionary.function_table)
         self._attributes = _Table(
@@ -255,14 +258,17 @@ class _Tables:
 
     def identity(self, sample: Any) -> _Identity:
         attributes = self.attributes(sample.attribute_indices)
-        kernel, user = (
-            parse_status(as_text(attributes[key])) if key in attributes else None
-            for key in (names.KERNEL_STACK_STATUS, names.USER_STACK_STATUS)
+        statuses = tuple(
+            [
+                (side, parse_status(as_text(attributes[key])))
+                for side, key in self._status_keys
+                if key in attributes
+            ]
         )
-        sides = (sample.stack_index, kernel, user)
-        stack = self._sides.get(sides)
+        stack_key = (sample.stack_index, statuses)
+        stack = self._by_index.get(stack_key)
         if stack is None:
-            stack = self._sides[sides] = self._stack(*sides)
+            stack = self._by_index[stack_key] = self._stack(*stack_key)
         link = self._links[sample.link_index] if sample.link_index else None
         return (
             stack,
@@ -272,15 +278,13 @@ class _Tables:
             SpanLink(link.trace_id, link.span_id) if link else None,
         )
 
-    def _stack(self, index: int, kernel: StackStatus | None, user: StackStatus | None) -> Stack:
+    def _stack(self, index: int, statuses: tuple[tuple[SideKind, StackStatus], ...]) -> Stack:
         frames: tuple[Frame, ...] = self._stacks[index]
-        if user is None:
-            has_user = any(frame.kind is FrameKind.USER for frame in frames)
-            user = STACK_OK if has_user else STACK_NOT_COLLECTED
-        stack_key = (kernel, user, *map(id, frames))
+        stack_key = (statuses, *map(id, frames))
         stack = self._shared.stacks.get(stack_key)
         if stack is None:
-            stack = self._shared.stacks[stack_key] = Stack(frames, kernel or STACK_OK, user)
+            made = Stack.from_frames(frames, dict(statuses))
+            stack = self._shared.stacks[stack_key] = made
         return stack
 
     def _module(self, entry: Any) -> Module:
@@ -303,21 +307,21 @@ class _Tables:
         attributes = self.attributes(entry.attribute_indices)
         lines = tuple(self._line(line) for line in entry.lines)
         module = self._modules[entry.mapping_index] if entry.mapping_index else None
-        user = attributes.get(names.FRAME_TYPE) != names.FRAME_TYPE_KERNEL
-        if user and module is not None:
+        side = self._sides.get(as_text(attributes.get(names.FRAME_TYPE, "")), USER_SIDE)
+        if side is not KERNEL_SIDE and module is not None:
             module = replace(module, kind=ModuleKind.USER)
         reason = as_text(attributes.get(names.UNRESOLVED, ""))
         unresolved = None
         if not lines:
             missing = Unresolved.NO_SYMBOL if module else Unresolved.UNMAPPED
-            unresolved = _REASONS.get(reason, Unresolved.USER_ADDRESS if user else missing)
+            unresolved = _REASONS.get(reason, side.usual_reason or missing)
         builtin = attributes.get(names.MODULE_BUILTIN, ())
         return Frame(
             module,
             entry.address,
             lines,
             0,
-            _frame_kind(module, user),
+            side,
             unresolved,
             tuple(map(str, builtin[:_MAX_BUILTIN] if isinstance(builtin, tuple) else [builtin])),
         )
@@ -339,16 +343,6 @@ def _program(fields: Sequence[AttributeValue]) -> BpfProgram | None:
     return BpfProgram(
         _integer(number), as_text(kind), as_text(tag), _integer(load_time_ns), as_text(attached_to)
     )
-
-
-def _frame_kind(module: Module | None, user: bool) -> FrameKind:
-    if user:
-        return FrameKind.USER
-    if module is not None and module.kind is ModuleKind.BPF:
-        return FrameKind.BPF
-    if module is not None and module.kind is ModuleKind.LOADED:
-        return FrameKind.MODULE
-    return FrameKind.KERNEL
 
 
 def _integer(value: AttributeValue | None) -> int:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from otel_kprofiler.model import (
-    STACK_NOT_COLLECTED,
-    STACK_OK,
     STACK_TRUNCATED,
     AttributeForm,
     AttributeValue,
     Frame,
-    FrameKind,
     Module,
     ModuleKind,
+    RawFrames,
+    SideKind,
     SpanLink,
     Stack,
     StackStatus,
@@ -28,15 +26,12 @@ from otel_kprofiler.otlp.conventions import (
     BUILD_ID_HTLHASH,
     CPU,
     FRAME_TYPE,
-    FRAME_TYPE_KERNEL,
-    FRAME_TYPE_NATIVE,
-    KERNEL_STACK_STATUS,
     MODULE_BUILTIN,
     MODULE_KIND,
+    STACK_STATUS,
     THREAD_ID,
     THREAD_NAME,
     UNRESOLVED,
-    USER_STACK_STATUS,
 )
 from otel_kprofiler.otlp.writer import (
     ATTRIBUTE,
@@ -52,8 +47,8 @@ from otel_kprofiler.otlp.writer import (
 )
 from otel_kprofiler.text import escape_surrogates
 
-_SILENT: Final = frozenset({STACK_OK, STACK_NOT_COLLECTED})
-"""Statuses without loss, which are not written."""
+_Statuses = tuple[tuple[SideKind, StackStatus], ...]
+"""Outcomes of the sides of a stack that are incomplete."""
 
 
 def status_text(status: StackStatus) -> str:
@@ -98,8 +93,8 @@ class Tables:
         return token
 
 
-class _UserAddresses(dict[int, Token]):
-    """Location tokens of raw user addresses, created on first use."""
+class _RawLocations(dict[int, Token]):
+    """Location tokens of raw addresses, created on first use."""
 
     __slots__ = ("_attributes", "_tables", "_writer")
 
@@ -131,8 +126,9 @@ class Dictionary:
         self.tables = Tables(writer)
         self._strings: dict[str, Token] = {"": b""}
         self._frames: dict[int, Token] = {}
-        self._user_addresses: _UserAddresses | None = None
+        self._raw: dict[tuple[SideKind, Unresolved], _RawLocations] = {}
         self._stacks: dict[int, Token] = {}
+        self._statuses: dict[int, _Statuses] = {}  # of stacks that are not complete
         self._shortcuts: dict[tuple[object, ...], bytes] = {}
 
     def string(self, text: str) -> Token:
@@ -175,56 +171,63 @@ class Dictionary:
             self._shortcuts[item] = entry
         return entry
 
-    def sample_attributes(self, sample: WindowSample) -> bytes:
-        """Attributes of a sample, as :meth:`Writer.sample_head` takes them."""
-        stack = sample.stack
-        key = (
-            sample.tid, sample.thread_name, sample.cpu, stack.kernel_status, stack.user_status
-        )  # fmt: skip
-        known = self._shortcuts.get(key)
-        if known is None:
-            attributes: dict[str, AttributeValue] = {
-                THREAD_NAME: sample.thread_name,
-                THREAD_ID: sample.tid,
-                CPU: sample.cpu,
-            }
-            if stack.kernel_status not in _SILENT:
-                attributes[KERNEL_STACK_STATUS] = status_text(stack.kernel_status)
-            if stack.user_status not in _SILENT:
-                attributes[USER_STACK_STATUS] = status_text(stack.user_status)
-            known = self._writer.sample_attributes(self.attributes(attributes))
-            self._shortcuts[key] = known
-        return known
+    def sample_head(self, sample: WindowSample) -> bytes:
+        """What a sample has besides timestamps and values."""
+        link, key = sample.link, id(sample.stack)
+        stack = self._stacks.get(key)
+        if stack is None:
+            stack = self._add_stack(sample.stack)
+        statuses = self._statuses.get(key, ())
+        shortcut = (sample.tid, sample.thread_name, sample.cpu, statuses)
+        attributes = self._shortcuts.get(shortcut)
+        if attributes is None:
+            attributes = self._shortcuts[shortcut] = self._sample_attributes(sample, statuses)
+        return self._writer.sample_head(stack, attributes, self.link(link) if link else b"")
+
+    def _sample_attributes(self, sample: WindowSample, statuses: _Statuses) -> bytes:
+        attributes: dict[str, AttributeValue] = {
+            THREAD_NAME: sample.thread_name,
+            THREAD_ID: sample.tid,
+            CPU: sample.cpu,
+        }
+        for side, status in statuses:
+            attributes[STACK_STATUS.format(side.name)] = status_text(status)
+        return self._writer.sample_attributes(self.attributes(attributes))
 
     def _join(self, tokens: list[Token]) -> bytes:
         return self._writer.separator.join(tokens)
 
-    def stack(self, stack: Stack) -> Token:
+    def _add_stack(self, stack: Stack) -> Token:
         """Token of a stack; a stack without frames is index 0."""
-        token = self._stacks.get(id(stack))
-        if token is None:
-            frames = self._frames
-            tokens = [frames.get(id(frame)) or self._add_frame(frame) for frame in stack.leading]
-            if stack.user_addresses:
-                tokens += map(self._get_user_addresses().__getitem__, stack.user_addresses)
-            if tokens:
-                token = self.tables.intern(STACK, self._writer.stack(self._join(tokens)))
-            self._stacks[id(stack)] = token = token or b""
+        known = self._frames
+        tokens: list[Token] = []
+        for side in stack.sides:
+            frames = side.frames
+            if not isinstance(frames, RawFrames):
+                tokens += [known.get(id(frame)) or self._add_frame(frame) for frame in frames]
+            elif frames.addresses:  # else nothing would use their attributes
+                tokens += map(self.raw_locations(frames).__getitem__, frames.addresses)
+            if side.status:
+                others = self._statuses.get(id(stack), ())
+                self._statuses[id(stack)] = (*others, (side.kind, side.status))
+        token = b""
+        if tokens:
+            token = self.tables.intern(STACK, self._writer.stack(self._join(tokens)))
+        self._stacks[id(stack)] = token
         return token
 
     def frame(self, frame: Frame) -> Token:
         """Token of a frame's location."""
         return self._frames.get(id(frame)) or self._add_frame(frame)
 
-    def user_address(self, address: int) -> Token:
-        """Token of the location of a raw address of a process."""
-        return self._get_user_addresses()[address]
-
-    def _get_user_addresses(self) -> _UserAddresses:
-        if self._user_addresses is None:
-            attributes = self._frame_attributes(user=True, unresolved=None, builtin=())
-            self._user_addresses = _UserAddresses(self.tables, self._writer, attributes)
-        return self._user_addresses
+    def raw_locations(self, frames: RawFrames) -> Mapping[int, Token]:
+        """Tokens of the locations of raw addresses, by address."""
+        key = (frames.side, frames.reason)
+        known = self._raw.get(key)
+        if known is None:
+            attributes = self._frame_attributes(*key, builtin=())
+            known = self._raw[key] = _RawLocations(self.tables, self._writer, attributes)
+        return known
 
     def _add_frame(self, frame: Frame) -> Token:
         module, address, lines = frame.module, frame.address, frame.lines
@@ -232,24 +235,22 @@ class Dictionary:
             self._mapping(module, address) if module else b"",
             address,
             [(self._function(names), line.line) for line in lines if any(names := line[:3])],
-            self._frame_attributes(frame.kind is FrameKind.USER, frame.unresolved, frame.builtin),
+            self._frame_attributes(frame.side, frame.unresolved, frame.builtin),
         )
         token = self._frames[id(frame)] = self.tables.intern(LOCATION, entry)
         return token
 
     def _frame_attributes(
-        self, user: bool, unresolved: Unresolved | None, builtin: tuple[str, ...]
+        self, side: SideKind, unresolved: Unresolved | None, builtin: tuple[str, ...]
     ) -> bytes:
-        key = (user, unresolved, builtin)
+        key = (side, unresolved, builtin)
         known = self._shortcuts.get(key)
         if known is not None:
             return known
-        attributes: dict[str, AttributeValue] = {
-            FRAME_TYPE: FRAME_TYPE_NATIVE if user else FRAME_TYPE_KERNEL
-        }
+        attributes: dict[str, AttributeValue] = {FRAME_TYPE: side.frame_type}
         if builtin:
             attributes[MODULE_BUILTIN] = builtin if len(builtin) > 1 else builtin[0]
-        if unresolved not in (None, Unresolved.USER_ADDRESS):
+        if unresolved not in (None, side.usual_reason):
             attributes[UNRESOLVED] = unresolved.name.lower()
         known = self._shortcuts[key] = self.attributes(attributes)
         return known

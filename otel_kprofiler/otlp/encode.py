@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
-from operator import invert, itemgetter
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
@@ -24,6 +24,7 @@ from otel_kprofiler.model import (
     Form,
     Frame,
     ProfileSamples,
+    RawFrames,
     Resource,
     Window,
     WindowSample,
@@ -49,6 +50,7 @@ _STACKS_AT_ONCE: Final = 16
 """Stacks counted between two calls of ``pause``."""
 
 _ID_PREFIX_BYTES: Final = 12
+_ADDRESS_BITS: Final = 64
 
 _MARGIN_SHARE: Final = 256
 """When splitting, limit / 256 is reserved for bytes that are only known at the end."""
@@ -272,11 +274,7 @@ def _encode(
         values: dict[bytes, bytes] = {}
         count = samples_size = 0
         for _, sample in units_of_owner:
-            head = writer.sample_head(
-                dictionary.stack(sample.stack),
-                dictionary.sample_attributes(sample),
-                dictionary.link(sample.link) if sample.link else b"",
-            )
+            head = dictionary.sample_head(sample)
             times = writer.timestamps(sample.timestamps_unix_ns)
             samples_size += len(times)
             earlier = samples.get(head)
@@ -334,23 +332,44 @@ def _envelope(options: _Options, dictionary: Dictionary) -> Envelope:
 
 def _intern_frequent(options: _Options, dictionary: Dictionary, units: Sequence[_Unit]) -> None:
     """Give one-byte indices to the most frequent frames and addresses."""
-    some = units[:: max(1, len(units) // _STACKS_COUNTED)]
-    stacks = list({id(sample.stack): sample.stack for _, sample in some}.values())
+    counted_units = units[:: max(1, len(units) // _STACKS_COUNTED)]
+    stacks = list({id(sample.stack): sample.stack for _, sample in counted_units}.values())
     frames: dict[int, Frame] = {}
+    raw = _RawAddresses()
     uses: Counter[int] = Counter()
     for start in range(0, len(stacks), _STACKS_AT_ONCE):
         options.pause()
-        counted = stacks[start : start + _STACKS_AT_ONCE]
-        leading = [frame for stack in counted for frame in stack.leading]
-        frames.update(zip(map(id, leading), leading, strict=True))
-        uses.update(map(id, leading))
-        addresses = chain.from_iterable([stack.user_addresses for stack in counted])
-        uses.update(map(invert, addresses))  # negative, unlike ids
+        some = stacks[start : start + _STACKS_AT_ONCE]
+        sides = [side.frames for stack in some for side in stack.sides]
+        made = [side for side in sides if not isinstance(side, RawFrames)]
+        counted = list(chain.from_iterable(made))
+        frames.update(zip(map(id, counted), counted, strict=True))
+        uses.update(map(id, counted))
+        addresses = [raw.keys(side) for side in sides if isinstance(side, RawFrames)]
+        uses.update(chain.from_iterable(addresses))
     if len(uses) <= _ONE_BYTE_INDICES:
         return
     for key in sorted(uses, key=uses.__getitem__, reverse=True)[:_ONE_BYTE_INDICES]:
         if key >= 0:
             dictionary.frame(frames[key])
         else:
-            dictionary.user_address(invert(key))
+            raw.intern(key, dictionary)
         options.pause()
+
+
+class _RawAddresses:
+    """Raw addresses as negative numbers, unlike ids, that differ by side and reason too."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._examples: list[RawFrames] = []
+
+    def keys(self, frames: RawFrames) -> Iterable[int]:
+        number = self._numbers.setdefault((frames.side, frames.reason), len(self._examples))
+        if number == len(self._examples):
+            self._examples.append(frames)
+        return map((-1 - (number << _ADDRESS_BITS)).__sub__, frames.addresses)
+
+    def intern(self, key: int, dictionary: Dictionary) -> None:
+        number, address = divmod(-1 - key, 1 << _ADDRESS_BITS)
+        dictionary.raw_locations(self._examples[number])[address]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from otel_kprofiler.otlp.conventions import FRAME_TYPE, FRAME_TYPE_KERNEL
+from otel_kprofiler.model import KERNEL_SIDE
+from otel_kprofiler.otlp.conventions import FRAME_TYPE
 
 TABLES: Final = (
     "mapping_table", "location_table", "function_table", "link_table",
@@ -136,7 +137,7 @@ class Contents:
     def is_kernel(self, location: Any) -> bool:
         """Whether a location is a frame of the kernel."""
         value = self.attributes(location.attribute_indices).get(FRAME_TYPE)
-        return value is not None and value.string_value == FRAME_TYPE_KERNEL
+        return value is not None and value.string_value == KERNEL_SIDE.frame_type
 
 
 def _places(where: str, values: Iterable[Any]) -> Iterator[Place]:

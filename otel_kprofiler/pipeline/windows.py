@@ -6,7 +6,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Final
 
 from otel_kprofiler.clock import Clock, Interval, StreamClock
@@ -20,7 +19,6 @@ from otel_kprofiler.model import (
     SpanLink,
     Stack,
     StreamTotals,
-    Unresolved,
     Window,
     WindowSample,
 )
@@ -32,11 +30,6 @@ FIRST_WINDOW_NS: Final = 100_000_000
 """Length of the first window of whatever runs for long."""
 
 _Key = tuple[Stack, int, bytes, int, SpanLink | None]
-
-_MAY_BE_KNOWN_LATER: Final = frozenset(
-    {Unresolved.NOT_YET_KNOWN, Unresolved.UNMAPPED, Unresolved.RECORDS_LOST}
-)
-_UNRESOLVED: Final = attrgetter("unresolved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +137,7 @@ class WindowBuilder:
             times.append(sample.time_ns)
             return
         group[key] = [sample.time_ns]
-        if not _MAY_BE_KNOWN_LATER.isdisjoint(map(_UNRESOLVED, stack.leading)):
+        if stack.is_provisional:
             self._unfinished.setdefault(stack, sample)
 
     def close(

@@ -11,15 +11,21 @@ from typing import Final
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access, HostFiles
 from otel_kprofiler.model import (
+    STACK_NOT_COLLECTED,
+    STACK_OK,
+    USER_SIDE,
     AddressRange,
     Frame,
     Ksymbol,
     KsymbolAction,
     KsymbolChange,
     Module,
+    RawFrames,
     RawSample,
+    Side,
     Stack,
     StackStatus,
+    Unresolved,
 )
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.captured import CapturedFiles, is_archive
@@ -32,7 +38,12 @@ from otel_kprofiler.symbols.kernel.builtin import builtin_ranges_path, find_rele
 from otel_kprofiler.symbols.kernel.explain import Explanation
 from otel_kprofiler.symbols.kernel.hidden import HiddenCause
 from otel_kprofiler.symbols.kernel.load import read_snapshot
-from otel_kprofiler.symbols.kernel.mixed import MixedStack, explain_ksymbol, is_outside
+from otel_kprofiler.symbols.kernel.mixed import (
+    MixedSide,
+    explain_ksymbol,
+    is_outside,
+    make_kernel_side,
+)
 from otel_kprofiler.symbols.kernel.snapshot import Match, Snapshot, lookup_addresses
 from otel_kprofiler.symbols.kernel.table import SymbolTable
 from otel_kprofiler.symbols.kernel.timeline import ModuleSource, Timeline
@@ -47,6 +58,23 @@ _WORD_BYTES = 8
 _StackKey = tuple[bytes, bytes, StackStatus, StackStatus]
 
 
+class _TimedStack:
+    """A stack whose kernel side depends on the time."""
+
+    __slots__ = ("_kernel", "_last")
+
+    def __init__(self, stack: Stack, kernel: MixedSide) -> None:
+        self._last = stack
+        self._kernel = kernel
+
+    def at(self, time_ns: int) -> Stack:
+        """The stack at a boot time; the same object while the same code is loaded."""
+        stack, kernel = self._last, self._kernel.at(time_ns)
+        if kernel is not stack.sides[0]:
+            stack = self._last = Stack((kernel, *stack.sides[1:]))
+        return stack
+
+
 class _View:
     """A snapshot with caches of the frames and stacks it resolved."""
 
@@ -57,12 +85,18 @@ class _View:
         frames = BoundedCache(MAX_FRAMES_CACHED, snapshot.frame)  # by adjusted address
         self.frames = frames
 
-        def make_stack(key: _StackKey) -> Stack | MixedStack:
+        def make_stack(key: _StackKey) -> Stack | _TimedStack:
             kernel, user, kernel_status, user_status = key
             kernel_frames = _frames(frames, _words(kernel))
-            stack = Stack(kernel_frames, kernel_status, user_status, _user_addresses(user))
+            sides = []
+            if kernel_status != STACK_NOT_COLLECTED:
+                sides.append(make_kernel_side(kernel_frames, kernel_status))
+            if user_status != STACK_NOT_COLLECTED:
+                addresses = RawFrames(USER_SIDE, _user_addresses(user), Unresolved.USER_ADDRESS)
+                sides.append(Side(USER_SIDE, addresses, user_status))
+            stack = Stack(tuple(sides))
             if ksymbols is not None and any(map(is_outside, kernel_frames)):
-                return MixedStack(stack, ksymbols)
+                return _TimedStack(stack, MixedSide(sides[0], ksymbols))
             return stack
 
         self.stacks = BoundedCache(
@@ -303,7 +337,7 @@ class Symbolizer:
         stack = self._view(sample.time_ns).stacks[
             sample.kernel_stack, sample.user_stack, sample.kernel_status, sample.user_status
         ]
-        return stack.at(sample.time_ns) if isinstance(stack, MixedStack) else stack
+        return stack.at(sample.time_ns) if isinstance(stack, _TimedStack) else stack
 
     def resolve_addresses(
         self,
@@ -323,8 +357,8 @@ class Symbolizer:
         frames = _frames(view.frames, pcs, leaf_exact=leaf_exact)
         if self._ksymbols is None or not any(map(is_outside, frames)):
             return frames
-        mixed = MixedStack(Stack(frames), self._ksymbols)
-        return mixed.at(NOW_NS if time_ns is None else time_ns).frames
+        mixed = MixedSide(make_kernel_side(frames, STACK_OK), self._ksymbols)
+        return tuple(mixed.at(NOW_NS if time_ns is None else time_ns).frames)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
         """All symbols with a linker's name or a prefix."""

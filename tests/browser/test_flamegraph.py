@@ -4,10 +4,11 @@ import pytest
 
 from otel_kprofiler.formats import html
 from otel_kprofiler.model import (
+    KERNEL_SIDE,
     ON_CPU,
+    USER_SIDE,
     FileId,
     Frame,
-    FrameKind,
     Line,
     Module,
     ModuleKind,
@@ -21,17 +22,18 @@ from otel_kprofiler.model import (
 
 VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("0" * 32), 0)
 EXT4 = Module("ext4", ModuleKind.LOADED, None, FileId("1" * 32), 0)
+PROGRAM = Module("bpf_prog_1", ModuleKind.BPF, None, FileId("34" * 16), 0xFFFFFFFFC1000000)
 
 
-def frame(name, kind=FrameKind.KERNEL, module=VMLINUX):
-    return Frame(module, len(name), (Line(name),), 0, kind)
+def frame(name, module=VMLINUX):
+    return Frame(module, len(name), (Line(name),), 0, KERNEL_SIDE)
 
 
 SYSCALL, READ = frame("do_syscall_64"), frame("vfs_read")
-EXT4_READ = frame("ext4_read", FrameKind.MODULE, EXT4)
-BPF = frame("bpf_prog_1", FrameKind.BPF, None)
-GAP = Frame(VMLINUX, 0x300, (), 0, FrameKind.KERNEL, Unresolved.NO_SYMBOL)
-USER = Frame(None, 0x401000, (), 0, FrameKind.USER, Unresolved.USER_ADDRESS)
+EXT4_READ = frame("ext4_read", EXT4)
+BPF = frame("bpf_prog_1", PROGRAM)
+GAP = Frame(VMLINUX, 0x300, (), 0, KERNEL_SIDE, Unresolved.NO_SYMBOL)
+USER = Frame(None, 0x401000, (), 0, USER_SIDE, Unresolved.USER_ADDRESS)
 
 
 def window(*groups):
@@ -42,7 +44,9 @@ def window(*groups):
 
 
 def sample(frames, count, tid=1, cpu=0):
-    return WindowSample(Stack(tuple(frames)), tid, "thread</script>", cpu, None, range(count))
+    return WindowSample(
+        Stack.from_frames(tuple(frames)), tid, "thread</script>", cpu, None, range(count)
+    )
 
 
 PROFILE = window(

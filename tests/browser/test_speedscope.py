@@ -9,9 +9,9 @@ import pytest
 
 from otel_kprofiler.formats import speedscope
 from otel_kprofiler.model import (
+    KERNEL_SIDE,
     ON_CPU,
     Frame,
-    FrameKind,
     Line,
     Resource,
     ResourceSamples,
@@ -26,10 +26,10 @@ RELEASE = Path(__file__).parents[2] / "viewer/node_modules/speedscope/dist/relea
 @pytest.mark.skipif(not RELEASE.exists(), reason="speedscope is not installed: make viewer")
 def test_speedscope_opens_the_file(browser, tmp_path):
     frames = tuple(
-        Frame(None, number, (Line(name),), 0, FrameKind.KERNEL)
+        Frame(None, number, (Line(name),), 0, KERNEL_SIDE)
         for number, name in enumerate(("vfs_read", "do_syscall_64"))
     )
-    sample = WindowSample(Stack(frames), 1, "dd", 3, None, [10**18])
+    sample = WindowSample(Stack.from_frames(frames), 1, "dd", 3, None, [10**18])
     groups = [ResourceSamples(Resource({"process.pid": 7}), [sample])]
     text = speedscope([Window(ON_CPU, 1000, 10**18, 10**18 + 9, groups)], name="x")
     # The way in that the package's own command uses: a script that calls the open page.

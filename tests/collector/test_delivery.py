@@ -12,13 +12,14 @@ from otel_kprofiler.export import (
     RetryPolicy,
 )
 from otel_kprofiler.model import (
+    KERNEL_SIDE,
     ON_CPU,
+    USER_SIDE,
     Batch,
     BuildId,
     FileId,
     Form,
     Frame,
-    FrameKind,
     Line,
     LossCause,
     Module,
@@ -41,13 +42,15 @@ ONCE = RetryPolicy(enabled=False)
 
 VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, BuildId("ab" * 20), FileId("1" * 32), 0xFFFF << 48)
 EXT4 = Module("ext4", ModuleKind.LOADED, None, FileId("2" * 32), 0xFFFFC0 << 40)
-READ = Frame(EXT4, 0x1234, (Line("ext4_file_read_iter"),), 4, FrameKind.MODULE)
-VFS = Frame(
-    VMLINUX, 0x99, (Line("inlined"), Line("vfs_read", "vfs_read.cold")), 9, FrameKind.KERNEL
+READ = Frame(EXT4, 0x1234, (Line("ext4_file_read_iter"),), 4, KERNEL_SIDE)
+VFS = Frame(VMLINUX, 0x99, (Line("inlined"), Line("vfs_read", "vfs_read.cold")), 9, KERNEL_SIDE)
+GAP = Frame(VMLINUX, 0x77, (), 0, KERNEL_SIDE, Unresolved.NO_SYMBOL)
+USER = Frame(None, 0x7F0012345678, (), 0, USER_SIDE, Unresolved.USER_ADDRESS)
+STACKS = (
+    Stack.from_frames((READ, VFS, USER)),
+    Stack.from_frames((GAP,)),
+    Stack.from_frames((VFS, GAP, USER, USER)),
 )
-GAP = Frame(VMLINUX, 0x77, (), 0, FrameKind.KERNEL, Unresolved.NO_SYMBOL)
-USER = Frame(None, 0x7F0012345678, (), 0, FrameKind.USER, Unresolved.USER_ADDRESS)
-STACKS = (Stack((READ, VFS, USER)), Stack((GAP,)), Stack((VFS, GAP, USER, USER)))
 
 
 def make_window(processes=5, samples=40):

@@ -10,7 +10,7 @@ import pytest
 from guest.kernel_files import TRACING, kprobe_inside, sysctl, write
 from guest.nobody import as_nobody
 
-from otel_kprofiler.model import FrameKind, ModuleKind
+from otel_kprofiler.model import ModuleKind
 from otel_kprofiler.symbols import Symbolizer
 from otel_kprofiler.tracking import KsymbolWatch, ReadMethod
 
@@ -40,7 +40,7 @@ def known(symbolizer):
     return {(symbol.start, symbol.name) for symbol in symbolizer.ksymbols()}
 
 
-def check(symbolizer, names, kind, frame_kind):
+def check(symbolizer, names, kind):
     """Loaded symbols equal kallsyms, and the named ones resolve up to their ends."""
     there = kallsyms(*BLOCKS)
     assert known(symbolizer) == there
@@ -49,7 +49,7 @@ def check(symbolizer, names, kind, frame_kind):
     for start, name in found:
         (match,) = (m for m in symbolizer.find(name) if m.address == start)
         inside, past = symbolizer.resolve_addresses([start + 8, match.end + 1])
-        assert (inside.function, inside.kind, inside.module.kind) == (name, frame_kind, kind)
+        assert (inside.function, inside.module.kind) == (name, kind)
         assert (inside.address, inside.offset) == (8, 8)
         assert past.module is None or past.module.base > start
 
@@ -57,7 +57,7 @@ def check(symbolizer, names, kind, frame_kind):
 def test_kprobe_pages_are_found_by_records():
     """Kprobe pages inside functions are named from records, exactly as in kallsyms."""
     with watching() as (symbolizer, watch), kprobe_inside("ksys_write"):
-        check(symbolizer, "kprobe_", ModuleKind.OUT_OF_LINE, FrameKind.KERNEL)
+        check(symbolizer, "kprobe_", ModuleKind.OUT_OF_LINE)
         added = watch.counts().added
     assert added or "kprobe_insn_page" in {name for _, name in kallsyms(*BLOCKS)}
 
@@ -72,7 +72,7 @@ def test_ftrace_trampolines_are_tracked_by_records():
             instance.mkdir()
             write(f"{instance}/set_ftrace_filter", "vfs_read")
             write(f"{instance}/current_tracer", "function")
-        check(symbolizer, "ftrace_trampoline", ModuleKind.OUT_OF_LINE, FrameKind.KERNEL)
+        check(symbolizer, "ftrace_trampoline", ModuleKind.OUT_OF_LINE)
         made = known(symbolizer) - before
         assert len([name for _, name in made if name == "ftrace_trampoline"]) >= 2
         assert watch.counts().added >= 2
@@ -89,7 +89,7 @@ def test_trampolines_of_attached_programs_are_tracked_by_records():
     """The trampoline of a program attached to a function is named while it is loaded."""
     with watching() as (symbolizer, _):
         link, program = attach_fentry("vfs_read")
-        check(symbolizer, "bpf_trampoline_", ModuleKind.BPF, FrameKind.BPF)
+        check(symbolizer, "bpf_trampoline_", ModuleKind.BPF)
         os.close(link)
         os.close(program)
         time.sleep(1)
@@ -101,7 +101,7 @@ def test_programs_and_subprograms_are_tracked_by_records():
     """Programs and subprograms have the names and addresses of kallsyms until they are unloaded."""
     with watching() as (symbolizer, _):
         fds = [load(number, functions=1 + number % 4) for number in range(50)]
-        check(symbolizer, "bpf_prog_", ModuleKind.BPF, FrameKind.BPF)
+        check(symbolizer, "bpf_prog_", ModuleKind.BPF)
         close_all(fds)
         time.sleep(0.5)
         assert known(symbolizer) == kallsyms(*BLOCKS)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import FrameKind, Level, Unresolved
+from otel_kprofiler.model import KERNEL_SIDE, Level, Unresolved
 from otel_kprofiler.otlp import read_profiles
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
@@ -76,8 +76,8 @@ def test_symbols_are_read_once_and_the_first_window_comes_soon(tmp_path):
         frame
         for group in first.resources
         for sample in group.samples
-        for frame in sample.stack.leading
-        if frame.kind is FrameKind.KERNEL
+        for frame in sample.stack.frames
+        if frame.side is KERNEL_SIDE
     ]
     assert any(frame.function for frame in frames)
     nameless = {frame.unresolved for frame in frames if not frame.function}

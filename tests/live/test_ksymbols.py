@@ -18,7 +18,7 @@ from otel_kprofiler.bpf import SAMPLER_OBJECT
 from otel_kprofiler.bpf.libbpf import LibbpfLoader
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import FrameKind, Unresolved
+from otel_kprofiler.model import ModuleKind, Unresolved
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.symbols import Symbolizer
 from otel_kprofiler.tracking import KsymbolLoss, KsymbolWatch, ReadMethod
@@ -167,7 +167,7 @@ def test_programs_of_libbpf_and_bcc_have_names_lines_and_facts(loader):
             name = f"bpf_prog_{tag}_" + "kprofiler_sample"[: None if loader == "libbpf" else 15]
             assert (symbol.start, name) in kallsyms()
             (frame,) = symbolizer.resolve_addresses([symbol.start])
-            assert (frame.kind, frame.function, frame.address) == (FrameKind.BPF, name, 0)
+            assert (frame.module.kind, frame.function, frame.address) == (ModuleKind.BPF, name, 0)
             program = frame.module.program
             assert program[:3] == (number, "perf_event", tag)
             assert 0 < program.load_time_ns < now_ns()

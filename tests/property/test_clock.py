@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from otel_kprofiler.clock import EARLIEST_UNIX_NS, Clock, StreamClock
 from otel_kprofiler.model import (
+    KERNEL_SIDE,
     STACK_NOT_COLLECTED,
     STACK_OK,
     Frame,
-    FrameKind,
     RawSample,
     Resource,
     Stack,
@@ -18,7 +18,7 @@ from otel_kprofiler.model import (
 from otel_kprofiler.pipeline import WindowBuilder, WindowSchedule
 
 SECOND = 1_000_000_000
-STACK = Stack((Frame(None, 1, (), 0, FrameKind.KERNEL),))
+STACK = Stack.from_frames((Frame(None, 1, (), 0, KERNEL_SIDE),))
 RESOURCE = Resource({})
 
 

@@ -10,23 +10,25 @@ from hypothesis import strategies as st
 
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import (
-    STACK_NOT_COLLECTED,
+    KERNEL_SIDE,
     STACK_OK,
     STACK_TRUNCATED,
+    USER_SIDE,
     AddressRange,
     AttributeForm,
     BuildId,
     FileId,
     Form,
     Frame,
-    FrameKind,
     Line,
     LossCause,
     Module,
     ModuleKind,
     ProfileKind,
+    RawFrames,
     Resource,
     ResourceSamples,
+    Side,
     SpanLink,
     Stack,
     StackStatus,
@@ -51,17 +53,17 @@ lines = st.lists(
     max_size=3,
 ).map(tuple)
 
-FRAME_KINDS = {
-    ModuleKind.VMLINUX: FrameKind.KERNEL,
-    ModuleKind.LOADED: FrameKind.MODULE,
-    ModuleKind.BPF: FrameKind.BPF,
-    ModuleKind.OUT_OF_LINE: FrameKind.KERNEL,
-}
+MODULE_KINDS = [
+    ModuleKind.VMLINUX,
+    ModuleKind.LOADED,
+    ModuleKind.BPF,
+    ModuleKind.OUT_OF_LINE,
+]
 
 
 @st.composite
 def modules(draw):
-    kind = draw(st.sampled_from(list(FRAME_KINDS)))
+    kind = draw(st.sampled_from(MODULE_KINDS))
     size = draw(st.sampled_from([0, 1, 200, 2**24]))
     return Module(
         name="vmlinux" if kind is ModuleKind.VMLINUX else "m" + draw(words).replace(".", "_"),
@@ -80,34 +82,39 @@ def kernel_frames(draw, known):
     address = draw(
         st.integers(2**63, 2**64 - 1) if module is None else st.integers(0, 300) | st.just(2**63)
     )
-    kind = FRAME_KINDS[module.kind] if module else FrameKind.KERNEL
     found = draw(st.just(()) | lines)
     reasons = set(Unresolved) - {Unresolved.USER_ADDRESS}
     reason = None if found else draw(st.sampled_from(sorted(reasons, key=lambda r: r.name)))
-    return Frame(module, address, found, 0, kind, reason)
+    return Frame(module, address, found, 0, KERNEL_SIDE, reason)
 
 
 @st.composite
 def user_frames(draw):
     address = draw(st.integers(0, 2**47))
-    return Frame(None, address, (), 0, FrameKind.USER, Unresolved.USER_ADDRESS)
+    return Frame(None, address, (), 0, USER_SIDE, Unresolved.USER_ADDRESS)
 
 
-bad_statuses = st.just(STACK_TRUNCATED) | st.sampled_from([1, 2, 12, 14, 22, 110, 9999]).map(
-    lambda number: StackStatus(-number)
-)
+statuses = st.sampled_from([STACK_OK, STACK_TRUNCATED]) | st.sampled_from(
+    [1, 2, 12, 14, 22, 110, 9999]
+).map(lambda number: StackStatus(-number))
 
 
 @st.composite
 def stacks(draw, kernel, user):
     below = draw(st.lists(st.sampled_from(user), max_size=4))
-    whole = STACK_OK if below else STACK_NOT_COLLECTED
     made = draw(st.integers(0, len(below)))  # so many of them into frames
+    kernel_status, user_status = draw(st.tuples(statuses, statuses))
+    raw = [frame.address for frame in below[made:]]
     return Stack(
-        (*draw(st.lists(st.sampled_from(kernel), max_size=6)), *below[:made]),
-        draw(st.just(STACK_OK) | bad_statuses),
-        draw(st.just(whole) | bad_statuses),
-        tuple(frame.address for frame in below[made:]),
+        (
+            Side(
+                KERNEL_SIDE,
+                tuple(draw(st.lists(st.sampled_from(kernel), max_size=6))),
+                kernel_status,
+            ),
+            Side(USER_SIDE, tuple(below[:made])),
+            Side(USER_SIDE, RawFrames(USER_SIDE, raw, Unresolved.USER_ADDRESS), user_status),
+        )
     )
 
 
@@ -202,11 +209,10 @@ def content(*some):
             group.resource.schema_url or SCHEMA_URL,
             frozenset((k, type(v), v) for k, v in group.resource.attributes.items()),
             tuple(
-                (module_value(f.module), f.address, f.lines, f.kind, f.unresolved)
+                (module_value(f.module), f.address, f.lines, f.side, f.unresolved)
                 for f in sample.stack.frames
             ),
-            sample.stack.kernel_status,
-            sample.stack.user_status,
+            frozenset((side.kind, side.status) for side in sample.stack.sides if side.status),
             *sample[1:5],
             time,
             value,
@@ -290,11 +296,17 @@ def test_json_and_protobuf_are_equivalent(window):
 def test_more_frames_than_short_indices_can_hold_are_split_correctly():
     """Frequent frames get their indices first, which must not leave orphans in parts."""
     frames = [
-        Frame(None, 2**63 + number, (Line(f"f{number}"),), 0, FrameKind.KERNEL)
-        for number in range(500)
+        Frame(None, 2**63 + number, (Line(f"f{number}"),), 0, KERNEL_SIDE) for number in range(500)
     ]
     samples = [
-        WindowSample(Stack((frames[n], frames[n * 7 % 500], frames[499])), n, "t", 0, None, [START])
+        WindowSample(
+            Stack.from_frames((frames[n], frames[n * 7 % 500], frames[499])),
+            n,
+            "t",
+            0,
+            None,
+            [START],
+        )
         for n in range(500)
     ]
     window = Window(

@@ -13,9 +13,9 @@ from operator import attrgetter
 from typing import Final, Protocol
 
 from otel_kprofiler.model import (
+    KERNEL_SIDE,
     AddressRange,
     Frame,
-    FrameKind,
     Ksymbol,
     KsymbolAction,
     KsymbolBatch,
@@ -23,7 +23,6 @@ from otel_kprofiler.model import (
     KsymbolDetails,
     Line,
     Module,
-    ModuleKind,
     RangeSource,
     Unresolved,
 )
@@ -130,7 +129,7 @@ class LoadedKsymbol:
 
     def _make_frame(self, address: int) -> Frame:
         if self.is_uncertain:
-            return Frame(None, address, (), 0, FrameKind.KERNEL, Unresolved.RECORDS_LOST)
+            return Frame(None, address, (), 0, KERNEL_SIDE, Unresolved.RECORDS_LOST)
         module = self.module()
         offset = address - self.symbol.start
         file, number = "", 0
@@ -139,8 +138,7 @@ class LoadedKsymbol:
                 break
             file, number = at_file, at_line
         line = Line(self.symbol.name, "", file, number)
-        kind = FrameKind.BPF if module.kind is ModuleKind.BPF else FrameKind.KERNEL
-        return Frame(module, offset, (line,), offset, kind)
+        return Frame(module, offset, (line,), offset, KERNEL_SIDE)
 
 
 def make_ksymbol_module(symbol: Ksymbol, end: int) -> Module:

@@ -1,39 +1,50 @@
-"""Stacks with frames in BPF programs and other code outside modules."""
+"""Kernel stacks with frames in BPF programs and other code outside modules."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Final
 
-from otel_kprofiler.model import Frame, FrameKind, Stack
+from otel_kprofiler.model import KERNEL_SIDE, Frame, Side, StackStatus, Unresolved
 from otel_kprofiler.symbols.kernel.bpf import KsymbolTable, LoadedKsymbol
 from otel_kprofiler.symbols.kernel.explain import Explanation
 
+_MAY_BE_KNOWN_LATER: Final = frozenset(
+    {Unresolved.NOT_YET_KNOWN, Unresolved.UNMAPPED, Unresolved.RECORDS_LOST}
+)
+_UNRESOLVED: Final = attrgetter("unresolved")
 
-class MixedStack:
-    """A stack with addresses outside vmlinux and modules, resolved for each time.
+
+def make_kernel_side(frames: Sequence[Frame], status: StackStatus) -> Side:
+    """The kernel's side of a stack."""
+    is_provisional = not _MAY_BE_KNOWN_LATER.isdisjoint(map(_UNRESOLVED, frames))
+    return Side(KERNEL_SIDE, tuple(frames), status, is_provisional)
+
+
+class MixedSide:
+    """A kernel stack with addresses outside vmlinux and modules, resolved for each time.
 
     Args:
-        stack: the stack as resolved by vmlinux and modules.
+        side: as resolved by vmlinux and modules.
         table: symbols of the other addresses.
     """
 
-    __slots__ = ("_last", "_places", "_stack", "_table")
+    __slots__ = ("_last", "_places", "_side", "_table")
 
-    def __init__(self, stack: Stack, table: KsymbolTable) -> None:
-        self._stack = stack
+    def __init__(self, side: Side, table: KsymbolTable) -> None:
+        self._side = side
         self._table = table
-        self._places = tuple(
-            index for index, frame in enumerate(stack.leading) if is_outside(frame)
-        )
-        self._last: tuple[Stack, tuple[LoadedKsymbol | None, ...]] = (
-            stack,
+        self._places = tuple(index for index, frame in enumerate(side.frames) if is_outside(frame))
+        self._last: tuple[Side, tuple[LoadedKsymbol | None, ...]] = (
+            side,
             (None,) * len(self._places),
         )
 
-    def at(self, time_ns: int) -> Stack:
-        """The stack at a boot time; the same object while the same code is loaded."""
-        whole, (stack, before) = self._stack, self._last
-        frames = whole.leading
+    def at(self, time_ns: int) -> Side:
+        """The side at a boot time; the same object while the same code is loaded."""
+        whole, (side, before) = self._side, self._last
+        frames = whole.frames
         found = tuple(
             code
             if code is not None and code.covers(frames[place].address, time_ns)
@@ -45,9 +56,9 @@ class MixedStack:
             for place, code in zip(self._places, found, strict=True):
                 if code is not None:
                     mixed[place] = code.frame(frames[place].address)
-            stack = replace(whole, leading=tuple(mixed))
-            self._last = stack, found
-        return stack
+            side = make_kernel_side(mixed, whole.status)
+            self._last = side, found
+        return side
 
 
 def explain_ksymbol(code: LoadedKsymbol, address: int) -> Explanation:
@@ -63,4 +74,4 @@ def explain_ksymbol(code: LoadedKsymbol, address: int) -> Explanation:
 
 def is_outside(frame: Frame) -> bool:
     """Whether a kernel frame is in no known module, so that its code may come and go."""
-    return frame.module is None and frame.kind is not FrameKind.USER
+    return frame.module is None

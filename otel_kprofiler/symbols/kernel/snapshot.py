@@ -9,10 +9,10 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
+    KERNEL_SIDE,
     AddressRange,
     BuildId,
     Frame,
-    FrameKind,
     Ksymbol,
     Module,
     ModuleKind,
@@ -191,17 +191,16 @@ class Snapshot:
         if index < 0 or address >= self._ends[index]:
             return self._frame_outside(address, self._starts[index] if index >= 0 else 0)
         module, table, pending = self._owners[index]
-        kind = FrameKind.KERNEL if module.kind is ModuleKind.VMLINUX else FrameKind.MODULE
         rva = address - module.base
-        builtin = self.builtin.find(address) if kind is FrameKind.KERNEL else ()
+        builtin = self.builtin.find(address) if module.kind is ModuleKind.VMLINUX else ()
         found = table.lookup(address) if table is not None else None
         if found is None:
             reason = Unresolved.NO_SYMBOL if table is not None else Unresolved.NO_SYMBOL_TABLE
             reason = Unresolved.NOT_YET_KNOWN if pending else reason
             reason = Unresolved.HIDDEN if self.hidden else reason
-            return Frame(module, rva, (), 0, kind, reason, builtin)
+            return Frame(module, rva, (), 0, KERNEL_SIDE, reason, builtin)
         name, start = found
-        return Frame(module, rva, (make_line(name),), address - start, kind, None, builtin)
+        return Frame(module, rva, (make_line(name),), address - start, KERNEL_SIDE, None, builtin)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
         """All symbols with a linker's name (with suffixes) or a prefix, by module and address.
@@ -306,7 +305,7 @@ class Snapshot:
             module = vmlinux.module
             rva = address - module.base
             builtin = self.builtin.find(address)
-            return Frame(module, rva, (), 0, FrameKind.KERNEL, Unresolved.FREED_INIT, builtin)
+            return Frame(module, rva, (), 0, KERNEL_SIDE, Unresolved.FREED_INIT, builtin)
         best: tuple[int, bytes, CodeBlock] | None = None
         for block in self._blocks:
             found = block.table.lookup(address)
@@ -316,12 +315,11 @@ class Snapshot:
             reason = Unresolved.HIDDEN if self.hidden else Unresolved.UNMAPPED
             if any(part.start <= address < part.end for part in self._gone):
                 reason = Unresolved.MODULE_GONE
-            return Frame(None, address, (), 0, FrameKind.KERNEL, reason)
+            return Frame(None, address, (), 0, KERNEL_SIDE, reason)
         start, name, (kind, table) = best
         module = self._program(kind, table.symbol_at(start))
         offset = address - start
-        frame_kind = FrameKind.BPF if kind is ModuleKind.BPF else FrameKind.KERNEL
-        return Frame(module, offset, (make_line(name),), offset, frame_kind)
+        return Frame(module, offset, (make_line(name),), offset, KERNEL_SIDE)
 
     def _program(self, kind: ModuleKind, symbol: Symbol) -> Module:
         """The module that stands for a BPF program or trampoline; cached."""

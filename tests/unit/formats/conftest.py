@@ -3,14 +3,14 @@
 import pytest
 
 from otel_kprofiler.model import (
+    KERNEL_SIDE,
     ON_CPU,
-    STACK_OK,
     STACK_TRUNCATED,
+    USER_SIDE,
     AddressRange,
     BuildId,
     FileId,
     Frame,
-    FrameKind,
     Line,
     Module,
     ModuleKind,
@@ -30,28 +30,30 @@ VMLINUX = Module(
 )  # fmt: skip
 EXT4 = Module("ext4", ModuleKind.LOADED, None, FileId("ef" * 16), 0xFFFFFFFFC0000000)
 
+PROGRAM = Module("bpf_prog_1_x", ModuleKind.BPF, None, FileId("aa" * 16), 0xFFFFFFFFC1000000)
 
-def kernel(name, address, module=VMLINUX, kind=FrameKind.KERNEL):
-    return Frame(module, address, (Line(name),), 4, kind)
+
+def kernel(name, address, module=VMLINUX):
+    return Frame(module, address, (Line(name),), 4, KERNEL_SIDE)
 
 
 READ = kernel("vfs_read", 0x100)
 ENTRY = kernel("do_syscall_64", 0x200)
 EXT4_READ = Frame(
     EXT4, 0x10, (Line("inlined", file="fs/x.h", line=3), Line("ext4_read", file="fs/f.c", line=9)),
-    1, FrameKind.MODULE,
+    1, KERNEL_SIDE,
 )  # fmt: skip
-GAP = Frame(VMLINUX, 0x300, (), 0, FrameKind.KERNEL, Unresolved.NO_SYMBOL)
-BPF = kernel("bpf_prog_1_x", 0x0, None, FrameKind.BPF)
-USER = Frame(None, 0x401000, (), 0, FrameKind.USER, Unresolved.USER_ADDRESS)
+GAP = Frame(VMLINUX, 0x300, (), 0, KERNEL_SIDE, Unresolved.NO_SYMBOL)
+BPF = kernel("bpf_prog_1_x", 0x0, PROGRAM)
+USER = Frame(None, 0x401000, (), 0, USER_SIDE, Unresolved.USER_ADDRESS)
 
 
 @pytest.fixture
 def windows():
     """Ten samples: 6 + 1 of ``dd`` (pid 7) and 3 of a process that nobody could look up."""
-    deep = Stack((EXT4_READ, READ, ENTRY, USER), STACK_OK, STACK_OK)
-    cut = Stack((GAP, BPF, READ, READ), STACK_TRUNCATED)
-    missing = Stack((), -14)
+    deep = Stack.from_frames((EXT4_READ, READ, ENTRY, USER))
+    cut = Stack.from_frames((GAP, BPF, READ, READ), {KERNEL_SIDE: STACK_TRUNCATED})
+    missing = Stack.from_frames((), {KERNEL_SIDE: -14})
     dd = Resource({"process.pid": 7, "process.executable.name": "dd"})
     gone = Resource({"process.pid": 8})
     return [
@@ -74,7 +76,7 @@ def windows():
 @pytest.fixture
 def off_cpu():
     """Three waits of ``dd`` on one CPU, each with the time that it took."""
-    read, entry = Stack((READ, ENTRY)), Stack((ENTRY,))
+    read, entry = Stack.from_frames((READ, ENTRY)), Stack.from_frames((ENTRY,))
     return [
         Window(ProfileKind("off_cpu", "nanoseconds"), 0, 5_000, 15_000, [
             ResourceSamples(Resource({"process.pid": 7, "process.executable.name": "dd"}), [
@@ -90,7 +92,7 @@ def hostile():
     """A process, a module and a function whose names are made to do harm."""
     module = Module("m\x1b]0;x\x07\udcfe", ModuleKind.USER, None, FileId("12" * 16), 0)
     lines = (Line("f\ud800\x1b[2J\u202e\r\n\x9b", file="/tmp/\udcff.c", line=1),)
-    stack = Stack((Frame(module, 0x10, lines, 1, FrameKind.USER),))
+    stack = Stack.from_frames((Frame(module, 0x10, lines, 1, USER_SIDE),))
     resource = Resource({"process.pid": 7, "process.executable.name": "p\udcff\x1b[2J"})
     sample = WindowSample(stack, 7, "t\udc80\x1b[2J\u202e", 0, None, [5_000])
     return [Window(ON_CPU, 1000, 5_000, 15_000, [ResourceSamples(resource, [sample])], taken=1)]

@@ -12,7 +12,7 @@ from tests.unit.formats.conftest import EXT4_READ, GAP, kernel
 EXT4_HERE = replace(kernel("ext4_write", 0x400), builtin=("ext4",))
 SHARED = replace(kernel("cpdma_start", 0x500), builtin=("ti_cpsw", "ti_davinci_emac"))
 SHARED_GAP = replace(GAP, builtin=("snd_seq",))
-STACKS = [Stack((frame,)) for frame in (EXT4_HERE, SHARED, SHARED_GAP, EXT4_READ)]
+STACKS = [Stack.from_frames((frame,)) for frame in (EXT4_HERE, SHARED, SHARED_GAP, EXT4_READ)]
 
 
 @pytest.fixture

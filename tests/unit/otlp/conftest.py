@@ -10,14 +10,14 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 )
 
 from otel_kprofiler.model import (
+    KERNEL_SIDE,
     ON_CPU,
-    STACK_OK,
     STACK_TRUNCATED,
+    USER_SIDE,
     AddressRange,
     BuildId,
     FileId,
     Frame,
-    FrameKind,
     Line,
     Module,
     ModuleKind,
@@ -54,9 +54,9 @@ BPF = module("bpf_prog_6deef7357e7b4530_probe", ModuleKind.BPF, 3, build_id=None
 OOL = module("[kprobe_insn_page]", ModuleKind.OUT_OF_LINE, 4, size=0, build_id=None)
 
 
-def frame(owner, address, *names, kind=FrameKind.KERNEL, unresolved=None):
+def frame(owner, address, *names, side=KERNEL_SIDE, unresolved=None):
     lines = tuple(name if isinstance(name, Line) else Line(name) for name in names)
-    return Frame(owner, address, lines, 0, kind, unresolved)
+    return Frame(owner, address, lines, 0, side, unresolved)
 
 
 SYSCALL = frame(VMLINUX, 0x40, "entry_SYSCALL_64_after_hwframe")
@@ -66,20 +66,21 @@ INLINED = frame(
     0x1234,
     Line("ext4_inlined", file="fs/ext4/inode.c", line=12),
     Line("ext4_file_read", "ext4_file_read.isra.0", "fs/ext4/file.c", 345),
-    kind=FrameKind.MODULE,
 )
-EXT4_READ = frame(EXT4, 0x88, "vfs_read", kind=FrameKind.MODULE)
-PROGRAM = frame(BPF, 0x20, "bpf_prog_6deef7357e7b4530_probe", kind=FrameKind.BPF)
+EXT4_READ = frame(EXT4, 0x88, "vfs_read")
+PROGRAM = frame(BPF, 0x20, "bpf_prog_6deef7357e7b4530_probe")
 SLOT = frame(OOL, 0x30, unresolved=Unresolved.NO_SYMBOL)
 LOST = frame(None, 0xFFFFFFFFC0001234, unresolved=Unresolved.MODULE_GONE)
-USER = frame(None, 0x7F1234567890, kind=FrameKind.USER, unresolved=Unresolved.USER_ADDRESS)
-MAIN = frame(None, 0x55AA00001230, kind=FrameKind.USER, unresolved=Unresolved.USER_ADDRESS)
+USER = frame(None, 0x7F1234567890, side=USER_SIDE, unresolved=Unresolved.USER_ADDRESS)
+MAIN = frame(None, 0x55AA00001230, side=USER_SIDE, unresolved=Unresolved.USER_ADDRESS)
 
-READING = Stack((INLINED, READ, SYSCALL, USER, MAIN), STACK_OK, STACK_OK)
-PROBING = Stack((SLOT, PROGRAM, EXT4_READ, READ, SYSCALL), STACK_OK, StackStatus(-errno.EFAULT))
-BROKEN = Stack((LOST, SYSCALL), STACK_TRUNCATED)
-NOTHING = Stack((), StackStatus(-errno.ENOMEM))
-IN_USER = Stack((USER, MAIN), STACK_OK, STACK_OK)
+READING = Stack.from_frames((INLINED, READ, SYSCALL, USER, MAIN))
+PROBING = Stack.from_frames(
+    (SLOT, PROGRAM, EXT4_READ, READ, SYSCALL), {USER_SIDE: StackStatus(-errno.EFAULT)}
+)
+BROKEN = Stack.from_frames((LOST, SYSCALL), {KERNEL_SIDE: STACK_TRUNCATED})
+NOTHING = Stack.from_frames((), {KERNEL_SIDE: StackStatus(-errno.ENOMEM)})
+IN_USER = Stack.from_frames((USER, MAIN))
 
 LINK = SpanLink(bytes(range(16)), bytes(range(8)))
 

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 )
 
 from otel_kprofiler.errors import PayloadError
-from otel_kprofiler.model import Form, FrameKind, Unresolved
+from otel_kprofiler.model import USER_SIDE, Form, Unresolved
 from otel_kprofiler.otlp import (
     check_file,
     check_payload,
@@ -144,7 +144,7 @@ def test_frames_of_other_profilers_are_read(payload):
         for frame in sample.stack.frames
     }
     python = frames[0x7F1234567890]
-    assert (python.kind, python.module.kind.value) == (FrameKind.USER, "user")
+    assert (python.side, python.module.kind.value) == (USER_SIDE, "user")
     assert (frames[0x10].module, frames[0x10].unresolved) == (None, Unresolved.UNMAPPED)
 
 

@@ -15,11 +15,11 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 
 from otel_kprofiler.errors import DependencyError
 from otel_kprofiler.model import (
+    KERNEL_SIDE,
     AddressRange,
     AttributeForm,
     Form,
     Frame,
-    FrameKind,
     Line,
     ProfileKind,
     ProfileSamples,
@@ -73,7 +73,7 @@ def encoded(window, **options):
 
 
 def one_frame_window(window, *frames):
-    sample = WindowSample(Stack(frames), 1, "t", 0, None, [window.start_unix_ns])
+    sample = WindowSample(Stack.from_frames(frames), 1, "t", 0, None, [window.start_unix_ns])
     return replace(window, resources=[ResourceSamples(Resource({"process.pid": 1}), [sample])])
 
 
@@ -145,9 +145,7 @@ def test_mappings_have_module_range_and_ids(window):
 def test_an_address_outside_the_range_gets_a_mapping_without_range(window):
     module = window.resources[0].samples[0].stack.frames[0].module
     module = replace(module, ranges=(AddressRange(module.base, module.base + 0x100, ".text"),))
-    near, far = (
-        Frame(module, address, (Line("f"),), 0, FrameKind.MODULE) for address in (0xFF, 0x100)
-    )
+    near, far = (Frame(module, address, (Line("f"),), 0, KERNEL_SIDE) for address in (0xFF, 0x100))
     batch = encoded(one_frame_window(window, near, far))
     reader = Reader(batch.payload)
     locations = reader.locations(reader.profiles[0].samples[0])
@@ -181,10 +179,9 @@ def test_equal_values_of_different_objects_are_merged(window):
                 group.resource,
                 [
                     sample._replace(
-                        stack=Stack(
-                            tuple(replace(frame) for frame in sample.stack.frames),
-                            sample.stack.kernel_status,
-                            sample.stack.user_status,
+                        stack=Stack.from_frames(
+                            [replace(frame) for frame in sample.stack.frames],
+                            {side.kind: side.status for side in sample.stack.sides},
                         )
                     )
                     for sample in group.samples
@@ -296,10 +293,10 @@ def test_surrogates_are_escaped(window, form):
 
 @pytest.mark.parametrize("form", Form)
 def test_a_sample_larger_than_the_limit_is_counted_not_sent(window, form):
-    huge = Frame(None, 1 << 63, (Line("f" * 5000),), 0, FrameKind.KERNEL)
-    normal = Frame(None, 1 << 63, (Line("g"),), 0, FrameKind.KERNEL)
+    huge = Frame(None, 1 << 63, (Line("f" * 5000),), 0, KERNEL_SIDE)
+    normal = Frame(None, 1 << 63, (Line("g"),), 0, KERNEL_SIDE)
     samples = [
-        WindowSample(Stack((frame,)), 1, "t", 0, None, [window.start_unix_ns] * count)
+        WindowSample(Stack.from_frames((frame,)), 1, "t", 0, None, [window.start_unix_ns] * count)
         for frame, count in ((normal, 2), (huge, 3), (normal, 4))
     ]
     mixed = replace(window, resources=[ResourceSamples(Resource({"process.pid": 1}), samples)])
@@ -330,9 +327,9 @@ def test_many_timestamps_of_one_sample_are_split(window, form):
 @pytest.mark.parametrize("form", Form)
 def test_merged_equal_samples_are_sized_correctly(window, form):
     """A symbolizer may evict a stack, so samples of one window can have two equal ones."""
-    frame = Frame(None, 1 << 63, (Line("f"),), 0, FrameKind.KERNEL)
+    frame = Frame(None, 1 << 63, (Line("f"),), 0, KERNEL_SIDE)
     samples = [
-        WindowSample(Stack((frame,)), 1, "t", 0, None, [window.start_unix_ns + number])
+        WindowSample(Stack.from_frames((frame,)), 1, "t", 0, None, [window.start_unix_ns + number])
         for number in range(200)
     ]
     resource = Resource({"process.pid": 1})
@@ -345,12 +342,12 @@ def test_merged_equal_samples_are_sized_correctly(window, form):
 @pytest.mark.parametrize("form", Form)
 def test_small_parts_are_filled_despite_many_frequent_frames(window, form):
     frames = [
-        Frame(None, (1 << 63) + number, (Line("function" * 4 + str(number)),), 0, FrameKind.KERNEL)
+        Frame(None, (1 << 63) + number, (Line("function" * 4 + str(number)),), 0, KERNEL_SIDE)
         for number in range(600)
     ]
     samples = [
         WindowSample(
-            Stack(tuple(frames[number * k % 600] for k in (1, 2, 7, 11))),
+            Stack.from_frames(tuple(frames[number * k % 600] for k in (1, 2, 7, 11))),
             number,
             "t",
             0,

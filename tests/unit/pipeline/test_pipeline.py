@@ -8,10 +8,10 @@ import pytest
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import (
+    KERNEL_SIDE,
     STACK_NOT_COLLECTED,
     STACK_OK,
     Frame,
-    FrameKind,
     LossCause,
     RawSample,
     Stack,
@@ -88,8 +88,8 @@ class ScriptedSymbols:
         return now_ns if self.watermark is None else self.watermark
 
     def resolve(self, sample):
-        frame = Frame(None, self.generation, (), 0, FrameKind.KERNEL)
-        return self.stacks.setdefault(self.generation, Stack((frame,)))
+        frame = Frame(None, self.generation, (), 0, KERNEL_SIDE)
+        return self.stacks.setdefault(self.generation, Stack.from_frames((frame,)))
 
 
 @pytest.fixture

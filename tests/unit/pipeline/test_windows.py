@@ -6,15 +6,14 @@ import pytest
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.model import (
+    KERNEL_SIDE,
     STACK_NOT_COLLECTED,
     STACK_OK,
-    Frame,
-    FrameKind,
     LossCause,
     RawSample,
     Resource,
+    Side,
     Stack,
-    Unresolved,
 )
 from otel_kprofiler.pipeline import EventTimeGate, WindowBuilder, WindowSchedule
 
@@ -40,8 +39,8 @@ def raw(time_ns, tid=7, cpu=0, comm=b"work"):
     )
 
 
-def stack_of(unresolved=None):
-    return Stack((Frame(None, 1, (), 0, FrameKind.KERNEL, unresolved),))
+def stack_of(*, is_provisional=False):
+    return Stack((Side(KERNEL_SIDE, (), STACK_OK, is_provisional),))
 
 
 def builder(source=None, start=0, **kwargs):
@@ -112,7 +111,7 @@ def test_a_clock_that_steps_back_never_takes_an_empty_window_back():
 
 def test_frames_of_unknown_modules_are_tried_again_at_the_end():
     windows, resource = builder(), Resource({})
-    known, unknown = stack_of(Unresolved.NO_SYMBOL), stack_of(Unresolved.NOT_YET_KNOWN)
+    known, unknown = stack_of(), stack_of(is_provisional=True)
     windows.add(raw(1), known, resource)
     windows.add(raw(2), unknown, resource)
     windows.add(raw(3), unknown, resource)

@@ -13,10 +13,10 @@ from opentelemetry.sdk.resources import Resource as SdkResource
 from otel_kprofiler.errors import ConfigError
 from otel_kprofiler.export import ExportResult, OtlpSettings, ProfileExporter, Tls
 from otel_kprofiler.model import (
+    KERNEL_SIDE,
     ON_CPU,
     Form,
     Frame,
-    FrameKind,
     LossCause,
     Resource,
     ResourceSamples,
@@ -42,7 +42,7 @@ from otel_kprofiler.sdk.settings import read_settings
 
 
 def window(samples=3):
-    stack = Stack((Frame(None, 1, (), 0, FrameKind.KERNEL),))
+    stack = Stack.from_frames((Frame(None, 1, (), 0, KERNEL_SIDE),))
     sample = WindowSample(
         stack, 1, "t", 0, SpanLink(b"\1" * 16, b"\2" * 8), tuple(range(10, 10 + samples))
     )

@@ -10,7 +10,6 @@ from otel_kprofiler.model import (
     STACK_OK,
     AddressRange,
     BpfProgram,
-    FrameKind,
     Ksymbol,
     KsymbolAction,
     KsymbolBatch,
@@ -335,16 +334,14 @@ def test_frames_have_the_kind_of_their_code(live):
     source.changes = [KsymbolChange(10, ADDED, (Ksymbol(A + 64, 40, name, BPF, 10, 7),))]
     assert symbolizer.advance(20) == 15, "the watermark of the source"
     frame, caller, page = symbolizer.resolve_addresses([A + 64, A + 64 + 20, A + 4096 + 8])
-    assert (frame.kind, frame.address, frame.offset) == (FrameKind.BPF, 0, 0)
+    assert (frame.module.kind, frame.address, frame.offset) == (ModuleKind.BPF, 0, 0)
     assert frame.lines[0][0::2] == (name, "a.c")
     assert frame.lines[0].line == 3
     assert caller.lines[0].line == 9
     assert caller.module is frame.module
     assert frame.module.program == program
     assert frame.module.ranges == (AddressRange(A + 64, A + 104, name),)
-    assert (page.function, page.kind, page.module.kind) == (
-        "ftrace_trampoline", FrameKind.KERNEL, OOL,
-    )  # fmt: skip
+    assert (page.function, page.module.kind) == ("ftrace_trampoline", OOL)
     assert source.described.count(name) == 1
     symbolizer.close()
     assert source.closed

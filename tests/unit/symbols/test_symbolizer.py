@@ -11,7 +11,7 @@ from otel_kprofiler.host import Access
 from otel_kprofiler.model import (
     STACK_NOT_COLLECTED,
     STACK_OK,
-    FrameKind,
+    USER_SIDE,
     ModuleKind,
     RawSample,
     Unresolved,
@@ -95,10 +95,12 @@ def test_a_sample_has_kernel_frames_then_user_frames(host):
     stack = Symbolizer.live(host).resolve(sample(BASE + 0x110, BASE + 0x210, user=(0x5000, 0x6000)))
     assert [frame.function for frame in stack.frames] == ["first", "second", "", ""]
     assert [frame.address for frame in stack.frames] == [0x110, 0x20F, 0x5000, 0x5FFF]
-    assert stack.frames[2].kind is FrameKind.USER
+    assert stack.frames[2].side is USER_SIDE
     assert stack.frames[2].unresolved is Unresolved.USER_ADDRESS
-    assert (stack.kernel_status, stack.user_status) == (STACK_OK, STACK_OK)
-    assert (len(stack.leading), list(stack.user_addresses)) == (2, [0x5000, 0x5FFF])
+    assert [(side.kind.name, side.status) for side in stack.sides] == [
+        ("kernel", STACK_OK),
+        ("user", STACK_OK),
+    ]
 
 
 def test_stack_and_frame_objects_are_shared_while_symbols_are_unchanged(host):
@@ -151,7 +153,6 @@ def test_gaps_and_unknown_addresses_say_why(host):
 def test_bpf_programs_and_trampolines_are_separate_modules(host):
     symbolizer = Symbolizer.live(host)
     (bpf,) = symbolizer.resolve_addresses([0xFFFFFFFFC0005010])
-    assert bpf.kind is FrameKind.BPF
     assert bpf.module.kind is ModuleKind.BPF
     assert bpf.module.name == bpf.function == "bpf_prog_0123456789abcdef_probe"
     assert bpf.address == 0x10

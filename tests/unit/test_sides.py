@@ -1,0 +1,117 @@
+"""A side is added by its row alone: from OTLP and back to every report."""
+
+import gzip
+import json
+
+import pytest
+
+from otel_kprofiler.formats import folded, html, pprof, speedscope, table
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    ON_CPU,
+    SIDES,
+    STACK_TRUNCATED,
+    USER_SIDE,
+    Form,
+    Frame,
+    Line,
+    RawFrames,
+    Resource,
+    ResourceSamples,
+    Side,
+    SideKind,
+    Stack,
+    StackStatus,
+    Unresolved,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
+
+LUA = SideKind("lua", frame_type="luajit", color="user", folded_mark="_[j]")
+VFS_READ = Frame(None, 1 << 63, (Line("vfs_read"),), 0, KERNEL_SIDE)
+HANDLER = Frame(None, 0x10, (Line("handler", file="app.lua", line=42),), 0, LUA)
+C_CALL = Frame(None, 0x7F0000001000, (), 0, USER_SIDE, Unresolved.USER_ADDRESS)
+
+
+@pytest.fixture(autouse=True)
+def lua():
+    SIDES.append(LUA)
+    yield
+    SIDES.remove(LUA)
+
+
+def window_of(*stacks):
+    samples = [
+        WindowSample(stack, number, "dd", 0, None, [5_000]) for number, stack in enumerate(stacks)
+    ]
+    resource = Resource({"process.pid": 7, "process.executable.name": "dd"})
+    return Window(ON_CPU, 1000, 5_000, 15_000, [ResourceSamples(resource, samples)])
+
+
+def sent(window, form=Form.PROTOBUF):
+    """The window as a receiver decodes it."""
+    (batch,) = encode_window(window, form=form).batches
+    assert check_payload(batch.payload) == []
+    (decoded,) = decode_windows(batch.payload)
+    return decoded
+
+
+def sides(stack):
+    return [
+        (side.kind, [frame.function for frame in side.frames], side.status) for side in stack.sides
+    ]
+
+
+WHOLE = Stack((Side(KERNEL_SIDE, (VFS_READ,)), Side(LUA, (HANDLER,), STACK_TRUNCATED)))
+
+
+@pytest.mark.parametrize("form", Form)
+def test_a_new_side_comes_back_from_otlp_with_frames_and_status(form):
+    decoded = sent(window_of(WHOLE), form)
+    (sample,) = decoded.resources[0].samples
+    assert sides(sample.stack) == sides(WHOLE)
+    assert sample.stack.frames[1].lines == HANDLER.lines
+
+
+def test_raw_addresses_of_a_new_side_keep_their_type_and_reason():
+    raw = RawFrames(LUA, (0x30, 0x40), Unresolved.NO_SYMBOL)
+    user = RawFrames(USER_SIDE, (0x30, 0x40), Unresolved.USER_ADDRESS)
+    decoded = sent(window_of(Stack((Side(USER_SIDE, user), Side(LUA, raw)))))
+    frames = decoded.resources[0].samples[0].stack.frames
+    assert [(frame.side, frame.address, frame.unresolved) for frame in frames] == [
+        (USER_SIDE, 0x30, Unresolved.USER_ADDRESS),
+        (USER_SIDE, 0x40, Unresolved.USER_ADDRESS),
+        (LUA, 0x30, Unresolved.NO_SYMBOL),
+        (LUA, 0x40, Unresolved.NO_SYMBOL),
+    ]
+
+
+def test_a_side_that_could_not_be_taken_is_told_apart_from_one_that_was_not_wanted():
+    failed = Stack((Side(KERNEL_SIDE, (VFS_READ,)), Side(LUA, (), StackStatus(-14))))
+    unwanted = Stack((Side(KERNEL_SIDE, (VFS_READ,)),))
+    first, second = sent(window_of(failed, unwanted)).resources[0].samples
+    assert [(side.kind, side.status) for side in first.stack.sides] == [
+        (KERNEL_SIDE, 0),
+        (LUA, -14),
+    ]
+    assert [side.kind for side in second.stack.sides] == [KERNEL_SIDE]
+
+
+def test_frames_of_sides_that_alternate_keep_their_order():
+    mixed = Stack.from_frames((C_CALL, HANDLER, C_CALL, HANDLER), {LUA: STACK_TRUNCATED})
+    assert [side.kind for side in mixed.sides] == [USER_SIDE, LUA, USER_SIDE, LUA]
+    assert [side.status for side in mixed.sides] == [0, 0, 0, STACK_TRUNCATED]
+    (sample,) = sent(window_of(mixed)).resources[0].samples
+    assert sides(sample.stack) == sides(mixed)
+
+
+def test_every_report_shows_a_new_side_below_the_kernel():
+    windows = [sent(window_of(WHOLE))]
+    assert folded(windows) == "dd;[truncated]_[j];handler_[j];vfs_read_[k] 1\n"
+    rows = [line.split() for line in table(windows).splitlines()]
+    assert ["0.0%", "100.0%", "handler", "lua"] in rows
+    assert all(name in html(windows) for name in ("handler", "vfs_read"))
+    frames = [frame["name"] for frame in json.loads(speedscope(windows))["shared"]["frames"]]
+    assert frames == ["[truncated]", "handler", "vfs_read", "dd (7)"]
+    assert b"handler" in gzip.decompress(pprof(windows))
