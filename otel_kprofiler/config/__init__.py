@@ -1,4 +1,4 @@
-"""Configuration: schema, YAML with places of mistakes, durations, and what is made of them.
+"""The agent's configuration: schema, YAML parser with positions, durations, generated files.
 
 Names load on first use, because pydantic and ruamel.yaml are slow to import.
 """

@@ -1,4 +1,4 @@
-"""``python -m otel_kprofiler.config [--check]``: write (or compare) what the schema makes."""
+"""``python -m otel_kprofiler.config [--check]``: write (or check) the generated files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OUTPUTS = {
 
 
 def stale(root: str) -> list[str]:
-    """Generated files below ``root`` that differ from what the schema makes now."""
+    """Generated files below ``root`` that are out of date."""
     found = []
     for path, make in OUTPUTS.items():
         try:
@@ -28,11 +28,11 @@ def stale(root: str) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Work in the current directory, the top of a checkout."""
+    """Run in the current directory, the root of a checkout."""
     found = stale(".")
     if "--check" in arguments:
         for path in found:
-            sys.stderr.write(f"{path} is not current: run make generated\n")
+            sys.stderr.write(f"{path} is out of date: run make generated\n")
         return 1 if found else 0
     for path in found:
         with open(path, "w", encoding="utf-8") as file:

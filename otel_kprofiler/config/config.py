@@ -13,7 +13,7 @@ from otel_kprofiler.export import ExporterSettings
 
 
 class Receivers(Section):
-    """What makes profiles."""
+    """Sources of profiles."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.RECEIVERS
 
@@ -21,12 +21,12 @@ class Receivers(Section):
 
 
 class Config(Section):
-    """Configuration of the agent, valid as a whole.
+    """A valid configuration of the agent.
 
     Attributes:
-        receivers: what makes profiles.
-        exporters: settings by id (``type`` or ``type/name``), including ones that do not run.
-        service: what runs.
+        receivers: sources of profiles.
+        exporters: settings by id (``type`` or ``type/name``), including unused ones.
+        service: pipelines, telemetry and limits.
     """
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.TOP
@@ -42,6 +42,6 @@ class Config(Section):
 
     @property
     def running_exporters(self) -> dict[str, ExporterSettings]:
-        """What the exporters of the pipeline are opened with, by id and in its order."""
+        """Settings of the pipeline's exporters, by id and in order."""
         names = self.service.pipelines.profiles.exporters
         return {name: self.exporters[name].settings() for name in names}

@@ -23,5 +23,5 @@ class Debug(Exporter):
     )
 
     def settings(self) -> DebugSettings:
-        """What the agent opens the exporter with."""
+        """Convert to the exporter's settings."""
         return DebugSettings(verbosity=Verbosity(self.verbosity))

@@ -1,4 +1,4 @@
-"""YAML text to plain values, remembering where each of them stands."""
+"""Parses YAML to plain values with their positions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Path = tuple[str | int, ...]
 """Keys and list indices that lead from the top of the document to a value."""
 
 MAX_VALUES: Final = 10_000
-"""Values of a document, those that aliases repeat included."""
+"""Maximum number of values in a document, including those repeated by aliases."""
 MAX_DEPTH: Final = 32
 MAX_NUMBER_CHARS: Final = 64
 
@@ -28,12 +28,12 @@ _TEXT: Final = {_TAG + name for name in ("str", "timestamp")}
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where a value stands: 1-based lines and columns of its key and of itself.
+    """The position of a value, with 1-based lines and columns.
 
     Attributes:
-        key: line and column of the key (of the value itself in a list).
+        key: line and column of the key; for a list item, of the value.
         value: line and column of the value.
-        env: environment variables that were put into it.
+        env: environment variables substituted into the value.
     """
 
     key: tuple[int, int]
@@ -43,7 +43,7 @@ class Mark:
 
 @dataclass(slots=True)
 class Document:
-    """Values of a YAML document, the places of all of them, and what is wrong so far."""
+    """Values of a YAML document, their positions, and problems found so far."""
 
     path: str
     values: Any = None
@@ -51,7 +51,7 @@ class Document:
     problems: list[ConfigProblem] = field(default_factory=list)
 
     def complain(self, path: Path, message: str, *, at_key: bool = False) -> None:
-        """Note a problem at the place of ``path``, or of its nearest parent that is written."""
+        """Add a problem at the position of ``path`` or its nearest parent in the file."""
         known = path
         while known and known not in self.marks:
             known = known[:-1]
@@ -63,7 +63,7 @@ class Document:
 
 
 def dotted(path: Path) -> str:
-    """A path as people read it: ``receivers.kprofiler.target_pids[0]``."""
+    """Format a path: ``receivers.kprofiler.target_pids[0]``."""
     text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
     return text.removeprefix(".")
 
@@ -71,8 +71,8 @@ def dotted(path: Path) -> str:
 def parse_document(text: str, *, path: str, environ: Mapping[str, str]) -> Document:
     """Read one YAML 1.2 document and substitute references to ``environ``.
 
-    Never raises for bad input: what is wrong (syntax, duplicate keys, malformed references,
-    tags, too many values) is in ``problems``, with its place.
+    Never raises for bad input: ``problems`` lists errors (syntax, duplicate keys, malformed
+    references, tags, too many values) with their positions.
     """
     document = Document(path)
     yaml = YAML(typ="safe", pure=True)
@@ -85,7 +85,7 @@ def parse_document(text: str, *, path: str, environ: Mapping[str, str]) -> Docum
         document.problems.append(
             ConfigProblem(path, place[0], place[1], "", f"not YAML: {problem}")
         )
-    except YAMLError as error:  # characters that YAML forbids; has no mark
+    except YAMLError as error:  # forbidden characters; has no mark
         message = " ".join(str(error).split())
         document.problems.append(ConfigProblem(path, 0, 0, "", f"not YAML: {message}"))
     except RecursionError:
@@ -102,12 +102,12 @@ def _read_values(yaml: YAML, document: Document, environ: Mapping[str, str], roo
         return _Reader(yaml, document, environ).value(root, (), ())
     except _TooManyError:
         document.marks = {(): document.marks[()]}
-        document.complain((), f"has more than {MAX_VALUES} values, with those of aliases")
+        document.complain((), f"has more than {MAX_VALUES} values, including aliases")
         return None
 
 
 class _TooManyError(Exception):
-    """There are more than :data:`MAX_VALUES` values."""
+    """The document has more than :data:`MAX_VALUES` values."""
 
 
 def _place(node: Node) -> tuple[int, int]:
@@ -126,10 +126,10 @@ class _Reader:
         if self._count > MAX_VALUES:
             raise _TooManyError
         if len(parents) > MAX_DEPTH:
-            self._document.complain(path, f"is nested more than {MAX_DEPTH} times")
+            self._document.complain(path, f"is nested more than {MAX_DEPTH} levels deep")
             return None
         if any(parent is node for parent in parents):
-            self._document.complain(path, "an alias must not stand inside its own anchor")
+            self._document.complain(path, "an alias must not be inside its own anchor")
             return None
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
@@ -152,7 +152,7 @@ class _Reader:
             if not isinstance(key, ScalarNode) or key.tag not in _TEXT:
                 self._document.complain(here, "a key must be text", at_key=True)
             elif first is not None:
-                message = f"stands twice, first in line {first.key[0]}"
+                message = f"is a duplicate of line {first.key[0]}"
                 self._document.complain(here, message, at_key=True)
             values[name] = self.value(item, here, inside)
         return values
@@ -167,7 +167,7 @@ class _Reader:
         tag = node.tag
         if text != node.value:
             self._document.marks[path] = Mark(mark.key, mark.value, names)
-            if node.style is None:  # plain scalars get their type after the substitution
+            if node.style is None:  # the type of a plain scalar depends on the substituted text
                 tag = str(self._yaml.resolver.resolve(ScalarNode, text, (True, False)))
         if tag in _TYPED and len(text) > MAX_NUMBER_CHARS:
             self._document.complain(path, f"a number has at most {MAX_NUMBER_CHARS} characters")

@@ -1,4 +1,4 @@
-"""A configuration back to YAML, for people: complete, without secrets, with origins."""
+"""Formats a configuration as YAML: complete, without secrets, optionally with origins."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from otel_kprofiler.config.load import LoadedConfig
 from otel_kprofiler.config.section import Section
 from otel_kprofiler.redact import REDACTED
 
-# Plain scalars that YAML cannot take for anything but text.
+# Plain scalars that YAML always reads as text.
 _PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _WORDS: Final = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 
 def dump_config(loaded: LoadedConfig, *, origins: bool = False) -> str:
-    """Every key with the value that holds, as YAML that can be loaded again.
+    """Every key with its effective value, as YAML that can be loaded again.
 
-    Secrets (values of headers, passwords in addresses) read ``[REDACTED]``. With ``origins``
-    a comment behind each value says where it was set: default, file and line, environment.
+    Secrets (values of headers, passwords in addresses) read ``[REDACTED]``. With ``origins``, a
+    comment after each value says where it was set: default, file and line, environment.
     """
 
     def comment(path: Path) -> str:
@@ -53,7 +53,7 @@ def yaml_lines(value: Any, path: Path, comment: Callable[[Path], str]) -> Iterat
 
 
 def scalar(value: Any) -> str:
-    """A value that is no section, in YAML flow style; ``$`` is written so that it stays one."""
+    """A value other than a section in YAML flow style, with ``$`` escaped."""
     if isinstance(value, Duration):
         return str(value)
     if isinstance(value, SecretStr):
@@ -77,7 +77,7 @@ def _without_password(text: str) -> str:
         return text
     try:
         userinfo = urlsplit(text).netloc.rpartition("@")[0]
-    except ValueError:  # not an address after all
+    except ValueError:  # not an address
         return text
-    # Without brackets, which an address must not hold.
+    # Without brackets, which are invalid in an address.
     return text.replace(f"{userinfo}@", f"{REDACTED.strip('[]')}@", 1) if userinfo else text

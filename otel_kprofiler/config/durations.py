@@ -1,4 +1,4 @@
-"""Durations in Go's syntax (``1m30s``), as the Collector's configuration has them."""
+"""Durations in Go's syntax (``1m30s``), as in the Collector's configuration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST_NS: Final = 2**63 - 1
 
 
 class Duration(int):
-    """A span of time: an integer of nanoseconds that prints as people write it."""
+    """A duration in nanoseconds that prints in Go's syntax."""
 
     @property
     def seconds(self) -> float:
@@ -44,7 +44,7 @@ class Duration(int):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
-        from pydantic_core import core_schema  # noqa: PLC0415 - the command line needs none of it
+        from pydantic_core import core_schema  # noqa: PLC0415 - not needed by the command line
 
         return core_schema.no_info_plain_validator_function(parse_duration)
 
@@ -56,10 +56,10 @@ class Duration(int):
 
 
 def parse_duration(value: object) -> Duration:
-    """Read a duration such as ``200ms``, ``1.5h`` or ``1m30s``.
+    """Parse a duration such as ``200ms``, ``1.5h`` or ``1m30s``.
 
-    A bare number is refused, because nothing says its unit; only 0 needs none. Negative
-    durations and those beyond Go's range (about 292 years) are refused too.
+    Rejects numbers without a unit, except 0, negative durations, and durations beyond Go's range
+    (about 292 years).
 
     Raises:
         ValueError: ``value`` is not a duration.
@@ -79,5 +79,5 @@ def parse_duration(value: object) -> Duration:
         for number, unit in _PART.findall(value)
     )
     if total > _LONGEST_NS:
-        raise ValueError("is longer than a duration can be (292 years)")
+        raise ValueError("is longer than the maximum duration of 292 years")
     return Duration(int(total))

@@ -1,4 +1,4 @@
-"""The types of exporters: one row each."""
+"""The registry of exporter types, one row each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXPORTERS: Final[dict[str, type[Exporter]]] = {
     "file": File,
     "debug": Debug,
 }
-"""Schemas by the name that begins an exporter's id (``type`` or ``type/name``).
+"""Schemas by the type in an exporter's id (``type`` or ``type/name``).
 
-A row is all that the loader, the agent and the generated pages know of a type.
+The loader, the agent and the generated files know a type only by its row.
 """

@@ -1,4 +1,4 @@
-"""Secrets in a configuration that every user of the host can read."""
+"""Finds secrets in configuration files that every user can read."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from otel_kprofiler.redact import has_secrets
 
 
 def find_exposure(loaded: LoadedConfig) -> str:
-    """What to warn of, in one sentence; empty if there is nothing.
+    """A warning if the file holds secrets and every user can read it; empty otherwise.
 
-    What comes from the environment is not in the file.
+    Values from the environment are not in the file and do not count.
     """
     written = [
         dotted(path)
@@ -24,8 +24,8 @@ def find_exposure(loaded: LoadedConfig) -> str:
     if not written or not _is_world_readable(loaded.document.path):
         return ""
     return (
-        f"{loaded.document.path}: every user can read it, and it holds secrets"
-        f" ({', '.join(sorted(written))}): take the right away (chmod o-r), or write ${{env:NAME}}"
+        f"{loaded.document.path} holds secrets ({', '.join(sorted(written))}) and every user can"
+        " read it: restrict its mode (chmod o-r), or use ${env:NAME}"
     )
 
 
@@ -46,6 +46,6 @@ def _is_world_readable(path: str) -> bool:
             if not os.stat(place).st_mode & stat.S_IXOTH:
                 return False
             place = os.path.dirname(place)
-    except OSError:  # it was read a moment ago, and is gone
+    except OSError:  # removed since it was read
         return False
     return True

@@ -17,7 +17,7 @@ _DAY_S: Final = 86_400
 
 
 class Rotation(Section):
-    """When a new file is begun and how many old ones stay; without it one file grows on."""
+    """When to begin a new file, and which old files to keep; without it, the file only grows."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.ROTATION
 
@@ -32,7 +32,7 @@ class Rotation(Section):
     )
 
     def settings(self) -> RotationPolicy:
-        """What the exporter takes."""
+        """Convert to the exporter's policy."""
         return RotationPolicy(
             max_bytes=self.max_megabytes * MEBIBYTE,
             max_backups=self.max_backups,
@@ -47,20 +47,20 @@ class File(Exporter):
 
     path: str = Field(
         min_length=1,
-        description="File to append to. One that is made is for its owner only, since unresolved "
-        "frames tell kernel addresses; an existing one keeps its permissions.",
+        description="File to append to. A new file is readable by its owner only, since unresolved "
+        "frames reveal kernel addresses; an existing file keeps its permissions.",
         json_schema_extra={"example": "/var/lib/otel-kprofiler/profiles.jsonl"},
     )
     format: Literal["json", "proto"] = Field(
         default="json",
-        description="json: one OTLP JSON message per line. proto: OTLP messages, each behind its "
-        "length in 4 bytes, big-endian.",
+        description="json: one OTLP JSON message per line. proto: OTLP messages, each preceded by "
+        "its length in 4 bytes, big-endian.",
     )
     attributes: AttributesKey = "inline"
     rotation: Rotation | None = None
 
     def settings(self) -> FileSettings:
-        """What the agent opens the exporter with."""
+        """Convert to the exporter's settings."""
         return FileSettings(
             path=self.path,
             form=FORMS[self.format],

@@ -1,4 +1,4 @@
-"""What is made from the schema: sample file, JSON Schema and reference page."""
+"""Generates the sample file, the JSON Schema and the reference page from the schema."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _WIDTH: Final = 96
 _HEADING: Final = """\
 # Configuration of otel-kprofiler: every key, with its default unless the comment names another.
 # Generated from the schema by `make generated`. Durations have units (200ms, 5s, 1m30s);
-# ${env:NAME}, ${env:NAME:-default} and $$ work in every value, nothing else reads the environment.
+# ${env:NAME}, ${env:NAME:-default} and $$ work in every value; nothing else reads the environment.
 """
 
 
 def sample() -> str:
     """``config/agent.yaml``: every key with its default and its description."""
-    lines = [_HEADING, "receivers:", "  # The sampler of this host; its keys are those of"]
-    lines += ["  # opentelemetry-ebpf-profiler's receiver wherever the meaning is the same."]
+    lines = [_HEADING, "receivers:", "  # The sampler; keys have the names of"]
+    lines += ["  # opentelemetry-ebpf-profiler's receiver where the meaning is the same."]
     lines += ["  kprofiler:", *_sample_lines(Receiver, 2), "", "exporters:"]
     lines += ["  # Ids are type or type/name; only those in service.pipelines run."]
     for name, model in EXPORTERS.items():
@@ -69,7 +69,7 @@ def _summary(model: type[Section]) -> str:
 
 
 def _shown(field: FieldInfo) -> Any:
-    """The default, or an example for what is required or better shown set."""
+    """The default, or the example if there is one."""
     extra = field.json_schema_extra
     if isinstance(extra, dict) and "example" in extra:
         return extra["example"]
@@ -79,7 +79,7 @@ def _shown(field: FieldInfo) -> Any:
 def json_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of the file, for editors.
 
-    Every value that is no mapping or list may also be a text with a ``${…}`` reference.
+    Every scalar may also be a string with a ``${…}`` reference.
     """
     schema = Config.model_json_schema()
     definitions = schema["$defs"]
@@ -92,14 +92,14 @@ def json_schema() -> dict[str, Any]:
         definition["properties"] = {
             name: _or_reference(entry) for name, entry in definition["properties"].items()
         }
-    # Sections may be given without a value, as in the Collector.
+    # Sections may have no value, as in the Collector.
     pattern = {
         rf"^{name}(/\S+)?$": {"anyOf": [{"$ref": f"#/$defs/{model.__name__}"}, {"type": "null"}]}
         for name, model in EXPORTERS.items()
     }
     schema["properties"]["exporters"] = {
         "type": "object",
-        "description": "Where profiles go; ids are type or type/name.",
+        "description": "Exporters by id: type or type/name.",
         "patternProperties": pattern,
         "additionalProperties": False,
     }
@@ -135,27 +135,26 @@ Collector's. [`config/agent.yaml`](../config/agent.yaml) shows every key,
 
 - `otel-kprofiler validate -c agent.yaml` reports every mistake at once, with line and column.
   Unknown keys are mistakes.
-- `otel-kprofiler print-config -c agent.yaml` shows the values that hold, without secrets; with
+- `otel-kprofiler print-config -c agent.yaml` shows the effective values, without secrets; with
   `--origins` also where each one was set.
-- Durations are written as in Go: `200ms`, `5s`, `1m30s`. A bare number is refused, except 0.
-- `${env:NAME}` or `${NAME}` puts in an environment variable, `${env:NAME:-default}` has a
-  fall-back for when it is unset or empty, `$$` is a `$`. This works in values, not in keys; what
-  is put in is not looked at again, and unquoted values get their type afterwards. Nothing else
-  reads the environment.
-- Anchors and aliases work, merge keys (`<<`) do not.
+- Durations use Go's syntax: `200ms`, `5s`, `1m30s`. A number without a unit is rejected, except 0.
+- `${env:NAME}` or `${NAME}` inserts an environment variable, `${env:NAME:-default}` has a default
+  if that is unset or empty, and `$$` stands for `$`. References work in values, not in keys, and
+  are not expanded recursively. The type of an unquoted value depends on the inserted text. Nothing
+  else reads the environment.
+- Anchors and aliases work; merge keys (`<<`) do not.
 
-Resource attributes stand under `receivers.kprofiler.resource`, as a mapping, because that is
-where receivers of the Collector have them (filelog and its kin), and because they describe what
-the receiver observes, whichever exporter sends it.
+Resource attributes are a mapping under `receivers.kprofiler.resource`, as in other receivers of the
+Collector such as filelog: they describe what the receiver observes, whichever exporter sends it.
 """
 
 
 def reference() -> str:
-    """``docs/configuration.md``: every key as tables, then the keys that are refused."""
+    """``docs/configuration.md``: tables of all keys and of unsupported keys."""
     parts = [_PAGE, "\n## `receivers.kprofiler`\n\n", *_table(Receiver)]
     for name, model in EXPORTERS.items():
         parts += [f"\n## `exporters.{name}`\n\n{_summary(model)}\n\n", *_table(model)]
-    parts += ["\n## `service`\n\n", *_table(Service), _REFUSED_HEADING]
+    parts += ["\n## `service`\n\n", *_table(Service), _UNSUPPORTED_HEADING]
     groups = {
         "top level": unsupported_keys.TOP,
         "receivers.kprofiler": unsupported_keys.RECEIVER,
@@ -181,11 +180,11 @@ def reference() -> str:
     return "".join(parts)
 
 
-_REFUSED_HEADING: Final = """
-## Keys that are refused
+_UNSUPPORTED_HEADING: Final = """
+## Unsupported keys
 
-Keys of the opentelemetry-ebpf-profiler receiver and of the Collector that have no meaning here.
-They are refused by name, so that a copied block never loses a setting silently.
+Keys of the opentelemetry-ebpf-profiler receiver and of the Collector that are not supported here.
+They are errors, so that a copied block never loses a setting silently.
 """
 
 
@@ -214,7 +213,7 @@ _TYPE_NAMES: Final = {
 
 
 def type_name(annotation: Any) -> str:
-    """A field's type as the reference page names it."""
+    """A field's type in the words of the reference page."""
     arguments = get_args(annotation)
     origin = getattr(annotation, "__origin__", None)
     if origin is dict:

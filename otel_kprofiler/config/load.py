@@ -1,4 +1,4 @@
-"""YAML to :class:`Config`, with every problem at its place."""
+"""Loads YAML as :class:`Config`; reports every problem with its position."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from otel_kprofiler.errors import ConfigError, ConfigProblem
 from otel_kprofiler.redact import redact_address
 
 MAX_BYTES: Final = 256 * 1024
-"""Size of a configuration file; one with every key and its description has 20 KiB."""
+"""Maximum size of a configuration file; one with every key and description has 20 KiB."""
 
 _Model = TypeVar("_Model", bound=Section)
 _EXPORTER_ID: Final = re.compile(r"([a-z_]+)(?:/(\S+))?")
@@ -33,13 +33,13 @@ _HINT: Final = "docs/configuration.md lists every key; `otel-kprofiler validate`
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration and where its values came from."""
+    """A configuration and the origins of its values."""
 
     config: Config
     document: Document
 
     def origin(self, path: Path) -> str:
-        """Where a value was set: ``default``, ``FILE:LINE`` or that with ``env NAME``."""
+        """Where a value was set: ``default``, or ``FILE:LINE``, preceded by any ``env NAME``."""
         mark = self.document.marks.get(path)
         if mark is None:
             return "default"
@@ -52,10 +52,10 @@ def load_config(path: str, *, environ: Mapping[str, str]) -> LoadedConfig:
 
     Args:
         path: YAML file, UTF-8.
-        environ: what ``${env:NAME}`` refers to; nothing else of it is looked at.
+        environ: environment variables for ``${env:NAME}``.
 
     Raises:
-        ConfigError: the file cannot be read, or is wrong; holds all problems.
+        ConfigError: the file is unreadable or invalid; lists all problems.
     """
     try:
         with open(path, "rb") as file:
@@ -77,7 +77,7 @@ def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedC
     """Check the text of a configuration; ``path`` is for messages only.
 
     Raises:
-        ConfigError: holds all problems, in the order of their lines.
+        ConfigError: the configuration is invalid; lists all problems by line.
     """
     document = parse_document(text, path=path, environ=environ)
     config = _check(document) if document.marks or not document.problems else None
@@ -120,7 +120,7 @@ def _check_pipeline(document: Document, values: dict[str, Any], ids: dict[str, A
         names = names.get(key) if isinstance(names, dict) else None
     for index, name in enumerate(names if isinstance(names, list) else ()):
         if isinstance(name, str) and name not in ids:
-            document.complain((*path, index), f"there is no exporter {name!r} in exporters")
+            document.complain((*path, index), f"exporters has no {name!r}")
 
 
 def _validate(document: Document, model: type[_Model], values: Any, prefix: Path) -> _Model | None:
@@ -133,7 +133,7 @@ def _validate(document: Document, model: type[_Model], values: Any, prefix: Path
 
 
 def _explain(document: Document, model: type[Section], prefix: Path, detail: Any) -> None:
-    """Turn one of pydantic's errors into ours."""
+    """Convert an error of pydantic to a problem."""
     inner: Path = detail["loc"]
     at_key = inner[-1:] == ("[key]",)
     inner = inner[:-1] if at_key else inner
@@ -147,7 +147,7 @@ def _explain(document: Document, model: type[Section], prefix: Path, detail: Any
     elif detail["input"] is not None:
         document.complain(path, _message(detail, path), at_key=at_key)
     elif all(problem.key != dotted(path) for problem in document.problems):
-        # Otherwise a malformed reference in this place was reported already.
+        # Otherwise a malformed reference here has been reported.
         mark = document.marks.get(path)
         unset = " and ".join(mark.env) if mark else ""
         document.complain(path, "has no value" + (f": {unset} is unset or empty" if unset else ""))
@@ -179,14 +179,14 @@ def _section(model: type[Section], path: Path) -> type[Section]:
 
 
 def section_of(field: FieldInfo) -> type[Section] | None:
-    """The section that a field holds, None for a plain value."""
+    """The section type of a field; None for a plain value."""
     kinds = get_args(field.annotation) or (field.annotation,)
     found = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
     return found[0] if len(found) == 1 else None
 
 
 def _fill(model: type[Section], values: Any) -> Any:
-    """Read ``key:`` with nothing behind it as an empty mapping where a mapping belongs."""
+    """Replace ``key:`` without a value by an empty mapping where a mapping is expected."""
     if values is None:
         return {}
     if not isinstance(values, dict):

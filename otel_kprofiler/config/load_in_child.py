@@ -1,7 +1,7 @@
-"""Read a configuration in a process of its own.
+"""Loads a configuration in a child process.
 
-The libraries that read YAML and check it take 25 MB and are needed for half a second. The
-agent has them run in a child, and keeps the values only.
+The libraries for YAML and the schema take 25 MB and are needed for half a second, so a child
+process loads them, and the agent keeps only the values.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Convert = Callable[["Config"], T]
-"""Makes of a checked configuration what its reader takes; a function of a module's top level."""
+"""Converts a checked configuration to the values wanted; a top-level function of a module."""
 
 _log = logging.getLogger(__name__)
 
-_ENVIRONMENT: Final = {"PYDANTIC_DISABLE_PLUGINS": "__all__"}  # looking for them is slow
+_ENVIRONMENT: Final = {"PYDANTIC_DISABLE_PLUGINS": "__all__"}  # searching for them is slow
 _ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# Far above what the largest file that is taken needs; holds for the libraries that read it, too.
+# Far above the needs of the largest accepted file, including the libraries.
 _LIMITS: Final = {resource.RLIMIT_AS: 1 << 30, resource.RLIMIT_CPU: 60}  # bytes, seconds
 
 
 class PendingConfig(Generic[T]):
-    """A configuration that is being read while the caller does something else.
+    """A configuration that is being read in the background.
 
     Args:
         path: YAML file.
-        convert: makes the values that are wanted of the configuration, in the other process. They
-            are pickled, and must not need the libraries of the schema.
-        fork: fork this process for it, which takes half the time of a new interpreter; for a
-            process that has no other threads yet.
+        convert: converts the configuration in the child process. The result is pickled and must
+            not depend on the schema's libraries.
+        fork: fork this process, which takes half the time of starting an interpreter; only for
+            processes with a single thread.
     """
 
     def __init__(self, path: str, convert: Convert[T], *, fork: bool = False) -> None:
@@ -51,19 +51,19 @@ class PendingConfig(Generic[T]):
         self._wait = _fork(path, convert) if fork else _spawn(path, convert)
 
     def get(self) -> T:
-        """Wait for the values; logs a warning if every user can read secrets in the file.
+        """Wait for the result; logs a warning if every user can read secrets in the file.
 
         Raises:
-            ConfigError: the file cannot be read, or is wrong; holds all problems.
-            KProfilerError: the reading process failed.
+            ConfigError: the file is unreadable or invalid; lists all problems.
+            KProfilerError: the child process failed.
         """
         content, status = self._wait()
         if status:
             raise KProfilerError(
-                f"reading {self._path} ended with status {status}",
-                hint="otel-kprofiler validate shows what is wrong",
+                f"reading {self._path} failed with status {status}",
+                hint="run otel-kprofiler validate to see the cause",
             )
-        # From our own child: as trustworthy as this process.
+        # The data comes from our own child and can be trusted.
         result, exposure = pickle.loads(content)  # noqa: S301
         if isinstance(result, ConfigError):
             raise result
@@ -73,10 +73,10 @@ class PendingConfig(Generic[T]):
 
 
 def _spawn(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
-    """Have a new interpreter read it; returns what waits for the pickled result and status.
+    """Read the file in a new interpreter; returns a function that waits for result and status.
 
-    It is isolated (-I), so that it imports from where this process does, and from nowhere else:
-    not from the working directory, in which others may write.
+    The interpreter is isolated (-I) and imports only from this process's paths, not from the
+    working directory, which other users may be able to write to.
     """
     paths = [path for path in (*sys.path, _ROOT) if os.path.isabs(path)]
     code = (
@@ -94,7 +94,7 @@ def _spawn(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
 
 
 def _fork(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
-    """Have a fork of this process read it; returns the same."""
+    """Read the file in a fork of this process; returns the same."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -104,7 +104,7 @@ def _fork(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
             with open(writing, "wb") as file:
                 file.write(_read(path, convert))
             status = 0
-        except Exception:  # noqa: BLE001 - what a new interpreter would do
+        except Exception:  # noqa: BLE001 - as a new interpreter would do
             traceback.print_exc()
         finally:
             os._exit(status)
@@ -119,9 +119,9 @@ def _fork(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
 
 
 def main(convert: Convert[object]) -> None:
-    """Read the file that is named on the command line, and write it pickled to descriptor 1."""
+    """Read the file named on the command line and write the pickled result to descriptor 1."""
     content = _read(sys.argv[1], convert)
-    with suppress(BrokenPipeError):  # the agent has ended meanwhile
+    with suppress(BrokenPipeError):  # the agent has exited
         while content:
             content = content[os.write(1, content) :]
 

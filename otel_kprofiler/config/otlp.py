@@ -31,7 +31,7 @@ from otel_kprofiler.export import Tls as TlsSettings
 from otel_kprofiler.model import AttributeForm
 
 DEFAULT_MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
-"""Just below gRPC's default limit of 4 MiB, with a margin for headers."""
+"""gRPC's default limit of 4 MiB, minus a margin for headers."""
 _MIN_MESSAGE_BYTES: Final = 16 * 1024
 
 ADDRESSES: Final = ("endpoint", "proxy_url")
@@ -43,7 +43,7 @@ _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 
 
 def _check_header_name(value: str) -> str:
     if not _TOKEN.fullmatch(value):
-        raise ValueError("should be the name of a header")
+        raise ValueError("should be a header name")
     return value
 
 
@@ -51,20 +51,20 @@ def _check_address(value: str, schemes: tuple[str, ...], example: str) -> str:
     try:
         url = urlsplit(value)
         usable = url.scheme in schemes and url.hostname and not url.query and not url.fragment
-        _ = url.port  # raises when it is none
-    except ValueError:  # whose text may show a password
+        _ = url.port  # raises if invalid
+    except ValueError:  # its text may contain a password
         usable = False
     if not usable:
-        raise ValueError(f"should be an address such as {example}")
+        raise ValueError(f"should be a URL such as {example}")
     return value
 
 
 class Tls(Section):
-    """Encryption and identity; file names, PEM format."""
+    """TLS; certificates and keys are files in PEM format."""
 
     ca_file: str = Field(
         default="",
-        description="Certificates that the receiver's must be signed by. Empty: the system's.",
+        description="CA certificates to verify the receiver with. Empty: the system's.",
     )
     cert_file: str = Field(default="", description="Client certificate. Needs key_file.")
     key_file: str = Field(
@@ -77,11 +77,11 @@ class Tls(Section):
     @classmethod
     def _check_pair(cls, value: str, info: ValidationInfo) -> str:
         if bool(value) != bool(info.data.get("cert_file")):
-            raise ValueError("cert_file and key_file go together")
+            raise ValueError("cert_file and key_file must be set together")
         return value
 
     def settings(self) -> TlsSettings:
-        """What the transports take."""
+        """Convert to the exporters' settings."""
         return TlsSettings(
             ca_file=self.ca_file or None,
             cert_file=self.cert_file or None,
@@ -90,52 +90,52 @@ class Tls(Section):
 
 
 class GrpcTls(Tls):
-    """Encryption of a gRPC connection."""
+    """TLS of a gRPC connection."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.GRPC_TLS
 
     insecure: bool = Field(
         default=False,
-        description="Connect without TLS. A scheme in endpoint, http:// or https://, wins over it.",
+        description="Connect without TLS. A scheme in endpoint, http:// or https://, overrides it.",
         json_schema_extra={"example": True},
     )
 
     def settings(self) -> TlsSettings:
-        """What the transport takes."""
+        """Convert to the exporter's settings."""
         return replace(super().settings(), insecure=self.insecure)
 
 
 class HttpTls(Tls):
-    """Encryption of HTTPS."""
+    """TLS of an HTTPS connection."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.HTTP_TLS
 
     insecure_skip_verify: bool = Field(
         default=False,
-        description="Accept any certificate. For tests: anyone in between can read along.",
+        description="Accept any certificate. For tests only: allows man-in-the-middle attacks.",
     )
 
     def settings(self) -> TlsSettings:
-        """What the transport takes."""
+        """Convert to the exporter's settings."""
         return replace(super().settings(), insecure_skip_verify=self.insecure_skip_verify)
 
 
 class RetryOnFailure(Section):
-    """What happens when the receiver is unreachable or asks to come back later."""
+    """Retries when the receiver is unreachable or overloaded."""
 
-    enabled: bool = Field(default=True, description="Retry at all.")
+    enabled: bool = Field(default=True, description="Whether to retry.")
     initial_interval: Duration = duration("5s", "Wait before the first retry.", ge="1ms")
     randomization_factor: float = Field(
-        default=0.5, ge=0, le=1, description="Each wait is this share longer or shorter, 0 to 1."
+        default=0.5, ge=0, le=1, description="Random share added to or taken from a wait, 0 to 1."
     )
-    multiplier: float = Field(default=1.5, ge=1, description="Each wait is longer by this factor.")
-    max_interval: Duration = duration("30s", "Longest wait.", ge="1ms")
+    multiplier: float = Field(default=1.5, ge=1, description="Growth factor of successive waits.")
+    max_interval: Duration = duration("30s", "Maximum wait.", ge="1ms")
     max_elapsed_time: Duration = duration(
-        "5m", "Give a batch up after this time and count it as lost; 0s never gives up."
+        "5m", "Drop a batch after this time and count it as lost; 0s retries forever."
     )
 
     def settings(self) -> RetryPolicy:
-        """What the exporters take."""
+        """Convert to the exporters' policy."""
         return RetryPolicy(
             enabled=self.enabled,
             initial_interval_s=self.initial_interval.seconds,
@@ -147,43 +147,44 @@ class RetryOnFailure(Section):
 
 
 class SendingQueue(Section):
-    """Batches that wait for the exporter, in memory or on disk."""
+    """The exporter's queue, in memory or on disk."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.QUEUE
 
     enabled: bool = Field(
         default=True,
-        description="Keep batches while one is being sent. If false, only one batch is kept.",
+        description="Queue batches while one is being sent. If false, only one batch is queued.",
     )
     queue_size: int = Field(
         default=100,
         ge=1,
         le=100_000,
-        description="Batches that may wait in memory; one more drops the oldest, which is "
-        "counted. 100 are more than eight minutes at the default reporter_interval.",
+        description="Maximum number of batches in memory; above that, the oldest is dropped and "
+        "counted. 100 batches last eight minutes at the default reporter_interval.",
     )
     storage: str = Field(
         default="",
-        description="Directory where batches wait instead, across restarts and crashes; each "
-        "exporter has its own below it. A batch stays there until the receiver has answered, "
-        "whatever retry_on_failure says. Empty: in memory.",
+        description="Directory for a queue on disk, which survives restarts and crashes; each "
+        "exporter has a subdirectory. A batch stays there until the receiver has answered, "
+        "regardless of retry_on_failure. Empty: in memory.",
     )
     max_megabytes: int = Field(
         default=1024,
         ge=1,
-        description="Size of the directory; above it the oldest batches are dropped and counted.",
+        description="Maximum size of the directory; above it, the oldest batches are dropped and "
+        "counted.",
     )
     max_age: Duration = duration(
-        "24h", "Batches in storage older than this are dropped and counted; 0s keeps them."
+        "24h", "Drop and count batches in storage older than this; 0s keeps them."
     )
     fsync: Literal["always", "never"] = Field(
         default="always",
-        description="always: a stored batch survives a power failure. never: it survives the end "
-        "of the process only.",
+        description="always: a stored batch survives a power failure. never: it survives only the "
+        "end of the process.",
     )
 
     def settings(self) -> QueueSettings:
-        """What the agent makes a queue of."""
+        """Convert to the queue's settings."""
         if not self.enabled:
             return QueueSettings(1)
         if not self.storage:
@@ -198,21 +199,21 @@ class SendingQueue(Section):
 
 
 class _Client(Exporter):
-    endpoint: str  # declared here so that it comes first
+    endpoint: str  # declared here to come first
     headers: dict[Annotated[str, AfterValidator(_check_header_name)], SecretStr] = Field(
-        default={}, description="Sent with each request. Values are secrets: they are never shown."
+        default={}, description="Headers of each request. Values are secrets and never shown."
     )
     compression: Literal["gzip", "none"] = Field(
         default="gzip", description="Compression of requests."
     )
-    timeout: Duration = duration("5s", "Longest time for one attempt.", ge="1ms")
+    timeout: Duration = duration("5s", "Time limit for one attempt.", ge="1ms")
     retry_on_failure: RetryOnFailure = RetryOnFailure()
     sending_queue: SendingQueue = SendingQueue()
     max_message_bytes: int = Field(
         DEFAULT_MAX_MESSAGE_BYTES,
         ge=_MIN_MESSAGE_BYTES,
-        description="Largest request in bytes before compression; more is split. The default is "
-        "just below the limit of 4 MiB that gRPC receivers have.",
+        description="Maximum size of a request in bytes before compression; larger batches are "
+        "split. The default is just below the 4 MiB limit of gRPC receivers.",
     )
     attributes: AttributesKey = "inline"
 
@@ -221,7 +222,7 @@ class _Client(Exporter):
     def _check_headers(cls, value: dict[str, SecretStr]) -> dict[str, SecretStr]:
         for name, secret in value.items():
             if not secret.get_secret_value().isprintable():
-                raise ValueError(f"the value of {name} holds control characters")
+                raise ValueError(f"the value of {name} contains control characters")
         return value
 
 
@@ -236,8 +237,8 @@ class OtlpGrpc(_Client):
     )
     proxy_url: str = Field(
         default="",
-        description="Proxy to go through, http://host:port, unless NO_PROXY has the receiver. "
-        "No other proxy variable of the environment is read.",
+        description="Proxy as http://host:port; not used for receivers in NO_PROXY. Other proxy "
+        "variables of the environment are ignored.",
     )
     tls: GrpcTls = GrpcTls()
 
@@ -282,10 +283,10 @@ class OtlpHttp(_Client):
         "/v1development/profiles is appended.",
         json_schema_extra={"example": "http://127.0.0.1:4318"},
     )
-    encoding: Literal["proto", "json"] = Field(default="proto", description="Form of the requests.")
+    encoding: Literal["proto", "json"] = Field(default="proto", description="Encoding of requests.")
     proxy_url: str = Field(
         default="",
-        description="Proxy to go through. The proxy variables of the environment are not read.",
+        description="Proxy as a URL. Proxy variables of the environment are ignored.",
     )
     tls: HttpTls = HttpTls()
 

@@ -19,7 +19,7 @@ AttributeName = Annotated[str, StringConstraints(min_length=1)]
 
 
 def _attribute(value: Any, _: Any) -> Any:
-    """Say in one sentence what a value may be, instead of once per member of the union."""
+    """Check the type of a value, with one message instead of one per member of the union."""
     items = value if isinstance(value, list) else [value]
     kinds = {type(item) for item in items}
     if not kinds <= {str, bool, int, float} or len(kinds) > 1:
@@ -42,84 +42,83 @@ class Receiver(Section):
         default=19,
         ge=1,
         le=10_000,
-        description="Samples per second on each CPU, 1 to 10000. The default is odd so that "
-        "it does not run in step with timers of 10 or 100 Hz.",
+        description="Samples per second on each CPU, 1 to 10000. The default is odd to avoid "
+        "running in step with timers of 10 or 100 Hz.",
     )
     stacks: Literal["kernel", "user", "both"] = Field(
         default="kernel",
-        description="Which stacks are taken. User frames are exported as raw addresses.",
+        description="Sides of stacks to collect. User frames are exported as raw addresses.",
     )
     max_frames: int = Field(
         MAX_FRAMES,
         ge=1,
         le=MAX_FRAMES,
-        description="Frames per stack, counted from the leaf, 1 to 127; kernel and user stacks "
-        "each have this limit.",
+        description="Maximum frames per side of a stack (kernel and user), counted from the leaf, "
+        "1 to 127.",
     )
     target_pids: list[Annotated[int, Field(ge=1, le=_MAX_PID)]] = Field(
         default=[],
         description="Processes to sample, as ids in the host's pid namespace. Empty: all.",
     )
     pin_cpu_ids: str = Field(
-        default="", description='CPUs to sample, such as "0-3,8". Empty: all that are online.'
+        default="", description='CPUs to sample, such as "0-3,8". Empty: all online CPUs.'
     )
     send_idle_frames: bool = Field(
         default=False,
-        description="Sample the idle task too. Interrupts that are served while a CPU idles "
-        "are always sampled.",
+        description="Also sample the idle task. Interrupts on idle CPUs are always sampled.",
     )
     filter_min_process_age: Duration = duration(
-        "0s", "Leave out processes that are younger than this; 0s samples all."
+        "0s", "Skip processes younger than this; 0s samples all."
     )
     reporter_interval: Duration = duration(
-        "5s", "Length of one window: samples of this time are merged and sent together.", ge="100ms"
+        "5s", "Length of a window, whose samples are merged and sent together.", ge="100ms"
     )
     reporter_jitter: float = Field(
         default=0.2,
         ge=0,
         le=1,
-        description="Share of reporter_interval, 0 to 1, by which each window is made longer or "
-        "shorter at random, so that hosts do not send at the same moment.",
+        description="Share of reporter_interval, 0 to 1, by which the length of each window varies "
+        "at random, so that hosts do not send at the same time.",
     )
     monitor_interval: Duration = duration(
         "5s", "How often the agent measures itself and sends its own metrics.", ge="100ms"
     )
     clock_sync_interval: Duration = duration(
         "3m",
-        "How often the distance between the kernel's clock and wall-clock time is measured "
-        "again; 0s measures it at start only.",
+        "How often the offset between the kernel's clock and wall-clock time is measured; 0s "
+        "measures it only at start.",
     )
     probabilistic_interval: Duration = duration(
-        "1m", "How often a random number decides whether this host samples, 1m to 5m.",
+        "1m", "How often to decide at random whether this host samples, 1m to 5m.",
         ge="1m", le="5m",
     )  # fmt: skip
     probabilistic_threshold: int = Field(
         default=100,
         ge=1,
         le=100,
-        description="Chance in percent, 1 to 100, that the host samples during one "
-        "probabilistic_interval; 100 samples always.",
+        description="Probability in percent, 1 to 100, that the host samples during a "
+        "probabilistic_interval; 100 always samples.",
     )
     map_scale_factor: int = Field(
         default=0,
         ge=0,
         le=8,
-        description="Each step doubles the ring buffer between kernel and agent, 0 to 8.",
+        description="Doubles the ring buffer between kernel and agent this many times, 0 to 8.",
     )
     loader: Literal["auto", "libbpf", "bcc"] = Field(
         default="auto",
-        description="Library that loads the kernel program; auto takes libbpf, else bcc.",
+        description="Library that loads the eBPF program; auto prefers libbpf over bcc.",
     )
     bpf_verifier_log_level: int = Field(
-        default=0, ge=0, le=2, description="How much the kernel's verifier logs, 0 to 2."
+        default=0, ge=0, le=2, description="Log level of the kernel's verifier, 0 to 2."
     )
     no_kernel_version_check: bool = Field(
-        default=False, description="Try kernels older than 5.10 too, instead of refusing them."
+        default=False, description="Also try kernels older than 5.10 instead of refusing them."
     )
     error_mode: Annotated[Literal["propagate", "ignore"], BeforeValidator(lower)] = Field(
         default="propagate",
-        description="When sampling cannot start: propagate ends the agent with an error, ignore "
-        "logs it and stays up without samples.",
+        description="If sampling cannot start: propagate exits with an error; ignore logs it and "
+        "keeps running without samples.",
     )
     verbose_mode: bool = Field(
         default=False,
@@ -127,8 +126,9 @@ class Receiver(Section):
     )
     resource: dict[AttributeName, Attribute] = Field(
         default={},
-        description="Attributes that are added to the resource of every profile. They win over "
-        "what is found out about host and process. Such as {deployment.environment.name: dev}.",
+        description="Attributes of every profile's Resource, such as "
+        "{deployment.environment.name: dev}. They override detected attributes of host and "
+        "process.",
     )
 
     @field_validator("pin_cpu_ids")
@@ -139,5 +139,5 @@ class Receiver(Section):
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """``pin_cpu_ids`` as numbers, sorted; empty means all that are online."""
+        """``pin_cpu_ids`` as sorted numbers; empty for all online CPUs."""
         return parse_cpu_list(self.pin_cpu_ids)

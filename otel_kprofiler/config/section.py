@@ -1,4 +1,4 @@
-"""What all parts of the configuration schema have in common."""
+"""Base classes and field types of the configuration schema."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from otel_kprofiler.model import Form
 
 MEBIBYTE: Final = 1024 * 1024
 FORMS: Final = {"json": Form.JSON, "proto": Form.PROTOBUF}
-"""Forms of messages by the words of the configuration."""
+"""Forms of messages by their names in the configuration."""
 
 AttributesKey = Annotated[
     Literal["inline", "references"],
     Field(
-        description="How keys and texts of resource and scope attributes are written. inline: in "
-        "place. references: as indices into the string table. Requests are a quarter smaller "
-        "before compression and hardly smaller after it, but Collectors up to v0.162, Pyroscope "
-        "and Parca find empty keys."
+        description="Encoding of keys and strings of resource and scope attributes. inline: in "
+        "place. references: as indices into the string table, which makes requests a quarter "
+        "smaller before compression but hardly smaller after it; Collectors up to v0.162, "
+        "Pyroscope and Parca then see empty keys."
     ),
 ]
 """As :class:`otel_kprofiler.model.AttributeForm`."""
 
 
 class Section(BaseModel):
-    """A mapping of the configuration with a closed list of keys; immutable.
+    """A mapping of the configuration with a fixed set of keys; immutable.
 
-    ``unsupported`` holds keys that users know from elsewhere, with what to do instead.
+    ``unsupported`` lists keys of related configurations, with what to do instead.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -39,20 +39,20 @@ class Section(BaseModel):
 
 
 class Exporter(Section, ABC):
-    """A kind of exporter; the settings that it is made into open it."""
+    """The schema of an exporter type."""
 
     @abstractmethod
     def settings(self) -> ExporterSettings:
-        """What the agent opens the exporter with."""
+        """Convert to settings, which open the exporter."""
 
 
 def lower(value: Any) -> Any:
-    """Text in lower case, for words that may be written either way."""
+    """Convert text to lower case, for case-insensitive values."""
     return value.lower() if isinstance(value, str) else value
 
 
 def duration(default: str, description: str, *, ge: str = "0s", le: str | None = None) -> Any:
-    """A field with a duration between ``ge`` and ``le``, all in Go syntax."""
+    """A field for a duration between ``ge`` and ``le``, all in Go's syntax."""
     upper = None if le is None else parse_duration(le)
     return Field(
         default=parse_duration(default), description=description, ge=parse_duration(ge), le=upper

@@ -1,4 +1,4 @@
-"""``service:``: what of the configuration runs, and how the agent shows itself."""
+"""``service:``: pipelines, telemetry, limits and privileges of the agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Logs(Section):
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.LOGS
 
     level: Annotated[Literal["debug", "info", "warn", "error"], BeforeValidator(lower)] = Field(
-        default="info", description="Least important message that is logged."
+        default="info", description="Minimum level of logged messages."
     )
     encoding: Literal["auto", "console", "json"] = Field(
         default="auto", description="auto: text on a terminal, JSON otherwise."
@@ -34,7 +34,7 @@ class Metrics(Section):
 
 
 class Telemetry(Section):
-    """What the agent says about itself."""
+    """The agent's own logs and metrics."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.TELEMETRY
 
@@ -60,7 +60,7 @@ class Health(Section):
 
 
 class Limits(Section):
-    """What the agent may use; it lowers its sampling rate rather than take more."""
+    """Limits on the agent's usage, which it keeps by lowering its sampling rate."""
 
     max_cpu_percent: float = Field(
         default=0,
@@ -75,17 +75,17 @@ class Limits(Section):
 
 
 class Privileges(Section):
-    """What the agent gives up once it samples; see docs/permissions.md."""
+    """Capabilities that the agent drops once sampling has started; see docs/permissions.md."""
 
     drop_all: bool = Field(
         default=False,
-        description="Give up every capability, also those for CPUs that come online, modules that "
-        "are loaded and processes of other users that are seen later.",
+        description="Drop every capability, including those needed later for CPUs that come "
+        "online, modules that are loaded, and processes of other users.",
     )
 
 
 class ProfilesPipeline(Section):
-    """From where to where profiles go."""
+    """The pipeline of profiles."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.PIPELINE
 
@@ -94,7 +94,7 @@ class ProfilesPipeline(Section):
     )
     exporters: list[str] = Field(
         min_length=1,
-        description="Ids of the exporters that run; none delays another.",
+        description="Ids of the exporters to run; none delays another.",
         json_schema_extra={"example": ["otlp_grpc"]},
     )
 
@@ -102,19 +102,19 @@ class ProfilesPipeline(Section):
     @classmethod
     def _check_receivers(cls, value: list[str]) -> list[str]:
         if value != ["kprofiler"]:
-            raise ValueError("should be [kprofiler]: it is the one receiver of the agent")
+            raise ValueError("should be [kprofiler], the agent's only receiver")
         return value
 
     @field_validator("exporters")
     @classmethod
     def _check_exporters(cls, value: list[str]) -> list[str]:
         if len(set(value)) != len(value):
-            raise ValueError("names an exporter twice")
+            raise ValueError("lists an exporter twice")
         return value
 
 
 class Pipelines(Section):
-    """The pipelines of the agent: the one for profiles."""
+    """The agent's pipelines; there is only one, for profiles."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.PIPELINES
 
@@ -122,14 +122,14 @@ class Pipelines(Section):
 
 
 class Service(Section):
-    """What runs."""
+    """Pipelines, telemetry, limits and privileges."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.SERVICE
 
     telemetry: Telemetry = Telemetry()
     health: Health = Health()
     shutdown_timeout: Duration = duration(
-        "10s", "Longest time that stopping may take, with the delivery of the last samples."
+        "10s", "Time limit for stopping, including delivery of the last samples."
     )
     limits: Limits = Limits()
     privileges: Privileges = Privileges()

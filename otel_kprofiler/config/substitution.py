@@ -1,4 +1,4 @@
-"""References to the environment inside a configuration: ``${env:NAME:-default}``.
+"""Substitutes environment variables in a configuration: ``${env:NAME:-default}``.
 
 Follows the table of the OpenTelemetry specification, "Configuration data model",
 section "Environment variable substitution".
@@ -15,11 +15,11 @@ _INSIDE: Final = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.
 
 
 def substitute(text: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """Replace the references in one scalar; returns the text and the names it referred to.
+    """Replace the references in a scalar; returns the text and the variables' names.
 
-    ``${NAME}`` and ``${env:NAME}`` become the variable's value, empty when it is unset;
-    ``${NAME:-default}`` falls back when it is unset or empty; ``$$`` becomes ``$``. What is
-    put in is not looked at again.
+    ``${NAME}`` and ``${env:NAME}`` become the variable's value, or nothing if it is unset;
+    ``${NAME:-default}`` uses the default if it is unset or empty; ``$$`` becomes ``$``.
+    Inserted text is not expanded again.
 
     Raises:
         ValueError: a reference is malformed (``${1BAD}``, ``${file:x}``, ``${NAME:?no}``).
@@ -30,8 +30,8 @@ def substitute(text: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, .
         inside = _INSIDE.fullmatch(match[1])
         if inside is None:
             raise ValueError(
-                f"{match[0]} is no reference to the environment: write ${{env:NAME}}, "
-                f"${{env:NAME:-default}}, or $${match[0][1:]} for the text itself"
+                f"{match[0]} is not a valid reference: write ${{env:NAME}}, "
+                f"${{env:NAME:-default}}, or $${match[0][1:]} for the literal text"
             )
         names.append(inside[1])
         return environ.get(inside[1], "") or inside[2] or ""

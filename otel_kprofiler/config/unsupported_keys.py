@@ -13,16 +13,16 @@ RECEIVER: Final[Mapping[str, str]] = {
     "interpreters": "interpreted languages are not unwound; remove it (stacks: both exports "
     "user frames as raw addresses)",
     "tracers": "interpreted languages are not unwound; remove it",
-    "off_cpu_threshold": "only time on a CPU is sampled, not time off it; remove it",
-    "probes": "only timer samples are taken, no probes are attached; remove it",
-    "include_env_vars": "environment variables of processes are never exported, they may hold "
-    "secrets; put fixed attributes under resource",
-    "send_error_frames": "frames that cannot be resolved are always exported, as addresses with "
-    "the reason; remove it",
-    "frame_cache_size": "resolved stacks are kept for as long as their symbols are valid, there "
-    "is no size to set; remove it",
+    "off_cpu_threshold": "only on-CPU time is sampled; remove it",
+    "probes": "samples come from timers only, without probes; remove it",
+    "include_env_vars": "environment variables of processes are never exported, because they may "
+    "hold secrets; put fixed attributes under resource",
+    "send_error_frames": "unresolved frames are always exported, as addresses with the reason; "
+    "remove it",
+    "frame_cache_size": "resolved stacks are cached while their symbols are valid, without a "
+    "configurable size; remove it",
     "max_grpc_retries": "use exporters.otlp_grpc.retry_on_failure",
-    "max_rpc_msg_size": "use exporters.otlp_grpc.max_message_bytes, which splits what is larger",
+    "max_rpc_msg_size": "use exporters.otlp_grpc.max_message_bytes; larger batches are split",
     "bpf_fs_root": "nothing is pinned in a BPF file system; remove it",
     "obi_process_ctx": "no maps are shared with OpenTelemetry eBPF instrumentation; remove it",
     "pid_namespace_translation": "process ids are those of the host's pid namespace; run the "
@@ -31,16 +31,16 @@ RECEIVER: Final[Mapping[str, str]] = {
     "target_cpu_ids": "use pin_cpu_ids",
     "attributes": "use resource",
     "resource_attributes": "use resource",
-    "symbol_names": "names of kernel symbols are always kept as they are, compressing them saved "
-    "2 MB at most; remove it",
+    "symbol_names": "kernel symbol names are never compressed, which would save at most 2 MB; "
+    "remove it",
 }
 
 _QUEUE: Final = "the queue of an exporter has one worker and counts batches"
 QUEUE: Final[Mapping[str, str]] = {
-    "num_consumers": f"{_QUEUE}, so that they stay in order; remove it",
+    "num_consumers": f"{_QUEUE}, so that batches stay in order; remove it",
     "block_on_overflow": "sampling never waits for a receiver: a full queue drops the oldest "
     "batch and counts it; remove it",
-    "sizer": f"{_QUEUE}; give queue_size in batches",
+    "sizer": f"{_QUEUE}; set queue_size in batches",
     "batch": "a batch is one reporter_interval; set that instead",
     "wait_for_result": f"{_QUEUE}; remove it",
 }
@@ -49,27 +49,27 @@ TLS: Final[Mapping[str, str]] = {
     "ca_pem": "use ca_file",
     "cert_pem": "use cert_file",
     "key_pem": "use key_file",
-    "min_version": "the TLS library's default (1.2 or newer) holds; remove it",
-    "max_version": "the newest version that both sides know is used; remove it",
+    "min_version": "the TLS library's default (1.2 or newer) applies; remove it",
+    "max_version": "the newest version that both sides support is used; remove it",
 }
 GRPC_TLS: Final[Mapping[str, str]] = {
     **TLS,
-    "insecure_skip_verify": "gRPC always verifies certificates; give the receiver's own as "
-    "ca_file, or use otlp_http",
+    "insecure_skip_verify": "gRPC always verifies certificates; set ca_file to the receiver's "
+    "certificate, or use otlp_http",
 }
 HTTP_TLS: Final[Mapping[str, str]] = {
     **TLS,
-    "insecure": "the scheme of endpoint decides: http:// is without TLS, https:// is with it",
+    "insecure": "the scheme of endpoint decides: http:// without TLS, https:// with TLS",
 }
 
 _CLIENT: Final[Mapping[str, str]] = {
-    "auth": "there are no authenticator extensions; put the credentials into headers",
+    "auth": "there are no authenticator extensions; put credentials into headers",
     "profiles_endpoint": "use endpoint; the path is /v1development/profiles",
     "batcher": "a batch is one reporter_interval of the receiver; set that instead",
 }
 GRPC: Final[Mapping[str, str]] = {
     **_CLIENT,
-    "keepalive": "a batch goes out every few seconds, which keeps the connection; remove it",
+    "keepalive": "a batch every few seconds keeps the connection alive; remove it",
     "balancer_name": "there is one connection per exporter; remove it",
     "wait_for_ready": "use retry_on_failure",
     "read_buffer_size": "gRPC sizes its buffers itself; remove it",
@@ -78,15 +78,15 @@ GRPC: Final[Mapping[str, str]] = {
 HTTP: Final[Mapping[str, str]] = dict(_CLIENT)
 
 FILE: Final[Mapping[str, str]] = {
-    "compression": "files are written as they are, so that they can be read while they grow; "
-    "compress them after rotation",
+    "compression": "files are not compressed, so that they can be read while they grow; compress "
+    "them after rotation",
     "append": "an existing file is always appended to; remove it",
     "flush_interval": "each batch is written at once; remove it",
     "group_by": "one exporter writes one file; remove it",
     "encoding": "use format: json or proto",
-    "create_directory": "create the directory with the rights it should have; remove it",
+    "create_directory": "create the directory with the permissions it should have; remove it",
 }
-ROTATION: Final[Mapping[str, str]] = {"localtime": "names of rotated files have UTC times"}
+ROTATION: Final[Mapping[str, str]] = {"localtime": "names of rotated files use UTC; remove it"}
 
 DEBUG: Final[Mapping[str, str]] = {
     "sampling_initial": "every batch is printed; remove it",
@@ -98,20 +98,20 @@ DEBUG: Final[Mapping[str, str]] = {
 LOGS: Final[Mapping[str, str]] = {
     "output_paths": "logs go to standard error; redirect that",
     "error_output_paths": "logs go to standard error; redirect that",
-    "sampling": "repeated messages are always limited; remove it",
+    "sampling": "repeated warnings are always limited; remove it",
     "processors": "logs go to standard error; remove it",
     "development": "use level: debug",
     "initial_fields": "put attributes under receivers.kprofiler.resource",
 }
 METRICS: Final[Mapping[str, str]] = {
-    "readers": "metrics of the agent go to the receivers of the exporters in the pipeline, "
-    "every monitor_interval; remove it",
-    "address": "metrics are sent, there is nothing to scrape; remove it",
+    "readers": "the agent sends metrics to the pipeline's OTLP receivers every monitor_interval; "
+    "remove it",
+    "address": "metrics are pushed, not scraped; remove it",
     "views": "remove it, and filter in the Collector",
 }
 TELEMETRY: Final[Mapping[str, str]] = {
     "resource": "use receivers.kprofiler.resource",
-    "traces": "the agent makes no spans; remove it",
+    "traces": "the agent creates no spans; remove it",
 }
 SERVICE: Final[Mapping[str, str]] = {
     "extensions": "the agent has no extensions; for a health endpoint use service.health",
@@ -120,7 +120,7 @@ PIPELINE: Final[Mapping[str, str]] = {
     "processors": "the agent has no processors; put them into the Collector",
 }
 PIPELINES: Final[Mapping[str, str]] = dict.fromkeys(
-    ("traces", "metrics", "logs"), "the agent makes profiles only; remove it"
+    ("traces", "metrics", "logs"), "the agent only has profiles; remove it"
 )
 
 TOP: Final[Mapping[str, str]] = {
@@ -128,14 +128,14 @@ TOP: Final[Mapping[str, str]] = {
     "connectors": "the agent has no connectors; put them into the Collector",
     "extensions": "the agent has no extensions; for a health endpoint use service.health",
     "resource": "use receivers.kprofiler.resource",
-    "profiling": "the settings of the sampler stand under receivers.kprofiler",
+    "profiling": "put the sampler's settings under receivers.kprofiler",
 }
 RECEIVERS: Final[Mapping[str, str]] = {
-    "profiling": "the receiver is named kprofiler here; its keys are the same",
+    "profiling": "use kprofiler, which has the same keys",
 }
 EXPORTERS: Final[Mapping[str, str]] = {
-    "otlp": "the exporter is named otlp_grpc",
-    "otlphttp": "the exporter is named otlp_http",
-    "logging": "the exporter is named debug",
-    "console": "the exporter is named debug",
+    "otlp": "use otlp_grpc",
+    "otlphttp": "use otlp_http",
+    "logging": "use debug",
+    "console": "use debug",
 }

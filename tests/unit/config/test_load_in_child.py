@@ -62,7 +62,7 @@ def test_all_problems_come_back_with_their_places(tmp_path, read):
 
 def test_a_reader_that_dies_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(KProfilerError, match="ended with status 1"):
+    with pytest.raises(KProfilerError, match="failed with status 1"):
         PendingConfig("x", agent_config).get()
 
 
@@ -77,7 +77,7 @@ def test_a_fork_that_fails_tells_why_and_runs_nothing_of_its_parent(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
-    assert "reading x ended with status 1" in done.stderr
+    assert "reading x failed with status 1" in done.stderr
     assert done.stdout == "the end of the parent\n"
 
 
