@@ -8,7 +8,7 @@ RUN_PACKAGES := python3-venv libbpf1
 TEST_PACKAGES := clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc \
 	qemu-system-x86 busybox-static kmod gcc gcc-12 make xz-utils openssl
 
-.PHONY: help setup setup-test check format test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-reload test-deploy test-debug-package soak bench bpf viewer generated dist clean
+.PHONY: help setup setup-test check format test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-reload test-deploy test-debug-package soak bench bench-compare bpf viewer generated dist clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -76,6 +76,9 @@ soak:  ## the agent under load with a fault each minute: MINUTES=30
 
 bench:  ## the table of figures, as ratios measured in one run
 	$(BIN)/python -m benchmarks
+
+bench-compare:  ## each figure beside another commit's: BASE=commit RUNS=5 TOPICS="otlp symbols" QUICK=1
+	$(BIN)/python -m benchmarks.compare $(BASE) $(TOPICS) --runs $(or $(RUNS),5) $(if $(QUICK),--quick)
 
 generated:  ## files that are made from the configuration's schema
 	$(BIN)/python -m otel_kprofiler.config

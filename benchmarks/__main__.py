@@ -8,6 +8,12 @@ import sys
 import benchmarks
 from benchmarks.rows import Row
 
+TOPICS = [
+    module.name.removeprefix("bench_")
+    for module in pkgutil.iter_modules(benchmarks.__path__)
+    if module.name.startswith("bench_")
+]
+
 
 def print_rows(rows: list[Row]) -> None:
     """One line per figure; the last columns are what it is measured beside, and the goal."""
@@ -25,22 +31,17 @@ def print_rows(rows: list[Row]) -> None:
 
 def main() -> None:
     """Run the benchmarks named, or all."""
-    topics = [
-        module.name.removeprefix("bench_")
-        for module in pkgutil.iter_modules(benchmarks.__path__)
-        if module.name.startswith("bench_")
-    ]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"of {', '.join(topics)}")
+    parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"of {', '.join(TOPICS)}")
     parser.add_argument(
         "--quick", action="store_true", help="less exact, in a fraction of the time"
     )
     given = parser.parse_args()
-    unknown = sorted(set(given.topics) - set(topics))
+    unknown = sorted(set(given.topics) - set(TOPICS))
     if unknown:
-        parser.error(f"no benchmark {', '.join(unknown)}; there are: {', '.join(topics)}")
+        parser.error(f"no benchmark {', '.join(unknown)}; there are: {', '.join(TOPICS)}")
     rows: list[Row] = []
-    for topic in given.topics or topics:
+    for topic in given.topics or TOPICS:
         print(f"measuring {topic} …", file=sys.stderr, flush=True)
         rows += importlib.import_module(f"benchmarks.bench_{topic}").rows(given.quick)
     print_rows(rows)

@@ -104,7 +104,7 @@ def test_agent_delivers_every_sample(receiver, tmp_path):
 
 
 @pytest.mark.one_boot
-def test_agent_fits_in_60_mb_with_modules_watched(tmp_path):
+def test_agent_fits_in_60_mb_with_modules_watched(tmp_path, request):
     """With gRPC, and pyroute2 for uevents; its absence would be a warning."""
     receiver = GrpcReceiver()
     config = tmp_path / "agent.yaml"
@@ -123,7 +123,7 @@ def test_agent_fits_in_60_mb_with_modules_watched(tmp_path):
             agent.send_signal(signal.SIGTERM)
             _, log = agent.communicate(timeout=60)
             receiver.close()
-    print(f"{resident / 1e6:.1f} MB resident")  # noqa: T201
+    request.node.user_properties.append(("resident_mb", round(resident / 1e6, 1)))
     assert agent.returncode == 0, log
     assert "pyroute2" not in log
     assert resident <= 60e6
