@@ -73,7 +73,7 @@ class BccLoader:
                 maps[name] = _create_map(name, shape, spec.map_entries.get(name, 1))
                 undo.callback(os.close, maps[name])
             programs = {}
-            for name, code in _compile(spec, maps).items():
+            for name, code in compile_programs(spec, maps).items():
                 programs[name] = _load_program(spec, name, code)
                 undo.callback(os.close, programs[name])
             undo.pop_all()
@@ -110,12 +110,12 @@ def _missing(why: str) -> DependencyError:
     )
 
 
-def _compile(spec: ObjectSpec, maps: Mapping[str, int]) -> dict[str, bytes]:
-    """Instructions of each program."""
+def compile_programs(spec: ObjectSpec, maps: Mapping[str, int]) -> dict[str, bytes]:
+    """Compile a source in a child process; returns the instructions by program."""
     descriptors = (f"-DKPROFILER_FD_{name}={fd}" for name, fd in maps.items())
     flags = [*_FLAGS, f"-I{spec.source.parent}", *descriptors]
     try:
-        done = subprocess.run(  # -I, -S: nothing of ours, of the user's or beside bcc
+        done = subprocess.run(  # -I, -S: import only bcc
             [_PYTHON, "-ISB", bcc_compile.__file__, _PACKAGE, ",".join(spec.programs), *flags],
             input=spec.source.read_bytes(),
             capture_output=True,

@@ -43,7 +43,7 @@ from otel_kprofiler.sdk.other_threads import (
 from otel_kprofiler.sdk.thread_slot import (
     ThreadSlot,
     find_context_offset,
-    find_said_offset,
+    find_owner_offset,
     get_thread_state,
     get_token,
     make_publish,
@@ -96,10 +96,10 @@ class SpanLinks(ForkAware):
         self._own: dict[int, ThreadSlot] = {}  # by thread identifier
         self._adopted: dict[int, int] = {}  # tids of threads without a tenant, likewise
         self._publish = make_publish(self._own, look=self._look_around, failed=self._count_failure)
-        said_at, context_at = find_said_offset(), find_context_offset()
+        owner_at, context_at = find_owner_offset(), find_context_offset()
         self._offsets: tuple[int, int] | None = None
-        if slots is not None and said_at is not None and context_at is not None:
-            self._offsets = said_at, context_at
+        if slots is not None and owner_at is not None and context_at is not None:
+            self._offsets = owner_at, context_at
         self._local = threading.local()
         self._undo: list[Callable[[], None]] = []
         self.possible = self._offsets is not None

@@ -76,7 +76,7 @@ def find_context_offset() -> int | None:
     return 8 * places.pop() if len(places) == 1 else None
 
 
-def find_said_offset() -> int | None:
+def find_owner_offset() -> int | None:
     """Offset of the owner in a :class:`ThreadSlot`, followed by the span context; likewise."""
     slot = ThreadSlot()
     slot.owner, slot.span_context = object(), object()

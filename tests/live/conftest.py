@@ -1,4 +1,4 @@
-"""Both loaders, and where services write their profiles."""
+"""Fixtures: both loaders, and a file for profiles of services."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ from services import ToFile
 
 @pytest.fixture(params=["libbpf", "bcc"])
 def loader(request, monkeypatch):
-    """What samplers of the test load their program with, where they are not told."""
+    """The loader that samplers use by default."""
     if not {"libbpf": LibbpfLoader, "bcc": BccLoader}[request.param].is_installed():
         pytest.skip(f"{request.param} is not installed (packages libbpf1, python3-bpfcc)")
     monkeypatch.setattr(on_cpu, "get_loader", lambda: get_loader(request.param))
@@ -24,5 +24,5 @@ def loader(request, monkeypatch):
 
 @pytest.fixture
 def to_file(tmp_path):
-    """Environment of a service that writes its profiles, and the windows that it wrote."""
+    """Environment of a service that writes its profiles to a file, and the windows in it."""
     return ToFile(tmp_path / "profiles.jsonl")

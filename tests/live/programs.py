@@ -73,7 +73,7 @@ class _RunAttributes(ctypes.Structure):
 
 
 def instructions(number: int, functions: int = 1, spin: int = 0) -> bytes:
-    """Code of a program of several functions; the first loops ``spin`` times."""
+    """Instructions of a program with several functions; the first loops ``spin`` times."""
     last = functions - 1
     # The first function: count down, call each other function, return XDP_PASS.
     body = [_MOVE.pack(0xB7, 0x06, 0, number)]  # r6 = number
@@ -112,12 +112,12 @@ def _load(kind: int, code: bytes, name: str, **more: int) -> int:
 
 
 def churn_command(seconds: float, name: str) -> list[str]:
-    """Command that loads and unloads 1,000 programs per second and prints how many."""
+    """A command that loads and unloads 1,000 programs per second and prints their number."""
     return [sys.executable, "-c", _CHURN, str(Path(__file__).parent), str(seconds), name]
 
 
 def attach_fentry(function: str, *, name: str = "kprof_fentry") -> tuple[int, int]:
-    """Attach an empty program to a function of the kernel, which makes a trampoline.
+    """Attach an empty program to a kernel function, for which the kernel creates a trampoline.
 
     Returns descriptors of the attachment and of the program.
     """
@@ -132,8 +132,8 @@ def attach_fentry(function: str, *, name: str = "kprof_fentry") -> tuple[int, in
 def attach_tracer(event: str, spin: int, cpu: int) -> list[int]:
     """Run a program that loops ``spin`` times at a tracepoint, on one CPU.
 
-    Returns the descriptors of the attachment and of the program. Raises ``OSError`` where
-    tracefs cannot be mounted.
+    Returns descriptors of the attachment and of the program. Raises ``OSError`` if tracefs
+    cannot be mounted.
     """
     script = 'mount -t tracefs none "$1" && cat "$1/events/$2/id"'
     with tempfile.TemporaryDirectory() as folder:
@@ -156,7 +156,7 @@ def attach_tracer(event: str, spin: int, cpu: int) -> list[int]:
 
 
 def run(fd: int, repeat: int) -> None:
-    """Run an XDP program so many times; the kernel makes a dispatcher for it."""
+    """Run an XDP program a number of times; the kernel creates a dispatcher for it."""
     packet = bytes(64)
     attributes = _RunAttributes(fd, 0, (ctypes.c_uint32 * 2)(len(packet), 0), repeat=repeat)
     attributes.data_in = ctypes.cast(packet, ctypes.c_void_p).value

@@ -1,4 +1,4 @@
-"""A recording of this host, beside what ``perf`` says of the same load."""
+"""A recording of this host, compared with ``perf`` under the same load."""
 
 import re
 import shutil
@@ -43,7 +43,7 @@ def has_program(pid):
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory):
-    """Folded output of ``record``, and the frames that ``perf script`` prints."""
+    """Folded output of ``record``, and the frames printed by ``perf script``."""
     if shutil.which("perf") is None:
         pytest.skip("perf is not installed (package linux-perf)")
     directory = tmp_path_factory.mktemp("perf")
@@ -54,7 +54,7 @@ def profiled(tmp_path_factory):
          "-d", f"{SECONDS + 4}s", "-o", folded],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    # perf stumbles over what the kernel tells of programs that are loaded while it records.
+    # perf fails on records of programs that are loaded while it records.
     while not has_program(record.pid):
         assert record.poll() is None, record.communicate()[1]
         time.sleep(0.05)
@@ -93,7 +93,7 @@ def test_functions_of_each_area_appear_as_perf_names_them(profiled, area):
     assert len(ours & theirs) >= 3, (ours, sorted(theirs))
 
 
-def test_addresses_that_perf_sampled_have_the_names_that_perf_gives_them(profiled):
+def test_addresses_sampled_by_perf_have_the_same_names(profiled):
     """Names may differ only where several symbols share the address."""
     _, kernel = profiled
     symbolizer = Symbolizer.live(Access())
@@ -103,7 +103,7 @@ def test_addresses_that_perf_sampled_have_the_names_that_perf_gives_them(profile
             continue
         (frame,) = symbolizer.resolve_addresses([ip])
         if frame.unresolved is Unresolved.FREED_INIT:
-            continue  # perf names what was there before; ours gives module and RVA only
+            continue  # perf uses an earlier symbol; we show only module and RVA
         line = frame.lines[-1] if frame.lines else None
         if line and name in {line.function, line.system_name}:
             continue

@@ -1,4 +1,4 @@
-"""How the agent gets to its first window."""
+"""The agent's start, up to its first window."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def _host_can():
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
-def test_symbols_are_read_once_and_the_first_window_comes_soon(tmp_path):
+def test_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
     config, path = tmp_path / "agent.yaml", tmp_path / "profiles.otlp.jsonl"
     config.write_text(CONFIG.format(path=path))
     command = [sys.executable, "-c", RUN, "run", "-c", config]

@@ -1,4 +1,4 @@
-"""Receivers that refuse attributes without a key, as Pyroscope and Parca do, accept ours."""
+"""Receivers that reject attributes without a key, as Pyroscope and Parca do, accept ours."""
 
 import gzip
 import http.server
@@ -52,7 +52,7 @@ def _host_can():
 
 
 def find_fault(attributes):
-    """Why a strict receiver refuses attributes, empty if it does not."""
+    """Why a strict receiver rejects attributes; empty if it accepts them."""
     for index, attribute in enumerate(attributes):
         if not attribute.get("key"):
             return f"attribute key at index {index} in resource attributes is empty"
@@ -62,7 +62,7 @@ def find_fault(attributes):
 
 
 def find_faults(groups):
-    """All reasons; ``groups`` is ``resourceProfiles`` in OTLP's JSON."""
+    """All reasons to reject ``groups``, which is ``resourceProfiles`` in OTLP JSON."""
     holders = [group["resource"] for group in groups]
     holders += [scope["scope"] for group in groups for scope in group["scopeProfiles"]]
     return [fault for holder in holders if (fault := find_fault(holder.get("attributes", ())))]
@@ -81,7 +81,7 @@ def as_json(attributes):
 
 
 def groups_of(payload):
-    """``resourceProfiles`` of a request in either form, as far as ``find_faults`` looks."""
+    """The part of ``resourceProfiles`` that ``find_faults`` checks, from either form."""
     if payload.startswith(b"{"):
         return json.loads(payload)["resourceProfiles"]
     return [
@@ -153,7 +153,7 @@ class StrictReceiver:
         return b""
 
     def samples(self, kind):
-        """Number of samples that were accepted."""
+        """Number of accepted samples."""
         return sum(
             window.sample_count
             for payload in self.accepted.get(kind, ())
@@ -177,7 +177,7 @@ KINDS = ("grpc", "application/x-protobuf", "application/json")
 
 
 def run_agent(receiver, path, attributes):
-    """Run the agent until each kind of request has come; its account."""
+    """Run the agent until each kind of request has arrived; returns its account."""
     path.write_text(AGENT.format(grpc=receiver.grpc, http=receiver.http, attributes=attributes))
     agent = subprocess.Popen(
         [sys.executable, "-m", "otel_kprofiler", "run", "-c", path],
@@ -195,14 +195,14 @@ def run_agent(receiver, path, attributes):
     return json.loads(out)["exporters"], log.decode()
 
 
-def test_the_agent_sends_attributes_that_strict_receivers_accept(receiver, tmp_path):
+def test_strict_receivers_accept_the_agents_attributes(receiver, tmp_path):
     exporters, log = run_agent(receiver, tmp_path / "agent.yaml", "inline")
     assert receiver.refused == []
     for name, kind in zip(exporters, KINDS, strict=True):
         assert exporters[name]["exported"] == receiver.samples(kind) > 0, log
 
 
-def test_references_are_refused_by_strict_receivers_and_counted(receiver, tmp_path):
+def test_strict_receivers_reject_references_and_the_loss_is_counted(receiver, tmp_path):
     exporters, log = run_agent(receiver, tmp_path / "agent.yaml", "references")
     assert receiver.accepted == {}
     assert "attribute key at index 0 in resource attributes is empty" in log
@@ -212,7 +212,7 @@ def test_references_are_refused_by_strict_receivers_and_counted(receiver, tmp_pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_recordings_and_services_do_so_too(receiver, kind, tmp_path):
+def test_strict_receivers_accept_attributes_of_recordings_and_services(receiver, kind, tmp_path):
     protocol = "http/json" if kind == "application/json" else "http/protobuf"
     address = f"grpc://{receiver.grpc}" if kind == "grpc" else receiver.http
     env = {**os.environ, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}

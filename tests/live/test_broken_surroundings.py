@@ -1,4 +1,4 @@
-"""Missing files, a limit of threads, closed pipes: two lines that say so, and no traceback."""
+"""Missing files, thread limits, closed pipes: two lines with cause and fix, no traceback."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ import pytest
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
 
-USER = "64123"  # with no processes of its own, as the limit counts all of a user
+USER = "64123"  # has no processes, since the limit counts all of a user's
 CONFIG = """
 receivers: {{kprofiler: {{send_idle_frames: true, reporter_interval: 200ms}}}}
 exporters: {{file: {{path: "{0}/a.jsonl"}}, file/2: {{path: "{0}/b.jsonl"}}}}
@@ -26,7 +26,7 @@ service:
 
 @pytest.fixture
 def open_directory():
-    """A directory for all users, which pytest's own are not."""
+    """A directory that all users can access, unlike pytest's."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o777)
         yield Path(name)
@@ -53,7 +53,7 @@ def run(*words, **options):
     ids=lambda words: words[0],
 )
 @pytest.mark.parametrize("kind", ["missing", "directory", "link to itself"])
-def test_a_file_that_cannot_be_read_is_named_with_the_reason(words, kind, tmp_path):
+def test_an_unreadable_file_is_reported_with_the_reason(words, kind, tmp_path):
     path = tmp_path / "file"
     if kind == "directory":
         path.mkdir()
@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(words, kind, tmp_pa
     assert "Traceback" not in done.stderr
 
 
-def test_an_output_that_is_closed_early_is_no_traceback(tmp_path):
+def test_output_closed_early_causes_no_traceback(tmp_path):
     path = tmp_path / "many"
     path.write_text('{"unknown": 1}\n' * 5000)
     words = [sys.executable, "-m", "otel_kprofiler", "check", str(path)]
@@ -80,7 +80,7 @@ def test_an_output_that_is_closed_early_is_no_traceback(tmp_path):
     os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, to become another user"
 )
 @pytest.mark.parametrize("limit", [1, 2, 4, 6, 8, 10])
-def test_a_limit_of_threads_is_said_or_lets_it_run(limit, open_directory):
+def test_a_thread_limit_is_reported_or_has_no_effect(limit, open_directory):
     directory = open_directory
     if any(finding.level is Level.FAIL for finding in doctor(Access())):
         pytest.skip("this host cannot be sampled")

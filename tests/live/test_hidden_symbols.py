@@ -1,4 +1,4 @@
-"""Symbols that the kernel hides are the same by the iterator as root's kallsyms has them."""
+"""With hidden kallsyms, the BPF iterator provides the same symbols as root's kallsyms."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def is_bpf(frame):
 
 @pytest.fixture
 def truth():
-    """Root's own view, taken while the kernel shows it."""
+    """Root's kallsyms, read while addresses are visible."""
     found = Symbolizer.live(Access())
     if found.hidden:
         pytest.skip(f"{found.hidden.value}; fix: {found.hidden.fix}")
@@ -39,7 +39,7 @@ def truth():
 
 @pytest.fixture
 def load():
-    """Programs that keep the kernel busy."""
+    """Processes that keep the kernel busy."""
     commands = (
         ["dd", "if=/dev/zero", "of=/dev/null", "bs=64k"],
         ["sh", "-c", "while :; do cat /proc/self/maps /proc/stat > /dev/null; done"],
@@ -56,7 +56,7 @@ def load():
 
 @pytest.fixture
 def hidden(truth):
-    """Addresses are hidden from everybody meanwhile."""
+    """Hide addresses from all users meanwhile."""
     before = RESTRICT.read_text()
     try:
         RESTRICT.write_text("2")
@@ -69,7 +69,7 @@ def hidden(truth):
 
 
 def sample_frames():
-    """Addresses of kernel frames, whether they are leaves, and their names without root's help."""
+    """Kernel frames: address, whether it is a leaf, and name resolved without root."""
     symbolizer = Symbolizer.live(IteratedKallsyms(Access()))
     sampler = EbpfSampler(SamplerConfig(samples_per_second=999))
     sampler.start()
@@ -91,8 +91,8 @@ def sample_frames():
     return symbolizer.hidden, frames
 
 
-def test_frames_are_named_as_roots_table_names_them(truth, hidden, load, request):
-    """With only CAP_BPF and CAP_PERFMON: 10,000 kernel frames, 99.9 % named, none otherwise."""
+def test_frames_have_the_names_of_roots_kallsyms(truth, hidden, load, request):
+    """With only CAP_BPF and CAP_PERFMON: of 10,000 kernel frames 99.9 % named, none wrongly."""
     assert Symbolizer.live(Access()).hidden is HiddenCause.KPTR_RESTRICT
     cause, frames = as_nobody(["CAP_BPF", "CAP_PERFMON"], sample_frames)
     assert cause is None
@@ -100,7 +100,7 @@ def test_frames_are_named_as_roots_table_names_them(truth, hidden, load, request
     named = others = 0
     for pc, is_leaf, function, address in frames:
         (frame,) = truth.resolve_addresses([pc], leaf_exact=is_leaf)
-        if is_bpf(frame):  # loaded or unloaded between the two views
+        if is_bpf(frame):  # may have been loaded or unloaded in between
             others += 1
             continue
         assert (frame.function, frame.address) == (function, address), hex(pc)
@@ -110,8 +110,8 @@ def test_frames_are_named_as_roots_table_names_them(truth, hidden, load, request
     assert named >= 0.999 * (len(frames) - others)
 
 
-def test_the_iterator_has_every_symbol_once(truth, hidden):
-    """Root's table and the iterator's have the same vmlinux, entry by entry."""
+def test_the_iterator_lists_every_symbol_once(truth, hidden):
+    """Root's kallsyms and the iterator have the same vmlinux symbols, entry by entry."""
     found = Symbolizer.live(IteratedKallsyms(Access()))
     for name in ("", "__pfx_", "vfs_"):
         assert found.snapshot.symbol_count() > 10_000
@@ -120,17 +120,17 @@ def test_the_iterator_has_every_symbol_once(truth, hidden):
         assert [match[:3] for match in mine] == [match[:3] for match in theirs]
 
 
-def test_doctor_says_what_the_iterator_gives(hidden):
+def test_the_doctor_reports_what_the_iterator_provides(hidden):
     finding = find_hidden_symbols(Access())
     assert finding.level is Level.OK
     assert "iterator" in finding.observed
 
 
-def test_doctor_says_nothing_when_nothing_is_hidden(truth):
+def test_the_doctor_reports_nothing_if_symbols_are_visible(truth):
     assert find_hidden_symbols(Access()) is None
 
 
-def test_without_capabilities_the_cause_is_told(hidden):
+def test_without_capabilities_the_cause_is_reported(hidden):
     def look():
         files = IteratedKallsyms(Access())
         return Symbolizer.live(files).hidden, files.is_used, files.refused

@@ -1,4 +1,4 @@
-"""BPF programs of the running kernel: named at once, exactly, and in time."""
+"""Ksymbols of the running kernel: exact names, at the time of each sample."""
 
 import contextlib
 import errno
@@ -65,7 +65,7 @@ def known(symbolizer):
 
 @contextlib.contextmanager
 def programs(count, **options):
-    """So many programs; unloaded at the end, or when the list is emptied."""
+    """A number of programs, unloaded at the end unless removed from the list."""
     fds = []
     try:
         fds += [load(number, **options) for number in range(count)]
@@ -75,7 +75,7 @@ def programs(count, **options):
 
 
 def wait_unloaded(symbols):
-    """Until the kernel, which unloads programs when it has time, has none of them."""
+    """Wait until the kernel, which unloads programs asynchronously, has none of them."""
     deadline = time.monotonic() + 20
     while symbols & kallsyms():
         assert time.monotonic() < deadline
@@ -83,12 +83,12 @@ def wait_unloaded(symbols):
 
 
 def mine(symbols):
-    """Other tests may load and unload programs of theirs at the same time."""
+    """Only programs of this test; other processes may load and unload theirs meanwhile."""
     return {symbol for symbol in symbols if "kprof_" in symbol[1]}
 
 
-def test_five_hundred_programs_are_known_at_once_and_gone_at_once():
-    """Programs of one to five functions: names and addresses equal kallsyms; none is left."""
+def test_five_hundred_programs_are_added_and_removed_without_delay():
+    """Names and addresses of programs with one to five functions equal kallsyms."""
     with watching() as (symbolizer, watch):
         assert watch.method is ReadMethod.WALK
         fds = [load(number, functions=1 + number % 5) for number in range(500)]
@@ -106,8 +106,8 @@ def test_five_hundred_programs_are_known_at_once_and_gone_at_once():
         assert watch.counts().kallsyms_reads == 0
 
 
-def test_several_watches_do_not_disturb_each_other():
-    """The kernel's records differ for each further listener on a CPU."""
+def test_several_watches_do_not_interfere():
+    """The kernel formats records differently when several events are open on a CPU."""
     with watching() as first, watching() as second, watching() as third:
         began_ns = now_ns()
         with programs(20, name="kprof_several"):
@@ -119,8 +119,8 @@ def test_several_watches_do_not_disturb_each_other():
                 assert watch.counts().lost == {}
 
 
-def test_what_was_loaded_before_is_read_exactly():
-    """By each way that needs no kallsyms, with lengths: an address past the end has no name."""
+def test_programs_loaded_before_are_read_exactly():
+    """Both methods without kallsyms know the lengths: addresses past the end have no name."""
     fds = [load(number, functions=1 + number % 9) for number in range(100)]
     try:
         walked = {(s.start, s.name): s for s in ProgramReader().read()}
@@ -143,7 +143,7 @@ def test_what_was_loaded_before_is_read_exactly():
 
 
 def own_programs():
-    """Ids of the programs that this process holds, with their tags."""
+    """Ids and tags of the programs that this process holds."""
     found = {}
     for file in Path("/proc/self/fdinfo").iterdir():
         with contextlib.suppress(OSError):
@@ -154,8 +154,8 @@ def own_programs():
     return found
 
 
-def test_programs_of_libbpf_and_bcc_have_names_lines_and_facts(loader):
-    """Whoever loads: names with all their characters, source lines, id, type and tag."""
+def test_programs_of_both_loaders_have_names_lines_and_details(loader):
+    """Full names, source lines, id, type and tag, with either loader."""
     with watching() as (symbolizer, _):
         sampler = EbpfSampler(SamplerConfig())
         sampler.start()
@@ -163,7 +163,7 @@ def test_programs_of_libbpf_and_bcc_have_names_lines_and_facts(loader):
             catch_up(symbolizer)
             ((number, tag),) = own_programs().items()
             (symbol,) = (s for s in symbolizer.ksymbols() if s.program_id == number)
-            # Without types, as from bcc, the kernel has 15 characters of the name.
+            # Without BTF, as from bcc, the kernel truncates the name to 15 characters.
             name = f"bpf_prog_{tag}_" + "kprofiler_sample"[: None if loader == "libbpf" else 15]
             assert (symbol.start, name) in kallsyms()
             (frame,) = symbolizer.resolve_addresses([symbol.start])
@@ -180,7 +180,7 @@ def test_programs_of_libbpf_and_bcc_have_names_lines_and_facts(loader):
 
 
 def test_samples_of_an_unloaded_program_are_named():
-    """And a dispatcher, which the kernel makes for the test runs of XDP, is known."""
+    """The dispatcher that the kernel creates for test runs of XDP is known, too."""
     with watching() as (symbolizer, _):
         sampler = EbpfSampler(SamplerConfig(samples_per_second=999))
         sampler.start()
@@ -204,14 +204,14 @@ def test_samples_of_an_unloaded_program_are_named():
 
 
 def kallsyms_s():
-    """How long a bare read takes, on this machine, now, with the programs that there are."""
+    """Seconds to read kallsyms on this machine with the present programs."""
     started = time.monotonic()
     Path("/proc/kallsyms").read_bytes()
     return time.monotonic() - started
 
 
-def test_forced_loss_ends_in_an_exact_table():
-    """Ten thousand loads through rings of one page."""
+def test_the_table_is_exact_after_a_forced_loss():
+    """10,000 programs are loaded while nobody reads the rings of one page."""
     with watching(polled=False, ring_bytes=4096) as (symbolizer, watch), programs(10_000) as fds:
         catch_up(symbolizer)
         there = mine(kallsyms(*BLOCKS))
@@ -229,8 +229,8 @@ def test_forced_loss_ends_in_an_exact_table():
         assert counts.kallsyms_reads <= counts.readings
 
 
-def test_frames_from_the_time_of_a_loss_are_not_guessed():
-    """The removal of a program was lost, and maybe the loading of another one there."""
+def test_frames_from_the_time_of_a_loss_have_no_name():
+    """A program was unloaded unseen, and another may have been loaded at its address."""
     with watching(queue_bytes=4096) as (symbolizer, watch), programs(1, name="kprof_lost") as fds:
         catch_up(symbolizer)
         ((start, name),) = (s for s in known(symbolizer) if s[1].endswith("_kprof_lost"))
@@ -248,7 +248,7 @@ def test_frames_from_the_time_of_a_loss_are_not_guessed():
         assert meanwhile.unresolved is Unresolved.RECORDS_LOST
 
 
-def test_a_full_queue_is_counted_and_made_good():
+def test_a_full_queue_is_counted_and_repaired():
     with watching(queue_bytes=10_000) as (symbolizer, watch), programs(2000):
         catch_up(symbolizer)
         assert mine(known(symbolizer)) == mine(kallsyms(*BLOCKS))
@@ -256,8 +256,8 @@ def test_a_full_queue_is_counted_and_made_good():
         assert lost == {KsymbolLoss.QUEUE_FULL}
 
 
-def test_loss_is_noticed_though_nothing_follows_it():
-    """The kernel writes no record of a loss before the next record on that CPU."""
+def test_a_loss_without_later_records_is_noticed():
+    """The kernel reports a loss only with the next record on the same CPU."""
     before = os.sched_getaffinity(0)
     cpu = min(before)
     with watching(polled=False, ring_bytes=4096) as (symbolizer, watch):
@@ -274,7 +274,7 @@ def test_loss_is_noticed_though_nothing_follows_it():
 
 
 def test_a_thousand_loads_per_second_cost_little_and_leak_nothing():
-    """KPROFILER_CHURN_S seconds (default 6) beside 1,000 loads and unloads per second."""
+    """Runs for KPROFILER_CHURN_S seconds (default 6)."""
     seconds = float(os.environ.get("KPROFILER_CHURN_S", "6"))
     with watching() as (symbolizer, watch):
         command = churn_command(seconds, "kprof_churn")
@@ -299,14 +299,14 @@ def test_a_thousand_loads_per_second_cost_little_and_leak_nothing():
         assert memory[-1] - memory[len(memory) // 2] < 8 << 20, "history is bounded"
 
 
-def test_the_watch_sleeps_when_nothing_happens():
+def test_an_idle_watch_sleeps():
     with watching() as (_, watch):
         before = watch.counts().wakeups
         time.sleep(3)
         assert watch.counts().wakeups - before <= 2 * 3
 
 
-def test_closing_does_not_wait_until_everything_is_read_again():
+def test_closing_does_not_wait_for_a_full_reading():
     watch = KsymbolWatch(queue_bytes=10_000)
     with programs(3000):
         watch.poll(now_ns())
@@ -319,7 +319,7 @@ def test_closing_does_not_wait_until_everything_is_read_again():
 
 
 class FilesThatFail(Access):
-    """As when the process has no descriptor left."""
+    """Files that fail as when the process has no descriptors left."""
 
     fails = False
 
@@ -329,7 +329,7 @@ class FilesThatFail(Access):
         return super().read_bytes(path)
 
 
-def test_cpus_are_followed_on_after_their_list_could_not_be_read(caplog):
+def test_cpus_are_followed_after_their_list_was_unreadable(caplog):
     files, lost = FilesThatFail(), []
     events = KsymbolEvents(files, 4096, lambda *loss: lost.append(loss))
     try:
@@ -357,8 +357,8 @@ def offline(cpu):
         path.write_text("1")
 
 
-def test_a_cpu_that_went_and_came_back_is_followed_again():
-    """Also one that was away only for a moment; what may have been missed is read."""
+def test_a_cpu_that_was_offline_is_followed_again():
+    """Even after a brief absence; symbols that may have been missed are read."""
     with watching() as (symbolizer, watch):
         time.sleep(1.2)
         with offline(1):
@@ -385,8 +385,8 @@ def has_uncertain(symbolizer):
     return any(frame.unresolved is Unresolved.RECORDS_LOST for frame in frames)
 
 
-def test_symbols_inherited_by_a_forked_child_are_doubted_until_they_are_read_again():
-    """The child has a copy of the parent's symbols, and a watch of its own."""
+def test_symbols_inherited_by_a_forked_child_are_uncertain_until_reread():
+    """The child has a copy of the parent's symbols and its own watch."""
     with (
         watching() as (parent, watch),
         programs(1, name="kprof_kept"),

@@ -1,4 +1,4 @@
-"""The two loaders make the same of one source, and say why they cannot."""
+"""Both loaders load the same programs from one source, and explain failures."""
 
 import os
 
@@ -31,7 +31,7 @@ ITERATORS = ObjectSpec(
 
 
 def facts(fd):
-    """What the kernel knows of a map or a program, except its number and its memory."""
+    """The kernel's facts about a map or program, except its id and memory."""
     with open(f"/proc/self/fdinfo/{fd}") as file:
         found = dict(line.split(":", 1) for line in file)
     names = ("map_type", "key_size", "value_size", "max_entries", "map_flags", "prog_type")
@@ -45,7 +45,7 @@ def descriptors():
     return sorted(os.listdir("/proc/self/fd"))
 
 
-def test_both_make_the_same_maps():
+def test_both_loaders_create_the_same_maps():
     first, second = LibbpfLoader().load(SPEC), BccLoader().load(SPEC)
     try:
         assert facts(first.program_fd(NAME)) == facts(second.program_fd(NAME)) == {"prog_type": "7"}
@@ -60,7 +60,7 @@ def test_both_make_the_same_maps():
 
 
 def read_tags(loader, spec):
-    """The kernel's hash of each program's instructions, by name."""
+    """The kernel's tag (hash of the instructions) of each program, by name."""
     loaded, tags = loader.load(spec), {}
     try:
         for name in spec.programs:
@@ -81,7 +81,7 @@ def check_tags(loader, spec):
 @pytest.mark.skipif(
     read_release(Access())[:2] < (6, 0), reason="the iterator ksym needs kernel 6.0"
 )
-def test_libbpf_finds_the_programs_of_an_object_by_their_names():
+def test_libbpf_finds_programs_of_an_object_by_name():
     check_tags(LibbpfLoader(), ITERATORS._replace(programs=("list_symbols", "list_programs")))
 
 
@@ -93,7 +93,7 @@ PROGRAM("perf_event") int second(void *ctx) { return is_there(2); }
 """
 
 
-def test_bcc_finds_the_programs_of_a_source_by_their_names(tmp_path, monkeypatch):
+def test_bcc_finds_programs_of_a_source_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(bcc, "_TYPES", {"first": 7, "second": 7})
     source, before = tmp_path / "two.bpf.c", descriptors()
     source.write_text(TWO)
@@ -102,8 +102,8 @@ def test_bcc_finds_the_programs_of_a_source_by_their_names(tmp_path, monkeypatch
     assert descriptors() == before
 
 
-def test_programs_that_are_not_asked_for_are_left_out(tmp_path):
-    """Also one whose kind this kernel does not know, as `ksym` before 6.0."""
+def test_unrequested_programs_are_not_loaded(tmp_path):
+    """Even if this kernel does not support their type, such as `ksym` before 6.0."""
     unknown = tmp_path / "unknown.bpf.o"
     unknown.write_bytes(ITERATORS.object.read_bytes().replace(b"iter/ksym\0", b"iter/none\0"))
     loaded = LibbpfLoader().load(ITERATORS._replace(object=unknown))
@@ -117,12 +117,12 @@ def test_programs_that_are_not_asked_for_are_left_out(tmp_path):
         LibbpfLoader().load(ITERATORS._replace(object=unknown, programs=("list_symbols",)))
 
 
-def test_a_program_that_is_not_in_the_object_is_an_error():
+def test_a_program_missing_from_the_object_is_an_error():
     with pytest.raises(SamplerError, match=r"finding program none of iterators\.bpf\.o"):
         LibbpfLoader().load(ITERATORS._replace(programs=("list_programs", "none")))
 
 
-def test_closing_bcc_gives_all_descriptors_back():
+def test_closing_bcc_closes_all_descriptors():
     before = descriptors()
     loaded = BccLoader().load(SPEC)
     assert len(descriptors()) == len(before) + len(bcc.MAPS) + 1
@@ -141,7 +141,7 @@ int kprofiler_sample(void *ctx) {
 """
 
 
-def test_a_program_that_the_verifier_rejects_is_an_error_with_its_log(tmp_path, capfd):
+def test_a_rejected_program_is_an_error_with_the_verifiers_log(tmp_path, capfd):
     broken, before = tmp_path / "broken.bpf.c", descriptors()
     broken.write_text(BROKEN)
     with pytest.raises(SamplerError, match=r"loading broken\.bpf\.c failed: Perm") as raised:
@@ -151,8 +151,8 @@ def test_a_program_that_the_verifier_rejects_is_an_error_with_its_log(tmp_path, 
     assert descriptors() == before
 
 
-def test_a_map_that_the_kernel_does_not_know_is_a_missing_feature(monkeypatch):
-    """As on a kernel without BPF ring buffers."""
+def test_an_unsupported_map_type_is_a_missing_feature(monkeypatch):
+    """Like BPF ring buffers on an old kernel."""
     monkeypatch.setitem(bcc.MAPS, "ring", bcc.MAPS["ring"]._replace(kind=999))
     with pytest.raises(KernelFeatureError, match="Invalid argument"):
         EbpfSampler(SamplerConfig(), loader=BccLoader()).start()
@@ -160,15 +160,15 @@ def test_a_map_that_the_kernel_does_not_know_is_a_missing_feature(monkeypatch):
 
 @pytest.mark.parametrize("loader", [LibbpfLoader(), BccLoader()], ids=["libbpf", "bcc"])
 @pytest.mark.parametrize("level", [1, 2])
-def test_the_verifiers_log_is_written_as_far_as_it_fits(loader, level, caplog):
-    """Of level 2 there is more than the kernel gives; the program is loaded all the same."""
+def test_a_verifier_log_too_long_for_its_buffer_is_truncated(loader, level, caplog):
+    """At level 2 the log exceeds the buffer; the program is loaded anyway."""
     caplog.set_level("INFO", "otel_kprofiler")
     loader.load(SPEC._replace(log_level=level)).close()
     assert [record.message.partition("\n")[0] for record in caplog.records] == ["verifier log:"]
     assert "processed " in caplog.text[-300:]
 
 
-def test_nothing_of_the_compiler_stays_in_memory():
+def test_the_compiler_does_not_stay_in_memory():
     BccLoader().load(SPEC).close()
     before = read_resident_bytes()
     BccLoader().load(SPEC).close()

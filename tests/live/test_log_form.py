@@ -1,4 +1,4 @@
-"""Whatever libraries have to say, the agent's log is one JSON object per line, without secrets."""
+"""The agent's log is one JSON object per line, without secrets, whatever libraries log."""
 
 import contextlib
 import http.server
@@ -56,7 +56,7 @@ def _host_can():
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Repeats what it was sent, and breaks its own headers."""
+    """Echoes the request, and sends malformed headers."""
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -74,7 +74,7 @@ class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request, client_address):
-        pass  # clients that speak TLS to it
+        pass  # from clients that speak TLS to a plain-text server
 
 
 @contextlib.contextmanager
@@ -93,7 +93,7 @@ def serving(context=None):
 
 @pytest.fixture
 def context(tmp_path):
-    """TLS of a receiver that nobody trusts."""
+    """TLS context of an untrusted receiver."""
     if not shutil.which("openssl"):
         pytest.skip("needs the openssl command to make a certificate")
     words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
@@ -104,7 +104,7 @@ def context(tmp_path):
     return made
 
 
-def test_every_line_of_the_log_is_ours_and_holds_no_secret(tmp_path, context):
+def test_every_log_line_is_json_without_secrets(tmp_path, context):
     config, log = tmp_path / "agent.yaml", tmp_path / "log"
     with serving() as plain, serving(context) as tls:
         config.write_text(CONFIG.format(plain=plain, tls=tls))
@@ -135,7 +135,7 @@ def test_every_line_of_the_log_is_ours_and_holds_no_secret(tmp_path, context):
         assert secret not in text
 
 
-def test_recordings_say_nothing_in_the_words_of_grpc():
+def test_recordings_print_nothing_from_grpc():
     with serving() as plain:
         done = subprocess.run(
             [

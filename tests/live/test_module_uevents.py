@@ -1,4 +1,4 @@
-"""Uevents of the running kernel, sent in a network namespace of the test's own, move modules."""
+"""Module uevents from the running kernel, in the test's own network namespace."""
 
 import ctypes
 import errno
@@ -30,7 +30,7 @@ REQUEST_ACK = 5
 
 
 class Namespace:
-    """A network namespace; the kernel repeats there what is sent to it, as its own."""
+    """A network namespace in which the kernel broadcasts uevents sent by the test."""
 
     def __init__(self, **options):
         self.error = None
@@ -93,7 +93,7 @@ def namespace():
 
 @pytest.fixture
 def host(tmp_path, namespace):
-    """Captured files that tests change, whose changes the real kernel announces."""
+    """Captured files that tests change; the real kernel announces the changes."""
     found = Host(tmp_path)
     found.events = namespace
     found.load("old", TEXT + 0x100000, announce=False)
@@ -110,8 +110,8 @@ def symbolizer(host, namespace):
     found.close()
 
 
-def test_loading_and_unloading_is_followed(host, symbolizer, request):
-    """File id and RVA within 250 ms of the event; names of the time of each sample."""
+def test_loading_and_unloading_modules_is_followed(host, symbolizer, request):
+    """File id and RVA are known within 250 ms; names are those at the time of each sample."""
     delays = []
     for _ in range(5):
         host.load("fresh")
@@ -137,13 +137,13 @@ def test_loading_and_unloading_is_followed(host, symbolizer, request):
 
 @pytest.fixture(params=["pyroute2", "standard library"])
 def source(request, monkeypatch):
-    """What opens the socket."""
+    """A function that opens the socket."""
     if request.param == "standard library":
         monkeypatch.setitem(sys.modules, "pyroute2.netlink.uevent", None)
     return request.param
 
 
-def test_an_overflow_of_the_socket_is_a_rescan(tmp_path, source):
+def test_an_overflow_of_the_socket_causes_a_rescan(tmp_path, source):
     namespace = Namespace(receive_bytes=1)
     host = Host(tmp_path)
     host.load("fresh", announce=False)
@@ -175,7 +175,7 @@ def test_lost_datagrams_are_an_error_once(source):
     namespace.close()
 
 
-def test_only_datagrams_of_the_kernel_are_received(source, namespace):
+def test_only_datagrams_from_the_kernel_are_received(source, namespace):
     port = namespace.events._socket.getsockname()[0]
     namespace.sender.sendto(b"add@/module/forged\0ACTION=add\0", (port, 0))
     assert namespace.events.is_waiting()
@@ -183,7 +183,7 @@ def test_only_datagrams_of_the_kernel_are_received(source, namespace):
     assert [data.split(b"\0")[0] for data in namespace.events.receive()] == [b"add@/module/real"]
 
 
-def test_the_socket_has_room_for_many_datagrams_and_never_blocks(source):
+def test_the_socket_buffers_many_datagrams_and_never_blocks(source):
     events = Uevents()
     with open("/proc/sys/net/core/rmem_max") as file:
         wanted = min(RECEIVE_BYTES, int(file.read()))
@@ -239,8 +239,8 @@ def test_pyroute2_opens_the_socket_without_its_other_protocols():
     ],
     ids=["missing", "refusing"],
 )
-def test_the_standard_library_opens_the_socket_if_pyroute2_cannot(before, reason):
-    """And the log says so once."""
+def test_the_standard_library_is_the_fallback_for_pyroute2(before, reason):
+    """The fallback is logged once."""
     printed, log = receive_twice(before)
     assert printed[:2] == ["change@/devices/virtual/mem/null"] * 2
     assert len(log) == 1
@@ -248,7 +248,7 @@ def test_the_standard_library_opens_the_socket_if_pyroute2_cannot(before, reason
     assert reason in log[0]
 
 
-def test_the_socket_holds_nothing_after_closing(source):
+def test_closing_the_socket_closes_all_descriptors(source):
     before = os.listdir("/proc/self/fd")
     events = Uevents()
     assert not events.is_waiting()
@@ -261,7 +261,7 @@ def test_the_socket_holds_nothing_after_closing(source):
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_watch_closes_its_socket_and_may_be_closed_again(tmp_path):
+def test_closing_a_watch_closes_its_socket_and_is_idempotent(tmp_path):
     before = os.listdir("/proc/self/fd")
     host = Host(tmp_path)
     symbolizer = Symbolizer.live(host.files, modules=ModuleWatch(host.files, Uevents))

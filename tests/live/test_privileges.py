@@ -1,4 +1,4 @@
-"""Capabilities given up thread by thread, as the kernel shows them; in processes of their own."""
+"""Capabilities that each thread drops, as shown by the kernel; in separate processes."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def run(script):
 KEPT = ["CAP_DAC_READ_SEARCH", "CAP_PERFMON", "CAP_SYSLOG", "CAP_SYS_PTRACE"]
 
 
-def test_each_thread_keeps_what_its_job_needs():
+def test_each_thread_keeps_only_the_capabilities_it_needs():
     found = run("""
 privileges = Privileges()
 tids = {}
@@ -57,7 +57,7 @@ print(json.dumps([before, missing, held(os.getpid()), {n: held(t) for n, t in ti
     }
 
 
-def test_drop_all_leaves_nothing_and_says_what_is_missing():
+def test_drop_all_drops_everything_and_reports_what_is_missing():
     missing, threads = run("""
 privileges = Privileges(drop_all=True)
 start("kprofiler-ksymbols")
@@ -68,7 +68,7 @@ print(json.dumps([privileges.reduce_this_thread(),
     assert threads == [[], []]
 
 
-def test_threads_of_an_unprivileged_thread_hold_nothing_either():
+def test_threads_started_by_an_unprivileged_thread_have_no_capabilities():
     threads, result, error = run("""
 tids = []
 def work():
@@ -84,7 +84,7 @@ print(json.dumps([held(tids[0]), result, told]))
     assert (threads, result, error) == ([], 7, "division by zero")
 
 
-def test_nothing_is_gained_again_by_exec():
+def test_exec_regains_no_capabilities():
     assert (
         run("""
 import subprocess
@@ -96,7 +96,7 @@ print(json.dumps(int(subprocess.check_output([sys.executable, "-c", child]), 16)
     )
 
 
-def test_descriptors_opened_before_go_on_working():
+def test_descriptors_opened_earlier_still_work():
     before, after, fresh = run("""
 access = Access()
 access.keep_open("/proc/kallsyms")
@@ -118,14 +118,14 @@ import ctypes, os, time
 from otel_kprofiler import publish_process_context
 os.setgid(65534)
 os.setuid(65534)
-ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, which a new user id takes away
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, which setuid clears
 publish_process_context({"service.name": "of another user"})
 print("published", flush=True)
 time.sleep(60)
 """
 
 
-def test_contexts_of_other_users_processes_are_read_with_the_rights_that_are_kept():
+def test_the_kept_capabilities_suffice_to_read_contexts_of_other_users():
     publisher = subprocess.Popen([sys.executable, "-c", PUBLISH], stdout=subprocess.PIPE)
     try:
         assert publisher.stdout.readline() == b"published\n"

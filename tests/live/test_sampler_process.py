@@ -1,4 +1,4 @@
-"""The sampler and its process: privileges, death, fork, rejected programs."""
+"""The sampler and its process: privileges, kill, fork, rejected programs."""
 
 import ctypes
 import errno
@@ -64,7 +64,7 @@ PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 
 @pytest.fixture
 def restored_sysctl():
-    """Fixes may change it."""
+    """Restores a sysctl that fixes may change."""
     with open(PARANOID) as file:
         before = file.read()
     yield
@@ -73,7 +73,7 @@ def restored_sysctl():
 
 
 def follow(fix):
-    """Do what a fix says, to the letter; gives the output of its last command."""
+    """Run the commands of a fix as printed; returns the output of the last one."""
     steps = [step.partition(": ")[2] for step in fix.strip().split("; then ")]
     steps[-1] = fix.strip().rpartition("with: ")[2] if "with: " in fix else steps[-1]
     for step in steps:
@@ -83,7 +83,7 @@ def follow(fix):
 
 
 def test_two_capabilities_are_enough(restored_sysctl, loader):
-    """Where the distribution wants more above level 2, once the error's fix was followed."""
+    """On distributions that restrict perf further, after applying the printed fix."""
     with open(PARANOID) as file:
         level = int(file.read())
     done = run_as_nobody(*TWO_CAPABILITIES, loader=loader)
@@ -95,7 +95,7 @@ def test_two_capabilities_are_enough(restored_sysctl, loader):
 
 
 @pytest.mark.parametrize("kept", ["bpf", "perfmon"])
-def test_a_missing_capability_is_named(kept, loader):
+def test_a_missing_capability_is_reported(kept, loader):
     done = run_as_nobody(f"--inh-caps=+{kept}", f"--ambient-caps=+{kept}", loader=loader)
     missing = {"bpf": "CAP_PERFMON missing", "perfmon": "CAP_BPF missing"}[kept]
     assert done.returncode == 3
@@ -103,14 +103,14 @@ def test_a_missing_capability_is_named(kept, loader):
     assert f"CAP_{kept.upper()} " not in done.stdout.partition("|")[0]
 
 
-def test_without_privileges_the_fix_works_to_the_letter(restored_sysctl):
+def test_without_privileges_the_fix_works_as_printed(restored_sysctl):
     done = run_as_nobody()
     assert done.returncode == 3
     assert "CAP_BPF and CAP_PERFMON missing" in done.stdout
     assert follow(done.stdout.partition("|")[2]) == "sampled True\n"
 
 
-def test_capabilities_outside_the_bounding_set_are_the_containers_to_give():
+def test_for_capabilities_outside_the_bounding_set_the_fix_is_the_containers():
     done = run_as_nobody("--bounding-set=-bpf,-perfmon")
     assert done.returncode == 3
     assert "--cap-add BPF --cap-add PERFMON" in done.stdout
@@ -144,7 +144,7 @@ def program_is_loaded(program_id):
     return False
 
 
-def test_a_killed_sampler_leaves_no_program():
+def test_killing_the_sampler_unloads_its_program():
     with subprocess.Popen([sys.executable, "-c", SAMPLE_FOREVER], stdout=subprocess.PIPE) as owner:
         program_id = int(owner.stdout.readline())
         assert program_is_loaded(program_id)
@@ -195,7 +195,7 @@ print("parent:", sample() > 0)
 """
 
 
-def test_a_forked_child_holds_nothing_and_its_parent_goes_on(loader):
+def test_a_forked_child_holds_nothing_and_the_parent_keeps_sampling(loader):
     done = subprocess.run(
         [sys.executable, "-c", FORK, loader], capture_output=True, text=True, timeout=60
     )
@@ -206,7 +206,7 @@ def test_a_forked_child_holds_nothing_and_its_parent_goes_on(loader):
 
 
 def test_a_fork_while_another_thread_drains_is_safe():
-    """The child's copy of the drain's lock and views must not be half-used."""
+    """The child must not use its copy of the drain's lock and views."""
     code = """
 import os, threading, time
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
@@ -238,7 +238,7 @@ def spec(path):
     return ObjectSpec(SAMPLER_SOURCE, path, ("kprofiler_sample",), {"ring": 4096})
 
 
-def test_the_verifiers_log_is_in_the_error(tmp_path):
+def test_the_error_has_the_verifiers_log(tmp_path):
     data = bytearray(SAMPLER_OBJECT.read_bytes())
     table, size, count = struct.unpack_from("<Q10xHH", data, 40)
     headers = [struct.unpack_from("<IIQQQQ", data, table + size * i) for i in range(count)]
@@ -251,8 +251,8 @@ def test_the_verifiers_log_is_in_the_error(tmp_path):
     assert "R5 !read_ok" in raised.value.log
 
 
-def test_a_map_that_the_kernel_does_not_know_is_a_missing_feature(tmp_path):
-    """As on a kernel without BPF ring buffers: the type in the map's definition is unknown."""
+def test_an_unsupported_map_type_is_a_missing_feature(tmp_path):
+    """Like BPF ring buffers on an old kernel: the map type is unknown."""
     ring_type = struct.pack("<III", 0, 3 << 24, 0)  # BTF_KIND_ARRAY
     data = SAMPLER_OBJECT.read_bytes()
     sizes = [
@@ -279,7 +279,7 @@ def test_a_damaged_object_is_an_error(tmp_path):
         LibbpfLoader().load(spec(broken))
 
 
-def test_a_missing_library_is_named_with_its_package(monkeypatch):
+def test_a_missing_library_is_reported_with_its_package(monkeypatch):
     monkeypatch.setattr(libbpf, "_LIBRARY", "libbpf.so.99")
     with pytest.raises(DependencyError, match=r"libbpf\.so\.99") as raised:
         EbpfSampler(SamplerConfig(), loader=LibbpfLoader()).start()

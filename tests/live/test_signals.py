@@ -1,4 +1,4 @@
-"""SIGTERM of profiled services: what is exported, and that the signal stays theirs."""
+"""SIGTERM in profiled services: pending samples are exported, and the signal takes effect."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.live
 
 
 def terminate(code, env):
-    """Run a service until it says what was sampled, then terminate it."""
+    """Run a service until it prints the number of samples, then terminate it."""
     process = subprocess.Popen(
         [sys.executable, "-c", WORK + textwrap.dedent(code)],
         env={
@@ -42,7 +42,7 @@ def sampled():
 
 
 @pytest.mark.parametrize("how", ["call", "setting"])
-def test_a_plain_script_exports_what_is_left_and_ends_by_the_signal(to_file, how):
+def test_a_plain_script_exports_pending_samples_and_dies_of_the_signal(to_file, how):
     code = SAMPLED.replace("HOW", "profiler.export_on_sigterm()" if how == "call" else "")
     env = {"OTEL_KPROFILER_EXPORT_ON_SIGTERM": "true"} if how == "setting" else {}
     status, line, _, err = terminate(code + "sampled(); time.sleep(600)", {**to_file.env, **env})
@@ -52,7 +52,7 @@ def test_a_plain_script_exports_what_is_left_and_ends_by_the_signal(to_file, how
     assert to_file.pids()[pid] >= taken
 
 
-def test_a_handler_of_the_service_is_called_and_the_service_goes_on(to_file):
+def test_a_handler_of_the_service_is_called_and_the_service_continues(to_file):
     code = """
     import signal, threading
     called = threading.Event()
@@ -73,7 +73,7 @@ def test_a_handler_of_the_service_is_called_and_the_service_goes_on(to_file):
     assert (status, out, err) == (0, "running\n", "")
 
 
-def test_a_server_that_raises_the_signal_again_ends_by_it_with_everything_exported(to_file):
+def test_a_server_that_raises_the_signal_again_exports_everything_and_dies_of_it(to_file):
     code = """
     import threading, uvicorn
 
@@ -97,7 +97,7 @@ def test_a_server_that_raises_the_signal_again_ends_by_it_with_everything_export
     assert to_file.pids()[pid] >= int(out)
 
 
-def test_workers_that_their_pool_terminates_export_what_is_left(to_file):
+def test_workers_terminated_by_their_pool_export_pending_samples(to_file):
     code = """
     import multiprocessing
     def worker(_):

@@ -15,7 +15,7 @@ from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.sdk.thread_slot import (
     ThreadSlot,
     find_context_offset,
-    find_said_offset,
+    find_owner_offset,
     find_span_layout,
     get_thread_state,
     get_token,
@@ -45,9 +45,9 @@ def spans_of(threads, *, unsampled=False):
 
 
 def register(sampler, slot):
-    said_at = id(slot) + find_said_offset()
+    owner_at = id(slot) + find_owner_offset()
     context_at = get_thread_state() + find_context_offset()
-    return sampler.spans.register(threading.get_native_id(), said_at, context_at)
+    return sampler.spans.register(threading.get_native_id(), owner_at, context_at)
 
 
 def span(trace_id, span_id, *, is_remote=False, flags=SAMPLED):
@@ -189,12 +189,12 @@ def test_memory_that_is_not_there_costs_the_link_alone():
     with spans_of(1) as sampler:
         tid, slot = threading.get_native_id(), ThreadSlot()
         slot.owner, slot.span_context = get_token(), span(1, 2)
-        said_at = id(slot) + find_said_offset()
+        owner_at = id(slot) + find_owner_offset()
         context_at = get_thread_state() + find_context_offset()
         for addresses, expected in (
             ((8, context_at), None),
-            ((said_at, 8), None),
-            ((said_at, context_at), link(1, 2)),
+            ((owner_at, 8), None),
+            ((owner_at, context_at), link(1, 2)),
         ):
             assert sampler.spans.register(tid, *addresses)
             assert links_of_this_thread(sampler) == {expected}

@@ -1,4 +1,4 @@
-"""The running kernel's own symbols, against an obvious parse."""
+"""Symbols of the running kernel, compared with a simple parse."""
 
 import os
 import time
@@ -24,7 +24,7 @@ def symbolizer():
 
 
 def test_every_text_symbol_resolves_to_itself(symbolizer):
-    """All names at the address are known, offset and RVA are right; init text is not named."""
+    """All names, offset and RVA at each address are right; freed init text has no name."""
     text = symbolizer.find("_text")[0].address
     end = symbolizer.find("_etext")[0].address
     checked = 0
@@ -48,13 +48,13 @@ def test_every_text_symbol_resolves_to_itself(symbolizer):
     assert checked > 10_000
 
 
-def test_identity_of_the_running_kernel(symbolizer):
+def test_the_running_kernel_is_identified(symbolizer):
     vmlinux = symbolizer.module("vmlinux")
     assert vmlinux.build_id
     assert bytes.fromhex(vmlinux.build_id) in Path("/sys/kernel/notes").read_bytes()
 
 
-def test_interrupt_entry_is_found_in_the_kernel(symbolizer):
+def test_the_interrupt_entry_code_is_found(symbolizer):
     vmlinux = symbolizer.module("vmlinux")
     ranges = symbolizer.interrupt_ranges()
     assert any(part.name == "irqentry" for part in ranges)
@@ -62,8 +62,8 @@ def test_interrupt_entry_is_found_in_the_kernel(symbolizer):
         assert vmlinux.ranges[0].start <= part.start < part.end <= vmlinux.ranges[0].end
 
 
-def test_loading_costs_little_more_than_reading(symbolizer):
-    """A sanity bound that holds on a busy machine; the benchmark has the real figure."""
+def test_loading_symbols_takes_little_longer_than_reading_them(symbolizer):
+    """A loose bound for busy machines; the benchmark has the actual figure."""
     bare, load = [], []
     for _ in range(7):
         started = time.perf_counter()
@@ -78,6 +78,6 @@ def test_loading_costs_little_more_than_reading(symbolizer):
     assert min(load) < 3 * min(bare)
 
 
-def test_the_table_is_compact(symbolizer):
+def test_the_symbol_table_is_compact(symbolizer):
     snapshot = symbolizer.snapshot
     assert snapshot.size_bytes() <= 28 * snapshot.symbol_count()

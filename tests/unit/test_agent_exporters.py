@@ -1,4 +1,4 @@
-"""Exporters at a reload: what waits for them is sent as it was encoded."""
+"""Exporters across reloads."""
 
 from concurrent import futures
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grp
 
 @pytest.fixture
 def receiver():
-    """Endpoint of a receiver that accepts everything, and the requests that it got."""
+    """Endpoint of a receiver that accepts everything, and the requests it received."""
     requests = []
     server = grpc.server(futures.ThreadPoolExecutor(2), options=(("grpc.so_reuseport", 0),))
 
@@ -67,9 +67,7 @@ def make_batch(queue, pid):
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_what_waits_keeps_its_form_when_a_reload_changes_how_attributes_are_written(
-    receiver, tmp_path, stored
-):
+def test_queued_batches_keep_their_encoding_across_a_reload(receiver, tmp_path, stored):
     endpoint, requests = receiver
     running, batches = {}, []
     for pid, (address, form) in enumerate(
@@ -91,7 +89,7 @@ def test_what_waits_keeps_its_form_when_a_reload_changes_how_attributes_are_writ
 
 
 class Tally(Exporter):
-    """Notes how many samples each batch has."""
+    """Records the number of samples in each batch."""
 
     path: str = Field(description="File to append to.")
 

@@ -1,4 +1,4 @@
-"""The agent's budget and its watchdog."""
+"""The agent's limits and its watchdog."""
 
 import signal
 import subprocess
@@ -14,7 +14,7 @@ from otel_kprofiler.agent.watchdog import Watchdog
 ONE_PERCENT = Limits(cpu=0.01)
 
 
-def test_the_rate_falls_until_the_budget_is_kept_and_comes_back_slowly():
+def test_the_rate_falls_until_the_limit_holds_and_recovers_slowly():
     governor, rate, cost, seen = Governor(), 1000, 0.00004, []
     for _ in range(5):
         rate = governor.decide(Usage(rate * cost, 0), ONE_PERCENT, rate, 1000)
@@ -28,7 +28,7 @@ def test_the_rate_falls_until_the_budget_is_kept_and_comes_back_slowly():
     assert rate == 1000
 
 
-def test_one_quiet_moment_does_not_raise_the_rate():
+def test_one_quiet_measurement_does_not_raise_the_rate():
     governor = Governor()
     usage = [0.005, 0.009, 0.004] * 5
     assert {governor.decide(Usage(cpu, 0), ONE_PERCENT, 100, 1000) for cpu in usage} == {100}
@@ -44,7 +44,7 @@ def test_one_quiet_moment_does_not_raise_the_rate():
     ],
     ids=["no limit", "memory", "far above", "the worse counts"],
 )
-def test_each_limit_counts_if_it_is_set(usage, limits, expected):
+def test_each_limit_applies_if_set(usage, limits, expected):
     assert Governor().decide(usage, limits, 100, 100) == expected
 
 
@@ -64,7 +64,7 @@ def test_cpu_is_measured_from_call_to_call():
 @pytest.mark.parametrize(
     "stall", [lambda goes_on: goes_on.wait(20), "count"], ids=["system call", "python"]
 )
-def test_a_stall_is_told_with_its_place_and_ends_by_itself(stall, caplog):
+def test_a_stall_is_logged_with_its_traceback_and_its_end(stall, caplog):
     goes_on, watchdog = threading.Event(), Watchdog(after_s=0.2)
 
     def count(goes_on):
@@ -96,7 +96,7 @@ def wait_until(condition):
 
 
 def test_a_frozen_process_has_not_stalled():
-    """Stopped for longer than a stall takes, it finds its loop just as it was."""
+    """A process stopped for longer than a stall finds its loop unchanged."""
     program = """
 import sys, threading, time
 from otel_kprofiler.agent.watchdog import Watchdog

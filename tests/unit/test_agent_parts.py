@@ -1,4 +1,4 @@
-"""Log, systemd notifications and health endpoint of the agent."""
+"""The agent's log, systemd notifications and health endpoint."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from otel_kprofiler.errors import HostError
 
 @pytest.fixture
 def root_logging():
-    """Gives the root logger back as it was."""
+    """Restores the root logger."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -31,7 +31,7 @@ def root_logging():
 
 @pytest.fixture
 def pipe():
-    """A pipe, and what reads the text that is in it."""
+    """The write end of a pipe, and a function that reads its text."""
     read, write = os.pipe()
 
     def text():
@@ -44,7 +44,7 @@ def pipe():
     os.close(write)
 
 
-def test_the_log_is_json_where_nobody_looks_on(root_logging, pipe):
+def test_the_log_is_json_outside_a_terminal(root_logging, pipe):
     fd, read = pipe
     configure_logging(fd=fd)
     logging.getLogger("a").info("sent %d", 3)
@@ -64,7 +64,7 @@ def test_the_log_is_text_on_a_terminal(root_logging):
     os.close(controller)
 
 
-def test_what_is_logged_before_the_log_is_configured_comes_first(root_logging, pipe):
+def test_records_from_before_the_configuration_come_first(root_logging, pipe):
     fd, read = pipe
     hold_logging()
     logging.getLogger("a").warning("early")
@@ -73,7 +73,7 @@ def test_what_is_logged_before_the_log_is_configured_comes_first(root_logging, p
     assert [json.loads(line)["message"] for line in read().splitlines()] == ["early", "late"]
 
 
-def test_a_log_that_nobody_reads_stops_nobody_and_says_what_it_left_out(root_logging, pipe):
+def test_an_unread_log_blocks_nobody_and_counts_dropped_lines(root_logging, pipe):
     fd, read = pipe
     configure_logging(encoding="json", fd=fd)
     written = 20_000
@@ -90,7 +90,7 @@ def test_a_log_that_nobody_reads_stops_nobody_and_says_what_it_left_out(root_log
     assert written <= accounted <= written + found.count("at last") + 1
 
 
-def test_repeated_warnings_are_counted_instead_of_written():
+def test_repeated_warnings_are_suppressed_and_counted():
     now = [0.0]
     limit = RepeatFilter(60, lambda: now[0])
 
@@ -112,7 +112,7 @@ def test_repeated_warnings_are_counted_instead_of_written():
 
 @pytest.fixture
 def systemd(tmp_path):
-    """The socket that systemd listens on, and the environment it gives."""
+    """A notification socket like systemd's, and the environment of a service."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     listener.bind(str(tmp_path / "notify"))
     listener.settimeout(1)
@@ -120,7 +120,7 @@ def systemd(tmp_path):
     listener.close()
 
 
-def test_systemd_hears_about_the_life_cycle(systemd):
+def test_systemd_is_notified_of_the_life_cycle(systemd):
     listener, environment = systemd
     notifier = Notifier(environment)
     notifier.ready("sampling 2 CPUs")
@@ -131,7 +131,7 @@ def test_systemd_hears_about_the_life_cycle(systemd):
     assert listener.recv(200) == b"STOPPING=1"
 
 
-def test_the_watchdog_is_fed_twice_per_interval(systemd):
+def test_the_watchdog_is_notified_twice_per_interval(systemd):
     listener, environment = systemd
     notifier = Notifier(environment)
     for now in (10.0, 10.5, 11.0, 11.1):
@@ -142,13 +142,13 @@ def test_the_watchdog_is_fed_twice_per_interval(systemd):
         listener.recv(99)
 
 
-def test_the_watchdog_of_another_process_is_not_ours(systemd):
+def test_the_watchdog_of_another_process_is_ignored(systemd):
     _listener, environment = systemd
     notifier = Notifier({**environment, "WATCHDOG_PID": "1"}, pid=2)
     assert notifier.watchdog_interval_s is None
 
 
-def test_a_socket_that_nobody_reads_is_not_waited_for_and_told_later(systemd):
+def test_a_full_notification_socket_does_not_block_and_is_retried(systemd):
     listener, environment = systemd
     notifier = Notifier(environment)
     notifier.ready("sampling")
@@ -177,7 +177,7 @@ def get(port, path):
             return error.code, error.read()
 
 
-def test_health_says_what_is_wrong():
+def test_health_probes_report_problems():
     problems = []
     server = HealthServer("127.0.0.1:0", {"/livez": lambda: problems, "/readyz": list})
     try:
@@ -192,7 +192,7 @@ def test_health_says_what_is_wrong():
         server.close()
 
 
-def test_a_port_in_use_is_a_clear_error():
+def test_a_port_in_use_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(HostError, match="cannot listen on"):
@@ -210,7 +210,7 @@ def count_health_threads():
     return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
-def test_clients_that_hold_connections_are_bounded_and_shut_nobody_out(health, caplog):
+def test_clients_that_hold_connections_do_not_lock_out_others(health, caplog):
     with contextlib.ExitStack() as stack:
         for _ in range(5 * MAX_CONNECTIONS):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", health.port)))
@@ -220,7 +220,7 @@ def test_clients_that_hold_connections_are_bounded_and_shut_nobody_out(health, c
     assert "refused" not in caplog.text
 
 
-def test_a_client_that_sends_byte_by_byte_is_broken_off(health):
+def test_a_client_that_sends_byte_by_byte_is_disconnected(health):
     deadline = time.monotonic() + 60
     with socket.create_connection(("127.0.0.1", health.port)) as client:
         with contextlib.suppress(ConnectionError):
@@ -230,7 +230,7 @@ def test_a_client_that_sends_byte_by_byte_is_broken_off(health):
         assert time.monotonic() < deadline
 
 
-def test_a_reset_connection_is_one_line_of_the_log(health, caplog, capfd):
+def test_a_reset_connection_is_one_log_line(health, caplog, capfd):
     with socket.create_connection(("127.0.0.1", health.port)) as client:
         client.sendall(b"GET /livez HTTP/1.0\r\nX-Slow: ")
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,4 +1,4 @@
-"""The tables of docs/architecture.md against the code."""
+"""The tables of docs/architecture.md agree with the code."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ BOOT_AND_UNIX = {"time", "time_ns", "clock_gettime", "clock_gettime_ns"}
 
 
 def rows(heading: str, first: str) -> list[list[str]]:
-    """Cells of the table below a heading whose first column is called ``first``."""
+    """Cells of the table whose first column is named ``first``."""
     section = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     table = section.partition(f"\n| {first} |")[2].partition("\n\n")[0]
     assert table, f"no such table: {heading}"
@@ -28,7 +28,7 @@ def trees() -> Iterator[tuple[str, ast.Module]]:
 
 
 def text_of(node: ast.expr, tree: ast.Module) -> str:
-    """A string in the source; what is filled in at run time is NAME."""
+    """A string in the source, with NAME for values inserted at run time."""
     match node:
         case ast.Constant(value=str(text)):
             return text
@@ -47,7 +47,7 @@ def text_of(node: ast.expr, tree: ast.Module) -> str:
     raise AssertionError(f"not a text: {ast.unparse(node)}")
 
 
-def test_the_page_has_every_thread():
+def test_every_thread_is_documented():
     found = set()
     for path, tree in trees():
         for node in ast.walk(tree):
@@ -58,7 +58,7 @@ def test_the_page_has_every_thread():
     assert {row[0].strip("`") for row in rows("Threads", "Thread")} == found | FOREIGN_THREADS
 
 
-def test_the_page_has_every_reader_of_boot_time_and_unix_time():
+def test_every_reader_of_boot_time_and_unix_time_is_documented():
     found = {
         path
         for path, tree in trees()
@@ -71,7 +71,7 @@ def test_the_page_has_every_reader_of_boot_time_and_unix_time():
     assert listed == found
 
 
-def test_the_page_has_every_metric_of_the_agent():
+def test_every_metric_of_the_agent_is_documented():
     found = set()
     tree = ast.parse((ROOT / "agent" / "metrics.py").read_text())
     for node in ast.walk(tree):
@@ -87,11 +87,11 @@ def test_the_page_has_every_metric_of_the_agent():
     assert {name for names in listed for name in names} == found
 
 
-def test_the_page_has_every_key_that_needs_a_restart():
+def test_every_key_that_needs_a_restart_is_documented():
     (row,) = [row for row in rows("Reload", "What changes") if "restart" in row[1]]
     assert {name.strip("`") for name in row[0].split(", ")} == set(FIXED_AT_START)
 
 
-def test_the_page_names_files_that_exist():
+def test_documented_files_exist():
     for path in re.findall(r"`([a-z_]+(?:/[a-z_.]+)+)`", PAGE.read_text()):
         assert (ROOT / path).exists() or (PAGE.parents[1] / path).exists(), path

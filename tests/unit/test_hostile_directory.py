@@ -1,4 +1,4 @@
-"""A working directory that others may write to: nothing in it is ever run."""
+"""Nothing is imported from a working directory that others may write to."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ print(list(PendingConfig("agent.yaml", agent_config).get().exporters))
 
 @pytest.fixture
 def hostile(tmp_path):
-    """A directory with a module of each name, which leaves a file when it is run."""
+    """A directory with a module of each name, which creates a file when imported."""
     directory = tmp_path / "hostile"
     directory.mkdir()
     for name in MODULES:
@@ -53,8 +53,8 @@ def check(done, hostile):
 
 
 @pytest.mark.parametrize("variable", ["KPROFILER_NONE", "PYTHONPATH", "PYTHONHOME"])
-def test_reading_the_configuration_again_imports_nothing_from_it(hostile, tmp_path, variable):
-    # The environment changes after the start: the parent itself must not take it as its path.
+def test_a_reload_imports_nothing_from_the_working_directory(hostile, tmp_path, variable):
+    # Set after the start, so that the parent's own path does not include it.
     script = f"import os\nos.environ[{variable!r}] = {str(hostile)!r}\n"
     path = tmp_path / "script.py"
     path.write_text(script + READ.format(directory=str(hostile)))
@@ -63,17 +63,17 @@ def test_reading_the_configuration_again_imports_nothing_from_it(hostile, tmp_pa
     assert done.stdout == "['debug']\n"
 
 
-def test_the_reader_imports_from_the_path_of_its_parent(hostile, tmp_path):
+def test_the_child_imports_from_its_parents_path(hostile, tmp_path):
     path = tmp_path / "script.py"
     path.write_text(READ.format(directory=str(hostile)))
-    outside = os.path.realpath(sys.executable)  # not that of the virtual environment
+    outside = os.path.realpath(sys.executable)  # not the virtual environment's
     done = run([path], tmp_path, program=outside, PYTHONPATH=os.pathsep.join(sys.path))
     check(done, hostile)
     assert done.stdout == "['debug']\n"
 
 
 @pytest.mark.parametrize("words", [["--help"], ["validate", "-c", "agent.yaml"]])
-def test_the_command_imports_nothing_from_it(hostile, words):
+def test_the_command_imports_nothing_from_the_working_directory(hostile, words):
     check(run(["-m", "otel_kprofiler", *words], hostile), hostile)
 
 

@@ -47,7 +47,7 @@ def own_imports(path: Path) -> list[str]:
 
 
 def imports_by_package() -> dict[str, set[str]]:
-    """What each package imports of the others, as dotted names."""
+    """Dotted names that each package imports from others."""
     found: dict[str, set[str]] = {}
     for path in sorted(ROOT.rglob("*.py")):
         package = path.relative_to(ROOT).with_suffix("").parts[0]
@@ -56,14 +56,14 @@ def imports_by_package() -> dict[str, set[str]]:
     return found
 
 
-def test_packages_import_what_the_table_says():
+def test_packages_import_only_what_the_table_allows():
     assert {
         package: {name.split(".")[0] for name in names}
         for package, names in imports_by_package().items()
     } == {name: set(package.imports.split()) for name, package in PACKAGES.items()}
 
 
-def test_packages_are_imported_by_their_public_names_only():
+def test_packages_use_only_public_names_of_others():
     assert not [
         f"{package} imports {name}"
         for package, names in imports_by_package().items()
@@ -72,7 +72,7 @@ def test_packages_are_imported_by_their_public_names_only():
     ]
 
 
-def test_the_table_has_no_circles():
+def test_the_table_has_no_cycles():
     earlier = accumulate(([name] for name in PACKAGES), initial=[])
     for (name, package), before in zip(PACKAGES.items(), earlier, strict=False):
         assert set(package.imports.split()) <= set(before), name

@@ -1,4 +1,4 @@
-"""The agent's metrics about itself arrive at the receiver of its profiles."""
+"""The agent's own metrics arrive at the receiver of its profiles."""
 
 import contextlib
 import http.server
@@ -39,7 +39,7 @@ ACCOUNT = Account(
 
 
 class Receiver(grpc.GenericRpcHandler):
-    """Takes metrics by gRPC, with the metadata of each request."""
+    """Records metrics received over gRPC, with the metadata of each request."""
 
     def __init__(self):
         self.requests = []
@@ -62,7 +62,7 @@ class Receiver(grpc.GenericRpcHandler):
 
 
 class NotFound(http.server.BaseHTTPRequestHandler):
-    """A web server that knows no metrics."""
+    """A web server without a metrics endpoint."""
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -94,7 +94,7 @@ def load(endpoint, level="normal", kind="otlp_grpc"):
 
 
 def points(request):
-    """Value (or count) of each series, by name and attributes."""
+    """Value or count of each series, by name and attributes."""
     found = {}
     for resource in request.resource_metrics:
         for scope in resource.scope_metrics:
@@ -159,7 +159,7 @@ def test_samples_losses_queue_exports_symbols_cpu_and_memory(receiver, telemetry
     assert os.environ["OTEL_SERVICE_NAME"] == "environment", "and not changed"
 
 
-def test_metrics_go_over_http_too(telemetry):
+def test_metrics_are_sent_over_http(telemetry):
     bodies, arrived = [], threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -182,7 +182,7 @@ def test_metrics_go_over_http_too(telemetry):
     assert bodies[0][0] == "/v1/metrics"
 
 
-def test_a_receiver_without_metrics_is_explained_once(telemetry, caplog):
+def test_a_receiver_without_a_metrics_pipeline_is_explained_once(telemetry, caplog):
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -197,7 +197,7 @@ def test_a_receiver_without_metrics_is_explained_once(telemetry, caplog):
 
 
 @pytest.mark.parametrize("kind", ["otlp_grpc", "otlp_http"])
-def test_a_receiver_that_is_away_needs_no_pipeline_until_it_is_there_without_one(
+def test_an_unreachable_receiver_and_a_missing_pipeline_are_separate_warnings(
     telemetry, caplog, kind
 ):
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -234,7 +234,7 @@ def test_a_receiver_that_is_away_needs_no_pipeline_until_it_is_there_without_one
     assert len([text for text in caplog.messages if "own metrics" in text]) == 2
 
 
-def test_a_proxy_of_the_environment_is_not_asked(receiver, telemetry, monkeypatch):
+def test_a_proxy_of_the_environment_is_not_used(receiver, telemetry, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         for name in ("http_proxy", "grpc_proxy", "https_proxy"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
@@ -245,7 +245,7 @@ def test_a_proxy_of_the_environment_is_not_asked(receiver, telemetry, monkeypatc
             proxy.accept()
 
 
-def test_equal_settings_keep_what_runs_and_others_replace_it(receiver, telemetry):
+def test_only_changed_settings_restart_the_metrics(receiver, telemetry):
     telemetry.configure(load(receiver.endpoint))
     first = telemetry._metrics
     telemetry.configure(load(receiver.endpoint))

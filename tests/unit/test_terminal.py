@@ -1,4 +1,4 @@
-"""Commands that show what others have written do not obey it."""
+"""Commands escape terminal controls in untrusted text."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def check(done):
      '{"receivers": {"%s": {}}, "service": "%s"}'],
 )  # fmt: skip
 @pytest.mark.parametrize("command", ["validate", "print-config"])
-def test_configurations(tmp_path, command, content):
+def test_controls_in_configurations_are_escaped(tmp_path, command, content):
     path = tmp_path / "agent.yaml"
     escaped = ESCAPES.encode("unicode_escape").decode()
     path.write_text(content.replace("%s", escaped))
@@ -39,7 +39,7 @@ def test_configurations(tmp_path, command, content):
     check(done)
 
 
-def test_configurations_with_names_of_others(tmp_path):
+def test_untrusted_names_in_configurations_are_escaped(tmp_path):
     path = os.path.join(os.fsencode(tmp_path), b"\xff\x1b[2J.yaml")
     assert b"\\xff\\x1b[2J.yaml" in call("validate", "-c", path).stderr
     check(call("validate", "-c", path))
@@ -52,7 +52,7 @@ def test_configurations_with_names_of_others(tmp_path):
      '{"dictionary": {"stringTable": ["", "%s"], "attributeTable": [{}, {"unitStrindex": 1}]}}'],
 )  # fmt: skip
 @pytest.mark.parametrize("words", [["check"], ["check", "--json"]])
-def test_payloads(tmp_path, words, content):
+def test_controls_in_payloads_are_escaped(tmp_path, words, content):
     path = os.path.join(os.fsencode(tmp_path), b"\xff\x1b[2J.jsonl")
     with open(path, "wb") as file:
         file.write(content.replace("%s", json.dumps(ESCAPES)[1:-1]).encode())

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: every error of the host and of exports is there, and no other."""
+"""docs/troubleshooting.md has every host and export error, and no outdated ones."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ NOT_FOR_USERS = {"the sampler is not running", "a sampler that follows a command
 
 
 def text_of(node):
-    """A message with … for what is filled in."""
+    """A message with … for inserted values."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
@@ -43,17 +43,17 @@ def error_texts():
 
 
 def told():
-    """Texts in the first column of the page's tables."""
+    """Messages in the first column of the page's tables."""
     rows = [line.split(" | ")[0] for line in PAGE.splitlines() if line.startswith("| ")]
     return {text for row in rows for text in re.findall(r"`([^`]+)`", row)}
 
 
-def test_every_error_is_told():
+def test_every_error_is_documented():
     assert not error_texts() - told(), "add it to docs/troubleshooting.md, with the fix"
 
 
-def test_every_text_that_is_told_exists():
-    """Each fragment between two … stands in one message of the package."""
+def test_every_documented_message_exists():
+    """Each fragment between two … occurs in one message of the package."""
     messages = {
         text_of(node)
         for tree in source_trees()
@@ -64,7 +64,7 @@ def test_every_text_that_is_told_exists():
 
     def exists(text):
         parts = [part for part in text.replace("`", "").split("…") if part.strip(" :,()")]
-        # The log's own templates have %s where others have an expression.
+        # Log messages have %s where others have an expression.
         return any(all(part in message for part in parts) for message in messages)
 
     assert not {text for text in told() if not exists(text)}

@@ -1,4 +1,4 @@
-"""Finding members in BTF without walking it."""
+"""Finding struct members in BTF."""
 
 import struct
 
@@ -50,19 +50,19 @@ def test_offsets_are_in_bytes():
     assert find_member_offsets(btf, "task_struct", WANTED) == (80, 160)
 
 
-def test_forward_declarations_and_members_of_that_name_are_passed_over():
+def test_forward_declarations_and_members_with_the_same_name_are_skipped():
     made = Btf().struct("holder", [("task_struct", 0)]).struct("task_struct", [], kind=FORWARD)
     made.struct("task_struct", TASK, kind=UNION).struct("task_struct", TASK)
     assert find_member_offsets(made.build(), "task_struct", WANTED) == (80, 160)
 
 
-def test_another_struct_of_the_same_name_is_passed_over():
+def test_another_struct_with_the_same_name_is_skipped():
     made = Btf().struct("task_struct", [("state", 0)]).struct("task_struct", TASK)
     assert find_member_offsets(made.build(), "task_struct", WANTED) == (80, 160)
 
 
-def test_with_bit_fields_only_plain_members_have_an_address():
-    """With kind_flag the upper byte of an offset is the width of a bit field."""
+def test_in_structs_with_bit_fields_only_plain_members_have_offsets():
+    """With kind_flag, the upper byte of an offset is the width of a bit field."""
     made = Btf().struct("task_struct", [*TASK, ("flag", 3 << 24 | 1300)], bit_fields=True)
     assert find_member_offsets(made.build(), "task_struct", WANTED) == (80, 160)
     assert find_member_offsets(made.build(), "task_struct", ("flag",)) is None
@@ -81,5 +81,5 @@ def test_with_bit_fields_only_plain_members_have_an_address():
     ],
     ids=["empty", "short", "no magic", "no member", "outside", "other name", "cut off"],
 )
-def test_what_is_not_there_is_not_found(btf):
+def test_missing_members_are_not_found(btf):
     assert find_member_offsets(btf, "task_struct", WANTED) is None

@@ -1,4 +1,4 @@
-"""Which loader is taken, and the compiling process of bcc."""
+"""Choice of the loader, and the compiler process of bcc."""
 
 import logging
 import os
@@ -35,13 +35,15 @@ needs_bcc = pytest.mark.skipif(
         ("bcc", True, False, "bcc"),
     ],
 )
-def test_auto_is_libbpf_else_bcc_and_a_name_is_final(monkeypatch, name, libbpf, has_bcc, chosen):
+def test_auto_prefers_libbpf_and_a_named_loader_is_final(
+    monkeypatch, name, libbpf, has_bcc, chosen
+):
     monkeypatch.setattr(LibbpfLoader, "is_installed", lambda: libbpf)
     monkeypatch.setattr(BccLoader, "is_installed", lambda: has_bcc)
     assert get_loader(name).name == chosen
 
 
-def test_without_any_library_the_packages_are_named(monkeypatch):
+def test_without_a_library_the_error_names_the_packages(monkeypatch):
     for loader in (LibbpfLoader, BccLoader):
         monkeypatch.setattr(loader, "is_installed", lambda: False)
     with pytest.raises(DependencyError) as raised:
@@ -50,14 +52,14 @@ def test_without_any_library_the_packages_are_named(monkeypatch):
     assert "python3-bpfcc" in raised.value.hint
 
 
-def test_an_unknown_name_is_refused():
+def test_an_unknown_loader_is_rejected():
     with pytest.raises(ValueError, match="no loader 'bpftool': one of auto, libbpf, bcc"):
         get_loader("bpftool")
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Put a package in the place of bcc's; gives what makes its code."""
+    """Replaces bcc's package; a function that sets its code."""
     monkeypatch.setattr(bcc, "_PACKAGE", str(tmp_path / "bcc"))
     monkeypatch.setattr(bcc, "_PYTHON", sys.executable)
 
@@ -68,19 +70,19 @@ def package(tmp_path, monkeypatch):
     return make
 
 
-def test_bcc_that_is_missing_is_named_with_its_package(package):
+def test_a_missing_bcc_is_reported_with_its_package(package):
     with pytest.raises(DependencyError, match=r"there is no .*/bcc") as raised:
         BccLoader().load(SPEC)
     assert "apt-get install python3-bpfcc" in raised.value.hint
 
 
-def test_bcc_without_its_shared_library_is_missing(package):
+def test_a_bcc_without_its_shared_library_counts_as_missing(package):
     package("import ctypes\nctypes.CDLL('libbcc.so.99')")
     with pytest.raises(DependencyError, match=r"libbcc\.so\.99: cannot open"):
-        bcc._compile(SPEC, {})
+        bcc.compile_programs(SPEC, {})
 
 
-def test_another_program_is_left_to_libbpf():
+def test_programs_for_libbpf_only_are_rejected_by_bcc():
     with pytest.raises(
         DependencyError, match=r"another of sampler\.bpf\.c cannot be loaded with bcc"
     ):
@@ -100,14 +102,14 @@ class BPF:
 """
 
 
-def test_the_compiler_sees_only_what_it_needs(package, tmp_path, monkeypatch):
-    """Neither a variable of ours nor a package that lies beside bcc, wherever that is."""
+def test_the_compiler_gets_a_minimal_environment(package, tmp_path, monkeypatch):
+    """It gets none of our variables and cannot import packages next to bcc's."""
     monkeypatch.setenv("ARCH", "mips")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     before = dict(os.environ)
     package(BCC_THAT_TELLS)
     (tmp_path / "bcc" / "beside.py").write_text("")
-    (code,) = bcc._compile(SPEC, {"ring": 7}).values()
+    (code,) = bcc.compile_programs(SPEC, {"ring": 7}).values()
     name, variables, path, flags, size, beside = eval(code)
     assert name == b"kprofiler_sample"
     assert set(variables) <= {"BCC_KERNEL_SOURCE", "LC_CTYPE"}, "Python sets the second itself"
@@ -127,29 +129,29 @@ def test_the_compiler_sees_only_what_it_needs(package, tmp_path, monkeypatch):
     ],
     ids=["refused", "crashed", "silent"],
 )
-def test_a_compiler_that_fails_is_an_error(package, code, log):
+def test_a_failing_compiler_is_an_error(package, code, log):
     package(code)
     with pytest.raises(SamplerError, match=r"compiling sampler\.bpf\.c with bcc failed") as raised:
-        bcc._compile(SPEC, {})
+        bcc.compile_programs(SPEC, {})
     assert raised.value.log == log
 
 
-def test_a_compiler_that_hangs_is_ended(package, monkeypatch):
+def test_a_hanging_compiler_is_killed(package, monkeypatch):
     package("import time; time.sleep(60)")
     monkeypatch.setattr(bcc, "_COMPILE_TIMEOUT_S", 0.2)
     with pytest.raises(SamplerError, match="timed out"):
-        bcc._compile(SPEC, {})
+        bcc.compile_programs(SPEC, {})
 
 
 MAPS = dict.fromkeys(bcc.MAPS, 3)
 
 
 @needs_bcc
-def test_the_compilers_diagnostics_are_in_the_error(tmp_path):
+def test_the_error_has_the_compilers_diagnostics(tmp_path):
     broken = tmp_path / "broken.bpf.c"
     broken.write_text("int kprofiler_sample(void *ctx) { return unheard_of; }")
     with pytest.raises(SamplerError, match=r"compiling broken\.bpf\.c") as raised:
-        bcc._compile(SPEC._replace(source=broken), MAPS)
+        bcc.compile_programs(SPEC._replace(source=broken), MAPS)
     assert "error: use of undeclared identifier 'unheard_of'" in raised.value.log
 
 
@@ -161,32 +163,32 @@ int second(void *ctx) { u64 twice = 2 * FIRST; return twice + (long)ctx; }
 
 
 @needs_bcc
-def test_each_program_of_a_source_and_headers_beside_it_are_compiled(tmp_path):
+def test_all_programs_of_a_source_are_compiled_with_adjacent_headers(tmp_path):
     source = tmp_path / "two.bpf.c"
     source.write_text(TWO)
     (tmp_path / "shared.h").write_text('#include "loaders.bpf.h"\n#define FIRST 1\n')
     (tmp_path / "loaders.bpf.h").symlink_to(SAMPLER_SOURCE.with_name("loaders.bpf.h"))
     spec = SPEC._replace(source=source, programs=("second", "first"))
-    codes = bcc._compile(spec, MAPS)
+    codes = bcc.compile_programs(spec, MAPS)
     assert list(codes) == ["second", "first"]
     return_one = bytes.fromhex("b700000001000000 9500000000000000")
     assert codes["first"] == return_one
     assert codes["second"] != return_one
     with pytest.raises(SamplerError, match=r"compiling two\.bpf\.c"):
-        bcc._compile(spec._replace(programs=("first", "third")), MAPS)
+        bcc.compile_programs(spec._replace(programs=("first", "third")), MAPS)
 
 
 @needs_bcc
-def test_the_sampler_compiles_without_a_warning(caplog):
+def test_the_sampler_compiles_without_warnings(caplog):
     caplog.set_level(logging.DEBUG, "otel_kprofiler")
-    assert len(bcc._compile(SPEC, MAPS)["kprofiler_sample"]) % 8 == 0
+    assert len(bcc.compile_programs(SPEC, MAPS)["kprofiler_sample"]) % 8 == 0
     assert not caplog.records
 
 
 @needs_bcc
 @pytest.mark.parametrize("architecture", ["x86_64", "arm64"])
-def test_the_stub_headers_serve_each_architecture(architecture):
-    """bcc takes the architecture to compile for from the variable ARCH."""
+def test_the_stub_headers_work_on_each_architecture(architecture):
+    """bcc reads the target architecture from the variable ARCH."""
     flags = [
         *bcc._FLAGS,
         f"-I{SAMPLER_SOURCE.parent}",

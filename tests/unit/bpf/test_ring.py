@@ -1,4 +1,4 @@
-"""The ring reader against synthetic ring memory."""
+"""The ring reader on synthetic ring memory."""
 
 import mmap
 import struct
@@ -12,7 +12,7 @@ BUSY, DISCARD = 1 << 31, 1 << 30
 
 
 class SyntheticRing:
-    """Ring memory that a test plays the kernel in; attributes as those of ``RingMemory``."""
+    """Ring memory in which the test plays the kernel; attributes as in ``RingMemory``."""
 
     def __init__(self, position: int = 0) -> None:
         self.positions = bytearray(16)
@@ -36,7 +36,7 @@ class SyntheticRing:
         self.commit(self.reserve(len(payload)), payload, flags)
 
     def write(self, at: int, data: bytes) -> None:
-        """Write at a position, into both mappings of the same pages."""
+        """Write at a position, to both mappings of the same pages."""
         for index, byte in enumerate(data):
             self.content[(at + index) % SIZE] = self.content[(at + index) % SIZE + SIZE] = byte
 
@@ -49,7 +49,7 @@ def payloads(data: bytes) -> list[bytes]:
     return [data[start:end] for start, end in record_spans(data)]
 
 
-def test_committed_records_are_taken_once_and_space_is_given_back():
+def test_committed_records_are_read_once_and_their_space_is_released():
     ring = SyntheticRing()
     reader = RingReader(ring, SIZE)
     ring.put(b"a" * 13)
@@ -62,8 +62,8 @@ def test_committed_records_are_taken_once_and_space_is_given_back():
 
 
 @pytest.mark.parametrize("short_of_the_end", range(0, 64, 8))
-def test_records_that_wrap_around_are_whole(short_of_the_end):
-    """Wherever the end of the pages cuts a record: before it, in its header, in its data."""
+def test_records_survive_the_wrap_around(short_of_the_end):
+    """The pages may end before a record, in its header or in its data."""
     ring = SyntheticRing(position=5 * SIZE - short_of_the_end)
     reader = RingReader(ring, SIZE)
     ring.put(b"0123456789abcdef" * 2)
@@ -71,7 +71,7 @@ def test_records_that_wrap_around_are_whole(short_of_the_end):
     assert payloads(reader.take().data) == [b"0123456789abcdef" * 2, b"next"]
 
 
-def test_a_full_ring_is_taken_whole():
+def test_a_full_ring_is_read_completely():
     ring = SyntheticRing(position=SIZE + 24)
     reader = RingReader(ring, SIZE)
     for number in range(SIZE // 64):
@@ -79,7 +79,7 @@ def test_a_full_ring_is_taken_whole():
     assert payloads(reader.take().data) == [bytes([n]) * 56 for n in range(SIZE // 64)]
 
 
-def test_a_record_that_is_being_written_stops_the_reader():
+def test_the_reader_stops_at_an_uncommitted_record():
     ring = SyntheticRing()
     reader = RingReader(ring, SIZE)
     ring.put(b"done")
@@ -95,7 +95,7 @@ def test_a_record_that_is_being_written_stops_the_reader():
     assert complete
 
 
-def test_discarded_records_are_passed_over():
+def test_discarded_records_are_skipped():
     ring = SyntheticRing()
     reader = RingReader(ring, SIZE)
     ring.put(b"kept")
@@ -119,7 +119,7 @@ def test_closing_releases_the_mapping():
     ],
     ids=["header cut off", "record cut off", "never committed"],
 )
-def test_a_damaged_chunk_is_refused(chunk):
+def test_a_damaged_chunk_is_rejected(chunk):
     with pytest.raises(ValueError, match="cut off"):
         list(record_spans(chunk))
 
@@ -127,5 +127,5 @@ def test_a_damaged_chunk_is_refused(chunk):
 @pytest.mark.parametrize(
     ("wanted", "size"), [(1, mmap.PAGESIZE), (mmap.PAGESIZE, mmap.PAGESIZE), (70_000, 131_072)]
 )
-def test_a_ring_is_a_power_of_two_of_pages(wanted, size):
+def test_the_ring_size_must_be_a_power_of_two_of_pages(wanted, size):
     assert ring_bytes(wanted) == size

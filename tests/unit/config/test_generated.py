@@ -1,4 +1,4 @@
-"""What is made from the schema is current, loads, and agrees with the loader."""
+"""Generated files are up to date and agree with the loader."""
 
 import json
 import re
@@ -10,11 +10,11 @@ from otel_kprofiler.config.__main__ import stale
 ROOT = Path(__file__).parents[3]
 
 
-def test_generated_files_are_current():
+def test_generated_files_are_up_to_date():
     assert not stale(str(ROOT)), "run `make generated`"
 
 
-def test_sample_file_loads_and_holds_every_key_at_its_default():
+def test_the_sample_file_has_every_key_with_its_default():
     loaded = load_config(str(ROOT / "config/agent.yaml"), environ={})
     assert loaded.config.receiver == Receiver()
     marks = loaded.document.marks
@@ -37,7 +37,7 @@ def test_every_field_and_section_is_described():
         sections(model)
 
 
-def test_json_schema_knows_exactly_the_keys_and_allows_references():
+def test_the_json_schema_has_exactly_the_keys_and_allows_references():
     schema = json.loads((ROOT / "config/schema.json").read_text())
     receiver = schema["$defs"]["Receiver"]
     assert receiver["additionalProperties"] is False

@@ -1,4 +1,4 @@
-"""A configuration is right as a whole, or every mistake is told at its place."""
+"""Loading a configuration: defaults, and every mistake with its position."""
 
 import os
 
@@ -29,20 +29,20 @@ def problems(text, **environ):
 
 
 def receiver(block, **environ):
-    """Problems of a receiver block, without their common beginning."""
+    """Problems of a receiver block, without their common prefix."""
     lines = "".join(f"    {line}\n" for line in block.splitlines())
     found = problems(MINIMAL.replace("kprofiler:\n", f"kprofiler:\n{lines}"), **environ)
     return [line.replace("agent.yaml:", "").replace("receivers.kprofiler.", "") for line in found]
 
 
-def test_minimal_file_gives_the_defaults():
+def test_a_minimal_file_has_the_defaults():
     config = load(MINIMAL).config
     assert config.receiver.samples_per_second == 19
     assert config.receiver.reporter_interval.seconds == 5
     assert list(config.running_exporters) == ["debug"]
 
 
-def test_every_problem_at_once_with_place_and_key_as_written():
+def test_all_problems_are_reported_at_once_with_their_positions():
     """Wrong types, ranges, units, unknown and repeated keys are reported together, in order."""
     assert receiver(
         "samples_per_second: fast\n"
@@ -64,14 +64,14 @@ def test_every_problem_at_once_with_place_and_key_as_written():
     ]
 
 
-def test_types_are_not_bent():
-    """Text is no number, a number is no flag, a flag is no number."""
+def test_types_are_not_coerced():
+    """Strings, numbers and booleans are not converted to each other."""
     assert (
         len(receiver('samples_per_second: "19"\nsend_idle_frames: 1\nmap_scale_factor: true')) == 3
     )
 
 
-def test_variables_get_their_type_and_their_name_is_told():
+def test_variables_have_types_and_appear_as_origins():
     config = load(MINIMAL.replace("debug:\n", "debug: {verbosity: '${V}'}\n"), V="detailed").config
     assert config.exporters["debug"].verbosity == "detailed"
     assert receiver("samples_per_second: ${RATE}") == [
@@ -107,7 +107,7 @@ def test_mistakes_outside_the_receiver(text, message):
     assert any(message in problem for problem in problems(text))
 
 
-def test_every_key_of_a_copied_receiver_block_is_honoured_or_refused_with_a_reason():
+def test_every_key_of_a_copied_receiver_block_is_supported_or_explained():
     """The block holds all keys of opentelemetry-ebpf-profiler's receiver, at its defaults."""
     block = {
         "reporter_interval": "5s", "reporter_jitter": 0.2, "monitor_interval": "5s",
@@ -127,7 +127,7 @@ def test_every_key_of_a_copied_receiver_block_is_honoured_or_refused_with_a_reas
     assert all(": not available: " in line for line in found)
 
 
-def test_the_removed_key_symbol_names_is_refused_with_what_to_do():
+def test_the_removed_key_symbol_names_is_explained():
     (problem,) = receiver("symbol_names: compressed")
     assert "symbol_names: not available: " in problem
     assert problem.endswith("; remove it")
@@ -203,7 +203,7 @@ service:
 """
 
 
-def test_dump_hides_secrets_tells_origins_and_loads_again():
+def test_a_dump_redacts_secrets_shows_origins_and_loads_again():
     loaded = load(
         SECRETS.replace('"${RATE}"', "${RATE}".join("  ")).replace(
             "{samples_per_second:  ${RATE} }", "\n    samples_per_second: ${RATE}"
@@ -246,7 +246,7 @@ def test_unreadable_files_are_configuration_errors(tmp_path):
         "otlp_grpc: {endpoint: 'h:1', headers: [s3cret]}",
     ],
 )
-def test_no_message_shows_what_an_address_or_a_header_hides(block):
+def test_messages_never_show_secrets_of_addresses_and_headers(block):
     found = problems(MINIMAL.replace("  debug:\n", f"  debug:\n  {block}\n"))
     assert found
     assert not any("s3cret" in problem for problem in found), found
@@ -262,7 +262,7 @@ def test_no_message_shows_what_an_address_or_a_header_hides(block):
         ("endpoint: http://h:1, tls: {ca_file: a}", ""),
     ],
 )
-def test_secrets_that_everyone_can_read_are_warned_of(tmp_path, line, secret):
+def test_world_readable_secrets_cause_a_warning(tmp_path, line, secret):
     for directory in (tmp_path, *tmp_path.parents):
         if not directory.stat().st_mode & 0o001:
             directory.chmod(0o711)  # a directory of the test

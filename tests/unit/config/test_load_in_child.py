@@ -23,7 +23,7 @@ def read(request):
     return lambda path: PendingConfig(str(path), agent_config, fork=request.param).get()
 
 
-def test_the_values_are_those_of_the_schema(tmp_path, read):
+def test_the_result_equals_loading_in_this_process(tmp_path, read):
     path = tmp_path / "a.yaml"
     path.write_text(GOOD)
     config = read(path)
@@ -36,7 +36,7 @@ def test_the_values_are_those_of_the_schema(tmp_path, read):
     assert config == agent_config(load_config(str(path), environ={}).config)
 
 
-def test_a_reader_whose_agent_has_ended_says_nothing(tmp_path):
+def test_a_child_whose_agent_has_exited_is_silent(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text(GOOD)
     code = (
@@ -51,7 +51,7 @@ def test_a_reader_whose_agent_has_ended_says_nothing(tmp_path):
     assert reader.returncode == 0
 
 
-def test_all_problems_come_back_with_their_places(tmp_path, read):
+def test_all_problems_are_returned_with_their_positions(tmp_path, read):
     path = tmp_path / "a.yaml"
     path.write_text(GOOD.replace("99", "0").replace("debug: {}", "debug: {verbos: 1}"))
     with pytest.raises(ConfigError) as caught:
@@ -60,21 +60,21 @@ def test_all_problems_come_back_with_their_places(tmp_path, read):
     assert caught.value.hint
 
 
-def test_a_reader_that_dies_is_an_error(tmp_path, monkeypatch):
+def test_a_child_that_dies_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(KProfilerError, match="failed with status 1"):
         PendingConfig("x", agent_config).get()
 
 
-def test_a_fork_that_fails_tells_why_and_runs_nothing_of_its_parent(tmp_path):
+def test_a_failing_fork_reports_why_and_runs_no_exit_handlers(tmp_path):
+    (tmp_path / "x").write_text(GOOD)
     code = (
         "import atexit; from otel_kprofiler.config import PendingConfig\n"
-        "import otel_kprofiler.config.load_in_child as child\n"
         "atexit.register(print, 'the end of the parent', flush=True)\n"
-        "child._read = lambda *_: 1 / 0\n"
-        "PendingConfig('x', print, fork=True).get()"
+        "PendingConfig('x', lambda _: 1 / 0, fork=True).get()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
     assert "reading x failed with status 1" in done.stderr
@@ -82,7 +82,7 @@ def test_a_fork_that_fails_tells_why_and_runs_nothing_of_its_parent(tmp_path):
 
 
 @pytest.mark.parametrize("fork", [False, True])
-def test_the_libraries_do_not_stay_in_the_process(tmp_path, fork):
+def test_the_parent_does_not_load_the_libraries(tmp_path, fork):
     path = tmp_path / "a.yaml"
     path.write_text(GOOD)
     code = (

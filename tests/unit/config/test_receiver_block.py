@@ -1,6 +1,6 @@
-"""A block copied from opentelemetry-ebpf-profiler's receiver: each key honoured, or refused.
+"""A block copied from opentelemetry-ebpf-profiler's receiver: each key is supported or explained.
 
-The keys are those of ``collector/config/config_linux.go`` of August 2026.
+The keys are those of ``collector/config/config_linux.go`` as of August 2026.
 """
 
 import pytest
@@ -69,18 +69,18 @@ def load(values):
     return agent_config(parse_config(text, path="agent.yaml", environ={}).config)
 
 
-def test_every_key_is_one_or_the_other():
+def test_every_key_is_either_supported_or_unsupported():
     assert sorted([*HONOURED, *REFUSED]) == sorted(KEYS)
 
 
 @pytest.mark.parametrize("key", HONOURED)
-def test_a_key_that_is_taken_does_what_it_says(key):
+def test_supported_keys_have_their_effect(key):
     value, read, expected = HONOURED[key]
     assert read(load({key: value})) == expected
     assert read(load({"stacks": "kernel"})) != expected, "the test would pass without the key"
 
 
-def test_all_refusals_come_at_once_each_with_a_reason():
+def test_all_unsupported_keys_are_reported_at_once_with_reasons():
     everything = {key: value for key, (value, *_) in HONOURED.items()} | REFUSED
     with pytest.raises(ConfigError) as caught:
         load(everything)

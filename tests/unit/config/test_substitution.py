@@ -1,4 +1,4 @@
-"""Every row of the specification's table, and what it leaves to Python."""
+"""Environment variable substitution: every row of the specification's table, and other cases."""
 
 import pytest
 
@@ -57,8 +57,8 @@ def read(text):
         ("a $ b", "a $ b"),
     ],
 )
-def test_rows_of_the_specification(text, value):
-    """A scalar becomes exactly what the table says, with the type it says."""
+def test_substitution_follows_the_specification(text, value):
+    """A scalar gets the value and type in the table."""
     found = read(text)
     assert found == value
     assert type(found) is type(value)
@@ -73,7 +73,7 @@ def test_keys_are_not_substituted():
     "text", ["${STRING_VALUE:?error}", "${1BAD}", "${file:/etc/passwd}", "${}"]
 )
 def test_malformed_references_are_errors(text):
-    """A reference that is none is reported at its place and puts nothing in."""
+    """A malformed reference is reported with its position and not substituted."""
     document = parse_document(f"a: 1\nkey: {text}", path="t.yaml", environ=ENVIRON)
     [problem] = document.problems
     assert (problem.line, problem.column, problem.key) == (2, 6, "key")

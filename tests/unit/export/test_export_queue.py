@@ -212,7 +212,9 @@ def test_an_exporter_that_ignores_shutdown_is_abandoned(open_queue, gate, batch,
     assert time.monotonic() - started < 2
     assert check(queue.counts())[:4] == (3, 0, {LossCause.SHUTDOWN: 3}, 0)
     gate.permits.release(1)
-    queue._worker.join(5)
+    for thread in threading.enumerate():
+        if thread.name.startswith("export "):
+            thread.join(5)
     assert check(queue.counts())[:4] == (3, 0, {LossCause.SHUTDOWN: 3}, 0)
 
 

@@ -1,4 +1,4 @@
-"""One event on each CPU, while CPUs come and go."""
+"""One event per CPU, across CPU hotplug."""
 
 import errno
 
@@ -8,7 +8,7 @@ from otel_kprofiler.host import Access, EventPerCpu
 
 
 class Host(EventPerCpu[str]):
-    """CPUs of a captured tree; tells what was closed, and refuses or kills on demand."""
+    """CPUs of a captured tree; records closed events, and refuses or kills events on demand."""
 
     def __init__(self, root, cpus=()):
         super().__init__(Access(str(root)), cpus)
@@ -28,7 +28,7 @@ class Host(EventPerCpu[str]):
 
 @pytest.fixture
 def online(tmp_path):
-    """Give a host whose CPUs can be set."""
+    """A host whose online CPUs can be set."""
     path = tmp_path / "sys/devices/system/cpu/online"
     path.parent.mkdir(parents=True)
     path.write_text("0-2\n")
@@ -39,7 +39,7 @@ def make(online, cpus=()):
     return Host(online.parents[4], cpus)
 
 
-def test_events_follow_cpus_that_come_and_go(online):
+def test_events_follow_cpu_hotplug(online):
     host = make(online)
     assert host.update() == ([0, 1, 2], [], {})
     online.write_text("0,2-3\n")
@@ -48,7 +48,7 @@ def test_events_follow_cpus_that_come_and_go(online):
     assert host.update() == ([], [], {})
 
 
-def test_the_event_of_a_cpu_that_was_offline_for_a_moment_is_replaced(online):
+def test_the_event_of_a_briefly_offline_cpu_is_replaced(online):
     host = make(online)
     host.update()
     host.dead = {2}
@@ -61,7 +61,7 @@ def test_only_wanted_cpus_have_events(online):
     assert host.update() == ([1], [], {})
 
 
-def test_a_refusal_is_told_once_until_the_event_can_be_opened(online):
+def test_a_refusal_is_reported_once_until_the_event_can_be_opened(online):
     host = make(online)
     host.errors = {1: errno.EMFILE}
     changes = host.update()
@@ -74,13 +74,13 @@ def test_a_refusal_is_told_once_until_the_event_can_be_opened(online):
     assert list(host.update().refused) == [1]
 
 
-def test_a_cpu_that_goes_offline_while_its_event_is_opened_is_no_refusal(online):
+def test_a_cpu_that_goes_offline_while_its_event_opens_is_not_a_refusal(online):
     host = make(online)
     host.errors = {2: errno.ENODEV}
     assert host.update() == ([0, 1], [], {})
 
 
-def test_a_list_that_cannot_be_read_changes_nothing(online):
+def test_an_unreadable_cpu_list_changes_nothing(online):
     host = make(online)
     host.update()
     online.unlink()

@@ -1,4 +1,4 @@
-"""docs/embedding.md: every setting is there, and the names that it shows are too."""
+"""docs/embedding.md has every setting, and its examples are valid."""
 
 import re
 import tomllib
@@ -15,13 +15,13 @@ PAGE = PAGE_PATH.read_text()
 TOLD = dict(re.findall(r"^\| `(OTEL_\w+)` \| (?:`(.+?)`)?", PAGE, re.MULTILINE))
 
 
-def test_every_variable_and_setting_of_services_is_told():
+def test_every_variable_and_setting_is_documented():
     variables = {name for name in vars(environment_variables) if name.startswith("OTEL_")}
     own = Settings.model_fields.keys() - Receiver.model_fields.keys()
     assert {f"OTEL_KPROFILER_{name.upper()}" for name in own} <= TOLD.keys() == variables
 
 
-def test_the_defaults_are_those_that_are_told():
+def test_the_documented_defaults_are_right():
     settings = {
         name: text
         for name, text in TOLD.items()
@@ -31,7 +31,7 @@ def test_the_defaults_are_those_that_are_told():
     assert read_settings(settings) == read_settings({})
 
 
-def test_the_code_that_is_shown_compiles_and_its_names_are_there():
+def test_the_examples_compile_and_their_names_exist():
     blocks = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
     assert len(blocks) == 4
     for block in blocks:
@@ -41,8 +41,8 @@ def test_the_code_that_is_shown_compiles_and_its_names_are_there():
                 exec(line)
 
 
-def test_the_instrumentations_of_every_sdk_that_will_do_can_be_installed():
-    """0.64b0 was released with 1.43.0, 0.65b0 with 1.44.0, and so on."""
+def test_matching_instrumentations_of_every_supported_sdk_can_be_installed():
+    """0.64b0 belongs to 1.43.0, 0.65b0 to 1.44.0, and so on."""
     project = tomllib.loads((PAGE_PATH.parents[1] / "pyproject.toml").read_text())["project"]
     sdk = Requirement(next(d for d in project["dependencies"] if d.startswith("opentelemetry-sdk")))
     (extra,) = map(Requirement, project["optional-dependencies"]["instrument"])

@@ -1,6 +1,6 @@
-"""Span links: what a thread says, at every instant, in every way that spans change.
+"""Span links: what threads publish, at every instant and for every kind of span change.
 
-The kernel's part is played by :func:`seen`, which looks where the program would look.
+:func:`seen` plays the kernel program: it reads the same memory.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from otel_kprofiler.sdk.other_threads import is_changing_context
 from otel_kprofiler.sdk.thread_slot import (
     ThreadSlot,
     find_context_offset,
-    find_said_offset,
+    find_owner_offset,
     find_span_layout,
     get_token,
 )
@@ -39,7 +39,7 @@ TRACER = TracerProvider().get_tracer("test")
 
 
 class Slots:
-    """Slots without a kernel."""
+    """Slots in user space."""
 
     def __init__(self, most=64):
         self.most = most
@@ -73,7 +73,7 @@ def word(address):
 
 
 def seen(slots, tid=None):
-    """The link that a sample of a thread would have now, as (trace id, span id)."""
+    """The link of a sample of this thread now, as (trace id, span id)."""
     place = slots.used.get(tid or threading.get_native_id())
     if place is None:
         return None
@@ -97,14 +97,14 @@ def ids(span):
     return context.trace_id, context.span_id
 
 
-def test_this_interpreter_is_understood_the_same_each_time():
+def test_offsets_in_this_interpreter_are_found_reliably():
     assert find_context_offset() == find_context_offset() is not None
-    assert find_said_offset() == find_said_offset() is not None
+    assert find_owner_offset() == find_owner_offset() is not None
     assert find_span_layout(unsampled=False) == find_span_layout(unsampled=False) is not None
     assert find_span_layout(unsampled=True)[:-1] == find_span_layout(unsampled=False)[:-1]
 
 
-def test_the_layout_says_where_things_are():
+def test_the_layout_matches_objects_in_memory():
     layout = find_span_layout(unsampled=False)
     span_context = SpanContext(7 << 90, 5, is_remote=False, trace_flags=TraceFlags(1))
     items = id(span_context) + layout.items_at
@@ -119,11 +119,11 @@ def test_the_layout_says_where_things_are():
     assert word(id(token) + layout.token_context_at) == id(context)
     slot = ThreadSlot()
     slot.owner, slot.span_context = token, span_context
-    assert word(id(slot) + find_said_offset()) == id(token)
-    assert word(id(slot) + find_said_offset() + 8) == id(span_context)
+    assert word(id(slot) + find_owner_offset()) == id(token)
+    assert word(id(slot) + find_owner_offset() + 8) == id(span_context)
 
 
-def test_an_interpreter_with_other_integers_gives_no_links(monkeypatch):
+def test_unexpected_integer_layouts_disable_links(monkeypatch):
     monkeypatch.setattr(thread_slot, "_DIGIT_BITS", 15)
     assert find_span_layout(unsampled=False) is None
     links = SpanLinks(None)
@@ -133,9 +133,9 @@ def test_an_interpreter_with_other_integers_gives_no_links(monkeypatch):
     links.stop()
 
 
-def test_somebody_elses_runtime_context_is_left_alone(slots, monkeypatch, caplog):
+def test_a_foreign_runtime_context_is_left_alone(slots, monkeypatch, caplog):
     class Other(ContextVarsRuntimeContext):
-        """One that does something of its own."""
+        """A runtime context that behaves differently."""
 
     other = Other()
     monkeypatch.setattr(otel_context, "_RUNTIME_CONTEXT", other)
@@ -148,7 +148,7 @@ def test_somebody_elses_runtime_context_is_left_alone(slots, monkeypatch, caplog
     links.stop()
 
 
-def test_a_python_without_its_lock_has_no_links(slots, monkeypatch, caplog):
+def test_a_python_without_the_gil_has_no_links(slots, monkeypatch, caplog):
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     links = SpanLinks(slots)
     links.start()
@@ -158,7 +158,7 @@ def test_a_python_without_its_lock_has_no_links(slots, monkeypatch, caplog):
     links.stop()
 
 
-def test_threads_that_inherit_contexts_are_said(slots, monkeypatch, caplog):
+def test_threads_that_inherit_contexts_are_reported(slots, monkeypatch, caplog):
     monkeypatch.setattr(links_module, "sys", SimpleNamespace(
         flags=SimpleNamespace(thread_inherit_context=1), modules=sys.modules
     ))  # fmt: skip
@@ -169,7 +169,7 @@ def test_threads_that_inherit_contexts_are_said(slots, monkeypatch, caplog):
     links.stop()
 
 
-def test_nested_spans_and_spans_made_current_by_hand(slots, links):
+def test_nested_and_manually_activated_spans_are_linked(slots, links):
     assert seen(slots) is None
     with TRACER.start_as_current_span("outer") as outer:
         assert seen(slots) == ids(outer)
@@ -186,7 +186,7 @@ def test_nested_spans_and_spans_made_current_by_hand(slots, links):
     assert seen(slots) is None
 
 
-def test_a_span_that_is_current_at_the_start_is_seen(slots):
+def test_a_span_active_at_the_start_is_linked(slots):
     links = SpanLinks(slots)
     with TRACER.start_as_current_span("before") as span:
         links.start()
@@ -194,7 +194,7 @@ def test_a_span_that_is_current_at_the_start_is_seen(slots):
         links.stop()
 
 
-def test_unsampled_and_remote_spans_give_no_link(slots, links):
+def test_unsampled_and_remote_spans_are_not_linked(slots, links):
     unsampled = TracerProvider(sampler=ALWAYS_OFF).get_tracer("x")
     with unsampled.start_as_current_span("unsampled"):
         assert seen(slots) is None
@@ -206,7 +206,7 @@ def test_unsampled_and_remote_spans_give_no_link(slots, links):
         assert seen(slots) is None
 
 
-def test_something_that_is_no_span_is_counted_and_not_felt(slots, links):
+def test_objects_that_are_not_spans_are_counted_without_an_error(slots, links):
     token = otel_context.attach(trace.set_span_in_context("not a span"))
     assert seen(slots) is None
     otel_context.detach(token)
@@ -215,7 +215,7 @@ def test_something_that_is_no_span_is_counted_and_not_felt(slots, links):
         assert seen(slots) == ids(span)
 
 
-def test_threads_have_slots_of_their_own_and_give_them_back(slots, links):
+def test_each_thread_has_its_own_slot_and_releases_it(slots, links):
     wrong = []
 
     def work():
@@ -240,7 +240,7 @@ def test_threads_have_slots_of_their_own_and_give_them_back(slots, links):
     assert (links.threads, slots.used) == (0, {})
 
 
-def test_threads_beyond_the_slots_have_no_links_and_are_counted():
+def test_threads_without_a_free_slot_are_counted_and_have_no_links():
     slots = Slots(most=0)
     links = SpanLinks(slots)
     links.start()
@@ -251,7 +251,7 @@ def test_threads_beyond_the_slots_have_no_links_and_are_counted():
 
 
 async def nest(slots, depth, wrong):
-    """Spans around waits; between any two steps other tasks run."""
+    """Nested spans around waits, so that other tasks run between the steps."""
     with TRACER.start_as_current_span("n") as span:
         for _ in range(3):
             if seen(slots) != ids(span):
@@ -263,7 +263,7 @@ async def nest(slots, depth, wrong):
                 wrong.append((depth, span))
 
 
-def test_each_step_of_a_task_runs_under_its_own_span(slots, links):
+def test_each_step_of_a_task_is_linked_to_its_own_span(slots, links):
     wrong = []
 
     async def main():
@@ -274,7 +274,7 @@ def test_each_step_of_a_task_runs_under_its_own_span(slots, links):
     assert wrong == []
 
 
-def test_a_task_made_in_a_span_is_in_it_and_callbacks_are_too(slots, links):
+def test_tasks_and_callbacks_created_in_a_span_are_linked_to_it(slots, links):
     got = []
 
     async def child():
@@ -294,13 +294,13 @@ def test_a_task_made_in_a_span_is_in_it_and_callbacks_are_too(slots, links):
     assert got == [parent] * 6
 
 
-def test_the_loop_itself_is_in_the_span_around_it(slots, links):
+def test_an_event_loop_is_linked_to_the_span_around_it(slots, links):
     with TRACER.start_as_current_span("around") as span:
         asyncio.run(asyncio.sleep(0))
         assert seen(slots) == ids(span)
 
 
-def test_an_executor_runs_in_no_span_unless_it_is_given_the_context(slots, links):
+def test_an_executor_has_no_span_unless_it_runs_in_a_context(slots, links):
     with (
         concurrent.futures.ThreadPoolExecutor(1) as pool,
         TRACER.start_as_current_span("submitting") as span,
@@ -311,8 +311,8 @@ def test_an_executor_runs_in_no_span_unless_it_is_given_the_context(slots, links
         assert pool.submit(seen, slots).result() is None
 
 
-def test_who_enters_a_context_without_telling_gets_no_link_rather_than_a_wrong_one(slots, links):
-    """As event loops in C and libraries with worker threads of their own do."""
+def test_an_unnoticed_context_switch_costs_the_link_but_never_gives_a_wrong_one(slots, links):
+    """As in event loops written in C and in libraries with their own worker threads."""
     contexts = [contextvars.copy_context() for _ in range(3)]
     spans = [TRACER.start_span(str(number)) for number in range(3)]
 
@@ -323,13 +323,13 @@ def test_who_enters_a_context_without_telling_gets_no_link_rather_than_a_wrong_o
     assert [c.run(begin, s) for c, s in zip(contexts, spans, strict=True)] == [
         ids(span) for span in spans
     ]
-    # The last one that wrote is known, the others are not any more.
+    # Only the last writer's span is known.
     assert [context.run(seen, slots) for context in contexts] == [None, None, ids(spans[2])]
     assert seen(slots) is None
 
 
-def test_a_context_at_the_address_of_an_ended_one_is_not_taken_for_it(slots, links):
-    """An ended task leaves its context; the next one is often made in the same place."""
+def test_a_context_at_a_reused_address_is_not_confused(slots, links):
+    """The context of a new task often has the address of a freed one."""
 
     def begin():
         with TRACER.start_as_current_span("inside"):
@@ -344,7 +344,7 @@ def test_a_context_at_the_address_of_an_ended_one_is_not_taken_for_it(slots, lin
             assert fresh.run(seen, slots) is None
 
 
-def test_other_event_loops_are_named(slots, links, caplog):
+def test_other_event_loops_are_reported(slots, links, caplog):
     uvloop = pytest.importorskip("uvloop")
     wrong = []
 
@@ -368,7 +368,7 @@ def test_other_event_loops_are_named(slots, links, caplog):
     assert len([record for record in caplog.records if "uvloop.Loop" in record.message]) == 1
 
 
-def test_trio_is_named_and_its_tasks_never_have_each_others_spans(slots, links, caplog):
+def test_trio_is_reported_and_its_tasks_never_have_wrong_spans(slots, links, caplog):
     trio = pytest.importorskip("trio")
     wrong = []
 
@@ -391,7 +391,7 @@ def test_trio_is_named_and_its_tasks_never_have_each_others_spans(slots, links, 
     assert len([record for record in caplog.records if "trio" in record.message]) == 1
 
 
-def test_everything_is_as_before_after_the_stop(slots):
+def test_stopping_removes_all_hooks(slots):
     before = (otel_context._RUNTIME_CONTEXT, asyncio.Handle._run)
     links = SpanLinks(slots)
     links.start()
@@ -400,7 +400,7 @@ def test_everything_is_as_before_after_the_stop(slots):
     assert (otel_context._RUNTIME_CONTEXT, asyncio.Handle._run) == before
 
 
-def test_a_forked_child_is_unhooked_and_its_parent_goes_on(slots, links):
+def test_a_forked_child_has_no_hooks_and_the_parent_keeps_its_links(slots, links):
     with TRACER.start_as_current_span("parent") as span:
         pid = os.fork()
         if not pid:
@@ -412,7 +412,7 @@ def test_a_forked_child_is_unhooked_and_its_parent_goes_on(slots, links):
 
 
 def hold_a_span(leave, spans):
-    """Be in a span until told to leave, then begin another one outside of it."""
+    """Stay in a span until told to leave, then start another one outside it."""
     with TRACER.start_as_current_span("long") as span:
         spans.put(span)
         leave.wait()
@@ -423,7 +423,7 @@ def hold_a_span(leave, spans):
 
 @pytest.fixture
 def holding():
-    """Threads that are in a span: each with its event to leave, and its spans."""
+    """Threads in a span, each with an event that makes it leave, and its spans."""
     held = []
     for _ in range(3):
         leave, spans = threading.Event(), queue.SimpleQueue()
@@ -436,7 +436,7 @@ def holding():
         thread.join()
 
 
-def test_a_span_that_was_current_in_another_thread_before_the_start_is_linked(slots, holding):
+def test_a_span_active_in_another_thread_before_the_start_is_linked(slots, holding):
     links = SpanLinks(slots)
     links.start()
     assert links.threads == 3
@@ -448,12 +448,11 @@ def test_a_span_that_was_current_in_another_thread_before_the_start_is_linked(sl
         thread.join()
     assert links.threads == 0
     assert slots.used == {}
-    assert not links._own
     links.stop()
 
 
-def test_a_thread_that_ends_in_its_span_gives_its_slot_back(slots):
-    """Without a change of span it never knows of the slot; tids and identifiers are used again."""
+def test_a_thread_that_ends_in_its_span_releases_its_slot(slots):
+    """It never claims the slot; thread ids and identifiers are reused."""
     leave, ready = threading.Event(), threading.Event()
 
     def attach_and_end():
@@ -470,13 +469,13 @@ def test_a_thread_that_ends_in_its_span_gives_its_slot_back(slots):
     leave.set()
     thread.join()
     while os.path.exists(f"/proc/self/task/{thread.native_id}"):
-        pass  # the kernel is a little behind
+        pass  # the kernel removes the thread a little later
     links.look()
     assert (links.threads, slots.used) == (0, {})
     links.stop()
 
 
-def test_the_span_of_a_thread_without_a_context_or_span_is_not_made_up(slots):
+def test_threads_without_a_context_or_span_get_no_link(slots):
     leave = threading.Event()
     threads = [
         threading.Thread(target=leave.wait),
@@ -493,8 +492,8 @@ def test_the_span_of_a_thread_without_a_context_or_span_is_not_made_up(slots):
     links.stop()
 
 
-def test_a_thread_that_is_just_changing_its_span_is_not_linked_to_the_one_before(slots):
-    """It began without the hooks, so it tells of this change to nobody."""
+def test_a_thread_that_is_changing_its_span_is_not_linked_to_the_old_one(slots):
+    """Its change began before the hooks, which therefore do not see it."""
     changing, changed, leave = threading.Event(), threading.Event(), threading.Event()
     blocked = threading.Lock()
     variable = otel_context._RUNTIME_CONTEXT._current_context
@@ -515,7 +514,7 @@ def test_a_thread_that_is_just_changing_its_span_is_not_linked_to_the_one_before
     thread.start()
     changing.wait()
     while not is_changing_context(thread.ident):
-        pass  # it is in Event.set() yet
+        pass  # still in Event.set()
     links = SpanLinks(slots)
     links.start()
     blocked.release()
@@ -526,12 +525,12 @@ def test_a_thread_that_is_just_changing_its_span_is_not_linked_to_the_one_before
     links.stop()
 
 
-def test_starting_while_threads_change_their_spans_never_links_a_wrong_one(monkeypatch):
-    """Each thread compares what a sample would have with the span that it is in."""
+def test_starting_while_threads_change_their_spans_gives_no_wrong_links(monkeypatch):
+    """Each thread compares its published span with its actual one."""
     going, wrong, right, kept = True, [], collections.Counter(), []
-    sampled = Slots()  # what the kernel program looks at: nothing between two runs
+    sampled = Slots()  # read by the kernel program; empty between two runs
 
-    def make_slot():  # it outlives the links: here threads are not stopped while one looks at it
+    def make_slot():  # outlives the links: unlike the kernel's reads, ours do not stop the thread
         kept.append(ThreadSlot())
         return kept[-1]
 

@@ -1,4 +1,4 @@
-"""What a plan makes of the sampler's settings."""
+"""Plans: the sampler's settings for a service."""
 
 import os
 
@@ -22,7 +22,7 @@ def interval_s(target, rate, monkeypatch, cpus):
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(19, 1.0), (99, 1.0), (999, 0.1), (9999, 0.02)])
-def test_a_service_is_drained_as_often_on_a_large_host_as_on_a_small_one(
+def test_the_drain_interval_of_one_process_does_not_depend_on_the_host_size(
     rate, expected, monkeypatch
 ):
     for cpus in (2, 256):
@@ -30,10 +30,10 @@ def test_a_service_is_drained_as_often_on_a_large_host_as_on_a_small_one(
         assert found == pytest.approx(expected, rel=0.01)
 
 
-def test_what_runs_on_all_cpus_is_drained_the_more_often(monkeypatch):
+def test_targets_on_all_cpus_are_drained_more_often_on_larger_hosts(monkeypatch):
     assert interval_s("children", 99, monkeypatch, 64) < interval_s("children", 99, monkeypatch, 4)
 
 
-def test_the_defaults_are_those_of_the_settings():
-    """They are used without the settings, which take pydantic."""
+def test_the_defaults_equal_those_of_the_schema():
+    """The defaults apply without importing the schema."""
     assert KernelProfiler()._plan == make_plan(read_settings({}))
