@@ -1,6 +1,6 @@
-"""Which package may import which, and what each is for.
+"""The purpose of each package, and the packages it may import.
 
-``tests/unit/test_layers.py`` enforces the table, and ``python -m tests.packages`` writes it into
+``tests/unit/test_layers.py`` enforces this table, and ``python -m tests.packages`` writes it to
 docs/architecture.md.
 """
 
@@ -13,11 +13,11 @@ BEGIN, END = "<!-- packages -->\n", "<!-- /packages -->\n"
 
 
 class Package(NamedTuple):
-    """A package or module of the top level.
+    """A package or top-level module.
 
     Attributes:
         purpose: what it does, for the page.
-        imports: packages that it may import, and all that it does import.
+        imports: the packages that it imports, no more and no fewer.
     """
 
     purpose: str
@@ -25,29 +25,31 @@ class Package(NamedTuple):
 
 
 PACKAGES = {
-    "version": Package("The version, stated once"),
-    "errors": Package("One tree of errors, each with its cause and its fix"),
+    "version": Package("The version number"),
+    "errors": Package("All errors shown to users, with cause and fix"),
     "clock": Package("Boot time, Unix time, and the offset between them"),
-    "forks": Package("What happens at a fork, in one order"),
-    "checked": Package("Checks of numbers and texts that come from files of others"),
-    "redact": Package("Strikes secrets out of what is shown"),
-    "text": Package("Text that terminals and files can take"),
-    "model": Package("Values that all packages share: samples, stacks, windows, accounts"),
+    "forks": Package("Fork hooks, in a defined order"),
+    "checked": Package("Type checks for values of untrusted JSON"),
+    "redact": Package("Redacts secrets in addresses and messages"),
+    "text": Package("Escapes untrusted names for terminals and files"),
+    "model": Package("Types that all packages share: samples, stacks, windows, accounts"),
     "host": Package(
         "This host: files, capabilities, perf events, checks of `doctor`", "errors model"
     ),
     "bpf": Package("The bpf(2) call, loaders, rings, BTF, the BPF programs", "errors model"),
     "otlp": Package(
-        "Windows to OTLP requests and back, and the checker; does no I/O",
+        "Encodes, decodes and checks OTLP profiles; does no I/O",
         "errors model text version",
     ),
     "export": Package(
-        "Bytes to receivers: queue, retry, spool, transport; knows no stacks",
+        "Sends encoded batches to receivers: queue, retry, spool, transports",
         "errors host model redact version",
     ),
-    "config": Package("YAML to validated configuration", "errors export host model redact"),
+    "config": Package(
+        "Loads and validates the YAML configuration", "errors export host model redact"
+    ),
     "symbols": Package(
-        "Kernel addresses to modules, RVAs and names, from immutable snapshots",
+        "Resolves kernel addresses to modules, RVAs and names, from immutable snapshots",
         "checked errors host model",
     ),
     "tracking": Package(
@@ -69,28 +71,31 @@ PACKAGES = {
         "Gate and windows; puts together what samples this host or replays a recording",
         "bpf clock errors host model processes recording sampling symbols text tracking",
     ),
-    "delivery": Package("Windows to every exporter's queue, and its account", "export model otlp"),
+    "delivery": Package(
+        "Delivers windows to the exporters' queues and keeps their accounts", "export model otlp"
+    ),
     "formats": Package(
-        "Windows as pages, tables and files of other tools", "errors model otlp text version"
+        "Output formats: flame graph, tables, files of other tools",
+        "errors model otlp text version",
     ),
     "agent": Package(
         "The agent: life cycle, reload, health, limits, own metrics",
         "clock config delivery errors export host model pipeline redact sampling symbols version",
     ),
     "sdk": Package(
-        "Embedding in services, in the shapes of opentelemetry-sdk",
+        "Embedding in services, with the component names of opentelemetry-sdk",
         "bpf clock config delivery errors export forks host model otlp pipeline processes sampling"
         " symbols",
     ),
     "cli": Package(
-        "Commands, one file each",
+        "Commands, one module each",
         "agent bpf clock config delivery errors export formats host model otlp pipeline recording"
         " redact sampling symbols text tracking version",
     ),
     "__init__": Package("The public names", "sdk version"),
     "__main__": Package("`python -m otel_kprofiler`", "cli"),
 }
-"""In an order in which each imports only what stands before it."""
+"""Ordered so that each package imports only earlier ones."""
 
 
 def table() -> str:
@@ -104,14 +109,14 @@ def table() -> str:
 
 
 def page(text: str) -> str:
-    """The page with the table of today."""
+    """The page with the current table."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return before + BEGIN + table() + END + after
 
 
 def main() -> None:
-    """Write the page if it is not current."""
+    """Write the page if it is out of date."""
     text = PAGE.read_text()
     if text != page(text):
         PAGE.write_text(page(text))
