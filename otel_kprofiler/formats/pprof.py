@@ -113,7 +113,9 @@ class _Encoder:
         if found is None:
             found = self._mappings[module] = len(self._mappings) + 1
             limit = max((part.end for part in module.ranges), default=_USER_CEILING)
-            body = _number(1, found) + _number(2, module.base) + _number(3, max(limit, module.base))
+            start = module.base + module.extent.start
+            body = _number(1, found) + _number(2, start) + _number(3, max(limit, start))
+            body += _number(4, module.file_offset)
             body += _number(5, self._string(module.name))
             body += _number(6, self._string(module.build_id or module.file_id)) + _number(7, 1)
             self._out += _message(_MAPPING, body)

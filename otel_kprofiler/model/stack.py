@@ -92,11 +92,14 @@ class Module:
         build_id: GNU build id, None if it has none or it cannot be read.
         file_id: 128-bit id derived from the build id (see ``docs/symbols.md``).
         base: runtime address that RVAs are relative to: ``_text`` for vmlinux, the address
-            of the ``.text`` section for a module, the start of the image for BPF.
-        ranges: executable ranges without init sections, sorted by start.
+            of the ``.text`` section for a module, the start of the image for BPF. 0 for a user
+            object, whose addresses are those of its ELF file (SVMA).
+        ranges: executable ranges without init sections, sorted by start; of a user object, the
+            segment that the frames are in, in whole pages.
         range_source: how ``ranges`` were found.
         generation: grows by one for each module seen, so that a reload is another module.
         program: the BPF program that the code belongs to, if it is known.
+        file_offset: what the first byte of the range of a user object shows of its file.
     """
 
     name: str
@@ -108,6 +111,18 @@ class Module:
     range_source: RangeSource = RangeSource.KERNEL
     generation: int = 0
     program: BpfProgram | None = None
+    file_offset: int = 0
+
+    @property
+    def extent(self) -> AddressRange:
+        """From the first to the last address, relative to the base; empty if it is unknown.
+
+        That of kernel code begins at its base.
+        """
+        if not self.ranges:
+            return AddressRange(0, 0, "")
+        start = self.ranges[0].start - self.base if self.kind is ModuleKind.USER else 0
+        return AddressRange(start, self.ranges[-1].end - self.base, "")
 
 
 class Unresolved(enum.Enum):

@@ -301,6 +301,7 @@ class _Tables:
             base=0,
             ranges=(extent,) if extent.end else (),
             program=_program([attributes.get(key, "") for key in names.BPF_PROGRAM]),
+            file_offset=entry.file_offset,
         )
 
     def _frame(self, entry: Any) -> Frame:

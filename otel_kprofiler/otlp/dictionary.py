@@ -257,8 +257,8 @@ class Dictionary:
 
     def _mapping(self, module: Module, address: int) -> Token:
         """Token of a module; the range is written only for addresses inside it."""
-        limit = module.ranges[-1].end - module.base if module.ranges else 0
-        inside = 0 <= address < limit
+        extent = module.extent
+        inside = extent.start <= address < extent.end
         key = (id(module), inside)
         known = self._shortcuts.get(key)
         if known is not None:
@@ -273,7 +273,9 @@ class Dictionary:
             given = zip(BPF_PROGRAM, fields, strict=True)
             attributes |= {key: value for key, value in given if value}
         entry = self._writer.mapping(
-            limit if inside else 0, self.string(module.name), self.attributes(attributes)
+            (extent.start, extent.end, module.file_offset) if inside else (0, 0, 0),
+            self.string(module.name),
+            self.attributes(attributes),
         )
         known = self._shortcuts[key] = self.tables.intern(MAPPING, entry)
         return known

@@ -89,10 +89,13 @@ class JsonWriter:
         """Entry of ``stringTable``."""
         return b"," + _quoted(text)
 
-    def mapping(self, limit: int, filename: Token, attributes: bytes) -> bytes:
-        """Entry of ``mappingTable``."""
+    def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
+        """Entry of ``mappingTable``; see :class:`Writer`."""
+        start, limit, offset = place
         return b"," + _object(
+            _long(b"memoryStart", start),
             _long(b"memoryLimit", limit),
+            _long(b"fileOffset", offset),
             _field(b"filenameStrindex", filename),
             _array(b"attributeIndices", attributes),
         )

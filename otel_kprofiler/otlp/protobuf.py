@@ -71,9 +71,12 @@ class ProtobufWriter:
         """Entry of ``string_table``; the text has no surrogates."""
         return delimited(b"\x2a", text.encode())
 
-    def mapping(self, limit: int, filename: Token, attributes: bytes) -> bytes:
-        """Entry of ``mapping_table``; ``memory_start`` and ``file_offset`` are 0."""
-        body = _field(b"\x10", varint(limit) if limit else b"") + _field(b"\x20", filename)
+    def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
+        """Entry of ``mapping_table``; see :class:`Writer`."""
+        body = b""
+        for tag, number in zip((b"\x08", b"\x10", b"\x18"), place, strict=True):
+            body += _field(tag, varint(number & MASK_64) if number else b"")
+        body += _field(b"\x20", filename)
         return delimited(b"\x0a", body + _message(b"\x2a", attributes))
 
     def location(

@@ -80,8 +80,8 @@ class Writer(Protocol):
         """Entry of the string table; the text has no surrogates."""
         ...
 
-    def mapping(self, limit: int, filename: Token, attributes: bytes) -> bytes:
-        """Entry of the mapping table; it starts at 0."""
+    def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
+        """Entry of the mapping table; its place is start, limit, and offset in the file."""
         ...
 
     def location(

@@ -5,11 +5,25 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from otel_kprofiler.formats import folded, function_rows, html, pprof, speedscope
+from otel_kprofiler.model import (
+    USER_SIDE,
+    AddressRange,
+    FileId,
+    Frame,
+    Module,
+    ModuleKind,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Unresolved,
+    WindowSample,
+)
 
 
 def test_speedscope_follows_its_schema(windows):
@@ -90,6 +104,21 @@ def test_pprof_refers_only_to_what_it_holds(windows):
         "vfs_read", "do_syscall_64", "ext4_read", "inlined", "bpf_prog_1_x",
     }  # fmt: skip
     assert (found[9], found[10], found[12]) == ([5000], [20_000], [1000])
+
+
+def test_pprof_has_the_segment_of_a_user_file(windows):
+    ranges = (AddressRange(0x401000, 0x480000, ""),)
+    file = Module(
+        "held", ModuleKind.USER, None, FileId("5" * 32), 0, ranges=ranges, file_offset=0x1000
+    )
+    frame = Frame(file, 0x401234, (), 0, USER_SIDE, Unresolved.NO_SYMBOL_TABLE)
+    sample = WindowSample(Stack.from_frames([frame]), 1, "t", 0, None, [1])
+    window = replace(windows[0], resources=[ResourceSamples(Resource({}), [sample])])
+    found = list(fields(gzip.decompress(pprof([window]))))
+    (mapping,) = (dict(fields(body)) for number, body in found if number == 3)
+    (location,) = (dict(fields(body)) for number, body in found if number == 4)
+    assert [mapping[number] for number in (2, 3, 4)] == [0x401000, 0x480000, 0x1000]
+    assert location[3] == 0x401234
 
 
 PPROF = "github.com/google/pprof@v0.0.0-20260906184651-6331bc6350fe"

@@ -16,16 +16,22 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 from otel_kprofiler.errors import DependencyError
 from otel_kprofiler.model import (
     KERNEL_SIDE,
+    USER_SIDE,
     AddressRange,
     AttributeForm,
+    BuildId,
+    FileId,
     Form,
     Frame,
     Line,
+    Module,
+    ModuleKind,
     ProfileKind,
     ProfileSamples,
     Resource,
     ResourceSamples,
     Stack,
+    Unresolved,
     WindowSample,
 )
 from otel_kprofiler.otlp import SCHEMA_URL, Scope, check_payload, decode_windows, encode_window
@@ -151,6 +157,37 @@ def test_an_address_outside_the_range_gets_a_mapping_without_range(window):
     locations = reader.locations(reader.profiles[0].samples[0])
     assert [reader.mapping(location).memory_limit for location in locations] == [0x100, 0]
     assert check_payload(batch.payload) == []
+
+
+USER_FILE = Module(
+    name="libheld.so",
+    kind=ModuleKind.USER,
+    build_id=BuildId("0a" * 20),
+    file_id=FileId(f"{5:032x}"),
+    base=0,
+    ranges=(AddressRange(0x401000, 0x480000, ""),),
+    file_offset=0x1000,
+)
+
+
+@pytest.mark.parametrize("form", list(Form))
+def test_a_segment_of_a_user_file_has_start_limit_and_offset(window, form):
+    inside, outside = (
+        Frame(USER_FILE, address, (), 0, USER_SIDE, Unresolved.NO_SYMBOL_TABLE)
+        for address in (0x401234, 0x400FFF)
+    )
+    batch = encoded(one_frame_window(window, inside, outside), form=form)
+    reader = Reader(batch.payload)
+    places = [
+        (location.address, mapping.memory_start, mapping.memory_limit, mapping.file_offset)
+        for location in reader.locations(reader.profiles[0].samples[0])
+        for mapping in [reader.mapping(location)]
+    ]
+    assert places == [(0x401234, 0x401000, 0x480000, 0x1000), (0x400FFF, 0, 0, 0)]
+    assert check_payload(batch.payload) == []
+    (again,) = decode_windows(batch.payload)
+    (frame, _) = again.resources[0].samples[0].stack.frames
+    assert frame.module == USER_FILE
 
 
 def test_unresolved_frames_keep_their_address_and_reason(window):
