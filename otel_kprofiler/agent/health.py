@@ -70,6 +70,8 @@ class _Server(ThreadingHTTPServer):
     """One thread per connection; limits the number of connections and their duration."""
 
     daemon_threads = True
+    # With the default of 5, a client beyond them waits a second until it sends its SYN again.
+    request_queue_size = 128
 
     def __init__(
         self, address: tuple[str, int], probes: dict[str, Probe], status: Callable[[], object]

@@ -73,7 +73,8 @@ def test_records_from_before_the_configuration_come_first(root_logging, pipe):
     assert [json.loads(line)["message"] for line in read().splitlines()] == ["early", "late"]
 
 
-def test_an_unread_log_blocks_nobody_and_counts_dropped_lines(root_logging, pipe):
+def test_an_unread_log_blocks_nobody_and_counts_dropped_lines(root_logging, pipe, monkeypatch):
+    monkeypatch.setattr("otel_kprofiler.agent.logs.FLUSH_TIMEOUT_S", 0.2)
     fd, read = pipe
     configure_logging(encoding="json", fd=fd)
     written = 20_000
@@ -200,7 +201,9 @@ def test_a_port_in_use_is_reported():
 
 
 @pytest.fixture
-def health():
+def health(monkeypatch):
+    """A server that waits for its clients for less time than in production."""
+    monkeypatch.setattr("otel_kprofiler.agent.health.CONNECTION_TIMEOUT_S", 1.0)
     server = HealthServer("127.0.0.1:0", {"/livez": list})
     yield server
     server.close()
@@ -218,6 +221,15 @@ def test_clients_that_hold_connections_do_not_lock_out_others(health, caplog):
         assert get(health.port, "/livez")[0] == 200
         assert count_health_threads() <= MAX_CONNECTIONS
     assert "refused" not in caplog.text
+
+
+def test_clients_that_come_at_once_are_all_connected(health):
+    """Also while the server is busy with another one; the kernel drops what it cannot queue."""
+    with health._server._changed, contextlib.ExitStack() as stack:
+        for _ in range(2 * MAX_CONNECTIONS):
+            client = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, 1)
+            client.connect(("127.0.0.1", health.port))
 
 
 def test_a_client_that_sends_byte_by_byte_is_disconnected(health):
