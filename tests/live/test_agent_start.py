@@ -57,13 +57,13 @@ def test_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
     config.write_text(CONFIG.format(path=path))
     command = [sys.executable, "-c", RUN, "run", "-c", config]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not path.exists() or not path.stat().st_size:
             assert process.poll() is None
             assert time.monotonic() < deadline
             os.listdir("/proc/self/task")  # something to sample
         process.send_signal(signal.SIGTERM)
-        out, log = process.communicate(timeout=30)
+        out, log = process.communicate(timeout=60)
     assert process.returncode == 0, log.decode()
     told = [line.split() for line in log.decode().splitlines()]
     told = [words for words in told if words[0] in ("read", "kept")]
