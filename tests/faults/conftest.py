@@ -28,7 +28,7 @@ receivers:
     samples_per_second: {rate}
     stacks: {stacks}
     send_idle_frames: true
-    reporter_interval: 500ms
+    reporter_interval: {interval}
     monitor_interval: 1s
 exporters:
   otlp_grpc:
@@ -145,6 +145,7 @@ class Agent:
         queue="{}",
         rate=199,
         stacks="both",
+        interval="500ms",
         more="",
         limits=(),
         environment=None,
@@ -158,6 +159,7 @@ class Agent:
             CONFIG.format(
                 rate=rate,
                 stacks=stacks,
+                interval=interval,
                 endpoint=endpoint,
                 queue=queue,
                 health=self.health,

@@ -19,7 +19,7 @@ from tests.faults.accounts import check_account, check_stream
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
-OUTAGE_S = float(os.environ.get("KPROFILER_OUTAGE_S", "3"))
+OUTAGE_S = float(os.environ.get("KPROFILER_OUTAGE_S", "1.5"))
 
 
 @pytest.mark.parametrize("storage", [False, True], ids=["memory", "storage"])
@@ -161,8 +161,8 @@ def test_losses_of_a_stop_are_reported_to_the_receiver(run_agent, receiver, arri
 
     receiver.answer = answer
     receiver.up()
-    agent = run_agent(receiver.endpoint, more="shutdown_timeout: 10s")
-    time.sleep(25)
+    agent = run_agent(receiver.endpoint, interval="100ms", more="shutdown_timeout: 8s")
+    agent.wait_until(lambda: len(receiver.payloads) > 6)
     account = agent.stop()
     got = arrived(receiver.payloads)
     exporter = check_account(account, got)

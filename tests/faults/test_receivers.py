@@ -3,6 +3,7 @@
 The receiver's record is compared with the queue's account, sample by sample.
 """
 
+import dataclasses
 import email.utils
 import http.server
 import shutil
@@ -143,11 +144,6 @@ def abort(code, retry_s=None):
     return fault
 
 
-def slow(_):
-    time.sleep(1.0)
-    return b""
-
-
 def hang(handler):
     """Stop in the middle of a response."""
     handler.send_response(200)
@@ -218,17 +214,28 @@ def test_grpc_refusals_are_counted_and_not_retried(code, caplog):
 
 
 def test_a_slow_receiver_delays_only_its_own_queue():
-    receiver, quick = GrpcReceiver([slow] * 2), GrpcReceiver([])
-    queues = [ExportQueue(receiver.exporter()), ExportQueue(quick.exporter())]
+    over = threading.Event()
+
+    def slow(_):
+        over.wait(60)
+        return b""
+
+    receiver = GrpcReceiver(iter(lambda: None if over.is_set() else slow, "never"))
+    quick, patient = GrpcReceiver([]), dataclasses.replace(QUICK, max_elapsed_time_s=60)
+    queues = [ExportQueue(receiver.exporter(retry=patient)), ExportQueue(quick.exporter())]
     for number in range(BATCHES):
         for queue in queues:
             queue.put(numbered(number))
-    assert queues[1].force_flush(3000)
+    assert queues[1].force_flush(20_000)
     assert quick.arrived == ALL
-    assert queues[0].counts().queued > 0
+    assert queues[0].counts().queued == BATCHES * SAMPLES
+    deadline = time.monotonic() + 20
+    while receiver.requests < 2:
+        assert time.monotonic() < deadline, "a slow answer times out and is retried"
+        time.sleep(0.01)
+    over.set()
     assert queues[0].force_flush(20_000)
     assert queues[0].counts().exported == BATCHES * SAMPLES
-    assert receiver.requests == BATCHES + 2, "each slow answer timed out and was retried"
     for queue in queues:
         queue.shutdown()
     receiver.close()
