@@ -148,6 +148,13 @@ def check_links(samples, spans, threads):
     return linked, inside, right
 
 
+def count_linked(collector, samples_of):
+    """Number of linked samples that the Collector has written so far."""
+    lines = collector.output.read_text().splitlines(keepends=True)
+    requests = [json.loads(line) for line in lines if line.endswith("\n")]
+    return sum(link != ("", "") for *_, link, _ in samples_of(requests))
+
+
 @pytest.fixture
 def step_log(tmp_path):
     directory = tmp_path / "steps"
@@ -170,8 +177,10 @@ def test_links_agree_with_what_the_service_logs_and_the_collector_receives(
         env["START_PROFILER"] = "0"
         command = [str(BIN / "opentelemetry-instrument"), *command]
     with running(command, port, env, tmp_path / "service.log"):
-        time.sleep(1.5)
-        load(port, 8)
+        load(port, 3)
+        deadline = time.monotonic() + 60
+        while count_linked(collector, samples_of) < 1000 and time.monotonic() < deadline:
+            load(port, 1)
     collector.stop()
     samples = samples_of([json.loads(line) for line in collector.output.read_text().splitlines()])
     linked, inside, right = check_links(samples, spans_of(collector), steps_of(step_log))

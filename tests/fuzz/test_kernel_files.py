@@ -244,7 +244,7 @@ def sparse_archive():
 
 
 COPIES = {
-    "xz of zeros": ("k.xz", lambda: lzma.compress(bytes(1_200_000_000), preset=0)),
+    "xz of zeros": ("k.xz", lambda: lzma.compress(bytes((1 << 30) + 1), preset=0)),
     "damaged gz": ("k.gz", lambda: b"\x1f\x8b" + bytes(20)),
     "no xz": ("k.xz", lambda: b"no xz"),
     "sparse tar": ("k.tar", sparse_archive),

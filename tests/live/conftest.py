@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.bpf import BccLoader, LibbpfLoader, get_loader
+from otel_kprofiler.bpf import BccLoader, LibbpfLoader, bcc, get_loader
 from otel_kprofiler.sampling import on_cpu
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -13,9 +13,24 @@ sys.path.insert(0, str(Path(__file__).parent))
 from services import ToFile
 
 
+@pytest.fixture(scope="session")
+def compile_once():
+    """bcc's compiler, which is run once for each source and set of descriptors."""
+    compiled, compile_now = {}, bcc.compile_programs
+
+    def compile_programs(spec, maps):
+        key = (spec.source.read_bytes(), spec.programs, tuple(maps.items()))
+        if key not in compiled:
+            compiled[key] = compile_now(spec, maps)
+        return compiled[key]
+
+    return compile_programs
+
+
 @pytest.fixture(params=["libbpf", "bcc"])
-def loader(request, monkeypatch):
+def loader(request, monkeypatch, compile_once):
     """The loader that samplers use by default."""
+    monkeypatch.setattr(bcc, "compile_programs", compile_once)
     if not {"libbpf": LibbpfLoader, "bcc": BccLoader}[request.param].is_installed():
         pytest.skip(f"{request.param} is not installed (packages libbpf1, python3-bpfcc)")
     monkeypatch.setattr(on_cpu, "get_loader", lambda: get_loader(request.param))

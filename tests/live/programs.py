@@ -1,5 +1,6 @@
 """Real BPF programs for tests: loaded by bpf(2), libbpf or bcc, found in kallsyms."""
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -18,6 +19,7 @@ _PROG_TEST_RUN = 10
 _RAW_TRACEPOINT_OPEN = 17
 _TRACEPOINT = 5
 _XDP = 6
+_PERF_EVENT = 7
 _TRACING = 26
 _TRACE_FENTRY = 24
 _PERF_TYPE_TRACEPOINT = 2
@@ -182,6 +184,14 @@ def _read_kallsyms(blocks: tuple[str, ...]) -> set[tuple[int, str]]:
         if block and block[0].strip("[]") in blocks:
             found.add((int(address, 16), name))
     return found
+
+
+def holds_sampler(pid: int) -> bool:
+    """Whether a process holds a BPF program for perf events."""
+    with contextlib.suppress(OSError):  # descriptors come and go
+        files = Path(f"/proc/{pid}/fdinfo").iterdir()
+        return any(f"prog_type:\t{_PERF_EVENT}\n" in file.read_text() for file in files)
+    return False
 
 
 def close_all(fds: list[int]) -> None:

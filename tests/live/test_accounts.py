@@ -170,10 +170,10 @@ def test_stats_of_a_service_under_load_have_no_gaps(tmp_path):
             profiler.start("raise")
             if not number:
                 poller.start()
-            time.sleep(2)
+            time.sleep(1)
             if not number:
                 provider.add_profile_processor(SimpleProfileProcessor(InMemoryProfileExporter()))
-            time.sleep(2)
+            time.sleep(1)
             profiler.stop()
             assert_whole(profiler.stats()["account"])
             assert profiler.stats()["account"]["received"] > 100

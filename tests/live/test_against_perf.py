@@ -5,10 +5,9 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
+from programs import holds_sampler
 
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Unresolved
@@ -16,7 +15,7 @@ from otel_kprofiler.symbols import Symbolizer
 
 pytestmark = pytest.mark.live
 
-SECONDS = 6
+SECONDS = 4
 
 # Functions of each area that any kernel runs under the load; at least three must be seen.
 AREAS = {
@@ -33,14 +32,6 @@ AREAS = {
 }
 
 
-def has_program(pid):
-    """Whether a process holds a BPF program."""
-    facts = Path(f"/proc/{pid}/fdinfo").glob("*")
-    with suppress(FileNotFoundError):
-        return any("prog_type:" in fact.read_text() for fact in facts)
-    return False
-
-
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory):
     """Folded output of ``record``, and the frames printed by ``perf script``."""
@@ -55,7 +46,7 @@ def profiled(tmp_path_factory):
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     # perf fails on records of programs that are loaded while it records.
-    while not has_program(record.pid):
+    while not holds_sampler(record.pid):
         assert record.poll() is None, record.communicate()[1]
         time.sleep(0.05)
     perf = subprocess.run(

@@ -14,6 +14,7 @@ import sys
 import time
 
 import pytest
+from programs import holds_sampler
 
 from otel_kprofiler.formats import FORMATS
 from otel_kprofiler.otlp import check_file, read_profiles
@@ -31,17 +32,15 @@ def call(*words, **kwargs):
     )  # fmt: skip
 
 
-def has_open_below(pid, directory):
-    """Whether a process has a file open below a directory, nameless ones included."""
+@contextlib.contextmanager
+def busy():
+    """Something to sample meanwhile."""
+    load = subprocess.Popen([sys.executable, "-m", "benchmarks.mixed_load", "120"])
     try:
-        links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
-    except OSError:
-        return False
-    return any(link.startswith(f"{directory}/") for link in links)
-
-
-def busy(seconds):
-    return subprocess.Popen([sys.executable, "-m", "benchmarks.mixed_load", str(seconds)])
+        yield
+    finally:
+        load.kill()
+        load.wait()
 
 
 @pytest.mark.parametrize("words", [["-d", "1s"], ["--", "sleep", "1"]])
@@ -63,10 +62,9 @@ def test_a_terminal_shows_how_far_a_recording_is(tmp_path, words):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_suffix_decides_what_is_written(tmp_path, suffix):
-    load = busy(3)
     path = tmp_path / f"x.{suffix}"
-    done = call("record", "-d", "1s", "-F", 199, "--stacks", "both", "-o", path)
-    load.wait()
+    with busy():
+        done = call("record", "-d", "1s", "-F", 199, "--stacks", "both", "-o", path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"wrote {path}: ")
     assert "lost 0" in done.stderr
@@ -79,9 +77,8 @@ def test_the_suffix_decides_what_is_written(tmp_path, suffix):
 
 def test_a_command_is_followed_with_its_children_and_nothing_else(tmp_path):
     path = tmp_path / "x.folded"
-    other = busy(4)
-    done = call("record", "-F", 999, "-o", path, "--", "sh", "-c", "find /usr -xdev | md5sum")
-    other.wait()
+    with busy():
+        done = call("record", "-F", 999, "-o", path, "--", "sh", "-c", "find /usr/lib | md5sum")
     assert done.returncode == 0, done.stderr
     processes = {line.split(";")[0] for line in path.read_text().splitlines()}
     assert "find" in processes
@@ -135,17 +132,17 @@ def test_no_name_of_a_process_destroys_a_recording(tmp_path, suffix):
 
 def test_ctrl_c_writes_what_there_is(tmp_path):
     path = tmp_path / "x.otlp"
-    load = busy(5)
-    record = subprocess.Popen(
-        [sys.executable, "-m", "otel_kprofiler", "record", "-d", "60s", "-o", path],
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    while not has_open_below(record.pid, tmp_path):  # opened just before sampling
-        time.sleep(0.1)
-    time.sleep(3)
-    record.send_signal(signal.SIGINT)
-    _, errors = record.communicate(timeout=30)
-    load.wait()
+    with busy():
+        record = subprocess.Popen(
+            [sys.executable, "-m", "otel_kprofiler", "record", "-d", "60s", "-o", path],
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        while not holds_sampler(record.pid):
+            assert record.poll() is None
+            time.sleep(0.05)
+        time.sleep(1.5)
+        record.send_signal(signal.SIGINT)
+        _, errors = record.communicate(timeout=60)
     assert record.returncode == 0
     assert "interrupted" in errors.splitlines()[-1]
     assert sum(window.sample_count for window in read_profiles(str(path))) > 0
@@ -153,9 +150,8 @@ def test_ctrl_c_writes_what_there_is(tmp_path):
 
 def test_a_raw_recording_replays_to_the_same_stacks(tmp_path):
     raw, first, second = (tmp_path / name for name in ("x.raw", "a.folded", "b.folded"))
-    load = busy(4)
-    done = call("record", "-d", "1s", "-F", 499, "--raw", raw, "-o", first)
-    load.wait()
+    with busy():
+        done = call("record", "-d", "1s", "-F", 499, "--raw", raw, "-o", first)
     assert done.returncode == 0, done.stderr
     replayed = call("record", "--replay", raw, "-o", second)
     assert replayed.returncode == 0, replayed.stderr
@@ -224,19 +220,17 @@ def unresolved(text):
 
 
 def test_three_capabilities_are_enough(nobodys):
-    load = busy(4)
     words = ["record", "-d", "1s", "-F", "499", "-o", "x.otlp"]
-    done = as_nobody(["bpf", "perfmon", "syslog"], words, nobodys)
-    load.wait()
+    with busy():
+        done = as_nobody(["bpf", "perfmon", "syslog"], words, nobodys)
     assert done.returncode == 0, done.stderr
     assert unresolved(done.stderr) < 1
 
 
 def test_without_syslog_frames_carry_the_reason(nobodys):
-    load = busy(4)
     words = ["record", "-d", "1s", "-F", "499", "-o", "x.otlp"]
-    done = as_nobody(["bpf", "perfmon"], words, nobodys)
-    load.wait()
+    with busy():
+        done = as_nobody(["bpf", "perfmon"], words, nobodys)
     assert done.returncode == 0, done.stderr
     windows = read_profiles(str(nobodys / "x.otlp"))
     frames = [

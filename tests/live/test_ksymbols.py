@@ -274,8 +274,8 @@ def test_a_loss_without_later_records_is_noticed():
 
 
 def test_a_thousand_loads_per_second_cost_little_and_leak_nothing():
-    """Runs for KPROFILER_CHURN_S seconds (default 6)."""
-    seconds = float(os.environ.get("KPROFILER_CHURN_S", "6"))
+    """Runs for KPROFILER_CHURN_S seconds (default 4)."""
+    seconds = float(os.environ.get("KPROFILER_CHURN_S", "4"))
     with watching() as (symbolizer, watch):
         command = churn_command(seconds, "kprof_churn")
         fds, memory, cpu = len(os.listdir("/proc/self/fd")), [], time.process_time()
@@ -363,7 +363,7 @@ def test_a_cpu_that_was_offline_is_followed_again():
         time.sleep(1.2)
         with offline(1):
             pass
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while (KsymbolLoss.CPU_CAME, 1) not in watch.counts().lost:
             assert time.monotonic() < deadline
             time.sleep(0.05)

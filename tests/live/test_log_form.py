@@ -37,6 +37,7 @@ exporters:
     endpoint: "https://collector.invalid:4318"
     proxy_url: "http://me:s3cret-3@127.0.0.1:{plain}"
 service:
+  shutdown_timeout: 2s
   pipelines:
     profiles:
       receivers: [kprofiler]
@@ -135,7 +136,8 @@ def test_every_log_line_is_json_without_secrets(tmp_path, context):
         assert secret not in text
 
 
-def test_recordings_print_nothing_from_grpc():
+def test_recordings_print_nothing_from_grpc(monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     with serving() as plain:
         done = subprocess.run(
             [

@@ -16,7 +16,7 @@ from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("loader")]
 
 RATE = 997
-SECONDS = 2.0
+SECONDS = 1.0
 
 
 @pytest.fixture

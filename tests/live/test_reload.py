@@ -340,15 +340,15 @@ def test_a_host_that_is_not_drawn_takes_no_samples_until_it_is(agent, receiver):
         line = f"stacks: both\n    probabilistic_threshold: {percent}"
         agent.config.write_text(text.replace("stacks: both", line))
         reload(agent)
-        time.sleep(1)
 
-    agent.write(**settings(0))
+    quick = {**settings(0), "interval": "300ms"}
+    agent.write(**quick)
     set_threshold(80)
     time.sleep(2)  # for the windows before
     count = len(receiver.windows)
-    time.sleep(3)
+    time.sleep(1.5)
     assert len(receiver.windows) == count, "an empty window is not sent"
-    agent.write(**settings(0))
+    agent.write(**quick)
     set_threshold(95)
     wait_for(lambda: len(receiver.windows) > count)
     account, _ = stop(agent)

@@ -158,9 +158,12 @@ def test_no_sample_is_older_than_the_watermark_said():
 
 
 def test_an_overflow_of_the_ring_is_counted_to_the_last_sample():
-    with load(READ), load(READ), running(samples_per_second=10_000, stacks="both") as sampler:
-        started = time.monotonic()
-        end = started + 30
+    with (
+        load(READ),
+        load(READ),
+        running(samples_per_second=10_000, stacks="both", max_ring_bytes=4 << 20) as sampler,
+    ):
+        end = time.monotonic() + 60
         lines = sampler._attached.lines
         while not parse_counts(lines.copy())[0].ring_full:
             assert time.monotonic() < end
@@ -172,7 +175,11 @@ def test_an_overflow_of_the_ring_is_counted_to_the_last_sample():
 
 
 def test_a_ring_that_fills_up_ends_the_wait():
-    with load(READ), load(READ), running(samples_per_second=10_000, stacks="both") as sampler:
+    with (
+        load(READ),
+        load(READ),
+        running(samples_per_second=10_000, stacks="both", max_ring_bytes=4 << 20) as sampler,
+    ):
         started = time.monotonic()
         sampler.wait(60)
         waited = time.monotonic() - started
@@ -180,12 +187,12 @@ def test_a_ring_that_fills_up_ends_the_wait():
         assert waited < 50
         assert used > 100_000, "woken by the fill mark, not by every record"
         waits = []
-        for _ in range(3):  # a second record at the mark may have posted one more event
+        for _ in range(10):  # further records at the mark may each have posted one more event
             started = time.monotonic()
             sampler.wait(0.1)
             waits.append(time.monotonic() - started)
             sampler.drain()
-        assert sum(waits) > 0.15, "a ring with a few records wakes nobody"
+        assert max(waits) > 0.05, "a ring with a few records wakes nobody"
 
 
 def test_wake_ends_the_wait_from_another_thread():
@@ -370,7 +377,7 @@ def test_a_cpu_that_was_away_for_a_moment_is_sampled_again():
 
 
 def test_a_command_is_sampled_with_its_children_from_its_first_instruction():
-    child = "for i in range(9**8): pass"
+    child = "for i in range(2 * 10**7): pass"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', '{child}'])"
     with load(SPIN) as other, HeldCommand([sys.executable, "-S", "-c", code]) as command:
         config = SamplerConfig(samples_per_second=999, stacks="both", child_pid=command.pid)
