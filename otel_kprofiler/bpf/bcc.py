@@ -1,9 +1,9 @@
-"""The second loader: the source, compiled by bcc (Debian's and Ubuntu's python3-bpfcc).
+"""The second loader: compiles the source with bcc (Debian's and Ubuntu's python3-bpfcc).
 
-bcc compiles in a process of its own, that of the distribution's Python: here it would keep more
-than 60 MB for good, write what its compiler says to our standard error, and need bcc's package
-in our environment. It sees no environment variable and no header but those in ``stubs`` and
-beside the source. Maps are made and programs are loaded by bpf(2): include/uapi/linux/bpf.h.
+bcc runs in a child process with the distribution's Python. In this process it would occupy more
+than 60 MB permanently, write compiler messages to our standard error, and require its package in
+our environment. The child gets no environment variables, and only the headers in ``stubs`` and next
+to the source. Maps and programs are created by bpf(2), see include/uapi/linux/bpf.h.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from otel_kprofiler.errors import DependencyError, SamplerError
 _PYTHON: Final = "/usr/bin/python3"
 _PACKAGE: Final = "/usr/lib/python3/dist-packages/bcc"
 _STUBS: Final = Path(__file__).with_name("stubs")
-# bcc declares helpers without const and with structs of headers that are not there.
+# bcc declares helpers without const and with structs from missing headers.
 _FLAGS: Final = ("-DKPROFILER_BCC", "-Wno-incompatible-pointer-types")
 _COMPILE_TIMEOUT_S: Final = 120
 _TYPES: Final = {"kprofiler_sample": 7}  # enum bpf_prog_type; other programs need libbpf
@@ -37,7 +37,7 @@ _MAP_CREATE: Final = 0
 _PROG_LOAD: Final = 5
 _NAME_BYTES: Final = 15
 _INSTRUCTION_BYTES: Final = 8
-_LOG_BYTES: Final = (1 << 24) - 1  # the most that kernels before 5.11 take
+_LOG_BYTES: Final = (1 << 24) - 1  # the maximum of kernels before 5.11
 _INTERRUPTED_TRIES: Final = 4
 _LICENSE: Final = b"Dual BSD/GPL"
 
@@ -47,14 +47,15 @@ _log = logging.getLogger(__name__)
 class BccLoader:
     """Compiles programs with bcc and loads them. Thread-safe.
 
-    Takes half a second and, in another process for that time, 125 MB; later as little as libbpf.
+    Loading takes half a second and meanwhile 125 MB in a child process; afterwards it needs as
+    little as libbpf.
     """
 
     name = "bcc"
 
     @staticmethod
     def is_installed() -> bool:
-        """Whether python3-bpfcc is there. The package `bcc` of PyPI is something else."""
+        """Whether python3-bpfcc is installed. The package ``bcc`` on PyPI is something else."""
         return os.path.exists(f"{_PACKAGE}/__init__.py") and os.path.exists(_PYTHON)
 
     def load(self, spec: ObjectSpec) -> LoadedObject:
@@ -105,8 +106,8 @@ class _BccObject:
 def _missing(why: str) -> DependencyError:
     return DependencyError(
         f"bcc cannot be used: {why}",
-        hint="install it: apt-get install python3-bpfcc (the package bcc of PyPI is another one), "
-        "or use the loader libbpf",
+        hint="install it: apt-get install python3-bpfcc (the package bcc on PyPI is something "
+        "else), or use the loader libbpf",
     )
 
 
@@ -204,14 +205,14 @@ def _load_program(spec: ObjectSpec, name: str, code: bytes) -> int:
         raise SamplerError(
             f"loading {spec.source.name} failed: {os.strerror(error.errno or 0)}",
             log=log,
-            hint="this is a defect of the program or an unknown kernel: report it with the log",
+            hint="this is a bug in the program or an unsupported kernel: report it with the log",
         ) from error
 
 
 def _verify(name: str, code: bytes, log_level: int) -> str:
-    """The verifier's log, cut off where the buffer ends."""
+    """The verifier's log, truncated to the buffer."""
     log = ctypes.create_string_buffer(_LOG_BYTES)
-    with contextlib.suppress(OSError):  # the log tells, or there is none
+    with contextlib.suppress(OSError):  # the log has the reason, or is empty
         os.close(_call_load(name, code, log_level, len(log), ctypes.addressof(log)))
     return log.value.decode(errors="replace")
 
@@ -222,6 +223,6 @@ def _call_load(name: str, code: bytes, *log: int) -> int:
         0, 0, name.encode()[:_NAME_BYTES],
     )  # fmt: skip
     for _ in range(_INTERRUPTED_TRIES):
-        with contextlib.suppress(BlockingIOError):  # EAGAIN: a signal came
+        with contextlib.suppress(BlockingIOError):  # EAGAIN: interrupted by a signal
             return bpf_call(_PROG_LOAD, attributes)
     return bpf_call(_PROG_LOAD, attributes)

@@ -1,9 +1,9 @@
-"""Compiles programs with bcc and writes their instructions to the standard output.
+"""Compiles programs with bcc and writes their instructions to standard output.
 
-Run by :mod:`otel_kprofiler.bpf.bcc` as a process of the Python that bcc is installed for, which
-may be older than ours. Arguments: the directory of bcc's package, the C functions with commas
-between them, flags for the compiler. The source comes on standard input; the output has a line of
-hexadecimal digits for each function; the compiler's messages go to standard error.
+:mod:`otel_kprofiler.bpf.bcc` runs this file with the Python that bcc is installed for, which may be
+older than ours. Arguments: the directory of bcc's package, comma-separated C functions, compiler
+flags. Reads the source from standard input; prints a line of hexadecimal digits per function;
+compiler messages go to standard error.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ NO_BCC = 3
 
 
 def import_bcc(directory: str) -> Any:
-    """Import bcc from where it is, and nothing that lies beside it."""
+    """Import bcc from its directory without making adjacent packages importable."""
     spec = importlib.util.spec_from_file_location(
         "bcc", os.path.join(directory, "__init__.py"), submodule_search_locations=[directory]
     )
@@ -29,7 +29,7 @@ def import_bcc(directory: str) -> Any:
 
 
 def main(directory: str, functions: str, *flags: str) -> None:
-    """Compile."""
+    """Compile the functions and print their instructions."""
     try:
         bcc = import_bcc(directory)
     except (ImportError, OSError) as error:  # OSError: its shared library
@@ -38,7 +38,7 @@ def main(directory: str, functions: str, *flags: str) -> None:
     try:
         compiled = bcc.BPF(text=sys.stdin.buffer.read(), cflags=flags)
         codes = [compiled.dump_func(name.encode()) for name in functions.split(",")]
-    except Exception as error:  # noqa: BLE001 - bcc raises nothing else; the compiler has said why
+    except Exception as error:  # noqa: BLE001 - bcc's only exception; the compiler printed why
         sys.exit(str(error))
     for code in codes:
         sys.stdout.write(code.hex() + "\n")

@@ -1,8 +1,8 @@
-"""BTF, type information of the kernel and of programs: what is needed of it here.
+"""Reads BTF, the type information of the kernel and of programs.
 
-Format: Documentation/bpf/btf.rst. In the kernel's, a struct is found by searching the bytes for
-the offset of its name, and proven by its members, without walking all types: a few milliseconds
-for 5 MB. A program's is small and is walked.
+Format: Documentation/bpf/btf.rst. In the kernel's BTF, a struct is found by searching for the
+offset of its name and confirmed by its members, which takes a few milliseconds for 5 MB. The BTF of
+a program is small and parsed completely.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TYPE: Final = struct.Struct("=III")  # name_off, info, size or type
 _MEMBER: Final = struct.Struct("=III")  # name_off, type, offset in bits
 _KIND_STRUCT: Final = 4
 _KIND_FUNC: Final = 12
-# Bytes behind the three words of a type, by kind: fixed, and for each of its members.
+# Bytes after the three words of a type, by kind: fixed, and per member.
 _TAILS: Final = {1: (4, 0), 3: (12, 0), 4: (0, 12), 5: (0, 12), 6: (0, 8), 13: (0, 8), 14: (4, 0),
                  15: (0, 12), 17: (4, 0), 19: (0, 12)}  # fmt: skip
 
@@ -34,8 +34,8 @@ def find_member_offsets(
         members: names of members that are not bit fields.
 
     Returns:
-        One offset for each member; None when ``btf`` is no BTF, or no struct of that name has
-        all of the members directly (with structure randomization they are one level deeper).
+        One offset per member; None if ``btf`` is invalid or no struct with that name has all of the
+        members directly (with structure randomization they are one level deeper).
     """
     if len(btf) < _HEADER.size:
         return None
@@ -69,7 +69,7 @@ def _occurrences(types: bytes, needle: bytes) -> Iterator[int]:
 
 
 def _struct_members(types: bytes, at: int) -> dict[int, int] | None:
-    """Byte offset by name offset, if what stands at ``at`` can be a struct."""
+    """Byte offsets of members by name offset; None if there is no struct at ``at``."""
     if at + _TYPE.size > len(types):
         return None
     _, info, size = _TYPE.unpack_from(types, at)
@@ -89,24 +89,24 @@ def _struct_members(types: bytes, at: int) -> dict[int, int] | None:
 
 
 class ProgramBtf(NamedTuple):
-    """BTF of a program: names of its functions by type id, and all texts."""
+    """BTF of a program: function names by type id, and the string section."""
 
     functions: dict[int, str]
     texts: bytes
 
     def text(self, offset: int) -> str:
-        """The text at an offset; empty if there is none."""
+        """The string at an offset; empty if there is none."""
         return self.texts[offset : self.texts.find(b"\0", offset)].decode("utf-8", "replace")
 
 
 def parse_program_btf(btf: bytes) -> ProgramBtf:
-    """Functions and texts of a program's BTF; what is damaged is left out."""
+    """Parse a program's BTF; skips damaged parts."""
     if len(btf) < _HEADER.size or _HEADER.unpack_from(btf)[0] != _MAGIC:
         return ProgramBtf({}, b"")
     _, _, _, header, types_at, types_len, text_at, text_len = _HEADER.unpack_from(btf)
     found = ProgramBtf({}, btf[header + text_at : header + text_at + text_len])
     at, end = header + types_at, min(header + types_at + types_len, len(btf))
-    number = 1  # 0 is void, which is not written down
+    number = 1  # 0 is void, which is implicit
     while at + _TYPE.size <= end:
         name, info, _ = _TYPE.unpack_from(btf, at)
         kind = info >> 24 & 0x1F

@@ -21,7 +21,7 @@ def bpf_call(command: int, attributes: Any) -> int:
         attributes: ``union bpf_attr`` as a ctypes object; the kernel may write to it.
 
     Returns:
-        What the command gives: a descriptor or 0.
+        The command's result: a descriptor or 0.
 
     Raises:
         OSError: the kernel refused, or this architecture is unknown.

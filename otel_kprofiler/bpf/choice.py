@@ -1,4 +1,4 @@
-"""Which loader to take."""
+"""Chooses the loader."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from otel_kprofiler.bpf.loader import Loader
 from otel_kprofiler.errors import DependencyError
 
 LOADERS: Final = ("auto", "libbpf", "bcc")
-"""Names that :func:`get_loader` knows."""
+"""Names accepted by :func:`get_loader`."""
 
 
 def get_loader(name: str = "auto") -> Loader:
-    """A loader by its name; ``auto`` is libbpf where it is installed, else bcc.
+    """A loader by name; ``auto`` is libbpf if installed, otherwise bcc.
 
-    One that is named is given also where it is not installed: its ``load`` then says so.
+    A named loader is returned even if its library is missing; its ``load`` then raises.
 
     Raises:
-        DependencyError: ``auto``, and none is installed.
-        ValueError: there is no loader of that name.
+        DependencyError: the name is ``auto`` and no loader is installed.
+        ValueError: unknown name.
     """
     if name not in LOADERS:
         raise ValueError(f"no loader {name!r}: one of {', '.join(LOADERS)}")

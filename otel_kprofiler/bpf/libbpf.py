@@ -1,6 +1,6 @@
-"""The first loader: a compiled object through libbpf.so.1 and ctypes.
+"""The first loader: loads a compiled object with libbpf.so.1 through ctypes.
 
-API: libbpf.h of libbpf 1.0 and later, where pointers are NULL and ``errno`` is set on failure.
+Uses the API of libbpf 1.0 and later, which returns NULL and sets ``errno`` on failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LIBRARY: Final = "libbpf.so.1"
 _PRINT_TYPE: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _LOG_BYTES: Final = 1 << 20
 _LOADING: Final = "loading"
-_VERIFIER_LOG_BYTES: Final = (1 << 24) - 1  # the most that kernels before 5.11 take
+_VERIFIER_LOG_BYTES: Final = (1 << 24) - 1  # the maximum of kernels before 5.11
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class LibbpfLoader:
 
     @staticmethod
     def is_installed() -> bool:
-        """Whether the library is there."""
+        """Whether the library is installed."""
         try:
             ctypes.CDLL(_LIBRARY)
         except OSError:
@@ -124,7 +124,7 @@ class _LibbpfObject:
         return fd
 
     def close(self) -> None:
-        """Close the object with all descriptors."""
+        """Close the object and all descriptors."""
         if self._object is not None:
             self._library.bpf_object__close(self._object)
             self._object = None
@@ -135,7 +135,7 @@ class _LibbpfObject:
         return pointer
 
     def _failure(self, what: str, code: int) -> Exception:
-        """The verifier and the rest of the kernel use the same codes: its log tells them apart."""
+        """Convert a failure; the verifier shares error codes with other causes, but has a log."""
         log = self._messages.text()
         reason = f"{what} {self._spec.object.name} failed: {os.strerror(code)}"
         rejected = what != _LOADING or "BEGIN PROG LOAD LOG" in log
@@ -144,19 +144,19 @@ class _LibbpfObject:
         return SamplerError(
             reason,
             log=log,
-            hint="this is a defect of the program or an unknown kernel: report it with the log",
+            hint="this is a bug in the program or an unsupported kernel: report it with the log",
         )
 
 
 class _Messages:
-    """Collects what libbpf prints while it loads; its callback is global, hence the lock."""
+    """Collects messages of libbpf during a load; the lock is needed as its callback is global."""
 
     _lock = threading.Lock()
 
     def __init__(self, library: Any) -> None:
         self._library = library
         self._parts: list[bytes] = []
-        # Kept as long as libbpf may call it.
+        # A reference keeps it alive while libbpf may call it.
         self._callback = _PRINT_TYPE(self._print)
 
     def __enter__(self) -> Self:
@@ -169,7 +169,7 @@ class _Messages:
         self._lock.release()
 
     def text(self) -> str:
-        """What libbpf has said, warnings and verifier log."""
+        """Messages so far: warnings and the verifier's log."""
         return b"".join(self._parts).decode(errors="replace")
 
     def _print(self, level: int, text: bytes, arguments: int) -> int:

@@ -1,4 +1,4 @@
-"""What a loader of BPF programs is, and the bpf(2) calls on the maps of a loaded program."""
+"""Interface of loaders of BPF programs, and bpf(2) calls on maps."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _MAP_DELETE_ELEM: Final = 3
 
 
 class ObjectSpec(NamedTuple):
-    """An object and those of its programs to load.
+    """An object, and the programs in it to load.
 
     Attributes:
         source: the C file, for loaders that compile.
         object: the compiled file, for loaders that do not.
-        programs: the C functions to load. The rest of the object is left out, so that it may
-            have programs that this kernel does not know.
-        map_entries: ``max_entries`` by map, decided at run time (bytes for a ring).
-        log_level: what the verifier logs: 0 nothing unless it rejects a program, 1 each
-            instruction's state, 2 all branches. Loaders write it to the log at level INFO.
+        programs: the C functions to load. Others in the object are not loaded, so this kernel
+            need not support them.
+        map_entries: ``max_entries`` by map, chosen at run time (bytes for a ring).
+        log_level: level of the verifier's log: 0 only if it rejects a program, 1 each
+            instruction's state, 2 all branches. Loaders log it at level INFO.
     """
 
     source: Path
@@ -35,7 +35,7 @@ class ObjectSpec(NamedTuple):
 
 
 class LoadedObject(Protocol):
-    """Programs in the kernel; each is gone when it and every event that runs it are closed."""
+    """Loaded programs; the kernel unloads each when it and all events that run it are closed."""
 
     def program_fd(self, name: str) -> int:
         """Descriptor of a program, owned by this object. Raises ``KeyError`` if not loaded."""
@@ -44,11 +44,11 @@ class LoadedObject(Protocol):
         """Descriptor of a map, owned by this object. Raises ``KeyError``."""
 
     def close(self) -> None:
-        """Close every descriptor; may be called again, and in a forked child."""
+        """Close all descriptors; idempotent, and safe in a forked child."""
 
 
 class Loader(Protocol):
-    """Puts programs into the kernel."""
+    """Loads programs into the kernel."""
 
     name: str
 
@@ -57,18 +57,18 @@ class Loader(Protocol):
 
         Raises:
             DependencyError: the loader's library is missing.
-            OSError: the kernel refused (``EPERM``, ``EACCES``) or has no such feature.
-            SamplerError: a program was rejected; carries the verifier's log.
+            OSError: the kernel refused (``EPERM``, ``EACCES``) or lacks a feature.
+            SamplerError: the verifier rejected a program; carries its log.
         """
 
 
 def update_map(fd: int, key: bytes, value: bytes) -> None:
-    """Set one element of a map. Raises ``OSError`` (``E2BIG`` when a hash is full)."""
+    """Set an element of a map. Raises ``OSError`` (``E2BIG`` if a hash is full)."""
     _bpf_on_element(_MAP_UPDATE_ELEM, fd, key, value)
 
 
 def delete_from_map(fd: int, key: bytes) -> None:
-    """Remove one element of a hash; raises ``OSError`` with ``ENOENT`` if it is not there."""
+    """Delete an element of a hash. Raises ``OSError`` (``ENOENT`` if it does not exist)."""
     _bpf_on_element(_MAP_DELETE_ELEM, fd, key, None)
 
 

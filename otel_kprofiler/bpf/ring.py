@@ -1,9 +1,9 @@
-"""Reader of a BPF ring buffer by mmap, without system calls.
+"""Reads a BPF ring buffer by mmap, without system calls.
 
-Layout and rules: Documentation/bpf/ringbuf.rst, kernel/bpf/ringbuf.c. The kernel maps one
-page with the consumer's position, one with the producer's, then the data twice in a row, so
-that a record that wraps around can be read straight on. A record is eight bytes of header
-(length with two flag bits, page offset) and the data, padded to eight bytes.
+See Documentation/bpf/ringbuf.rst and kernel/bpf/ringbuf.c. The kernel maps a page with the
+consumer's position, a page with the producer's, and the data twice in succession, so that a record
+that wraps around is contiguous. A record is an eight-byte header (length with two flag bits, page
+offset) followed by the data, padded to eight bytes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _U32: Final = struct.Struct("=I")
 
 
 class Fence:
-    """Keeps loads before it from moving behind loads and stores after it (arm64).
+    """Keeps earlier loads ordered before later loads and stores (arm64).
 
-    A lock is released with release and taken with acquire order; Python offers no other
-    memory barrier.
+    Python's only memory barrier is a lock, which is taken with acquire order and released with
+    release order.
     """
 
     __slots__ = ("_lock",)
@@ -35,7 +35,7 @@ class Fence:
         self._lock = threading.Lock()
 
     def __call__(self) -> None:
-        """The barrier."""
+        """Execute the barrier."""
         with self._lock:
             pass
         with self._lock:
@@ -43,11 +43,11 @@ class Fence:
 
 
 class RingChunk(NamedTuple):
-    """What was taken from the ring.
+    """Records read from the ring.
 
     Attributes:
-        data: committed records as they lie in the ring, headers included.
-        complete: everything that was reserved up to the position where it ends is in it.
+        data: committed records as in the ring, including headers.
+        complete: whether it has everything reserved up to the requested position.
     """
 
     data: bytes
@@ -55,7 +55,7 @@ class RingChunk(NamedTuple):
 
 
 class RingMemory:
-    """The mapped pages of a ring; tests give others with the same attributes."""
+    """The mapped pages of a ring; tests replace it by an object with the same attributes."""
 
     def __init__(self, map_fd: int, size: int) -> None:
         page = mmap.PAGESIZE
@@ -81,7 +81,7 @@ class RingMemory:
 
 
 class RingReader:
-    """Takes records out of a ring; for one thread at a time.
+    """Reads records from a ring; one thread at a time.
 
     Args:
         memory: the mapped ring.
@@ -95,17 +95,17 @@ class RingReader:
         self._order = Fence()
 
     def reserved(self) -> int:
-        """The position up to which records are reserved; a barrier for other mapped memory."""
+        """Position up to which records are reserved; also a barrier for other mapped memory."""
         self._order()
         position = self._memory.producer[0]
         self._order()
         return position
 
     def take(self, until: int | None = None) -> RingChunk:
-        """Take all committed records, up to the first that is still being written.
+        """Read all committed records up to the first that is still being written.
 
         Args:
-            until: a position of :meth:`reserved` to stop at; that of this moment by default.
+            until: a position from :meth:`reserved` to stop at; by default the current one.
         """
         memory, headers, mask = self._memory, self._headers, self._mask
         start = at = memory.consumer[0]
@@ -114,7 +114,7 @@ class RingReader:
             length = headers[(at & mask) >> 2]
             tries = _BUSY_TRIES
             while length & _BUSY and tries:
-                # The kernel copies into a reserved record for some hundred nanoseconds.
+                # The kernel takes some hundred nanoseconds to fill a reserved record.
                 length = headers[(at & mask) >> 2]
                 tries -= 1
             if length & _BUSY:
@@ -136,20 +136,20 @@ class RingReader:
 
 
 def record_spans(data: bytes) -> Iterator[tuple[int, int]]:
-    """Start and end of each record in a chunk, without discarded ones. Raises ``ValueError``."""
+    """Start and end of each record in a chunk, except discarded ones. Raises ``ValueError``."""
     at, end = 0, len(data)
     while at < end:
         if end - at < RECORD_OVERHEAD:
-            raise ValueError(f"a record's header is cut off at byte {at}")
+            raise ValueError(f"a record's header is truncated at byte {at}")
         (length,) = _U32.unpack_from(data, at)
         following = at + RECORD_OVERHEAD + ((length & _LENGTH) + 7 & ~7)
         if following > end or length & _BUSY:
-            raise ValueError(f"the record at byte {at} is cut off")
+            raise ValueError(f"the record at byte {at} is truncated")
         if not length & _DISCARD:
             yield at + RECORD_OVERHEAD, at + RECORD_OVERHEAD + (length & _LENGTH)
         at = following
 
 
 def ring_bytes(wanted: int) -> int:
-    """The smallest size of a ring that holds ``wanted`` bytes: a power of two of pages."""
+    """The smallest ring size of at least ``wanted`` bytes: a power of two of pages."""
     return max(mmap.PAGESIZE, 1 << (wanted - 1).bit_length())

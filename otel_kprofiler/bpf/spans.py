@@ -1,7 +1,7 @@
-"""Where threads say which span is current in them, for the sampler to read.
+"""Registers the slots in which threads publish their active span.
 
-A thread keeps two of the interpreter's objects in a place that the sampler knows, and the sampler
-follows them at the interrupt: a change of span costs no system call and no conversion.
+A slot refers to two interpreter objects, which the sampler follows at the interrupt, so a change of
+span costs no system call and no conversion.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ SLOT_BYTES: Final = _SLOT.size
 
 
 class SpanLayout(NamedTuple):
-    """How the interpreter of this process keeps a span context (``struct span_layout``).
+    """Memory layout of span contexts in this interpreter (``struct span_layout``).
 
-    Types are given by their addresses: what has another type is not followed. Offsets are in
-    bytes from the start of an object, which is a count of references and then its type. Integers
-    have a word that tells how many digits there are, and digits of 30 bits behind it.
+    Types are identified by address; objects of other types are not followed. Offsets are in bytes
+    from the start of an object, which has its reference count and then its type. An integer has a
+    word with the number of digits, followed by digits of 30 bits.
 
     Attributes:
-        span_context_type: of span contexts: tuples that begin with the trace id, the span id,
-            whether the span is remote, and the flags, whose lowest bit says that it is sampled.
-        token_type: of tokens (``contextvars.Token``).
-        int_type: of the ids.
-        flags_type: of the flags, which is made like ``int``.
+        span_context_type: type of span contexts, tuples that begin with trace id, span id,
+            whether the span is remote, and flags, whose lowest bit means sampled.
+        token_type: ``contextvars.Token``.
+        int_type: type of the ids.
+        flags_type: type of the flags, with the layout of ``int``.
         false_at: address of ``False``.
-        items_at: offset of the first entry of a span context.
+        items_at: offset of the first item of a span context.
         token_context_at: offset of the context in a token.
-        size_shift: bits below the number of digits.
-        negative_bit: which of them says that an integer is negative; 0 if that shows in the number.
-        unsampled: 1 if spans count, too, that are not sampled.
+        size_shift: number of bits below the number of digits.
+        negative_bit: the one of them that marks negative integers; 0 if the number is negative.
+        unsampled: 1 to include spans that are not sampled.
     """
 
     span_context_type: int
@@ -50,11 +50,11 @@ class SpanLayout(NamedTuple):
 
 
 class SpanSlots:
-    """Where each thread speaks of its span. Thread-safe.
+    """The map of slots by thread. Thread-safe.
 
     Args:
-        slots_fd: the map.
-        slots: number of its entries.
+        slots_fd: descriptor of the map.
+        slots: maximum number of entries.
     """
 
     def __init__(self, slots_fd: int, slots: int) -> None:
@@ -63,15 +63,15 @@ class SpanSlots:
         self._used: set[int] = set()
         self._lock = threading.RLock()
 
-    def register(self, tid: int, said_at: int, context_at: int) -> bool:
-        """Have the sampler look there for the span of a thread; False when all slots are taken.
+    def register(self, tid: int, owner_at: int, context_at: int) -> bool:
+        """Register the slot of a thread; False if no entry is free.
 
         Args:
-            tid: thread id in the pid namespace of this process (``threading.get_native_id()``).
-            said_at: address of two pointers to objects: the context in which the span is current,
-                or a token that was made in it, and the span context, or anything else if there is
-                none (``struct said``). There is none while the thread changes the former.
-            context_at: address of the pointer to the context that the thread is in.
+            tid: thread id in this process's pid namespace (``threading.get_native_id()``).
+            owner_at: address of two pointers (``struct said``): to the context in which the span
+                is active, or a token created in it; and to the span context, or any other object
+                without a span and while the first pointer changes.
+            context_at: address of the pointer to the thread's current context.
 
         Raises:
             OSError: the kernel refused.
@@ -79,16 +79,16 @@ class SpanSlots:
         with self._lock:
             if tid not in self._used and len(self._used) == self._slots:
                 return False
-            value = _SLOT.pack(said_at, context_at)
+            value = _SLOT.pack(owner_at, context_at)
             update_map(self._slots_fd, tid.to_bytes(4, "little"), value)
             self._used.add(tid)
             return True
 
     def release(self, tid: int) -> bool:
-        """Look no more; to be called before the thread's memory is used for something else.
+        """Remove a thread's slot; call before the thread's memory is reused.
 
         Returns:
-            Whether it had a slot; after :meth:`close` no thread has.
+            Whether the thread had a slot; always False after :meth:`close`.
         """
         with self._lock:
             if tid not in self._used:
@@ -98,15 +98,15 @@ class SpanSlots:
             return True
 
     def close(self) -> None:
-        """Forget all threads and take no more; the map is closed by its owner."""
+        """Forget all threads and reject new ones; the owner of the map closes it."""
         with self._lock:
             self._slots = 0
             self._used.clear()
 
     def before_fork(self) -> None:
-        """Hold the lock, which another thread would keep for ever in the child."""
+        """Take the lock, which another thread might otherwise hold forever in the child."""
         self._lock.acquire()
 
     def after_fork(self) -> None:
-        """Let others have the lock again."""
+        """Release the lock."""
         self._lock.release()

@@ -79,7 +79,7 @@ def test_in_structs_with_bit_fields_only_plain_members_have_offsets():
         Btf().struct("task_struct_x", TASK).build(),
         Btf().struct("task_struct", TASK).build()[:50],
     ],
-    ids=["empty", "short", "no magic", "no member", "outside", "other name", "cut off"],
+    ids=["empty", "short", "no magic", "no member", "outside", "other name", "truncated"],
 )
 def test_missing_members_are_not_found(btf):
     assert find_member_offsets(btf, "task_struct", WANTED) is None

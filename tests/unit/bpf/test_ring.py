@@ -117,10 +117,10 @@ def test_closing_releases_the_mapping():
         struct.pack("=II", 16, 0) + b"short",
         struct.pack("=II", 8 | BUSY, 0) + b"8" * 8,
     ],
-    ids=["header cut off", "record cut off", "never committed"],
+    ids=["header truncated", "record truncated", "never committed"],
 )
 def test_a_damaged_chunk_is_rejected(chunk):
-    with pytest.raises(ValueError, match="cut off"):
+    with pytest.raises(ValueError, match="truncated"):
         list(record_spans(chunk))
 
 
