@@ -1,4 +1,4 @@
-# Every target works in a fresh clone; `make setup` comes first.
+# All targets work in a fresh clone after `make setup`.
 PYTHON ?= /usr/bin/python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -54,17 +54,17 @@ $(DEBUG_FILES):
 test-debug-package: $(DEBUG_FILES)  ## relative addresses against all of a Debian kernel (1 GB to load)
 	KPROFILER_DEBUG=$(DEBUG_FILES) $(PYTEST) tests/property/test_elf.py
 
-test-reload:  ## 100 reloads in 60 seconds at 999 Hz: exact account, no gap, nothing left open
+test-reload:  ## 100 reloads in 60 seconds at 999 Hz: exact account, no gaps, no leaks
 	KPROFILER_RELOADS=100 $(PYTEST) tests/live/test_reload.py -k lose_nothing
 
 test-deploy:  ## the wheel under the unit's user and capabilities for five minutes (as root)
 	KPROFILER_DEPLOY_SECONDS=300 $(PYTEST) tests/collector/test_deployment.py
 
-test-faults:  ## each fault that the agent survives, and that its tests notice when it does not
+test-faults:  ## fault tests, and mutations of the code that they must detect
 	$(PYTEST) tests/faults
 	$(BIN)/python tests/faults/mutations.py
 
-test-second-pass:  ## every sample counted once more, by none of our code (five minutes, as root)
+test-second-pass:  ## count every sample independently of the package's code (five minutes, as root)
 	$(BIN)/python tests/faults/second_pass.py
 
 test-freezes:  ## agents at 99 and 997 Hz, kernel and both stacks, frozen: FREEZES=5 SECONDS=35
@@ -74,20 +74,20 @@ test-freezes:  ## agents at 99 and 997 Hz, kernel and both stacks, frozen: FREEZ
 soak:  ## the agent under load with a fault each minute: MINUTES=30
 	$(BIN)/python tests/soak.py $(or $(MINUTES),30)
 
-bench:  ## the table of figures, as ratios measured in one run
+bench:  ## a table of benchmarks, as ratios measured in one run
 	$(BIN)/python -m benchmarks
 
-bench-compare:  ## each figure beside another commit's: BASE=commit RUNS=5 TOPICS="otlp symbols" QUICK=1
+bench-compare:  ## benchmarks compared with another commit: BASE=commit RUNS=5 TOPICS="otlp symbols" QUICK=1
 	$(BIN)/python -m benchmarks.compare $(BASE) $(TOPICS) --runs $(or $(RUNS),5) $(if $(QUICK),--quick)
 
-generated:  ## files that are made from the configuration's schema
+generated:  ## files generated from the configuration's schema
 	$(BIN)/python -m otel_kprofiler.config
 	$(BIN)/python -m tests.packages
 
 viewer:  ## the flame graph's page, from viewer/ (needs Node.js)
 	cd viewer && npm ci --ignore-scripts && npm run build
 
-bpf:  ## the eBPF object, byte for byte the committed one
+bpf:  ## the eBPF objects, byte for byte the committed ones
 	otel_kprofiler/bpf/programs/build.sh
 
 test-kernels:  ## the kernel tests in virtual machines: KERNEL=6.12 K=expression
@@ -96,11 +96,11 @@ test-kernels:  ## the kernel tests in virtual machines: KERNEL=6.12 K=expression
 soak-kernels:  ## a module loaded and unloaded 1,000 times on each kernel, to find leaks
 	$(BIN)/python tests/kernels/run.py -k cycles --cycles 1000 --boot kaslr --timeout 1800
 
-test-kernel-mutations:  ## break the package on purpose: each time a named kernel test must fail
+test-kernel-mutations:  ## break the package on purpose; each time a named kernel test must fail
 	$(BIN)/python tests/kernels/mutations.py
 
 dist:  ## wheel and source distribution
 	$(BIN)/python -m pip wheel -q --no-deps -w dist .
 
-clean:  ## what the targets above leave behind
+clean:  ## remove what the targets above create
 	rm -rf dist build .mypy_cache .ruff_cache .pytest_cache

@@ -1,4 +1,4 @@
-"""An asyncio service whose kernel profiles name the span of each task.
+"""An asyncio service whose kernel samples are linked to the span of each task.
 
     OTEL_SERVICE_NAME=lists OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318 \
     OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf OTEL_KPROFILER_SAMPLES_PER_SECOND=99 \
@@ -21,13 +21,13 @@ tracer = trace.get_tracer("asyncio_service")
 
 
 def list_processes() -> int:
-    """Something that the kernel works for."""
+    """Some work for the kernel."""
     with tracer.start_as_current_span("list"):
         return sum(len(os.listdir(f"/proc/self/{name}")) for name in ("fd", "task", "ns"))
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer one request: a span for it, with steps between which other requests are served."""
+    """Serve a request in its own span, interleaved with other requests."""
     await reader.readuntil(b"\r\n\r\n")
     with tracer.start_as_current_span("request"):
         count = 0

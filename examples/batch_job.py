@@ -1,4 +1,4 @@
-"""A batch job with kernel profiles and nothing else of OpenTelemetry.
+"""A batch job that uses only kernel profiles of OpenTelemetry.
 
     OTEL_SERVICE_NAME=copy OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4317 \
     python batch_job.py 200
@@ -12,7 +12,7 @@ from otel_kprofiler import KernelProfiler
 
 
 def copy_many(count: int) -> int:
-    """Write a file, and copy it that often; returns the bytes copied."""
+    """Write a file and copy it a number of times; returns the bytes copied."""
     copied = 0
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as target:
         source.write(os.urandom(1 << 20))
@@ -25,7 +25,7 @@ def copy_many(count: int) -> int:
 
 
 if __name__ == "__main__":
-    # What is left of the profile is exported when the block ends.
+    # Leaving the block exports pending samples.
     with KernelProfiler.from_env() as profiler:
         print(copy_many(int(sys.argv[1])), "bytes copied")
     print(profiler.stats()["samples"], "samples of the kernel")
