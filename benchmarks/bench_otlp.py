@@ -25,6 +25,7 @@ from otel_kprofiler.model import (
     Line,
     Module,
     ModuleKind,
+    Profile,
     RawFrames,
     Resource,
     ResourceSamples,
@@ -119,19 +120,23 @@ def mixed_load_window(*, user: bool) -> Window:
         key = (stack, int(pid) + int(thread), comm, int(cpu))
         groups[pid][1].setdefault(key, []).append(now)
     return Window(
-        kind=ON_CPU,
-        period_ns=1_000_000_000 // 99,
-        start_unix_ns=START_NS - 1_000_000,
-        end_unix_ns=START_NS + 5_000_000_000,
-        resources=[
-            ResourceSamples(
-                resource,
+        START_NS - 1_000_000,
+        START_NS + 5_000_000_000,
+        [
+            Profile(
+                ON_CPU,
+                1_000_000_000 // 99,
                 [
-                    WindowSample(stack, tid, comm, cpu, None, times)
-                    for (stack, tid, comm, cpu), times in samples.items()
+                    ResourceSamples(
+                        resource,
+                        [
+                            WindowSample(stack, tid, comm, cpu, None, times)
+                            for (stack, tid, comm, cpu), times in samples.items()
+                        ],
+                    )
+                    for resource, samples in groups.values()
                 ],
             )
-            for resource, samples in groups.values()
         ],
     )
 
@@ -183,7 +188,7 @@ def rows(quick: bool) -> Iterator[Row]:
                 "attributes in place",
                 size / wire_sizes(window)[name],
             )
-        processes = len(window.resources)
+        processes = len(window.profiles[0].resources)
         size, shared = (wire_sizes(each)["raw"] for each in (window, one_process(window)))
         yield Row(
             f"raw bytes, {sides}, {count / processes:.0f} samples per process",
@@ -205,18 +210,18 @@ def rows(quick: bool) -> Iterator[Row]:
 def like_peer(window: Window) -> Window:
     """The same window with the resource attributes that opentelemetry-ebpf-profiler sends."""
     keys = ("process.pid", "process.executable.name", "process.executable.path")
-    return replace(
-        window,
-        resources=[
-            ResourceSamples(
-                Resource({key: group.resource.attributes[key] for key in keys}), group.samples
-            )
-            for group in window.resources
-        ],
-    )
+    (profile,) = window.profiles
+    groups = [
+        ResourceSamples(
+            Resource({key: group.resource.attributes[key] for key in keys}), group.samples
+        )
+        for group in profile.resources
+    ]
+    return replace(window, profiles=[replace(profile, resources=groups)])
 
 
 def one_process(window: Window) -> Window:
     """The same samples, all of the first resource."""
-    samples = [sample for group in window.resources for sample in group.samples]
-    return replace(window, resources=[ResourceSamples(window.resources[0].resource, samples)])
+    (profile,) = window.profiles
+    group = ResourceSamples(profile.resources[0].resource, [one for _, one in profile.samples])
+    return replace(window, profiles=[replace(profile, resources=[group])])

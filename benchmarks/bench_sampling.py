@@ -56,7 +56,7 @@ def drained(rate: int, seconds: float) -> tuple[int, int, float, float]:
         size += sum(88 + len(s.kernel_stack) + len(s.user_stack) for s in samples)
     sampler.stop()
     sampler.drain()
-    counts = sampler.counts()
+    counts = sampler.counts()["on_cpu"]
     sampler.close()
     return counts.taken, sum(counts.lost.values()), cpu, size / max(1, counts.received)
 

@@ -8,6 +8,7 @@ Takes what the Collector's file exporter or ``OTEL_PROFILES_EXPORTER=otlp_json_f
 import sys
 from collections import Counter
 
+from otel_kprofiler.model import ON_CPU
 from otel_kprofiler.otlp import read_profiles
 
 
@@ -15,11 +16,11 @@ def kernel_time_by_span(path: str) -> Counter[tuple[str, str]]:
     """Nanoseconds by (trace id, span id): each sample stands for one sampling period."""
     times: Counter[tuple[str, str]] = Counter()
     for window in read_profiles(path):
-        for group in window.resources:
-            for sample in group.samples:
-                if sample.link is not None:
+        for profile in window.profiles:
+            for _, sample in profile.samples:
+                if sample.link is not None and profile.kind == ON_CPU:
                     span = sample.link.trace_id.hex(), sample.link.span_id.hex()
-                    times[span] += window.period_ns * len(sample.timestamps_unix_ns)
+                    times[span] += profile.measure(sample.weight)
     return times
 
 

@@ -32,7 +32,6 @@ MAX_WAITING_SAMPLES: Final = 250_000
 _ENCODING_SHARE: Final = 0.7
 """Share of the shutdown timeout after which no further window is encoded."""
 
-_KIND: Final = "on_cpu"
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ class Reporter:
         self._not_offered = {queue.exporter.name: SampleCounts() for queue in queues}
         self._handed_over = SampleCounts()
         self._latest: Window | None = None  # its totals, for the final request
-        self._reported: dict[ExportQueue, StreamTotals] = {}  # totals in the last request
+        self._reported: dict[ExportQueue, list[StreamTotals]] = {}  # totals in the last request
         self._encoder = encoder
         self._capacity = capacity
         self._waiting: deque[_Task] = deque()
@@ -102,15 +101,17 @@ class Reporter:
 
         Losses of the window at the end of sampling are counted for each exporter.
         """
-        given_up = SampleCounts({_KIND: window.lost.get(LossCause.SHUTDOWN, 0)})
+        given_up = SampleCounts()
+        for profile in window.profiles:
+            given_up[profile.kind.name] += profile.lost.get(LossCause.SHUTDOWN, 0)
         with self._changed:
-            if window.totals:
+            if any(profile.totals for profile in window.profiles):
                 self._latest = _account_only(window, self._latest)
             if given_up.total():
                 self._lose(self._take(window, given_up), LossCause.SHUTDOWN)
-            if not window.resources:
+            if not any(profile.resources for profile in window.profiles):
                 return
-            task = self._take(window, SampleCounts({_KIND: window.sample_count}))
+            task = self._take(window, window.sample_counts)
             while self._is_full(task.samples.total()):
                 self._lose(self._waiting.popleft(), LossCause.QUEUE_FULL)
             self._waiting.append(task)
@@ -205,11 +206,12 @@ class Reporter:
             if self._latest is None or queue not in self._queues:
                 return None
             account = self._account(exporter.name)
-            window = _for_receiver(self._latest, account, account.not_offered)
-            assert window.totals  # noqa: S101 - _latest always has totals
-            if window.totals == self._reported.get(queue) or not window.totals.taken:
+            not_offered = {kind: one.not_offered for kind, one in account.kinds.items()}
+            window = _for_receiver(self._latest, account, not_offered)
+            totals = _totals(window)
+            if totals == self._reported.get(queue) or not any(one.taken for one in totals):
                 return None
-            self._reported[queue] = window.totals
+            self._reported[queue] = totals
         encoded = self._encode(window, exporter.encoding)
         return encoded.batches[0] if encoded and encoded.batches else None
 
@@ -301,8 +303,8 @@ class Reporter:
             if result is None:
                 queue.lose(task.samples, LossCause.INTERNAL)
                 continue
-            if result.too_large:
-                queue.lose({_KIND: result.too_large}, LossCause.TOO_LARGE)
+            for kind, count in result.too_large.items():
+                queue.lose({kind: count}, LossCause.TOO_LARGE)
             for batch in result.batches:
                 queue.put(batch)
         with self._changed:
@@ -319,14 +321,14 @@ class Reporter:
             encoding = queue.exporter.encoding
             with self._changed:
                 account = self._account(queue.exporter.name)
-            window = _for_receiver(task.window, account, task.not_offered[account.name].total())
-            key = (encoding, repr(window.totals))
+            window = _for_receiver(task.window, account, task.not_offered[account.name])
+            key = (encoding, repr(_totals(window)))
             if key not in encoded:
                 encoded[key] = self._encode(window, encoding)
             result = encoded[key]
-            if result and result.batches and window.totals:
+            if result and result.batches and (totals := _totals(window)):
                 with self._changed:
-                    self._reported[queue] = window.totals
+                    self._reported[queue] = totals
             results.append(result)
         return results
 
@@ -354,38 +356,53 @@ def _account_of_kind(not_queued: ExporterAccount, queues: Sequence[QueueCounts])
     )
 
 
-def _for_receiver(window: Window, account: ExporterAccount, not_offered: int) -> Window:
+def _totals(window: Window) -> list[StreamTotals]:
+    return [profile.totals for profile in window.profiles if profile.totals]
+
+
+def _for_receiver(
+    window: Window, account: ExporterAccount, not_offered: Mapping[str, int]
+) -> Window:
     """The window with totals that include what this receiver will not get."""
-    totals = window.totals
+    profiles = []
+    for profile in window.profiles:
+        kind = profile.kind.name
+        totals = _for_account(profile.totals, account.of_kind(kind), not_offered.get(kind, 0))
+        profiles.append(replace(profile, totals=totals))
+    return replace(window, profiles=profiles)
+
+
+def _for_account(
+    totals: StreamTotals | None, account: ExporterAccount, not_offered: int
+) -> StreamTotals | None:
     if totals is None:
-        return window
+        return None
     lost = Counter(totals.lost) + Counter(account.lost) - Counter(account.carried_lost)
     lost += Counter({LossCause.NOT_OFFERED: not_offered})
-    totals = totals._replace(
+    return totals._replace(
         lost=dict(lost),
         earlier_lost=account.carried_lost,
         unknown_since_unix_ns=account.unknown_since_unix_ns,
     )
-    return replace(window, totals=totals)
 
 
 def _account_only(window: Window, before: Window | None) -> Window:
     """A window with the account alone, for the attributes that all its resources share."""
     common: Resource | None = None
-    for resource, _ in window.resources:
-        attributes = resource.attributes
-        if common:
-            items = attributes.items()
-            attributes = dict(item for item in common.attributes.items() if item in items)
-        common = Resource(attributes, resource.schema_url)
+    for profile in window.profiles:
+        for resource, _ in profile.resources:
+            attributes = resource.attributes
+            if common:
+                items = attributes.items()
+                attributes = dict(item for item in common.attributes.items() if item in items)
+            common = Resource(attributes, resource.schema_url)
     if common:
         groups: Sequence[ResourceSamples] = [ResourceSamples(common, ())]
     else:
-        groups = before.resources if before else [ResourceSamples(Resource({}), ())]
+        groups = before.profiles[0].resources if before else [ResourceSamples(Resource({}), ())]
     end_ns = window.end_unix_ns
-    return replace(
-        window, start_unix_ns=end_ns, end_unix_ns=end_ns + 1, resources=groups, taken=0, lost={}
-    )
+    profiles = [replace(profile, resources=groups, taken=0, lost={}) for profile in window.profiles]
+    return Window(end_ns, end_ns + 1, profiles)
 
 
 def _millis_to(deadline: float) -> float:

@@ -14,12 +14,14 @@ from otel_kprofiler.model import (
     STACK_NOT_COLLECTED,
     STACK_OK,
     STACK_TRUNCATED,
+    ProfileKind,
     RawSample,
     SpanLink,
     StackStatus,
+    find_kind,
 )
 
-RECORD_VERSION: Final = 1
+RECORD_VERSION: Final = 2
 """Grows when ``struct record`` changes; recordings carry it."""
 MAX_INTERRUPT_RANGES: Final = 4
 
@@ -34,7 +36,7 @@ DESCENDANTS: Final = 128
 
 _NO_SPANS: Final = (0,) * len(SpanLayout._fields)
 _CONFIG: Final = struct.Struct(f"={13 + len(_NO_SPANS) + 2 * MAX_INTERRUPT_RANGES}Q")
-_RECORD: Final = struct.Struct("=QQQQQQIIIhh16s")
+_RECORD: Final = struct.Struct("=QQQQQQQIIHHhh16s")
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
 _NOT_COLLECTED: Final = -32768
@@ -155,25 +157,31 @@ def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSampl
     frames cannot be known.
 
     Raises:
-        ValueError: the chunk is damaged.
+        ValueError: the chunk is damaged, or has samples of an unknown kind.
     """
     unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []
     # Most stacks of a chunk repeat; a backlog of them would take several times the memory.
     stacks: dict[bytes, bytes] = {}
     shared = stacks.setdefault
+    kinds: dict[int, ProfileKind] = {}
     for start, end in record_spans(chunk):
         if end - start < RECORD_HEADER_BYTES:
             raise ValueError(f"the record at byte {start} is too short")
         (
-            time_ns, start_time_ns, cgroup_id, trace_high, trace_low, span_id,
-            tgid, tid, cpu, kernel_bytes, user_bytes, comm,
+            time_ns, start_time_ns, cgroup_id, trace_high, trace_low, span_id, value,
+            tgid, tid, cpu, number, kernel_bytes, user_bytes, comm,
         ) = unpack(chunk, start)  # fmt: skip
         kernel = start + RECORD_HEADER_BYTES
         user = kernel + kernel_bytes if kernel_bytes > 0 else kernel
         last = user + user_bytes if user_bytes > 0 else user
         if last != end:
             raise ValueError(f"the record at byte {start} and its stacks differ in length")
+        kind = kinds.get(number)
+        if kind is None:
+            kind = kinds[number] = find_kind(number)
         fields = (
+            kind,
+            value,
             time_ns,
             cpu,
             tgid,

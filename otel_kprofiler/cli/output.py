@@ -101,8 +101,7 @@ def _reveals_addresses(windows: Sequence[Window]) -> bool:
     return any(
         frame.module is None
         for window in windows
-        for group in window.resources
-        for sample in group.samples
+        for _, sample in window.samples
         for side in sample.stack.sides
         if side.kind is KERNEL_SIDE
         for frame in side.frames

@@ -297,19 +297,18 @@ def describe_losses(lost: Losses) -> str:
 
 
 def _count_cpus(windows: Sequence[Window]) -> int:
-    return len({s.cpu for window in windows for group in window.resources for s in group.samples})
+    return len({sample.cpu for window in windows for _, sample in window.samples})
 
 
 def _unresolved_share(windows: Sequence[Window]) -> float:
     frames = unresolved = 0
     for window in windows:
-        for group in window.resources:
-            for sample in group.samples:
-                weight = sample.weight
-                for side in sample.stack.sides:
-                    if side.kind is KERNEL_SIDE:
-                        frames += weight * len(side.frames)
-                        unresolved += weight * sum(bool(frame.unresolved) for frame in side.frames)
+        for _, sample in window.samples:
+            count = len(sample.timestamps_unix_ns)
+            for side in sample.stack.sides:
+                if side.kind is KERNEL_SIDE:
+                    frames += count * len(side.frames)
+                    unresolved += count * sum(bool(frame.unresolved) for frame in side.frames)
     return unresolved / frames if frames else 0.0
 
 

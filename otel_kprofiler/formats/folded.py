@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from otel_kprofiler.formats.entries import Entry, process_name, stack_entries
+from otel_kprofiler.formats.weights import Weights
 from otel_kprofiler.model import Stack, Window
 from otel_kprofiler.text import escape_controls
 
@@ -18,7 +19,8 @@ def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
     ``_[k]`` behind whatever runs in the kernel (modules and BPF programs too), ``_[i]``
     behind inlined functions, none behind user frames. Unresolved frames read
     ``[module+0xrva]`` or ``[0xaddress]``. In names ``;`` becomes ``:``, and what cannot be printed
-    is escaped.
+    is escaped. Of several kinds of samples each has a root, and the numbers are measured: CPU time
+    and waiting time, not numbers of samples.
 
     Args:
         windows: what to report.
@@ -30,13 +32,12 @@ def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
         return "".join(f";{_frame(entry)}" for entry in stack_entries(stack))
 
     counts: Counter[str] = Counter()
-    for window in windows:
-        for group in window.resources:
-            for sample in group.samples:
-                root = _clean(process_name(group.resource, sample.thread_name))
-                if threads:
-                    root += f";{_clean(sample.thread_name)}/{sample.tid}"
-                counts[root + text(sample.stack)] += sample.weight
+    for kind, resource, sample, weight in Weights(windows).samples():
+        root = f"{_clean(kind)};" if kind else ""
+        root += _clean(process_name(resource, sample.thread_name))
+        if threads:
+            root += f";{_clean(sample.thread_name)}/{sample.tid}"
+        counts[root + text(sample.stack)] += weight
     return "".join(f"{line} {count}\n" for line, count in sorted(counts.items()))
 
 

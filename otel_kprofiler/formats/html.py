@@ -17,7 +17,8 @@ from importlib.resources import files
 from typing import Any, Final
 
 from otel_kprofiler.formats.entries import Entry, process_id, process_name, stack_entries
-from otel_kprofiler.model import Resource, Stack, Window, WindowSample
+from otel_kprofiler.formats.weights import Weighed, Weights
+from otel_kprofiler.model import Stack, Window
 from otel_kprofiler.text import escape_surrogates
 
 _PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE)\}\}")
@@ -32,13 +33,14 @@ def html(windows: Iterable[Window], *, title: str = "Flame graph") -> str:
         windows: what to show; all of them in one graph, by process name at the root.
         title: heading of the page.
     """
-    columns = _Columns()
+    windows = list(windows)
     seen = _Seen()
     for window in windows:
         seen.add(window)
-        for group in window.resources:
-            for sample in group.samples:
-                columns.add(group.resource, sample)
+    weights = Weights(windows)
+    columns = _Columns(weights.unit)
+    for weighed in weights.samples():
+        columns.add(weighed)
     data = json.dumps(columns.as_json(), separators=(",", ":"), ensure_ascii=False)
     values = {
         "TITLE": escape(escape_surrogates(title)),
@@ -59,12 +61,11 @@ class _Seen:
 
     def add(self, window: Window) -> None:
         self._samples += window.sample_count
-        self._lost += sum(window.lost.values())
+        self._lost += sum(sum(profile.lost.values()) for profile in window.profiles)
         self._start_ns = min(self._start_ns or window.start_unix_ns, window.start_unix_ns)
         self._end_ns = max(self._end_ns, window.end_unix_ns)
-        if window.period_ns:
-            self._rates.add(round(1e9 / window.period_ns))
-        self._cpus |= {sample.cpu for group in window.resources for sample in group.samples}
+        self._rates |= {round(1e9 / one.period_ns) for one in window.profiles if one.period_ns}
+        self._cpus |= {sample.cpu for _, sample in window.samples}
 
     def text(self) -> str:
         if not self._samples:
@@ -81,34 +82,37 @@ class _Seen:
 
 
 class _Columns:
-    def __init__(self) -> None:
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
         self._strings: dict[str, int] = {"": 0}
         self._frames: dict[Entry | str, int] = {}
         self._nodes: dict[tuple[int, int], int] = {}
         self._processes: dict[tuple[str, int | None], int] = {}
         self._threads: dict[tuple[str, int, int], int] = {}
         self._samples: Counter[tuple[int, int, int]] = Counter()
-        self._leaves: dict[tuple[str, Stack], int] = {}
+        self._leaves: dict[tuple[str, str, Stack], int] = {}
         self._entries: dict[Stack, tuple[int, ...]] = {}
 
-    def add(self, resource: Resource, sample: WindowSample) -> None:
+    def add(self, weighed: Weighed) -> None:
+        root, resource, sample, weight = weighed
         name = process_name(resource, sample.thread_name)
         process = _index(self._processes, (name, process_id(resource)))
         thread = _index(self._threads, (sample.thread_name, sample.tid, process))
-        key = (self._leaf(name, sample.stack), thread, sample.cpu)
-        self._samples[key] += sample.weight
+        key = (self._leaf(root, name, sample.stack), thread, sample.cpu)
+        self._samples[key] += weight
 
-    def _leaf(self, process: str, stack: Stack) -> int:
-        leaf = self._leaves.get((process, stack))
+    def _leaf(self, root: str, process: str, stack: Stack) -> int:
+        leaf = self._leaves.get((root, process, stack))
         if leaf is None:
             frames = self._entries.get(stack)
             if frames is None:
                 frames = tuple(_index(self._frames, entry) for entry in stack_entries(stack))
                 self._entries[stack] = frames
-            leaf = _index(self._nodes, (-1, _index(self._frames, process)))
+            leaf = _index(self._nodes, (-1, _index(self._frames, root))) if root else -1
+            leaf = _index(self._nodes, (leaf, _index(self._frames, process)))
             for frame in frames:
                 leaf = _index(self._nodes, (leaf, frame))
-            self._leaves[process, stack] = leaf
+            self._leaves[root, process, stack] = leaf
         return leaf
 
     def _string(self, text: str) -> int:
@@ -128,6 +132,7 @@ class _Columns:
         threads = [(self._string(name), tid, process) for name, tid, process in self._threads]
         samples = [(*key, count) for key, count in self._samples.items()]
         return {
+            "unit": self._unit,
             "strings": [escape_surrogates(text) for text in self._strings],
             "frames": _columns(frames, "name", "module", "reason", "kind", "inlined"),
             "nodes": _columns(list(self._nodes), "parent", "frame"),

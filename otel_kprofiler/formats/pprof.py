@@ -15,6 +15,7 @@ from otel_kprofiler.model import (
     Frame,
     Line,
     Module,
+    Profile,
     ProfileKind,
     Resource,
     Stack,
@@ -39,7 +40,7 @@ def pprof(windows: Iterable[Window]) -> bytes:
     function.
     """
     windows = list(windows)
-    encoder = _Encoder(dict.fromkeys(window.kind for window in windows))
+    encoder = _Encoder(dict.fromkeys(one.kind for window in windows for one in window.profiles))
     for window in windows:
         encoder.add_window(window)
     return gzip.compress(encoder.finish(), mtime=0)
@@ -57,22 +58,22 @@ class _Encoder:
         self._start_ns = 0
         self._end_ns = 0
         self._period_ns = 0
-        for value_type in (("samples", "count"), *map(_measure, self._kinds)):
+        for value_type in (("samples", "count"), *(kind.measure for kind in self._kinds)):
             self._out += _message(_SAMPLE_TYPE, self._value_type(*value_type))
 
     def add_window(self, window: Window) -> None:
         self._start_ns = min(self._start_ns or window.start_unix_ns, window.start_unix_ns)
         self._end_ns = max(self._end_ns, window.end_unix_ns)
-        self._period_ns = window.period_ns or self._period_ns
-        for group in window.resources:
-            for sample in group.samples:
-                self._add_sample(group.resource, sample, window)
+        for profile in window.profiles:
+            self._period_ns = profile.period_ns or self._period_ns
+            for resource, sample in profile.samples:
+                self._add_sample(resource, sample, profile)
 
-    def _add_sample(self, resource: Resource, sample: WindowSample, window: Window) -> None:
-        is_count = window.kind.sample_unit == "count"
+    def _add_sample(self, resource: Resource, sample: WindowSample, profile: Profile) -> None:
+        is_count = profile.kind.sample_unit == "count"
         values = [sample.weight if is_count else len(sample.timestamps_unix_ns)]
-        amount = sample.weight * (window.period_ns if window.kind.period_type else 1)
-        values += [amount if kind == window.kind else 0 for kind in self._kinds]
+        measured = profile.measure(sample.weight)
+        values += [measured if kind == profile.kind else 0 for kind in self._kinds]
         body = self._stack(sample.stack) + _packed(2, values)
         labels = {
             "process": process_name(resource, sample.thread_name),
@@ -139,19 +140,12 @@ class _Encoder:
         return self._strings.setdefault(text, len(self._strings))
 
     def finish(self) -> bytes:
-        self._out += _message(_PERIOD_TYPE, self._value_type(*_measure(self._kinds[0])))
+        self._out += _message(_PERIOD_TYPE, self._value_type(*self._kinds[0].measure))
         self._out += _number(_PERIOD, self._period_ns) + _number(_TIME_NANOS, self._start_ns)
         self._out += _number(_DURATION_NANOS, self._end_ns - self._start_ns)
         for text in self._strings:
             self._out += _message(_STRING, escape_surrogates(text).encode())
         return bytes(self._out)
-
-
-def _measure(kind: ProfileKind) -> tuple[str, str]:
-    """Type and unit of what the samples of a kind stand for."""
-    if kind.period_type:
-        return kind.period_type, kind.period_unit
-    return kind.sample_type, kind.sample_unit
 
 
 def _varint(value: int) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import cache
 
-from otel_kprofiler.model import Frame, ResourceSamples, Stack, Window
+from otel_kprofiler.model import Frame, Profile, ResourceSamples, Stack, Window
 
 
 def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Window]:
@@ -21,16 +21,16 @@ def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Wi
     def matches(stack: Stack) -> bool:
         return any(not wanted.isdisjoint(_modules(frame)) for frame in stack.frames)
 
-    selected = []
-    for window in windows:
+    def select(profile: Profile) -> Profile:
         groups = [
             ResourceSamples(group.resource, samples)
-            for group in window.resources
+            for group in profile.resources
             if (samples := [sample for sample in group.samples if matches(sample.stack)])
         ]
-        kept = replace(window, resources=groups, lost={}, totals=None)
-        selected.append(replace(kept, taken=kept.sample_count))
-    return selected
+        kept = replace(profile, resources=groups, lost={}, totals=None)
+        return replace(kept, taken=kept.sample_count)
+
+    return [replace(window, profiles=list(map(select, window.profiles))) for window in windows]
 
 
 def _modules(frame: Frame) -> set[str]:

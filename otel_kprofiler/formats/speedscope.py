@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
 from itertools import repeat
 from typing import Any, Final
 
 from otel_kprofiler.formats.entries import Entry, process_id, process_name, stack_entries
-from otel_kprofiler.model import Resource, Stack, Window
+from otel_kprofiler.model import ON_CPU, ProfileKind, Resource, Stack, Window
 from otel_kprofiler.text import escape_surrogates
 from otel_kprofiler.version import __version__
 
+_UNITS: Final = {"bytes", "microseconds", "milliseconds", "nanoseconds", "seconds"}
+"""Units of the file format, besides ``none``."""
 SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
 
 
 def speedscope(windows: Iterable[Window], *, name: str = "otel-kprofiler") -> str:
-    """JSON with one profile of everything, then one per CPU in the order of time.
+    """JSON with a profile of each kind of samples, then of each CPU in the order of time.
 
-    In the profile of everything equal stacks are merged and weights are numbers of samples;
-    in a CPU's each sample stands for itself and weighs the sampling period in nanoseconds.
-    The outermost frame is the process.
+    In the profile of a kind equal stacks are merged, and weights are in its unit; in a CPU's each
+    sample stands for itself, and a periodic one weighs the period. The outermost frame is the
+    process.
     """
     writer = _Writer()
     for window in windows:
-        if window.kind.sample_unit == "nanoseconds":
-            writer.unit = "nanoseconds"
-        for group in window.resources:
-            for sample in group.samples:
-                stack = writer.stack(sample.stack, group.resource, sample.thread_name)
+        for profile in window.profiles:
+            everything = writer.everything[profile.kind]
+            for resource, sample in profile.samples:
+                stack = writer.stack(sample.stack, resource, sample.thread_name)
                 times = sample.timestamps_unix_ns
-                weights = sample.values or repeat(window.period_ns or 1)
-                writer.weights[stack] += sample.weight
-                writer.cpus[sample.cpu] += [
+                everything[stack] += sample.weight
+                weights = map(profile.measure, sample.values or repeat(1))
+                writer.cpus[profile.kind, sample.cpu] += [
                     (time, stack, weight) for time, weight in zip(times, weights, strict=False)
                 ]
     return writer.text(name)
@@ -41,9 +42,9 @@ def speedscope(windows: Iterable[Window], *, name: str = "otel-kprofiler") -> st
 
 class _Writer:
     def __init__(self) -> None:
-        self.unit = "none"  # of the weights; "nanoseconds" is the only other one that occurs here
-        self.weights: defaultdict[tuple[int, ...], int] = defaultdict(int)
-        self.cpus: defaultdict[int, list[tuple[int, tuple[int, ...], int]]] = defaultdict(list)
+        self.everything: defaultdict[ProfileKind, Counter[tuple[int, ...]]] = defaultdict(Counter)
+        self.cpus: defaultdict[tuple[ProfileKind, int], list[tuple[int, tuple[int, ...], int]]]
+        self.cpus = defaultdict(list)
         self._frames: dict[Entry | str, int] = {}
         self._stacks: dict[Stack, tuple[int, ...]] = {}
 
@@ -60,10 +61,15 @@ class _Writer:
         return self._frames.setdefault(frame, len(self._frames))
 
     def text(self, name: str) -> str:
-        profiles = [_profile("all CPUs", self.unit, list(self.weights.items()))]
-        for cpu, samples in sorted(self.cpus.items()):
-            ordered = [(stack, period) for _, stack, period in sorted(samples)]
-            profiles.append(_profile(f"CPU {cpu}", "nanoseconds", ordered))
+        kinds = list(self.everything) or [ON_CPU]
+        named = {kind: f", {kind.name}" if len(kinds) > 1 else "" for kind in kinds}
+        profiles = [
+            _profile(f"all CPUs{named[kind]}", kind.sample_unit, self.everything[kind].items())
+            for kind in kinds
+        ]
+        for (kind, cpu), samples in sorted(self.cpus.items()):
+            ordered = [(stack, weight) for _, stack, weight in sorted(samples)]
+            profiles.append(_profile(f"CPU {cpu}{named[kind]}", kind.measure[1], ordered))
         document = {
             "$schema": SCHEMA,
             "exporter": f"otel-kprofiler@{__version__}",
@@ -86,12 +92,14 @@ def _frame_json(frame: Entry | str) -> dict[str, Any]:
     return found
 
 
-def _profile(name: str, unit: str, samples: list[tuple[tuple[int, ...], int]]) -> dict[str, Any]:
+def _profile(
+    name: str, unit: str, samples: Collection[tuple[tuple[int, ...], int]]
+) -> dict[str, Any]:
     weights = [weight for _, weight in samples]
     return {
         "type": "sampled",
         "name": name,
-        "unit": unit,
+        "unit": unit if unit in _UNITS else "none",
         "startValue": 0,
         "endValue": sum(weights),
         "samples": [stack for stack, _ in samples],

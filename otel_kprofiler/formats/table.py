@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Final, NamedTuple
 
 from otel_kprofiler.formats.entries import Entry, stack_entries
-from otel_kprofiler.model import Stack, Window
+from otel_kprofiler.model import ON_CPU, Profile, ProfileKind, Stack, Window
 from otel_kprofiler.text import escape_controls
 
 _NUMBERS: Final = 17  # "  12.3%   45.6%  "
@@ -21,8 +21,8 @@ class Row(NamedTuple):
     Attributes:
         function: name; unresolved frames of a module are one row, named by the reason.
         module: name of its module, or of the side of the stack if no more is known.
-        self_count: samples that were taken in it.
-        total_count: samples that were taken in it or below it, each counted once.
+        self_count: sum of the values of samples that were taken in it.
+        total_count: likewise, in it or below it; each sample counts once.
     """
 
     function: str
@@ -31,8 +31,8 @@ class Row(NamedTuple):
     total_count: int
 
 
-def function_rows(windows: Iterable[Window]) -> list[Row]:
-    """Functions of all windows, most samples in the function itself first."""
+def function_rows(profiles: Iterable[Profile]) -> list[Row]:
+    """Functions of profiles of one kind, those with most samples in the function itself first."""
 
     @cache
     def keys(stack: Stack) -> tuple[tuple[str, str] | None, frozenset[tuple[str, str]]]:
@@ -41,15 +41,14 @@ def function_rows(windows: Iterable[Window]) -> list[Row]:
 
     own: Counter[tuple[str, str]] = Counter()
     total: Counter[tuple[str, str]] = Counter()
-    for window in windows:
-        for group in window.resources:
-            for sample in group.samples:
-                count = sample.weight
-                leaf, functions = keys(sample.stack)
-                if leaf:
-                    own[leaf] += count
-                for key in functions:
-                    total[key] += count
+    for profile in profiles:
+        for _, sample in profile.samples:
+            weight = sample.weight
+            leaf, functions = keys(sample.stack)
+            if leaf:
+                own[leaf] += weight
+            for key in functions:
+                total[key] += weight
     rows = [Row(*key, own[key], count) for key, count in total.items()]
     return sorted(rows, key=lambda row: (-row.self_count, -row.total_count, row[:2]))
 
@@ -57,16 +56,29 @@ def function_rows(windows: Iterable[Window]) -> list[Row]:
 def table(windows: Iterable[Window], *, width: int = 80, limit: int | None = 40) -> str:
     """The functions with the most samples, one line each, at most ``width`` columns wide.
 
-    Long names are cut in the middle; numbers never are.
+    Long names are cut in the middle; numbers never are. Each kind of samples has a table.
 
     Args:
         windows: what to report.
         width: columns, at least 40.
         limit: number of functions, None for all.
     """
-    windows = list(windows)
-    count = sum(window.weight for window in windows)
-    rows = function_rows(windows)
+    by_kind: dict[ProfileKind, list[Profile]] = {}
+    for window in windows:
+        for profile in window.profiles:
+            by_kind.setdefault(profile.kind, []).append(profile)
+    tables = {
+        kind: _table(kind, profiles, width, limit)
+        for kind, profiles in (by_kind or {ON_CPU: []}).items()
+    }
+    if len(tables) == 1:
+        return next(iter(tables.values()))
+    return "\n".join(f"{kind.name}\n{text}" for kind, text in tables.items())
+
+
+def _table(kind: ProfileKind, profiles: Sequence[Profile], width: int, limit: int | None) -> str:
+    count = sum(profile.weight for profile in profiles)
+    rows = function_rows(profiles)
     shown = rows[:limit]
     names = max(width, 40) - _NUMBERS - _MODULE - 2
     lines = [f"{'self':>7} {'total':>7}  {'function':<{names}}  module"]
@@ -76,9 +88,8 @@ def table(windows: Iterable[Window], *, width: int = 80, limit: int | None = 40)
         for row in shown
     ]
     rest = len(rows) - len(shown)
-    lines += [
-        f"{count:,} samples, {len(rows):,} functions" + (f", {rest:,} not shown" * bool(rest))
-    ]
+    unit = "samples" if kind.sample_unit == "count" else kind.sample_unit
+    lines += [f"{count:,} {unit}, {len(rows):,} functions" + (f", {rest:,} not shown" * bool(rest))]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 

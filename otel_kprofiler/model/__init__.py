@@ -16,6 +16,7 @@ from otel_kprofiler.model.account import (
 )
 from otel_kprofiler.model.batch import AttributeForm, Batch, Encoding, Form, ProfileSamples
 from otel_kprofiler.model.finding import Finding, Level
+from otel_kprofiler.model.kind import KINDS, ON_CPU, ProfileKind, find_kind
 from otel_kprofiler.model.ksymbol import (
     Ksymbol,
     KsymbolAction,
@@ -49,11 +50,10 @@ from otel_kprofiler.model.stack import (
     Unresolved,
 )
 from otel_kprofiler.model.window import (
-    ON_CPU,
     Attributes,
     AttributeScalar,
     AttributeValue,
-    ProfileKind,
+    Profile,
     Resource,
     ResourceSamples,
     Window,
@@ -62,6 +62,7 @@ from otel_kprofiler.model.window import (
 
 __all__ = [
     "KERNEL_SIDE",
+    "KINDS",
     "MAX_FRAMES",
     "ON_CPU",
     "SIDES",
@@ -96,6 +97,7 @@ __all__ = [
     "Module",
     "ModuleKind",
     "ProcessKey",
+    "Profile",
     "ProfileKind",
     "ProfileSamples",
     "RangeSource",
@@ -113,5 +115,6 @@ __all__ = [
     "Unresolved",
     "Window",
     "WindowSample",
+    "find_kind",
     "sum_losses",
 ]

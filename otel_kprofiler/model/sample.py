@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from otel_kprofiler.model.kind import ProfileKind
 from otel_kprofiler.model.stack import StackStatus
 
 
@@ -15,10 +16,12 @@ class SpanLink(NamedTuple):
 
 
 class RawSample(NamedTuple):
-    """One interrupt, as the kernel program recorded it.
+    """One event, as the kernel program recorded it.
 
     Attributes:
-        time_ns: ``CLOCK_BOOTTIME`` of the interrupt.
+        kind: what was sampled.
+        value: in the unit of ``kind``.
+        time_ns: ``CLOCK_BOOTTIME`` of the event.
         cpu: logical CPU.
         tgid: process id in the initial pid namespace; 0 is the idle task.
         tid: thread id in the initial pid namespace.
@@ -32,6 +35,8 @@ class RawSample(NamedTuple):
         link: the span that was current in the thread, if one was published.
     """
 
+    kind: ProfileKind
+    value: int
     time_ns: int
     cpu: int
     tgid: int

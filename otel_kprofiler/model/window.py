@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from otel_kprofiler.model.account import Losses, StreamTotals
+from otel_kprofiler.model.account import Losses, SampleCounts, StreamTotals
+from otel_kprofiler.model.kind import ProfileKind
 from otel_kprofiler.model.sample import SpanLink
 from otel_kprofiler.model.stack import Stack
 
@@ -24,19 +25,6 @@ class Resource:
 
     attributes: Attributes
     schema_url: str = ""
-
-
-class ProfileKind(NamedTuple):
-    """What the values of a profile mean (OTLP ``sample_type`` and ``period_type``)."""
-
-    sample_type: str
-    sample_unit: str
-    period_type: str = ""
-    period_unit: str = ""
-
-
-ON_CPU: Final = ProfileKind("samples", "count", "cpu", "nanoseconds")
-"""Periodic samples of what runs on a CPU; each counts 1."""
 
 
 class WindowSample(NamedTuple):
@@ -74,40 +62,79 @@ class ResourceSamples(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Window:
-    """One reporting interval of one kind of profile.
-
-    Every timestamp of its samples lies in ``[start_unix_ns, end_unix_ns)``. A change of the
-    sampling rate closes a window, so that ``period_ns`` holds for all of its samples.
+class Profile:
+    """The samples of one kind in a window.
 
     Attributes:
-        kind: what is counted.
+        kind: what is sampled.
         period_ns: distance between two samples of a CPU; 0 when the kind has no period.
-        start_unix_ns: start of the interval.
-        end_unix_ns: end of the interval, exclusive.
         resources: the samples by resource; empty when nothing was sampled.
-        taken: samples that the kernel program took in this window.
+        taken: samples that the kernel program took in the window.
         lost: how many of those were lost before they reached the window, by cause.
         totals: the account of the whole stream, if it is known.
     """
 
     kind: ProfileKind
     period_ns: int
-    start_unix_ns: int
-    end_unix_ns: int
     resources: Sequence[ResourceSamples]
     taken: int = 0
     lost: Losses = field(default_factory=dict)
     totals: StreamTotals | None = None
 
     @property
+    def samples(self) -> Iterator[tuple[Resource, WindowSample]]:
+        """Each sample with its resource."""
+        for group in self.resources:
+            for sample in group.samples:
+                yield group.resource, sample
+
+    @property
     def sample_count(self) -> int:
-        """Number of samples (timestamps) in the window."""
-        return sum(
-            len(sample.timestamps_unix_ns) for group in self.resources for sample in group.samples
-        )
+        """Number of samples (timestamps)."""
+        return sum(len(sample.timestamps_unix_ns) for _, sample in self.samples)
 
     @property
     def weight(self) -> int:
         """Sum of the values of all samples, in the unit of ``kind``."""
-        return sum(sample.weight for group in self.resources for sample in group.samples)
+        return sum(sample.weight for _, sample in self.samples)
+
+    def measure(self, weight: int) -> int:
+        """What values stand for, in the unit of ``kind.measure``."""
+        return weight * self.period_ns if self.period_ns else weight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """One reporting interval.
+
+    Every timestamp of its samples lies in ``[start_unix_ns, end_unix_ns)``. A change of the
+    sampling rate closes a window, so that ``period_ns`` holds for all samples of a profile.
+
+    Attributes:
+        start_unix_ns: start of the interval.
+        end_unix_ns: end of the interval, exclusive.
+        profiles: one for each kind that is sampled.
+    """
+
+    start_unix_ns: int
+    end_unix_ns: int
+    profiles: Sequence[Profile]
+
+    @property
+    def sample_count(self) -> int:
+        """Number of samples (timestamps) of all kinds."""
+        return sum(profile.sample_count for profile in self.profiles)
+
+    @property
+    def sample_counts(self) -> SampleCounts:
+        """Number of samples of each kind."""
+        counts = SampleCounts()
+        for profile in self.profiles:
+            counts[profile.kind.name] += profile.sample_count
+        return counts
+
+    @property
+    def samples(self) -> Iterator[tuple[Resource, WindowSample]]:
+        """Each sample of any kind with its resource."""
+        for profile in self.profiles:
+            yield from profile.samples

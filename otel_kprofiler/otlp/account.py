@@ -1,4 +1,4 @@
-"""The account of samples in every request, as attributes of its first profile.
+"""The account of samples in every request, as attributes of its first profile of each kind.
 
 For the window: its samples in all requests, the samples that the eBPF program took meanwhile, and
 the losses in between. For the stream, since sampling began: the same as totals, and later losses
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from otel_kprofiler.model import AttributeValue, LossCause, Losses, StreamTotals, Window
+from otel_kprofiler.model import AttributeValue, LossCause, Losses, Profile, StreamTotals
 from otel_kprofiler.otlp.conventions import (
     EARLIER_LOST,
     STREAM_ID,
@@ -26,15 +26,15 @@ from otel_kprofiler.otlp.conventions import (
 )
 
 
-def account_attributes(window: Window) -> dict[str, AttributeValue]:
-    """Attributes of the first profile of each request; empty if nothing was counted."""
-    totals = window.totals
-    if totals is None and not window.taken:
+def account_attributes(profile: Profile) -> dict[str, AttributeValue]:
+    """Attributes of a kind's first profile in each request; empty if nothing was counted."""
+    totals = profile.totals
+    if totals is None and not profile.taken:
         return {}
     attributes: dict[str, AttributeValue] = {
-        WINDOW_SAMPLES: window.sample_count,
-        WINDOW_TAKEN: window.taken,
-        **_losses(WINDOW_LOST, window.lost),
+        WINDOW_SAMPLES: profile.sample_count,
+        WINDOW_TAKEN: profile.taken,
+        **_losses(WINDOW_LOST, profile.lost),
     }
     if totals is not None:
         attributes[STREAM_ID] = totals.stream_id

@@ -14,6 +14,7 @@ from typing import Any, Final
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import (
     KERNEL_SIDE,
+    KINDS,
     SIDES,
     STACK_TRUNCATED,
     USER_SIDE,
@@ -26,6 +27,7 @@ from otel_kprofiler.model import (
     Line,
     Module,
     ModuleKind,
+    Profile,
     ProfileKind,
     Resource,
     ResourceSamples,
@@ -54,6 +56,9 @@ _ERRNO_NUMBERS: Final = {name: number for number, name in errno.errorcode.items(
 
 _ResourceKey = tuple[object, ...]
 _Identity = tuple[Stack, int, str, int, SpanLink | None]
+_ProfileKey = tuple[ProfileKind, int, int, int]
+"""Kind, period, start and end."""
+_ProfileSamples = dict[_ResourceKey, dict[_Identity, "_Series"]]
 
 
 def read_profiles(path: str) -> list[Window]:
@@ -98,8 +103,8 @@ class _Decoder:
     """Collects windows from several messages, which share equal values."""
 
     def __init__(self) -> None:
-        self._windows: dict[tuple[object, ...], dict[_ResourceKey, dict[_Identity, _Series]]] = {}
-        self._accounts: dict[tuple[object, ...], Mapping[str, AttributeValue]] = {}
+        self._profiles: dict[_ProfileKey, _ProfileSamples] = {}
+        self._accounts: dict[_ProfileKey, Mapping[str, AttributeValue]] = {}
         self._resources: dict[_ResourceKey, Resource] = {}
         self.frames: dict[Frame, Frame] = {}
         self.stacks: dict[tuple[object, ...], Stack] = {}
@@ -118,11 +123,10 @@ class _Decoder:
             resource = self._resource(resource_profiles, tables.values)
             for scope_profiles in resource_profiles.scope_profiles:
                 for profile in scope_profiles.profiles:
-                    key = tables.window_key(profile)
+                    key = tables.profile_key(profile)
                     if profile.attribute_indices:
                         self._accounts[key] = tables.attributes(profile.attribute_indices)
-                    window = self._windows.setdefault(key, {})
-                    samples = window.setdefault(resource, {})
+                    samples = self._profiles.setdefault(key, {}).setdefault(resource, {})
                     for sample in profile.samples:
                         identity = tables.identity(sample)
                         series = samples.get(identity)
@@ -139,40 +143,51 @@ class _Decoder:
         return key
 
     def windows(self) -> list[Window]:
+        """Windows of equal intervals are one, unless a kind is in both."""
+        found: dict[tuple[int, int], list[list[Profile]]] = {}
+        for (kind, period, start, end), resources in self._profiles.items():
+            account = parse_account(self._accounts.get((kind, period, start, end), {}))
+            profile = Profile(kind, period, self._groups(resources), *account)
+            groups = found.setdefault((start, end), [])
+            for group in groups:
+                if all(other.kind != kind for other in group):
+                    group.append(profile)
+                    break
+            else:
+                groups.append([profile])
+        return [_window(*key, group) for key, groups in found.items() for group in groups]
+
+    def _groups(self, resources: _ProfileSamples) -> list[ResourceSamples]:
         return [
-            _window(
-                key,
+            ResourceSamples(
+                self._resources[resource],
                 [
-                    ResourceSamples(
-                        self._resources[resource],
-                        [
-                            WindowSample(*identity, series.times, series.values)
-                            for identity, series in samples.items()
-                            if series.times
-                        ],
-                    )
-                    for resource, samples in resources.items()
-                    if any(series.times for series in samples.values())
+                    WindowSample(*identity, series.times, series.values)
+                    for identity, series in samples.items()
+                    if series.times
                 ],
-                self._accounts.get(key, {}),
             )
-            for key, resources in self._windows.items()
+            for resource, samples in resources.items()
+            if any(series.times for series in samples.values())
         ]
 
 
-def _window(
-    key: tuple[Any, ...],
-    resources: list[ResourceSamples],
-    attributes: Mapping[str, AttributeValue],
-) -> Window:
+def _window(start: int, end: int, profiles: list[Profile]) -> Window:
     """A window extended to include all its samples; a peer's profile may be narrower."""
-    kind, period, start, end = key
-    for group in resources:
-        for sample in group.samples:
+    for profile in profiles:
+        for _, sample in profile.samples:
             start = min(start, *sample.timestamps_unix_ns)
             end = max(end, max(sample.timestamps_unix_ns) + 1)
-    taken, lost, totals = parse_account(attributes)
-    return Window(kind, period, start, end, resources, taken, lost, totals)
+    return Window(start, end, profiles)
+
+
+def _find_kind(type_: str, unit: str, period_type: str, period_unit: str) -> ProfileKind:
+    """The kind with these types; one of its own for what we do not sample."""
+    found = ProfileKind(type_, type_, unit, period_type, period_unit)
+    for kind in KINDS:
+        if kind._replace(name=type_, number=0) == found:
+            return kind
+    return found
 
 
 class _Series:
@@ -242,10 +257,10 @@ class _Tables:
     def attributes(self, indices: Iterable[int]) -> Mapping[str, AttributeValue]:
         return dict(self._attributes[index] for index in indices)
 
-    def window_key(self, profile: Any) -> tuple[object, ...]:
+    def profile_key(self, profile: Any) -> _ProfileKey:
         strings, kind, period = self.strings, profile.sample_type, profile.period_type
         return (
-            ProfileKind(
+            _find_kind(
                 strings[kind.type_strindex],
                 strings[kind.unit_strindex],
                 strings[period.type_strindex],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import itemgetter
@@ -23,9 +23,12 @@ from otel_kprofiler.model import (
     Batch,
     Form,
     Frame,
+    Profile,
+    ProfileKind,
     ProfileSamples,
     RawFrames,
     Resource,
+    SampleCounts,
     Window,
     WindowSample,
 )
@@ -34,10 +37,8 @@ from otel_kprofiler.otlp.conventions import SCHEMA_URL
 from otel_kprofiler.otlp.dictionary import Dictionary
 from otel_kprofiler.otlp.json_form import JsonWriter
 from otel_kprofiler.otlp.protobuf import ProtobufWriter
-from otel_kprofiler.otlp.writer import Envelope, Header, ProfileTypes, Writer
+from otel_kprofiler.otlp.writer import Envelope, ProfileTypes, Writer
 from otel_kprofiler.version import __version__
-
-_KIND: Final = "on_cpu"
 
 _WRITERS: Final[dict[Form, Writer]] = {Form.PROTOBUF: ProtobufWriter(), Form.JSON: JsonWriter()}
 
@@ -73,11 +74,11 @@ class Encoded(NamedTuple):
 
     Attributes:
         batches: the requests, in the order of the samples; empty if there were no samples.
-        too_large: samples that exceed the size limit on their own and are in no batch.
+        too_large: samples that exceed the size limit on their own and are in no batch, by kind.
     """
 
     batches: tuple[Batch, ...]
-    too_large: int
+    too_large: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class _Options:
     attribute_form: AttributeForm
     max_bytes: int | None
     new_id: Callable[[int], bytes]
-    account: Attributes
+    accounts: Mapping[ProfileKind, Attributes]
     pause: Callable[[], None]
 
 
@@ -101,7 +102,7 @@ class _Owner(NamedTuple):
     schema_url: str
 
 
-_Unit = tuple[_Owner, WindowSample]
+_Unit = tuple[_Owner, Profile, WindowSample]
 
 
 def encode_window(
@@ -138,14 +139,14 @@ def encode_window(
         attribute_form=attributes,
         max_bytes=max_bytes,
         new_id=new_id,
-        account=account_attributes(window),
+        accounts={profile.kind: account_attributes(profile) for profile in window.profiles},
         pause=pause or _go_on,
     )
     units = _units(options)
     if not units:
-        return Encoded(tuple(_encode_account(options)), 0)
+        return Encoded(tuple(_encode_account(options)), {})
     batch, _ = _encode(options, units)
-    return Encoded((batch,), 0) if batch else _split(options, units)
+    return Encoded((batch,), {}) if batch else _split(options, units)
 
 
 def _go_on() -> None:
@@ -159,55 +160,67 @@ def _owner(resource: Resource) -> _Owner:
 
 
 def _encode_account(options: _Options) -> Iterator[Batch]:
-    """A request with the account for the first Resource, if there is an account.
+    """A request with the account of each kind for the first Resource, if there is one.
 
-    It has one sample of value 0, because Collectors drop requests without samples.
+    Each profile has one sample of value 0, because Collectors drop requests without samples.
     """
     writer, window = options.writer, options.window
-    if not window.resources or not options.account:
+    counted = [one for one in window.profiles if one.resources and options.accounts[one.kind]]
+    if not counted:
         return
     dictionary = Dictionary(writer, options.attribute_form)
-    envelope = _envelope(options, dictionary)
-    owner = _owner(window.resources[0].resource)
+    envelopes = _envelopes(options, dictionary, counted)
+    scope = _scope(options, dictionary)
+    owner = _owner(counted[0].resources[0].resource)
     resource = writer.resource(dictionary.key_values(owner.attributes), owner.schema_url)
     sample = writer.sample(b"", b"", writer.values((0,)))
-    profile_id = options.new_id(_ID_PREFIX_BYTES) + (1).to_bytes(4, "big")
-    account = dictionary.attributes(options.account)
-    group = writer.group(envelope, resource, sample, profile_id, account)
+    id_prefix = options.new_id(_ID_PREFIX_BYTES)
+    profiles = [
+        writer.profile(
+            envelopes[profile.kind],
+            sample,
+            id_prefix + number.to_bytes(4, "big"),
+            dictionary.attributes(options.accounts[profile.kind]),
+        )
+        for number, profile in enumerate(counted, start=1)
+    ]
+    group = writer.group(resource, scope, b"".join(profiles))
     payload = writer.request([group], dictionary.tables.entries)
-    profiles = (ProfileSamples(_KIND, 0),)
-    yield Batch(payload, writer.form, profiles, window.start_unix_ns, window.end_unix_ns)
+    counts = tuple(ProfileSamples(profile.kind.name, 0) for profile in counted)
+    yield Batch(payload, writer.form, counts, window.start_unix_ns, window.end_unix_ns)
 
 
 def _units(options: _Options) -> list[_Unit]:
-    """Samples by Resource; equal Resources are merged."""
+    """Samples by Resource, then by kind; equal Resources are merged."""
     merged: dict[_Owner, list[_Unit]] = {}
-    for resource, samples in options.window.resources:
-        units = merged.setdefault(owner := _owner(resource), [])
-        for sample in samples:
-            if sample.timestamps_unix_ns:
-                units.append((owner, sample))
-            options.pause()
+    for profile in options.window.profiles:
+        for resource, samples in profile.resources:
+            units = merged.setdefault(owner := _owner(resource), [])
+            for sample in samples:
+                if sample.timestamps_unix_ns:
+                    units.append((owner, profile, sample))
+                options.pause()
     return [unit for units in merged.values() for unit in units]
 
 
 def _split(options: _Options, units: list[_Unit]) -> Encoded:
     """Encode several requests; a sample too large on its own is split by its timestamps."""
     batches = []
-    too_large = position = 0
+    too_large = SampleCounts()
+    position = 0
     step = len(units)
     while position < len(units):
         batch, count = _encode_first(options, units[position : position + step])
         position += count
         step = 2 * count if count == step else count + count // _MORE_SHARE + 1
         if batch is None:
-            owner, sample = units[position - 1]
-            batch, fitting = _encode_times(options, owner, sample)
+            owner, profile, sample = unit = units[position - 1]
+            batch, fitting = _encode_times(options, unit)
             if batch is None:
-                too_large += len(sample.timestamps_unix_ns)
+                too_large[profile.kind.name] += len(sample.timestamps_unix_ns)
                 continue
             position -= 1
-            units[position] = owner, _cut(sample, fitting, None)
+            units[position] = owner, profile, _cut(sample, fitting, None)
         batches.append(batch)
     return Encoded(tuple(batches), too_large)
 
@@ -226,13 +239,12 @@ def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | No
     return batch, count
 
 
-def _encode_times(
-    options: _Options, owner: _Owner, sample: WindowSample
-) -> tuple[Batch | None, int]:
+def _encode_times(options: _Options, unit: _Unit) -> tuple[Batch | None, int]:
     """A request with as many of a sample's timestamps as fit, and their number."""
+    owner, profile, sample = unit
 
     def encode(count: int) -> Batch | None:
-        return _encode(options, [(owner, _cut(sample, 0, count))])[0]
+        return _encode(options, [(owner, profile, _cut(sample, 0, count))])[0]
 
     counts = range(1, len(sample.timestamps_unix_ns))
     count = bisect_left(counts, True, key=lambda count: encode(count) is None)
@@ -256,56 +268,69 @@ def _encode(
     writer, limit = options.writer, options.max_bytes
     dictionary = Dictionary(writer, options.attribute_form)
     tables = dictionary.tables
-    envelope = _envelope(options, dictionary)
+    envelopes = _envelopes(options, dictionary, dict.fromkeys(profile for _, profile, _ in units))
+    scope = _scope(options, dictionary)
     dictionary.key_values(units[0][0].attributes)  # most are shared by all resources
     if frequent_first:
         _intern_frequent(options, dictionary, units)
     id_prefix = options.new_id(_ID_PREFIX_BYTES)
-    account = dictionary.attributes(options.account)  # for the first profile
+    # For the first profile of each kind.
+    accounts = {kind: dictionary.attributes(options.accounts[kind]) for kind in envelopes}
     groups: list[bytes] = []
-    counts = []
+    counts: list[ProfileSamples] = []
     sizes: list[int] = []  # lower bound of the bytes up to each sample
-    groups_size = 0
+    complete_size = 0
     # All samples of a profile must have the same shape: all with values, or none if each is 1.
-    has_values = any(sample.values for _, sample in units)
+    with_values = {id(profile) for _, profile, sample in units if sample.values}
     for owner, units_of_owner in groupby(units, itemgetter(0)):
         resource = writer.resource(dictionary.key_values(owner.attributes), owner.schema_url)
-        samples: dict[bytes, bytes] = {}
-        values: dict[bytes, bytes] = {}
-        count = samples_size = 0
-        for _, sample in units_of_owner:
-            head = dictionary.sample_head(sample)
-            times = writer.timestamps(sample.timestamps_unix_ns)
-            samples_size += len(times)
-            earlier = samples.get(head)
-            if earlier is None:
-                samples_size += len(head) + writer.sample_bytes
-                samples[head] = times
-            else:
-                samples[head] = earlier + times
-            if has_values:
-                own = writer.values(sample.values or [1] * len(sample.timestamps_unix_ns))
-                samples_size += len(own)
-                values[head] = values.get(head, b"") + own
-            count += len(sample.timestamps_unix_ns)
-            sizes.append(groups_size + samples_size + tables.size)
-            if limit is not None and sizes[-1] > limit:
-                return None, _fitting(sizes, limit, len(units))
-            options.pause()
-        written = []
-        for head, times in samples.items():
-            written.append(writer.sample(head, times, values.get(head, b"")))
-            options.pause()
-        profile_id = id_prefix + (len(groups) + 1).to_bytes(4, "big")
-        groups.append(writer.group(envelope, resource, b"".join(written), profile_id, account))
-        groups_size += len(groups[-1])
-        counts.append(ProfileSamples(_KIND, count))
-        account = b""
+        profiles: list[bytes] = []
+        for profile, units_of_profile in groupby(units_of_owner, itemgetter(1)):
+            has_values = id(profile) in with_values
+            samples: dict[bytes, bytes] = {}
+            values: dict[bytes, bytes] = {}
+            count = samples_size = 0
+            for _, _, sample in units_of_profile:
+                head = dictionary.sample_head(sample)
+                times = writer.timestamps(sample.timestamps_unix_ns)
+                samples_size += len(times)
+                earlier = samples.get(head)
+                if earlier is None:
+                    samples_size += len(head) + writer.sample_bytes
+                    samples[head] = times
+                else:
+                    samples[head] = earlier + times
+                if has_values:
+                    own = writer.values(sample.values or [1] * len(sample.timestamps_unix_ns))
+                    samples_size += len(own)
+                    values[head] = values.get(head, b"") + own
+                count += len(sample.timestamps_unix_ns)
+                sizes.append(complete_size + samples_size + tables.size)
+                if limit is not None and sizes[-1] > limit:
+                    return None, _fitting(sizes, limit, len(units))
+                options.pause()
+            body = _join(options, samples, values)
+            counts.append(ProfileSamples(profile.kind.name, count))
+            profile_id = id_prefix + len(counts).to_bytes(4, "big")
+            account = accounts.pop(profile.kind, b"")
+            profiles.append(writer.profile(envelopes[profile.kind], body, profile_id, account))
+            complete_size += len(profiles[-1])
+        groups.append(writer.group(resource, scope, b"".join(profiles)))
+        complete_size = sum(map(len, groups))
     payload = writer.request(groups, tables.entries)
     if limit is not None and len(payload) > limit:
         return None, _fitting(sizes, limit - (len(payload) - sizes[-1]), len(units))
-    interval = options.window.start_unix_ns, options.window.end_unix_ns
-    return Batch(payload, writer.form, tuple(counts), *interval), 0
+    start, end = options.window.start_unix_ns, options.window.end_unix_ns
+    return Batch(payload, writer.form, tuple(counts), start, end), 0
+
+
+def _join(options: _Options, samples: dict[bytes, bytes], values: dict[bytes, bytes]) -> bytes:
+    """The samples of a profile from their timestamps and values by head."""
+    written = []
+    for head, times in samples.items():
+        written.append(options.writer.sample(head, times, values.get(head, b"")))
+        options.pause()
+    return b"".join(written)
 
 
 def _fitting(sizes: Sequence[int], limit: int, count: int) -> int:
@@ -314,26 +339,34 @@ def _fitting(sizes: Sequence[int], limit: int, count: int) -> int:
     return min(max(found, 1), count - 1)
 
 
-def _envelope(options: _Options, dictionary: Dictionary) -> Envelope:
-    string, window, scope = dictionary.string, options.window, options.scope
-    kind = window.kind
-    periodic = kind.period_type and window.period_ns > 0
-    types = ProfileTypes(
-        string(kind.sample_type),
-        string(kind.sample_unit),
-        string(kind.period_type) if periodic else b"",
-        string(kind.period_unit) if periodic else b"",
-    )
+def _envelopes(
+    options: _Options, dictionary: Dictionary, profiles: Iterable[Profile]
+) -> dict[ProfileKind, Envelope]:
+    """What the profiles of each kind have around their samples."""
+    string, envelopes = dictionary.string, {}
+    for profile in profiles:
+        kind = profile.kind
+        periodic = kind.period_type and profile.period_ns > 0
+        types = ProfileTypes(
+            string(kind.sample_type),
+            string(kind.sample_unit),
+            string(kind.period_type) if periodic else b"",
+            string(kind.period_unit) if periodic else b"",
+        )
+        envelopes[kind] = options.writer.profile_envelope(options.window, types, profile.period_ns)
+    return envelopes
+
+
+def _scope(options: _Options, dictionary: Dictionary) -> Envelope:
+    scope = options.scope
     attributes = dictionary.key_values(sorted(scope.attributes.items()))
-    return options.writer.envelope(
-        Header(window, types, scope.name, scope.version, attributes, scope.schema_url)
-    )
+    return options.writer.scope(scope.name, scope.version, attributes, scope.schema_url)
 
 
 def _intern_frequent(options: _Options, dictionary: Dictionary, units: Sequence[_Unit]) -> None:
     """Give one-byte indices to the most frequent frames and addresses."""
     counted_units = units[:: max(1, len(units) // _STACKS_COUNTED)]
-    stacks = list({id(sample.stack): sample.stack for _, sample in counted_units}.values())
+    stacks = list({id(sample.stack): sample.stack for _, _, sample in counted_units}.values())
     frames: dict[int, Frame] = {}
     raw = _RawAddresses()
     uses: Counter[int] = Counter()

@@ -13,9 +13,9 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from otel_kprofiler.model import AttributeValue, Form, SpanLink
+from otel_kprofiler.model import AttributeValue, Form, SpanLink, Window
 from otel_kprofiler.otlp.wire import MASK_64
-from otel_kprofiler.otlp.writer import Envelope, Header, KeyValue, Token
+from otel_kprofiler.otlp.writer import Envelope, KeyValue, ProfileTypes, Token
 from otel_kprofiler.text import escape_surrogates
 
 _TABLES: Final = (
@@ -175,9 +175,8 @@ class JsonWriter:
             _field(b"keyStrindex", key_token) or b'"key":' + _quoted(key), b'"value":' + any_value
         )
 
-    def envelope(self, header: Header) -> Envelope:
-        """Everything in a ResourceProfiles except its resource, samples and id."""
-        window, types = header.window, header.types
+    def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
+        """The fields of a profile around the elements of ``samples``."""
         period_type = _object(
             _field(b"typeStrindex", types.period_type), _field(b"unitStrindex", types.period_unit)
         )
@@ -188,39 +187,40 @@ class JsonWriter:
             _long(b"timeUnixNano", window.start_unix_ns),
             _long(b"durationNano", window.end_unix_ns - window.start_unix_ns),
             b'"periodType":' + period_type if types.period_type else b"",
-            _long(b"period", window.period_ns) if types.period_type else b"",
+            _long(b"period", period) if types.period_type else b"",
         )
-        scope = _object(
-            _text(b"name", header.scope_name),
-            _text(b"version", header.scope_version),
-            _array(b"attributes", b",".join(header.scope_attributes)),
-        )
-        return Envelope(
-            (
-                b'{"sampleType":%b,"samples":[' % sample_type,
-                b"".join([b"]", *(b"," + field for field in fields if field)]),
-            ),
-            (b'{"scope":%b,"profiles":[' % scope, b"]" + _last_text(header.scope_schema_url)),
+        return (
+            b',{"sampleType":%b,"samples":[' % sample_type,
+            b"".join([b"]", *(b"," + field for field in fields if field)]),
         )
 
-    def resource(self, attributes: Sequence[bytes], schema_url: str) -> tuple[bytes, bytes]:
+    def profile(
+        self, envelope: Envelope, samples: bytes, profile_id: bytes, attributes: bytes
+    ) -> bytes:
+        """One element of ``profiles``."""
+        own = (_text(b"profileId", profile_id.hex()), _array(b"attributeIndices", attributes))
+        profile = samples[1:].join(envelope)
+        return b"".join([profile, *(b"," + field for field in own if field), b"}"])
+
+    def scope(
+        self, name: str, version: str, attributes: Sequence[bytes], schema_url: str
+    ) -> Envelope:
+        """What stands before and after the elements of ``profiles``."""
+        scope = _object(
+            _text(b"name", name),
+            _text(b"version", version),
+            _array(b"attributes", b",".join(attributes)),
+        )
+        return b'{"scope":%b,"profiles":[' % scope, b"]" + _last_text(schema_url)
+
+    def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
         """What stands before and after the elements of ``scopeProfiles``."""
         body = _object(_array(b"attributes", b",".join(attributes)))
         return b',{"resource":%b,"scopeProfiles":[' % body, b"]" + _last_text(schema_url)
 
-    def group(
-        self,
-        envelope: Envelope,
-        resource: tuple[bytes, bytes],
-        samples: bytes,
-        profile_id: bytes,
-        attributes: bytes,
-    ) -> bytes:
+    def group(self, resource: Envelope, scope: Envelope, profiles: bytes) -> bytes:
         """One ResourceProfiles."""
-        own = (_text(b"profileId", profile_id.hex()), _array(b"attributeIndices", attributes))
-        profile = samples[1:].join(envelope.profile)
-        profile = b"".join([profile, *(b"," + field for field in own if field), b"}"])
-        return profile.join(envelope.scope_profiles).join(resource)
+        return profiles[1:].join(scope).join(resource)
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
         """The whole request."""

@@ -10,9 +10,9 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from otel_kprofiler.model import AttributeValue, Form, SpanLink
+from otel_kprofiler.model import AttributeValue, Form, SpanLink, Window
 from otel_kprofiler.otlp.wire import MASK_64, delimited, double, fixed64, varint
-from otel_kprofiler.otlp.writer import Envelope, Header, KeyValue, Token
+from otel_kprofiler.otlp.writer import Envelope, KeyValue, ProfileTypes, Token
 from otel_kprofiler.text import escape_surrogates
 
 _TABLE_TAGS: Final = (b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x32", b"\x3a")
@@ -135,39 +135,37 @@ class ProtobufWriter:
             head += delimited(b"\x22", values)
         return delimited(b"\x12", head + _message(b"\x2a", timestamps))
 
-    def envelope(self, header: Header) -> Envelope:
-        """Everything in a ResourceProfiles except its resource, samples and id."""
-        window, types = header.window, header.types
+    def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
+        """The fields of a profile before and after ``samples``."""
         sample_type = _field(b"\x08", types.sample_type) + _field(b"\x10", types.sample_unit)
         period_type = _field(b"\x08", types.period_type) + _field(b"\x10", types.period_unit)
         after = b"\x19" + fixed64(window.start_unix_ns)
         after += b"\x20" + varint(window.end_unix_ns - window.start_unix_ns)
         if period_type:
-            after += delimited(b"\x2a", period_type) + b"\x30" + varint(window.period_ns)
-        scope = _text(b"\x0a", header.scope_name) + _text(b"\x12", header.scope_version)
-        scope += _repeated(b"\x1a", header.scope_attributes)
-        return Envelope(
-            (delimited(b"\x0a", sample_type), after),
-            (delimited(b"\x0a", scope), _text(b"\x1a", header.scope_schema_url)),
-        )
+            after += delimited(b"\x2a", period_type) + b"\x30" + varint(period)
+        return delimited(b"\x0a", sample_type), after
 
-    def resource(self, attributes: Sequence[bytes], schema_url: str) -> tuple[bytes, bytes]:
+    def profile(
+        self, envelope: Envelope, samples: bytes, profile_id: bytes, attributes: bytes
+    ) -> bytes:
+        """One field ``profiles`` of a ScopeProfiles."""
+        own = _message(b"\x3a", profile_id) + _message(b"\x5a", attributes)
+        return delimited(b"\x12", samples.join(envelope) + own)
+
+    def scope(
+        self, name: str, version: str, attributes: Sequence[bytes], schema_url: str
+    ) -> Envelope:
+        """The fields ``scope`` and ``schema_url`` of a ScopeProfiles."""
+        scope = _text(b"\x0a", name) + _text(b"\x12", version) + _repeated(b"\x1a", attributes)
+        return delimited(b"\x0a", scope), _text(b"\x1a", schema_url)
+
+    def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
         """The fields ``resource`` and ``schema_url`` of a ResourceProfiles."""
         return delimited(b"\x0a", _repeated(b"\x0a", attributes)), _text(b"\x1a", schema_url)
 
-    def group(
-        self,
-        envelope: Envelope,
-        resource: tuple[bytes, bytes],
-        samples: bytes,
-        profile_id: bytes,
-        attributes: bytes,
-    ) -> bytes:
+    def group(self, resource: Envelope, scope: Envelope, profiles: bytes) -> bytes:
         """One ResourceProfiles."""
-        own = _message(b"\x3a", profile_id) + _message(b"\x5a", attributes)
-        profile = delimited(b"\x12", samples.join(envelope.profile) + own)
-        scope_profiles = delimited(b"\x12", profile.join(envelope.scope_profiles))
-        return delimited(b"\x0a", scope_profiles.join(resource))
+        return delimited(b"\x0a", delimited(b"\x12", profiles.join(scope)).join(resource))
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
         """The whole request; ``tables`` are without their zero entries."""

@@ -40,25 +40,8 @@ class ProfileTypes(NamedTuple):
     period_unit: Token
 
 
-class Header(NamedTuple):
-    """What all profiles of a request share besides their samples.
-
-    The scope's attributes are serialized by :meth:`Writer.key_value`.
-    """
-
-    window: Window
-    types: ProfileTypes
-    scope_name: str
-    scope_version: str
-    scope_attributes: tuple[bytes, ...]
-    scope_schema_url: str
-
-
-class Envelope(NamedTuple):
-    """A serialized header: the bytes before and after the samples, and around the profile."""
-
-    profile: tuple[bytes, bytes]
-    scope_profiles: tuple[bytes, bytes]
+Envelope = tuple[bytes, bytes]
+"""What stands before and after the repeated part of a message."""
 
 
 class Writer(Protocol):
@@ -133,23 +116,28 @@ class Writer(Protocol):
         """An attribute of a resource or scope."""
         ...
 
-    def envelope(self, header: Header) -> Envelope:
-        """What all ResourceProfiles of a request share."""
+    def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
+        """The fields that all profiles of one kind share, around the samples."""
         ...
 
-    def resource(self, attributes: Sequence[bytes], schema_url: str) -> tuple[bytes, bytes]:
-        """The parts of a ResourceProfiles before and after its ScopeProfiles."""
-        ...
-
-    def group(
-        self,
-        envelope: Envelope,
-        resource: tuple[bytes, bytes],
-        samples: bytes,
-        profile_id: bytes,
-        attributes: bytes,
+    def profile(
+        self, envelope: Envelope, samples: bytes, profile_id: bytes, attributes: bytes
     ) -> bytes:
-        """One ResourceProfiles with one profile with these attributes."""
+        """One profile with these attributes."""
+        ...
+
+    def scope(
+        self, name: str, version: str, attributes: Sequence[bytes], schema_url: str
+    ) -> Envelope:
+        """A ScopeProfiles around its profiles; attributes are from :meth:`key_value`."""
+        ...
+
+    def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
+        """A ResourceProfiles around its ScopeProfiles."""
+        ...
+
+    def group(self, resource: Envelope, scope: Envelope, profiles: bytes) -> bytes:
+        """One ResourceProfiles with these profiles, one after the other."""
         ...
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:

@@ -12,6 +12,7 @@ from otel_kprofiler.pipeline.windows import (
     DRAIN_INTERVAL_S,
     FIRST_WINDOW_NS,
     WindowBuilder,
+    WindowCounts,
     WindowSchedule,
 )
 
@@ -32,6 +33,7 @@ __all__ = [
     "EventTimeGate",
     "Pipeline",
     "WindowBuilder",
+    "WindowCounts",
     "WindowSchedule",
     "WindowSink",
     "change_attributes",

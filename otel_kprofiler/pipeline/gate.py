@@ -7,11 +7,18 @@ moment at which it was taken.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import attrgetter
 
-from otel_kprofiler.model import RawSample
+from otel_kprofiler.model import RawSample, SampleCounts
 
 _TIME = attrgetter("time_ns")
+_KIND = attrgetter("kind.name")
+
+
+def count_kinds(samples: Iterable[RawSample]) -> SampleCounts:
+    """Number of samples by the name of their kind."""
+    return SampleCounts(map(_KIND, samples))
 
 
 class EventTimeGate:
@@ -24,19 +31,21 @@ class EventTimeGate:
     Args:
         max_wait_ns: longest time that a sample waits for symbol streams, in nanoseconds.
         max_stall_ns: longest time that it waits for older samples.
+
+    Attributes:
+        counts: number of waiting samples by kind.
     """
 
     def __init__(self, max_wait_ns: int = 500_000_000, max_stall_ns: int = 10_000_000_000) -> None:
         self._max_wait_ns = max_wait_ns
         self._max_stall_ns = max_stall_ns
         self._waiting: list[RawSample] = []
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self.counts = SampleCounts()
 
     def push(self, samples: list[RawSample]) -> None:
         """Take samples, in any order."""
         self._waiting += samples
+        self.counts += count_kinds(samples)
 
     def passed_ns(self, samples_ns: int, symbols_ns: int, now_ns: int) -> int:
         """Boot time up to which everything is known, or will not be waited for any longer.
@@ -64,4 +73,5 @@ class EventTimeGate:
             else:
                 high = middle
         released, self._waiting = self._waiting[:low], self._waiting[low:]
+        self.counts -= count_kinds(released)
         return released

@@ -20,12 +20,25 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final, Generic, TypeVar
 
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.model import Account, ExporterAccount, LossCause, StreamTotals, Window
-from otel_kprofiler.pipeline.gate import EventTimeGate
-from otel_kprofiler.pipeline.windows import DRAIN_INTERVAL_S, WindowBuilder, WindowSchedule
+from otel_kprofiler.model import (
+    Account,
+    ExporterAccount,
+    LossCause,
+    SampleCounts,
+    StreamTotals,
+    Window,
+)
+from otel_kprofiler.pipeline.gate import EventTimeGate, count_kinds
+from otel_kprofiler.pipeline.windows import (
+    DRAIN_INTERVAL_S,
+    WindowBuilder,
+    WindowCounts,
+    WindowSchedule,
+)
 from otel_kprofiler.processes import ProcessResources
 from otel_kprofiler.sampling import Sampler, SamplerCounts
 from otel_kprofiler.symbols import Symbolizer
@@ -83,15 +96,15 @@ class Pipeline(Generic[SamplerT]):
         # Held while samples move from one count to another, so that none is counted twice or
         # not at all. Reentrant: a signal handler may ask for the account.
         self._lock = threading.RLock()
-        self._counts = SamplerCounts(0, {}, 0, {})
-        self._resolving = self._in_windows = 0
+        self._counts: Mapping[str, SamplerCounts] = {}
+        self._resolving = SampleCounts()
+        self._in_windows = SampleCounts()
         self._stop_requested = False
         self._deadline_s = float("inf")  # monotonic; of stopping
         self._handing_over: Account | None = None
-        self._collected = 0
+        self._collected = SampleCounts()
         self._stream_id = os.urandom(8).hex()
-        self._reported_taken = 0
-        self._reported_lost: Mapping[LossCause, int] = {}
+        self._reported: Mapping[str, SamplerCounts] = {}
 
     def start(self) -> None:
         """Start sampling. Raises ``HostError`` or ``SamplerError`` if that is not possible."""
@@ -165,10 +178,10 @@ class Pipeline(Generic[SamplerT]):
                 break
             time.sleep(_SETTLE_S)
         self._collect(now_ns)
-        while self._add_until(_END_OF_TIME_NS) and len(self._gate):
+        while self._add_until(_END_OF_TIME_NS) and self._gate.counts:
             self._close_window(None)
         with self._lock:
-            given_up = len(self._gate.release(_END_OF_TIME_NS))
+            given_up = count_kinds(self._gate.release(_END_OF_TIME_NS))
             self._in_windows += given_up
         self._close_window(now_ns, given_up)
 
@@ -187,17 +200,14 @@ class Pipeline(Generic[SamplerT]):
             return self._handing_over or self._count()
 
     def _count(self) -> Account:
-        counts = self._counts
-        waiting = len(self._gate) + self._resolving + self._in_windows
-        lost = dict(counts.lost)
-        return Account(
-            counts.taken,
-            counts.received,
-            lost,
-            waiting,
-            self._exporters(),
-            missed=counts.missed,
-        )
+        waiting = self._gate.counts + self._resolving + self._in_windows
+        sampled = {
+            kind: Account(
+                counts.taken, counts.received, counts.lost, waiting[kind], missed=counts.missed
+            )
+            for kind, counts in self._counts.items()
+        }
+        return Account.of_kinds(sampled, self._exporters())
 
     def _drain(self) -> None:
         samples = self.sampler.drain()
@@ -229,9 +239,8 @@ class Pipeline(Generic[SamplerT]):
         windows = self._get_windows()
         with self._lock:
             samples = self._gate.release(before_ns)
-            self._resolving = len(samples)
+            self._resolving = count_kinds(samples)
             samples.reverse()
-        done = 0
         try:
             while samples:
                 if self._must_end():
@@ -242,35 +251,30 @@ class Pipeline(Generic[SamplerT]):
                 stack = self._symbolizer.resolve(sample)
                 windows.add(sample, stack, self.resources.get(sample))
                 samples.pop()  # at once: a backlog takes much memory
-                done += 1
                 if self._pause:
                     self._pause()
         finally:
             # Whatever breaks in loses no sample.
             with self._lock:
-                self._resolving = 0
-                self._in_windows += done
+                self._in_windows += self._resolving - count_kinds(samples)
+                self._resolving = SampleCounts()
                 self._gate.push(samples)
         return True
 
-    def _close_window(self, end_boot_ns: int | None, given_up: int = 0) -> None:
-        counts = self._counts
+    def _close_window(
+        self, end_boot_ns: int | None, given_up: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
         collected = self._collected + self._in_windows
-        totals = StreamTotals(
-            self._stream_id, collected, counts.taken, counts.lost, missed=counts.missed
-        )
         window = self._get_windows().close(
             end_boot_ns,
-            taken=counts.taken - self._reported_taken,
-            lost=Counter(counts.lost)
-            - Counter(self._reported_lost)
-            + Counter({LossCause.SHUTDOWN: given_up}),
-            totals=totals,
+            counts={
+                kind: self._count_window(kind, collected[kind], given_up.get(kind, 0))
+                for kind in self._counts
+            },
             resolve_again=self._symbolizer.resolve,
             renew=self.resources.renew,
         )
-        self._collected = collected
-        self._reported_taken, self._reported_lost = counts.taken, counts.lost
+        self._collected, self._reported = collected, self._counts
         self.resources.next_window()
         with self._lock:
             self._handing_over = self._count()
@@ -278,8 +282,18 @@ class Pipeline(Generic[SamplerT]):
             self._sink(window)
         finally:
             with self._lock:
-                self._in_windows = 0
+                self._in_windows = SampleCounts()
                 self._handing_over = None
+
+    def _count_window(self, kind: str, collected: int, given_up: int) -> WindowCounts:
+        counts = self._counts[kind]
+        before = self._reported.get(kind, SamplerCounts(0, {}, 0, {}))
+        lost = Counter(counts.lost) - Counter(before.lost)
+        lost += Counter({LossCause.SHUTDOWN: given_up})
+        totals = StreamTotals(
+            self._stream_id, collected, counts.taken, counts.lost, missed=counts.missed
+        )
+        return WindowCounts(counts.taken - before.taken, dict(lost), totals)
 
     def _get_windows(self) -> WindowBuilder:
         if self._windows is None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from otel_kprofiler.clock import Clock, Interval, StreamClock
 from otel_kprofiler.model import (
-    ON_CPU,
-    LossCause,
+    KINDS,
+    Losses,
+    Profile,
     ProfileKind,
     RawSample,
     Resource,
@@ -30,6 +32,8 @@ FIRST_WINDOW_NS: Final = 100_000_000
 """Length of the first window of whatever runs for long."""
 
 _Key = tuple[Stack, int, bytes, int, SpanLink | None]
+_Group = dict[_Key, list[int]]
+"""Times and values of equal samples, in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,21 @@ class WindowSchedule:
         return max(1, round(self.interval_ns * (1 + self.jitter * (2 * random_unit - 1))))
 
 
+@dataclass(frozen=True, slots=True)
+class WindowCounts:
+    """Counts of one kind's samples when a window is closed.
+
+    Attributes:
+        taken: samples that the kernel took in this window.
+        lost: how many of them were lost, by cause.
+        totals: the account of the stream, this window included.
+    """
+
+    taken: int = 0
+    lost: Losses = field(default_factory=dict)
+    totals: StreamTotals | None = None
+
+
 class WindowBuilder:
     """Collects resolved samples until the window's end has passed in event time.
 
@@ -65,8 +84,7 @@ class WindowBuilder:
         clock: converts boot time to Unix time; the offset of the moment of closing counts.
         schedule: how long windows last.
         start_boot_ns: start of the first window.
-        period_ns: sampling distance of a CPU.
-        kind: what is sampled.
+        period_ns: sampling distance of a CPU, for kinds with a period.
         random_unit: source of jitter.
         pause: called again and again while a window is closed, to let other threads run.
     """
@@ -78,7 +96,6 @@ class WindowBuilder:
         *,
         start_boot_ns: int,
         period_ns: int,
-        kind: ProfileKind = ON_CPU,
         random_unit: Callable[[], float] = random.random,
         pause: Callable[[], None] | None = None,
     ) -> None:
@@ -86,7 +103,6 @@ class WindowBuilder:
         self._schedule = schedule
         self._random_unit = random_unit
         self._pause = pause
-        self._kind = kind
         self._is_first = True  # none with samples was closed
         self._limit_ns = schedule.first_ns  # of the next window's length, up to the first of them
         self._changes: deque[tuple[int, WindowSchedule, int]] = deque()
@@ -112,7 +128,7 @@ class WindowBuilder:
         self.end_boot_ns = start_boot_ns + length
         if self._changes:
             self.end_boot_ns = min(self.end_boot_ns, self._changes[0][0])
-        self._groups: dict[Resource, dict[_Key, list[int]]] = {}
+        self._kinds: dict[ProfileKind, dict[Resource, _Group]] = {}
         self._unfinished: dict[Stack, RawSample] = {}
         self._count = self._last_ns = 0
 
@@ -128,15 +144,18 @@ class WindowBuilder:
         """Add one sample; its time must lie before the window's end."""
         self._count += 1
         self._last_ns = sample.time_ns
-        group = self._groups.get(resource)
+        groups = self._kinds.get(sample.kind)
+        if groups is None:
+            groups = self._kinds[sample.kind] = {}
+        group = groups.get(resource)
         if group is None:
-            group = self._groups[resource] = {}
+            group = groups[resource] = {}
         key = (stack, sample.tid, sample.comm, sample.cpu, sample.link)
-        times = group.get(key)
-        if times is not None:
-            times.append(sample.time_ns)
+        series = group.get(key)
+        if series is not None:
+            series += (sample.time_ns, sample.value)
             return
-        group[key] = [sample.time_ns]
+        group[key] = [sample.time_ns, sample.value]
         if stack.is_provisional:
             self._unfinished.setdefault(stack, sample)
 
@@ -144,9 +163,7 @@ class WindowBuilder:
         self,
         end_boot_ns: int | None = None,
         *,
-        taken: int = 0,
-        lost: Mapping[LossCause, int] | None = None,
-        totals: StreamTotals | None = None,
+        counts: Mapping[str, WindowCounts] = MappingProxyType({}),
         resolve_again: Callable[[RawSample], Stack] | None = None,
         renew: Callable[[Collection[Resource]], Mapping[Resource, Resource]] | None = None,
     ) -> Window:
@@ -154,52 +171,52 @@ class WindowBuilder:
 
         Args:
             end_boot_ns: the end, when it is not the scheduled one.
-            taken: samples that the kernel took in this window.
-            lost: how many of them were lost, by cause.
-            totals: the account of the stream, this window included.
+            counts: by kind; each has a profile in the window, even without samples.
             resolve_again: called once for each stack with frames whose module was not known
                 when the sample was resolved, and may be by now.
             renew: tells which Resources have changed since they were first seen.
         """
-        end = self.end_boot_ns if end_boot_ns is None else end_boot_ns
-        interval = self._interval(end)
+        interval = self._interval(self.end_boot_ns if end_boot_ns is None else end_boot_ns)
         again = self._resolved_again(resolve_again) if resolve_again else {}
-        renewed = renew(self._groups.keys()) if renew else {}
-        resources = [
-            ResourceSamples(
-                renewed.get(resource, resource), _samples(group, again, interval, self._pause)
+        resources = {resource: resource for groups in self._kinds.values() for resource in groups}
+        resources |= renew(resources.keys()) if renew else {}
+        profiles = []
+        for kind in KINDS:
+            if kind.name not in counts and kind not in self._kinds:
+                continue
+            counted = counts.get(kind.name, WindowCounts())
+            groups = [
+                ResourceSamples(resources[resource], _samples(group, again, interval, self._pause))
+                for resource, group in self._kinds.get(kind, {}).items()
+            ]
+            period_ns = self.period_ns if kind.period_type else 0
+            profiles.append(
+                Profile(kind, period_ns, groups, counted.taken, counted.lost, counted.totals)
             )
-            for resource, group in self._groups.items()
-        ]
-        period_ns = self.period_ns
-        self._is_first = self._is_first and not resources
+        self._is_first = self._is_first and not self._kinds
         if self._limit_ns is not None:
             longest_ns = self._schedule.interval_ns
             self._limit_ns = min(2 * self._limit_ns, longest_ns) if self._is_first else None
         self._open(interval.end_boot_ns)
-        return Window(
-            kind=self._kind,
-            period_ns=period_ns,
-            start_unix_ns=interval.start_unix_ns,
-            end_unix_ns=interval.end_unix_ns,
-            resources=resources,
-            taken=taken,
-            lost=dict(lost or {}),
-            totals=totals,
-        )
+        return Window(interval.start_unix_ns, interval.end_unix_ns, profiles)
 
     def skip_to(self, boot_ns: int) -> None:
         """Begin the window later, as long as it holds nothing; such as after a suspend."""
-        if not self._groups and boot_ns > self.start_boot_ns:
+        if not self._kinds and boot_ns > self.start_boot_ns:
             self._open(boot_ns)
 
     def _interval(self, end_boot_ns: int) -> Interval:
         """The window's interval, wide enough for what came out of time all the same."""
-        times = [times for group in self._groups.values() for times in group.values()]
+        all_series = [
+            series
+            for groups in self._kinds.values()
+            for group in groups.values()
+            for series in group.values()
+        ]
         start = self.start_boot_ns
         if self._is_first:
-            start = min([start, *(some[0] for some in times)])
-        end = max([end_boot_ns, *(some[-1] + 1 for some in times)])
+            start = min([start, *(series[0] for series in all_series)])
+        end = max([end_boot_ns, *(series[-2] + 1 for series in all_series)])
         return self._clock.interval(start, end)
 
     def _resolved_again(self, resolve: Callable[[RawSample], Stack]) -> dict[Stack, Stack]:
@@ -207,16 +224,18 @@ class WindowBuilder:
 
 
 def _samples(
-    group: dict[_Key, list[int]],
+    group: _Group,
     again: dict[Stack, Stack],
     interval: Interval,
     pause: Callable[[], None] | None,
 ) -> list[WindowSample]:
     samples = []
-    for (stack, tid, comm, cpu, link), times in group.items():
+    for (stack, tid, comm, cpu, link), series in group.items():
         if pause:
             pause()
         name = decode_name(comm)
-        unix = interval.to_unix_ns(times)
-        samples.append(WindowSample(again.get(stack, stack), tid, name, cpu, link, unix))
+        times, values = interval.to_unix_ns(series[::2]), series[1::2]
+        if values.count(1) == len(values):
+            values = []
+        samples.append(WindowSample(again.get(stack, stack), tid, name, cpu, link, times, values))
     return samples

@@ -31,7 +31,7 @@ from otel_kprofiler.host import HostFiles, NewFile
 from otel_kprofiler.model import Attributes, AttributeValue, LossCause, ProcessKey
 from otel_kprofiler.sampling import DAMAGED, MAX_JSON_BYTES, Archive, SamplerCounts
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 SYMBOL_FILES: Final = (
     "/proc/kallmodsyms",
     "/proc/kallsyms",
@@ -63,14 +63,14 @@ class RecordingFacts(NamedTuple):
         period_ns: sampling period of a CPU.
         stack_limit: size in bytes from which a stack counts as truncated.
         until_ns: boot time at which sampling stopped.
-        counts: the sampler's counters at that time.
+        counts: the sampler's counters at that time, by kind.
     """
 
     offset_ns: int
     period_ns: int
     stack_limit: int
     until_ns: int
-    counts: SamplerCounts
+    counts: Mapping[str, SamplerCounts]
 
 
 class RecordingWriter:
@@ -126,7 +126,6 @@ class RecordingWriter:
         for stream in tuple(self._pending):
             self._flush(stream)
         self._write_json("errors.json", self._errors)
-        counts = facts.counts
         self._write_json(
             _HEADER,
             {
@@ -134,9 +133,12 @@ class RecordingWriter:
                 "record_version": RECORD_VERSION,
                 **facts._asdict(),
                 "counts": {
-                    **counts._asdict(),
-                    "lost": {cause.value: count for cause, count in counts.lost.items()},
-                    "filtered": dict(counts.filtered),
+                    kind: {
+                        **counts._asdict(),
+                        "lost": {cause.value: count for cause, count in counts.lost.items()},
+                        "filtered": dict(counts.filtered),
+                    }
+                    for kind, counts in facts.counts.items()
                 },
             },
         )
@@ -334,21 +336,24 @@ def _parse_facts(header: dict[str, Any]) -> RecordingFacts:
             f"this version reads {FORMAT_VERSION}.{RECORD_VERSION}",
             hint="replay it with the version of otel-kprofiler that recorded it",
         )
-    counts = header["counts"]
-    lost = {LossCause(cause): checked_number(count) for cause, count in counts["lost"].items()}
-    filtered = {str(why): checked_number(count) for why, count in counts["filtered"].items()}
     return RecordingFacts(
         checked_number(header["offset_ns"], -_END_NS, _END_NS),
         checked_number(header["period_ns"], 1),
         checked_number(header["stack_limit"], 1),
         checked_number(header["until_ns"], 0, _END_NS),
-        SamplerCounts(
-            checked_number(counts["taken"]),
-            lost,
-            checked_number(counts["received"]),
-            filtered,
-            checked_number(counts.get("missed", 0)),
-        ),
+        {str(kind): _parse_counts(counts) for kind, counts in header["counts"].items()},
+    )
+
+
+def _parse_counts(counts: dict[str, Any]) -> SamplerCounts:
+    lost = {LossCause(cause): checked_number(count) for cause, count in counts["lost"].items()}
+    filtered = {str(why): checked_number(count) for why, count in counts["filtered"].items()}
+    return SamplerCounts(
+        checked_number(counts["taken"]),
+        lost,
+        checked_number(counts["received"]),
+        filtered,
+        checked_number(counts.get("missed", 0)),
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from otel_kprofiler.bpf import parse_records
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.model import RawSample
+from otel_kprofiler.model import RawSample, SampleCounts
 from otel_kprofiler.recording.recording import Recording
 from otel_kprofiler.sampling import SamplerCounts
 
@@ -22,7 +24,7 @@ class ReplaySampler:
     def __init__(self, recording: Recording) -> None:
         self._facts = recording.facts
         self._blocks = recording.blocks()
-        self._received = 0
+        self._received = SampleCounts()
         self._complete_until_ns = 0
         self.exhausted = False
 
@@ -52,7 +54,7 @@ class ReplaySampler:
             samples = parse_records(data, self._facts.stack_limit)
         except ValueError as error:
             raise KProfilerError(f"the recording is damaged: {error}") from error
-        self._received += len(samples)
+        self._received.update(sample.kind.name for sample in samples)
         return samples
 
     def complete_until_ns(self) -> int:
@@ -67,9 +69,12 @@ class ReplaySampler:
         """The recorded host's Unix time."""
         return self._complete_until_ns + self._facts.offset_ns
 
-    def counts(self) -> SamplerCounts:
-        """The recorded sampler's counters, with the number of samples returned so far."""
-        return self._facts.counts._replace(received=self._received)
+    def counts(self) -> Mapping[str, SamplerCounts]:
+        """The recorded sampler's counters, with the numbers of samples returned so far."""
+        return {
+            kind: counts._replace(received=self._received[kind])
+            for kind, counts in self._facts.counts.items()
+        }
 
     def stop(self) -> None:
         """Nothing to do."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -20,7 +20,7 @@ from otel_kprofiler.clock import SystemTime, TimeSource
 from otel_kprofiler.errors import HostError, SamplerError
 from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.host import Access, HostFiles, find_open_files_error
-from otel_kprofiler.model import LossCause, RawSample
+from otel_kprofiler.model import ON_CPU, LossCause, RawSample
 from otel_kprofiler.sampling.attachment import Attachment
 from otel_kprofiler.sampling.events import CpuEvents
 from otel_kprofiler.sampling.sampler import SamplerConfig, SamplerCounts
@@ -76,7 +76,7 @@ class EbpfSampler(ForkAware):
         self.stack_limit = 0
         self._complete_until_ns = 0
         self._next_follow_ns = 0
-        self._counts = SamplerCounts(0, {}, 0, {})
+        self._counts = _name_counts(ProgramCounts(0, 0, 0, 0, 0, 0, 0), 0)
 
     @property
     def period_ns(self) -> int:
@@ -176,7 +176,8 @@ class EbpfSampler(ForkAware):
             counts, position = _snapshot(attached)
             data, complete = attached.ring.take(position)
         samples = parse_records(data, self.stack_limit)
-        self._counts = _name_counts(counts, self._counts.received + len(samples))
+        received = self._counts[ON_CPU.name].received + len(samples)
+        self._counts = _name_counts(counts, received)
         if complete:
             self._complete_until_ns = max(self._complete_until_ns, horizon)
         if data and self._raw_sink is not None:
@@ -191,8 +192,8 @@ class EbpfSampler(ForkAware):
         """Boot time before which every sample has been drained."""
         return self._complete_until_ns
 
-    def counts(self) -> SamplerCounts:
-        """The counters at the last :meth:`drain`."""
+    def counts(self) -> Mapping[str, SamplerCounts]:
+        """The counters of :data:`ON_CPU` samples at the last :meth:`drain`."""
         return self._counts
 
     def stop(self) -> None:
@@ -253,10 +254,10 @@ def _snapshot(attached: Attachment) -> tuple[ProgramCounts, int]:
     return parse_counts(lines)[0], position
 
 
-def _name_counts(counts: ProgramCounts, received: int) -> SamplerCounts:
+def _name_counts(counts: ProgramCounts, received: int) -> Mapping[str, SamplerCounts]:
     lost = {LossCause.RING_FULL: counts.ring_full} if counts.ring_full else {}
     filtered = {name: getattr(counts, name) for name in ("idle", "target", "age", "empty")}
-    return SamplerCounts(counts.taken, lost, received, filtered, counts.missed)
+    return {ON_CPU.name: SamplerCounts(counts.taken, lost, received, filtered, counts.missed)}
 
 
 def _horizon(now: int, attached: Attachment) -> int:

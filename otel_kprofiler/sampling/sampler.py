@@ -89,7 +89,7 @@ class SamplerConfig:
 
 
 class SamplerCounts(NamedTuple):
-    """Cumulative counts from the start to the last ``drain``.
+    """Cumulative counts of one kind of samples, from the start to the last ``drain``.
 
     Attributes:
         taken: samples that passed all filters, counted by the kernel program.
@@ -114,7 +114,7 @@ class Sampler(Protocol):
 
     @property
     def period_ns(self) -> int:
-        """Sampling period of a CPU in nanoseconds."""
+        """Sampling period of a CPU in nanoseconds, for kinds with a period."""
 
     def start(self) -> None:
         """Start sampling. Raises ``HostError`` or ``SamplerError``, and leaves nothing open."""
@@ -131,8 +131,11 @@ class Sampler(Protocol):
     def complete_until_ns(self) -> int:
         """Boot time before which every sample has been returned by :meth:`drain`."""
 
-    def counts(self) -> SamplerCounts:
-        """The counters at the last :meth:`drain`; thread-safe, also after :meth:`close`."""
+    def counts(self) -> Mapping[str, SamplerCounts]:
+        """The counters of each kind sampled at the last :meth:`drain`, by the kind's name.
+
+        Thread-safe, also after :meth:`close`.
+        """
 
     def stop(self) -> None:
         """Take no more samples; a last :meth:`drain` returns the rest."""

@@ -381,12 +381,11 @@ class KernelProfiler(ForkAware):
         return {**plain_attributes(resource.attributes), **self._plan.attributes}
 
     def _take(self, provider: ProfilerProvider, window: Window) -> None:
-        for group in window.resources:
-            for sample in group.samples:
-                count = len(sample.timestamps_unix_ns)
-                self._samples += count
-                if sample.link is not None:
-                    self._linked += count
+        for _, sample in window.samples:
+            count = len(sample.timestamps_unix_ns)
+            self._samples += count
+            if sample.link is not None:
+                self._linked += count
         provider.on_window(window)
         self._renew_resource(provider)
 

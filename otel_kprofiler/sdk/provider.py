@@ -122,7 +122,7 @@ class SimpleProfileProcessor(ProfileProcessor):
         encoded = _encode_gently(window, self._exporter.encoding)
         if encoded.too_large:
             with self._lock:
-                self._count(0, {LossCause.TOO_LARGE: encoded.too_large})
+                self._count(0, {LossCause.TOO_LARGE: sum(encoded.too_large.values())})
         for batch in encoded.batches:
             with self._lock:
                 result = self._exporter.export(batch)

@@ -12,6 +12,7 @@ from otel_kprofiler.model import (
     Line,
     Module,
     ModuleKind,
+    Profile,
     Resource,
     ResourceSamples,
     Stack,
@@ -37,10 +38,10 @@ USER = Frame(None, 0x401000, (), 0, USER_SIDE, Unresolved.USER_ADDRESS)
 
 
 def window(*groups):
-    return Window(ON_CPU, 10_101_010, 10**18, 10**18 + 5 * 10**9, [
+    return Window(10**18, 10**18 + 5 * 10**9, [Profile(ON_CPU, 10_101_010, [
         ResourceSamples(Resource({"process.pid": pid, "process.executable.name": name}), samples)
         for name, pid, samples in groups
-    ])  # fmt: skip
+    ])])  # fmt: skip
 
 
 def sample(frames, count, tid=1, cpu=0):

@@ -13,6 +13,7 @@ from otel_kprofiler.model import (
     ON_CPU,
     Frame,
     Line,
+    Profile,
     Resource,
     ResourceSamples,
     Stack,
@@ -31,7 +32,7 @@ def test_speedscope_opens_the_file(browser, tmp_path):
     )
     sample = WindowSample(Stack.from_frames(frames), 1, "dd", 3, None, [10**18])
     groups = [ResourceSamples(Resource({"process.pid": 7}), [sample])]
-    text = speedscope([Window(ON_CPU, 1000, 10**18, 10**18 + 9, groups)], name="x")
+    text = speedscope([Window(10**18, 10**18 + 9, [Profile(ON_CPU, 1000, groups)])], name="x")
     # The way in that the package's own command uses: a script that calls the open page.
     script = tmp_path / "profile.js"
     encoded = base64.b64encode(text.encode()).decode()

@@ -13,6 +13,7 @@ from otel_kprofiler.model import (
     ON_CPU,
     AttributeForm,
     Form,
+    Profile,
     Resource,
     ResourceSamples,
     Stack,
@@ -37,7 +38,7 @@ def window():
         )
         for pid in (17, 42)
     ]
-    return Window(ON_CPU, 10_000_000, START, START + 10**9, groups)
+    return Window(START, START + 10**9, [Profile(ON_CPU, 10_000_000, groups)])
 
 
 def send(collector, kind, **options):

@@ -24,6 +24,7 @@ from otel_kprofiler.model import (
     LossCause,
     Module,
     ModuleKind,
+    Profile,
     ProfileSamples,
     Resource,
     ResourceSamples,
@@ -72,13 +73,13 @@ def make_window(processes=5, samples=40):
             for number in range(samples)
         ]
         groups.append(ResourceSamples(resource, group))
-    return Window(ON_CPU, 10_101_010, START, START + 10**9, groups)
+    return Window(START, START + 10**9, [Profile(ON_CPU, 10_101_010, groups)])
 
 
 def expected(window):
     """All samples of a window, as ``resolve`` in conftest.py shows them."""
     kind = ("samples", "count", "cpu", "nanoseconds")
-    for group in window.resources:
+    for group in window.profiles[0].resources:
         resource = tuple(sorted(group.resource.attributes.items()))
         for sample in group.samples:
             attributes = (
@@ -100,7 +101,15 @@ def expected(window):
                 else ("",) * 2
             )
             for timestamp in sample.timestamps_unix_ns:
-                yield resource, kind, window.period_ns, attributes, frames, link, timestamp
+                yield (
+                    resource,
+                    kind,
+                    window.profiles[0].period_ns,
+                    attributes,
+                    frames,
+                    link,
+                    timestamp,
+                )
 
 
 def open_exporter(kind, collector, **options):
@@ -135,7 +144,7 @@ def test_an_account_without_samples_arrives(collector, kind):
     """A Collector forwards a sample of value 0, but drops requests without samples."""
     totals = StreamTotals("ab", 7, 9, {LossCause.RING_FULL: 2, LossCause.SHUTDOWN: 7})
     alone = (ResourceSamples(Resource({"host.name": "here"}), ()),)
-    window = Window(ON_CPU, 10_101_010, START, START + 1, alone, totals=totals)
+    window = Window(START, START + 1, [Profile(ON_CPU, 10_101_010, alone, totals=totals)])
     exporter = open_exporter(kind, collector)
     (batch,) = encode_window(window, form=exporter.form).batches
     assert check_payload(batch.payload) == []
@@ -143,7 +152,7 @@ def test_an_account_without_samples_arrives(collector, kind):
     exporter.shutdown()
     collector.requests(1)
     (arrived,) = decode_windows(collector.output.read_bytes())
-    assert (arrived.sample_count, arrived.totals) == (0, totals)
+    assert (arrived.sample_count, arrived.profiles[0].totals) == (0, totals)
 
 
 def test_a_batch_at_the_default_size_limit_is_accepted(collector, samples_of):

@@ -109,14 +109,14 @@ class Arrived:
         for payload in payloads:
             assert check_payload(payload) == []
             for window in decode_windows(payload):
-                stream = window.totals.stream_id
-                self.totals[stream] = window.totals
+                (profile,) = window.profiles
+                stream = profile.totals.stream_id
+                self.totals[stream] = profile.totals
                 self.starts.append((window.start_unix_ns, window.end_unix_ns))
-                for group in window.resources:
-                    for sample in group.samples:
-                        self.samples[stream] += len(sample.timestamps_unix_ns)
-                        for stamp in sample.timestamps_unix_ns:
-                            seen[stream, sample.cpu, stamp] += 1
+                for _, sample in profile.samples:
+                    self.samples[stream] += len(sample.timestamps_unix_ns)
+                    for stamp in sample.timestamps_unix_ns:
+                        seen[stream, sample.cpu, stamp] += 1
         self.twice_in = Counter()
         for (stream, _, _), count in seen.items():
             self.twice_in[stream] += count - 1

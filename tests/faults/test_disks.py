@@ -15,6 +15,7 @@ from otel_kprofiler.model import (
     Batch,
     Form,
     LossCause,
+    Profile,
     ProfileSamples,
     Resource,
     ResourceSamples,
@@ -204,10 +205,10 @@ def test_a_hanging_disk_delays_neither_the_drain_nor_other_exporters(tmp_path, m
     queues = [ExportQueue(quick), ExportQueue(slow, spool=Spool(str(tmp_path / "spool")))]
     numbers = iter(range(1, 1000))
     reporter = Reporter(
-        queues, encoder=lambda window, encoding: Encoded((numbered(next(numbers)),), 0), capacity=4
+        queues, encoder=lambda window, encoding: Encoded((numbered(next(numbers)),), {}), capacity=4
     )
     monkeypatch.setattr(os, "fdatasync", lambda fd: (entered.set(), go_on.wait(60), real(fd)))
-    window = Window(ON_CPU, 1, 0, 1, (ResourceSamples(Resource({}), ()),))
+    window = Window(0, 1, [Profile(ON_CPU, 1, (ResourceSamples(Resource({}), ()),))])
     reporter(window)
     assert entered.wait(30)
     started = time.monotonic()
@@ -234,7 +235,11 @@ def test_the_next_run_reports_batches_lost_in_memory_on_a_full_disk(disk):
         totals = StreamTotals("ab", number, number, {})
         sample = WindowSample(Stack(()), 1, "t", 0, None, (number * 10,))
         groups = (ResourceSamples(Resource({"host.name": "here" * 5000}), (sample,)),)
-        reporter(Window(ON_CPU, 1, number * 10, number * 10 + 10, groups, 1, totals=totals))
+        reporter(
+            Window(
+                number * 10, number * 10 + 10, [Profile(ON_CPU, 1, groups, taken=1, totals=totals)]
+            )
+        )
     assert not reporter.force_flush(200)
     filler.unlink()
     reporter.shutdown(2000)
@@ -243,5 +248,7 @@ def test_the_next_run_reports_batches_lost_in_memory_on_a_full_disk(disk):
     again = ExportQueue(up, spool=Spool(str(disk / "spool")))
     assert again.force_flush(10_000)
     again.shutdown()
-    told = [window.totals for payload in up.payloads for window in decode_windows(payload)]
+    told = [
+        window.profiles[0].totals for payload in up.payloads for window in decode_windows(payload)
+    ]
     assert told[-1] == totals._replace(lost={LossCause.SHUTDOWN: 3})

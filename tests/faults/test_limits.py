@@ -19,24 +19,26 @@ def test_the_rate_drops_to_the_cpu_limit_and_each_profile_has_its_period(
     agent = run_agent(receiver.endpoint, rate=4999, more="limits: {max_cpu_percent: 2}")
     agent.wait_until(lambda: agent.get("/status")[1]["samples_per_second"] < 2000, 30)
     agent.wait_until(
-        lambda: len({w.period_ns for p in receiver.payloads for w in decode_windows(p)}) > 1
+        lambda: (
+            len({w.profiles[0].period_ns for p in receiver.payloads for w in decode_windows(p)}) > 1
+        )
     )
     assert "from 4999 to" in agent.log.read_text()
     account = agent.stop()
     got = arrived(receiver.payloads)
     windows = [w for payload in receiver.payloads for w in decode_windows(payload)]
-    periods = [window.period_ns for window in windows]
+    periods = [window.profiles[0].period_ns for window in windows]
     assert periods[0] == 10**9 // 4999
     assert periods == sorted(periods)
     for window in windows:
         # On each CPU, samples are at least one period apart, except for timer jitter.
         by_cpu = {}
-        for group in window.resources:
+        for group in window.profiles[0].resources:
             for sample in group.samples:
                 by_cpu.setdefault(sample.cpu, []).extend(sample.timestamps_unix_ns)
         for times in by_cpu.values():
             span = window.end_unix_ns - window.start_unix_ns
-            assert len(times) <= span / window.period_ns + 2
+            assert len(times) <= span / window.profiles[0].period_ns + 2
     assert sum(got.samples.values()) == account["exporters"]["otlp_grpc"]["exported"]
 
 

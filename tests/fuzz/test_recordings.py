@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from otel_kprofiler.bpf import RECORD_VERSION
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.otlp import encode_window
 from otel_kprofiler.pipeline import WindowSchedule
@@ -18,13 +19,19 @@ from otel_kprofiler.pipeline.composition import replay
 from otel_kprofiler.recording import Recording
 from otel_kprofiler.recording.recording import FORMAT_VERSION
 from tests.fuzz.bounds import REFUSED, read_within
+from tests.records import in_ring, pack_record
 
 pytestmark = pytest.mark.fuzz
 
 HEADER = {
-    "version": FORMAT_VERSION, "record_version": 1, "offset_ns": 1_790_000_000_000_000_000,
+    "version": FORMAT_VERSION, "record_version": RECORD_VERSION,
+    "offset_ns": 1_790_000_000_000_000_000,
     "period_ns": 10_000_000, "stack_limit": 1016, "until_ns": 900,
-    "counts": {"taken": 2, "lost": {"ring_full": 0}, "received": 2, "filtered": {"idle": 1}},
+    "counts": {
+        "on_cpu": {
+            "taken": 2, "lost": {"ring_full": 0}, "received": 2, "filtered": {"idle": 1},
+        },
+    },
 }  # fmt: skip
 TEXTS = {
     "recording.json": HEADER,
@@ -50,10 +57,7 @@ def block(time_ns, content):
 
 
 def ring_record(time_ns):
-    frames = struct.pack("<2Q", 0xFFFF_FFFF_8100_0030, 0xFFFF_FFFF_C000_0030)
-    fields = (time_ns, 1, 2, 0, 0, 0, 3, 4, 0, len(frames), -32768, b"comm")
-    payload = struct.pack("<QQQQQQIIIhh16s", *fields) + frames
-    return struct.pack("<II", len(payload), 0) + payload
+    return in_ring(pack_record(time_ns, (0xFFFF_FFFF_8100_0030, 0xFFFF_FFFF_C000_0030)))
 
 
 BINARY = {
@@ -98,7 +102,7 @@ def play_bytes(content, path):
 
 def test_the_seed_is_a_recording_with_all_that_recordings_have(tmp_path):
     (window,) = play_bytes(archive(), tmp_path / "a")
-    (sample,) = window.resources[0].samples
+    (sample,) = window.profiles[0].resources[0].samples
     names = [frame.function for frame in sample.stack.frames]
     assert names == ["start", "f"]
     assert window.sample_count == 2

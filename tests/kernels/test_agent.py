@@ -95,7 +95,7 @@ def test_agent_delivers_every_sample(receiver, tmp_path):
     leaves = {
         (frame.module.build_id, frame.function)
         for window in windows
-        for group in window.resources
+        for group in window.profiles[0].resources
         for sample in group.samples
         for frame in sample.stack.frames[:1]
         if frame.module and frame.module.name == "kprof_spin"

@@ -41,7 +41,7 @@ class ToFile:
         """Number of samples by process."""
         found = {}
         for window in read_profiles(str(self.path)):
-            for group in window.resources:
+            for group in window.profiles[0].resources:
                 pid = group.resource.attributes["process.pid"]
                 count = sum(len(sample.timestamps_unix_ns) for sample in group.samples)
                 found[pid] = found.get(pid, 0) + count

@@ -75,7 +75,7 @@ def test_each_drain_accounts_for_every_sample_that_was_taken():
     try:
         for _ in range(2000):
             sampler.drain()
-            counts = sampler.counts()
+            counts = sampler.counts()["on_cpu"]
             assert counts.taken == counts.received + sum(counts.lost.values())
             time.sleep(0.001)
         assert counts.received > 1000

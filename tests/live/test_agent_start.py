@@ -74,7 +74,7 @@ def test_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
     assert first.end_unix_ns - first.start_unix_ns < 2e9, "short until there is something"
     frames = [
         frame
-        for group in first.resources
+        for group in first.profiles[0].resources
         for sample in group.samples
         for frame in sample.stack.frames
         if frame.side is KERNEL_SIDE

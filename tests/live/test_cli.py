@@ -236,7 +236,7 @@ def test_without_syslog_frames_carry_the_reason(nobodys):
     frames = [
         frame
         for window in windows
-        for group in window.resources
+        for group in window.profiles[0].resources
         for sample in group.samples
         for frame in sample.stack.frames
     ]

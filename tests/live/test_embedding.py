@@ -47,7 +47,7 @@ def count_leaves(windows, suffix):
     return sum(
         len(sample.timestamps_unix_ns)
         for window in windows
-        for group in window.resources
+        for group in window.profiles[0].resources
         for sample in group.samples
         if (sample.stack.frames[0].function or "").endswith(suffix)
     )
@@ -74,7 +74,11 @@ def test_this_process_and_no_other_is_profiled_under_its_own_resource():
     finally:
         other.kill()
         other.wait()
-    groups = [group for window in exporter.get_finished_windows() for group in window.resources]
+    groups = [
+        group
+        for window in exporter.get_finished_windows()
+        for group in window.profiles[0].resources
+    ]
     assert {group.resource.attributes["process.pid"] for group in groups} == {os.getpid()}
     assert {group.resource.attributes["service.name"] for group in groups} == {"svc"}
     assert all("process.creation.time" in group.resource.attributes for group in groups)
@@ -177,7 +181,10 @@ def test_a_forked_child_names_bpf_programs_from_before_and_after_the_fork(to_fil
     child = [
         window
         for window in read_profiles(str(to_file.path))
-        if any(g.resource.attributes["process.pid"] == int(done.stdout) for g in window.resources)
+        if any(
+            g.resource.attributes["process.pid"] == int(done.stdout)
+            for g in window.profiles[0].resources
+        )
     ]
     assert count_leaves(child, "_kprof_before") > 20
     assert count_leaves(child, "_kprof_after") > 20
@@ -244,7 +251,11 @@ def test_descendants_are_profiled_with_resources_of_their_own():
         for child in children:
             child.wait()
         profiler.stop()
-    groups = [group for window in exporter.get_finished_windows() for group in window.resources]
+    groups = [
+        group
+        for window in exporter.get_finished_windows()
+        for group in window.profiles[0].resources
+    ]
     counts = {}
     for group in groups:
         attributes = group.resource.attributes

@@ -47,7 +47,7 @@ LINKED_THREADS = """
         exporter.clear()
         counts = {True: 0, False: 0}
         for window in windows:
-            for group in window.resources:
+            for group in window.profiles[0].resources:
                 for sample in group.samples:
                     if sample.tid in tids:
                         counts[sample.link is not None] += len(sample.timestamps_unix_ns)
@@ -202,7 +202,7 @@ def test_children_that_are_sampled_by_their_parent_do_not_sample_themselves(
 ):
     pid, taken = children(way, method, {**to_file.env, "OTEL_KPROFILER_TARGET": "children"})
     assert taken == 0
-    streams = {window.totals.stream_id for window in read_profiles(str(to_file.path))}
+    streams = {window.profiles[0].totals.stream_id for window in read_profiles(str(to_file.path))}
     assert len(streams) == 1
     assert to_file.pids()[pid] > 100
 
@@ -265,7 +265,7 @@ def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_p
         server.communicate(timeout=60)
     published = {}
     for window in read_profiles(str(to_file.path)):
-        for group in window.resources:
+        for group in window.profiles[0].resources:
             attributes = group.resource.attributes
             published[attributes["process.pid"]] = attributes["service.instance.id"]
     for pid, (_, traced, in_context) in answers.items():
@@ -319,7 +319,7 @@ def test_a_tracer_provider_that_is_set_late_gives_the_next_window_its_resource(t
     names = [
         group.resource.attributes["service.name"]
         for window in read_profiles(str(to_file.path))
-        for group in window.resources
+        for group in window.profiles[0].resources
     ]
     assert names[0] == "early"
     assert names[-1] == "late"

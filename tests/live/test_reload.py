@@ -143,7 +143,7 @@ class Witness:
 def times_by_cpu(windows):
     times = defaultdict(list)
     for window in windows:
-        for group in window.resources:
+        for group in window.profiles[0].resources:
             for sample in group.samples:
                 times[sample.cpu] += sample.timestamps_unix_ns
     return {cpu: sorted(found) for cpu, found in times.items()}
@@ -308,13 +308,15 @@ def test_a_receiver_that_cannot_be_opened_changes_nothing(agent, tmp_path):
 def test_a_change_of_the_rate_closes_a_window(agent, receiver):
     agent.write(**{**settings(0), "rate": 99})
     reload(agent)
-    wait_for(lambda: any(window.period_ns == 10**9 // 99 for window in receiver.windows))
+    wait_for(
+        lambda: any(window.profiles[0].period_ns == 10**9 // 99 for window in receiver.windows)
+    )
     account, _ = stop(agent)
     assert account["gaps"] == []
-    periods = [window.period_ns for window in receiver.windows]
+    periods = [window.profiles[0].period_ns for window in receiver.windows]
     assert set(periods) == {10**9 // 999, 10**9 // 99}
     windows = sorted(receiver.windows, key=lambda window: window.start_unix_ns)
-    slow = [w for w in windows if w.period_ns == 10**9 // 99]
+    slow = [w for w in windows if w.profiles[0].period_ns == 10**9 // 99]
     assert windows[-len(slow) :] == slow, "one after the other"
     for times in times_by_cpu(slow).values():
         # A virtual machine may get an interrupt late, and the next one sooner after it.

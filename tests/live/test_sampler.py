@@ -84,7 +84,7 @@ def typical_period_ns(samples):
 
 
 def assert_accounted(sampler, received):
-    counts = sampler.counts()
+    counts = sampler.counts()["on_cpu"]
     assert counts.received == received
     assert counts.taken == counts.received + sum(counts.lost.values())
     return counts
@@ -139,8 +139,8 @@ def test_every_sample_taken_is_received(rate):
         assert typical_period_ns(samples) == pytest.approx(10**9 / rate, rel=0.2)
         time.sleep(0.05)
         assert sampler.drain() == [], "stopped means stopped"
-        assert sampler.counts() == counts
-    assert sampler.counts() == counts, "the last counts outlive the sampler"
+        assert sampler.counts()["on_cpu"] == counts
+    assert sampler.counts()["on_cpu"] == counts, "the last counts outlive the sampler"
 
 
 def test_no_sample_is_older_than_the_watermark_said():
@@ -215,7 +215,7 @@ def test_target_pids_are_filtered_in_the_kernel():
         running(samples_per_second=499, stacks="both", target_pids=(pid,)) as sampler,
     ):
         samples = collect_until(sampler, anything, count=50)
-        counts = sampler.counts()
+        counts = sampler.counts()["on_cpu"]
     assert {sample.tgid for sample in samples} == {pid}
     assert counts.filtered["target"] > 0
 
@@ -227,14 +227,14 @@ def test_young_processes_are_left_out():
         load(SPIN) as pid,
     ):
         samples = collect_until(sampler, lambda sample: sample.tgid == pid)
-        assert sampler.counts().filtered["age"] > 0
+        assert sampler.counts()["on_cpu"].filtered["age"] > 0
     assert all(s.time_ns - s.start_time_ns >= age for s in samples if s.start_time_ns)
 
 
 def test_kernel_only_takes_no_samples_of_user_mode():
     with load(READ), running(samples_per_second=999, stacks="kernel") as sampler:
         samples = collect_until(sampler, anything, count=100)
-        assert sampler.counts().filtered["empty"] > 0
+        assert sampler.counts()["on_cpu"].filtered["empty"] > 0
     assert all(s.kernel_stack and s.user_status == STACK_NOT_COLLECTED for s in samples)
 
 
@@ -284,7 +284,7 @@ def test_the_idle_task_is_left_out_unless_asked_for():
         running(samples_per_second=499, pin_cpu_ids=(0,), send_idle_frames=True) as sampler,
     ):
         idle = collect_until(sampler, lambda sample: sample.tid == 0)
-        assert sampler.counts().filtered["idle"] == 0
+        assert sampler.counts()["on_cpu"].filtered["idle"] == 0
     assert any(sample.comm.startswith(b"swapper/") for sample in idle)
     with running(samples_per_second=499, pin_cpu_ids=(0,)) as sampler:
         samples = collect(sampler, 1)
@@ -327,9 +327,9 @@ def test_interrupts_taken_while_idle_are_kept():
                 samples += collect(sampler, 1)
             # The flood may leave CPU 0 no idle time at all: look for it afterwards.
             deadline = time.monotonic() + 60
-            while not sampler.counts().filtered["idle"] and time.monotonic() < deadline:
+            while not sampler.counts()["on_cpu"].filtered["idle"] and time.monotonic() < deadline:
                 samples += collect(sampler, 0.1)
-            assert sampler.counts().filtered["idle"] > 0, "idle ticks are left out"
+            assert sampler.counts()["on_cpu"].filtered["idle"] > 0, "idle ticks are left out"
     finally:
         with open(steering, "w") as file:
             file.write(before)
@@ -362,7 +362,7 @@ def test_a_cpu_that_goes_and_comes_back_is_sampled_again():
         assert 1 in sampler.cpus
         sampler.stop()
         samples += sampler.drain()
-        counts = sampler.counts()
+        counts = sampler.counts()["on_cpu"]
         assert counts.taken == counts.received + sum(counts.lost.values())
 
 

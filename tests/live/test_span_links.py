@@ -254,7 +254,7 @@ BEFORE_THE_START = """
         return [
             sample.link and (sample.link.trace_id, sample.link.span_id)
             for window in exporter.get_finished_windows()
-            for group in window.resources
+            for group in window.profiles[0].resources
             for sample in group.samples
             if sample.tid == threading.get_native_id()
             for _ in sample.timestamps_unix_ns

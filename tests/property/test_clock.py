@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from otel_kprofiler.clock import EARLIEST_UNIX_NS, Clock, StreamClock
 from otel_kprofiler.model import (
     KERNEL_SIDE,
+    ON_CPU,
     STACK_NOT_COLLECTED,
     STACK_OK,
     Frame,
@@ -41,7 +42,9 @@ class Host:
 
 
 def raw(time):
-    return RawSample(time, 0, 5, 7, 1, 0, b"", b"", b"", STACK_OK, STACK_NOT_COLLECTED, None)
+    return RawSample(
+        ON_CPU, 1, time, 0, 5, 7, 1, 0, b"", b"", b"", STACK_OK, STACK_NOT_COLLECTED, None
+    )
 
 
 steps = st.sampled_from([0, 0, 0, 0]) | st.integers(-400 * SECOND, 400 * SECOND)
@@ -69,7 +72,9 @@ def test_windows_never_go_back_and_contain_their_samples(unix_at_start, interval
         window = builder.close(host.boot)
         assert before <= window.start_unix_ns < window.end_unix_ns
         assert window.start_unix_ns >= EARLIEST_UNIX_NS
-        stamps = [t for g in window.resources for s in g.samples for t in s.timestamps_unix_ns]
+        stamps = [
+            t for g in window.profiles[0].resources for s in g.samples for t in s.timestamps_unix_ns
+        ]
         assert len(stamps) == len(times)
         assert stamps == sorted(stamps)
         assert all(window.start_unix_ns <= stamp < window.end_unix_ns for stamp in stamps)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import (
     KERNEL_SIDE,
+    ON_CPU,
     STACK_OK,
     STACK_TRUNCATED,
     USER_SIDE,
@@ -24,6 +25,7 @@ from otel_kprofiler.model import (
     LossCause,
     Module,
     ModuleKind,
+    Profile,
     ProfileKind,
     RawFrames,
     Resource,
@@ -128,9 +130,9 @@ values = st.one_of(*scalars, *(st.lists(each, max_size=3).map(tuple) for each in
 
 
 KINDS = [
-    (ProfileKind("samples", "count", "cpu", "nanoseconds"), 10_101_010),
-    (ProfileKind("events", "count"), 0),
-    (ProfileKind("off_cpu", "nanoseconds"), 0),
+    (ON_CPU, 10_101_010),
+    (ProfileKind("events", "events", "count"), 0),
+    (ProfileKind("off_cpu", "off_cpu", "nanoseconds"), 0),
 ]
 
 
@@ -166,7 +168,7 @@ def windows(draw):
         )
         for pid in range(draw(st.integers(0, 4)))
     ]
-    window = Window(kind, period, START, START + length, groups)
+    window = Window(START, START + length, [Profile(kind, period, groups)])
     return draw(accounted(window))
 
 
@@ -202,8 +204,8 @@ def content(*some):
     """The content of windows: a count of timestamps with all their attributes."""
     return Counter(
         (
-            window.kind,
-            window.period_ns,
+            window.profiles[0].kind,
+            window.profiles[0].period_ns,
             window.start_unix_ns,
             window.end_unix_ns,
             group.resource.schema_url or SCHEMA_URL,
@@ -218,7 +220,7 @@ def content(*some):
             value,
         )
         for window in some
-        for group in window.resources
+        for group in window.profiles[0].resources
         for sample in group.samples
         for time, value in zip(
             sample.timestamps_unix_ns,
@@ -242,10 +244,11 @@ def test_decoding_restores_what_was_encoded(window, form, attributes):
     payloads = [batch.payload for batch in encoded.batches]
     decoded = decode_windows(payloads)
     assert content(*decoded) == content(window)
-    assert encoded.too_large == 0
-    assert len(decoded) == len(payloads) == (1 if window.resources else 0)
+    assert not encoded.too_large
+    assert len(decoded) == len(payloads) == (1 if window.profiles[0].resources else 0)
     for back in decoded:
-        assert (back.taken, back.lost, back.totals) == (window.taken, window.lost, window.totals)
+        (got,), (sent,) = back.profiles, window.profiles
+        assert (got.taken, got.lost, got.totals) == (sent.taken, sent.lost, sent.totals)
     for payload in payloads:
         assert check_payload(payload) == []
 
@@ -264,16 +267,17 @@ def test_parts_are_within_the_limit_valid_alone_and_complete_together(window, fo
             for scope in group.scope_profiles
             for profile in scope.profiles
         ]
-        assert tuple(profile.samples for profile in batch.profiles) == tuple(counts)
-    assert sum(b.sample_count for b in encoded.batches) + encoded.too_large == window.sample_count
+        assert [profile.samples for profile in batch.profiles] == counts
+    sent = sum(batch.sample_count for batch in encoded.batches)
+    assert sent + sum(encoded.too_large.values()) == window.sample_count
     back = content(*decode_windows(batch.payload for batch in encoded.batches))
     missing = content(window) - back
     assert not back - content(window)
-    assert missing.total() == encoded.too_large
+    assert missing.total() == sum(encoded.too_large.values())
 
 
 @relaxed
-@given(windows().filter(lambda window: window.resources), st.sampled_from(Form))
+@given(windows().filter(lambda window: window.profiles[0].resources), st.sampled_from(Form))
 def test_sizes_are_predicted_exactly(window, form):
     """A limit equal to the size changes nothing; one byte less causes another batch or a loss."""
     (batch,) = encode_window(window, form=form, new_id=fixed_ids).batches
@@ -284,7 +288,7 @@ def test_sizes_are_predicted_exactly(window, form):
 
 
 @relaxed
-@given(windows().filter(lambda window: window.resources))
+@given(windows().filter(lambda window: window.profiles[0].resources))
 def test_json_and_protobuf_are_equivalent(window):
     binary, json_text = (
         next(parse_payloads(encode_window(window, form=form, new_id=fixed_ids).batches[0].payload))
@@ -310,11 +314,15 @@ def test_more_frames_than_short_indices_can_hold_are_split_correctly():
         for n in range(500)
     ]
     window = Window(
-        ProfileKind("events", "count"),
-        0,
         START,
         START + 1,
-        [ResourceSamples(Resource({"process.pid": 1}), samples)],
+        [
+            Profile(
+                ProfileKind("events", "events", "count"),
+                0,
+                [ResourceSamples(Resource({"process.pid": 1}), samples)],
+            )
+        ],
     )
     (whole,) = encode_window(window).batches
     assert check_payload(whole.payload) == []
@@ -328,7 +336,7 @@ def test_more_frames_than_short_indices_can_hold_are_split_correctly():
 @st.composite
 def damaged(draw):
     """A payload with some bytes changed, as in a corrupt file."""
-    window = draw(windows().filter(lambda window: window.resources))
+    window = draw(windows().filter(lambda window: window.profiles[0].resources))
     batch = encode_window(window, form=draw(st.sampled_from(Form)), new_id=fixed_ids).batches[0]
     data = bytearray(batch.payload)
     for position, byte in draw(

@@ -16,6 +16,7 @@ from otel_kprofiler.model import (
     ON_CPU,
     AttributeForm,
     Form,
+    Profile,
     Resource,
     ResourceSamples,
     Stack,
@@ -61,7 +62,7 @@ def receiver():
 def make_batch(queue, pid):
     sample = WindowSample(Stack(()), 1, "main", 0, None, [pid])
     resource = Resource({"process.pid": pid, "process.executable.name": f"program-{pid}"})
-    window = Window(ON_CPU, 1000, pid, pid + 1, (ResourceSamples(resource, [sample]),))
+    window = Window(pid, pid + 1, [Profile(ON_CPU, 1000, (ResourceSamples(resource, [sample]),))])
     (batch,) = encode_window(window, **queue.exporter.encoding._asdict()).batches
     return batch
 

@@ -19,6 +19,7 @@ from otel_kprofiler.model import (
     Batch,
     Form,
     LossCause,
+    Profile,
     ProfileSamples,
     Resource,
     ResourceSamples,
@@ -233,15 +234,15 @@ def test_losses_of_a_window_at_shutdown_are_counted_and_reported():
     reporter.shutdown(10_000)
     assert account_of(reporter, 12).gaps() == []
     arrived, last = told(exporter)
-    assert last.totals.lost == {LossCause.SHUTDOWN: 7}
-    assert arrived + 7 == last.totals.samples
+    assert last.profiles[0].totals.lost == {LossCause.SHUTDOWN: 7}
+    assert arrived + 7 == last.profiles[0].totals.samples
 
 
 def test_each_receiver_gets_its_own_losses():
     seen = []
 
     def watching(window, encoding):
-        seen.append(window.totals.lost)
+        seen.append(window.profiles[0].totals.lost)
         return Encoded((), 0)
 
     whole, short = Collecting("whole"), Collecting("short")
@@ -249,7 +250,9 @@ def test_each_receiver_gets_its_own_losses():
     reporter = Reporter(queues, encoder=watching)
     queues[1].lose({"on_cpu": 3}, LossCause.REJECTED)
     totals = StreamTotals("ab", 10, 12, {LossCause.RING_FULL: 2})
-    reporter(Window(ON_CPU, 1, 0, 1, (ResourceSamples(Resource({}), ()),), totals=totals))
+    reporter(
+        Window(0, 1, [Profile(ON_CPU, 1, (ResourceSamples(Resource({}), ()),), totals=totals)])
+    )
     assert reporter.force_flush(10_000)
     assert seen == [{LossCause.RING_FULL: 2}, {LossCause.RING_FULL: 2, LossCause.REJECTED: 3}]
     reporter.shutdown(1000)
@@ -258,7 +261,7 @@ def test_each_receiver_gets_its_own_losses():
 def test_an_empty_window_is_not_sent():
     calls = []
     reporter = Reporter([ExportQueue(Collecting("a"))], encoder=encoder(calls))
-    reporter(Window(ON_CPU, 1, 0, 1, ()))
+    reporter(Window(0, 1, [Profile(ON_CPU, 1, ())]))
     assert reporter.force_flush(10_000)
     assert calls == []
     reporter.shutdown(1000)
@@ -350,7 +353,7 @@ def window_of(samples, start, totals):
         )
         for pid, count in ((1, 1), (2, samples - 1))
     )
-    return Window(ON_CPU, 1, start, start + 1000, groups, taken=samples, totals=totals)
+    return Window(start, start + 1000, [Profile(ON_CPU, 1, groups, taken=samples, totals=totals)])
 
 
 def stream(samples, taken=None):
@@ -389,8 +392,8 @@ def test_losses_after_the_last_window_are_reported(form):
     reporter.shutdown(10_000)
     arrived, last = told(exporter, exporter.refused)
     assert last.sample_count == 0
-    assert last.totals == stream(15)._replace(lost={LossCause.REJECTED: 10})
-    assert arrived + 10 == last.totals.samples
+    assert last.profiles[0].totals == stream(15)._replace(lost={LossCause.REJECTED: 10})
+    assert arrived + 10 == last.profiles[0].totals.samples
     assert account_of(reporter, 15).gaps() == []
 
 
@@ -399,9 +402,9 @@ def test_losses_of_an_empty_last_window_are_reported():
     reporter = Reporter([ExportQueue(exporter)])
     reporter(window_of(5, 1000, stream(5)))
     totals = stream(5, taken=9)._replace(lost={LossCause.RING_FULL: 4})
-    reporter(Window(ON_CPU, 1, 2000, 3000, (), taken=4, totals=totals))
+    reporter(Window(2000, 3000, [Profile(ON_CPU, 1, (), taken=4, totals=totals)]))
     reporter.shutdown(10_000)
-    assert told(exporter)[1].totals == totals
+    assert told(exporter)[1].profiles[0].totals == totals
 
 
 def test_no_final_request_without_new_losses():
@@ -423,11 +426,11 @@ def test_samples_not_offered_to_a_receiver_are_reported():
     reporter(window_of(3, 2000, stream(8)))
     reporter.shutdown(10_000)
     arrived, last = told(second)
-    assert last.totals.lost == {LossCause.NOT_OFFERED: 5}
-    assert arrived + 5 == last.totals.samples
+    assert last.profiles[0].totals.lost == {LossCause.NOT_OFFERED: 5}
+    assert arrived + 5 == last.profiles[0].totals.samples
     arrived, last = told(first)
-    assert last.totals.lost == {}
-    assert arrived == last.totals.samples
+    assert last.profiles[0].totals.lost == {}
+    assert arrived == last.profiles[0].totals.samples
 
 
 @pytest.mark.parametrize("reachable", [True, False])
@@ -445,7 +448,7 @@ def test_the_next_run_reports_what_a_spool_could_not_deliver(tmp_path, reachable
     reporter(window_of(5, 1000, stream(5)))
     assert reporter.force_flush(10_000 if reachable else 200) is reachable
     totals = stream(9)
-    reporter(Window(ON_CPU, 1, 2000, 3000, (), totals=totals))
+    reporter(Window(2000, 3000, [Profile(ON_CPU, 1, (), totals=totals)]))
     queue.lose({"on_cpu": 4}, LossCause.INTERNAL)
     reporter.shutdown(5_000)
     later = exporter if reachable else Refusing("a")
@@ -454,5 +457,5 @@ def test_the_next_run_reports_what_a_spool_could_not_deliver(tmp_path, reachable
         assert again.force_flush(10_000)
         again.shutdown(1000)
     arrived, last = told(later)
-    assert last.totals.lost == {LossCause.INTERNAL: 4}
-    assert arrived + 4 == last.totals.samples
+    assert last.profiles[0].totals.lost == {LossCause.INTERNAL: 4}
+    assert arrived + 4 == last.profiles[0].totals.samples

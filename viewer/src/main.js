@@ -40,7 +40,7 @@ function describe(node) {
     if (profile.frames.inlined[profile.nodes.frame[node]]) parts.push("inlined");
     if (reason) parts.push(`unresolved: ${reason}`);
   }
-  parts.push(`${number.format(value)} samples, ${share(value, all)}`);
+  parts.push(`${number.format(value)} ${profile.unit}, ${share(value, all)}`);
   if (node >= 0 && own[node]) parts.push(`${share(own[node], all)} in itself`);
   if (state.zoomed >= 0) parts.push(`${share(value, total[state.zoomed])} of the zoomed frame`);
   return parts.join(" · ");
@@ -124,7 +124,7 @@ function searchFor(text) {
   state.search = text ? profile.search(pattern(text), state.counts.own) : null;
   const { all } = state.counts;
   element("matched").textContent = state.search
-    ? `matched ${share(state.search.sum, all)}, ${number.format(state.search.sum)} samples`
+    ? `matched ${share(state.search.sum, all)}, ${number.format(state.search.sum)} ${profile.unit}`
     : "";
 }
 

@@ -1,5 +1,6 @@
 // The recorded data: columns of numbers that point into each other and into one list of strings.
 //
+//   unit                  of the counts, such as "samples"; empty if they differ
 //   strings               every text once
 //   frames                name, module, reason (indices of strings), kind (index of KINDS), inlined
 //   nodes                 the tree of all stacks: parent (a lower index, -1 at a root) and frame

@@ -9,6 +9,7 @@
 #pragma once
 
 typedef unsigned char u8;
+typedef unsigned short u16;
 typedef short s16;
 typedef unsigned int u32;
 typedef unsigned long long u64;

@@ -17,6 +17,7 @@ enum {
 	MAX_RANGES = 4,
 	MAX_ANCESTORS = 16,
 	LONGEST_GAP_NS = 500000000, /* of a CPU that was online, with two periods */
+	ON_CPU = 1, /* kind of the samples, as in model/kind.py */
 	IN_FLIGHT = 1, /* a record is being made; its time is not read yet */
 };
 
@@ -77,9 +78,11 @@ struct record {
 	u64 start_time_ns; /* 0: unknown */
 	u64 cgroup_id;
 	struct span span;
+	u64 value; /* in the unit of the kind */
 	u32 tgid;
 	u32 tid;
-	u32 cpu;
+	u16 cpu;
+	u16 kind;
 	s16 kernel_bytes; /* or a negative errno, or NOT_COLLECTED */
 	s16 user_bytes;
 	char comm[16];
@@ -306,6 +309,8 @@ PROGRAM("perf_event") int kprofiler_sample(void *ctx)
 	record->time_ns = bpf_ktime_get_boot_ns();
 	*(volatile u64 *)&line->in_flight = record->time_ns;
 	record->cpu = cpu;
+	record->kind = ON_CPU;
+	record->value = 1;
 	count_missed(options, &own->last, line, record->time_ns);
 	sample(ctx, options, record, line);
 	*(volatile u64 *)&line->in_flight = 0;

@@ -46,7 +46,7 @@ def finish(running: EbpfSampler) -> list[RawSample]:
     """Stop and drain the rest; checks that every sample is accounted for."""
     running.stop()
     rest = running.drain()
-    counts = running.counts()
+    counts = running.counts()["on_cpu"]
     assert counts.taken == counts.received + sum(counts.lost.values())
     return rest
 

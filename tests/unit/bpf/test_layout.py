@@ -18,39 +18,26 @@ from otel_kprofiler.bpf import (
 )
 from otel_kprofiler.bpf.layout import _COUNTERS, _IN_FLIGHT_WORD, _MISSED_WORD, ProgramCounts
 from otel_kprofiler.model import (
+    ON_CPU,
     STACK_NOT_COLLECTED,
     STACK_OK,
     STACK_TRUNCATED,
     RawSample,
     SpanLink,
 )
+from tests.records import in_ring, pack_record
 
-LOW = (1 << 64) - 1
 TRACE, SPAN = 0x000102030405060708090A0B0C0D0E0F, 0x08090A0B0C0D0E0F
 
 
-def pack(frames=(), *, start=5, trace=0, span=0, kernel=0, user=0):
-    header = struct.pack(
-        "<QQQQQQIIIhh16s",
-        11,
-        start,
-        7,
-        trace >> 64,
-        trace & LOW,
-        span,
-        100,
-        101,
-        3,
-        kernel,
-        user,
-        b"name\0junk",
-    )
-    return header + struct.pack(f"<{len(frames)}Q", *frames)
+def pack(frames=(), *, start=5, kernel=0, user=0, **fields):
+    fields = {"cgroup": 7, "tgid": 100, "tid": 101, "cpu": 3, "comm": b"name\0junk", **fields}
+    return pack_record(11, frames, start_ns=start, kernel=kernel, user=user, **fields)
 
 
 def parse(payload, *limit):
     """The one sample of a chunk with one record."""
-    (sample,) = parse_records(struct.pack("<II", len(payload), 0) + payload, *limit)
+    (sample,) = parse_records(in_ring(payload), *limit)
     return sample
 
 
@@ -62,10 +49,16 @@ def test_a_record_becomes_a_sample():
     sample = parse(pack((1, 2, 3), trace=TRACE, span=SPAN, kernel=16, user=8))
     assert isinstance(sample, RawSample)
     assert sample == RawSample(
+        kind=ON_CPU, value=1,
         time_ns=11, cpu=3, tgid=100, tid=101, start_time_ns=5, cgroup_id=7, comm=b"name",
         kernel_stack=words(1, 2), user_stack=words(3), kernel_status=STACK_OK,
         user_status=STACK_OK, link=SpanLink(bytes(range(16)), bytes(range(8, 16))),
     )  # fmt: skip
+
+
+def test_a_record_of_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="unknown kind of sample 77"):
+        parse(pack(kind=77))
 
 
 def test_an_unreadable_start_time_is_unknown():
@@ -124,9 +117,9 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     btf = object_btf()
     assert find_member_offsets(
         btf, "record",
-        ("time_ns", "start_time_ns", "cgroup_id", "span", "tgid", "tid", "cpu",
+        ("time_ns", "start_time_ns", "cgroup_id", "span", "value", "tgid", "tid", "cpu", "kind",
          "kernel_bytes", "user_bytes", "comm", "frames"),
-    ) == (0, 8, 16, 24, 48, 52, 56, 60, 62, 64, RECORD_HEADER_BYTES)  # fmt: skip
+    ) == (0, 8, 16, 24, 48, 56, 60, 64, 66, 68, 70, 72, RECORD_HEADER_BYTES)  # fmt: skip
     assert find_member_offsets(btf, "span", ("trace_id", "span_id")) == (0, 16)
     numbers = tuple(name for name in ProgramConfig._fields if name != "interrupt_ranges")
     assert find_member_offsets(btf, "config", numbers) == tuple(range(0, 112, 8))

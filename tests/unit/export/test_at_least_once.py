@@ -12,6 +12,7 @@ from otel_kprofiler.export import ExportQueue, OtlpGrpcExporter, OtlpHttpExporte
 from otel_kprofiler.model import (
     ON_CPU,
     LossCause,
+    Profile,
     Resource,
     ResourceSamples,
     Stack,
@@ -25,7 +26,9 @@ SAMPLES = 5
 
 def make_batch(exporter):
     group = [WindowSample(Stack(()), 1, "main", cpu, None, [10 + cpu]) for cpu in range(SAMPLES)]
-    window = Window(ON_CPU, 1000, 10, 20, (ResourceSamples(Resource({"a": "b"}), group),))
+    window = Window(
+        10, 20, [Profile(ON_CPU, 1000, (ResourceSamples(Resource({"a": "b"}), group),))]
+    )
     (batch,) = encode_window(window, **exporter.encoding._asdict()).batches
     return batch
 

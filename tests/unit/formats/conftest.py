@@ -14,6 +14,7 @@ from otel_kprofiler.model import (
     Line,
     Module,
     ModuleKind,
+    Profile,
     ProfileKind,
     Resource,
     ResourceSamples,
@@ -57,19 +58,19 @@ def windows():
     dd = Resource({"process.pid": 7, "process.executable.name": "dd"})
     gone = Resource({"process.pid": 8})
     return [
-        Window(ON_CPU, 1000, 5_000, 15_000, [
+        Window(5_000, 15_000, [Profile(ON_CPU, 1000, [
             ResourceSamples(dd, [
                 WindowSample(deep, 7, "dd", 0, None, [5_000, 9_000, 7_000]),
                 WindowSample(deep, 71, "helper", 1, None, [6_000]),
             ]),
             ResourceSamples(gone, [WindowSample(cut, 8, "a;b\n", 1, None, [5_500, 8_000, 9_500])]),
-        ], taken=7),
-        Window(ON_CPU, 1000, 15_000, 25_000, [
+        ], taken=7)]),
+        Window(15_000, 25_000, [Profile(ON_CPU, 1000, [
             ResourceSamples(dd, [
                 WindowSample(deep, 7, "dd", 0, None, [15_000, 16_000]),
                 WindowSample(missing, 7, "dd", 0, None, [17_000]),
             ]),
-        ], taken=3),
+        ], taken=3)]),
     ]  # fmt: skip
 
 
@@ -78,12 +79,12 @@ def off_cpu():
     """Three waits of ``dd`` on one CPU, each with the time that it took."""
     read, entry = Stack.from_frames((READ, ENTRY)), Stack.from_frames((ENTRY,))
     return [
-        Window(ProfileKind("off_cpu", "nanoseconds"), 0, 5_000, 15_000, [
+        Window(5_000, 15_000, [Profile(ProfileKind("off_cpu", "off_cpu", "nanoseconds"), 0, [
             ResourceSamples(Resource({"process.pid": 7, "process.executable.name": "dd"}), [
                 WindowSample(read, 7, "dd", 0, None, [5_000, 7_000], [70, 20]),
                 WindowSample(entry, 7, "dd", 0, None, [6_000], [10]),
             ]),
-        ]),
+        ])]),
     ]  # fmt: skip
 
 
@@ -95,4 +96,8 @@ def hostile():
     stack = Stack.from_frames((Frame(module, 0x10, lines, 1, USER_SIDE),))
     resource = Resource({"process.pid": 7, "process.executable.name": "p\udcff\x1b[2J"})
     sample = WindowSample(stack, 7, "t\udc80\x1b[2J\u202e", 0, None, [5_000])
-    return [Window(ON_CPU, 1000, 5_000, 15_000, [ResourceSamples(resource, [sample])], taken=1)]
+    return [
+        Window(
+            5_000, 15_000, [Profile(ON_CPU, 1000, [ResourceSamples(resource, [sample])], taken=1)]
+        )
+    ]

@@ -18,12 +18,16 @@ STACKS = [Stack.from_frames((frame,)) for frame in (EXT4_HERE, SHARED, SHARED_GA
 @pytest.fixture
 def built_in(windows):
     """One sample of each stack."""
-    (group, _), sample = windows[0].resources, windows[0].resources[0].samples[0]
+    (group, _), sample = (
+        windows[0].profiles[0].resources,
+        windows[0].profiles[0].resources[0].samples[0],
+    )
     samples = [
         sample._replace(stack=stack, timestamps_unix_ns=[5_000 + at])
         for at, stack in enumerate(STACKS)
     ]
-    return replace(windows[0], resources=[ResourceSamples(group.resource, samples)])
+    profile = replace(windows[0].profiles[0], resources=[ResourceSamples(group.resource, samples)])
+    return replace(windows[0], profiles=[profile])
 
 
 @pytest.mark.parametrize("form", Form)
@@ -31,7 +35,7 @@ def test_the_attribute_is_a_text_or_an_array_and_comes_back(built_in, form):
     (batch,) = encode_window(built_in, form=form).batches
     assert check_payload(batch.payload) == []
     (window,) = decode_windows(batch.payload)
-    found = [sample.stack.frames[0] for sample in window.resources[0].samples]
+    found = [sample.stack.frames[0] for sample in window.profiles[0].resources[0].samples]
     assert [frame.builtin for frame in found] == [
         ("ext4",), ("ti_cpsw", "ti_davinci_emac"), ("snd_seq",), ()
     ]  # fmt: skip
@@ -57,6 +61,8 @@ def test_reports_show_them_in_brackets(built_in):
 )
 def test_a_module_is_found_built_in_or_loaded(built_in, names, found):
     (window,) = select_modules([built_in], names)
-    kept = [sample.stack.frames[0] for group in window.resources for sample in group.samples]
+    kept = [
+        sample.stack.frames[0] for group in window.profiles[0].resources for sample in group.samples
+    ]
     assert kept == found
-    assert (window.taken, window.lost) == (len(found), {})
+    assert (window.profiles[0].taken, window.profiles[0].lost) == (len(found), {})

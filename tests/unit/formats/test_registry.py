@@ -1,7 +1,6 @@
 """Output formats are rows: one more is known to the command line by its row alone."""
 
 import re
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from otel_kprofiler.formats import FORMATS
 from otel_kprofiler.host import Access
 from otel_kprofiler.recording import RecordingFacts, RecordingWriter
 from otel_kprofiler.sampling import SamplerCounts
+from tests.records import in_ring, pack_record
 
 README = Path(__file__).parents[3] / "README.md"
 ANOTHER = """
@@ -19,7 +19,7 @@ from otel_kprofiler.cli.main import main
 from otel_kprofiler.formats import FORMATS, OutputFormat
 
 def threads(windows):
-    groups = [group for window in windows for group in window.resources]
+    groups = [group for window in windows for group in window.profiles[0].resources]
     return "\\n".join(s.thread_name for group in groups for s in group.samples)
 
 FORMATS.append(OutputFormat("threads", ".threads", threads, "sort -u {}"))
@@ -30,16 +30,17 @@ main()
 @pytest.fixture
 def recording(tmp_path):
     """A recording of one sample, of a thread named ``worker``."""
-    sample = struct.pack("<QQQQQQIIIhh16s", 100, 1, 2, 0, 0, 0, 3, 4, 0, 8, -32768, b"worker")
-    payload = sample + struct.pack("<Q", 0xFFFFFFFF81000010)
+    record = pack_record(100, (0xFFFFFFFF81000010,), comm=b"worker")
     kallsyms = tmp_path / "host" / "proc" / "kallsyms"
     kallsyms.parent.mkdir(parents=True)
     kallsyms.write_text("ffffffff81000000 T _text\nffffffff82000000 T _etext\n")
     path = str(tmp_path / "recording")
     writer = RecordingWriter(path)
     writer.capture(Access(str(tmp_path / "host")))
-    writer.add_records(struct.pack("<II", len(payload), 0) + payload, 150)
-    writer.finish(RecordingFacts(10**18, 10_000_000, 24, 500, SamplerCounts(1, {}, 0, {}, 1)))
+    writer.add_records(in_ring(record), 150)
+    writer.finish(
+        RecordingFacts(10**18, 10_000_000, 24, 500, {"on_cpu": SamplerCounts(1, {}, 0, {}, 1)})
+    )
     return path
 
 

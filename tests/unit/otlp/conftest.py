@@ -21,6 +21,7 @@ from otel_kprofiler.model import (
     Line,
     Module,
     ModuleKind,
+    Profile,
     Resource,
     ResourceSamples,
     SpanLink,
@@ -120,11 +121,15 @@ def window():
         WindowSample(READING, 42, "kworker/0:1", 0, None, times(2)),
     ]
     return Window(
-        ON_CPU,
-        52_631_578,
         START,
         START + 1000,
-        [ResourceSamples(resource(17), first), ResourceSamples(resource(42), second)],
+        [
+            Profile(
+                ON_CPU,
+                52_631_578,
+                [ResourceSamples(resource(17), first), ResourceSamples(resource(42), second)],
+            )
+        ],
     )
 
 

@@ -39,21 +39,22 @@ def prefixed(*payloads):
 def other_window(window):
     """The same samples a minute later."""
     minute = 60 * 10**9
+    groups = [
+        group._replace(
+            samples=[
+                sample._replace(
+                    timestamps_unix_ns=[time + minute for time in sample.timestamps_unix_ns]
+                )
+                for sample in group.samples
+            ]
+        )
+        for group in window.profiles[0].resources
+    ]
     return replace(
         window,
         start_unix_ns=window.start_unix_ns + minute,
         end_unix_ns=window.end_unix_ns + minute,
-        resources=[
-            group._replace(
-                samples=[
-                    sample._replace(
-                        timestamps_unix_ns=[time + minute for time in sample.timestamps_unix_ns]
-                    )
-                    for sample in group.samples
-                ]
-            )
-            for group in window.resources
-        ],
+        profiles=[replace(window.profiles[0], resources=groups)],
     )
 
 
@@ -119,8 +120,10 @@ def test_json_of_other_producers_is_read(window, payload):
     text = MessageToJson(message, indent=None, preserving_proto_field_name=False)
     (read,) = decode_windows(text.encode())
     assert read.sample_count == window.sample_count
-    links = {sample.link for group in read.resources for sample in group.samples}
-    assert links == {None, window.resources[0].samples[1].link}, "ids in base64 are understood"
+    links = {sample.link for group in read.profiles[0].resources for sample in group.samples}
+    assert links == {None, window.profiles[0].resources[0].samples[1].link}, (
+        "ids in base64 are understood"
+    )
 
 
 def test_frames_of_other_profilers_are_read(payload):
@@ -139,7 +142,7 @@ def test_frames_of_other_profilers_are_read(payload):
     frames = {
         frame.address: frame
         for window in decode_windows(message.SerializeToString())
-        for group in window.resources
+        for group in window.profiles[0].resources
         for sample in group.samples
         for frame in sample.stack.frames
     }
@@ -155,7 +158,7 @@ def test_an_aggregated_value_gets_the_start_time_of_its_profile(payload):
     del profile.samples[0].timestamps_unix_nano[:]
     profile.samples[0].values.append(3)
     (window,) = decode_windows(message.SerializeToString())
-    sample = window.resources[0].samples[0]
+    sample = window.profiles[0].resources[0].samples[0]
     assert (sample.timestamps_unix_ns, sample.weight) == ([profile.time_unix_nano], 3)
     del profile.samples[0].values[:]
     with pytest.raises(PayloadError, match="neither timestamps nor values"):
@@ -171,7 +174,7 @@ def test_values_stay_with_their_timestamps(payload):
     profile.samples[0].timestamps_unix_nano[:] = [start, start + 1]
     profile.samples[0].values[:] = [70_000, 5]
     (window,) = decode_windows(message.SerializeToString())
-    (sample,) = window.resources[0].samples
+    (sample,) = window.profiles[0].resources[0].samples
     assert (sample.timestamps_unix_ns, sample.values) == ([start, start + 1], [70_000, 5])
     assert sample.weight == 70_005
     profile.samples[0].values.append(1)

@@ -73,6 +73,14 @@ class Reader:
         return self.dictionary.mapping_table[location.mapping_index]
 
 
+def with_kind(window, kind):
+    return replace(window, profiles=[replace(window.profiles[0], kind=kind, period_ns=0)])
+
+
+def with_resources(window, resources):
+    return replace(window, profiles=[replace(window.profiles[0], resources=resources)])
+
+
 def encoded(window, **options):
     (batch,) = encode_window(window, **options).batches
     return batch
@@ -80,7 +88,7 @@ def encoded(window, **options):
 
 def one_frame_window(window, *frames):
     sample = WindowSample(Stack.from_frames(frames), 1, "t", 0, None, [window.start_unix_ns])
-    return replace(window, resources=[ResourceSamples(Resource({"process.pid": 1}), [sample])])
+    return with_resources(window, [ResourceSamples(Resource({"process.pid": 1}), [sample])])
 
 
 def test_profiles_have_kind_period_and_interval(window):
@@ -94,13 +102,13 @@ def test_profiles_have_kind_period_and_interval(window):
                 tuple(reader.strings[i] for i in (value.type_strindex, value.unit_strindex))
                 == wanted
             )
-        assert profile.period == window.period_ns
+        assert profile.period == window.profiles[0].period_ns
         assert profile.time_unix_nano == window.start_unix_ns
         assert profile.duration_nano == window.end_unix_ns - window.start_unix_ns
 
 
 def test_event_kinds_have_no_period(window):
-    reader = Reader(encoded(replace(window, kind=ProfileKind("events", "count"))).payload)
+    reader = Reader(encoded(with_kind(window, ProfileKind("events", "events", "count"))).payload)
     assert not any(p.period or p.HasField("period_type") for p in reader.profiles)
 
 
@@ -149,7 +157,7 @@ def test_mappings_have_module_range_and_ids(window):
 
 
 def test_an_address_outside_the_range_gets_a_mapping_without_range(window):
-    module = window.resources[0].samples[0].stack.frames[0].module
+    module = window.profiles[0].resources[0].samples[0].stack.frames[0].module
     module = replace(module, ranges=(AddressRange(module.base, module.base + 0x100, ".text"),))
     near, far = (Frame(module, address, (Line("f"),), 0, KERNEL_SIDE) for address in (0xFF, 0x100))
     batch = encoded(one_frame_window(window, near, far))
@@ -209,9 +217,9 @@ def test_a_name_in_two_modules_is_one_function_at_two_locations(window):
 
 
 def test_equal_values_of_different_objects_are_merged(window):
-    twin = replace(
+    twin = with_resources(
         window,
-        resources=[
+        [
             ResourceSamples(
                 group.resource,
                 [
@@ -225,7 +233,7 @@ def test_equal_values_of_different_objects_are_merged(window):
                 ]
                 + list(group.samples),
             )
-            for group in window.resources
+            for group in window.profiles[0].resources
         ],
     )
     once, twice = (Reader(encoded(w).payload) for w in (window, twin))
@@ -238,9 +246,9 @@ def test_equal_values_of_different_objects_are_merged(window):
 
 
 def test_equal_resources_are_merged(window):
-    first, second = window.resources
+    first, second = window.profiles[0].resources
     twin = ResourceSamples(replace(first.resource), first.samples)
-    reader = Reader(encoded(replace(window, resources=[first, second, twin])).payload)
+    reader = Reader(encoded(with_resources(window, [first, second, twin])).payload)
     sizes = [sum(len(s.timestamps_unix_nano) for s in p.samples) for p in reader.profiles]
     assert sizes == [14, 4]
 
@@ -290,14 +298,14 @@ def test_profile_ids_are_random_and_unique(window):
 def test_encoding_is_deterministic(window, form):
     first, second = (encoded(window, form=form, new_id=lambda n: b"i" * n) for _ in range(2))
     assert first.payload == second.payload
-    shuffled = replace(
+    shuffled = with_resources(
         window,
-        resources=[
+        [
             ResourceSamples(
                 replace(group.resource, attributes=dict(sorted(group.resource.attributes.items()))),
                 group.samples,
             )
-            for group in window.resources
+            for group in window.profiles[0].resources
         ],
     )
     third = encoded(shuffled, form=form, new_id=lambda n: b"i" * n)
@@ -305,10 +313,10 @@ def test_encoding_is_deterministic(window, form):
 
 
 def test_nothing_is_sent_without_samples(window):
-    empty = replace(window, resources=[])
-    no_times = window.resources[0].samples[0]._replace(timestamps_unix_ns=[])
-    without = replace(window, resources=[window.resources[0]._replace(samples=[no_times])])
-    assert encode_window(empty) == encode_window(without) == ((), 0)
+    empty = with_resources(window, [])
+    no_times = window.profiles[0].resources[0].samples[0]._replace(timestamps_unix_ns=[])
+    without = with_resources(window, [window.profiles[0].resources[0]._replace(samples=[no_times])])
+    assert encode_window(empty) == encode_window(without) == ((), {})
 
 
 @pytest.mark.parametrize("form", Form)
@@ -318,12 +326,12 @@ def test_surrogates_are_escaped(window, form):
         for name in ("a\udc80", "a\udcff", "a\\x80", "\ud800")
     ]
     resource = Resource({"process.executable.name": "x\udc80", "other": "x\\x80"})
-    odd = replace(window, resources=[ResourceSamples(resource, samples)])
+    odd = with_resources(window, [ResourceSamples(resource, samples)])
     batch = encoded(odd, form=form)
     assert check_payload(batch.payload) == []
     assert batch.profiles == (ProfileSamples("on_cpu", 4),)
     (decoded,) = decode_windows(batch.payload)
-    (group,) = decoded.resources
+    (group,) = decoded.profiles[0].resources
     assert group.resource.attributes["process.executable.name"] == "x\\x80"
     assert {one.thread_name for one in group.samples} == {"a\\x80", "a\\xff", "\\ud800"}
 
@@ -336,9 +344,9 @@ def test_a_sample_larger_than_the_limit_is_counted_not_sent(window, form):
         WindowSample(Stack.from_frames((frame,)), 1, "t", 0, None, [window.start_unix_ns] * count)
         for frame, count in ((normal, 2), (huge, 3), (normal, 4))
     ]
-    mixed = replace(window, resources=[ResourceSamples(Resource({"process.pid": 1}), samples)])
+    mixed = with_resources(window, [ResourceSamples(Resource({"process.pid": 1}), samples)])
     result = encode_window(mixed, form=form, max_bytes=4000)
-    assert result.too_large == 3
+    assert result.too_large == {"on_cpu": 3}
     assert sum(batch.sample_count for batch in result.batches) == 6
     for batch in result.batches:
         assert check_payload(batch.payload) == [], "nothing of the large sample is left behind"
@@ -347,10 +355,10 @@ def test_a_sample_larger_than_the_limit_is_counted_not_sent(window, form):
 @pytest.mark.parametrize("form", Form)
 def test_many_timestamps_of_one_sample_are_split(window, form):
     times = [window.start_unix_ns + index % 1000 for index in range(20_000)]
-    sample = window.resources[0].samples[0]._replace(timestamps_unix_ns=times)
-    many = replace(window, resources=[window.resources[0]._replace(samples=[sample])])
+    sample = window.profiles[0].resources[0].samples[0]._replace(timestamps_unix_ns=times)
+    many = with_resources(window, [window.profiles[0].resources[0]._replace(samples=[sample])])
     result = encode_window(many, form=form, max_bytes=30_000)
-    assert result.too_large == 0
+    assert not result.too_large
     found = []
     for batch in result.batches:
         assert len(batch.payload) <= 30_000
@@ -370,7 +378,7 @@ def test_merged_equal_samples_are_sized_correctly(window, form):
         for number in range(200)
     ]
     resource = Resource({"process.pid": 1})
-    equal = replace(window, resources=[ResourceSamples(resource, samples)])
+    equal = with_resources(window, [ResourceSamples(resource, samples)])
     size = len(encoded(equal, form=form).payload)
     assert len(encode_window(equal, form=form, max_bytes=size).batches) == 1
     assert len(encode_window(equal, form=form, max_bytes=size - 1).batches) == 2
@@ -394,7 +402,7 @@ def test_small_parts_are_filled_despite_many_frequent_frames(window, form):
         for number in range(1200)
     ]
     resource = Resource({"process.pid": 1})
-    large = replace(window, resources=[ResourceSamples(resource, samples)])
+    large = with_resources(window, [ResourceSamples(resource, samples)])
     batches = encode_window(large, form=form, max_bytes=16_384).batches
     assert len(batches) > 5
     assert sum(batch.sample_count for batch in batches) == 1200
@@ -405,7 +413,7 @@ def test_json_follows_the_otlp_mapping(window):
     tree = json.loads(encoded(window, form=Form.JSON, new_id=lambda n: b"\xab" * n).payload)
     profile = tree["resourceProfiles"][0]["scopeProfiles"][0]["profiles"][0]
     assert profile["timeUnixNano"] == str(window.start_unix_ns)
-    assert profile["period"] == str(window.period_ns)
+    assert profile["period"] == str(window.profiles[0].period_ns)
     assert profile["profileId"] == "ab" * 12 + "00000001"
     assert profile["samples"][0]["timestampsUnixNano"][0] == str(window.start_unix_ns + 5)
     assert profile["samples"][0]["stackIndex"] == 1

@@ -9,6 +9,7 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import (
     KERNEL_SIDE,
+    ON_CPU,
     STACK_NOT_COLLECTED,
     STACK_OK,
     Frame,
@@ -25,7 +26,9 @@ SECOND = 1_000_000_000
 
 
 def raw(time_ns, cpu=0):
-    return RawSample(time_ns, cpu, 0, 0, 1, 0, b"", b"\1", b"", STACK_OK, STACK_NOT_COLLECTED, None)
+    return RawSample(
+        ON_CPU, 1, time_ns, cpu, 0, 0, 1, 0, b"", b"\1", b"", STACK_OK, STACK_NOT_COLLECTED, None
+    )
 
 
 class Time:
@@ -67,7 +70,7 @@ class ScriptedSampler:
 
     def counts(self):
         taken = self.received + sum(self.lost.values())
-        return SamplerCounts(taken=taken, received=self.received, lost=dict(self.lost), filtered={})
+        return {"on_cpu": SamplerCounts(taken, dict(self.lost), self.received, {})}
 
     def stop(self):
         self.running = False
@@ -170,7 +173,7 @@ def test_samples_wait_for_the_symbols_of_their_time_but_not_for_ever(parts):
     assert len(symbols.stacks) == 2
     assert pipeline.account().waiting == 2
     pipeline.stop()
-    (group,) = windows[-1].resources
+    (group,) = windows[-1].profiles[0].resources
     assert [sample.stack.frames[0].address for sample in group.samples] == [1, 2]
 
 
@@ -185,21 +188,21 @@ def test_the_account_is_exact_after_stopping(parts):
     account = pipeline.account()
     assert (account.taken, account.received, account.waiting) == (30, 26, 0)
     assert account.gaps() == []
-    assert sum(window.taken for window in windows) == 30
-    assert sum(window.lost.get(LossCause.RING_FULL, 0) for window in windows) == 4
+    assert sum(window.profiles[0].taken for window in windows) == 30
+    assert sum(window.profiles[0].lost.get(LossCause.RING_FULL, 0) for window in windows) == 4
     samples = 0
     for window in windows:
         samples += window.sample_count
-        assert window.totals.samples == samples <= window.totals.taken
-    totals = windows[-1].totals
+        assert window.profiles[0].totals.samples == samples <= window.profiles[0].totals.taken
+    totals = windows[-1].profiles[0].totals
     assert totals.taken == totals.samples + totals.lost[LossCause.RING_FULL] == 30
-    assert {window.totals.stream_id for window in windows} == {totals.stream_id}
+    assert {window.profiles[0].totals.stream_id for window in windows} == {totals.stream_id}
 
 
 def test_a_miscount_in_the_kernel_is_named_as_a_gap(parts):
     pipeline, sampler, *_ = parts
     sampler.ready = [raw(1)]
-    sampler.counts = lambda: SamplerCounts(taken=3, received=1, lost={}, filtered={})
+    sampler.counts = lambda: {"on_cpu": SamplerCounts(3, {}, 1, {})}
     pipeline.stop()
     (gap,) = pipeline.account().gaps()
     assert "took 3" in gap
@@ -239,7 +242,7 @@ def test_a_sampler_that_no_longer_says_how_far_it_is_does_not_hold_up_windows(pa
     assert sum(counts(windows)) == 2
     assert pipeline.account().gaps() == []
     for window in windows:
-        for group in window.resources:
+        for group in window.profiles[0].resources:
             for sample in group.samples:
                 for stamp in sample.timestamps_unix_ns:
                     assert window.start_unix_ns <= stamp < window.end_unix_ns
@@ -263,7 +266,7 @@ def test_what_breaks_into_a_step_loses_no_sample(parts):
     pipeline.step(0.1)
     pipeline.stop()
     assert sum(counts(windows)) == 10
-    assert windows[-1].totals.samples == 10
+    assert windows[-1].profiles[0].totals.samples == 10
 
 
 def test_stopping_ends_in_time_and_counts_what_it_gave_up(parts):
@@ -279,8 +282,8 @@ def test_stopping_ends_in_time_and_counts_what_it_gave_up(parts):
     pipeline.stop(0.1)
     (window,) = windows
     assert 0 < window.sample_count < 2000
-    assert window.lost == {LossCause.SHUTDOWN: 2000 - window.sample_count}
-    assert window.totals.samples == window.totals.taken == 2000
+    assert window.profiles[0].lost == {LossCause.SHUTDOWN: 2000 - window.sample_count}
+    assert window.profiles[0].totals.samples == window.profiles[0].totals.taken == 2000
     assert pipeline.account().gaps() == []
 
 
@@ -320,7 +323,7 @@ def test_a_full_window_ends_before_the_next_sample_and_loses_none(parts):
     for earlier, later in itertools.pairwise(windows):
         assert earlier.end_unix_ns <= later.start_unix_ns
     for window in windows:
-        (group,) = window.resources
+        (group,) = window.profiles[0].resources
         for sample in group.samples:
             for time_ns in sample.timestamps_unix_ns:
                 assert window.start_unix_ns <= time_ns < window.end_unix_ns

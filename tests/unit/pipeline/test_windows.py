@@ -7,15 +7,15 @@ import pytest
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.model import (
     KERNEL_SIDE,
+    ON_CPU,
     STACK_NOT_COLLECTED,
     STACK_OK,
-    LossCause,
     RawSample,
     Resource,
     Side,
     Stack,
 )
-from otel_kprofiler.pipeline import EventTimeGate, WindowBuilder, WindowSchedule
+from otel_kprofiler.pipeline import EventTimeGate, WindowBuilder, WindowCounts, WindowSchedule
 
 SECOND = 1_000_000_000
 
@@ -35,12 +35,15 @@ class FakeTime:
 
 def raw(time_ns, tid=7, cpu=0, comm=b"work"):
     return RawSample(
-        time_ns, cpu, 5, tid, 1, 0, comm, b"", b"", STACK_OK, STACK_NOT_COLLECTED, None
+        ON_CPU, 1, time_ns, cpu, 5, tid, 1, 0, comm, b"", b"", STACK_OK, STACK_NOT_COLLECTED, None
     )
 
 
 def stack_of(*, is_provisional=False):
     return Stack((Side(KERNEL_SIDE, (), STACK_OK, is_provisional),))
+
+
+COUNTS = {"on_cpu": WindowCounts()}
 
 
 def builder(source=None, start=0, **kwargs):
@@ -54,10 +57,10 @@ def test_equal_samples_share_one_entry_with_a_time_each():
     for time in (10, 20, 30):
         windows.add(raw(time), stack, resource)
     windows.add(raw(40, tid=8), stack, resource)
-    window = windows.close(taken=4, lost={LossCause.RING_FULL: 0})
-    (group,) = window.resources
+    window = windows.close(counts={"on_cpu": WindowCounts(taken=4)})
+    (group,) = window.profiles[0].resources
     assert [len(sample.timestamps_unix_ns) for sample in group.samples] == [3, 1]
-    assert window.sample_count == window.taken == 4
+    assert window.sample_count == window.profiles[0].taken == 4
 
 
 def test_timestamps_lie_inside_the_half_open_interval():
@@ -65,7 +68,7 @@ def test_timestamps_lie_inside_the_half_open_interval():
     windows.add(raw(100), stack_of(), resource)
     windows.add(raw(5 * SECOND + 99), stack_of(), resource)
     window = windows.close()
-    times = [t for s in window.resources[0].samples for t in s.timestamps_unix_ns]
+    times = [t for s in window.profiles[0].resources[0].samples for t in s.timestamps_unix_ns]
     assert window.start_unix_ns == min(times)
     assert window.end_unix_ns == max(times) + 1
     assert window.end_unix_ns - window.start_unix_ns == 5 * SECOND
@@ -75,7 +78,7 @@ def test_a_late_sample_moves_the_start_back():
     windows = builder(start=100)
     windows.add(raw(50), stack_of(), Resource({}))
     window = windows.close()
-    assert window.start_unix_ns == window.resources[0].samples[0].timestamps_unix_ns[0]
+    assert window.start_unix_ns == window.profiles[0].resources[0].samples[0].timestamps_unix_ns[0]
 
 
 def lengths_s(closed):
@@ -88,7 +91,7 @@ def test_windows_are_short_up_to_the_first_with_samples_and_have_no_gap():
     windows.add(raw(SECOND + 1), stack_of(), Resource({}))
     closed += [windows.close(), windows.close()]
     assert lengths_s(closed) == [1, 2, 5]
-    assert [bool(window.resources) for window in closed] == [False, True, False]
+    assert [bool(window.sample_count) for window in closed] == [False, True, False]
     assert all(one.end_unix_ns == next_.start_unix_ns for one, next_ in pairwise(closed))
 
 
@@ -118,7 +121,7 @@ def test_frames_of_unknown_modules_are_tried_again_at_the_end():
     better, asked = stack_of(), []
     window = windows.close(resolve_again=lambda sample: asked.append(sample) or better)
     assert [sample.time_ns for sample in asked] == [2]
-    assert [sample.stack for sample in window.resources[0].samples] == [known, better]
+    assert [sample.stack for sample in window.profiles[0].resources[0].samples] == [known, better]
 
 
 @pytest.mark.parametrize("unit", [0.0, 0.25, 0.999])
@@ -139,30 +142,31 @@ def test_the_gate_releases_in_the_order_of_time():
     gate.push([raw(30), raw(10)])
     gate.push([raw(20), raw(40)])
     assert [sample.time_ns for sample in gate.release(30)] == [10, 20]
+    assert gate.counts == {"on_cpu": 2}
     assert [sample.time_ns for sample in gate.release(100)] == [30, 40]
-    assert len(gate) == 0
+    assert not gate.counts
 
 
 def test_a_change_ends_a_window_and_its_settings_hold_from_then_on():
     windows = builder()
     windows.change(2 * SECOND, WindowSchedule(3 * SECOND), 5_000_000)
     windows.change(4 * SECOND, WindowSchedule(7 * SECOND), 1_000_000)
-    closed = [windows.close() for _ in range(3)]
+    closed = [windows.close(counts=COUNTS) for _ in range(3)]
     lengths = [window.end_unix_ns - window.start_unix_ns for window in closed]
     assert lengths == [2 * SECOND, 2 * SECOND, 7 * SECOND]
-    assert [window.period_ns for window in closed] == [10_000_000, 5_000_000, 1_000_000]
+    assert [window.profiles[0].period_ns for window in closed] == [10_000_000, 5_000_000, 1_000_000]
 
 
 def test_a_change_after_the_end_of_a_window_waits_for_the_next():
     windows = builder()
     windows.change(6 * SECOND, WindowSchedule(5 * SECOND), 1)
-    closed = [windows.close() for _ in range(3)]
-    assert [window.period_ns for window in closed] == [10_000_000, 10_000_000, 1]
+    closed = [windows.close(counts=COUNTS) for _ in range(3)]
+    assert [window.profiles[0].period_ns for window in closed] == [10_000_000, 10_000_000, 1]
     assert closed[1].end_unix_ns - closed[1].start_unix_ns == SECOND
 
 
 def test_a_thread_name_that_is_not_utf_8_shows_its_bytes():
     windows = builder()
     windows.add(raw(1, comm=b"\xffx"), stack_of(), Resource({}))
-    (group,) = windows.close(2).resources
+    (group,) = windows.close(2).profiles[0].resources
     assert [sample.thread_name for sample in group.samples] == ["\\xffx"]

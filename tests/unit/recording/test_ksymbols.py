@@ -53,7 +53,7 @@ def record(path):
     assert [recorded.poll(0) for _ in BATCHES] == BATCHES
     assert (recorded.describe(ONE), recorded.describe(PAGE)) == (DETAILS, None)
     recorded.close()
-    writer.finish(RecordingFacts(0, 1, 1016, 40, SamplerCounts(0, {}, 0, {})))
+    writer.finish(RecordingFacts(0, 1, 1016, 40, {"on_cpu": SamplerCounts(0, {}, 0, {})}))
 
 
 def test_a_replay_returns_the_changes_recorded_up_to_a_time(tmp_path):

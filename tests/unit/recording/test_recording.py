@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import stat
-import struct
 import zipfile
 
 import pytest
@@ -16,17 +15,15 @@ from otel_kprofiler.host import Access
 from otel_kprofiler.model import STACK_TRUNCATED, LossCause, ProcessKey
 from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter, ReplaySampler
 from otel_kprofiler.sampling import SamplerCounts
+from tests.records import in_ring, pack_record
 
-COUNTS = SamplerCounts(4, {LossCause.RING_FULL: 1}, 3, {"idle": 9}, 5)
+COUNTS = {"on_cpu": SamplerCounts(4, {LossCause.RING_FULL: 1}, 3, {"idle": 9}, 5)}
 OFFSET = 1_790_000_000_000_000_000
 FACTS = RecordingFacts(OFFSET, 10_000_000, 24, 500, COUNTS)
 
 
 def ring_record(time_ns, frames):
-    payload = struct.pack(
-        "<QQQQQQIIIhh16s", time_ns, 1, 2, 0, 0, 0, 3, 4, 0, 8 * len(frames), -32768, b"comm",
-    ) + struct.pack(f"<{len(frames)}Q", *frames)  # fmt: skip
-    return struct.pack("<II", len(payload), 0) + payload
+    return in_ring(pack_record(time_ns, frames))
 
 
 @pytest.fixture
@@ -151,7 +148,7 @@ def test_a_recording_of_another_version_is_rejected_by_its_version(recorded, tmp
             if name == "recording.json":
                 content = json.dumps({**json.loads(content), "version": 99}).encode()
             new.writestr(name, content)
-    with pytest.raises(KProfilerError, match=r"format 99\.1"):
+    with pytest.raises(KProfilerError, match=r"format 99\.2"):
         Recording(changed)
 
 

@@ -15,7 +15,7 @@ import pytest
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import STACK_NOT_COLLECTED, STACK_OK, ProcessKey, RawSample
+from otel_kprofiler.model import ON_CPU, STACK_NOT_COLLECTED, STACK_OK, ProcessKey, RawSample
 from otel_kprofiler.otlp import ProcessContext, decode_process_context, encode_process_context
 from otel_kprofiler.processes import ProcessContexts, ProcessResources, read_process_context
 from otel_kprofiler.processes.contexts import parse_context_addresses
@@ -270,7 +270,20 @@ def test_a_decoder_of_rubbish_raises_nothing_but_valueerror():
 
 def raw(tgid, start_ns):
     return RawSample(
-        1, 0, tgid, tgid, start_ns, 0, b"x", b"", b"", STACK_OK, STACK_NOT_COLLECTED, None
+        ON_CPU,
+        1,
+        1,
+        0,
+        tgid,
+        tgid,
+        start_ns,
+        0,
+        b"x",
+        b"",
+        b"",
+        STACK_OK,
+        STACK_NOT_COLLECTED,
+        None,
     )
 
 

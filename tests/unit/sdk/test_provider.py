@@ -18,6 +18,7 @@ from otel_kprofiler.model import (
     Form,
     Frame,
     LossCause,
+    Profile,
     Resource,
     ResourceSamples,
     SpanLink,
@@ -47,7 +48,7 @@ def window(samples=3):
         stack, 1, "t", 0, SpanLink(b"\1" * 16, b"\2" * 8), tuple(range(10, 10 + samples))
     )
     group = ResourceSamples(Resource({"service.name": "svc"}), [sample])
-    return Window(ON_CPU, 10_000_000, 0, 100, [group], taken=samples)
+    return Window(0, 100, [Profile(ON_CPU, 10_000_000, [group], taken=samples)])
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_what_is_handed_over_is_exported_by_the_flush(processor, in_memory):
     assert profiles.force_flush(10_000)
     exported = in_memory.get_finished_windows()
     assert sum(one.sample_count for one in exported) == 7
-    assert exported[0].resources[0].samples[0].link == SpanLink(b"\1" * 16, b"\2" * 8)
+    assert exported[0].profiles[0].resources[0].samples[0].link == SpanLink(b"\1" * 16, b"\2" * 8)
     (account,) = profiles.accounts()
     assert (account.exported, account.pending, account.lost) == (7, 0, {})
     in_memory.clear()

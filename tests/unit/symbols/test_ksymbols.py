@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.model import (
+    ON_CPU,
     STACK_NOT_COLLECTED,
     STACK_OK,
     AddressRange,
@@ -73,7 +74,7 @@ class Source:
 def sample(time_ns, *pcs):
     stack = struct.pack(f"<{len(pcs)}Q", *pcs)
     status = (STACK_OK, STACK_NOT_COLLECTED)
-    return RawSample(time_ns, 0, 1, 1, 0, 0, b"", stack, b"", *status, None)
+    return RawSample(ON_CPU, 1, time_ns, 0, 1, 1, 0, 0, b"", stack, b"", *status, None)
 
 
 @pytest.fixture

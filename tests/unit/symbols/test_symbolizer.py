@@ -9,6 +9,7 @@ import pytest
 
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import (
+    ON_CPU,
     STACK_NOT_COLLECTED,
     STACK_OK,
     USER_SIDE,
@@ -38,7 +39,7 @@ BASE = 0xFFFFFFFF81000000
 
 def sample(*kernel, user=(), time_ns=10):
     return RawSample(
-        time_ns, 0, 1, 1, None, 1, b"x",
+        ON_CPU, 1, time_ns, 0, 1, 1, None, 1, b"x",
         struct.pack(f"{len(kernel)}Q", *kernel), struct.pack(f"{len(user)}Q", *user),
         STACK_OK, STACK_OK if user else STACK_NOT_COLLECTED, None,
     )  # fmt: skip

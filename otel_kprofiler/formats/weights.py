@@ -1,0 +1,57 @@
+"""What samples weigh in reports that have one number per stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from otel_kprofiler.model import Profile, ProfileKind, Resource, Window, WindowSample
+
+
+class Weighed(NamedTuple):
+    """A sample with its weight, and the root that its stack stands below, which may be empty."""
+
+    root: str
+    resource: Resource
+    sample: WindowSample
+    weight: int
+
+
+class Weights:
+    """Weights of the samples of some windows.
+
+    One kind of samples weighs its values. Several kinds weigh what their values stand for, such as
+    time, and each has a root of its own.
+
+    Attributes:
+        kinds: all kinds in the windows.
+        unit: of the weights; ``samples`` for a kind that counts, empty for mixed units.
+    """
+
+    def __init__(self, windows: Iterable[Window]) -> None:
+        self._windows = tuple(windows)
+        found = dict.fromkeys(
+            profile.kind for window in self._windows for profile in window.profiles
+        )
+        self.kinds: tuple[ProfileKind, ...] = tuple(found)
+        units = {self._unit(kind) for kind in self.kinds} or {"samples"}
+        self.unit = units.pop() if len(units) == 1 else ""
+
+    def samples(self) -> Iterator[Weighed]:
+        """All samples."""
+        for window in self._windows:
+            for profile in window.profiles:
+                root = self._root(profile.kind)
+                for resource, sample in profile.samples:
+                    yield Weighed(root, resource, sample, self._weigh(profile, sample))
+
+    def _weigh(self, profile: Profile, sample: WindowSample) -> int:
+        return sample.weight if len(self.kinds) == 1 else profile.measure(sample.weight)
+
+    def _unit(self, kind: ProfileKind) -> str:
+        if len(self.kinds) > 1:
+            return kind.measure[1]
+        return "samples" if kind.sample_unit == "count" else kind.sample_unit
+
+    def _root(self, kind: ProfileKind) -> str:
+        return f"{kind.name} ({self._unit(kind)})" if len(self.kinds) > 1 else ""

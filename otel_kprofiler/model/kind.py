@@ -1,0 +1,52 @@
+"""Kinds of samples: what is sampled, and what its values mean."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class ProfileKind(NamedTuple):
+    """What the samples of a profile are.
+
+    Attributes:
+        name: identifies the kind in accounts and in the spool.
+        sample_type: what a value counts (OTLP ``sample_type.type``).
+        sample_unit: its unit (OTLP ``sample_type.unit``).
+        period_type: what a periodic sampler counts between two samples (OTLP
+            ``period_type.type``); empty for kinds without a period.
+        period_unit: its unit (OTLP ``period_type.unit``).
+        number: in ring records and recordings; 0 for kinds that only others' payloads have.
+    """
+
+    name: str
+    sample_type: str
+    sample_unit: str
+    period_type: str = ""
+    period_unit: str = ""
+    number: int = 0
+
+    @property
+    def measure(self) -> tuple[str, str]:
+        """Type and unit of what the samples stand for: that of the period, if there is one."""
+        if self.period_type:
+            return self.period_type, self.period_unit
+        return self.sample_type, self.sample_unit
+
+
+ON_CPU: Final = ProfileKind("on_cpu", "samples", "count", "cpu", "nanoseconds", number=1)
+"""Periodic samples of what runs on a CPU; each counts 1."""
+
+KINDS: Final[list[ProfileKind]] = [ON_CPU]
+"""The kinds that samplers produce, one row each, in the order of profiles in a window."""
+
+
+def find_kind(number: int) -> ProfileKind:
+    """The kind with a number.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for kind in KINDS:
+        if kind.number == number:
+            return kind
+    raise ValueError(f"unknown kind of sample {number}")

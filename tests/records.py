@@ -1,0 +1,35 @@
+"""Records of the ring, as the sampler writes them."""
+
+import struct
+
+_HEADER = struct.Struct("<QQQQQQQIIHHhh16s")
+
+
+def pack_record(
+    time_ns,
+    frames=(),
+    *,
+    kind=1,
+    value=1,
+    start_ns=1,
+    cgroup=2,
+    trace=0,
+    span=0,
+    tgid=3,
+    tid=4,
+    cpu=0,
+    kernel=None,
+    user=-32768,
+    comm=b"comm",
+):
+    """A record without its length; all frames are kernel frames unless sizes in bytes are given."""
+    kernel = 8 * len(frames) if kernel is None else kernel
+    return _HEADER.pack(
+        time_ns, start_ns, cgroup, trace >> 64, trace & (1 << 64) - 1, span, value,
+        tgid, tid, cpu, kind, kernel, user, comm,
+    ) + struct.pack(f"<{len(frames)}Q", *frames)  # fmt: skip
+
+
+def in_ring(record):
+    """The record as it lies in the ring, behind its length."""
+    return struct.pack("<II", len(record), 0) + record
