@@ -18,6 +18,7 @@ from otel_kprofiler.model import (
     Encoding,
     ExporterAccount,
     LossCause,
+    Profile,
     Resource,
     ResourceSamples,
     SampleCounts,
@@ -31,7 +32,6 @@ MAX_WAITING_SAMPLES: Final = 250_000
 """Limit of samples waiting to be encoded, about 25 MB; a single window may exceed it."""
 _ENCODING_SHARE: Final = 0.7
 """Share of the shutdown timeout after which no further window is encoded."""
-
 
 _log = logging.getLogger(__name__)
 
@@ -101,11 +101,11 @@ class Reporter:
 
         Losses of the window at the end of sampling are counted for each exporter.
         """
-        given_up = SampleCounts()
-        for profile in window.profiles:
-            given_up[profile.kind.name] += profile.lost.get(LossCause.SHUTDOWN, 0)
+        given_up = SampleCounts(
+            {one.kind.name: one.lost.get(LossCause.SHUTDOWN, 0) for one in window.profiles}
+        )
         with self._changed:
-            if any(profile.totals for profile in window.profiles):
+            if _totals(window):
                 self._latest = _account_only(window, self._latest)
             if given_up.total():
                 self._lose(self._take(window, given_up), LossCause.SHUTDOWN)
@@ -129,9 +129,9 @@ class Reporter:
         """A task for a window or part of it, for the current queues; call with the lock held."""
         not_offered = {name: counts.copy() for name, counts in self._not_offered.items()}
         task = _Task(window, self._queues, samples, not_offered)
-        self._handed_over += samples
+        self._handed_over.update(samples)
         for name in self._not_offered.keys() - {queue.exporter.name for queue in self._queues}:
-            self._not_offered[name] += samples
+            self._not_offered[name].update(samples)
         return task
 
     def replace(self, queues: Sequence[ExportQueue]) -> None:
@@ -205,9 +205,8 @@ class Reporter:
         with self._changed:
             if self._latest is None or queue not in self._queues:
                 return None
-            account = self._account(exporter.name)
-            not_offered = {kind: one.not_offered for kind, one in account.kinds.items()}
-            window = _for_receiver(self._latest, account, not_offered)
+            not_offered = self._not_offered[exporter.name]
+            window = _for_receiver(self._latest, self._account(exporter.name), not_offered)
             totals = _totals(window)
             if totals == self._reported.get(queue) or not any(one.taken for one in totals):
                 return None
@@ -227,22 +226,20 @@ class Reporter:
         for queue, one in zip(open_, of_open, strict=True):
             pending.update(self._count_not_queued(queue, one))
         unknown_since = max([queue.unknown_since_unix_ns for queue in open_], default=0)
-        kinds = dict.fromkeys([*self._handed_over, *chain(*(one.kinds for one in counts))])
-        return ExporterAccount.of_kinds(
-            name,
-            {
-                kind: _account_of_kind(
-                    ExporterAccount(
-                        name,
-                        pending=pending[kind],
-                        not_offered=self._not_offered[name][kind],
-                        unknown_since_unix_ns=unknown_since,
-                    ),
-                    [one.kinds[kind] for one in counts if kind in one.kinds],
-                )
-                for kind in kinds
-            },
-        )
+        kinds = {
+            kind: _account_of_kind(
+                ExporterAccount(
+                    name,
+                    pending=pending[kind],
+                    not_offered=self._not_offered[name][kind],
+                    unknown_since_unix_ns=unknown_since,
+                ),
+                [one.kinds[kind] for one in counts if kind in one.kinds],
+            )
+            for kind in dict.fromkeys([*self._handed_over, *chain(*(one.kinds for one in counts))])
+        }
+        account = ExporterAccount.of_kinds(name, kinds)
+        return account._replace(unknown_since_unix_ns=unknown_since)
 
     def _count_not_queued(self, queue: ExportQueue, counts: QueueCounts) -> SampleCounts:
         """Samples of windows that have not been put into a queue yet."""
@@ -303,8 +300,7 @@ class Reporter:
             if result is None:
                 queue.lose(task.samples, LossCause.INTERNAL)
                 continue
-            for kind, count in result.too_large.items():
-                queue.lose({kind: count}, LossCause.TOO_LARGE)
+            queue.lose(result.too_large, LossCause.TOO_LARGE)
             for batch in result.batches:
                 queue.put(batch)
         with self._changed:
@@ -322,11 +318,12 @@ class Reporter:
             with self._changed:
                 account = self._account(queue.exporter.name)
             window = _for_receiver(task.window, account, task.not_offered[account.name])
-            key = (encoding, repr(_totals(window)))
+            totals = _totals(window)
+            key = (encoding, repr(totals))
             if key not in encoded:
                 encoded[key] = self._encode(window, encoding)
             result = encoded[key]
-            if result and result.batches and (totals := _totals(window)):
+            if result and result.batches and totals:
                 with self._changed:
                     self._reported[queue] = totals
             results.append(result)
@@ -360,42 +357,44 @@ def _totals(window: Window) -> list[StreamTotals]:
     return [profile.totals for profile in window.profiles if profile.totals]
 
 
-def _for_receiver(
-    window: Window, account: ExporterAccount, not_offered: Mapping[str, int]
-) -> Window:
+def _for_receiver(window: Window, account: ExporterAccount, not_offered: SampleCounts) -> Window:
     """The window with totals that include what this receiver will not get."""
-    profiles = []
-    for profile in window.profiles:
-        kind = profile.kind.name
-        totals = _for_account(profile.totals, account.of_kind(kind), not_offered.get(kind, 0))
-        profiles.append(replace(profile, totals=totals))
+    profiles = [
+        _profile_for_receiver(
+            profile,
+            account.of_kind(profile.kind.name)._replace(
+                not_offered=not_offered[profile.kind.name],
+                unknown_since_unix_ns=account.unknown_since_unix_ns,
+            ),
+        )
+        for profile in window.profiles
+    ]
     return replace(window, profiles=profiles)
 
 
-def _for_account(
-    totals: StreamTotals | None, account: ExporterAccount, not_offered: int
-) -> StreamTotals | None:
+def _profile_for_receiver(profile: Profile, account: ExporterAccount) -> Profile:
+    totals = profile.totals
     if totals is None:
-        return None
+        return profile
     lost = Counter(totals.lost) + Counter(account.lost) - Counter(account.carried_lost)
-    lost += Counter({LossCause.NOT_OFFERED: not_offered})
-    return totals._replace(
+    lost += Counter({LossCause.NOT_OFFERED: account.not_offered})
+    totals = totals._replace(
         lost=dict(lost),
         earlier_lost=account.carried_lost,
         unknown_since_unix_ns=account.unknown_since_unix_ns,
     )
+    return replace(profile, totals=totals)
 
 
 def _account_only(window: Window, before: Window | None) -> Window:
     """A window with the account alone, for the attributes that all its resources share."""
     common: Resource | None = None
-    for profile in window.profiles:
-        for resource, _ in profile.resources:
-            attributes = resource.attributes
-            if common:
-                items = attributes.items()
-                attributes = dict(item for item in common.attributes.items() if item in items)
-            common = Resource(attributes, resource.schema_url)
+    for resource, _ in chain(*(profile.resources for profile in window.profiles)):
+        attributes = resource.attributes
+        if common:
+            items = attributes.items()
+            attributes = dict(item for item in common.attributes.items() if item in items)
+        common = Resource(attributes, resource.schema_url)
     if common:
         groups: Sequence[ResourceSamples] = [ResourceSamples(common, ())]
     else:

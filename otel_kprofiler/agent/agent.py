@@ -157,7 +157,7 @@ class Agent:
         """The account of all samples so far. Thread-safe."""
         if self._pipeline:
             return self._pipeline.account()
-        return Account(0, 0, {}, 0, self._reporter.accounts() if self._reporter else ())
+        return Account.of_kinds({}, self._reporter.accounts() if self._reporter else ())
 
     def _generation(self) -> int:
         return self._pipeline.symbol_generation if self._pipeline else 0

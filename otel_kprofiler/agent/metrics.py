@@ -29,11 +29,12 @@ from opentelemetry.sdk.resources import Resource
 
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.export import ExportResult, GrpcSettings, HttpSettings
-from otel_kprofiler.model import Account, ExporterAccount, LossCause
+from otel_kprofiler.model import Account, ExporterAccount, LossCause, Losses
 from otel_kprofiler.redact import Secrets
 from otel_kprofiler.version import __version__
 
 _BY_EXPORTER: Final = (LossCause.REJECTED, LossCause.RETRIES_EXHAUSTED, LossCause.WRITE_FAILED)
+_KIND: Final = "kprofiler.sample.kind"
 _DURATIONS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 _NO_PIPELINE: Final = (grpc.StatusCode.UNIMPLEMENTED, 404)
@@ -126,43 +127,55 @@ class SelfMetrics:
         closer.join(timeout_s)
 
     def _queued(self, _: CallbackOptions) -> Iterator[Observation]:
-        for account in self._account().exporters:
-            yield Observation(account.pending, _processor(account.name))
+        for account, kind in self._exporters():
+            yield Observation(account.pending, {**_processor(account.name), **kind})
 
     def _processed(self, _: CallbackOptions) -> Iterator[Observation]:
-        for account in self._account().exporters:
-            attributes = _processor(account.name)
+        for account, kind in self._exporters():
+            attributes = {**_processor(account.name), **kind}
             finished = account.exported + sum(account.lost.get(cause, 0) for cause in _BY_EXPORTER)
             yield Observation(finished, attributes)
-            yield from _losses(account, attributes, set(LossCause) - set(_BY_EXPORTER))
+            yield from _losses(account.lost, attributes, set(LossCause) - set(_BY_EXPORTER))
 
     def _exported(self, _: CallbackOptions) -> Iterator[Observation]:
-        for account in self._account().exporters:
-            attributes = _exporter(account.name)
+        for account, kind in self._exporters():
+            attributes = {**_exporter(account.name), **kind}
             yield Observation(account.exported, attributes)
-            yield from _losses(account, attributes, _BY_EXPORTER)
+            yield from _losses(account.lost, attributes, _BY_EXPORTER)
+
+    def _exporters(self) -> Iterator[tuple[ExporterAccount, dict[str, str]]]:
+        """The account of each exporter and kind, with the attribute of the kind."""
+        for account, kind in self._kinds():
+            for exporter in account.exporters:
+                yield exporter, kind
+
+    def _kinds(self) -> Iterator[tuple[Account, dict[str, str]]]:
+        for kind, account in self._account().kinds.items():
+            yield account, {_KIND: kind}
 
     def _taken(self, _: CallbackOptions) -> Iterator[Observation]:
-        yield Observation(self._account().taken)
+        for account, kind in self._kinds():
+            yield Observation(account.taken, kind)
 
     def _missed(self, _: CallbackOptions) -> Iterator[Observation]:
-        yield Observation(self._account().missed)
+        for account, kind in self._kinds():
+            yield Observation(account.missed, kind)
 
     def _lost_records(self, _: CallbackOptions) -> Iterator[Observation]:
         for cause, count in self._lost_symbols().items():
             yield Observation(count, {"error.type": cause})
 
     def _lost(self, _: CallbackOptions) -> Iterator[Observation]:
-        for cause, count in self._account().lost.items():
-            yield Observation(count, {"error.type": cause.value})
+        for account, kind in self._kinds():
+            yield from _losses(account.lost, kind, LossCause)
 
 
 def _losses(
-    account: ExporterAccount, attributes: Mapping[str, str], causes: Iterable[LossCause]
+    lost: Losses, attributes: Mapping[str, str], causes: Iterable[LossCause]
 ) -> Iterator[Observation]:
     for cause in causes:
-        if account.lost.get(cause):
-            yield Observation(account.lost[cause], {**attributes, "error.type": cause.value})
+        if lost.get(cause):
+            yield Observation(lost[cause], {**attributes, "error.type": cause.value})
 
 
 def _processor(name: str) -> dict[str, str]:

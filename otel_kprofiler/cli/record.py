@@ -272,7 +272,7 @@ class Session:
 
     def sent(self, sending: Sending) -> str:
         """The final message if samples went to a receiver."""
-        account = self.pipeline.account()._replace(exporters=sending.accounts())
+        account = Account.of_kinds(self.pipeline.account().kinds, sending.accounts())
         (receiver,) = account.exporters
         parts = [
             f"{receiver.exported:,} of {account.taken:,} samples",

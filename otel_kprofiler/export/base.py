@@ -80,7 +80,7 @@ class ExportResult(NamedTuple):
     ) -> ExportResult:
         """The batch arrived, except the samples that the receiver rejected, by kind."""
         kinds = {}
-        for kind, samples in batch.samples.items():
+        for kind, samples in batch.sample_counts.items():
             refused = rejected.get(kind, 0) if rejected else 0
             lost = {LossCause.REJECTED: refused} if refused else {}
             kinds[kind] = KindResult(samples - refused, lost)
@@ -91,7 +91,7 @@ class ExportResult(NamedTuple):
         cls, batch: Batch, cause: LossCause, message: str, error_type: str = ""
     ) -> ExportResult:
         """Nothing of the batch arrived; ``error_type`` defaults to the cause's name."""
-        kinds = {kind: KindResult(0, {cause: count}) for kind, count in batch.samples.items()}
+        kinds = {kind: KindResult(0, {cause: count}) for kind, count in batch.sample_counts.items()}
         return cls(ExportOutcome.FAILURE, kinds, message, error_type or cause.value)
 
 

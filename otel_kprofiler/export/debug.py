@@ -59,7 +59,7 @@ class DebugExporter(ProfileExporter):
             parts.append(f"start: {start.isoformat(timespec='milliseconds')}")
             parts.append(f"seconds: {seconds:.3f}, bytes per sample: {per_sample:.1f}")
         if self._verbosity is Verbosity.DETAILED:
-            for kind in batch.samples:
+            for kind in batch.sample_counts:
                 counts = [str(profile.samples) for profile in profiles if profile.kind == kind]
                 parts.append(f"{kind} samples by profile: {' '.join(counts)}")
         try:

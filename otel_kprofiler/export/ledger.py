@@ -82,7 +82,12 @@ class Ledgers:
             self._kinds[kind].exported += part.exported
             self._kinds[kind].lose(part.lost, carried=carried)
 
-    def counts(self, queued: Mapping[str, int], batches: int, queued_bytes: int) -> QueueCounts:
+    def counts(
+        self,
+        queued: Mapping[str, int] = MappingProxyType({}),
+        batches: int = 0,
+        queued_bytes: int = 0,
+    ) -> QueueCounts:
         """A snapshot; the arguments are what is queued now."""
         kinds = {
             kind: QueueCounts(

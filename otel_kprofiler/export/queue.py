@@ -102,8 +102,8 @@ class ExportQueue:
         """
         with self._changed:
             if self._closing:
-                self._ledgers.accept(batch.samples)
-                self._ledgers.lose(batch.samples, LossCause.SHUTDOWN)
+                self._ledgers.accept(batch.sample_counts)
+                self._ledgers.lose(batch.sample_counts, LossCause.SHUTDOWN)
                 return False
         self._append(batch)
         return True
@@ -222,12 +222,12 @@ class ExportQueue:
         stored = self._store(batch)
         size = stored.size if stored else len(batch.payload)
         with self._changed:
-            self._ledgers.accept(batch.samples)
+            self._ledgers.accept(batch.sample_counts)
             self._last += 1
             if stored is None:
                 self._make_room_in_memory(size)
             kept = None if stored else batch
-            self._waiting.append(_Held(self._last, batch.samples, size, kept, stored))
+            self._waiting.append(_Held(self._last, batch.sample_counts, size, kept, stored))
             self._changed.notify_all()
 
     def _store(self, batch: Batch) -> Stored | None:
@@ -383,8 +383,10 @@ class ExportQueue:
         try:
             result = exporter.export(batch)
             counted = result.counts()
-            if counted != batch.samples:
-                raise ValueError(f"accounts for {dict(counted)} of {dict(batch.samples)} samples")  # noqa: TRY301
+            if counted != batch.sample_counts:
+                raise ValueError(  # noqa: TRY301
+                    f"accounts for {dict(counted)} of {dict(batch.sample_counts)} samples"
+                )
         except Exception as error:  # noqa: BLE001 -- counted and logged
             _log.exception("%s: the exporter raised an exception", exporter.name)
             message = f"{type(error).__name__}: {error}"

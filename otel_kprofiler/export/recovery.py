@@ -151,7 +151,7 @@ class Recovery:
             self.totals.include(unpack_totals(record.body))
             return None
         number, before, put_unix_ns, batch = unpack_batch(record.body)
-        samples = batch.samples
+        samples = batch.sample_counts
         self.totals.include(Totals(appended=before + samples, end_unix_ns=batch.end_unix_ns))
         self.last = max(self.last, number)
         put_s = put_unix_ns / 1e9

@@ -254,7 +254,7 @@ def _accepted(batch: Batch, answer: Answer) -> ExportResult:
     if answer.rejected_profiles <= 0:
         return ExportResult.success(batch, answer.message)
     rejected: SampleCounts = SampleCounts()
-    for kind in batch.samples:
+    for kind in batch.sample_counts:
         sizes = [profile.samples for profile in batch.profiles if profile.kind == kind]
         rejected[kind] = sum(sorted(sizes, reverse=True)[: answer.rejected_profiles])
     message = f"{answer.rejected_profiles} profiles rejected: {answer.message}"

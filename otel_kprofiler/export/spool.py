@@ -139,7 +139,7 @@ class Spool:
                 self._begin_segment()
             offset = self._write(Kind.BATCH, body)
             self._last = number
-            samples = batch.samples
+            samples = batch.sample_counts
             self._totals.appended += samples
             self._totals.end_unix_ns = max(self._totals.end_unix_ns, batch.end_unix_ns)
             size = HEADER_BYTES + len(body)

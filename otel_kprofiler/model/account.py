@@ -124,6 +124,18 @@ class ExporterAccount(NamedTuple):
             kinds=kinds,
         )
 
+    def add_not_offered(self, samples: Mapping[str, int]) -> ExporterAccount:
+        """The account with more samples that were not offered, by kind."""
+        kinds = {
+            kind: self.of_kind(kind)._replace(
+                not_offered=self.of_kind(kind).not_offered + samples.get(kind, 0)
+            )
+            for kind in dict.fromkeys([*self.kinds, *samples])
+        }
+        return self.of_kinds(self.name, kinds)._replace(
+            unknown_since_unix_ns=self.unknown_since_unix_ns
+        )
+
     def of_kind(self, kind: str) -> ExporterAccount:
         """The account of one kind; zeros if the exporter had no such samples."""
         return self.kinds.get(kind, ExporterAccount(self.name))

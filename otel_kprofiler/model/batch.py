@@ -75,7 +75,7 @@ class Batch:
         return sum(profile.samples for profile in self.profiles)
 
     @property
-    def samples(self) -> SampleCounts:
+    def sample_counts(self) -> SampleCounts:
         """Number of samples of each kind; 0 for a kind with empty profiles only."""
         counts = SampleCounts()
         for profile in self.profiles:

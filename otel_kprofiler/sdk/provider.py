@@ -7,16 +7,15 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
 from typing import Final, Protocol
 
 from opentelemetry.sdk.resources import Resource
 
 from otel_kprofiler import forks
 from otel_kprofiler.delivery import Reporter
-from otel_kprofiler.export import ExportQueue, ProfileExporter
+from otel_kprofiler.export import ExportQueue, Ledgers, ProfileExporter
 from otel_kprofiler.forks import ForkAware, ForkStep
-from otel_kprofiler.model import Encoding, ExporterAccount, LossCause, Losses, Window
+from otel_kprofiler.model import Encoding, ExporterAccount, LossCause, SampleCounts, Window
 from otel_kprofiler.otlp import Encoded, encode_window
 from otel_kprofiler.sdk import exits
 from otel_kprofiler.sdk.exporters import ExporterFactory
@@ -48,7 +47,7 @@ class ProfileProcessor(abc.ABC):
         """Export what is pending within the timeout; idempotent."""
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """The account of each exporter."""
+        """The account of each exporter, with that of each kind of samples."""
         return ()
 
     def after_fork_in_child(self) -> None:  # noqa: B027 - not every processor has threads
@@ -114,24 +113,31 @@ class SimpleProfileProcessor(ProfileProcessor):
 
     def __init__(self, exporter: ProfileExporter) -> None:
         self._exporter = exporter
-        self._lock = threading.Lock()
-        self._account = ExporterAccount(exporter.name, 0, {}, 0)
+        self._begin()
 
     def on_window(self, window: Window) -> None:
         """Encode and export the window."""
         encoded = _encode_gently(window, self._exporter.encoding)
-        if encoded.too_large:
-            with self._lock:
-                self._count(0, {LossCause.TOO_LARGE: sum(encoded.too_large.values())})
+        with self._lock:
+            self._ledgers.lose(encoded.too_large, LossCause.TOO_LARGE)
+            self._account = self._sum()
         for batch in encoded.batches:
             with self._lock:
-                result = self._exporter.export(batch)
-                self._count(result.exported, result.lost)
+                self._ledgers.conclude(self._exporter.export(batch))
+                self._account = self._sum()
 
-    def _count(self, exported: int, lost: Losses) -> None:
-        exported += self._account.exported
-        lost = Counter(self._account.lost) + Counter(lost)
-        self._account = self._account._replace(exported=exported, lost=lost)
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._ledgers = Ledgers()
+        self._account = self._sum()
+
+    def _sum(self) -> ExporterAccount:
+        name = self._exporter.name
+        kinds = {
+            kind: ExporterAccount(name, one.exported, one.lost)
+            for kind, one in self._ledgers.counts().kinds.items()
+        }
+        return ExporterAccount.of_kinds(name, kinds)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Flush the exporter."""
@@ -147,8 +153,7 @@ class SimpleProfileProcessor(ProfileProcessor):
 
     def after_fork_in_child(self) -> None:
         """Replace the lock, which a thread of the parent may hold, and start a new account."""
-        self._lock = threading.Lock()
-        self._account = ExporterAccount(self._exporter.name, 0, {}, 0)
+        self._begin()
 
 
 def _encode_gently(window: Window, encoding: Encoding) -> Encoded:
@@ -182,8 +187,8 @@ class ProfilerProvider(ForkAware):
         self._resource = ServiceResource(resource)
         self._lock = threading.Lock()
         self._processors: tuple[ProfileProcessor, ...] = ()
-        self._handed_over = 0
-        self._not_offered: dict[ProfileProcessor, int] = {}
+        self._handed_over = SampleCounts()
+        self._not_offered: dict[ProfileProcessor, SampleCounts] = {}
         self._sources: tuple[Source, ...] = ()
         self._closed = False
         self._shutdown_on_exit = shutdown_on_exit
@@ -201,12 +206,12 @@ class ProfilerProvider(ForkAware):
         """Pass all later windows to this processor, too."""
         with self._lock:
             self._processors = (*self._processors, profile_processor)
-            self._not_offered[profile_processor] = self._handed_over
+            self._not_offered[profile_processor] = self._handed_over.copy()
 
     def on_window(self, window: Window) -> None:
         """Pass a window to all processors; an exception in one does not affect the others."""
         with self._lock:
-            self._handed_over += window.sample_count
+            self._handed_over.update(window.sample_counts)
             processors = self._processors
         for processor in processors:
             try:
@@ -225,14 +230,15 @@ class ProfilerProvider(ForkAware):
             self._sources = tuple(one for one in self._sources if one is not source)
 
     @property
-    def handed_over(self) -> int:
-        """Number of samples in all windows so far."""
-        return self._handed_over
+    def handed_over(self) -> SampleCounts:
+        """Samples of all windows so far, by kind."""
+        with self._lock:
+            return self._handed_over.copy()
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
         """The account of each exporter; each covers all :attr:`handed_over` samples."""
         return tuple(
-            account._replace(not_offered=account.not_offered + not_offered)
+            account.add_not_offered(not_offered)
             for processor, not_offered in self._not_offered.copy().items()
             for account in processor.accounts()
         )
@@ -267,8 +273,8 @@ class ProfilerProvider(ForkAware):
         self._resource.after_fork_in_child()
         self._sources = ()
         self._pid = os.getpid()
-        self._handed_over = 0
-        self._not_offered = dict.fromkeys(self._processors, 0)
+        self._handed_over = SampleCounts()
+        self._not_offered = {processor: SampleCounts() for processor in self._processors}
         for processor in self._processors:
             processor.after_fork_in_child()
         if self._shutdown_on_exit:

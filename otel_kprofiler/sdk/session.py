@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from opentelemetry.sdk.resources import Resource
@@ -38,7 +39,7 @@ class Session:
         service: the service's Resource.
         sink: receives each window, in the daemon thread.
         exporters: returns the account of each exporter behind the sink.
-        earlier: number of samples that the sink received from earlier sessions.
+        earlier: number of samples that the sink received from earlier sessions, by kind.
         inherited: in a forked child, the parent's symbols.
 
     Attributes:
@@ -58,7 +59,7 @@ class Session:
         sink: Callable[[Window], None],
         *,
         exporters: Callable[[], tuple[ExporterAccount, ...]] = tuple,
-        earlier: int = 0,
+        earlier: Mapping[str, int] = MappingProxyType({}),
         inherited: Symbolizer | None = None,
     ) -> None:
         access, clock = Access(), Clock()
@@ -120,7 +121,8 @@ class Session:
 
     def account(self) -> Account:
         """The account of all samples, as of one instant."""
-        return self._pipeline.account()._replace(earlier=self._earlier)
+        account = self._pipeline.account()
+        return Account.of_kinds(account.kinds, account.exporters, self._earlier)
 
     def stop(self, timeout_s: float) -> None:
         """Stop sampling and hand over the last window; waits up to the timeout."""

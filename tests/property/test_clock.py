@@ -72,9 +72,7 @@ def test_windows_never_go_back_and_contain_their_samples(unix_at_start, interval
         window = builder.close(host.boot)
         assert before <= window.start_unix_ns < window.end_unix_ns
         assert window.start_unix_ns >= EARLIEST_UNIX_NS
-        stamps = [
-            t for g in window.profiles[0].resources for s in g.samples for t in s.timestamps_unix_ns
-        ]
+        stamps = [time for _, sample in window.samples for time in sample.timestamps_unix_ns]
         assert len(stamps) == len(times)
         assert stamps == sorted(stamps)
         assert all(window.start_unix_ns <= stamp < window.end_unix_ns for stamp in stamps)

@@ -27,13 +27,13 @@ def test_exported_is_never_overstated_whichever_profiles_were_rejected(profiles,
     batch = Batch(b"", Form.PROTOBUF, tuple(profiles), 0, 1)
     result = _accepted(batch, Answer(Verdict.ACCEPTED, "OK", "", rejected))
     number = max(0, min(rejected, len(profiles)))
-    for kind, samples in batch.samples.items():
+    for kind, samples in batch.sample_counts.items():
         arrived = [
             samples - sum(one.samples for one in chosen if one.kind == kind)
             for chosen in combinations(profiles, number)
         ]
         assert result.kinds[kind].exported == min(arrived)
-    assert result.counts() == batch.samples
+    assert result.counts() == batch.sample_counts
 
 
 class Scripted(ProfileExporter):
@@ -53,7 +53,7 @@ class Scripted(ProfileExporter):
             return ExportResult.failure(batch, LossCause.SHUTDOWN, "")
         if quarters == UNREACHABLE:
             return ExportResult.failure(batch, LossCause.RETRIES_EXHAUSTED, "")
-        samples = batch.samples
+        samples = batch.sample_counts
         rejected = {kind: count - count * quarters // 4 for kind, count in samples.items()}
         self.order.append(batch.start_unix_ns)
         self.arrived.update(samples)
@@ -95,7 +95,7 @@ def run(queue, events, earlier):
         else:
             batch = Batch(b"x" * 50, Form.PROTOBUF, tuple(event), number, number + 1)
             queue.put(batch)
-            put.update(batch.samples)
+            put.update(batch.sample_counts)
         check(queue, put, earlier)
     return put
 

@@ -143,7 +143,12 @@ def windows(draw):
     user = draw(st.lists(user_frames(), min_size=1, max_size=6))
     shared = draw(st.lists(stacks(kernel, user), min_size=1, max_size=8))
     length = draw(st.sampled_from([1, 10**9]))
-    kind, period = draw(st.sampled_from(KINDS))
+    kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3, unique=True))
+    return Window(START, START + length, [draw(profiles(shared, length, *kind)) for kind in kinds])
+
+
+@st.composite
+def profiles(draw, shared, length, kind, period):
     weigh = st.integers(0, 2**62) if kind.sample_unit == "nanoseconds" else st.just(1)
 
     def with_values(sample):
@@ -168,19 +173,18 @@ def windows(draw):
         )
         for pid in range(draw(st.integers(0, 4)))
     ]
-    window = Window(START, START + length, [Profile(kind, period, groups)])
-    return draw(accounted(window))
+    return draw(accounted(Profile(kind, period, groups)))
 
 
 losses = st.dictionaries(st.sampled_from(LossCause), st.integers(1, 2**40), max_size=3)
 
 
 @st.composite
-def accounted(draw, window):
-    """The window, sometimes with its account, sometimes with the stream's."""
+def accounted(draw, profile):
+    """The profile, sometimes with its account, sometimes with the stream's."""
     if draw(st.booleans()):
-        return window
-    samples = window.sample_count + draw(st.integers(0, 2**40))
+        return profile
+    samples = profile.sample_count + draw(st.integers(0, 2**40))
     totals = StreamTotals(
         draw(hexadecimal),
         samples,
@@ -191,7 +195,8 @@ def accounted(draw, window):
         draw(st.integers(0, 2**40)),
     )
     taken = draw(st.integers(1, 2**40))
-    return replace(window, taken=taken, lost=draw(losses), totals=draw(st.none() | st.just(totals)))
+    totals = draw(st.none() | st.just(totals))
+    return replace(profile, taken=taken, lost=draw(losses), totals=totals)
 
 
 def module_value(module):
@@ -204,8 +209,8 @@ def content(*some):
     """The content of windows: a count of timestamps with all their attributes."""
     return Counter(
         (
-            window.profiles[0].kind,
-            window.profiles[0].period_ns,
+            profile.kind,
+            profile.period_ns,
             window.start_unix_ns,
             window.end_unix_ns,
             group.resource.schema_url or SCHEMA_URL,
@@ -220,7 +225,8 @@ def content(*some):
             value,
         )
         for window in some
-        for group in window.profiles[0].resources
+        for profile in window.profiles
+        for group in profile.resources
         for sample in group.samples
         for time, value in zip(
             sample.timestamps_unix_ns,
@@ -228,6 +234,10 @@ def content(*some):
             strict=True,
         )
     )
+
+
+def account_of(profile):
+    return profile.taken, profile.lost, profile.totals
 
 
 def fixed_ids(count):
@@ -245,10 +255,13 @@ def test_decoding_restores_what_was_encoded(window, form, attributes):
     decoded = decode_windows(payloads)
     assert content(*decoded) == content(window)
     assert not encoded.too_large
-    assert len(decoded) == len(payloads) == (1 if window.profiles[0].resources else 0)
+    sent = {profile.kind: profile for profile in window.profiles if profile.resources}
+    assert len(decoded) == len(payloads) == bool(sent)
     for back in decoded:
-        (got,), (sent,) = back.profiles, window.profiles
-        assert (got.taken, got.lost, got.totals) == (sent.taken, sent.lost, sent.totals)
+        assert {profile.kind for profile in back.profiles} == sent.keys()
+        for got in back.profiles:
+            assert got.period_ns == sent[got.kind].period_ns
+            assert (got.taken, got.lost, got.totals) == account_of(sent[got.kind])
     for payload in payloads:
         assert check_payload(payload) == []
 
@@ -277,7 +290,7 @@ def test_parts_are_within_the_limit_valid_alone_and_complete_together(window, fo
 
 
 @relaxed
-@given(windows().filter(lambda window: window.profiles[0].resources), st.sampled_from(Form))
+@given(windows().filter(lambda window: window.sample_count), st.sampled_from(Form))
 def test_sizes_are_predicted_exactly(window, form):
     """A limit equal to the size changes nothing; one byte less causes another batch or a loss."""
     (batch,) = encode_window(window, form=form, new_id=fixed_ids).batches
@@ -288,7 +301,7 @@ def test_sizes_are_predicted_exactly(window, form):
 
 
 @relaxed
-@given(windows().filter(lambda window: window.profiles[0].resources))
+@given(windows().filter(lambda window: window.sample_count))
 def test_json_and_protobuf_are_equivalent(window):
     binary, json_text = (
         next(parse_payloads(encode_window(window, form=form, new_id=fixed_ids).batches[0].payload))
@@ -336,7 +349,7 @@ def test_more_frames_than_short_indices_can_hold_are_split_correctly():
 @st.composite
 def damaged(draw):
     """A payload with some bytes changed, as in a corrupt file."""
-    window = draw(windows().filter(lambda window: window.profiles[0].resources))
+    window = draw(windows().filter(lambda window: window.sample_count))
     batch = encode_window(window, form=draw(st.sampled_from(Form)), new_id=fixed_ids).batches[0]
     data = bytearray(batch.payload)
     for position, byte in draw(

@@ -62,7 +62,7 @@ class Written:
             batch = Batch(payload, Form.PROTOBUF, profiles, 5, number * SECOND)
             stored = spool.append(batch)
             waiting.append(stored)
-            self.appended += batch.samples
+            self.appended += batch.sample_counts
             self.records[-1][1:] = (stored.number, batch), {"appended": self.appended.copy()}
         if close:
             spool.close()
@@ -84,7 +84,9 @@ class Written:
         batches = {record[1][0]: record[1][1] for record in whole if record[1]}
         kept = [batches[number] for number in sorted(batches) if number > settled]
         damaged = {
-            kind: max(0, appended[kind] - done[kind] - sum(batch.samples[kind] for batch in kept))
+            kind: max(
+                0, appended[kind] - done[kind] - sum(batch.sample_counts[kind] for batch in kept)
+            )
             for kind in KINDS
         }
         return kept, SampleCounts(damaged), SampleCounts(appended)

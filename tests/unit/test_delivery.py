@@ -52,18 +52,11 @@ class Collecting(ProfileExporter):
         self.open.set()
 
 
-class SizedWindow(Window):
+def sized_window(size):
     """A window with the given number of samples."""
-
-    __slots__ = ("size",)
-
-    def __init__(self, size):
-        super().__init__(ON_CPU, 1, 0, 1, (object(),))
-        object.__setattr__(self, "size", size)
-
-    @property
-    def sample_count(self):
-        return self.size
+    sample = WindowSample(Stack.from_frames(()), 1, "t", 0, None, range(size))
+    group = ResourceSamples(Resource({}), [sample])
+    return Window(0, 1, [Profile(ON_CPU, 1, [group])])
 
 
 def batch_of(form, samples):
@@ -72,8 +65,8 @@ def batch_of(form, samples):
 
 def encoder(calls):
     def encode(window, encoding):
-        calls.append((window.size, *encoding))
-        return Encoded((batch_of(encoding.form, window.size - 1),), too_large=1)
+        calls.append((window.sample_count, *encoding))
+        return Encoded((batch_of(encoding.form, window.sample_count - 1),), {"on_cpu": 1})
 
     return encode
 
@@ -91,7 +84,7 @@ def test_each_encoding_is_computed_once():
         Collecting("d", attributes=AttributeForm.REFERENCES),
     ]
     reporter = Reporter([ExportQueue(e) for e in exporters], encoder=encoder(calls))
-    reporter(SizedWindow(10))
+    reporter(sized_window(10))
     assert reporter.force_flush(10_000)
     assert sorted(calls, key=str) == [
         (10, Form.JSON, 100, AttributeForm.INLINE),
@@ -112,7 +105,7 @@ def test_a_slow_exporter_does_not_delay_others():
     slow.open.clear()
     reporter = Reporter([ExportQueue(slow), ExportQueue(quick)], encoder=encoder([]))
     for _ in range(5):
-        reporter(SizedWindow(2))
+        reporter(sized_window(2))
     assert not reporter.force_flush(500)
     assert len(quick.batches) == 5
     assert account_of(reporter, 10).gaps() == []
@@ -123,14 +116,14 @@ def test_a_slow_exporter_does_not_delay_others():
 
 def test_an_encoder_bug_costs_one_window_and_is_counted(caplog):
     def broken(window, encoding):
-        if window.size == 3:
+        if window.sample_count == 3:
             raise ZeroDivisionError
         return encoder([])(window, encoding)
 
     exporter = Collecting("a")
     reporter = Reporter([ExportQueue(exporter)], encoder=broken)
     for size in (2, 3, 4):
-        reporter(SizedWindow(size))
+        reporter(sized_window(size))
     assert reporter.force_flush(10_000)
     (account,) = reporter.accounts()
     assert account.lost == {LossCause.INTERNAL: 3, LossCause.TOO_LARGE: 2}
@@ -146,12 +139,12 @@ def test_above_the_capacity_the_oldest_window_is_dropped_and_counted(windows):
     def waiting(window, encoding):
         entered.set()
         release.wait(30)
-        return Encoded((batch_of(encoding.form, window.size),), too_large=0)
+        return Encoded((batch_of(encoding.form, window.sample_count),), {})
 
     exporter = Collecting("a")
     reporter = Reporter([ExportQueue(exporter)], encoder=waiting, capacity=2)
     for size in range(1, windows + 1):
-        reporter(SizedWindow(size))
+        reporter(sized_window(size))
         assert entered.wait(10)
     received = windows * (windows + 1) // 2
     assert account_of(reporter, received).gaps() == []
@@ -170,15 +163,15 @@ def test_waiting_windows_are_also_limited_by_samples():
     def waiting(window, encoding):
         entered.set()
         release.wait(30)
-        return Encoded((batch_of(encoding.form, window.size),), too_large=0)
+        return Encoded((batch_of(encoding.form, window.sample_count),), {})
 
     exporter = Collecting("a")
     reporter = Reporter([ExportQueue(exporter)], encoder=waiting)
-    reporter(SizedWindow(1))
+    reporter(sized_window(1))
     assert entered.wait(10)
     half = MAX_WAITING_SAMPLES // 2
     for size in (half, half, half + 1, 3 * half):
-        reporter(SizedWindow(size))
+        reporter(sized_window(size))
     (account,) = reporter.accounts()
     assert account.lost == {LossCause.QUEUE_FULL: 3 * half + 1}
     assert account.pending == 1 + 3 * half
@@ -192,11 +185,11 @@ def test_windows_not_encoded_in_time_are_lost_at_shutdown():
 
     def stuck(window, encoding):
         release.wait(30)
-        return Encoded((batch_of(encoding.form, window.size),), too_large=0)
+        return Encoded((batch_of(encoding.form, window.sample_count),), {})
 
     reporter = Reporter([ExportQueue(Collecting("a"))], encoder=stuck)
     for _ in range(3):
-        reporter(SizedWindow(5))
+        reporter(sized_window(5))
     reporter.shutdown(200)
     (account,) = reporter.accounts()
     assert account.lost[LossCause.SHUTDOWN] >= 10
@@ -211,11 +204,11 @@ def test_nothing_is_pending_after_a_shutdown_during_encoding():
         entered.set()
         release.wait(30)
         ended.set()
-        return Encoded((batch_of(form, window.size),), too_large=0)
+        return Encoded((batch_of(form, window.sample_count),), {})
 
     exporter = Collecting("a")
     reporter = Reporter([ExportQueue(exporter)], encoder=stuck)
-    reporter(SizedWindow(5))
+    reporter(sized_window(5))
     assert entered.wait(10)
     reporter.shutdown(200)
     for _ in range(2):
@@ -230,7 +223,8 @@ def test_losses_of_a_window_at_shutdown_are_counted_and_reported():
     exporter = Refusing("a")
     reporter = Reporter([ExportQueue(exporter)])
     window = window_of(5, 1000, stream(12))
-    reporter(dataclasses.replace(window, lost={LossCause.SHUTDOWN: 7}))
+    profile = dataclasses.replace(window.profiles[0], lost={LossCause.SHUTDOWN: 7})
+    reporter(dataclasses.replace(window, profiles=[profile]))
     reporter.shutdown(10_000)
     assert account_of(reporter, 12).gaps() == []
     arrived, last = told(exporter)
@@ -243,7 +237,7 @@ def test_each_receiver_gets_its_own_losses():
 
     def watching(window, encoding):
         seen.append(window.profiles[0].totals.lost)
-        return Encoded((), 0)
+        return Encoded((), {})
 
     whole, short = Collecting("whole"), Collecting("short")
     queues = [ExportQueue(whole), ExportQueue(short)]
@@ -272,15 +266,15 @@ def test_a_removed_queue_delivers_the_rest_and_keeps_its_account():
     old.open.clear()
     reporter = Reporter([ExportQueue(old)], encoder=encoder([]))
     for _ in range(3):
-        reporter(SizedWindow(10))
+        reporter(sized_window(10))
     reporter.replace([ExportQueue(new), ExportQueue(other)])
-    reporter(SizedWindow(5))
+    reporter(sized_window(5))
     assert account_of(reporter, 35).gaps() == []
     assert {a.name: a.not_offered for a in reporter.accounts()} == {"a": 0, "b": 30}
     old.open.set()
     assert reporter.force_flush(10_000)
     reporter.replace([ExportQueue(Collecting("c"))])
-    reporter(SizedWindow(7))
+    reporter(sized_window(7))
     reporter.shutdown(10_000)
     assert account_of(reporter, 42).gaps() == []
     assert [a.not_offered for a in reporter.accounts()] == [7, 37, 35]
@@ -299,7 +293,7 @@ def test_undelivered_batches_of_removed_queues_are_lost_at_shutdown():
     dead = Dead("a")
     dead.open.clear()
     reporter = Reporter([ExportQueue(dead)], encoder=encoder([]))
-    reporter(SizedWindow(10))
+    reporter(sized_window(10))
     reporter.replace([])
     reporter.shutdown(100)
     (account,) = reporter.accounts()
@@ -322,16 +316,16 @@ class Disk(ExportQueue):
 
 def test_accounts_do_not_wait_for_a_disk_and_stay_exact():
     def in_two(window, encoding):
-        half = batch_of(encoding.form, window.size // 2)
-        return Encoded((half, half), too_large=0)
+        half = batch_of(encoding.form, window.sample_count // 2)
+        return Encoded((half, half), {})
 
     quick, slow = ExportQueue(Collecting("quick")), Disk(Collecting("slow"))
     reporter = Reporter([quick, slow], encoder=in_two, capacity=2)
-    reporter(SizedWindow(10))
+    reporter(sized_window(10))
     assert slow.accepted.wait(10)
     assert account_of(reporter, 10).gaps() == []
     for handed_over in range(2, 5):  # beyond the capacity: the oldest is lost meanwhile
-        reporter(SizedWindow(10))
+        reporter(sized_window(10))
         assert account_of(reporter, 10 * handed_over).gaps() == []
     assert [a.lost for a in reporter.accounts()] == [{LossCause.QUEUE_FULL: 10}] * 2
     slow.returns.set()

@@ -31,11 +31,22 @@ service:
   telemetry: {{metrics: {{level: {level}}}}}
   pipelines: {{profiles: {{receivers: [kprofiler], exporters: [{name}, debug]}}}}
 """
-ACCOUNT = Account(
-    100, 97, {LossCause.RING_FULL: 3}, 0,
-    (ExporterAccount("otlp_grpc", 80, {LossCause.REJECTED: 5, LossCause.QUEUE_FULL: 2}, 10),),
-    missed=6,
-)  # fmt: skip
+EXPORTERS = (
+    ExporterAccount.of_kinds(
+        "otlp_grpc",
+        {
+            "on_cpu": ExporterAccount(
+                "otlp_grpc", 80, {LossCause.REJECTED: 5, LossCause.QUEUE_FULL: 2}, 10
+            ),
+            "off_cpu": ExporterAccount("otlp_grpc", 8, {LossCause.REJECTED: 1}, 1),
+        },
+    ),
+)
+SAMPLED = {
+    "on_cpu": Account(100, 97, {LossCause.RING_FULL: 3}, missed=6),
+    "off_cpu": Account(12, 10, {LossCause.RING_FULL: 2}),
+}
+ACCOUNT = Account.of_kinds(SAMPLED, EXPORTERS)
 
 
 class Receiver(grpc.GenericRpcHandler):
@@ -136,15 +147,24 @@ def test_samples_losses_queue_exports_symbols_cpu_and_memory(receiver, telemetry
     def error(kind):
         return {("error.type", kind)}
 
-    assert value("kprofiler.sample.taken") == 100
-    assert value("kprofiler.sample.lost", error("ring_full")) == 3
-    assert value("kprofiler.sample.missed") == 6
+    on_cpu, off_cpu = ({("kprofiler.sample.kind", kind)} for kind in ("on_cpu", "off_cpu"))
+    assert value("kprofiler.sample.taken", on_cpu) == 100
+    assert value("kprofiler.sample.taken", off_cpu) == 12
+    assert value("kprofiler.sample.lost", on_cpu, error("ring_full")) == 3
+    assert value("kprofiler.sample.lost", off_cpu, error("ring_full")) == 2
+    assert value("kprofiler.sample.missed", on_cpu) == 6
     assert value("kprofiler.symbol.record.lost", error("queue_full")) == 4
-    assert value("otel.sdk.processor.profile_sample.queue.size", PROCESSOR) == 10
-    assert value("otel.sdk.processor.profile_sample.processed", PROCESSOR) == 85
-    assert value("otel.sdk.processor.profile_sample.processed", PROCESSOR, error("queue_full")) == 2
-    assert value("otel.sdk.exporter.profile_sample.exported", EXPORTER) == 80
-    assert value("otel.sdk.exporter.profile_sample.exported", EXPORTER, error("rejected")) == 5
+    size = "otel.sdk.processor.profile_sample.queue.size"
+    assert value(size, PROCESSOR, on_cpu) == 10
+    assert value(size, PROCESSOR, off_cpu) == 1
+    processed = "otel.sdk.processor.profile_sample.processed"
+    assert value(processed, PROCESSOR, on_cpu) == 85
+    assert value(processed, PROCESSOR, on_cpu, error("queue_full")) == 2
+    assert value(processed, PROCESSOR, off_cpu) == 9
+    exported = "otel.sdk.exporter.profile_sample.exported"
+    assert value(exported, EXPORTER, on_cpu) == 80
+    assert value(exported, EXPORTER, on_cpu, error("rejected")) == 5
+    assert value(exported, EXPORTER, off_cpu, error("rejected")) == 1
     assert value("otel.sdk.exporter.operation.duration", EXPORTER) == 1
     assert value("otel.sdk.exporter.operation.duration", EXPORTER, error("503")) == 1
     assert value("kprofiler.symbol.reload") == 7
