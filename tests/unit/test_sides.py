@@ -15,6 +15,7 @@ from otel_kprofiler.model import (
     Form,
     Frame,
     Line,
+    Profile,
     RawFrames,
     Resource,
     ResourceSamples,
@@ -46,7 +47,7 @@ def window_of(*stacks):
         WindowSample(stack, number, "dd", 0, None, [5_000]) for number, stack in enumerate(stacks)
     ]
     resource = Resource({"process.pid": 7, "process.executable.name": "dd"})
-    return Window(ON_CPU, 1000, 5_000, 15_000, [ResourceSamples(resource, samples)])
+    return Window(5_000, 15_000, [Profile(ON_CPU, 1000, [ResourceSamples(resource, samples)])])
 
 
 def sent(window, form=Form.PROTOBUF):
@@ -69,7 +70,7 @@ WHOLE = Stack((Side(KERNEL_SIDE, (VFS_READ,)), Side(LUA, (HANDLER,), STACK_TRUNC
 @pytest.mark.parametrize("form", Form)
 def test_a_new_side_comes_back_from_otlp_with_frames_and_status(form):
     decoded = sent(window_of(WHOLE), form)
-    (sample,) = decoded.resources[0].samples
+    (sample,) = decoded.profiles[0].resources[0].samples
     assert sides(sample.stack) == sides(WHOLE)
     assert sample.stack.frames[1].lines == HANDLER.lines
 
@@ -78,7 +79,7 @@ def test_raw_addresses_of_a_new_side_keep_their_type_and_reason():
     raw = RawFrames(LUA, (0x30, 0x40), Unresolved.NO_SYMBOL)
     user = RawFrames(USER_SIDE, (0x30, 0x40), Unresolved.USER_ADDRESS)
     decoded = sent(window_of(Stack((Side(USER_SIDE, user), Side(LUA, raw)))))
-    frames = decoded.resources[0].samples[0].stack.frames
+    frames = decoded.profiles[0].resources[0].samples[0].stack.frames
     assert [(frame.side, frame.address, frame.unresolved) for frame in frames] == [
         (USER_SIDE, 0x30, Unresolved.USER_ADDRESS),
         (USER_SIDE, 0x40, Unresolved.USER_ADDRESS),
@@ -90,7 +91,7 @@ def test_raw_addresses_of_a_new_side_keep_their_type_and_reason():
 def test_a_side_that_could_not_be_taken_is_told_apart_from_one_that_was_not_wanted():
     failed = Stack((Side(KERNEL_SIDE, (VFS_READ,)), Side(LUA, (), StackStatus(-14))))
     unwanted = Stack((Side(KERNEL_SIDE, (VFS_READ,)),))
-    first, second = sent(window_of(failed, unwanted)).resources[0].samples
+    first, second = sent(window_of(failed, unwanted)).profiles[0].resources[0].samples
     assert [(side.kind, side.status) for side in first.stack.sides] == [
         (KERNEL_SIDE, 0),
         (LUA, -14),
@@ -102,7 +103,7 @@ def test_frames_of_sides_that_alternate_keep_their_order():
     mixed = Stack.from_frames((C_CALL, HANDLER, C_CALL, HANDLER), {LUA: STACK_TRUNCATED})
     assert [side.kind for side in mixed.sides] == [USER_SIDE, LUA, USER_SIDE, LUA]
     assert [side.status for side in mixed.sides] == [0, 0, 0, STACK_TRUNCATED]
-    (sample,) = sent(window_of(mixed)).resources[0].samples
+    (sample,) = sent(window_of(mixed)).profiles[0].resources[0].samples
     assert sides(sample.stack) == sides(mixed)
 
 

@@ -40,7 +40,7 @@ def recording(tmp_path):
         host.unload("fresh")
         settle(symbolizer)
     symbolizer.close()
-    writer.finish(RecordingFacts(0, 1, 127, boot_ns(), SamplerCounts(0, {}, 0, {})))
+    writer.finish(RecordingFacts(0, 1, 127, boot_ns(), {"on_cpu": SamplerCounts(0, {}, 0, {})}))
     return Recording(str(tmp_path / "raw")), times
 
 
