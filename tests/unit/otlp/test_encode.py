@@ -194,7 +194,7 @@ def test_a_segment_of_a_user_file_has_start_limit_and_offset(window, form):
     assert places == [(0x401234, 0x401000, 0x480000, 0x1000), (0x400FFF, 0, 0, 0)]
     assert check_payload(batch.payload) == []
     (again,) = decode_windows(batch.payload)
-    (frame, _) = again.resources[0].samples[0].stack.frames
+    (frame, _) = again.profiles[0].resources[0].samples[0].stack.frames
     assert frame.module == USER_FILE
 
 
