@@ -1,4 +1,4 @@
-"""Services of the tests: processes of their own that profile themselves."""
+"""Services for tests: separate processes that profile themselves."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ def work(seconds):
 
 
 def run(code, *, wrapper=(), env=None, timeout=120):
-    """Run a service in a process of its own; it must end well."""
+    """Run a service in its own process, which must exit with status 0."""
     done = subprocess.run(
         [*wrapper, sys.executable, "-c", WORK + textwrap.dedent(code)],
         env={**os.environ, "OTEL_KPROFILER_SAMPLES_PER_SECOND": "999", **(env or {})},
@@ -28,7 +28,7 @@ def run(code, *, wrapper=(), env=None, timeout=120):
 
 
 class ToFile:
-    """A file that a service writes its profiles to."""
+    """A file to which a service writes its profiles."""
 
     def __init__(self, path):
         self.path = path

@@ -1,4 +1,4 @@
-"""Accounts that are read while samples are on their way: none may be missing in any of them."""
+"""Accounts read while sampling: each one covers every sample."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ def _host_can():
 
 @pytest.fixture
 def _load():
-    """Two processes that compute in the kernel."""
+    """Two processes that keep the kernel busy."""
     with contextlib.ExitStack() as stack:
         for _ in range(2):
             process = stack.enter_context(subprocess.Popen([sys.executable, "-c", READ]))
@@ -59,7 +59,7 @@ def _load():
 
 
 def assert_whole(account):
-    """Every sample that was taken is somewhere."""
+    """The account covers every sample taken."""
     assert account["gaps"] == []
     assert account["taken"] == account["received"] + sum(account["lost"].values())
     for exporter in account["exporters"].values():
@@ -69,7 +69,7 @@ def assert_whole(account):
 
 
 @pytest.mark.usefixtures("_load")
-def test_each_drain_accounts_for_every_sample_that_was_taken():
+def test_each_drain_accounts_for_every_sample_taken():
     sampler = EbpfSampler(SamplerConfig(samples_per_second=9999))
     sampler.start()
     try:
@@ -122,7 +122,7 @@ def test_the_status_of_a_sampling_agent_has_no_gaps(tmp_path, request):
             while len(accounts) < 300 or accounts[-1]["exporters"]["file"]["exported"] < 4_000:
                 assert agent.poll() is None, agent.stderr.read()
                 assert time.monotonic() < deadline
-                with contextlib.suppress(OSError):  # it has not started yet
+                with contextlib.suppress(OSError):  # not listening yet
                     url = f"http://127.0.0.1:{port}/status"
                     with urllib.request.urlopen(url, timeout=10) as answer:
                         accounts.append(json.load(answer)["account"])
@@ -137,7 +137,7 @@ def test_the_status_of_a_sampling_agent_has_no_gaps(tmp_path, request):
 
 
 class Slow(InMemoryProfileExporter):
-    """Takes its time, so that many accounts are read meanwhile."""
+    """A slow exporter, during which many accounts are read."""
 
     name = "slow"
 
@@ -148,7 +148,7 @@ class Slow(InMemoryProfileExporter):
 
 @pytest.mark.usefixtures("_load")
 def test_stats_of_a_service_under_load_have_no_gaps(tmp_path):
-    """Nor when a processor is added later, nor when the profiler is started again."""
+    """Even if a processor is added later or the profiler is restarted."""
     provider = ProfilerProvider(Resource({"service.name": "svc"}), shutdown_on_exit=False)
     provider.add_profile_processor(SimpleProfileProcessor(Slow()))
     provider.add_profile_processor(

@@ -1,4 +1,4 @@
-"""The commands as people call them, on this host."""
+"""The commands as users call them, on this host."""
 
 import contextlib
 import gzip
@@ -44,13 +44,13 @@ def busy():
 
 
 @pytest.mark.parametrize("words", [["-d", "1s"], ["--", "sleep", "1"]])
-def test_a_terminal_shows_how_far_a_recording_is(tmp_path, words):
+def test_a_terminal_shows_a_progress_bar(tmp_path, words):
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "otel_kprofiler", "record", "-o", tmp_path / "x.html", *words]
     with subprocess.Popen(command, stderr=slave) as process:
         os.close(slave)
         shown = b""
-        with contextlib.suppress(OSError):  # the other side is closed
+        with contextlib.suppress(OSError):  # the other end is closed
             while chunk := os.read(master, 4096):
                 shown += chunk
     os.close(master)
@@ -61,7 +61,7 @@ def test_a_terminal_shows_how_far_a_recording_is(tmp_path, words):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_the_suffix_decides_what_is_written(tmp_path, suffix):
+def test_the_suffix_selects_the_format(tmp_path, suffix):
     path = tmp_path / f"x.{suffix}"
     with busy():
         done = call("record", "-d", "1s", "-F", 199, "--stacks", "both", "-o", path)
@@ -75,7 +75,7 @@ def test_the_suffix_decides_what_is_written(tmp_path, suffix):
         assert call("check", path).returncode == 0
 
 
-def test_a_command_is_followed_with_its_children_and_nothing_else(tmp_path):
+def test_a_command_is_recorded_with_its_children_only(tmp_path):
     path = tmp_path / "x.folded"
     with busy():
         done = call("record", "-F", 999, "-o", path, "--", "sh", "-c", "find /usr/lib | md5sum")
@@ -98,7 +98,7 @@ def test_the_output_is_checked_before_sampling(tmp_path):
     assert (tmp_path / "there.html").read_text() == "precious"
 
 
-def test_what_tells_kernel_addresses_is_for_its_owner_only(tmp_path):
+def test_output_with_kernel_addresses_is_readable_by_its_owner_only(tmp_path):
     raw, pprof, html = (tmp_path / name for name in ("a.raw", "a.pprof", "a.html"))
     call("record", "-d", "0.3s", "--idle", "-o", pprof, "--raw", raw)
     assert call("record", "--replay", raw, "-o", html).returncode == 0
@@ -109,7 +109,7 @@ def test_what_tells_kernel_addresses_is_for_its_owner_only(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_no_name_of_a_process_destroys_a_recording(tmp_path, suffix):
+def test_unusual_process_names_do_not_break_a_recording(tmp_path, suffix):
     program = os.path.join(os.fsencode(tmp_path), b"\xff\x1b[2J")
     shutil.copy(shutil.which("dd"), program)
     path = tmp_path / f"x.{suffix}"
@@ -130,7 +130,7 @@ def test_no_name_of_a_process_destroys_a_recording(tmp_path, suffix):
         assert b"\x1b" not in content
 
 
-def test_ctrl_c_writes_what_there_is(tmp_path):
+def test_ctrl_c_writes_what_was_recorded(tmp_path):
     path = tmp_path / "x.otlp"
     with busy():
         record = subprocess.Popen(
@@ -158,7 +158,7 @@ def test_a_raw_recording_replays_to_the_same_stacks(tmp_path):
     assert first.read_text() == second.read_text() != ""
 
 
-def test_symbolize_goes_both_ways():
+def test_symbolize_resolves_names_and_addresses():
     found = json.loads(call("symbolize", "--json", "vfs_read").stdout)
     (back,) = map(json.loads, call("symbolize", "--json", found["address"]).stdout.splitlines())
     assert (back["function"], back["module"], back["rva"]) == ("vfs_read", "vmlinux", found["rva"])
@@ -207,7 +207,7 @@ def as_nobody(capabilities, words, directory):
 
 @pytest.fixture
 def nobodys(tmp_path):
-    """A directory that uid 65534 may write to."""
+    """A directory that uid 65534 can write to."""
     os.chmod(tmp_path, 0o777)
     for parent in tmp_path.parents:
         if parent.owner() == "root" and str(parent).startswith("/tmp/"):
@@ -244,7 +244,7 @@ def test_without_syslog_frames_carry_the_reason(nobodys):
     assert all(frame.lines or frame.unresolved for frame in frames)
 
 
-def test_without_any_capability_the_fix_that_is_shown_works(nobodys):
+def test_without_any_capability_the_printed_fix_works(nobodys):
     done = as_nobody([], ["record", "-d", "1s", "-o", "x.otlp"], nobodys)
     assert done.returncode == 3
     assert done.stderr.startswith("error: ")

@@ -1,4 +1,4 @@
-"""The embedded profiler against the running kernel, and what must never hurt the service."""
+"""The embedded profiler on the running kernel, and its effects on the service."""
 
 import contextlib
 import json
@@ -36,14 +36,14 @@ pytestmark = pytest.mark.live
 
 
 def work(seconds):
-    """Use so much CPU time, most of it in the kernel."""
+    """Use an amount of CPU time, mostly in the kernel."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         os.listdir("/proc/self/task")
 
 
 def count_leaves(windows, suffix):
-    """Samples that were taken in functions whose names end so."""
+    """Number of samples in functions whose names have a suffix."""
     return sum(
         len(sample.timestamps_unix_ns)
         for window in windows
@@ -65,7 +65,7 @@ def profiling(**options):
         provider.shutdown()
 
 
-def test_this_process_and_no_other_is_profiled_under_its_own_resource():
+def test_only_this_process_is_profiled_under_its_own_resource():
     other = subprocess.Popen([sys.executable, "-c", "while True: open('/proc/stat').read()"])
     try:
         with profiling() as (profiler, exporter):
@@ -90,11 +90,11 @@ def test_this_process_and_no_other_is_profiled_under_its_own_resource():
     assert names & {"proc_readdir_de", "proc_task_readdir", "iterate_dir"}
 
 
-def test_threads_are_named_and_daemonic_and_end_with_the_profiler():
+def test_threads_are_named_daemons_that_end_with_the_profiler():
     before = set(threading.enumerate())
     with profiling():
         ours = set(threading.enumerate()) - before
-        expected = {"kprofiler-drain", "kprofiler-ksymbols"}  # exported in the former
+        expected = {"kprofiler-drain", "kprofiler-ksymbols"}  # the first also exports
         if Path("/proc/modules").exists():
             expected.add("kprofiler-modules")
         assert {thread.name for thread in ours} == expected
@@ -102,7 +102,7 @@ def test_threads_are_named_and_daemonic_and_end_with_the_profiler():
     assert set(threading.enumerate()) <= before
 
 
-def test_a_bpf_program_that_is_loaded_after_the_start_is_named():
+def test_a_bpf_program_loaded_after_the_start_is_named():
     with profiling(reporter_interval_s=60) as (profiler, exporter):
         fd = load(7, name="kprof_service", spin=100_000)
         run_program(fd, 3000)
@@ -131,8 +131,8 @@ LOCKED = """
 """
 
 
-def test_where_bpf_programs_cannot_be_followed_the_log_says_so_once():
-    """A user without CAP_IPC_LOCK may lock some memory for perf events in all its processes."""
+def test_untrackable_bpf_programs_are_logged_once():
+    """Without CAP_IPC_LOCK, a user's locked memory for perf events is limited."""
     capabilities = "+bpf,+perfmon,+syslog"
     wrapper = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={capabilities}",
                f"--ambient-caps={capabilities}"]  # fmt: skip
@@ -190,7 +190,7 @@ def test_a_forked_child_names_bpf_programs_from_before_and_after_the_fork(to_fil
     assert count_leaves(child, "_kprof_after") > 20
 
 
-def test_pauses_nest_and_take_nothing_meanwhile():
+def test_nested_pauses_take_no_samples():
     with profiling() as (profiler, _):
         work(0.2)
         with profiler.paused():
@@ -205,7 +205,7 @@ def test_pauses_nest_and_take_nothing_meanwhile():
         assert profiler.stats()["account"]["taken"] > taken
 
 
-def test_a_flush_delivers_what_was_sampled_before_it():
+def test_a_flush_delivers_earlier_samples():
     with profiling(reporter_interval_s=60) as (profiler, exporter):
         provider = profiler._provider
         work(1.5)  # the first window is short
@@ -215,8 +215,8 @@ def test_a_flush_delivers_what_was_sampled_before_it():
         assert sum(one.sample_count for one in exporter.get_finished_windows()) > 50
 
 
-def test_the_hooks_are_gone_before_descriptors_are_closed(monkeypatch):
-    """Else a thread could write to a map whose descriptor is something else by then."""
+def test_hooks_are_removed_before_descriptors_are_closed(monkeypatch):
+    """Otherwise a thread could write to a descriptor that has been reused."""
     hooked = []
     close = Pipeline.close
 
@@ -269,8 +269,8 @@ def test_descendants_are_profiled_with_resources_of_their_own():
 
 @pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare of util-linux")
 @pytest.mark.parametrize("target", ["self", "children"])
-def test_in_a_pid_namespace_the_process_knows_itself_by_its_own_ids(target, to_file):
-    """There os.getpid() is 1, and not what the kernel calls the process."""
+def test_in_a_pid_namespace_samples_have_its_ids(target, to_file):
+    """There, os.getpid() is 1 and differs from the global pid."""
     run(
         """
         import threading
@@ -316,8 +316,8 @@ SERVICE = """
 
 
 @pytest.mark.parametrize("kept", ["-all", "-all,+perfmon"])
-def test_without_privileges_there_is_one_warning_with_the_fix_and_the_service_runs_on(kept):
-    """With CAP_PERFMON alone, changes of BPF programs could be followed, but nothing sampled."""
+def test_without_privileges_one_warning_has_the_fix_and_the_service_continues(kept):
+    """With CAP_PERFMON alone, BPF programs could be tracked but nothing sampled."""
     wrapper = ["setpriv", f"--bounding-set={kept}", "--inh-caps=-all"]
     code = SERVICE + '    print([link for link in find_links() if "perf" in link or "net" in link])'
     done = run(FIND_LINKS + code, wrapper=wrapper, env={"OTEL_PROFILES_EXPORTER": "console"})
@@ -327,7 +327,7 @@ def test_without_privileges_there_is_one_warning_with_the_fix_and_the_service_ru
     assert "fix: " in line
 
 
-def test_without_privileges_the_context_is_published_all_the_same():
+def test_without_privileges_the_context_is_still_published():
     code = """
     import os, sys
     from otel_kprofiler import KernelProfiler
@@ -339,7 +339,7 @@ def test_without_privileges_the_context_is_published_all_the_same():
     assert run(code, wrapper=wrapper, env={"OTEL_SERVICE_NAME": "svc"}).stdout == "svc\n"
 
 
-def test_where_kernel_symbols_are_hidden_profiles_have_addresses(to_file):
+def test_with_hidden_kernel_symbols_profiles_have_addresses(to_file):
     """Without CAP_SYSLOG the kernel shows zeros (kptr_restrict, perf_event_paranoid)."""
     done = run(SERVICE, wrapper=["setpriv", "--bounding-set=-syslog"], env=to_file.env)
     assert done.stdout == "served running\n"
@@ -348,7 +348,7 @@ def test_where_kernel_symbols_are_hidden_profiles_have_addresses(to_file):
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_a_dead_receiver_holds_up_neither_the_service_nor_its_end(protocol):
+def test_a_dead_receiver_delays_neither_the_service_nor_its_exit(protocol):
     done = run(
         SERVICE,
         env={
@@ -361,7 +361,7 @@ def test_a_dead_receiver_holds_up_neither_the_service_nor_its_end(protocol):
     assert len(done.stderr.splitlines()) <= 3
 
 
-def test_the_end_of_the_interpreter_is_clean_and_delivers_the_rest(to_file):
+def test_interpreter_exit_is_clean_and_delivers_pending_samples(to_file):
     done = run(
         """
         import threading
@@ -376,7 +376,7 @@ def test_the_end_of_the_interpreter_is_clean_and_delivers_the_rest(to_file):
     assert to_file.exists()
 
 
-def test_uncaught_exceptions_and_exits_of_the_service_are_its_own(to_file):
+def test_exceptions_and_exits_of_the_service_are_unchanged(to_file):
     done = subprocess.run(
         [sys.executable, "-c", WORK + textwrap.dedent("""
             from otel_kprofiler import KernelProfiler
@@ -389,7 +389,7 @@ def test_uncaught_exceptions_and_exits_of_the_service_are_its_own(to_file):
     assert (done.returncode, done.stderr) == (7, "")
 
 
-def test_a_forked_child_has_a_profiler_of_its_own_and_the_parent_goes_on(to_file):
+def test_a_forked_child_has_its_own_profiler_and_the_parent_continues(to_file):
     done = run(
         """
         import sys
@@ -408,7 +408,7 @@ def test_a_forked_child_has_a_profiler_of_its_own_and_the_parent_goes_on(to_file
         assert os.waitpid(pid, 0)[1] == 0
         print(os.getpid(), pid)
         """,
-        # Python has a warning of its own for every fork beside threads, from 3.12 on.
+        # Since 3.12, Python warns about every fork of a process with threads.
         env={**to_file.env, "PYTHONWARNINGS": "ignore::DeprecationWarning"},
     )
     assert done.stderr == ""
@@ -418,7 +418,7 @@ def test_a_forked_child_has_a_profiler_of_its_own_and_the_parent_goes_on(to_file
     assert min(counts.values()) > 100
 
 
-def test_a_forked_child_stays_silent_by_option_and_holds_nothing(to_file):
+def test_a_forked_child_is_not_profiled_if_disabled_and_holds_nothing(to_file):
     done = run(
         """
         import sys, threading
@@ -446,7 +446,7 @@ def test_a_forked_child_stays_silent_by_option_and_holds_nothing(to_file):
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_processes_of_multiprocessing_run_and_end_well(protocol):
+def test_multiprocessing_children_run_and_exit_cleanly(protocol):
     run(
         """
         import multiprocessing
@@ -465,7 +465,7 @@ def test_processes_of_multiprocessing_run_and_end_well(protocol):
     )
 
 
-def test_with_threads_of_gevent_one_warning_says_what_to_do_and_the_service_runs_on():
+def test_with_gevent_one_warning_has_the_fix_and_the_service_continues():
     pytest.importorskip("gevent")
     done = run(
         """
@@ -486,13 +486,13 @@ def test_with_threads_of_gevent_one_warning_says_what_to_do_and_the_service_runs
     assert "gthread" in line
 
 
-def test_a_subinterpreter_is_refused_with_a_reason():
+def test_a_subinterpreter_is_rejected_with_a_reason():
     done = run(
         """
         try:
             import _xxsubinterpreters as interpreters
             create = lambda: interpreters.create(isolated=False)
-        except ImportError:  # from 3.13 on
+        except ImportError:  # since 3.13
             import _interpreters as interpreters
             create = lambda: interpreters.create("legacy")
         code = '''
@@ -510,8 +510,8 @@ def test_a_subinterpreter_is_refused_with_a_reason():
     assert "main interpreter" in done.stdout
 
 
-def test_a_running_profiler_survives_the_end_of_its_thread(caplog):
-    """A defect of ours costs the profiles, one log entry, and nothing else."""
+def test_the_service_survives_an_error_in_the_profilers_thread(caplog):
+    """A bug of ours costs the profiles and one log entry, nothing else."""
     with profiling() as (profiler, _):
         profiler._session._pipeline._symbolizer.advance = None
         deadline = time.monotonic() + 60
@@ -523,7 +523,7 @@ def test_a_running_profiler_survives_the_end_of_its_thread(caplog):
     assert len([r for r in caplog.records if "profiling has ended" in r.message]) == 1
 
 
-def test_opentelemetry_instrument_starts_it_and_lets_it_be_disabled(to_file):
+def test_opentelemetry_instrument_starts_or_disables_the_profiler(to_file):
     instrument = shutil.which("opentelemetry-instrument", path=os.path.dirname(sys.executable))
     service = [instrument, sys.executable, "-c", WORK + "work(0.5)"]
     env = {**os.environ, **to_file.env, "OTEL_SERVICE_NAME": "svc"}
@@ -536,7 +536,7 @@ def test_opentelemetry_instrument_starts_it_and_lets_it_be_disabled(to_file):
     assert sum(to_file.pids().values()) > 30
 
 
-def test_declarative_configuration_starts_it_with_the_receivers_block(to_file, tmp_path):
+def test_declarative_configuration_starts_the_profiler_with_the_receivers_keys(to_file, tmp_path):
     config = tmp_path / "sdk.yaml"
     config.write_text(
         "file_format: '1.1'\n"
@@ -555,7 +555,7 @@ def test_declarative_configuration_starts_it_with_the_receivers_block(to_file, t
 
 
 class Receiver(ThreadingHTTPServer):
-    """Takes OTLP over HTTP; knows what came to which path."""
+    """Receives OTLP over HTTP; records requests by path."""
 
     def __init__(self):
         self.came = Counter()
@@ -577,7 +577,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("named_by", ["a call", "OTEL_CONFIG_FILE", "OTEL_CONFIG_FILE alone"])
-def test_declarative_configuration_sends_profiles_where_it_sends_traces(tmp_path, named_by):
+def test_declarative_configuration_sends_profiles_to_the_endpoint_of_traces(tmp_path, named_by):
     config = tmp_path / "sdk.yaml"
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_CONFIG_FILE": ""}
     if named_by != "a call":
@@ -640,8 +640,8 @@ sys.meta_path.insert(0, Blocker)
         ({"OTEL_PROFILES_EXPORTER": "console"}, {"pydantic", "grpc", "requests", "google"}),
     ],
 )
-def test_a_service_runs_without_what_only_commands_need(environment, unused):
-    """It imports none of it, is none the worse if it is not installed, and says nothing."""
+def test_a_service_needs_no_dependencies_of_commands(environment, unused):
+    """It imports none of them, and works without a message if they are not installed."""
     with Receiver() as receiver:
         endpoint = f"http://127.0.0.1:{receiver.server_port}"
         environment = {
@@ -670,7 +670,7 @@ def test_a_service_runs_without_what_only_commands_need(environment, unused):
         assert done.stderr == ""
 
 
-def test_the_agents_receiver_block_is_valid_here(tmp_path):
+def test_the_agents_receiver_block_is_valid_for_services(tmp_path):
     from ruamel.yaml import YAML
 
     from otel_kprofiler.sdk.settings import make_plan, make_settings

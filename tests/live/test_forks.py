@@ -1,4 +1,4 @@
-"""Forks of profiled services: what the parent keeps, and what its children do."""
+"""Forks of profiled services: the parent continues, and children are profiled as configured."""
 
 import contextlib
 import json
@@ -166,7 +166,7 @@ WAYS = [
 
 @pytest.fixture
 def children(tmp_path):
-    """Runs a service with one child; process id of the child, and what its profiler took."""
+    """Runs a service with one child; the child's pid and the number of its samples."""
 
     def run_children(way, method, env):
         if way.startswith("billiard"):
@@ -187,7 +187,7 @@ def children(tmp_path):
 
 @pytest.mark.parametrize(("way", "method"), WAYS)
 def test_the_last_window_of_a_child_arrives(children, to_file, way, method):
-    """Children of multiprocessing and billiard end by os._exit, without atexit."""
+    """Children of multiprocessing and billiard exit by os._exit, without atexit."""
     pid, taken = children(way, method, {**to_file.env, "OTEL_KPROFILER_REPORTER_INTERVAL": "60s"})
     assert taken > 100
     assert to_file.pids()[pid] >= taken
@@ -197,9 +197,7 @@ def test_the_last_window_of_a_child_arrives(children, to_file, way, method):
     ("way", "method"),
     [("os.fork", ""), ("multiprocessing", "forkserver"), ("multiprocessing", "spawn")],
 )
-def test_children_that_are_sampled_by_their_parent_do_not_sample_themselves(
-    children, to_file, way, method
-):
+def test_children_sampled_by_their_parent_do_not_sample_themselves(children, to_file, way, method):
     pid, taken = children(way, method, {**to_file.env, "OTEL_KPROFILER_TARGET": "children"})
     assert taken == 0
     streams = {window.profiles[0].totals.stream_id for window in read_profiles(str(to_file.path))}
@@ -232,7 +230,7 @@ def app(environ, start_response):
 
 @pytest.mark.parametrize("first", ["sdk", "profiler"])
 def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_path, first):
-    """Whichever was imported first: both renew the Resource by a hook at the fork."""
+    """Regardless of import order: both update the Resource in a fork hook."""
     sdk = "from otel_kprofiler import ProfilerProvider; ProfilerProvider()"
     (tmp_path / "shop.py").write_text(GUNICORN.replace("IMPORTED", sdk * (first == "profiler")))
     with socket.socket() as free:
@@ -254,7 +252,7 @@ def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_p
 
     try:
         deadline = time.monotonic() + 120
-        # Requests that come one by one may all be served by the same worker.
+        # Sequential requests may all be served by the same worker.
         with ThreadPoolExecutor(4) as clients:
             while len(answers) < 2 or {answer[0] for answer in answers.values()} != {"running"}:
                 assert time.monotonic() < deadline, answers
@@ -274,7 +272,7 @@ def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_p
 
 
 def test_a_given_resource_gets_the_instance_id_of_the_childs_traces():
-    """An id that the service shares with its traces, not one that is the profiles' own."""
+    """If the id was that of the traces, but not if it was specific to profiles."""
     done = run(
         """
         from opentelemetry import trace
@@ -297,7 +295,7 @@ def test_a_given_resource_gets_the_instance_id_of_the_childs_traces():
     assert done.stderr == ""
 
 
-def test_a_tracer_provider_that_is_set_late_gives_the_next_window_its_resource(to_file):
+def test_a_late_tracer_provider_supplies_the_resource_of_the_next_window(to_file):
     run(
         """
         from opentelemetry import trace

@@ -1,4 +1,4 @@
-"""Samples that the kernel does not take: counted where there are any, and only there."""
+"""Missed samples, which the kernel does not take, are counted exactly."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ SECONDS = 1.0
 
 @pytest.fixture
 def cpu():
-    """A CPU to stay on."""
+    """A CPU to run on."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     yield min(before)
@@ -39,7 +39,7 @@ def running(**settings):
 
 
 def call(seconds=SECONDS):
-    """System calls, one after the other."""
+    """Make system calls in a loop."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for _ in range(100):
@@ -47,7 +47,7 @@ def call(seconds=SECONDS):
 
 
 def measure(cpu):
-    """The counts of a time of system calls, and how many ticks it had."""
+    """Counts during a period of system calls, and its number of ticks."""
     with running(pin_cpu_ids=(cpu,)) as sampler:
         began = time.monotonic()
         call()
@@ -57,8 +57,8 @@ def measure(cpu):
         return sampler.counts()["on_cpu"], ticks
 
 
-def test_ticks_inside_a_tracer_are_counted_and_not_taken(cpu):
-    """A program at a tracepoint of every system call; without it next to nothing is missed."""
+def test_ticks_inside_a_tracer_are_counted_as_missed(cpu):
+    """A slow program at a tracepoint of every system call causes misses; few occur without it."""
     without, ticks_without = measure(cpu)
     try:
         tracer = attach_tracer("raw_syscalls/sys_enter", 20_000, cpu)
@@ -77,7 +77,7 @@ def test_ticks_inside_a_tracer_are_counted_and_not_taken(cpu):
         assert happened == pytest.approx(expected, rel=0.1)
 
 
-def test_what_a_filter_leaves_out_is_not_missed(cpu):
+def test_filtered_ticks_are_not_missed(cpu):
     with running(pin_cpu_ids=(cpu,), target_pids=(1,)) as sampler:
         call()
         sampler.drain()
@@ -85,7 +85,7 @@ def test_what_a_filter_leaves_out_is_not_missed(cpu):
     assert counts.filtered["target"] > 10 * counts.missed
 
 
-def test_pauses_and_changes_of_the_rate_miss_nothing(cpu):
+def test_pauses_and_rate_changes_count_nothing_as_missed(cpu):
     with running(pin_cpu_ids=(cpu,)) as sampler:
         for rate in (RATE, 50, RATE):
             sampler.reconfigure(SamplerConfig(samples_per_second=rate, pin_cpu_ids=(cpu,)))
@@ -99,8 +99,8 @@ def test_pauses_and_changes_of_the_rate_miss_nothing(cpu):
     assert counts.missed < RATE * 0.3
 
 
-def test_a_cpu_that_is_hardly_ever_busy_misses_hardly_anything(cpu):
-    """Idle times between two moments of work are no gaps."""
+def test_a_mostly_idle_cpu_misses_almost_nothing(cpu):
+    """Idle periods between bursts of work are not gaps."""
     with running(pin_cpu_ids=(cpu,)) as sampler:
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:

@@ -1,6 +1,6 @@
-"""SIGHUP while the agent samples: nothing is lost, nothing comes twice, nothing is left open.
+"""SIGHUP while the agent samples: no sample is lost or duplicated, and nothing leaks.
 
-Ten reloads by default; ``KPROFILER_RELOADS=100`` does a hundred within 60 seconds.
+Ten reloads by default; ``KPROFILER_RELOADS=100`` runs a hundred within 60 seconds.
 """
 
 import bisect
@@ -57,7 +57,7 @@ def _host_can():
 
 
 class Receiver(grpc.GenericRpcHandler):
-    """Keeps the windows that arrive by gRPC."""
+    """Records windows received over gRPC."""
 
     def __init__(self):
         self.windows = []
@@ -84,7 +84,7 @@ def receiver():
 
 
 class Systemd:
-    """The other end of the notification socket."""
+    """The receiving end of the notification socket."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -92,7 +92,7 @@ class Systemd:
         self._socket.bind(self.path)
 
     def wait(self, state, seconds=30):
-        """The next message with this state, such as ``READY=1``; empty if none comes in time."""
+        """The next message with a state such as ``READY=1``; empty on timeout."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self._socket.settimeout(left)
@@ -109,7 +109,7 @@ class Systemd:
 
 
 class Witness:
-    """A fast sampler that nobody changes: where it has a gap too, the machine stood still."""
+    """A fast, unchanged sampler: gaps in its samples, too, are delays of the machine."""
 
     RATE = 3989
 
@@ -135,7 +135,7 @@ class Witness:
         self._thread.join()
 
     def delays(self, cpu):
-        """Boot times between which one of our samples is missing."""
+        """Intervals of boot time in which a sample of the witness is missing."""
         times = sorted(self.times[cpu])
         return [(a, b) for a, b in itertools.pairwise(times) if b - a > 1.5e9 / self.RATE]
 
@@ -154,7 +154,7 @@ def descriptors(pid):
 
 
 def settings(number):
-    """What a reload changes: filters, windows, exporters; each of them now and then."""
+    """Settings for a reload: filters, windows and exporters change in turn."""
     return {
         "rate": RATE,
         "interval": ("1s", "700ms")[number // 2 % 2],
@@ -171,12 +171,12 @@ def boot_offset_ns():
 
 @pytest.fixture
 def agent(request, tmp_path, receiver):
-    """Start the agent, after a parameter's code; ``write`` puts a configuration in its file."""
+    """Starts the agent after running the parameter's code; ``write`` changes its configuration."""
     config, systemd = tmp_path / "agent.yaml", Systemd(tmp_path / "notify")
 
     def write(**values):
         path = tmp_path / f"profiles.{values['form']}"
-        # As a whole: the agent may be reading it for the reload before.
+        # Atomically: the agent may still be reading it for the previous reload.
         (tmp_path / "new.yaml").write_text(
             CONFIG.format(endpoint=receiver.endpoint, path=path, **values)
         )
@@ -200,7 +200,7 @@ def agent(request, tmp_path, receiver):
 
 
 def wait_for(holds, seconds=60):
-    """However long a busy machine takes, within reason."""
+    """Wait for a condition, with a timeout for busy machines."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline
@@ -208,7 +208,7 @@ def wait_for(holds, seconds=60):
 
 
 def reload(agent):
-    """Send SIGHUP; what the agent says when it is through."""
+    """Send SIGHUP; returns the agent's status after the reload."""
     agent.send_signal(signal.SIGHUP)
     message = agent.systemd.wait("READY=1")
     assert message
@@ -216,14 +216,14 @@ def reload(agent):
 
 
 def stop(agent):
-    """The account and the log."""
+    """Stop the agent; returns the account and the log."""
     agent.send_signal(signal.SIGTERM)
     out, log = agent.communicate(timeout=60)
     assert agent.returncode == 0, log
     return json.loads(out), [json.loads(line) for line in log.splitlines()]
 
 
-def test_reloads_lose_nothing_repeat_nothing_and_leave_nothing_open(agent, receiver):
+def test_reloads_lose_no_sample_duplicate_none_and_leak_nothing(agent, receiver):
     moments, open_files = [], []
     with Witness() as witness:
         time.sleep(2)
@@ -231,7 +231,7 @@ def test_reloads_lose_nothing_repeat_nothing_and_leave_nothing_open(agent, recei
         for number in range(1, RELOADS + 1):
             agent.write(**settings(number))
             agent.send_signal(signal.SIGHUP)
-            # Where the machine is too busy for that many, some are taken together.
+            # On a busy machine, several requests may be merged into one reload.
             left = started + number * 0.6 - time.monotonic()
             if message := agent.systemd.wait("READY=1", left):
                 moments.append(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
@@ -251,7 +251,7 @@ def test_reloads_lose_nothing_repeat_nothing_and_leave_nothing_open(agent, recei
         pytest.skip(f"the account is exact, but this machine is too busy to see gaps: {lost}")
     offset, ours, others = boot_offset_ns(), [], []
     for cpu, found in times.items():
-        assert len(set(found)) == len(found), "a sample came twice"
+        assert len(set(found)) == len(found), "a sample was duplicated"
         delays = witness.delays(cpu)
         ends = [end for _, end in delays]
         gaps = [
@@ -262,8 +262,8 @@ def test_reloads_lose_nothing_repeat_nothing_and_leave_nothing_open(agent, recei
             if index == len(delays) or delays[index][0] >= b:
                 near = any(a < after and b > after - NEAR_NS for after in moments)
                 (ours if near else others).append((a, b))
-    # Calls of bpf(2) by other processes cost a sample here and there, at any time: as many near
-    # the reloads as elsewhere. What a reload did would be seen at each.
+    # bpf(2) calls of other processes occasionally cost a sample, near reloads as often as
+    # elsewhere. An effect of reloads would show at each of them.
     near = len(moments) * NEAR_NS
     elsewhere = seconds * 10**9 - near
     sys.stdout.write(
@@ -273,12 +273,12 @@ def test_reloads_lose_nothing_repeat_nothing_and_leave_nothing_open(agent, recei
     )
     assert len(ours) <= 3 + 2 * len(others) * near / elsewhere, (ours, others)
     assert all(b - a < 3.5e9 / RATE for a, b in ours)
-    # A file exporter more or less is one descriptor; the first reload imports things. Files that
-    # are just being read come and go.
+    # A file exporter is one descriptor; the first reload imports modules; files being read come and
+    # go.
     assert min(open_files[-5:]) <= min(open_files[:5]) + 1
 
 
-def test_a_bad_file_leaves_the_old_configuration_running_and_says_why(agent, receiver):
+def test_an_invalid_file_changes_nothing_and_is_explained(agent, receiver):
     agent.config.write_text(
         agent.config.read_text()
         .replace("samples_per_second: 999", "samples_per_second: many")
@@ -319,11 +319,11 @@ def test_a_change_of_the_rate_closes_a_window(agent, receiver):
     slow = [w for w in windows if w.profiles[0].period_ns == 10**9 // 99]
     assert windows[-len(slow) :] == slow, "one after the other"
     for times in times_by_cpu(slow).values():
-        # A virtual machine may get an interrupt late, and the next one sooner after it.
+        # A virtual machine may get an interrupt late, and the next one sooner.
         assert len(times) <= (times[-1] - times[0]) * 99 / 10**9 + 2
 
 
-def test_what_needs_a_restart_is_said(agent):
+def test_changes_that_need_a_restart_are_reported(agent):
     agent.config.write_text(
         agent.config.read_text().replace("stacks: both", "stacks: both\n    max_frames: 9")
     )
@@ -336,7 +336,7 @@ def test_what_needs_a_restart_is_said(agent):
 
 
 @pytest.mark.parametrize("agent", ["import random; random.random = lambda: 0.9"], indirect=True)
-def test_a_host_that_is_not_drawn_takes_no_samples_until_it_is(agent, receiver):
+def test_a_host_takes_no_samples_in_intervals_without_sampling(agent, receiver):
     def set_threshold(percent):
         text = agent.config.read_text()
         line = f"stacks: both\n    probabilistic_threshold: {percent}"
@@ -346,7 +346,7 @@ def test_a_host_that_is_not_drawn_takes_no_samples_until_it_is(agent, receiver):
     quick = {**settings(0), "interval": "300ms"}
     agent.write(**quick)
     set_threshold(80)
-    time.sleep(2)  # for the windows before
+    time.sleep(2)  # for earlier windows
     count = len(receiver.windows)
     time.sleep(1.5)
     assert len(receiver.windows) == count, "an empty window is not sent"

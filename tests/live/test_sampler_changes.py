@@ -1,4 +1,4 @@
-"""Settings of a running sampler change without a gap, and without a sample taken twice."""
+"""Settings of a running sampler change without gaps or duplicate samples."""
 
 import contextlib
 import itertools
@@ -31,7 +31,7 @@ def running(**settings):
 
 @contextlib.contextmanager
 def busy(cpu):
-    """Work on a CPU: the timers of one that idles may stand still once it was offline."""
+    """Load on a CPU: timers of an idle CPU that was offline may not fire."""
     work = subprocess.Popen(
         [sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{cpu}])\nwhile True: pass"]
     )
@@ -43,7 +43,7 @@ def busy(cpu):
 
 
 class Witness:
-    """A fast sampler that nobody changes: where it has a gap too, the machine stood still."""
+    """A fast, unchanged sampler: gaps in its samples, too, are delays of the machine."""
 
     RATE = 3989
 
@@ -68,7 +68,7 @@ class Witness:
         self.times = times_by_cpu(self._samples)
 
     def stood_still(self, cpu, start, end):
-        """Whether interrupts were late in this time: one of ours is missing."""
+        """Whether interrupts were delayed in an interval: a sample of the witness is missing."""
         return any(
             b > start and a < end and b - a > 1.5 * 10**9 / self.RATE
             for a, b in itertools.pairwise(self.times[cpu])
@@ -95,7 +95,7 @@ def drain_for(sampler, seconds):
 
 
 def changes():
-    """Settings one after the other, none of which leaves a sample out."""
+    """Successive settings, none of which filters samples."""
     yield from (
         {**FAST, "samples_per_second": 499},
         {**FAST, "samples_per_second": 997, "min_process_age_ns": 1},
@@ -104,7 +104,7 @@ def changes():
     )
 
 
-def test_no_cpu_waits_longer_than_a_period_and_no_sample_is_taken_twice():
+def test_changes_cause_no_gap_and_no_duplicate_sample():
     samples, moments = [], []
     with Witness() as witness, running(**FAST) as sampler:
         for settings in itertools.islice(itertools.cycle(changes()), 25):
@@ -127,11 +127,11 @@ def test_no_cpu_waits_longer_than_a_period_and_no_sample_is_taken_twice():
             if b - a > longest and any(a < after and b > before for before, after in moments)
         ]
         unexplained = [gap for gap in gaps if not witness.stood_still(cpu, *gap)]
-        # Calls of bpf(2) by other processes cost a sample here and there.
+        # bpf(2) calls of other processes occasionally cost a sample.
         assert len(unexplained) <= 2
 
 
-def test_the_new_period_holds_from_the_time_that_is_told():
+def test_the_new_period_applies_from_the_returned_time():
     with running(**FAST) as sampler:
         samples = drain_for(sampler, 0.2)
         changed = sampler.reconfigure(SamplerConfig(**{**FAST, "samples_per_second": 99}))
@@ -142,11 +142,11 @@ def test_the_new_period_holds_from_the_time_that_is_told():
             samples += drain_for(sampler, 0.1)
             after = times_by_cpu([sample for sample in samples if sample.time_ns > changed])
     for times in after.values():
-        # A virtual machine may get an interrupt late, and the next one sooner after it.
+        # A virtual machine may get an interrupt late, and the next one sooner.
         assert len(times) <= (times[-1] - times[0]) / period_ns + 2
 
 
-def test_filters_change_in_place():
+def test_filters_change_while_running():
     own = os.getpid()
     spin = threading.Event()
     thread = threading.Thread(target=lambda: [None for _ in iter(spin.is_set, True)])
@@ -170,7 +170,7 @@ def test_filters_change_in_place():
     assert {sample.tgid for sample in again} > {own}
 
 
-def test_cpus_come_and_go_while_the_others_go_on():
+def test_cpus_are_added_and_removed_while_others_continue():
     last = os.cpu_count() - 1
     if not last:
         pytest.skip("needs two CPUs")
@@ -186,12 +186,12 @@ def test_cpus_come_and_go_while_the_others_go_on():
         assert len(times_by_cpu(drain_for(sampler, 2))) == last + 1
 
 
-def test_a_pause_takes_no_samples_and_ends():
+def test_a_pause_takes_no_samples_and_can_be_resumed():
     with running(**FAST) as sampler:
         assert drain_for(sampler, 0.1)
         sampler.pause()
         sampler.drain()
-        # Longer than the sampler takes to look after its events.
+        # Longer than the sampler's interval for checking its events.
         assert not drain_for(sampler, 1.2)
         sampler.reconfigure(SamplerConfig(**{**FAST, "samples_per_second": 500}))
         assert not drain_for(sampler, 0.1)

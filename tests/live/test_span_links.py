@@ -59,7 +59,7 @@ def link(trace_id, span_id):
 
 
 def links_of_this_thread(sampler, seconds=0.1):
-    """What samples of this thread are linked with, while nothing changes."""
+    """Links of this thread's samples while its span does not change."""
     samples, tid = [], threading.get_native_id()
     sampler.drain()
     began = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -113,7 +113,7 @@ def test_samples_carry_the_span_of_their_thread(loader):
         *[(1 << 30 * digits, 1 << 30 * min(digits, 2)) for digits in range(1, 5)],
     ],
 )
-def test_ids_of_every_size_are_read(trace_id, span_id):
+def test_trace_and_span_ids_of_every_size_are_read(trace_id, span_id):
     with spans_of(1) as sampler:
         slot = ThreadSlot()
         assert register(sampler, slot)
@@ -125,7 +125,7 @@ def test_ids_of_every_size_are_read(trace_id, span_id):
 
 
 class Odd(tuple):
-    """No span context, but made like one."""
+    """Not a span context, but with the same layout."""
 
     __slots__ = ()
 
@@ -150,7 +150,7 @@ def raw(*entries):
         object(),
     ],
 )
-def test_what_is_no_span_context_to_be_linked_gives_no_link(odd):
+def test_objects_that_are_not_span_contexts_give_no_link(odd):
     with spans_of(1) as sampler:
         slot = ThreadSlot()
         assert register(sampler, slot)
@@ -159,7 +159,7 @@ def test_what_is_no_span_context_to_be_linked_gives_no_link(odd):
         assert links_of_this_thread(sampler) == {None}
 
 
-def test_unsampled_spans_are_linked_by_option():
+def test_unsampled_spans_are_linked_on_request():
     with spans_of(1, unsampled=True) as sampler:
         slot = ThreadSlot()
         register(sampler, slot)
@@ -168,8 +168,8 @@ def test_unsampled_spans_are_linked_by_option():
         assert links_of_this_thread(sampler) == {link(1, 2)}
 
 
-def test_a_span_counts_only_in_its_context():
-    """Which a thread names by the context itself, or by a token that was made in it."""
+def test_a_span_is_linked_only_in_its_context():
+    """The thread publishes the context itself, or a token created in it."""
     inside = contextvars.copy_context()
     with spans_of(1) as sampler:
         slot = ThreadSlot()
@@ -185,7 +185,7 @@ def test_a_span_counts_only_in_its_context():
             assert inside.run(links_of_this_thread, sampler) == {None}
 
 
-def test_memory_that_is_not_there_costs_the_link_alone():
+def test_unmapped_memory_costs_only_the_link():
     with spans_of(1) as sampler:
         tid, slot = threading.get_native_id(), ThreadSlot()
         slot.owner, slot.span_context = get_token(), span(1, 2)
@@ -200,8 +200,8 @@ def test_memory_that_is_not_there_costs_the_link_alone():
             assert links_of_this_thread(sampler) == {expected}
 
 
-def test_a_span_that_is_being_changed_is_never_torn(loader):
-    """Each of the ids is one number, repeated; the owner is right or not as the number is odd."""
+def test_a_changing_span_is_never_read_torn(loader):
+    """Each id repeats one number; the owner is right only for even numbers."""
     with spans_of(1) as sampler:
         slot = ThreadSlot()
         register(sampler, slot)
@@ -224,7 +224,7 @@ def test_a_span_that_is_being_changed_is_never_torn(loader):
     assert len(links) < len(samples)
 
 
-def test_slots_are_bounded_and_given_back():
+def test_slots_are_limited_and_released():
     with spans_of(1) as sampler:
         assert sampler.spans.register(1001, 8, 8)
         assert sampler.spans.register(1001, 16, 16), "the same thread again"
@@ -271,7 +271,7 @@ BEFORE_THE_START = """
 """
 
 
-def test_a_start_on_demand_links_the_span_that_the_job_is_in():
+def test_starting_inside_a_span_links_that_span():
     run(
         BEFORE_THE_START
         + """
@@ -285,7 +285,7 @@ def test_a_start_on_demand_links_the_span_that_the_job_is_in():
     )
 
 
-def test_a_forked_worker_links_the_span_that_it_is_in_since_before_the_fork():
+def test_a_forked_worker_keeps_linking_the_span_entered_before_the_fork():
     run(
         BEFORE_THE_START
         + """

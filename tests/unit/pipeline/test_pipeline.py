@@ -42,7 +42,7 @@ class Time:
 
 
 class ScriptedSampler:
-    """Yields what the test puts in; the clock moves when it is waited for."""
+    """Returns scripted samples; waiting advances the clock."""
 
     period_ns = SECOND // 100
 
@@ -80,7 +80,7 @@ class ScriptedSampler:
 
 
 class ScriptedSymbols:
-    """Names every stack after the generation that is current; stands still when told to."""
+    """Names every stack after the current generation; its watermark stalls on request."""
 
     def __init__(self):
         self.watermark = None
@@ -116,7 +116,7 @@ def counts(windows):
     return [window.sample_count for window in windows]
 
 
-def test_a_sample_belongs_to_the_window_of_its_own_time(parts):
+def test_a_sample_belongs_to_the_window_of_its_time(parts):
     pipeline, sampler, _symbols, windows, time = parts
     start = time.boot
     sampler.ready = [raw(start + SECOND + 5), raw(start + 5), raw(start + SECOND - 1, cpu=1)]
@@ -139,7 +139,7 @@ def test_a_window_stays_open_until_all_of_its_samples_are_drained(parts):
     assert counts(windows) == [1]
 
 
-def test_a_window_that_is_over_is_closed_at_once_unless_it_waits_for_symbols(parts):
+def test_a_finished_window_closes_at_once_unless_it_waits_for_symbols(parts):
     pipeline, sampler, symbols, windows, time = parts
     symbols.watermark = time.boot
     sampler.ready = [raw(time.boot + 1)]
@@ -156,7 +156,7 @@ def test_a_window_that_is_over_is_closed_at_once_unless_it_waits_for_symbols(par
     assert counts(windows) == [1]
 
 
-def test_samples_wait_for_the_symbols_of_their_time_but_not_for_ever(parts):
+def test_samples_wait_for_symbols_of_their_time_but_not_forever(parts):
     pipeline, sampler, symbols, windows, time = parts
     start = time.boot
     symbols.watermark = start
@@ -199,7 +199,7 @@ def test_the_account_is_exact_after_stopping(parts):
     assert {window.profiles[0].totals.stream_id for window in windows} == {totals.stream_id}
 
 
-def test_a_miscount_in_the_kernel_is_named_as_a_gap(parts):
+def test_a_miscount_in_the_kernel_is_reported_as_a_gap(parts):
     pipeline, sampler, *_ = parts
     sampler.ready = [raw(1)]
     sampler.counts = lambda: {"on_cpu": SamplerCounts(3, {}, 1, {})}
@@ -208,7 +208,7 @@ def test_a_miscount_in_the_kernel_is_named_as_a_gap(parts):
     assert "took 3" in gap
 
 
-def test_a_suspended_hour_makes_no_windows(parts):
+def test_an_hour_of_suspend_creates_no_windows(parts):
     pipeline, sampler, _symbols, windows, time = parts
     start = time.boot
     sampler.ready = [raw(start + 5)]
@@ -226,7 +226,7 @@ def test_a_suspended_hour_makes_no_windows(parts):
     assert starts == sorted(starts)
 
 
-def test_a_sampler_that_no_longer_says_how_far_it_is_does_not_hold_up_windows(parts):
+def test_a_stalled_watermark_does_not_hold_up_windows(parts):
     pipeline, sampler, _symbols, windows, time = parts
     sampler.complete = start = time.boot
     sampler.ready = [raw(start + 5)]
@@ -248,7 +248,7 @@ def test_a_sampler_that_no_longer_says_how_far_it_is_does_not_hold_up_windows(pa
                     assert window.start_unix_ns <= stamp < window.end_unix_ns
 
 
-def test_what_breaks_into_a_step_loses_no_sample(parts):
+def test_an_interrupted_step_loses_no_sample(parts):
     pipeline, sampler, symbols, windows, time = parts
     start, resolve, fail = time.boot, symbols.resolve, [True]
 
@@ -269,7 +269,7 @@ def test_what_breaks_into_a_step_loses_no_sample(parts):
     assert windows[-1].profiles[0].totals.samples == 10
 
 
-def test_stopping_ends_in_time_and_counts_what_it_gave_up(parts):
+def test_stopping_ends_in_time_and_counts_dropped_samples(parts):
     pipeline, sampler, symbols, windows, time = parts
     resolve = symbols.resolve
 
@@ -308,7 +308,7 @@ def test_a_step_leaves_its_backlog_when_a_stop_is_requested(parts):
 
 
 def test_a_full_window_ends_before_the_next_sample_and_loses_none(parts):
-    """Also where samples are of one time, and where more than a window are left at the end."""
+    """Even if samples have equal times, or several windows are pending at the end."""
     pipeline, sampler, _symbols, windows, time = parts
     pipeline.change_windows(time.boot, WindowSchedule(5 * SECOND, max_samples=4))
     start = time.boot

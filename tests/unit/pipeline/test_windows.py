@@ -1,4 +1,4 @@
-"""Windows: grouping, time stamps and the length of intervals."""
+"""Windows: grouping, timestamps and length."""
 
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ SECOND = 1_000_000_000
 
 
 class FakeTime:
-    """Clocks that tests set."""
+    """Clocks set by tests."""
 
     def __init__(self, boot_ns=0, offset_ns=1_700_000_000 * SECOND):
         self.boot, self.offset = boot_ns, offset_ns
@@ -52,7 +52,7 @@ def builder(source=None, start=0, **kwargs):
     return WindowBuilder(clock, schedule, start_boot_ns=start, period_ns=10_000_000, **kwargs)
 
 
-def test_equal_samples_share_one_entry_with_a_time_each():
+def test_equal_samples_share_one_entry_with_all_timestamps():
     windows, stack, resource = builder(), stack_of(), Resource({})
     for time in (10, 20, 30):
         windows.add(raw(time), stack, resource)
@@ -85,7 +85,7 @@ def lengths_s(closed):
     return [(window.end_unix_ns - window.start_unix_ns) / SECOND for window in closed]
 
 
-def test_windows_are_short_up_to_the_first_with_samples_and_have_no_gap():
+def test_windows_are_short_until_the_first_with_samples():
     windows = builder(schedule=WindowSchedule(5 * SECOND, first_ns=SECOND))
     closed = [windows.close()]
     windows.add(raw(SECOND + 1), stack_of(), Resource({}))
@@ -100,7 +100,7 @@ def test_empty_windows_at_the_start_grow_up_to_the_interval():
     assert lengths_s([windows.close() for _ in range(5)]) == [1, 2, 4, 5, 5]
 
 
-def test_a_clock_that_steps_back_never_takes_an_empty_window_back():
+def test_a_clock_that_steps_back_never_moves_a_window_back():
     source = FakeTime()
     clock = Clock(source)
     windows = WindowBuilder(clock, WindowSchedule(SECOND), start_boot_ns=0, period_ns=1)
@@ -112,7 +112,7 @@ def test_a_clock_that_steps_back_never_takes_an_empty_window_back():
     assert second.end_unix_ns > second.start_unix_ns
 
 
-def test_frames_of_unknown_modules_are_tried_again_at_the_end():
+def test_frames_of_unknown_modules_are_resolved_again_at_the_end():
     windows, resource = builder(), Resource({})
     known, unknown = stack_of(), stack_of(is_provisional=True)
     windows.add(raw(1), known, resource)
@@ -125,12 +125,12 @@ def test_frames_of_unknown_modules_are_tried_again_at_the_end():
 
 
 @pytest.mark.parametrize("unit", [0.0, 0.25, 0.999])
-def test_jitter_stays_within_its_share(unit):
+def test_jitter_stays_within_its_bounds(unit):
     schedule = WindowSchedule(1000, jitter=0.2)
     assert 800 <= schedule.length_ns(unit) <= 1200
 
 
-def test_the_gate_waits_for_the_slowest_stream_but_not_for_ever():
+def test_the_gate_waits_for_the_slowest_stream_but_not_forever():
     gate = EventTimeGate(max_wait_ns=100)
     assert gate.passed_ns(samples_ns=1000, symbols_ns=950, now_ns=1000) == 950
     assert gate.passed_ns(samples_ns=1000, symbols_ns=10, now_ns=1000) == 900
@@ -147,7 +147,7 @@ def test_the_gate_releases_in_the_order_of_time():
     assert not gate.counts
 
 
-def test_a_change_ends_a_window_and_its_settings_hold_from_then_on():
+def test_a_change_ends_a_window_and_applies_from_then_on():
     windows = builder()
     windows.change(2 * SECOND, WindowSchedule(3 * SECOND), 5_000_000)
     windows.change(4 * SECOND, WindowSchedule(7 * SECOND), 1_000_000)

@@ -1,4 +1,4 @@
-"""Process context (OTEP 4719): bytes, reading protocol, forks, and the Resources made of it."""
+"""Process context (OTEP 4719): format, reading protocol, forks, and Resources."""
 
 import contextlib
 import ctypes
@@ -44,7 +44,7 @@ def own_header():
     return address, ctypes.string_at(address, 32)
 
 
-def test_the_payload_is_the_message_of_the_specification():
+def test_the_payload_follows_the_specification():
     payload = encode_process_context(ProcessContext({"service.name": "my-svc"}, {"k": 1}))
     assert payload == (
         b"\x0a\x1a" b"\x0a\x18" b"\x0a\x0cservice.name" b"\x12\x08\x0a\x06my-svc"
@@ -52,7 +52,7 @@ def test_the_payload_is_the_message_of_the_specification():
     )  # fmt: skip
 
 
-def test_every_kind_of_attribute_survives_the_way_there_and_back():
+def test_every_type_of_attribute_survives_a_round_trip():
     resource = {"s": "käse", "t": True, "n": -(1 << 63), "f": -0.5, "l": ("x", ""), "e": ()}
     resource |= {"ln": (80, -443), "lt": (True, False), "lf": (0.5,)}
     context = ProcessContext(resource, {"extra": "1"})
@@ -80,7 +80,7 @@ def test_an_update_stays_in_place_and_has_a_later_time():
     assert read_process_context(os.getpid()).resource == {"service.name": "b", "list": ("x",)}
 
 
-def test_what_the_c_implementation_publishes_is_read():
+def test_contexts_of_the_c_implementation_are_read():
     context = decode_process_context(C_REFERENCE[32:])
     assert context.resource["service.name"] == "my-service"
     assert context.resource["deployment.environment.name"] == "prod"
@@ -96,7 +96,7 @@ def test_a_withdrawn_context_is_not_read():
 
 
 def test_a_reader_never_sees_a_torn_update():
-    """A hundred thousand updates; whatever is read was published as a whole."""
+    """Over 100,000 updates, every context read is one that was published."""
     publish_process_context({"n": "0", "same": "0"})
     done = threading.Event()
     code = (
@@ -120,14 +120,14 @@ def test_a_reader_never_sees_a_torn_update():
             text = str(update % 10) * (1 + update % 977)
             publish_process_context({"n": text, "same": text})
             if update % 1000 == 0:
-                time.sleep(0.001)  # also a machine of one CPU lets the reader in
+                time.sleep(0.001)  # lets the reader run even on one CPU
         reader.kill()
         output = reader.stdout.read()
     done.set()
     assert reader.returncode == -9 or int(output) >= 300, output
 
 
-def test_a_child_republishes_with_an_instance_id_of_its_own():
+def test_a_child_republishes_with_its_own_instance_id():
     publish_process_context({"service.name": "a", "service.instance.id": "parent"})
     told, tell = os.pipe()
     pid = os.fork()
@@ -141,13 +141,13 @@ def test_a_child_republishes_with_an_instance_id_of_its_own():
     _, status = os.waitpid(pid, 0)
     for fd in (told, tell):
         os.close(fd)
-    assert status == 9  # not of a fault
+    assert status == 9  # not a segmentation fault
     assert context.resource["service.name"] == "a"
     assert len(context.resource["service.instance.id"]) == 36
     assert read_process_context(os.getpid()).resource["service.instance.id"] == "parent"
 
 
-def test_a_child_can_end_the_interpreter_after_its_parent_published():
+def test_a_child_of_a_publishing_parent_exits_cleanly():
     code = (
         "import gc, os, sys\n"
         "from otel_kprofiler.sdk import publish_process_context\n"
@@ -159,7 +159,7 @@ def test_a_child_can_end_the_interpreter_after_its_parent_published():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_kernels_without_the_noexec_seal_are_served(monkeypatch):
+def test_kernels_without_the_noexec_seal_are_supported(monkeypatch):
     create, refused = os.memfd_create, []
 
     def old_kernel(name, flags):
@@ -174,7 +174,7 @@ def test_kernels_without_the_noexec_seal_are_served(monkeypatch):
     assert refused
 
 
-def test_a_mapping_without_any_name_is_a_failure_not_a_silence(monkeypatch):
+def test_a_mapping_without_a_name_is_an_error(monkeypatch):
     def refuse(*_):
         raise OSError(1, "Operation not permitted")
 
@@ -190,7 +190,7 @@ def test_a_mapping_without_any_name_is_a_failure_not_a_silence(monkeypatch):
 
 @pytest.fixture
 def process(tmp_path):
-    """Write what a process shows in /proc."""
+    """Write files of a process in /proc."""
 
     def write(pid=5, ticks=300, name="/memfd:OTEL_CTX (deleted)", mode="rw-p", **header):
         directory = tmp_path / "proc" / str(pid)
@@ -226,7 +226,7 @@ def found(process, pid=5):
     "name",
     ["[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]", "/memfd:OTEL_CTX", "/memfd:OTEL_CTX (deleted)"],
 )
-def test_each_name_that_a_mapping_may_have_is_known(process, name):
+def test_every_possible_name_of_the_mapping_is_recognized(process, name):
     process(name=name)
     assert found(process) == {"service.name": "svc"}
 
@@ -250,16 +250,16 @@ def test_each_name_that_a_mapping_may_have_is_known(process, name):
         {"payload": b"\xff" * 40},
     ],
 )
-def test_a_wrong_header_or_payload_is_no_context_and_no_exception(process, wrong):
+def test_an_invalid_header_or_payload_yields_no_context(process, wrong):
     process(**wrong)
     assert not found(process)
 
 
-def test_a_process_that_is_gone_or_not_ours_has_no_context(process):
+def test_exited_and_unreadable_processes_have_no_context(process):
     assert found(process, pid=6) is None
 
 
-def test_a_decoder_of_rubbish_raises_nothing_but_valueerror():
+def test_decoding_garbage_raises_only_value_error():
     for cut in range(len(C_REFERENCE) - 32):
         data = bytearray(C_REFERENCE[32:])
         data[cut] ^= 0xFF
@@ -296,12 +296,12 @@ def resources(process):
 
 
 def close_window(resources, *seen):
-    """The Resources of a window, as they are when it is closed."""
+    """The Resources of a window when it is closed."""
     renewed = resources.renew(seen)
     return [renewed.get(resource, resource) for resource in seen]
 
 
-def test_a_published_service_name_is_on_the_resource_within_the_window(process, resources):
+def test_a_published_service_name_is_in_the_resource_within_a_window(process, resources):
     process()
     sample = raw(5, 300 * TICK_NS)
     first = resources.get(sample)
@@ -312,13 +312,13 @@ def test_a_published_service_name_is_on_the_resource_within_the_window(process, 
     assert close_window(resources, closed) == [closed]
 
 
-def test_what_is_published_later_or_changed_is_seen_at_the_next_window(process, resources):
+def test_later_and_changed_contexts_apply_to_the_next_window(process, resources):
     directory = process(name="/tmp/other")
     sample = raw(5, 300 * TICK_NS)
     (before,) = close_window(resources, resources.get(sample))
     assert "service.name" not in before.attributes
     process()
-    deadline = time.monotonic() + 60  # a process without a context is not scanned all the time
+    deadline = time.monotonic() + 60  # processes without a context are scanned less often
     while True:
         (after,) = close_window(resources, resources.get(sample))
         if "service.name" in after.attributes:
@@ -330,10 +330,10 @@ def test_what_is_published_later_or_changed_is_seen_at_the_next_window(process, 
     process(at=78, payload=payload)
     (changed,) = close_window(resources, resources.get(sample))
     assert changed.attributes["service.name"] == "new"
-    assert changed.attributes["host.name"] == "h"  # what a process claims never wins
-    (directory / "maps").write_text(MAPS)  # it has executed another program
+    assert changed.attributes["host.name"] == "h"  # a process cannot override it
+    (directory / "maps").write_text(MAPS)  # it executed another program
     (directory / "mem").write_bytes(b"")
-    close_window(resources, resources.get(sample))  # samples of before are in this window
+    close_window(resources, resources.get(sample))  # this window has samples from before
     (gone,) = close_window(resources, resources.get(sample))
     assert "service.name" not in gone.attributes
 
@@ -348,9 +348,7 @@ def test_a_reused_pid_does_not_inherit_the_context(process, resources):
     assert directory.exists()
 
 
-def test_a_process_that_ended_in_the_window_keeps_its_name_and_is_forgotten_after(
-    process, resources
-):
+def test_an_exited_process_keeps_its_name_for_the_window_and_is_then_forgotten(process, resources):
     directory = process()
     sample = raw(5, 300 * TICK_NS)
     first = resources.get(sample)
@@ -365,7 +363,7 @@ def test_a_process_that_ended_in_the_window_keeps_its_name_and_is_forgotten_afte
     assert not resources._contexts._known
 
 
-def test_a_process_whose_memory_never_answers_holds_up_nothing(process, tmp_path, caplog):
+def test_a_process_with_unresponsive_memory_delays_nothing(process, tmp_path, caplog):
     caplog.set_level("INFO")
     directory = process()
     (directory / "mem").unlink()
@@ -382,7 +380,7 @@ def test_a_process_whose_memory_never_answers_holds_up_nothing(process, tmp_path
     os.close(os.open(directory / "mem", os.O_RDWR))
 
 
-def test_no_process_can_claim_another_place_than_its_own(process, resources):
+def test_a_process_cannot_claim_another_location(process, resources):
     claims = {
         "container.id": "c" * 64, "container.name": "db", "k8s.pod.uid": "u", "host.id": "h",
         "otel_kprofiler.stream.taken": 7, "service.name": "svc", "hostname.of.mine": "ok",
@@ -393,7 +391,7 @@ def test_no_process_can_claim_another_place_than_its_own(process, resources):
     assert taken == {"service.name": "svc", "hostname.of.mine": "ok"}
 
 
-def test_a_context_of_very_many_values_is_cut(process, resources):
+def test_a_context_with_too_many_values_is_truncated(process, resources):
     claims = {"list": ("x",) * 100, **{f"k{number:03}": 1 for number in range(300)}}
     process(payload=encode_process_context(ProcessContext(claims, {})))
     (closed,) = close_window(resources, resources.get(raw(5, 300 * TICK_NS)))
@@ -402,7 +400,7 @@ def test_a_context_of_very_many_values_is_cut(process, resources):
     ]  # fmt: skip
 
 
-def test_contexts_of_all_processes_together_have_a_limit(process):
+def test_contexts_of_all_processes_have_a_common_limit(process):
     payload = encode_process_context(ProcessContext({"service.name": "x" * 16000}, {}))
     keys = [ProcessKey(pid, 300 * TICK_NS) for pid in range(1, 1201)]
     for key in keys:
@@ -415,9 +413,7 @@ def test_contexts_of_all_processes_together_have_a_limit(process):
     assert 0 < len(published) * len(payload) <= 16 * 1024 * 1024
 
 
-def test_without_room_for_another_thread_there_are_no_contexts_and_one_warning(
-    process, monkeypatch, caplog
-):
+def test_without_another_thread_there_are_no_contexts_and_one_warning(process, monkeypatch, caplog):
     process()
 
     def refuse(thread):

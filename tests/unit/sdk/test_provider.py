@@ -1,4 +1,4 @@
-"""Provider, processors, exporters and settings: the SDK's life cycle, without a kernel."""
+"""Provider, processors, exporters and settings, without sampling."""
 
 import io
 import json
@@ -57,7 +57,7 @@ def in_memory():
 
 
 @pytest.mark.parametrize("processor", [BatchProfileProcessor, SimpleProfileProcessor])
-def test_what_is_handed_over_is_exported_by_the_flush(processor, in_memory):
+def test_a_flush_exports_windows_handed_over_before(processor, in_memory):
     profiles = ProfilerProvider(shutdown_on_exit=False)
     profiles.add_profile_processor(processor(in_memory))
     profiles.on_window(window(3))
@@ -75,7 +75,7 @@ def test_what_is_handed_over_is_exported_by_the_flush(processor, in_memory):
     assert in_memory.get_finished_batches() == ()
 
 
-def test_a_processor_that_fails_does_not_harm_the_next(in_memory, caplog):
+def test_a_failing_processor_does_not_affect_others(in_memory, caplog):
     class Broken(ProfileProcessor):
         def on_window(self, window):
             raise RuntimeError("broken")
@@ -92,7 +92,7 @@ def test_a_processor_that_fails_does_not_harm_the_next(in_memory, caplog):
     profiles.shutdown()
 
 
-def test_an_exporter_that_hangs_neither_blocks_nor_outlives_the_time_to_shut_down():
+def test_a_hanging_exporter_neither_blocks_nor_delays_shutdown():
     class Hanging(ProfileExporter):
         form, max_bytes, name = Form.PROTOBUF, None, "hanging"
 
@@ -119,7 +119,7 @@ def test_an_exporter_that_hangs_neither_blocks_nor_outlives_the_time_to_shut_dow
     assert account.lost.keys() == {LossCause.SHUTDOWN, LossCause.QUEUE_FULL}
 
 
-def test_a_forked_child_exports_by_an_exporter_of_its_own():
+def test_a_forked_child_opens_its_own_exporter():
     made = []
 
     def factory():
@@ -150,7 +150,7 @@ def test_the_console_exporter_prints_otlp_json():
     assert account.lost == {LossCause.WRITE_FAILED: 2}
 
 
-def test_the_global_provider_is_set_once(monkeypatch, caplog):
+def test_the_global_provider_can_be_set_only_once(monkeypatch, caplog):
     monkeypatch.setattr(provider, "_global", None)
     first, second = (ProfilerProvider(shutdown_on_exit=False) for _ in range(2))
     provider.set_profiler_provider(first)
@@ -177,11 +177,11 @@ print(ProfilerProvider().resource.attributes["service.name"])
         [sys.executable, "-c", f"FIRST = {first!r}\n{code}"],
         capture_output=True, text=True, env={"OTEL_SERVICE_NAME": "e"}, check=True,
     )  # fmt: skip
-    # The environment's name wins over none, as the SDK has it.
+    # The environment's name overrides a missing one, as in the SDK.
     assert done.stdout.strip() == {"traces": "t", "metrics": "m", "nothing": "e"}[first]
 
 
-def test_a_given_resource_is_taken_as_it_is():
+def test_an_explicit_resource_is_used_unchanged():
     resource = SdkResource({"service.name": "given"})
     assert ProfilerProvider(resource, shutdown_on_exit=False).resource is resource
 
@@ -204,7 +204,7 @@ def test_a_given_resource_is_taken_as_it_is():
         ({"OTEL_PROFILES_EXPORTER": "otlp_proto_http"}, ["otlp_http"]),
     ],
 )
-def test_exporters_are_named_as_for_the_other_signals(environ, names, monkeypatch):
+def test_exporter_names_are_those_of_other_signals(environ, names, monkeypatch):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     exporters = [factory() for factory in find_exporters(environ)]
@@ -213,13 +213,13 @@ def test_exporters_are_named_as_for_the_other_signals(environ, names, monkeypatc
         exporter.shutdown(0)
 
 
-def test_an_exporter_that_is_not_installed_is_named_with_those_that_are():
+def test_a_missing_exporter_is_reported_with_the_installed_ones():
     with pytest.raises(ConfigError, match="no exporter 'otpl'") as raised:
         find_exporters({"OTEL_PROFILES_EXPORTER": "otpl"})
     assert "otlp_proto_grpc" in raised.value.hint
 
 
-def test_settings_come_from_the_environment_all_mistakes_at_once():
+def test_all_mistakes_in_environment_settings_are_reported_at_once():
     settings = read_settings(
         {
             "OTEL_KPROFILER_SAMPLES_PER_SECOND": "99",
@@ -252,7 +252,7 @@ WRONG = {
 UNKNOWN = {"OTEL_KPROFILER_STACK": "both", "OTEL_KPROFILER_TRACERS": "all"}
 
 
-def test_wrong_variables_are_one_warning_and_the_service_runs(caplog):
+def test_invalid_variables_cause_one_warning_and_the_service_continues(caplog):
     profiler = KernelProfiler.from_env(WRONG | UNKNOWN).start()
     (record,) = caplog.records
     assert record.levelname == "WARNING"
@@ -266,13 +266,13 @@ def test_wrong_variables_are_one_warning_and_the_service_runs(caplog):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_variable_raises_if_that_is_wanted(name, caplog):
+def test_an_invalid_variable_raises_on_request(name, caplog):
     with pytest.raises(ConfigError, match=name):
         KernelProfiler.from_env({name: WRONG[name]}).start("raise")
     assert caplog.records == []
 
 
-def test_unknown_variables_are_one_warning_and_change_nothing(caplog):
+def test_unknown_variables_cause_one_warning_and_change_nothing(caplog):
     profiler = KernelProfiler.from_env({"OTEL_PROFILES_EXPORTER": "console"} | UNKNOWN)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
@@ -281,7 +281,7 @@ def test_unknown_variables_are_one_warning_and_change_nothing(caplog):
     assert profiler._mistakes is None
 
 
-def test_mistakes_of_declarative_configuration_are_one_warning(caplog):
+def test_mistakes_in_declarative_configuration_cause_one_warning(caplog):
     profiler = KernelProfiler.from_options(
         {"stacks": "x", "taget": "self"}, environ={"OTEL_PROFILES_EXPORTER": "otpl"}
     )
@@ -317,13 +317,13 @@ logger_provider: {processors: [{simple: {exporter: {otlp_http: {
 
 
 @pytest.mark.parametrize("text", CONFIGURED)
-def test_the_receiver_of_declarative_configuration_is_that_of_the_other_signals(text, tmp_path):
+def test_declarative_configuration_uses_the_receiver_of_other_signals(text, tmp_path):
     path = tmp_path / "sdk.yaml"
     path.write_text(f"file_format: '1.1'\n{text}\n")
     assert read_configuration_file({"OTEL_CONFIG_FILE": str(path)}) == CONFIGURED[text]
 
 
-def test_lists_of_numbers_in_the_resource_of_the_service_stay_numbers():
+def test_lists_of_numbers_in_the_services_resource_keep_their_type():
     given = {"ports": (80, 443), "flags": [True], "shares": (0.5,), "names": ("a",), "one": 1}
     assert plain_attributes(SdkResource(given).attributes) == {
         key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
