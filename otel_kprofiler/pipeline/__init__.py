@@ -1,6 +1,6 @@
-"""The way of a sample: gate, windows, and the one composition for live and replay.
+"""The path of a sample: gate, windows, and their composition for this host or a recording.
 
-Names load on first use: the process that reads the configuration needs schedules only.
+Names load on first use: the process that reads the configuration needs only schedules.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LATE: Final = {
 
 
 def __getattr__(name: str) -> object:
-    """Load what is asked for."""
+    """Load a name on first use."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

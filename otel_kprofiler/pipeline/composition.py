@@ -1,4 +1,4 @@
-"""Pipelines over what there is to profile: this host, or a recording."""
+"""Opens pipelines for this host or for a recording."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def open_symbols(
     inherited: Symbolizer | None = None,
     ring_bytes: int | None = None,
 ) -> Symbolizer:
-    """The symbols of this host, with what follows their changes from before they were read.
+    """The symbols of this host, tracking changes from before they are read.
 
-    No thread runs before they are first asked to advance. The caller closes them.
+    No thread starts before the first ``advance``. The caller closes the symbolizer.
 
     Args:
         access: the host's files.
-        event_sink: takes the changes of symbols, for recordings.
-        inherited: the parent's symbols in a forked child. Reading them again could take seconds:
-            in a busy service each read loses the GIL.
+        event_sink: receives changes of symbols, for recordings.
+        inherited: in a forked child, the parent's symbols. Reading them again could take seconds
+            in a busy service, because each read releases the GIL.
         ring_bytes: ring size per CPU for records of BPF programs; see ``KsymbolWatch``.
     """
     since_ns = inherited.complete_until_ns if inherited else None
@@ -64,13 +64,13 @@ def open_resources(
     *,
     on_new: Callable[[ProcessKey, Resource], None] | None = None,
 ) -> ProcessResources:
-    """The Resources of all processes of this host, with what they publish about themselves.
+    """The Resources of all processes of this host, including their process contexts.
 
     Args:
         access: the host's files.
         clock: the host's clocks.
-        attributes: configured resource attributes; they win over what is found out.
-        on_new: told of each process and its Resource when it is first seen, and when it changes.
+        attributes: configured resource attributes; they override detected ones.
+        on_new: called with each new process and its Resource, and when the Resource changes.
     """
     base = {**read_host_attributes(access), **attributes}
     return ProcessResources(access, clock, base, on_new=on_new, contexts=ProcessContexts(access))
@@ -90,26 +90,26 @@ def open_live(
     loader: str = "auto",
     pause: Callable[[], None] | None = None,
 ) -> Pipeline[EbpfSampler]:
-    """A pipeline that samples this host; no program is in the kernel before it is started.
+    """A pipeline that samples this host; loads no program before it is started.
 
     Args:
-        config: what to sample; the interrupt ranges are filled in from the kernel's symbols.
-        schedule: how long windows last.
-        sink: takes each closed window.
+        config: what to sample; interrupt ranges are filled in from the kernel's symbols.
+        schedule: the length of windows.
+        sink: receives each closed window.
         access: the host's files.
         clock: the host's clocks.
         resources: the Resources of processes; closed with the pipeline, or if this fails.
         symbolizer: from :func:`open_symbols`; closed likewise.
-        raw_sink: sees the raw records of each drain.
-        exporters: what became of the samples that the sink was given.
-        loader: what loads the program: ``auto``, ``libbpf`` or ``bcc``.
-        pause: called again and again during long work.
+        raw_sink: receives the raw records of each drain.
+        exporters: returns the account of each exporter behind the sink.
+        loader: library that loads the program: ``auto``, ``libbpf`` or ``bcc``.
+        pause: called repeatedly during long work.
 
     Raises:
         DependencyError: the loader's library is missing.
     """
     try:
-        symbolizer.advance(clock.boot_ns())  # they are followed from now on
+        symbolizer.advance(clock.boot_ns())  # starts tracking changes
         ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
         config = replace(config, interrupt_ranges=ranges)
         bpf_loader = get_loader(loader)
@@ -132,18 +132,18 @@ def open_live(
 def change_attributes(
     pipeline: Pipeline[EbpfSampler], access: Access, attributes: Attributes
 ) -> None:
-    """Give the Resources of :func:`open_resources` other configured attributes."""
+    """Change the configured attributes of Resources from :func:`open_resources`."""
     pipeline.resources.rebase({**read_host_attributes(access), **attributes})
 
 
 def _open_ksymbols(
     access: Access, sink: EventSink | None, missed_since_ns: int | None, ring_bytes: int | None
 ) -> KsymbolSource | None:
-    """What follows BPF programs, from before kallsyms is read; None where it is not allowed."""
+    """A source of ksymbol changes, opened before kallsyms is read; None if not permitted."""
     try:
         watch = KsymbolWatch(access, missed_since_ns=missed_since_ns, ring_bytes=ring_bytes)
     except PrivilegeError:
-        return None  # the sampler needs the same, and says so
+        return None  # the sampler needs the same and reports the error
     except HostError as error:
         _log.warning("BPF programs loaded later will have no names: %s", error.with_fix())
         return None
@@ -153,7 +153,7 @@ def _open_ksymbols(
 def _open_modules(
     files: HostFiles, sink: EventSink | None, missed_since_ns: int | None, *, until_bpf: bool
 ) -> ModuleSource | None:
-    """What follows modules, from before kallsyms is read; None if the kernel has none."""
+    """A source of module changes, opened before kallsyms is read; None without modules."""
     try:
         files.read_bytes("/proc/modules")
     except OSError:
@@ -171,16 +171,16 @@ def _open_modules(
 def replay(
     recording: Recording, schedule: WindowSchedule, sink: WindowSink
 ) -> Pipeline[ReplaySampler]:
-    """Play a recording with the symbols, processes and clock of the recorded host.
+    """Replay a recording with the symbols, processes and clock of the recorded host.
 
-    Nothing of this host is looked at. Returns the stopped pipeline, for its account.
+    Reads nothing from this host. Returns the stopped pipeline, for its account.
 
     Raises:
         KProfilerError: the recording is damaged.
     """
     try:
         return _replay(recording, schedule, sink)
-    except DAMAGED as error:  # nothing but the recording has been read
+    except DAMAGED as error:  # only the recording has been read
         raise KProfilerError(f"the recording is damaged: {error!r}") from error
 
 

@@ -1,8 +1,7 @@
 """The event-time gate: a sample waits until every symbol stream has passed its time.
 
-Samples, module events and BPF symbol records arrive on different ways. Resolving a sample
-as soon as it is read could use symbols that are already newer, or not yet as new, as the
-moment at which it was taken.
+Samples, module events and BPF symbol records arrive separately. Resolving a sample as soon as it
+is read could use symbols from before or after its time.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ def count_kinds(samples: Iterable[RawSample]) -> SampleCounts:
 
 
 class EventTimeGate:
-    """Holds samples back and lets them go in the order of their times.
+    """Holds samples back and releases them in order of time. Belongs to one thread.
 
-    The wait is bounded: a symbol stream that stands still delays samples by ``max_wait_ns``
-    at most, and a sampler that no longer says how far it is by ``max_stall_ns``; what it hands
-    over later counts in the window that is open then. Belongs to one thread.
+    The wait is bounded: a stalled symbol stream delays samples by at most ``max_wait_ns``, a
+    sampler whose watermark stalls by at most ``max_stall_ns``. Samples that arrive later count in
+    the window that is open then.
 
     Args:
-        max_wait_ns: longest time that a sample waits for symbol streams, in nanoseconds.
-        max_stall_ns: longest time that it waits for older samples.
+        max_wait_ns: maximum wait for symbol streams, in nanoseconds.
+        max_stall_ns: maximum wait for older samples, in nanoseconds.
 
     Attributes:
         counts: number of waiting samples by kind.
@@ -43,27 +42,27 @@ class EventTimeGate:
         self.counts = SampleCounts()
 
     def push(self, samples: list[RawSample]) -> None:
-        """Take samples, in any order."""
+        """Add samples, in any order."""
         self._waiting += samples
         self.counts += count_kinds(samples)
 
     def passed_ns(self, samples_ns: int, symbols_ns: int, now_ns: int) -> int:
-        """Boot time up to which everything is known, or will not be waited for any longer.
+        """Boot time up to which everything is known, or no longer waited for.
 
         Args:
             samples_ns: every sample before this boot time has been pushed.
             symbols_ns: every symbol event before this boot time has been applied.
-            now_ns: the present, in boot time.
+            now_ns: the current boot time.
         """
         samples_ns = max(samples_ns, now_ns - self._max_stall_ns)
         return min(samples_ns, max(symbols_ns, now_ns - self._max_wait_ns))
 
     def find_earliest_ns(self) -> int | None:
-        """Time of the oldest sample that waits; None if none does."""
+        """Time of the oldest waiting sample; None if there is none."""
         return min((sample.time_ns for sample in self._waiting), default=None)
 
     def release(self, before_ns: int) -> list[RawSample]:
-        """Samples taken before ``before_ns``, sorted by time."""
+        """Remove and return samples from before ``before_ns``, sorted by time."""
         self._waiting.sort(key=_TIME)
         low, high = 0, len(self._waiting)
         while low < high:

@@ -6,11 +6,10 @@
                           ▲           │
                           └─watermark─┘
 
-One thread calls :meth:`Pipeline.step` again and again. Samples are drained, held at the gate
-until every symbol stream has passed their time, resolved with the symbols of that time,
-and collected into the window of that time. A window is closed when its end has passed in
-event time, and goes to the sink: an exporting :class:`otel_kprofiler.delivery.Reporter`, or
-whatever the caller wants.
+One thread calls :meth:`Pipeline.step` repeatedly. Samples are drained, held at the gate until every
+symbol stream has passed their time, resolved with the symbols of that time, and collected into the
+window of that time. A window is closed when its end has passed in event time, and goes to the sink,
+such as :class:`otel_kprofiler.delivery.Reporter`.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ from otel_kprofiler.sampling import Sampler, SamplerCounts
 from otel_kprofiler.symbols import Symbolizer
 
 _SETTLE_S: Final = 0.005
-"""What it takes until every sample taken before an instant can be drained."""
+"""Delay until all samples taken before an instant can be drained."""
 _SETTLE_TRIES: Final = 40
-"""So often are symbols asked whether they are complete when sampling has ended."""
+"""Polls for pending symbol events after stop."""
 _END_OF_TIME_NS: Final = 2**63
 
 WindowSink = Callable[[Window], None]
@@ -57,16 +56,15 @@ class Pipeline(Generic[SamplerT]):
     """Drives one sampler. Belongs to one thread, except :meth:`wake` and :meth:`account`.
 
     Args:
-        sampler: where samples come from; started and closed by the pipeline.
+        sampler: source of samples; started and closed by the pipeline.
         symbolizer: resolves stacks; closed with the pipeline.
-        resources: finds the Resource of a process.
-        schedule: how long windows last.
-        sink: takes each closed window; must not block.
-        exporters: what became of the samples that the sink was given; called from any thread.
-        clock: boot time, and its conversion to Unix time.
-        max_wait_ns: how long a sample waits for symbols of its time at most.
-        pause: called again and again during long work: to let other threads run, or as a sign of
-            life.
+        resources: finds the Resource of a process; closed with the pipeline.
+        schedule: the length of windows.
+        sink: receives each closed window; must not block.
+        exporters: returns the account of each exporter behind the sink; called from any thread.
+        clock: reads boot time and converts it to Unix time.
+        max_wait_ns: maximum wait of a sample for symbols of its time.
+        pause: called repeatedly during long work, to let other threads run or report progress.
     """
 
     def __init__(
@@ -93,54 +91,54 @@ class Pipeline(Generic[SamplerT]):
         self._gate = EventTimeGate(max_wait_ns)
         self._windows: WindowBuilder | None = None
         self._looked_ns = 0
-        # Held while samples move from one count to another, so that none is counted twice or
-        # not at all. Reentrant: a signal handler may ask for the account.
+        # Held while samples move from one count to another, so that each is counted exactly once.
+        # Reentrant: a signal handler may read the account.
         self._lock = threading.RLock()
         self._counts: Mapping[str, SamplerCounts] = {}
         self._resolving = SampleCounts()
         self._in_windows = SampleCounts()
         self._stop_requested = False
-        self._deadline_s = float("inf")  # monotonic; of stopping
+        self._deadline_s = float("inf")  # for stopping; monotonic time
         self._handing_over: Account | None = None
         self._collected = SampleCounts()
         self._stream_id = os.urandom(8).hex()
         self._reported: Mapping[str, SamplerCounts] = {}
 
     def start(self) -> None:
-        """Start sampling. Raises ``HostError`` or ``SamplerError`` if that is not possible."""
+        """Start sampling; raises ``HostError`` or ``SamplerError`` if that fails."""
         try:
             self.sampler.start()
         except BaseException:
-            self._symbolizer.close()  # it may follow changes since it was made
+            self._symbolizer.close()  # its sources may be open
             raise
         self._windows = WindowBuilder(
             self._clock,
             self._schedule,
-            start_boot_ns=self._clock.boot_ns(),  # the window begins earlier with earlier samples
+            start_boot_ns=self._clock.boot_ns(),  # moved back if samples are earlier
             period_ns=self.sampler.period_ns,
             pause=self._pause,
         )
 
     @property
     def symbol_generation(self) -> int:
-        """How often the symbols have changed; from any thread."""
+        """Number of changes of symbols. Thread-safe."""
         return self._symbolizer.generation
 
     def count_lost_symbol_records(self) -> Mapping[str, int]:
-        """Records of loaded and unloaded code that were lost, by cause; from any thread."""
+        """Number of lost symbol records, by cause. Thread-safe."""
         return self._symbolizer.count_lost_records()
 
     def change_windows(self, at_boot_ns: int, schedule: WindowSchedule) -> None:
-        """End a window when the sampler was changed; its period and the schedule hold then."""
+        """End a window when the sampler changed, and apply its period and a schedule from then."""
         self._get_windows().change(at_boot_ns, schedule, self.sampler.period_ns)
 
     def step(self, timeout_s: float = DRAIN_INTERVAL_S) -> None:
-        """Wait for samples, at most so long, and move on all that are complete.
+        """Wait for samples up to a timeout, and process all that are complete.
 
-        The wait ends with the window, so that it can be closed as soon as it is over.
+        The wait ends with the window, so that the window is closed without delay.
         """
         end_ns = self._get_windows().end_boot_ns
-        if end_ns > self._looked_ns:  # else it waits for symbols, which take longer
+        if end_ns > self._looked_ns:  # otherwise the window waits for symbols, which take longer
             until_end_s = (end_ns - self._clock.boot_ns()) / 1e9
             timeout_s = min(timeout_s, max(until_end_s, 0) + _SETTLE_S)
         self.sampler.wait(timeout_s)
@@ -152,21 +150,21 @@ class Pipeline(Generic[SamplerT]):
         self._collect(passed_ns)
 
     def wake(self) -> None:
-        """End the wait of a :meth:`step`; from any thread or signal handler."""
+        """End the wait of a :meth:`step`; callable from any thread or signal handler."""
         self.sampler.wake()
 
     def request_stop(self) -> None:
-        """Have a :meth:`step` that works off a backlog leave it to :meth:`stop`.
+        """Make :meth:`step` leave any backlog to :meth:`stop`; further steps only wait.
 
-        From any thread or signal handler. What further steps do is wait.
+        Callable from any thread or signal handler.
         """
         self._stop_requested = True
         self.wake()
 
     def stop(self, timeout_s: float = float("inf")) -> None:
-        """Stop sampling, then move on every sample that was taken, closing the last window.
+        """Stop sampling, process every sample taken, and close the last window.
 
-        What cannot be moved on within the time is counted as lost in that window.
+        Samples not processed within the timeout are counted as lost in that window.
         """
         self._stop_requested = False
         self._deadline_s = time.monotonic() + timeout_s
@@ -186,15 +184,15 @@ class Pipeline(Generic[SamplerT]):
         self._close_window(now_ns, given_up)
 
     def close(self) -> None:
-        """Release what sampler, symbolizer and resources hold."""
+        """Close sampler, symbolizer and resources."""
         self.sampler.close()
         self._symbolizer.close()
         self.resources.close()
 
     def account(self) -> Account:
-        """Where the samples were at the last drain; from any thread, all counts of one instant.
+        """The account of all samples at the last drain, as of one instant. Thread-safe.
 
-        While a window is handed over, the instant is that before it.
+        While a window is handed to the sink, that is the account from before.
         """
         with self._lock:
             return self._handing_over or self._count()
@@ -224,7 +222,7 @@ class Pipeline(Generic[SamplerT]):
         ):
             self._close_window(None)
             if windows.end_boot_ns <= passed_ns:
-                # The host was suspended: windows in which nothing can be are left out.
+                # The host was suspended: skip windows without samples.
                 earliest_ns = self._gate.find_earliest_ns()
                 windows.skip_to(min(passed_ns, earliest_ns or passed_ns))
 
@@ -232,9 +230,9 @@ class Pipeline(Generic[SamplerT]):
         return self._stop_requested or time.monotonic() > self._deadline_s
 
     def _add_until(self, before_ns: int) -> bool:
-        """Resolve and add the samples taken before; False if there was no time for all.
+        """Resolve and add samples from before a time; False if a stop interrupts it.
 
-        A full window ends before the next sample, and those that are left wait for the next one.
+        A full window ends before the next sample; the remaining samples wait for the next window.
         """
         windows = self._get_windows()
         with self._lock:
@@ -250,11 +248,11 @@ class Pipeline(Generic[SamplerT]):
                     return True
                 stack = self._symbolizer.resolve(sample)
                 windows.add(sample, stack, self.resources.get(sample))
-                samples.pop()  # at once: a backlog takes much memory
+                samples.pop()  # early, because a backlog takes much memory
                 if self._pause:
                     self._pause()
         finally:
-            # Whatever breaks in loses no sample.
+            # Exceptions lose no sample.
             with self._lock:
                 self._in_windows += self._resolving - count_kinds(samples)
                 self._resolving = SampleCounts()

@@ -1,4 +1,4 @@
-"""Windows: samples of one reporting interval, grouped, with a timestamp for each."""
+"""Windows: samples of a reporting interval, grouped, each with its timestamp."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from otel_kprofiler.model import (
 from otel_kprofiler.text import decode_name
 
 DRAIN_INTERVAL_S: Final = 0.25
-"""How often the ring is drained; the kernel wakes us sooner when it fills up."""
+"""Interval between drains of the ring; the kernel wakes us earlier if it fills up."""
 FIRST_WINDOW_NS: Final = 100_000_000
-"""Length of the first window of whatever runs for long."""
+"""Length of the first window, except in recordings to a file."""
 
 _Key = tuple[Stack, int, bytes, int, SpanLink | None]
 _Group = dict[_Key, list[int]]
-"""Times and values of equal samples, in turn."""
+"""Times and values of equal samples, alternating."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSchedule:
-    """How long windows last.
+    """The length of windows.
 
     Attributes:
         interval_ns: length of a window.
-        jitter: each window is longer or shorter by up to this share, 0 … 1, so that many
-            hosts do not report at the same moment.
-        first_ns: length of the first window, so that something is seen soon. While windows turn
-            out to be empty, each is twice as long as the one before.
-        max_samples: a window that holds this many ends early; None for no limit.
+        jitter: share, 0 to 1, by which the length of each window varies at random, so that hosts
+            do not report at the same time.
+        first_ns: length of the first window, so that data arrives soon; doubles while windows are
+            empty.
+        max_samples: number of samples at which a window ends early; None for no limit.
     """
 
     interval_ns: int
@@ -55,7 +55,7 @@ class WindowSchedule:
     max_samples: int | None = None
 
     def length_ns(self, random_unit: float) -> int:
-        """Length of a window later on; ``random_unit`` is in [0, 1)."""
+        """Length of a window; ``random_unit`` is in [0, 1)."""
         return max(1, round(self.interval_ns * (1 + self.jitter * (2 * random_unit - 1))))
 
 
@@ -77,16 +77,15 @@ class WindowCounts:
 class WindowBuilder:
     """Collects resolved samples until the window's end has passed in event time.
 
-    Samples must come in the order of their times (see :class:`EventTimeGate`). Belongs to
-    one thread.
+    Samples must be added in order of time (see :class:`EventTimeGate`). Belongs to one thread.
 
     Args:
-        clock: converts boot time to Unix time; the offset of the moment of closing counts.
-        schedule: how long windows last.
+        clock: converts boot time to Unix time, with the offset at the time of closing.
+        schedule: the length of windows.
         start_boot_ns: start of the first window.
         period_ns: sampling distance of a CPU, for kinds with a period.
-        random_unit: source of jitter.
-        pause: called again and again while a window is closed, to let other threads run.
+        random_unit: returns random numbers in [0, 1), for jitter.
+        pause: called repeatedly while a window is closed, to let other threads run.
     """
 
     def __init__(
@@ -103,17 +102,17 @@ class WindowBuilder:
         self._schedule = schedule
         self._random_unit = random_unit
         self._pause = pause
-        self._is_first = True  # none with samples was closed
-        self._limit_ns = schedule.first_ns  # of the next window's length, up to the first of them
+        self._is_first = True  # no window with samples has been closed
+        self._limit_ns = schedule.first_ns  # maximum length until then
         self._changes: deque[tuple[int, WindowSchedule, int]] = deque()
         self.period_ns = period_ns
         self.end_boot_ns = start_boot_ns
         self._open(start_boot_ns)
 
     def change(self, at_boot_ns: int, schedule: WindowSchedule, period_ns: int) -> None:
-        """End a window at this boot time, from which on another schedule and period hold.
+        """End a window at a boot time, and apply another schedule and period from then on.
 
-        No earlier than the last change, nor than any sample that was added.
+        The time must not be before the previous change or any sample added.
         """
         self._changes.append((at_boot_ns, schedule, period_ns))
         self.end_boot_ns = max(min(self.end_boot_ns, at_boot_ns), self.start_boot_ns)
@@ -133,7 +132,7 @@ class WindowBuilder:
         self._count = self._last_ns = 0
 
     def end_if_full(self, next_ns: int) -> bool:
-        """End the window before the next sample if it holds as many as it may."""
+        """End the window before the next sample if it is full."""
         limit = self._schedule.max_samples
         if limit is None or self._count < limit or next_ns <= self._last_ns:
             return False
@@ -141,7 +140,7 @@ class WindowBuilder:
         return True
 
     def add(self, sample: RawSample, stack: Stack, resource: Resource) -> None:
-        """Add one sample; its time must lie before the window's end."""
+        """Add one sample; its time must be before the window's end."""
         self._count += 1
         self._last_ns = sample.time_ns
         groups = self._kinds.get(sample.kind)
@@ -170,11 +169,11 @@ class WindowBuilder:
         """Close the window and open the next one.
 
         Args:
-            end_boot_ns: the end, when it is not the scheduled one.
+            end_boot_ns: the end; None for the scheduled one.
             counts: by kind; each has a profile in the window, even without samples.
-            resolve_again: called once for each stack with frames whose module was not known
-                when the sample was resolved, and may be by now.
-            renew: tells which Resources have changed since they were first seen.
+            resolve_again: called once for each stack with unresolved frames that may be
+                resolvable now.
+            renew: returns the Resources that have changed since they were first seen.
         """
         interval = self._interval(self.end_boot_ns if end_boot_ns is None else end_boot_ns)
         again = self._resolved_again(resolve_again) if resolve_again else {}
@@ -201,12 +200,12 @@ class WindowBuilder:
         return Window(interval.start_unix_ns, interval.end_unix_ns, profiles)
 
     def skip_to(self, boot_ns: int) -> None:
-        """Begin the window later, as long as it holds nothing; such as after a suspend."""
+        """Move the start of an empty window forward, such as after a suspend."""
         if not self._kinds and boot_ns > self.start_boot_ns:
             self._open(boot_ns)
 
     def _interval(self, end_boot_ns: int) -> Interval:
-        """The window's interval, wide enough for what came out of time all the same."""
+        """The window's interval, extended to include early and late samples."""
         all_series = [
             series
             for groups in self._kinds.values()

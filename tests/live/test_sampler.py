@@ -58,7 +58,7 @@ def collect(sampler, seconds, *, interval_s=0.05):
 
 
 def collect_until(sampler, wanted, *, count=1, timeout_s=60):
-    """Samples until so many of them are wanted ones, however long a busy machine takes."""
+    """Collect samples until a number of them match; the timeout suits busy machines."""
     samples, found, end = [], 0, time.monotonic() + timeout_s
     while found < count:
         assert time.monotonic() < end, f"{found} of {len(samples)} samples are wanted ones"
@@ -78,7 +78,7 @@ def in_kernel(sample):
 
 
 def typical_period_ns(samples):
-    """The median is not moved by interrupts that a busy machine delays."""
+    """The median period, which delayed interrupts on a busy machine do not affect."""
     times = [[s.time_ns for s in samples if s.cpu == cpu] for cpu in range(os.cpu_count())]
     return statistics.median(b - a for a, b in itertools.pairwise(sorted(max(times, key=len))))
 
@@ -95,7 +95,7 @@ def boot_ns():
 
 
 def test_starting_takes_little_cpu_time(loader):
-    """CPU time of this process, which other work on the machine does not add to."""
+    """Measures CPU time of this process, which is independent of other load."""
     limit_s = {"libbpf": 1.0, "bcc": 15.0}[loader]  # bcc compiles the program
     with load(SPIN):
         started = time.process_time()
@@ -105,7 +105,7 @@ def test_starting_takes_little_cpu_time(loader):
     assert took < limit_s
 
 
-def test_samples_say_what_ran_where_and_since_when():
+def test_samples_have_process_cpu_and_start_time():
     with load(READ) as pid, running(samples_per_second=999, stacks="both") as sampler:
         before = boot_ns()
         samples = collect_until(sampler, lambda s: s.tgid == pid and in_kernel(s), count=100)
@@ -138,13 +138,13 @@ def test_every_sample_taken_is_received(rate):
         assert not counts.lost
         assert typical_period_ns(samples) == pytest.approx(10**9 / rate, rel=0.2)
         time.sleep(0.05)
-        assert sampler.drain() == [], "stopped means stopped"
+        assert sampler.drain() == [], "nothing is sampled after the stop"
         assert sampler.counts()["on_cpu"] == counts
     assert sampler.counts()["on_cpu"] == counts, "the last counts outlive the sampler"
 
 
-def test_no_sample_is_older_than_the_watermark_said():
-    """At a high rate and with drains in quick succession, to meet records in flight."""
+def test_no_sample_is_older_than_the_watermark():
+    """Drains in quick succession at a high rate, to find records being written."""
     with load(READ), load(READ), running(samples_per_second=10_000, stacks="both") as sampler:
         end, complete, advanced = time.monotonic() + 2, 0, 0
         while time.monotonic() < end:
@@ -157,7 +157,7 @@ def test_no_sample_is_older_than_the_watermark_said():
         assert boot_ns() - complete < 1_000_000_000
 
 
-def test_an_overflow_of_the_ring_is_counted_to_the_last_sample():
+def test_an_overflow_of_the_ring_is_counted_exactly():
     with (
         load(READ),
         load(READ),
@@ -174,7 +174,7 @@ def test_an_overflow_of_the_ring_is_counted_to_the_last_sample():
         assert counts.received > 1000
 
 
-def test_a_ring_that_fills_up_ends_the_wait():
+def test_a_filling_ring_ends_the_wait():
     with (
         load(READ),
         load(READ),
@@ -220,7 +220,7 @@ def test_target_pids_are_filtered_in_the_kernel():
     assert counts.filtered["target"] > 0
 
 
-def test_young_processes_are_left_out():
+def test_young_processes_are_skipped():
     age = 1_500_000_000
     with (
         running(samples_per_second=499, stacks="user", min_process_age_ns=age) as sampler,
@@ -268,7 +268,7 @@ def idle_ticks(cpu):
 
 @contextlib.contextmanager
 def idling(cpu):
-    """Skips a test that failed because something else kept the CPU busy all the time."""
+    """Skips a test if it failed because other load kept the CPU busy."""
     before = idle_ticks(cpu)
     try:
         yield
@@ -278,7 +278,7 @@ def idling(cpu):
         raise
 
 
-def test_the_idle_task_is_left_out_unless_asked_for():
+def test_the_idle_task_is_sampled_only_on_request():
     with (
         idling(0),
         running(samples_per_second=499, pin_cpu_ids=(0,), send_idle_frames=True) as sampler,
@@ -306,7 +306,7 @@ while True:
 def test_interrupts_taken_while_idle_are_kept():
     """Packets sent on CPU 1 and received, by packet steering, in softirqs of an idle CPU 0.
 
-    Not the other way round: in some guests the timers of CPU 1 do not fire while it idles.
+    Not the other way around: in some guests the timers of an idle CPU 1 do not fire.
     """
     steering = "/sys/class/net/lo/queues/rx-0/rps_cpus"
     if os.cpu_count() < 2 or not os.path.exists(steering):
@@ -325,7 +325,7 @@ def test_interrupts_taken_while_idle_are_kept():
             with load(FLOOD, cpu=1):
                 samples = collect_until(sampler, lambda sample: sample.tid == 0)
                 samples += collect(sampler, 1)
-            # The flood may leave CPU 0 no idle time at all: look for it afterwards.
+            # The flood may leave CPU 0 no idle time: check for idle ticks afterwards.
             deadline = time.monotonic() + 60
             while not sampler.counts()["on_cpu"].filtered["idle"] and time.monotonic() < deadline:
                 samples += collect(sampler, 0.1)
@@ -352,7 +352,7 @@ def offline(cpu):
             file.write("1")
 
 
-def test_a_cpu_that_goes_and_comes_back_is_sampled_again():
+def test_a_cpu_that_was_offline_is_sampled_again():
     with running(samples_per_second=199, stacks="both") as sampler:
         with offline(1):
             collect(sampler, 1.3)
@@ -366,8 +366,8 @@ def test_a_cpu_that_goes_and_comes_back_is_sampled_again():
         assert counts.taken == counts.received + sum(counts.lost.values())
 
 
-def test_a_cpu_that_was_away_for_a_moment_is_sampled_again():
-    """Between two looks at the list of CPUs, which therefore shows nothing."""
+def test_a_cpu_that_was_briefly_offline_is_sampled_again():
+    """Between two checks of the CPU list, which therefore does not show it."""
     with running(samples_per_second=199, stacks="both") as sampler:
         collect(sampler, 0.1)
         with offline(1):
@@ -376,7 +376,7 @@ def test_a_cpu_that_was_away_for_a_moment_is_sampled_again():
             collect_until(sampler, lambda sample: sample.cpu == 1)
 
 
-def test_a_command_is_sampled_with_its_children_from_its_first_instruction():
+def test_a_command_and_its_children_are_sampled_from_the_first_instruction():
     child = "for i in range(2 * 10**7): pass"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', '{child}'])"
     with load(SPIN) as other, HeldCommand([sys.executable, "-S", "-c", code]) as command:
@@ -401,7 +401,7 @@ def test_a_command_is_sampled_with_its_children_from_its_first_instruction():
     assert max(count for tgid, count in by_process.items() if tgid != command.pid) > 100
 
 
-def test_a_held_command_gives_its_status_and_can_be_given_up():
+def test_a_held_command_returns_its_status_and_can_be_abandoned():
     with HeldCommand(["sh", "-c", "test ! -e /dev/fd/3 && exit 7"]) as command:
         command.release()
     assert command.poll() == 7
@@ -410,7 +410,7 @@ def test_a_held_command_gives_its_status_and_can_be_given_up():
     assert command.poll() == 125
 
 
-def test_a_recording_replays_the_very_samples(tmp_path):
+def test_a_recording_replays_the_same_samples(tmp_path):
     writer = RecordingWriter(str(tmp_path / "a"))
     sampler = EbpfSampler(
         SamplerConfig(samples_per_second=499, stacks="both"), raw_sink=writer.add_records
@@ -433,7 +433,7 @@ def test_a_recording_replays_the_very_samples(tmp_path):
     recording.close()
 
 
-def test_nothing_is_left_open_after_close():
+def test_closing_leaves_nothing_open():
     def descriptors():
         return sorted(os.listdir("/proc/self/fd"))
 
