@@ -82,7 +82,8 @@ class Reporter:
         self._not_offered = {queue.exporter.name: SampleCounts() for queue in queues}
         self._handed_over = SampleCounts()
         self._latest: Window | None = None  # its totals, for the final request
-        self._reported: dict[ExportQueue, list[StreamTotals]] = {}  # totals in the last request
+        # Totals in the last request that had a profile of the kind, by kind.
+        self._reported: dict[ExportQueue, dict[str, StreamTotals]] = {}
         self._encoder = encoder
         self._capacity = capacity
         self._waiting: deque[_Task] = deque()
@@ -208,7 +209,8 @@ class Reporter:
             not_offered = self._not_offered[exporter.name]
             window = _for_receiver(self._latest, self._account(exporter.name), not_offered)
             totals = _totals(window)
-            if totals == self._reported.get(queue) or not any(one.taken for one in totals):
+            told = self._reported.get(queue, {})
+            if all(told.get(kind) == one for kind, one in totals.items() if one.taken):
                 return None
             self._reported[queue] = totals
         encoded = self._encode(window, exporter.encoding)
@@ -323,9 +325,11 @@ class Reporter:
             if key not in encoded:
                 encoded[key] = self._encode(window, encoding)
             result = encoded[key]
-            if result and result.batches and totals:
+            if result:
+                told = {profile.kind for batch in result.batches for profile in batch.profiles}
                 with self._changed:
-                    self._reported[queue] = totals
+                    reported = self._reported.setdefault(queue, {})
+                    reported.update({kind: totals[kind] for kind in told & totals.keys()})
             results.append(result)
         return results
 
@@ -353,8 +357,9 @@ def _account_of_kind(not_queued: ExporterAccount, queues: Sequence[QueueCounts])
     )
 
 
-def _totals(window: Window) -> list[StreamTotals]:
-    return [profile.totals for profile in window.profiles if profile.totals]
+def _totals(window: Window) -> dict[str, StreamTotals]:
+    """The totals of each kind, by its name."""
+    return {one.kind.name: one.totals for one in window.profiles if one.totals}
 
 
 def _for_receiver(window: Window, account: ExporterAccount, not_offered: SampleCounts) -> Window:

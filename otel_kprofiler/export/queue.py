@@ -382,11 +382,9 @@ class ExportQueue:
         started = time.monotonic()
         try:
             result = exporter.export(batch)
-            counted = result.counts()
-            if counted != batch.sample_counts:
-                raise ValueError(  # noqa: TRY301
-                    f"accounts for {dict(counted)} of {dict(batch.sample_counts)} samples"
-                )
+            counted, there = result.counts(), batch.sample_counts
+            if counted != there:
+                raise ValueError(f"accounts for {dict(counted)} of {dict(there)} samples")  # noqa: TRY301
         except Exception as error:  # noqa: BLE001 -- counted and logged
             _log.exception("%s: the exporter raised an exception", exporter.name)
             message = f"{type(error).__name__}: {error}"

@@ -117,7 +117,7 @@ MUTATIONS = [
     Mutation("CPU limit", AGENT, "            self._stay_within_limits(now)\n", "            pass\n", "tests/faults/test_limits.py"),
     Mutation("capabilities of threads", PRIVILEGES, "        keep_only(() if self._drop_all else job)\n", "", "tests/live/test_privileges.py"),
     Mutation("capabilities of the sampling thread", PRIVILEGES, "        keep_only(() if self._drop_all else SAMPLING)\n", "", "tests/live/test_privileges.py"),
-    Mutation("samples not offered: reported", REPORTING, "    lost += Counter({LossCause.NOT_OFFERED: not_offered})\n", "", "tests/unit/test_delivery.py"),
+    Mutation("samples not offered: reported", REPORTING, "    lost += Counter({LossCause.NOT_OFFERED: account.not_offered})\n", "", "tests/unit/test_delivery.py"),
     Mutation("losses after the last window: reported", QUEUE, "            self._append(final)\n", "            pass\n", "tests/unit/test_delivery.py"),
     Mutation("losses at shutdown with a spool: reported", QUEUE, "                self._store(final)\n", "                pass\n", f"{DISKS}::test_the_next_run_reports_batches_lost_in_memory_on_a_full_disk"),
     Mutation("losses in the stream's totals", REPORTING, "        lost=dict(lost),\n        earlier", "        lost=totals.lost,\n        earlier", "tests/unit/test_delivery.py"),

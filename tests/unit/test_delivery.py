@@ -20,6 +20,7 @@ from otel_kprofiler.model import (
     Form,
     LossCause,
     Profile,
+    ProfileKind,
     ProfileSamples,
     Resource,
     ResourceSamples,
@@ -29,6 +30,8 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp import Encoded, check_payload, decode_windows
+
+OFF_CPU = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
 
 
 class Collecting(ProfileExporter):
@@ -72,7 +75,7 @@ def encoder(calls):
 
 
 def account_of(reporter, received):
-    return Account(received, received, {}, 0, reporter.accounts())
+    return Account.of_kinds({"on_cpu": Account(received, received)}, reporter.accounts())
 
 
 def test_each_encoding_is_computed_once():
@@ -399,6 +402,25 @@ def test_losses_of_an_empty_last_window_are_reported():
     reporter(Window(2000, 3000, [Profile(ON_CPU, 1, (), taken=4, totals=totals)]))
     reporter.shutdown(10_000)
     assert told(exporter)[1].profiles[0].totals == totals
+
+
+def test_the_final_request_has_a_profile_of_each_kind():
+    exporter = Refusing("a")
+    exporter.refused = {1}
+    reporter = Reporter([ExportQueue(exporter)])
+    (on_cpu,) = window_of(5, 1000, stream(5)).profiles
+    off_cpu = dataclasses.replace(on_cpu, kind=OFF_CPU, resources=on_cpu.resources[:1])
+    off_cpu = dataclasses.replace(off_cpu, totals=stream(1))
+    reporter(Window(1000, 2000, [on_cpu, off_cpu]))
+    reporter.shutdown(10_000)
+    profiles = (ProfileSamples("on_cpu", 0), ProfileSamples("off_cpu", 0))
+    assert exporter.batches[-1].profiles == profiles
+    arrived, last = told(exporter, exporter.refused)
+    assert arrived == 0
+    assert [profile.totals.lost for profile in last.profiles] == [
+        {LossCause.REJECTED: 5},
+        {LossCause.REJECTED: 1},
+    ]
 
 
 def test_no_final_request_without_new_losses():

@@ -1,0 +1,200 @@
+"""Delivery of windows with several kinds of samples: the account of each kind is exact."""
+
+import tempfile
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_kprofiler.delivery import Reporter
+from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter, Spool
+from otel_kprofiler.model import (
+    ON_CPU,
+    Account,
+    Form,
+    LossCause,
+    Profile,
+    ProfileKind,
+    Resource,
+    ResourceSamples,
+    SampleCounts,
+    Stack,
+    StreamTotals,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
+
+OFF_CPU = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
+"""A second kind, whose samples have values."""
+KINDS = (ON_CPU, OFF_CPU)
+
+
+class Receiver(ProfileExporter):
+    """Keeps or refuses requests with samples, as a script says."""
+
+    form, max_bytes = Form.PROTOBUF, None
+
+    def __init__(self, name, script=()):
+        self.name = name
+        self.script = iter(script)
+        self.arrived = []
+
+    def export(self, batch):
+        if batch.sample_count and next(self.script, KEPT) == REJECTED:
+            return ExportResult.failure(batch, LossCause.REJECTED, "")
+        self.arrived.append(batch)
+        return ExportResult.success(batch)
+
+    def shutdown(self, timeout_millis=30_000):
+        pass
+
+    def counts(self):
+        return sum((batch.sample_counts for batch in self.arrived), SampleCounts())
+
+    def totals(self):
+        """The latest totals of each kind, by its type of samples."""
+        payloads = [batch.payload for batch in self.arrived]
+        assert [check_payload(payload) for payload in payloads] == [[]] * len(payloads)
+        return {
+            profile.kind.sample_type: profile.totals
+            for window in decode_windows(payloads)
+            for profile in window.profiles
+        }
+
+
+class Away(Receiver):
+    """Cannot be reached."""
+
+    def export(self, batch):
+        return ExportResult.failure(batch, LossCause.RETRIES_EXHAUSTED, "")
+
+    def find_trouble(self):
+        return "UNAVAILABLE"
+
+
+class Run:
+    """Windows of one stream, of samples that the kernel took and did not lose."""
+
+    def __init__(self, stream_id="ab", start_unix_ns=0):
+        self.taken = SampleCounts()
+        self.stream_id = stream_id
+        self.start_unix_ns = start_unix_ns
+
+    def window(self, samples):
+        """A window with so many samples of each kind; one process for each kind."""
+        self.taken.update({kind.name: count for kind, count in zip(KINDS, samples, strict=True)})
+        start = self.start_unix_ns = self.start_unix_ns + 1000
+        profiles = []
+        for kind, count in zip(KINDS, samples, strict=True):
+            times = range(start, start + count)
+            values = [5] * count if kind is OFF_CPU else ()
+            sample = WindowSample(Stack(()), 1, "t", 0, None, times, values)
+            group = ResourceSamples(Resource({"host.name": "here"}), [sample] if count else [])
+            taken = self.taken[kind.name]
+            totals = StreamTotals(self.stream_id, taken, taken, {})
+            profiles.append(Profile(kind, 10, [group], taken=count, totals=totals))
+        return Window(start, start + 1000, profiles)
+
+    def check(self, reporter):
+        sampled = {kind: Account(count, count) for kind, count in self.taken.items()}
+        account = Account.of_kinds(sampled, reporter.accounts())
+        assert account.gaps() == []
+        return account
+
+
+def encoder(script):
+    """Fails for windows with samples that a script selects."""
+    broken = iter(script)
+
+    def encode(window, encoding):
+        if window.sample_count and next(broken, False):
+            raise ZeroDivisionError
+        return encode_window(window, **encoding._asdict())
+
+    return encode
+
+
+KEPT, REJECTED = range(2)
+SAMPLES = st.tuples(st.integers(0, 4), st.integers(0, 4))
+EVENTS = st.lists(st.one_of(SAMPLES, st.sampled_from(["flush", "replace"])), max_size=15)
+SCRIPT = st.lists(st.sampled_from([KEPT, REJECTED]), max_size=15)
+BUGS = st.lists(st.booleans(), max_size=5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(EVENTS, SCRIPT, BUGS, st.booleans())
+def test_the_account_of_each_kind_is_exact_in_any_order_of_events(events, script, bugs, in_time):
+    run, receivers = Run(), [Receiver("a", script)]
+    reporter = Reporter([ExportQueue(receivers[0], size=2)], encoder=encoder(bugs), capacity=2)
+    for event in events:
+        if event == "flush":
+            assert reporter.force_flush(10_000)
+        elif event == "replace":
+            receivers.append(Receiver("b" if receivers[-1].name == "a" else "a", script))
+            reporter.replace([ExportQueue(receivers[-1], size=2)])
+        else:
+            reporter(run.window(event))
+        run.check(reporter)
+    reporter.shutdown(10_000 if in_time else 0)
+    account = run.check(reporter)
+    for exporter in account.exporters:
+        arrived = sum((r.counts() for r in receivers if r.name == exporter.name), SampleCounts())
+        for kind in run.taken:
+            assert exporter.of_kind(kind).exported == arrived[kind]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(SAMPLES, min_size=1, max_size=8), SCRIPT, BUGS, st.integers(0, 3))
+def test_a_receiver_is_told_the_losses_of_each_kind(windows, script, bugs, before):
+    """Whatever is lost, and whichever kinds the last windows have: the totals add up."""
+    run, first, receiver = Run(), Receiver("first"), Receiver("second", script)
+    reporter = Reporter([ExportQueue(first)], encoder=encoder(bugs))
+    queue = ExportQueue(receiver)
+    for number, samples in enumerate(windows):
+        if number == before:
+            reporter.replace([queue])
+        reporter(run.window(samples))
+        assert reporter.force_flush(10_000)
+    reporter.replace([queue])
+    reporter.shutdown(10_000)
+    run.check(reporter)
+    arrived, totals = receiver.counts(), receiver.totals()
+    for kind in KINDS:
+        taken = run.taken[kind.name]
+        if taken:
+            told = totals[kind.sample_type]
+            assert told.samples == told.taken == taken
+            assert arrived[kind.name] + sum(told.lost.values()) == taken
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(SAMPLES, min_size=1, max_size=4), st.lists(SAMPLES, min_size=1, max_size=4), SCRIPT)
+def test_losses_of_the_run_before_are_told_by_kind(before, after, script):
+    """What waited in the spool is not mixed with the samples of the run that delivers it."""
+    with tempfile.TemporaryDirectory() as directory:
+        earlier = Run()
+        spool = Spool(directory, fsync=False)
+        reporter = Reporter([ExportQueue(Away("a"), spool=spool)], background=False)
+        for samples in before:
+            reporter(earlier.window(samples))
+        reporter.shutdown(0)
+        carried = earlier.check(reporter)
+        receiver = Receiver("a", script)
+        queue = ExportQueue(receiver, spool=Spool(directory, fsync=False))
+        run, reporter = Run("cd", earlier.start_unix_ns + 1000), Reporter([queue])
+        assert queue.force_flush(10_000)
+        for samples in after:
+            reporter(run.window(samples))
+        reporter.shutdown(10_000)
+        account = run.check(reporter)
+        totals = receiver.totals()
+        for kind in KINDS:
+            one = account.exporters[0].of_kind(kind.name)
+            assert one.carried == carried.exporters[0].of_kind(kind.name).pending
+            if run.taken[kind.name]:
+                told = totals[kind.sample_type]
+                assert told.samples == run.taken[kind.name]
+                assert told.earlier_lost == one.carried_lost
+                assert one.carried + told.samples == one.exported + sum(
+                    [*told.lost.values(), *told.earlier_lost.values()]
+                )
