@@ -31,6 +31,7 @@ from otel_kprofiler.sdk import (
     SimpleProfileProcessor,
     read_process_context,
 )
+from otel_kprofiler.symbols import Symbolizer
 
 pytestmark = pytest.mark.live
 
@@ -54,9 +55,10 @@ def count_leaves(windows, suffix):
 
 
 @contextlib.contextmanager
-def profiling(**options):
+def profiling(provider=None, **options):
     exporter = InMemoryProfileExporter()
-    provider = ProfilerProvider(SdkResource({"service.name": "svc"}), shutdown_on_exit=False)
+    resource = SdkResource({"service.name": "svc"})
+    provider = provider or ProfilerProvider(resource, shutdown_on_exit=False)
     provider.add_profile_processor(SimpleProfileProcessor(exporter))
     profiler = KernelProfiler(provider, samples_per_second=999, **options)
     try:
@@ -206,8 +208,8 @@ def test_nested_pauses_take_no_samples():
 
 
 def test_a_flush_delivers_earlier_samples():
-    with profiling(reporter_interval_s=60) as (profiler, exporter):
-        provider = profiler._provider
+    provider = ProfilerProvider(shutdown_on_exit=False)
+    with profiling(provider, reporter_interval_s=60) as (_, exporter):
         work(1.5)  # the first window is short
         exporter.clear()
         work(0.5)
@@ -510,10 +512,10 @@ def test_a_subinterpreter_is_rejected_with_a_reason():
     assert "main interpreter" in done.stdout
 
 
-def test_the_service_survives_an_error_in_the_profilers_thread(caplog):
+def test_the_service_survives_an_error_in_the_profilers_thread(caplog, monkeypatch):
     """A bug of ours costs the profiles and one log entry, nothing else."""
     with profiling() as (profiler, _):
-        profiler._session._pipeline._symbolizer.advance = None
+        monkeypatch.setattr(Symbolizer, "advance", None)
         deadline = time.monotonic() + 60
         while not profiler.stats()["problem"]:
             assert time.monotonic() < deadline
