@@ -24,6 +24,7 @@ from otel_kprofiler.model import (
     Unresolved,
     WindowSample,
 )
+from tests.wire import fields
 
 
 def test_speedscope_follows_its_schema(windows):
@@ -53,31 +54,6 @@ def test_names_that_are_not_unicode_are_escaped_in_every_format(hostile):
         assert "p\\xff" in text.replace("\\\\", "\\")
         assert "f\\ud800" in text.replace("\\\\", "\\")
         assert text.encode()
-
-
-def fields(data):
-    """Top-level fields of a protobuf message, as (number, value)."""
-    at = 0
-
-    def varint():
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while at < len(data):
-        key = varint()
-        if key & 7 == 2:
-            length = varint()
-            yield key >> 3, data[at : at + length]
-            at += length
-        else:
-            yield key >> 3, varint()
 
 
 def test_pprof_refers_only_to_what_it_holds(windows):
@@ -113,7 +89,8 @@ def test_pprof_has_the_segment_of_a_user_file(windows):
     )
     frame = Frame(file, 0x401234, (), 0, USER_SIDE, Unresolved.NO_SYMBOL_TABLE)
     sample = WindowSample(Stack.from_frames([frame]), 1, "t", 0, None, [1])
-    window = replace(windows[0], resources=[ResourceSamples(Resource({}), [sample])])
+    profile = replace(windows[0].profiles[0], resources=[ResourceSamples(Resource({}), [sample])])
+    window = replace(windows[0], profiles=[profile])
     found = list(fields(gzip.decompress(pprof([window]))))
     (mapping,) = (dict(fields(body)) for number, body in found if number == 3)
     (location,) = (dict(fields(body)) for number, body in found if number == 4)

@@ -1,0 +1,212 @@
+"""A kind of samples is added by its row alone: from a recording to every report and account."""
+
+import gzip
+import json
+from collections import Counter
+
+import pytest
+
+from otel_kprofiler.delivery import Reporter
+from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter
+from otel_kprofiler.formats import FORMATS
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import KINDS, ON_CPU, Account, Form, LossCause, ProfileKind
+from otel_kprofiler.otlp import check_payload, decode_windows
+from otel_kprofiler.pipeline import WindowSchedule, replay
+from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter
+from otel_kprofiler.sampling import SamplerCounts
+from tests.records import in_ring, pack_record
+from tests.wire import fields, varints
+
+LOCK_WAIT = ProfileKind("lock_wait", "lock_wait", "nanoseconds", number=9)
+PERIOD_NS = 10_000_000
+VFS_READ, MUTEX_LOCK = 0xFFFFFFFF81000010, 0xFFFFFFFF81000110
+RECORDS = [
+    pack_record(100, (VFS_READ,)),
+    pack_record(110, (MUTEX_LOCK, VFS_READ), kind=9, value=700),
+    pack_record(120, (VFS_READ,)),
+    pack_record(130, (MUTEX_LOCK, VFS_READ), kind=9, value=5),
+    pack_record(140, (MUTEX_LOCK,), kind=9, value=1),
+]
+
+
+class Collecting(ProfileExporter):
+    """Keeps what it gets."""
+
+    max_bytes = None
+
+    def __init__(self, form):
+        self.name, self.form, self.batches = "collecting", form, []
+
+    def export(self, batch):
+        self.batches.append(batch)
+        return ExportResult.success(batch)
+
+    def shutdown(self, timeout_millis=30_000):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def lock_wait():
+    KINDS.append(LOCK_WAIT)
+    yield
+    KINDS.remove(LOCK_WAIT)
+
+
+@pytest.fixture
+def recording(tmp_path):
+    kallsyms = tmp_path / "host" / "proc" / "kallsyms"
+    kallsyms.parent.mkdir(parents=True)
+    kallsyms.write_text(
+        "ffffffff81000000 T _text\nffffffff81000008 T vfs_read\n"
+        "ffffffff81000100 T mutex_lock\nffffffff82000000 T _etext\n"
+    )
+    writer = RecordingWriter(str(tmp_path / "recording"))
+    writer.capture(Access(str(tmp_path / "host")))
+    writer.add_records(b"".join(map(in_ring, RECORDS)), 150)
+    counts = {
+        "on_cpu": SamplerCounts(2, {}, 2, {}),
+        "lock_wait": SamplerCounts(7, {LossCause.RING_FULL: 4}, 3, {}),
+    }
+    writer.finish(RecordingFacts(10**18, PERIOD_NS, 1016, 500, counts))
+    return str(tmp_path / "recording")
+
+
+@pytest.fixture
+def windows(recording):
+    found = []
+    replay(Recording(recording), WindowSchedule(10**9), found.append)
+    return found
+
+
+def values(window):
+    """Value of each sample by kind, thread and leaf."""
+    return Counter(
+        (profile.kind, sample.stack.frames[0].function, value)
+        for profile in window.profiles
+        for _, sample in profile.samples
+        for value in sample.values or [1] * len(sample.timestamps_unix_ns)
+    )
+
+
+EXPECTED = {
+    (ON_CPU, "vfs_read", 1): 2,
+    (LOCK_WAIT, "mutex_lock", 700): 1,
+    (LOCK_WAIT, "mutex_lock", 5): 1,
+    (LOCK_WAIT, "mutex_lock", 1): 1,
+}
+
+
+def test_a_window_has_a_profile_of_each_kind(windows):
+    (window,) = windows
+    assert [(one.kind, one.period_ns) for one in window.profiles] == [
+        (ON_CPU, PERIOD_NS),
+        (LOCK_WAIT, 0),
+    ]
+    assert values(window) == EXPECTED
+
+
+@pytest.mark.parametrize("form", Form)
+def test_each_kind_has_an_exact_account_up_to_the_receiver(recording, form):
+    exporter = Collecting(form)
+    reporter = Reporter([ExportQueue(exporter)])
+    pipeline = replay(Recording(recording), WindowSchedule(10**9), reporter)
+    assert reporter.force_flush(10_000)
+    account = Account.of_kinds(pipeline.account().kinds, reporter.accounts())
+    reporter.shutdown(10_000)
+    assert account.gaps() == []
+    assert {kind: (one.taken, one.received) for kind, one in account.kinds.items()} == {
+        "on_cpu": (2, 2),
+        "lock_wait": (7, 3),
+    }
+    assert account.kinds["lock_wait"].lost == {LossCause.RING_FULL: 4}
+    assert [one.exporters[0].exported for one in account.kinds.values()] == [2, 3]
+
+    (batch,) = exporter.batches
+    assert batch.sample_counts == {"on_cpu": 2, "lock_wait": 3}
+    assert check_payload(batch.payload) == []
+    (received,) = decode_windows(batch.payload)
+    assert values(received) == EXPECTED
+    told = {one.kind: (one.taken, one.lost, one.totals.samples) for one in received.profiles}
+    assert told == {ON_CPU: (2, {}, 2), LOCK_WAIT: (7, {LossCause.RING_FULL: 4}, 3)}
+
+
+def test_a_missing_sample_of_one_kind_is_not_made_up_for_by_another():
+    kinds = {"on_cpu": Account(taken=2, received=1), "lock_wait": Account(taken=1, received=2)}
+    assert [gap.partition(":")[0] for gap in Account.of_kinds(kinds, ()).gaps()] == list(kinds)
+
+
+def read_speedscope(text):
+    return [(one["name"], one["unit"], one["endValue"]) for one in json.loads(text)["profiles"]]
+
+
+WRITTEN = {
+    "folded": (
+        str.splitlines,
+        [
+            "lock_wait (nanoseconds);comm;mutex_lock_[k] 1",
+            "lock_wait (nanoseconds);comm;vfs_read_[k];mutex_lock_[k] 705",
+            "on_cpu (nanoseconds);comm;vfs_read_[k] 20000000",
+        ],
+    ),
+    "speedscope": (
+        read_speedscope,
+        [
+            ("all CPUs, on_cpu", "none", 2),
+            ("all CPUs, lock_wait", "nanoseconds", 706),
+            ("CPU 0, lock_wait", "nanoseconds", 706),
+            ("CPU 0, on_cpu", "nanoseconds", 20_000_000),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_reports_keep_the_values_of_kinds_apart(windows, name):
+    read, expected = WRITTEN[name]
+    (row,) = [row for row in FORMATS if row.name == name]
+    assert read(row.write(windows)) == expected
+
+
+def test_each_kind_has_a_table(windows):
+    (table,) = [row for row in FORMATS if row.name == "table"]
+    on_cpu, lock_wait = table.write(windows).split("\n\n")
+    assert on_cpu.startswith("on_cpu\n")
+    assert "2 samples" in on_cpu
+    assert lock_wait.startswith("lock_wait\n")
+    assert "706 nanoseconds" in lock_wait
+    assert " 100.0%  100.0%  mutex_lock" in lock_wait
+
+
+def test_the_flame_graph_has_a_root_for_each_kind_and_names_the_unit(windows):
+    (html,) = [row for row in FORMATS if row.name == "html"]
+    page = html.write(windows)
+    data = json.loads(page.partition('type="application/json">')[2].partition("</script>")[0])
+    names = [data["strings"][name] for name in data["frames"]["name"]]
+    nodes = zip(data["nodes"]["parent"], data["nodes"]["frame"], strict=True)
+    roots = [names[frame] for parent, frame in nodes if parent == -1]
+    assert roots == ["on_cpu (nanoseconds)", "lock_wait (nanoseconds)"]
+    assert data["unit"] == "nanoseconds"
+    assert sum(data["samples"]["count"]) == 2 * PERIOD_NS + 706
+
+
+def test_pprof_has_a_value_for_each_kind(windows):
+    (pprof,) = [row for row in FORMATS if row.name == "pprof"]
+    profile = list(fields(gzip.decompress(pprof.write(windows))))
+    strings = [text.decode() for number, text in profile if number == 6]
+    types = [dict(fields(body)) for number, body in profile if number == 1]
+    assert [strings[one[1]] for one in types] == ["samples", "cpu", "lock_wait"]
+    samples = [dict(fields(body)) for number, body in profile if number == 2]
+    assert sorted(list(varints(sample[2])) for sample in samples) == [
+        [1, 0, 1],
+        [2, 0, 705],
+        [2, 2 * PERIOD_NS, 0],
+    ]
+
+
+@pytest.mark.parametrize("name", ["otlp", "otlp-json"])
+def test_otlp_files_come_back(windows, name):
+    (row,) = [row for row in FORMATS if row.name == name]
+    written = row.write(windows)
+    (window,) = decode_windows(written.encode() if isinstance(written, str) else written)
+    assert values(window) == EXPECTED
