@@ -265,13 +265,30 @@ def test_a_proxy_of_the_environment_is_not_used(receiver, telemetry, monkeypatch
             proxy.accept()
 
 
+def wait_for_requests(receiver, count):
+    deadline = time.monotonic() + 20
+    while len(receiver.requests) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_only_changed_settings_restart_the_metrics(receiver, telemetry):
     telemetry.configure(load(receiver.endpoint))
-    first = telemetry._metrics
+    wait_for_requests(receiver, 1)
     telemetry.configure(load(receiver.endpoint))
-    assert telemetry._metrics is first
+    wait_for_requests(receiver, len(receiver.requests) + 2)
     telemetry.configure(load(receiver.endpoint, level="none"))
-    assert telemetry._metrics is None
+    count = len(receiver.requests)
+    instances = {
+        attribute.value.string_value
+        for request, _ in receiver.requests
+        for resource in request.resource_metrics
+        for attribute in resource.resource.attributes
+        if attribute.key == "service.instance.id"
+    }
+    assert len(instances) == 1, "a restart would have another id"
+    time.sleep(0.3)
+    assert len(receiver.requests) == count
 
 
 def test_without_metrics_the_sdk_is_not_loaded():
@@ -289,4 +306,5 @@ def test_without_metrics_the_sdk_is_not_loaded():
 def test_an_agent_with_files_only_sends_no_metrics(telemetry):
     text = CONFIG.format(exporter="file: {path: x}", level="normal", name="file")
     telemetry.configure(agent_config(parse_config(text, path="agent.yaml", environ={}).config))
-    assert telemetry._metrics is None
+    threads = {thread.name for thread in threading.enumerate()}
+    assert "OtelPeriodicExportingMetricReader" not in threads
