@@ -71,7 +71,7 @@ def test_only_this_process_is_profiled_under_its_own_resource():
     other = subprocess.Popen([sys.executable, "-c", "while True: open('/proc/stat').read()"])
     try:
         with profiling() as (profiler, exporter):
-            work(1)
+            work(0.5)
             profiler.stop()
     finally:
         other.kill()
@@ -243,7 +243,7 @@ def test_the_resource_is_published_for_other_profilers():
 
 
 def test_descendants_are_profiled_with_resources_of_their_own():
-    code = WORK + "work(1)"
+    code = WORK + "work(0.5)"
     with profiling(target="children") as (profiler, exporter):
         children = [
             subprocess.Popen(["/bin/sh", "-c", f'"{sys.executable}" -c "$0"; true', code])
@@ -282,7 +282,7 @@ def test_in_a_pid_namespace_samples_have_its_ids(target, to_file):
         assert os.getpid() == 1
         with KernelProfiler.from_env() as profiler:
             with TracerProvider().get_tracer("t").start_as_current_span("s"):
-                work(1)
+                work(0.5)
         stats = profiler.stats()
         assert stats["samples"] > 100, stats
         assert stats["linked"] > 0.9 * stats["samples"], stats
@@ -312,7 +312,7 @@ SERVICE = """
     logging.basicConfig(format="%(message)s")
     from otel_kprofiler import KernelProfiler
     profiler = KernelProfiler.from_env().start()
-    work(1)
+    work(0.5)
     print("served", profiler.stats()["state"])
 """
 
@@ -404,9 +404,9 @@ def test_a_forked_child_has_its_own_profiler_and_the_parent_continues(to_file):
             while profiler.stats()["state"] != "running":
                 assert time.monotonic() < deadline, profiler.stats()
                 time.sleep(0.05)
-            work(1)
+            work(0.5)
             sys.exit(0)
-        work(1)
+        work(0.5)
         assert os.waitpid(pid, 0)[1] == 0
         print(os.getpid(), pid)
         """,
@@ -434,7 +434,7 @@ def test_a_forked_child_is_not_profiled_if_disabled_and_holds_nothing(to_file):
             assert not any(
                 word in link for link in links for word in ("bpf", "perf", "eventfd", "eventpoll")
             ), links
-            work(1)
+            work(0.5)
             assert profiler.stats()["state"] == "stopped"
             assert threading.active_count() == 1
             sys.exit(0)

@@ -36,7 +36,7 @@ from otel_kprofiler import KernelProfiler
 profiler = KernelProfiler.from_env().start("raise")
 HOW
 def sampled():
-    work(1)
+    work(0.5)
     print(os.getpid(), profiler.stats()["account"]["taken"], flush=True)
 """
 
@@ -103,7 +103,7 @@ def test_workers_terminated_by_their_pool_export_pending_samples(to_file):
     def worker(_):
         while profiler.stats()["state"] != "running":
             time.sleep(0.01)
-        work(1)
+        work(0.5)
         return os.getpid(), profiler.stats()["account"]["taken"]
     with multiprocessing.get_context("fork").Pool(1) as pool:
         print(*pool.map(worker, [0])[0], flush=True)

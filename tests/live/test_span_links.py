@@ -279,7 +279,7 @@ def test_starting_inside_a_span_links_that_span():
         starter = threading.Thread(target=profiler.start, args=("raise",))
         starter.start()
         starter.join()
-        work(1)
+        work(0.5)
         expect(span)
         """
     )
@@ -295,7 +295,7 @@ def test_a_forked_worker_keeps_linking_the_span_entered_before_the_fork():
         if not pid:
             while profiler.stats()["state"] != "running":
                 time.sleep(0.01)
-            work(1)
+            work(0.5)
             expect(span)
             sys.exit()
         assert os.waitpid(pid, 0)[1] == 0
