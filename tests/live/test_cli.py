@@ -87,11 +87,10 @@ def test_a_command_is_recorded_with_its_children_only(tmp_path):
 
 def test_the_output_is_checked_before_sampling(tmp_path):
     (tmp_path / "there.html").write_text("precious")
-    began = time.monotonic()
-    done = call("record", "-d", "30s", "-o", tmp_path / "there.html")
-    assert (done.returncode, time.monotonic() - began < 20) == (1, True)
+    done = call("record", "-d", "1h", "-o", tmp_path / "there.html")
+    assert done.returncode == 1
     assert "--force" in done.stderr
-    done = call("record", "-d", "30s", "-o", tmp_path / "no/such/x.html")
+    done = call("record", "-d", "1h", "-o", tmp_path / "no/such/x.html")
     assert done.returncode == 1
     assert done.stderr.startswith("error: cannot write")
     assert call("record", "-o", tmp_path / "x.unknown").returncode == 1

@@ -74,7 +74,7 @@ def sample_frames():
     sampler = EbpfSampler(SamplerConfig(samples_per_second=999))
     sampler.start()
     frames = []
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     try:
         while len(frames) < FRAMES and time.monotonic() < end:
             sampler.wait(0.2)
