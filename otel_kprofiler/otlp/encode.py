@@ -316,7 +316,7 @@ def _encode(
             profiles.append(writer.profile(envelopes[profile.kind], body, profile_id, account))
             complete_size += len(profiles[-1])
         groups.append(writer.group(resource, scope, b"".join(profiles)))
-        complete_size = sum(map(len, groups))
+        complete_size += len(groups[-1]) - sum(map(len, profiles))
     payload = writer.request(groups, tables.entries)
     if limit is not None and len(payload) > limit:
         return None, _fitting(sizes, limit - (len(payload) - sizes[-1]), len(units))
