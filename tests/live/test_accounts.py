@@ -59,7 +59,12 @@ def _load():
 
 
 def assert_whole(account):
-    """The account covers every sample taken."""
+    """The account covers every sample taken, of each kind."""
+    kinds = account.get("kinds", {}).values()
+    for key in ("taken", "received", "waiting", "earlier") if kinds else ():
+        assert account[key] == sum(kind[key] for kind in kinds)
+    for kind in kinds:
+        assert_whole(kind)
     assert account["gaps"] == []
     assert account["taken"] == account["received"] + sum(account["lost"].values())
     for exporter in account["exporters"].values():
@@ -132,6 +137,7 @@ def test_the_status_of_a_sampling_agent_has_no_gaps(tmp_path, request):
             out, _ = agent.communicate(timeout=60)
     for account in (*accounts, json.loads(out)):
         assert_whole(account)
+    assert accounts[-1]["kinds"].keys() == {"on_cpu"}
     taken = [account["taken"] for account in accounts]
     assert taken == sorted(taken)
 

@@ -285,7 +285,7 @@ def test_an_invalid_file_changes_nothing_and_is_explained(agent, receiver):
         .replace("stacks: both", "stack: both")
     )
     message = reload(agent)
-    assert "refused" in message
+    assert "rejected" in message
     count = len(receiver.windows)
     wait_for(lambda: len(receiver.windows) > count)
     account, log = stop(agent)
