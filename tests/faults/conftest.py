@@ -145,7 +145,7 @@ class Agent:
         queue="{}",
         rate=199,
         stacks="both",
-        interval="500ms",
+        interval="250ms",
         more="",
         limits=(),
         environment=None,
