@@ -255,7 +255,7 @@ class Reporter:
     def _lose(self, task: _Task, cause: LossCause) -> None:
         """Count a window as lost for all its queues; call with the lock held."""
         for queue in task.queues:
-            queue.lose(task.samples, cause)
+            queue.record_loss(task.samples, cause)
             if queue in self._accepted_before:
                 self._accepted_before[queue] += task.samples
 
@@ -300,9 +300,9 @@ class Reporter:
             }
         for queue, result in zip(task.queues, results, strict=True):
             if result is None:
-                queue.lose(task.samples, LossCause.INTERNAL)
+                queue.record_loss(task.samples, LossCause.INTERNAL)
                 continue
-            queue.lose(result.too_large, LossCause.TOO_LARGE)
+            queue.record_loss(result.too_large, LossCause.TOO_LARGE)
             for batch in result.batches:
                 queue.put(batch)
         with self._changed:

@@ -347,14 +347,14 @@ class Agent:
             "status": self._status(),
             "account": self.account().as_dict(),
             "unreachable": {
-                name: trouble
+                name: outage
                 for name, running in self._exporters.items()
-                if (trouble := running.queue.exporter.find_trouble())
+                if (outage := running.queue.exporter.find_outage())
             },
             "storage": {
-                name: trouble
+                name: error
                 for name, running in self._exporters.items()
-                if (trouble := running.queue.find_storage_trouble())
+                if (error := running.queue.find_storage_error())
             },
             "samples_per_second": sampler.config.samples_per_second if sampler else 0,
             "stalls_of_the_loop": self._watchdog.stalls,

@@ -294,7 +294,7 @@ class _WarnsOnce(MetricExporter):
             advice = _ADVICE if self._reason.no_pipeline else ""
             text = self._secrets.redact(self._reason.text)
             _log.warning(
-                "%s: the agent's own metrics do not arrive: %s%s (said once)",
+                "%s: the agent's own metrics do not arrive: %s%s (logged once)",
                 self._name, text, advice, extra={"subject": f"{self._name}{advice}"},
             )  # fmt: skip
         return result

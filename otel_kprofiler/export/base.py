@@ -32,11 +32,11 @@ class ExportOutcome(enum.Enum):
 
 
 class KindResult(NamedTuple):
-    """What became of a batch's samples of one kind.
+    """Outcome of a batch's samples of one kind.
 
     Attributes:
-        exported: samples that are known to have arrived; a lower bound.
-        lost: the others, by cause.
+        exported: samples known to have arrived; a lower bound.
+        lost: all others, by cause.
     """
 
     exported: int
@@ -48,7 +48,7 @@ class ExportResult(NamedTuple):
 
     Attributes:
         outcome: SUCCESS even if the receiver accepted only part of the batch.
-        kinds: what became of the samples of each kind, by its name.
+        kinds: outcome of the samples of each kind, by name.
         message: human-readable, possibly empty.
         error_type: short and of low cardinality (``UNAVAILABLE``, ``503``); empty on success.
     """
@@ -60,12 +60,12 @@ class ExportResult(NamedTuple):
 
     @property
     def exported(self) -> int:
-        """Samples of all kinds that are known to have arrived; a lower bound."""
+        """Samples of all kinds known to have arrived; a lower bound."""
         return sum(kind.exported for kind in self.kinds.values())
 
     @property
     def lost(self) -> Losses:
-        """The other samples of all kinds, by cause."""
+        """All other samples of all kinds, by cause."""
         return sum_losses(kind.lost for kind in self.kinds.values())
 
     def counts(self) -> SampleCounts:
@@ -130,7 +130,7 @@ class ProfileExporter(abc.ABC):
         """Wait for a running export; False on timeout."""
         return True
 
-    def find_trouble(self) -> str:
+    def find_outage(self) -> str:
         """Why the receiver is currently unreachable; empty if it is reachable."""
         return ""
 

@@ -142,7 +142,7 @@ class FileExporter(ProfileExporter):
         except OSError as error:
             message = f"cannot write {self._path}: {error.strerror}"
             if message != self._broken:
-                _log.warning("%s: %s; dropping (said once)", self.name, message)
+                _log.warning("%s: %s; dropping (logged once)", self.name, message)
             self._broken = message
             return ExportResult.failure(
                 batch, LossCause.WRITE_FAILED, message, errno.errorcode.get(error.errno or 0, "")

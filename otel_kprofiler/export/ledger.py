@@ -1,4 +1,4 @@
-"""Ledgers of a sending queue: what became of its samples, for each kind of samples."""
+"""Ledgers of a sending queue: counts of its samples by kind and outcome."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class QueueCounts(NamedTuple):
         queued: waiting or being exported.
         batches: number of batches waiting or being exported; 0 inside a kind, because a batch
             holds samples of several.
-        queued_bytes: their size; likewise.
+        queued_bytes: size of these batches; likewise.
         carried: left in the spool by earlier runs.
         carried_lost: the part of ``lost`` from earlier runs.
-        kinds: the counts of each kind of samples, by its name; empty inside a kind.
+        kinds: counts of each kind, by name; empty inside a kind.
     """
 
     accepted: int
@@ -62,17 +62,17 @@ class Ledgers:
         self._kinds: defaultdict[str, _Ledger] = defaultdict(_Ledger)
 
     def accept(self, samples: Mapping[str, int]) -> None:
-        """Count samples by kind as put into the queue."""
+        """Count samples, by kind, as put into the queue."""
         for kind, count in samples.items():
             self._kinds[kind].accepted += count
 
     def carry(self, samples: Mapping[str, int]) -> None:
-        """Count samples by kind as left by earlier runs."""
+        """Count samples, by kind, as left by earlier runs."""
         for kind, count in samples.items():
             self._kinds[kind].carried += count
 
     def lose(self, samples: Mapping[str, int], cause: LossCause, *, carried: bool = False) -> None:
-        """Count samples by kind as lost; ``carried`` if earlier runs left them."""
+        """Count samples, by kind, as lost; ``carried`` if earlier runs left them."""
         for kind, count in samples.items():
             self._kinds[kind].lose({cause: count}, carried=carried)
 
@@ -88,7 +88,7 @@ class Ledgers:
         batches: int = 0,
         queued_bytes: int = 0,
     ) -> QueueCounts:
-        """A snapshot; the arguments are what is queued now."""
+        """A snapshot of the counts; the arguments describe what is queued."""
         kinds = {
             kind: QueueCounts(
                 accepted=one.accepted,

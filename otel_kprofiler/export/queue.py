@@ -88,7 +88,7 @@ class ExportQueue:
         self._stopping = False  # start no more exports
         self._dropping: set[LossCause] = set()  # already logged
         self._pause_s = 0.0
-        self._storage_trouble = ""
+        self._storage_error = ""
         self.unknown_since_unix_ns = 0
         self._adopt_carried()
         self._worker = threading.Thread(target=self._work, name=f"export {exporter.name}")
@@ -118,8 +118,8 @@ class ExportQueue:
             old, self.exporter, self._size = self.exporter, exporter, max(size, 1)
         threading.Thread(target=old.shutdown, name=f"close {old.name}", daemon=True).start()
 
-    def lose(self, samples: Mapping[str, int], cause: LossCause) -> None:
-        """Count samples by kind as lost that never became a batch."""
+    def record_loss(self, samples: Mapping[str, int], cause: LossCause) -> None:
+        """Count samples, by kind, that never became a batch as lost."""
         with self._changed:
             self._ledgers.accept(samples)
             self._ledgers.lose(samples, cause)
@@ -190,9 +190,9 @@ class ExportQueue:
                 self._store(final)
             self._spool.close()
 
-    def find_storage_trouble(self) -> str:
+    def find_storage_error(self) -> str:
         """Why the last write to the spool failed; empty if it succeeded."""
-        return self._storage_trouble
+        return self._storage_error
 
     def _adopt_carried(self) -> None:
         """Queue the batches of earlier runs, once the spool could be opened."""
@@ -218,14 +218,14 @@ class ExportQueue:
             )
 
     def _append(self, batch: Batch) -> None:
-        self._make_room(len(batch.payload))
+        self._free_disk_space(len(batch.payload))
         stored = self._store(batch)
         size = stored.size if stored else len(batch.payload)
         with self._changed:
             self._ledgers.accept(batch.sample_counts)
             self._last += 1
             if stored is None:
-                self._make_room_in_memory(size)
+                self._free_memory(size)
             kept = None if stored else batch
             self._waiting.append(_Held(self._last, batch.sample_counts, size, kept, stored))
             self._changed.notify_all()
@@ -244,18 +244,18 @@ class ExportQueue:
             self._adopt_carried()
         return stored
 
-    def _note_storage(self, trouble: str, consequence: str = "") -> None:
+    def _note_storage(self, error: str, consequence: str = "") -> None:
         """Log once that the spool cannot be written, and once that it can be again."""
-        before, self._storage_trouble = self._storage_trouble, trouble
-        if trouble and trouble != before:
+        before, self._storage_error = self._storage_error, error
+        if error and error != before:
             _log.warning(
-                "%s: the spool cannot be written: %s; %s (said once)",
-                self.exporter.name, trouble, consequence,
+                "%s: the spool cannot be written: %s; %s (logged once)",
+                self.exporter.name, error, consequence,
             )  # fmt: skip
-        elif before and not trouble:
+        elif before and not error:
             _log.info("%s: the spool can be written again", self.exporter.name)
 
-    def _make_room(self, more: int) -> None:
+    def _free_disk_space(self, more: int) -> None:
         """Drop spooled batches that are too old, or whose segment is needed for space."""
         while self._spool:
             with self._changed:
@@ -269,7 +269,7 @@ class ExportQueue:
                 self._settling += 1
             self._settle(last, _sum_samples(dropped))
 
-    def _make_room_in_memory(self, more: int) -> None:
+    def _free_memory(self, more: int) -> None:
         waiting = deque(held for held in self._waiting if held.batch)
         size = sum(held.size for held in waiting)
         dropped = []
@@ -311,7 +311,7 @@ class ExportQueue:
     def _wait_settled(self, deadline: float) -> None:
         """Wait until the queue is empty, or, with a spool, the receiver is unreachable."""
         while not self._settled(self._last) and (left := deadline - time.monotonic()) > 0:
-            if self._spool and self.exporter.find_trouble():
+            if self._spool and self.exporter.find_outage():
                 break
             self._changed.wait(min(left, _POLL_S))
 
@@ -325,7 +325,7 @@ class ExportQueue:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing, self._pause_s)
                 self._changed.wait_for(lambda: self._waiting or self._stopping)
-            self._make_room(0)
+            self._free_disk_space(0)
             with self._changed:
                 if self._stopping:
                     return

@@ -150,7 +150,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         self._warned: set[str] = set()
         self._failures = 0
         self._failing_since = 0.0
-        self._trouble = ""
+        self._outage = ""
 
     @abc.abstractmethod
     def _prepare(self, batch: Batch) -> bytes:
@@ -198,7 +198,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         message = self._secrets.redact(answer.message)[:500]
         message = "".join(char if char.isprintable() else " " for char in message)
         answer = answer._replace(message=message)
-        self._note_trouble(answer)
+        self._track_outage(answer)
         if answer.verdict is not Verdict.ACCEPTED:
             then = "retrying" if answer.verdict is Verdict.RETRY else "dropping"
             self._warn_once(answer.status, f"{answer.status}: {message}; {then}")
@@ -209,30 +209,30 @@ class OtlpSender(ProfileExporter, abc.ABC):
             _log.info("%s: %s: accepts data again", self.name, self.endpoint)
         return answer
 
-    def _note_trouble(self, answer: Answer) -> None:
+    def _track_outage(self, answer: Answer) -> None:
         """Track unreachability; any non-retryable answer proves that the receiver is reachable."""
         if answer.verdict is not Verdict.RETRY:
-            self._failures, self._trouble = 0, ""
+            self._failures, self._outage = 0, ""
             return
         now = time.monotonic()
         self._failures += 1
         if self._failures == 1:
             self._failing_since = now
-        self._trouble = (
+        self._outage = (
             f"{answer.status}: {answer.message} ({self._failures} attempts"
             f" in {now - self._failing_since:.0f} s)"
         )
 
-    def find_trouble(self) -> str:
+    def find_outage(self) -> str:
         """The last retryable failure, with attempts and duration; empty once reached."""
-        return self._trouble
+        return self._outage
 
     def _warn_once(self, key: str, text: str) -> None:
         """Log once per key until data is accepted again; nothing during shutdown."""
         if key not in self._warned and not self._stop.is_set():
             self._warned.add(key)
             subject = {"subject": f"{self.name} {key}"}
-            _log.warning("%s: %s: %s (said once)", self.name, self.endpoint, text, extra=subject)
+            _log.warning("%s: %s: %s (logged once)", self.name, self.endpoint, text, extra=subject)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Wait for a running export; False on timeout."""

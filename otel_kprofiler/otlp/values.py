@@ -29,7 +29,7 @@ class Values:
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = strings
-        self._room = MAX_WRITTEN_CHARS
+        self._remaining = MAX_WRITTEN_CHARS
 
     def read(self, value: Any) -> AttributeValue:
         """Convert an AnyValue; types that attributes cannot hold become text (maps as JSON).
@@ -82,8 +82,8 @@ class Values:
         return str(attribute.key or self._strings[attribute.key_strindex])
 
     def _take(self, text: str) -> str:
-        self._room -= len(text)
-        if self._room < 0:
+        self._remaining -= len(text)
+        if self._remaining < 0:
             raise PayloadError(
                 f"the attributes of a message exceed {MAX_WRITTEN_CHARS >> 20} MiB of text"
             )

@@ -68,7 +68,7 @@ MUTATIONS = [
     Mutation("DNS failing", HTTP, "            requests.ConnectionError,\n", "", f"{RECEIVERS}::test_a_failed_name_lookup_is_retried"),
     Mutation("disk full: memory takes over", QUEUE, '        except OSError as error:\n            self._note_storage(error.strerror or str(error), "batches', '        except ValueError as error:\n            self._note_storage(error.strerror or str(error), "batches', f"{DISKS}::test_a_full_disk_loses_nothing_while_memory_suffices"),
     Mutation("disk full: partial record", SPOOL, "                os.ftruncate(self._fd, offset)\n", "                pass\n", f"{STORED}::test_a_failed_write_leaves_the_spool_unchanged"),
-    Mutation("disk full: settled segments", SPOOL, "                if self._totals.settled < self._last:\n                    raise\n", "                raise\n", f"{STORED}::test_settled_segments_make_room_on_a_full_disk"),
+    Mutation("disk full: settled segments", SPOOL, "                if self._totals.settled < self._last:\n                    raise\n", "                raise\n", f"{STORED}::test_settled_segments_free_space_on_a_full_disk"),
     Mutation("spool read-only", SPOOL, "            if error.errno not in _TRANSIENT:\n", "            if True:\n", f"{DISKS}::test_on_a_read_only_disk_batches_wait_in_memory"),
     Mutation("spool corrupted: checksum", SEGMENTS, "    if zlib.crc32(memoryview(data)[offset + 4 : start + length]) != crc:\n", "    if False:\n", f"{STORED} {DISKS}::test_a_damaged_spool_delivers_intact_batches_and_counts_the_rest"),
     Mutation("spool corrupted: resume reading", SEGMENTS, "            record, budget = _find_next(data, at + 1, segment, budget)\n", "            pass\n", f"{STORED}::test_a_damaged_byte_costs_only_its_record"),

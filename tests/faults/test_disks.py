@@ -58,7 +58,7 @@ class Receiver(ProfileExporter):
         self.payloads.append(batch.payload)
         return ExportResult.success(batch)
 
-    def find_trouble(self):
+    def find_outage(self):
         return "" if self.up.is_set() else "down"
 
     def shutdown(self, timeout_millis=30_000):
@@ -132,11 +132,11 @@ def test_on_a_read_only_disk_batches_wait_in_memory(disk, caplog, known):
     queue = ExportQueue(receiver, spool=Spool(path))
     queue.put(numbered(2))
     assert "Read-only file system" in caplog.text
-    assert "Read-only file system" in queue.find_storage_trouble()
+    assert "Read-only file system" in queue.find_storage_error()
     assert check(queue).queued == (3 if known else 2)
     subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
     queue.put(numbered(3))
-    assert not queue.find_storage_trouble()
+    assert not queue.find_storage_error()
     assert check(queue).queued == (6 if known else 5)
     receiver.up.set()
     assert queue.force_flush(10_000)

@@ -253,7 +253,7 @@ def test_an_unreachable_receiver_is_retried(kind):
         exporter = OtlpHttpExporter(f"http://127.0.0.1:{port}", retry=once, proxy_url="")
     counts = run(exporter)
     assert counts.lost == {LossCause.RETRIES_EXHAUSTED: BATCHES * SAMPLES}
-    assert "attempts" in exporter.find_trouble()
+    assert "attempts" in exporter.find_outage()
 
 
 def test_with_a_spool_an_unreachable_receiver_loses_nothing(tmp_path, monkeypatch):

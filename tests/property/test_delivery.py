@@ -68,7 +68,7 @@ class Away(Receiver):
     def export(self, batch):
         return ExportResult.failure(batch, LossCause.RETRIES_EXHAUSTED, "")
 
-    def find_trouble(self):
+    def find_outage(self):
         return "UNAVAILABLE"
 
 

@@ -90,7 +90,7 @@ def run(queue, events, earlier):
             assert queue.force_flush(5000)
             assert queue.counts().queued == 0
         elif isinstance(event, ProfileSamples):
-            queue.lose({event.kind: event.samples}, LossCause.TOO_LARGE)
+            queue.record_loss({event.kind: event.samples}, LossCause.TOO_LARGE)
             put[event.kind] += event.samples
         else:
             batch = Batch(b"x" * 50, Form.PROTOBUF, tuple(event), number, number + 1)

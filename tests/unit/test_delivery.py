@@ -245,7 +245,7 @@ def test_each_receiver_gets_its_own_losses():
     whole, short = Collecting("whole"), Collecting("short")
     queues = [ExportQueue(whole), ExportQueue(short)]
     reporter = Reporter(queues, encoder=watching)
-    queues[1].lose({"on_cpu": 3}, LossCause.REJECTED)
+    queues[1].record_loss({"on_cpu": 3}, LossCause.REJECTED)
     totals = StreamTotals("ab", 10, 12, {LossCause.RING_FULL: 2})
     reporter(
         Window(0, 1, [Profile(ON_CPU, 1, (ResourceSamples(Resource({}), ()),), totals=totals)])
@@ -455,7 +455,7 @@ def test_the_next_run_reports_what_a_spool_could_not_deliver(tmp_path, reachable
         def export(self, batch):
             return ExportResult.failure(batch, LossCause.RETRIES_EXHAUSTED, "")
 
-        def find_trouble(self):
+        def find_outage(self):
             return "UNAVAILABLE"
 
     exporter = Refusing("a") if reachable else Away("a")
@@ -465,7 +465,7 @@ def test_the_next_run_reports_what_a_spool_could_not_deliver(tmp_path, reachable
     assert reporter.force_flush(10_000 if reachable else 200) is reachable
     totals = stream(9)
     reporter(Window(2000, 3000, [Profile(ON_CPU, 1, (), totals=totals)]))
-    queue.lose({"on_cpu": 4}, LossCause.INTERNAL)
+    queue.record_loss({"on_cpu": 4}, LossCause.INTERNAL)
     reporter.shutdown(5_000)
     later = exporter if reachable else Refusing("a")
     if not reachable:

@@ -34,7 +34,7 @@ class Receiver(ProfileExporter):
         self.arrived.append(batch.payload)
         return ExportResult.success(batch)
 
-    def find_trouble(self):
+    def find_outage(self):
         return "" if self.up.is_set() else "down"
 
     def shutdown(self, timeout_millis=30_000):

@@ -128,7 +128,7 @@ def test_losses_reported_by_an_exporter_are_counted_by_cause(open_queue, batch):
     queue = open_queue(gate)
     queue.put(batch())
     queue.put(batch())
-    queue.lose({"on_cpu": 7}, LossCause.TOO_LARGE)
+    queue.record_loss({"on_cpu": 7}, LossCause.TOO_LARGE)
     assert queue.force_flush(5000)
     assert check(queue.counts())[:3] == (13, 2, {LossCause.REJECTED: 4, LossCause.TOO_LARGE: 7})
 

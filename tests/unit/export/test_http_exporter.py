@@ -386,8 +386,8 @@ def test_refused_connections_are_retried_until_the_time_limit(open_exporter, bat
         assert result.lost == {LossCause.RETRIES_EXHAUSTED: 3}
     # One line for the retry, one for giving up, and never the query.
     assert [message.rpartition(";")[2] for message in caplog.messages] == [
-        " retrying (said once)",
-        " giving up (said once)",
+        " retrying (logged once)",
+        " giving up (logged once)",
     ]
     assert "Connection refused" in caplog.text
     assert "secret" not in caplog.text + result.message

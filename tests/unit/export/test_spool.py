@@ -70,7 +70,7 @@ class Nowhere(ProfileExporter):
     def export(self, batch):
         return ExportResult.failure(batch, LossCause.RETRIES_EXHAUSTED, "")
 
-    def find_trouble(self):
+    def find_outage(self):
         return "down"
 
     def shutdown(self, timeout_millis=30_000):
@@ -482,7 +482,7 @@ def test_a_failed_write_leaves_the_spool_unchanged(tmp_path, monkeypatch):
     again.close()
 
 
-def test_settled_segments_make_room_on_a_full_disk(tmp_path, monkeypatch):
+def test_settled_segments_free_space_on_a_full_disk(tmp_path, monkeypatch):
     spool, stored = fill(tmp_path, 3)
     (first,) = segments(tmp_path)
     real = os.pwrite
