@@ -97,6 +97,7 @@ class Agent:
         self._exporters: dict[str, RunningExporter] = {}
         self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
+        self._symbolizer: Symbolizer | None = None  # of the pipeline
         self._health: HealthServer | None = None
         self._telemetry = Telemetry(self.account, self._generation, self._count_lost_symbols)
         self._watchdog = Watchdog()
@@ -160,15 +161,16 @@ class Agent:
         return Account.of_kinds({}, self._reporter.accounts() if self._reporter else ())
 
     def _generation(self) -> int:
-        return self._pipeline.symbol_generation if self._pipeline else 0
+        return self._symbolizer.generation if self._symbolizer else 0
 
     def _count_lost_symbols(self) -> Mapping[str, int]:
-        return self._pipeline.count_lost_symbol_records() if self._pipeline else {}
+        return self._symbolizer.count_lost_records() if self._symbolizer else {}
 
     def _start(self, reporter: Reporter, config: AgentConfig) -> None:
         pipeline = None
         prepared, self._prepared = self._prepared, None
         try:
+            symbolizer = prepared or open_symbols(self._access)
             pipeline = open_live(
                 config.sampler,
                 config.schedule,
@@ -176,7 +178,7 @@ class Agent:
                 access=self._access,
                 clock=self._clock,
                 resources=open_resources(self._access, self._clock, config.resource),
-                symbolizer=prepared or open_symbols(self._access),
+                symbolizer=symbolizer,
                 exporters=reporter.accounts,
                 loader=config.loader,
                 pause=self._alive,
@@ -189,7 +191,7 @@ class Agent:
                 raise
             _log.error("no samples will be taken: %s", error.with_fix())
             return
-        self._pipeline = pipeline
+        self._pipeline, self._symbolizer = pipeline, symbolizer
         self._configure_timers(config)
         self._draw(time.monotonic())
         if self._privileges:

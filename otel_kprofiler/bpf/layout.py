@@ -5,15 +5,18 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.ring import record_spans
 from otel_kprofiler.bpf.spans import SLOT_BYTES, SpanLayout
 from otel_kprofiler.model import (
+    KERNEL_SIDE,
     MAX_FRAMES,
-    STACK_NOT_COLLECTED,
     STACK_OK,
     STACK_TRUNCATED,
+    USER_SIDE,
+    Collected,
     ProfileKind,
     RawSample,
     SpanLink,
@@ -40,6 +43,7 @@ _RECORD: Final = struct.Struct("=QQQQQQQIIHHhh16s")
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
 _NOT_COLLECTED: Final = -32768
+_KINDS: Final = (KERNEL_SIDE, USER_SIDE)
 
 _CPU_LINE_BYTES: Final = 64
 _CPU_LINE_WORDS: Final = _CPU_LINE_BYTES // 8
@@ -160,10 +164,10 @@ def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSampl
         ValueError: the chunk is damaged, or has samples of an unknown kind.
     """
     unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []
-    # Most stacks of a chunk repeat; a backlog of them would take several times the memory.
-    stacks: dict[bytes, bytes] = {}
-    shared = stacks.setdefault
     kinds: dict[int, ProfileKind] = {}
+    # Most stacks of a chunk repeat; a backlog of them would take several times the memory.
+    known: dict[bytes, bytes] = {}
+    shared = known.setdefault
     for start, end in record_spans(chunk):
         if end - start < RECORD_HEADER_BYTES:
             raise ValueError(f"the record at byte {start} is too short")
@@ -179,6 +183,18 @@ def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSampl
         kind = kinds.get(number)
         if kind is None:
             kind = kinds[number] = find_kind(number)
+        kernel_words = shared(words := chunk[kernel:user], words)
+        if user_bytes == _NOT_COLLECTED and 0 <= kernel_bytes < stack_limit:
+            collected: Collected = _KERNEL
+            stacks: tuple[bytes, ...] = (kernel_words,)
+        else:
+            user_words = shared(words := chunk[user:end], words)
+            if 0 <= kernel_bytes < stack_limit and 0 <= user_bytes < stack_limit:
+                collected = _BOTH
+                stacks = (kernel_words, user_words)
+            else:
+                statuses = _status(kernel_bytes, stack_limit), _status(user_bytes, stack_limit)
+                collected, stacks = _keep(statuses, (kernel_words, user_words))
         fields = (
             kind,
             value,
@@ -189,10 +205,8 @@ def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSampl
             start_time_ns or None,
             cgroup_id,
             comm[: comm.find(b"\0")],
-            shared(stack := chunk[kernel:user], stack),
-            shared(stack := chunk[user:end], stack),
-            STACK_OK if 0 <= kernel_bytes < stack_limit else _status(kernel_bytes),
-            STACK_OK if 0 <= user_bytes < stack_limit else _status(user_bytes),
+            collected,
+            stacks,
             _link(trace_high, trace_low, span_id) if span_id else None,
         )
         samples.append(new(RawSample, fields))  # a third of the time of RawSample(*fields)
@@ -205,7 +219,28 @@ def _link(trace_high: int, trace_low: int, span_id: int) -> SpanLink | None:
     return SpanLink((trace_high << 64 | trace_low).to_bytes(16, "big"), span_id.to_bytes(8, "big"))
 
 
-def _status(stack_bytes: int) -> StackStatus:
-    if stack_bytes >= 0:
-        return STACK_TRUNCATED
-    return STACK_NOT_COLLECTED if stack_bytes == _NOT_COLLECTED else StackStatus(stack_bytes)
+def _keep(
+    statuses: tuple[StackStatus | None, ...], words: tuple[bytes, ...]
+) -> tuple[Collected, tuple[bytes, ...]]:
+    """The sides that were collected."""
+    kept = [one for status, one in zip(statuses, words, strict=True) if status is not None]
+    return _collected(*statuses), tuple(kept)
+
+
+@lru_cache(256)
+def _collected(*statuses: StackStatus | None) -> Collected:
+    """The outcomes of collecting kernel and user side; None: it was not asked for."""
+    sides = zip(_KINDS, statuses, strict=True)
+    return tuple([(kind, status) for kind, status in sides if status is not None])
+
+
+_KERNEL: Final = _collected(STACK_OK, None)
+_BOTH: Final = _collected(STACK_OK, STACK_OK)
+
+
+def _status(stack_bytes: int, stack_limit: int) -> StackStatus | None:
+    if stack_bytes == _NOT_COLLECTED:
+        return None
+    if stack_bytes < 0:
+        return StackStatus(stack_bytes)
+    return STACK_OK if stack_bytes < stack_limit else STACK_TRUNCATED

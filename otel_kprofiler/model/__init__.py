@@ -24,12 +24,11 @@ from otel_kprofiler.model.ksymbol import (
     KsymbolChange,
     KsymbolDetails,
 )
-from otel_kprofiler.model.sample import ProcessKey, RawSample, SpanLink
+from otel_kprofiler.model.sample import Collected, ProcessKey, RawSample, RawSide, SpanLink
 from otel_kprofiler.model.stack import (
     KERNEL_SIDE,
     MAX_FRAMES,
     SIDES,
-    STACK_NOT_COLLECTED,
     STACK_OK,
     STACK_TRUNCATED,
     USER_SIDE,
@@ -66,7 +65,6 @@ __all__ = [
     "MAX_FRAMES",
     "ON_CPU",
     "SIDES",
-    "STACK_NOT_COLLECTED",
     "STACK_OK",
     "STACK_TRUNCATED",
     "USER_SIDE",
@@ -79,6 +77,7 @@ __all__ = [
     "Batch",
     "BpfProgram",
     "BuildId",
+    "Collected",
     "Encoding",
     "ExporterAccount",
     "FileId",
@@ -103,6 +102,7 @@ __all__ = [
     "RangeSource",
     "RawFrames",
     "RawSample",
+    "RawSide",
     "Resource",
     "ResourceSamples",
     "SampleCounts",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from array import array
+from typing import Final, NamedTuple
 
 from otel_kprofiler.model.kind import ProfileKind
-from otel_kprofiler.model.stack import StackStatus
+from otel_kprofiler.model.stack import STACK_OK, SideKind, StackStatus
+
+_WORD_BYTES: Final = 8
 
 
 class SpanLink(NamedTuple):
@@ -13,6 +16,28 @@ class SpanLink(NamedTuple):
 
     trace_id: bytes
     span_id: bytes
+
+
+class RawSide(NamedTuple):
+    """One side of a stack, as the kernel program recorded it.
+
+    Attributes:
+        kind: which side.
+        words: runtime addresses as native-endian 64-bit words, leaf first.
+        status: outcome of collecting it.
+    """
+
+    kind: SideKind
+    words: bytes
+    status: StackStatus = STACK_OK
+
+    def addresses(self) -> array[int]:
+        """The addresses; an incomplete last word is dropped."""
+        return array("Q", self.words[: len(self.words) & -_WORD_BYTES])
+
+
+Collected = tuple[tuple[SideKind, StackStatus], ...]
+"""Sides of a stack with the outcome of collecting each."""
 
 
 class RawSample(NamedTuple):
@@ -28,10 +53,9 @@ class RawSample(NamedTuple):
         start_time_ns: ``CLOCK_BOOTTIME`` at which the process started, None if unknown.
         cgroup_id: cgroup v2 id (inode number), 0 or 1 on hosts that use cgroup v1.
         comm: thread name, at most 15 bytes, without the trailing zeros.
-        kernel_stack: runtime addresses as native-endian 64-bit words, leaf first.
-        user_stack: likewise, of the process.
-        kernel_status: outcome of collecting ``kernel_stack``.
-        user_status: outcome of collecting ``user_stack``.
+        collected: the sides of its stack that were collected, from leaf to root, each with the
+            outcome. Samples share such tuples.
+        stacks: the words of each of them, as :class:`RawSide` has them.
         link: the span that was current in the thread, if one was published.
     """
 
@@ -44,11 +68,24 @@ class RawSample(NamedTuple):
     start_time_ns: int | None
     cgroup_id: int
     comm: bytes
-    kernel_stack: bytes
-    user_stack: bytes
-    kernel_status: StackStatus
-    user_status: StackStatus
+    collected: Collected
+    stacks: tuple[bytes, ...]
     link: SpanLink | None
+
+    @property
+    def process(self) -> ProcessKey:
+        """The process that was sampled."""
+        return ProcessKey(self.tgid, self.start_time_ns)
+
+    @property
+    def sides(self) -> tuple[RawSide, ...]:
+        """The sides of its stack that were collected, from leaf to root."""
+        sides = zip(self.collected, self.stacks, strict=True)
+        return tuple([RawSide(kind, words, status) for (kind, status), words in sides])
+
+    def words(self, kind: SideKind) -> bytes:
+        """The words of a side; empty if it was not collected."""
+        return next((side.words for side in self.sides if side.kind is kind), b"")
 
 
 class ProcessKey(NamedTuple):

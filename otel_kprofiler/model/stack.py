@@ -23,9 +23,6 @@ STACK_OK: Final = StackStatus(0)
 STACK_TRUNCATED: Final = StackStatus(1)
 """More frames than the limit: the outermost ones are missing."""
 
-STACK_NOT_COLLECTED: Final = StackStatus(2)
-"""Not asked for (by configuration), so there is nothing to miss."""
-
 _SIDE: Final = attrgetter("side")
 
 MAX_FRAMES: Final = 127
@@ -246,9 +243,8 @@ class RawFrames:
         return map(self.__getitem__, range(len(self)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Side:
-    """One side of a stack; compared by identity.
+class Side(NamedTuple):
+    """One side of a stack.
 
     Attributes:
         kind: which side.
@@ -301,7 +297,10 @@ class Stack:
     @property
     def is_provisional(self) -> bool:
         """Whether more may be known when the window is closed."""
-        return any(side.is_provisional for side in self.sides)
+        for side in self.sides:  # noqa: SIM110 - any() takes three times as long
+            if side.is_provisional:
+                return True
+        return False
 
     @property
     def frames(self) -> tuple[Frame, ...]:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from otel_kprofiler.bpf import get_loader
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import HostError, KProfilerError, PrivilegeError
 from otel_kprofiler.host import Access, HostFiles, Uevents
-from otel_kprofiler.model import Attributes, ExporterAccount, ProcessKey, Resource
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    Attributes,
+    ExporterAccount,
+    ProcessKey,
+    Resource,
+    SideKind,
+)
 from otel_kprofiler.pipeline.pipeline import Pipeline, WindowSink
 from otel_kprofiler.pipeline.windows import WindowSchedule
 from otel_kprofiler.processes import ProcessContexts, ProcessResources, read_host_attributes
@@ -24,7 +32,13 @@ from otel_kprofiler.recording import (
     ReplaySampler,
 )
 from otel_kprofiler.sampling import DAMAGED, EbpfSampler, RawSink, SamplerConfig
-from otel_kprofiler.symbols import KsymbolSource, ModuleSource, Symbolizer
+from otel_kprofiler.symbols import (
+    KsymbolSource,
+    ModuleSource,
+    SideResolver,
+    StackResolver,
+    Symbolizer,
+)
 from otel_kprofiler.tracking import IteratedKallsyms, KsymbolWatch, ModuleWatch
 
 _log = logging.getLogger(__name__)
@@ -85,6 +99,7 @@ def open_live(
     clock: Clock,
     resources: ProcessResources,
     symbolizer: Symbolizer,
+    resolvers: Mapping[SideKind, SideResolver[Any]] | None = None,
     raw_sink: RawSink | None = None,
     exporters: Callable[[], tuple[ExporterAccount, ...]] = tuple,
     loader: str = "auto",
@@ -100,6 +115,7 @@ def open_live(
         clock: the host's clocks.
         resources: the Resources of processes; closed with the pipeline, or if this fails.
         symbolizer: from :func:`open_symbols`; closed likewise.
+        resolvers: of sides other than the kernel's; closed likewise.
         raw_sink: receives the raw records of each drain.
         exporters: returns the account of each exporter behind the sink.
         loader: library that loads the program: ``auto``, ``libbpf`` or ``bcc``.
@@ -108,18 +124,19 @@ def open_live(
     Raises:
         DependencyError: the loader's library is missing.
     """
+    stacks = StackResolver({KERNEL_SIDE: symbolizer, **(resolvers or {})})
     try:
         symbolizer.advance(clock.boot_ns())  # starts tracking changes
         ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
         config = replace(config, interrupt_ranges=ranges)
         bpf_loader = get_loader(loader)
     except BaseException:
-        symbolizer.close()
+        stacks.close()
         resources.close()
         raise
     return Pipeline(
         sampler=EbpfSampler(config, access=access, loader=bpf_loader, raw_sink=raw_sink),
-        symbolizer=symbolizer,
+        stacks=stacks,
         resources=resources,
         schedule=schedule,
         sink=sink,
@@ -169,33 +186,47 @@ def _open_modules(
 
 
 def replay(
-    recording: Recording, schedule: WindowSchedule, sink: WindowSink
+    recording: Recording,
+    schedule: WindowSchedule,
+    sink: WindowSink,
+    *,
+    resolvers: Mapping[SideKind, SideResolver[Any]] | None = None,
 ) -> Pipeline[ReplaySampler]:
     """Replay a recording with the symbols, processes and clock of the recorded host.
 
     Reads nothing from this host. Returns the stopped pipeline, for its account.
 
+    Args:
+        recording: what to play.
+        schedule: how long windows last.
+        sink: takes each closed window.
+        resolvers: of sides other than the kernel's; closed with the pipeline.
+
     Raises:
         KProfilerError: the recording is damaged.
     """
     try:
-        return _replay(recording, schedule, sink)
+        return _replay(recording, schedule, sink, resolvers or {})
     except DAMAGED as error:  # only the recording has been read
         raise KProfilerError(f"the recording is damaged: {error!r}") from error
 
 
 def _replay(
-    recording: Recording, schedule: WindowSchedule, sink: WindowSink
+    recording: Recording,
+    schedule: WindowSchedule,
+    sink: WindowSink,
+    resolvers: Mapping[SideKind, SideResolver[Any]],
 ) -> Pipeline[ReplaySampler]:
     sampler = ReplaySampler(recording)
     clock = Clock(sampler)
+    symbolizer = Symbolizer.live(
+        recording.files,
+        ksymbols=ReplayedKsymbols(recording),
+        modules=ReplayedModules(recording),
+    )
     pipeline = Pipeline(
         sampler=sampler,
-        symbolizer=Symbolizer.live(
-            recording.files,
-            ksymbols=ReplayedKsymbols(recording),
-            modules=ReplayedModules(recording),
-        ),
+        stacks=StackResolver({KERNEL_SIDE: symbolizer, **resolvers}),
         resources=ProcessResources(recording.files, clock, {}, known=recording.resources),
         schedule=schedule,
         sink=sink,

@@ -2,7 +2,7 @@
 
 ::
 
-    sampler ─RawSample─► gate ─► symbolizer ─Stack─► window ─Window─► sink
+    sampler ─RawSample─► gate ─► resolvers ─Stack─► window ─Window─► sink
                           ▲           │
                           └─watermark─┘
 
@@ -40,7 +40,7 @@ from otel_kprofiler.pipeline.windows import (
 )
 from otel_kprofiler.processes import ProcessResources
 from otel_kprofiler.sampling import Sampler, SamplerCounts
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.symbols import StackResolver
 
 _SETTLE_S: Final = 0.005
 """Delay until all samples taken before an instant can be drained."""
@@ -57,7 +57,7 @@ class Pipeline(Generic[SamplerT]):
 
     Args:
         sampler: source of samples; started and closed by the pipeline.
-        symbolizer: resolves stacks; closed with the pipeline.
+        stacks: resolves stacks; closed with the pipeline.
         resources: finds the Resource of a process; closed with the pipeline.
         schedule: the length of windows.
         sink: receives each closed window; must not block.
@@ -71,7 +71,7 @@ class Pipeline(Generic[SamplerT]):
         self,
         *,
         sampler: SamplerT,
-        symbolizer: Symbolizer,
+        stacks: StackResolver,
         resources: ProcessResources,
         schedule: WindowSchedule,
         sink: WindowSink,
@@ -81,7 +81,7 @@ class Pipeline(Generic[SamplerT]):
         pause: Callable[[], None] | None = None,
     ) -> None:
         self.sampler = sampler
-        self._symbolizer = symbolizer
+        self._stacks = stacks
         self.resources = resources
         self._schedule = schedule
         self._sink = sink
@@ -109,7 +109,7 @@ class Pipeline(Generic[SamplerT]):
         try:
             self.sampler.start()
         except BaseException:
-            self._symbolizer.close()  # its sources may be open
+            self._stacks.close()  # its sources may be open
             raise
         self._windows = WindowBuilder(
             self._clock,
@@ -118,15 +118,6 @@ class Pipeline(Generic[SamplerT]):
             period_ns=self.sampler.period_ns,
             pause=self._pause,
         )
-
-    @property
-    def symbol_generation(self) -> int:
-        """Number of changes of symbols. Thread-safe."""
-        return self._symbolizer.generation
-
-    def count_lost_symbol_records(self) -> Mapping[str, int]:
-        """Number of lost symbol records, by cause. Thread-safe."""
-        return self._symbolizer.count_lost_records()
 
     def change_windows(self, at_boot_ns: int, schedule: WindowSchedule) -> None:
         """End a window when the sampler changed, and apply its period and a schedule from then."""
@@ -145,7 +136,7 @@ class Pipeline(Generic[SamplerT]):
         self._drain()
         now_ns = self._looked_ns = self._clock.boot_ns()
         passed_ns = self._gate.passed_ns(
-            self.sampler.complete_until_ns(), self._symbolizer.advance(now_ns), now_ns
+            self.sampler.complete_until_ns(), self._stacks.advance(now_ns), now_ns
         )
         self._collect(passed_ns)
 
@@ -172,7 +163,7 @@ class Pipeline(Generic[SamplerT]):
         self._drain()
         now_ns = self._clock.boot_ns()
         for _ in range(_SETTLE_TRIES):
-            if self._symbolizer.advance(self._clock.boot_ns()) >= now_ns or self._must_end():
+            if self._stacks.advance(self._clock.boot_ns()) >= now_ns or self._must_end():
                 break
             time.sleep(_SETTLE_S)
         self._collect(now_ns)
@@ -184,9 +175,9 @@ class Pipeline(Generic[SamplerT]):
         self._close_window(now_ns, given_up)
 
     def close(self) -> None:
-        """Close sampler, symbolizer and resources."""
+        """Close sampler, resolvers and resources."""
         self.sampler.close()
-        self._symbolizer.close()
+        self._stacks.close()
         self.resources.close()
 
     def account(self) -> Account:
@@ -246,7 +237,7 @@ class Pipeline(Generic[SamplerT]):
                 sample = samples[-1]
                 if windows.end_if_full(sample.time_ns):
                     return True
-                stack = self._symbolizer.resolve(sample)
+                stack = self._stacks.resolve(sample)
                 windows.add(sample, stack, self.resources.get(sample))
                 samples.pop()  # early, because a backlog takes much memory
                 if self._pause:
@@ -269,7 +260,7 @@ class Pipeline(Generic[SamplerT]):
                 kind: self._count_window(kind, collected[kind], given_up.get(kind, 0))
                 for kind in self._counts
             },
-            resolve_again=self._symbolizer.resolve,
+            resolve_again=self._stacks.resolve,
             renew=self.resources.renew,
         )
         self._collected, self._reported = collected, self._counts

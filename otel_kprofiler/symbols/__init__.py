@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.captured import CapturedFiles
 from otel_kprofiler.symbols.kernel.archive import ReadingPacker, ReadingUnpacker
 from otel_kprofiler.symbols.kernel.bpf import KsymbolSource, KsymbolTable
@@ -38,7 +39,13 @@ from otel_kprofiler.symbols.kernel.modules import (
 )
 from otel_kprofiler.symbols.kernel.notes import Note, find_build_id, parse_notes
 from otel_kprofiler.symbols.kernel.read import read_pieces
-from otel_kprofiler.symbols.kernel.snapshot import VMLINUX, Match, ModuleSymbols, Snapshot
+from otel_kprofiler.symbols.kernel.snapshot import (
+    VMLINUX,
+    Match,
+    ModuleSymbols,
+    Snapshot,
+    lookup_addresses,
+)
 from otel_kprofiler.symbols.kernel.table import Symbol, SymbolTable
 from otel_kprofiler.symbols.kernel.timeline import (
     FOREVER,
@@ -48,6 +55,7 @@ from otel_kprofiler.symbols.kernel.timeline import (
     ModuleSource,
     Removal,
 )
+from otel_kprofiler.symbols.resolver import RawAddresses, SideResolver, StackResolver
 from otel_kprofiler.symbols.symbolizer import Symbolizer
 
 if TYPE_CHECKING:
@@ -60,6 +68,7 @@ __all__ = [
     "PROC_KALLSYMS",
     "PROC_MODULES",
     "VMLINUX",
+    "BoundedCache",
     "CapturedFiles",
     "ElfMatch",
     "ElfSymbols",
@@ -80,15 +89,19 @@ __all__ = [
     "ModuleSymbols",
     "Note",
     "ProcModule",
+    "RawAddresses",
     "ReadingPacker",
     "ReadingUnpacker",
     "Removal",
+    "SideResolver",
     "Snapshot",
+    "StackResolver",
     "Symbol",
     "SymbolTable",
     "Symbolizer",
     "add_names",
     "find_build_id",
+    "lookup_addresses",
     "make_file_id",
     "make_found",
     "parse_kallsyms",

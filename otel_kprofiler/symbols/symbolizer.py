@@ -1,31 +1,26 @@
-"""The facade of symbolization: raw stacks in, resolved stacks out."""
+"""The symbols of a kernel: the resolver of kernel frames, and look-ups by name and address."""
 
 from __future__ import annotations
 
 import os
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from errno import EISDIR, ENOTDIR
-from typing import Final
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access, HostFiles
 from otel_kprofiler.model import (
-    STACK_NOT_COLLECTED,
     STACK_OK,
-    USER_SIDE,
     AddressRange,
     Frame,
     Ksymbol,
     KsymbolAction,
     KsymbolChange,
     Module,
-    RawFrames,
     RawSample,
+    RawSide,
     Side,
-    Stack,
-    StackStatus,
-    Unresolved,
 )
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.captured import CapturedFiles, is_archive
@@ -47,64 +42,20 @@ from otel_kprofiler.symbols.kernel.mixed import (
 from otel_kprofiler.symbols.kernel.snapshot import Match, Snapshot, lookup_addresses
 from otel_kprofiler.symbols.kernel.table import SymbolTable
 from otel_kprofiler.symbols.kernel.timeline import ModuleSource, Timeline
+from otel_kprofiler.symbols.resolver import TimedSide
 
 MAX_FRAMES_CACHED: Final = 4_096
-MAX_STACKS_CACHED: Final = 8_192
-MAX_STACK_BYTES_CACHED: Final = 512 * 1024
-"""Limit on the raw stacks cached; the resolved ones take about three times as much again."""
 MAX_HISTORY: Final = 16
-_WORD_BYTES = 8
-
-_StackKey = tuple[bytes, bytes, StackStatus, StackStatus]
+_MODULE: Final = attrgetter("module")
 
 
-class _TimedStack:
-    """A stack whose kernel side depends on the time."""
+class _View(NamedTuple):
+    """A snapshot with a cache of its frames by adjusted address."""
 
-    __slots__ = ("_kernel", "_last")
-
-    def __init__(self, stack: Stack, kernel: MixedSide) -> None:
-        self._last = stack
-        self._kernel = kernel
-
-    def at(self, time_ns: int) -> Stack:
-        """The stack at a boot time; the same object while the same code is loaded."""
-        stack, kernel = self._last, self._kernel.at(time_ns)
-        if kernel is not stack.sides[0]:
-            stack = self._last = Stack((kernel, *stack.sides[1:]))
-        return stack
-
-
-class _View:
-    """A snapshot with caches of the frames and stacks it resolved."""
-
-    __slots__ = ("frames", "snapshot", "stacks")
-
-    def __init__(self, snapshot: Snapshot, ksymbols: KsymbolTable | None) -> None:
-        self.snapshot = snapshot
-        frames = BoundedCache(MAX_FRAMES_CACHED, snapshot.frame)  # by adjusted address
-        self.frames = frames
-
-        def make_stack(key: _StackKey) -> Stack | _TimedStack:
-            kernel, user, kernel_status, user_status = key
-            kernel_frames = _frames(frames, _words(kernel))
-            sides = []
-            if kernel_status != STACK_NOT_COLLECTED:
-                sides.append(make_kernel_side(kernel_frames, kernel_status))
-            if user_status != STACK_NOT_COLLECTED:
-                addresses = RawFrames(USER_SIDE, _user_addresses(user), Unresolved.USER_ADDRESS)
-                sides.append(Side(USER_SIDE, addresses, user_status))
-            stack = Stack(tuple(sides))
-            if ksymbols is not None and any(map(is_outside, kernel_frames)):
-                return _TimedStack(stack, MixedSide(sides[0], ksymbols))
-            return stack
-
-        self.stacks = BoundedCache(
-            MAX_STACKS_CACHED,
-            make_stack,
-            weigh=lambda key: len(key[0]) + len(key[1]),
-            max_weight=MAX_STACK_BYTES_CACHED,
-        )
+    since_ns: int
+    generation: int
+    snapshot: Snapshot
+    frames: BoundedCache[int, Frame]
 
 
 class Symbolizer:
@@ -329,15 +280,21 @@ class Symbolizer:
         self._views = (self._make_view(after), *self._views[:MAX_HISTORY])
         return after
 
-    def resolve(self, sample: RawSample) -> Stack:
-        """Resolve a sample's stack with the symbols that were live at its time.
+    def state(self, sample: RawSample) -> int:
+        """The generation of the snapshot that held at the time of a sample."""
+        return self._view(sample.time_ns).generation
 
-        Equal raw stacks give the same object while the symbols are unchanged.
-        """
-        stack = self._view(sample.time_ns).stacks[
-            sample.kernel_stack, sample.user_stack, sample.kernel_status, sample.user_status
-        ]
-        return stack.at(sample.time_ns) if isinstance(stack, _TimedStack) else stack
+    def resolve(self, raw: RawSide, state: int) -> Side | TimedSide:
+        """Resolve the kernel's side of a stack with the snapshot of a generation."""
+        view = self._views[0]
+        for view in self._views:
+            if view.generation == state:
+                break
+        frames = _frames(view.frames, raw.addresses())
+        side = make_kernel_side(frames, raw.status)
+        if self._ksymbols is None or all(map(_MODULE, frames)):
+            return side
+        return MixedSide(side, self._ksymbols)
 
     def resolve_addresses(
         self,
@@ -355,7 +312,7 @@ class Symbolizer:
         """
         view = self._views[0] if time_ns is None else self._view(time_ns)
         frames = _frames(view.frames, pcs, leaf_exact=leaf_exact)
-        if self._ksymbols is None or not any(map(is_outside, frames)):
+        if self._ksymbols is None or all(map(_MODULE, frames)):
             return frames
         mixed = MixedSide(make_kernel_side(frames, STACK_OK), self._ksymbols)
         return tuple(mixed.at(NOW_NS if time_ns is None else time_ns).frames)
@@ -403,14 +360,15 @@ class Symbolizer:
     def _make_view(self, snapshot: Snapshot) -> _View:
         if self._ksymbols is not None:
             snapshot = snapshot.without_ksymbols()
-        return _View(snapshot, self._ksymbols)
+        frames = BoundedCache(MAX_FRAMES_CACHED, snapshot.frame)
+        return _View(snapshot.since_ns, snapshot.generation, snapshot, frames)
 
     def _view(self, time_ns: int) -> _View:
-        views = self._views
-        for view in views:
-            if time_ns >= view.snapshot.since_ns:
-                return view
-        return views[-1]
+        view = self._views[0]
+        for view in self._views:
+            if time_ns >= view.since_ns:
+                break
+        return view
 
 
 def _frames(
@@ -435,19 +393,3 @@ def _with_sizes(snapshot: Snapshot, paths: Sequence[str | os.PathLike[str]]) -> 
             )
         tables[symbols.build_id] = symbols.table
     return snapshot.with_tables(tables)
-
-
-def _user_addresses(stack: bytes) -> Sequence[int]:
-    """The addresses of a raw user stack to export, up to the first zero.
-
-    A zero is where the kernel's unwinder gave up, for example in code without frame pointers.
-    """
-    words = _words(stack)
-    if not words:
-        return ()
-    return array("Q", lookup_addresses(words[: words.index(0)] if 0 in words else words))
-
-
-def _words(stack: bytes) -> array[int]:
-    """The addresses of a raw stack; an incomplete last word is dropped."""
-    return array("Q", stack[: len(stack) & -_WORD_BYTES])

@@ -11,7 +11,7 @@ import pytest
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import ON_CPU, STACK_NOT_COLLECTED, STACK_OK, RawSample
+from otel_kprofiler.model import ON_CPU, RawSample
 from otel_kprofiler.processes import ProcessResources
 
 live = pytest.mark.live
@@ -117,9 +117,7 @@ class Forbidding(Access):
                                    OSError(5, "broken")], ids=str)  # fmt: skip
 def test_an_unreadable_process_keeps_its_samples(error):
     resources = ProcessResources(Forbidding(error), Clock(), {"host.name": "h"})
-    sample = RawSample(
-        ON_CPU, 1, 5, 0, 4242, 4242, 17, 0, b"secret", b"", b"", STACK_OK, STACK_NOT_COLLECTED, None
-    )
+    sample = RawSample(ON_CPU, 1, 5, 0, 4242, 4242, 17, 0, b"secret", (), (), None)
     found = resources.get(sample)
     assert found.attributes["process.pid"] == 4242
     assert found.attributes["process.executable.name"] == "secret"

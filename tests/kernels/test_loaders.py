@@ -4,6 +4,7 @@ import pytest
 from guest.sampled import drain_for, finish
 
 from otel_kprofiler.bpf import BccLoader
+from otel_kprofiler.model import KERNEL_SIDE
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 
 pytestmark = pytest.mark.kernel
@@ -22,4 +23,4 @@ def test_the_sampler_compiled_by_bcc_accounts_for_every_sample():
         samples += finish(sampler)
     finally:
         sampler.close()
-    assert any(sample.kernel_stack for sample in samples)
+    assert any(sample.words(KERNEL_SIDE) for sample in samples)

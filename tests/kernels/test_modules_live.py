@@ -17,8 +17,8 @@ from guest.sampled import finish, sampler
 
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.host import Access, Uevents
-from otel_kprofiler.model import Unresolved
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.model import KERNEL_SIDE, Unresolved
+from otel_kprofiler.symbols import StackResolver, Symbolizer
 from otel_kprofiler.tracking import ModuleWatch
 
 pytestmark = pytest.mark.kernel
@@ -49,6 +49,7 @@ class Live:
         access = Access()
         self.watch = ModuleWatch(access, Uevents, names_share=1)  # emulation is slow
         self.symbolizer = Symbolizer.live(access, modules=self.watch)
+        self.stacks = StackResolver({KERNEL_SIDE: self.symbolizer})
         self.resolved = []
         self._waiting = []
 
@@ -61,7 +62,7 @@ class Live:
     def release(self, until_ns):
         """Resolve the samples from before a time."""
         for raw in [raw for raw in self._waiting if raw.time_ns < until_ns]:
-            self.resolved.append((raw, self.symbolizer.resolve(raw)))
+            self.resolved.append((raw, self.stacks.resolve(raw)))
         self._waiting = [raw for raw in self._waiting if raw.time_ns >= until_ns]
 
     def run(self, seconds):
@@ -221,7 +222,7 @@ def test_a_long_failing_init_is_named_while_it_runs():
         assert host.symbolizer.module("kprof_spin") is None
         named = others = 0
         for raw, stack in host.resolved:
-            pcs = array("Q", raw.kernel_stack)
+            pcs = array("Q", raw.words(KERNEL_SIDE))
             for pc, frame in zip(pcs, stack.frames, strict=False):
                 if init_text <= pc < init_text + 4096:
                     assert frame.function in ("", *INIT)

@@ -12,6 +12,7 @@ from guest.sampled import drain_for, drain_until, finish, sample, sampler
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import PrivilegeError
+from otel_kprofiler.model import KERNEL_SIDE
 
 pytestmark = pytest.mark.kernel
 
@@ -32,7 +33,7 @@ def test_every_cpu_is_sampled_and_accounted():
     cpus = os.sched_getaffinity(0)
 
     def count(samples, cpu):
-        return sum(s.cpu == cpu and s.comm == b"dd" and bool(s.kernel_stack) for s in samples)
+        return sum(s.cpu == cpu and s.comm == b"dd" and bool(s.words(KERNEL_SIDE)) for s in samples)
 
     load = [subprocess.Popen(["taskset", "-c", str(cpu), *BUSY], stderr=-3) for cpu in cpus]
     try:

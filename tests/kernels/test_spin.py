@@ -9,8 +9,8 @@ import pytest
 from guest.modules import KernelObject, insert_command, remove, spinning
 from guest.sampled import drain_for, finish, sample, sampler
 
-from otel_kprofiler.model import RangeSource, Unresolved
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.model import KERNEL_SIDE, RangeSource, Unresolved
+from otel_kprofiler.symbols import StackResolver, Symbolizer
 
 pytestmark = pytest.mark.kernel
 
@@ -26,7 +26,8 @@ def _unloaded():
 
 def spin_stacks(symbolizer, samples, leaf):
     """Samples whose leaf is the spinning function, with their resolved stacks."""
-    found = [(s, symbolizer.resolve(s)) for s in samples if s.comm == b"kprof_spin"]
+    stacks = StackResolver({KERNEL_SIDE: symbolizer})
+    found = [(s, stacks.resolve(s)) for s in samples if s.comm == b"kprof_spin"]
     return [(s, stack) for s, stack in found if stack.frames[0].function == leaf]
 
 
@@ -53,7 +54,7 @@ def test_the_call_chain_of_a_module_is_resolved():
         assert tuple(frame.function for frame in stack.frames[:5]) == CHAIN
         for frame, name in zip(stack.frames, CHAIN[:3], strict=False):
             check_frame(frame, file, name)
-        pcs = array("Q", raw.kernel_stack)
+        pcs = array("Q", raw.words(KERNEL_SIDE))
         # the leaf is exact, a caller is the byte before its return address
         wanted = [pcs[0] - module.base, pcs[1] - 1 - module.base, pcs[2] - 1 - module.base]
         assert [frame.address for frame in stack.frames[:3]] == wanted
@@ -107,9 +108,10 @@ def test_failed_init_code_is_never_named_wrongly():
         (folder / "parameters/init_ms").write_text("0")
         assert "No such device" in loading.communicate()[1]
     seen = 0
+    stacks = StackResolver({KERNEL_SIDE: symbolizer})
     for raw in samples:
-        frames = symbolizer.resolve(raw).frames
-        for pc, frame in zip(array("Q", raw.kernel_stack), frames, strict=True):
+        frames = stacks.resolve(raw).frames
+        for pc, frame in zip(array("Q", raw.words(KERNEL_SIDE)), frames, strict=True):
             if init_text <= pc < init_text + 4096:
                 seen += 1
                 assert frame.function in ("", *INIT)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import Level, ModuleKind
+from otel_kprofiler.model import KERNEL_SIDE, Level, ModuleKind
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
-from otel_kprofiler.symbols import HiddenCause, Symbolizer
+from otel_kprofiler.symbols import HiddenCause, StackResolver, Symbolizer
 from otel_kprofiler.tracking import IteratedKallsyms, find_hidden_symbols
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -71,6 +71,7 @@ def hidden(truth):
 def sample_frames():
     """Kernel frames: address, whether it is a leaf, and name resolved without root."""
     symbolizer = Symbolizer.live(IteratedKallsyms(Access()))
+    stacks = StackResolver({KERNEL_SIDE: symbolizer})
     sampler = EbpfSampler(SamplerConfig(samples_per_second=999))
     sampler.start()
     frames = []
@@ -79,8 +80,8 @@ def sample_frames():
         while len(frames) < FRAMES and time.monotonic() < end:
             sampler.wait(0.2)
             for sample in sampler.drain():
-                pcs = memoryview(sample.kernel_stack).cast("Q")
-                resolved = symbolizer.resolve(sample).frames
+                pcs = memoryview(sample.words(KERNEL_SIDE)).cast("Q")
+                resolved = stacks.resolve(sample).frames
                 frames += [
                     (pc, index == 0, frame.function, frame.address)
                     for index, (pc, frame) in enumerate(zip(pcs, resolved, strict=True))

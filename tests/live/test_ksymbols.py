@@ -18,9 +18,9 @@ from otel_kprofiler.bpf import SAMPLER_OBJECT
 from otel_kprofiler.bpf.libbpf import LibbpfLoader
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import ModuleKind, Unresolved
+from otel_kprofiler.model import KERNEL_SIDE, ModuleKind, Unresolved
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.symbols import StackResolver, Symbolizer
 from otel_kprofiler.tracking import KsymbolLoss, KsymbolWatch, ReadMethod
 from otel_kprofiler.tracking.ksymbol_events import KsymbolEvents
 from otel_kprofiler.tracking.program_iterator import read_programs
@@ -196,7 +196,8 @@ def test_samples_of_an_unloaded_program_are_named():
         wait_unloaded({s for s in known(symbolizer) if s[1] == name})
         catch_up(symbolizer)
         assert name not in {s[1] for s in known(symbolizer)}
-        leaves = [symbolizer.resolve(sample).frames[0] for sample in samples]
+        stacks = StackResolver({KERNEL_SIDE: symbolizer})
+        leaves = [stacks.resolve(sample).frames[0] for sample in samples]
         hits = [frame for frame in leaves if frame.function == name]
         assert len(hits) > 20
         assert len({id(frame.module) for frame in hits}) == 1

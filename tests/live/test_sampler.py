@@ -16,7 +16,7 @@ import pytest
 from otel_kprofiler.bpf import parse_counts
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import STACK_NOT_COLLECTED, STACK_OK, STACK_TRUNCATED, LossCause
+from otel_kprofiler.model import KERNEL_SIDE, STACK_OK, STACK_TRUNCATED, USER_SIDE, LossCause
 from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter, ReplaySampler
 from otel_kprofiler.sampling import EbpfSampler, HeldCommand, SamplerConfig
 from otel_kprofiler.symbols import Symbolizer
@@ -74,7 +74,7 @@ def anything(_sample):
 
 
 def in_kernel(sample):
-    return bool(sample.kernel_stack)
+    return bool(sample.words(KERNEL_SIDE))
 
 
 def typical_period_ns(samples):
@@ -121,10 +121,10 @@ def test_samples_have_process_cpu_and_start_time():
         assert before - 10**9 < sample.time_ns < boot_ns()
         assert sample.cpu in sampler.config.pin_cpu_ids or sample.cpu < os.cpu_count()
     with_kernel = list(filter(in_kernel, own))
-    assert all(struct.unpack_from("<Q", s.kernel_stack)[0] >> 63 for s in with_kernel)
-    with_user = [sample for sample in with_kernel if sample.user_stack]
+    assert all(struct.unpack_from("<Q", s.words(KERNEL_SIDE))[0] >> 63 for s in with_kernel)
+    with_user = [sample for sample in with_kernel if sample.words(USER_SIDE)]
     assert len(with_user) > len(with_kernel) // 2, "a system call has a user stack below it"
-    assert not any(struct.unpack_from("<Q", s.user_stack)[0] >> 63 for s in with_user)
+    assert not any(struct.unpack_from("<Q", s.words(USER_SIDE))[0] >> 63 for s in with_user)
 
 
 @pytest.mark.parametrize("rate", [99, 4999])
@@ -183,7 +183,9 @@ def test_a_filling_ring_ends_the_wait():
         started = time.monotonic()
         sampler.wait(60)
         waited = time.monotonic() - started
-        used = sum(len(s.kernel_stack) + len(s.user_stack) + 88 for s in sampler.drain())
+        used = sum(
+            len(s.words(KERNEL_SIDE)) + len(s.words(USER_SIDE)) + 88 for s in sampler.drain()
+        )
         assert waited < 50
         assert used > 100_000, "woken by the fill mark, not by every record"
         waits = []
@@ -235,22 +237,24 @@ def test_kernel_only_takes_no_samples_of_user_mode():
     with load(READ), running(samples_per_second=999, stacks="kernel") as sampler:
         samples = collect_until(sampler, anything, count=100)
         assert sampler.counts()["on_cpu"].filtered["empty"] > 0
-    assert all(s.kernel_stack and s.user_status == STACK_NOT_COLLECTED for s in samples)
+    assert all([side.kind for side in s.sides] == [KERNEL_SIDE] for s in samples)
+    assert all(s.words(KERNEL_SIDE) for s in samples)
 
 
 def test_user_only_has_no_kernel_stacks():
     with load(READ), running(samples_per_second=999, stacks="user") as sampler:
         samples = collect_until(sampler, anything, count=100)
-    assert all(s.user_stack and s.kernel_status == STACK_NOT_COLLECTED for s in samples)
+    assert all([side.kind for side in s.sides] == [USER_SIDE] for s in samples)
+    assert all(s.words(USER_SIDE) for s in samples)
 
 
 def test_the_frame_limit_keeps_the_leaf_and_marks_the_stack():
     with load(READ), running(samples_per_second=999, stacks="kernel", max_frames=3) as sampler:
-        samples = collect_until(sampler, lambda sample: len(sample.kernel_stack) == 24)
-    assert max(len(s.kernel_stack) for s in samples) == 24
+        samples = collect_until(sampler, lambda sample: len(sample.words(KERNEL_SIDE)) == 24)
+    assert max(len(s.words(KERNEL_SIDE)) for s in samples) == 24
     for sample in samples:
-        full = len(sample.kernel_stack) == 24
-        assert sample.kernel_status == (STACK_TRUNCATED if full else STACK_OK)
+        full = len(sample.words(KERNEL_SIDE)) == 24
+        assert sample.sides[0].status == (STACK_TRUNCATED if full else STACK_OK)
 
 
 def test_only_pinned_cpus_are_sampled():
@@ -334,7 +338,9 @@ def test_interrupts_taken_while_idle_are_kept():
         with open(steering, "w") as file:
             file.write(before)
     for sample in filter(lambda sample: sample.tid == 0, samples):
-        frames = struct.unpack(f"<{len(sample.kernel_stack) // 8}Q", sample.kernel_stack)
+        frames = struct.unpack(
+            f"<{len(sample.words(KERNEL_SIDE)) // 8}Q", sample.words(KERNEL_SIDE)
+        )
         assert any(start <= pc < end for pc in frames for start, end in ranges)
 
 

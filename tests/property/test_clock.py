@@ -9,8 +9,6 @@ from otel_kprofiler.clock import EARLIEST_UNIX_NS, Clock, StreamClock
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     ON_CPU,
-    STACK_NOT_COLLECTED,
-    STACK_OK,
     Frame,
     RawSample,
     Resource,
@@ -42,9 +40,7 @@ class Host:
 
 
 def raw(time):
-    return RawSample(
-        ON_CPU, 1, time, 0, 5, 7, 1, 0, b"", b"", b"", STACK_OK, STACK_NOT_COLLECTED, None
-    )
+    return RawSample(ON_CPU, 1, time, 0, 5, 7, 1, 0, b"", (), (), None)
 
 
 steps = st.sampled_from([0, 0, 0, 0]) | st.integers(-400 * SECOND, 400 * SECOND)

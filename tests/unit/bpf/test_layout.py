@@ -18,10 +18,11 @@ from otel_kprofiler.bpf import (
 )
 from otel_kprofiler.bpf.layout import _COUNTERS, _IN_FLIGHT_WORD, _MISSED_WORD, ProgramCounts
 from otel_kprofiler.model import (
+    KERNEL_SIDE,
     ON_CPU,
-    STACK_NOT_COLLECTED,
     STACK_OK,
     STACK_TRUNCATED,
+    USER_SIDE,
     RawSample,
     SpanLink,
 )
@@ -51,8 +52,9 @@ def test_a_record_becomes_a_sample():
     assert sample == RawSample(
         kind=ON_CPU, value=1,
         time_ns=11, cpu=3, tgid=100, tid=101, start_time_ns=5, cgroup_id=7, comm=b"name",
-        kernel_stack=words(1, 2), user_stack=words(3), kernel_status=STACK_OK,
-        user_status=STACK_OK, link=SpanLink(bytes(range(16)), bytes(range(8, 16))),
+        collected=((KERNEL_SIDE, STACK_OK), (USER_SIDE, STACK_OK)),
+        stacks=(words(1, 2), words(3)),
+        link=SpanLink(bytes(range(16)), bytes(range(8, 16))),
     )  # fmt: skip
 
 
@@ -67,21 +69,18 @@ def test_an_unreadable_start_time_is_unknown():
 
 def test_a_failed_user_stack_leaves_the_kernel_stack():
     sample = parse(pack((1,), kernel=8, user=-errno.EFAULT))
-    assert (sample.kernel_stack, sample.kernel_status) == (words(1), STACK_OK)
-    assert (sample.user_stack, sample.user_status) == (b"", -errno.EFAULT)
+    assert sample.sides == ((KERNEL_SIDE, words(1), STACK_OK), (USER_SIDE, b"", -errno.EFAULT))
 
 
 def test_a_failed_kernel_stack_leaves_the_user_stack():
     sample = parse(pack((1,), kernel=-errno.EFAULT, user=8))
-    assert (sample.kernel_stack, sample.kernel_status) == (b"", -errno.EFAULT)
-    assert (sample.user_stack, sample.user_status) == (words(1), STACK_OK)
+    assert sample.sides == ((KERNEL_SIDE, b"", -errno.EFAULT), (USER_SIDE, words(1), STACK_OK))
 
 
 def test_sides_that_nobody_asked_for_and_stacks_at_the_limit_are_marked():
     sample = parse(pack((1, 2), kernel=16, user=-32768), 16)
-    assert sample.kernel_status == STACK_TRUNCATED
-    assert sample.user_status == STACK_NOT_COLLECTED
-    assert parse(pack((1,), kernel=8), 16).kernel_status == STACK_OK
+    assert [(side.kind, side.status) for side in sample.sides] == [(KERNEL_SIDE, STACK_TRUNCATED)]
+    assert parse(pack((1,), kernel=8), 16).sides[0].status == STACK_OK
 
 
 @pytest.mark.parametrize(("trace", "span"), [(0, SPAN), (TRACE, 0)])

@@ -10,8 +10,6 @@ from otel_kprofiler.host import Access
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     ON_CPU,
-    STACK_NOT_COLLECTED,
-    STACK_OK,
     Frame,
     LossCause,
     RawSample,
@@ -26,9 +24,7 @@ SECOND = 1_000_000_000
 
 
 def raw(time_ns, cpu=0):
-    return RawSample(
-        ON_CPU, 1, time_ns, cpu, 0, 0, 1, 0, b"", b"\1", b"", STACK_OK, STACK_NOT_COLLECTED, None
-    )
+    return RawSample(ON_CPU, 1, time_ns, cpu, 0, 0, 1, 0, b"", (), (), None)
 
 
 class Time:
@@ -102,7 +98,7 @@ def parts(tmp_path):
     clock = Clock(time)
     pipeline = Pipeline(
         sampler=sampler,
-        symbolizer=symbols,
+        stacks=symbols,
         resources=ProcessResources(Access(str(tmp_path)), clock, {}),
         schedule=WindowSchedule(SECOND),
         sink=windows.append,

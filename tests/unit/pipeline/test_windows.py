@@ -8,7 +8,6 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     ON_CPU,
-    STACK_NOT_COLLECTED,
     STACK_OK,
     RawSample,
     Resource,
@@ -34,9 +33,7 @@ class FakeTime:
 
 
 def raw(time_ns, tid=7, cpu=0, comm=b"work"):
-    return RawSample(
-        ON_CPU, 1, time_ns, cpu, 5, tid, 1, 0, comm, b"", b"", STACK_OK, STACK_NOT_COLLECTED, None
-    )
+    return RawSample(ON_CPU, 1, time_ns, cpu, 5, tid, 1, 0, comm, (), (), None)
 
 
 def stack_of(*, is_provisional=False):

@@ -6,7 +6,7 @@ import pytest
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import ON_CPU, STACK_NOT_COLLECTED, STACK_OK, ProcessKey, RawSample
+from otel_kprofiler.model import ON_CPU, ProcessKey, RawSample
 from otel_kprofiler.processes import ProcessResources, read_host_attributes
 from otel_kprofiler.processes.resources import parse_container_id
 from otel_kprofiler.processes.start_time import parse_start_ticks
@@ -26,10 +26,8 @@ def raw(tgid, start_ns, comm=b"main", tid=None):
         start_ns,
         0,
         comm,
-        b"",
-        b"",
-        STACK_OK,
-        STACK_NOT_COLLECTED,
+        (),
+        (),
         None,
     )
 

@@ -73,7 +73,8 @@ def test_a_replay_returns_each_recorded_drain_with_its_watermark(recorded):
     assert first[:1] == parse_records(ring_record(100, [1, 2]), 24)
     assert (sampler.complete_until_ns(), clock.to_unix_ns(100)) == (150, OFFSET + 100)
     (last,) = sampler.drain()
-    assert last.kernel_status == STACK_TRUNCATED, "by the limit of the recorded host"
+    (side,) = last.sides
+    assert side.status == STACK_TRUNCATED, "by the limit of the recorded host"
     assert not sampler.exhausted
     assert sampler.drain() == []
     assert sampler.exhausted

@@ -15,7 +15,7 @@ import pytest
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import ON_CPU, STACK_NOT_COLLECTED, STACK_OK, ProcessKey, RawSample
+from otel_kprofiler.model import ON_CPU, ProcessKey, RawSample
 from otel_kprofiler.otlp import ProcessContext, decode_process_context, encode_process_context
 from otel_kprofiler.processes import ProcessContexts, ProcessResources, read_process_context
 from otel_kprofiler.processes.contexts import parse_context_addresses
@@ -287,10 +287,8 @@ def raw(tgid, start_ns):
         start_ns,
         0,
         b"x",
-        b"",
-        b"",
-        STACK_OK,
-        STACK_NOT_COLLECTED,
+        (),
+        (),
         None,
     )
 

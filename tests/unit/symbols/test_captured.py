@@ -14,7 +14,7 @@ import zstandard
 
 from otel_kprofiler.cli.main import main
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.model import Unresolved
+from otel_kprofiler.model import ON_CPU, STACK_OK, USER_SIDE, RawSample, Unresolved
 from otel_kprofiler.symbols import CapturedFiles, Symbolizer
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "symbols.md"
@@ -148,7 +148,22 @@ def test_many_problems_of_a_kind_are_counted(tmp_path, copies, symbolize):
 def blocks():
     text = DOCUMENT.read_text()
     found = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return dict(zip(("live", "captured", "recorded"), found, strict=True))
+    return dict(zip(("live", "captured", "recorded", "resolver"), found, strict=True))
+
+
+def test_the_example_of_a_resolver_names_one_process_only():
+    def sample(tgid):
+        stacks = (struct.pack("2Q", 0x5000, 0x6001),)
+        return RawSample(
+            ON_CPU, 1, 10, 0, tgid, tgid, 1, 0, b"", ((USER_SIDE, STACK_OK),), stacks, None
+        )
+
+    given = {"pid": 7, "names": {0x5000: "compiled", 0x6000: "caller"}, "sample": sample(7)}
+    exec(blocks()["resolver"], given)
+    other = given["stacks"].resolve(sample(8))
+    assert [frame.function for frame in given["stack"].frames] == ["compiled", "caller"]
+    assert [frame.function for frame in other.frames] == ["", ""]
+    assert [frame.address for frame in other.frames] == [0x5000, 0x6000]
 
 
 def test_the_example_of_captured_files_works(modules_folder, monkeypatch, capsys):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.model import (
+    KERNEL_SIDE,
     ON_CPU,
-    STACK_NOT_COLLECTED,
     STACK_OK,
     AddressRange,
     BpfProgram,
@@ -20,7 +20,7 @@ from otel_kprofiler.model import (
     RawSample,
     Unresolved,
 )
-from otel_kprofiler.symbols import CapturedFiles, Symbolizer
+from otel_kprofiler.symbols import CapturedFiles, StackResolver, Symbolizer
 from otel_kprofiler.symbols.kernel.bpf import KEEP_NS, MAX_KEPT, KsymbolTable
 from otel_kprofiler.tracking.ksymbol_records import make_changes, parse_perf_records
 
@@ -73,8 +73,9 @@ class Source:
 
 def sample(time_ns, *pcs):
     stack = struct.pack(f"<{len(pcs)}Q", *pcs)
-    status = (STACK_OK, STACK_NOT_COLLECTED)
-    return RawSample(ON_CPU, 1, time_ns, 0, 1, 1, 0, 0, b"", stack, b"", *status, None)
+    return RawSample(
+        ON_CPU, 1, time_ns, 0, 1, 1, 0, 0, b"", ((KERNEL_SIDE, STACK_OK),), (stack,), None
+    )
 
 
 @pytest.fixture
@@ -280,17 +281,18 @@ def test_a_removal_does_not_prove_presence_since_the_loss():
 
 def test_frames_say_that_records_were_lost(live):
     symbolizer, source = live
+    stacks = StackResolver({KERNEL_SIDE: symbolizer})
     source.changes = [lost(20 * MS, 40 * MS)]
-    first = symbolizer.resolve(sample(10 * MS, A + 8))
+    first = stacks.resolve(sample(10 * MS, A + 8))
     symbolizer.advance(50 * MS)
-    doubtful = symbolizer.resolve(sample(30 * MS, A + 8))
-    assert doubtful is symbolizer.resolve(sample(31 * MS, A + 8))
+    doubtful = stacks.resolve(sample(30 * MS, A + 8))
+    assert doubtful is stacks.resolve(sample(31 * MS, A + 8))
     assert first.frames[0].function == "bpf_prog_1_old"
     assert doubtful.frames[0].unresolved is Unresolved.RECORDS_LOST
     assert symbolizer.explain(A + 8).names == ()
     source.changes = [KsymbolChange(60 * MS, ALL_READ, (Ksymbol(A, 64, "bpf_prog_1_old", BPF),))]
     symbolizer.advance(70 * MS)
-    again = symbolizer.resolve(sample(30 * MS, A + 8))
+    again = stacks.resolve(sample(30 * MS, A + 8))
     assert again.frames[0].function == "bpf_prog_1_old"
 
 
@@ -351,16 +353,17 @@ def test_frames_have_the_kind_of_their_code(live):
 def test_stacks_follow_loads_and_never_show_a_stale_name(live):
     """The same raw stack at five times gives the same object while the code is unchanged."""
     symbolizer, source = live
+    stacks = StackResolver({KERNEL_SIDE: symbolizer})
     new = Ksymbol(A, 64, "bpf_prog_2_new", BPF, 30)
     source.changes = [
         KsymbolChange(20 * MS, REMOVED, (Ksymbol(A, 64, "bpf_prog_1_old", BPF),)),
         KsymbolChange(40 * MS, ADDED, (new._replace(since_ns=40 * MS),)),
     ]
-    before = symbolizer.resolve(sample(10 * MS, A + 8, 0xFFFFFFFF81001010))
+    before = stacks.resolve(sample(10 * MS, A + 8, 0xFFFFFFFF81001010))
     symbolizer.advance(50 * MS)
     names, last = {}, None
     for time_ns in (10, 15, 35, 45, 46):
-        stack = symbolizer.resolve(sample(time_ns * MS, A + 8, 0xFFFFFFFF81001010))
+        stack = stacks.resolve(sample(time_ns * MS, A + 8, 0xFFFFFFFF81001010))
         names[time_ns] = [frame.function for frame in stack.frames]
         if time_ns == 15:
             assert stack is before
@@ -374,16 +377,17 @@ def test_stacks_follow_loads_and_never_show_a_stale_name(live):
 def test_a_resolved_name_outlives_the_history(live):
     """A stack resolved again when its window closes keeps its names."""
     symbolizer, source = live
+    stacks = StackResolver({KERNEL_SIDE: symbolizer})
     source.changes = [
         KsymbolChange(1, PROGRAMS_READ, (Ksymbol(A, 64, "bpf_prog_1_old", BPF, 1),)),
         KsymbolChange(20, REMOVED, (Ksymbol(A, 64, "bpf_prog_1_old", BPF),)),
     ]
     symbolizer.advance(30)
-    first = symbolizer.resolve(sample(10, A + 8, A + 99))
+    first = stacks.resolve(sample(10, A + 8, A + 99))
     late = Ksymbol(A + 640, 64, "bpf_prog_3_x", BPF)
     source.changes = [KsymbolChange(20 + 3 * KEEP_NS, ADDED, (late,))]
     symbolizer.advance(3 * KEEP_NS)
-    assert symbolizer.resolve(sample(10, A + 8, A + 99)) is first
+    assert stacks.resolve(sample(10, A + 8, A + 99)) is first
     assert first.frames[0].function == "bpf_prog_1_old"
 
 

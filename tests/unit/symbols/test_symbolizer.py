@@ -9,15 +9,15 @@ import pytest
 
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import (
+    KERNEL_SIDE,
     ON_CPU,
-    STACK_NOT_COLLECTED,
     STACK_OK,
     USER_SIDE,
     ModuleKind,
     RawSample,
     Unresolved,
 )
-from otel_kprofiler.symbols import HiddenCause, Symbolizer
+from otel_kprofiler.symbols import HiddenCause, StackResolver, Symbolizer
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.kernel.read import read_pieces
 from otel_kprofiler.symbols.symbolizer import MAX_HISTORY
@@ -38,11 +38,15 @@ BASE = 0xFFFFFFFF81000000
 
 
 def sample(*kernel, user=(), time_ns=10):
-    return RawSample(
-        ON_CPU, 1, time_ns, 0, 1, 1, None, 1, b"x",
-        struct.pack(f"{len(kernel)}Q", *kernel), struct.pack(f"{len(user)}Q", *user),
-        STACK_OK, STACK_OK if user else STACK_NOT_COLLECTED, None,
-    )  # fmt: skip
+    collected, stacks = ((KERNEL_SIDE, STACK_OK),), (struct.pack(f"{len(kernel)}Q", *kernel),)
+    if user:
+        collected += ((USER_SIDE, STACK_OK),)
+        stacks += (struct.pack(f"{len(user)}Q", *user),)
+    return RawSample(ON_CPU, 1, time_ns, 0, 1, 1, None, 1, b"x", collected, stacks, None)
+
+
+def resolver(symbolizer):
+    return StackResolver({KERNEL_SIDE: symbolizer})
 
 
 def make_host(root, kallsyms=KALLSYMS, **files):
@@ -88,12 +92,14 @@ def test_leaves_are_exact_and_callers_one_byte_before_their_return_address(host)
 
 
 def test_a_user_stack_ends_where_the_unwinder_gave_up(host):
-    stack = Symbolizer.live(host).resolve(sample(BASE + 0x110, user=(0x5000, 0, 0x6000)))
+    stack = resolver(Symbolizer.live(host)).resolve(sample(BASE + 0x110, user=(0x5000, 0, 0x6000)))
     assert [frame.address for frame in stack.frames] == [0x110, 0x5000]
 
 
 def test_a_sample_has_kernel_frames_then_user_frames(host):
-    stack = Symbolizer.live(host).resolve(sample(BASE + 0x110, BASE + 0x210, user=(0x5000, 0x6000)))
+    stack = resolver(Symbolizer.live(host)).resolve(
+        sample(BASE + 0x110, BASE + 0x210, user=(0x5000, 0x6000))
+    )
     assert [frame.function for frame in stack.frames] == ["first", "second", "", ""]
     assert [frame.address for frame in stack.frames] == [0x110, 0x20F, 0x5000, 0x5FFF]
     assert stack.frames[2].side is USER_SIDE
@@ -105,29 +111,30 @@ def test_a_sample_has_kernel_frames_then_user_frames(host):
 
 
 def test_stack_and_frame_objects_are_shared_while_symbols_are_unchanged(host):
-    symbolizer = Symbolizer.live(host)
-    one = symbolizer.resolve(sample(BASE + 0x110, BASE + 0x210))
-    assert symbolizer.resolve(sample(BASE + 0x110, BASE + 0x210, time_ns=99)) is one
-    other = symbolizer.resolve(sample(BASE + 0x110, BASE + 0x211))
+    stacks = resolver(Symbolizer.live(host))
+    one = stacks.resolve(sample(BASE + 0x110, BASE + 0x210))
+    assert stacks.resolve(sample(BASE + 0x110, BASE + 0x210, time_ns=99)) is one
+    other = stacks.resolve(sample(BASE + 0x110, BASE + 0x211))
     assert other is not one
     assert other.frames[0] is one.frames[0]
 
 
 def test_incomplete_words_are_dropped(host):
-    torn = sample(BASE + 0x110)._replace(kernel_stack=struct.pack("Q", BASE + 0x110) + b"\xff" * 5)
-    assert len(Symbolizer.live(host).resolve(torn).frames) == 1
+    torn = sample(BASE + 0x110)._replace(stacks=(struct.pack("Q", BASE + 0x110) + b"\xff" * 5,))
+    assert len(resolver(Symbolizer.live(host)).resolve(torn).frames) == 1
 
 
 def test_samples_are_resolved_with_the_symbols_of_their_time(tmp_path):
     host = make_host(tmp_path)
     symbolizer = Symbolizer.live(host)
-    before = symbolizer.resolve(sample(BASE + 0x110, time_ns=10))
+    stacks = resolver(symbolizer)
+    before = stacks.resolve(sample(BASE + 0x110, time_ns=10))
     vmlinux = symbolizer.module("vmlinux")
     make_host(tmp_path, KALLSYMS.replace("first", "renamed"))
     symbolizer.reload(now_boot_ns=100)
     assert symbolizer.generation == 2
-    assert symbolizer.resolve(sample(BASE + 0x110, time_ns=99)) is before
-    assert symbolizer.resolve(sample(BASE + 0x110, time_ns=100)).frames[0].function == "renamed"
+    assert stacks.resolve(sample(BASE + 0x110, time_ns=99)) is before
+    assert stacks.resolve(sample(BASE + 0x110, time_ns=100)).frames[0].function == "renamed"
     assert symbolizer.resolve_addresses([BASE + 0x110], time_ns=5)[0].function == "first"
     assert symbolizer.module("vmlinux") is vmlinux, "an unchanged module stays the same object"
 

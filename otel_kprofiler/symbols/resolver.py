@@ -1,0 +1,178 @@
+"""What resolves the sides of stacks: the protocol, the default, and what puts stacks together."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+from otel_kprofiler.model import (
+    SIDES,
+    Collected,
+    RawFrames,
+    RawSample,
+    RawSide,
+    Side,
+    SideKind,
+    Stack,
+    Unresolved,
+)
+from otel_kprofiler.symbols.cache import BoundedCache
+from otel_kprofiler.symbols.kernel.snapshot import lookup_addresses
+
+MAX_STACKS_CACHED: Final = 8_192
+MAX_STACK_BYTES_CACHED: Final = 512 * 1024
+"""Limit on the raw stacks cached; the resolved ones take about three times as much again."""
+
+StateT = TypeVar("StateT", bound=Hashable)
+_StackKey = tuple[Collected, tuple[bytes, ...], Any]  # with the states of resolvers
+
+
+class TimedSide(Protocol):
+    """A side that differs by time within one state of its resolver."""
+
+    def at(self, time_ns: int) -> Side:
+        """The side at a boot time; the same object as long as it does not differ."""
+
+
+class SideResolver(Protocol[StateT]):
+    """Resolves one side of stacks, such as that of the kernel.
+
+    A question has two parts, so that answers can be cached: which state of things held where and
+    when a sample was taken, and what the raw side means in that state. Samples are asked about some
+    seconds after their time, when a process may have other mappings, or another process its pid.
+
+    All methods are called by the one thread that drains samples. They must not wait for files or
+    the network: what is not known yet is provisional, and asked for again when the window is
+    closed.
+    """
+
+    def state(self, sample: RawSample) -> StateT:
+        """The state that held for the sample's process at its time.
+
+        Caches keep it, so it should be small, such as a process and a number that grows with each
+        change of its mappings. States are equal only if equal raw sides have equal answers.
+        """
+
+    def resolve(self, raw: RawSide, state: StateT) -> Side | TimedSide:
+        """Resolve a side as a whole. What is returned never changes, and is cached.
+
+        Args:
+            raw: the side as it was recorded.
+            state: what :meth:`state` returned for the sample.
+        """
+
+    def advance(self, now_boot_ns: int) -> int:
+        """Apply what was learnt since the last call.
+
+        Returns:
+            The boot time up to which everything is known. Samples wait for it, for at most half a
+            second.
+        """
+
+    def close(self) -> None:
+        """Release all resources; idempotent."""
+
+
+class RawAddresses:
+    """Leaves the addresses of a side as they are: the resolver of sides that have no other.
+
+    Args:
+        kind: the side.
+    """
+
+    def __init__(self, kind: SideKind) -> None:
+        self._reason = kind.usual_reason or Unresolved.NO_SYMBOL_TABLE
+
+    def state(self, sample: RawSample) -> None:
+        """Addresses are shown alike in all processes and at all times."""
+
+    def resolve(self, raw: RawSide, state: None) -> Side:
+        """The side with raw frames."""
+        words = raw.addresses()
+        if 0 in words:  # the kernel's unwinder gave up there, as in code without frame pointers
+            words = words[: words.index(0)]
+        addresses = array("Q", lookup_addresses(words))
+        return Side(raw.kind, RawFrames(raw.kind, addresses, self._reason), raw.status)
+
+    def advance(self, now_boot_ns: int) -> int:
+        """Nothing is learnt."""
+        return now_boot_ns
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class StackResolver:
+    """Resolves the stacks of samples, each side by its own resolver.
+
+    Belongs to one thread.
+
+    Args:
+        resolvers: by side; the addresses of other sides are left as they are. Closed with this.
+    """
+
+    def __init__(self, resolvers: Mapping[SideKind, SideResolver[Any]]) -> None:
+        raw = {kind: RawAddresses(kind) for kind in SIDES}
+        self._resolvers: dict[SideKind, SideResolver[Any]] = {**raw, **resolvers}
+        self._resolve = {kind: one.resolve for kind, one in self._resolvers.items()}
+        self._with_state = tuple(resolvers)
+        self._state = _join([resolver.state for resolver in resolvers.values()])
+        self._stacks: BoundedCache[_StackKey, Stack | _TimedStack] = BoundedCache(
+            MAX_STACKS_CACHED,
+            self._make_stack,
+            weigh=lambda key: sum(map(len, key[1])),
+            max_weight=MAX_STACK_BYTES_CACHED,
+        )
+
+    def resolve(self, sample: RawSample) -> Stack:
+        """Resolve a sample's stack as of its time.
+
+        Equal raw stacks give the same object while their resolvers' states are equal.
+        """
+        stack = self._stacks[sample.collected, sample.stacks, self._state(sample)]
+        return stack.at(sample.time_ns) if isinstance(stack, _TimedStack) else stack
+
+    def advance(self, now_boot_ns: int) -> int:
+        """Let the resolvers learn what is new; returns the time up to which all know everything."""
+        return min([one.advance(now_boot_ns) for one in self._resolvers.values()])
+
+    def close(self) -> None:
+        """Close the resolvers."""
+        for resolver in self._resolvers.values():
+            resolver.close()
+
+    def _make_stack(self, key: _StackKey) -> Stack | _TimedStack:
+        collected, stacks, state = key
+        kinds, resolve = self._with_state, self._resolve
+        states = {kinds[0]: state} if len(kinds) == 1 else dict(zip(kinds, state, strict=True))
+        sides: list[Side | TimedSide] = []
+        known: list[Side] = []
+        for (kind, status), words in zip(collected, stacks, strict=True):
+            side = resolve[kind](RawSide(kind, words, status), states.get(kind))
+            sides.append(side)
+            if isinstance(side, Side):
+                known.append(side)
+        return Stack(tuple(known)) if len(known) == len(sides) else _TimedStack(sides)
+
+
+def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSample], Hashable]:
+    """What returns the states of all resolvers, or of the only one, which is faster."""
+    return states[0] if len(states) == 1 else lambda sample: tuple([one(sample) for one in states])
+
+
+class _TimedStack:
+    """A stack with sides that differ by time."""
+
+    __slots__ = ("_last", "_sides")
+
+    def __init__(self, sides: list[Side | TimedSide]) -> None:
+        self._sides = sides
+        self._last = Stack()
+
+    def at(self, time_ns: int) -> Stack:
+        """The stack at a boot time; the same object as long as no side differs."""
+        sides = [side if isinstance(side, Side) else side.at(time_ns) for side in self._sides]
+        if list(map(id, sides)) != list(map(id, self._last.sides)):
+            self._last = Stack(tuple(sides))
+        return self._last
