@@ -106,7 +106,7 @@ def test_a_thread_limit_is_reported_or_has_no_effect(limit, open_directory):
     assert "Traceback" not in said
     if process.returncode:
         assert process.returncode == 3
-        assert "no further process or thread" in said
+        assert "no more processes or threads" in said
         assert "fix: raise the limit" in said
     else:
         assert b'"gaps": []' in out
