@@ -236,7 +236,7 @@ def test_reloads_lose_no_sample_duplicate_none_and_leak_nothing(agent, receiver)
             if message := agent.systemd.wait("READY=1", left):
                 moments.append(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
                 open_files.append(descriptors(agent.pid))
-                assert "refused" not in message
+                assert "rejected" not in message
             time.sleep(max(0.0, started + number * 0.6 - time.monotonic()))
         seconds = time.monotonic() - started
         account, _ = stop(agent)
