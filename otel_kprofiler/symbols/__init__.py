@@ -7,6 +7,9 @@ Usable alone, on this host or on captured files::
     symbolizer = Symbolizer.live()
     for match in symbolizer.find("vfs_read"):
         print(hex(match.address), match.module, hex(match.rva))
+
+A :class:`StackResolver` resolves samples, each side of their stacks by its :class:`SideResolver`:
+the kernel's by a :class:`Symbolizer`, user frames by what the caller provides.
 """
 
 from __future__ import annotations

@@ -88,6 +88,21 @@ def test_raw_addresses_of_a_new_side_keep_their_type_and_reason():
     ]
 
 
+def test_frequent_addresses_of_two_raw_sides_are_kept_apart():
+    """Frequent addresses get the first indices of their table; one never stands for another."""
+    numbers = range(200)
+    user = [RawFrames(USER_SIDE, (0x1000, n), Unresolved.USER_ADDRESS) for n in numbers]
+    raw = [RawFrames(LUA, (0x1000, 5 * n), Unresolved.NO_SYMBOL) for n in numbers]
+    stacks = [
+        Stack((Side(USER_SIDE, one), Side(LUA, other)))
+        for one, other in zip(user, raw, strict=True)
+    ]
+    decoded = sent(window_of(*stacks)).profiles[0].resources[0].samples
+    assert [
+        [(frame.side, frame.address) for frame in sample.stack.frames] for sample in decoded
+    ] == [[(frame.side, frame.address) for frame in stack.frames] for stack in stacks]
+
+
 def test_a_side_that_could_not_be_taken_is_told_apart_from_one_that_was_not_wanted():
     failed = Stack((Side(KERNEL_SIDE, (VFS_READ,)), Side(LUA, (), StackStatus(-14))))
     unwanted = Stack((Side(KERNEL_SIDE, (VFS_READ,)),))

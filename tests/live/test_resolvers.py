@@ -1,0 +1,83 @@
+"""Resolvers of users, on the running kernel."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import USER_SIDE, Frame, Line, Side
+from otel_kprofiler.pipeline import WindowSchedule, open_live, open_resources, open_symbols
+from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.symbols import lookup_addresses
+
+pytestmark = pytest.mark.live
+
+# Without randomization, so that the addresses of both are the same.
+SPIN = ["setarch", "-R", sys.executable, "-S", "-c", "while True: pass"]
+
+
+class OwnNames:
+    """Names all code after the process that ran it."""
+
+    def state(self, sample):
+        return sample.process
+
+    def resolve(self, raw, state):
+        lines = (Line(f"code of {state.tgid}"),)
+        addresses = lookup_addresses(raw.addresses())
+        frames = [Frame(None, address, lines, 0, USER_SIDE) for address in addresses]
+        return Side(USER_SIDE, tuple(frames), raw.status)
+
+    def advance(self, now_boot_ns):
+        return now_boot_ns
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def spinning():
+    processes = [subprocess.Popen(SPIN) for _ in range(2)]
+    yield [process.pid for process in processes]
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_user_frames_are_named_by_the_given_resolver(spinning):
+    access, clock, windows = Access(), Clock(), []
+    pipeline = open_live(
+        SamplerConfig(samples_per_second=999, stacks="both", target_pids=tuple(spinning)),
+        WindowSchedule(10**8),
+        windows.append,
+        access=access,
+        clock=clock,
+        resources=open_resources(access, clock, {}),
+        symbolizer=open_symbols(access),
+        resolvers={USER_SIDE: OwnNames()},
+    )
+    pipeline.start()
+    seen, end = {}, time.monotonic() + 60
+    while set(seen) != set(spinning):
+        assert time.monotonic() < end, f"samples of {set(seen)} only"
+        pipeline.step()
+        for pid, stack in named(windows):
+            seen.setdefault(pid, set()).update(stack)
+        windows.clear()
+    pipeline.stop()
+    pipeline.close()
+    assert seen == {pid: {f"code of {pid}"} for pid in spinning}
+
+
+def named(windows):
+    """Process and functions of each stack with user frames."""
+    for window in windows:
+        for profile in window.profiles:
+            for group in profile.resources:
+                for sample in group.samples:
+                    user = [f.function for f in sample.stack.frames if f.side is USER_SIDE]
+                    if user:
+                        yield group.resource.attributes["process.pid"], user
