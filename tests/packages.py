@@ -56,6 +56,10 @@ PACKAGES = {
         "What changes while we sample: modules, BPF programs, other kernel symbols",
         "bpf clock errors forks host model symbols",
     ),
+    "unwinding": Package(
+        "Unwind tables of user files: opens and checks them, fills the program's maps",
+        "bpf host model symbols tracking",
+    ),
     "sampling": Package(
         "Loads and attaches the sampler, drains its ring: `RawSample`s",
         "bpf clock errors forks host model",

@@ -14,6 +14,7 @@ from otel_kprofiler.bpf.btf import (
 )
 from otel_kprofiler.bpf.call import bpf_call
 from otel_kprofiler.bpf.choice import LOADERS, get_loader
+from otel_kprofiler.bpf.inner_map import PAGE_BYTES, create_inner_map
 from otel_kprofiler.bpf.layout import (
     DESCENDANTS,
     KEEP_IDLE,
@@ -66,6 +67,7 @@ __all__ = [
     "MAX_INTERRUPT_RANGES",
     "NAMESPACE",
     "ONLY_TARGETS",
+    "PAGE_BYTES",
     "PROGRAMS",
     "RECORD_HEADER_BYTES",
     "RECORD_OVERHEAD",
@@ -93,6 +95,7 @@ __all__ = [
     "SpanLayout",
     "SpanSlots",
     "bpf_call",
+    "create_inner_map",
     "delete_from_map",
     "find_member_offsets",
     "get_loader",

@@ -69,6 +69,10 @@ class Access:
         while self._kept:
             os.close(self._kept.popitem()[1])
 
+    def open_reference(self, path: str) -> int:
+        """Open as a mere reference (``O_PATH``): no effect on the file, no right to read it."""
+        return os.open(self.root + path, os.O_PATH | os.O_CLOEXEC)
+
     def _reader(self, path: str) -> BinaryIO:
         return open(self.open_fd(path), "rb", buffering=0)
 

@@ -1,5 +1,6 @@
 """Tracks modules, BPF programs and other kernel symbols while samples are taken."""
 
+from otel_kprofiler.tracking.cpu_share import CpuShare
 from otel_kprofiler.tracking.kallsyms import IteratedKallsyms, find_hidden_symbols
 from otel_kprofiler.tracking.ksymbol_events import KsymbolLoss
 from otel_kprofiler.tracking.ksymbol_readers import ReadMethod, find_ksymbol_method
@@ -21,6 +22,7 @@ from otel_kprofiler.tracking.module_uevents import (
 from otel_kprofiler.tracking.module_watch import ModuleWatch
 
 __all__ = [
+    "CpuShare",
     "IteratedKallsyms",
     "KsymbolCounts",
     "KsymbolLoss",

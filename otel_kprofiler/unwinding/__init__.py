@@ -1,0 +1,27 @@
+"""Unwind tables of user files: read where they are, copied into maps of the BPF program."""
+
+from otel_kprofiler.unwinding.details import FileDetails, KnownFiles
+from otel_kprofiler.unwinding.maps import FileState, MapSizes, TableMaps
+from otel_kprofiler.unwinding.opening import OpenedFile, open_mapped
+from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
+from otel_kprofiler.unwinding.request import VDSO, FileKey, FileRequest
+from otel_kprofiler.unwinding.room import Limits
+from otel_kprofiler.unwinding.store import TableCounts, TableStore
+
+__all__ = [
+    "VDSO",
+    "FileDetails",
+    "FileKey",
+    "FileRequest",
+    "FileState",
+    "KnownFiles",
+    "Limits",
+    "MapSizes",
+    "OpenedFile",
+    "Refusal",
+    "TableCounts",
+    "TableMaps",
+    "TableRefused",
+    "TableStore",
+    "open_mapped",
+]

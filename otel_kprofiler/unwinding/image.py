@@ -1,0 +1,81 @@
+"""The content of an inner map: a file's tables in the form that the BPF program reads.
+
+======================  ================  ====================================================
+At                      Bytes             What
+======================  ================  ====================================================
+0                       256               ``struct table_header``, the rest zero
+256                     8 per entry       the search table
+rounded up to 16        .eh_frame's size  ``.eh_frame``
+behind it               at least 512      zero: the program reads a window at a time
+======================  ================  ====================================================
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from otel_kprofiler.bpf import PAGE_BYTES
+from otel_kprofiler.unwinding.elf import Segment
+from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
+from otel_kprofiler.unwinding.source import Source
+from otel_kprofiler.unwinding.table import Tables
+
+MAX_TEXTS: Final = 4
+MAX_FRAMES_BYTES: Final = 0x0FFF0000
+_VERSION: Final = 1
+_HEADER: Final = struct.Struct("=IIQQIIII")
+_TEXT: Final = struct.Struct("=QQQ")  # offset, bytes, address minus offset
+_SEARCH_AT: Final = 256
+_WINDOW_BYTES: Final = 512
+_ALIGNMENT: Final = 16
+_MASK: Final = (1 << 64) - 1
+
+
+def image_pages(tables: Tables) -> int:
+    """Number of pages that the tables take."""
+    return -(-(_frames_at(tables) + tables.frames.size + _WINDOW_BYTES) // PAGE_BYTES)
+
+
+def check_texts(texts: tuple[Segment, ...]) -> None:
+    """Raise :class:`TableRefused` if a header cannot hold these segments."""
+    if not texts:
+        raise TableRefused(Refusal.NO_TEXT)
+    if len(texts) > MAX_TEXTS:
+        raise TableRefused(Refusal.MANY_TEXTS, str(len(texts)))
+
+
+def write_image(
+    target: memoryview, source: Source, tables: Tables, texts: tuple[Segment, ...], serial: int
+) -> None:
+    """Fill an inner map, which is zero.
+
+    Args:
+        target: its memory, of :func:`image_pages`.
+        source: the file.
+        tables: where its tables are.
+        texts: its executable segments.
+        serial: number of the table; 32 bits.
+
+    Raises:
+        TableRefused: the file became shorter, or cannot be read.
+    """
+    frames_at, frames = _frames_at(tables), tables.frames
+    _HEADER.pack_into(
+        target, 0, serial, _VERSION, tables.origin, frames.address, tables.entries, frames_at,
+        frames.size, len(texts),
+    )  # fmt: skip
+    for index, text in enumerate(texts):
+        delta = text.address - text.offset & _MASK
+        at = _HEADER.size + index * _TEXT.size
+        _TEXT.pack_into(target, at, text.offset, text.size, delta)
+    search = target[_SEARCH_AT : _SEARCH_AT + tables.search_bytes]
+    if tables.search_offset is None:
+        search[:] = tables.made
+    else:
+        source.read_into(search, tables.search_offset)
+    source.read_into(target[frames_at : frames_at + frames.size], frames.offset)
+
+
+def _frames_at(tables: Tables) -> int:
+    return (_SEARCH_AT + tables.search_bytes + _ALIGNMENT - 1) & -_ALIGNMENT

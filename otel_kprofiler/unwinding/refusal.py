@@ -1,0 +1,42 @@
+"""Why a file's frames cannot be unwound by its own tables."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Refusal(enum.Enum):
+    """A closed list of reasons; the value is what users read."""
+
+    GONE = "the process had ended, or unmapped the file, before it could be opened"
+    FORBIDDEN = "this process may not open the file"
+    NOT_SAME = "what could be opened is another file than the one that is mapped"
+    CHANGED = "the file changed while it was read"
+    UNREADABLE = "the file could not be read"
+    NOT_ELF = "not an ELF file for 64-bit code of this machine"
+    DAMAGED_HEADERS = "the ELF headers are damaged"
+    NO_TEXT = "the file has no executable segment"
+    MANY_TEXTS = "the file has too many executable segments"
+    NO_FRAMES = "the file has no .eh_frame"
+    COMPRESSED = ".eh_frame is compressed or not in the file"
+    ENCODING = "the pointers of .eh_frame_hdr are not encoded as linkers write them"
+    OUT_OF_BOUNDS = "the tables point outside of the file, or of .eh_frame"
+    NOT_SORTED = "the search table is not sorted"
+    TOO_LARGE = "the tables are larger than the limit for one file"
+    NOT_INDEXED = "no search table could be made from .eh_frame"
+    NO_ROOM = "tables that are in use fill the memory allowed for them"
+    FAILED = "reading the file failed in a way that the log tells"
+    NO_MEMORY = "the kernel had no memory for the tables"
+
+
+class TableRefused(Exception):  # noqa: N818 - an outcome, which the store counts
+    """Tables that must not be used.
+
+    Args:
+        refusal: why.
+        detail: what exactly, for a log.
+    """
+
+    def __init__(self, refusal: Refusal, detail: str = "") -> None:
+        super().__init__(f"{refusal.value}: {detail}" if detail else refusal.value)
+        self.refusal = refusal

@@ -1,0 +1,122 @@
+"""Which tables are loaded, what they take, and which must go for a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
+from otel_kprofiler.unwinding.request import FileKey
+
+
+class Limits(NamedTuple):
+    """How much memory of the kernel tables may take.
+
+    Attributes:
+        total_bytes: of all tables.
+        file_bytes: of one.
+        idle_ns: time without a sample after which a table may be evicted. If the tables in use
+            do not all fit, some stay and the rest is unavailable: none are loaded in turns.
+    """
+
+    total_bytes: int = 128 << 20
+    file_bytes: int = 64 << 20
+    idle_ns: int = 10_000_000_000
+
+
+class Table(NamedTuple):
+    """A loaded table.
+
+    Attributes:
+        key: its file.
+        slot: where the program finds it.
+        size: bytes of its map.
+        loaded_ns: boot time at which it was loaded.
+    """
+
+    key: FileKey
+    slot: int
+    size: int
+    loaded_ns: int
+
+
+class Claim(NamedTuple):
+    """Room for a table.
+
+    Attributes:
+        slot: where it goes; it may be that of a victim.
+        size: its bytes.
+        victims: tables to remove first.
+    """
+
+    slot: int
+    size: int
+    victims: tuple[Table, ...]
+
+
+class Room:
+    """Slots and bytes; not thread-safe.
+
+    A claim takes its bytes and its slot at once. While another thread removes the victims of its
+    claim, which takes milliseconds, the tables in the kernel may exceed the limit by these.
+    """
+
+    def __init__(self, slots: int, limits: Limits) -> None:
+        self._limits = limits
+        self._free = list(range(slots - 1, -1, -1))
+        self._leaving = 0  # bytes of victims that are still there
+        self.bytes = 0
+        """Taken by tables, those included that are being loaded or removed."""
+        self.tables: dict[FileKey, Table] = {}
+
+    def claim(self, size: int, last_uses_ns: Sequence[int], now_ns: int) -> Claim:
+        """Claim room for a table; it ends with :meth:`removed` and :meth:`add` or :meth:`cancel`.
+
+        Args:
+            size: bytes of the new table.
+            last_uses_ns: boot time of the last sample per slot.
+            now_ns: boot time.
+
+        Raises:
+            TableRefused: there is no room; nothing is claimed.
+        """
+        limits = self._limits
+        if size > min(limits.file_bytes, limits.total_bytes):
+            raise TableRefused(Refusal.TOO_LARGE, f"{size} bytes")
+
+        def last_use_ns(table: Table) -> int:
+            return max(table.loaded_ns, last_uses_ns[table.slot])
+
+        over = self.bytes - self._leaving + size - limits.total_bytes
+        victims: list[Table] = []
+        if over > 0 or not self._free:
+            for table in sorted(self.tables.values(), key=last_use_ns):
+                if now_ns - last_use_ns(table) < limits.idle_ns:
+                    break
+                victims.append(table)
+                over -= table.size
+                if over <= 0:
+                    break
+        if over > 0 or not (self._free or victims):
+            raise TableRefused(Refusal.NO_ROOM, f"{size} bytes")
+        for table in victims:
+            del self.tables[table.key]
+            self._leaving += table.size
+        self.bytes += size
+        return Claim(self._free.pop() if self._free else victims[0].slot, size, tuple(victims))
+
+    def removed(self, claim: Claim) -> None:
+        """The victims of a claim are gone."""
+        self._free += [table.slot for table in claim.victims if table.slot != claim.slot]
+        size = sum(table.size for table in claim.victims)
+        self._leaving -= size
+        self.bytes -= size
+
+    def add(self, claim: Claim, key: FileKey, now_ns: int) -> None:
+        """The claim's table is loaded."""
+        self.tables[key] = Table(key, claim.slot, claim.size, now_ns)
+
+    def cancel(self, claim: Claim) -> None:
+        """The claim's table could not be loaded; its slot is empty."""
+        self._free.append(claim.slot)
+        self.bytes -= claim.size

@@ -1,0 +1,299 @@
+"""Answers the BPF program's requests for the unwind tables of files.
+
+One thread takes requests from their ring; a few others open the files, read them and publish their
+tables. Publishing waits for the kernel's RCU, some 15 ms, which is why they are several: requests
+that wait at the same time share a grace period.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import resource
+import select
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from otel_kprofiler.bpf import PAGE_BYTES
+from otel_kprofiler.tracking import CpuShare
+from otel_kprofiler.unwinding.details import KnownFiles
+from otel_kprofiler.unwinding.elf import Segment
+from otel_kprofiler.unwinding.indexing import index_frames
+from otel_kprofiler.unwinding.loading import LoadableTables, open_tables
+from otel_kprofiler.unwinding.maps import FileState, TableMaps, is_out_of_memory
+from otel_kprofiler.unwinding.opening import Files
+from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
+from otel_kprofiler.unwinding.request import FileKey, FileRequest, parse_requests
+from otel_kprofiler.unwinding.room import Claim, Limits, Room
+from otel_kprofiler.unwinding.table import Tables
+
+HOLD_NS: Final = 30_000_000_000
+"""How long a file is unavailable for a reason that may pass."""
+CPU_SHARE: Final = 0.05
+"""Share of one CPU that reading files may take in the long run, after a second in one go."""
+_WORKERS: Final = 4
+_POLL_S: Final = 1.0
+_JOIN_S: Final = 5.0
+_MAX_PACE_S: Final = 0.5
+
+_NO_TABLE: Final = frozenset({Refusal.NOT_ELF, Refusal.NO_TEXT, Refusal.NO_FRAMES})
+_MAY_PASS: Final = frozenset(
+    {
+        Refusal.FORBIDDEN, Refusal.NOT_SAME, Refusal.CHANGED, Refusal.UNREADABLE, Refusal.NO_ROOM,
+        Refusal.NO_MEMORY, Refusal.FAILED,
+    }
+)  # fmt: skip
+
+_log = logging.getLogger(__name__)
+
+
+class TableCounts(NamedTuple):
+    """What became of the requests, at one instant.
+
+    Attributes:
+        requested: since the start: loaded + refused + pending.
+        loaded: answered with a table.
+        refused: answered without, by reason.
+        pending: not answered yet.
+        evicted: tables removed to make room.
+        tables: in the kernel now.
+        bytes: that these take.
+        cpu_ns: time of this process's threads spent on it.
+    """
+
+    requested: int
+    loaded: int
+    refused: Mapping[Refusal, int]
+    pending: int
+    evicted: int
+    tables: int
+    bytes: int
+    cpu_ns: int
+
+
+class _PostponedError(Exception):
+    """Another search table is being made; the request is kept until that is done."""
+
+
+class TableStore:
+    """Loads tables in the background, between ``start`` and ``close``.
+
+    Args:
+        maps: those of the loaded program; closed with the store.
+        files: this host's.
+        limits: of the memory for tables.
+        now_ns: boot time, the clock of the program.
+    """
+
+    def __init__(
+        self, maps: TableMaps, files: Files, limits: Limits, now_ns: Callable[[], int]
+    ) -> None:
+        self._maps = maps
+        self._files = files
+        self._now_ns = now_ns
+        self.known = KnownFiles()
+        self._lock = threading.Lock()
+        self._room = Room(maps.sizes.slots, limits)
+        self._pending: set[FileKey] = set()
+        self._refused: dict[FileKey, int] = {}  # boot time until which it holds, 0 for ever
+        self._requested = self._loaded = self._evicted = self._cpu_ns = self._serial = 0
+        self._refusals: Counter[Refusal] = Counter()
+        self._share = CpuShare(CPU_SHARE)
+        self._requests: queue.SimpleQueue[FileRequest | None] = queue.SimpleQueue()
+        self._postponed: list[FileRequest] = []
+        self._indexing = False
+        self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._take, name="kprofiler-files", daemon=True)]
+        self._threads += [
+            threading.Thread(target=self._work, name="kprofiler-tables", daemon=True)
+            for _ in range(_WORKERS)
+        ]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def request(self, request: FileRequest) -> None:
+        """Queue a request, as the program makes them; thread-safe."""
+        with self._lock:
+            self._requested += 1
+            self._pending.add(request.key)
+        self._requests.put(request)
+
+    def counts(self) -> TableCounts:
+        """What became of the requests; thread-safe."""
+        with self._lock:
+            return TableCounts(
+                self._requested,
+                self._loaded,
+                dict(self._refusals),
+                len(self._pending),
+                self._evicted,
+                len(self._room.tables),
+                self._room.bytes,
+                self._cpu_ns,
+            )
+
+    def close(self) -> None:
+        """Stop the threads and let go of the maps; pending files stay pending."""
+        self._stopping.set()
+        os.eventfd_write(self._stop_fd, 1)
+        for _ in range(_WORKERS):
+            self._requests.put(None)
+        until = time.monotonic() + _JOIN_S
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, until - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            # It would go on with descriptors that have become those of others.
+            _log.warning("a file system does not answer: the unwind tables' maps stay open")
+            return
+        self._maps.close()
+        os.close(self._stop_fd)
+
+    def _take(self) -> None:
+        """Take requests from the ring, and forget refusals whose time is over."""
+        with select.epoll() as epoll:
+            epoll.register(self._stop_fd, select.EPOLLIN)
+            epoll.register(self._maps.ring_fd, select.EPOLLIN | select.EPOLLET)
+            while not self._stopping.is_set():
+                for request in parse_requests(self._maps.ring.take().data):
+                    self.request(request)
+                self._end_holds()
+                epoll.poll(_POLL_S)
+
+    def _work(self) -> None:
+        while (request := self._requests.get()) is not None:
+            while not self._stopping.is_set() and (wait_s := self._pace()) > 0:
+                self._stopping.wait(min(wait_s, _MAX_PACE_S))
+            if not self._stopping.is_set():
+                began_ns = time.thread_time_ns()
+                self._answer(request)
+                self._spend(time.thread_time_ns() - began_ns)
+
+    def _pace(self) -> float:
+        with self._lock:
+            return self._share.wait_ns(self._now_ns()) / 1e9
+
+    def _spend(self, cpu_ns: int) -> None:
+        with self._lock:
+            self._cpu_ns += cpu_ns
+            self._share.spend(cpu_ns)
+
+    def _answer(self, request: FileRequest) -> None:
+        try:
+            try:
+                with open_tables(request, self._files, self.known, self._index) as loadable:
+                    self._load_tables(request.key, loadable)
+            except OSError as error:
+                reason = Refusal.NO_MEMORY if is_out_of_memory(error) else Refusal.FAILED
+                raise TableRefused(reason, str(error)) from error
+        except _PostponedError:
+            self._postpone(request)
+        except TableRefused as error:
+            _log.debug("no unwind tables for %s: %s", self._name(request.key), error)
+            self._refuse(request.key, error.refusal)
+        except Exception:  # noqa: BLE001 - no file is a reason to stop answering
+            _log.exception("reading the unwind tables of %s failed", self._name(request.key))
+            self._refuse(request.key, Refusal.FAILED)
+
+    def _name(self, key: FileKey) -> str:
+        details = self.known.get(key)
+        return details.path if details else f"inode {key.inode} of device {key.device:#x}"
+
+    def _load_tables(self, key: FileKey, loadable: LoadableTables) -> None:
+        """Make room, fill a map, and publish it."""
+        claim = self._claim(loadable.pages * PAGE_BYTES)
+        with self._lock:
+            self._serial += 1
+            serial = self._serial
+        published = False
+        try:
+            fd = self._maps.create(loadable.pages, lambda view: loadable.fill(view, serial))
+            try:
+                self._maps.publish_table(claim.slot, fd)
+                published = True
+            finally:
+                os.close(fd)
+            with self._lock:
+                self._pending.discard(key)
+                self._maps.set_file(key, FileState.LOADED, claim.slot, serial)
+                self._room.add(claim, key, self._now_ns())
+                self._loaded += 1
+                self._maps.announce()
+        except BaseException:
+            if published:
+                self._maps.remove_table(claim.slot)
+            with self._lock:
+                self._room.cancel(claim)
+            raise
+
+    def _claim(self, size: int) -> Claim:
+        """Make room for a table; removes others if need be."""
+        with self._lock:
+            claim = self._room.claim(size, self._maps.last_uses_ns(), self._now_ns())
+            for table in claim.victims:
+                self._maps.forget_file(table.key)
+            self._evicted += len(claim.victims)
+        for table in claim.victims:
+            self._maps.remove_table(table.slot)
+        if claim.victims:
+            with self._lock:
+                self._room.removed(claim)
+                self._maps.announce()
+        return claim
+
+    def _refuse(self, key: FileKey, reason: Refusal) -> None:
+        with self._lock:
+            self._pending.discard(key)
+            self._refusals[reason] += 1
+            if reason is Refusal.GONE:
+                self._maps.forget_file(key)  # another process may have it
+                return
+            state = FileState.NO_TABLE if reason in _NO_TABLE else FileState.UNAVAILABLE
+            self._refused.pop(key, None)
+            self._refused[key] = self._now_ns() + HOLD_NS if reason in _MAY_PASS else 0
+            while len(self._refused) > self._maps.sizes.files // 2:
+                oldest = next(iter(self._refused))
+                del self._refused[oldest]
+                self._maps.forget_file(oldest)
+            self._maps.set_file(key, state)
+            self._maps.announce()
+
+    def _end_holds(self) -> None:
+        with self._lock:
+            now_ns = self._now_ns()
+            for key in [key for key, until in self._refused.items() if 0 < until <= now_ns]:
+                del self._refused[key]
+                self._maps.forget_file(key)
+
+    def _index(self, fd: int, frames: Segment) -> Tables:
+        """Make a search table, one at a time: the other threads shall not all wait for that."""
+        with self._lock:
+            if self._indexing:
+                raise _PostponedError
+            self._indexing = True
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        try:
+            return index_frames(fd, frames)
+        finally:
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            self._spend(int((after.ru_utime - before.ru_utime) * 1e9))
+            with self._lock:
+                self._indexing = False
+                postponed, self._postponed = self._postponed, []
+            for request in postponed:
+                self._requests.put(request)
+
+    def _postpone(self, request: FileRequest) -> None:
+        with self._lock:
+            if self._indexing:
+                self._postponed.append(request)
+                return
+        self._requests.put(request)

@@ -1,0 +1,132 @@
+"""Finds and checks the two tables that the BPF program interprets: the search table and .eh_frame.
+
+``.eh_frame_hdr`` is a header of 12 bytes and a table of pairs (start of a function, its entry in
+``.eh_frame``), sorted, each a signed 32-bit distance from the address of ``.eh_frame_hdr`` (Linux
+Standard Base, "Exception Frames"). Both tables are copied as they are. The checks here make a table
+usable; the program checks every bound again, since the copy is made after the check.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from otel_kprofiler.unwinding.elf import ElfFile, Segment, find_offset
+from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
+from otel_kprofiler.unwinding.source import Source
+
+ENTRY_BYTES: Final = 8
+"""A pair of the search table."""
+MAX_ENTRIES: Final = 1 << 22
+"""Rounds of the program's binary search; the largest browsers have about 600,000 entries."""
+MAX_FRAMES_BYTES: Final = 1 << 28
+
+# DW_EH_PE_*: what every current linker writes.
+_ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
+"""Version; pcrel|sdata4 to .eh_frame; udata4 count; datarel|sdata4 pairs."""
+_OMITTED: Final = 0xFF
+_HEADER: Final = struct.Struct("<4xiI")
+_LENGTH: Final = struct.Struct("<I")
+_LENGTH_IS_64_BITS: Final = 0xFFFFFFF0
+_CHUNK_BYTES: Final = 64 * 1024  # of the search table at once, so that its check needs no memory
+
+
+class Tables(NamedTuple):
+    """Where the two tables are.
+
+    Attributes:
+        origin: address (SVMA) that the pairs are relative to.
+        search_offset: offset of the pairs in the file; None if they are in ``made``.
+        entries: number of pairs.
+        frames: ``.eh_frame`` up to the end of its last entry that the pairs point to.
+        made: pairs that were made of ``.eh_frame`` of a file without a search table.
+    """
+
+    origin: int
+    search_offset: int | None
+    entries: int
+    frames: Segment
+    made: bytes = b""
+
+    @property
+    def search_bytes(self) -> int:
+        """Length of the search table."""
+        return self.entries * ENTRY_BYTES
+
+
+def find_tables(source: Source, elf: ElfFile) -> Tables | None:
+    """Find and check the tables; None if the file has no search table, but may have frames.
+
+    Raises:
+        TableRefused: the tables are not usable.
+    """
+    if elf.search is None:
+        return None
+    origin, size = elf.search
+    at = find_offset(elf.loads, origin, size)
+    head = source.read(at, min(size, _HEADER.size))
+    if not _has_pairs(head):
+        return None
+    relative, entries = _HEADER.unpack(head)
+    if not entries:
+        return None
+    if entries > MAX_ENTRIES:
+        raise TableRefused(Refusal.TOO_LARGE, f"{entries} functions")
+    if _HEADER.size + entries * ENTRY_BYTES > size:
+        raise TableRefused(Refusal.OUT_OF_BOUNDS, f"{entries} functions in {size} bytes")
+    search = at + _HEADER.size
+    address = origin + len(_ENCODINGS) + relative
+    lowest, highest = check_pairs(_chunks(source, search, entries * ENTRY_BYTES))
+    if origin + lowest < address:
+        raise TableRefused(Refusal.OUT_OF_BOUNDS, "an entry before .eh_frame")
+    frames = _frames_until(source, elf.loads, address, origin + highest)
+    return Tables(origin, search, entries, frames)
+
+
+def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
+    """Check that pairs are sorted by function; the lowest and the highest of what they point to.
+
+    Raises:
+        TableRefused: they are not.
+    """
+    last = lowest = highest = None
+    for chunk in chunks:
+        numbers = memoryview(chunk).cast("i")
+        starts = numbers[::2].tolist()
+        entries = numbers[1::2].tolist()
+        if starts != sorted(starts) or (last is not None and starts[0] < last):
+            raise TableRefused(Refusal.NOT_SORTED)
+        last = starts[-1]
+        low, high = min(entries), max(entries)
+        lowest = low if lowest is None else min(lowest, low)
+        highest = high if highest is None else max(highest, high)
+    if lowest is None or highest is None:
+        raise TableRefused(Refusal.NO_FRAMES, "no pairs")
+    return lowest, highest
+
+
+def _has_pairs(head: bytes) -> bool:
+    """Whether a header is one with pairs; refuses other encodings than linkers write."""
+    if head.startswith(_ENCODINGS) and len(head) == _HEADER.size:
+        return True
+    if len(head) < len(_ENCODINGS) or head[0] != _ENCODINGS[0] or _OMITTED not in head[2:4]:
+        raise TableRefused(Refusal.ENCODING, head[: len(_ENCODINGS)].hex())
+    return False
+
+
+def _chunks(source: Source, offset: int, size: int) -> Iterator[bytes]:
+    for start in range(0, size, _CHUNK_BYTES):
+        yield source.read(offset + start, min(_CHUNK_BYTES, size - start))
+
+
+def _frames_until(source: Source, loads: tuple[Segment, ...], address: int, last: int) -> Segment:
+    """``.eh_frame`` from its start to the end of the entry at ``last``."""
+    at = find_offset(loads, last, _LENGTH.size)
+    (length,) = _LENGTH.unpack(source.read(at, _LENGTH.size))
+    if length >= _LENGTH_IS_64_BITS:
+        raise TableRefused(Refusal.ENCODING, "an entry with a 64-bit length")
+    size = last + _LENGTH.size + length - address
+    if size > MAX_FRAMES_BYTES:
+        raise TableRefused(Refusal.TOO_LARGE, f".eh_frame of {size} bytes")
+    return Segment(find_offset(loads, address, size), size, address)

@@ -1,0 +1,327 @@
+"""Loads the tables of real files into real maps, and takes them out again."""
+
+import os
+import shutil
+import struct
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+from unwind_maps import WAITS, KernelMaps, compile_c, request_of
+
+from otel_kprofiler.bpf import PAGE_BYTES
+from otel_kprofiler.host import Access
+from otel_kprofiler.unwinding import (
+    VDSO,
+    FileKey,
+    FileRequest,
+    FileState,
+    Limits,
+    Refusal,
+    TableStore,
+)
+
+pytestmark = pytest.mark.live
+
+LIBC = os.path.realpath("/lib/x86_64-linux-gnu/libc.so.6")
+SECOND_NS = 1_000_000_000
+
+
+class Known(Access):
+    """Files whose processes are taken to have the path that was asked for: no process is needed."""
+
+    def __init__(self):
+        super().__init__()
+        self.paths = {}
+
+    def read_link(self, path):
+        return self.paths.get(path) or super().read_link(path)
+
+    def ask(self, path, number):
+        """A request for a file, from the process of that number."""
+        request = request_of(path, tgid=number, start=0x1000, end=0x2000)
+        self.paths[f"/proc/{number}/map_files/1000-2000"] = os.fspath(path)
+        return request
+
+
+class Running:
+    """A started store on maps of its own; ``now_ns`` is set by the test."""
+
+    def __init__(self, limits=None, **sizes):
+        self.kernel = KernelMaps(**sizes)
+        self.files = Known()
+        self.now_ns = 100 * SECOND_NS
+        self.numbers = iter(range(5_000_000, 6_000_000))  # above pid_max
+        self.store = TableStore(
+            self.kernel.open(), self.files, limits or Limits(), lambda: self.now_ns
+        )
+        self.store.start()
+
+    def ask(self, path):
+        request = self.files.ask(path, next(self.numbers))
+        self.store.request(request)
+        return request.key
+
+    def load(self, *paths):
+        keys = [self.ask(path) for path in paths]
+        self.settle()
+        return keys
+
+    def settle(self):
+        deadline = time.monotonic() + 60
+        while self.store.counts().pending:
+            assert time.monotonic() < deadline, self.store.counts()
+            time.sleep(0.005)
+        counts = self.store.counts()
+        assert counts.requested == counts.loaded + sum(counts.refused.values())
+        return counts
+
+    def close(self):
+        self.store.close()
+        self.kernel.close()
+
+
+@pytest.fixture
+def start():
+    running = []
+
+    def begin(*args, **kwargs):
+        running.append(Running(*args, **kwargs))
+        return running[-1]
+
+    yield begin
+    for one in running:
+        one.close()
+
+
+def section(path, name):
+    with open(path, "rb") as file:
+        found = ELFFile(file).get_section_by_name(name)
+        return found["sh_addr"], found.data()
+
+
+@pytest.mark.parametrize("path", [LIBC, "/usr/bin/bash", "/usr/bin/python3.11", "/usr/bin/gcc"])
+def test_the_map_holds_the_tables_as_they_are_in_the_file(start, path):
+    running = start()
+    (key,) = running.load(path)
+    header, data = running.kernel.loaded(key)
+    address, search = section(path, ".eh_frame_hdr")
+    frames_address, frames = section(path, ".eh_frame")
+    assert (header.origin, header.frames_address) == (address, frames_address)
+    assert data[256 : 256 + 8 * header.entries] == search[12:]
+    found = data[header.frames_at : header.frames_at + header.frames_bytes]
+    assert frames.startswith(found)
+    assert not frames[len(found) :].strip(b"\0")  # what is left out is the terminator
+    behind = data[header.frames_at + header.frames_bytes :]
+    assert len(behind) >= 512
+    assert not behind.strip(b"\0")
+
+
+def test_texts_turn_offsets_of_the_file_into_addresses(start):
+    running = start()
+    (key,) = running.load(LIBC)
+    header, data = running.kernel.loaded(key)
+    with open(LIBC, "rb") as file:
+        texts = [
+            (s["p_offset"], s["p_filesz"], s["p_vaddr"] - s["p_offset"])
+            for s in ELFFile(file).iter_segments("PT_LOAD")
+            if s["p_flags"] & 1
+        ]
+    assert header.texts == len(texts)
+    assert list(struct.iter_unpack("=QQQ", data[40 : 40 + 24 * len(texts)])) == texts
+
+
+def test_details_name_the_file(start):
+    running = start()
+    (key,) = running.load(LIBC)
+    notes = subprocess.run(["readelf", "-n", LIBC], capture_output=True, text=True, check=True)
+    details = running.store.known.get(key)
+    assert details.build_id in notes.stdout
+    assert (details.path, details.name, details.deleted) == (LIBC, "libc.so.6", False)
+
+
+def test_the_vdso_is_a_file_like_others(start):
+    running = start()
+    running.store.request(FileRequest(VDSO, 0, 0, 0, 1, 1, 0))
+    running.settle()
+    header, _ = running.kernel.loaded(VDSO)
+    assert header.entries > 4
+    details = running.store.known.get(VDSO)
+    assert (details.name, len(details.texts)) == ("[vdso]", 1)
+    assert details.build_id
+
+
+def test_a_static_program_gets_the_search_table_that_its_linker_did_not_write(start, tmp_path):
+    program = compile_c(tmp_path / "static", WAITS, "-static", "-Wl,--no-eh-frame-hdr")
+    running = start()
+    (key,) = running.load(program)
+    header, data = running.kernel.loaded(key)
+    again = compile_c(tmp_path / "linked", WAITS, "-static", "-Wl,--eh-frame-hdr")
+    _, search = section(again, ".eh_frame_hdr")
+    assert header.entries == int.from_bytes(search[8:12], "little")
+    starts = [
+        pair[0] + header.origin
+        for pair in struct.iter_unpack("<ii", data[256:][: 8 * header.entries])
+    ]
+    assert starts == sorted(starts)
+
+
+def test_files_without_tables_are_told_from_those_with_unusable_ones(start, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("#!/bin/sh\n" * 100)
+    bare = compile_c(tmp_path / "bare", "int _start(void) { return 0; }", "-nostdlib",
+                     "-fno-asynchronous-unwind-tables", "-Wl,--no-eh-frame-hdr")  # fmt: skip
+    broken = tmp_path / "broken"
+    data = bytearray(Path(LIBC).read_bytes())
+    with open(LIBC, "rb") as file:
+        at = ELFFile(file).get_section_by_name(".eh_frame_hdr")["sh_offset"]
+    data[at + 12 : at + 20], data[at + 20 : at + 28] = (
+        data[at + 20 : at + 28],
+        data[at + 12 : at + 20],
+    )
+    broken.write_bytes(data)
+    running = start()
+    keys = running.load(text, bare, broken)
+    states = [running.kernel.file(key).state for key in keys]
+    assert states == [FileState.NO_TABLE, FileState.NO_TABLE, FileState.UNAVAILABLE]
+    assert running.store.counts().refused == {
+        Refusal.NOT_ELF: 1, Refusal.NO_FRAMES: 1, Refusal.NOT_SORTED: 1,
+    }  # fmt: skip
+    assert running.store.known.get(keys[0]).build_id is None
+    assert running.store.known.get(keys[2]).build_id
+
+
+def test_a_file_of_a_process_that_has_ended_is_asked_for_again(start):
+    running = start()
+    key = FileKey(4_000_000_000, 1, 0)
+    running.store.request(FileRequest(key, 0x1000, 0x2000, 0, 5_999_999, 5_999_999, 0))
+    assert running.settle().refused == {Refusal.GONE: 1}
+    assert running.kernel.file(key) is None
+
+
+def test_what_may_pass_is_tried_again_after_a_while(start, tmp_path):
+    program = compile_c(tmp_path / "waits", WAITS)
+    running = start()
+    request = running.files.ask(program, 5_999_998)
+    running.store.request(request._replace(size=1))
+    assert running.settle().refused == {Refusal.NOT_SAME: 1}
+    assert running.kernel.file(request.key).state == FileState.UNAVAILABLE
+    running.now_ns += 31 * SECOND_NS
+    deadline = time.monotonic() + 30
+    while running.kernel.file(request.key) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    running.store.request(request)
+    running.settle()
+    running.kernel.loaded(request.key)
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """Copies of one program: different files."""
+    first = compile_c(tmp_path / "program-0", WAITS)
+    return [first] + [Path(shutil.copy(first, tmp_path / f"program-{n}")) for n in range(1, 12)]
+
+
+def image_bytes(running, path):
+    running.load(path)
+    return running.store.counts().bytes
+
+
+def test_the_longest_unused_table_makes_room(start, programs):
+    size = image_bytes(start(), programs[0])
+    running = start(Limits(total_bytes=3 * size, idle_ns=SECOND_NS))
+    first, second, third = running.load(*programs[:3])
+    slots = {key: running.kernel.file(key).slot for key in (first, second, third)}
+    for step, key in enumerate((second, first, third)):
+        running.kernel.use(slots[key], running.now_ns + step)
+    running.now_ns += 5 * SECOND_NS
+    epoch = running.kernel.epoch()
+    (fourth,) = running.load(programs[3])
+    assert running.kernel.file(second) is None
+    assert running.kernel.epoch() > epoch
+    for key in (first, third, fourth):
+        running.kernel.loaded(key)
+    counts = running.store.counts()
+    assert (counts.evicted, counts.tables, counts.bytes) == (1, 3, 3 * size)
+
+
+def test_tables_in_use_are_not_evicted(start, programs):
+    size = image_bytes(start(), programs[0])
+    running = start(Limits(total_bytes=2 * size, idle_ns=SECOND_NS))
+    loaded = running.load(*programs[:2])
+    (refused,) = running.load(programs[2])
+    assert running.settle().refused == {Refusal.NO_ROOM: 1}
+    assert running.kernel.file(refused).state == FileState.UNAVAILABLE
+    for key in loaded:
+        running.kernel.loaded(key)
+
+
+def test_a_file_above_its_limit_is_refused(start):
+    running = start(Limits(file_bytes=PAGE_BYTES * 4))
+    (key,) = running.load(LIBC)
+    assert running.kernel.file(key).state == FileState.UNAVAILABLE
+    assert running.store.counts().refused == {Refusal.TOO_LARGE: 1}
+    assert running.store.counts().bytes == 0
+
+
+def test_few_slots_are_used_again_without_mixing_tables(start, programs):
+    running = start(Limits(idle_ns=0), slots=3)
+    seen = []
+    for path in programs * 2:
+        (key,) = running.load(path)
+        header, _ = running.kernel.loaded(key)
+        seen.append(header.serial)
+        running.now_ns += 1
+    assert len(set(seen)) == len(seen)
+    counts = running.store.counts()
+    assert counts.tables == 3
+    assert counts.evicted == counts.loaded - 3
+
+
+def test_refusals_leave_room_for_other_files(start, tmp_path):
+    running = start(files=16)
+    paths = []
+    for number in range(40):
+        paths.append(tmp_path / f"text-{number}")
+        paths[-1].write_text("text")
+    keys = running.load(*paths)
+    held = [key for key in keys if running.kernel.file(key)]
+    assert 0 < len(held) <= 9
+
+
+def test_a_storm_of_new_programs_is_answered(start, programs, tmp_path):
+    copies = [Path(shutil.copy(programs[0], tmp_path / f"copy-{number}")) for number in range(150)]
+    running = start(Limits(idle_ns=0), slots=64, files=256)
+    keys = running.load(*copies)
+    counts = running.store.counts()
+    states = Counter(value.state for key in keys if (value := running.kernel.file(key)))
+    assert counts.loaded == 150
+    assert counts.evicted == 150 - 64
+    assert states == {FileState.LOADED: 64}
+
+
+def test_nothing_of_the_tables_stays_resident(start):
+    running = start()
+    big = max(Path("/usr/lib").rglob("libLLVM*.so*"), key=lambda path: path.stat().st_size)
+    running.load(LIBC)
+    before = resident_bytes()
+    running.load(big)
+    assert running.store.counts().bytes > 4 << 20
+    assert resident_bytes() - before < 2 << 20
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_close_while_requests_wait(start, programs):
+    running = start()
+    for path in programs:
+        running.ask(path)
+    running.store.close()
+    assert not any(thread.is_alive() for thread in running.store._threads)
+    running.store.close = lambda: None
