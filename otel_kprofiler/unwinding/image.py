@@ -22,7 +22,6 @@ from otel_kprofiler.unwinding.source import Source
 from otel_kprofiler.unwinding.table import Tables
 
 MAX_TEXTS: Final = 4
-MAX_FRAMES_BYTES: Final = 0x0FFF0000
 _VERSION: Final = 1
 _HEADER: Final = struct.Struct("=IIQQIIII")
 _TEXT: Final = struct.Struct("=QQQ")  # offset, bytes, address minus offset

@@ -20,7 +20,8 @@ ENTRY_BYTES: Final = 8
 """A pair of the search table."""
 MAX_ENTRIES: Final = 1 << 22
 """Rounds of the program's binary search; the largest browsers have about 600,000 entries."""
-MAX_FRAMES_BYTES: Final = 1 << 28
+MAX_FRAMES_BYTES: Final = 0x0FFF0000
+"""Of ``.eh_frame``: positions in it are numbers of 28 bits in the program."""
 
 # DW_EH_PE_*: what every current linker writes.
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])

@@ -1,0 +1,47 @@
+"""ELF files for tests: small real ones, and ways to change them."""
+
+import lzma
+import struct
+from pathlib import Path
+
+from otel_kprofiler.unwinding.elf import read_elf
+from otel_kprofiler.unwinding.source import ImageSource
+from otel_kprofiler.unwinding.table import find_tables
+
+DATA = Path(__file__).parents[2] / "data" / "unwinding"
+NAMES = ("plain.so", "personality.so", "static")
+PT_LOAD, PT_GNU_EH_FRAME = 1, 0x6474E550
+
+
+def content(name):
+    return lzma.decompress((DATA / f"{name}.xz").read_bytes())
+
+
+def find(data):
+    """The tables of a file; None if it has no search table."""
+    source = ImageSource(bytes(data))
+    return find_tables(source, read_elf(source, "x86_64"))
+
+
+class Elf:
+    """A file whose headers a test changes."""
+
+    def __init__(self, name="plain.so"):
+        self.data = bytearray(content(name))
+
+    def program_header(self, kind, flags=0):
+        """Offset of the first program header of a kind, with these flags."""
+        start, count = struct.unpack_from("<Q", self.data, 0x20)[0], self.data[0x38]
+        for at in range(start, start + 56 * count, 56):
+            found, has = struct.unpack_from("<II", self.data, at)
+            if found == kind and has & flags == flags:
+                return at
+        raise LookupError(kind)
+
+    def search_at(self):
+        """Offset of .eh_frame_hdr, which is that of its address in these files."""
+        return struct.unpack_from("<Q", self.data, self.program_header(PT_GNU_EH_FRAME) + 8)[0]
+
+    def put(self, form, at, *values):
+        struct.pack_into(form, self.data, at, *values)
+        return self

@@ -1,0 +1,259 @@
+"""Finds the tables of ELF files, and refuses those that the program could not use."""
+
+import hashlib
+import os
+import struct
+from io import BytesIO
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from otel_kprofiler.unwinding import Refusal, TableRefused
+from otel_kprofiler.unwinding.elf import find_section, read_elf
+from otel_kprofiler.unwinding.identity import hash_file
+from otel_kprofiler.unwinding.image import check_texts, image_pages, write_image
+from otel_kprofiler.unwinding.index import make_pairs
+from otel_kprofiler.unwinding.source import FileSource, ImageSource
+from otel_kprofiler.unwinding.table import MAX_ENTRIES
+from tests.unit.unwinding.files import NAMES, PT_GNU_EH_FRAME, PT_LOAD, Elf, content, find
+
+
+def refusal(data):
+    with pytest.raises(TableRefused) as caught:
+        find(data)
+    return caught.value.refusal
+
+
+@pytest.mark.parametrize("name", ["plain.so", "personality.so"])
+def test_finds_what_pyelftools_finds(name):
+    data = content(name)
+    tables = find(data)
+    elf = ELFFile(BytesIO(data))
+    header, frames = (elf.get_section_by_name(n) for n in (".eh_frame_hdr", ".eh_frame"))
+    assert tables.origin == header["sh_addr"]
+    assert tables.search_offset == header["sh_offset"] + 12
+    assert tables.entries == int.from_bytes(header.data()[8:12], "little")
+    assert (tables.frames.offset, tables.frames.address) == (frames["sh_offset"], frames["sh_addr"])
+    assert frames.data()[tables.frames.size :].strip(b"\0") == b""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_finds_the_build_id_and_the_code(name):
+    data = content(name)
+    elf = read_elf(ImageSource(data), "x86_64")
+    reference = ELFFile(BytesIO(data))
+    note = reference.get_section_by_name(".note.gnu.build-id")
+    assert elf.build_id == (next(note.iter_notes())["n_desc"] if note else None)
+    assert elf.texts == tuple(
+        (s["p_offset"], s["p_filesz"], s["p_vaddr"])
+        for s in reference.iter_segments("PT_LOAD")
+        if s["p_flags"] & 1
+    )
+
+
+def test_a_file_without_a_search_table_has_frames_to_make_it_of():
+    data = content("static")
+    assert find(data) is None
+    source = ImageSource(data)
+    frames = find_section(source, read_elf(source, "x86_64"), b".eh_frame")
+    assert frames == tuple(
+        ELFFile(BytesIO(data)).get_section_by_name(".eh_frame")[key]
+        for key in ("sh_offset", "sh_size", "sh_addr")
+    )
+
+
+@pytest.mark.parametrize("name", ["plain.so", "personality.so"])
+def test_a_search_table_that_is_made_equals_that_of_the_linker(name):
+    data = content(name)
+    source, tables = ImageSource(data), find(data)
+    frames = find_section(source, read_elf(source, "x86_64"), b".eh_frame")
+    made = make_pairs(source.read(frames.offset, frames.size), frames.address, tables.origin)
+    assert made == data[tables.search_offset :][: tables.search_bytes]
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        (0, b"\x7fELG"),
+        (4, b"\1"),  # 32 bits
+        (5, b"\2"),  # big-endian
+        (16, b"\1\0"),  # an object file
+        (18, b"\xb7\0"),  # arm64
+    ],
+)
+def test_files_for_other_machines_are_no_elf_files(at, value):
+    elf = Elf()
+    elf.data[at : at + len(value)] = value
+    assert refusal(elf.data) is Refusal.NOT_ELF
+
+
+def test_a_short_file_is_no_elf_file():
+    assert refusal(content("plain.so")[:63]) is Refusal.NOT_ELF
+    assert refusal(b"") is Refusal.NOT_ELF
+
+
+@pytest.mark.parametrize(("at", "form", "value"), [(0x36, "<H", 57), (0x38, "<H", 0xFFFF)])
+def test_damaged_headers(at, form, value):
+    assert refusal(Elf().put(form, at, value).data) is Refusal.DAMAGED_HEADERS
+
+
+def test_program_headers_outside_of_the_file():
+    assert refusal(Elf().put("<Q", 0x20, 1 << 63).data) is Refusal.OUT_OF_BOUNDS
+
+
+@pytest.mark.parametrize(("field", "value"), [(8, 1 << 20), (32, 1 << 40), (16, (1 << 64) - 16)])
+def test_a_segment_that_exceeds_the_file(field, value):
+    elf = Elf()
+    elf.put("<Q", elf.program_header(PT_LOAD, 1) + field, value)
+    assert refusal(elf.data) is Refusal.DAMAGED_HEADERS
+
+
+def test_segments_that_overlap():
+    elf = Elf()
+    elf.put("<Q", elf.program_header(PT_LOAD, 2) + 16, 0x100)
+    assert refusal(elf.data) is Refusal.DAMAGED_HEADERS
+
+
+@pytest.mark.parametrize("encodings", ["011b033a", "0103033b", "011b0b3b", "021b033b", "00000000"])
+def test_other_encodings_are_refused(encodings):
+    elf = Elf()
+    at = elf.search_at()
+    elf.data[at : at + 4] = bytes.fromhex(encodings)
+    assert refusal(elf.data) is Refusal.ENCODING
+
+
+@pytest.mark.parametrize("encodings", ["011bffff", "011b03ff"])
+def test_a_header_may_say_that_it_has_no_search_table(encodings):
+    elf = Elf()
+    at = elf.search_at()
+    elf.data[at : at + 4] = bytes.fromhex(encodings)
+    assert find(elf.data) is None
+
+
+def test_a_header_of_four_bytes_has_no_search_table():
+    elf = Elf()
+    at = elf.search_at()
+    elf.data[at : at + 4] = bytes.fromhex("011bffff")
+    elf.put("<Q", elf.program_header(PT_GNU_EH_FRAME) + 32, 4)
+    assert find(elf.data) is None
+
+
+def test_more_pairs_than_the_header_has_room_for():
+    elf = Elf()
+    elf.put("<I", elf.search_at() + 8, 1000)
+    assert refusal(elf.data) is Refusal.OUT_OF_BOUNDS
+
+
+def test_more_pairs_than_the_program_searches():
+    elf = Elf()
+    elf.put("<I", elf.search_at() + 8, MAX_ENTRIES + 1)
+    assert refusal(elf.data) is Refusal.TOO_LARGE
+
+
+def test_pairs_that_are_not_sorted():
+    elf = Elf()
+    at = elf.search_at() + 12
+    first, second = elf.data[at : at + 8], elf.data[at + 8 : at + 16]
+    elf.data[at : at + 16] = second + first
+    assert refusal(elf.data) is Refusal.NOT_SORTED
+
+
+@pytest.mark.parametrize("distance", [-(1 << 31), -0x300, 0x7FFFFFFF, 0x4000])
+def test_a_pair_that_points_outside_of_the_frames(distance):
+    elf = Elf()
+    elf.put("<i", elf.search_at() + 16, distance)
+    assert refusal(elf.data) is Refusal.OUT_OF_BOUNDS
+
+
+def test_the_last_entry_may_not_exceed_its_segment():
+    elf = Elf()
+    tables = find(elf.data)
+    last = max(
+        pair[1]
+        for pair in struct.iter_unpack(
+            "<ii", elf.data[tables.search_offset :][: tables.search_bytes]
+        )
+    )
+    elf.put("<I", tables.origin + last, 0x10000)
+    assert refusal(elf.data) is Refusal.OUT_OF_BOUNDS
+    elf.put("<I", tables.origin + last, 0xFFFFFFFF)
+    assert refusal(elf.data) is Refusal.ENCODING
+
+
+def test_compressed_frames_are_refused():
+    elf = Elf("static")
+    source = ImageSource(bytes(elf.data))
+    sections, count, _ = read_elf(source, "x86_64").section_headers
+    index = next(
+        i for i in range(count) if ELFFile(BytesIO(elf.data)).get_section(i).name == ".eh_frame"
+    )
+    elf.put("<Q", sections + 64 * index + 8, 0x800 | 2)
+    source = ImageSource(bytes(elf.data))
+    with pytest.raises(TableRefused) as caught:
+        find_section(source, read_elf(source, "x86_64"), b".eh_frame")
+    assert caught.value.refusal is Refusal.COMPRESSED
+
+
+def test_too_many_texts():
+    elf = read_elf(ImageSource(content("plain.so")), "x86_64")
+    check_texts(elf.texts * 4)
+    with pytest.raises(TableRefused) as caught:
+        check_texts(elf.texts * 5)
+    assert caught.value.refusal is Refusal.MANY_TEXTS
+    with pytest.raises(TableRefused) as caught:
+        check_texts(())
+    assert caught.value.refusal is Refusal.NO_TEXT
+
+
+def test_the_image_is_what_the_program_reads():
+    data = content("personality.so")
+    source, tables = ImageSource(data), find(data)
+    texts = read_elf(source, "x86_64").texts
+    pages = image_pages(tables)
+    image = bytearray(pages * 4096)
+    write_image(memoryview(image), source, tables, texts, 7)
+    serial, version, origin, frames_address, entries, frames_at, size, count = struct.unpack_from(
+        "<IIQQIIII", image
+    )
+    assert (serial, version, origin, entries, count) == (7, 1, tables.origin, tables.entries, 1)
+    assert frames_address == tables.frames.address
+    assert frames_at % 16 == 0
+    assert frames_at >= 256 + 8 * entries
+    assert frames_at + size + 512 <= len(image)
+    assert image[256 : 256 + 8 * entries] == data[tables.search_offset :][: 8 * entries]
+    assert image[frames_at : frames_at + size] == data[tables.frames.offset :][:size]
+    (text,) = texts
+    assert struct.unpack_from("<QQQ", image, 40) == (
+        text.offset,
+        text.size,
+        text.address - text.offset,
+    )
+
+
+@pytest.mark.parametrize("size", [0, 9, 4095, 4096, 4097, 8191, 8192, 20_000])
+def test_the_hash_is_that_of_the_data_model(size):
+    data = os.urandom(size)
+    text = data[:4096] + data[max(0, size - 4096) :] + struct.pack(">Q", size)
+    assert hash_file(ImageSource(data)) == hashlib.sha256(text).hexdigest()[:32]
+
+
+def test_the_published_vector_of_the_hash():
+    data = bytes.fromhex("7f454c460001020304")
+    assert hash_file(ImageSource(data)) == "caf6e5907166ac76eef618e5f7f59cd9"
+
+
+def test_a_file_that_became_shorter_is_one_that_changed(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(content("plain.so")[:1000])
+    with open(path, "rb") as file:
+        source = FileSource(file.fileno(), 5000)
+        for read in (
+            lambda: source.read(900, 200),
+            lambda: source.read_into(memoryview(bytearray(200)), 900),
+        ):
+            with pytest.raises(TableRefused) as caught:
+                read()
+            assert caught.value.refusal is Refusal.CHANGED
+        with pytest.raises(TableRefused) as caught:
+            source.read(4900, 200)
+        assert caught.value.refusal is Refusal.OUT_OF_BOUNDS

@@ -1,0 +1,146 @@
+"""Makes search tables, in a process with limits."""
+
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from otel_kprofiler.unwinding import Refusal, TableRefused, index
+from otel_kprofiler.unwinding.elf import Segment
+from otel_kprofiler.unwinding.index import make_pairs
+from otel_kprofiler.unwinding.indexing import index_frames
+
+
+def entry(body, *, back=0):
+    body += b"\0" * (-len(body) % 4)
+    return struct.pack("<II", len(body) + 4, back) + body
+
+
+def cie(augmentation=b"zR", data=b"\x1b", rest=b"\x0c\x07\x08\x90\x01\0\0"):
+    return entry(b"\1" + augmentation + b"\0\1\x78\x10" + bytes([len(data)]) + data + rest)
+
+
+def fde(frames, start, *, form="<iI", address=0x1000, relative=True):
+    """An entry behind ``frames`` for a function; its CIE is the first entry."""
+    at = len(frames)
+    if relative:
+        start -= address + at + 8
+    return entry(struct.pack(form, start, 16) + b"\0", back=at + 4)
+
+
+def test_entries_are_sorted_by_function():
+    frames = cie()
+    for start in (0x5000, 0x3000, 0x4000):
+        frames += fde(frames, start)
+    pairs = list(struct.iter_unpack("<ii", make_pairs(frames, 0x1000, 0x1000)))
+    assert [pair[0] + 0x1000 for pair in pairs] == [0x3000, 0x4000, 0x5000]
+    assert [frames[pair[1] + 4] for pair in pairs] == [pair[1] + 4 for pair in pairs]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "form", "relative"),
+    [
+        (0x1B, "<iI", True),
+        (0x1C, "<qQ", True),
+        (0x03, "<II", False),
+        (0x00, "<QQ", False),
+        (0x04, "<QQ", False),
+    ],
+)
+def test_encodings_of_compilers(encoding, form, relative):
+    frames = cie(data=bytes([encoding]))
+    frames += fde(frames, 0x3000, form=form, relative=relative)
+    ((start, at),) = struct.iter_unpack("<ii", make_pairs(frames, 0x1000, 0x1000))
+    assert (start + 0x1000, frames[at + 4 :][:4]) == (0x3000, struct.pack("<I", at + 4))
+
+
+def test_personality_and_language_data_come_before_the_encoding():
+    frames = cie(b"zPLR", b"\x9b\0\0\0\0\x1b\x1b")
+    frames += fde(frames, 0x3000)
+    assert len(make_pairs(frames, 0x1000, 0x1000)) == 8
+
+
+def test_terminators_between_the_entries_of_two_objects():
+    frames = cie()
+    frames += fde(frames, 0x3000) + bytes(4)
+    frames += fde(frames, 0x4000) + bytes(4)
+    assert len(make_pairs(frames, 0x1000, 0x1000)) == 16
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        b"\xff\xff\xff\xff" + bytes(20),  # a 64-bit length
+        struct.pack("<II", 1000, 0),  # beyond the section
+        struct.pack("<II", 2, 0),
+        entry(bytes(8), back=400),  # a CIE before the section
+        entry(bytes(8), back=4),  # that is no CIE, but the entry itself
+        cie(b"zX") + entry(bytes(12), back=28),
+        cie(b"zR", b"\x9b") + entry(bytes(12), back=28),  # indirect
+        cie(b"zR", b"\x0f") + entry(bytes(12), back=28),
+        cie(b"eh") + entry(bytes(12), back=28),
+        cie() + entry(b"", back=28),  # no room for an address
+        entry(b"\1zR") + entry(bytes(12), back=16),  # a cut CIE
+    ],
+)
+def test_damaged_frames_are_refused(frames):
+    with pytest.raises(ValueError):
+        make_pairs(frames, 0x1000, 0x1000)
+
+
+def test_functions_beyond_the_reach_of_a_pair():
+    frames = cie(data=b"\x00")
+    frames += fde(frames, 1 << 40, form="<QQ", relative=False)
+    with pytest.raises(ValueError, match="far"):
+        make_pairs(frames, 0x1000, 0x1000)
+
+
+def in_process(tmp_path, frames, **limits):
+    path = tmp_path / "frames"
+    path.write_bytes(b"head" + frames)
+    with open(path, "rb") as file:
+        return index_frames(file.fileno(), Segment(4, len(frames), 0x1000), **limits)
+
+
+def test_a_process_of_its_own_makes_the_same(tmp_path):
+    frames = cie()
+    for number in range(2000):
+        frames += fde(frames, 0x300000 - 16 * number)
+    tables = in_process(tmp_path, frames)
+    assert tables.made == make_pairs(frames, 0x1000, 0x1000)
+    assert (tables.entries, tables.origin, tables.search_offset) == (2000, 0x1000, None)
+
+
+def test_the_reason_of_a_refusal_comes_back(tmp_path):
+    with pytest.raises(TableRefused, match="far from") as caught:
+        in_process(
+            tmp_path, cie(data=b"\0") + fde(cie(data=b"\0"), 1 << 40, form="<QQ", relative=False)
+        )
+    assert caught.value.refusal is Refusal.NOT_INDEXED
+
+
+def test_frames_without_entries(tmp_path):
+    with pytest.raises(TableRefused) as caught:
+        in_process(tmp_path, bytes(4))
+    assert caught.value.refusal is Refusal.NO_FRAMES
+
+
+def test_a_process_that_takes_too_long_is_ended(tmp_path):
+    with pytest.raises(TableRefused, match="took over") as caught:
+        in_process(tmp_path, cie() + bytes(1 << 20), timeout_s=0.0)
+    assert caught.value.refusal is Refusal.NOT_INDEXED
+
+
+def test_memory_is_limited(tmp_path):
+    """A section that needs more than the limit fails like any other, and is told."""
+    path = tmp_path / "frames"
+    with open(path, "wb") as file:
+        file.truncate(1 << 31)
+    with open(path, "rb") as file:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", index.__file__, "0", str((1 << 31) - 4096), "4096"],
+            stdin=file, capture_output=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == index.FAILED
+    assert done.stdout == b"MemoryError"
