@@ -18,6 +18,7 @@ CAPABILITIES: Final = {
     "CAP_SYSLOG": 34,
     "CAP_PERFMON": 38,
     "CAP_BPF": 39,
+    "CAP_CHECKPOINT_RESTORE": 40,
 }
 """Capability numbers (include/uapi/linux/capability.h)."""
 

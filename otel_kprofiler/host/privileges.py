@@ -20,10 +20,12 @@ from otel_kprofiler.host.capabilities import CAPABILITIES, parse_capabilities
 
 PURPOSES: Final = {
     "CAP_PERFMON": "sampling CPUs that come online later",
-    "CAP_BPF": "BPF programs, after the kernel's records of them were lost",
+    "CAP_BPF": "BPF programs, after the kernel's records of them were lost; unwind tables",
     "CAP_SYSLOG": "symbols of modules that are loaded later",
-    "CAP_SYS_PTRACE": "executables and contexts of other users' processes",
-    "CAP_DAC_READ_SEARCH": "contexts of other users' processes; sections of modules loaded later",
+    "CAP_SYS_PTRACE": "executables, contexts and unwind tables of other users' processes",
+    "CAP_DAC_READ_SEARCH": "contexts of other users' processes; sections of modules loaded later;"
+    " unwind tables of files that others may not read",
+    "CAP_CHECKPOINT_RESTORE": "unwind tables of libraries that were deleted or replaced",
 }
 """Capabilities that threads keep, and what is missing without each."""
 
@@ -35,6 +37,13 @@ JOBS: Final[Mapping[str, tuple[str, ...]]] = {
     "kprofiler-modules": ("CAP_SYSLOG", "CAP_DAC_READ_SEARCH"),
     # /proc/PID/mem is readable only for its owner, even with CAP_SYS_PTRACE.
     "kprofiler-contexts": ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"),
+    "kprofiler-files": ("CAP_BPF",),
+    "kprofiler-tables": (
+        "CAP_BPF",
+        "CAP_SYS_PTRACE",
+        "CAP_DAC_READ_SEARCH",
+        "CAP_CHECKPOINT_RESTORE",
+    ),
 }
 """Capabilities of other threads by the prefix of their names; all others keep none."""
 

@@ -3,18 +3,18 @@
 ======================  ==============================================  ======================
 What                    Needs, for processes of others                  Finds
 ======================  ==============================================  ======================
-/proc/PID/map_files/…   CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN, and    every mapped file
-                        CAP_SYS_PTRACE
+/proc/PID/map_files/…   CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN;        every mapped file
+                        CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH
 /proc/PID/exe           CAP_SYS_PTRACE                                  the executable
 /proc/PID/root + path   CAP_SYS_PTRACE                                  files not deleted
 path                    nothing                                         likewise, in our mounts
 ======================  ==============================================  ======================
 
 Reading the file itself needs its own permission, or CAP_DAC_READ_SEARCH. The path comes from the
-symbolic link in map_files, or from /proc/PID/maps if the mapping has changed since. A path is shown
-as seen from this process's root where it can be reached from there, else from the root of the
-process's own mounts; so both are tried. Nothing is opened for reading before its identity is
-proven: mapped files may be devices, and a path may lead to anything by now.
+symbolic link in map_files, or from /proc/PID/maps. It is shown as seen from this process's root
+where it can be reached from there, else from the root of the process's own mounts; so both are
+tried. Nothing is opened for reading before its identity is proven: mapped files may be devices, and
+a path may lead to anything by now.
 """
 
 from __future__ import annotations
@@ -136,17 +136,15 @@ def _open(way: _Way, request: FileRequest, files: Files) -> OpenedFile:
 
 def _ways(request: FileRequest, files: Files, known_path: str) -> Iterator[_Way]:
     """Ways to the file, the surest first."""
-    paths = []
+    found = []
     for pid in dict.fromkeys((request.tgid, request.tid)):  # the leader of a process may have ended
         process = f"/proc/{pid}"
-        for name in _mappings(request, files, process):
-            link = f"{process}/map_files/{name}"
-            with suppress(OSError):  # the mapping is gone, or the process; the maps tell
-                path = files.read_link(link).removesuffix(_DELETED)
-                if path.startswith("/"):  # not a memory area without a name
-                    paths.append((process, path))
-                yield _Way("map_files", link, path)
-    for process, path in dict.fromkeys(paths):
+        for name, path in _mappings(request, files, process):
+            path = path.removesuffix(_DELETED)  # noqa: PLW2901 - what the kernel adds to it
+            yield _Way("map_files", f"{process}/map_files/{name}", path)
+            if path.startswith("/"):  # not a memory area without a name
+                found.append((process, path))
+    for process, path in dict.fromkeys(found):
         yield _Way("exe", f"{process}/exe", path)
         yield _Way("root", f"{process}/root{path}", path)
         yield _Way("path", path, path)
@@ -154,27 +152,32 @@ def _ways(request: FileRequest, files: Files, known_path: str) -> Iterator[_Way]
         yield _Way("path", known_path, known_path)
 
 
-def _mappings(request: FileRequest, files: Files, process: str) -> Iterator[str]:
-    """Names in map_files to look at: the mapping of the request, then others of its file."""
+def _mappings(request: FileRequest, files: Files, process: str) -> Iterator[tuple[str, str]]:
+    """Mappings of the file with its path: that of the request, then others if that has gone.
+
+    The links in map_files tell the path; where they may not be read, the maps do.
+    """
     wanted = f"{request.start:x}-{request.end:x}"
-    yield wanted
     try:
-        files.read_link(f"{process}/map_files/{wanted}")
-    except FileNotFoundError:
-        with suppress(OSError):  # no such process
-            maps = files.read_bytes(f"{process}/maps")
-            yield from find_ranges(maps, request.key.inode)[:_MAX_RANGES]
+        yield wanted, files.read_link(f"{process}/map_files/{wanted}")
     except OSError:
-        return  # no right to look at the process
+        yield wanted, ""  # opening it fails likewise, and tells why
+        with suppress(OSError):
+            maps = files.read_bytes(f"{process}/maps")
+            yield from find_mappings(maps, request.key.inode)[:_MAX_RANGES]
 
 
-def find_ranges(maps: bytes, inode: int) -> list[str]:
-    """Executable mappings of an inode in ``/proc/PID/maps`` (proc_pid_maps(5)), as in map_files."""
+def find_mappings(maps: bytes, inode: int) -> list[tuple[str, str]]:
+    r"""Executable mappings of an inode in ``/proc/PID/maps``: name in map_files, and path.
+
+    See proc_pid_maps(5). A newline in a path is written as ``\012``.
+    """
     found = []
     number = b"%d" % inode
     for line in maps.splitlines():
         fields = line.split(None, 5)
-        if len(fields) > 4 and fields[4] == number and b"x" in fields[1]:
+        if len(fields) == 6 and fields[4] == number and b"x" in fields[1]:
             start, _, end = fields[0].decode("ascii", "replace").partition("-")
-            found.append(f"{start.lstrip('0')}-{end.lstrip('0')}")
+            path = os.fsdecode(fields[5].replace(rb"\012", b"\n"))
+            found.append((f"{start.lstrip('0')}-{end.lstrip('0')}", path))
     return found

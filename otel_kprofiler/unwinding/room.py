@@ -19,8 +19,8 @@ class Limits(NamedTuple):
             do not all fit, some stay and the rest is unavailable: none are loaded in turns.
     """
 
-    total_bytes: int = 128 << 20
-    file_bytes: int = 64 << 20
+    total_bytes: int = 64 << 20
+    file_bytes: int = 40 << 20
     idle_ns: int = 10_000_000_000
 
 

@@ -108,6 +108,7 @@ class TableStore:
         self._indexing = False
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._stopping = threading.Event()
+        self._pid = os.getpid()
         self._threads = [threading.Thread(target=self._take, name="kprofiler-files", daemon=True)]
         self._threads += [
             threading.Thread(target=self._work, name="kprofiler-tables", daemon=True)
@@ -141,7 +142,19 @@ class TableStore:
             )
 
     def close(self) -> None:
-        """Stop the threads and let go of the maps; pending files stay pending."""
+        """Stop the threads and let go of the maps; pending files stay pending.
+
+        In a forked child, which has no such threads, it only lets go of what it inherited.
+        """
+        if os.getpid() == self._pid and not self._stop_threads():
+            # It would go on with descriptors that have become those of others.
+            _log.warning("a file system does not answer: the unwind tables' maps stay open")
+            return
+        self._maps.close()
+        os.close(self._stop_fd)
+
+    def _stop_threads(self) -> bool:
+        """Stop them; whether all have ended."""
         self._stopping.set()
         os.eventfd_write(self._stop_fd, 1)
         for _ in range(_WORKERS):
@@ -150,12 +163,7 @@ class TableStore:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(max(0.0, until - time.monotonic()))
-        if any(thread.is_alive() for thread in self._threads):
-            # It would go on with descriptors that have become those of others.
-            _log.warning("a file system does not answer: the unwind tables' maps stay open")
-            return
-        self._maps.close()
-        os.close(self._stop_fd)
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _take(self) -> None:
         """Take requests from the ring, and forget refusals whose time is over."""

@@ -11,7 +11,7 @@ from otel_kprofiler.unwinding import TableRefused
 from otel_kprofiler.unwinding.elf import find_section, read_elf
 from otel_kprofiler.unwinding.image import check_texts, image_pages, write_image
 from otel_kprofiler.unwinding.index import make_pairs
-from otel_kprofiler.unwinding.opening import find_ranges
+from otel_kprofiler.unwinding.opening import find_mappings
 from otel_kprofiler.unwinding.source import ImageSource
 from otel_kprofiler.unwinding.table import find_tables
 from tests.unit.unwinding.files import NAMES, content
@@ -103,6 +103,7 @@ def test_any_bytes_are_indexed_or_refused(data):
 
 
 @given(st.binary(max_size=300) | st.text("0123456789abcdef-rxp:/ \n", max_size=200).map(str.encode))
-def test_any_maps_give_ranges(data):
-    for found in find_ranges(data, 7):
-        assert "-" in found
+def test_any_maps_give_mappings(data):
+    for name, path in find_mappings(data, 7):
+        assert "-" in name
+        assert path

@@ -41,7 +41,7 @@ def test_each_thread_keeps_only_the_capabilities_it_needs():
     found = run("""
 privileges = Privileges()
 tids = {}
-for name in ("export otlp_grpc", "kprofiler-ksymbols", "kprofiler-contexts"):
+for name in ("export otlp_grpc", "kprofiler-ksymbols", "kprofiler-contexts", "kprofiler-tables"):
     start(name, lambda name=name: tids.setdefault(name, threading.get_native_id()))
 before = len(held(os.getpid()))
 missing = privileges.reduce_this_thread()
@@ -54,6 +54,12 @@ print(json.dumps([before, missing, held(os.getpid()), {n: held(t) for n, t in ti
         "export otlp_grpc": [],
         "kprofiler-ksymbols": ["CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG"],
         "kprofiler-contexts": ["CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"],
+        "kprofiler-tables": [
+            "CAP_BPF",
+            "CAP_CHECKPOINT_RESTORE",
+            "CAP_DAC_READ_SEARCH",
+            "CAP_SYS_PTRACE",
+        ],
     }
 
 
@@ -64,7 +70,7 @@ start("kprofiler-ksymbols")
 print(json.dumps([privileges.reduce_this_thread(),
                   [sorted(held) for held in read_threads(Access()).values()]]))
 """)
-    assert sorted(missing) == ["CAP_BPF", *KEPT]
+    assert sorted(missing) == ["CAP_BPF", "CAP_CHECKPOINT_RESTORE", *KEPT]
     assert threads == [[], []]
 
 

@@ -3,7 +3,10 @@
 import os
 import shutil
 import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from unwind_maps import WAITS, compile_c, device_number, mapped_request, request_of
@@ -227,3 +230,39 @@ def test_files_of_an_overlay_have_the_inode_of_their_layer(overlay, name, layer)
         unknown = request._replace(size=0)
         assert opened(unknown, Access())[0] == "map_files"
         assert refused(unknown, Without("map_files", "exe")) is Refusal.FORBIDDEN
+
+
+def opened_as_nobody(request, *capabilities):
+    """How an unprivileged user with some capabilities opens a file, or why not."""
+    names = ",".join(f"+{name}" for name in capabilities)
+    grants = [f"--inh-caps={names}", f"--ambient-caps={names}"] if names else []
+    code = (
+        "import sys; sys.path[:0] = eval(sys.argv[1])\n"
+        "from otel_kprofiler.host import Access\n"
+        "from otel_kprofiler.unwinding import *\n"
+        "request = FileRequest(FileKey(*eval(sys.argv[2])), *eval(sys.argv[3]))\n"
+        "try: print(open_mapped(request, Access()).route)\n"
+        "except TableRefused as error: print(error.refusal.name)"
+    )
+    done = subprocess.run(
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *grants, sys.executable,
+         "-c", code, repr(sys.path), repr(tuple(request.key)), repr(tuple(request[1:]))],
+        capture_output=True, text=True, check=False, cwd="/",
+    )  # fmt: skip
+    assert not done.stderr
+    return done.stdout.strip()
+
+
+def test_what_each_capability_gives():
+    with TemporaryDirectory(dir="/var/tmp") as folder:
+        os.chmod(folder, 0o755)
+        program = compile_c(Path(folder, "waits"), WAITS)
+        with running(program) as pid:
+            request = wanted(pid, program)
+            assert opened_as_nobody(request) == "FORBIDDEN"
+            assert opened_as_nobody(request, "sys_ptrace") == "exe"
+            program.chmod(0o700)
+            assert opened_as_nobody(request, "sys_ptrace") == "FORBIDDEN"
+            reads = ("sys_ptrace", "dac_read_search")
+            assert opened_as_nobody(request, *reads) == "exe"
+            assert opened_as_nobody(request, *reads, "checkpoint_restore") == "map_files"

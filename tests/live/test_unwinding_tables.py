@@ -1,6 +1,7 @@
 """Loads the tables of real files into real maps, and takes them out again."""
 
 import os
+import select
 import shutil
 import struct
 import subprocess
@@ -318,10 +319,25 @@ def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_close_while_requests_wait(start, programs):
-    running = start()
+def test_close_while_requests_wait(programs):
+    running = Running()
     for path in programs:
         running.ask(path)
-    running.store.close()
+    running.close()
     assert not any(thread.is_alive() for thread in running.store._threads)
-    running.store.close = lambda: None
+
+
+def test_a_forked_child_lets_go_without_disturbing_its_parent(start, programs):
+    running = start()
+    running.load(programs[0])
+    child = os.fork()
+    if child == 0:
+        running.store.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    ready = select.poll()
+    ready.register(running.store._stop_fd, select.POLLIN)
+    assert not ready.poll(0)
+    assert all(thread.is_alive() for thread in running.store._threads)
+    (key,) = running.load(programs[1])
+    running.kernel.loaded(key)
