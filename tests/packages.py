@@ -62,7 +62,7 @@ PACKAGES = {
     ),
     "sampling": Package(
         "Loads and attaches the sampler, drains its ring: `RawSample`s",
-        "bpf clock errors forks host model",
+        "bpf clock errors forks host model unwinding",
     ),
     "recording": Package(
         "Raw recordings, and what replays them",

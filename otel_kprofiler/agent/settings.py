@@ -67,6 +67,10 @@ FIXED_AT_START: Final[Mapping[str, Callable[[AgentConfig], object]]] = {
     "loader": lambda config: config.loader,
     "map_scale_factor": lambda config: config.sampler.map_scale_factor,
     "max_frames": lambda config: config.sampler.max_frames,
+    "user_unwinding": lambda config: config.sampler.user_unwinding,
+    "max_unwind_work": lambda config: config.sampler.max_unwind_work,
+    "max_unwind_table_megabytes": lambda config: config.sampler.max_tables_bytes,
+    "max_unwind_file_megabytes": lambda config: config.sampler.max_table_bytes,
     "bpf_verifier_log_level": lambda config: config.sampler.verifier_log_level,
     "no_kernel_version_check": lambda config: config.sampler.check_kernel,
 }
@@ -89,7 +93,7 @@ def agent_config(config: Config) -> AgentConfig:
         service.limits.max_cpu_percent / 100, service.limits.max_rss_megabytes * 1024 * 1024
     )
     return AgentConfig(
-        sampler=_sampler_config(receiver, limits),
+        sampler=_sampler_config(receiver, limits, drop_all=service.privileges.drop_all),
         loader=receiver.loader,
         schedule=_window_schedule(receiver, limits),
         resource={
@@ -112,13 +116,18 @@ def agent_config(config: Config) -> AgentConfig:
     )
 
 
-def _sampler_config(receiver: Receiver, limits: Limits) -> SamplerConfig:
+def _sampler_config(receiver: Receiver, limits: Limits, *, drop_all: bool) -> SamplerConfig:
     rss_bytes = limits.rss_bytes
     return SamplerConfig(
         samples_per_second=receiver.samples_per_second,
         stacks=receiver.stacks,
         pin_cpu_ids=receiver.cpus,
         max_frames=receiver.max_frames,
+        # Without capabilities no file of another user can be opened, and no table loaded.
+        user_unwinding="frame_pointers" if drop_all else receiver.user_unwinding,
+        max_unwind_work=receiver.max_unwind_work,
+        max_tables_bytes=receiver.max_unwind_table_megabytes << 20,
+        max_table_bytes=receiver.max_unwind_file_megabytes << 20,
         target_pids=tuple(receiver.target_pids),
         send_idle_frames=receiver.send_idle_frames,
         min_process_age_ns=int(receiver.filter_min_process_age),

@@ -15,7 +15,9 @@ from otel_kprofiler.bpf.btf import (
 from otel_kprofiler.bpf.call import bpf_call
 from otel_kprofiler.bpf.choice import LOADERS, get_loader
 from otel_kprofiler.bpf.inner_map import PAGE_BYTES, create_inner_map
+from otel_kprofiler.bpf.kernel_types import KernelTypes
 from otel_kprofiler.bpf.layout import (
+    A64,
     DESCENDANTS,
     KEEP_IDLE,
     KERNEL_STACKS,
@@ -52,6 +54,14 @@ from otel_kprofiler.bpf.ring import (
     ring_bytes,
 )
 from otel_kprofiler.bpf.spans import SpanLayout, SpanSlots
+from otel_kprofiler.bpf.unwind import (
+    DEFAULT_MAX_WORK,
+    PROCESSORS,
+    KernelOffsets,
+    Processor,
+    find_kernel_offsets,
+    pack_unwind_config,
+)
 
 PROGRAMS: Final = Path(__file__).with_name("programs")
 """Sources and objects of the BPF programs."""
@@ -60,6 +70,8 @@ SAMPLER_OBJECT: Final = PROGRAMS / "sampler.bpf.o"
 
 
 __all__ = [
+    "A64",
+    "DEFAULT_MAX_WORK",
     "DESCENDANTS",
     "KEEP_IDLE",
     "KERNEL_STACKS",
@@ -68,6 +80,7 @@ __all__ = [
     "NAMESPACE",
     "ONLY_TARGETS",
     "PAGE_BYTES",
+    "PROCESSORS",
     "PROGRAMS",
     "RECORD_HEADER_BYTES",
     "RECORD_OVERHEAD",
@@ -82,10 +95,13 @@ __all__ = [
     "BccLoader",
     "CpuLines",
     "Fence",
+    "KernelOffsets",
+    "KernelTypes",
     "LibbpfLoader",
     "LoadedObject",
     "Loader",
     "ObjectSpec",
+    "Processor",
     "ProgramBtf",
     "ProgramConfig",
     "ProgramCounts",
@@ -97,8 +113,10 @@ __all__ = [
     "bpf_call",
     "create_inner_map",
     "delete_from_map",
+    "find_kernel_offsets",
     "find_member_offsets",
     "get_loader",
+    "pack_unwind_config",
     "parse_counts",
     "parse_program_btf",
     "parse_records",

@@ -15,6 +15,7 @@ from otel_kprofiler.model import (
     MAX_FRAMES,
     STACK_OK,
     STACK_TRUNCATED,
+    STATUS_BY_END,
     USER_SIDE,
     Collected,
     ProfileKind,
@@ -22,9 +23,10 @@ from otel_kprofiler.model import (
     SpanLink,
     StackStatus,
     find_kind,
+    user_stack_bytes,
 )
 
-RECORD_VERSION: Final = 2
+RECORD_VERSION: Final = 3
 """Grows when ``struct record`` changes; recordings carry it."""
 MAX_INTERRUPT_RANGES: Final = 4
 
@@ -36,12 +38,16 @@ START_TIME: Final = 16
 SPAN_LINKS: Final = 32
 NAMESPACE: Final = 64
 DESCENDANTS: Final = 128
+A64: Final = 256
 
 _NO_SPANS: Final = (0,) * len(SpanLayout._fields)
 _CONFIG: Final = struct.Struct(f"={13 + len(_NO_SPANS) + 2 * MAX_INTERRUPT_RANGES}Q")
 _RECORD: Final = struct.Struct("=QQQQQQQIIHHhh16s")
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
+_USER_STACK_BYTES: Final = 1536
+"""More than the largest: head, 15 mappings, MAX_FRAMES words."""
+_RECORD_BYTES: Final = RECORD_HEADER_BYTES + STACK_BYTES + _USER_STACK_BYTES
 _NOT_COLLECTED: Final = -32768
 _KINDS: Final = (KERNEL_SIDE, USER_SIDE)
 
@@ -95,7 +101,7 @@ MAPS: Final = {
     "cpu_lines": MapShape(2, 4, _CPU_LINE_BYTES, _BPF_F_MMAPABLE),
     "span_slots": MapShape(1, 4, SLOT_BYTES),
     "targets": MapShape(1, 4, 1),
-    "scratch": MapShape(6, 4, RECORD_HEADER_BYTES + 2 * STACK_BYTES + _LAST_RUN_BYTES),
+    "scratch": MapShape(6, 4, _RECORD_BYTES + _LAST_RUN_BYTES),
     "ring": MapShape(27, 0, 0),
 }
 """All maps of the program."""
@@ -157,8 +163,8 @@ def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
 def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSample]:
     """All samples of a chunk that was taken from the ring.
 
-    A stack that fills ``stack_limit`` bytes is marked truncated: whether it had just that many
-    frames cannot be known.
+    A kernel stack that fills ``stack_limit`` bytes is marked truncated: whether it had just that
+    many frames cannot be known.
 
     Raises:
         ValueError: the chunk is damaged, or has samples of an unknown kind.
@@ -180,6 +186,8 @@ def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSampl
         last = user + user_bytes if user_bytes > 0 else user
         if last != end:
             raise ValueError(f"the record at byte {start} and its stacks differ in length")
+        if user_bytes > 0 and user_stack_bytes(chunk, user) != user_bytes:
+            raise ValueError(f"the user stack of the record at byte {start} is damaged")
         kind = kinds.get(number)
         if kind is None:
             kind = kinds[number] = find_kind(number)
@@ -189,11 +197,14 @@ def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSampl
             stacks: tuple[bytes, ...] = (kernel_words,)
         else:
             user_words = shared(words := chunk[user:end], words)
-            if 0 <= kernel_bytes < stack_limit and 0 <= user_bytes < stack_limit:
-                collected = _BOTH
+            if 0 <= kernel_bytes < stack_limit and user_bytes > 0 and not chunk[user]:
+                collected = _BOTH  # complete
                 stacks = (kernel_words, user_words)
             else:
-                statuses = _status(kernel_bytes, stack_limit), _status(user_bytes, stack_limit)
+                user_status = _status(user_bytes, stack_limit)
+                if user_bytes > 0:
+                    user_status = STATUS_BY_END[chunk[user]]
+                statuses = _status(kernel_bytes, stack_limit), user_status
                 collected, stacks = _keep(statuses, (kernel_words, user_words))
         fields = (
             kind,

@@ -49,6 +49,32 @@ class Receiver(Section):
         default="kernel",
         description="Sides of stacks to collect. User frames are exported as raw addresses.",
     )
+    user_unwinding: Literal["auto", "frame_pointers"] = Field(
+        default="auto",
+        description="How user stacks are unwound: auto uses the .eh_frame tables of the files, "
+        "where kernel and loader can; frame_pointers follows frame pointers only, which most "
+        "distributions' binaries lack.",
+    )
+    max_unwind_work: int = Field(
+        default=6000,
+        ge=100,
+        le=1_000_000,
+        description="Limit on unwinding one user stack inside the interrupt, in steps of about "
+        "25 ns; deeper stacks are truncated.",
+    )
+    max_unwind_table_megabytes: int = Field(
+        default=64,
+        ge=1,
+        le=65_536,
+        description="Kernel memory for the unwind tables of all files; the least recently used "
+        "are evicted.",
+    )
+    max_unwind_file_megabytes: int = Field(
+        default=40,
+        ge=1,
+        le=255,
+        description="Limit on the unwind table of one file; larger ones are not used.",
+    )
     max_frames: int = Field(
         MAX_FRAMES,
         ge=1,

@@ -80,7 +80,8 @@ class Privileges(Section):
     drop_all: bool = Field(
         default=False,
         description="Drop every capability, including those needed later for CPUs that come "
-        "online, modules that are loaded, and processes of other users.",
+        "online, modules that are loaded, and processes of other users. User stacks then follow "
+        "frame pointers.",
     )
 
 

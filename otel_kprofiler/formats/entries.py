@@ -9,12 +9,14 @@ from typing import Final, NamedTuple
 from otel_kprofiler.model import (
     STACK_OK,
     STACK_TRUNCATED,
+    TRUNCATED_STACKS,
     Frame,
     ModuleKind,
     Resource,
     Side,
     SideKind,
     Stack,
+    StackEnd,
 )
 
 
@@ -44,6 +46,18 @@ class Entry(NamedTuple):
     color: str = ""
 
 
+_TRUNCATED_REASONS: Final = {
+    StackEnd.FRAME_LIMIT: "the stack is deeper than the limit of frames",
+    StackEnd.WORK_LIMIT: "unwinding the stack took longer than its limit",
+    StackEnd.PENDING: "the unwind table of the caller's file was not loaded yet",
+    StackEnd.NO_RULE: "the code has neither unwind table nor frame pointer",
+    StackEnd.UNREADABLE: "memory of the stack or the code was not resident",
+    StackEnd.UNSUPPORTED: "the unwind table has a rule that is not supported",
+    StackEnd.NOT_EXECUTABLE: "the return address points to no code",
+    StackEnd.NOT_A_CALL: "the return address does not follow a call",
+    StackEnd.NO_PROGRESS: "the caller's frame does not lie above its callee's",
+    StackEnd.DAMAGED: "the unwind table contradicts itself",
+}
 _MODULE_COLORS: Final = {ModuleKind.LOADED: "module", ModuleKind.BPF: "bpf"}
 
 
@@ -95,6 +109,9 @@ def _remark(side: Side) -> Iterator[Entry]:
         return
     if status == STACK_TRUNCATED:
         reason = "the stack is deeper than the limit of frames"
+        yield Entry("[truncated]", "", kind, reason, color=kind.color)
+    elif status in TRUNCATED_STACKS:
+        reason = _TRUNCATED_REASONS[TRUNCATED_STACKS[status]]
         yield Entry("[truncated]", "", kind, reason, color=kind.color)
     elif kind.is_expected:
         reason = f"the kernel could not take the stack: {errno.errorcode.get(-status, status)}"

@@ -23,7 +23,8 @@ class RawSide(NamedTuple):
 
     Attributes:
         kind: which side.
-        words: runtime addresses as native-endian 64-bit words, leaf first.
+        words: of the kernel, runtime addresses as native-endian 64-bit words, leaf first; of user
+            code, those with the mappings of its files (:func:`parse_user_stack`), or nothing.
         status: outcome of collecting it.
     """
 

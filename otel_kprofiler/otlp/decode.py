@@ -17,6 +17,7 @@ from otel_kprofiler.model import (
     KINDS,
     SIDES,
     STACK_TRUNCATED,
+    TRUNCATED_STACKS,
     USER_SIDE,
     AddressRange,
     AttributeValue,
@@ -52,6 +53,7 @@ _MODULE_KINDS: Final = {
 }
 
 _REASONS: Final = {name.lower(): reason for name, reason in Unresolved.__members__.items()}
+_TRUNCATED: Final = {end.name.lower(): status for status, end in TRUNCATED_STACKS.items()}
 _ERRNO_NUMBERS: Final = {name: number for number, name in errno.errorcode.items()}
 
 _ResourceKey = tuple[object, ...]
@@ -94,6 +96,8 @@ def parse_status(text: str) -> StackStatus:
     """Inverse of what the encoder writes for an incomplete stack."""
     if text == "truncated":
         return STACK_TRUNCATED
+    if text in _TRUNCATED:
+        return _TRUNCATED[text]
     if text in _ERRNO_NUMBERS:
         return StackStatus(-_ERRNO_NUMBERS[text])
     return StackStatus(_integer(text) or -errno.EIO)

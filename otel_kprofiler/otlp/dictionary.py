@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from otel_kprofiler.model import (
     STACK_TRUNCATED,
+    TRUNCATED_STACKS,
     AttributeForm,
     AttributeValue,
     Frame,
@@ -52,9 +53,11 @@ _Statuses = tuple[tuple[SideKind, StackStatus], ...]
 
 
 def status_text(status: StackStatus) -> str:
-    """A stack's status as text: ``truncated`` or the name (else number) of an errno."""
+    """A stack's status as text: why it is cut off, or the name (else number) of an errno."""
     if status == STACK_TRUNCATED:
         return "truncated"
+    if status in TRUNCATED_STACKS:
+        return TRUNCATED_STACKS[status].name.lower()
     return errno.errorcode.get(-status, str(status))
 
 

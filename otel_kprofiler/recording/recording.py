@@ -137,6 +137,7 @@ class RecordingWriter:
                         **counts._asdict(),
                         "lost": {cause.value: count for cause, count in counts.lost.items()},
                         "filtered": dict(counts.filtered),
+                        "truncated": dict(counts.truncated),
                     }
                     for kind, counts in facts.counts.items()
                 },
@@ -354,6 +355,7 @@ def _parse_counts(counts: dict[str, Any]) -> SamplerCounts:
         checked_number(counts["received"]),
         filtered,
         checked_number(counts.get("missed", 0)),
+        {str(why): checked_number(count) for why, count in counts["truncated"].items()},
     )
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import logging
 import os
+import platform
 import select
 from collections.abc import Callable
 from typing import Final
 
 from otel_kprofiler.bpf import (
+    A64,
     DESCENDANTS,
     KEEP_IDLE,
     KERNEL_STACKS,
@@ -51,14 +54,25 @@ from otel_kprofiler.host import (
 from otel_kprofiler.model import MAX_FRAMES
 from otel_kprofiler.sampling.events import ChildEvents, CpuEvents, Events
 from otel_kprofiler.sampling.sampler import SamplerConfig
+from otel_kprofiler.sampling.unwinder import (
+    BY_TABLES,
+    FRAME_POINTERS,
+    UnwindPlan,
+    map_entries,
+    open_tables,
+    plan_unwinding,
+    say_frame_pointers,
+)
+from otel_kprofiler.unwinding import Files, TableStore
 
 _PLANNED_FRAMES: Final = 64
 _PLANNED_DRAINS: Final = 4
 _MIN_RING_BYTES: Final = 256 * 1024
 _TARGETS: Final = 1024
-_PROGRAM: Final = "kprofiler_sample"
 _INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _FIRST = bytes(4)  # key of an array's only element
+
+_log = logging.getLogger(__name__)
 
 
 class Attachment:
@@ -71,9 +85,10 @@ class Attachment:
         target_slots: maximum number of target processes.
         spans: slots in which threads publish their span; None if not configured.
         stack_limit: size in bytes from which a stack counts as truncated.
+        tables: unwind tables of user files; None if user stacks are not unwound with them.
     """
 
-    def __init__(self, config: SamplerConfig, files: HostFiles, loader: Loader) -> None:
+    def __init__(self, config: SamplerConfig, files: Files, loader: Loader) -> None:
         with contextlib.ExitStack() as undo:
             if config.check_kernel:
                 _check_release(read_release(files))
@@ -87,8 +102,14 @@ class Attachment:
                 "targets": self.target_slots,
                 "ring": size,
             }
-            self._program = program = _load(config, files, loader, entries)
+            plan = plan_unwinding(config, files, loader.name)
+            self._program, name, plan = _load(config, files, loader, entries, plan)
+            program = self._program
             undo.callback(program.close)
+            self.tables: TableStore | None = None
+            if plan is not None:
+                self.tables = open_tables(plan, config, program, files)
+                undo.callback(self.tables.close)
             most = find_sysctl(files, "kernel.perf_event_max_stack") or MAX_FRAMES
             self.stack_limit = 8 * min(config.max_frames, most)
             self._pack_config = functools.partial(
@@ -114,7 +135,7 @@ class Attachment:
             self._epoll.register(self._wake_fd, select.EPOLLIN)
             # Edge-triggered: otherwise a ring that is never empty would end every wait at once.
             self._epoll.register(ring_fd, select.EPOLLIN | select.EPOLLET)
-            self.events = _events(config, files, program.program_fd(_PROGRAM), self.lines.runs)
+            self.events = _events(config, files, program.program_fd(name), self.lines.runs)
             undo.callback(self.events.close)
             self.events.open()
             self._close = undo.pop_all().close
@@ -176,11 +197,30 @@ def _check_release(release: KernelRelease) -> None:
 
 
 def _load(
-    config: SamplerConfig, files: HostFiles, loader: Loader, entries: dict[str, int]
+    config: SamplerConfig,
+    files: HostFiles,
+    loader: Loader,
+    entries: dict[str, int],
+    plan: UnwindPlan | None,
+) -> tuple[LoadedObject, str, UnwindPlan | None]:
+    """The loaded object, the name of its program, and ``plan`` if that is an unwinder."""
+    wanted = {**entries, **map_entries(plan, entries["cpu_lines"])}
+    for name in BY_TABLES if plan else ():
+        try:
+            return _load_program(name, config, files, loader, wanted), name, plan
+        except SamplerError as error:  # a kernel without its helpers, or another verifier
+            _log.debug("%s is not accepted: %s\n%s", name, error, error.log)
+    if plan:
+        say_frame_pointers("this kernel does not accept the unwinder")
+        wanted = {**entries, **map_entries(None, entries["cpu_lines"])}
+    name = FRAME_POINTERS
+    return _load_program(name, config, files, loader, wanted), name, None
+
+
+def _load_program(
+    name: str, config: SamplerConfig, files: HostFiles, loader: Loader, entries: dict[str, int]
 ) -> LoadedObject:
-    spec = ObjectSpec(
-        SAMPLER_SOURCE, SAMPLER_OBJECT, (_PROGRAM,), entries, config.verifier_log_level
-    )
+    spec = ObjectSpec(SAMPLER_SOURCE, SAMPLER_OBJECT, (name,), entries, config.verifier_log_level)
     try:
         return loader.load(spec)
     except OSError as error:
@@ -213,6 +253,7 @@ def _pack_config(
     flags |= START_TIME if offsets else 0
     flags |= NAMESPACE if config.target_namespace else 0
     flags |= DESCENDANTS if config.target_descendants else 0
+    flags |= A64 if platform.machine() == "aarch64" else 0
     if config.target_descendants and not offsets:
         raise KernelFeatureError(
             "following the descendants of a process needs BTF",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -19,11 +20,13 @@ from otel_kprofiler.bpf import (
 from otel_kprofiler.clock import SystemTime, TimeSource
 from otel_kprofiler.errors import HostError, SamplerError
 from otel_kprofiler.forks import ForkAware, ForkStep
-from otel_kprofiler.host import Access, HostFiles, find_open_files_error
-from otel_kprofiler.model import ON_CPU, LossCause, RawSample
+from otel_kprofiler.host import Access, find_open_files_error
+from otel_kprofiler.model import ON_CPU, STACK_OK, TRUNCATED_STACKS, USER_SIDE, LossCause, RawSample
 from otel_kprofiler.sampling.attachment import Attachment
 from otel_kprofiler.sampling.events import CpuEvents
 from otel_kprofiler.sampling.sampler import SamplerConfig, SamplerCounts
+from otel_kprofiler.sampling.unwinder import say_frame_pointers
+from otel_kprofiler.unwinding import Files, TableCounts
 
 _FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 _FOLLOW_PERIODS: Final = 3
@@ -60,7 +63,7 @@ class EbpfSampler(ForkAware):
         self,
         config: SamplerConfig,
         *,
-        access: HostFiles | None = None,
+        access: Files | None = None,
         loader: Loader | None = None,
         time_source: TimeSource | None = None,
         raw_sink: RawSink | None = None,
@@ -76,7 +79,7 @@ class EbpfSampler(ForkAware):
         self.stack_limit = 0
         self._complete_until_ns = 0
         self._next_follow_ns = 0
-        self._counts = _name_counts(ProgramCounts(0, 0, 0, 0, 0, 0, 0), 0)
+        self._counts = _name_counts(ProgramCounts(0, 0, 0, 0, 0, 0, 0), 0, {})
 
     @property
     def period_ns(self) -> int:
@@ -94,6 +97,12 @@ class EbpfSampler(ForkAware):
         """Slots in which threads publish their current span; None without a ``span_layout``."""
         return self._attachment().spans
 
+    @property
+    def tables(self) -> TableCounts | None:
+        """Unwind tables of user files; None if user stacks are not unwound with them."""
+        store = self._attachment().tables
+        return store.counts() if store else None
+
     def start(self) -> None:
         """Load the program, open the events and start sampling."""
         try:
@@ -109,8 +118,9 @@ class EbpfSampler(ForkAware):
     def reconfigure(self, config: SamplerConfig) -> int:
         """Change rate, CPUs and filters without a gap: no CPU waits longer than one period.
 
-        Settings that apply when the program is loaded stay: ``max_frames``, the size of the
-        ring, ranges, spans, and the loader.
+        Settings that apply when the program is loaded stay: ``max_frames``, how user stacks are
+        unwound, the size of the ring, ranges, spans, and the loader. A sampler that started with
+        kernel stacks only follows frame pointers in user stacks.
 
         Returns:
             The boot time from which the new period applies to every CPU.
@@ -143,6 +153,8 @@ class EbpfSampler(ForkAware):
             events.set_period(config.period_ns)
         changed_ns = self._time.boot_ns()
         attached.configure(config, changed_ns)
+        if old.stacks == "kernel" != config.stacks and config.user_unwinding == "auto":
+            say_frame_pointers("unwind tables are only loaded by a sampler that starts with them")
         self.config = config
         return changed_ns
 
@@ -176,8 +188,9 @@ class EbpfSampler(ForkAware):
             counts, position = _snapshot(attached)
             data, complete = attached.ring.take(position)
         samples = parse_records(data, self.stack_limit)
-        received = self._counts[ON_CPU.name].received + len(samples)
-        self._counts = _name_counts(counts, received)
+        before = self._counts[ON_CPU.name]
+        truncated = _count_truncated(samples, before.truncated)
+        self._counts = _name_counts(counts, before.received + len(samples), truncated)
         if complete:
             self._complete_until_ns = max(self._complete_until_ns, horizon)
         if data and self._raw_sink is not None:
@@ -214,9 +227,13 @@ class EbpfSampler(ForkAware):
         self._lock.acquire()
         if self._attached is not None and self._attached.spans is not None:
             self._attached.spans.before_fork()
+        if self._attached is not None and self._attached.tables is not None:
+            self._attached.tables.before_fork()
 
     def after_fork_in_parent(self) -> None:
         """Go on."""
+        if self._attached is not None and self._attached.tables is not None:
+            self._attached.tables.after_fork()
         if self._attached is not None and self._attached.spans is not None:
             self._attached.spans.after_fork()
         self._lock.release()
@@ -254,10 +271,23 @@ def _snapshot(attached: Attachment) -> tuple[ProgramCounts, int]:
     return parse_counts(lines)[0], position
 
 
-def _name_counts(counts: ProgramCounts, received: int) -> Mapping[str, SamplerCounts]:
+def _count_truncated(samples: list[RawSample], before: Mapping[str, int]) -> Mapping[str, int]:
+    """User stacks that are not complete by why, those of ``before`` included."""
+    after = dict(before)
+    for collected, count in Counter([sample.collected for sample in samples]).items():
+        end = TRUNCATED_STACKS.get(dict(collected).get(USER_SIDE, STACK_OK))
+        if end is not None:
+            after[end.name.lower()] = after.get(end.name.lower(), 0) + count
+    return after
+
+
+def _name_counts(
+    counts: ProgramCounts, received: int, truncated: Mapping[str, int]
+) -> Mapping[str, SamplerCounts]:
     lost = {LossCause.RING_FULL: counts.ring_full} if counts.ring_full else {}
     filtered = {name: getattr(counts, name) for name in ("idle", "target", "age", "empty")}
-    return {ON_CPU.name: SamplerCounts(counts.taken, lost, received, filtered, counts.missed)}
+    one = SamplerCounts(counts.taken, lost, received, filtered, counts.missed, truncated)
+    return {ON_CPU.name: one}
 
 
 def _horizon(now: int, attached: Attachment) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol
 
-from otel_kprofiler.bpf import MAX_INTERRUPT_RANGES, SpanLayout
+from otel_kprofiler.bpf import DEFAULT_MAX_WORK, MAX_INTERRUPT_RANGES, SpanLayout
 from otel_kprofiler.model import MAX_FRAMES, LossCause, RawSample
 
 MAX_SAMPLES_PER_SECOND: Final = 10_000
@@ -22,6 +22,12 @@ class SamplerConfig:
         samples_per_second: rate on each CPU, 1 to 10000.
         stacks: sides to collect. With one side, samples without a frame on it are dropped.
         max_frames: limit of each side, 1 to 127.
+        user_unwinding: how user frames are found: ``auto`` with the unwind tables of their files
+            where this host can, else as ``frame_pointers``, which needs code that has them.
+        max_unwind_work: limit on the unwinding of one user stack in the interrupt; 40 units take
+            about 1 µs, a cached frame is 10.
+        max_tables_bytes: limit on the kernel memory for unwind tables.
+        max_table_bytes: likewise for the table of one file; larger ones are not used.
         pin_cpu_ids: CPUs to sample; empty: all.
         send_idle_frames: also sample the idle task itself.
         target_pids: processes to sample (thread group ids); empty: all.
@@ -51,6 +57,10 @@ class SamplerConfig:
     samples_per_second: int = 19
     stacks: Literal["kernel", "user", "both"] = "kernel"
     max_frames: int = MAX_FRAMES
+    user_unwinding: Literal["auto", "frame_pointers"] = "auto"
+    max_unwind_work: int = DEFAULT_MAX_WORK
+    max_tables_bytes: int = 64 << 20
+    max_table_bytes: int = 40 << 20
     pin_cpu_ids: tuple[int, ...] = ()
     send_idle_frames: bool = False
     target_pids: tuple[int, ...] = ()
@@ -71,6 +81,7 @@ class SamplerConfig:
         for name, low, high in (
             ("samples_per_second", 1, MAX_SAMPLES_PER_SECOND),
             ("max_frames", 1, MAX_FRAMES),
+            ("max_unwind_work", 100, 1_000_000),
             ("map_scale_factor", 0, 8),
             ("verifier_log_level", 0, 2),
         ):
@@ -100,6 +111,8 @@ class SamplerCounts(NamedTuple):
         missed: samples that the kernel did not take: periods of a busy CPU in which the program
             did not run, because the CPU was in another BPF program or in bpf(2), had interrupts
             off, or was preempted by its hypervisor. Not in ``taken``; 0 if a command is followed.
+        truncated: received samples whose user stack is not complete, by the name of its
+            :class:`StackEnd`.
     """
 
     taken: int
@@ -107,6 +120,7 @@ class SamplerCounts(NamedTuple):
     received: int
     filtered: Mapping[str, int]
     missed: int = 0
+    truncated: Mapping[str, int] = {}
 
 
 class Sampler(Protocol):

@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from otel_kprofiler.model import (
     SIDES,
+    USER_SIDE,
     Collected,
     RawFrames,
     RawSample,
@@ -16,6 +17,7 @@ from otel_kprofiler.model import (
     SideKind,
     Stack,
     Unresolved,
+    find_user_addresses,
 )
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.kernel.snapshot import lookup_addresses
@@ -89,10 +91,10 @@ class RawAddresses:
 
     def resolve(self, raw: RawSide, state: None) -> Side:
         """The side with raw frames."""
-        words = raw.addresses()
-        if 0 in words:  # the kernel's unwinder gave up there, as in code without frame pointers
-            words = words[: words.index(0)]
-        addresses = array("Q", lookup_addresses(words))
+        if raw.kind is USER_SIDE:
+            addresses = find_user_addresses(raw.words)
+        else:
+            addresses = array("Q", lookup_addresses(raw.addresses()))
         return Side(raw.kind, RawFrames(raw.kind, addresses, self._reason), raw.status)
 
     def advance(self, now_boot_ns: int) -> int:

@@ -2,18 +2,18 @@
 
 from otel_kprofiler.unwinding.details import FileDetails, KnownFiles
 from otel_kprofiler.unwinding.maps import FileState, MapSizes, TableMaps
-from otel_kprofiler.unwinding.opening import OpenedFile, open_mapped
+from otel_kprofiler.unwinding.opening import Files, OpenedFile, open_mapped
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
-from otel_kprofiler.unwinding.request import VDSO, FileKey, FileRequest
+from otel_kprofiler.unwinding.request import VDSO, FileRequest
 from otel_kprofiler.unwinding.room import Limits
 from otel_kprofiler.unwinding.store import TableCounts, TableStore
 
 __all__ = [
     "VDSO",
     "FileDetails",
-    "FileKey",
     "FileRequest",
     "FileState",
+    "Files",
     "KnownFiles",
     "Limits",
     "MapSizes",

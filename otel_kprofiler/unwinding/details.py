@@ -6,9 +6,8 @@ import os
 import threading
 from typing import Final, NamedTuple
 
-from otel_kprofiler.model import BuildId, FileId
+from otel_kprofiler.model import BuildId, FileId, FileKey
 from otel_kprofiler.unwinding.elf import Segment
-from otel_kprofiler.unwinding.request import FileKey
 
 VDSO_NAME: Final = "[vdso]"
 MAX_FILES: Final = 16_384

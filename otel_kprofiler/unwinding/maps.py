@@ -19,7 +19,7 @@ from otel_kprofiler.bpf import (
     delete_from_map,
     update_map,
 )
-from otel_kprofiler.unwinding.request import FileKey
+from otel_kprofiler.model import FileKey
 
 _STATE: Final = struct.Struct("=IIII")  # state, slot, serial, reserved
 _WORD_BYTES: Final = 8

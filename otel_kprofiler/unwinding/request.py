@@ -9,29 +9,11 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf import record_spans
+from otel_kprofiler.model import FileKey
 
 _REQUEST: Final = struct.Struct("=QIIQQQIIQ")
 """``struct file_request`` of the program."""
-_KEY: Final = struct.Struct("=QII")
 _MINOR_BITS: Final = 20  # MKDEV, include/linux/kdev_t.h
-
-
-class FileKey(NamedTuple):
-    """Identity of a file in the kernel.
-
-    Attributes:
-        inode: its number.
-        device: ``MKDEV``; on overlayfs and btrfs another than ``st_dev``.
-        generation: tells apart files that had the inode one after the other.
-    """
-
-    inode: int
-    device: int
-    generation: int
-
-    def pack(self) -> bytes:
-        """As the key of a map."""
-        return _KEY.pack(*self)
 
 
 VDSO: Final = FileKey(0, 0xFFFFFFFF, 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
-from otel_kprofiler.unwinding.request import FileKey
 
 
 class Limits(NamedTuple):

@@ -19,15 +19,17 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf import PAGE_BYTES
+from otel_kprofiler.model import FileKey
 from otel_kprofiler.tracking import CpuShare
 from otel_kprofiler.unwinding.details import KnownFiles
 from otel_kprofiler.unwinding.elf import Segment
+from otel_kprofiler.unwinding.gate import ForkGate
 from otel_kprofiler.unwinding.indexing import index_frames
 from otel_kprofiler.unwinding.loading import LoadableTables, open_tables
 from otel_kprofiler.unwinding.maps import FileState, TableMaps, is_out_of_memory
 from otel_kprofiler.unwinding.opening import Files
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
-from otel_kprofiler.unwinding.request import FileKey, FileRequest, parse_requests
+from otel_kprofiler.unwinding.request import FileRequest, parse_requests
 from otel_kprofiler.unwinding.room import Claim, Limits, Room
 from otel_kprofiler.unwinding.table import Tables
 
@@ -108,6 +110,8 @@ class TableStore:
         self._indexing = False
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._stopping = threading.Event()
+        self._epoll = select.epoll()
+        self._gate = ForkGate()
         self._pid = os.getpid()
         self._threads = [threading.Thread(target=self._take, name="kprofiler-files", daemon=True)]
         self._threads += [
@@ -151,7 +155,16 @@ class TableStore:
             _log.warning("a file system does not answer: the unwind tables' maps stay open")
             return
         self._maps.close()
+        self._epoll.close()
         os.close(self._stop_fd)
+
+    def before_fork(self) -> None:
+        """Finish what a child would inherit half done: open files, maps, views of the ring."""
+        self._gate.before_fork()
+
+    def after_fork(self) -> None:
+        """Go on, in the parent."""
+        self._gate.after_fork()
 
     def _stop_threads(self) -> bool:
         """Stop them; whether all have ended."""
@@ -167,14 +180,14 @@ class TableStore:
 
     def _take(self) -> None:
         """Take requests from the ring, and forget refusals whose time is over."""
-        with select.epoll() as epoll:
-            epoll.register(self._stop_fd, select.EPOLLIN)
-            epoll.register(self._maps.ring_fd, select.EPOLLIN | select.EPOLLET)
-            while not self._stopping.is_set():
+        self._epoll.register(self._stop_fd, select.EPOLLIN)
+        self._epoll.register(self._maps.ring_fd, select.EPOLLIN | select.EPOLLET)
+        while not self._stopping.is_set():
+            with self._gate.work():
                 for request in parse_requests(self._maps.ring.take().data):
                     self.request(request)
                 self._end_holds()
-                epoll.poll(_POLL_S)
+            self._epoll.poll(_POLL_S)
 
     def _work(self) -> None:
         while (request := self._requests.get()) is not None:
@@ -182,7 +195,8 @@ class TableStore:
                 self._stopping.wait(min(wait_s, _MAX_PACE_S))
             if not self._stopping.is_set():
                 began_ns = time.thread_time_ns()
-                self._answer(request)
+                with self._gate.work():
+                    self._answer(request)
                 self._spend(time.thread_time_ns() - began_ns)
 
     def _pace(self) -> float:

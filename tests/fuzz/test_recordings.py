@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from otel_kprofiler.bpf import RECORD_VERSION
 from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.model import FrameSource, StackEnd, pack_user_stack
 from otel_kprofiler.otlp import encode_window
 from otel_kprofiler.pipeline import WindowSchedule
 from otel_kprofiler.pipeline.composition import replay
@@ -30,6 +31,7 @@ HEADER = {
     "counts": {
         "on_cpu": {
             "taken": 2, "lost": {"ring_full": 0}, "received": 2, "filtered": {"idle": 1},
+            "truncated": {"pending": 1},
         },
     },
 }  # fmt: skip
@@ -57,7 +59,9 @@ def block(time_ns, content):
 
 
 def ring_record(time_ns):
-    return in_ring(pack_record(time_ns, (0xFFFF_FFFF_8100_0030, 0xFFFF_FFFF_C000_0030)))
+    user = pack_user_stack(StackEnd.PENDING, [(0x1000, None, FrameSource.REGISTERS)])
+    frames = (0xFFFF_FFFF_8100_0030, 0xFFFF_FFFF_C000_0030)
+    return in_ring(pack_record(time_ns, frames, user=len(user)) + user)
 
 
 BINARY = {
@@ -104,7 +108,7 @@ def test_the_seed_is_a_recording_with_all_that_recordings_have(tmp_path):
     (window,) = play_bytes(archive(), tmp_path / "a")
     (sample,) = window.profiles[0].resources[0].samples
     names = [frame.function for frame in sample.stack.frames]
-    assert names == ["start", "f"]
+    assert names == ["start", "f", ""]
     assert window.sample_count == 2
 
 

@@ -16,7 +16,14 @@ import pytest
 from otel_kprofiler.bpf import parse_counts
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import KERNEL_SIDE, STACK_OK, STACK_TRUNCATED, USER_SIDE, LossCause
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    STACK_OK,
+    STACK_TRUNCATED,
+    USER_SIDE,
+    LossCause,
+    parse_user_stack,
+)
 from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter, ReplaySampler
 from otel_kprofiler.sampling import EbpfSampler, HeldCommand, SamplerConfig
 from otel_kprofiler.symbols import Symbolizer
@@ -124,7 +131,7 @@ def test_samples_have_process_cpu_and_start_time():
     assert all(struct.unpack_from("<Q", s.words(KERNEL_SIDE))[0] >> 63 for s in with_kernel)
     with_user = [sample for sample in with_kernel if sample.words(USER_SIDE)]
     assert len(with_user) > len(with_kernel) // 2, "a system call has a user stack below it"
-    assert not any(struct.unpack_from("<Q", s.words(USER_SIDE))[0] >> 63 for s in with_user)
+    assert not any(parse_user_stack(s.words(USER_SIDE)).addresses[0] >> 47 for s in with_user)
 
 
 @pytest.mark.parametrize("rate", [99, 4999])

@@ -242,7 +242,10 @@ def test_the_error_has_the_verifiers_log(tmp_path):
     data = bytearray(SAMPLER_OBJECT.read_bytes())
     table, size, count = struct.unpack_from("<Q10xHH", data, 40)
     headers = [struct.unpack_from("<IIQQQQ", data, table + size * i) for i in range(count)]
-    code = next(header for header in headers if header[1] == 1 and header[2] == 6 and header[5])
+    names = headers[struct.unpack_from("<H", data, 62)[0]][4]
+    code = next(
+        header for header in headers if data[names + header[0] :].startswith(b"perf_event\0")
+    )
     data[code[4] : code[4] + 8] = struct.pack("<BBhi", 0x79, 0x50, 0, 0)  # r0 = *(u64 *)(r5 + 0)
     broken = tmp_path / "broken.bpf.o"
     broken.write_bytes(data)

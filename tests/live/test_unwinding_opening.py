@@ -239,6 +239,7 @@ def opened_as_nobody(request, *capabilities):
     code = (
         "import sys; sys.path[:0] = eval(sys.argv[1])\n"
         "from otel_kprofiler.host import Access\n"
+        "from otel_kprofiler.model import FileKey\n"
         "from otel_kprofiler.unwinding import *\n"
         "request = FileRequest(FileKey(*eval(sys.argv[2])), *eval(sys.argv[3]))\n"
         "try: print(open_mapped(request, Access()).route)\n"

@@ -15,9 +15,9 @@ from unwind_maps import WAITS, KernelMaps, compile_c, request_of
 
 from otel_kprofiler.bpf import PAGE_BYTES
 from otel_kprofiler.host import Access
+from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding import (
     VDSO,
-    FileKey,
     FileRequest,
     FileState,
     Limits,

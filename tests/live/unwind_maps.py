@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from otel_kprofiler.bpf import PAGE_BYTES, bpf_call, create_inner_map
-from otel_kprofiler.unwinding import FileKey, FileRequest, MapSizes, TableMaps
+from otel_kprofiler.model import FileKey
+from otel_kprofiler.unwinding import FileRequest, MapSizes, TableMaps
 
 _HASH, _ARRAY, _ARRAY_OF_MAPS, _RINGBUF = 1, 2, 12, 27
 _MMAPABLE = 1 << 10

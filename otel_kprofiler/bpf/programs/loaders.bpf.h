@@ -12,6 +12,7 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef short s16;
 typedef unsigned int u32;
+typedef int s32;
 typedef unsigned long long u64;
 typedef long long s64;
 
@@ -35,18 +36,34 @@ typedef long long s64;
 #else
 
 #define SECTION(name) __attribute__((section(name), used))
-#define MAP(name, kind, value_type, entries, flag_bits) \
+#define MAP(name, kind, key_type, value_type, entries, flag_bits) \
 	struct { \
 		int(*type)[kind]; \
-		u32 *key; \
+		key_type *key; \
 		value_type *value; \
 		int(*max_entries)[entries]; \
 		int(*map_flags)[flag_bits]; \
 	} name SECTION(".maps")
-#define ARRAY(name, value, entries) MAP(name, 2, value, entries, 0)
-#define MMAP_ARRAY(name, value, entries) MAP(name, 2, value, entries, 1 << 10)
-#define SCRATCH(name, value) MAP(name, 6, value, 1, 0)
-#define HASH(name, value, entries) MAP(name, 1, value, entries, 0)
+#define ARRAY(name, value, entries) MAP(name, 2, u32, value, entries, 0)
+#define MMAP_ARRAY(name, value, entries) MAP(name, 2, u32, value, entries, BPF_F_MMAPABLE)
+#define SCRATCH(name, value) MAP(name, 6, u32, value, 1, 0)
+#define HASH(name, value, entries) MAP(name, 1, u32, value, entries, 0)
+#define HASH_OF(name, key, value, entries) MAP(name, 1, key, value, entries, 0)
+/* Slots for arrays of pages, each as long as it needs to be. */
+#define ARRAY_OF_TABLES(name, page_bytes, slots) \
+	struct { \
+		int(*type)[12]; \
+		int(*key_size)[4]; \
+		int(*value_size)[4]; \
+		int(*max_entries)[slots]; \
+		struct { \
+			int(*type)[2]; \
+			int(*key_size)[4]; \
+			int(*value_size)[page_bytes]; \
+			int(*max_entries)[1]; \
+			int(*map_flags)[BPF_F_MMAPABLE | BPF_F_INNER_MAP]; \
+		} * values[]; \
+	} name SECTION(".maps")
 #define RING(name) \
 	struct { \
 		int(*type)[27]; \
@@ -59,6 +76,9 @@ typedef long long s64;
 
 /* Helper numbers are ABI: the order of __BPF_FUNC_MAPPER in include/uapi/linux/bpf.h. */
 static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
+static long (*bpf_map_update_elem)(void *map, const void *key, const void *value, u64 flags) =
+	(void *)2;
+static long (*bpf_map_delete_elem)(void *map, const void *key) = (void *)3;
 static u32 (*bpf_get_smp_processor_id)(void) = (void *)8;
 static u64 (*bpf_get_current_pid_tgid)(void) = (void *)14;
 static long (*bpf_get_current_comm)(void *buffer, u32 size) = (void *)16;
@@ -77,13 +97,26 @@ static long (*bpf_seq_printf)(void *seq, const char *format, u32 size, const voi
 static long (*bpf_seq_write)(void *seq, const void *data, u32 size) = (void *)127;
 static long (*bpf_ringbuf_output)(void *ring, void *data, u64 size, u64 flags) = (void *)130;
 static u64 (*bpf_ringbuf_query)(void *ring, u64 flags) = (void *)134;
+static void *(*bpf_get_current_task_btf)(void) = (void *)158; /* 5.11 */
+static u64 (*bpf_task_pt_regs)(void *task) = (void *)175;    /* 5.15 */
 
 enum {
+	BPF_NOEXIST = 1,
 	BPF_RB_NO_WAKEUP = 1,
 	BPF_RB_FORCE_WAKEUP = 2,
 	BPF_F_USER_STACK = 1 << 8,
+	BPF_F_MMAPABLE = 1 << 10,
+	BPF_F_INNER_MAP = 1 << 12,
 };
 
 char license_text[] SECTION("license") = "Dual BSD/GPL";
 
 #endif
+
+#define READ_KERNEL(to, from) bpf_probe_read_kernel(&(to), sizeof(to), (void *)(from))
+#define READ_USER(to, from) bpf_probe_read_user(&(to), sizeof(to), (void *)(from))
+/*
+ * Bounds x for the verifier by a mask, an immediate of all ones. The asm keeps the compiler from
+ * proving the mask away; what each verifier can see for itself differs.
+ */
+#define BOUND(x, mask) asm volatile("%0 &= %1" : "+r"(x) : "i"(mask))

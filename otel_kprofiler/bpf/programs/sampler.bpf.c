@@ -9,6 +9,10 @@
 
 #include "loaders.bpf.h"
 #include "spans.bpf.h"
+#include "frame_pointers.bpf.h"
+#ifndef KPROFILER_BCC
+#include "unwind.bpf.h"
+#endif
 
 enum {
 	MAX_FRAMES = 127, /* per side: the default of kernel.perf_event_max_stack */
@@ -30,6 +34,14 @@ enum flags {
 	SPAN_LINKS = 32,
 	NAMESPACE = 64, /* ids are those of a pid namespace; targets are in it */
 	DESCENDANTS = 128, /* of the target are targets too */
+	A64 = 256,	   /* the processor's calls are those of arm64 */
+};
+
+/* How the programs of this object find user frames. */
+enum user_frames {
+	BY_FRAME_POINTERS,
+	BY_TABLES,	/* registers by bpf_task_pt_regs */
+	BY_TABLES_5_10, /* registers from the top of the kernel stack */
 };
 
 struct range {
@@ -86,7 +98,8 @@ struct record {
 	s16 kernel_bytes; /* or a negative errno, or NOT_COLLECTED */
 	s16 user_bytes;
 	char comm[16];
-	u64 frames[2 * MAX_FRAMES]; /* kernel, then user; only what is used is written */
+	/* kernel, then user (user_stack.bpf.h); only what is used is written */
+	u64 frames[MAX_FRAMES + USER_STACK_BYTES / 8];
 };
 
 /* The last run on a CPU, to count those that are missing since. */
@@ -188,8 +201,49 @@ INLINE int is_target(struct config *options, const struct record *record, int in
 	return options->flags & DESCENDANTS && descends(options);
 }
 
+/*
+ * Write the user stack at `at`: its bytes, 0 if there is none. `user_bytes` of the record is
+ * this, or an error.
+ */
+INLINE u64 collect_user_stack(void *ctx, const struct config *options, struct record *record,
+			      u8 *at, u64 limit, enum user_frames by)
+{
+	u64 bytes = 0;
+	long result;
+
+#ifndef KPROFILER_BCC
+	struct unwind_work *w = by == BY_FRAME_POINTERS ? 0 : get_work();
+
+	if (w) {
+		w->tgid = record->tgid;
+		w->tid = record->tid;
+		w->cpu = record->cpu;
+		w->time_ns = record->time_ns;
+		w->max_frames = limit / 8;
+		w->user_registers =
+			by == BY_TABLES ? bpf_task_pt_regs(bpf_get_current_task_btf()) : 0;
+		if (!unwind())
+			bytes = copy_stack(w, at);
+		else if (w->end == END_32_BIT)
+			w = 0;
+	}
+	if (w) {
+		record->user_bytes = bytes;
+		return bytes;
+	}
+#endif
+	result = bpf_get_stack(ctx, at + sizeof(struct stack_head), limit, BPF_F_USER_STACK);
+	if (result <= 0) {
+		record->user_bytes = result;
+		return 0;
+	}
+	bytes = check_frames(at, stack_bytes(result), limit, options->flags & A64);
+	record->user_bytes = bytes;
+	return bytes;
+}
+
 INLINE void sample(void *ctx, struct config *options, struct record *record,
-		   struct cpu_line *line)
+		   struct cpu_line *line, enum user_frames by)
 {
 	u64 ids = bpf_get_current_pid_tgid();
 	u64 flags = options->flags, limit = stack_bytes(options->stack_bytes);
@@ -234,12 +288,9 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 		record->kernel_bytes = result;
 		kernel_bytes = stack_bytes(result);
 	}
-	if (flags & USER_STACKS) {
-		result = bpf_get_stack(ctx, (u8 *)record->frames + kernel_bytes, limit,
-				       BPF_F_USER_STACK);
-		record->user_bytes = result;
-		user_bytes = stack_bytes(result);
-	}
+	if (flags & USER_STACKS)
+		user_bytes = collect_user_stack(ctx, options, record,
+						(u8 *)record->frames + kernel_bytes, limit, by);
 	/* Only one side is wanted, and the interrupt hit the other: not an error, not a sample. */
 	if ((record->kernel_bytes == 0 && record->user_bytes == NOT_COLLECTED) ||
 	    (record->user_bytes == 0 && record->kernel_bytes == NOT_COLLECTED)) {
@@ -294,7 +345,7 @@ INLINE void count_missed(const struct config *options, struct last_run *last,
  * A program never interrupts itself on one CPU (the kernel counts bpf_prog_active), so plain
  * increments are exact. in_flight lets the reader know up to which time it has seen all.
  */
-PROGRAM("perf_event") int kprofiler_sample(void *ctx)
+INLINE int run(void *ctx, enum user_frames by)
 {
 	u32 zero = 0, cpu = bpf_get_smp_processor_id();
 	struct cpu_line *line = LOOKUP(cpu_lines, &cpu);
@@ -312,7 +363,24 @@ PROGRAM("perf_event") int kprofiler_sample(void *ctx)
 	record->kind = ON_CPU;
 	record->value = 1;
 	count_missed(options, &own->last, line, record->time_ns);
-	sample(ctx, options, record, line);
+	sample(ctx, options, record, line, by);
 	*(volatile u64 *)&line->in_flight = 0;
 	return 0;
 }
+
+PROGRAM("perf_event") int kprofiler_sample(void *ctx)
+{
+	return run(ctx, BY_FRAME_POINTERS);
+}
+
+#ifndef KPROFILER_BCC
+PROGRAM("perf_event") int kprofiler_unwind(void *ctx)
+{
+	return run(ctx, BY_TABLES);
+}
+
+PROGRAM("perf_event") int kprofiler_unwind_5_10(void *ctx)
+{
+	return run(ctx, BY_TABLES_5_10);
+}
+#endif

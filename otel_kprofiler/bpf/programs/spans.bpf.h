@@ -55,7 +55,6 @@ struct span {
 HASH(span_slots, struct span_slot, SIZED_BY_LOADER);
 
 #define TYPE_AT 8
-#define READ_USER(to, from) bpf_probe_read_user(&(to), sizeof(to), (void *)(from))
 
 /* Read a non-negative integer of exactly this type; whether it is one of up to MAX_DIGITS. */
 INLINE int read_int(const struct span_layout *layout, u64 object, u64 type,

@@ -22,9 +22,13 @@ from otel_kprofiler.model import (
     ON_CPU,
     STACK_OK,
     STACK_TRUNCATED,
+    TRUNCATED_STACKS,
     USER_SIDE,
+    FrameSource,
     RawSample,
     SpanLink,
+    StackEnd,
+    pack_user_stack,
 )
 from tests.records import in_ring, pack_record
 
@@ -46,14 +50,17 @@ def words(*values):
     return struct.pack(f"<{len(values)}Q", *values)
 
 
+USER_STACK = pack_user_stack(StackEnd.COMPLETE, [(3, None, FrameSource.REGISTERS)])
+
+
 def test_a_record_becomes_a_sample():
-    sample = parse(pack((1, 2, 3), trace=TRACE, span=SPAN, kernel=16, user=8))
+    sample = parse(pack((1, 2), trace=TRACE, span=SPAN, kernel=16, user=16) + USER_STACK)
     assert isinstance(sample, RawSample)
     assert sample == RawSample(
         kind=ON_CPU, value=1,
         time_ns=11, cpu=3, tgid=100, tid=101, start_time_ns=5, cgroup_id=7, comm=b"name",
         collected=((KERNEL_SIDE, STACK_OK), (USER_SIDE, STACK_OK)),
-        stacks=(words(1, 2), words(3)),
+        stacks=(words(1, 2), USER_STACK),
         link=SpanLink(bytes(range(16)), bytes(range(8, 16))),
     )  # fmt: skip
 
@@ -73,8 +80,23 @@ def test_a_failed_user_stack_leaves_the_kernel_stack():
 
 
 def test_a_failed_kernel_stack_leaves_the_user_stack():
-    sample = parse(pack((1,), kernel=-errno.EFAULT, user=8))
-    assert sample.sides == ((KERNEL_SIDE, b"", -errno.EFAULT), (USER_SIDE, words(1), STACK_OK))
+    sample = parse(pack(kernel=-errno.EFAULT, user=16) + USER_STACK)
+    assert sample.sides == ((KERNEL_SIDE, b"", -errno.EFAULT), (USER_SIDE, USER_STACK, STACK_OK))
+
+
+@pytest.mark.parametrize("end", StackEnd)
+def test_a_user_stack_tells_why_it_ends(end):
+    stack = pack_user_stack(end, [(3, None, FrameSource.REGISTERS)])
+    status = parse(pack(user=len(stack)) + stack).sides[-1].status
+    assert (status == STACK_OK) == (end is StackEnd.COMPLETE)
+    assert TRUNCATED_STACKS.get(status, StackEnd.COMPLETE) is end
+
+
+@pytest.mark.parametrize("damage", [b"\0\2", b"\0\0\2", b"\0\0\1\0\2"])
+def test_a_user_stack_that_contradicts_itself_is_refused(damage):
+    stack = damage + USER_STACK[len(damage) :]
+    with pytest.raises(ValueError, match="user stack of the record at byte 8 is damaged"):
+        parse(pack(user=len(stack)) + stack)
 
 
 def test_sides_that_nobody_asked_for_and_stacks_at_the_limit_are_marked():

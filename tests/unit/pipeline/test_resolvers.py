@@ -8,15 +8,18 @@ from otel_kprofiler.model import (
     STACK_TRUNCATED,
     USER_SIDE,
     Frame,
+    FrameSource,
     Line,
     ProcessKey,
     Side,
+    StackEnd,
     Unresolved,
+    find_user_addresses,
+    pack_user_stack,
 )
 from otel_kprofiler.pipeline import WindowSchedule, replay
 from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter
 from otel_kprofiler.sampling import SamplerCounts
-from otel_kprofiler.symbols import lookup_addresses
 from tests.records import in_ring, pack_record
 
 OFFSET_NS = 1_790_000_000_000_000_000
@@ -30,10 +33,13 @@ RECORDS = [  # time, process, its start
 
 
 def ring_record(time_ns, pid, started_ns):
-    frames = (0xFFFFFFFF81000010, LOOP, LOOP + 8)
-    return in_ring(
-        pack_record(time_ns, frames, start_ns=started_ns, tgid=pid, tid=pid, kernel=8, user=16)
+    user = pack_user_stack(
+        StackEnd.COMPLETE,
+        [(LOOP, None, FrameSource.REGISTERS), (LOOP + 8, None, FrameSource.TABLE)],
     )
+    ids = {"start_ns": started_ns, "tgid": pid, "tid": pid}
+    frames = (0xFFFFFFFF81000010,)
+    return in_ring(pack_record(time_ns, frames, kernel=8, user=len(user), **ids) + user)
 
 
 @pytest.fixture
@@ -70,7 +76,7 @@ class Names:
         self.resolved.append((process, known))
         lines = (Line(f"loop of {process.tgid} since {process.start_time_ns}"),) if known else ()
         reason = None if known else Unresolved.NOT_YET_KNOWN
-        addresses = lookup_addresses(raw.addresses())
+        addresses = find_user_addresses(raw.words)
         frames = [Frame(None, address, lines, 0, USER_SIDE, reason) for address in addresses]
         return Side(USER_SIDE, tuple(frames), STACK_TRUNCATED)
 

@@ -149,7 +149,7 @@ def test_a_recording_of_another_version_is_rejected_by_its_version(recorded, tmp
             if name == "recording.json":
                 content = json.dumps({**json.loads(content), "version": 99}).encode()
             new.writestr(name, content)
-    with pytest.raises(KProfilerError, match=r"format 99\.2"):
+    with pytest.raises(KProfilerError, match=r"format 99\."):
         Recording(changed)
 
 

@@ -13,9 +13,12 @@ from otel_kprofiler.model import (
     ON_CPU,
     STACK_OK,
     USER_SIDE,
+    FrameSource,
     ModuleKind,
     RawSample,
+    StackEnd,
     Unresolved,
+    pack_user_stack,
 )
 from otel_kprofiler.symbols import HiddenCause, StackResolver, Symbolizer
 from otel_kprofiler.symbols.cache import BoundedCache
@@ -37,11 +40,17 @@ ffffffffc0005000 t bpf_prog_0123456789abcdef_probe\t[bpf]
 BASE = 0xFFFFFFFF81000000
 
 
+REGISTERS, TABLE, FRAME_POINTER, SIGNAL = (
+    FrameSource.REGISTERS, FrameSource.TABLE, FrameSource.FRAME_POINTER, FrameSource.SIGNAL,
+)  # fmt: skip
+
+
 def sample(*kernel, user=(), time_ns=10):
     collected, stacks = ((KERNEL_SIDE, STACK_OK),), (struct.pack(f"{len(kernel)}Q", *kernel),)
     if user:
         collected += ((USER_SIDE, STACK_OK),)
-        stacks += (struct.pack(f"{len(user)}Q", *user),)
+        frames = [(pc, None, source) for pc, source in user]
+        stacks += (pack_user_stack(StackEnd.COMPLETE, frames),)
     return RawSample(ON_CPU, 1, time_ns, 0, 1, 1, None, 1, b"x", collected, stacks, None)
 
 
@@ -91,14 +100,15 @@ def test_leaves_are_exact_and_callers_one_byte_before_their_return_address(host)
     assert leaf.lines[0].system_name == "second.isra.0"
 
 
-def test_a_user_stack_ends_where_the_unwinder_gave_up(host):
-    stack = resolver(Symbolizer.live(host)).resolve(sample(BASE + 0x110, user=(0x5000, 0, 0x6000)))
-    assert [frame.address for frame in stack.frames] == [0x110, 0x5000]
+def test_a_user_frame_that_a_signal_interrupted_is_exact(host):
+    user = [(0x5000, REGISTERS), (0x6000, TABLE), (0x7000, SIGNAL), (0x8000, FRAME_POINTER)]
+    stack = resolver(Symbolizer.live(host)).resolve(sample(BASE + 0x110, user=user))
+    assert [frame.address for frame in stack.frames[1:]] == [0x5000, 0x5FFF, 0x7000, 0x7FFF]
 
 
 def test_a_sample_has_kernel_frames_then_user_frames(host):
     stack = resolver(Symbolizer.live(host)).resolve(
-        sample(BASE + 0x110, BASE + 0x210, user=(0x5000, 0x6000))
+        sample(BASE + 0x110, BASE + 0x210, user=[(0x5000, REGISTERS), (0x6000, TABLE)])
     )
     assert [frame.function for frame in stack.frames] == ["first", "second", "", ""]
     assert [frame.address for frame in stack.frames] == [0x110, 0x20F, 0x5000, 0x5FFF]

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_kprofiler.unwinding import FileKey, Limits, Refusal, TableRefused
+from otel_kprofiler.model import FileKey
+from otel_kprofiler.unwinding import Limits, Refusal, TableRefused
 from otel_kprofiler.unwinding.room import Room
 
 SLOTS = 5

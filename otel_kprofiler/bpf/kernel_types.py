@@ -1,0 +1,135 @@
+"""Offsets of members of the kernel's structs, through anonymous structs and named ones.
+
+Format: Documentation/bpf/btf.rst. Types refer to each other by number, so that all of them are
+walked once (some 130,000 in 20 ms); :mod:`otel_kprofiler.bpf.btf` needs no walk but
+finds direct members only.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+
+_MAGIC: Final = 0xEB9F
+_HEADER: Final = struct.Struct("=HBBIIIII")
+_TYPE: Final = struct.Struct("=III")  # name_off, info, size or type
+_KIND_STRUCT: Final = 4
+_KIND_UNION: Final = 5
+# Kinds that only name another type or qualify it: typedef, volatile, const, restrict, type tag.
+_TRANSPARENT: Final = frozenset({8, 9, 10, 11, 18})
+# Bytes behind the three words of a type, by kind: fixed, and for each of its members.
+_TAILS: Final = {
+    1: (4, 0), 3: (12, 0), 4: (0, 12), 5: (0, 12), 6: (0, 8), 13: (0, 8), 14: (4, 0), 15: (0, 12),
+    17: (4, 0), 19: (0, 12),
+}  # fmt: skip
+_MAX_DEPTH: Final = 8
+
+
+class KernelTypes:
+    """Structs of a kernel.
+
+    Args:
+        btf: content of ``/sys/kernel/btf/vmlinux``, in the byte order of this machine.
+
+    Raises:
+        ValueError: that is no BTF.
+    """
+
+    def __init__(self, btf: bytes) -> None:
+        if len(btf) < _HEADER.size or _HEADER.unpack_from(btf)[0] != _MAGIC:
+            raise ValueError("no BTF")
+        _, _, _, header, types_at, types_bytes, text_at, text_bytes = _HEADER.unpack_from(btf)
+        self._text = btf[header + text_at : header + text_at + text_bytes]
+        self._types = btf[header + types_at : header + types_at + types_bytes]
+        self._places = _places(self._types)
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a struct; None if there is none of that name."""
+        at = self._struct(name)
+        return None if at is None else int(_TYPE.unpack_from(self._types, at)[2])
+
+    def offset(self, name: str, *path: str) -> int | None:
+        """Byte offset of a member of a struct, or None.
+
+        Args:
+            name: the struct's tag.
+            path: names of members, each but the first in the struct that the one before is.
+        """
+        at = self._struct(name)
+        return None if at is None else self._member(at, path, _MAX_DEPTH)
+
+    def _struct(self, name: str) -> int | None:
+        number = self._name(name)
+        if number is None:
+            return None
+        needle = struct.pack("=I", number)
+        at = self._types.find(needle)
+        while at >= 0:
+            index = bisect_left(self._places, at)
+            known = index < len(self._places) and self._places[index] == at
+            if known and self._kind(at) == _KIND_STRUCT:
+                return at
+            at = self._types.find(needle, at + 1)
+        return None
+
+    def _name(self, name: str) -> int | None:
+        at = self._text.find(b"\0" + name.encode() + b"\0")
+        return None if at < 0 else at + 1
+
+    def _kind(self, at: int) -> int:
+        return int(_TYPE.unpack_from(self._types, at)[1]) >> 24 & 0x1F
+
+    def _member(self, at: int, path: Sequence[str], depth: int) -> int | None:
+        if not depth:
+            return None
+        wanted = self._name(path[0])
+        _, info, _ = _TYPE.unpack_from(self._types, at)
+        end = at + _TYPE.size + (info & 0xFFFF) * 12
+        for name, kind, bits in struct.iter_unpack("=III", self._types[at + _TYPE.size : end]):
+            offset = (bits & 0xFFFFFF if info >> 31 else bits) // 8
+            if name and name == wanted:
+                if len(path) == 1:
+                    return int(offset)
+                rest: Sequence[str] = path[1:]
+            elif not name:
+                rest = path
+            else:
+                continue
+            inner = self._resolve(kind)
+            found = None if inner is None else self._member(inner, rest, depth - 1)
+            if found is not None:
+                return int(offset) + found
+        return None
+
+    def _resolve(self, number: int) -> int | None:
+        """Place of the struct or union that a type is."""
+        for _ in range(_MAX_DEPTH):
+            if not 0 < number <= len(self._places):
+                return None
+            at = self._places[number - 1]
+            kind = self._kind(at)
+            if kind in (_KIND_STRUCT, _KIND_UNION):
+                return at
+            if kind not in _TRANSPARENT:
+                return None
+            number = _TYPE.unpack_from(self._types, at)[2]
+        return None
+
+
+def _places(types: bytes) -> array[int]:
+    """Where each type stands, by number - 1."""
+    words = memoryview(types[: len(types) & ~3]).cast("I")
+    tails = [_TAILS.get(kind, (0, 0)) for kind in range(32)]
+    fixed = [3 + tail[0] // 4 for tail in tails]
+    each = [tail[1] // 4 for tail in tails]
+    found = array("I")
+    add, at, end = found.append, 0, len(words) - 2
+    while at < end:
+        add(at * 4)
+        info = words[at + 1]
+        kind = info >> 24 & 31
+        at += fixed[kind] + each[kind] * (info & 0xFFFF)
+    return found

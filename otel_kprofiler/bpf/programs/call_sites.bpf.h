@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Proves return addresses: the instruction before one is a call.
+ *
+ * Without branches, which the verifier would follow one by one for each frame.
+ */
+#pragma once
+
+#include "loaders.bpf.h"
+
+enum call_site { NOT_A_CALL, A_CALL, NOT_READABLE };
+
+/* 1 if the bits of `x` under `mask` are `value` (mask below 2^63), else 0. */
+#define MATCHES(x, mask, value) ((((x) & (mask##ULL)) ^ (value##ULL)) - 1) >> 63
+
+/* Whether a call of x86-64 may end with these eight bytes, the last one highest. */
+INLINE u64 is_x86_call(u64 x)
+{
+	u64 high = x >> 8; /* keeps the masks below 2^63; the lowest byte matters to none */
+
+	return (MATCHES(high, 0x00000000ff0000, 0x00000000e80000)) | /* rel32 */
+	       (MATCHES(high, 0xf8ff0000000000, 0xd0ff0000000000)) | /* *reg */
+	       (MATCHES(high, 0xf8ff0000000000, 0x10ff0000000000)) | /* *(reg) */
+	       (MATCHES(high, 0x00f8ff00000000, 0x0050ff00000000)) | /* *disp8(reg) */
+	       (MATCHES(high, 0x00ffff00000000, 0x0014ff00000000)) | /* *(sib) */
+	       (MATCHES(high, 0x0000ffff000000, 0x000054ff000000)) | /* *disp8(sib) */
+	       (MATCHES(high, 0x00000000f8ff00, 0x0000000090ff00)) | /* *disp32(reg) */
+	       (MATCHES(high, 0x00000000ffff00, 0x0000000015ff00)) | /* *disp32(%rip) */
+	       (MATCHES(high, 0x0000000000ffff, 0x000000000094ff)) | /* *disp32(sib) */
+	       (MATCHES(high, 0x0000000000ffff, 0x000000000014ff));
+}
+
+/* Whether the upper four bytes are BL, BLR, or BLR with authentication. */
+INLINE u64 is_a64_call(u64 x)
+{
+	u64 word = x >> 32;
+
+	return (MATCHES(word, 0xfc000000, 0x94000000)) | (MATCHES(word, 0xfffffc1f, 0xd63f0000)) |
+	       (MATCHES(word, 0xfefff800, 0xd63f0800));
+}
+
+INLINE int call_before(int a64, u64 pc)
+{
+	u64 x;
+
+	if (READ_USER(x, pc - 8))
+		return NOT_READABLE;
+	return a64 ? is_a64_call(x) : is_x86_call(x);
+}

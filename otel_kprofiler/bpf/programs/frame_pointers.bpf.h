@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * The user stack where there is no unwinder: the kernel follows frame pointers. In code without
+ * them it takes whatever lies on the stack for return addresses, so that the stack is cut off at
+ * the first that does not follow a call.
+ */
+#pragma once
+
+#include "call_sites.bpf.h"
+#include "user_stack.bpf.h"
+
+/*
+ * Make a user stack of plain addresses: a head's room and `bytes` of them lie at `at`. Returns
+ * its bytes. That all of it was found cannot be known.
+ */
+INLINE u64 check_frames(u8 *at, u64 bytes, u64 limit, int a64)
+{
+	struct stack_head *head = (struct stack_head *)at;
+	u64 *frame = (u64 *)(head + 1);
+	u64 checked;
+
+	head->end = bytes >= limit ? END_FRAMES : END_NO_RULE;
+	head->mappings = 0;
+	head->frames = 0;
+	head->version = USER_STACK_VERSION;
+	head->marker = USER_STACK_MARKER;
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < MAX_USER_FRAMES && i * 8 < bytes; i++) {
+		if (i) {
+			int call = call_before(a64, frame[i]);
+
+			if (call != A_CALL) {
+				head->end = call == NOT_A_CALL ? END_NOT_A_CALL : END_UNREADABLE;
+				break;
+			}
+		}
+		frame[i] = frame_word(frame[i], NO_MAPPING,
+				      i ? FROM_FRAME_POINTER : FROM_REGISTERS);
+		head->frames = i + 1;
+	}
+	/* Read back: for the verifier, the loop then ends in one way only. */
+	checked = *(volatile u16 *)&head->frames;
+	BOUND(checked, MAX_USER_FRAMES);
+	return sizeof(*head) + checked * 8;
+}

@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Unwinds the user stack of the interrupted thread, frame by frame:
+ *
+ * 1. by the rule of the file's .eh_frame;
+ * 2. a signal trampoline: by the registers that the kernel saved;
+ * 3. a leaf without a rule, in a file that has them: a guess, the return address lies on top;
+ * 4. in code without tables (JIT, Go): by the frame pointer.
+ *
+ * Whatever the way, a return address counts only if it is executable and follows a call. A file
+ * whose table is not here yet ends the stack: a frame pointer would be a guess there.
+ */
+#pragma once
+
+#include "call_sites.bpf.h"
+#include "unwind_eh_frame.bpf.h"
+#include "unwind_mappings.bpf.h"
+
+enum {
+	WORK_PER_FRAME = 10,
+	MAX_FP_DISTANCE = 1 << 24,
+};
+
+/* Whether the thread has just entered the kernel by the instruction before pc. */
+INLINE int after_syscall(const struct unwind_config *c, u64 pc)
+{
+	u64 x = 0;
+	u32 bytes = c->syscall_bytes & 7;
+
+	return !bpf_probe_read_user(&x, bytes, (void *)(pc - bytes)) && x == c->syscall;
+}
+
+INLINE int at_sigreturn(const struct unwind_config *c, u64 pc)
+{
+	u64 x;
+
+	return !READ_USER(x, pc) && x == c->sigreturn;
+}
+
+/* runtime.goexit: the outermost frame of a goroutine, which nobody has called. */
+INLINE int at_goexit(const struct unwind_config *c, u64 pc)
+{
+	u64 x;
+
+	return c->goexit && !READ_USER(x, pc - c->goexit_back) &&
+	       (x & c->goexit_mask) == c->goexit;
+}
+
+/* A register that the walk keeps, or any other while a block of all is at hand; 0 on success. */
+INLINE int get_register(struct unwind_work *w, const struct unwind_config *c, u32 column, u64 *value)
+{
+	u64 at;
+
+	if (column == c->sp_column) {
+		*value = w->sp;
+		return 0;
+	}
+	if (column == c->fp_column) {
+		*value = w->fp;
+		return w->fp_lost;
+	}
+	if (w->registers == NO_BLOCK)
+		return 1;
+	column &= MAX_COLUMNS - 1;
+	at = w->registers == INTERRUPT_BLOCK ? c->interrupt.at[column] : c->signal.at[column];
+	if (at >= MAX_BLOCK_BYTES)
+		return 1;
+	BOUND(at, MAX_BLOCK_BYTES - 1);
+	*value = *(u64 *)((u8 *)w->block + at);
+	return 0;
+}
+
+INLINE u64 block_word(struct unwind_work *w, u64 at)
+{
+	BOUND(at, MAX_BLOCK_BYTES - 1);
+	return *(u64 *)((u8 *)w->block + at);
+}
+
+INLINE int stop(struct unwind_work *w, u32 end)
+{
+	w->end = end;
+	return 1;
+}
+
+/* Step over a signal: the kernel saved all registers above the stack pointer. */
+INLINE int step_signal(struct unwind_work *w, const struct unwind_config *c)
+{
+	u64 bytes = c->signal.bytes;
+
+	BOUND(bytes, MAX_BLOCK_BYTES - 1);
+	if (bpf_probe_read_user(w->block, bytes, (void *)(w->sp + c->signal_at)))
+		return stop(w, END_UNREADABLE);
+	w->pc = block_word(w, c->signal.pc_at);
+	w->sp = block_word(w, c->signal.sp_at);
+	w->fp = block_word(w, c->signal.fp_at);
+	w->fp_lost = 0;
+	w->registers = SIGNAL_BLOCK;
+	w->leaf = 1;
+	w->source = FROM_SIGNAL;
+	return 0;
+}
+
+/* The canonical frame address of a row; 0, or stopped. */
+INLINE int get_cfa(struct unwind_work *w, const struct unwind_config *c, const struct row *row,
+		   u64 *cfa)
+{
+	if (get_register(w, c, row->cfa_column, cfa))
+		return stop(w, END_UNSUPPORTED);
+	*cfa += row->cfa_offset;
+	if (row->cfa_kind == CFA_DEREFERENCED) {
+		if (READ_USER(w->pair[0], *cfa))
+			return stop(w, END_UNREADABLE);
+		*cfa = w->pair[0] + (s64)row->post;
+	} else if (row->cfa_kind == CFA_PLT && (s32)(w->pc & 15) >= row->post) {
+		*cfa += 8;
+	}
+	return 0;
+}
+
+/* What a row says of one register; 0, or stopped. */
+INLINE int apply_rule(struct unwind_work *w, const struct unwind_config *c, u64 cfa, u32 kind,
+		      u32 from, s64 offset, u32 own, u64 *value)
+{
+	u64 base = cfa;
+
+	if (kind == AT_CFA || kind == AT_REGISTER) {
+		if (kind == AT_REGISTER && get_register(w, c, from, &base))
+			return stop(w, END_UNSUPPORTED);
+		if (READ_USER(w->pair[0], base + offset))
+			return stop(w, END_UNREADABLE);
+		*value = w->pair[0];
+		return 0;
+	}
+	if (kind == SAME || kind == IN_REGISTER) {
+		if (get_register(w, c, kind == SAME ? own : from, value))
+			return stop(w, END_UNSUPPORTED);
+		return 0;
+	}
+	return stop(w, END_UNSUPPORTED);
+}
+
+/* Step to the caller by `rule`. */
+INLINE int step_by_table(struct unwind_work *w, const struct unwind_config *c)
+{
+	const struct row *row = &w->rule.row;
+	u64 cfa, ra, fp = 0, lost = 0;
+
+	if (row->ra == UNDEFINED)
+		return stop(w, END_COMPLETE);
+	if (row->sp != SAME)
+		return stop(w, END_UNSUPPORTED);
+	if (get_cfa(w, c, row, &cfa))
+		return 1;
+	/* A leaf that has pushed nothing may have a CFA that is sp, if the call pushes nothing. */
+	if (!row->signal && (cfa < w->sp || (cfa == w->sp && !w->leaf)))
+		return stop(w, END_NO_PROGRESS);
+	if (row->ra == AT_CFA && row->fp == AT_CFA && row->fp_offset == row->ra_offset - 8) {
+		if (READ_USER(w->pair, cfa + row->fp_offset)) /* most frames: one read for both */
+			return stop(w, END_UNREADABLE);
+		fp = w->pair[0];
+		ra = w->pair[1];
+	} else {
+		if (apply_rule(w, c, cfa, row->ra, row->ra_column, row->ra_offset, c->ra_column, &ra))
+			return 1;
+		if (row->fp == SAME) {
+			fp = w->fp;
+			lost = w->fp_lost;
+		} else if (row->fp == UNDEFINED || row->fp == NOT_UNDERSTOOD) {
+			lost = 1;
+		} else if (apply_rule(w, c, cfa, row->fp, row->fp_column, row->fp_offset,
+				      c->fp_column, &fp)) {
+			return 1;
+		}
+	}
+	w->pc = ra & c->address_mask;
+	w->sp = cfa;
+	w->fp = fp;
+	w->fp_lost = lost;
+	w->leaf = row->signal;
+	w->registers = NO_BLOCK;
+	w->source = FROM_TABLE;
+	return 0;
+}
+
+/* The caller of a leaf that has no rule, though its file has: mostly a PLT entry. */
+INLINE int guess_caller(struct unwind_work *w, const struct unwind_config *c)
+{
+	u64 ra = 0, sp = w->sp;
+
+	if (c->flags & LINK_REGISTER) {
+		if (get_register(w, c, c->ra_column, &ra))
+			return 0;
+	} else {
+		if (READ_USER(ra, sp))
+			return 0;
+		sp += 8;
+	}
+	ra &= c->address_mask;
+	if (call_before(c->flags & A64_CALLS, ra) != A_CALL || find_mapping(ra - 1))
+		return 0;
+	w->pc = ra;
+	w->sp = sp;
+	w->leaf = 0;
+	w->registers = NO_BLOCK;
+	w->source = FROM_GUESS;
+	return 1;
+}
+
+INLINE int step_by_frame_pointer(struct unwind_work *w, const struct unwind_config *c)
+{
+	u64 fp = w->fp;
+
+	/* 0 is no proof that the stack ends: bash and Python use the register for other things. */
+	if (w->fp_lost || !fp || fp < w->sp || fp & 7 || fp - w->sp > MAX_FP_DISTANCE)
+		return stop(w, END_NO_RULE);
+	if (READ_USER(w->pair, fp))
+		return stop(w, END_UNREADABLE);
+	w->pc = w->pair[1] & c->address_mask;
+	w->sp = fp + 16;
+	w->fp = w->pair[0];
+	w->leaf = 0;
+	w->registers = NO_BLOCK;
+	w->source = FROM_FRAME_POINTER;
+	return 0;
+}
+
+/* Check a return address; 0, or stopped. */
+INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
+{
+	int call;
+
+	if (!w->pc) /* a register that is no frame pointer may well point at zeros */
+		return stop(w, w->source == FROM_FRAME_POINTER ? END_NO_RULE : END_COMPLETE);
+	if (find_mapping(w->pc - !w->leaf))
+		return stop(w, END_NOT_EXECUTABLE);
+	if (w->leaf)
+		return 0;
+	call = call_before(c->flags & A64_CALLS, w->pc);
+	if (call == A_CALL || at_sigreturn(c, w->pc))
+		return 0;
+	if (w->source == FROM_FRAME_POINTER && at_goexit(c, w->pc))
+		return stop(w, END_COMPLETE);
+	return stop(w, call == NOT_A_CALL ? END_NOT_A_CALL : END_UNREADABLE);
+}
+
+/* Go to the caller; 0, or stopped with `end`. */
+GLOBAL int step(void)
+{
+	struct unwind_work *w = get_work();
+	struct unwind_config *c = get_unwind_config();
+	const struct mapping *m;
+	u64 address;
+	u32 error = RULE_NONE;
+
+	if (!w || !c)
+		return 1;
+	w->spent += WORK_PER_FRAME;
+	m = &w->kept[w->at & (KEPT_MAPPINGS - 1)];
+	if (m->state == FILE_PENDING)
+		return stop(w, END_PENDING);
+	if (m->state == FILE_UNAVAILABLE)
+		return stop(w, END_NO_RULE);
+	if (m->state == FILE_LOADED) {
+		address = w->pc - m->shift;
+		error = find_rule(address - !w->leaf);
+		/* The last instruction of a function may be a system call that does not return. */
+		if (error == RULE_NONE && w->leaf && after_syscall(c, w->pc))
+			error = find_rule(address - 1);
+		if (error == RULE_GONE)
+			return stop(w, END_PENDING);
+		if (error == RULE_WORK)
+			return stop(w, END_WORK);
+		if (error == RULE_DAMAGED)
+			return stop(w, END_DAMAGED);
+		if (error == RULE_UNSUPPORTED)
+			return stop(w, END_UNSUPPORTED);
+	}
+	if ((error == RULE_NONE || w->rule.row.signal) && !w->leaf && at_sigreturn(c, w->pc)) {
+		if (step_signal(w, c))
+			return 1;
+	} else if (error == RULE_FOUND) {
+		if (step_by_table(w, c))
+			return 1;
+	} else if (m->state == FILE_LOADED && w->leaf && guess_caller(w, c)) {
+		return 0;
+	} else if (step_by_frame_pointer(w, c)) {
+		return 1;
+	}
+	return check_caller(w, c);
+}
+
+/* Append pc to the record, with its mapping. */
+INLINE void put_frame(struct unwind_work *w)
+{
+	struct mapping *m = &w->kept[w->at & (KEPT_MAPPINGS - 1)];
+	u64 index = NO_MAPPING, frames = w->head.frames;
+	u64 *used;
+
+	if (m->state != NO_FILE && m->executable && m->start != m->end) {
+		if (m->sample == w->sample) {
+			index = m->index;
+		} else if (w->head.mappings < STACK_MAPPINGS) {
+			index = w->head.mappings++;
+			BOUND(index, STACK_MAPPINGS);
+			w->mapping[index].key = m->key;
+			w->mapping[index].bias = m->bias;
+			m->sample = w->sample;
+			m->index = index;
+			if (m->state == FILE_LOADED) {
+				used = LOOKUP(table_used, &m->slot);
+				if (used)
+					*used = w->time_ns;
+			}
+		}
+	}
+	BOUND(frames, MAX_USER_FRAMES);
+	w->frame[frames] = frame_word(w->pc, index, w->source);
+	w->head.frames = frames + 1;
+}
+
+/* The thread's registers when it entered the kernel; 0, or stopped. */
+INLINE int read_registers(struct unwind_work *w, const struct unwind_config *c, u64 at)
+{
+	u64 bytes = c->interrupt.bytes;
+	u32 mode;
+
+	BOUND(bytes, MAX_BLOCK_BYTES - 1);
+	if (bpf_probe_read_kernel(w->block, bytes, (void *)at))
+		return stop(w, END_NO_USER);
+	mode = block_word(w, c->mode_at);
+	if ((mode & c->user_mask) != c->user_value)
+		return stop(w, END_NO_USER);
+	if ((mode & c->narrow_mask) == c->narrow_value)
+		return stop(w, END_32_BIT);
+	w->pc = block_word(w, c->interrupt.pc_at);
+	w->sp = block_word(w, c->interrupt.sp_at);
+	w->fp = block_word(w, c->interrupt.fp_at);
+	w->fp_lost = 0;
+	w->leaf = 1;
+	w->registers = INTERRUPT_BLOCK;
+	w->source = FROM_REGISTERS;
+	return 0;
+}
+
+/* Unwind the current thread into head, mapping[] and frame[]; 0 if it has a stack. */
+GLOBAL int unwind(void)
+{
+	struct unwind_work *w = get_work();
+	struct unwind_config *c = get_unwind_config();
+	u64 task = bpf_get_current_task(), registers;
+
+	if (!w || !c)
+		return 1;
+	w->end = END_NO_USER;
+	w->spent = 0;
+	w->sample++;
+	w->head.frames = w->head.mappings = 0;
+	if (READ_KERNEL(w->mm, task + c->task_mm) || !w->mm)
+		return 1;
+	registers = w->user_registers;
+	if (!registers) {
+		if (READ_KERNEL(registers, task + c->task_stack))
+			return 1;
+		registers += c->stack_top_registers;
+	}
+	if (read_registers(w, c, registers))
+		return 1;
+	drop_mappings(w, c);
+	if (find_mapping(w->pc)) {
+		/* Jumped into nowhere: there is a leaf, but no mapping to speak of. */
+		w->frame[0] = frame_word(w->pc, NO_MAPPING, FROM_REGISTERS);
+		w->head.frames = 1;
+		w->end = END_NOT_EXECUTABLE;
+		return 0;
+	}
+	put_frame(w);
+#pragma clang loop unroll(disable)
+	for (int i = 1; i < MAX_USER_FRAMES; i++) {
+		if (w->head.frames >= w->max_frames) {
+			w->end = END_FRAMES;
+			return 0;
+		}
+		if (w->spent > c->max_work) {
+			w->end = END_WORK;
+			return 0;
+		}
+		if (step())
+			return 0;
+		put_frame(w);
+	}
+	w->end = END_FRAMES;
+	return 0;
+}
+
+/*
+ * Append the stack that was unwound at `at` in a record: its bytes. `limit`: what is left there
+ * is enough for the largest.
+ */
+INLINE u64 copy_stack(struct unwind_work *w, u8 *at)
+{
+	u64 first, rest;
+
+	w->head.end = w->end;
+	w->head.version = USER_STACK_VERSION;
+	w->head.marker = USER_STACK_MARKER;
+	first = sizeof(w->head) + w->head.mappings * sizeof(w->mapping[0]);
+	rest = w->head.frames * sizeof(w->frame[0]);
+	BOUND(first, 0x1ff);
+	BOUND(rest, 0x3f8);
+	if (bpf_probe_read_kernel(at, first, &w->head) ||
+	    bpf_probe_read_kernel(at + first, rest, w->frame))
+		return 0;
+	return first + rest;
+}

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Finds the mapping that a pc lies in, its file, and the file's table.
+ *
+ * An interrupt cannot take the mm's lock, so the tree is read without it, by reads that may fail.
+ * Nodes may be freed and used again meanwhile: what is found counts only if it is a mapping of
+ * this mm that contains the pc.
+ */
+#pragma once
+
+#include "unwind_types.bpf.h"
+
+enum {
+	MAX_MAPLE_DEPTH = 6,
+	MAX_RB_DEPTH = 40,
+	MAPLE_NODE_BYTES = 256,
+	MAPLE_SLOTS = 16,	/* of a leaf and of a range node; one pivot less */
+	MAPLE_GAP_SLOTS = 10,	/* of a node that tracks gaps */
+	MAPLE_LEAF = 1,		/* enum maple_type: up to this, slots are values */
+	MAPLE_GAP_NODE = 3,
+	VM_EXEC = 4,
+	VMA_BYTES = 256,	/* of a vm_area_struct: what is used lies in there */
+	WORK_PER_WALK = 30,
+};
+
+/* The entry of the mm's maple tree for pc, 0 if there is none. */
+INLINE u64 walk_maple(struct unwind_work *w, const struct unwind_config *c)
+{
+	u64 entry = 0;
+
+	if (READ_KERNEL(entry, w->mm + c->mm_tree))
+		return 0;
+#pragma clang loop unroll(disable)
+	for (int depth = 0; depth < MAX_MAPLE_DEPTH; depth++) {
+		u64 kind = entry >> 3 & 0xf;
+		u32 pivots, i;
+
+		if (!depth && ((entry & 3) != 2 || entry < PAGE)) /* not xa_is_node() */
+			return entry;				  /* the only mapping */
+		if (bpf_probe_read_kernel(w->node, MAPLE_NODE_BYTES, (void *)(entry & ~0xffULL)))
+			return 0;
+		/* struct maple_node: parent, pivots, slots */
+		pivots = (kind == MAPLE_GAP_NODE ? MAPLE_GAP_SLOTS : MAPLE_SLOTS) - 1;
+#pragma clang loop unroll(disable)
+		for (i = 0; i < MAPLE_SLOTS - 1 && i < pivots; i++) {
+			u64 pivot = w->node[1 + i];
+
+			if (pivot >= w->target || (!pivot && i))
+				break;
+		}
+		w->low = 1 + pivots + i;
+		i = *(volatile u32 *)&w->low;
+		entry = w->node[i & (2 * MAPLE_SLOTS - 1)];
+		if (kind <= MAPLE_LEAF)
+			return entry;
+	}
+	return 0;
+}
+
+/* Before 6.1: the mapping of the mm's red-black tree with pc below its end. */
+INLINE u64 walk_rb(struct unwind_work *w, const struct unwind_config *c)
+{
+	u64 node = 0, found = 0, start, end;
+
+	if (READ_KERNEL(node, w->mm + c->mm_tree))
+		return 0;
+#pragma clang loop unroll(disable)
+	for (int depth = 0; depth < MAX_RB_DEPTH && node; depth++) {
+		u64 vma = node - c->vma_node;
+
+		/* struct rb_node: parent and colour, right, left */
+		if (READ_KERNEL(start, vma + c->vma_start) || READ_KERNEL(end, vma + c->vma_end) ||
+		    bpf_probe_read_kernel(w->node, 24, (void *)node))
+			return 0;
+		if (end > w->target) {
+			found = vma;
+			if (start <= w->target)
+				break;
+			node = w->node[2];
+		} else {
+			node = w->node[1];
+		}
+	}
+	return found;
+}
+
+INLINE u64 vma_word(const struct unwind_work *w, u32 offset)
+{
+	return w->node[offset >> 3 & (VMA_BYTES / 8 - 1)];
+}
+
+/* Ask user space, once, for a file's table. */
+INLINE u32 request_file(struct unwind_work *w, const struct mapping *m)
+{
+	struct file_state pending = {};
+
+	/* EEXIST: another CPU was faster. E2BIG: user space has to make room first. */
+	if (bpf_map_update_elem(&files, &m->key, &pending, BPF_NOEXIST))
+		return FILE_PENDING;
+	w->request.key = m->key;
+	w->request.start = m->start;
+	w->request.end = m->end;
+	w->request.file_offset = m->start - m->bias;
+	w->request.tgid = w->tgid;
+	w->request.tid = w->tid;
+	w->request.file_bytes = w->file_bytes;
+	if (RING_OUTPUT(file_requests, &w->request, sizeof(w->request), BPF_RB_FORCE_WAKEUP))
+		bpf_map_delete_elem(&files, &m->key); /* the next sample asks again */
+	return FILE_PENDING;
+}
+
+/* What is known about the file of a mapping; with a table, pc gets its address in the ELF file. */
+INLINE u32 find_table(struct unwind_work *w, struct mapping *m, u64 pc)
+{
+	struct file_state *file = LOOKUP(files, &m->key);
+	const struct table_header *header;
+	void *table;
+	u32 zero = 0, i;
+
+	if (!file)
+		return request_file(w, m);
+	if (file->state != FILE_LOADED)
+		return file->state;
+	m->slot = file->slot;
+	m->serial = file->serial;
+	table = bpf_map_lookup_elem(&tables, &m->slot);
+	if (!table)
+		return FILE_PENDING; /* it is being replaced */
+	header = bpf_map_lookup_elem(table, &zero);
+	if (!header || header->serial != m->serial)
+		return FILE_PENDING;
+#pragma clang loop unroll(full)
+	for (i = 0; i < MAX_TEXTS; i++) {
+		if (pc - m->bias - header->text[i].offset < header->text[i].bytes) {
+			m->shift = m->bias - header->text[i].delta;
+			return FILE_LOADED;
+		}
+	}
+	return FILE_UNAVAILABLE; /* executable, but by no segment of the file */
+}
+
+/* Fill in the file of a mapping that lies in node[]; whether it can be read. */
+INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struct mapping *m)
+{
+	u64 file = vma_word(w, c->vma_file), pages = vma_word(w, c->vma_offset);
+	u64 inode = 0, super = 0;
+
+	if (!file) {
+		if (READ_KERNEL(w->vdso, w->mm + c->mm_vdso) || m->start != w->vdso || !w->vdso) {
+			m->state = NO_FILE;
+			return 0;
+		}
+		m->key.inode = 0;
+		m->key.device = -1;
+		m->key.generation = 0;
+		m->bias = m->start;
+		w->file_bytes = 0;
+		return 1;
+	}
+	if (READ_KERNEL(inode, file + c->file_inode) ||
+	    READ_KERNEL(m->key.inode, inode + c->inode_number) ||
+	    READ_KERNEL(m->key.generation, inode + c->inode_generation) ||
+	    READ_KERNEL(w->file_bytes, inode + c->inode_size) ||
+	    READ_KERNEL(super, inode + c->inode_super) ||
+	    READ_KERNEL(m->key.device, super + c->super_device)) {
+		m->state = NO_FILE;
+		return 0;
+	}
+	m->bias = m->start - pages * c->page_bytes;
+	return 1;
+}
+
+/* Make `at` the mapping that pc lies in; 0 if there is one and it is executable. */
+GLOBAL int find_mapping(u64 pc)
+{
+	struct unwind_work *w = get_work();
+	struct unwind_config *c = get_unwind_config();
+	struct mapping *m;
+	u64 vma;
+	u32 at;
+
+	if (!w || !c)
+		return 1;
+	m = &w->kept[w->at & (KEPT_MAPPINGS - 1)]; /* mostly the one of the frame before */
+	if (pc - m->start < m->end - m->start)
+		return !m->executable;
+#pragma clang loop unroll(disable)
+	for (at = 0; at < KEPT_MAPPINGS; at++) {
+		m = &w->kept[at];
+		if (pc - m->start < m->end - m->start) {
+			w->at = at;
+			return !m->executable;
+		}
+	}
+	w->spent += WORK_PER_WALK;
+	w->target = pc;
+	vma = c->flags & RB_TREE ? walk_rb(w, c) : walk_maple(w, c);
+	if (!vma || bpf_probe_read_kernel(w->node, VMA_BYTES, (void *)vma))
+		return 1;
+	at = w->next_kept++ & (KEPT_MAPPINGS - 1);
+	w->at = at;
+	m = &w->kept[at];
+	m->start = vma_word(w, c->vma_start);
+	m->end = vma_word(w, c->vma_end);
+	m->sample = 0;
+	m->executable = vma_word(w, c->vma_flags) / VM_EXEC & 1;
+	if (vma_word(w, c->vma_mm) != w->mm || pc - m->start >= m->end - m->start) {
+		m->start = m->end = 0;
+		return 1;
+	}
+	if (!m->executable)
+		return 1;
+	if (read_file(w, c, m))
+		m->state = find_table(w, m, pc);
+	return 0;
+}
+
+/*
+ * Forget the mappings of the last walk on this CPU, unless nobody can have changed them: the same
+ * mm has not been locked for writing since, and user space has not touched files or tables.
+ */
+INLINE void drop_mappings(struct unwind_work *w, const struct unwind_config *c)
+{
+	u64 base = 0, *epoch;
+	u32 sequence = 0, zero = 0;
+
+	epoch = LOOKUP(table_epoch, &zero);
+	if (epoch && c->flags & KEEP_MAPPINGS && !READ_KERNEL(base, w->mm + c->mm_base) &&
+	    !READ_KERNEL(sequence, w->mm + c->mm_sequence)) {
+		if (w->kept_mm == w->mm && w->kept_tgid == w->tgid && w->kept_base == base &&
+		    w->kept_sequence == sequence && w->kept_epoch == *epoch &&
+		    !(sequence & 1)) /* odd: locked, since 6.13 */
+			return;
+		w->kept_mm = w->mm;
+		w->kept_tgid = w->tgid;
+		w->kept_base = base;
+		w->kept_sequence = sequence;
+		w->kept_epoch = *epoch;
+	}
+	w->next_kept = 0;
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < KEPT_MAPPINGS; i++)
+		w->kept[i].start = w->kept[i].end = 0;
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Maps, settings and state of the user unwinder.
+ *
+ * User space copies .eh_frame_hdr's search table and .eh_frame of each file into `tables` as they
+ * are; the program interprets them. The structs up to `unwind_config` are read and written by
+ * unwind.py; change both together. Nothing here names a processor: registers, alignment and the
+ * bytes of instructions come with the settings.
+ */
+#pragma once
+
+#include "user_stack.bpf.h"
+
+#define GLOBAL __attribute__((noinline)) /* the verifier checks such a function by itself, once */
+
+enum {
+	PAGE = 4096,	     /* value size of a table's map */
+	MAX_TEXTS = 4,
+	TABLE_HEADER_BYTES = 256,
+	MAX_SEARCH = 28,     /* steps of a binary search */
+	MAX_TABLE_BYTES = 0x0fffffff,
+	WINDOW = 256,	     /* bytes of a table at hand; a power of two */
+	MARGIN = 16,	     /* the longest instruction that is understood */
+	OPS_PER_CALL = 16,
+	MAX_OP_CALLS = 192,
+	MAX_STATES = 4,	     /* DW_CFA_remember_state within each other */
+	RULES = 2048,	     /* of a CPU's cache */
+	KEPT_MAPPINGS = 16,  /* per CPU */
+	MAX_COLUMNS = 64,    /* DWARF register numbers that are understood */
+	MAX_BLOCK_BYTES = 512,
+};
+
+enum file_states {
+	FILE_PENDING,
+	FILE_LOADED,
+	FILE_NO_TABLE,	  /* frame pointers may be followed */
+	FILE_UNAVAILABLE, /* has a table that is not at hand */
+	NO_FILE,	  /* anonymous memory; only in struct mapping */
+};
+
+enum unwind_flags {
+	A64_CALLS = 1,	   /* calls are BL and BLR; else those of x86-64 */
+	LINK_REGISTER = 2, /* a leaf's return address is in a register */
+	KEEP_MAPPINGS = 4, /* over samples: mm_sequence tells whether they are still true */
+	RB_TREE = 8,	   /* the kernel has no maple tree of mappings */
+};
+
+struct file_state {
+	u32 state;
+	u32 slot;
+	u32 serial;
+	u32 reserved;
+};
+
+struct file_request {
+	struct file_key key;
+	u64 start;
+	u64 end;
+	u64 file_offset;
+	u32 tgid;
+	u32 tid;
+	u64 file_bytes;
+};
+
+struct table_header {
+	u32 serial; /* of this table, never used again */
+	u32 version;
+	u64 header_address; /* the search table is relative to it */
+	u64 frames_address; /* of .eh_frame */
+	u32 entries;	    /* of the search table */
+	u32 frames_at;	    /* of .eh_frame in the map */
+	u32 frames_bytes;
+	u32 texts;
+	struct {
+		u64 offset; /* in the file */
+		u64 bytes;
+		u64 delta; /* address - offset */
+	} text[MAX_TEXTS];
+};
+
+/* Where the registers lie in a block of memory, by DWARF number. */
+struct register_block {
+	u16 bytes;
+	u16 sp_at;
+	u16 fp_at;
+	u16 pc_at;
+	u16 at[MAX_COLUMNS]; /* MAX_BLOCK_BYTES: unknown */
+};
+
+struct unwind_config {
+	u64 address_mask; /* of return addresses: signatures are above */
+	u64 sigreturn;	  /* first bytes of a signal trampoline */
+	u64 syscall;	  /* the instruction */
+	u64 goexit;	  /* of Go, from one instruction before the return address; 0: none */
+	u64 goexit_mask;
+	u32 flags;
+	u32 max_work;
+	u32 syscall_bytes;
+	u32 goexit_back;
+	u32 signal_at; /* of the signal's register block, from the stack pointer */
+	u32 sp_column; /* DWARF numbers */
+	u32 fp_column;
+	u32 ra_column;
+	u32 mode_at; /* of the word in pt_regs that tells the processor's mode */
+	u32 user_mask;
+	u32 user_value;
+	u32 narrow_mask; /* 32-bit code */
+	u32 narrow_value;
+	u32 stack_top_registers; /* pt_regs in a task's kernel stack */
+	/* offsets in the kernel's structs */
+	u32 task_mm;
+	u32 task_stack;
+	u32 mm_tree;
+	u32 mm_base;
+	u32 mm_sequence;
+	u32 mm_vdso;
+	u32 vma_start;
+	u32 vma_end;
+	u32 vma_mm;
+	u32 vma_flags;
+	u32 vma_offset;
+	u32 vma_file;
+	u32 vma_node;
+	u32 file_inode;
+	u32 inode_number;
+	u32 inode_super;
+	u32 inode_generation;
+	u32 inode_size;
+	u32 super_device;
+	u32 page_bytes; /* of the kernel */
+	struct register_block interrupt;
+	struct register_block signal;
+};
+
+/* One row of a CFA program: where the caller's registers are. */
+struct row {
+	s64 cfa_offset;
+	s32 fp_offset;
+	s32 ra_offset;
+	s32 post; /* added after CFA_DEREFERENCED; threshold of CFA_PLT */
+	u8 cfa_kind;
+	u8 cfa_column;
+	u8 fp;
+	u8 fp_column;
+	u8 ra;
+	u8 ra_column;
+	u8 sp;
+	u8 signal;
+};
+
+enum cfa_kinds {
+	CFA_REGISTER,
+	CFA_DEREFERENCED, /* *(register + offset) + post */
+	CFA_PLT,	  /* x86-64: one word more behind the push in a PLT entry */
+};
+
+enum register_rules {
+	SAME,
+	AT_CFA,	     /* in memory at CFA + offset */
+	AT_REGISTER, /* in memory at register + offset */
+	IN_REGISTER,
+	UNDEFINED,
+	NOT_UNDERSTOOD,
+};
+
+enum rule_errors {
+	RULE_FOUND,
+	RULE_NONE,
+	RULE_UNSUPPORTED,
+	RULE_DAMAGED,
+	RULE_GONE, /* the table was just taken away */
+	RULE_WORK, /* the limit of work is reached */
+};
+
+struct rule {
+	u64 key; /* lower half of the address, serial of the table; 0: empty */
+	struct row row;
+	u32 error;
+	u32 high; /* upper half of the address */
+};
+
+/* A mapping that was found for a pc. */
+struct mapping {
+	u64 start;
+	u64 end;
+	u64 bias;
+	u64 shift; /* pc - shift: address in the ELF file; of FILE_LOADED */
+	struct file_key key;
+	u32 executable;
+	u32 state;
+	u32 slot;
+	u32 serial;
+	u32 sample; /* in which `index` is its place in the record */
+	u32 index;
+};
+
+/*
+ * Everything that one walk needs; one per CPU. What loops share is kept here, not on the stack:
+ * the verifier forgets values that are read back from memory, and so sees one state per loop.
+ */
+struct unwind_work {
+	u64 pc;
+	u64 sp;
+	u64 fp;
+	u64 mm;
+	u64 vdso; /* its start; read when needed */
+	u64 file_bytes; /* of the mapping that was found last */
+	u64 user_registers; /* address of the thread's pt_regs; 0: on top of its stack */
+	u64 time_ns;
+	u32 tgid;
+	u32 tid;
+	u32 sample;
+	u32 cpu;
+	u32 max_frames;
+	u32 spent; /* of max_work */
+	u32 end;
+	u32 source;	/* of the frame that was found last */
+	u32 leaf;	/* pc is no return address */
+	u32 registers;	/* enum register_blocks: all are known from a block */
+	u32 fp_lost;
+	u32 at;		/* of kept[]: the mapping of pc */
+	u32 next_kept;
+	u32 reserved;
+	/* what kept[] is true for */
+	u64 kept_mm;
+	u64 kept_base;
+	u64 kept_epoch;
+	u32 kept_sequence;
+	u32 kept_tgid;
+	/* interpreter */
+	u64 location;
+	u64 target;
+	u32 slot;
+	u32 position;	 /* in the window */
+	u32 window_at;	 /* in the table */
+	u32 program_end; /* in the table */
+	u32 frames_at;	 /* of .eh_frame in the table */
+	u32 frames_bytes;
+	u32 code_align;
+	s32 data_align;
+	u32 cie_at; /* whose row is `initial`, in the table cie_serial */
+	u32 cie_serial;
+	u32 pointer_bytes; /* of a pointer in an FDE */
+	u32 augmented;
+	u32 cie_signal;
+	u32 depth; /* of states */
+	u32 low;   /* binary search; scratch of short loops */
+	u32 count;
+	struct row row;
+	struct row initial;
+	struct row state[MAX_STATES];
+	struct rule rule;
+	struct mapping kept[KEPT_MAPPINGS];
+	struct file_request request;
+	u64 node[40]; /* of a tree of mappings, or a vm_area_struct */
+	u64 pair[2];
+	u64 window[2 * WINDOW / 8 + 1];
+	u64 block[2 * MAX_BLOCK_BYTES / 8]; /* registers */
+	/* what goes into the record */
+	struct stack_head head;
+	struct stack_mapping mapping[STACK_MAPPINGS + 1];
+	u64 frame[MAX_USER_FRAMES + 1];
+};
+
+enum register_blocks {
+	NO_BLOCK, /* but pc, sp and fp */
+	INTERRUPT_BLOCK,
+	SIGNAL_BLOCK,
+};
+
+struct rules {
+	struct rule rule[RULES];
+};
+
+ARRAY(unwind_config, struct unwind_config, 1);
+SCRATCH(unwind_work, struct unwind_work);
+/* Not a per-CPU map: there the elements of a CPU do not lie side by side. */
+ARRAY(rules, struct rules, SIZED_BY_LOADER);
+HASH_OF(files, struct file_key, struct file_state, SIZED_BY_LOADER);
+MMAP_ARRAY(table_used, u64, SIZED_BY_LOADER);
+MMAP_ARRAY(table_epoch, u64, 1);
+ARRAY_OF_TABLES(tables, PAGE, SIZED_BY_LOADER);
+RING(file_requests);
+
+INLINE struct unwind_work *get_work(void)
+{
+	u32 zero = 0;
+
+	return LOOKUP(unwind_work, &zero);
+}
+
+INLINE struct unwind_config *get_unwind_config(void)
+{
+	u32 zero = 0;
+
+	return LOOKUP(unwind_config, &zero);
+}

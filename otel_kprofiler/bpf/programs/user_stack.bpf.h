@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * The user side of a record: struct stack_head, its mappings, a word for each frame from the leaf
+ * on. Equal stacks are equal bytes. Parsed by model/user_stack.py; change both together.
+ */
+#pragma once
+
+#include "loaders.bpf.h"
+
+enum {
+	MAX_USER_FRAMES = 127,
+	STACK_MAPPINGS = 15,
+	NO_MAPPING = 15,   /* anonymous memory, or more mappings than there is room for */
+	ADDRESS_BITS = 56, /* of a frame's word: then mapping, then source */
+	MAPPING_BITS = 4,
+	USER_STACK_VERSION = 1,
+	USER_STACK_MARKER = 0xffff,
+	USER_STACK_BYTES = 1536, /* more than the largest */
+};
+
+/* How a stack ends. */
+enum stack_end {
+	END_COMPLETE,	 /* the outermost frame says so */
+	END_FRAMES,	 /* limit of frames */
+	END_WORK,	 /* limit of work */
+	END_PENDING,	 /* the file's table is not loaded yet */
+	END_NO_RULE,	 /* no table entry and no frame pointer */
+	END_UNREADABLE,	 /* memory that is not resident */
+	END_UNSUPPORTED, /* a rule that is not understood, or needs a register that is lost */
+	END_NOT_EXECUTABLE,
+	END_NOT_A_CALL,	 /* the return address does not follow a call */
+	END_NO_PROGRESS, /* the stack does not shrink */
+	END_DAMAGED,	 /* the table contradicts itself */
+	END_32_BIT,	 /* never in a record: frame pointers are followed instead */
+	END_NO_USER,	 /* likewise: a kernel thread */
+};
+
+/* How a frame was found. */
+enum frame_source {
+	FROM_REGISTERS,
+	FROM_TABLE,
+	FROM_FRAME_POINTER,
+	FROM_GUESS, /* code without an entry in its file's table: return address on top */
+	FROM_SIGNAL,
+};
+
+struct file_key {
+	u64 inode;
+	u32 device;
+	u32 generation;
+};
+
+struct stack_head {
+	u8 end;
+	u8 mappings;
+	u16 frames;
+	u16 version;
+	u16 marker;
+};
+
+struct stack_mapping {
+	struct file_key key;
+	u64 bias; /* runtime address of file offset 0 */
+};
+
+INLINE u64 frame_word(u64 pc, u64 mapping, u64 source)
+{
+	return (pc & ((1ULL << ADDRESS_BITS) - 1)) | mapping << ADDRESS_BITS |
+	       source << (ADDRESS_BITS + MAPPING_BITS);
+}

@@ -1,0 +1,229 @@
+"""Settings of the user unwinder: what of the kernel and the processor its program must know.
+
+The structs are those of ``programs/unwind_types.bpf.h``; change both together.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from otel_kprofiler.bpf.kernel_types import KernelTypes
+
+MAX_COLUMNS: Final = 64
+MAX_BLOCK_BYTES: Final = 512
+VMA_BYTES: Final = 256
+"""The program reads this much of a ``vm_area_struct``."""
+_WORD: Final = 8
+
+A64_CALLS: Final = 1
+LINK_REGISTER: Final = 2
+KEEP_MAPPINGS: Final = 4
+RB_TREE: Final = 8
+
+_CONFIG: Final = struct.Struct("=5Q34I")
+_BLOCK: Final = struct.Struct(f"={4 + MAX_COLUMNS}H")
+CONFIG_BYTES: Final = _CONFIG.size + 2 * _BLOCK.size
+DEFAULT_MAX_WORK: Final = 6000
+"""Limit on one walk: some 150 µs (see ``docs/unwinding.md``)."""
+
+
+class RegisterBlock(NamedTuple):
+    """Where the registers lie in memory that the kernel has filled.
+
+    Attributes:
+        size: in bytes.
+        sp_at: offset of the stack pointer.
+        fp_at: offset of the frame pointer.
+        pc_at: offset of the program counter.
+        at: offset by DWARF register number; None if it is not there.
+    """
+
+    size: int
+    sp_at: int
+    fp_at: int
+    pc_at: int
+    at: Sequence[int | None]
+
+    def pack(self) -> bytes:
+        """``struct register_block``."""
+        at = [MAX_BLOCK_BYTES if place is None else place for place in self.at]
+        at += [MAX_BLOCK_BYTES] * (MAX_COLUMNS - len(at))
+        return _BLOCK.pack(self.size, self.sp_at, self.fp_at, self.pc_at, *at)
+
+
+class Processor(NamedTuple):
+    """How code of a processor is unwound; see ``struct unwind_config``.
+
+    Attributes:
+        flags: A64_CALLS, LINK_REGISTER.
+        address_mask: bits of a return address; pointer authentication uses others.
+        sigreturn: the first eight bytes of a signal trampoline.
+        syscall: the instruction.
+        goexit: Go's ``runtime.goexit`` around the return address into it; empty if unknown.
+        goexit_back: bytes of it before the return address.
+        signal_at: offset of ``signal`` from the stack pointer in a trampoline.
+        sp_column: DWARF number of the stack pointer; likewise of the frame pointer and of the
+            return address.
+        mode_at: offset in ``pt_regs`` of the word that tells the mode of the processor.
+        user_mask: its bits that are ``user_value`` in user mode; likewise 32-bit code.
+        interrupt: ``pt_regs``.
+        signal: what a signal has saved.
+    """
+
+    flags: int
+    address_mask: int
+    sigreturn: bytes
+    syscall: bytes
+    goexit: bytes
+    goexit_back: int
+    signal_at: int
+    sp_column: int
+    fp_column: int
+    ra_column: int
+    mode_at: int
+    user_mask: int
+    user_value: int
+    narrow_mask: int
+    narrow_value: int
+    interrupt: RegisterBlock
+    signal: RegisterBlock
+
+
+# arch/x86/include/uapi/asm/ptrace.h, in words:
+# r15 r14 r13 r12 bp bx r11 r10 r9 r8 ax cx dx si di orig_ax ip cs flags sp ss
+# DWARF numbers (System V ABI): ax dx cx bx si di bp sp r8-r15 ip
+_X86_INTERRUPT: Final = (10, 12, 11, 5, 13, 14, 4, 19, 9, 8, 7, 6, 3, 2, 1, 0, 16)
+# struct sigcontext: r8-r15 di si bp bx dx ax cx sp ip
+_X86_SIGNAL: Final = (13, 12, 14, 11, 9, 8, 10, 15, 0, 1, 2, 3, 4, 5, 6, 7, 16)
+
+X86_64: Final = Processor(
+    flags=0,
+    address_mask=(1 << 64) - 1,
+    sigreturn=bytes.fromhex("48c7c00f0000000f"),  # mov $15, %rax; syscall (its first byte)
+    syscall=bytes.fromhex("0f05"),
+    goexit=bytes.fromhex("90e8"),  # nop; call: the return address is behind the nop
+    goexit_back=1,
+    signal_at=40,  # ucontext: flags, link, stack (3 words), then sigcontext
+    sp_column=7,
+    fp_column=6,
+    ra_column=16,
+    mode_at=17 * _WORD,
+    user_mask=3,
+    user_value=3,
+    narrow_mask=0xFFFF,
+    narrow_value=0x23,  # __USER32_CS
+    interrupt=RegisterBlock(
+        21 * _WORD, 19 * _WORD, 4 * _WORD, 16 * _WORD, [_WORD * at for at in _X86_INTERRUPT]
+    ),
+    signal=RegisterBlock(
+        17 * _WORD, 15 * _WORD, 10 * _WORD, 16 * _WORD, [_WORD * at for at in _X86_SIGNAL]
+    ),
+)
+
+_A64_INTERRUPT: Final = tuple(_WORD * number for number in range(32))  # x0-x30, sp
+# struct sigcontext: the fault's address, then as pt_regs
+_A64_SIGNAL: Final = tuple(_WORD * (number + 1) for number in range(32))
+
+AARCH64: Final = Processor(
+    flags=A64_CALLS | LINK_REGISTER,
+    address_mask=(1 << 52) - 1,
+    sigreturn=bytes.fromhex("681180d2010000d4"),  # mov x8, #139; svc #0
+    syscall=bytes.fromhex("010000d4"),
+    goexit=b"",
+    goexit_back=0,
+    signal_at=128 + 176,  # siginfo; ucontext: flags, link, stack, mask, up to a multiple of 16
+    sp_column=31,
+    fp_column=29,
+    ra_column=30,
+    mode_at=33 * _WORD,
+    user_mask=0xF,
+    user_value=0,
+    narrow_mask=0x10,  # PSR_MODE32_BIT
+    narrow_value=0x10,
+    interrupt=RegisterBlock(34 * _WORD, 31 * _WORD, 29 * _WORD, 32 * _WORD, _A64_INTERRUPT),
+    signal=RegisterBlock(34 * _WORD, 32 * _WORD, 30 * _WORD, 33 * _WORD, _A64_SIGNAL),
+)
+
+PROCESSORS: Final[Mapping[str, Processor]] = {"x86_64": X86_64, "aarch64": AARCH64}
+"""By ``platform.machine()``."""
+
+_THREAD_BYTES: Final = 16384
+"""THREAD_SIZE of both processors (arm64: of kernels with pages of 4 KiB)."""
+
+
+class KernelOffsets(NamedTuple):
+    """Offsets in structs of the kernel, in the order of ``struct unwind_config``."""
+
+    flags: int
+    stack_top_registers: int
+    offsets: tuple[int, ...]
+
+
+_MEMBERS: Final = (
+    ("task_struct", "mm"),
+    ("task_struct", "stack"),
+    ("mm_struct", "mm_mt", "ma_root"),
+    ("mm_struct", "mmap_base"),
+    ("mm_struct", "mm_lock_seq"),
+    ("mm_struct", "context", "vdso"),
+    ("vm_area_struct", "vm_start"),
+    ("vm_area_struct", "vm_end"),
+    ("vm_area_struct", "vm_mm"),
+    ("vm_area_struct", "vm_flags"),
+    ("vm_area_struct", "vm_pgoff"),
+    ("vm_area_struct", "vm_file"),
+    ("vm_area_struct", "vm_rb"),
+    ("file", "f_inode"),
+    ("inode", "i_ino"),
+    ("inode", "i_sb"),
+    ("inode", "i_generation"),
+    ("inode", "i_size"),
+    ("super_block", "s_dev"),
+)
+_OPTIONAL: Final = {("mm_struct", "mm_lock_seq"), ("vm_area_struct", "vm_rb")}
+
+
+def find_kernel_offsets(types: KernelTypes) -> KernelOffsets | None:
+    """What the unwinder must know of a kernel; None if it has other structs."""
+    flags, found = 0, []
+    for member in _MEMBERS:
+        offset = types.offset(*member)
+        if member[1] == "mm_mt" and offset is None:  # before 6.1
+            flags |= RB_TREE
+            offset = types.offset("mm_struct", "mm_rb")
+        if member[1] == "mm_lock_seq" and offset is not None:
+            flags |= KEEP_MAPPINGS
+        if offset is None and member not in _OPTIONAL:
+            return None
+        if member[0] == "vm_area_struct" and (offset or 0) > VMA_BYTES - _WORD:
+            return None
+        found.append(offset or 0)
+    registers = types.size("pt_regs") or 0
+    return KernelOffsets(flags, _THREAD_BYTES - registers, tuple(found))
+
+
+def pack_unwind_config(
+    processor: Processor, kernel: KernelOffsets, *, page_bytes: int, max_work: int
+) -> bytes:
+    """``struct unwind_config``."""
+    goexit = processor.goexit.ljust(8, b"\0")
+    mask = b"\xff" * len(processor.goexit)
+    words = (processor.sigreturn, processor.syscall, goexit, mask)
+    return (
+        _CONFIG.pack(
+            processor.address_mask,
+            *(int.from_bytes(word, "little") for word in words),
+            processor.flags | kernel.flags,
+            max_work,
+            len(processor.syscall),
+            processor.goexit_back,
+            *processor[6:15],
+            kernel.stack_top_registers,
+            *kernel.offsets,
+            page_bytes,
+        )
+        + processor.interrupt.pack()
+        + processor.signal.pack()
+    )

@@ -1,0 +1,204 @@
+"""The user side of a sample as the kernel program records it.
+
+The struct is that of ``bpf/programs/user_stack.bpf.h``; change both together.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import struct
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from otel_kprofiler.model.stack import STACK_OK, STACK_TRUNCATED, StackStatus
+
+_HEAD: Final = struct.Struct("=BBHHH")  # end, mappings, frames, version, marker
+_KEY: Final = struct.Struct("=QII")
+_MAPPING: Final = struct.Struct("=QIIQ")
+_WORD_BYTES: Final = 8
+_VERSION: Final = 1
+_MARKER: Final = 0xFFFF
+_ADDRESS_BITS: Final = 56
+_SOURCE_BITS: Final = 60
+_ADDRESS_MASK: Final = (1 << _ADDRESS_BITS) - 1
+_NO_MAPPING: Final = 15
+_VDSO_DEVICE: Final = 0xFFFFFFFF
+
+
+class StackEnd(enum.IntEnum):
+    """Why a stack has no more frames."""
+
+    COMPLETE = 0
+    """Its outermost frame says that it has no caller."""
+    FRAME_LIMIT = 1
+    WORK_LIMIT = 2
+    """Limit on the time that the kernel program may take."""
+    PENDING = 3
+    """The unwind table of the next file is not loaded yet."""
+    NO_RULE = 4
+    """Code without unwind table and without frame pointer."""
+    UNREADABLE = 5
+    """Memory that is not resident."""
+    UNSUPPORTED = 6
+    """A rule that the kernel program does not understand."""
+    NOT_EXECUTABLE = 7
+    """The return address points to no code."""
+    NOT_A_CALL = 8
+    """The return address does not follow a call."""
+    NO_PROGRESS = 9
+    """The caller's frame does not lie above its callee's."""
+    DAMAGED = 10
+    """The file's unwind table contradicts itself."""
+
+
+_FIRST_TRUNCATED: Final = 16
+_COMPLETE: Final = {StackEnd.COMPLETE: STACK_OK, StackEnd.FRAME_LIMIT: STACK_TRUNCATED}
+_STATUSES: Final = {
+    end: _COMPLETE.get(end, StackStatus(_FIRST_TRUNCATED + end)) for end in StackEnd
+}
+STATUS_BY_END: Final = tuple(
+    _STATUSES[StackEnd(end)] if end < len(StackEnd) else StackStatus(-errno.EINVAL)
+    for end in range(256)
+)
+"""Status of a user stack by the number of its end; ``-EINVAL`` where there is none."""
+TRUNCATED_STACKS: Final[Mapping[StackStatus, StackEnd]] = {
+    status: end for end, status in _STATUSES.items() if end is not StackEnd.COMPLETE
+}
+"""Why a stack with such a status is not complete."""
+
+
+class FrameSource(enum.IntEnum):
+    """How a frame was found."""
+
+    REGISTERS = 0
+    """The leaf: where the interrupt hit."""
+    TABLE = 1
+    FRAME_POINTER = 2
+    """A frame pointer, and the return address follows a call. A callee may be missing."""
+    GUESS = 3
+    """A leaf that its file's table leaves out: what lies on top of its stack follows a call."""
+    SIGNAL = 4
+    """Interrupted by a signal: the registers that the kernel saved."""
+
+
+class FileKey(NamedTuple):
+    """Identity of a mapped file on this host, as long as it runs.
+
+    Attributes:
+        inode: inode number.
+        device: of its file system as ``MKDEV`` (major << 20 | minor); on overlayfs and btrfs
+            another than ``st_dev``.
+        generation: tells apart two users of one inode number.
+    """
+
+    inode: int
+    device: int
+    generation: int
+
+    def pack(self) -> bytes:
+        """``struct file_key``."""
+        return _KEY.pack(*self)
+
+    @property
+    def is_vdso(self) -> bool:
+        """Whether this is the code that the kernel maps into each process."""
+        return self.device == _VDSO_DEVICE and not self.inode
+
+
+class StackMapping(NamedTuple):
+    """A mapped file of a process.
+
+    Attributes:
+        file: the file.
+        bias: runtime address of its first byte (modulo 2^64, were it mapped there).
+    """
+
+    file: FileKey
+    bias: int
+
+
+class UserStack(NamedTuple):
+    """A user stack, leaf first.
+
+    Attributes:
+        end: why it ends.
+        mappings: files that its frames lie in.
+        addresses: runtime addresses: the interrupted instruction, then return addresses.
+        places: for each frame its mapping's index, None in memory without a file.
+        sources: for each frame how it was found.
+    """
+
+    end: StackEnd
+    mappings: tuple[StackMapping, ...]
+    addresses: tuple[int, ...]
+    places: tuple[int | None, ...]
+    sources: tuple[FrameSource, ...]
+
+
+def parse_user_stack(raw: bytes) -> UserStack:
+    """Decode ``RawSample.user_stack``; raises ``ValueError`` if it is damaged."""
+    end, mappings, words = _parts(raw)
+    places = (word >> _ADDRESS_BITS & _NO_MAPPING for word in words)
+    return UserStack(
+        StackEnd(end),
+        tuple(StackMapping(FileKey(*fields[:3]), fields[3]) for fields in mappings),
+        tuple(word & _ADDRESS_MASK for word in words),
+        tuple(place if place < len(mappings) else None for place in places),
+        tuple(FrameSource(word >> _SOURCE_BITS) for word in words),
+    )
+
+
+def find_user_addresses(raw: bytes) -> array[int]:
+    """The addresses of ``RawSample.user_stack`` at which its code is to be looked up.
+
+    That is the byte before a return address, which belongs to the call.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    words = _parts(raw)[2]
+    exact = (FrameSource.REGISTERS, FrameSource.SIGNAL)
+    return array(
+        "Q", [(word & _ADDRESS_MASK) - (word >> _SOURCE_BITS not in exact) for word in words]
+    )
+
+
+def pack_user_stack(
+    end: StackEnd,
+    frames: Iterable[tuple[int, int | None, FrameSource]],
+    mappings: tuple[StackMapping, ...] = (),
+) -> bytes:
+    """The inverse of :func:`parse_user_stack`; frames as (address, place, source)."""
+    words = array("Q", [
+        address | (_NO_MAPPING if place is None else place) << _ADDRESS_BITS
+        | source << _SOURCE_BITS
+        for address, place, source in frames
+    ])  # fmt: skip
+    return (
+        _HEAD.pack(end, len(mappings), len(words), _VERSION, _MARKER)
+        + b"".join(_MAPPING.pack(*mapping.file, mapping.bias) for mapping in mappings)
+        + words.tobytes()
+    )
+
+
+def user_stack_bytes(raw: bytes, at: int) -> int:
+    """Size of the user stack at a place of ``raw``, by its head; 0 if there is none."""
+    if len(raw) - at < _HEAD.size:
+        return 0
+    _, mappings, frames, version, marker = _HEAD.unpack_from(raw, at)
+    if version != _VERSION or marker != _MARKER:
+        return 0
+    return int(_HEAD.size + mappings * _MAPPING.size + frames * _WORD_BYTES)
+
+
+def _parts(raw: bytes) -> tuple[int, list[tuple[int, ...]], memoryview[int]]:
+    if not raw:
+        return StackEnd.COMPLETE, [], memoryview(b"").cast("Q")
+    if user_stack_bytes(raw, 0) != len(raw):
+        raise ValueError("the user stack is damaged")
+    end, mappings, *_ = _HEAD.unpack_from(raw)
+    first = _HEAD.size + mappings * _MAPPING.size
+    fields = list(_MAPPING.iter_unpack(raw[_HEAD.size : first]))
+    return end, fields, memoryview(raw)[first:].cast("Q")

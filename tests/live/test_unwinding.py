@@ -1,0 +1,256 @@
+"""User stacks by unwind tables, frame by frame against an independent unwinder."""
+
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.bpf import LibbpfLoader
+from otel_kprofiler.model import USER_SIDE, FrameSource, StackEnd, parse_user_stack
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.unwinding import Limits
+from tests.truth import compare, dumps
+from tests.truth.compare import Verdict
+from tests.truth.reference import Maps
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="the reference knows x86-64 only"),
+    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
+]
+
+PROGRAMS = Path(__file__).parents[1] / "truth" / "programs"
+HZ = 997
+STACKS = 250
+
+needs_clang = pytest.mark.skipif(
+    shutil.which("clang-14") is None or shutil.which("llvm-strip-14") is None,
+    reason="clang-14 and llvm-14 are not installed",
+)
+needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The program that dumps registers and stacks."""
+    return dumps.build(tmp_path_factory.mktemp("dump"))
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Compiles walk.cpp with flags, once for each set of them."""
+    folder, known = tmp_path_factory.mktemp("walk"), {}
+
+    def compile_walk(*flags):
+        if flags not in known:
+            target = str(folder / f"walk{len(known)}")
+            command = ["g++", *flags, str(PROGRAMS / "walk.cpp"), "-o", target, "-lpthread"]
+            subprocess.run(command, check=True)
+            known[flags] = target
+        return known[flags]
+
+    return compile_walk
+
+
+@contextmanager
+def running(*command):
+    """A process that is ended at last."""
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def take_loaded(dumper, pid, count=STACKS):
+    """Stacks from when no file is pending any more."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        first = dumper.take(pid, HZ, 50)
+        assert first, "no samples"
+        if all(dump.stack.end is not StackEnd.PENDING for dump in first):
+            return dumper.take(pid, HZ, count)
+    raise AssertionError(f"files stay pending: {dumper.tables.counts()}")
+
+
+def assert_true(report, complete=0.98):
+    assert not report.wrong, f"{len(report.wrong)} wrong:\n" + "\n\n".join(report.wrong[:3])
+    assert report.ends[StackEnd.COMPLETE] >= complete * report.total, report.ends
+    assert report.verdicts[Verdict.EQUAL] >= 0.9 * report.total, report.verdicts
+
+
+@needs_clang
+@needs_gcc
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("-O2", "-fomit-frame-pointer"),
+        ("-O2", "-no-pie", "-fomit-frame-pointer"),
+        ("-O3", "-static", "-fomit-frame-pointer"),
+        ("-O0",),
+    ],
+    ids=["pie", "fixed address", "static", "frame pointers"],
+)
+@pytest.mark.parametrize("top_of_stack", [False, True], ids=["pt_regs", "5.10"])
+def test_stacks_of_compiled_code_are_true(built, compiled, flags, top_of_stack):
+    program = compiled(*flags)
+    with (
+        running(program, "signals", "threads") as pid,
+        dumps.Dumps(built, top_of_stack=top_of_stack) as dumper,
+    ):
+        found = take_loaded(dumper, pid)
+        report = compare.compare(found, Maps(pid))
+    assert_true(report)
+    assert any(FrameSource.SIGNAL in dump.stack.sources for dump in found)
+
+
+INTERPRETED = "def f(n):\n return sum(map(f, [n - 1])) + n if n else 0\nwhile True: f(9)"
+SHELL = 'f() { [ "$1" -gt 0 ] && f $(($1 - 1)); }; while :; do f 7; done'
+
+
+@needs_clang
+@pytest.mark.parametrize(
+    "command",
+    [("/usr/bin/python3", "-c", INTERPRETED), ("/bin/bash", "-c", SHELL)],
+    ids=["python", "bash"],
+)
+def test_stacks_of_the_distributions_programs_are_true(built, command):
+    with running(*command) as pid, dumps.Dumps(built) as dumper:
+        report = compare.compare(take_loaded(dumper, pid), Maps(pid))
+    assert_true(report)
+
+
+@needs_clang
+@needs_gcc
+def test_a_file_that_is_not_loaded_ends_the_stack(built, compiled):
+    program = compiled("-O2", "-fomit-frame-pointer")
+    with running(program) as pid, dumps.Dumps(built, answering=False) as dumper:
+        found = dumper.take(pid, HZ, 50)
+    assert {(dump.stack.end, len(dump.stack.addresses)) for dump in found} == {
+        (StackEnd.PENDING, 1)
+    }
+
+
+@needs_clang
+@needs_gcc
+def test_the_limit_of_work_ends_the_stack(built, compiled):
+    with (
+        running(compiled("-O2", "-fomit-frame-pointer")) as pid,
+        dumps.Dumps(built, max_work=100) as dumper,
+    ):
+        found = take_loaded(dumper, pid, 200)
+        report = compare.compare(found, Maps(pid))
+    assert not report.wrong
+    assert report.ends[StackEnd.WORK_LIMIT] > 20
+    # A step may overrun the limit by one call of the interpreter and its own costs.
+    assert max(dump.work for dump in found) < 100 + 100
+
+
+@needs_clang
+@needs_gcc
+def test_no_frame_is_wrong_while_tables_are_evicted(built, compiled):
+    limits = Limits(3 << 20, 1 << 20, 0)  # Python's or the C++ library's, but not both
+    with (
+        running(compiled("-O2", "-fomit-frame-pointer"), "signals") as walk,
+        running("/usr/bin/python3", "-c", INTERPRETED) as python,
+        dumps.Dumps(built, limits=limits) as dumper,
+    ):
+        ends = Counter()
+        for _ in range(6):
+            for pid in (walk, python):
+                report = compare.compare(dumper.take(pid, HZ, 60), Maps(pid))
+                assert not report.wrong, report.wrong[0]
+                ends += report.ends
+    assert ends[StackEnd.COMPLETE]
+
+
+@needs_gcc
+def test_the_sampler_delivers_whole_user_stacks_with_their_files(compiled):
+    program = compiled("-O2", "-fomit-frame-pointer")
+    with running(program, "signals") as pid:
+        sampler = EbpfSampler(
+            SamplerConfig(samples_per_second=499, stacks="both", target_pids=(pid,))
+        )
+        sampler.start()
+        try:
+            found, deadline = [], time.monotonic() + 60
+            while len(found) < 500 and time.monotonic() < deadline:
+                sampler.wait(0.2)
+                found += sampler.drain()
+            counts, tables = sampler.counts()["on_cpu"], sampler.tables
+        finally:
+            sampler.close()
+    stacks = [parse_user_stack(sample.words(USER_SIDE)) for sample in found]
+    late = stacks[len(stacks) // 2 :]
+    ends = Counter(stack.end for stack in late)
+    assert ends[StackEnd.COMPLETE] >= 0.98 * len(late), ends
+    cut = Counter(stack.end.name.lower() for stack in stacks if stack.end)
+    assert counts.truncated == cut
+    status = os.stat(program)
+    keys = {
+        (mapping.file.inode, mapping.file.device) for stack in late for mapping in stack.mappings
+    }
+    device = os.major(status.st_dev) << 20 | os.minor(status.st_dev)
+    assert (status.st_ino, device) in keys or os.major(status.st_dev) == 0
+    assert tables.loaded >= 3
+    assert tables.requested == tables.loaded + sum(tables.refused.values()) + tables.pending
+
+
+@needs_gcc
+def test_frame_pointers_are_followed_up_to_the_first_that_no_call_proves(compiled, loader):
+    program = compiled("-O2", "-fomit-frame-pointer")
+    with running(program) as pid:
+        sampler = EbpfSampler(
+            SamplerConfig(
+                samples_per_second=499,
+                stacks="user",
+                target_pids=(pid,),
+                user_unwinding="frame_pointers",
+            )
+        )
+        sampler.start()
+        try:
+            found, deadline = [], time.monotonic() + 60
+            while len(found) < 100 and time.monotonic() < deadline:
+                sampler.wait(0.2)
+                found += sampler.drain()
+        finally:
+            sampler.close()
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            for sample in found:
+                stack = parse_user_stack(sample.words(USER_SIDE))
+                assert stack.end is not StackEnd.COMPLETE
+                for pc in stack.addresses[1:]:
+                    memory.seek(pc - 7)
+                    code = memory.read(7)
+                    assert code[2] == 0xE8 or 0xFF in code[:6], code.hex()
+
+
+@needs_gcc
+def test_a_child_of_the_service_leaves_the_parents_tables_alone(compiled):
+    with running(compiled("-O2", "-fomit-frame-pointer")) as pid:
+        sampler = EbpfSampler(
+            SamplerConfig(samples_per_second=499, stacks="user", target_pids=(pid,))
+        )
+        sampler.start()
+        try:
+            child = os.fork()
+            if not child:
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            ends, deadline = Counter(), time.monotonic() + 60
+            while not ends[StackEnd.COMPLETE] and time.monotonic() < deadline:
+                sampler.wait(0.2)
+                for sample in sampler.drain():
+                    ends[parse_user_stack(sample.words(USER_SIDE)).end] += 1
+        finally:
+            sampler.close()
+    assert ends[StackEnd.COMPLETE], ends

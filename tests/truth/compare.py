@@ -1,0 +1,80 @@
+"""Compares what the kernel program found with the reference."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from otel_kprofiler.model import StackEnd
+from tests.truth.dumps import StackDump
+from tests.truth.reference import Dump, Maps, Truth, unwind
+
+
+class Verdict(enum.Enum):
+    """How a stack relates to the true one, as far as that is known."""
+
+    EQUAL = "the whole stack"
+    SHORT = "the beginning of it"
+    UNPROVEN = "no frame contradicts the reference, which ends before the stack does"
+    WRONG = "a frame that is not there"
+
+
+class Report(NamedTuple):
+    """Of many stacks.
+
+    Attributes:
+        verdicts: how many of each.
+        ends: how the stacks of the kernel program end.
+        wrong: the wrong ones, for people.
+    """
+
+    verdicts: Counter[Verdict]
+    ends: Counter[StackEnd]
+    wrong: list[str]
+
+    @property
+    def total(self) -> int:
+        """All stacks."""
+        return self.verdicts.total()
+
+
+def judge(dump: StackDump, truth: Truth) -> Verdict:
+    """Compare one stack."""
+    found, true = list(dump.stack.addresses), truth.frames
+    common = min(len(found), len(true))
+    if found[:common] != true[:common]:
+        return Verdict.WRONG
+    if truth.complete:
+        if len(found) > len(true):
+            return Verdict.WRONG
+        if dump.stack.end is StackEnd.COMPLETE:
+            return Verdict.EQUAL if len(found) == len(true) else Verdict.WRONG
+        return Verdict.SHORT
+    return Verdict.UNPROVEN
+
+
+def compare(dumps: Iterable[StackDump], maps: Maps) -> Report:
+    """Compare stacks of one process."""
+    report = Report(Counter(), Counter(), [])
+    for dump in dumps:
+        truth = unwind(maps, Dump(dump.registers, dump.base, dump.memory))
+        verdict = judge(dump, truth)
+        report.verdicts[verdict] += 1
+        report.ends[dump.stack.end] += 1
+        if verdict is Verdict.WRONG:
+            report.wrong.append(_show(dump, truth, maps))
+    return report
+
+
+def _show(dump: StackDump, truth: Truth, maps: Maps) -> str:
+    stack = dump.stack
+    lines = [f"ends as {stack.end.name}, the reference with: {truth.end}"]
+    for at in range(max(len(stack.addresses), len(truth.frames))):
+        found = stack.addresses[at] if at < len(stack.addresses) else None
+        true = truth.frames[at] if at < len(truth.frames) else None
+        source = stack.sources[at].name if found is not None else ""
+        sides = (maps.describe(pc) if pc is not None else "-" for pc in (found, true))
+        lines.append(f"{'  ' if found == true else '! '}{' | '.join(sides)} {source}")
+    return "\n".join(lines)

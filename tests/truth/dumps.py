@@ -1,0 +1,184 @@
+"""Stacks as the kernel program unwinds them, with the registers and memory they came from."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import platform
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from otel_kprofiler.bpf import (
+    PROCESSORS,
+    PROGRAMS,
+    VMLINUX_BTF,
+    KernelTypes,
+    LibbpfLoader,
+    ObjectSpec,
+    RingMemory,
+    RingReader,
+    find_kernel_offsets,
+    pack_unwind_config,
+    record_spans,
+    update_map,
+)
+from otel_kprofiler.clock import SystemTime
+from otel_kprofiler.host import (
+    COUNT_SW_CPU_CLOCK,
+    DISABLED,
+    Access,
+    PerfAttributes,
+    attach_program,
+    disable_event,
+    enable_event,
+    open_perf_event,
+)
+from otel_kprofiler.model import UserStack, parse_user_stack, user_stack_bytes
+from otel_kprofiler.unwinding import Limits, MapSizes, TableMaps, TableStore
+
+SOURCE = Path(__file__).with_name("dump.bpf.c")
+_RING_BYTES = 1 << 25
+_REQUEST_BYTES = 1 << 16
+_HEAD = struct.Struct("=QQQIIII")
+_BLOCK_BYTES = 512
+_STACK_BYTES = 1536
+_PAGE_BYTES = 4096
+
+
+class StackDump(NamedTuple):
+    """One interrupt.
+
+    Attributes:
+        stack: what the kernel program found.
+        registers: by DWARF number.
+        base: address of ``memory``, the page that the stack pointer lies in.
+        memory: a copy of the stack.
+        cold_ns: time of the walk.
+        warm_ns: of the same walk once more.
+        work: units of work of the first walk.
+    """
+
+    stack: UserStack
+    registers: tuple[int, ...]
+    base: int
+    memory: bytes
+    cold_ns: int
+    warm_ns: int
+    work: int
+
+
+def build(folder: Path) -> Path:
+    """Compile the test's program with the unwinder's sources."""
+    target = folder / "dump.bpf.o"
+    command = [
+        "clang-14", "-target", "bpfel", "-mcpu=v2", "-O2", "-g", "-nostdinc", "-std=gnu11",
+        f"-I{PROGRAMS}", "-c", str(SOURCE), "-o", str(target),
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
+    subprocess.run(["llvm-strip-14", "--strip-debug", str(target)], check=True)
+    return target
+
+
+class Dumps:
+    """Samples one process; a context manager.
+
+    Args:
+        built: the compiled program.
+        top_of_stack: find the registers as on kernels without ``bpf_task_pt_regs``.
+        max_work: limit of one walk.
+        limits: of the tables.
+        answering: load the tables that the program asks for.
+    """
+
+    def __init__(
+        self,
+        built: Path,
+        *,
+        top_of_stack: bool = False,
+        max_work: int = 1_000_000,
+        limits: Limits | None = None,
+        answering: bool = True,
+    ) -> None:
+        cpus = os.cpu_count() or 1
+        self._top_of_stack = top_of_stack
+        name = "dump_stack_5_10" if top_of_stack else "dump_stack"
+        entries = {
+            "rules": cpus, "files": 4096, "tables": 1024, "table_used": 1024,
+            "file_requests": _REQUEST_BYTES, "ring": _RING_BYTES,
+        }  # fmt: skip
+        with contextlib.ExitStack() as undo:
+            self._object = LibbpfLoader().load(ObjectSpec(SOURCE, built, (name,), entries))
+            undo.callback(self._object.close)
+            map_fd = self._object.map_fd
+            kernel = find_kernel_offsets(KernelTypes(Path(VMLINUX_BTF).read_bytes()))
+            assert kernel is not None
+            processor = PROCESSORS[platform.machine()]
+            self._places = [place for place in processor.interrupt.at if place is not None]
+            self._sp = processor.sp_column
+            packed = pack_unwind_config(
+                processor, kernel, page_bytes=mmap.PAGESIZE, max_work=max_work
+            )
+            update_map(map_fd("unwind_config"), bytes(4), packed)
+            maps = TableMaps(map_fd, MapSizes(4096, 1024, _REQUEST_BYTES))
+            self.tables = TableStore(
+                maps, Access(), limits or Limits(1 << 28, 1 << 27), SystemTime().boot_ns
+            )
+            undo.callback(self.tables.close)
+            if answering:
+                self.tables.start()
+            self._ring = RingReader(RingMemory(map_fd("ring"), _RING_BYTES), _RING_BYTES)
+            undo.callback(self._ring.close)
+            self._program_fd = self._object.program_fd(name)
+            self._cpus = range(cpus)
+            self.close = undo.pop_all().close
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def take(self, pid: int, hz: int, count: int, *, timeout_s: float = 60) -> list[StackDump]:
+        """At least ``count`` samples of a process, if they come in time."""
+        config = struct.pack("=IIII", pid, 127, self._top_of_stack, 0)
+        update_map(self._object.map_fd("dump_config"), bytes(4), config)
+        found: list[StackDump] = []
+        with self._running(hz):
+            end = time.monotonic() + timeout_s
+            while len(found) < count and time.monotonic() < end:
+                time.sleep(0.02)
+                found += self._drain()
+        return found
+
+    @contextlib.contextmanager
+    def _running(self, hz: int) -> Iterator[None]:
+        attributes = PerfAttributes(
+            COUNT_SW_CPU_CLOCK, sample_period=1_000_000_000 // hz, flags=DISABLED
+        )
+        events = [open_perf_event(attributes, cpu=cpu) for cpu in self._cpus]
+        try:
+            for fd in events:
+                attach_program(fd, self._program_fd)
+                enable_event(fd)
+            yield
+        finally:
+            for fd in events:
+                disable_event(fd)
+                os.close(fd)
+
+    def _drain(self) -> Iterator[StackDump]:
+        data = self._ring.take().data
+        for start, _ in record_spans(data):
+            _, cold_ns, warm_ns, _, _, pages, work = _HEAD.unpack_from(data, start)
+            block = data[start + _HEAD.size :][:_BLOCK_BYTES]
+            registers = tuple(struct.unpack_from("=Q", block, place)[0] for place in self._places)
+            stack = start + _HEAD.size + _BLOCK_BYTES
+            raw = data[stack : stack + user_stack_bytes(data, stack)]
+            memory = data[stack + _STACK_BYTES :][: pages * _PAGE_BYTES]
+            base = registers[self._sp] & -_PAGE_BYTES
+            yield StackDump(parse_user_stack(raw), registers, base, memory, cold_ns, warm_ns, work)

@@ -1,0 +1,152 @@
+"""What the user unwinder is told about kernel and processor."""
+
+import struct
+
+import pytest
+
+from otel_kprofiler.bpf import (
+    PROCESSORS,
+    SAMPLER_OBJECT,
+    KernelTypes,
+    find_kernel_offsets,
+    pack_unwind_config,
+)
+from otel_kprofiler.bpf.unwind import (
+    CONFIG_BYTES,
+    MAX_COLUMNS,
+    RB_TREE,
+    KernelOffsets,
+    RegisterBlock,
+)
+
+
+def object_types():
+    """Types of the compiled program."""
+    data = SAMPLER_OBJECT.read_bytes()
+    table, size, count, names = struct.unpack_from("<Q10xHHH", data, 40)
+    headers = [struct.unpack_from("<IIQQQQ", data, table + size * i) for i in range(count)]
+    text = headers[names][4]
+    for header in headers:
+        start = text + header[0]
+        if data[start : data.index(b"\0", start)] == b".BTF":
+            return KernelTypes(data[header[4] : header[4] + header[5]])
+    raise AssertionError("no .BTF in the object")
+
+
+OFFSETS = KernelOffsets(0, 0x1000, tuple(range(101, 120)))
+MEMBERS = (
+    "task_mm", "task_stack", "mm_tree", "mm_base", "mm_sequence", "mm_vdso", "vma_start",
+    "vma_end", "vma_mm", "vma_flags", "vma_offset", "vma_file", "vma_node", "file_inode",
+    "inode_number", "inode_super", "inode_generation", "inode_size", "super_device",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("machine", PROCESSORS)
+def test_python_and_the_compiled_program_agree_on_the_settings(machine):
+    types, processor = object_types(), PROCESSORS[machine]
+    packed = pack_unwind_config(processor, OFFSETS, page_bytes=4096, max_work=77)
+    assert len(packed) == CONFIG_BYTES == types.size("unwind_config")
+
+    def word(name):
+        return struct.unpack_from("=I", packed, types.offset("unwind_config", name))[0]
+
+    assert [word(name) for name in MEMBERS] == list(OFFSETS.offsets)
+    names = (
+        "max_work", "page_bytes", "stack_top_registers", "signal_at", "sp_column", "fp_column",
+        "ra_column", "mode_at", "narrow_value",
+    )  # fmt: skip
+    assert [word(name) for name in names] == [
+        77, 4096, 0x1000, processor.signal_at, processor.sp_column, processor.fp_column,
+        processor.ra_column, processor.mode_at, processor.narrow_value,
+    ]  # fmt: skip
+    assert word("syscall_bytes") == len(processor.syscall)
+    for name, block in (("interrupt", processor.interrupt), ("signal", processor.signal)):
+        at = types.offset("unwind_config", name)
+        head = struct.unpack_from("=4H", packed, at)
+        assert head == (block.size, block.sp_at, block.fp_at, block.pc_at)
+        first = at + types.offset("register_block", "at")
+        places = struct.unpack_from(f"={MAX_COLUMNS}H", packed, first)
+        known = tuple(places[: len(block.at)])
+        assert known == tuple(block.at)
+        assert all(place >= 512 for place in places[len(block.at) :])
+
+
+@pytest.mark.parametrize("machine", PROCESSORS)
+def test_the_registers_of_a_walk_are_those_of_the_blocks(machine):
+    processor = PROCESSORS[machine]
+    for block in (processor.interrupt, processor.signal):
+        assert isinstance(block, RegisterBlock)
+        assert block.at[processor.sp_column] == block.sp_at
+        assert block.at[processor.fp_column] == block.fp_at
+        assert max(block.at) < block.size
+        assert len(set(block.at)) == len(block.at)
+
+
+def btf(*structs):
+    """BTF of structs: (name, size, [(member, offset, type number)]); no name: anonymous."""
+    text, types = bytearray(b"\0"), b""
+
+    def add(name):
+        if not name:
+            return 0
+        at = len(text)
+        text.extend(name.encode() + b"\0")
+        return at
+
+    for name, size, members in structs:
+        types += struct.pack("=III", add(name), 4 << 24 | len(members), size)
+        for member, offset, number in members:
+            types += struct.pack("=III", add(member), number, offset * 8)
+    head = struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(types), len(types), len(text))
+    return head + types + bytes(text)
+
+
+def kernel(**changes):
+    """A kernel's structs; ``changes`` replaces members of one by name."""
+    structs = {
+        "task_struct": [("mm", 8, 0), ("stack", 16, 0)],
+        "mm_struct": [("", 64, 9)],
+        "vm_area_struct": [
+            ("vm_start", 0, 0), ("vm_end", 8, 0), ("vm_mm", 16, 0), ("vm_flags", 32, 0),
+            ("vm_pgoff", 40, 0), ("vm_file", 48, 0), ("vm_rb", 56, 0),
+        ],
+        "file": [("f_inode", 32, 0)],
+        "inode": [("i_ino", 8, 0), ("i_sb", 16, 0), ("i_generation", 24, 0), ("i_size", 32, 0)],
+        "super_block": [("s_dev", 16, 0)],
+        "pt_regs": [("ip", 0, 0)],
+        "maple_tree": [("ma_root", 8, 0)],
+        "": [("mm_mt", 8, 8), ("mmap_base", 40, 0), ("mm_lock_seq", 48, 0), ("context", 56, 10)],
+        "mm_context_t": [("vdso", 4, 0)],
+        **changes,
+    }  # fmt: skip
+    return KernelTypes(btf(*((name, 168, members) for name, members in structs.items())))
+
+
+def test_members_are_found_in_anonymous_structs_and_named_ones():
+    found = find_kernel_offsets(kernel())
+    assert not found.flags & RB_TREE
+    assert found.stack_top_registers == 16384 - 168
+    named = dict(zip(MEMBERS, found.offsets, strict=True))
+    assert (named["mm_tree"], named["mm_base"], named["mm_vdso"]) == (64 + 8 + 8, 104, 124)
+
+
+def test_older_kernels_have_a_red_black_tree_and_no_sequence():
+    members = [("mm_rb", 8, 0), ("mmap_base", 40, 0), ("context", 56, 10)]
+    found = find_kernel_offsets(kernel(**{"": members}))
+    assert found.flags == RB_TREE
+    named = dict(zip(MEMBERS, found.offsets, strict=True))
+    assert (named["mm_tree"], named["mm_sequence"], named["vma_node"]) == (72, 0, 56)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"task_struct": [("stack", 16, 0)]}, {"file": []}, {"vm_area_struct": [("vm_start", 0, 0)]}],
+)
+def test_a_kernel_with_other_structs_is_not_unwound(changes):
+    assert find_kernel_offsets(kernel(**changes)) is None
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\x9f\xeb", bytes(64)])
+def test_what_is_no_btf_is_refused(damaged):
+    with pytest.raises(ValueError, match="no BTF"):
+        KernelTypes(damaged)

@@ -1,0 +1,60 @@
+"""The user side of a sample, in bytes."""
+
+import pytest
+
+from otel_kprofiler.model import (
+    FileKey,
+    FrameSource,
+    StackEnd,
+    StackMapping,
+    find_user_addresses,
+    pack_user_stack,
+    parse_user_stack,
+    user_stack_bytes,
+)
+
+LIBC = StackMapping(FileKey(1 << 40, 0xFE00001, 7), 0x7F0000000000)
+VDSO = StackMapping(FileKey(0, 0xFFFFFFFF, 0), 0x7FFF00000000)
+FRAMES = [
+    (0x7FFF00000010, 1, FrameSource.REGISTERS),
+    (0x7F0000000020, 0, FrameSource.TABLE),
+    (0x1234, None, FrameSource.FRAME_POINTER),
+    (0xFFFFFFFFFFFFFF, 0, FrameSource.SIGNAL),
+]
+RAW = pack_user_stack(StackEnd.NO_RULE, FRAMES, (LIBC, VDSO))
+
+
+def test_a_stack_is_read_as_it_was_written():
+    stack = parse_user_stack(RAW)
+    assert stack.end is StackEnd.NO_RULE
+    assert stack.mappings == (LIBC, VDSO)
+    assert list(zip(stack.addresses, stack.places, stack.sources, strict=True)) == FRAMES
+    assert [mapping.file.is_vdso for mapping in stack.mappings] == [False, True]
+
+
+def test_callers_are_looked_up_one_byte_before_their_return_address():
+    assert list(find_user_addresses(RAW)) == [
+        0x7FFF00000010, 0x7F000000001F, 0x1233, 0xFFFFFFFFFFFFFF,
+    ]  # fmt: skip
+
+
+def test_no_bytes_are_a_stack_without_frames():
+    assert parse_user_stack(b"").addresses == ()
+    assert not find_user_addresses(b"")
+
+
+def test_the_size_is_known_from_the_head():
+    assert user_stack_bytes(b"junk" + RAW + b"more", 4) == len(RAW)
+    assert not user_stack_bytes(b"\1\2\3", 0)
+
+
+def test_a_mapping_that_is_not_there_is_none():
+    raw = pack_user_stack(StackEnd.COMPLETE, [(1, 3, FrameSource.TABLE)], (LIBC,))
+    assert parse_user_stack(raw).places == (None,)
+
+
+@pytest.mark.parametrize("damaged", [RAW[:-1], RAW + b"\0", RAW[:5], bytes(len(RAW))])
+def test_a_damaged_stack_is_refused(damaged):
+    for parse in (parse_user_stack, find_user_addresses):
+        with pytest.raises(ValueError, match="damaged"):
+            parse(damaged)
