@@ -89,8 +89,8 @@ class Reporter:
         self._waiting: deque[_Task] = deque()
         self._changed = threading.Condition()
         self._encoding: _Task | None = None
-        # What each queue had accepted before the current task's batches were put, which may wait
-        # for a disk. What it has accepted since is no longer pending here.
+        # Samples that each queue had accepted before the current task's batches were put, which
+        # may wait for a disk. Those accepted since are no longer pending here.
         self._accepted_before: dict[ExportQueue, SampleCounts] = {}
         self._closing = False
         self._background = background
@@ -244,7 +244,7 @@ class Reporter:
         return account._replace(unknown_since_unix_ns=unknown_since)
 
     def _count_not_queued(self, queue: ExportQueue, counts: QueueCounts) -> SampleCounts:
-        """Samples of windows that have not been put into a queue yet."""
+        """Samples of windows that are not in a queue yet."""
         tasks = [task.samples for task in self._tasks() if queue in task.queues]
         not_queued = sum(tasks, SampleCounts())
         if queue in self._accepted_before:
@@ -347,7 +347,7 @@ def _count_accepted(counts: QueueCounts) -> SampleCounts:
 
 
 def _account_of_kind(not_queued: ExporterAccount, queues: Sequence[QueueCounts]) -> ExporterAccount:
-    """The account of one kind, from what is in no queue and the counts of the queues."""
+    """The account of one kind: its samples not queued yet, plus the counts of its queues."""
     return not_queued._replace(
         exported=sum(one.exported for one in queues),
         lost=sum_losses(one.lost for one in queues),
@@ -358,7 +358,7 @@ def _account_of_kind(not_queued: ExporterAccount, queues: Sequence[QueueCounts])
 
 
 def _totals(window: Window) -> dict[str, StreamTotals]:
-    """The totals of each kind, by its name."""
+    """The totals of each kind, by name."""
     return {one.kind.name: one.totals for one in window.profiles if one.totals}
 
 

@@ -115,7 +115,7 @@ def open_live(
         clock: the host's clocks.
         resources: the Resources of processes; closed with the pipeline, or if this fails.
         symbolizer: from :func:`open_symbols`; closed likewise.
-        resolvers: of sides other than the kernel's; closed likewise.
+        resolvers: resolvers of sides other than the kernel's; closed likewise.
         raw_sink: receives the raw records of each drain.
         exporters: returns the account of each exporter behind the sink.
         loader: library that loads the program: ``auto``, ``libbpf`` or ``bcc``.
@@ -197,10 +197,10 @@ def replay(
     Reads nothing from this host. Returns the stopped pipeline, for its account.
 
     Args:
-        recording: what to play.
-        schedule: how long windows last.
-        sink: takes each closed window.
-        resolvers: of sides other than the kernel's; closed with the pipeline.
+        recording: the recording to replay.
+        schedule: the length of windows.
+        sink: receives each closed window.
+        resolvers: resolvers of sides other than the kernel's; closed with the pipeline.
 
     Raises:
         KProfilerError: the recording is damaged.
