@@ -146,12 +146,13 @@ class StackResolver:
 
     def _make_stack(self, key: _StackKey) -> Stack | _TimedStack:
         collected, stacks, state = key
-        kinds, resolve = self._with_state, self._resolve
+        kinds, resolve, new = self._with_state, self._resolve, tuple.__new__
         states = {kinds[0]: state} if len(kinds) == 1 else dict(zip(kinds, state, strict=True))
         sides: list[Side | TimedSide] = []
         known: list[Side] = []
         for (kind, status), words in zip(collected, stacks, strict=True):
-            side = resolve[kind](RawSide(kind, words, status), states.get(kind))
+            raw = new(RawSide, (kind, words, status))  # a third of the time of RawSide(…)
+            side = resolve[kind](raw, states.get(kind))
             sides.append(side)
             if isinstance(side, Side):
                 known.append(side)

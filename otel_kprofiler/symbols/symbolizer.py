@@ -282,7 +282,11 @@ class Symbolizer:
 
     def state(self, sample: RawSample) -> int:
         """The generation of the snapshot that held at the time of a sample."""
-        return self._view(sample.time_ns).generation
+        time_ns, views = sample.time_ns, self._views  # the way of _view, without a call
+        for view in views:
+            if time_ns >= view.since_ns:
+                return view.generation
+        return views[-1].generation
 
     def resolve(self, raw: RawSide, state: int) -> Side | TimedSide:
         """Resolve the kernel's side of a stack with the snapshot of a generation."""
