@@ -91,7 +91,9 @@ class Profile:
     @property
     def sample_count(self) -> int:
         """Number of samples (timestamps)."""
-        return sum(len(sample.timestamps_unix_ns) for _, sample in self.samples)
+        return sum(
+            len(sample.timestamps_unix_ns) for group in self.resources for sample in group.samples
+        )
 
     @property
     def weight(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from otel_kprofiler.model import (
     STACK_TRUNCATED,
     TRUNCATED_STACKS,
+    AddressRange,
     AttributeForm,
     AttributeValue,
     Frame,
@@ -116,8 +117,8 @@ class _RawLocations(dict[int, Token]):
 class Dictionary:
     """Interns values into the seven tables and serializes each entry when first seen.
 
-    Frames and stacks are looked up by identity first, so they must outlive the dictionary. Not
-    thread-safe.
+    Frames, modules and stacks are looked up by identity first, so they must outlive the
+    dictionary. Not thread-safe.
 
     Attributes:
         tables: the entries.
@@ -131,6 +132,7 @@ class Dictionary:
         self._frames: dict[int, Token] = {}
         self._raw: dict[tuple[SideKind, Unresolved], _RawLocations] = {}
         self._stacks: dict[int, Token] = {}
+        self._extents: dict[int, AddressRange] = {}
         self._statuses: dict[int, _Statuses] = {}  # of stacks that are not complete
         self._shortcuts: dict[tuple[object, ...], bytes] = {}
 
@@ -180,7 +182,7 @@ class Dictionary:
         stack = self._stacks.get(key)
         if stack is None:
             stack = self._add_stack(sample.stack)
-        statuses = self._statuses.get(key, ())
+        statuses = self._statuses.get(key, ()) if self._statuses else ()
         shortcut = (sample.tid, sample.thread_name, sample.cpu, statuses)
         attributes = self._shortcuts.get(shortcut)
         if attributes is None:
@@ -260,7 +262,9 @@ class Dictionary:
 
     def _mapping(self, module: Module, address: int) -> Token:
         """Token of a module; the range is written only for addresses inside it."""
-        extent = module.extent
+        extent = self._extents.get(id(module))
+        if extent is None:
+            extent = self._extents[id(module)] = module.extent
         inside = extent.start <= address < extent.end
         key = (id(module), inside)
         known = self._shortcuts.get(key)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
-from operator import itemgetter
+from operator import invert, itemgetter
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
@@ -102,7 +102,14 @@ class _Owner(NamedTuple):
     schema_url: str
 
 
-_Unit = tuple[_Owner, Profile, WindowSample]
+class _Group(NamedTuple):
+    """The samples of one kind and one Resource."""
+
+    owner: _Owner
+    profile: Profile
+
+
+_Unit = tuple[_Group, WindowSample]
 
 
 def encode_window(
@@ -194,11 +201,14 @@ def _units(options: _Options) -> list[_Unit]:
     """Samples by Resource, then by kind; equal Resources are merged."""
     merged: dict[_Owner, list[_Unit]] = {}
     for profile in options.window.profiles:
+        groups: dict[_Owner, _Group] = {}
         for resource, samples in profile.resources:
-            units = merged.setdefault(owner := _owner(resource), [])
+            owner = _owner(resource)
+            group = groups.setdefault(owner, _Group(owner, profile))
+            units = merged.setdefault(owner, [])
             for sample in samples:
                 if sample.timestamps_unix_ns:
-                    units.append((owner, profile, sample))
+                    units.append((group, sample))
                 options.pause()
     return [unit for units in merged.values() for unit in units]
 
@@ -214,13 +224,13 @@ def _split(options: _Options, units: list[_Unit]) -> Encoded:
         position += count
         step = 2 * count if count == step else count + count // _MORE_SHARE + 1
         if batch is None:
-            owner, profile, sample = unit = units[position - 1]
+            group, sample = unit = units[position - 1]
             batch, fitting = _encode_times(options, unit)
             if batch is None:
-                too_large[profile.kind.name] += len(sample.timestamps_unix_ns)
+                too_large[group.profile.kind.name] += len(sample.timestamps_unix_ns)
                 continue
             position -= 1
-            units[position] = owner, profile, _cut(sample, fitting, None)
+            units[position] = group, _cut(sample, fitting, None)
         batches.append(batch)
     return Encoded(tuple(batches), too_large)
 
@@ -241,10 +251,10 @@ def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | No
 
 def _encode_times(options: _Options, unit: _Unit) -> tuple[Batch | None, int]:
     """A request with as many of a sample's timestamps as fit, and their number."""
-    owner, profile, sample = unit
+    group, sample = unit
 
     def encode(count: int) -> Batch | None:
-        return _encode(options, [(owner, profile, _cut(sample, 0, count))])[0]
+        return _encode(options, [(group, _cut(sample, 0, count))])[0]
 
     counts = range(1, len(sample.timestamps_unix_ns))
     count = bisect_left(counts, True, key=lambda count: encode(count) is None)
@@ -268,55 +278,43 @@ def _encode(
     writer, limit = options.writer, options.max_bytes
     dictionary = Dictionary(writer, options.attribute_form)
     tables = dictionary.tables
-    envelopes = _envelopes(options, dictionary, dict.fromkeys(profile for _, profile, _ in units))
+    envelopes = _envelopes(options, dictionary, [group.profile for group, _ in units])
     scope = _scope(options, dictionary)
-    dictionary.key_values(units[0][0].attributes)  # most are shared by all resources
+    dictionary.key_values(units[0][0].owner.attributes)  # most are shared by all resources
     if frequent_first:
         _intern_frequent(options, dictionary, units)
     id_prefix = options.new_id(_ID_PREFIX_BYTES)
     # For the first profile of each kind.
     accounts = {kind: dictionary.attributes(options.accounts[kind]) for kind in envelopes}
-    groups: list[bytes] = []
+    # All samples of a profile must have the same shape: all with values, or none if each is 1.
+    with_values = {group.profile.kind for group, sample in units if sample.values}
+    profiles: list[tuple[Envelope, bytes]] = []  # with their resources
     counts: list[ProfileSamples] = []
     sizes: list[int] = []  # lower bound of the bytes up to each sample
     complete_size = 0
-    # All samples of a profile must have the same shape: all with values, or none if each is 1.
-    with_values = {id(profile) for _, profile, sample in units if sample.values}
-    for owner, units_of_owner in groupby(units, itemgetter(0)):
-        resource = writer.resource(dictionary.key_values(owner.attributes), owner.schema_url)
-        profiles: list[bytes] = []
-        for profile, units_of_profile in groupby(units_of_owner, itemgetter(1)):
-            has_values = id(profile) in with_values
-            samples: dict[bytes, bytes] = {}
-            values: dict[bytes, bytes] = {}
-            count = samples_size = 0
-            for _, _, sample in units_of_profile:
-                head = dictionary.sample_head(sample)
-                times = writer.syntax.times(sample.timestamps_unix_ns)
-                samples_size += len(times)
-                earlier = samples.get(head)
-                if earlier is None:
-                    samples_size += len(head) + writer.syntax.sample_bytes
-                    samples[head] = times
-                else:
-                    samples[head] = earlier + times
-                if has_values:
-                    own = writer.syntax.longs(sample.values or [1] * len(sample.timestamps_unix_ns))
-                    samples_size += len(own)
-                    values[head] = values.get(head, b"") + own
-                count += len(sample.timestamps_unix_ns)
-                sizes.append(complete_size + samples_size + tables.size)
-                if limit is not None and sizes[-1] > limit:
-                    return None, _fitting(sizes, limit, len(units))
-                options.pause()
-            body = _join(options, samples, values)
-            counts.append(ProfileSamples(profile.kind.name, count))
-            profile_id = id_prefix + len(counts).to_bytes(4, "big")
-            account = accounts.pop(profile.kind, b"")
-            profiles.append(writer.profile(envelopes[profile.kind], body, profile_id, account))
-            complete_size += len(profiles[-1])
-        groups.append(writer.group(resource, scope, b"".join(profiles)))
-        complete_size += len(groups[-1]) - sum(map(len, profiles))
+    owner = None
+    for group, units_of_group in groupby(units, itemgetter(0)):
+        if group.owner is not owner:
+            owner = group.owner
+            resource = writer.resource(dictionary.key_values(owner.attributes), owner.schema_url)
+            complete_size += len(resource[0]) + len(resource[1])
+        kind = group.profile.kind
+        written = _write_samples(
+            options, dictionary, [sample for _, sample in units_of_group],
+            has_values=kind in with_values, size=complete_size, sizes=sizes,
+        )  # fmt: skip
+        if limit is not None and sizes[-1] > limit:
+            return None, _fitting(sizes, limit, len(units))
+        body, count = written
+        counts.append(ProfileSamples(kind.name, count))
+        profile_id = id_prefix + len(counts).to_bytes(4, "big")
+        profile = writer.profile(envelopes[kind], body, profile_id, accounts.pop(kind, b""))
+        profiles.append((resource, profile))
+        complete_size += len(profile)
+    groups = [
+        writer.group(resource, scope, b"".join([profile for _, profile in of_resource]))
+        for resource, of_resource in groupby(profiles, itemgetter(0))
+    ]
     payload = writer.request(groups, tables.entries)
     if limit is not None and len(payload) > limit:
         return None, _fitting(sizes, limit - (len(payload) - sizes[-1]), len(units))
@@ -324,13 +322,53 @@ def _encode(
     return Batch(payload, writer.syntax.form, tuple(counts), start, end), 0
 
 
-def _join(options: _Options, samples: dict[bytes, bytes], values: dict[bytes, bytes]) -> bytes:
-    """The samples of a profile from their timestamps and values by head."""
+def _write_samples(
+    options: _Options,
+    dictionary: Dictionary,
+    units: Sequence[WindowSample],
+    *,
+    has_values: bool,
+    size: int,
+    sizes: list[int],
+) -> tuple[bytes, int]:
+    """The samples of a profile, and their number; incomplete if they are too large.
+
+    Args:
+        options: of the request.
+        dictionary: of the request.
+        units: the samples, at least one.
+        has_values: whether to write their values.
+        size: lower bound of the bytes before them.
+        sizes: gets a lower bound of the bytes up to each sample.
+    """
+    writer, limit, tables = options.writer, options.max_bytes, dictionary.tables
+    samples: dict[bytes, bytes] = {}
+    values: dict[bytes, bytes] = {}
+    count = 0
+    for sample in units:
+        head = dictionary.sample_head(sample)
+        times = writer.syntax.times(sample.timestamps_unix_ns)
+        size += len(times)
+        earlier = samples.get(head)
+        if earlier is None:
+            size += len(head) + writer.syntax.sample_bytes
+            samples[head] = times
+        else:
+            samples[head] = earlier + times
+        if has_values:
+            own = writer.syntax.longs(sample.values or [1] * len(sample.timestamps_unix_ns))
+            size += len(own)
+            values[head] = values.get(head, b"") + own
+        count += len(sample.timestamps_unix_ns)
+        sizes.append(size + tables.size)
+        if limit is not None and sizes[-1] > limit:
+            return b"", 0
+        options.pause()
     written = []
     for head, times in samples.items():
-        written.append(options.writer.sample(head, times, values.get(head, b"")))
+        written.append(writer.sample(head, times, values.get(head, b"")))
         options.pause()
-    return b"".join(written)
+    return b"".join(written), count
 
 
 def _fitting(sizes: Sequence[int], limit: int, count: int) -> int:
@@ -344,7 +382,7 @@ def _envelopes(
 ) -> dict[ProfileKind, Envelope]:
     """What the profiles of each kind have around their samples."""
     string, envelopes = dictionary.string, {}
-    for profile in profiles:
+    for profile in dict.fromkeys(profiles):
         kind = profile.kind
         periodic = kind.period_type and profile.period_ns > 0
         types = ProfileTypes(
@@ -366,19 +404,23 @@ def _scope(options: _Options, dictionary: Dictionary) -> Envelope:
 def _intern_frequent(options: _Options, dictionary: Dictionary, units: Sequence[_Unit]) -> None:
     """Give one-byte indices to the most frequent frames and addresses."""
     counted_units = units[:: max(1, len(units) // _STACKS_COUNTED)]
-    stacks = list({id(sample.stack): sample.stack for _, _, sample in counted_units}.values())
+    stacks = list({id(sample.stack): sample.stack for _, sample in counted_units}.values())
     frames: dict[int, Frame] = {}
     raw = _RawAddresses()
     uses: Counter[int] = Counter()
     for start in range(0, len(stacks), _STACKS_AT_ONCE):
         options.pause()
         some = stacks[start : start + _STACKS_AT_ONCE]
-        sides = [side.frames for stack in some for side in stack.sides]
-        made = [side for side in sides if not isinstance(side, RawFrames)]
-        counted = list(chain.from_iterable(made))
+        counted: list[Frame] = []
+        addresses: list[Iterable[int]] = []
+        for stack in some:
+            for side in stack.sides:
+                if isinstance(side.frames, RawFrames):
+                    addresses.append(raw.keys(side.frames))
+                else:
+                    counted += side.frames
         frames.update(zip(map(id, counted), counted, strict=True))
         uses.update(map(id, counted))
-        addresses = [raw.keys(side) for side in sides if isinstance(side, RawFrames)]
         uses.update(chain.from_iterable(addresses))
     if len(uses) <= _ONE_BYTE_INDICES:
         return
@@ -401,6 +443,8 @@ class _RawAddresses:
         number = self._numbers.setdefault((frames.side, frames.reason), len(self._examples))
         if number == len(self._examples):
             self._examples.append(frames)
+        if number == 0:  # mostly the only one
+            return map(invert, frames.addresses)
         return map((-1 - (number << _ADDRESS_BITS)).__sub__, frames.addresses)
 
     def intern(self, key: int, dictionary: Dictionary) -> None:
