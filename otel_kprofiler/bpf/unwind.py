@@ -22,7 +22,7 @@ LINK_REGISTER: Final = 2
 KEEP_MAPPINGS: Final = 4
 RB_TREE: Final = 8
 
-_CONFIG: Final = struct.Struct("=5Q34I")
+_CONFIG: Final = struct.Struct("=5Q36I")
 _BLOCK: Final = struct.Struct(f"={4 + MAX_COLUMNS}H")
 CONFIG_BYTES: Final = _CONFIG.size + 2 * _BLOCK.size
 DEFAULT_MAX_WORK: Final = 6000
@@ -180,8 +180,18 @@ _MEMBERS: Final = (
     ("inode", "i_sb"),
     ("inode", "i_generation"),
     ("inode", "i_size"),
+    ("inode", "i_mtime_sec"),
+    ("inode", "i_mtime_nsec"),
     ("super_block", "s_dev"),
 )
+_FORMER: Final = {
+    # Before 6.1, processes had a red-black tree of mappings.
+    ("mm_struct", "mm_mt", "ma_root"): (("mm_struct", "mm_rb"),),
+    # Before 6.7 and before 6.11, an inode had its times as struct timespec64.
+    ("inode", "i_mtime_sec"): (("inode", "i_mtime", "tv_sec"), ("inode", "__i_mtime", "tv_sec")),
+    ("inode", "i_mtime_nsec"): (("inode", "i_mtime", "tv_nsec"), ("inode", "__i_mtime", "tv_nsec")),
+}
+"""What members were called in older kernels."""
 _OPTIONAL: Final = {("mm_struct", "mm_lock_seq"), ("vm_area_struct", "vm_rb")}
 
 
@@ -190,11 +200,12 @@ def find_kernel_offsets(types: KernelTypes) -> KernelOffsets | None:
     flags, found = 0, []
     for member in _MEMBERS:
         offset = types.offset(*member)
-        if member[1] == "mm_mt" and offset is None:  # before 6.1
+        if member[1] == "mm_mt" and offset is None:
             flags |= RB_TREE
-            offset = types.offset("mm_struct", "mm_rb")
         if member[1] == "mm_lock_seq" and offset is not None:
             flags |= KEEP_MAPPINGS
+        for former in _FORMER.get(member, ()):
+            offset = types.offset(*former) if offset is None else offset
         if offset is None and member not in _OPTIONAL:
             return None
         if member[0] == "vm_area_struct" and (offset or 0) > VMA_BYTES - _WORD:

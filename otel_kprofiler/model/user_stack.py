@@ -90,7 +90,8 @@ class FileKey(NamedTuple):
         inode: inode number.
         device: of its file system as ``MKDEV`` (major << 20 | minor); on overlayfs and btrfs
             another than ``st_dev``.
-        generation: tells apart two users of one inode number.
+        generation: tells apart two users of one inode number, and a file before and after it was
+            overwritten in place; any number.
     """
 
     inode: int

@@ -172,6 +172,22 @@ def test_no_frame_is_wrong_while_tables_are_evicted(built, compiled):
     assert ends[StackEnd.COMPLETE]
 
 
+@needs_clang
+@needs_gcc
+def test_a_program_that_was_overwritten_in_place_gets_its_own_table(built, compiled, tmp_path):
+    path = tmp_path / "program"
+    shutil.copy(compiled("-O2", "-fomit-frame-pointer"), path)
+    with dumps.Dumps(built) as dumper:
+        with running(str(path)) as pid:
+            assert_true(compare.compare(take_loaded(dumper, pid, 50), Maps(pid)))
+        status = path.stat()
+        path.write_bytes(Path(compiled("-O0")).read_bytes())
+        assert path.stat().st_ino == status.st_ino
+        Maps.forget()
+        with running(str(path)) as pid:
+            assert_true(compare.compare(take_loaded(dumper, pid, 50), Maps(pid)))
+
+
 @needs_gcc
 def test_the_sampler_delivers_whole_user_stacks_with_their_files(compiled):
     program = compiled("-O2", "-fomit-frame-pointer")

@@ -99,6 +99,11 @@ class Maps:
             )
         self._starts = [mapping[0] for mapping in self.mappings]
 
+    @classmethod
+    def forget(cls) -> None:
+        """Read the files again."""
+        cls._tables.clear()
+
     def find(self, pc: int) -> Any:
         """The executable mapping at a pc, or None."""
         index = bisect.bisect_right(self._starts, pc) - 1

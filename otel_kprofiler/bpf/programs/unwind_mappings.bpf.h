@@ -144,6 +144,7 @@ INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struc
 {
 	u64 file = vma_word(w, c->vma_file), pages = vma_word(w, c->vma_offset);
 	u64 inode = 0, super = 0;
+	u32 seconds, ns;
 
 	if (!file) {
 		if (READ_KERNEL(w->vdso, w->mm + c->mm_vdso) || m->start != w->vdso || !w->vdso) {
@@ -160,12 +161,15 @@ INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struc
 	if (READ_KERNEL(inode, file + c->file_inode) ||
 	    READ_KERNEL(m->key.inode, inode + c->inode_number) ||
 	    READ_KERNEL(m->key.generation, inode + c->inode_generation) ||
+	    READ_KERNEL(seconds, inode + c->inode_mtime_seconds) ||
+	    READ_KERNEL(ns, inode + c->inode_mtime_ns) ||
 	    READ_KERNEL(w->file_bytes, inode + c->inode_size) ||
 	    READ_KERNEL(super, inode + c->inode_super) ||
 	    READ_KERNEL(m->key.device, super + c->super_device)) {
 		m->state = NO_FILE;
 		return 0;
 	}
+	m->key.generation ^= seconds ^ ns; /* a file may be overwritten in place */
 	m->bias = m->start - pages * c->page_bytes;
 	return 1;
 }

@@ -126,6 +126,8 @@ struct unwind_config {
 	u32 inode_super;
 	u32 inode_generation;
 	u32 inode_size;
+	u32 inode_mtime_seconds;
+	u32 inode_mtime_ns;
 	u32 super_device;
 	u32 page_bytes; /* of the kernel */
 	struct register_block interrupt;

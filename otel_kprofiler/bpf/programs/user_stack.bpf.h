@@ -47,7 +47,7 @@ enum frame_source {
 struct file_key {
 	u64 inode;
 	u32 device;
-	u32 generation;
+	u32 generation; /* of the inode, mixed with the time of the last change of its content */
 };
 
 struct stack_head {

@@ -33,11 +33,12 @@ def object_types():
     raise AssertionError("no .BTF in the object")
 
 
-OFFSETS = KernelOffsets(0, 0x1000, tuple(range(101, 120)))
+OFFSETS = KernelOffsets(0, 0x1000, tuple(range(101, 122)))
 MEMBERS = (
     "task_mm", "task_stack", "mm_tree", "mm_base", "mm_sequence", "mm_vdso", "vma_start",
     "vma_end", "vma_mm", "vma_flags", "vma_offset", "vma_file", "vma_node", "file_inode",
-    "inode_number", "inode_super", "inode_generation", "inode_size", "super_device",
+    "inode_number", "inode_super", "inode_generation", "inode_size",
+    "inode_mtime_seconds", "inode_mtime_ns", "super_device",
 )  # fmt: skip
 
 
@@ -111,7 +112,10 @@ def kernel(**changes):
             ("vm_pgoff", 40, 0), ("vm_file", 48, 0), ("vm_rb", 56, 0),
         ],
         "file": [("f_inode", 32, 0)],
-        "inode": [("i_ino", 8, 0), ("i_sb", 16, 0), ("i_generation", 24, 0), ("i_size", 32, 0)],
+        "inode": [
+            ("i_ino", 8, 0), ("i_sb", 16, 0), ("i_generation", 24, 0), ("i_size", 32, 0),
+            ("i_mtime_sec", 40, 0), ("i_mtime_nsec", 48, 0),
+        ],
         "super_block": [("s_dev", 16, 0)],
         "pt_regs": [("ip", 0, 0)],
         "maple_tree": [("ma_root", 8, 0)],
@@ -136,6 +140,15 @@ def test_older_kernels_have_a_red_black_tree_and_no_sequence():
     assert found.flags == RB_TREE
     named = dict(zip(MEMBERS, found.offsets, strict=True))
     assert (named["mm_tree"], named["mm_sequence"], named["vma_node"]) == (72, 0, 56)
+
+
+@pytest.mark.parametrize("name", ["i_mtime", "__i_mtime"])
+def test_older_kernels_have_the_times_of_an_inode_in_structs(name):
+    members = [("i_ino", 8, 0), ("i_sb", 16, 0), ("i_generation", 24, 0), ("i_size", 32, 0)]
+    time = [("tv_sec", 0, 0), ("tv_nsec", 8, 0)]
+    found = find_kernel_offsets(kernel(inode=[*members, (name, 64, 11)], timespec64=time))
+    named = dict(zip(MEMBERS, found.offsets, strict=True))
+    assert (named["inode_mtime_seconds"], named["inode_mtime_ns"]) == (64, 72)
 
 
 @pytest.mark.parametrize(
