@@ -76,7 +76,7 @@ def programs(count, **options):
 
 def wait_unloaded(symbols):
     """Wait until the kernel, which unloads programs asynchronously, has none of them."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while symbols & kallsyms():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -212,11 +212,11 @@ def kallsyms_s():
 
 
 def test_the_table_is_exact_after_a_forced_loss():
-    """10,000 programs are loaded while nobody reads the rings of one page."""
-    with watching(polled=False, ring_bytes=4096) as (symbolizer, watch), programs(10_000) as fds:
+    """3,000 programs are loaded while nobody reads the rings of one page."""
+    with watching(polled=False, ring_bytes=4096) as (symbolizer, watch), programs(3000) as fds:
         catch_up(symbolizer)
         there = mine(kallsyms(*BLOCKS))
-        assert len(there) == 10_000
+        assert len(there) == 3000
         assert mine(known(symbolizer)) == there
         counts = watch.counts()
         assert {cause for cause, _ in counts.lost} == {KsymbolLoss.RING_FULL}
@@ -226,7 +226,7 @@ def test_the_table_is_exact_after_a_forced_loss():
         catch_up(symbolizer)
         assert not mine(known(symbolizer))
         counts = watch.counts()
-        assert sum(counts.lost.values()) + counts.added + counts.removed >= 20_000
+        assert sum(counts.lost.values()) + counts.added + counts.removed >= 6000
         assert counts.kallsyms_reads <= counts.readings
 
 
