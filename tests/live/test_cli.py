@@ -112,9 +112,9 @@ def test_unusual_process_names_do_not_break_a_recording(tmp_path, suffix):
     program = os.path.join(os.fsencode(tmp_path), b"\xff\x1b[2J")
     shutil.copy(shutil.which("dd"), program)
     path = tmp_path / f"x.{suffix}"
-    words = [program, "if=/dev/zero", "of=/dev/null", "bs=4M", "count=4000", "status=none"]
+    words = [program, "if=/dev/zero", "of=/dev/null", "bs=4M", "count=400", "status=none"]
     done = subprocess.run(
-        [sys.executable, "-m", "otel_kprofiler", "record", "-d", "5s", "-o", path, "--", *words],
+        [sys.executable, "-m", "otel_kprofiler", "record", "-F", "499", "-o", path, "--", *words],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stderr
