@@ -164,6 +164,7 @@ class Account(NamedTuple):
         earlier: samples of profilers that ran before, which the exporters' counts include.
         missed: samples that the kernel did not take; not in ``taken``, see ``SamplerCounts``.
         kinds: the account of each kind of samples, by its name; empty in these themselves.
+        truncated: received samples whose user stack is not complete, by why.
     """
 
     taken: int = 0
@@ -174,6 +175,7 @@ class Account(NamedTuple):
     earlier: int = 0
     missed: int = 0
     kinds: Mapping[str, Account] = MappingProxyType({})
+    truncated: Mapping[str, int] = MappingProxyType({})
 
     @classmethod
     def of_kinds(
@@ -209,6 +211,7 @@ class Account(NamedTuple):
             earlier=sum(one.earlier for one in of_kind),
             missed=sum(one.missed for one in of_kind),
             kinds=kinds,
+            truncated=sum((Counter(one.truncated) for one in of_kind), Counter()),
         )
 
     def gaps(self) -> list[str]:
@@ -245,6 +248,7 @@ class Account(NamedTuple):
             "lost": _plain(self.lost),
             "waiting": self.waiting,
             "earlier": self.earlier,
+            "truncated": dict(self.truncated),
             "exporters": {exporter.name: exporter.as_dict() for exporter in self.exporters},
             "gaps": self.gaps(),
         }

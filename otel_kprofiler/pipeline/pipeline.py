@@ -192,7 +192,12 @@ class Pipeline(Generic[SamplerT]):
         waiting = self._gate.counts + self._resolving + self._in_windows
         sampled = {
             kind: Account(
-                counts.taken, counts.received, counts.lost, waiting[kind], missed=counts.missed
+                counts.taken,
+                counts.received,
+                counts.lost,
+                waiting[kind],
+                missed=counts.missed,
+                truncated=counts.truncated,
             )
             for kind, counts in self._counts.items()
         }

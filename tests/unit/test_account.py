@@ -6,8 +6,10 @@ from otel_kprofiler.model import Account, ExporterAccount, LossCause
 
 FULL, REJECTED = LossCause.QUEUE_FULL, LossCause.REJECTED
 SAMPLED = {
-    "on_cpu": Account(100, 97, {LossCause.RING_FULL: 3}, 7, missed=6),
-    "off_cpu": Account(12, 12, {}, 2),
+    "on_cpu": Account(
+        100, 97, {LossCause.RING_FULL: 3}, 7, missed=6, truncated={"pending": 2, "no_rule": 1}
+    ),
+    "off_cpu": Account(12, 12, {}, 2, truncated={"pending": 1}),
 }
 RECEIVER = ExporterAccount.of_kinds(
     "a",
@@ -22,6 +24,7 @@ def test_sums_are_those_of_the_kinds():
     account = Account.of_kinds(SAMPLED, (RECEIVER,))
     assert account[:4] == (112, 109, {LossCause.RING_FULL: 3}, 9)
     assert account.missed == 6
+    assert account.truncated == {"pending": 3, "no_rule": 1}
     (receiver,) = account.exporters
     assert receiver[:4] == ("a", 88, {REJECTED: 6, FULL: 2}, 4)
     assert account.kinds["off_cpu"].exporters == (receiver.kinds["off_cpu"],)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from otel_kprofiler.model import RawSample
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 
 
 @contextmanager
-def sampler(samples_per_second: int = 199) -> Iterator[EbpfSampler]:
-    """A running sampler of kernel stacks; closed at the end."""
-    running = EbpfSampler(SamplerConfig(samples_per_second=samples_per_second))
+def sampler(
+    samples_per_second: int = 199, *, stacks: Literal["kernel", "user", "both"] = "kernel"
+) -> Iterator[EbpfSampler]:
+    """A running sampler; closed at the end."""
+    running = EbpfSampler(SamplerConfig(samples_per_second=samples_per_second, stacks=stacks))
     running.start()
     try:
         yield running
