@@ -25,8 +25,8 @@ RB_TREE: Final = 8
 _CONFIG: Final = struct.Struct("=5Q36I")
 _BLOCK: Final = struct.Struct(f"={4 + MAX_COLUMNS}H")
 CONFIG_BYTES: Final = _CONFIG.size + 2 * _BLOCK.size
-DEFAULT_MAX_WORK: Final = 6000
-"""Limit on one walk: some 150 µs (see ``docs/unwinding.md``)."""
+DEFAULT_MAX_WORK: Final = 2750
+"""Limit on one walk: 150 µs with cold caches (see ``docs/unwinding.md``)."""
 
 
 class RegisterBlock(NamedTuple):

@@ -56,11 +56,11 @@ class Receiver(Section):
         "distributions' binaries lack.",
     )
     max_unwind_work: int = Field(
-        default=6000,
+        default=2750,
         ge=100,
         le=1_000_000,
         description="Limit on unwinding one user stack inside the interrupt, in steps of about "
-        "25 ns; deeper stacks are truncated.",
+        "30 ns (55 ns with cold caches); deeper stacks are truncated.",
     )
     max_unwind_table_megabytes: int = Field(
         default=64,

@@ -24,7 +24,7 @@ class SamplerConfig:
         max_frames: limit of each side, 1 to 127.
         user_unwinding: how user frames are found: ``auto`` with the unwind tables of their files
             where this host can, else as ``frame_pointers``, which needs code that has them.
-        max_unwind_work: limit on the unwinding of one user stack in the interrupt; 40 units take
+        max_unwind_work: limit on the unwinding of one user stack in the interrupt; 30 units take
             about 1 µs, a cached frame is 10.
         max_tables_bytes: limit on the kernel memory for unwind tables.
         max_table_bytes: likewise for the table of one file; larger ones are not used.
