@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby
-from operator import invert, itemgetter
+from itertools import groupby
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
@@ -22,11 +21,9 @@ from otel_kprofiler.model import (
     AttributeValue,
     Batch,
     Form,
-    Frame,
     Profile,
     ProfileKind,
     ProfileSamples,
-    RawFrames,
     Resource,
     SampleCounts,
     Window,
@@ -35,6 +32,7 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp.account import account_attributes
 from otel_kprofiler.otlp.conventions import SCHEMA_URL
 from otel_kprofiler.otlp.dictionary import Dictionary
+from otel_kprofiler.otlp.frequent import intern_frequent
 from otel_kprofiler.otlp.json_form import Json
 from otel_kprofiler.otlp.protobuf import Protobuf
 from otel_kprofiler.otlp.writer import Envelope, ProfileTypes, Writer
@@ -42,16 +40,7 @@ from otel_kprofiler.version import __version__
 
 _WRITERS: Final = {Form.PROTOBUF: Writer(Protobuf()), Form.JSON: Writer(Json())}
 
-_ONE_BYTE_INDICES: Final = 127
-"""Entries of a table, besides the zero entry, whose index is one byte long."""
-
-_STACKS_COUNTED: Final = 256
-"""Number of samples, or up to twice as many, whose stacks determine the frequent entries."""
-_STACKS_AT_ONCE: Final = 16
-"""Stacks counted between two calls of ``pause``."""
-
 _ID_PREFIX_BYTES: Final = 12
-_ADDRESS_BITS: Final = 64
 
 _MARGIN_SHARE: Final = 256
 """When splitting, limit / 256 is reserved for bytes that are only known at the end."""
@@ -282,7 +271,7 @@ def _encode(
     scope = _scope(options, dictionary)
     dictionary.key_values(units[0][0].owner.attributes)  # most are shared by all resources
     if frequent_first:
-        _intern_frequent(options, dictionary, units)
+        intern_frequent(dictionary, [sample.stack for _, sample in units], options.pause)
     id_prefix = options.new_id(_ID_PREFIX_BYTES)
     # For the first profile of each kind.
     accounts = {kind: dictionary.attributes(options.accounts[kind]) for kind in envelopes}
@@ -399,54 +388,3 @@ def _scope(options: _Options, dictionary: Dictionary) -> Envelope:
     scope = options.scope
     attributes = dictionary.key_values(sorted(scope.attributes.items()))
     return options.writer.scope(scope.name, scope.version, attributes, scope.schema_url)
-
-
-def _intern_frequent(options: _Options, dictionary: Dictionary, units: Sequence[_Unit]) -> None:
-    """Give one-byte indices to the most frequent frames and addresses."""
-    counted_units = units[:: max(1, len(units) // _STACKS_COUNTED)]
-    stacks = list({id(sample.stack): sample.stack for _, sample in counted_units}.values())
-    frames: dict[int, Frame] = {}
-    raw = _RawAddresses()
-    uses: Counter[int] = Counter()
-    for start in range(0, len(stacks), _STACKS_AT_ONCE):
-        options.pause()
-        some = stacks[start : start + _STACKS_AT_ONCE]
-        counted: list[Frame] = []
-        addresses: list[Iterable[int]] = []
-        for stack in some:
-            for side in stack.sides:
-                if isinstance(side.frames, RawFrames):
-                    addresses.append(raw.keys(side.frames))
-                else:
-                    counted += side.frames
-        frames.update(zip(map(id, counted), counted, strict=True))
-        uses.update(map(id, counted))
-        uses.update(chain.from_iterable(addresses))
-    if len(uses) <= _ONE_BYTE_INDICES:
-        return
-    for key in sorted(uses, key=uses.__getitem__, reverse=True)[:_ONE_BYTE_INDICES]:
-        if key >= 0:
-            dictionary.frame(frames[key])
-        else:
-            raw.intern(key, dictionary)
-        options.pause()
-
-
-class _RawAddresses:
-    """Raw addresses as negative numbers, unlike ids, that differ by side and reason too."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[object, ...], int] = {}
-        self._examples: list[RawFrames] = []
-
-    def keys(self, frames: RawFrames) -> Iterable[int]:
-        number = self._numbers.setdefault((frames.side, frames.reason), len(self._examples))
-        if number == len(self._examples):
-            self._examples.append(frames)
-        if number == 0:  # mostly the only one
-            return map(invert, frames.addresses)
-        return map((-1 - (number << _ADDRESS_BITS)).__sub__, frames.addresses)
-
-    def intern(self, key: int, dictionary: Dictionary) -> None:
-        number, address = divmod(-1 - key, 1 << _ADDRESS_BITS)
-        dictionary.raw_locations(self._examples[number])[address]

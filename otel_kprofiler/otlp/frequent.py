@@ -1,0 +1,78 @@
+"""Gives the most frequent locations of a request the indices that are one byte long."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from operator import invert
+from typing import Final
+
+from otel_kprofiler.model import Frame, RawFrames, Stack
+from otel_kprofiler.otlp.dictionary import Dictionary
+
+_ONE_BYTE_INDICES: Final = 127
+"""Entries of a table, besides the zero entry, whose index is one byte long."""
+_STACKS_COUNTED: Final = 256
+"""Number of samples, or up to twice as many, whose stacks determine the frequent entries."""
+_STACKS_AT_ONCE: Final = 16
+"""Stacks counted between two calls of ``pause``."""
+_ADDRESS_BITS: Final = 64
+
+
+def intern_frequent(
+    dictionary: Dictionary, stacks: Sequence[Stack], pause: Callable[[], None]
+) -> None:
+    """Intern the most frequent frames and raw addresses of a request's stacks.
+
+    Args:
+        dictionary: of the request; has no locations yet.
+        stacks: the stack of each sample.
+        pause: called frequently, to let other threads run.
+    """
+    stacks = list(dict.fromkeys(stacks[:: max(1, len(stacks) // _STACKS_COUNTED)]))
+    frames: dict[int, Frame] = {}
+    raw = _RawAddresses()
+    uses: Counter[int] = Counter()
+    for start in range(0, len(stacks), _STACKS_AT_ONCE):
+        pause()
+        some = stacks[start : start + _STACKS_AT_ONCE]
+        counted: list[Frame] = []
+        addresses: list[Iterable[int]] = []
+        for stack in some:
+            for side in stack.sides:
+                if isinstance(side.frames, RawFrames):
+                    addresses.append(raw.keys(side.frames))
+                else:
+                    counted += side.frames
+        frames.update(zip(map(id, counted), counted, strict=True))
+        uses.update(map(id, counted))
+        uses.update(chain.from_iterable(addresses))
+    if len(uses) <= _ONE_BYTE_INDICES:
+        return
+    for key in sorted(uses, key=uses.__getitem__, reverse=True)[:_ONE_BYTE_INDICES]:
+        if key >= 0:
+            dictionary.frame(frames[key])
+        else:
+            raw.intern(key, dictionary)
+        pause()
+
+
+class _RawAddresses:
+    """Raw addresses as negative numbers, unlike ids, that differ by side and reason too."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._examples: list[RawFrames] = []
+
+    def keys(self, frames: RawFrames) -> Iterable[int]:
+        number = self._numbers.setdefault((frames.side, frames.reason), len(self._examples))
+        if number == len(self._examples):
+            self._examples.append(frames)
+        if number == 0:  # mostly the only one
+            return map(invert, frames.addresses)
+        return map((-1 - (number << _ADDRESS_BITS)).__sub__, frames.addresses)
+
+    def intern(self, key: int, dictionary: Dictionary) -> None:
+        number, address = divmod(-1 - key, 1 << _ADDRESS_BITS)
+        dictionary.raw_locations(self._examples[number])[address]
