@@ -35,7 +35,6 @@ from otel_kprofiler.otlp.conventions import (
     THREAD_NAME,
     UNRESOLVED,
 )
-from otel_kprofiler.otlp.syntax import Token
 from otel_kprofiler.otlp.writer import (
     ATTRIBUTE,
     FUNCTION,
@@ -45,6 +44,7 @@ from otel_kprofiler.otlp.writer import (
     STACK,
     STRING,
     KeyValue,
+    Token,
     Writer,
 )
 from otel_kprofiler.text import escape_surrogates
@@ -75,8 +75,8 @@ class Tables:
     def __init__(self, writer: Writer) -> None:
         self.entries: tuple[list[bytes], ...] = tuple([] for _ in range(7))
         self._known: tuple[dict[bytes, Token], ...] = tuple({} for _ in range(7))
-        self._token = writer.syntax.token
-        self._first_tokens = writer.syntax.first_tokens
+        self._token = writer.token
+        self._first_tokens = writer.first_tokens
         self.size = 0
 
     def add(self, table: int, entry: bytes) -> Token:
@@ -200,7 +200,7 @@ class Dictionary:
         return self._writer.sample_attributes(self.attributes(attributes))
 
     def _join(self, tokens: list[Token]) -> bytes:
-        return self._writer.syntax.separator.join(tokens)
+        return self._writer.separator.join(tokens)
 
     def _add_stack(self, stack: Stack) -> Token:
         """Token of a stack; a stack without frames is index 0."""

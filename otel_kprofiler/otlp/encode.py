@@ -33,12 +33,12 @@ from otel_kprofiler.otlp.account import account_attributes
 from otel_kprofiler.otlp.conventions import SCHEMA_URL
 from otel_kprofiler.otlp.dictionary import Dictionary
 from otel_kprofiler.otlp.frequent import intern_frequent
-from otel_kprofiler.otlp.json_form import Json
-from otel_kprofiler.otlp.protobuf import Protobuf
+from otel_kprofiler.otlp.json_form import JsonWriter
+from otel_kprofiler.otlp.protobuf import ProtobufWriter
 from otel_kprofiler.otlp.writer import Envelope, ProfileTypes, Writer
 from otel_kprofiler.version import __version__
 
-_WRITERS: Final = {Form.PROTOBUF: Writer(Protobuf()), Form.JSON: Writer(Json())}
+_WRITERS: Final[dict[Form, Writer]] = {Form.PROTOBUF: ProtobufWriter(), Form.JSON: JsonWriter()}
 
 _ID_PREFIX_BYTES: Final = 12
 
@@ -169,7 +169,7 @@ def _encode_account(options: _Options) -> Iterator[Batch]:
     scope = _scope(options, dictionary)
     owner = _owner(counted[0].resources[0].resource)
     resource = writer.resource(dictionary.key_values(owner.attributes), owner.schema_url)
-    sample = writer.sample(b"", b"", writer.syntax.longs((0,)))
+    sample = writer.sample(b"", b"", writer.values((0,)))
     id_prefix = options.new_id(_ID_PREFIX_BYTES)
     profiles = [
         writer.profile(
@@ -183,7 +183,7 @@ def _encode_account(options: _Options) -> Iterator[Batch]:
     group = writer.group(resource, scope, b"".join(profiles))
     payload = writer.request([group], dictionary.tables.entries)
     counts = tuple(ProfileSamples(profile.kind.name, 0) for profile in counted)
-    yield Batch(payload, writer.syntax.form, counts, window.start_unix_ns, window.end_unix_ns)
+    yield Batch(payload, writer.form, counts, window.start_unix_ns, window.end_unix_ns)
 
 
 def _units(options: _Options) -> list[_Unit]:
@@ -308,7 +308,7 @@ def _encode(
     if limit is not None and len(payload) > limit:
         return None, _fitting(sizes, limit - (len(payload) - sizes[-1]), len(units))
     start, end = options.window.start_unix_ns, options.window.end_unix_ns
-    return Batch(payload, writer.syntax.form, tuple(counts), start, end), 0
+    return Batch(payload, writer.form, tuple(counts), start, end), 0
 
 
 def _write_samples(
@@ -336,16 +336,16 @@ def _write_samples(
     count = 0
     for sample in units:
         head = dictionary.sample_head(sample)
-        times = writer.syntax.times(sample.timestamps_unix_ns)
+        times = writer.timestamps(sample.timestamps_unix_ns)
         size += len(times)
         earlier = samples.get(head)
         if earlier is None:
-            size += len(head) + writer.syntax.sample_bytes
+            size += len(head) + writer.sample_bytes
             samples[head] = times
         else:
             samples[head] = earlier + times
         if has_values:
-            own = writer.syntax.longs(sample.values or [1] * len(sample.timestamps_unix_ns))
+            own = writer.values(sample.values or [1] * len(sample.timestamps_unix_ns))
             size += len(own)
             values[head] = values.get(head, b"") + own
         count += len(sample.timestamps_unix_ns)

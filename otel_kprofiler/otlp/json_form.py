@@ -1,7 +1,9 @@
-"""JSON's syntax by OTLP's mapping.
+"""Writes OTLP profiles as JSON, without protobuf's message classes.
 
-lowerCamelCase keys, 64-bit integers as strings, 32-bit ones as numbers, ids as hexadecimal text.
-Fields and elements start with a comma, which is stripped from the first.
+Follows the OTLP specification's JSON mapping: lowerCamelCase keys, 64-bit integers as strings,
+32-bit ones as numbers, ids as hexadecimal text, other bytes as base64 (none occur here). Fields
+with their default value are not written. Entries start with a comma, which is stripped from the
+first.
 """
 
 from __future__ import annotations
@@ -9,91 +11,221 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from typing import Final
 
-from otel_kprofiler.model import Form
-from otel_kprofiler.otlp.syntax import Token, WireType
+from otel_kprofiler.model import AttributeValue, Form, SpanLink, Window
+from otel_kprofiler.otlp.wire import MASK_64
+from otel_kprofiler.otlp.writer import Envelope, KeyValue, ProfileTypes, Token
 from otel_kprofiler.text import escape_surrogates
+
+_TABLES: Final = (
+    b'"mappingTable":[{}', b'],"locationTable":[{}', b'],"functionTable":[{}',
+    b'],"linkTable":[{}', b'],"stringTable":[""', b'],"attributeTable":[{}',
+    b'],"stackTable":[{}',
+)  # fmt: skip
+_REQUEST: Final = (b'{"resourceProfiles":[', b'],"dictionary":{', b"]}}")
 
 
 def _quoted(text: str) -> bytes:
-    try:
-        return json.dumps(text, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return json.dumps(escape_surrogates(text), ensure_ascii=False).encode()
+    return json.dumps(escape_surrogates(text), ensure_ascii=False).encode()
 
 
-class Json:
-    """One line of JSON; see :class:`otel_kprofiler.otlp.syntax.Syntax`."""
+def _object(*fields: bytes) -> bytes:
+    return b"{" + b",".join(field for field in fields if field) + b"}"
+
+
+def _field(name: bytes, token: Token) -> bytes:
+    return b'"%b":%b' % (name, token) if token else b""
+
+
+def _long(name: bytes, value: int) -> bytes:
+    return b'"%b":"%d"' % (name, value) if value else b""
+
+
+def _array(name: bytes, tokens: bytes) -> bytes:
+    return b'"%b":[%b]' % (name, tokens) if tokens else b""
+
+
+def _text(name: bytes, text: str) -> bytes:
+    return b'"%b":%b' % (name, _quoted(text)) if text else b""
+
+
+def _last_text(schema_url: str) -> bytes:
+    """The last field of an object, if there is one, and the object's end."""
+    return b"," + _text(b"schemaUrl", schema_url) + b"}" if schema_url else b"}"
+
+
+def _double(value: float) -> bytes:
+    if math.isfinite(value):
+        return json.dumps(value).encode()
+    return b'"NaN"' if math.isnan(value) else b'"Infinity"' if value > 0 else b'"-Infinity"'
+
+
+def _any_value(value: AttributeValue) -> bytes:
+    if isinstance(value, str):
+        return b'{"stringValue":%b}' % _quoted(value)
+    if isinstance(value, bool):
+        return b'{"boolValue":true}' if value else b'{"boolValue":false}'
+    if isinstance(value, int):
+        return b'{"intValue":"%d"}' % value
+    if isinstance(value, float):
+        return b'{"doubleValue":%b}' % _double(value)
+    return b'{"arrayValue":{"values":[%b]}}' % b",".join(map(_any_value, value))
+
+
+class JsonWriter:
+    """Writes ``ExportProfilesServiceRequest`` as one line of JSON; thread-safe, has no state."""
 
     form = Form.JSON
     separator = b","
     first_tokens: tuple[Token, ...] = ()
     sample_bytes = len(b',{"timestampsUnixNano":[]}') - len(b",")
 
-    def head(self, name: str, number: int, wire_type: WireType) -> bytes:
-        """A comma and the key."""
-        return b',"%b":' % name.encode()
-
     def token(self, index: int) -> Token:
-        """A number."""
+        """An index as a number."""
         return b"%d" % index
 
-    def long(self, value: int) -> bytes:
-        """A string, because JavaScript's numbers have 53 bits."""
-        return b'"%d"' % value
-
-    signed = fixed = long
-
-    def double(self, value: float) -> bytes:
-        """A number, or a string if it is not finite."""
-        if math.isfinite(value):
-            return json.dumps(value).encode()
-        return b'"NaN"' if math.isnan(value) else b'"Infinity"' if value > 0 else b'"-Infinity"'
-
-    def boolean(self, value: bool) -> bytes:
-        """``true`` or ``false``."""
-        return b"true" if value else b"false"
-
-    def text(self, head: bytes, text: str) -> bytes:
-        """A string in UTF-8."""
-        return head + _quoted(text)
-
-    def text_element(self, head: bytes, text: str) -> bytes:
-        """A string in UTF-8."""
+    def string(self, text: str) -> bytes:
+        """Entry of ``stringTable``."""
         return b"," + _quoted(text)
 
-    def identifier(self, head: bytes, value: bytes) -> bytes:
-        """Hexadecimal text; base64 by protobuf's own mapping."""
-        return b'%b"%b"' % (head, value.hex().encode())
+    def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
+        """Entry of ``mappingTable``; see :class:`Writer`."""
+        start, limit, offset = place
+        return b"," + _object(
+            _long(b"memoryStart", start),
+            _long(b"memoryLimit", limit),
+            _long(b"fileOffset", offset),
+            _field(b"filenameStrindex", filename),
+            _array(b"attributeIndices", attributes),
+        )
 
-    def array(self, head: bytes, tokens: bytes) -> bytes:
-        """An array of numbers."""
-        return b"%b[%b]" % (head, tokens)
+    def location(
+        self, mapping: Token, address: int, lines: Sequence[tuple[Token, int]], attributes: bytes
+    ) -> bytes:
+        """Entry of ``locationTable``."""
+        return b"," + _object(
+            _field(b"mappingIndex", mapping),
+            _long(b"address", address & MASK_64),
+            _array(
+                b"lines",
+                b",".join(
+                    _object(_field(b"functionIndex", function), _long(b"line", line))
+                    for function, line in lines
+                ),
+            ),
+            _array(b"attributeIndices", attributes),
+        )
 
-    def message(self, head: bytes, fields: bytes) -> bytes:
-        """An object."""
-        return b"%b{%b}" % (head, fields[1:])
+    def function(self, name: Token, system_name: Token, file: Token) -> bytes:
+        """Entry of ``functionTable``."""
+        return b"," + _object(
+            _field(b"nameStrindex", name),
+            _field(b"systemNameStrindex", system_name),
+            _field(b"filenameStrindex", file),
+        )
 
-    def repeated(self, head: bytes, values: Sequence[bytes]) -> bytes:
-        """An array of objects."""
-        return b"%b[%b]" % (head, b",".join(values))
+    def link(self, link: SpanLink) -> bytes:
+        """Entry of ``linkTable``."""
+        return b',{"traceId":"%b","spanId":"%b"}' % (
+            link.trace_id.hex().encode(),
+            link.span_id.hex().encode(),
+        )
 
-    def element(self, head: bytes, fields: bytes) -> bytes:
-        """An object; the array has the key."""
-        return b",{%b}" % fields[1:]
+    def attribute(self, key: Token, value: AttributeValue) -> bytes:
+        """Entry of ``attributeTable``."""
+        return b"," + _object(_field(b"keyStrindex", key), b'"value":' + _any_value(value))
 
-    def elements(self, head: bytes, joined: bytes) -> bytes:
-        """An array."""
-        return b"%b[%b]" % (head, joined[1:])
+    def stack(self, locations: bytes) -> bytes:
+        """Entry of ``stackTable``."""
+        return b"," + _object(_array(b"locationIndices", locations))
 
-    packed = elements
+    def sample_attributes(self, attributes: bytes) -> bytes:
+        """The field ``attributeIndices`` of a sample."""
+        return _array(b"attributeIndices", attributes)
 
-    def times(self, values: Sequence[int]) -> bytes:
-        """Strings."""
-        return b"".join([b',"%d"' % value for value in values])
+    def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
+        """The fields of a sample before its timestamps."""
+        fields = (_field(b"stackIndex", stack), attributes, _field(b"linkIndex", link))
+        return b"".join(field + b"," for field in fields if field)
 
-    longs = times
+    def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
+        """Elements of ``timestampsUnixNano``, each with a comma: may be concatenated."""
+        return b"".join([b',"%d"' % time for time in times_unix_ns])
 
-    def request(self, fields: bytes) -> bytes:
-        """An object."""
-        return b"{%b}" % fields[1:]
+    def values(self, values: Sequence[int]) -> bytes:
+        """Elements of ``values``, each with a comma: may be concatenated."""
+        return self.timestamps(values)
+
+    def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
+        """One sample of a profile."""
+        if values:
+            head += b'"values":[%b],' % values[1:]
+        if timestamps:
+            head += b'"timestampsUnixNano":[%b],' % timestamps[1:]
+        return b",{%b}" % head[:-1]
+
+    def key_value(self, attribute: KeyValue) -> bytes:
+        """One element of ``attributes``."""
+        key, value, key_token, value_token = attribute
+        any_value = (
+            b'{"stringValueStrindex":%b}' % value_token if value_token else _any_value(value)
+        )
+        return _object(
+            _field(b"keyStrindex", key_token) or b'"key":' + _quoted(key), b'"value":' + any_value
+        )
+
+    def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
+        """The fields of a profile around the elements of ``samples``."""
+        period_type = _object(
+            _field(b"typeStrindex", types.period_type), _field(b"unitStrindex", types.period_unit)
+        )
+        sample_type = _object(
+            _field(b"typeStrindex", types.sample_type), _field(b"unitStrindex", types.sample_unit)
+        )
+        fields = (
+            _long(b"timeUnixNano", window.start_unix_ns),
+            _long(b"durationNano", window.end_unix_ns - window.start_unix_ns),
+            b'"periodType":' + period_type if types.period_type else b"",
+            _long(b"period", period) if types.period_type else b"",
+        )
+        return (
+            b',{"sampleType":%b,"samples":[' % sample_type,
+            b"".join([b"]", *(b"," + field for field in fields if field)]),
+        )
+
+    def profile(
+        self, envelope: Envelope, samples: bytes, profile_id: bytes, attributes: bytes
+    ) -> bytes:
+        """One element of ``profiles``."""
+        own = (_text(b"profileId", profile_id.hex()), _array(b"attributeIndices", attributes))
+        profile = samples[1:].join(envelope)
+        return b"".join([profile, *(b"," + field for field in own if field), b"}"])
+
+    def scope(
+        self, name: str, version: str, attributes: Sequence[bytes], schema_url: str
+    ) -> Envelope:
+        """What stands before and after the elements of ``profiles``."""
+        scope = _object(
+            _text(b"name", name),
+            _text(b"version", version),
+            _array(b"attributes", b",".join(attributes)),
+        )
+        return b'{"scope":%b,"profiles":[' % scope, b"]" + _last_text(schema_url)
+
+    def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
+        """What stands before and after the elements of ``scopeProfiles``."""
+        body = _object(_array(b"attributes", b",".join(attributes)))
+        return b',{"resource":%b,"scopeProfiles":[' % body, b"]" + _last_text(schema_url)
+
+    def group(self, resource: Envelope, scope: Envelope, profiles: bytes) -> bytes:
+        """One ResourceProfiles."""
+        return profiles[1:].join(scope).join(resource)
+
+    def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
+        """The whole request."""
+        start, middle, end = _REQUEST
+        dictionary = b"".join(
+            zero + b"".join(table) for zero, table in zip(_TABLES, tables, strict=True)
+        )
+        return start + b"".join(groups)[1:] + middle + dictionary + end

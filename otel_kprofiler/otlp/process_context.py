@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import Attributes, AttributeScalar, AttributeValue
-from otel_kprofiler.otlp.protobuf import Protobuf
+from otel_kprofiler.otlp.protobuf import key_value
 from otel_kprofiler.otlp.wire import delimited
-from otel_kprofiler.otlp.writer import KeyValue, Writer
+from otel_kprofiler.otlp.writer import KeyValue
 
-_WRITER: Final = Writer(Protobuf())
 _RESOURCE: Final = 1
 _EXTRA: Final = 2
 _ARRAY: Final = 5
@@ -43,7 +42,7 @@ def encode_process_context(context: ProcessContext) -> bytes:
 
 
 def _attributes(tag: bytes, attributes: Attributes) -> bytes:
-    return b"".join(tag + _WRITER.key_value(KeyValue(*item)) for item in attributes.items())
+    return b"".join(tag + key_value(KeyValue(*item)) for item in attributes.items())
 
 
 def decode_process_context(payload: bytes) -> ProcessContext:

@@ -1,68 +1,175 @@
-"""Protobuf's syntax, written without its message classes."""
+"""Writes OTLP profiles as protobuf, without protobuf's message classes.
+
+Field numbers: opentelemetry/proto/profiles/v1development/profiles.proto and
+opentelemetry/proto/common/v1/common.proto. Fields with their default value are not written.
+"""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
-from otel_kprofiler.model import Form
-from otel_kprofiler.otlp.syntax import WireType
+from otel_kprofiler.model import AttributeValue, Form, SpanLink, Window
 from otel_kprofiler.otlp.wire import MASK_64, delimited, double, fixed64, varint
+from otel_kprofiler.otlp.writer import Envelope, KeyValue, ProfileTypes, Token
 from otel_kprofiler.text import escape_surrogates
 
+_TABLE_TAGS: Final = (b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x32", b"\x3a")
+_ZERO_ENTRIES: Final = tuple(tag + b"\0" for tag in _TABLE_TAGS)
 
-class Protobuf:
-    """Protobuf; see :class:`otel_kprofiler.otlp.syntax.Syntax`."""
+
+def _field(tag: bytes, token: Token) -> bytes:
+    return tag + token if token else b""
+
+
+def _message(tag: bytes, body: bytes) -> bytes:
+    return delimited(tag, body) if body else b""
+
+
+def _text(tag: bytes, text: str) -> bytes:
+    return _message(tag, escape_surrogates(text).encode())
+
+
+def _any_value(value: AttributeValue) -> bytes:
+    """Body of an AnyValue; zeros are written, because the field present determines the type."""
+    if isinstance(value, str):
+        return delimited(b"\x0a", escape_surrogates(value).encode())
+    if isinstance(value, bool):
+        return b"\x10\x01" if value else b"\x10\x00"
+    if isinstance(value, int):
+        return b"\x18" + varint(value & MASK_64)
+    if isinstance(value, float):
+        return b"\x21" + double(value)
+    return delimited(b"\x2a", b"".join(delimited(b"\x0a", _any_value(item)) for item in value))
+
+
+def key_value(attribute: KeyValue) -> bytes:
+    """A ``KeyValue`` with its length, without a tag."""
+    key, value, key_token, value_token = attribute
+    any_value = b"\x40" + value_token if value_token else _any_value(value)
+    body = _text(b"\x0a", "" if key_token else key) + delimited(b"\x12", any_value)
+    return delimited(b"", body + _field(b"\x18", key_token))
+
+
+def _repeated(tag: bytes, messages: Iterable[bytes]) -> bytes:
+    return b"".join([tag + message for message in messages])
+
+
+class ProtobufWriter:
+    """Writes ``ExportProfilesServiceRequest`` messages; stateless and thread-safe."""
 
     form = Form.PROTOBUF
     separator = b""
     first_tokens = tuple(map(varint, range(2048)))
     sample_bytes = 4
 
-    token = long = staticmethod(varint)
-    fixed = staticmethod(fixed64)
-    double = staticmethod(double)
-    identifier = array = message = element = packed = staticmethod(delimited)
+    token = staticmethod(varint)
+    key_value = staticmethod(key_value)
 
-    def head(self, name: str, number: int, wire_type: WireType) -> bytes:
-        """The field's tag."""
-        return varint(number << 3 | wire_type)
+    def string(self, text: str) -> bytes:
+        """Entry of ``string_table``; the text has no surrogates."""
+        return delimited(b"\x2a", text.encode())
 
-    def signed(self, value: int) -> bytes:
-        """A varint; negative numbers are 64 bits long."""
-        return varint(value & MASK_64)
+    def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
+        """Entry of ``mapping_table``; see :class:`Writer`."""
+        body = b""
+        for tag, number in zip((b"\x08", b"\x10", b"\x18"), place, strict=True):
+            body += _field(tag, varint(number & MASK_64) if number else b"")
+        body += _field(b"\x20", filename)
+        return delimited(b"\x0a", body + _message(b"\x2a", attributes))
 
-    def boolean(self, value: bool) -> bytes:
-        """A varint."""
-        return b"\x01" if value else b"\x00"
+    def location(
+        self, mapping: Token, address: int, lines: Sequence[tuple[Token, int]], attributes: bytes
+    ) -> bytes:
+        """Entry of ``location_table``."""
+        body = b"\x08" + mapping if mapping else b""
+        if address:
+            body += b"\x10" + varint(address & MASK_64)
+        for function, line in lines:
+            inner = b"\x08" + function
+            body += delimited(b"\x1a", inner + b"\x10" + varint(line) if line else inner)
+        return delimited(b"\x12", body + _message(b"\x22", attributes))
 
-    def text(self, head: bytes, text: str) -> bytes:
-        """UTF-8."""
-        try:
-            return delimited(head, text.encode())
-        except UnicodeEncodeError:
-            return delimited(head, escape_surrogates(text).encode())
+    def function(self, name: Token, system_name: Token, file: Token) -> bytes:
+        """Entry of ``function_table``."""
+        body = _field(b"\x08", name) + _field(b"\x10", system_name) + _field(b"\x18", file)
+        return delimited(b"\x1a", body)
 
-    text_element = text
+    def link(self, link: SpanLink) -> bytes:
+        """Entry of ``link_table``."""
+        return delimited(
+            b"\x22", _message(b"\x0a", link.trace_id) + _message(b"\x12", link.span_id)
+        )
 
-    def repeated(self, head: bytes, values: Sequence[bytes]) -> bytes:
-        """Each value has a tag of its own."""
-        return b"".join([head + value for value in values])
+    def attribute(self, key: Token, value: AttributeValue) -> bytes:
+        """Entry of ``attribute_table``, without a unit."""
+        return delimited(b"\x32", _field(b"\x08", key) + delimited(b"\x12", _any_value(value)))
 
-    def elements(self, head: bytes, joined: bytes) -> bytes:
-        """Elements have their tags already."""
-        return joined
+    def stack(self, locations: bytes) -> bytes:
+        """Entry of ``stack_table``."""
+        return delimited(b"\x3a", delimited(b"\x0a", locations))
 
-    def times(self, values: Sequence[int]) -> bytes:
-        """Eight bytes each."""
-        if len(values) == 1:
-            return values[0].to_bytes(8, "little")
-        return struct.pack(f"<{len(values)}Q", *values)
+    def sample_attributes(self, attributes: bytes) -> bytes:
+        """The field ``attribute_indices`` of a sample."""
+        return _message(b"\x12", attributes)
 
-    def longs(self, values: Sequence[int]) -> bytes:
-        """Varints."""
+    def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
+        """The fields of a sample before its timestamps."""
+        head = b"\x08" + stack + attributes if stack else attributes
+        return head + b"\x18" + link if link else head
+
+    def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
+        """Content of ``timestamps_unix_nano``: may be concatenated."""
+        if len(times_unix_ns) == 1:
+            return times_unix_ns[0].to_bytes(8, "little")
+        return struct.pack(f"<{len(times_unix_ns)}Q", *times_unix_ns)
+
+    def values(self, values: Sequence[int]) -> bytes:
+        """Content of ``values``: may be concatenated."""
         return b"".join([varint(value & MASK_64) for value in values])
 
-    def request(self, fields: bytes) -> bytes:
-        """The fields: the outermost message has no length."""
-        return fields
+    def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
+        """One sample of a profile."""
+        if values:
+            head += delimited(b"\x22", values)
+        return delimited(b"\x12", head + _message(b"\x2a", timestamps))
+
+    def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
+        """The fields of a profile before and after ``samples``."""
+        sample_type = _field(b"\x08", types.sample_type) + _field(b"\x10", types.sample_unit)
+        period_type = _field(b"\x08", types.period_type) + _field(b"\x10", types.period_unit)
+        after = b"\x19" + fixed64(window.start_unix_ns)
+        after += b"\x20" + varint(window.end_unix_ns - window.start_unix_ns)
+        if period_type:
+            after += delimited(b"\x2a", period_type) + b"\x30" + varint(period)
+        return delimited(b"\x0a", sample_type), after
+
+    def profile(
+        self, envelope: Envelope, samples: bytes, profile_id: bytes, attributes: bytes
+    ) -> bytes:
+        """One field ``profiles`` of a ScopeProfiles."""
+        own = _message(b"\x3a", profile_id) + _message(b"\x5a", attributes)
+        return delimited(b"\x12", samples.join(envelope) + own)
+
+    def scope(
+        self, name: str, version: str, attributes: Sequence[bytes], schema_url: str
+    ) -> Envelope:
+        """The fields ``scope`` and ``schema_url`` of a ScopeProfiles."""
+        scope = _text(b"\x0a", name) + _text(b"\x12", version) + _repeated(b"\x1a", attributes)
+        return delimited(b"\x0a", scope), _text(b"\x1a", schema_url)
+
+    def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
+        """The fields ``resource`` and ``schema_url`` of a ResourceProfiles."""
+        return delimited(b"\x0a", _repeated(b"\x0a", attributes)), _text(b"\x1a", schema_url)
+
+    def group(self, resource: Envelope, scope: Envelope, profiles: bytes) -> bytes:
+        """One ResourceProfiles."""
+        return delimited(b"\x0a", delimited(b"\x12", profiles.join(scope)).join(resource))
+
+    def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
+        """The whole request; ``tables`` are without their zero entries."""
+        body = b"".join(
+            zero + b"".join(table) for zero, table in zip(_ZERO_ENTRIES, tables, strict=True)
+        )
+        return b"".join(groups) + delimited(b"\x12", body)
