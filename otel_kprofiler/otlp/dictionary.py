@@ -93,7 +93,13 @@ class Tables:
         known = self._known[table]
         token = known.get(entry)
         if token is None:
-            token = known[entry] = self.add(table, entry)
+            entries = self.entries[table]  # as add does: a call less for each new entry
+            entries.append(entry)
+            self.size += len(entry)
+            index = len(entries)
+            tokens = self._first_tokens
+            token = tokens[index] if index < len(tokens) else self._token(index)
+            known[entry] = token
         return token
 
 
