@@ -66,6 +66,7 @@ class RawOutput:
         )
         with self._convert_errors():
             self._writer.add_resources(self._processes)
+            self._writer.add_user_files(sampler.user_files)
             self._writer.finish(facts)
         self._finished = True
 

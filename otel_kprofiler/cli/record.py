@@ -87,7 +87,7 @@ _DEFAULT_DURATION_S: Final = 10.0
     type=click.Choice(["kernel", "user", "both"]),
     default="kernel",
     show_default=True,
-    help="Sides of stacks to collect. User frames are raw addresses.",
+    help="Sides of stacks to collect. User frames are files and addresses.",
 )
 @click.option(
     "--module",

@@ -47,7 +47,7 @@ class Receiver(Section):
     )
     stacks: Literal["kernel", "user", "both"] = Field(
         default="kernel",
-        description="Sides of stacks to collect. User frames are exported as raw addresses.",
+        description="Sides of stacks to collect. User frames are exported as files and addresses.",
     )
     user_unwinding: Literal["auto", "frame_pointers"] = Field(
         default="auto",

@@ -11,7 +11,7 @@ from typing import Final
 
 RECEIVER: Final[Mapping[str, str]] = {
     "interpreters": "interpreted languages are not unwound; remove it (stacks: both exports "
-    "user frames as raw addresses)",
+    "user frames as addresses in files)",
     "tracers": "interpreted languages are not unwound; remove it",
     "off_cpu_threshold": "only on-CPU time is sampled; remove it",
     "probes": "samples come from timers only, without probes; remove it",

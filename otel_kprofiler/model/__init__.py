@@ -48,7 +48,11 @@ from otel_kprofiler.model.stack import (
     StackStatus,
     Unresolved,
 )
+from otel_kprofiler.model.user_file import VDSO_NAME, FileDetails, KnownFiles, Segment
 from otel_kprofiler.model.user_stack import (
+    ADDRESS_BITS,
+    NO_MAPPING,
+    SOURCE_BITS,
     STATUS_BY_END,
     TRUNCATED_STACKS,
     FileKey,
@@ -59,6 +63,7 @@ from otel_kprofiler.model.user_stack import (
     find_user_addresses,
     pack_user_stack,
     parse_user_stack,
+    split_user_stack,
     user_stack_bytes,
 )
 from otel_kprofiler.model.window import (
@@ -73,16 +78,20 @@ from otel_kprofiler.model.window import (
 )
 
 __all__ = [
+    "ADDRESS_BITS",
     "KERNEL_SIDE",
     "KINDS",
     "MAX_FRAMES",
+    "NO_MAPPING",
     "ON_CPU",
     "SIDES",
+    "SOURCE_BITS",
     "STACK_OK",
     "STACK_TRUNCATED",
     "STATUS_BY_END",
     "TRUNCATED_STACKS",
     "USER_SIDE",
+    "VDSO_NAME",
     "Account",
     "AddressRange",
     "AttributeForm",
@@ -95,12 +104,14 @@ __all__ = [
     "Collected",
     "Encoding",
     "ExporterAccount",
+    "FileDetails",
     "FileId",
     "FileKey",
     "Finding",
     "Form",
     "Frame",
     "FrameSource",
+    "KnownFiles",
     "Ksymbol",
     "KsymbolAction",
     "KsymbolBatch",
@@ -123,6 +134,7 @@ __all__ = [
     "Resource",
     "ResourceSamples",
     "SampleCounts",
+    "Segment",
     "Side",
     "SideKind",
     "SpanLink",
@@ -139,6 +151,7 @@ __all__ = [
     "find_user_addresses",
     "pack_user_stack",
     "parse_user_stack",
+    "split_user_stack",
     "sum_losses",
     "user_stack_bytes",
 ]

@@ -133,7 +133,9 @@ class Unresolved(enum.Enum):
     MODULE_GONE = "the module at the address was unloaded about that time, or before"
     RECORDS_LOST = "the kernel's records of what was loaded at the address were lost"
     FREED_INIT = "the code was freed when the kernel had started"
-    USER_ADDRESS = "user frames are exported as raw addresses"
+    USER_ADDRESS = "user code is exported by its addresses"
+    NO_FILE = "the code is in memory without a file, such as that of a JIT compiler"
+    FILE_UNKNOWN = "the file of the code is not known: it could not be read in time"
 
     __hash__ = object.__hash__  # that of Enum is Python code, which each frame would run
 
@@ -199,6 +201,8 @@ class Frame:
         unresolved: why ``lines`` is empty, None when it is not.
         builtin: modules that the code of ``vmlinux`` would be in, were it not built in; several
             where they share an object file, mostly none.
+        found_by: how the frame was found if that is no proof: ``frame_pointer`` (a callee may be
+            missing) or ``guess``.
     """
 
     module: Module | None
@@ -208,6 +212,7 @@ class Frame:
     side: SideKind
     unresolved: Unresolved | None = None
     builtin: tuple[str, ...] = ()
+    found_by: str = ""
 
     @property
     def function(self) -> str:

@@ -20,10 +20,10 @@ _MAPPING: Final = struct.Struct("=QIIQ")
 _WORD_BYTES: Final = 8
 _VERSION: Final = 1
 _MARKER: Final = 0xFFFF
-_ADDRESS_BITS: Final = 56
-_SOURCE_BITS: Final = 60
-_ADDRESS_MASK: Final = (1 << _ADDRESS_BITS) - 1
-_NO_MAPPING: Final = 15
+ADDRESS_BITS: Final = 56
+SOURCE_BITS: Final = 60
+_ADDRESS_MASK: Final = (1 << ADDRESS_BITS) - 1
+NO_MAPPING: Final = 15
 _VDSO_DEVICE: Final = 0xFFFFFFFF
 
 
@@ -140,14 +140,14 @@ class UserStack(NamedTuple):
 
 def parse_user_stack(raw: bytes) -> UserStack:
     """Decode ``RawSample.user_stack``; raises ``ValueError`` if it is damaged."""
-    end, mappings, words = _parts(raw)
-    places = (word >> _ADDRESS_BITS & _NO_MAPPING for word in words)
+    end, mappings, words = split_user_stack(raw)
+    places = (word >> ADDRESS_BITS & NO_MAPPING for word in words)
     return UserStack(
         StackEnd(end),
         tuple(StackMapping(FileKey(*fields[:3]), fields[3]) for fields in mappings),
         tuple(word & _ADDRESS_MASK for word in words),
         tuple(place if place < len(mappings) else None for place in places),
-        tuple(FrameSource(word >> _SOURCE_BITS) for word in words),
+        tuple(FrameSource(word >> SOURCE_BITS) for word in words),
     )
 
 
@@ -159,10 +159,10 @@ def find_user_addresses(raw: bytes) -> array[int]:
     Raises:
         ValueError: it is damaged.
     """
-    words = _parts(raw)[2]
+    words = split_user_stack(raw)[2]
     exact = (FrameSource.REGISTERS, FrameSource.SIGNAL)
     return array(
-        "Q", [(word & _ADDRESS_MASK) - (word >> _SOURCE_BITS not in exact) for word in words]
+        "Q", [(word & _ADDRESS_MASK) - (word >> SOURCE_BITS not in exact) for word in words]
     )
 
 
@@ -173,8 +173,8 @@ def pack_user_stack(
 ) -> bytes:
     """The inverse of :func:`parse_user_stack`; frames as (address, place, source)."""
     words = array("Q", [
-        address | (_NO_MAPPING if place is None else place) << _ADDRESS_BITS
-        | source << _SOURCE_BITS
+        address | (NO_MAPPING if place is None else place) << ADDRESS_BITS
+        | source << SOURCE_BITS
         for address, place, source in frames
     ])  # fmt: skip
     return (
@@ -194,7 +194,15 @@ def user_stack_bytes(raw: bytes, at: int) -> int:
     return int(_HEAD.size + mappings * _MAPPING.size + frames * _WORD_BYTES)
 
 
-def _parts(raw: bytes) -> tuple[int, list[tuple[int, ...]], memoryview[int]]:
+def split_user_stack(raw: bytes) -> tuple[int, list[tuple[int, int, int, int]], memoryview[int]]:
+    """End, fields of the mappings, and words of the frames; without an object for each frame.
+
+    A word is the address in its lower :data:`ADDRESS_BITS`, then four bits of the mapping's index
+    (:data:`NO_MAPPING` for none), and four of the source.
+
+    Raises:
+        ValueError: the stack is damaged.
+    """
     if not raw:
         return StackEnd.COMPLETE, [], memoryview(b"").cast("Q")
     if user_stack_bytes(raw, 0) != len(raw):

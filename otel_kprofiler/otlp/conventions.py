@@ -29,6 +29,8 @@ MODULE_BUILTIN: Final = "otel_kprofiler.module.builtin"
 it."""
 UNRESOLVED: Final = "otel_kprofiler.unresolved"
 """Ours, on locations without a name: the reason, as the lower-case name of an ``Unresolved``."""
+FOUND_BY: Final = "otel_kprofiler.frame.found_by"
+"""Ours, on locations that were found in a way that is no proof: ``frame_pointer`` or ``guess``."""
 STACK_STATUS: Final = "otel_kprofiler.{}_stack.status"
 """Ours, on samples with an incomplete side, named by it: ``truncated`` or the name of an errno."""
 BPF_PROGRAM: Final = tuple(

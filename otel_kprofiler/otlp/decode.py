@@ -344,6 +344,7 @@ class _Tables:
             side,
             unresolved,
             tuple(map(str, builtin[:_MAX_BUILTIN] if isinstance(builtin, tuple) else [builtin])),
+            as_text(attributes.get(names.FOUND_BY, "")),
         )
 
     def _line(self, line: Any) -> Line:

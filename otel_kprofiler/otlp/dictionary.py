@@ -27,6 +27,7 @@ from otel_kprofiler.otlp.conventions import (
     BUILD_ID_GNU,
     BUILD_ID_HTLHASH,
     CPU,
+    FOUND_BY,
     FRAME_TYPE,
     MODULE_BUILTIN,
     MODULE_KIND,
@@ -236,7 +237,7 @@ class Dictionary:
         key = (frames.side, frames.reason)
         known = self._raw.get(key)
         if known is None:
-            attributes = self._frame_attributes(*key, builtin=())
+            attributes = self._frame_attributes(*key)
             known = self._raw[key] = _RawLocations(self.tables, self._writer, attributes)
         return known
 
@@ -246,15 +247,19 @@ class Dictionary:
             self._mapping(module, address) if module else b"",
             address,
             [(self._function(names), line.line) for line in lines if any(names := line[:3])],
-            self._frame_attributes(frame.side, frame.unresolved, frame.builtin),
+            self._frame_attributes(frame.side, frame.unresolved, frame.builtin, frame.found_by),
         )
         token = self._frames[id(frame)] = self.tables.intern(LOCATION, entry)
         return token
 
     def _frame_attributes(
-        self, side: SideKind, unresolved: Unresolved | None, builtin: tuple[str, ...]
+        self,
+        side: SideKind,
+        unresolved: Unresolved | None,
+        builtin: tuple[str, ...] = (),
+        found_by: str = "",
     ) -> bytes:
-        key = (side, unresolved, builtin)
+        key = (side, unresolved, builtin, found_by)
         known = self._shortcuts.get(key)
         if known is not None:
             return known
@@ -263,6 +268,8 @@ class Dictionary:
             attributes[MODULE_BUILTIN] = builtin if len(builtin) > 1 else builtin[0]
         if unresolved not in (None, side.usual_reason):
             attributes[UNRESOLVED] = unresolved.name.lower()
+        if found_by:
+            attributes[FOUND_BY] = found_by
         known = self._shortcuts[key] = self.attributes(attributes)
         return known
 

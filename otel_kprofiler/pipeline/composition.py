@@ -13,8 +13,10 @@ from otel_kprofiler.errors import HostError, KProfilerError, PrivilegeError
 from otel_kprofiler.host import Access, HostFiles, Uevents
 from otel_kprofiler.model import (
     KERNEL_SIDE,
+    USER_SIDE,
     Attributes,
     ExporterAccount,
+    KnownFiles,
     ProcessKey,
     Resource,
     SideKind,
@@ -38,6 +40,7 @@ from otel_kprofiler.symbols import (
     SideResolver,
     StackResolver,
     Symbolizer,
+    UserResolver,
 )
 from otel_kprofiler.tracking import IteratedKallsyms, KsymbolWatch, ModuleWatch
 
@@ -115,7 +118,8 @@ def open_live(
         clock: the host's clocks.
         resources: the Resources of processes; closed with the pipeline, or if this fails.
         symbolizer: from :func:`open_symbols`; closed likewise.
-        resolvers: resolvers of sides other than the kernel's; closed likewise.
+        resolvers: resolvers of sides other than the kernel's, in place of that which finds the
+            files of user code; closed likewise.
         raw_sink: receives the raw records of each drain.
         exporters: returns the account of each exporter behind the sink.
         loader: library that loads the program: ``auto``, ``libbpf`` or ``bcc``.
@@ -124,7 +128,9 @@ def open_live(
     Raises:
         DependencyError: the loader's library is missing.
     """
-    stacks = StackResolver({KERNEL_SIDE: symbolizer, **(resolvers or {})})
+    user_files = KnownFiles()
+    native = UserResolver(user_files)
+    stacks = StackResolver({KERNEL_SIDE: symbolizer, USER_SIDE: native, **(resolvers or {})})
     try:
         symbolizer.advance(clock.boot_ns())  # starts tracking changes
         ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
@@ -135,7 +141,9 @@ def open_live(
         resources.close()
         raise
     return Pipeline(
-        sampler=EbpfSampler(config, access=access, loader=bpf_loader, raw_sink=raw_sink),
+        sampler=EbpfSampler(
+            config, access=access, loader=bpf_loader, raw_sink=raw_sink, user_files=user_files
+        ),
         stacks=stacks,
         resources=resources,
         schedule=schedule,
@@ -224,9 +232,10 @@ def _replay(
         ksymbols=ReplayedKsymbols(recording),
         modules=ReplayedModules(recording),
     )
+    native = UserResolver(recording.user_files)
     pipeline = Pipeline(
         sampler=sampler,
-        stacks=StackResolver({KERNEL_SIDE: symbolizer, **resolvers}),
+        stacks=StackResolver({KERNEL_SIDE: symbolizer, USER_SIDE: native, **resolvers}),
         resources=ProcessResources(recording.files, clock, {}, known=recording.resources),
         schedule=schedule,
         sink=sink,

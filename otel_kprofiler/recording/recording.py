@@ -6,6 +6,7 @@ A recording is a zip archive::
     samples/000000 …        blocks of ring records: <u64 complete_until_ns> <u32 length> <bytes>
     events/NAME/000000 …    streams that change symbols: <u64 time_ns> <u32 length> <bytes>
     resources.json          attributes of the processes, if they were collected
+    user_files.json         files that user stacks lie in, if they were collected
     files/…                 the host's files that symbols come from
     errors.json             errno of those that could not be read
 
@@ -28,7 +29,9 @@ from otel_kprofiler.bpf import RECORD_VERSION
 from otel_kprofiler.checked import checked_number
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import HostFiles, NewFile
-from otel_kprofiler.model import Attributes, AttributeValue, LossCause, ProcessKey
+from otel_kprofiler.model import Attributes, AttributeValue, KnownFiles, LossCause, ProcessKey
+from otel_kprofiler.recording.user_files import NAME as USER_FILES
+from otel_kprofiler.recording.user_files import pack_user_files, parse_user_files
 from otel_kprofiler.sampling import DAMAGED, MAX_JSON_BYTES, Archive, SamplerCounts
 
 FORMAT_VERSION: Final = 3
@@ -121,6 +124,10 @@ class RecordingWriter:
         rows = [[key.tgid, key.start_time_ns, dict(value)] for key, value in resources.items()]
         self._write_json("resources.json", rows)
 
+    def add_user_files(self, known: KnownFiles) -> None:
+        """Add the files that user stacks lie in; call once."""
+        self._write_json(USER_FILES, pack_user_files(known))
+
     def finish(self, facts: RecordingFacts) -> None:
         """Write the rest and give the file its name."""
         for stream in tuple(self._pending):
@@ -196,6 +203,7 @@ class Recording:
         facts: settings and counters of the sampler.
         files: the recorded host's files.
         resources: attributes of processes; empty if they were not recorded.
+        user_files: files that user stacks lie in; likewise.
 
     Raises:
         OSError: the file cannot be read.
@@ -209,6 +217,7 @@ class Recording:
             errors = _parse_errors(self._archive.read_json("errors.json"))
             self.files: HostFiles = RecordedFiles(self._archive, errors)
             self.resources = self._resources()
+            self.user_files = self._user_files()
         except DAMAGED as error:
             self.close()
             raise KProfilerError(f"{path} is not a recording, or is damaged: {error}") from error
@@ -232,6 +241,11 @@ class Recording:
     def close(self) -> None:
         """Close the file."""
         self._archive.close()
+
+    def _user_files(self) -> KnownFiles:
+        if USER_FILES not in self._archive.names(USER_FILES):
+            return KnownFiles()
+        return parse_user_files(self._archive.read_json(USER_FILES))
 
     def _resources(self) -> dict[ProcessKey, Attributes]:
         if "resources.json" not in self._archive.names("resources.json"):

@@ -51,7 +51,7 @@ from otel_kprofiler.host import (
     read_possible_cpus,
     read_release,
 )
-from otel_kprofiler.model import MAX_FRAMES
+from otel_kprofiler.model import MAX_FRAMES, KnownFiles
 from otel_kprofiler.sampling.events import ChildEvents, CpuEvents, Events
 from otel_kprofiler.sampling.sampler import SamplerConfig
 from otel_kprofiler.sampling.unwinder import (
@@ -88,7 +88,9 @@ class Attachment:
         tables: unwind tables of user files; None if user stacks are not unwound with them.
     """
 
-    def __init__(self, config: SamplerConfig, files: Files, loader: Loader) -> None:
+    def __init__(
+        self, config: SamplerConfig, files: Files, loader: Loader, user_files: KnownFiles
+    ) -> None:
         with contextlib.ExitStack() as undo:
             if config.check_kernel:
                 _check_release(read_release(files))
@@ -108,7 +110,7 @@ class Attachment:
             undo.callback(program.close)
             self.tables: TableStore | None = None
             if plan is not None:
-                self.tables = open_tables(plan, config, program, files)
+                self.tables = open_tables(plan, config, program, files, user_files)
                 undo.callback(self.tables.close)
             most = find_sysctl(files, "kernel.perf_event_max_stack") or MAX_FRAMES
             self.stack_limit = 8 * min(config.max_frames, most)

@@ -21,7 +21,15 @@ from otel_kprofiler.clock import SystemTime, TimeSource
 from otel_kprofiler.errors import HostError, SamplerError
 from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.host import Access, find_open_files_error
-from otel_kprofiler.model import ON_CPU, STACK_OK, TRUNCATED_STACKS, USER_SIDE, LossCause, RawSample
+from otel_kprofiler.model import (
+    ON_CPU,
+    STACK_OK,
+    TRUNCATED_STACKS,
+    USER_SIDE,
+    KnownFiles,
+    LossCause,
+    RawSample,
+)
 from otel_kprofiler.sampling.attachment import Attachment
 from otel_kprofiler.sampling.events import CpuEvents
 from otel_kprofiler.sampling.sampler import SamplerConfig, SamplerCounts
@@ -53,10 +61,12 @@ class EbpfSampler(ForkAware):
         loader: loads the program; by default that of :func:`get_loader`.
         time_source: the clocks of this host.
         raw_sink: receives the raw records of each drain, for recordings.
+        user_files: is told of the files that user stacks lie in.
 
     Attributes:
         config: what to sample.
         stack_limit: size in bytes from which a stack counts as truncated; 0 before the start.
+        user_files: the files that user stacks lie in.
     """
 
     def __init__(
@@ -67,8 +77,10 @@ class EbpfSampler(ForkAware):
         loader: Loader | None = None,
         time_source: TimeSource | None = None,
         raw_sink: RawSink | None = None,
+        user_files: KnownFiles | None = None,
     ) -> None:
         self.config = config
+        self.user_files = user_files or KnownFiles()
         self._files = access or Access()
         self._loader = loader
         self._time = time_source or SystemTime()
@@ -107,7 +119,7 @@ class EbpfSampler(ForkAware):
         """Load the program, open the events and start sampling."""
         try:
             loader = self._loader or get_loader()
-            self._attached = Attachment(self.config, self._files, loader)
+            self._attached = Attachment(self.config, self._files, loader, self.user_files)
         except OSError as error:
             raise find_open_files_error("setting up the sampler", error) or HostError(
                 f"the sampler cannot be set up: {error}"

@@ -21,6 +21,7 @@ from otel_kprofiler.bpf import (
 )
 from otel_kprofiler.clock import SystemTime
 from otel_kprofiler.host import HostFiles
+from otel_kprofiler.model import KnownFiles
 from otel_kprofiler.sampling.sampler import SamplerConfig
 from otel_kprofiler.unwinding import Files, Limits, MapSizes, TableMaps, TableStore
 
@@ -92,7 +93,11 @@ def map_entries(plan: UnwindPlan | None, possible_cpus: int) -> dict[str, int]:
 
 
 def open_tables(
-    plan: UnwindPlan, config: SamplerConfig, program: LoadedObject, files: Files
+    plan: UnwindPlan,
+    config: SamplerConfig,
+    program: LoadedObject,
+    files: Files,
+    known: KnownFiles,
 ) -> TableStore:
     """Configure the loaded unwinder, and start to answer its requests.
 
@@ -108,6 +113,6 @@ def open_tables(
     update_map(program.map_fd("unwind_config"), _FIRST, packed)
     maps = TableMaps(program.map_fd, MapSizes(_FILES, _SLOTS, _REQUEST_RING_BYTES))
     limits = Limits(config.max_tables_bytes, config.max_table_bytes)
-    store = TableStore(maps, files, limits, SystemTime().boot_ns)
+    store = TableStore(maps, files, limits, SystemTime().boot_ns, known)
     store.start()
     return store

@@ -60,6 +60,7 @@ from otel_kprofiler.symbols.kernel.timeline import (
 )
 from otel_kprofiler.symbols.resolver import RawAddresses, SideResolver, StackResolver
 from otel_kprofiler.symbols.symbolizer import Symbolizer
+from otel_kprofiler.symbols.user import UserResolver
 
 if TYPE_CHECKING:
     from otel_kprofiler.symbols.elf.functions import ElfMatch, ElfSymbols
@@ -102,6 +103,7 @@ __all__ = [
     "Symbol",
     "SymbolTable",
     "Symbolizer",
+    "UserResolver",
     "add_names",
     "find_build_id",
     "lookup_addresses",

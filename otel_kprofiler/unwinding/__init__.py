@@ -1,6 +1,5 @@
 """Unwind tables of user files: read where they are, copied into maps of the BPF program."""
 
-from otel_kprofiler.unwinding.details import FileDetails, KnownFiles
 from otel_kprofiler.unwinding.maps import FileState, MapSizes, TableMaps
 from otel_kprofiler.unwinding.opening import Files, OpenedFile, open_mapped
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
@@ -10,11 +9,9 @@ from otel_kprofiler.unwinding.store import TableCounts, TableStore
 
 __all__ = [
     "VDSO",
-    "FileDetails",
     "FileRequest",
     "FileState",
     "Files",
-    "KnownFiles",
     "Limits",
     "MapSizes",
     "OpenedFile",

@@ -11,7 +11,7 @@ import struct
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from otel_kprofiler.model import BuildId
+from otel_kprofiler.model import BuildId, Segment
 from otel_kprofiler.symbols import find_build_id
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 from otel_kprofiler.unwinding.source import Source
@@ -34,14 +34,6 @@ MAX_PROGRAM_HEADERS: Final = 512
 MAX_SECTIONS: Final = 4096
 MAX_NOTE_BYTES: Final = 64 * 1024
 MAX_NAMES_BYTES: Final = 1 << 20
-
-
-class Segment(NamedTuple):
-    """A loaded part of the file: ``size`` bytes at ``offset`` appear at ``address`` (SVMA)."""
-
-    offset: int
-    size: int
-    address: int
 
 
 class ElfFile(NamedTuple):
@@ -70,14 +62,14 @@ def read_elf(source: Source, machine: str = platform.machine()) -> ElfFile:
     """
     if source.size < _HEADER.size or source.read(0, len(_IDENT)) != _IDENT:
         raise TableRefused(Refusal.NOT_ELF)
-    kind, code, _, _, at, sections, _, _, entry, count, section_bytes, section_count, names = (
-        _HEADER.unpack(source.read(0, _HEADER.size))
-    )
+    header = _HEADER.unpack(source.read(0, _HEADER.size))
+    kind, code, _, _, at, sections = header[:6]
+    program_bytes, count, section_bytes, section_count, names = header[8:]
     if kind not in _EXECUTABLE_TYPES or code != MACHINES.get(machine):
         raise TableRefused(Refusal.NOT_ELF, f"type {kind}, machine {code}")
-    if entry != _PROGRAM_HEADER.size or count > MAX_PROGRAM_HEADERS:
-        raise TableRefused(Refusal.DAMAGED_HEADERS, f"{count} program headers of {entry} bytes")
-    headers = list(_PROGRAM_HEADER.iter_unpack(source.read(at, count * entry)))
+    if program_bytes != _PROGRAM_HEADER.size or count > MAX_PROGRAM_HEADERS:
+        raise TableRefused(Refusal.DAMAGED_HEADERS, f"{count} program headers")
+    headers = list(_PROGRAM_HEADER.iter_unpack(source.read(at, count * program_bytes)))
     if section_bytes != _SECTION_HEADER.size:
         section_count = 0
     loads, texts, search = _segments(headers, source.size)

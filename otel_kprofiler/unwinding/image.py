@@ -16,7 +16,7 @@ import struct
 from typing import Final
 
 from otel_kprofiler.bpf import PAGE_BYTES
-from otel_kprofiler.unwinding.elf import Segment
+from otel_kprofiler.model import Segment
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 from otel_kprofiler.unwinding.source import Source
 from otel_kprofiler.unwinding.table import Tables

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from typing import Final
 
+from otel_kprofiler.model import Segment
 from otel_kprofiler.unwinding import index
-from otel_kprofiler.unwinding.elf import Segment
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 from otel_kprofiler.unwinding.table import ENTRY_BYTES, MAX_ENTRIES, Tables, check_pairs
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from otel_kprofiler.unwinding.details import VDSO_NAME, FileDetails, KnownFiles
-from otel_kprofiler.unwinding.elf import ElfFile, Segment, find_section, read_elf
+from otel_kprofiler.model import VDSO_NAME, FileDetails, KnownFiles, Segment
+from otel_kprofiler.unwinding.elf import ElfFile, find_section, read_elf
 from otel_kprofiler.unwinding.identity import hash_file
 from otel_kprofiler.unwinding.image import check_texts, image_pages, write_image
 from otel_kprofiler.unwinding.opening import Files, OpenedFile, open_mapped
@@ -60,8 +60,11 @@ def open_tables(
     try:
         source = FileSource(opened.fd, opened.status.st_size)
         details = FileDetails(opened.path, None, hash_file(source), (), opened.deleted)
-        known.add(request.key, details)
-        elf = read_elf(source)
+        try:
+            elf = read_elf(source)
+        except TableRefused:
+            known.add(request.key, details)
+            raise
         known.add(request.key, details._replace(build_id=elf.build_id, texts=elf.texts))
         yield _find(source, elf, opened, index)
     finally:

@@ -19,10 +19,8 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf import PAGE_BYTES
-from otel_kprofiler.model import FileKey
+from otel_kprofiler.model import FileKey, KnownFiles, Segment
 from otel_kprofiler.tracking import CpuShare
-from otel_kprofiler.unwinding.details import KnownFiles
-from otel_kprofiler.unwinding.elf import Segment
 from otel_kprofiler.unwinding.gate import ForkGate
 from otel_kprofiler.unwinding.indexing import index_frames
 from otel_kprofiler.unwinding.loading import LoadableTables, open_tables
@@ -89,15 +87,21 @@ class TableStore:
         files: this host's.
         limits: of the memory for tables.
         now_ns: boot time, the clock of the program.
+        known: where details of the files are kept.
     """
 
     def __init__(
-        self, maps: TableMaps, files: Files, limits: Limits, now_ns: Callable[[], int]
+        self,
+        maps: TableMaps,
+        files: Files,
+        limits: Limits,
+        now_ns: Callable[[], int],
+        known: KnownFiles | None = None,
     ) -> None:
         self._maps = maps
         self._files = files
         self._now_ns = now_ns
-        self.known = KnownFiles()
+        self.known = known or KnownFiles()
         self._lock = threading.Lock()
         self._room = Room(maps.sizes.slots, limits)
         self._pending: set[FileKey] = set()

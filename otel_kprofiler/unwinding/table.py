@@ -12,7 +12,8 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from otel_kprofiler.unwinding.elf import ElfFile, Segment, find_offset
+from otel_kprofiler.model import Segment
+from otel_kprofiler.unwinding.elf import ElfFile, find_offset
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 from otel_kprofiler.unwinding.source import Source
 

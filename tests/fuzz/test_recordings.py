@@ -39,6 +39,7 @@ TEXTS = {
     "recording.json": HEADER,
     "errors.json": {"/sys/kernel/notes": 13},
     "resources.json": [[3, 1, {"process.pid": 3, "tags": ["a", "b"]}]],
+    "user_files.json": [[5, 6, 7, "/bin/a", "ab" * 20, "cd" * 16, [[0, 4096, 4096]], False]],
 }
 SYMBOL = [0xFFFF_FFFF_C100_0000, 64, "bpf_prog_1", "bpf", 1, 7]
 BASE = 0xFFFF_FFFF_C000_0000

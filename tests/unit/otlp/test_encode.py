@@ -198,6 +198,24 @@ def test_a_segment_of_a_user_file_has_start_limit_and_offset(window, form):
     assert frame.module == USER_FILE
 
 
+@pytest.mark.parametrize("form", list(Form))
+def test_frames_that_were_not_proven_say_how_they_were_found(window, form):
+    frames = [
+        Frame(USER_FILE, address, (), 0, USER_SIDE, Unresolved.USER_ADDRESS, found_by=found_by)
+        for address, found_by in ((0x401000, ""), (0x401010, "guess"), (0x401020, "frame_pointer"))
+    ]
+    batch = encoded(one_frame_window(window, *frames), form=form)
+    reader = Reader(batch.payload)
+    found = [
+        reader.attributes(location).get("otel_kprofiler.frame.found_by")
+        for location in reader.locations(reader.profiles[0].samples[0])
+    ]
+    assert found == [None, "guess", "frame_pointer"]
+    assert check_payload(batch.payload) == []
+    (again,) = decode_windows(batch.payload)
+    assert again.profiles[0].resources[0].samples[0].stack.frames == tuple(frames)
+
+
 def test_unresolved_frames_keep_their_address_and_reason(window):
     reader = Reader(encoded(window).payload)
     lost = reader.locations(reader.profiles[1].samples[0])[0]

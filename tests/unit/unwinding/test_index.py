@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from otel_kprofiler.model import Segment
 from otel_kprofiler.unwinding import Refusal, TableRefused, index
-from otel_kprofiler.unwinding.elf import Segment
 from otel_kprofiler.unwinding.index import make_pairs
 from otel_kprofiler.unwinding.indexing import index_frames
 

@@ -6,12 +6,21 @@ import os
 import threading
 from typing import Final, NamedTuple
 
-from otel_kprofiler.model import BuildId, FileId, FileKey
-from otel_kprofiler.unwinding.elf import Segment
+from otel_kprofiler.model.stack import BuildId, FileId
+from otel_kprofiler.model.user_stack import FileKey
 
 VDSO_NAME: Final = "[vdso]"
+_MEMFD: Final = "memfd:"
 MAX_FILES: Final = 16_384
 """Files whose details are kept, some 500 bytes each; they outlive the tables."""
+
+
+class Segment(NamedTuple):
+    """A loaded part of an ELF file: ``size`` bytes at ``offset`` appear at ``address`` (SVMA)."""
+
+    offset: int
+    size: int
+    address: int
 
 
 class FileDetails(NamedTuple):
@@ -33,8 +42,14 @@ class FileDetails(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
-        return os.path.basename(self.path) or self.path
+        """The last part of the path, and whether the file was deleted.
+
+        A file of memfd_create(2), which was never in a directory, is named as the kernel does:
+        ``memfd:NAME``.
+        """
+        name = os.path.basename(self.path) or self.path
+        is_held = name.startswith(_MEMFD) and self.path == f"/{name}"
+        return f"{name} (deleted)" if self.deleted and not is_held else name
 
 
 class KnownFiles:
@@ -42,6 +57,8 @@ class KnownFiles:
 
     def __init__(self, most: int = MAX_FILES) -> None:
         self._files: dict[FileKey, FileDetails] = {}
+        self.version = 0
+        """Grows whenever more is known."""
         self._most = most
         self._lock = threading.Lock()
 
@@ -49,10 +66,16 @@ class KnownFiles:
         """Details of a file; None if it was not seen, could not be opened, or was forgotten."""
         return self._files.get(key)
 
+    def all(self) -> dict[FileKey, FileDetails]:
+        """Details of all known files."""
+        with self._lock:
+            return dict(self._files)
+
     def add(self, key: FileKey, details: FileDetails) -> None:
         """Remember a file."""
         with self._lock:
             self._files.pop(key, None)
             self._files[key] = details
+            self.version += 1
             while len(self._files) > self._most:
                 del self._files[next(iter(self._files))]

@@ -1,0 +1,41 @@
+"""Files of user stacks in recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from otel_kprofiler.checked import checked_number, checked_text
+from otel_kprofiler.model import BuildId, FileDetails, FileId, FileKey, KnownFiles, Segment
+
+NAME: Final = "user_files.json"
+"""Name in the archive. A row has the three numbers of the key, then the fields of the details."""
+
+
+def pack_user_files(known: KnownFiles) -> list[list[object]]:
+    """Rows of the files, for JSON."""
+    return [[*key, *details] for key, details in known.all().items()]
+
+
+def parse_user_files(rows: Iterable[Any]) -> KnownFiles:
+    """The inverse of :func:`pack_user_files`.
+
+    Raises:
+        ValueError: a row is damaged; or ``TypeError``.
+    """
+    known = KnownFiles()
+    for inode, device, generation, path, build_id, file_id, texts, deleted in rows:
+        key = FileKey(*map(checked_number, (inode, device, generation)))
+        segments = tuple(
+            Segment(checked_number(offset), checked_number(size), checked_number(address))
+            for offset, size, address in texts
+        )
+        details = FileDetails(
+            checked_text(path),
+            None if build_id is None else BuildId(checked_text(build_id)),
+            FileId(checked_text(file_id)),
+            segments,
+            deleted is True,
+        )
+        known.add(key, details)
+    return known

@@ -1,0 +1,167 @@
+"""User stacks of real processes as files and addresses that join with the files' symbols."""
+
+import os
+import subprocess
+import time
+from contextlib import contextmanager
+
+import pytest
+from elftools.elf.elffile import ELFFile
+from unwind_maps import compile_c
+
+from otel_kprofiler.bpf import LibbpfLoader
+from otel_kprofiler.model import KnownFiles, Side, Unresolved
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.symbols import UserResolver
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
+]
+
+SPINS = """
+    #include <stdlib.h>
+    volatile long count;
+    __attribute__((noinline)) int spin(const void *a, const void *b)
+    {
+        for (int i = 0; i < 100000; i++)
+            count++;
+        return *(const char *)a - *(const char *)b;
+    }
+    __attribute__((noinline)) void sorts(void)
+    {
+        char text[] = "a text to be sorted";
+        qsort(text, sizeof(text), 1, spin);
+        count++;
+    }
+    int main(void) { for (;;) sorts(); }
+"""
+RUNS_CODE = """
+    #include <string.h>
+    #include <sys/mman.h>
+    static const unsigned char code[] = {
+        0x55, 0x48, 0x89, 0xe5, /* push %rbp; mov %rsp,%rbp */
+        0xb9, 0x00, 0x00, 0x10, 0x00, /* mov $0x100000,%ecx */
+        0xff, 0xc9, 0x75, 0xfc, /* dec %ecx; jnz */
+        0x5d, 0xc3, /* pop %rbp; ret */
+    };
+    volatile long count;
+    __attribute__((noinline)) void calls(void (*made)(void)) { made(); count++; }
+    int main(void)
+    {
+        void *made = mmap(0, 4096, 7, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        memcpy(made, code, sizeof(code));
+        for (;;)
+            calls(made);
+    }
+"""
+
+
+@contextmanager
+def running(*command, **options):
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def take_sides(pid, enough):
+    """User sides of a process, until ``enough`` says so of one."""
+    known = KnownFiles()
+    config = SamplerConfig(samples_per_second=499, stacks="user", target_pids=(pid,))
+    sampler, resolver = EbpfSampler(config, user_files=known), UserResolver(known)
+    found = []
+    sampler.start()
+    try:
+        deadline = time.monotonic() + 60
+        while not any(map(enough, found)):
+            assert time.monotonic() < deadline, [frame for side in found for frame in side.frames]
+            time.sleep(0.05)
+            for sample in sampler.drain():
+                for raw in sample.sides:
+                    side = resolver.resolve(raw, None)
+                    found.append(side if isinstance(side, Side) else side.at(sample.time_ns))
+    finally:
+        sampler.close()
+    return [side for side in found if enough(side)]
+
+
+def symbols(path):
+    """Functions of a file: address, size and name."""
+    with open(path, "rb") as file:
+        elf = ELFFile(file)
+        tables = [elf.get_section_by_name(name) for name in (".symtab", ".dynsym")]
+        return [
+            (symbol["st_value"], symbol["st_size"], symbol.name)
+            for table in tables
+            if table
+            for symbol in table.iter_symbols()
+            if symbol["st_info"]["type"] == "STT_FUNC"
+        ]
+
+
+def mapped_symbols(pid):
+    """Functions of the files that a process executes, by name."""
+    with open(f"/proc/{pid}/maps") as maps:
+        rows = [line.split() for line in maps]
+    paths = {row[5] for row in rows if row[1] == "r-xp" and row[-1].startswith("/")}
+    return {os.path.basename(path): symbols(path) for path in paths}
+
+
+def functions(side, files):
+    """For each frame the name of its function, by the symbols of its file."""
+    names = []
+    for frame in side.frames:
+        found = {
+            name
+            for start, size, name in (files.get(frame.module.name, ()) if frame.module else ())
+            if start <= frame.address < start + size
+        }
+        names.append(min(found, default=f"{frame.module.name if frame.module else ''}?"))
+    return names
+
+
+def reaches_main(side):
+    return not side.is_provisional and side.status == 0 and len(side.frames) > 4
+
+
+@pytest.mark.parametrize(
+    "flags", [("-fPIE", "-pie"), ("-no-pie",), ("-static",), ("-Wl,-z,noseparate-code",)]
+)
+def test_addresses_join_with_the_symbols_of_their_files(tmp_path, flags):
+    program = compile_c(tmp_path / "sorts", SPINS, "-O1", "-fomit-frame-pointer", *flags)
+    with running(program) as pid:
+        sides = take_sides(pid, reaches_main)
+        files = mapped_symbols(pid)
+    checked = 0
+    for side in sides:
+        names = functions(side, files)
+        if names[0] == "spin":
+            checked += 1
+            assert "sorts" in names
+            assert names[names.index("sorts") + 1] == "main"
+            module = side.frames[0].module
+            assert module.extent.start <= side.frames[0].address < module.extent.end
+    assert checked
+
+
+def test_a_deleted_program_is_named_so(tmp_path):
+    program = compile_c(tmp_path / "sorts", SPINS, "-O1")
+    with running(program) as pid:
+        program.unlink()
+        sides = take_sides(pid, reaches_main)
+    assert {side.frames[0].module.name for side in sides} <= {"sorts (deleted)", "libc.so.6"}
+    assert any(side.frames[-1].module.name == "sorts (deleted)" for side in sides)
+
+
+def test_code_that_a_process_makes_has_no_file(tmp_path):
+    program = compile_c(tmp_path / "runs", RUNS_CODE, "-O1", "-fno-omit-frame-pointer")
+    files = {"runs": symbols(program)}
+    with running(program) as pid:
+        sides = take_sides(pid, lambda side: reaches_main(side) and side.frames[0].module is None)
+    for side in sides:
+        made, caller = side.frames[:2]
+        assert (made.unresolved, made.module) == (Unresolved.NO_FILE, None)
+        assert caller.found_by == "frame_pointer"
+        assert functions(side, files)[1] == "calls"
