@@ -1,4 +1,4 @@
-"""The agent's settings, converted from the configuration schema.
+"""The agent's settings, from the configuration; and its own limits, such as that of windows.
 
 The conversion runs in the process that checks the configuration, so that the agent does not load
 the schema's libraries.

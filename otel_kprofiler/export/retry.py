@@ -1,4 +1,4 @@
-"""Retry policy shared by all exporters that send to a receiver.
+"""Retry policy of exporters that send to a receiver: delays between attempts, time limit.
 
 The OTLP specification says what may be retried ("OTLP/gRPC response", "OTLP/HTTP response",
 "Throttling"). Waits use exponential back-off with jitter, with the names and the arithmetic of

@@ -1,4 +1,4 @@
-"""What every report shows of a stack: root first, one entry per function, with honest gaps."""
+"""What every report shows of a frame: its name or the reason for none, its colour, remarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where samples are lost, and how many."""
+"""Accounts of samples: how many were taken, exported and lost, and for which ``LossCause``."""
 
 from __future__ import annotations
 

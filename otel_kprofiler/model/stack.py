@@ -1,4 +1,4 @@
-"""Stacks: frames with the module that their code belongs to, its names, or the reason for none."""
+"""Stacks and their sides: frames with modules, names, or the reason for none (``Unresolved``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows: samples of a reporting interval, grouped, each with its timestamp."""
+"""Windows: when one ends (schedule, first window), and how its samples are grouped."""
 
 from __future__ import annotations
 

@@ -161,6 +161,11 @@ WRITTEN = {
 }
 
 
+def test_this_module_tests_every_format():
+    others = {"table", "html", "pprof", "otlp", "otlp-json"}
+    assert {row.name for row in FORMATS} == {*WRITTEN, *others}
+
+
 @pytest.mark.parametrize("name", WRITTEN)
 def test_reports_keep_the_values_of_kinds_apart(windows, name):
     read, expected = WRITTEN[name]

@@ -5,7 +5,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import otel_kprofiler
-from tests.packages import PACKAGES, PAGE, page
+from tests.packages import MODULES, PACKAGES, PAGE, modules, page
 
 ROOT = Path(otel_kprofiler.__file__).parent
 
@@ -80,3 +80,4 @@ def test_the_table_has_no_cycles():
 
 def test_the_architecture_page_has_the_table():
     assert PAGE.read_text() == page(PAGE.read_text()), "run make generated"
+    assert MODULES.read_text() == modules(), "run make generated"
