@@ -8,7 +8,7 @@ RUN_PACKAGES := python3-venv libbpf1
 TEST_PACKAGES := clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc \
 	qemu-system-x86 busybox-static kmod gcc gcc-12 make xz-utils openssl
 
-.PHONY: help setup setup-test check format test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-reload test-deploy test-debug-package soak bench bench-compare bpf viewer generated dist clean
+.PHONY: help setup setup-test check format test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-mutations test-reload test-deploy test-debug-package soak bench bench-compare bpf viewer generated dist clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -95,6 +95,9 @@ test-kernels:  ## the kernel tests in virtual machines: KERNEL=6.12 K=expression
 
 soak-kernels:  ## a module loaded and unloaded 1,000 times on each kernel, to find leaks
 	$(BIN)/python tests/kernels/run.py -k cycles --cycles 1000 --boot kaslr --timeout 1800
+
+test-unwinding-mutations:  ## break the unwinder on purpose; each time the comparison of stacks must notice
+	$(BIN)/python -m tests.truth.mutations
 
 test-kernel-mutations:  ## break the package on purpose; each time a named kernel test must fail
 	$(BIN)/python tests/kernels/mutations.py

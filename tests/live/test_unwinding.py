@@ -50,7 +50,8 @@ def compiled(tmp_path_factory):
     def compile_walk(*flags):
         if flags not in known:
             target = str(folder / f"walk{len(known)}")
-            command = ["g++", *flags, str(PROGRAMS / "walk.cpp"), "-o", target, "-lpthread"]
+            sources = map(str, (PROGRAMS / "walk.cpp", PROGRAMS / "rules.S"))
+            command = ["g++", *flags, *sources, "-o", target, "-lpthread"]
             subprocess.run(command, check=True)
             known[flags] = target
         return known[flags]
@@ -110,6 +111,14 @@ def test_stacks_of_compiled_code_are_true(built, compiled, flags, top_of_stack):
         report = compare.compare(found, Maps(pid))
     assert_true(report)
     assert any(FrameSource.SIGNAL in dump.stack.sources for dump in found)
+
+
+@needs_clang
+@needs_gcc
+def test_every_rule_of_a_table_is_applied(built, compiled):
+    with running(compiled("-O2", "-no-pie"), "rules") as pid, dumps.Dumps(built) as dumper:
+        report = compare.compare(take_loaded(dumper, pid), Maps(pid))
+    assert_true(report)
 
 
 INTERPRETED = "def f(n):\n return sum(map(f, [n - 1])) + n if n else 0\nwhile True: f(9)"

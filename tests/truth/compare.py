@@ -39,6 +39,11 @@ class Report(NamedTuple):
         """All stacks."""
         return self.verdicts.total()
 
+    def describe(self) -> str:
+        """In one line."""
+        ends = ", ".join(f"{count} {end.name.lower()}" for end, count in self.ends.items())
+        return f"{len(self.wrong)} wrong of {self.total}: {ends}"
+
 
 def judge(dump: StackDump, truth: Truth) -> Verdict:
     """Compare one stack."""

@@ -72,12 +72,12 @@ class StackDump(NamedTuple):
     work: int
 
 
-def build(folder: Path) -> Path:
+def build(folder: Path, sources: Path = PROGRAMS) -> Path:
     """Compile the test's program with the unwinder's sources."""
     target = folder / "dump.bpf.o"
     command = [
         "clang-14", "-target", "bpfel", "-mcpu=v2", "-O2", "-g", "-nostdinc", "-std=gnu11",
-        f"-I{PROGRAMS}", "-c", str(SOURCE), "-o", str(target),
+        f"-I{sources}", "-c", str(SOURCE), "-o", str(target),
     ]  # fmt: skip
     subprocess.run(command, check=True)
     subprocess.run(["llvm-strip-14", "--strip-debug", str(target)], check=True)

@@ -1,5 +1,6 @@
 // Chains of calls that are hard to unwind without frame pointers, forever.
-// argv: "signals" (a timer interrupts everything), "threads" (a second thread does the same).
+// argv: "signals" (a timer interrupts everything), "threads" (a second thread does the same),
+// "rules" (nothing but rules.S).
 #include <immintrin.h>
 #include <pthread.h>
 #include <signal.h>
@@ -18,7 +19,10 @@
 #define CALLED extern "C" __attribute__((noinline))
 #define NO_TAIL_CALL asm volatile("" ::: "memory")
 
+extern "C" void all_rules(void); // rules.S
+
 volatile unsigned long sink;
+static bool only_rules;
 
 CALLED void spin(long n)
 {
@@ -159,7 +163,7 @@ CALLED void calls_the_system(void)
 
 CALLED void walk(long n)
 {
-	switch (n % 8) {
+	switch (only_rules ? 9 : n % 10) {
 	case 0: recurse(12, n); break;
 	case 1: call_back(n); break;
 	case 2: catches(n); break;
@@ -168,6 +172,7 @@ CALLED void walk(long n)
 	case 5: catches(n | 1); break;
 	case 6: asks_the_time(); break;
 	case 7: calls_the_system(); break;
+	default: all_rules(); break;
 	}
 	NO_TAIL_CALL;
 }
@@ -198,6 +203,8 @@ int main(int count, char **words)
 			action.sa_handler = handle;
 			sigaction(SIGALRM, &action, nullptr);
 			setitimer(ITIMER_REAL, &often, nullptr);
+		} else if (!strcmp(words[i], "rules")) {
+			only_rules = true;
 		} else {
 			pthread_t thread;
 

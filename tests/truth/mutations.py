@@ -1,0 +1,190 @@
+"""Breaks the unwinder in many ways, one at a time, and checks that the comparison notices each.
+
+Usage: python -m tests.truth.mutations [NAME…]; exits with 1 if one goes unnoticed.
+"""
+# ruff: noqa: T201 - a command talks to its user and runs compilers
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from otel_kprofiler.bpf import PROGRAMS
+from otel_kprofiler.errors import SamplerError
+from otel_kprofiler.model import StackEnd
+from tests.truth import dumps
+from tests.truth.compare import Report, compare
+from tests.truth.reference import Maps
+
+PROGRAM = Path(__file__).with_name("programs")
+_HZ, _STACKS, _WARMING = 997, 300, 150
+_COMPLETE = 0.98
+
+
+class Mutation(NamedTuple):
+    """One change of a source file: the first place that has ``old``."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+_FRAMES, _WALK, _MAPPINGS = "unwind_eh_frame.bpf.h", "unwind.bpf.h", "unwind_mappings.bpf.h"
+MUTATIONS = (
+    Mutation("search: the entry after", _FRAMES, "] <= relative)", "] < relative - 4096)"),
+    Mutation(
+        "row: one too far",
+        _FRAMES,
+        "> w->target)\n\t\t\t\t\treturn",
+        "> w->target + 8)\n\t\t\t\t\treturn",
+    ),
+    Mutation(
+        "advance_loc: wrong amount",
+        _FRAMES,
+        "w->location += value * w->code_align",
+        "w->location += value * w->code_align + 1",
+    ),
+    Mutation("advance_loc1: ignored", _FRAMES, "? x & 0xff\n", "? 0\n"),
+    Mutation(
+        "offset: unscaled",
+        _FRAMES,
+        "(s64)raw * w->data_align);\n\t\t\t\tlength",
+        "(s64)raw);\n\t\t\t\tlength",
+    ),
+    Mutation("restore: ignored", _FRAMES, "restore_rule(w, c, value);", ""),
+    Mutation("def_cfa_offset: ignored", _FRAMES, "w->row.cfa_offset = value;\n\t\t\tif", "if"),
+    Mutation(
+        "def_cfa_register: ignored",
+        _FRAMES,
+        "set_cfa(w, x & 0xff, w->row.cfa_offset)",
+        "(x & 0xff) >= MAX_COLUMNS",
+    ),
+    Mutation(
+        "def_cfa: offset lost",
+        _FRAMES,
+        "set_cfa(w, x & 0xff, value)",
+        "set_cfa(w, x & 0xff, value & 31)",
+    ),
+    Mutation("def_cfa_expression: not followed", _WALK, "*cfa = w->pair[0] + (s64)row->post;", ""),
+    Mutation("PLT: one word short", _WALK, "\t\t*cfa += 8;\n", ""),
+    Mutation(
+        "expression: refused",
+        _FRAMES,
+        "op == DW_CFA_expression && base_register",
+        "0 && base_register",
+    ),
+    Mutation(
+        "remember_state: not saved", _FRAMES, "w->state[depth & (MAX_STATES - 1)] = w->row;", ""
+    ),
+    Mutation("restore_state: ignored", _FRAMES, "w->row = w->state[depth & (MAX_STATES - 1)];", ""),
+    Mutation("undefined: like same value", _FRAMES, "? UNDEFINED : SAME", "? SAME : SAME"),
+    Mutation("CIE: initial rows lost", _FRAMES, "w->row = w->initial;\n\tlength", "length"),
+    Mutation(
+        "CIE: another's is kept",
+        _FRAMES,
+        "w->cie_at != cie || w->cie_serial != m->serial",
+        "!w->cie_serial",
+    ),
+    Mutation("restore_extended: ignored", _FRAMES, "restore_rule(w, c, x & 0x7f);", ";"),
+    Mutation("offset_extended: unscaled", _FRAMES, "offset *= w->data_align;", ""),
+    Mutation(
+        "def_cfa_offset_sf: unscaled",
+        _FRAMES,
+        "w->row.cfa_offset = offset * w->data_align;",
+        "w->row.cfa_offset = offset;",
+    ),
+    Mutation(
+        "states: one at a time",
+        _FRAMES,
+        "w->state[depth & (MAX_STATES - 1)] = w->row;",
+        "w->state[0] = w->row;",
+    ),
+    Mutation(
+        "callers: at their return address",
+        _WALK,
+        "find_rule(address - !w->leaf)",
+        "find_rule(address)",
+    ),
+    Mutation("frame pointer: not restored", _WALK, "\tw->fp = fp;\n", ""),
+    Mutation("stack pointer: not advanced", _WALK, "\tw->sp = cfa;\n", "\tw->sp = cfa - 8;\n"),
+    Mutation(
+        "signals: stepped over as calls",
+        _WALK,
+        "w->registers = SIGNAL_BLOCK;\n\tw->leaf = 1;",
+        "w->registers = SIGNAL_BLOCK;\n\tw->leaf = 0;",
+    ),
+    Mutation("system calls at the end of functions", _WALK, "&& after_syscall(c, w->pc))", "&& 0)"),
+    Mutation(
+        "mappings: another segment's shift", _MAPPINGS, "m->bias - header->text[i].delta", "m->bias"
+    ),
+    Mutation(
+        "mappings: file offset ignored", _MAPPINGS, "m->start - pages * c->page_bytes", "m->start"
+    ),
+)
+
+
+def run(folder: Path, mutation: Mutation | None, program: Path) -> Report | str:
+    """Compare with one change; a text if it does not even load."""
+    include = folder / "include"
+    shutil.rmtree(include, ignore_errors=True)
+    shutil.copytree(PROGRAMS, include)
+    if mutation:
+        path = include / mutation.file
+        text = path.read_text()
+        if mutation.old not in text:
+            raise SystemExit(f"{mutation.name}: its place is gone from {mutation.file}")
+        path.write_text(text.replace(mutation.old, mutation.new, 1))
+    built = dumps.build(folder, include)
+    for arguments in (["signals", "threads"], ["rules"]):
+        process = subprocess.Popen([program, *arguments])
+        try:
+            with dumps.Dumps(built) as dumper:
+                dumper.take(process.pid, _HZ, _WARMING)
+                report = compare(dumper.take(process.pid, _HZ, _STACKS), Maps(process.pid))
+        except SamplerError as error:
+            return f"rejected by the verifier: {error}"
+        finally:
+            process.kill()
+            process.wait()
+        if not is_true(report):
+            break
+    return report
+
+
+def is_true(report: Report | str) -> bool:
+    """Whether the comparison has nothing to say."""
+    if isinstance(report, str):
+        return False
+    return not report.wrong and report.ends[StackEnd.COMPLETE] >= _COMPLETE * report.total
+
+
+def main(names: list[str]) -> int:
+    """Run the mutations whose names contain one of ``names``; all without."""
+    unnoticed = 0
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        program = folder / "walk"
+        sources = [PROGRAM / "walk.cpp", PROGRAM / "rules.S"]
+        flags = ["-O2", "-fomit-frame-pointer", "-no-pie"]
+        subprocess.run(["g++", *flags, *sources, "-o", program, "-lpthread"], check=True)
+        if not is_true(run(folder, None, program)):
+            print("a stack is wrong without any change")
+            return 1
+        for mutation in MUTATIONS:
+            if names and not any(name in mutation.name for name in names):
+                continue
+            report = run(folder, mutation, program)
+            noticed = not is_true(report)
+            unnoticed += not noticed
+            print("noticed  " if noticed else "UNNOTICED", mutation.name, flush=True)
+            print("   ", report if isinstance(report, str) else report.describe())
+    return 1 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,206 @@
+// Functions that spend their time under one rule of the tables each. x86-64, System V ABI.
+// What a rule must not rely on is overwritten. The caller finds its frame by %rbp.
+
+#define SPIN mov $20000, %ecx; 1: dec %ecx; jnz 1b
+#define PUSH_FP push %rbp; .cfi_def_cfa_offset 16; .cfi_offset %rbp, -16; mov %rsp, %rbp
+
+.macro function name
+	.globl \name
+	.type \name, @function
+\name:
+	.cfi_startproc
+.endm
+
+.macro end_function name
+	.cfi_endproc
+	.size \name, . - \name
+.endm
+
+	.text
+function all_rules
+	PUSH_FP
+	.cfi_def_cfa_register %rbp
+	call cfa_in_memory
+	call cfa_of_a_plt_entry
+	call restored
+	call restored_extended
+	call fp_by_expression
+	call signed_factors
+	call extended_offset
+	call def_cfa
+	call nested_states
+	call ends_with_a_call
+	call ends_with_a_system_call
+	pop %rbp
+	.cfi_def_cfa %rsp, 8
+	ret
+end_function all_rules
+
+// def_cfa_expression: breg6 -8; deref
+function cfa_in_memory
+	PUSH_FP
+	.cfi_def_cfa_register %rbp
+	sub $32, %rsp
+	lea 16(%rbp), %rax
+	mov %rax, -8(%rbp)
+	.cfi_escape 0x0f, 0x03, 0x76, 0x78, 0x06
+	SPIN
+	.cfi_def_cfa %rbp, 16
+	leave
+	.cfi_def_cfa %rsp, 8
+	ret
+end_function cfa_in_memory
+
+// def_cfa_expression: rsp + 8 + (pc & 15 >= 11) * 8
+	.p2align 4
+function cfa_of_a_plt_entry
+	.cfi_escape 0x0f, 0x0b, 0x77, 0x08, 0x80, 0x00, 0x3f, 0x1a, 0x3b, 0x2a, 0x33, 0x24, 0x22
+	mov $20000, %ecx
+	push $0
+	nop
+	nop
+	nop
+	nop
+1:	dec %ecx
+	jnz 1b
+	pop %rax
+	ret
+end_function cfa_of_a_plt_entry
+
+function restored
+	push %rbp
+	.cfi_def_cfa_offset 16
+	.cfi_offset %rbp, -16
+	pop %rbp
+	.cfi_def_cfa_offset 8
+	.cfi_restore %rbp
+	movq $1, -8(%rsp)
+	SPIN
+	ret
+end_function restored
+
+function restored_extended
+	push %rbp
+	.cfi_def_cfa_offset 16
+	.cfi_offset %rbp, -16
+	pop %rbp
+	.cfi_def_cfa_offset 8
+	.cfi_escape 0x06, 0x06
+	movq $1, -8(%rsp)
+	SPIN
+	ret
+end_function restored_extended
+
+// expression: rbp lies at breg6 + 0
+function fp_by_expression
+	push %rbp
+	.cfi_def_cfa_offset 16
+	mov %rsp, %rbp
+	.cfi_def_cfa_register %rbp
+	.cfi_escape 0x10, 0x06, 0x02, 0x76, 0x00
+	sub $64, %rsp
+	SPIN
+	leave
+	.cfi_def_cfa %rsp, 8
+	.cfi_restore %rbp
+	ret
+end_function fp_by_expression
+
+// offset_extended_sf, def_cfa_offset_sf: times the data alignment, -8. (pyelftools reads def_cfa_sf
+// wrongly, so that it is no reference there.)
+function signed_factors
+	push %rbp
+	.cfi_def_cfa_offset 16
+	.cfi_escape 0x11, 0x06, 0x02
+	mov $1, %ebp
+	SPIN
+	sub $16, %rsp
+	.cfi_escape 0x13, 0x7c
+	mov $20000, %ecx
+2:	dec %ecx
+	jnz 2b
+	add $16, %rsp
+	.cfi_def_cfa_offset 16
+	pop %rbp
+	.cfi_def_cfa_offset 8
+	.cfi_restore %rbp
+	ret
+end_function signed_factors
+
+// offset_extended
+function extended_offset
+	push %rbp
+	.cfi_def_cfa_offset 16
+	.cfi_escape 0x05, 0x06, 0x02
+	mov $1, %ebp
+	SPIN
+	pop %rbp
+	.cfi_def_cfa_offset 8
+	.cfi_restore %rbp
+	ret
+end_function extended_offset
+
+function def_cfa
+	push %rbp
+	.cfi_def_cfa_offset 16
+	.cfi_offset %rbp, -16
+	sub $48, %rsp
+	.cfi_def_cfa %rsp, 64
+	mov $1, %ebp
+	SPIN
+	add $48, %rsp
+	.cfi_def_cfa %rsp, 16
+	pop %rbp
+	.cfi_def_cfa_offset 8
+	.cfi_restore %rbp
+	ret
+end_function def_cfa
+
+// remember_state and restore_state, one within the other
+function nested_states
+	.cfi_remember_state
+	push %rbp
+	.cfi_def_cfa_offset 16
+	.cfi_offset %rbp, -16
+	mov $1, %ebp
+	.cfi_remember_state
+	sub $24, %rsp
+	.cfi_def_cfa_offset 40
+	add $24, %rsp
+	.cfi_restore_state
+	SPIN
+	pop %rbp
+	.cfi_restore_state
+	mov $20000, %ecx
+3:	dec %ecx
+	jnz 3b
+	ret
+end_function nested_states
+
+// Its return address is the start of the next function, which returns for both.
+function ends_with_a_call
+	sub $8, %rsp
+	.cfi_def_cfa_offset 16
+	call returns_for_its_caller
+end_function ends_with_a_call
+
+function returns_for_its_caller
+	SPIN
+	add $16, %rsp
+	ret
+end_function returns_for_its_caller
+
+// The kernel is entered by the last instruction; what follows is of no function.
+function ends_with_a_system_call
+	sub $4104, %rsp
+	.cfi_def_cfa_offset 4112
+	mov $318, %eax // getrandom(rsp, 4096, 0)
+	mov %rsp, %rdi
+	mov $4096, %esi
+	xor %edx, %edx
+	syscall
+end_function ends_with_a_system_call
+	add $4104, %rsp
+	ret
+
+	.section .note.GNU-stack, "", @progbits
