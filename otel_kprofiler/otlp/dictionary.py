@@ -147,7 +147,7 @@ class Dictionary:
         """Token of a string; the empty string is index 0."""
         token = self._strings.get(text)
         if token is None:
-            cleaned = escape_surrogates(text)
+            cleaned = text if text.isascii() else escape_surrogates(text)
             if cleaned != text:
                 token = self.string(cleaned)
             else:
@@ -185,16 +185,16 @@ class Dictionary:
 
     def sample_head(self, sample: WindowSample) -> bytes:
         """What a sample has besides timestamps and values."""
-        link, key = sample.link, id(sample.stack)
-        stack = self._stacks.get(key)
-        if stack is None:
-            stack = self._add_stack(sample.stack)
-        statuses = self._statuses.get(key, ()) if self._statuses else ()
-        shortcut = (sample.tid, sample.thread_name, sample.cpu, statuses)
+        stack, tid, thread_name, cpu, link = sample[:5]
+        token = self._stacks.get(id(stack))
+        if token is None:
+            token = self._add_stack(stack)
+        statuses = self._statuses.get(id(stack), ()) if self._statuses else ()
+        shortcut = (tid, thread_name, cpu, statuses)
         attributes = self._shortcuts.get(shortcut)
         if attributes is None:
             attributes = self._shortcuts[shortcut] = self._sample_attributes(sample, statuses)
-        return self._writer.sample_head(stack, attributes, self.link(link) if link else b"")
+        return self._writer.sample_head(token, attributes, self.link(link) if link else b"")
 
     def _sample_attributes(self, sample: WindowSample, statuses: _Statuses) -> bytes:
         attributes: dict[str, AttributeValue] = {
@@ -224,7 +224,8 @@ class Dictionary:
                 self._statuses[id(stack)] = (*others, (side.kind, side.status))
         token = b""
         if tokens:
-            token = self.tables.intern(STACK, self._writer.stack(self._join(tokens)))
+            joined = self._writer.separator.join(tokens)
+            token = self.tables.intern(STACK, self._writer.stack(joined))
         self._stacks[id(stack)] = token
         return token
 
@@ -270,7 +271,8 @@ class Dictionary:
             attributes[UNRESOLVED] = unresolved.name.lower()
         if found_by:
             attributes[FOUND_BY] = found_by
-        known = self._shortcuts[key] = self.attributes(attributes)
+        known = self._writer.location_attributes(self.attributes(attributes))
+        self._shortcuts[key] = known
         return known
 
     def _mapping(self, module: Module, address: int) -> Token:

@@ -114,8 +114,12 @@ class JsonWriter:
                     for function, line in lines
                 ),
             ),
-            _array(b"attributeIndices", attributes),
+            attributes,
         )
+
+    def location_attributes(self, attributes: bytes) -> bytes:
+        """The field ``attributeIndices`` of a location."""
+        return _array(b"attributeIndices", attributes)
 
     def function(self, name: Token, system_name: Token, file: Token) -> bytes:
         """Entry of ``functionTable``."""

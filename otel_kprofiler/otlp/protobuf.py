@@ -89,7 +89,11 @@ class ProtobufWriter:
         for function, line in lines:
             inner = b"\x08" + function
             body += delimited(b"\x1a", inner + b"\x10" + varint(line) if line else inner)
-        return delimited(b"\x12", body + _message(b"\x22", attributes))
+        return delimited(b"\x12", body + attributes)
+
+    def location_attributes(self, attributes: bytes) -> bytes:
+        """The field ``attribute_indices`` of a location."""
+        return _message(b"\x22", attributes)
 
     def function(self, name: Token, system_name: Token, file: Token) -> bytes:
         """Entry of ``function_table``."""

@@ -70,7 +70,14 @@ class Writer(Protocol):
     def location(
         self, mapping: Token, address: int, lines: Sequence[tuple[Token, int]], attributes: bytes
     ) -> bytes:
-        """Entry of the location table; a line is a function's token and a line number."""
+        """Entry of the location table; a line is a function's token and a line number.
+
+        The attributes are from :meth:`location_attributes`.
+        """
+        ...
+
+    def location_attributes(self, attributes: bytes) -> bytes:
+        """The attributes of locations, from their tokens."""
         ...
 
     def function(self, name: Token, system_name: Token, file: Token) -> bytes:
