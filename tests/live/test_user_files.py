@@ -1,9 +1,11 @@
 """User stacks of real processes as files and addresses that join with the files' symbols."""
 
 import os
+import signal
 import subprocess
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
@@ -57,6 +59,28 @@ RUNS_CODE = """
 """
 
 
+FORKS = """
+    #include <stdlib.h>
+    #include <unistd.h>
+    volatile long count;
+    static int child;
+    __attribute__((noinline)) int spin(const void *a, const void *b)
+    {
+        if (!child++ && !fork())
+            for (;;)
+                count++;
+        return *(const char *)a - *(const char *)b;
+    }
+    int main(void)
+    {
+        char text[] = "a text to be sorted";
+        qsort(text, sizeof(text), 1, spin);
+        for (;;)
+            pause();
+    }
+"""
+
+
 @contextmanager
 def running(*command, **options):
     with subprocess.Popen(command, **options) as process:
@@ -74,7 +98,7 @@ def take_sides(pid, enough):
     found = []
     sampler.start()
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 30
         while not any(map(enough, found)):
             assert time.monotonic() < deadline, [frame for side in found for frame in side.frames]
             time.sleep(0.05)
@@ -144,6 +168,24 @@ def test_addresses_join_with_the_symbols_of_their_files(tmp_path, flags):
             module = side.frames[0].module
             assert module.extent.start <= side.frames[0].address < module.extent.end
     assert checked
+
+
+def test_a_forked_child_has_whole_stacks(tmp_path):
+    """It maps pages of code when it first runs them, not those of its parent's callers."""
+    program = compile_c(tmp_path / "forks", FORKS, "-O1", "-fomit-frame-pointer")
+    with running(program) as pid:
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        while not (child := children.read_text().strip()):
+            time.sleep(0.01)
+        try:
+            sides = take_sides(int(child), reaches_main)
+            files = mapped_symbols(pid)
+        finally:
+            os.kill(int(child), signal.SIGKILL)
+    for side in sides:
+        names = functions(side, files)
+        assert names[0] == "spin"
+        assert "main" in names
 
 
 def test_a_deleted_program_is_named_so(tmp_path):

@@ -7,8 +7,9 @@
  * 3. a leaf without a rule, in a file that has them: a guess, the return address lies on top;
  * 4. in code without tables (JIT, Go): by the frame pointer.
  *
- * Whatever the way, a return address counts only if it is executable and follows a call. A file
- * whose table is not here yet ends the stack: a frame pointer would be a guess there.
+ * Whatever the way, a return address counts only if it is executable and follows a call; the
+ * code of one that a table led to may be unreadable. A file whose table is not here yet ends the
+ * stack: a frame pointer would be a guess there.
  */
 #pragma once
 
@@ -237,6 +238,12 @@ INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 		return 0;
 	call = call_before(c->flags & A64_CALLS, w->pc);
 	if (call == A_CALL || at_sigreturn(c, w->pc))
+		return 0;
+	/*
+	 * A forked child has not the page tables of its parent's code, so that callers which it
+	 * has not returned to cannot be read. A rule that leads to executable memory stands alone.
+	 */
+	if (call == NOT_READABLE && w->source == FROM_TABLE)
 		return 0;
 	if (w->source == FROM_FRAME_POINTER && at_goexit(c, w->pc))
 		return stop(w, END_COMPLETE);
