@@ -83,8 +83,8 @@ MUTATIONS: dict[str, Mutation] = {
             "time",
             "every sample is resolved with the newest symbols",
             "symbols/symbolizer.py",
-            "if time_ns >= view.snapshot.since_ns:",
-            "if time_ns >= 0:",
+            "if time_ns >= view.since_ns:\n                return view.generation",
+            "if time_ns >= 0:\n                return view.generation",
             "test_a_module_reloaded_with_other_code_is_named_by_time",
         ),
         Mutation(
