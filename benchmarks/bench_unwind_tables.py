@@ -57,7 +57,7 @@ def load(path: str) -> tuple[float, float, int]:
             fd = create_inner_map(pages, "bench")
             copying = time.thread_time()
             with mmap.mmap(fd, pages * PAGE_BYTES) as mapped, memoryview(mapped) as view:
-                write_image(view, source, tables, elf.texts, 1)
+                write_image(view, source, tables, elf, 1)
             os.close(fd)
             totals.append(time.thread_time() - began)
             copies.append(time.thread_time() - copying)

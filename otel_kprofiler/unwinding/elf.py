@@ -44,6 +44,7 @@ class ElfFile(NamedTuple):
         texts: the executable ones.
         search: address of ``.eh_frame_hdr`` and its size; None if the file has none.
         build_id: GNU build id; None if the file has none.
+        entry: address of the first instruction; 0 if the file has none.
         section_headers: offset, number, and index of the one with their names.
     """
 
@@ -51,6 +52,7 @@ class ElfFile(NamedTuple):
     texts: tuple[Segment, ...]
     search: tuple[int, int] | None
     build_id: BuildId | None
+    entry: int
     section_headers: tuple[int, int, int]
 
 
@@ -63,7 +65,7 @@ def read_elf(source: Source, machine: str = platform.machine()) -> ElfFile:
     if source.size < _HEADER.size or source.read(0, len(_IDENT)) != _IDENT:
         raise TableRefused(Refusal.NOT_ELF)
     header = _HEADER.unpack(source.read(0, _HEADER.size))
-    kind, code, _, _, at, sections = header[:6]
+    kind, code, _, entry, at, sections = header[:6]
     program_bytes, count, section_bytes, section_count, names = header[8:]
     if kind not in _EXECUTABLE_TYPES or code != MACHINES.get(machine):
         raise TableRefused(Refusal.NOT_ELF, f"type {kind}, machine {code}")
@@ -75,7 +77,7 @@ def read_elf(source: Source, machine: str = platform.machine()) -> ElfFile:
     loads, texts, search = _segments(headers, source.size)
     notes = [(offset, size) for kind, _, offset, _, _, size, _, _ in headers if kind == _PT_NOTE]
     build_id = _find_build_id(source, notes)
-    return ElfFile(loads, texts, search, build_id, (sections, section_count, names))
+    return ElfFile(loads, texts, search, build_id, entry, (sections, section_count, names))
 
 
 def find_offset(loads: tuple[Segment, ...], address: int, size: int) -> int:

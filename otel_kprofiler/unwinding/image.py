@@ -17,6 +17,7 @@ from typing import Final
 
 from otel_kprofiler.bpf import PAGE_BYTES
 from otel_kprofiler.model import Segment
+from otel_kprofiler.unwinding.elf import ElfFile
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 from otel_kprofiler.unwinding.source import Source
 from otel_kprofiler.unwinding.table import Tables
@@ -25,6 +26,8 @@ MAX_TEXTS: Final = 4
 _VERSION: Final = 1
 _HEADER: Final = struct.Struct("=IIQQIIII")
 _TEXT: Final = struct.Struct("=QQQ")  # offset, bytes, address minus offset
+_ENTRY: Final = struct.Struct("=Q")
+_ENTRY_AT: Final = _HEADER.size + MAX_TEXTS * _TEXT.size
 _SEARCH_AT: Final = 256
 _WINDOW_BYTES: Final = 512
 _ALIGNMENT: Final = 16
@@ -45,7 +48,7 @@ def check_texts(texts: tuple[Segment, ...]) -> None:
 
 
 def write_image(
-    target: memoryview, source: Source, tables: Tables, texts: tuple[Segment, ...], serial: int
+    target: memoryview, source: Source, tables: Tables, elf: ElfFile, serial: int
 ) -> None:
     """Fill an inner map, which is zero.
 
@@ -53,7 +56,7 @@ def write_image(
         target: its memory, of :func:`image_pages`.
         source: the file.
         tables: where its tables are.
-        texts: its executable segments.
+        elf: its headers.
         serial: number of the table; 32 bits.
 
     Raises:
@@ -62,12 +65,13 @@ def write_image(
     frames_at, frames = _frames_at(tables), tables.frames
     _HEADER.pack_into(
         target, 0, serial, _VERSION, tables.origin, frames.address, tables.entries, frames_at,
-        frames.size, len(texts),
+        frames.size, len(elf.texts),
     )  # fmt: skip
-    for index, text in enumerate(texts):
+    for index, text in enumerate(elf.texts):
         delta = text.address - text.offset & _MASK
         at = _HEADER.size + index * _TEXT.size
         _TEXT.pack_into(target, at, text.offset, text.size, delta)
+    _ENTRY.pack_into(target, _ENTRY_AT, elf.entry)
     search = target[_SEARCH_AT : _SEARCH_AT + tables.search_bytes]
     if tables.search_offset is None:
         search[:] = tables.made

@@ -27,14 +27,14 @@ class LoadableTables:
     """The tables of an open file, found and checked."""
 
     def __init__(
-        self, source: Source, tables: Tables, texts: tuple[Segment, ...], opened: OpenedFile | None
+        self, source: Source, tables: Tables, elf: ElfFile, opened: OpenedFile | None
     ) -> None:
-        self._source, self._tables, self._texts, self._opened = source, tables, texts, opened
+        self._source, self._tables, self._elf, self._opened = source, tables, elf, opened
         self.pages = image_pages(tables)
 
     def fill(self, target: memoryview, serial: int) -> None:
         """Copy them. Raises :class:`TableRefused` if the file changed meanwhile."""
-        write_image(target, self._source, self._tables, self._texts, serial)
+        write_image(target, self._source, self._tables, self._elf, serial)
         if self._opened is not None and self._opened.has_changed():
             raise TableRefused(Refusal.CHANGED)
 
@@ -80,7 +80,7 @@ def _find(source: Source, elf: ElfFile, opened: OpenedFile | None, index: Index)
             raise TableRefused(Refusal.NO_FRAMES)
         source.read(frames.offset, 0)  # is it in the file?
         tables = index(opened.fd, frames)
-    return LoadableTables(source, tables, elf.texts, opened)
+    return LoadableTables(source, tables, elf, opened)
 
 
 def read_vdso(files: Files) -> bytes:

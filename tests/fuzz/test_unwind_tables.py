@@ -67,7 +67,7 @@ def test_tables_are_refused_or_hold_what_the_program_trusts(data):
             return
         pages = image_pages(tables)
         image = bytearray(4096 * pages)
-        write_image(memoryview(image), source, tables, elf.texts, 1)
+        write_image(memoryview(image), source, tables, elf, 1)
     except TableRefused:
         return
     _, _, origin, address, entries, at, size, texts = struct.unpack_from("<IIQQIIII", image)

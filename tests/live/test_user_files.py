@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from elftools.elf.elffile import ELFFile
 from unwind_maps import compile_c
 
 from otel_kprofiler.bpf import LibbpfLoader
-from otel_kprofiler.model import KnownFiles, Side, Unresolved
+from otel_kprofiler.model import STACK_OK, KnownFiles, Side, Unresolved
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.symbols import UserResolver
 
@@ -186,6 +187,34 @@ def test_a_forked_child_has_whole_stacks(tmp_path):
         names = functions(side, files)
         assert names[0] == "spin"
         assert "main" in names
+
+
+def test_the_entry_of_the_dynamic_linker_ends_a_stack(tmp_path):
+    """Programs that run shortly spend most of their time there."""
+    known = KnownFiles()
+    sampler = EbpfSampler(SamplerConfig(samples_per_second=1999, stacks="user"), user_files=known)
+    program = compile_c(tmp_path / "short", "int main(void) { return 0; }", "-O1")
+    linker = os.path.realpath("/lib64/ld-linux-x86-64.so.2")
+    with open(linker, "rb") as file:
+        entry = ELFFile(file).header["e_entry"]
+    resolver, ends = UserResolver(known), Counter()
+    sampler.start()
+    try:
+        deadline = time.monotonic() + 30
+        while ends[STACK_OK] < 20 and time.monotonic() < deadline:
+            for _ in range(20):
+                subprocess.run([program], check=True)
+            for sample in sampler.drain():
+                if sample.comm == b"short":
+                    side = resolver.resolve(sample.sides[0], None)
+                    side = side if isinstance(side, Side) else side.at(sample.time_ns)
+                    last = side.frames[-1]
+                    if last.module and 0 <= last.address - entry < 64:
+                        ends[side.status] += 1
+    finally:
+        sampler.close()
+    assert ends[STACK_OK] >= 20
+    assert set(ends) == {STACK_OK}
 
 
 def test_a_deleted_program_is_named_so(tmp_path):

@@ -45,6 +45,7 @@ enum {
 	DW_EH_PE_FORMAT = 0x0f,
 	FRAMES_SLACK = 512, /* of zero bytes behind .eh_frame in a table */
 	WORK_PER_SEARCH = 10,
+	ENTRY_BYTES = 64, /* of the dynamic linker's _start and _dl_start_user */
 };
 
 /* A window of the current table from `at` on; 0 on success. */
@@ -495,6 +496,18 @@ INLINE int search(struct unwind_work *w, void *table, s32 relative)
 	return RULE_FOUND;
 }
 
+/*
+ * Code without a rule: none, unless it is the entry point. That of the dynamic linker has none, and
+ * what it calls returns to it: nobody has called it.
+ */
+INLINE u32 without_rule(struct unwind_work *w, const struct table_header *header, u64 address)
+{
+	if (!header->entry || address - header->entry >= ENTRY_BYTES)
+		return RULE_NONE;
+	w->row = (struct row){ .ra = UNDEFINED };
+	return RULE_FOUND;
+}
+
 /* Find the row for an address of the current mapping's file: enum rule_errors, and `row`. */
 GLOBAL int read_row(u64 address)
 {
@@ -537,7 +550,7 @@ GLOBAL int read_row(u64 address)
 	start = header->header_address + (s64)entry[at];
 	fde_address = header->header_address + (s64)entry[(at + 1) & (PAGE / 4 - 1)];
 	if (address < start)
-		return RULE_NONE;
+		return without_rule(w, header, address);
 	value = fde_address - header->frames_address;
 	if (value >= w->frames_bytes)
 		return RULE_DAMAGED;
@@ -567,7 +580,7 @@ GLOBAL int read_row(u64 address)
 	if (w->pointer_bytes < 8)
 		range &= (1ULL << (8 * w->pointer_bytes & 63)) - 1;
 	if (address - start >= range)
-		return RULE_NONE;
+		return without_rule(w, header, address);
 	w->position = 8 + 2 * w->pointer_bytes;
 	if (w->augmented) {
 		length = uleb(peek(w, w->position), &value);

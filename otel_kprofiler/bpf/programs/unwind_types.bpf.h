@@ -76,6 +76,7 @@ struct table_header {
 		u64 bytes;
 		u64 delta; /* address - offset */
 	} text[MAX_TEXTS];
+	u64 entry; /* first instruction of a program or of the dynamic linker; 0 if there is none */
 };
 
 /* Where the registers lie in a block of memory, by DWARF number. */

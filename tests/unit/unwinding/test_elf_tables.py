@@ -44,6 +44,7 @@ def test_finds_the_build_id_and_the_code(name):
     reference = ELFFile(BytesIO(data))
     note = reference.get_section_by_name(".note.gnu.build-id")
     assert elf.build_id == (next(note.iter_notes())["n_desc"] if note else None)
+    assert elf.entry == reference["e_entry"]
     assert elf.texts == tuple(
         (s["p_offset"], s["p_filesz"], s["p_vaddr"])
         for s in reference.iter_segments("PT_LOAD")
@@ -208,10 +209,10 @@ def test_too_many_texts():
 def test_the_image_is_what_the_program_reads():
     data = content("personality.so")
     source, tables = ImageSource(data), find(data)
-    texts = read_elf(source, "x86_64").texts
+    elf = read_elf(source, "x86_64")
     pages = image_pages(tables)
     image = bytearray(pages * 4096)
-    write_image(memoryview(image), source, tables, texts, 7)
+    write_image(memoryview(image), source, tables, elf, 7)
     serial, version, origin, frames_address, entries, frames_at, size, count = struct.unpack_from(
         "<IIQQIIII", image
     )
@@ -222,7 +223,8 @@ def test_the_image_is_what_the_program_reads():
     assert frames_at + size + 512 <= len(image)
     assert image[256 : 256 + 8 * entries] == data[tables.search_offset :][: 8 * entries]
     assert image[frames_at : frames_at + size] == data[tables.frames.offset :][:size]
-    (text,) = texts
+    (text,) = elf.texts
+    assert struct.unpack_from("<Q", image, 136) == (elf.entry,)
     assert struct.unpack_from("<QQQ", image, 40) == (
         text.offset,
         text.size,
