@@ -1,4 +1,4 @@
-"""The health endpoint: ``/livez``, ``/readyz`` and ``/status`` over HTTP."""
+"""Serves ``/livez``, ``/readyz`` and ``/status`` over HTTP; ``agent.py`` makes their content."""
 
 from __future__ import annotations
 

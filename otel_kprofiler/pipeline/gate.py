@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import attrgetter
+from typing import Final
 
 from otel_kprofiler.model import RawSample, SampleCounts
+
+MAX_WAIT_NS: Final = 500_000_000
+"""How long a sample waits for the symbols of its time."""
 
 _TIME = attrgetter("time_ns")
 _KIND = attrgetter("kind.name")
@@ -35,7 +39,7 @@ class EventTimeGate:
         counts: number of waiting samples by kind.
     """
 
-    def __init__(self, max_wait_ns: int = 500_000_000, max_stall_ns: int = 10_000_000_000) -> None:
+    def __init__(self, max_wait_ns: int = MAX_WAIT_NS, max_stall_ns: int = 10_000_000_000) -> None:
         self._max_wait_ns = max_wait_ns
         self._max_stall_ns = max_stall_ns
         self._waiting: list[RawSample] = []

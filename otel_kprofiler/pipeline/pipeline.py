@@ -31,7 +31,7 @@ from otel_kprofiler.model import (
     StreamTotals,
     Window,
 )
-from otel_kprofiler.pipeline.gate import EventTimeGate, count_kinds
+from otel_kprofiler.pipeline.gate import MAX_WAIT_NS, EventTimeGate, count_kinds
 from otel_kprofiler.pipeline.windows import (
     DRAIN_INTERVAL_S,
     WindowBuilder,
@@ -77,7 +77,7 @@ class Pipeline(Generic[SamplerT]):
         sink: WindowSink,
         clock: Clock,
         exporters: Callable[[], tuple[ExporterAccount, ...]] = tuple,
-        max_wait_ns: int = 500_000_000,
+        max_wait_ns: int = MAX_WAIT_NS,
         pause: Callable[[], None] | None = None,
     ) -> None:
         self.sampler = sampler

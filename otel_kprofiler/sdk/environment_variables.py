@@ -1,4 +1,4 @@
-"""Environment variables of the embedded profiler; each becomes an option of
+"""Names and help of the environment variables; ``environment.py`` reads them. Each is an option of
 ``opentelemetry-instrument`` (``--kprofiler_target`` and so on).
 
 ``OTEL_SDK_DISABLED``, ``OTEL_SERVICE_NAME``, ``OTEL_RESOURCE_ATTRIBUTES`` and

@@ -112,8 +112,11 @@ class Session:
         return self._call(self._flush_window, timeout_s)
 
     def pause(self, timeout_s: float = 1.0) -> bool:
-        """Pause sampling until :meth:`resume`; False on timeout."""
-        return self._call(self._sampler.pause, timeout_s)
+        """Pause sampling until :meth:`resume`; False on timeout.
+
+        Then the account has all samples that were taken.
+        """
+        return self._call(self._pause_sampler, timeout_s)
 
     def resume(self, timeout_s: float = 1.0) -> bool:
         """Resume sampling; False on timeout."""
@@ -162,6 +165,10 @@ class Session:
             if self.links is not None:
                 self.links.stop()
             self._pipeline.close()
+
+    def _pause_sampler(self) -> None:
+        self._sampler.pause()
+        self._pipeline.step(0)
 
     def _flush_window(self) -> None:
         self._pipeline.change_windows(self._clock.boot_ns(), self._schedule)
