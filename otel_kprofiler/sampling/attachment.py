@@ -10,7 +10,7 @@ import os
 import platform
 import select
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from otel_kprofiler.bpf import (
     A64,
@@ -63,7 +63,9 @@ from otel_kprofiler.sampling.unwinder import (
     plan_unwinding,
     say_frame_pointers,
 )
-from otel_kprofiler.unwinding import Files, TableStore
+
+if TYPE_CHECKING:
+    from otel_kprofiler.unwinding import Files, TableStore
 
 _PLANNED_FRAMES: Final = 64
 _PLANNED_DRAINS: Final = 4

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from otel_kprofiler import forks
 from otel_kprofiler.bpf import (
@@ -34,7 +34,9 @@ from otel_kprofiler.sampling.attachment import Attachment
 from otel_kprofiler.sampling.events import CpuEvents
 from otel_kprofiler.sampling.sampler import SamplerConfig, SamplerCounts
 from otel_kprofiler.sampling.unwinder import say_frame_pointers
-from otel_kprofiler.unwinding import Files, TableCounts
+
+if TYPE_CHECKING:
+    from otel_kprofiler.unwinding import Files, TableCounts
 
 _FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 _FOLLOW_PERIODS: Final = 3

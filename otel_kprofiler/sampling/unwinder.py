@@ -6,7 +6,7 @@ import logging
 import mmap
 import platform
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_kprofiler.bpf import (
     PROCESSORS,
@@ -23,7 +23,9 @@ from otel_kprofiler.clock import SystemTime
 from otel_kprofiler.host import HostFiles
 from otel_kprofiler.model import KnownFiles
 from otel_kprofiler.sampling.sampler import SamplerConfig
-from otel_kprofiler.unwinding import Files, Limits, MapSizes, TableMaps, TableStore
+
+if TYPE_CHECKING:
+    from otel_kprofiler.unwinding import Files, TableStore
 
 FRAME_POINTERS: Final = "kprofiler_sample"
 """Name of the program that takes user stacks by frame pointers, if at all."""
@@ -104,6 +106,9 @@ def open_tables(
     Raises:
         OSError: a map cannot be written or mapped.
     """
+    # Not needed without user stacks.
+    from otel_kprofiler.unwinding import Limits, MapSizes, TableMaps, TableStore  # noqa: PLC0415
+
     packed = pack_unwind_config(
         plan.processor,
         plan.kernel,

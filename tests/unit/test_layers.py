@@ -1,6 +1,8 @@
 """Packages import what the table in tests/packages.py allows, by their public names."""
 
 import ast
+import subprocess
+import sys
 from itertools import accumulate
 from pathlib import Path
 
@@ -81,3 +83,12 @@ def test_the_table_has_no_cycles():
 def test_the_architecture_page_has_the_table():
     assert PAGE.read_text() == page(PAGE.read_text()), "run make generated"
     assert MODULES.read_text() == modules(), "run make generated"
+
+
+def test_code_for_unwind_tables_is_imported_with_user_stacks_only():
+    program = (
+        "import sys, otel_kprofiler.agent.agent, otel_kprofiler.pipeline.composition\n"
+        "print([name for name in sys.modules if name.startswith('otel_kprofiler.unwinding')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
