@@ -21,6 +21,7 @@ typedef long long s64;
 
 #ifdef KPROFILER_BCC
 
+#define GLOBAL INLINE
 #define ARRAY(name, value, entries)
 #define MMAP_ARRAY(name, value, entries)
 #define SCRATCH(name, value)
@@ -35,6 +36,7 @@ typedef long long s64;
 
 #else
 
+#define GLOBAL __attribute__((noinline)) /* the verifier checks such a function by itself, once */
 #define SECTION(name) __attribute__((section(name), used))
 #define MAP(name, kind, key_type, value_type, entries, flag_bits) \
 	struct { \

@@ -242,6 +242,21 @@ INLINE u64 collect_user_stack(void *ctx, const struct config *options, struct re
 	return bytes;
 }
 
+/*
+ * The span of the interrupted thread, into the record. A function of its own, so that its stack
+ * is free again when the unwinder needs it: 512 bytes are for all that call each other.
+ */
+GLOBAL int collect_span(void)
+{
+	u32 zero = 0;
+	struct config *options = LOOKUP(config, &zero);
+	struct scratch *own = LOOKUP(scratch, &zero);
+
+	if (options && own)
+		read_span(&options->spans, &own->record.tid, &own->record.span);
+	return 0;
+}
+
 INLINE void sample(void *ctx, struct config *options, struct record *record,
 		   struct cpu_line *line, enum user_frames by)
 {
@@ -302,7 +317,7 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 	bpf_get_current_comm(record->comm, sizeof(record->comm));
 	record->span.trace_id[0] = record->span.trace_id[1] = record->span.span_id = 0;
 	if (flags & SPAN_LINKS && in_namespace)
-		read_span(&options->spans, &record->tid, &record->span);
+		collect_span();
 	line->taken++;
 	/* A band above the mark: two CPUs may jump over it, and beyond it the reader is awake. */
 	wake = RING_USED(ring) - options->wakeup_bytes < options->wakeup_bytes / 8;

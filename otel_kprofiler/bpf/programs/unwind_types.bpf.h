@@ -11,8 +11,6 @@
 
 #include "user_stack.bpf.h"
 
-#define GLOBAL __attribute__((noinline)) /* the verifier checks such a function by itself, once */
-
 enum {
 	PAGE = 4096,	     /* value size of a table's map */
 	MAX_TEXTS = 4,
