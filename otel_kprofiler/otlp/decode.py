@@ -240,7 +240,10 @@ class _Tables:
         self.values = Values(self.strings)
         self._shared = shared
         self._status_keys = [(side, names.STACK_STATUS.format(side.name)) for side in SIDES]
-        self._sides = {side.frame_type: side for side in SIDES}
+        self._side_kinds = {side.frame_type: side for side in SIDES}
+        self._frame_attributes: dict[
+            tuple[int, ...], tuple[SideKind, str, tuple[str, ...], str]
+        ] = {}
         self._by_index: dict[tuple[object, ...], Stack] = {}
         self._links = _Table(dictionary.link_table)
         self._functions = _Table(dictionary.function_table)
@@ -324,25 +327,30 @@ class _Tables:
         )
 
     def _frame(self, entry: Any) -> Frame:
-        attributes = self.attributes(entry.attribute_indices)
+        indices = tuple(entry.attribute_indices)
+        found = self._frame_attributes.get(indices)
+        if found is None:
+            found = self._frame_attributes[indices] = self._read_frame_attributes(indices)
+        side, reason, builtin, found_by = found
         lines = tuple(self._line(line) for line in entry.lines)
         module = self._modules[entry.mapping_index] if entry.mapping_index else None
-        side = self._sides.get(as_text(attributes.get(names.FRAME_TYPE, "")), USER_SIDE)
         if side is not KERNEL_SIDE and module is not None:
             module = replace(module, kind=ModuleKind.USER)
-        reason = as_text(attributes.get(names.UNRESOLVED, ""))
         unresolved = None
         if not lines:
             missing = Unresolved.NO_SYMBOL if module else Unresolved.UNMAPPED
             unresolved = _REASONS.get(reason, side.usual_reason or missing)
+        return Frame(module, entry.address, lines, 0, side, unresolved, builtin, found_by)
+
+    def _read_frame_attributes(
+        self, indices: Iterable[int]
+    ) -> tuple[SideKind, str, tuple[str, ...], str]:
+        """Side, reason for having no name, modules that are built in, and how it was found."""
+        attributes = self.attributes(indices)
         builtin = attributes.get(names.MODULE_BUILTIN, ())
-        return Frame(
-            module,
-            entry.address,
-            lines,
-            0,
-            side,
-            unresolved,
+        return (
+            self._side_kinds.get(as_text(attributes.get(names.FRAME_TYPE, "")), USER_SIDE),
+            as_text(attributes.get(names.UNRESOLVED, "")),
             tuple(map(str, builtin[:_MAX_BUILTIN] if isinstance(builtin, tuple) else [builtin])),
             as_text(attributes.get(names.FOUND_BY, "")),
         )
