@@ -116,7 +116,7 @@ class _RawLocations(dict[int, Token]):
         self._attributes = attributes
 
     def __missing__(self, address: int) -> Token:
-        entry = self._writer.location(b"", address, (), self._attributes)
+        entry = self._writer.raw_location(address, self._attributes)
         token = self[address] = self._tables.intern(LOCATION, entry)
         return token
 
@@ -218,7 +218,9 @@ class Dictionary:
             if not isinstance(frames, RawFrames):
                 tokens += [known.get(id(frame)) or self._add_frame(frame) for frame in frames]
             elif frames.addresses:  # else nothing would use their attributes
-                tokens += map(self.raw_locations(frames).__getitem__, frames.addresses)
+                known_raw = self._raw.get((frames.side, frames.reason))
+                locations = self.raw_locations(frames) if known_raw is None else known_raw
+                tokens += map(locations.__getitem__, frames.addresses)
             if side.status:
                 others = self._statuses.get(id(stack), ())
                 self._statuses[id(stack)] = (*others, (side.kind, side.status))

@@ -117,6 +117,10 @@ class JsonWriter:
             attributes,
         )
 
+    def raw_location(self, address: int, attributes: bytes) -> bytes:
+        """Entry of ``locationTable`` without mapping and lines."""
+        return self.location(b"", address, (), attributes)
+
     def location_attributes(self, attributes: bytes) -> bytes:
         """The field ``attributeIndices`` of a location."""
         return _array(b"attributeIndices", attributes)

@@ -91,6 +91,11 @@ class ProtobufWriter:
             body += delimited(b"\x1a", inner + b"\x10" + varint(line) if line else inner)
         return delimited(b"\x12", body + attributes)
 
+    def raw_location(self, address: int, attributes: bytes) -> bytes:
+        """Entry of ``location_table`` without mapping and lines."""
+        body = b"\x10" + varint(address & MASK_64) if address else b""
+        return delimited(b"\x12", body + attributes)
+
     def location_attributes(self, attributes: bytes) -> bytes:
         """The field ``attribute_indices`` of a location."""
         return _message(b"\x22", attributes)

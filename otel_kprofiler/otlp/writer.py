@@ -76,6 +76,10 @@ class Writer(Protocol):
         """
         ...
 
+    def raw_location(self, address: int, attributes: bytes) -> bytes:
+        """Entry of the location table that has an address and attributes alone."""
+        ...
+
     def location_attributes(self, attributes: bytes) -> bytes:
         """The attributes of locations, from their tokens."""
         ...
