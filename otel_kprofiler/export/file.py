@@ -1,4 +1,4 @@
-"""OTLP in files: JSON lines, or length-prefixed protobuf.
+"""OTLP in files: JSON lines, or length-prefixed protobuf; rotates them and deletes old ones.
 
 JSON is one request per line (OpenTelemetry specification, "OpenTelemetry Protocol File
 Exporter"). Each protobuf request follows its length in four big-endian bytes, as the Collector's

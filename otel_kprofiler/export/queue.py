@@ -1,4 +1,4 @@
-"""The sending queue: one per exporter, bounded, with its own worker thread.
+"""The sending queue: one per exporter, bounded in batches and bytes, with its own worker thread.
 
 Batches wait in memory, or in a :class:`~otel_kprofiler.export.spool.Spool` that outlives the
 process. Producers never wait for a receiver. A full queue drops its oldest batches and counts

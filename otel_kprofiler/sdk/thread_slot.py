@@ -1,4 +1,4 @@
-"""The slot in which a thread publishes its active span; the fast path of span links.
+"""What a slot of a thread holds: its active span, and the function that stores a new one.
 
 A slot refers to two interpreter objects, which the sampler reads.
 """

@@ -63,18 +63,18 @@ def test_the_interrupt_entry_code_is_found(symbolizer):
 
 
 def test_loading_symbols_takes_little_longer_than_reading_them(symbolizer):
-    """A loose bound for busy machines; the benchmark has the actual figure."""
+    """CPU time of all threads; the benchmark has the actual figure."""
     bare, load = [], []
     for _ in range(7):
-        started = time.perf_counter()
+        started = time.process_time()
         descriptor = os.open("/proc/kallsyms", os.O_RDONLY)
         while os.read(descriptor, 65_536):
             pass
         os.close(descriptor)
-        middle = time.perf_counter()
+        middle = time.process_time()
         parse_kallsyms(read_pieces(os.open("/proc/kallsyms", os.O_RDONLY)))
         bare.append(middle - started)
-        load.append(time.perf_counter() - middle)
+        load.append(time.process_time() - middle)
     assert min(load) < 3 * min(bare)
 
 
