@@ -1,10 +1,10 @@
 """Unwind tables of user files: read where they are, copied into maps of the BPF program."""
 
+from otel_kprofiler.unwinding.eviction import Limits
 from otel_kprofiler.unwinding.maps import FileState, MapSizes, TableMaps
 from otel_kprofiler.unwinding.opening import Files, OpenedFile, open_mapped
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 from otel_kprofiler.unwinding.request import VDSO, FileRequest
-from otel_kprofiler.unwinding.room import Limits
 from otel_kprofiler.unwinding.store import TableCounts, TableStore
 
 __all__ = [

@@ -97,7 +97,7 @@ class TableMaps:
         delete_from_map(self._tables, slot.to_bytes(4, "little"))
 
     def set_file(self, key: FileKey, state: FileState, slot: int = 0, serial: int = 0) -> None:
-        """Tell the program about a file. Raises ``OSError`` with ``E2BIG`` if there is no room."""
+        """Tell the program about a file. Raises ``OSError`` with ``E2BIG`` if it is full."""
         update_map(self._files, key.pack(), _STATE.pack(state, slot, serial, 0))
 
     def forget_file(self, key: FileKey) -> None:

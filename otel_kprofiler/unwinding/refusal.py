@@ -24,7 +24,7 @@ class Refusal(enum.Enum):
     NOT_SORTED = "the search table is not sorted"
     TOO_LARGE = "the tables are larger than the limit for one file"
     NOT_INDEXED = "no search table could be made from .eh_frame"
-    NO_ROOM = "tables that are in use fill the memory allowed for them"
+    MEMORY_IN_USE = "tables that are in use fill the memory allowed for them"
     FAILED = "reading the file failed in a way that the log tells"
     NO_MEMORY = "the kernel had no memory for the tables"
 

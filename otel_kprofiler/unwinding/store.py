@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.bpf import PAGE_BYTES
 from otel_kprofiler.model import FileKey, KnownFiles, Segment
 from otel_kprofiler.tracking import CpuShare
+from otel_kprofiler.unwinding.eviction import Claim, Limits, TableSpace
 from otel_kprofiler.unwinding.gate import ForkGate
 from otel_kprofiler.unwinding.indexing import index_frames
 from otel_kprofiler.unwinding.loading import LoadableTables, open_tables
@@ -28,7 +29,6 @@ from otel_kprofiler.unwinding.maps import FileState, TableMaps, is_out_of_memory
 from otel_kprofiler.unwinding.opening import Files
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 from otel_kprofiler.unwinding.request import FileRequest, parse_requests
-from otel_kprofiler.unwinding.room import Claim, Limits, Room
 from otel_kprofiler.unwinding.table import Tables
 
 HOLD_NS: Final = 30_000_000_000
@@ -43,8 +43,8 @@ _MAX_PACE_S: Final = 0.5
 _NO_TABLE: Final = frozenset({Refusal.NOT_ELF, Refusal.NO_TEXT, Refusal.NO_FRAMES})
 _MAY_PASS: Final = frozenset(
     {
-        Refusal.FORBIDDEN, Refusal.NOT_SAME, Refusal.CHANGED, Refusal.UNREADABLE, Refusal.NO_ROOM,
-        Refusal.NO_MEMORY, Refusal.FAILED,
+        Refusal.FORBIDDEN, Refusal.NOT_SAME, Refusal.CHANGED, Refusal.UNREADABLE,
+        Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED,
     }
 )  # fmt: skip
 
@@ -59,7 +59,7 @@ class TableCounts(NamedTuple):
         loaded: answered with a table.
         refused: answered without, by reason.
         pending: not answered yet.
-        evicted: tables removed to make room.
+        evicted: tables removed to make space.
         tables: in the kernel now.
         bytes: that these take.
         cpu_ns: time of this process's threads spent on it.
@@ -103,7 +103,7 @@ class TableStore:
         self._now_ns = now_ns
         self.known = known or KnownFiles()
         self._lock = threading.Lock()
-        self._room = Room(maps.sizes.slots, limits)
+        self._space = TableSpace(maps.sizes.slots, limits)
         self._pending: set[FileKey] = set()
         self._refused: dict[FileKey, int] = {}  # boot time until which it holds, 0 for ever
         self._requested = self._loaded = self._evicted = self._cpu_ns = self._serial = 0
@@ -144,8 +144,8 @@ class TableStore:
                 dict(self._refusals),
                 len(self._pending),
                 self._evicted,
-                len(self._room.tables),
-                self._room.bytes,
+                len(self._space.tables),
+                self._space.bytes,
                 self._cpu_ns,
             )
 
@@ -234,7 +234,7 @@ class TableStore:
         return details.path if details else f"inode {key.inode} of device {key.device:#x}"
 
     def _load_tables(self, key: FileKey, loadable: LoadableTables) -> None:
-        """Make room, fill a map, and publish it."""
+        """Make space, fill a map, and publish it."""
         claim = self._claim(loadable.pages * PAGE_BYTES)
         with self._lock:
             self._serial += 1
@@ -250,20 +250,20 @@ class TableStore:
             with self._lock:
                 self._pending.discard(key)
                 self._maps.set_file(key, FileState.LOADED, claim.slot, serial)
-                self._room.add(claim, key, self._now_ns())
+                self._space.add(claim, key, self._now_ns())
                 self._loaded += 1
                 self._maps.announce()
         except BaseException:
             if published:
                 self._maps.remove_table(claim.slot)
             with self._lock:
-                self._room.cancel(claim)
+                self._space.cancel(claim)
             raise
 
     def _claim(self, size: int) -> Claim:
-        """Make room for a table; removes others if need be."""
+        """Make space for a table; removes others if need be."""
         with self._lock:
-            claim = self._room.claim(size, self._maps.last_uses_ns(), self._now_ns())
+            claim = self._space.claim(size, self._maps.last_uses_ns(), self._now_ns())
             for table in claim.victims:
                 self._maps.forget_file(table.key)
             self._evicted += len(claim.victims)
@@ -271,7 +271,7 @@ class TableStore:
             self._maps.remove_table(table.slot)
         if claim.victims:
             with self._lock:
-                self._room.removed(claim)
+                self._space.removed(claim)
                 self._maps.announce()
         return claim
 

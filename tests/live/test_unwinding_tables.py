@@ -255,7 +255,7 @@ def test_tables_in_use_are_not_evicted(start, programs):
     running = start(Limits(total_bytes=2 * size, idle_ns=SECOND_NS))
     loaded = running.load(*programs[:2])
     (refused,) = running.load(programs[2])
-    assert running.settle().refused == {Refusal.NO_ROOM: 1}
+    assert running.settle().refused == {Refusal.MEMORY_IN_USE: 1}
     assert running.kernel.file(refused).state == FileState.UNAVAILABLE
     for key in loaded:
         running.kernel.loaded(key)

@@ -10,7 +10,7 @@
 #include "user_stack.bpf.h"
 
 /*
- * Make a user stack of plain addresses: a head's room and `bytes` of them lie at `at`. Returns
+ * Make a user stack of plain addresses: space for a head and `bytes` of them lie at `at`. Returns
  * its bytes. That all of it was found cannot be known.
  */
 INLINE u64 check_frames(u8 *at, u64 bytes, u64 limit, int a64)

@@ -94,7 +94,7 @@ INLINE u32 request_file(struct unwind_work *w, const struct mapping *m)
 {
 	struct file_state pending = {};
 
-	/* EEXIST: another CPU was faster. E2BIG: user space has to make room first. */
+	/* EEXIST: another CPU was faster. E2BIG: user space has to remove some first. */
 	if (bpf_map_update_elem(&files, &m->key, &pending, BPF_NOEXIST))
 		return FILE_PENDING;
 	w->request.key = m->key;

@@ -10,7 +10,7 @@
 enum {
 	MAX_USER_FRAMES = 127,
 	STACK_MAPPINGS = 15,
-	NO_MAPPING = 15,   /* anonymous memory, or more mappings than there is room for */
+	NO_MAPPING = 15,   /* anonymous memory, or more mappings than fit */
 	ADDRESS_BITS = 56, /* of a frame's word: then mapping, then source */
 	MAPPING_BITS = 4,
 	USER_STACK_VERSION = 1,

@@ -80,7 +80,7 @@ def test_terminators_between_the_entries_of_two_objects():
         cie(b"zR", b"\x9b") + entry(bytes(12), back=28),  # indirect
         cie(b"zR", b"\x0f") + entry(bytes(12), back=28),
         cie(b"eh") + entry(bytes(12), back=28),
-        cie() + entry(b"", back=28),  # no room for an address
+        cie() + entry(b"", back=28),  # too short for an address
         entry(b"\1zR") + entry(bytes(12), back=16),  # a cut CIE
     ],
 )

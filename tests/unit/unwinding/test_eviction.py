@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding import Limits, Refusal, TableRefused
-from otel_kprofiler.unwinding.room import Room
+from otel_kprofiler.unwinding.eviction import TableSpace
 
 SLOTS = 5
 LIMITS = Limits(total_bytes=100, file_bytes=60, idle_ns=10)
@@ -24,10 +24,10 @@ class Kernel:
         self.used = [0] * SLOTS
 
 
-def claim_of(room, *request):
+def claim_of(space, *request):
     """The claim and None, or None and why there is none."""
     try:
-        return room.claim(*request), None
+        return space.claim(*request), None
     except TableRefused as error:
         return None, error.refusal
 
@@ -47,27 +47,27 @@ STEPS = st.lists(
 @given(STEPS)
 def test_slots_and_bytes_are_never_given_twice(steps):
     """Claims overlap as those of several threads do; each goes through its steps in turn."""
-    room, kernel, now_ns = Room(SLOTS, LIMITS), Kernel(), 100
+    space, kernel, now_ns = TableSpace(SLOTS, LIMITS), Kernel(), 100
     claimed, ready = [], []  # victims not removed yet; removed
     for number, (step, value) in enumerate(steps):
         if step == "claim":
-            before = dict(room.tables)
-            claim, reason = claim_of(room, value, kernel.used, now_ns)
+            before = dict(space.tables)
+            claim, reason = claim_of(space, value, kernel.used, now_ns)
             if reason:
                 assert (reason is Refusal.TOO_LARGE) == (value > LIMITS.file_bytes)
-                assert room.tables == before
+                assert space.tables == before
                 continue
             last = {k: max(t.loaded_ns, kernel.used[t.slot]) for k, t in before.items()}
             for table in claim.victims:
                 assert now_ns - last[table.key] >= LIMITS.idle_ns
-                assert all(last[table.key] <= last[other] for other in room.tables)
+                assert all(last[table.key] <= last[other] for other in space.tables)
             claimed.append(claim)
         elif step == "remove" and claimed:
             claim = claimed.pop(value % len(claimed))
             for table in claim.victims:
                 assert kernel.slots[table.slot] == table.key
                 kernel.slots[table.slot] = None
-            room.removed(claim)
+            space.removed(claim)
             ready.append(claim)
         elif step in ("load", "cancel") and ready:
             claim = ready.pop(value % len(ready))
@@ -75,25 +75,25 @@ def test_slots_and_bytes_are_never_given_twice(steps):
             if step == "load":
                 kernel.slots[claim.slot] = key(number)
                 kernel.used[claim.slot] = 0
-                room.add(claim, key(number), now_ns)
+                space.add(claim, key(number), now_ns)
             else:
-                room.cancel(claim)
+                space.cancel(claim)
         elif step == "use" and kernel.slots[value]:
             kernel.used[value] = now_ns
         elif step == "wait":
             now_ns += value
         leaving = sum(table.size for claim in claimed for table in claim.victims)
         loading = sum(claim.size for claim in claimed + ready)
-        assert room.bytes == sum(table.size for table in room.tables.values()) + leaving + loading
-        assert room.bytes - leaving <= LIMITS.total_bytes
-        slots = [table.slot for table in room.tables.values()] + [c.slot for c in claimed + ready]
+        assert space.bytes == sum(table.size for table in space.tables.values()) + leaving + loading
+        assert space.bytes - leaving <= LIMITS.total_bytes
+        slots = [table.slot for table in space.tables.values()] + [c.slot for c in claimed + ready]
         assert len(set(slots)) == len(slots)
 
 
 def test_a_table_in_use_stays():
-    room = Room(1, LIMITS)
-    room.add(room.claim(10, [0], 100), key(1), 100)
+    space = TableSpace(1, LIMITS)
+    space.add(space.claim(10, [0], 100), key(1), 100)
     with pytest.raises(TableRefused) as caught:
-        room.claim(10, [105], 112)
-    assert caught.value.refusal is Refusal.NO_ROOM
-    assert [table.key for table in room.claim(10, [105], 115).victims] == [key(1)]
+        space.claim(10, [105], 112)
+    assert caught.value.refusal is Refusal.MEMORY_IN_USE
+    assert [table.key for table in space.claim(10, [105], 115).victims] == [key(1)]

@@ -41,7 +41,7 @@ class Table(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Room for a table.
+    """Space for a table.
 
     Attributes:
         slot: where it goes; it may be that of a victim.
@@ -54,7 +54,7 @@ class Claim(NamedTuple):
     victims: tuple[Table, ...]
 
 
-class Room:
+class TableSpace:
     """Slots and bytes; not thread-safe.
 
     A claim takes its bytes and its slot at once. While another thread removes the victims of its
@@ -70,7 +70,7 @@ class Room:
         self.tables: dict[FileKey, Table] = {}
 
     def claim(self, size: int, last_uses_ns: Sequence[int], now_ns: int) -> Claim:
-        """Claim room for a table; it ends with :meth:`removed` and :meth:`add` or :meth:`cancel`.
+        """Claim space for a table; it ends with :meth:`removed` and :meth:`add` or :meth:`cancel`.
 
         Args:
             size: bytes of the new table.
@@ -78,7 +78,7 @@ class Room:
             now_ns: boot time.
 
         Raises:
-            TableRefused: there is no room; nothing is claimed.
+            TableRefused: there is no space; nothing is claimed.
         """
         limits = self._limits
         if size > min(limits.file_bytes, limits.total_bytes):
@@ -98,7 +98,7 @@ class Room:
                 if over <= 0:
                     break
         if over > 0 or not (self._free or victims):
-            raise TableRefused(Refusal.NO_ROOM, f"{size} bytes")
+            raise TableRefused(Refusal.MEMORY_IN_USE, f"{size} bytes")
         for table in victims:
             del self.tables[table.key]
             self._leaving += table.size
