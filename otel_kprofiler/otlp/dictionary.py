@@ -245,11 +245,15 @@ class Dictionary:
         return known
 
     def _add_frame(self, frame: Frame) -> Token:
-        module, address, lines = frame.module, frame.address, frame.lines
+        module, address, lines, known = frame.module, frame.address, frame.lines, self._shortcuts
         entry = self._writer.location(
             self._mapping(module, address) if module else b"",
             address,
-            [(self._function(names), line.line) for line in lines if any(names := line[:3])],
+            [
+                (known.get(names) or self._function(names), line[3])
+                for line in lines
+                if any(names := line[:3])
+            ],
             self._frame_attributes(frame.side, frame.unresolved, frame.builtin, frame.found_by),
         )
         token = self._frames[id(frame)] = self.tables.intern(LOCATION, entry)

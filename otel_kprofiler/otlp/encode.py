@@ -355,7 +355,7 @@ def _write_samples(
         options.pause()
     written = []
     for head, times in samples.items():
-        written.append(writer.sample(head, times, values.get(head, b"")))
+        written.append(writer.sample(head, times, values[head] if has_values else b""))
         options.pause()
     return b"".join(written), count
 

@@ -162,9 +162,10 @@ def test_programs_of_both_loaders_have_names_lines_and_details(loader):
         try:
             catch_up(symbolizer)
             ((number, tag),) = own_programs().items()
-            (symbol,) = (s for s in symbolizer.ksymbols() if s.program_id == number)
             # Without BTF, as from bcc, the kernel truncates the name to 15 characters.
             name = f"bpf_prog_{tag}_" + "kprofiler_sample"[: None if loader == "libbpf" else 15]
+            functions = [s for s in symbolizer.ksymbols() if s.program_id == number]
+            (symbol,) = (s for s in functions if s.name == name)
             assert (symbol.start, name) in kallsyms()
             (frame,) = symbolizer.resolve_addresses([symbol.start])
             assert (frame.module.kind, frame.function, frame.address) == (ModuleKind.BPF, name, 0)

@@ -104,10 +104,13 @@ def test_workers_terminated_by_their_pool_export_pending_samples(to_file):
         while profiler.stats()["state"] != "running":
             time.sleep(0.01)
         work(0.5)
-        return os.getpid(), profiler.stats()["account"]["taken"]
+        sender.send((os.getpid(), profiler.stats()["account"]["taken"]))
+        time.sleep(600)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        (found,) = pool.map(worker, [0])
-    print(*found, flush=True)  # the pool has ended: no worker survives its parent
+        pool.map_async(worker, [0])
+        found = receiver.recv()
+    print(*found, flush=True)  # no worker outlives its pool and keeps the pipe of the test open
     time.sleep(600)
     """
     service = SAMPLED.replace("HOW", "profiler.export_on_sigterm()") + textwrap.dedent(code)
