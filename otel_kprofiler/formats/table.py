@@ -8,6 +8,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from otel_kprofiler.formats.entries import Entry, stack_entries
+from otel_kprofiler.formats.weights import unit_of
 from otel_kprofiler.model import ON_CPU, Profile, ProfileKind, Stack, Window
 from otel_kprofiler.text import escape_controls
 
@@ -88,7 +89,7 @@ def _table(kind: ProfileKind, profiles: Sequence[Profile], width: int, limit: in
         for row in shown
     ]
     rest = len(rows) - len(shown)
-    unit = "samples" if kind.sample_unit == "count" else kind.sample_unit
+    unit = unit_of(kind)
     lines += [f"{count:,} {unit}, {len(rows):,} functions" + (f", {rest:,} not shown" * bool(rest))]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 

@@ -8,6 +8,11 @@ from typing import NamedTuple
 from otel_kprofiler.model import Profile, ProfileKind, Resource, Window, WindowSample
 
 
+def unit_of(kind: ProfileKind) -> str:
+    """Unit of the values of a kind; ``samples`` if it counts."""
+    return "samples" if kind.sample_unit == "count" else kind.sample_unit
+
+
 class Weighed(NamedTuple):
     """A sample with its weight, and the root that its stack stands below, which may be empty."""
 
@@ -51,7 +56,7 @@ class Weights:
     def _unit(self, kind: ProfileKind) -> str:
         if len(self.kinds) > 1:
             return kind.measure[1]
-        return "samples" if kind.sample_unit == "count" else kind.sample_unit
+        return unit_of(kind)
 
     def _root(self, kind: ProfileKind) -> str:
         return f"{kind.name} ({self._unit(kind)})" if len(self.kinds) > 1 else ""

@@ -218,16 +218,13 @@ class Dictionary:
             if not isinstance(frames, RawFrames):
                 tokens += [known.get(id(frame)) or self._add_frame(frame) for frame in frames]
             elif frames.addresses:  # else nothing would use their attributes
-                known_raw = self._raw.get((frames.side, frames.reason))
-                locations = self.raw_locations(frames) if known_raw is None else known_raw
-                tokens += map(locations.__getitem__, frames.addresses)
+                tokens += map(self.raw_locations(frames).__getitem__, frames.addresses)
             if side.status:
                 others = self._statuses.get(id(stack), ())
                 self._statuses[id(stack)] = (*others, (side.kind, side.status))
         token = b""
         if tokens:
-            joined = self._writer.separator.join(tokens)
-            token = self.tables.intern(STACK, self._writer.stack(joined))
+            token = self.tables.intern(STACK, self._writer.stack(self._join(tokens)))
         self._stacks[id(stack)] = token
         return token
 
@@ -245,15 +242,11 @@ class Dictionary:
         return known
 
     def _add_frame(self, frame: Frame) -> Token:
-        module, address, lines, known = frame.module, frame.address, frame.lines, self._shortcuts
+        module, address, lines = frame.module, frame.address, frame.lines
         entry = self._writer.location(
             self._mapping(module, address) if module else b"",
             address,
-            [
-                (known.get(names) or self._function(names), line[3])
-                for line in lines
-                if any(names := line[:3])
-            ],
+            [(self._function(names), line.line) for line in lines if any(names := line[:3])],
             self._frame_attributes(frame.side, frame.unresolved, frame.builtin, frame.found_by),
         )
         token = self._frames[id(frame)] = self.tables.intern(LOCATION, entry)

@@ -10,7 +10,6 @@ import pytest
 from otel_kprofiler.bpf import (
     PROGRAMS,
     RECORD_HEADER_BYTES,
-    SAMPLER_OBJECT,
     ProgramConfig,
     SpanLayout,
     find_member_offsets,
@@ -30,6 +29,7 @@ from otel_kprofiler.model import (
     StackEnd,
     pack_user_stack,
 )
+from tests.bpf_object import object_btf
 from tests.records import in_ring, pack_record
 
 TRACE, SPAN = 0x000102030405060708090A0B0C0D0E0F, 0x08090A0B0C0D0E0F
@@ -119,19 +119,6 @@ def test_an_invalid_span_is_no_link(trace, span):
 def test_a_record_that_contradicts_itself_is_refused(payload):
     with pytest.raises(ValueError, match="record at byte 8"):
         parse(payload)
-
-
-def object_btf():
-    """The BTF section of the compiled program."""
-    data = SAMPLER_OBJECT.read_bytes()
-    table, size, count, names = struct.unpack_from("<Q10xHHH", data, 40)
-    headers = [struct.unpack_from("<IIQQQQ", data, table + size * i) for i in range(count)]
-    text = headers[names][4]
-    for header in headers:
-        start = text + header[0]
-        if data[start : data.index(b"\0", start)] == b".BTF":
-            return data[header[4] : header[4] + header[5]]
-    raise AssertionError("no .BTF in the object")
 
 
 def test_python_and_the_compiled_program_agree_on_every_struct():

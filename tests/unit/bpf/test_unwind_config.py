@@ -6,7 +6,6 @@ import pytest
 
 from otel_kprofiler.bpf import (
     PROCESSORS,
-    SAMPLER_OBJECT,
     KernelTypes,
     find_kernel_offsets,
     pack_unwind_config,
@@ -18,19 +17,12 @@ from otel_kprofiler.bpf.unwind import (
     KernelOffsets,
     RegisterBlock,
 )
+from tests.bpf_object import object_btf
 
 
 def object_types():
     """Types of the compiled program."""
-    data = SAMPLER_OBJECT.read_bytes()
-    table, size, count, names = struct.unpack_from("<Q10xHHH", data, 40)
-    headers = [struct.unpack_from("<IIQQQQ", data, table + size * i) for i in range(count)]
-    text = headers[names][4]
-    for header in headers:
-        start = text + header[0]
-        if data[start : data.index(b"\0", start)] == b".BTF":
-            return KernelTypes(data[header[4] : header[4] + header[5]])
-    raise AssertionError("no .BTF in the object")
+    return KernelTypes(object_btf())
 
 
 OFFSETS = KernelOffsets(0, 0x1000, tuple(range(101, 122)))
