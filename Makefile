@@ -6,9 +6,9 @@ PYTEST := $(BIN)/python -m pytest
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 RUN_PACKAGES := python3-venv libbpf1
 TEST_PACKAGES := clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc \
-	qemu-system-x86 busybox-static kmod gcc gcc-12 make xz-utils openssl
+	qemu-system-x86 busybox-static kmod gcc gcc-12 g++ binutils dwz make xz-utils openssl
 
-.PHONY: help setup setup-test check format test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-mutations test-reload test-deploy test-debug-package soak bench bench-compare bpf viewer generated dist clean
+.PHONY: help setup setup-test check format test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-unwinding-mutations test-python-truth test-python-agent test-python-mutations test-symbols-truth test-reload test-lines test-deploy test-debug-package test-user-names soak bench bench-compare bpf viewer generated dist clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -54,8 +54,14 @@ $(DEBUG_FILES):
 test-debug-package: $(DEBUG_FILES)  ## relative addresses against all of a Debian kernel (1 GB to load)
 	KPROFILER_DEBUG=$(DEBUG_FILES) $(PYTEST) tests/property/test_elf.py
 
+test-symbols-truth:  ## 1,000 addresses of each large file here: the same functions as llvm-symbolizer
+	KPROFILER_SYMBOL_ADDRESSES=1000 $(PYTEST) -rP tests/property/test_user_symbols.py
+
 test-reload:  ## 100 reloads in 60 seconds at 999 Hz: exact account, no gaps, no leaks
 	KPROFILER_RELOADS=100 $(PYTEST) tests/live/test_reload.py -k lose_nothing
+
+test-lines:  ## source lines and inlined functions of six builds at 3,000 addresses, beside llvm-symbolizer
+	KPROFILER_LINES=3000 $(PYTEST) tests/unit/symbols/user/test_lines.py -k of_llvm
 
 test-deploy:  ## the wheel under the unit's user and capabilities for five minutes (as root)
 	KPROFILER_DEPLOY_SECONDS=300 $(PYTEST) tests/collector/test_deployment.py
@@ -73,6 +79,9 @@ test-freezes:  ## agents at 99 and 997 Hz, kernel and both stacks, frozen: FREEZ
 
 soak:  ## the agent under load with a fault each minute: MINUTES=30
 	$(BIN)/python tests/soak.py $(or $(MINUTES),30)
+
+test-user-names:  ## names of frames against programs that say what they run: SECONDS=30 each
+	$(BIN)/python -m tests.truth.naming $(or $(SECONDS),30)
 
 bench:  ## a table of benchmarks, as ratios measured in one run
 	$(BIN)/python -m benchmarks
@@ -96,8 +105,27 @@ test-kernels:  ## the kernel tests in virtual machines: KERNEL=6.12 K=expression
 soak-kernels:  ## a module loaded and unloaded 1,000 times on each kernel, to find leaks
 	$(BIN)/python tests/kernels/run.py -k cycles --cycles 1000 --boot kaslr --timeout 1800
 
+test-unwinding-truth:  ## 24,000 stacks of many programs against another unwinder, as a table: STACKS=1600
+	$(BIN)/python -m tests.truth --stacks $(or $(STACKS),1600)
+
+test-span-truth:  ## span links of many services against what these know themselves: SECONDS=10 each
+	$(BIN)/python -m tests.spans $(or $(SECONDS),10)
+
 test-unwinding-mutations:  ## break the unwinder on purpose; each time the comparison of stacks must notice
 	$(BIN)/python -m tests.truth.mutations
+
+test-python-truth:  ## 20,000 Python stacks of each interpreter here against what ran: SAMPLES=20000 GREENLETS=directories with that package
+	$(BIN)/python -m tests.truth.python --samples $(or $(SAMPLES),20000)
+	$(BIN)/python -m tests.truth.python --churn --samples $(or $(SAMPLES),20000)
+	PYTHONPATH=$(or $(GREENLETS),$(wildcard $(VENV)/lib/python3*/site-packages)) \
+		$(BIN)/python -m tests.truth.python --greenlets --samples $(or $(SAMPLES),20000)
+
+test-python-agent:  ## the same as uid 65534 for two processes at once, one in other namespaces (as root): SAMPLES=20000
+	KPROFILER_PYTHON_SAMPLES=$(or $(SAMPLES),20000) \
+		$(PYTEST) -rP tests/live/test_python_agent.py -k two_versions
+
+test-python-mutations:  ## break the reader of Python frames on purpose; each time the comparison must notice
+	$(BIN)/python -m tests.truth.python.mutations
 
 test-kernel-mutations:  ## break the package on purpose; each time a named kernel test must fail
 	$(BIN)/python tests/kernels/mutations.py

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.rows import Row
 from otel_kprofiler.bpf.libbpf import LibbpfLoader
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.symbols import KernelSymbolizer
 from otel_kprofiler.tracking import KsymbolWatch
 from otel_kprofiler.tracking.program_iterator import read_programs
 from otel_kprofiler.tracking.programs import ProgramReader
@@ -62,7 +62,7 @@ def churn(seconds: float, standing: int) -> Row:
     """Own CPU beside 1,000 loads and unloads per second and programs that stay."""
     fds = [load(1_000_000 + number, name="standing") for number in range(standing)]
     watch = KsymbolWatch()
-    symbolizer = Symbolizer.live(ksymbols=watch)
+    symbolizer = KernelSymbolizer.live(ksymbols=watch)
     symbolizer.advance(now_ns())
     with subprocess.Popen(churn_command(seconds, "bench"), stdout=subprocess.PIPE) as process:
         started, cpu = time.monotonic(), time.process_time()
@@ -87,7 +87,7 @@ def churn(seconds: float, standing: int) -> Row:
 def latency_ms(tries: int) -> float:
     """From the end of a load until its name is known, with advance() every 5 ms; the worst."""
     watch = KsymbolWatch()
-    symbolizer = Symbolizer.live(ksymbols=watch)
+    symbolizer = KernelSymbolizer.live(ksymbols=watch)
     symbolizer.advance(now_ns())
     worst = 0.0
     for number in range(tries):

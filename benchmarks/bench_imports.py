@@ -8,8 +8,8 @@ from benchmarks.rows import Row
 
 _SYMBOLS = """
 from otel_kprofiler.host import Access
-from otel_kprofiler.symbols import Symbolizer
-kept = Symbolizer.live(Access())
+from otel_kprofiler.symbols import KernelSymbolizer
+kept = KernelSymbolizer.live(Access())
 """
 _METRICS = """
 import otel_kprofiler.agent.metrics

@@ -53,7 +53,7 @@ def drained(rate: int, seconds: float) -> tuple[int, int, float, float]:
         before = time.thread_time()
         samples = sampler.drain()
         cpu += time.thread_time() - before
-        size += sum(96 + sum(len(side.words) for side in s.sides) for s in samples)
+        size += sum(104 + sum(len(side.words) for side in s.sides) for s in samples)
     sampler.stop()
     sampler.drain()
     counts = sampler.counts()["on_cpu"]
@@ -63,7 +63,9 @@ def drained(rate: int, seconds: float) -> tuple[int, int, float, float]:
 
 def decoding_us() -> tuple[float, float]:
     """Microseconds per record: a bare walk of the bytes, and ``parse_records``."""
-    record = struct.pack("<QQQQQQQIIHHhh16s", 1, 2, 3, 0, 0, 0, 1, 4, 5, 0, 1, 96, 160, b"comm")
+    record = struct.pack(
+        "<QQQQQQQIIHHhhh6x16s", 1, 2, 3, 0, 0, 0, 1, 4, 5, 0, 1, 96, 160, -32768, b"comm"
+    )
     record += bytes(256)
     data = (struct.pack("<II", len(record), 0) + record) * 5000
     walks, parses = [], []

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.rows import Row
 from otel_kprofiler.host import Access
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.symbols import KernelSymbolizer
 from otel_kprofiler.symbols.kernel.kallsyms import parse_kallsyms
 from otel_kprofiler.symbols.kernel.read import read_pieces
 from otel_kprofiler.symbols.kernel.table import SymbolTable
@@ -24,11 +24,11 @@ FIXTURE = Path(os.environ.get("KPROFILER_FIXTURES", ""), "6.12-debian", "kallsym
 _RSS = """
 from pathlib import Path
 from otel_kprofiler.host import Access
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.symbols import KernelSymbolizer
 def kib(key):
     return int(Path("/proc/self/status").read_text().split(key + ":")[1].split()[0])
 before = kib("VmRSS")
-kept = Symbolizer.live(Access())
+kept = KernelSymbolizer.live(Access())
 print(kib("VmRSS") - before, kib("VmHWM") - before)
 """
 
@@ -91,7 +91,7 @@ def rows(quick: bool) -> Iterator[Row]:
         loaded / bare,
         "<= 1.35x on two idle CPUs",
     )
-    symbolizer = Symbolizer.live(Access())
+    symbolizer = KernelSymbolizer.live(Access())
     snapshot = symbolizer.snapshot
     count = snapshot.symbol_count()
     yield Row(

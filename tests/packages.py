@@ -40,9 +40,11 @@ PACKAGES = {
     "clock": Package("Boot time, Unix time, and the offset between them"),
     "forks": Package("Fork hooks, in a defined order"),
     "checked": Package("Type checks for values of untrusted JSON"),
+    "abortable": Package("HTTP connections that another thread can abort"),
     "redact": Package("Redacts secrets in addresses and messages"),
     "text": Package("Escapes untrusted names for terminals and files"),
     "model": Package("Types that all packages share: samples, stacks, windows, accounts"),
+    "elf": Package("ELF files: headers, sections, notes, identity", "errors model"),
     "host": Package(
         "This host: files, capabilities, perf events, checks of `doctor`", "errors model"
     ),
@@ -53,22 +55,26 @@ PACKAGES = {
     ),
     "export": Package(
         "Sends encoded batches to receivers: queue, retry, spool, transports",
-        "errors host model redact version",
+        "abortable errors host model redact version",
     ),
     "config": Package(
         "Loads and validates the YAML configuration", "errors export host model redact"
     ),
     "symbols": Package(
-        "Resolves kernel addresses to modules, RVAs and names, from immutable snapshots",
-        "checked errors host model",
+        "Resolves kernel and user addresses: modules, addresses in files, functions, lines",
+        "abortable checked clock elf errors forks host model redact version",
     ),
     "tracking": Package(
         "What changes while we sample: modules, BPF programs, other kernel symbols",
         "bpf clock errors forks host model symbols",
     ),
+    "interpreters": Package(
+        "CPython in files and processes: finds it, and proves where it keeps its frames",
+        "bpf elf errors host model tracking",
+    ),
     "unwinding": Package(
         "Unwind tables of user files: opens and checks them, fills the program's maps",
-        "bpf host model symbols tracking",
+        "bpf elf forks host model",
     ),
     "sampling": Package(
         "Loads and attaches the sampler, drains its ring: `RawSample`s",
@@ -83,7 +89,8 @@ PACKAGES = {
     ),
     "pipeline": Package(
         "Gate and windows; puts together what samples this host or replays a recording",
-        "bpf clock errors host model processes recording sampling symbols text tracking",
+        "bpf clock config errors host interpreters model processes recording sampling symbols text "
+        "tracking",
     ),
     "delivery": Package(
         "Delivers windows to the exporters' queues and keeps their accounts", "export model otlp"
@@ -91,6 +98,9 @@ PACKAGES = {
     "formats": Package(
         "Output formats: flame graph, tables, files of other tools",
         "errors model otlp text version",
+    ),
+    "analysis": Package(
+        "Saved profiles: samples in columns, filtered and grouped", "formats model"
     ),
     "agent": Package(
         "The agent: life cycle, reload, health, limits, own metrics",
@@ -103,8 +113,8 @@ PACKAGES = {
     ),
     "cli": Package(
         "Commands, one module each",
-        "agent bpf clock config delivery errors export formats host model otlp pipeline recording"
-        " redact sampling symbols text tracking version",
+        "agent analysis bpf clock config delivery elf errors export formats host interpreters "
+        "model otlp pipeline recording redact sampling symbols text tracking version",
     ),
     "__init__": Package("The public names", "sdk version"),
     "__main__": Package("`python -m otel_kprofiler`", "cli"),

@@ -38,7 +38,7 @@ from otel_kprofiler.pipeline import (
     open_symbols,
 )
 from otel_kprofiler.sampling import EbpfSampler
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.symbols import KernelSymbolizer, SymbolLoader, open_user_names
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.health import HealthServer
@@ -47,11 +47,13 @@ _DELIVERY_SHARE: Final = 0.5
 """Share of the shutdown timeout reserved for delivering pending samples."""
 _CLOSING_SHARE: Final = 0.2
 """Share reserved for aborting exports in progress and sending the last metrics."""
+_CALLS_PER_REPORT: Final = 16
+"""Samples between two reports of progress within a step."""
 
 _log = logging.getLogger(__name__)
 
 
-def prepare() -> Symbolizer:
+def prepare() -> KernelSymbolizer:
     """Do the slow work that needs no configuration; call before any thread starts.
 
     Returns this host's symbols for an :class:`Agent`. Close them if no agent is created.
@@ -75,7 +77,7 @@ class Agent:
     def __init__(
         self,
         config: AgentConfig,
-        symbolizer: Symbolizer,
+        symbolizer: KernelSymbolizer,
         *,
         load: Callable[[], AgentConfig] | None = None,
         on_config: Callable[[AgentConfig], None] | None = None,
@@ -83,7 +85,7 @@ class Agent:
         notifier: Notifier | None = None,
     ) -> None:
         self._config = config
-        self._prepared: Symbolizer | None = symbolizer  # until the first start
+        self._prepared: KernelSymbolizer | None = symbolizer  # until the first start
         self._on_config = on_config
         self._access = access or Access()
         self._notifier = notifier or Notifier()
@@ -97,12 +99,14 @@ class Agent:
         self._exporters: dict[str, RunningExporter] = {}
         self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
-        self._symbolizer: Symbolizer | None = None  # of the pipeline
+        self._symbolizer: KernelSymbolizer | None = None  # of the pipeline
+        self._user_names: SymbolLoader | None = None  # likewise
         self._health: HealthServer | None = None
         self._telemetry = Telemetry(self.account, self._generation, self._count_lost_symbols)
         self._watchdog = Watchdog()
         self._meter, self._governor = Meter(), Governor()
         self._next_measure = 0.0
+        self._calls = 0  # of _alive_sometimes
         self._privileges: Privileges | None = None
 
     def run(self) -> Account:
@@ -171,6 +175,7 @@ class Agent:
         prepared, self._prepared = self._prepared, None
         try:
             symbolizer = prepared or open_symbols(self._access)
+            self._user_names = open_user_names(config.user_symbols)
             pipeline = open_live(
                 config.sampler,
                 config.schedule,
@@ -179,9 +184,10 @@ class Agent:
                 clock=self._clock,
                 resources=open_resources(self._access, self._clock, config.resource),
                 symbolizer=symbolizer,
+                user_names=self._user_names,
                 exporters=reporter.accounts,
                 loader=config.loader,
-                pause=self._alive,
+                pause=self._alive_sometimes,
             )
             pipeline.start()
         except (HostError, SamplerError) as error:
@@ -226,6 +232,12 @@ class Agent:
         self._notifier.alive(now)
         if now >= self._next_measure:
             self._stay_within_limits(now)
+
+    def _alive_sometimes(self) -> None:
+        """Report progress at some of the calls; there is one for each sample."""
+        self._calls = (self._calls + 1) % _CALLS_PER_REPORT
+        if not self._calls:
+            self._alive()
 
     def _stay_within_limits(self, now: float) -> None:
         """Lower the rate when the agent exceeds its limits; raise it again below them."""
@@ -343,8 +355,10 @@ class Agent:
         return HealthServer(endpoint, probes, self._describe)
 
     def _describe(self) -> dict[str, object]:
-        """The body of ``/status``: the account, failing receivers and disks, rate, stalls."""
+        """The body of ``/status``: the account, failing receivers and disks, rate, loaded files."""
         sampler = self._pipeline.sampler if self._pipeline else None
+        tables = sampler.tables if sampler else None
+        python = self._pipeline.python if self._pipeline else None
         return {
             "status": self._status(),
             "account": self.account().as_dict(),
@@ -359,6 +373,9 @@ class Agent:
                 if (error := running.queue.find_storage_error())
             },
             "samples_per_second": sampler.config.samples_per_second if sampler else 0,
+            "python_frames": python.describe() if python else None,
+            "unwind_tables": tables.as_dict() if tables else None,
+            "user_symbols": self._user_names.counts()._asdict() if self._user_names else None,
             "stalls_of_the_loop": self._watchdog.stalls,
         }
 

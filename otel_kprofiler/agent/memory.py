@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import os
+import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 # malloc.h, see mallopt(3); C libraries other than glibc have no mallopt.
@@ -13,7 +16,56 @@ _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
 _THRESHOLD_BYTES: Final = 128 * 1024
 
+_YOUNG_OBJECTS: Final = 20_000
+"""Before a collection; samples live for a window, and looking at them earlier is in vain."""
+
+# proc_pid_smaps(5): a line as in maps, then fields in kB.
+_MAPPING: Final = re.compile(
+    rb"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<permissions>\S{4}) \S+ \S+ (?P<inode>\d+).*\n"
+    rb"(?P<fields>(?:[A-Z]\w+:.*\n)*)",
+    re.MULTILINE,
+)
+_PRIVATE: Final = re.compile(
+    rb"^(?:Private_Dirty|Shared_Dirty|Anonymous|Swap): +(\d+) kB", re.MULTILINE
+)
+_UNWRITABLE: Final = (b"r-xp", b"r--p")
+
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_DONT_NEED: Final = ctypes.c_int(mmap.MADV_DONTNEED)
+
+_PT_LOAD: Final = 1  # elf(5)
+_PF_W: Final = 2
+
+
+class _ProgramHeader(ctypes.Structure):
+    """``Elf64_Phdr``, see elf(5)."""
+
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("offset", ctypes.c_uint64),
+        ("address", ctypes.c_uint64),
+        ("physical_address", ctypes.c_uint64),
+        ("file_size", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("alignment", ctypes.c_uint64),
+    )
+
+
+class _Library(ctypes.Structure):
+    """The beginning of ``struct dl_phdr_info``, see dl_iterate_phdr(3)."""
+
+    _fields_ = (
+        ("address", ctypes.c_uint64),
+        ("name", ctypes.c_char_p),
+        ("headers", ctypes.POINTER(_ProgramHeader)),
+        ("header_count", ctypes.c_uint16),
+    )
+
+
+_CALLBACK: Final = ctypes.PYFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p
+)
 
 
 def limit_allocator() -> None:
@@ -33,10 +85,12 @@ def limit_allocator() -> None:
 
 
 def settle() -> None:
-    """Exclude all present objects from garbage collection; they live as long as the process."""
+    """Spare all present objects garbage collection, which live as long as the process."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS)
     give_back_memory()
+    unmap_startup_pages()
 
 
 def give_back_memory() -> None:
@@ -44,6 +98,46 @@ def give_back_memory() -> None:
     trim = _find("malloc_trim")
     if trim:
         trim(0)
+
+
+def unmap_startup_pages() -> None:
+    """Stop counting pages of libraries as resident that were only used at the start.
+
+    Code and constants that are used again are mapped again from the page cache, without disk
+    access. Mappings that differ from their files (private pages, see proc_pid_smaps(5)) stay as
+    they are.
+    """
+    libc = ctypes.PyDLL(None)  # keeps the interpreter's lock, which a callback would wait for
+    if not hasattr(libc, "dl_iterate_phdr"):
+        return
+    with open("/proc/self/smaps", "rb") as file:
+        clean = set(find_clean_mappings(file.read()))
+
+    def unmap(library: Any, *_: object) -> int:
+        for start, end in _find_segments(library.contents):
+            if (start, end) in clean:
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONT_NEED)
+        return 0
+
+    # Meanwhile, no other thread maps a library: parts of one that is half mapped look clean.
+    libc.dl_iterate_phdr(_CALLBACK(unmap), None)
+
+
+def find_clean_mappings(smaps: bytes) -> Iterator[tuple[int, int]]:
+    """Ranges of unwritable file mappings without private pages."""
+    for mapping in _MAPPING.finditer(smaps):
+        permissions, inode, fields = mapping["permissions"], mapping["inode"], mapping["fields"]
+        private = sum(map(int, _PRIVATE.findall(fields)))
+        if permissions in _UNWRITABLE and inode != b"0" and not private:
+            yield int(mapping["start"], 16), int(mapping["end"], 16)
+
+
+def _find_segments(library: _Library) -> Iterator[tuple[int, int]]:
+    """Ranges of whole pages that an object was mapped at without the right to write."""
+    for header in library.headers[: library.header_count]:
+        if header.type == _PT_LOAD and not header.flags & _PF_W:
+            start = library.address + header.address
+            yield start & -_PAGE_BYTES, -(-(start + header.size) // _PAGE_BYTES) * _PAGE_BYTES
 
 
 def read_resident_bytes(pid: int | str = "self") -> int:

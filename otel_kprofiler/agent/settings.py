@@ -7,13 +7,21 @@ the schema's libraries.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from otel_kprofiler.agent.limits import Limits
 from otel_kprofiler.export import ExporterSettings
-from otel_kprofiler.pipeline import DRAIN_INTERVAL_S, FIRST_WINDOW_NS, WindowSchedule
+from otel_kprofiler.pipeline import (
+    DRAIN_INTERVAL_S,
+    WindowSchedule,
+    resource_attributes,
+    sampler_config,
+    user_symbol_settings,
+    window_schedule,
+)
 from otel_kprofiler.sampling import MAX_RING_BYTES, SamplerConfig
+from otel_kprofiler.symbols import UserSymbolSettings
 
 if TYPE_CHECKING:
     from otel_kprofiler.config import Config, Receiver
@@ -26,6 +34,7 @@ class AgentConfig:
 
     Attributes:
         sampler: settings of the sampler.
+        user_symbols: what user frames carry besides their addresses.
         loader: library that loads the BPF program.
         schedule: the length of windows.
         resource: attributes of every Resource.
@@ -45,6 +54,7 @@ class AgentConfig:
     """
 
     sampler: SamplerConfig
+    user_symbols: UserSymbolSettings
     loader: str
     schedule: WindowSchedule
     resource: Mapping[str, AttributeValue]
@@ -66,11 +76,14 @@ class AgentConfig:
 FIXED_AT_START: Final[Mapping[str, Callable[[AgentConfig], object]]] = {
     "loader": lambda config: config.loader,
     "map_scale_factor": lambda config: config.sampler.map_scale_factor,
+    "python_frames": lambda config: config.sampler.python_frames,
     "max_frames": lambda config: config.sampler.max_frames,
     "user_unwinding": lambda config: config.sampler.user_unwinding,
     "max_unwind_work": lambda config: config.sampler.max_unwind_work,
     "max_unwind_table_megabytes": lambda config: config.sampler.max_tables_bytes,
     "max_unwind_file_megabytes": lambda config: config.sampler.max_table_bytes,
+    "user_symbols": lambda config: config.user_symbols.detail,
+    "max_user_symbol_megabytes": lambda config: config.user_symbols.max_bytes,
     "bpf_verifier_log_level": lambda config: config.sampler.verifier_log_level,
     "no_kernel_version_check": lambda config: config.sampler.check_kernel,
 }
@@ -94,12 +107,10 @@ def agent_config(config: Config) -> AgentConfig:
     )
     return AgentConfig(
         sampler=_sampler_config(receiver, limits, drop_all=service.privileges.drop_all),
+        user_symbols=user_symbol_settings(receiver),
         loader=receiver.loader,
         schedule=_window_schedule(receiver, limits),
-        resource={
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in receiver.resource.items()
-        },
+        resource=resource_attributes(receiver),
         exporters=config.running_exporters,
         must_sample=receiver.error_mode == "propagate",
         sampling_percent=receiver.probabilistic_threshold,
@@ -118,35 +129,19 @@ def agent_config(config: Config) -> AgentConfig:
 
 def _sampler_config(receiver: Receiver, limits: Limits, *, drop_all: bool) -> SamplerConfig:
     rss_bytes = limits.rss_bytes
-    return SamplerConfig(
-        samples_per_second=receiver.samples_per_second,
-        stacks=receiver.stacks,
-        pin_cpu_ids=receiver.cpus,
-        max_frames=receiver.max_frames,
+    return replace(
+        sampler_config(receiver),
         # Without capabilities no file of another user can be opened, and no table loaded.
         user_unwinding="frame_pointers" if drop_all else receiver.user_unwinding,
-        max_unwind_work=receiver.max_unwind_work,
-        max_tables_bytes=receiver.max_unwind_table_megabytes << 20,
-        max_table_bytes=receiver.max_unwind_file_megabytes << 20,
-        target_pids=tuple(receiver.target_pids),
-        send_idle_frames=receiver.send_idle_frames,
-        min_process_age_ns=int(receiver.filter_min_process_age),
-        map_scale_factor=receiver.map_scale_factor,
         max_ring_bytes=rss_bytes // _RING_SHARE if rss_bytes else MAX_RING_BYTES,
         drain_interval_s=DRAIN_INTERVAL_S,
-        check_kernel=not receiver.no_kernel_version_check,
-        verifier_log_level=receiver.bpf_verifier_log_level,
     )
 
 
 def _window_schedule(receiver: Receiver, limits: Limits) -> WindowSchedule:
     fitting = limits.rss_bytes // _WINDOW_SHARE // _SAMPLE_BYTES
-    return WindowSchedule(
-        int(receiver.reporter_interval),
-        receiver.reporter_jitter,
-        FIRST_WINDOW_NS,
-        min(_MAX_WINDOW_SAMPLES, fitting) if fitting else _MAX_WINDOW_SAMPLES,
-    )
+    most = min(_MAX_WINDOW_SAMPLES, fitting) if fitting else _MAX_WINDOW_SAMPLES
+    return replace(window_schedule(receiver), max_samples=most)
 
 
 def find_fixed(old: AgentConfig, new: AgentConfig) -> list[str]:

@@ -22,7 +22,7 @@ from typing import Final
 from otel_kprofiler.bpf import bcc_compile
 from otel_kprofiler.bpf.call import bpf_call
 from otel_kprofiler.bpf.layout import MAPS, MapShape
-from otel_kprofiler.bpf.loader import LoadedObject, ObjectSpec
+from otel_kprofiler.bpf.loader import LoadedObject, ObjectSpec, without_signals
 from otel_kprofiler.errors import DependencyError, SamplerError
 
 _PYTHON: Final = "/usr/bin/python3"
@@ -38,7 +38,6 @@ _PROG_LOAD: Final = 5
 _NAME_BYTES: Final = 15
 _INSTRUCTION_BYTES: Final = 8
 _LOG_BYTES: Final = (1 << 24) - 1  # the maximum of kernels before 5.11
-_INTERRUPTED_TRIES: Final = 4
 _LICENSE: Final = b"Dual BSD/GPL"
 
 _log = logging.getLogger(__name__)
@@ -222,7 +221,5 @@ def _call_load(name: str, code: bytes, *log: int) -> int:
         _TYPES[name], len(code) // _INSTRUCTION_BYTES, code, _LICENSE, *(log or (0, 0, 0)),
         0, 0, name.encode()[:_NAME_BYTES],
     )  # fmt: skip
-    for _ in range(_INTERRUPTED_TRIES):
-        with contextlib.suppress(BlockingIOError):  # EAGAIN: interrupted by a signal
-            return bpf_call(_PROG_LOAD, attributes)
-    return bpf_call(_PROG_LOAD, attributes)
+    with without_signals():
+        return bpf_call(_PROG_LOAD, attributes)

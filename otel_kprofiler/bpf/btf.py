@@ -82,7 +82,7 @@ def _struct_members(types: bytes, at: int) -> dict[int, int] | None:
         if bit_fields and bits >> 24:
             continue  # a bit field: no address
         offset = (bits & 0xFFFFFF if bit_fields else bits) // 8
-        if offset >= size:
+        if offset > size:  # at the end is a flexible array
             return None
         found[name] = offset
     return found

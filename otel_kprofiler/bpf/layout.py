@@ -13,9 +13,11 @@ from otel_kprofiler.bpf.spans import SLOT_BYTES, SpanLayout
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     MAX_FRAMES,
+    PYTHON_SIDE,
     STACK_OK,
     STACK_TRUNCATED,
     STATUS_BY_END,
+    STATUS_BY_PYTHON_END,
     USER_SIDE,
     Collected,
     ProfileKind,
@@ -23,10 +25,11 @@ from otel_kprofiler.model import (
     SpanLink,
     StackStatus,
     find_kind,
+    python_stack_bytes,
     user_stack_bytes,
 )
 
-RECORD_VERSION: Final = 3
+RECORD_VERSION: Final = 4
 """Grows when ``struct record`` changes; recordings carry it."""
 MAX_INTERRUPT_RANGES: Final = 4
 
@@ -39,15 +42,20 @@ SPAN_LINKS: Final = 32
 NAMESPACE: Final = 64
 DESCENDANTS: Final = 128
 A64: Final = 256
+ONLY_COMMS: Final = 512
+ONLY_CGROUPS: Final = 1024
+COMM_BYTES: Final = 16
+MAX_CGROUP_LEVEL: Final = 15
 
 _NO_SPANS: Final = (0,) * len(SpanLayout._fields)
-_CONFIG: Final = struct.Struct(f"={13 + len(_NO_SPANS) + 2 * MAX_INTERRUPT_RANGES}Q")
-_RECORD: Final = struct.Struct("=QQQQQQQIIHHhh16s")
+_CONFIG: Final = struct.Struct(f"={14 + len(_NO_SPANS) + 2 * MAX_INTERRUPT_RANGES}Q")
+_RECORD: Final = struct.Struct("=QQQQQQQIIHHhhh6x16s")
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
 _USER_STACK_BYTES: Final = 1536
 """More than the largest: head, 15 mappings, MAX_FRAMES words."""
-_RECORD_BYTES: Final = RECORD_HEADER_BYTES + STACK_BYTES + _USER_STACK_BYTES
+_PYTHON_STACK_BYTES: Final = 2048
+_RECORD_BYTES: Final = RECORD_HEADER_BYTES + STACK_BYTES + _USER_STACK_BYTES + _PYTHON_STACK_BYTES
 _NOT_COLLECTED: Final = -32768
 _KINDS: Final = (KERNEL_SIDE, USER_SIDE)
 
@@ -73,7 +81,8 @@ class ProgramConfig(NamedTuple):
     namespace_inode: int = 0
     parent_offset: int = 0
     tgid_offset: int = 0
-    target_tgid: int = 0
+    comm_offset: int = 0
+    cgroup_levels: int = 0
     period_ns: int = 0
     regular_since_ns: int = 0
     spans: SpanLayout | None = None
@@ -101,6 +110,9 @@ MAPS: Final = {
     "cpu_lines": MapShape(2, 4, _CPU_LINE_BYTES, _BPF_F_MMAPABLE),
     "span_slots": MapShape(1, 4, SLOT_BYTES),
     "targets": MapShape(1, 4, 1),
+    "roots": MapShape(1, 4, 1),
+    "comms": MapShape(1, COMM_BYTES, 1),
+    "cgroups": MapShape(1, 8, 1),
     "scratch": MapShape(6, 4, _RECORD_BYTES + _LAST_RUN_BYTES),
     "ring": MapShape(27, 0, 0),
 }
@@ -179,15 +191,18 @@ def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSampl
             raise ValueError(f"the record at byte {start} is too short")
         (
             time_ns, start_time_ns, cgroup_id, trace_high, trace_low, span_id, value,
-            tgid, tid, cpu, number, kernel_bytes, user_bytes, comm,
+            tgid, tid, cpu, number, kernel_bytes, user_bytes, python_bytes, comm,
         ) = unpack(chunk, start)  # fmt: skip
         kernel = start + RECORD_HEADER_BYTES
         user = kernel + kernel_bytes if kernel_bytes > 0 else kernel
-        last = user + user_bytes if user_bytes > 0 else user
+        python = user + user_bytes if user_bytes > 0 else user
+        last = python + python_bytes if python_bytes > 0 else python
         if last != end:
             raise ValueError(f"the record at byte {start} and its stacks differ in length")
         if user_bytes > 0 and user_stack_bytes(chunk, user) != user_bytes:
             raise ValueError(f"the user stack of the record at byte {start} is damaged")
+        if python_bytes > 0 and python_stack_bytes(chunk, python) != python_bytes:
+            raise ValueError(f"the Python stack of the record at byte {start} is damaged")
         kind = kinds.get(number)
         if kind is None:
             kind = kinds[number] = find_kind(number)
@@ -196,7 +211,7 @@ def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSampl
             collected: Collected = _KERNEL
             stacks: tuple[bytes, ...] = (kernel_words,)
         else:
-            user_words = shared(words := chunk[user:end], words)
+            user_words = shared(words := chunk[user:python], words)
             if 0 <= kernel_bytes < stack_limit and user_bytes > 0 and not chunk[user]:
                 collected = _BOTH  # complete
                 stacks = (kernel_words, user_words)
@@ -206,6 +221,9 @@ def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSampl
                     user_status = STATUS_BY_END[chunk[user]]
                 statuses = _status(kernel_bytes, stack_limit), user_status
                 collected, stacks = _keep(statuses, (kernel_words, user_words))
+        if python_bytes > 0:
+            collected = _with_python(collected, chunk[python])
+            stacks = (*stacks, shared(words := chunk[python:end], words))
         fields = (
             kind,
             value,
@@ -247,6 +265,11 @@ def _collected(*statuses: StackStatus | None) -> Collected:
 
 _KERNEL: Final = _collected(STACK_OK, None)
 _BOTH: Final = _collected(STACK_OK, STACK_OK)
+
+
+@lru_cache(256)
+def _with_python(collected: Collected, end: int) -> Collected:
+    return (*collected, (PYTHON_SIDE, STATUS_BY_PYTHON_END[end]))
 
 
 def _status(stack_bytes: int, stack_limit: int) -> StackStatus | None:

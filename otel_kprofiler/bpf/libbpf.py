@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Final, Self
 
-from otel_kprofiler.bpf.loader import LoadedObject, ObjectSpec
+from otel_kprofiler.bpf.loader import LoadedObject, ObjectSpec, without_signals
 from otel_kprofiler.errors import DependencyError, SamplerError
 
 _LIBRARY: Final = "libbpf.so.1"
@@ -86,7 +86,8 @@ class _LibbpfObject:
         for program in self._programs():
             library.bpf_program__set_autoload(program, program in programs.values())
         logs = [self._request_log(program) for program in programs.values() if spec.log_level]
-        status = library.bpf_object__load(self._object)
+        with without_signals():
+            status = library.bpf_object__load(self._object)
         for log in logs:
             if log.value:
                 _log.info("verifier log:\n%s", log.value.decode(errors="replace"))
@@ -137,6 +138,8 @@ class _LibbpfObject:
     def _failure(self, what: str, code: int) -> Exception:
         """Convert a failure; the verifier shares error codes with other causes, but has a log."""
         log = self._messages.text()
+        if code == errno.EBADF:  # libbpf goes on without a descriptor that it could not open
+            code = errno.EMFILE
         reason = f"{what} {self._spec.object.name} failed: {os.strerror(code)}"
         rejected = what != _LOADING or "BEGIN PROG LOAD LOG" in log
         if not rejected or code in {errno.EMFILE, errno.ENFILE}:

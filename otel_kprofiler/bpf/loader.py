@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -12,6 +14,20 @@ from otel_kprofiler.bpf.call import bpf_call
 # enum bpf_cmd, include/uapi/linux/bpf.h
 _MAP_UPDATE_ELEM: Final = 2
 _MAP_DELETE_ELEM: Final = 3
+
+
+@contextlib.contextmanager
+def without_signals() -> Iterator[None]:
+    """Hold back signals to this thread while programs are loaded.
+
+    The verifier gives up with ``EAGAIN`` when one is pending (do_check, kernel/bpf/verifier.c). It
+    may take half a second, more than the timers of some services leave.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class ObjectSpec(NamedTuple):

@@ -32,6 +32,7 @@ class SpanLayout(NamedTuple):
         false_at: address of ``False``.
         items_at: offset of the first item of a span context.
         token_context_at: offset of the context in a token.
+        variables_at: offset of the mapping of variables in a context.
         size_shift: number of bits below the number of digits.
         negative_bit: the one of them that marks negative integers; 0 if the number is negative.
         unsampled: 1 to include spans that are not sampled.
@@ -44,6 +45,7 @@ class SpanLayout(NamedTuple):
     false_at: int
     items_at: int
     token_context_at: int
+    variables_at: int
     size_shift: int
     negative_bit: int
     unsampled: int
@@ -68,9 +70,10 @@ class SpanSlots:
 
         Args:
             tid: thread id in this process's pid namespace (``threading.get_native_id()``).
-            owner_at: address of two pointers (``struct said``): to the context in which the span
-                is active, or a token created in it; and to the span context, or any other object
-                without a span and while the first pointer changes.
+            owner_at: address of three pointers (``struct said``): to the context in which the span
+                is active, or a token created in it; to the span context, or any other object
+                without a span and while the other pointers change; and to the mapping of
+                variables that the context had then.
             context_at: address of the pointer to the thread's current context.
 
         Raises:

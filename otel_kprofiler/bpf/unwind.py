@@ -13,6 +13,7 @@ from otel_kprofiler.bpf.kernel_types import KernelTypes
 
 MAX_COLUMNS: Final = 64
 MAX_BLOCK_BYTES: Final = 512
+MAX_PRESERVED: Final = 15
 VMA_BYTES: Final = 256
 """The program reads this much of a ``vm_area_struct``."""
 _WORD: Final = 8
@@ -22,11 +23,11 @@ LINK_REGISTER: Final = 2
 KEEP_MAPPINGS: Final = 4
 RB_TREE: Final = 8
 
-_CONFIG: Final = struct.Struct("=5Q36I")
+_CONFIG: Final = struct.Struct("=5Q38I")
 _BLOCK: Final = struct.Struct(f"={4 + MAX_COLUMNS}H")
-CONFIG_BYTES: Final = _CONFIG.size + 2 * _BLOCK.size
-DEFAULT_MAX_WORK: Final = 2750
-"""Limit on one walk: 150 µs with cold caches (see ``docs/unwinding.md``)."""
+CONFIG_BYTES: Final = _CONFIG.size + 2 * _BLOCK.size + MAX_COLUMNS
+DEFAULT_MAX_WORK: Final = 5000
+"""Limit on one walk: 125 µs with cold caches (see ``docs/unwinding.md``)."""
 
 
 class RegisterBlock(NamedTuple):
@@ -63,6 +64,7 @@ class Processor(NamedTuple):
         syscall: the instruction.
         goexit: Go's ``runtime.goexit`` around the return address into it; empty if unknown.
         goexit_back: bytes of it before the return address.
+        sigreturn_bytes: length of a signal trampoline up to the end of its system call.
         signal_at: offset of ``signal`` from the stack pointer in a trampoline.
         sp_column: DWARF number of the stack pointer; likewise of the frame pointer and of the
             return address.
@@ -70,6 +72,8 @@ class Processor(NamedTuple):
         user_mask: its bits that are ``user_value`` in user mode; likewise 32-bit code.
         interrupt: ``pt_regs``.
         signal: what a signal has saved.
+        preserved: DWARF numbers of the registers that calls preserve, other than sp and fp; up to
+            MAX_PRESERVED.
     """
 
     flags: int
@@ -78,6 +82,7 @@ class Processor(NamedTuple):
     syscall: bytes
     goexit: bytes
     goexit_back: int
+    sigreturn_bytes: int
     signal_at: int
     sp_column: int
     fp_column: int
@@ -89,6 +94,7 @@ class Processor(NamedTuple):
     narrow_value: int
     interrupt: RegisterBlock
     signal: RegisterBlock
+    preserved: Sequence[int]
 
 
 # arch/x86/include/uapi/asm/ptrace.h, in words:
@@ -105,6 +111,7 @@ X86_64: Final = Processor(
     syscall=bytes.fromhex("0f05"),
     goexit=bytes.fromhex("90e8"),  # nop; call: the return address is behind the nop
     goexit_back=1,
+    sigreturn_bytes=9,
     signal_at=40,  # ucontext: flags, link, stack (3 words), then sigcontext
     sp_column=7,
     fp_column=6,
@@ -120,6 +127,7 @@ X86_64: Final = Processor(
     signal=RegisterBlock(
         17 * _WORD, 15 * _WORD, 10 * _WORD, 16 * _WORD, [_WORD * at for at in _X86_SIGNAL]
     ),
+    preserved=(3, 12, 13, 14, 15),
 )
 
 _A64_INTERRUPT: Final = tuple(_WORD * number for number in range(32))  # x0-x30, sp
@@ -128,11 +136,12 @@ _A64_SIGNAL: Final = tuple(_WORD * (number + 1) for number in range(32))
 
 AARCH64: Final = Processor(
     flags=A64_CALLS | LINK_REGISTER,
-    address_mask=(1 << 52) - 1,
+    address_mask=(1 << 48) - 1,  # signatures of VA_BITS = 48 begin there; more only on request
     sigreturn=bytes.fromhex("681180d2010000d4"),  # mov x8, #139; svc #0
     syscall=bytes.fromhex("010000d4"),
     goexit=b"",
     goexit_back=0,
+    sigreturn_bytes=8,
     signal_at=128 + 176,  # siginfo; ucontext: flags, link, stack, mask, up to a multiple of 16
     sp_column=31,
     fp_column=29,
@@ -144,6 +153,7 @@ AARCH64: Final = Processor(
     narrow_value=0x10,
     interrupt=RegisterBlock(34 * _WORD, 31 * _WORD, 29 * _WORD, 32 * _WORD, _A64_INTERRUPT),
     signal=RegisterBlock(34 * _WORD, 32 * _WORD, 30 * _WORD, 33 * _WORD, _A64_SIGNAL),
+    preserved=range(19, 29),
 )
 
 PROCESSORS: Final[Mapping[str, Processor]] = {"x86_64": X86_64, "aarch64": AARCH64}
@@ -168,6 +178,7 @@ _MEMBERS: Final = (
     ("mm_struct", "mmap_base"),
     ("mm_struct", "mm_lock_seq"),
     ("mm_struct", "context", "vdso"),
+    ("mm_struct", "end_code"),
     ("vm_area_struct", "vm_start"),
     ("vm_area_struct", "vm_end"),
     ("vm_area_struct", "vm_mm"),
@@ -230,11 +241,20 @@ def pack_unwind_config(
             max_work,
             len(processor.syscall),
             processor.goexit_back,
-            *processor[6:15],
+            processor.sigreturn_bytes,
+            *processor[7:16],
             kernel.stack_top_registers,
             *kernel.offsets,
             page_bytes,
         )
         + processor.interrupt.pack()
         + processor.signal.pack()
+        + _pack_preserved(processor.preserved)
     )
+
+
+def _pack_preserved(columns: Sequence[int]) -> bytes:
+    places = bytearray(MAX_COLUMNS)
+    for place, column in enumerate(columns, 1):
+        places[column] = place
+    return bytes(places)

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from otel_kprofiler.cli.terminal import say
+from otel_kprofiler.cli.terminal import describe_count, say
 from otel_kprofiler.otlp import check_file
 from otel_kprofiler.text import escape_controls
 
@@ -28,5 +28,6 @@ def command(path: str, *, as_json: bool) -> None:
         for violation in violations:
             line = f"{violation.rule}: {violation.where}: {violation.message}"
             say(escape_controls(line))
-        say(f"{path}: {len(violations)} violations" if violations else f"{path}: ok")
+        found = describe_count(len(violations), "violation") if violations else "ok"
+        say(f"{path}: {found}")
     sys.exit(1 if violations else 0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import click
@@ -11,6 +13,7 @@ import click
 from otel_kprofiler.bpf import BccLoader, LibbpfLoader
 from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.host import Access, doctor, is_in_user_namespace
+from otel_kprofiler.interpreters import InterpreterRefused, open_own
 from otel_kprofiler.model import Finding, Level
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.tracking import find_hidden_symbols, find_ksymbol_method
@@ -31,7 +34,9 @@ def command(*, as_json: bool) -> None:
         "libbpf.so.1": LibbpfLoader.is_installed(),
         "python3-bpfcc": BccLoader.is_installed(),
     }
-    findings = doctor(access, loaders=loaders, try_sampler=_try_sampler)
+    trial = _Trial()
+    findings = doctor(access, loaders=loaders, try_sampler=trial.run)
+    findings += trial.findings
     if not is_in_user_namespace(access):  # there, these findings only repeat that reason
         findings.append(find_ksymbol_method(access))
         hidden = find_hidden_symbols(access)
@@ -57,20 +62,53 @@ def describe(finding: Finding) -> str:
     return text
 
 
-def _try_sampler() -> str:
-    sampler = EbpfSampler(
-        SamplerConfig(samples_per_second=99, stacks="both", send_idle_frames=True)
-    )
-    sampler.start()
+class _Trial:
+    """Runs the sampler for a moment.
+
+    Attributes:
+        findings: what else it told, if it ran.
+    """
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+
+    def run(self) -> str:
+        """What it saw."""
+        sampler = EbpfSampler(
+            SamplerConfig(samples_per_second=99, stacks="both", send_idle_frames=True)
+        )
+        sampler.start()
+        try:
+            self.findings += _find_python_frames(sampler.python_problem)
+            samples = []
+            for _ in range(4):
+                sampler.wait(0.1)
+                samples += sampler.drain()
+            cpus = len(sampler.cpus)
+            sampler.stop()
+            taken = len(samples) + len(sampler.drain())
+            method = "unwind tables" if sampler.tables else "frame pointers"
+            return f"{taken} samples on {cpus} CPUs in 0.4 s; user stacks by {method}"
+        finally:
+            sampler.close()
+
+
+def _find_python_frames(problem: str | None) -> Iterator[Finding]:
+    """Whether they can be read of other processes, and of services that run this interpreter."""
+    check = "Python frames"
+    required = "libbpf, and a kernel with BTF that accepts the program"
+    if problem:
+        fix = "see docs/python.md; everything else works without them"
+        yield Finding(check, Level.WARN, f"none: {problem}", required, fix)
+        return
+    yield Finding(check, Level.OK, "the kernel's program reads them", required)
+    check = "this interpreter"
+    required = "one whose frames are proved, for services that run it"
     try:
-        samples = []
-        for _ in range(4):
-            sampler.wait(0.1)
-            samples += sampler.drain()
-        cpus = len(sampler.cpus)
-        sampler.stop()
-        taken = len(samples) + len(sampler.drain())
-        method = "unwind tables" if sampler.tables else "frame pointers"
-        return f"{taken} samples on {cpus} CPUs in 0.4 s; user stacks by {method}"
-    finally:
-        sampler.close()
+        open_own()
+    except InterpreterRefused as refused:
+        observed = f"no Python frames: {refused}"
+        yield Finding(check, Level.INFO, observed, required, "run services with another build")
+    else:
+        version = platform.python_version()
+        yield Finding(check, Level.OK, f"frames of CPython {version} are proved", required)

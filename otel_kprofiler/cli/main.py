@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -17,6 +19,8 @@ from otel_kprofiler.version import __version__
 # Help by command; here, so that --help imports no commands.
 COMMANDS: Final = {
     "record": "Profile this host, or one command, into a file.",
+    "report": "Show what is in profiles: functions, system calls, processes.",
+    "diff": "Compare two profiles: what gained, what lost, what may be chance.",
     "run": "Run the agent beside an OpenTelemetry Collector.",
     "doctor": "Check whether this host can be profiled, and how to fix it.",
     "symbolize": "Resolve kernel addresses: module, build id, RVA, function.",
@@ -27,6 +31,7 @@ COMMANDS: Final = {
 
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
+_WRITE_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 _NO_THREAD: Final = "can't start new thread"  # CPython's only text for it
 
 
@@ -59,7 +64,7 @@ def cli(ctx: click.Context, *, debug: bool) -> None:
     """Kernel-first continuous profiler for OpenTelemetry.
 
     \b
-    Profile this host for ten seconds:   otel-kprofiler record -d 10s -o kernel.html
+    Profile this host for ten seconds:   otel-kprofiler record -d 10s -o profile.html
     Run beside a Collector:              otel-kprofiler run -c agent.yaml
     """  # noqa: D301 - \b tells click not to wrap the paragraph
     ctx.obj = debug
@@ -69,8 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. Exit status: 0 ok, 1 failure, 2 usage or configuration, 3 unsuitable host."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words[:1]
+    _open_standard_streams()
     try:
-        cli.main(words, prog_name="otel-kprofiler", standalone_mode=False)
+        try:
+            cli.main(words, prog_name="otel-kprofiler", standalone_mode=False)
+        finally:
+            sys.stdout.flush()
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.Abort:
@@ -84,14 +93,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
         show_error(error)
         sys.exit(error.exit_status)
     except BrokenPipeError:  # as of `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(1)
     except (OSError, RuntimeError, MemoryError) as error:
         known = None if debug else _explain(error)
         if known is None:
             raise
+        _discard_output()
         show_error(known)
         sys.exit(known.exit_status)
+
+
+def _open_standard_streams() -> None:
+    """Take the descriptors of closed streams, so that no file gets them; writing to one fails."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+
+
+def _discard_output() -> None:
+    """Let nothing that is still buffered fail again at the exit."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _explain(error: Exception) -> KProfilerError | None:
@@ -102,6 +129,11 @@ def _explain(error: Exception) -> KProfilerError | None:
         return HostError(
             "the system allows no more processes or threads",
             hint="raise the limit: ulimit -u, TasksMax of the unit, pids.max of the container",
+        )
+    if isinstance(error, OSError) and error.errno in _WRITE_ERRORS and error.filename is None:
+        return KProfilerError(
+            f"cannot write to standard output: {error.strerror}",
+            hint="redirect it to a file on a disk with free space",
         )
     if isinstance(error, OSError) and error.filename is not None:
         return KProfilerError(f"{error.filename!s}: {error.strerror}")

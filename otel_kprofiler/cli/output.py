@@ -1,24 +1,41 @@
-"""Output files of ``record``: chooses the format, and checks the path before recording."""
+"""Output files of ``record``: chooses format and name, and checks the path before recording."""
 
 from __future__ import annotations
 
 import errno
+import gzip
+import itertools
 import os
 import sys
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Iterator, Sequence
+from typing import Final, Self
 
+from otel_kprofiler.cli.part_file import PartFile, find_dead
+from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.formats import FORMATS, OutputFormat
-from otel_kprofiler.host import NewFile
+from otel_kprofiler.host import NewFile, open_special
 from otel_kprofiler.model import KERNEL_SIDE, Window
+
+_STDOUT: Final = "-"
+_GZIP: Final = ".gz"
+_DEFAULT_NAME: Final = "profile"
+_MOST_NAMES: Final = 1000
 
 
 def _choose_format(path: str, name: str | None) -> OutputFormat:
     """The format with this name, or with the suffix of ``path`` if ``name`` is None."""
-    for row in FORMATS:
-        if row.name == name or (name is None and path.endswith(row.suffix)):
-            return row
+    if name is not None:
+        return next(row for row in FORMATS if row.name == name)
+    lower = path.lower().removesuffix(_GZIP)
+    found = [
+        (len(suffix), row.name, row)
+        for row in FORMATS
+        for suffix in (row.suffix, *row.other_suffixes)
+        if lower.endswith(suffix)
+    ]
+    if found:
+        return max(found)[2]
     suffixes = " ".join(row.suffix for row in FORMATS)
     raise ExportError(
         f"{path}: the suffix matches no format",
@@ -27,65 +44,171 @@ def _choose_format(path: str, name: str | None) -> OutputFormat:
 
 
 class Output:
-    """A file that is written atomically; ``-`` is standard output.
+    """Where a recording goes: a file that appears when it is complete, or what is no file.
 
     The constructor fails if the file exists and must not be replaced, or if its directory is not
-    writable. Leaving the context without writing leaves no file behind.
+    writable. Leaving the context without writing leaves no file, but a ``.part`` file if there
+    are samples. What is no regular file is written to, never replaced; ``-`` is standard output.
 
     Args:
-        path: where to write.
+        path: where to write; None for ``profile`` with the format's suffix in the working
+            directory, or the first of ``profile-2`` and so on that is free.
         name: name of a format in :data:`FORMATS`; None to choose by suffix.
         force: replace an existing file.
+        keep_part: whether to write a ``.part`` file meanwhile.
 
     Raises:
         ExportError: no format matches, or the file cannot be created.
+
+    Attributes:
+        path: where it is, or will be.
+        part: samples as they come; None if there is no such file.
     """
 
-    def __init__(self, path: str, name: str | None, *, force: bool) -> None:
+    def __init__(
+        self, path: str | None, name: str | None, *, force: bool, keep_part: bool = False
+    ) -> None:
+        self._is_numbered = path is None
+        if path is None:
+            self._format = _choose_format(FORMATS[0].suffix, name)
+            path = _DEFAULT_NAME + self._format.suffix
+        else:
+            self._format = _choose_format(path, name)
         self.path = path
-        self._format = _choose_format(path, name)
+        self.part: PartFile | None = None
         self._file: NewFile | None = None
-        if path != "-":
+        self._special: int | None = None
+        try:
+            self._special = sys.stdout.fileno() if path == _STDOUT else open_special(path)
+            if self._special is None:
+                self._open(path, force=force, keep_part=keep_part)
+        except OSError as error:
+            raise refusal(path, "-o", error) from error
+
+    def _open(self, path: str, *, force: bool, keep_part: bool) -> None:
+        if keep_part:
+            for dead in find_dead(os.path.dirname(path)):
+                say(
+                    f"{dead} holds what a recording took that was killed; "
+                    f"next: otel-kprofiler report {dead}",
+                    err=True,
+                )
+        for candidate in _number(path) if self._is_numbered else [path]:
             try:
-                self._file = NewFile(path, mode=0o666, replace=force)
+                self._file = NewFile(candidate, mode=0o666, replace=force)
+                self.path = candidate
+                self.part = PartFile(self._file.path) if keep_part else None
             except OSError as error:
-                raise refusal(path, "-o", error) from error
+                is_taken = isinstance(error, (FileExistsError, BlockingIOError))
+                self.close()
+                if not self._is_numbered or not is_taken:
+                    raise
+            else:
+                return
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+    @property
+    def is_stdout(self) -> bool:
+        """Whether it is written to standard output."""
+        return self._special is not None and os.path.sameopenfile(self._special, 1)
 
     @property
     def next_step(self) -> str:
-        """What to do with the file; empty for standard output."""
-        return "" if self.path == "-" else self._format.next_step.format(self.path)
+        """What to do with the file; empty for what is no file."""
+        if self._special is not None:
+            return ""
+        if self._is_packed and not self._format.is_compressed:
+            return f"gunzip {self.path}"
+        return self._format.next_step.format(self.path)
+
+    @property
+    def _is_packed(self) -> bool:
+        return self.path.lower().endswith(_GZIP)
 
     def write(self, windows: Sequence[Window]) -> None:
-        """Write the recording; only the owner may read a file with kernel addresses."""
+        """Write the recording; only the owner may read a file with kernel addresses.
+
+        If the name has been given to another file meanwhile, a numbered one is chosen.
+        """
         written = self._format.write(windows)
         content = written.encode() if isinstance(written, str) else written
-        if self._file is None:
-            sys.stdout.buffer.write(content)
-            sys.stdout.buffer.flush()
-            return
+        if self._is_packed and not self._format.is_compressed:
+            content = gzip.compress(content, mtime=0)
         try:
-            if self._format.has_addresses or _reveals_addresses(windows):
-                os.fchmod(self._file.fd, 0o600)
-            with open(self._file.fd, "wb", closefd=False) as file:
-                file.write(content)
-            self._file.finish()
+            self._write(content, private=self._format.has_addresses or _reveals_addresses(windows))
+        except BrokenPipeError:
+            raise
         except OSError as error:
             raise ExportError(
                 f"cannot write {self.path}: {error.strerror}",
                 hint="set -o to a path on a disk with free space",
             ) from error
+        if self.part:
+            self.part.close(keep=False)
+
+    def _write(self, content: bytes, *, private: bool) -> None:
+        if self._file is None:
+            if self._special is not None:
+                _write_all(self._special, content)
+            return
+        if private:
+            os.fchmod(self._file.fd, 0o600)
+        _write_all(self._file.fd, content)
+        others = (os.path.basename(path) for path in itertools.islice(_number(self.path), 1, None))
+        named = self._file.path
+        self._file.finish(others)
+        if self._file.path != named:
+            self.path = self._file.path
+
+    def close(self) -> None:
+        """Discard what has not been written, but for samples in a ``.part`` file; idempotent."""
+        if self._file:
+            self._file.abandon()
+        if self._special is not None and self.path != _STDOUT:
+            os.close(self._special)
+            self._special = None
+        if self.part and self.part.close(keep=True):
+            part = self.part.path
+            say(
+                f"{part} holds the samples that were taken until then; "
+                f"next: otel-kprofiler report {part}",
+                err=True,
+            )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file:
-            self._file.abandon()
+        self.close()
+
+
+def _number(path: str) -> Iterator[str]:
+    """``x.html``, ``x-2.html`` and so on."""
+    yield path
+    directory, name = os.path.split(path)
+    lower = name.lower()
+    suffixes = (suffix for row in FORMATS for suffix in (row.suffix, *row.other_suffixes))
+    fitting = [suffix for suffix in suffixes if lower.removesuffix(_GZIP).endswith(suffix)]
+    longest = max(map(len, fitting), default=0)
+    longest += len(_GZIP) if lower.endswith(_GZIP) else 0
+    stem, suffix = name[: len(name) - longest], name[len(name) - longest :]
+    for number in range(2, _MOST_NAMES):
+        yield os.path.join(directory, f"{stem}-{number}{suffix}")
+
+
+def _write_all(fd: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
 
 
 def refusal(path: str, option: str, error: OSError) -> ExportError:
     """The error for a path that cannot be written to."""
+    if isinstance(error, BlockingIOError):
+        return ExportError(
+            f"another recording is being written to {path}",
+            hint=f"wait for its end, or use another {option}",
+        )
     if error.errno == errno.EEXIST:
         return ExportError(
             f"{path} already exists", hint=f"use --force to replace it, or another {option}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import click
 
+from otel_kprofiler.cli.terminal import describe_count
 from otel_kprofiler.model import Account
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class _Bar:
 
 def describe(account: Account) -> str:
     """Format the counters of samples and losses."""
-    return f"{account.taken:,} samples, {sum(account.lost.values()):,} lost"
+    return f"{describe_count(account.taken, 'sample')}, {sum(account.lost.values()):,} lost"
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from otel_kprofiler.cli.output import refusal
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import Attributes, ProcessKey, Resource
-from otel_kprofiler.recording import RecordingFacts, RecordingWriter
+from otel_kprofiler.model import Attributes, Frame, ProcessKey, Resource, Window
+from otel_kprofiler.recording import RecordingFacts, RecordingWriter, UserNameCollector
 from otel_kprofiler.sampling import EbpfSampler
 from otel_kprofiler.tracking import IteratedKallsyms
 
@@ -37,7 +37,9 @@ class RawOutput:
         except OSError as error:
             raise refusal(path, "--raw", error) from error
         self._finished = False
+        self._since_unix_ns = self._until_unix_ns = 0
         self._processes: dict[ProcessKey, Attributes] = {}
+        self._names = UserNameCollector()
         with self._convert_errors():
             self._writer.capture(IteratedKallsyms(access))
 
@@ -55,18 +57,32 @@ class RawOutput:
         """Note the Resource of a process."""
         self._processes[key] = resource.attributes
 
+    def add_window(self, window: Window) -> None:
+        """Note when windows begin and end, and the names of their frames."""
+        self._since_unix_ns = self._since_unix_ns or window.start_unix_ns
+        self._until_unix_ns = window.end_unix_ns
+        self._names.add(window)
+
+    def add_frame(self, frame: Frame) -> None:
+        """Note the name of a native frame in whose place Python frames stand."""
+        self._names.add_frame(frame)
+
     def finish(self, clock: Clock, sampler: EbpfSampler) -> None:
         """Complete the file after sampling has stopped."""
+        offset_ns = clock.to_unix_ns(0)
         facts = RecordingFacts(
-            offset_ns=clock.to_unix_ns(0),
+            offset_ns=offset_ns,
             period_ns=sampler.period_ns,
             stack_limit=sampler.stack_limit,
-            until_ns=clock.boot_ns(),
+            until_ns=max(0, self._until_unix_ns - offset_ns),
             counts=sampler.counts(),
+            since_ns=max(0, self._since_unix_ns - offset_ns),
         )
         with self._convert_errors():
             self._writer.add_resources(self._processes)
             self._writer.add_user_files(sampler.user_files)
+            self._writer.add_python_codes(sampler.python_codes)
+            self._writer.add_user_names(self._names)
             self._writer.finish(facts)
         self._finished = True
 

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import os
-import signal
-import time
-from collections import Counter
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import click
+from click.core import ParameterSource
 
+from otel_kprofiler.cli.end_signals import EndSignals
 from otel_kprofiler.cli.output import Output
-from otel_kprofiler.cli.progress import Progress, open_progress
+from otel_kprofiler.cli.part_file import SCHEDULE as PART_SCHEDULE
+from otel_kprofiler.cli.progress import open_progress
 from otel_kprofiler.cli.raw import RawOutput
-from otel_kprofiler.cli.sending import SCHEDULE, Sending
-from otel_kprofiler.cli.terminal import say
+from otel_kprofiler.cli.sending import SCHEDULE as EXPORT_SCHEDULE
+from otel_kprofiler.cli.sending import Sending
+from otel_kprofiler.cli.session import Session
+from otel_kprofiler.cli.summary import summarize, summarize_sent
+from otel_kprofiler.cli.targets import find_targets
+from otel_kprofiler.cli.terminal import describe_count, say
 from otel_kprofiler.cli.types import CpuListType, DurationType
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.formats import FORMATS, select_modules
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import KERNEL_SIDE, Account, Losses, Window
+from otel_kprofiler.model import PYTHON_FRAMES, Window
 from otel_kprofiler.pipeline import (
     DRAIN_INTERVAL_S,
     Pipeline,
-    WindowSchedule,
     WindowSink,
     open_live,
     open_resources,
@@ -35,11 +38,13 @@ from otel_kprofiler.pipeline import (
     replay,
 )
 from otel_kprofiler.recording import Recording, ReplaySampler
-from otel_kprofiler.sampling import EbpfSampler, HeldCommand, SamplerConfig
+from otel_kprofiler.sampling import HeldCommand, SamplerConfig
+from otel_kprofiler.symbols import UserSymbolSettings, open_user_names
 
-# A single window, so that each output is one profile.
-_WHOLE_RECORDING: Final = WindowSchedule(2**62)
 _DEFAULT_DURATION_S: Final = 10.0
+_WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_path", "force"})
+"""Parameters that have an effect on samples that have been taken."""
+_SYMBOL_BYTES: Final = 256 << 20
 
 
 @click.command(name="record")
@@ -62,32 +67,65 @@ _DEFAULT_DURATION_S: Final = 10.0
     "--output",
     "path",
     metavar="FILE",
-    help="Output file; - is standard output. Default: kernel.html.",
+    help="Output file; - is standard output. Default: profile.html, or the first of profile-2.html "
+    "and so on that does not exist; with the suffix of --format.",
 )
 @click.option(
     "--export",
     "address",
     metavar="URL",
-    help="Send to an OTLP receiver instead: grpc://HOST:PORT, grpcs://, http:// or https://. "
-    "OTEL_EXPORTER_OTLP_[PROFILES_]* set everything else.",
+    help="Send to an OTLP receiver, and to no file without -o: grpc://HOST:PORT, grpcs://, "
+    "http:// or https://. OTEL_EXPORTER_OTLP_[PROFILES_]* set everything else.",
 )
 @click.option(
     "-f",
     "--format",
     "form",
     type=click.Choice([row.name for row in FORMATS]),
-    help="Output format. Default: by the file's suffix.",
+    help="Output format. Default: by the file's suffix; .gz compresses.",
 )
-@click.option("-p", "--pid", "pids", type=int, multiple=True, help="Only this process; repeatable.")
+@click.option(
+    "-p", "--pid", "pids", type=click.IntRange(1), multiple=True,
+    help="Only this process and its descendants; ends with the last of them. Repeatable, as all "
+    "filters: a sample must match one of each.",
+)  # fmt: skip
+@click.option(
+    "--comm", "comms", multiple=True, metavar="NAME",
+    help="Only threads of this name, and processes whose main thread has it (15 characters count).",
+)  # fmt: skip
+@click.option(
+    "--cgroup", "cgroups", multiple=True, metavar="PATH",
+    help="Only this cgroup (version 2) and those below; ends with its last process.",
+)  # fmt: skip
+@click.option(
+    "--container", "containers", multiple=True, metavar="NAME|ID",
+    help="Only this container; the first digits of its id are enough. Ends with it.",
+)  # fmt: skip
 @click.option(
     "--cpus", type=CpuListType(), default=(), metavar="LIST", help="Only these CPUs: 0-3,8."
 )
 @click.option(
     "--stacks",
     type=click.Choice(["kernel", "user", "both"]),
-    default="kernel",
+    default="both",
     show_default=True,
-    help="Sides of stacks to collect. User frames are files and addresses.",
+    help="Sides of stacks to collect; kernel also leaves out all time in user mode.",
+)
+@click.option(
+    "--user-symbols",
+    "user_symbols",
+    type=click.Choice(["off", "names", "lines"]),
+    default="names",
+    show_default=True,
+    help="What user frames carry besides file and address: nothing, names of functions, or also "
+    "lines and inlined functions (needs the extra dwarf).",
+)
+@click.option(
+    "--python/--no-python",
+    "python",
+    default=True,
+    show_default=True,
+    help="Functions and lines of Python, of processes that run CPython 3.11 or newer.",
 )
 @click.option(
     "--module",
@@ -125,8 +163,13 @@ def command(
     address: str | None,
     form: str | None,
     pids: tuple[int, ...],
+    comms: tuple[str, ...],
+    cgroups: tuple[str, ...],
+    containers: tuple[str, ...],
     cpus: tuple[int, ...],
     stacks: Literal["kernel", "user", "both"],
+    user_symbols: Literal["off", "names", "lines"],
+    python: bool,
     modules: tuple[str, ...],
     loader: str,
     idle: bool,
@@ -138,181 +181,165 @@ def command(
     """Profile this host, or COMMAND and its children, into a file.
 
     \b
-      otel-kprofiler record -d 10s -o kernel.html
+      otel-kprofiler record -d 10s -o profile.html
       otel-kprofiler record -o build.folded -- make -j2
       otel-kprofiler record -p 4242 -d 30s -o server.otlp
       otel-kprofiler record -d 1m --export grpc://127.0.0.1:4317
 
-    Ctrl-C ends the recording early and writes what was recorded. A COMMAND that is still running
-    after the duration is terminated.
+    Ctrl-C, SIGTERM and SIGHUP end the recording early and write what was recorded.
+
+    The recording of a COMMAND ends with it; children that it leaves behind go on. If the duration
+    is over or a signal comes first, the COMMAND and its children get SIGTERM or that signal, and
+    SIGKILL after five seconds. The exit status is that of the COMMAND, 128+n if signal n ended it,
+    127 if it was not found, 126 if it cannot be executed, and 0 if the recording ended first.
     """  # noqa: D301 - \b tells click not to wrap the paragraph
-    if words and (pids or cpus):
-        raise click.UsageError("a COMMAND cannot be combined with --pid or --cpus")
-    if replay_path and (words or raw_path):
-        raise click.UsageError("--replay cannot be combined with a COMMAND or --raw")
-    if address and (path or form or modules):
-        raise click.UsageError("--export cannot be combined with --output, --format or --module")
-    path = path or "kernel.html"
+    filters = pids or comms or cgroups or containers
+    if words and (filters or cpus):
+        raise click.UsageError(
+            "a COMMAND cannot be combined with --pid, --comm, --cgroup, --container or --cpus"
+        )
+    if replay_path:
+        _refuse_settings_of_sampling()
     windows: list[Window] = []
     with ExitStack() as stack:
+        signals = stack.enter_context(EndSignals())
         sending = stack.enter_context(Sending(address)) if address else None
-        output = None if sending else stack.enter_context(Output(path, form, force=force))
-        schedule = SCHEDULE if sending else _WHOLE_RECORDING
-        sink = sending or windows.append
+        output = None
+        if path or form or modules or not sending:
+            output = Output(path, form, force=force, keep_part=not replay_path)
+            stack.enter_context(output)
+            _check_distinct(output.path, raw_path, replay_path)
+        sinks = Sinks(sending, output, windows)
         if replay_path:
-            session = Session(_replay(replay_path, schedule, sink))
+            session = Session(_replay(replay_path, sinks), signals)
         else:
-            held = stack.enter_context(HeldCommand(words)) if words else None
+            access, clock = Access(), Clock()
+            targets = find_targets(
+                access, pids=pids, comms=comms, cgroups=cgroups, containers=containers
+            )
+            held = stack.enter_context(_hold(words, output)) if words else None
             config = SamplerConfig(
                 samples_per_second=rate,
                 stacks=stacks,
+                python_frames=PYTHON_FRAMES if python else 0,
                 pin_cpu_ids=cpus,
                 send_idle_frames=idle,
-                target_pids=pids,
                 drain_interval_s=DRAIN_INTERVAL_S,
                 child_pid=held.pid if held else None,
             )
-            access, clock = Access(), Clock()
             raw = raw_path and stack.enter_context(RawOutput(raw_path, access, force=force))
             limit = _DEFAULT_DURATION_S if duration is None and not words else duration
+            if raw:
+                sinks.add(raw.add_window)
             pipeline = open_live(
-                config,
-                schedule,
-                sink,
+                targets.apply(config, access) if filters else config,
+                sinks.schedule,
+                sinks.add_window,
+                whole_sink=sinks.whole,
                 access=access,
                 clock=clock,
                 resources=open_resources(
                     access, clock, {}, on_new=raw.add_process if raw else None
                 ),
                 symbolizer=open_symbols(access, event_sink=raw.add_event if raw else None),
+                user_names=open_user_names(
+                    UserSymbolSettings(detail=user_symbols, max_bytes=_SYMBOL_BYTES, cpu_share=1.0)
+                ),
                 loader=loader,
                 raw_sink=raw.add_records if raw else None,
+                replaced_sink=raw.add_frame if raw else None,
             )
-            session = Session(pipeline, held)
+            session = Session(pipeline, signals, held, targets)
             with open_progress(limit or float("inf")) as progress:
                 session.run(limit, progress)
             if raw:
                 raw.finish(clock, pipeline.sampler)
+            session.wait_for_command()
         if output:
-            output.write(_select(windows, modules) if modules else windows)
+            windows = _select(windows, modules) if modules else windows
+            output.write(windows)
+    if output:
+        say(summarize(session, output, windows), err=True)
     if sending:
         sending.check()
-        say(session.sent(sending), err=True)
-    elif output:
-        say(session.summary(output, windows), err=True)
+        say(summarize_sent(session, sending), err=True)
+    sys.exit(session.exit_status)
+
+
+class Sinks:
+    """Where windows go: each to the receiver and the ``.part`` file, all in one to the output.
+
+    Args:
+        sending: the receiver, if there is one.
+        output: the output, if there is one.
+        windows: receives the window of the whole recording, for the output.
+    """
+
+    def __init__(
+        self, sending: Sending | None, output: Output | None, windows: list[Window]
+    ) -> None:
+        part = output.part if output else None
+        self._each: list[WindowSink] = [sink for sink in (sending, part) if sink]
+        self._whole: list[WindowSink] = [windows.append] if output else []
+        self.schedule = EXPORT_SCHEDULE if sending else PART_SCHEDULE
+
+    @property
+    def whole(self) -> WindowSink | None:
+        """What takes the whole recording as one window, so that each output is one profile."""
+        return self._add_whole if self._whole else None
+
+    def add(self, sink: WindowSink) -> None:
+        """Let a sink have all samples once, as late as possible."""
+        (self._whole or self._each).insert(0, sink)
+
+    def add_window(self, window: Window) -> None:
+        """Take a window of the schedule."""
+        for sink in self._each:
+            sink(window)
+
+    def _add_whole(self, window: Window) -> None:
+        for sink in self._whole:
+            sink(window)
+
+
+def _refuse_settings_of_sampling() -> None:
+    """Refuse what would have no effect, because the samples have been taken."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name not in _WITH_REPLAY and source is ParameterSource.COMMANDLINE:
+            what = "a COMMAND" if name == "words" else parameter.opts[-1]
+            raise click.UsageError(f"--replay cannot be combined with {what}")
+
+
+def _hold(words: Sequence[str], output: Output | None) -> HeldCommand:
+    """Start the command, with its output apart from that of the recording."""
+    taken = output is not None and output.is_stdout
+    return HeldCommand(words, stdout=sys.stderr.fileno() if taken else None)
+
+
+def _check_distinct(output: str, raw: str | None, replayed: str | None) -> None:
+    """Refuse to write the same file twice, or over what is being read."""
+    for option, other in (("--raw", raw), ("--replay", replayed)):
+        if other is not None and os.path.realpath(other) == os.path.realpath(output):
+            raise click.UsageError(f"-o and {option} are the same file: {other}")
 
 
 def _select(windows: Sequence[Window], modules: Sequence[str]) -> list[Window]:
     selected = select_modules(windows, modules)
     kept, count = (sum(w.sample_count for w in part) for part in (selected, windows))
-    say(f"{kept:,} of {count:,} samples have code of {' or '.join(modules)}", err=True)
+    say(
+        f"{kept:,} of {describe_count(count, 'sample')} have code of {' or '.join(modules)}",
+        err=True,
+    )
     return selected
 
 
-def _replay(path: str, schedule: WindowSchedule, sink: WindowSink) -> Pipeline[ReplaySampler]:
+def _replay(path: str, sinks: Sinks) -> Pipeline[ReplaySampler]:
     try:
         recording = Recording(path)
     except OSError as error:
         raise KProfilerError(f"cannot read {path}: {error.strerror}") from error
     with closing(recording):
-        return replay(recording, schedule, sink)
-
-
-@dataclass(slots=True)
-class Session:
-    """A recording in progress, and how it ended."""
-
-    pipeline: Pipeline[EbpfSampler] | Pipeline[ReplaySampler]
-    held: HeldCommand | None = None
-    seconds: float = 0.0
-    interrupted: bool = False
-
-    def run(self, limit_s: float | None, progress: Progress) -> None:
-        """Sample until the time limit, the end of the command, or Ctrl-C."""
-        before = signal.signal(signal.SIGINT, self._interrupt)
-        try:
-            self.pipeline.start()
-            started = time.monotonic()
-            if self.held:
-                self.held.release()
-            while not self.interrupted and not (self.held and self.held.poll() is not None):
-                self.seconds = time.monotonic() - started
-                left = DRAIN_INTERVAL_S if limit_s is None else limit_s - self.seconds
-                if left <= 0:
-                    self._end_command()
-                    break
-                self.pipeline.step(min(left, DRAIN_INTERVAL_S))
-                progress.update(self.seconds, self.pipeline.account())
-            self.pipeline.stop()
-            self.seconds = time.monotonic() - started
-        finally:
-            signal.signal(signal.SIGINT, before)
-            self.pipeline.close()
-
-    def _end_command(self) -> None:
-        if self.held and self.held.poll() is None:
-            os.kill(self.held.pid, signal.SIGTERM)
-
-    def _interrupt(self, _number: int, _frame: object) -> None:
-        self.interrupted = True
-        self.pipeline.wake()
-
-    def summary(self, output: Output, windows: Sequence[Window]) -> str:
-        """The final message: what was written, what was lost, what to do next."""
-        account = self.pipeline.account()
-        cpus = _count_cpus(windows)
-        parts = [
-            f"{account.received:,} samples",
-            f"{cpus} CPU" if cpus == 1 else f"{cpus} CPUs",
-            f"{self.seconds:.1f} s",
-            f"lost {describe_losses(account.lost)}",
-            f"unresolved {_unresolved_share(windows):.1%} of kernel frames",
-        ]
-        return f"wrote {output.path}: {self._ended(parts, account)}{_next_step(output, account)}"
-
-    def sent(self, sending: Sending) -> str:
-        """The final message if samples went to a receiver."""
-        account = Account.of_kinds(self.pipeline.account().kinds, sending.accounts())
-        (receiver,) = account.exporters
-        parts = [
-            f"{receiver.exported:,} of {account.taken:,} samples",
-            f"{self.seconds:.1f} s",
-            f"lost {describe_losses(Counter(account.lost) + Counter(receiver.lost))}",
-        ]
-        return f"sent to {sending.address}: {self._ended(parts, account)}"
-
-    def _ended(self, parts: list[str], account: Account) -> str:
-        if self.interrupted:
-            parts.insert(0, "interrupted")
-        if self.held and self.held.poll():
-            parts.append(f"the command exited with status {self.held.poll()}")
-        return ", ".join([*parts, *(f"accounting gap: {gap}" for gap in account.gaps())])
-
-
-def describe_losses(lost: Losses) -> str:
-    """Format losses by cause."""
-    if not sum(lost.values()):
-        return "0"
-    return " ".join(f"{count:,} ({cause.value})" for cause, count in lost.items() if count)
-
-
-def _count_cpus(windows: Sequence[Window]) -> int:
-    return len({sample.cpu for window in windows for _, sample in window.samples})
-
-
-def _unresolved_share(windows: Sequence[Window]) -> float:
-    frames = unresolved = 0
-    for window in windows:
-        for _, sample in window.samples:
-            count = len(sample.timestamps_unix_ns)
-            for side in sample.stack.sides:
-                if side.kind is KERNEL_SIDE:
-                    frames += count * len(side.frames)
-                    unresolved += count * sum(bool(frame.unresolved) for frame in side.frames)
-    return unresolved / frames if frames else 0.0
-
-
-def _next_step(output: Output, account: Account) -> str:
-    if not account.received:
-        return " · nothing ran in the kernel; record for longer, or with --idle"
-    return f" · next: {output.next_step}" if output.next_step else ""
+        return replay(recording, sinks.schedule, sinks.add_window, whole_sink=sinks.whole)

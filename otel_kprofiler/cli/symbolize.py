@@ -2,31 +2,58 @@
 
 from __future__ import annotations
 
-import json
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from otel_kprofiler.cli.terminal import say
-from otel_kprofiler.errors import HostError
-from otel_kprofiler.host import Access
-from otel_kprofiler.symbols import Explanation, Match, Symbolizer
-from otel_kprofiler.tracking import IteratedKallsyms
-
-_MAX_PROBLEMS: Final = 10
-_HOST_PATHS: Final = {
-    "modules": "/proc/modules",
-    "sys_module": "/sys/module",
-    "notes": "/sys/kernel/notes",
-    "builtin_ranges": "/lib/modules",
-    "kallmodsyms": "/proc/kallmodsyms",
-}
+if TYPE_CHECKING:
+    from otel_kprofiler.symbols import SymbolSources
 
 
 @click.command(name="symbolize")
 @click.argument("words", nargs=-1, metavar="ADDR|NAME|- ...")
+@click.option("--pid", type=int, help="Resolve addresses of this process, kernel ones included.")
+@click.option(
+    "--elf",
+    "elf_files",
+    multiple=True,
+    metavar="FILE",
+    help="Resolve addresses in this file: RVAs of vmlinux, .ko or their debug files, else the"
+    " file's own (SVMA). With --kallsyms, read sizes of functions from it; with --payload, names."
+    " Repeatable; addresses then are ID:ADDR, with a build id, file id or path.",
+)
+@click.option(
+    "--file-offset",
+    "offsets",
+    is_flag=True,
+    help="With --elf, addresses are offsets in the file; with --pid, PATH:OFFSET.",
+)
+@click.option(
+    "--payload",
+    metavar="FILE",
+    help="Add names to a file of OTLP profiles, from files of this host with the same build id.",
+)
+@click.option(
+    "-o", "--output", metavar="FILE", help="With --payload: where to write, - for stdout."
+)
+@click.option("--force", is_flag=True, help="Replace an existing output file.")
+@click.option(
+    "--lines", is_flag=True, help="Also source lines and inlined functions (extra: dwarf)."
+)
+@click.option(
+    "--debug-directory",
+    "directories",
+    multiple=True,
+    metavar="DIR",
+    help="Look for debug files here; by default in /usr/lib/debug. Repeatable.",
+)
+@click.option(
+    "--debuginfod", is_flag=True, help="Ask the servers in DEBUGINFOD_URLS for debug files."
+)
 @click.option("--kallsyms", metavar="FILE", help="Use this copy of /proc/kallsyms.")
 @click.option("--modules", metavar="FILE", help="With --kallsyms: a copy of /proc/modules.")
 @click.option("--sys-module", metavar="DIR|TAR", help="With --kallsyms: a copy of /sys/module.")
@@ -36,105 +63,126 @@ _HOST_PATHS: Final = {
 )
 @click.option("--kallmodsyms", metavar="FILE", help="With --kallsyms: a copy of /proc/kallmodsyms.")
 @click.option(
-    "--elf",
-    "elf_files",
-    multiple=True,
-    metavar="FILE",
-    help="Resolve relative addresses in this vmlinux, .ko or debug file; with --kallsyms, read"
-    " sizes of functions from it. Repeatable.",
-)
-@click.option(
     "--rva",
     "rvas",
     multiple=True,
     metavar="[ID:]ADDR",
-    help="With --elf: relative address; with several files, prefixed by file id or build id.",
+    help="With --elf: an address, also if it looks like a name.",
 )
 @click.option("--explain", is_flag=True, help="Show every name at the address, and the reason.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def command(
-    *,
-    words: tuple[str, ...],
-    kallsyms: str | None,
-    modules: str | None,
-    sys_module: str | None,
-    notes: str | None,
-    builtin_ranges: str | None,
-    kallmodsyms: str | None,
-    elf_files: tuple[str, ...],
-    rvas: tuple[str, ...],
-    explain: bool,
-    as_json: bool,
-) -> None:
-    """Resolve hexadecimal kernel addresses, or find the addresses of a symbol.
+def command(**given: Any) -> None:
+    """Resolve hexadecimal addresses, or find the addresses of a symbol.
 
     \b
       otel-kprofiler symbolize ffffffff81234567
       otel-kprofiler symbolize vfs_read
       cat addresses | otel-kprofiler symbolize -
-      otel-kprofiler symbolize --elf ext4.ko.xz --rva 0x1234 0x5678
+      otel-kprofiler symbolize --pid 1234 7f12a5c98930 malloc
+      otel-kprofiler symbolize --elf /usr/bin/node --lines 0x1234
+      otel-kprofiler symbolize --elf ext4.ko.xz --rva 0x1234
+      otel-kprofiler symbolize --payload profiles.json -o named.json
 
-    Addresses are program counters: subtract one from a return address.
+    Addresses are program counters: subtract one from a return address. They start with a digit, or
+    have more than eight.
     """  # noqa: D301 - \b tells click not to wrap the paragraph
-    copies = {
-        "modules": modules,
-        "sys_module": sys_module,
-        "notes": notes,
-        "builtin_ranges": builtin_ranges,
-        "kallmodsyms": kallmodsyms,
-    }
-    if kallsyms is None and any(copies.values()):
+    options = Options(**given)
+    _check(options)
+    sys.exit(0 if _run(options) else 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments."""
+
+    words: tuple[str, ...]
+    pid: int | None
+    elf_files: tuple[str, ...]
+    offsets: bool
+    payload: str | None
+    output: str | None
+    force: bool
+    lines: bool
+    directories: tuple[str, ...]
+    debuginfod: bool
+    kallsyms: str | None
+    modules: str | None
+    sys_module: str | None
+    notes: str | None
+    builtin_ranges: str | None
+    kallmodsyms: str | None
+    rvas: tuple[str, ...]
+    explain: bool
+    as_json: bool
+
+    @property
+    def copies(self) -> dict[str, str | None]:
+        """Copies of files of another host, besides that of kallsyms."""
+        names = ("modules", "sys_module", "notes", "builtin_ranges", "kallmodsyms")
+        return {name: getattr(self, name) for name in names}
+
+
+def _check(options: Options) -> None:
+    """Refuse options that do not go together."""
+    in_process, with_copies = options.pid is not None, options.kallsyms is not None
+    if not with_copies and any(options.copies.values()):
         raise click.UsageError("copies of other files need --kallsyms")
-    if rvas and (kallsyms or not elf_files):
+    if options.rvas and (with_copies or not options.elf_files):
         raise click.UsageError("--rva needs --elf, and cannot be combined with --kallsyms")
-    if not words and not rvas:
+    if in_process + with_copies + (options.payload is not None) > 1:
+        raise click.UsageError("use one of --pid, --payload and --kallsyms")
+    if in_process and options.elf_files:
+        raise click.UsageError("use one of --pid and --elf")
+    if options.offsets and not (in_process or options.elf_files):
+        raise click.UsageError("--file-offset needs --pid or --elf")
+    if (options.payload is None) != (options.output is None):
+        raise click.UsageError("--payload and -o need each other")
+    has_words = bool(options.words or options.rvas)
+    if options.payload is not None and has_words:
+        raise click.UsageError("--payload takes no addresses")
+    if options.payload is None and not has_words:
         raise click.UsageError("Missing argument 'ADDR|NAME|- ...'.")
-    if elf_files and not kallsyms:
-        from otel_kprofiler.cli.symbolize_elf import (  # noqa: PLC0415 - imports elftools
-            name_rva,
-            open_files,
+
+
+def _run(options: Options) -> bool:
+    words, as_json = _words(options.words), options.as_json
+    if options.payload is not None and options.output is not None:
+        from otel_kprofiler.cli.symbolize_payload import name_payload  # noqa: PLC0415
+
+        return name_payload(
+            options.payload, options.output, options.elf_files, _open_sources(options),
+            force=options.force, as_json=as_json,
+        )  # fmt: skip
+    if options.pid is not None:
+        from otel_kprofiler.cli.symbolize_process import resolve_in_process  # noqa: PLC0415
+
+        sources = _open_sources(options)
+        return resolve_in_process(
+            options.pid, words, sources, offsets=options.offsets, as_json=as_json
         )
+    if options.elf_files and options.kallsyms is None:
+        from otel_kprofiler.cli.symbolize_elf import ElfFiles  # noqa: PLC0415 - imports elftools
 
-        files = open_files(elf_files)
-        every = [name_rva(files, word, as_json=as_json) for word in (*rvas, *_words(words))]
-        sys.exit(0 if all(every) else 1)
-    symbolizer = _open(kallsyms, {**copies, "elf": elf_files})
-    if symbolizer.hidden:
-        say(f"note: {symbolizer.hidden.value}; see otel-kprofiler doctor", err=True)
-    omitted = [_HOST_PATHS[name] for name, path in copies.items() if kallsyms and not path]
-    _print_problems(symbolizer, omitted)
-    found = True
-    for word in _words(words):
-        address = _parse_address(word)
-        if address is None:
-            matches = symbolizer.find(word)
-            found = found and bool(matches)
-            for match in matches:
-                say(_match_text(match, as_json))
-            if not matches:
-                say(f"{word}: no such symbol", err=True)
-        else:
-            say(_address_text(symbolizer.explain(address), explain, as_json))
-    sys.exit(0 if found else 1)
+        files = ElfFiles(options.elf_files, _open_sources(options), offsets=options.offsets)
+        found = [files.resolve_rva(word, as_json=as_json) for word in options.rvas]
+        found += [files.resolve(word, as_json=as_json) for word in words]
+        return all(found)
+    from otel_kprofiler.cli.symbolize_kernel import resolve_in_kernel  # noqa: PLC0415
+
+    return resolve_in_kernel(
+        words, options.kallsyms, options.copies, options.elf_files,
+        explain=options.explain, as_json=as_json,
+    )  # fmt: skip
 
 
-def _open(kallsyms: str | None, copies: Mapping[str, Any]) -> Symbolizer:
-    if kallsyms is None:
-        return Symbolizer.live(IteratedKallsyms(Access()))
-    try:
-        return Symbolizer.from_files(kallsyms=kallsyms, **copies)
-    except OSError as error:
-        raise HostError(f"cannot read {error.filename}: {error.strerror}") from error
+def _open_sources(options: Options) -> SymbolSources:
+    from otel_kprofiler.symbols import DEBUG_DIRECTORIES, SymbolSources, find_servers  # noqa: PLC0415
 
-
-def _print_problems(symbolizer: Symbolizer, omitted: list[str]) -> None:
-    """Print problems with the files, except those that were not given."""
-    expected = tuple(omitted) + (("/proc/version",) if omitted else ())
-    problems = [problem for problem in symbolizer.problems if not problem.startswith(expected)]
-    for problem in problems[:_MAX_PROBLEMS]:
-        say(f"note: {problem}", err=True)
-    if len(problems) > _MAX_PROBLEMS:
-        say(f"note: and {len(problems) - _MAX_PROBLEMS} more problems", err=True)
+    servers = find_servers(os.environ) if options.debuginfod else ()
+    if options.debuginfod and not servers:
+        raise click.UsageError("--debuginfod needs servers in the variable DEBUGINFOD_URLS")
+    directories = options.directories or DEBUG_DIRECTORIES
+    return SymbolSources.open(lines=options.lines, servers=servers, directories=directories)
 
 
 def _words(words: tuple[str, ...]) -> Iterator[str]:
@@ -144,72 +192,3 @@ def _words(words: tuple[str, ...]) -> Iterator[str]:
                 yield from line.split()
         else:
             yield word
-
-
-def _parse_address(word: str) -> int | None:
-    try:
-        address = int(word, 16)
-    except ValueError:
-        return None
-    # Names such as "add" or "face" are hexadecimal too; no kernel address is that short.
-    return address if word.lower().startswith("0x") or len(word) > 8 else None
-
-
-def _address_text(known: Explanation, explain: bool, as_json: bool) -> str:
-    frame = known.frame
-    module = frame.module
-    if as_json:
-        return json.dumps(_as_dict(known))
-    place = f"{module.name}+{frame.address:#x}" if module else "unknown"
-    name = f"{frame.function}+{frame.offset:#x}" if frame.lines else f"[{known.reason}]"
-    build_id = f"build-id {module.build_id}" if module and module.build_id else "no build id"
-    lines = [f"{known.address:#x}  {name}  {place}{_brackets(frame.builtin)}  {build_id}"]
-    if explain:
-        lines.append(f"  why: {known.reason}")
-        if known.section:
-            lines.append(f"  section: {known.section}")
-        if known.names:
-            lines.append(f"  names: {' '.join(known.names)}")
-            lines.append(f"  symbol: {known.start:#x} to {known.end:#x}")
-        lines += [f"  freed init function: {freed.name}" for freed in known.freed]
-    return "\n".join(lines)
-
-
-def _as_dict(known: Explanation) -> dict[str, Any]:
-    frame = known.frame
-    module = frame.module
-    return {
-        "address": f"{known.address:#x}",
-        "module": module and module.name,
-        "build_id": module and module.build_id,
-        "file_id": module and module.file_id,
-        "rva": f"{frame.address:#x}" if module else None,
-        "builtin": list(frame.builtin),
-        "function": frame.function or None,
-        "system_name": (frame.lines[-1].system_name or None) if frame.lines else None,
-        "offset": frame.offset,
-        "names": list(known.names),
-        "section": known.section or None,
-        "unresolved": frame.unresolved.value if frame.unresolved else None,
-        "reason": known.reason,
-    }
-
-
-def _match_text(match: Match, as_json: bool) -> str:
-    module = match.module.name if match.module else None
-    if as_json:
-        return json.dumps(
-            {
-                "name": match.name,
-                "address": f"{match.address:#x}",
-                "module": module,
-                "rva": f"{match.rva:#x}" if module else None,
-                "builtin": list(match.builtin),
-            }
-        )
-    place = f"{module}+{match.rva:#x}" if module else "no module"
-    return f"{match.address:#x}  {match.name}  {place}{_brackets(match.builtin)}"
-
-
-def _brackets(modules: Sequence[str]) -> str:
-    return "".join(f" [{name}]" for name in modules)

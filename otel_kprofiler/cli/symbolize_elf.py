@@ -1,63 +1,150 @@
-"""``otel-kprofiler symbolize --elf``: resolve an RVA by file id, as backends do."""
+"""``otel-kprofiler symbolize --elf``: addresses in files, as backends resolve them by file id.
+
+Addresses in files of the kernel are RVAs, those in others the files' own (SVMA).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import click
 
+from otel_kprofiler.cli.symbolize_output import parse_address, print_resolution
 from otel_kprofiler.cli.terminal import say
-from otel_kprofiler.errors import HostError
-from otel_kprofiler.symbols import ElfMatch, ElfSymbols
+from otel_kprofiler.elf import ElfError
+from otel_kprofiler.errors import HostError, KProfilerError
+from otel_kprofiler.symbols import ElfMatch, ElfResolver, ElfSymbols, SymbolSources, is_kernel_file
 
 
-def open_files(paths: Iterable[str]) -> dict[str, ElfSymbols]:
-    """Open ELF files; returns them by file id, build id and path."""
-    found = {}
-    for path in paths:
-        try:
-            symbols = ElfSymbols(path)
-        except OSError as error:
-            raise HostError(f"cannot read {path}: {error.strerror}") from error
-        for key in (path, symbols.build_id, symbols.file_id):
-            if key:
-                found[str(key)] = symbols
-    return found
+class _File(Protocol):
+    def keys(self) -> Iterator[str | None]:
+        """What names it: build id and file id."""
+
+    def show(self, number: int, *, as_json: bool) -> bool:
+        """Print the function at an address; whether there is one."""
+
+    def find(self, name: str, *, as_json: bool) -> bool:
+        """Print where functions with a name are; whether there is one."""
 
 
-def name_rva(files: Mapping[str, ElfSymbols], word: str, *, as_json: bool) -> bool:
-    """Print the function at ``RVA`` or ``ID:RVA``, where ID is a file id or build id.
+class ElfFiles:
+    """Files that addresses are resolved in, by path, build id and file id.
 
-    Returns:
-        Whether a function was found.
+    Args:
+        paths: of the files.
+        sources: where names in user files come from.
+        offsets: whether addresses in user files are offsets in them.
+
+    Raises:
+        HostError: a file cannot be read.
+        KProfilerError: a file is damaged.
+        click.UsageError: offsets in a file of the kernel, whose sections have no addresses.
     """
-    key, _, number = word.rpartition(":")
-    try:
-        rva = int(number, 16)
-    except ValueError:
-        raise click.UsageError(f"{word} is not a hexadecimal RVA") from None
-    different = {id(symbols): symbols for symbols in files.values()}
-    if key:
-        symbols = files.get(key)
-        if symbols is None:
-            say(f"{word}: no file has this id", err=True)
-            return False
-    elif len(different) > 1:
-        raise click.UsageError(f"{word} is ambiguous with several files: use FILE_ID:RVA")
-    else:
-        (symbols,) = different.values()
-    match = symbols.find(rva)
-    say(_as_json(symbols, rva, match) if as_json else _as_text(symbols, rva, match))
-    return match is not None
+
+    def __init__(self, paths: Iterable[str], sources: SymbolSources, *, offsets: bool) -> None:
+        self._files: dict[str, _File] = {}
+        for path in paths:
+            try:
+                file = _open(path, sources, offsets=offsets)
+            except OSError as error:
+                raise HostError(f"cannot read {path}: {error.strerror}") from error
+            except ElfError as error:
+                raise KProfilerError(f"cannot read {path}: {error}", hint=error.hint) from error
+            for key in (path, *file.keys()):
+                if key:
+                    self._files[key] = file
+
+    def resolve(self, word: str, *, as_json: bool) -> bool:
+        """Print what is at ``ADDR`` or ``ID:ADDR``, or where functions with a name are.
+
+        Returns:
+            Whether a function was found.
+        """
+        key, _, number = word.rpartition(":")
+        address = parse_address(number)
+        if address is not None:
+            return self.resolve_address(key, address, as_json=as_json)
+        found = [file.find(word, as_json=as_json) for file in self._different()]
+        if not any(found):
+            say(f"{word}: no such symbol", err=True)
+        return any(found)
+
+    def resolve_rva(self, word: str, *, as_json: bool) -> bool:
+        """Print what is at ``ADDR`` or ``ID:ADDR``, a hexadecimal number even without ``0x``."""
+        key, _, number = word.rpartition(":")
+        try:
+            address = int(number, 16)
+        except ValueError:
+            raise click.UsageError(f"{word} is not a hexadecimal RVA") from None
+        return self.resolve_address(key, address, as_json=as_json)
+
+    def resolve_address(self, key: str, address: int, *, as_json: bool) -> bool:
+        """Print what is at an address of the file with an id, or of the only one."""
+        files = self._different()
+        if key:
+            if key not in self._files:
+                say(f"{key}:{address:x}: no file has this id", err=True)
+                return False
+            return self._files[key].show(address, as_json=as_json)
+        if len(files) > 1:
+            raise click.UsageError(f"{address:x} is ambiguous with several files: use FILE_ID:ADDR")
+        return files[0].show(address, as_json=as_json)
+
+    def _different(self) -> list[_File]:
+        return list({id(file): file for file in self._files.values()}.values())
 
 
-def _as_text(symbols: ElfSymbols, rva: int, match: ElfMatch | None) -> str:
-    place = f"{symbols.name}+{rva:#x}"
-    if match is None:
-        return f"{place}  [no function]"
-    section = f"{match.section}+{match.section_offset:#x}"
-    return f"{place}  {match.line.function}+{rva - match.start:#x}  {section}"
+def _open(path: str, sources: SymbolSources, *, offsets: bool) -> _File:
+    if not is_kernel_file(path):
+        return _UserFile(ElfResolver(path, symbols=sources), offsets=offsets)
+    if offsets:
+        raise click.UsageError(f"--file-offset: {path} is a file of the kernel, which has RVAs")
+    return _KernelFile(ElfSymbols(path))
+
+
+class _UserFile:
+    def __init__(self, file: ElfResolver, *, offsets: bool) -> None:
+        self._file = file
+        self._resolve = file.resolve_offsets if offsets else file.resolve
+
+    def keys(self) -> Iterator[str | None]:
+        yield from (self._file.build_id, self._file.file_id)
+
+    def show(self, number: int, *, as_json: bool) -> bool:
+        (answer,) = self._resolve([number])
+        return print_resolution(answer, as_json=as_json)
+
+    def find(self, name: str, *, as_json: bool) -> bool:
+        found = [print_resolution(one, as_json=as_json) for one in self._file.find(name)]
+        return any(found)
+
+
+class _KernelFile:
+    def __init__(self, symbols: ElfSymbols) -> None:
+        self._symbols = symbols
+
+    def keys(self) -> Iterator[str | None]:
+        yield from (self._symbols.build_id, self._symbols.file_id)
+
+    def show(self, number: int, *, as_json: bool) -> bool:
+        match = self._symbols.find(number)
+        say(_as_json(self._symbols, number, match) if as_json else self._text(number, match))
+        return match is not None
+
+    def find(self, name: str, *, as_json: bool) -> bool:
+        wanted = name.encode("utf-8", "surrogateescape")
+        places = {symbol.rva: None for symbol in self._symbols.symbols if symbol.name == wanted}
+        found = [self.show(rva, as_json=as_json) for rva in places]
+        return any(found)
+
+    def _text(self, rva: int, match: ElfMatch | None) -> str:
+        place = f"{self._symbols.name}+{rva:#x}"
+        if match is None:
+            return f"{place}  [no function]"
+        section = f"{match.section}+{match.section_offset:#x}"
+        return f"{place}  {match.line.function}+{rva - match.start:#x}  {section}"
 
 
 def _as_json(symbols: ElfSymbols, rva: int, match: ElfMatch | None) -> str:

@@ -11,7 +11,7 @@ from otel_kprofiler.config import unsupported_keys
 from otel_kprofiler.config.durations import Duration
 from otel_kprofiler.config.section import Section, duration, lower
 from otel_kprofiler.host import parse_cpu_list
-from otel_kprofiler.model import MAX_FRAMES
+from otel_kprofiler.model import MAX_FRAMES, PYTHON_FRAMES
 
 _MAX_PID = 4_194_304  # PID_MAX_LIMIT, include/linux/threads.h
 
@@ -25,6 +25,16 @@ def _attribute(value: Any, _: Any) -> Any:
     if not kinds <= {str, bool, int, float} or len(kinds) > 1:
         raise ValueError("should be text, a number, true or false, or a list of one of these")
     return value
+
+
+def _symbols(value: Any) -> Any:
+    """``off``, which other YAML parsers read as false."""
+    return "off" if value is False else lower(value)
+
+
+def _count(value: Any) -> Any:
+    """``off`` for 0, also as other YAML parsers read it, and as an environment variable has it."""
+    return 0 if value is False or value in ("off", "false") else value
 
 
 _Scalar = str | bool | int | float
@@ -47,7 +57,20 @@ class Receiver(Section):
     )
     stacks: Literal["kernel", "user", "both"] = Field(
         default="kernel",
-        description="Sides of stacks to collect. User frames are exported as files and addresses.",
+        description="Sides of stacks to collect. User frames have files and addresses, by which "
+        "back ends find their names; see user_symbols.",
+    )
+    user_symbols: Annotated[Literal["off", "names", "lines"], BeforeValidator(_symbols)] = Field(
+        default="off",
+        description="What user frames carry besides file and address: nothing (off), names of "
+        "functions (names), or also source lines and inlined functions (lines; needs the extra "
+        "dwarf). Symbols are read from the files and their installed debug files.",
+    )
+    max_user_symbol_megabytes: int = Field(
+        default=32,
+        ge=1,
+        le=65_536,
+        description="Memory for the symbols of user files; those not used for a while are evicted.",
     )
     user_unwinding: Literal["auto", "frame_pointers"] = Field(
         default="auto",
@@ -56,11 +79,11 @@ class Receiver(Section):
         "distributions' binaries lack.",
     )
     max_unwind_work: int = Field(
-        default=2750,
+        default=5000,
         ge=100,
         le=1_000_000,
-        description="Limit on unwinding one user stack inside the interrupt, in steps of about "
-        "30 ns (55 ns with cold caches); deeper stacks are truncated.",
+        description="Limit on unwinding one user stack inside the interrupt, in steps of at most "
+        "25 ns (see docs/unwinding.md); deeper stacks are truncated.",
     )
     max_unwind_table_megabytes: int = Field(
         default=64,
@@ -81,6 +104,14 @@ class Receiver(Section):
         le=MAX_FRAMES,
         description="Maximum frames per side of a stack (kernel and user), counted from the leaf, "
         "1 to 127.",
+    )
+    python_frames: Annotated[int, BeforeValidator(_count)] = Field(
+        default=PYTHON_FRAMES,
+        ge=0,
+        le=MAX_FRAMES,
+        description="Maximum functions of Python per stack, counted from the leaf, 0 to 127; 0 or "
+        "off reads none. They have source lines, and need CPython 3.11 or newer (see "
+        "docs/python.md).",
     )
     target_pids: list[Annotated[int, Field(ge=1, le=_MAX_PID)]] = Field(
         default=[],

@@ -23,8 +23,8 @@ import requests
 import urllib3
 from requests.auth import HTTPBasicAuth
 
+from otel_kprofiler.abortable import SILENCED, AbortableAdapter, PlainSession
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export.abortable import SILENCED, AbortableAdapter
 from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict
 from otel_kprofiler.export.sender import (
     DEFAULT_MAX_BYTES,
@@ -107,7 +107,7 @@ class OtlpHttpExporter(OtlpSender):
         # Passed with each request, because the environment overrides the session's value.
         self._verify: bool | str = not tls.insecure_skip_verify and (tls.ca_file or True)
         self._adapter = AbortableAdapter()
-        self._session = session = requests.Session()
+        self._session = session = PlainSession()
         session.mount("http://", self._adapter)
         session.mount("https://", self._adapter)
         session.trust_env = proxy_url is None

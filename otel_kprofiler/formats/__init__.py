@@ -1,22 +1,32 @@
 """Windows as text and pictures for people, and as files for other tools."""
 
+from otel_kprofiler.formats.entries import Entry, process_id, process_name, stack_entries
 from otel_kprofiler.formats.folded import folded
 from otel_kprofiler.formats.html import html
 from otel_kprofiler.formats.pprof import pprof
+from otel_kprofiler.formats.pprof_read import is_pprof, parse_pprof
 from otel_kprofiler.formats.registry import FORMATS, OutputFormat
-from otel_kprofiler.formats.select import select_modules
+from otel_kprofiler.formats.select import module_names, plain_module, select_modules
 from otel_kprofiler.formats.speedscope import speedscope
 from otel_kprofiler.formats.table import Row, function_rows, table
 
 __all__ = [
     "FORMATS",
+    "Entry",
     "OutputFormat",
     "Row",
     "folded",
     "function_rows",
     "html",
+    "is_pprof",
+    "module_names",
+    "parse_pprof",
+    "plain_module",
     "pprof",
+    "process_id",
+    "process_name",
     "select_modules",
     "speedscope",
+    "stack_entries",
     "table",
 ]

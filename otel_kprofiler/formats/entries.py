@@ -17,6 +17,7 @@ from otel_kprofiler.model import (
     SideKind,
     Stack,
     StackEnd,
+    Unresolved,
 )
 
 
@@ -24,10 +25,11 @@ class Entry(NamedTuple):
     """One line of a stack as people see it.
 
     Attributes:
-        name: function; ``[module+0xrva]`` or ``[0xaddress]`` when it is unresolved; or a
-            remark such as ``[truncated]``.
+        name: function; ``fun_`` and its address where only its bounds are known;
+            ``[module+0xrva]`` or ``[0xaddress]`` when it is unresolved; or a remark such as
+            ``[truncated]``.
         module: name of the module, empty if unknown; that of built-in code stands in brackets
-            behind ``vmlinux``, as in kallsyms.
+            behind ``vmlinux``, as in kallsyms. Of code without modules, its source file.
         side: side of the stack that it is on.
         reason: why there is no function name, empty when there is one.
         inlined: whether it was inlined into the entry before it.
@@ -44,6 +46,14 @@ class Entry(NamedTuple):
     file: str = ""
     line: int = 0
     color: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name; with its line where the function alone does not tell what runs."""
+        if not self.side.has_files or not self.file:
+            return self.name
+        file = self.file.rpartition("/")[2] or self.file
+        return f"{self.name} ({file}:{self.line})" if self.line else f"{self.name} ({file})"
 
 
 _TRUNCATED_REASONS: Final = {
@@ -85,11 +95,24 @@ def frame_entries(frame: Frame) -> tuple[Entry, ...]:
     if frame.lines:
         physical = len(frame.lines) - 1
         return tuple(
-            Entry(line.function, module, side, "", at != physical, line.file, line.line, color)
+            Entry(
+                line.function,
+                line.file if side.has_files else module,
+                side,
+                "",
+                at != physical,
+                line.file,
+                line.line,
+                color,
+            )
             for at, line in reversed(list(enumerate(frame.lines)))
         )
     reason = frame.unresolved.value if frame.unresolved else "unknown"
-    return (Entry(f"[{place}]", module, side, reason, color=color),)
+    if frame.unresolved is Unresolved.NO_NAME:
+        place = f"fun_{frame.address - frame.offset:x}"
+    else:
+        place = f"[{side.name if side.has_files else place}]"
+    return (Entry(place, module, side, reason, color=color),)
 
 
 def process_name(resource: Resource, thread_name: str) -> str:

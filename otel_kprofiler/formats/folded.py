@@ -17,7 +17,8 @@ def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
 
     The marks are those of stackcollapse-perf.pl, by which flamegraph.pl chooses colours:
     ``_[k]`` behind whatever runs in the kernel (modules and BPF programs too), ``_[i]``
-    behind inlined functions, none behind user frames. Unresolved frames read
+    behind inlined functions, none behind user frames. Those of Python have ``_[p]``, and read
+    ``function (file.py:42)``. Unresolved frames read
     ``[module+0xrva]`` or ``[0xaddress]``. In names ``;`` becomes ``:``, and what cannot be printed
     is escaped. Of several kinds of samples each has a root, and the numbers are measured: CPU time
     and waiting time, not numbers of samples.
@@ -43,7 +44,7 @@ def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
 
 def _frame(entry: Entry) -> str:
     mark = "_[i]" if entry.inlined else entry.side.folded_mark
-    return _clean(entry.name) + mark
+    return _clean(entry.label) + mark
 
 
 def _clean(name: str) -> str:

@@ -19,10 +19,10 @@ from typing import Any, Final
 from otel_kprofiler.formats.entries import Entry, process_id, process_name, stack_entries
 from otel_kprofiler.formats.weights import Weighed, Weights
 from otel_kprofiler.model import Stack, Window
-from otel_kprofiler.text import escape_surrogates
+from otel_kprofiler.text import escape_controls
 
 _PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE)\}\}")
-_KINDS: Final = {"process": 0, "kernel": 1, "module": 2, "bpf": 3, "user": 4}
+_KINDS: Final = {"process": 0, "kernel": 1, "module": 2, "bpf": 3, "user": 4, "python": 5}
 """Colours of frames, as the page numbers them (KINDS in ``viewer/src/profile.js``)."""
 
 
@@ -43,7 +43,7 @@ def html(windows: Iterable[Window], *, title: str = "Flame graph") -> str:
         columns.add(weighed)
     data = json.dumps(columns.as_json(), separators=(",", ":"), ensure_ascii=False)
     values = {
-        "TITLE": escape(escape_surrogates(title)),
+        "TITLE": escape(escape_controls(title)),
         "SUMMARY": escape(seen.text()),
         "PROFILE": data.replace("<", "\\u003c"),  # so that no text can end the script element
     }
@@ -123,7 +123,7 @@ class _Columns:
             (self._string(frame), 0, 0, _KINDS["process"], 0)
             if isinstance(frame, str)
             else (
-                self._string(frame.name), self._string(frame.module), self._string(frame.reason),
+                self._string(frame.label), self._string(frame.module), self._string(frame.reason),
                 _KINDS[frame.color], int(frame.inlined),
             )
             for frame in self._frames
@@ -133,7 +133,7 @@ class _Columns:
         samples = [(*key, count) for key, count in self._samples.items()]
         return {
             "unit": self._unit,
-            "strings": [escape_surrogates(text) for text in self._strings],
+            "strings": [escape_controls(text) for text in self._strings],
             "frames": _columns(frames, "name", "module", "reason", "kind", "inlined"),
             "nodes": _columns(list(self._nodes), "parent", "frame"),
             "processes": _columns(processes, "name", "pid"),

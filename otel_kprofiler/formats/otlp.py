@@ -1,35 +1,32 @@
-"""OTLP files: one binary message, or the Collector's JSON lines."""
+"""OTLP files: binary messages, or the Collector's JSON lines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
-from otel_kprofiler.errors import ExportError
 from otel_kprofiler.model import Form, Window
 from otel_kprofiler.otlp import encode_window
+
+_LENGTH_BYTES: Final = 4
 
 
 def otlp(windows: Iterable[Window]) -> bytes:
     """A request of the profiles service, as protobuf; nothing if there are no samples.
 
-    Raises:
-        ExportError: the windows need more than one message.
+    If there are several windows, one request for each, with its length in front as the Collector's
+    file exporter writes it.
     """
-    return _message(windows, Form.PROTOBUF)
+    messages = _messages(windows, Form.PROTOBUF)
+    if len(messages) == 1:
+        return messages[0]
+    return b"".join([len(one).to_bytes(_LENGTH_BYTES, "big") + one for one in messages])
 
 
 def otlp_lines(windows: Iterable[Window]) -> bytes:
-    """The same message as one line of JSON.
-
-    Raises:
-        ExportError: the windows need more than one message.
-    """
-    line = _message(windows, Form.JSON)
-    return line + b"\n" if line else b""
+    """The same requests as lines of JSON."""
+    return b"".join([line + b"\n" for line in _messages(windows, Form.JSON)])
 
 
-def _message(windows: Iterable[Window], form: Form) -> bytes:
-    batches = [batch for window in windows for batch in encode_window(window, form=form).batches]
-    if len(batches) > 1:
-        raise ExportError("a recording must be one message")
-    return batches[0].payload if batches else b""
+def _messages(windows: Iterable[Window], form: Form) -> list[bytes]:
+    return [batch.payload for one in windows for batch in encode_window(one, form=form).batches]

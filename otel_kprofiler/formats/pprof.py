@@ -9,7 +9,7 @@ import gzip
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from otel_kprofiler.formats.entries import process_id, process_name
+from otel_kprofiler.formats.entries import frame_entries, process_id, process_name
 from otel_kprofiler.model import (
     ON_CPU,
     Frame,
@@ -22,7 +22,7 @@ from otel_kprofiler.model import (
     Window,
     WindowSample,
 )
-from otel_kprofiler.text import escape_surrogates
+from otel_kprofiler.text import escape_controls
 
 # Field numbers of the messages Profile, Sample, Mapping, Location, Line, Function, ValueType.
 _SAMPLE_TYPE, _SAMPLE, _MAPPING, _LOCATION, _FUNCTION, _STRING = 1, 2, 3, 4, 5, 6
@@ -37,7 +37,7 @@ def pprof(windows: Iterable[Window]) -> bytes:
     with a period, else the sum of its values. Labels hold process, pid,
     thread, tid and cpu, all as text because pprof drops a numeric 0; a number is selected by
     ``pprof -tagfocus='cpu=^0$'``. Unresolved frames have an address and a mapping, and no
-    function.
+    function; those of Python have a function with a name in brackets.
     """
     windows = list(windows)
     encoder = _Encoder(dict.fromkeys(one.kind for window in windows for one in window.profiles))
@@ -53,7 +53,7 @@ class _Encoder:
         self._strings: dict[str, int] = {"": 0}
         self._stacks: dict[Stack, bytes] = {}
         self._mappings: dict[Module, int] = {}
-        self._functions: dict[tuple[str, str, str], int] = {}
+        self._functions: dict[tuple[str, str, str, int], int] = {}
         self._locations: dict[tuple[int, int, tuple[Line, ...]], int] = {}
         self._start_ns = 0
         self._end_ns = 0
@@ -103,7 +103,7 @@ class _Encoder:
             found = self._locations[key] = len(self._locations) + 1
             base = frame.module.base if frame.module else 0
             body = _number(1, found) + _number(2, mapping) + _number(3, base + frame.address)
-            for line in frame.lines:
+            for line in frame.lines or _stand_ins(frame):
                 number = _number(1, self._function(line)) + _number(2, line.line)
                 body += _message(4, number)
             self._out += _message(_LOCATION, body)
@@ -123,13 +123,15 @@ class _Encoder:
         return found
 
     def _function(self, line: Line) -> int:
-        key = (line.function, line.system_name or line.function, line.file)
+        names = (line.function, line.system_name or line.function, line.file)
+        key = (*names, line.start_line)
         found = self._functions.get(key)
         if found is None:
             found = self._functions[key] = len(self._functions) + 1
             body = _number(1, found)
-            for field, text in enumerate(key, start=2):
+            for field, text in enumerate(names, start=2):
                 body += _number(field, self._string(text))
+            body += _number(5, line.start_line)
             self._out += _message(_FUNCTION, body)
         return found
 
@@ -144,8 +146,15 @@ class _Encoder:
         self._out += _number(_PERIOD, self._period_ns) + _number(_TIME_NANOS, self._start_ns)
         self._out += _number(_DURATION_NANOS, self._end_ns - self._start_ns)
         for text in self._strings:
-            self._out += _message(_STRING, escape_surrogates(text).encode())
+            self._out += _message(_STRING, escape_controls(text).encode())
         return bytes(self._out)
+
+
+def _stand_ins(frame: Frame) -> tuple[Line, ...]:
+    """A function for frames that have no address either."""
+    if not frame.side.has_files:
+        return ()
+    return tuple(Line(entry.name) for entry in frame_entries(frame))
 
 
 def _varint(value: int) -> bytes:

@@ -21,11 +21,13 @@ class OutputFormat:
 
     Attributes:
         name: value of ``--format``.
-        suffix: how the names of its files end; no row's suffix may end with another's.
+        suffix: how the names of its files end, in lower case; the longest that fits counts.
         write: makes the content of a file; text is written as UTF-8.
         next_step: what users do with the file, ``{}`` being its path.
         has_addresses: whether any file of this format has kernel addresses; it is readable by
             its owner only then.
+        other_suffixes: suffixes that stand for it, too.
+        is_compressed: whether its content is compressed with gzip already.
     """
 
     name: str
@@ -33,15 +35,31 @@ class OutputFormat:
     write: Callable[[Sequence[Window]], str | bytes]
     next_step: str
     has_addresses: bool = False
+    other_suffixes: tuple[str, ...] = ()
+    is_compressed: bool = False
 
 
 FORMATS: Final = [
     OutputFormat("html", ".html", html, "open {} in a browser"),
-    OutputFormat("otlp", ".otlp", otlp, "otel-kprofiler check {}"),
-    OutputFormat("otlp-json", ".otlp.jsonl", otlp_lines, "otel-kprofiler check {}"),
-    OutputFormat("folded", ".folded", folded, "flamegraph.pl {} > kernel.svg"),
+    OutputFormat("otlp", ".otlp", otlp, "otel-kprofiler report {}"),
+    OutputFormat(
+        "otlp-json",
+        ".otlp.jsonl",
+        otlp_lines,
+        "otel-kprofiler report {}",
+        other_suffixes=(".json", ".jsonl"),
+    ),
+    OutputFormat("folded", ".folded", folded, "flamegraph.pl {} > profile.svg"),
     OutputFormat("table", ".txt", table, "less -S {}"),
-    OutputFormat("pprof", ".pprof", pprof, "go tool pprof -http : {}", has_addresses=True),
+    OutputFormat(
+        "pprof",
+        ".pprof",
+        pprof,
+        "go tool pprof -http : {}",
+        has_addresses=True,
+        other_suffixes=(".pb",),
+        is_compressed=True,
+    ),
     OutputFormat("speedscope", ".speedscope.json", speedscope, "open {} in speedscope"),
 ]
 """In the order in which ``record --help`` lists them."""

@@ -15,11 +15,11 @@ def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Wi
     A module is found whether it is loaded or built into vmlinux; ``-`` and ``_`` are the same
     in its name, as for modprobe. What is left out counts as never taken.
     """
-    wanted = {_plain(name) for name in names}
+    wanted = {plain_module(name) for name in names}
 
     @cache
     def matches(stack: Stack) -> bool:
-        return any(not wanted.isdisjoint(_modules(frame)) for frame in stack.frames)
+        return any(not wanted.isdisjoint(module_names(frame)) for frame in stack.frames)
 
     def select(profile: Profile) -> Profile:
         groups = [
@@ -33,10 +33,12 @@ def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Wi
     return [replace(window, profiles=list(map(select, window.profiles))) for window in windows]
 
 
-def _modules(frame: Frame) -> set[str]:
-    names = {_plain(name) for name in frame.builtin}
-    return names | {_plain(frame.module.name)} if frame.module else names
+def module_names(frame: Frame) -> set[str]:
+    """Names of the modules that the code of a frame is of, as :func:`plain_module` has them."""
+    names = {plain_module(name) for name in frame.builtin}
+    return names | {plain_module(frame.module.name)} if frame.module else names
 
 
-def _plain(name: str) -> str:
+def plain_module(name: str) -> str:
+    """The name of a module with ``-`` as ``_``."""
     return name.replace("-", "_")

@@ -20,7 +20,8 @@ class Row(NamedTuple):
     """A function's samples.
 
     Attributes:
-        function: name; unresolved frames of a module are one row, named by the reason.
+        function: name, or ``fun_`` and an address; other unresolved frames of a module are one row,
+            named by the reason.
         module: name of its module, or of the side of the stack if no more is known.
         self_count: sum of the values of samples that were taken in it.
         total_count: likewise, in it or below it; each sample counts once.
@@ -96,7 +97,7 @@ def _table(kind: ProfileKind, profiles: Sequence[Profile], width: int, limit: in
 
 def _key(entry: Entry) -> tuple[str, str]:
     place = entry.module or entry.side.name
-    if entry.reason and not entry.name.startswith(("[truncated", "[no ")):
+    if entry.reason and not entry.name.startswith(("[truncated", "[no ", "fun_")):
         return f"[{entry.reason}]", place
     return entry.name, place
 

@@ -1,6 +1,7 @@
 """The host: files, kernel, capabilities, perf events, checks of ``doctor``."""
 
 from otel_kprofiler.host.access import Access, HostFiles
+from otel_kprofiler.host.cache_directory import CacheDirectory, find_cache_path
 from otel_kprofiler.host.capabilities import (
     Capabilities,
     get_capability_fix,
@@ -9,9 +10,14 @@ from otel_kprofiler.host.capabilities import (
     parse_capabilities,
     read_capabilities,
 )
+from otel_kprofiler.host.cgroups import Cgroup, find_cgroup, is_populated, parse_cgroup_mount
+from otel_kprofiler.host.child import child_command, limit_resources
+from otel_kprofiler.host.containers import CONTAINER_ID, Container, find_containers
+from otel_kprofiler.host.cpu_share import CpuShare
 from otel_kprofiler.host.cpus import parse_cpu_list, read_online_cpus, read_possible_cpus
 from otel_kprofiler.host.doctor import doctor
 from otel_kprofiler.host.event_per_cpu import CpuChanges, EventPerCpu
+from otel_kprofiler.host.file_places import FilePlaces
 from otel_kprofiler.host.kernel import (
     OLDEST_KERNEL,
     KernelRelease,
@@ -21,6 +27,24 @@ from otel_kprofiler.host.kernel import (
     parse_release,
     read_release,
     read_symbols_visibility,
+)
+from otel_kprofiler.host.mapped_files import (
+    FileProblem,
+    FileRequest,
+    MappedFileError,
+    OpenedFile,
+    ReferableFiles,
+    modification_time,
+    open_mapped,
+    open_regular,
+)
+from otel_kprofiler.host.maps import (
+    FoundMapping,
+    MemoryMapping,
+    ProcessMaps,
+    find_vdso,
+    parse_mappings,
+    read_maps,
 )
 from otel_kprofiler.host.open_files import find_open_files_error
 from otel_kprofiler.host.perf import (
@@ -40,15 +64,20 @@ from otel_kprofiler.host.privileges import (
     PURPOSES,
     SAMPLING,
     Privileges,
+    give_up_capabilities,
     held_capabilities,
     keep_only,
     read_threads,
     run_unprivileged,
 )
+from otel_kprofiler.host.process_stat import TICK_NS, ProcessStat, parse_stat, read_start_ticks
+from otel_kprofiler.host.process_tree import find_descendants, read_process, read_processes
+from otel_kprofiler.host.special_files import open_special
 from otel_kprofiler.host.uevents import Uevents
 from otel_kprofiler.host.writing import AppendedFile, NewFile, PrivateDirectory
 
 __all__ = [
+    "CONTAINER_ID",
     "COUNT_SW_CPU_CLOCK",
     "COUNT_SW_DUMMY",
     "DISABLED",
@@ -57,39 +86,74 @@ __all__ = [
     "OLDEST_KERNEL",
     "PURPOSES",
     "SAMPLING",
+    "TICK_NS",
     "Access",
     "AppendedFile",
+    "CacheDirectory",
     "Capabilities",
+    "Cgroup",
+    "Container",
     "CpuChanges",
+    "CpuShare",
     "EventPerCpu",
+    "FilePlaces",
+    "FileProblem",
+    "FileRequest",
+    "FoundMapping",
     "HostFiles",
     "KernelRelease",
+    "MappedFileError",
+    "MemoryMapping",
     "NewFile",
+    "OpenedFile",
     "PerfAttributes",
     "PrivateDirectory",
     "Privileges",
+    "ProcessMaps",
+    "ProcessStat",
+    "ReferableFiles",
     "SymbolsVisibility",
     "Uevents",
     "attach_program",
+    "child_command",
     "disable_event",
     "doctor",
     "enable_event",
+    "find_cache_path",
+    "find_cgroup",
+    "find_containers",
+    "find_descendants",
     "find_lockdown",
     "find_open_files_error",
     "find_sysctl",
+    "find_vdso",
     "get_capability_fix",
     "get_privilege_error",
+    "give_up_capabilities",
     "held_capabilities",
     "is_in_user_namespace",
+    "is_populated",
     "keep_only",
+    "limit_resources",
+    "modification_time",
+    "open_mapped",
     "open_perf_event",
+    "open_regular",
+    "open_special",
     "parse_capabilities",
+    "parse_cgroup_mount",
     "parse_cpu_list",
+    "parse_mappings",
     "parse_release",
+    "parse_stat",
     "read_capabilities",
+    "read_maps",
     "read_online_cpus",
     "read_possible_cpus",
+    "read_process",
+    "read_processes",
     "read_release",
+    "read_start_ticks",
     "read_symbols_visibility",
     "read_threads",
     "run_unprivileged",

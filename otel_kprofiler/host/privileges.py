@@ -38,6 +38,13 @@ JOBS: Final[Mapping[str, tuple[str, ...]]] = {
     # /proc/PID/mem is readable only for its owner, even with CAP_SYS_PTRACE.
     "kprofiler-contexts": ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"),
     "kprofiler-files": ("CAP_BPF",),
+    "kprofiler-python": (
+        "CAP_BPF",
+        "CAP_PERFMON",
+        "CAP_SYS_PTRACE",
+        "CAP_DAC_READ_SEARCH",
+        "CAP_CHECKPOINT_RESTORE",
+    ),
     "kprofiler-tables": (
         "CAP_BPF",
         "CAP_SYS_PTRACE",
@@ -112,6 +119,16 @@ def run_unprivileged(function: Callable[[], _T]) -> _T:
     if failure:
         raise failure[0]
     return result[0]
+
+
+def give_up_capabilities(*kept: str) -> None:
+    """Drop all other capabilities of a process with one thread for good: it reads hostile input.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    keep_only(kept)
 
 
 def keep_only(names: Iterable[str]) -> None:

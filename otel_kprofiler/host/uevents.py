@@ -63,7 +63,9 @@ class Uevents:
 
     def is_waiting(self) -> bool:
         """Whether a datagram or an error is ready."""
-        return bool(select.select([self._socket], [], [], 0)[0])
+        ready = select.poll()  # select(2) knows no descriptor above 1023
+        ready.register(self._socket, select.POLLIN)
+        return bool(ready.poll(0))
 
     def receive(self) -> list[bytes]:
         """All datagrams that are ready; never blocks.

@@ -12,9 +12,17 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterable
 from typing import Final
 
-_MAX_LINKS: Final = 40  # as in the kernel (fs/namei.c: MAXSYMLINKS)
+from otel_kprofiler.host.links import (
+    UNTRUSTED_LINK,
+    follow_links,
+    is_magic,
+    is_trusted,
+    open_directory,
+)
+
 _NO_TMPFILE: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 """Errors of file systems without ``O_TMPFILE`` (open(2)); EISDIR before kernel 3.11."""
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
@@ -27,8 +35,8 @@ class NewFile:
     """A file that appears under its name when complete, or not at all.
 
     Until :meth:`finish` the file is nameless, or has a random name if the file system lacks
-    ``O_TMPFILE``. An existing file or link of the name is replaced, never written to. Links are
-    followed in directories that only root or this user can write.
+    ``O_TMPFILE``. An existing file of the name is replaced, never written to. Links are followed as
+    this user's rights allow; for root only those that no one else can have made.
 
     Args:
         path: path of the finished file.
@@ -39,33 +47,38 @@ class NewFile:
         OSError: the directory cannot be written, or the name is taken.
 
     Attributes:
+        path: path of the finished file, links followed.
         fd: for reading and writing; closed by :meth:`finish` and :meth:`abandon`.
     """
 
     def __init__(self, path: str, *, mode: int = 0o600, replace: bool = False) -> None:
         self._replace = replace
-        followed = _follow(path)
-        if _is_magic(followed):
+        self.path = followed = follow_links(path, is_root=os.geteuid() == 0)
+        if is_magic(followed):
             raise OSError(errno.EINVAL, _NO_FILE)
         directory, self._name = os.path.split(followed)
-        self._directory = os.open(directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._directory = open_directory(directory or ".")
         self._temporary = ""
         try:
-            self._check_name()
+            self._check_name(self._name)
             self.fd = self._open(mode)
         except BaseException:
             os.close(self._directory)
             raise
 
-    def finish(self) -> None:
+    def finish(self, other_names: Iterable[str] = ()) -> None:
         """Give the file its name and close it.
+
+        Args:
+            other_names: to be tried in turn if the name has been taken meanwhile; sets
+                :attr:`path`.
 
         Raises:
             OSError: that failed, and the file was removed.
         """
         try:
             if not self._replace:
-                self._link(self._name)
+                self._link_first([self._name, *other_names])
                 return
             if not self._temporary:
                 name = self._random_name()
@@ -74,6 +87,18 @@ class NewFile:
             self._rename()
         finally:
             self.abandon()
+
+    def _link_first(self, names: Iterable[str]) -> None:
+        taken: FileExistsError | None = None
+        for name in names:
+            try:
+                self._link(name)
+            except FileExistsError as error:
+                taken = taken or error
+                continue
+            self.path = os.path.join(os.path.dirname(self.path), name)
+            return
+        raise taken or FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
     def abandon(self) -> None:
         """Close and discard the file; idempotent."""
@@ -86,14 +111,18 @@ class NewFile:
         os.close(self._directory)
         self.fd = -1
 
-    def _check_name(self) -> None:
+    def _check_name(self, name: str) -> None:
         try:
-            there = os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
+            there = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
         except FileNotFoundError:
             return
+        if stat.S_ISLNK(there.st_mode):
+            raise OSError(errno.ELOOP, UNTRUSTED_LINK)
+        if stat.S_ISDIR(there.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not self._replace:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        if not stat.S_ISREG(there.st_mode) and not stat.S_ISLNK(there.st_mode):
+        if not stat.S_ISREG(there.st_mode):
             raise OSError(errno.EINVAL, _NO_FILE)
 
     def _open(self, mode: int) -> int:
@@ -123,12 +152,12 @@ class NewFile:
         except OSError as error:
             if not self._temporary or error.errno not in _NO_LINKS:
                 raise
-            self._check_name()
-            self._rename()
+            self._check_name(name)
+            self._rename(name)
 
-    def _rename(self) -> None:
+    def _rename(self, name: str = "") -> None:
         directory = self._directory
-        os.replace(self._temporary, self._name, src_dir_fd=directory, dst_dir_fd=directory)
+        os.replace(self._temporary, name or self._name, src_dir_fd=directory, dst_dir_fd=directory)
         self._temporary = ""
 
 
@@ -151,8 +180,8 @@ class AppendedFile:
     """
 
     def __init__(self, path: str, *, mode: int = 0o600) -> None:
-        self._path = followed = _follow(path)
-        self._magic = followed if _is_magic(followed) else ""
+        self._path = followed = follow_links(path)
+        self._magic = followed if is_magic(followed) else ""
         directory, self.name = os.path.split(followed)
         self._directory = os.open(directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -216,7 +245,7 @@ class AppendedFile:
             fd = os.open(self.name, flags | _PLAIN, mode, dir_fd=self._directory)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise OSError(errno.ELOOP, "it is a symbolic link that others can change") from None
+                raise OSError(errno.ELOOP, UNTRUSTED_LINK) from None
             raise
         reason = self._find_reason_to_refuse(os.fstat(fd))
         if reason:
@@ -226,7 +255,7 @@ class AppendedFile:
 
     def _find_reason_to_refuse(self, opened: os.stat_result) -> str:
         """Why the opened file may be a trap, in a directory that others can write."""
-        if not stat.S_ISREG(opened.st_mode) or _is_trusted(os.fstat(self._directory)):
+        if not stat.S_ISREG(opened.st_mode) or is_trusted(os.fstat(self._directory)):
             return ""
         if opened.st_nlink > 1:
             return "it has more than one name, in a directory that others can write"
@@ -311,38 +340,3 @@ def _make_directories(path: str) -> None:
         _make_directories(parent)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-
-
-def _follow(path: str) -> str:
-    """Resolve links that only root or this user can have created."""
-    for _ in range(_MAX_LINKS):
-        try:
-            link = os.lstat(path)
-        except FileNotFoundError:
-            return path
-        if not stat.S_ISLNK(link.st_mode) or _is_magic(path):
-            return path
-        directory = os.path.dirname(path)
-        if not _is_trusted(os.stat(directory or "."), link):
-            return path
-        path = os.path.join(directory, os.readlink(path))
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-
-
-def _is_magic(path: str) -> bool:
-    """Whether a path is a magic link of /proc, as behind /dev/stdout, whose text is not a path."""
-    try:
-        link = os.lstat(path)
-        return stat.S_ISLNK(link.st_mode) and link.st_dev == os.stat("/proc/self/").st_dev
-    except OSError:
-        return False
-
-
-def _is_trusted(directory: os.stat_result, entry: os.stat_result | None = None) -> bool:
-    """Whether only root or this user can have created an entry of a directory."""
-    trusted = (0, os.geteuid())
-    if directory.st_uid not in trusted or (entry and entry.st_uid not in trusted):
-        return False
-    shared = directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    # In a sticky directory only the owners of the directory and of the entry can replace it.
-    return not shared or bool(entry and directory.st_mode & stat.S_ISVTX)

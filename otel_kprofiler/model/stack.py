@@ -28,6 +28,9 @@ _SIDE: Final = attrgetter("side")
 MAX_FRAMES: Final = 127
 """Frames per side of a stack (the kernel's default ``kernel.perf_event_max_stack``)."""
 
+PYTHON_FRAMES: Final = 64
+"""Python frames per stack, if no other limit is set."""
+
 
 class ModuleKind(enum.Enum):
     """What a module is."""
@@ -136,6 +139,16 @@ class Unresolved(enum.Enum):
     USER_ADDRESS = "user code is exported by its addresses"
     NO_FILE = "the code is in memory without a file, such as that of a JIT compiler"
     FILE_UNKNOWN = "the file of the code is not known: it could not be read in time"
+    NO_NAME = "the file has no name for the function"
+    SYMBOLS_PENDING = "the symbols of the file were not read yet"
+    SYMBOLS_DROPPED = "the symbols of the file were not read: limit of memory or time"
+    SYMBOLS_REFUSED = "the symbols of the file are damaged or too large"
+    NO_PROCESS = "the process that the address belongs to was not told"
+    PROCESS_GONE = "the process has ended, or executed another program meanwhile"
+    PROCESS_HIDDEN = "this process may not see the mappings of that one"
+    FILE_UNREADABLE = "the file of the code could not be opened or read"
+    LEFT_OUT = "the process is left out by a filter"
+    CODE_UNKNOWN = "the code object was not described in time"
 
     __hash__ = object.__hash__  # that of Enum is Python code, which each frame would run
 
@@ -151,6 +164,8 @@ class SideKind:
         folded_mark: suffix of its frames in folded stacks, by which flamegraph.pl chooses colours.
         is_expected: whether every thread has this side, so that reports mention its absence.
         usual_reason: why its frames have no names if nothing else is said; not sent.
+        has_files: whether its functions belong to source files instead of modules, so that reports
+            show the line behind the name.
     """
 
     name: str
@@ -159,15 +174,19 @@ class SideKind:
     folded_mark: str = ""
     is_expected: bool = False
     usual_reason: Unresolved | None = None
+    has_files: bool = False
 
 
 KERNEL_SIDE: Final = SideKind("kernel", "kernel", "kernel", "_[k]", is_expected=True)
 """Kernel code: vmlinux, modules, BPF programs."""
 
 USER_SIDE: Final = SideKind("user", "native", "user", usual_reason=Unresolved.USER_ADDRESS)
-"""Native code of the process; frames of types that no other side has are shown as these."""
+"""Native code of the process; decoded frames of other types get sides of their own."""
 
-SIDES: Final = [KERNEL_SIDE, USER_SIDE]
+PYTHON_SIDE: Final = SideKind("python", "cpython", "python", "_[p]", has_files=True)
+"""Python functions of CPython processes, as their interpreter has them."""
+
+SIDES: Final = [KERNEL_SIDE, USER_SIDE, PYTHON_SIDE]
 """All sides, from leaf to root."""
 
 
@@ -179,12 +198,14 @@ class Line(NamedTuple):
         system_name: the linker's name, when it differs (``foo.isra.0``); else empty.
         file: source file, empty if unknown.
         line: 1-based source line, 0 if unknown.
+        start_line: 1-based line at which the function starts, 0 if unknown.
     """
 
     function: str
     system_name: str = ""
     file: str = ""
     line: int = 0
+    start_line: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +217,8 @@ class Frame:
         address: RVA in ``module``, or the runtime address when ``module`` is None. Already
             adjusted: the leaf is exact, a caller is its return address minus one.
         lines: functions at the address, innermost inlined one first; empty when unresolved.
-        offset: distance in bytes from the start of the physical function, 0 if unresolved.
+        offset: distance in bytes from the start of the physical function, if its bounds are known
+            (they may be where its name is not: ``NO_NAME``); else 0.
         side: side of the stack that it is on.
         unresolved: why ``lines`` is empty, None when it is not.
         builtin: modules that the code of ``vmlinux`` would be in, were it not built in; several

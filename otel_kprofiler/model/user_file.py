@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model.stack import BuildId, FileId
@@ -52,14 +53,43 @@ class FileDetails(NamedTuple):
         return f"{name} (deleted)" if self.deleted and not is_held else name
 
 
-class KnownFiles:
-    """Details by file, the oldest forgotten first. Any thread may look up; it waits for none."""
+class OpenFile(NamedTuple):
+    """The content of a file that was found to be the mapped one.
 
-    def __init__(self, most: int = MAX_FILES) -> None:
+    Attributes:
+        fd: open for reading.
+        size: in bytes, when it was found to be that file.
+        modified_ns: Unix time at which it was written last, likewise.
+    """
+
+    fd: int
+    size: int
+    modified_ns: int
+
+    def has_changed(self) -> bool:
+        """Whether it was written since. Raises ``OSError``."""
+        now = os.fstat(self.fd)
+        return (now.st_size, now.st_mtime_ns) != (self.size, self.modified_ns)
+
+
+FileReader = Callable[[FileKey, FileDetails, OpenFile | bytes], None]
+"""Takes a file, which is open during the call, or its image in memory."""
+
+
+class KnownFiles:
+    """Details by file, the oldest forgotten first. Any thread may look up; it waits for none.
+
+    Args:
+        most: files to remember.
+        on_opened: called with each file that was opened, before it is known; must not wait.
+    """
+
+    def __init__(self, most: int = MAX_FILES, on_opened: FileReader | None = None) -> None:
         self._files: dict[FileKey, FileDetails] = {}
         self.version = 0
         """Grows whenever more is known."""
         self._most = most
+        self._on_opened = on_opened
         self._lock = threading.Lock()
 
     def get(self, key: FileKey) -> FileDetails | None:
@@ -71,8 +101,18 @@ class KnownFiles:
         with self._lock:
             return dict(self._files)
 
-    def add(self, key: FileKey, details: FileDetails) -> None:
-        """Remember a file."""
+    def add(
+        self, key: FileKey, details: FileDetails, content: OpenFile | bytes | None = None
+    ) -> None:
+        """Remember a file.
+
+        Args:
+            key: the file.
+            details: what is known about it.
+            content: the open file, or its image in memory; None: it is not at hand.
+        """
+        if self._on_opened is not None and content is not None:
+            self._on_opened(key, details, content)
         with self._lock:
             self._files.pop(key, None)
             self._files[key] = details

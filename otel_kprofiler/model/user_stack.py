@@ -140,7 +140,8 @@ class UserStack(NamedTuple):
 
 def parse_user_stack(raw: bytes) -> UserStack:
     """Decode ``RawSample.user_stack``; raises ``ValueError`` if it is damaged."""
-    end, mappings, words = split_user_stack(raw)
+    end, packed, words = split_user_stack(raw)
+    mappings = mapping_fields(packed)
     places = (word >> ADDRESS_BITS & NO_MAPPING for word in words)
     return UserStack(
         StackEnd(end),
@@ -194,8 +195,10 @@ def user_stack_bytes(raw: bytes, at: int) -> int:
     return int(_HEAD.size + mappings * _MAPPING.size + frames * _WORD_BYTES)
 
 
-def split_user_stack(raw: bytes) -> tuple[int, list[tuple[int, int, int, int]], memoryview[int]]:
-    """End, fields of the mappings, and words of the frames; without an object for each frame.
+def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
+    """End, mappings, and words of the frames; without an object for each.
+
+    What is known of the words holds for all stacks with equal mappings.
 
     A word is the address in its lower :data:`ADDRESS_BITS`, then four bits of the mapping's index
     (:data:`NO_MAPPING` for none), and four of the source.
@@ -204,10 +207,16 @@ def split_user_stack(raw: bytes) -> tuple[int, list[tuple[int, int, int, int]], 
         ValueError: the stack is damaged.
     """
     if not raw:
-        return StackEnd.COMPLETE, [], memoryview(b"").cast("Q")
-    if user_stack_bytes(raw, 0) != len(raw):
+        return StackEnd.COMPLETE, b"", memoryview(b"").cast("Q")
+    if len(raw) < _HEAD.size:
         raise ValueError("the user stack is damaged")
-    end, mappings, *_ = _HEAD.unpack_from(raw)
+    end, mappings, frames, version, marker = _HEAD.unpack_from(raw)
     first = _HEAD.size + mappings * _MAPPING.size
-    fields = list(_MAPPING.iter_unpack(raw[_HEAD.size : first]))
-    return end, fields, memoryview(raw)[first:].cast("Q")
+    if (version, marker, len(raw)) != (_VERSION, _MARKER, first + frames * _WORD_BYTES):
+        raise ValueError("the user stack is damaged")
+    return end, raw[_HEAD.size : first], memoryview(raw)[first:].cast("Q")
+
+
+def mapping_fields(mappings: bytes) -> list[tuple[int, int, int, int]]:
+    """Fields of the mappings of a stack: those of the file's key, and the bias."""
+    return list(_MAPPING.iter_unpack(mappings))

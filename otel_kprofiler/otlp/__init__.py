@@ -20,11 +20,16 @@ from otel_kprofiler.otlp.process_context import (
 if TYPE_CHECKING:
     from otel_kprofiler.otlp.check import RULES, Violation, check_file, check_payload
     from otel_kprofiler.otlp.decode import decode_windows, read_profiles
+    from otel_kprofiler.otlp.nameless import Nameless, NamelessFile, Naming, name_locations
+    from otel_kprofiler.otlp.payloads import read_file
 
 __all__ = [
     "RULES",
     "SCHEMA_URL",
     "Encoded",
+    "Nameless",
+    "NamelessFile",
+    "Naming",
     "ProcessContext",
     "Scope",
     "Violation",
@@ -34,15 +39,22 @@ __all__ = [
     "decode_windows",
     "encode_process_context",
     "encode_window",
+    "name_locations",
+    "read_file",
     "read_profiles",
 ]
 
 _LATE: Final = {
+    "Nameless": "nameless",
+    "NamelessFile": "nameless",
+    "Naming": "nameless",
     "RULES": "check",
     "Violation": "check",
     "check_file": "check",
     "check_payload": "check",
     "decode_windows": "decode",
+    "name_locations": "nameless",
+    "read_file": "payloads",
     "read_profiles": "decode",
 }
 

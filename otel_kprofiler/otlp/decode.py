@@ -42,11 +42,14 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import conventions as names
 from otel_kprofiler.otlp.account import parse_account
-from otel_kprofiler.otlp.payloads import parse_payloads, read_file
+from otel_kprofiler.otlp.payloads import OnDamage, TruncatedError, parse_payloads, read_file
 from otel_kprofiler.otlp.values import Values, as_text
 
 _MAX_BUILTIN: Final = 100
 """Limit of the modules of a frame; real code has one, rarely a few."""
+
+_MACHINE_CODE: Final = frozenset({"go", "rust"})
+"""Types of frames whose functions belong to modules, besides those of our sides."""
 
 _MODULE_KINDS: Final = {
     kind.value: kind for kind in (ModuleKind.VMLINUX, ModuleKind.BPF, ModuleKind.OUT_OF_LINE)
@@ -56,6 +59,7 @@ _REASONS: Final = {name.lower(): reason for name, reason in Unresolved.__members
 _TRUNCATED: Final = {end.name.lower(): status for status, end in TRUNCATED_STACKS.items()}
 _ERRNO_NUMBERS: Final = {name: number for number, name in errno.errorcode.items()}
 
+_Statuses = tuple[tuple[SideKind, StackStatus], ...]
 _ResourceKey = tuple[object, ...]
 _Identity = tuple[Stack, int, str, int, SpanLink | None]
 _ProfileKey = tuple[ProfileKind, int, int, int]
@@ -75,11 +79,20 @@ def read_profiles(path: str) -> list[Window]:
     return decode_windows(read_file(path))
 
 
-def decode_windows(data: bytes | Iterable[bytes]) -> list[Window]:
+def _allow_truncated(error: PayloadError) -> None:
+    if not isinstance(error, TruncatedError):
+        raise error
+
+
+def decode_windows(
+    data: bytes | Iterable[bytes], *, on_damage: OnDamage = _allow_truncated
+) -> list[Window]:
     """Decode serialized requests in any form; the parts of a window are merged.
 
     Args:
         data: one message or file as bytes, or several of them.
+        on_damage: called for each message that cannot be read, or not to its end; what can be
+            read of it counts if this returns. By default, only the last may be truncated.
 
     Raises:
         PayloadError: the data is not OTLP profiles, has the layout before 1.43, or exceeds a limit:
@@ -87,8 +100,11 @@ def decode_windows(data: bytes | Iterable[bytes]) -> list[Window]:
     """
     decoder = _Decoder()
     for piece in [data] if isinstance(data, bytes) else data:
-        for payload in parse_payloads(piece, partial_end=True):
-            decoder.add(payload.message)
+        for payload in parse_payloads(piece, on_damage):
+            try:
+                decoder.add(payload.message)
+            except PayloadError as error:
+                on_damage(error)
     return decoder.windows()
 
 
@@ -110,8 +126,20 @@ class _Decoder:
         self._profiles: dict[_ProfileKey, _ProfileSamples] = {}
         self._accounts: dict[_ProfileKey, Mapping[str, AttributeValue]] = {}
         self._resources: dict[_ResourceKey, Resource] = {}
-        self.frames: dict[Frame, Frame] = {}
+        self.modules: dict[Module, Module] = {}
+        self.frames: dict[tuple[object, ...], Frame] = {}
         self.stacks: dict[tuple[object, ...], Stack] = {}
+        self._sides = {side.frame_type: side for side in SIDES}
+        self._sides[""] = USER_SIDE
+
+    def side(self, frame_type: str) -> SideKind:
+        """The side of a type of frames; one of its own for a type that we have none of."""
+        found = self._sides.get(frame_type)
+        if found is None:
+            has_files = frame_type not in _MACHINE_CODE
+            found = SideKind(frame_type, frame_type, USER_SIDE.color, has_files=has_files)
+            self._sides[frame_type] = found
+        return found
 
     def add(self, message: Any) -> None:
         try:
@@ -179,9 +207,10 @@ class _Decoder:
 def _window(start: int, end: int, profiles: list[Profile]) -> Window:
     """A window extended to include all its samples; a peer's profile may be narrower."""
     for profile in profiles:
-        for _, sample in profile.samples:
-            start = min(start, *sample.timestamps_unix_ns)
-            end = max(end, max(sample.timestamps_unix_ns) + 1)
+        for group in profile.resources:
+            start = min(start, *(min(sample.timestamps_unix_ns) for sample in group.samples))
+            latest = max(max(sample.timestamps_unix_ns) for sample in group.samples)
+            end = max(end, latest + 1)
     return Window(start, end, profiles)
 
 
@@ -206,6 +235,9 @@ class _Series:
     def add(self, profile: Any, sample: Any) -> None:
         """Add a sample; an aggregated value gets the start time of its profile."""
         times, values = list(sample.timestamps_unix_nano), list(sample.values)
+        if times and not (values or self.values):
+            self.times += times
+            return
         if not times:
             if not values:
                 raise PayloadError("a sample has neither timestamps nor values")
@@ -240,26 +272,23 @@ class _Tables:
         self.values = Values(self.strings)
         self._shared = shared
         self._status_keys = [(side, names.STACK_STATUS.format(side.name)) for side in SIDES]
-        self._side_kinds = {side.frame_type: side for side in SIDES}
         self._frame_attributes: dict[
             tuple[int, ...], tuple[SideKind, str, tuple[str, ...], str]
         ] = {}
-        self._by_index: dict[tuple[object, ...], Stack] = {}
-        self._links = _Table(dictionary.link_table)
+        self._by_index: dict[tuple[int, _Statuses], Stack] = {}
+        self._taken: dict[tuple[int, ...], tuple[_Statuses, int, str, int]] = {}
+        self._links = _Table(SpanLink(one.trace_id, one.span_id) for one in dictionary.link_table)
         self._functions = _Table(dictionary.function_table)
         self._attributes = _Table(
             (self.strings[entry.key_strindex], self.values.read(entry.value))
             for entry in dictionary.attribute_table
         )
-        self._modules = _Table(map(self._module, dictionary.mapping_table))
-        self._frames = _Table(
-            shared.frames.setdefault(frame, frame)
-            for frame in map(self._frame, dictionary.location_table)
-        )
-        self._stacks = _Table(
-            tuple(self._frames[index] for index in entry.location_indices)
-            for entry in dictionary.stack_table
-        )
+        modules = [self._module(entry) for entry in dictionary.mapping_table]
+        self._modules = _Table([shared.modules.setdefault(one, one) for one in modules])
+        users = [replace(one, kind=ModuleKind.USER) for one in modules]
+        self._user_modules = _Table([shared.modules.setdefault(one, one) for one in users])
+        self._frames = list(map(self._frame, dictionary.location_table))
+        self._stacks = _Table(map(self._stack_frames, dictionary.stack_table))
 
     def attributes(self, indices: Iterable[int]) -> Mapping[str, AttributeValue]:
         return dict(self._attributes[index] for index in indices)
@@ -279,7 +308,21 @@ class _Tables:
         )
 
     def identity(self, sample: Any) -> _Identity:
-        attributes = self.attributes(sample.attribute_indices)
+        indices = tuple(sample.attribute_indices)
+        found = self._taken.get(indices)
+        if found is None:
+            found = self._taken[indices] = self._read_sample_attributes(indices)
+        statuses, tid, thread_name, cpu = found
+        stack_key = (sample.stack_index, statuses)
+        stack = self._by_index.get(stack_key)
+        if stack is None:
+            stack = self._by_index[stack_key] = self._stack(*stack_key)
+        link = self._links[sample.link_index] if sample.link_index else None
+        return stack, tid, thread_name, cpu, link
+
+    def _read_sample_attributes(self, indices: Iterable[int]) -> tuple[_Statuses, int, str, int]:
+        """Outcomes of collecting the sides of the stack, thread and CPU."""
+        attributes = self.attributes(indices)
         statuses = tuple(
             [
                 (side, parse_status(as_text(attributes[key])))
@@ -287,20 +330,14 @@ class _Tables:
                 if key in attributes
             ]
         )
-        stack_key = (sample.stack_index, statuses)
-        stack = self._by_index.get(stack_key)
-        if stack is None:
-            stack = self._by_index[stack_key] = self._stack(*stack_key)
-        link = self._links[sample.link_index] if sample.link_index else None
         return (
-            stack,
+            statuses,
             _integer(attributes.get(names.THREAD_ID)),
             as_text(attributes.get(names.THREAD_NAME, "")),
             _integer(attributes.get(names.CPU)),
-            SpanLink(link.trace_id, link.span_id) if link else None,
         )
 
-    def _stack(self, index: int, statuses: tuple[tuple[SideKind, StackStatus], ...]) -> Stack:
+    def _stack(self, index: int, statuses: _Statuses) -> Stack:
         frames: tuple[Frame, ...] = self._stacks[index]
         stack_key = (statuses, *map(id, frames))
         stack = self._shared.stacks.get(stack_key)
@@ -326,21 +363,35 @@ class _Tables:
             file_offset=entry.file_offset,
         )
 
+    def _stack_frames(self, entry: Any) -> tuple[Frame, ...]:
+        indices, frames = entry.location_indices, self._frames
+        if indices and min(indices) < 0:
+            raise IndexError(min(indices))
+        return tuple([frames[index] for index in indices])
+
     def _frame(self, entry: Any) -> Frame:
+        """The frame of a location; equal ones of all messages are one, made only once."""
         indices = tuple(entry.attribute_indices)
         found = self._frame_attributes.get(indices)
         if found is None:
             found = self._frame_attributes[indices] = self._read_frame_attributes(indices)
         side, reason, builtin, found_by = found
-        lines = tuple(self._line(line) for line in entry.lines)
-        module = self._modules[entry.mapping_index] if entry.mapping_index else None
-        if side is not KERNEL_SIDE and module is not None:
-            module = replace(module, kind=ModuleKind.USER)
-        unresolved = None
-        if not lines:
-            missing = Unresolved.NO_SYMBOL if module else Unresolved.UNMAPPED
-            unresolved = _REASONS.get(reason, side.usual_reason or missing)
-        return Frame(module, entry.address, lines, 0, side, unresolved, builtin, found_by)
+        lines = tuple([self._line(line) for line in entry.lines]) if entry.lines else ()
+        module = None
+        if entry.mapping_index:
+            modules = self._modules if side is KERNEL_SIDE else self._user_modules
+            module = modules[entry.mapping_index]
+        key = (id(module), entry.address, lines, found)
+        frame = self._shared.frames.get(key)
+        if frame is None:
+            unresolved = None
+            if not lines:
+                missing = Unresolved.NO_SYMBOL if module else Unresolved.UNMAPPED
+                unresolved = _REASONS.get(reason, side.usual_reason or missing)
+            frame = self._shared.frames[key] = Frame(
+                module, entry.address, lines, 0, side, unresolved, builtin, found_by
+            )
+        return frame
 
     def _read_frame_attributes(
         self, indices: Iterable[int]
@@ -349,7 +400,7 @@ class _Tables:
         attributes = self.attributes(indices)
         builtin = attributes.get(names.MODULE_BUILTIN, ())
         return (
-            self._side_kinds.get(as_text(attributes.get(names.FRAME_TYPE, "")), USER_SIDE),
+            self._shared.side(as_text(attributes.get(names.FRAME_TYPE, ""))),
             as_text(attributes.get(names.UNRESOLVED, "")),
             tuple(map(str, builtin[:_MAX_BUILTIN] if isinstance(builtin, tuple) else [builtin])),
             as_text(attributes.get(names.FOUND_BY, "")),
@@ -362,6 +413,7 @@ class _Tables:
             self.strings[entry.system_name_strindex],
             self.strings[entry.filename_strindex],
             line.line,
+            entry.start_line,
         )
 
 

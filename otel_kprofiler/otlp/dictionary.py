@@ -12,6 +12,7 @@ from otel_kprofiler.model import (
     AttributeForm,
     AttributeValue,
     Frame,
+    Line,
     Module,
     ModuleKind,
     RawFrames,
@@ -140,6 +141,8 @@ class Dictionary:
         self._raw: dict[tuple[SideKind, Unresolved], _RawLocations] = {}
         self._stacks: dict[int, Token] = {}
         self._extents: dict[int, AddressRange] = {}
+        # Of modules, without and with their range.
+        self._mappings: tuple[dict[int, Token], dict[int, Token]] = ({}, {})
         self._statuses: dict[int, _Statuses] = {}  # of stacks that are not complete
         self._shortcuts: dict[tuple[object, ...], bytes] = {}
 
@@ -246,11 +249,18 @@ class Dictionary:
         entry = self._writer.location(
             self._mapping(module, address) if module else b"",
             address,
-            [(self._function(names), line.line) for line in lines if any(names := line[:3])],
+            self._lines(lines) if lines else (),
             self._frame_attributes(frame.side, frame.unresolved, frame.builtin, frame.found_by),
         )
         token = self._frames[id(frame)] = self.tables.intern(LOCATION, entry)
         return token
+
+    def _lines(self, lines: tuple[Line, ...]) -> list[tuple[Token, int]]:
+        return [
+            (self._function(line), line.line)
+            for line in lines
+            if line.function or line.system_name or line.file
+        ]
 
     def _frame_attributes(
         self,
@@ -280,8 +290,8 @@ class Dictionary:
         if extent is None:
             extent = self._extents[id(module)] = module.extent
         inside = extent.start <= address < extent.end
-        key = (id(module), inside)
-        known = self._shortcuts.get(key)
+        mappings = self._mappings[inside]
+        known = mappings.get(id(module))
         if known is not None:
             return known
         attributes: dict[str, AttributeValue] = {BUILD_ID_HTLHASH: module.file_id}
@@ -298,13 +308,15 @@ class Dictionary:
             self.string(module.name),
             self.attributes(attributes),
         )
-        known = self._shortcuts[key] = self.tables.intern(MAPPING, entry)
+        known = mappings[id(module)] = self.tables.intern(MAPPING, entry)
         return known
 
-    def _function(self, names: tuple[str, ...]) -> Token:
-        """Token of a function by the names of a line: function, system name, file."""
-        known = self._shortcuts.get(names)
+    def _function(self, line: Line) -> Token:
+        """Token of the function of a line."""
+        key = (line.function, line.system_name, line.file, line.start_line)
+        known = self._shortcuts.get(key)
         if known is None:
-            entry = self._writer.function(*map(self.string, names))
-            known = self._shortcuts[names] = self.tables.intern(FUNCTION, entry)
+            name, system_name, file = map(self.string, key[:3])
+            entry = self._writer.function(name, system_name, file, line.start_line)
+            known = self._shortcuts[key] = self.tables.intern(FUNCTION, entry)
         return known

@@ -13,7 +13,7 @@ from otel_kprofiler.otlp.dictionary import Dictionary
 
 _ONE_BYTE_INDICES: Final = 127
 """Entries of a table, besides the zero entry, whose index is one byte long."""
-_STACKS_COUNTED: Final = 256
+_STACKS_COUNTED: Final = 64
 """Number of samples, or up to twice as many, whose stacks determine the frequent entries."""
 _STACKS_AT_ONCE: Final = 16
 """Stacks counted between two calls of ``pause``."""

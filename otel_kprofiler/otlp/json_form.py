@@ -125,12 +125,13 @@ class JsonWriter:
         """The field ``attributeIndices`` of a location."""
         return _array(b"attributeIndices", attributes)
 
-    def function(self, name: Token, system_name: Token, file: Token) -> bytes:
+    def function(self, name: Token, system_name: Token, file: Token, start_line: int) -> bytes:
         """Entry of ``functionTable``."""
         return b"," + _object(
             _field(b"nameStrindex", name),
             _field(b"systemNameStrindex", system_name),
             _field(b"filenameStrindex", file),
+            _long(b"startLine", start_line),
         )
 
     def link(self, link: SpanLink) -> bytes:

@@ -6,9 +6,11 @@ Three forms: one bare protobuf message; protobuf messages with a four-byte big-e
 
 from __future__ import annotations
 
+import enum
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -41,31 +43,91 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """One message and the deviations noted while reading it."""
+    """One message and the deviations noted while reading it.
+
+    Attributes:
+        message: ``ExportProfilesServiceRequest``.
+        notes: the deviations.
+        tree: the JSON that the message was made of; None for protobuf.
+    """
 
     message: Any
     notes: tuple[Note, ...] = ()
+    tree: Any = None
 
 
-def parse_payloads(data: bytes, *, partial_end: bool = False) -> Iterator[Payload]:
+class Framing(enum.Enum):
+    """How a file holds its messages."""
+
+    ONE = "one protobuf message"
+    PREFIXED = "protobuf messages, each with its length in front"
+    JSON = "a line of JSON for each message"
+
+    def join(self, messages: Iterable[bytes]) -> bytes:
+        """A file with these messages; of :attr:`ONE`, there must be at most one."""
+        if self is Framing.JSON:
+            return b"".join([message + b"\n" for message in messages])
+        if self is Framing.PREFIXED:
+            return b"".join([
+                part
+                for message in messages
+                for part in (len(message).to_bytes(_LENGTH_BYTES, "big"), message)
+            ])  # fmt: skip
+        return b"".join(messages)
+
+
+def detect_framing(data: bytes) -> Framing:
+    """The form of serialized requests, by their first bytes."""
+    if data.lstrip()[:1] == b"{" and not _is_message_like_json(data):
+        return Framing.JSON
+    return Framing.PREFIXED if data[:1] < bytes([_FIRST_TAG]) else Framing.ONE
+
+
+class TruncatedError(PayloadError):
+    """The end of the last message is missing, as in a file that is still being written."""
+
+
+OnDamage = Callable[[PayloadError], None]
+"""Called for each message that cannot be read; it may raise the error."""
+
+
+def refuse(error: PayloadError) -> None:
+    """Raise the error."""
+    raise error
+
+
+def parse_payloads(data: bytes, on_damage: OnDamage = refuse) -> Iterator[Payload]:
     """Parse serialized requests of any of the three forms.
+
+    JSON may also be one document of several lines.
 
     Args:
         data: the bytes of a message or of a whole file.
-        partial_end: ignore a truncated last line or length-prefixed message, as in a file that is
-            still being written.
+        on_damage: called for messages that cannot be read, which are left out if it returns.
 
     Raises:
-        PayloadError: the data is not OTLP profiles, or has the layout before 1.43.
+        PayloadError: by default, if the data is not OTLP profiles, or has the layout before 1.43.
     """
     if not data.strip():
         return
-    if data.lstrip()[:1] == b"{" and not _is_message_like_json(data):
-        yield from _parse_json(data, partial_end)
-    elif data[0] < _FIRST_TAG:
-        yield from _parse_prefixed(data, partial_end)
+    framing = detect_framing(data)
+    if framing is Framing.JSON:
+        yield from _parse_json(data, on_damage)
+    elif framing is Framing.PREFIXED:
+        yield from _parse_prefixed(data, on_damage)
     else:
-        yield Payload(_parse_message(data))
+        yield from _parse(lambda: Payload(_parse_message(data)), on_damage)
+
+
+def _parse(parse: Callable[[], Payload], on_damage: OnDamage, where: str = "") -> Iterator[Payload]:
+    """The message, or nothing if it is damaged."""
+    try:
+        payload = parse()
+    except PayloadError as error:
+        message = f"{where}: {error.message}" if where else error.message
+        on_damage(type(error)(message, hint=error.hint))
+    else:
+        yield payload
 
 
 def _is_message_like_json(data: bytes) -> bool:
@@ -124,32 +186,50 @@ def _refuse_old_layout(sample: Any) -> None:
             )
 
 
-def _parse_prefixed(data: bytes, partial_end: bool) -> Iterator[Payload]:
+def _parse_prefixed(data: bytes, on_damage: OnDamage) -> Iterator[Payload]:
     position = 0
     while position < len(data):
         start = position + _LENGTH_BYTES
         end = start + int.from_bytes(data[position:start], "big")
+        where = f"message at byte {position}"
         if end > len(data) or start > len(data):
-            if not partial_end:
-                raise PayloadError(f"the message at byte {position} is truncated")
+            on_damage(TruncatedError(f"the {where} is truncated"))
             return
-        yield Payload(_parse_message(data[start:end]))
+        yield from _parse(partial(_parse_prefixed_one, data, start, end), on_damage, where)
         position = end
 
 
-def _parse_json(data: bytes, partial_end: bool) -> Iterator[Payload]:
+def _parse_prefixed_one(data: bytes, start: int, end: int) -> Payload:
+    return Payload(_parse_message(data[start:end]))
+
+
+def _parse_json(data: bytes, on_damage: OnDamage) -> Iterator[Payload]:
     lines = data.splitlines()
+    if len(lines) > 1 and _is_one_document(lines[0]):
+        lines = [data]
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        _check_size(line)
-        try:
-            tree = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            if partial_end and number == len(lines) > 1 and not data.endswith(b"\n"):
-                return
-            raise PayloadError(f"line {number}: not JSON: {error}") from error
-        yield _json_payload(tree)
+        is_partial = number == len(lines) > 1 and not data.endswith(b"\n")
+        yield from _parse(partial(_parse_line, line, is_partial), on_damage, f"line {number}")
+
+
+def _is_one_document(first_line: bytes) -> bool:
+    """Whether the first line of JSON is not complete."""
+    try:
+        json.loads(first_line)
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
+def _parse_line(line: bytes, is_partial: bool) -> Payload:
+    _check_size(line)
+    try:
+        tree = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise (TruncatedError if is_partial else PayloadError)(f"not JSON: {error}") from error
+    return _json_payload(tree)
 
 
 def _json_payload(tree: object) -> Payload:
@@ -161,4 +241,4 @@ def _json_payload(tree: object) -> Payload:
             notes.append(Note(rule, where, text))
 
     fill_message(message, tree, note)
-    return Payload(message, tuple(notes))
+    return Payload(message, tuple(notes), tree)

@@ -100,9 +100,11 @@ class ProtobufWriter:
         """The field ``attribute_indices`` of a location."""
         return _message(b"\x22", attributes)
 
-    def function(self, name: Token, system_name: Token, file: Token) -> bytes:
+    def function(self, name: Token, system_name: Token, file: Token, start_line: int) -> bytes:
         """Entry of ``function_table``."""
         body = _field(b"\x08", name) + _field(b"\x10", system_name) + _field(b"\x18", file)
+        if start_line:
+            body += b"\x20" + varint(start_line)
         return delimited(b"\x1a", body)
 
     def link(self, link: SpanLink) -> bytes:

@@ -84,7 +84,7 @@ class Writer(Protocol):
         """The attributes of locations, from their tokens."""
         ...
 
-    def function(self, name: Token, system_name: Token, file: Token) -> bytes:
+    def function(self, name: Token, system_name: Token, file: Token, start_line: int) -> bytes:
         """Entry of the function table."""
         ...
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from otel_kprofiler.pipeline.windows import (
     DRAIN_INTERVAL_S,
     FIRST_WINDOW_NS,
+    WHOLE_RECORDING,
     WindowBuilder,
     WindowCounts,
     WindowSchedule,
@@ -26,10 +27,17 @@ if TYPE_CHECKING:
     )
     from otel_kprofiler.pipeline.gate import EventTimeGate
     from otel_kprofiler.pipeline.pipeline import Pipeline, WindowSink
+    from otel_kprofiler.pipeline.receiver_settings import (
+        resource_attributes,
+        sampler_config,
+        user_symbol_settings,
+        window_schedule,
+    )
 
 __all__ = [
     "DRAIN_INTERVAL_S",
     "FIRST_WINDOW_NS",
+    "WHOLE_RECORDING",
     "EventTimeGate",
     "Pipeline",
     "WindowBuilder",
@@ -41,6 +49,10 @@ __all__ = [
     "open_resources",
     "open_symbols",
     "replay",
+    "resource_attributes",
+    "sampler_config",
+    "user_symbol_settings",
+    "window_schedule",
 ]
 
 _LATE: Final = {
@@ -52,6 +64,10 @@ _LATE: Final = {
     "open_resources": "composition",
     "open_symbols": "composition",
     "replay": "composition",
+    "resource_attributes": "receiver_settings",
+    "sampler_config": "receiver_settings",
+    "user_symbol_settings": "receiver_settings",
+    "window_schedule": "receiver_settings",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from otel_kprofiler.bpf import get_loader
@@ -13,15 +14,20 @@ from otel_kprofiler.errors import HostError, KProfilerError, PrivilegeError
 from otel_kprofiler.host import Access, HostFiles, Uevents
 from otel_kprofiler.model import (
     KERNEL_SIDE,
+    PYTHON_SIDE,
     USER_SIDE,
     Attributes,
     ExporterAccount,
+    Frame,
+    KnownCodes,
     KnownFiles,
+    KnownLoops,
     ProcessKey,
     Resource,
     SideKind,
 )
 from otel_kprofiler.pipeline.pipeline import Pipeline, WindowSink
+from otel_kprofiler.pipeline.python_frames import PythonFrames
 from otel_kprofiler.pipeline.windows import WindowSchedule
 from otel_kprofiler.processes import ProcessContexts, ProcessResources, read_host_attributes
 from otel_kprofiler.recording import (
@@ -35,12 +41,15 @@ from otel_kprofiler.recording import (
 )
 from otel_kprofiler.sampling import DAMAGED, EbpfSampler, RawSink, SamplerConfig
 from otel_kprofiler.symbols import (
+    KernelSymbolizer,
     KsymbolSource,
     ModuleSource,
+    PythonResolver,
     SideResolver,
     StackResolver,
-    Symbolizer,
+    UserNames,
     UserResolver,
+    interleave,
 )
 from otel_kprofiler.tracking import IteratedKallsyms, KsymbolWatch, ModuleWatch
 
@@ -51,9 +60,9 @@ def open_symbols(
     access: Access,
     *,
     event_sink: EventSink | None = None,
-    inherited: Symbolizer | None = None,
+    inherited: KernelSymbolizer | None = None,
     ring_bytes: int | None = None,
-) -> Symbolizer:
+) -> KernelSymbolizer:
     """The symbols of this host, tracking changes from before they are read.
 
     No thread starts before the first ``advance``. The caller closes the symbolizer.
@@ -71,7 +80,7 @@ def open_symbols(
     modules = _open_modules(files, event_sink, since_ns, until_bpf=ksymbols is not None)
     if inherited is not None:
         return inherited.copy_for_child(files=files, ksymbols=ksymbols, modules=modules)
-    return Symbolizer.live(files, ksymbols=ksymbols, modules=modules)
+    return KernelSymbolizer.live(files, ksymbols=ksymbols, modules=modules)
 
 
 def open_resources(
@@ -101,9 +110,12 @@ def open_live(
     access: Access,
     clock: Clock,
     resources: ProcessResources,
-    symbolizer: Symbolizer,
+    symbolizer: KernelSymbolizer,
+    user_names: UserNames | None = None,
     resolvers: Mapping[SideKind, SideResolver[Any]] | None = None,
     raw_sink: RawSink | None = None,
+    replaced_sink: Callable[[Frame], None] | None = None,
+    whole_sink: WindowSink | None = None,
     exporters: Callable[[], tuple[ExporterAccount, ...]] = tuple,
     loader: str = "auto",
     pause: Callable[[], None] | None = None,
@@ -118,9 +130,12 @@ def open_live(
         clock: the host's clocks.
         resources: the Resources of processes; closed with the pipeline, or if this fails.
         symbolizer: from :func:`open_symbols`; closed likewise.
+        user_names: names user frames, such as a :class:`SymbolLoader`; closed likewise.
         resolvers: resolvers of sides other than the kernel's, in place of that which finds the
             files of user code; closed likewise.
         raw_sink: receives the raw records of each drain.
+        replaced_sink: receives native frames in whose place Python frames may stand, by name.
+        whole_sink: receives all samples once more at the end, in a single window.
         exporters: returns the account of each exporter behind the sink.
         loader: library that loads the program: ``auto``, ``libbpf`` or ``bcc``.
         pause: called repeatedly during long work.
@@ -128,9 +143,12 @@ def open_live(
     Raises:
         DependencyError: the loader's library is missing.
     """
-    user_files = KnownFiles()
-    native = UserResolver(user_files)
-    stacks = StackResolver({KERNEL_SIDE: symbolizer, USER_SIDE: native, **(resolvers or {})})
+    user_files = KnownFiles(on_opened=user_names.add if user_names else None)
+    native = UserResolver(user_files, user_names)
+    codes, loops = KnownCodes(), KnownLoops()
+    stacks = _make_stacks(
+        symbolizer, native, codes, resolvers or {}, loops=loops, on_replaced=replaced_sink
+    )
     try:
         symbolizer.advance(clock.boot_ns())  # starts tracking changes
         ranges = tuple((text.start, text.end) for text in symbolizer.interrupt_ranges())
@@ -140,18 +158,44 @@ def open_live(
         stacks.close()
         resources.close()
         raise
+    sampler = EbpfSampler(
+        config,
+        access=access,
+        loader=bpf_loader,
+        raw_sink=raw_sink,
+        user_files=user_files,
+        python_codes=codes,
+    )
     return Pipeline(
-        sampler=EbpfSampler(
-            config, access=access, loader=bpf_loader, raw_sink=raw_sink, user_files=user_files
-        ),
+        sampler=sampler,
+        python=PythonFrames(sampler, access, loops),
         stacks=stacks,
         resources=resources,
         schedule=schedule,
         sink=sink,
+        whole_sink=whole_sink,
         exporters=exporters,
         clock=clock,
         pause=pause,
     )
+
+
+def _make_stacks(
+    symbolizer: KernelSymbolizer,
+    native: UserResolver,
+    codes: KnownCodes,
+    others: Mapping[SideKind, SideResolver[Any]],
+    *,
+    loops: KnownLoops | None = None,
+    on_replaced: Callable[[Frame], None] | None = None,
+) -> StackResolver:
+    own: dict[SideKind, SideResolver[Any]] = {
+        KERNEL_SIDE: symbolizer,
+        USER_SIDE: native,
+        PYTHON_SIDE: PythonResolver(codes),
+    }
+    arrange = partial(interleave, loops=loops, on_replaced=on_replaced)
+    return StackResolver({**own, **others}, arrange)
 
 
 def change_attributes(
@@ -198,6 +242,7 @@ def replay(
     schedule: WindowSchedule,
     sink: WindowSink,
     *,
+    whole_sink: WindowSink | None = None,
     resolvers: Mapping[SideKind, SideResolver[Any]] | None = None,
 ) -> Pipeline[ReplaySampler]:
     """Replay a recording with the symbols, processes and clock of the recorded host.
@@ -208,13 +253,14 @@ def replay(
         recording: the recording to replay.
         schedule: the length of windows.
         sink: receives each closed window.
+        whole_sink: receives all samples once more at the end, in a single window.
         resolvers: resolvers of sides other than the kernel's; closed with the pipeline.
 
     Raises:
         KProfilerError: the recording is damaged.
     """
     try:
-        return _replay(recording, schedule, sink, resolvers or {})
+        return _replay(recording, schedule, sink, whole_sink, resolvers or {})
     except DAMAGED as error:  # only the recording has been read
         raise KProfilerError(f"the recording is damaged: {error!r}") from error
 
@@ -223,22 +269,24 @@ def _replay(
     recording: Recording,
     schedule: WindowSchedule,
     sink: WindowSink,
+    whole_sink: WindowSink | None,
     resolvers: Mapping[SideKind, SideResolver[Any]],
 ) -> Pipeline[ReplaySampler]:
     sampler = ReplaySampler(recording)
     clock = Clock(sampler)
-    symbolizer = Symbolizer.live(
+    symbolizer = KernelSymbolizer.live(
         recording.files,
         ksymbols=ReplayedKsymbols(recording),
         modules=ReplayedModules(recording),
     )
-    native = UserResolver(recording.user_files)
+    native = UserResolver(recording.user_files, recording.user_names)
     pipeline = Pipeline(
         sampler=sampler,
-        stacks=StackResolver({KERNEL_SIDE: symbolizer, USER_SIDE: native, **resolvers}),
+        stacks=_make_stacks(symbolizer, native, recording.python_codes, resolvers),
         resources=ProcessResources(recording.files, clock, {}, known=recording.resources),
         schedule=schedule,
         sink=sink,
+        whole_sink=whole_sink,
         clock=clock,
     )
     pipeline.start()

@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Final, Generic, TypeVar
 
@@ -27,13 +27,16 @@ from otel_kprofiler.model import (
     Account,
     ExporterAccount,
     LossCause,
+    Resource,
     SampleCounts,
     StreamTotals,
     Window,
 )
 from otel_kprofiler.pipeline.gate import MAX_WAIT_NS, EventTimeGate, count_kinds
+from otel_kprofiler.pipeline.python_frames import PythonFrames
 from otel_kprofiler.pipeline.windows import (
     DRAIN_INTERVAL_S,
+    WHOLE_RECORDING,
     WindowBuilder,
     WindowCounts,
     WindowSchedule,
@@ -46,6 +49,8 @@ _SETTLE_S: Final = 0.005
 """Delay until all samples taken before an instant can be drained."""
 _SETTLE_TRIES: Final = 40
 """Polls for pending symbol events after stop."""
+_FINISH_S: Final = 20.0
+"""Limit on the wait for symbols that are still being read after stop."""
 _END_OF_TIME_NS: Final = 2**63
 
 WindowSink = Callable[[Window], None]
@@ -61,10 +66,12 @@ class Pipeline(Generic[SamplerT]):
         resources: finds the Resource of a process; closed with the pipeline.
         schedule: the length of windows.
         sink: receives each closed window; must not block.
+        whole_sink: receives all samples once more at the end, in a single window.
         exporters: returns the account of each exporter behind the sink; called from any thread.
         clock: reads boot time and converts it to Unix time.
         max_wait_ns: maximum wait of a sample for symbols of its time.
         pause: called repeatedly during long work, to let other threads run or report progress.
+        python: registers the processes that run CPython; closed with the pipeline.
     """
 
     def __init__(
@@ -76,15 +83,21 @@ class Pipeline(Generic[SamplerT]):
         schedule: WindowSchedule,
         sink: WindowSink,
         clock: Clock,
+        whole_sink: WindowSink | None = None,
         exporters: Callable[[], tuple[ExporterAccount, ...]] = tuple,
         max_wait_ns: int = MAX_WAIT_NS,
         pause: Callable[[], None] | None = None,
+        python: PythonFrames | None = None,
     ) -> None:
         self.sampler = sampler
+        self.python = python
         self._stacks = stacks
         self.resources = resources
         self._schedule = schedule
         self._sink = sink
+        self._whole_sink = whole_sink
+        self._whole: WindowBuilder | None = None
+        self._renewed: dict[Resource, Resource] = {}
         self._exporters = exporters
         self._clock = clock
         self._pause = pause
@@ -108,13 +121,21 @@ class Pipeline(Generic[SamplerT]):
         """Start sampling; raises ``HostError`` or ``SamplerError`` if that fails."""
         try:
             self.sampler.start()
+            if self.python:
+                self.python.start()
         except BaseException:
             self._stacks.close()  # its sources may be open
             raise
-        self._windows = WindowBuilder(
+        start_boot_ns = self._clock.boot_ns()  # moved back if samples are earlier
+        self._windows = self._open_windows(self._schedule, start_boot_ns)
+        if self._whole_sink:
+            self._whole = self._open_windows(WHOLE_RECORDING, start_boot_ns)
+
+    def _open_windows(self, schedule: WindowSchedule, start_boot_ns: int) -> WindowBuilder:
+        return WindowBuilder(
             self._clock,
-            self._schedule,
-            start_boot_ns=self._clock.boot_ns(),  # moved back if samples are earlier
+            schedule,
+            start_boot_ns=start_boot_ns,
             period_ns=self.sampler.period_ns,
             pause=self._pause,
         )
@@ -166,6 +187,7 @@ class Pipeline(Generic[SamplerT]):
             if self._stacks.advance(self._clock.boot_ns()) >= now_ns or self._must_end():
                 break
             time.sleep(_SETTLE_S)
+        self._stacks.finish(min(_FINISH_S, timeout_s / 2))
         self._collect(now_ns)
         while self._add_until(_END_OF_TIME_NS) and self._gate.counts:
             self._close_window(None)
@@ -173,9 +195,13 @@ class Pipeline(Generic[SamplerT]):
             given_up = count_kinds(self._gate.release(_END_OF_TIME_NS))
             self._in_windows += given_up
         self._close_window(now_ns, given_up)
+        if self._whole and self._whole_sink:
+            self._whole_sink(self._close_whole(self._whole, now_ns, given_up))
 
     def close(self) -> None:
         """Close sampler, resolvers and resources."""
+        if self.python:
+            self.python.close()
         self.sampler.close()
         self._stacks.close()
         self.resources.close()
@@ -243,7 +269,10 @@ class Pipeline(Generic[SamplerT]):
                 if windows.end_if_full(sample.time_ns):
                     return True
                 stack = self._stacks.resolve(sample)
-                windows.add(sample, stack, self.resources.get(sample))
+                resource = self.resources.get(sample)
+                windows.add(sample, stack, resource)
+                if self._whole:
+                    self._whole.add(sample, stack, resource)
                 samples.pop()  # early, because a backlog takes much memory
                 if self._pause:
                     self._pause()
@@ -262,11 +291,13 @@ class Pipeline(Generic[SamplerT]):
         window = self._get_windows().close(
             end_boot_ns,
             counts={
-                kind: self._count_window(kind, collected[kind], given_up.get(kind, 0))
+                kind: self._count_window(
+                    kind, collected[kind], given_up.get(kind, 0), self._reported
+                )
                 for kind in self._counts
             },
             resolve_again=self._stacks.resolve,
-            renew=self.resources.renew,
+            renew=self._renew,
         )
         self._collected, self._reported = collected, self._counts
         self.resources.next_window()
@@ -279,9 +310,41 @@ class Pipeline(Generic[SamplerT]):
                 self._in_windows = SampleCounts()
                 self._handing_over = None
 
-    def _count_window(self, kind: str, collected: int, given_up: int) -> WindowCounts:
+    def _close_whole(
+        self, whole: WindowBuilder, end_boot_ns: int, given_up: Mapping[str, int]
+    ) -> Window:
+        return whole.close(
+            end_boot_ns,
+            counts={
+                kind: self._count_window(kind, self._collected[kind], given_up.get(kind, 0), {})
+                for kind in self._counts
+            },
+            resolve_again=self._stacks.resolve,
+            renew=self._find_renewed,
+        )
+
+    def _renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
+        renewed = self.resources.renew(resources)
+        if self._whole:
+            self._renewed.update(renewed)
+        return renewed
+
+    def _find_renewed(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
+        """The last Resource of each process; those of the last window have been renewed."""
+        latest = {}
+        for first in resources:
+            resource = first
+            while resource in self._renewed:
+                resource = self._renewed[resource]
+            latest[first] = resource
+        return latest
+
+    def _count_window(
+        self, kind: str, collected: int, given_up: int, reported: Mapping[str, SamplerCounts]
+    ) -> WindowCounts:
+        """The counts of the window that followed the one with the counts ``reported``."""
         counts = self._counts[kind]
-        before = self._reported.get(kind, SamplerCounts(0, {}, 0, {}))
+        before = reported.get(kind, SamplerCounts(0, {}, 0, {}))
         lost = Counter(counts.lost) - Counter(before.lost)
         lost += Counter({LossCause.SHUTDOWN: given_up})
         totals = StreamTotals(

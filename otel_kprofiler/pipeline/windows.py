@@ -59,6 +59,10 @@ class WindowSchedule:
         return max(1, round(self.interval_ns * (1 + self.jitter * (2 * random_unit - 1))))
 
 
+WHOLE_RECORDING: Final = WindowSchedule(2**62)
+"""A single window, which the end of the recording closes."""
+
+
 @dataclass(frozen=True, slots=True)
 class WindowCounts:
     """Counts of one kind's samples when a window is closed.

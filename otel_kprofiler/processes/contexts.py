@@ -22,10 +22,16 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from otel_kprofiler.host import Access, HostFiles
+from otel_kprofiler.host import (
+    TICK_NS,
+    Access,
+    HostFiles,
+    parse_mappings,
+    read_maps,
+    read_start_ticks,
+)
 from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey
 from otel_kprofiler.otlp import ProcessContext, decode_process_context
-from otel_kprofiler.processes.start_time import TICK_NS, read_start_ticks
 
 CONTEXT_SIGNATURE: Final = b"OTEL_CTX"
 CONTEXT_VERSION: Final = 2
@@ -35,8 +41,7 @@ MAX_VALUES: Final = 128
 """Limit on the values used of one context, including items of lists."""
 RESERVED: Final = ("container.", "host.", "k8s.", "otel_kprofiler.")
 """Prefixes of attributes about where a process runs, which are never taken from the process."""
-_MAX_MAPS_BYTES: Final = 4 * 1024 * 1024
-_NAMES: Final = (b"[anon_shmem:OTEL_CTX]", b"[anon:OTEL_CTX]", b"/memfd:OTEL_CTX")
+_NAMES: Final = ("[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]", "/memfd:OTEL_CTX")
 _TRIES: Final = 4
 _UPDATE_S: Final = 0.0002  # an update takes some microseconds unless preempted
 _END_OF_USER_SPACE: Final = 1 << 63
@@ -69,12 +74,13 @@ class Published(NamedTuple):
 
 def parse_context_addresses(maps: bytes) -> list[int]:
     """Start addresses of the mappings in ``/proc/PID/maps`` that may contain a context."""
-    addresses = []
-    for line in maps.split(b"\n") if CONTEXT_SIGNATURE in maps else ():
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6 and b"x" not in fields[1] and fields[5].startswith(_NAMES):
-            addresses.append(int(fields[0].partition(b"-")[0], 16))
-    return addresses
+    if CONTEXT_SIGNATURE not in maps:
+        return []
+    return [
+        mapping.start
+        for mapping in parse_mappings(maps)
+        if mapping.path.startswith(_NAMES) and not mapping.is_executable
+    ]
 
 
 def read_process_context(pid: int, files: HostFiles | None = None) -> ProcessContext | None:
@@ -102,9 +108,7 @@ def _find(files: HostFiles, pid: int, memory: int, known: Published | None) -> P
         published = _read(memory, known.address, known)
         if published:
             return published
-    with _opened(files, f"/proc/{pid}/maps") as maps:
-        text = _read_all(maps)
-    for address in parse_context_addresses(text):
+    for address in parse_context_addresses(read_maps(files, pid)):
         published = _read(memory, address, None)
         if published:
             return published
@@ -160,16 +164,6 @@ def _opened(files: HostFiles, path: str) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-def _read_all(fd: int) -> bytes:
-    """Content of a file, truncated at a size that only a malicious process reaches."""
-    chunks = []
-    size = 0
-    while size < _MAX_MAPS_BYTES and (chunk := os.read(fd, 65536)):
-        chunks.append(chunk)
-        size += len(chunk)
-    return b"".join(chunks)
 
 
 class ProcessContexts:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import platform
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.host import HostFiles
+from otel_kprofiler.host import CONTAINER_ID, TICK_NS, HostFiles, read_start_ticks
 from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey, RawSample, Resource
 from otel_kprofiler.processes.contexts import ProcessContexts
-from otel_kprofiler.processes.start_time import TICK_NS, read_start_ticks
 from otel_kprofiler.text import decode_name, escape_surrogates
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 """Version of the semantic conventions for the attribute names."""
-
-# The forms that opentelemetry-ebpf-profiler accepts: a plain id, and that of AWS ECS.
-_CONTAINER_ID: Final = re.compile(rb"(?:^|[^0-9a-f])([0-9a-f]{64}|[0-9a-f]{32}-\d{8,})(?![0-9a-f])")
 
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm32"}
 
@@ -45,7 +40,7 @@ def read_host_attributes(files: HostFiles) -> dict[str, AttributeValue]:
 
 def parse_container_id(cgroup: bytes) -> str | None:
     """Container id from ``/proc/PID/cgroup``; None outside containers."""
-    matches = _CONTAINER_ID.findall(cgroup)
+    matches = CONTAINER_ID.findall(cgroup)
     return matches[-1].decode("ascii") if matches else None
 
 

@@ -4,6 +4,7 @@ from otel_kprofiler.recording.ksymbols import EventSink, RecordedKsymbols, Repla
 from otel_kprofiler.recording.modules import RecordedModules, ReplayedModules
 from otel_kprofiler.recording.recording import Recording, RecordingFacts, RecordingWriter
 from otel_kprofiler.recording.replay import ReplaySampler
+from otel_kprofiler.recording.user_names import UserNameCollector
 
 __all__ = [
     "EventSink",
@@ -15,4 +16,5 @@ __all__ = [
     "ReplaySampler",
     "ReplayedKsymbols",
     "ReplayedModules",
+    "UserNameCollector",
 ]

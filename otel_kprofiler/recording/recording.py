@@ -7,6 +7,8 @@ A recording is a zip archive::
     events/NAME/000000 …    streams that change symbols: <u64 time_ns> <u32 length> <bytes>
     resources.json          attributes of the processes, if they were collected
     user_files.json         files that user stacks lie in, if they were collected
+    python_codes/000000 …   code objects of Python frames: blocks without a time
+    user_names.json         names of user frames, if there are any
     files/…                 the host's files that symbols come from
     errors.json             errno of those that could not be read
 
@@ -29,10 +31,28 @@ from otel_kprofiler.bpf import RECORD_VERSION
 from otel_kprofiler.checked import checked_number
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import HostFiles, NewFile
-from otel_kprofiler.model import Attributes, AttributeValue, KnownFiles, LossCause, ProcessKey
+from otel_kprofiler.model import (
+    Attributes,
+    AttributeValue,
+    KnownCodes,
+    KnownFiles,
+    LossCause,
+    ProcessKey,
+    PythonCode,
+)
+from otel_kprofiler.recording.python_codes import STREAM as PYTHON_CODES
+from otel_kprofiler.recording.python_codes import pack_python_code, parse_python_code
 from otel_kprofiler.recording.user_files import NAME as USER_FILES
 from otel_kprofiler.recording.user_files import pack_user_files, parse_user_files
+from otel_kprofiler.recording.user_names import NAME as USER_NAMES
+from otel_kprofiler.recording.user_names import (
+    Place,
+    RecordedNames,
+    UserNameCollector,
+    parse_user_names,
+)
 from otel_kprofiler.sampling import DAMAGED, MAX_JSON_BYTES, Archive, SamplerCounts
+from otel_kprofiler.symbols import NamedAddress
 
 FORMAT_VERSION: Final = 3
 SYMBOL_FILES: Final = (
@@ -67,6 +87,7 @@ class RecordingFacts(NamedTuple):
         stack_limit: size in bytes from which a stack counts as truncated.
         until_ns: boot time at which sampling stopped.
         counts: the sampler's counters at that time, by kind.
+        since_ns: boot time at which sampling started; 0 if it is not known.
     """
 
     offset_ns: int
@@ -74,6 +95,7 @@ class RecordingFacts(NamedTuple):
     stack_limit: int
     until_ns: int
     counts: Mapping[str, SamplerCounts]
+    since_ns: int = 0
 
 
 class RecordingWriter:
@@ -127,6 +149,15 @@ class RecordingWriter:
     def add_user_files(self, known: KnownFiles) -> None:
         """Add the files that user stacks lie in; call once."""
         self._write_json(USER_FILES, pack_user_files(known))
+
+    def add_python_codes(self, codes: Iterable[PythonCode]) -> None:
+        """Add the code objects of Python frames; call once."""
+        for code in codes:
+            self._append(PYTHON_CODES, 0, pack_python_code(code))
+
+    def add_user_names(self, names: UserNameCollector) -> None:
+        """Add the names of user frames; call once."""
+        self._write_json(USER_NAMES, names.rows())
 
     def finish(self, facts: RecordingFacts) -> None:
         """Write the rest and give the file its name."""
@@ -204,6 +235,8 @@ class Recording:
         files: the recorded host's files.
         resources: attributes of processes; empty if they were not recorded.
         user_files: files that user stacks lie in; likewise.
+        user_names: names of user frames; likewise.
+        python_codes: code objects of Python frames; likewise.
 
     Raises:
         OSError: the file cannot be read.
@@ -218,6 +251,8 @@ class Recording:
             self.files: HostFiles = RecordedFiles(self._archive, errors)
             self.resources = self._resources()
             self.user_files = self._user_files()
+            self.user_names = RecordedNames(self.user_files, self._user_names())
+            self.python_codes = self._python_codes()
         except DAMAGED as error:
             self.close()
             raise KProfilerError(f"{path} is not a recording, or is damaged: {error}") from error
@@ -241,6 +276,17 @@ class Recording:
     def close(self) -> None:
         """Close the file."""
         self._archive.close()
+
+    def _python_codes(self) -> KnownCodes:
+        codes = KnownCodes()
+        for _, payload in self.blocks(PYTHON_CODES):
+            codes.add(parse_python_code(json.loads(payload)))
+        return codes
+
+    def _user_names(self) -> dict[Place, NamedAddress]:
+        if USER_NAMES not in self._archive.names(USER_NAMES):
+            return {}
+        return parse_user_names(self._archive.read_json(USER_NAMES))
 
     def _user_files(self) -> KnownFiles:
         if USER_FILES not in self._archive.names(USER_FILES):
@@ -357,6 +403,7 @@ def _parse_facts(header: dict[str, Any]) -> RecordingFacts:
         checked_number(header["stack_limit"], 1),
         checked_number(header["until_ns"], 0, _END_NS),
         {str(kind): _parse_counts(counts) for kind, counts in header["counts"].items()},
+        checked_number(header.get("since_ns", 0), 0, _END_NS),
     )
 
 

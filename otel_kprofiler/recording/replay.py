@@ -25,7 +25,7 @@ class ReplaySampler:
         self._facts = recording.facts
         self._blocks = recording.blocks()
         self._received = SampleCounts()
-        self._complete_until_ns = 0
+        self._complete_until_ns = recording.facts.since_ns or self._find_start(recording)
         self.exhausted = False
 
     @property
@@ -50,12 +50,20 @@ class ReplaySampler:
             self._complete_until_ns = max(self._complete_until_ns, self._facts.until_ns)
             return []
         self._complete_until_ns, data = block
-        try:
-            samples = parse_records(data, self._facts.stack_limit)
-        except ValueError as error:
-            raise KProfilerError(f"the recording is damaged: {error}") from error
+        samples = self._parse(data)
         self._received.update(sample.kind.name for sample in samples)
         return samples
+
+    def _find_start(self, recording: Recording) -> int:
+        """The time of the first sample, of recordings that do not tell when sampling started."""
+        _, data = next(recording.blocks(), (0, b""))
+        return min([sample.time_ns for sample in self._parse(data)], default=self._facts.until_ns)
+
+    def _parse(self, data: bytes) -> list[RawSample]:
+        try:
+            return parse_records(data, self._facts.stack_limit)
+        except ValueError as error:
+            raise KProfilerError(f"the recording is damaged: {error}") from error
 
     def complete_until_ns(self) -> int:
         """Recorded boot time before which every sample has been returned."""

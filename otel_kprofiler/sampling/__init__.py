@@ -1,7 +1,8 @@
 """The on-CPU eBPF sampler and its raw samples."""
 
 from otel_kprofiler.sampling.archive import DAMAGED, MAX_JSON_BYTES, Archive
-from otel_kprofiler.sampling.command import HeldCommand
+from otel_kprofiler.sampling.command import CommandError, HeldCommand
+from otel_kprofiler.sampling.follower import ProcessFollower
 from otel_kprofiler.sampling.on_cpu import EbpfSampler, RawSink
 from otel_kprofiler.sampling.sampler import MAX_RING_BYTES, Sampler, SamplerConfig, SamplerCounts
 
@@ -10,8 +11,10 @@ __all__ = [
     "MAX_JSON_BYTES",
     "MAX_RING_BYTES",
     "Archive",
+    "CommandError",
     "EbpfSampler",
     "HeldCommand",
+    "ProcessFollower",
     "RawSink",
     "Sampler",
     "SamplerConfig",

@@ -9,8 +9,8 @@ import logging
 import os
 import platform
 import select
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_kprofiler.bpf import (
     A64,
@@ -18,6 +18,8 @@ from otel_kprofiler.bpf import (
     KEEP_IDLE,
     KERNEL_STACKS,
     NAMESPACE,
+    ONLY_CGROUPS,
+    ONLY_COMMS,
     ONLY_TARGETS,
     RECORD_HEADER_BYTES,
     RECORD_OVERHEAD,
@@ -32,12 +34,15 @@ from otel_kprofiler.bpf import (
     Loader,
     ObjectSpec,
     ProgramConfig,
+    PythonMaps,
+    PythonOffsets,
     RingMemory,
     RingReader,
     SpanSlots,
-    delete_from_map,
     find_member_offsets,
+    python_map_entries,
     ring_bytes,
+    set_span_path,
     update_map,
 )
 from otel_kprofiler.errors import HostError, KernelFeatureError, SamplerError
@@ -45,15 +50,24 @@ from otel_kprofiler.host import (
     OLDEST_KERNEL,
     HostFiles,
     KernelRelease,
+    ReferableFiles,
     find_open_files_error,
     find_sysctl,
     get_privilege_error,
     read_possible_cpus,
     read_release,
 )
-from otel_kprofiler.model import MAX_FRAMES, KnownFiles
+from otel_kprofiler.model import MAX_FRAMES, KnownCodes, KnownFiles
 from otel_kprofiler.sampling.events import ChildEvents, CpuEvents, Events
+from otel_kprofiler.sampling.python_frames import (
+    PYTHON_SUFFIX,
+    open_python,
+    plan_python,
+    python_ring_bytes,
+    tell_problem,
+)
 from otel_kprofiler.sampling.sampler import SamplerConfig
+from otel_kprofiler.sampling.targets import INITIAL_NAMESPACE, TargetMaps, target_map_entries
 from otel_kprofiler.sampling.unwinder import (
     BY_TABLES,
     FRAME_POINTERS,
@@ -65,13 +79,12 @@ from otel_kprofiler.sampling.unwinder import (
 )
 
 if TYPE_CHECKING:
-    from otel_kprofiler.unwinding import Files, TableStore
+    from otel_kprofiler.unwinding import TableStore
 
 _PLANNED_FRAMES: Final = 64
 _PLANNED_DRAINS: Final = 4
 _MIN_RING_BYTES: Final = 256 * 1024
-_TARGETS: Final = 1024
-_INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
+_CGROUPS_SINCE: Final = (5, 15)  # bpf_get_current_ancestor_cgroup_id for tracing programs
 _FIRST = bytes(4)  # key of an array's only element
 
 _log = logging.getLogger(__name__)
@@ -86,34 +99,49 @@ class Attachment:
         events: perf events that run it.
         target_slots: maximum number of target processes.
         spans: slots in which threads publish their span; None if not configured.
+        follows_spans: whether the current span is read from the interpreter instead.
         stack_limit: size in bytes from which a stack counts as truncated.
         tables: unwind tables of user files; None if user stacks are not unwound with them.
+        python: processes whose Python frames are read; None if none are.
+        python_problem: why not, although they are wanted.
     """
 
     def __init__(
-        self, config: SamplerConfig, files: Files, loader: Loader, user_files: KnownFiles
+        self,
+        config: SamplerConfig,
+        files: ReferableFiles,
+        loader: Loader,
+        user_files: KnownFiles,
+        python_codes: KnownCodes,
     ) -> None:
         with contextlib.ExitStack() as undo:
             if config.check_kernel:
                 _check_release(read_release(files))
             possible = read_possible_cpus(files)
             size = plan_ring_bytes(config, possible)
-            self._targets: frozenset[int] = frozenset()
-            self.target_slots = max(_TARGETS, len(config.target_pids))
             entries = {
                 "cpu_lines": possible,
                 "span_slots": max(1, config.span_slots),
-                "targets": self.target_slots,
+                **target_map_entries(config),
                 "ring": size,
             }
-            plan = plan_unwinding(config, files, loader.name)
-            self._program, name, plan = _load(config, files, loader, entries, plan)
-            program = self._program
+            self.target_slots = entries["targets"]
+            if config.target_cgroups:
+                _check_cgroups(read_release(files), loader)
+            offsets, problem = plan_python(config, files, loader.name)
+            program, choice = _load(config, files, loader, entries, offsets)
+            self._program = program
             undo.callback(program.close)
+            self._targets = TargetMaps(program.map_fd)
             self.tables: TableStore | None = None
-            if plan is not None:
-                self.tables = open_tables(plan, config, program, files, user_files)
+            if choice.unwinding is not None:
+                self.tables = open_tables(choice.unwinding, config, program, files, user_files)
                 undo.callback(self.tables.close)
+            self.python: PythonMaps | None = None
+            if choice.python is not None:
+                self.python = open_python(choice.python, config, program, possible, python_codes)
+                undo.callback(self.python.close)
+            self.python_problem = tell_problem(offsets, choice.python, problem)
             most = find_sysctl(files, "kernel.perf_event_max_stack") or MAX_FRAMES
             self.stack_limit = 8 * min(config.max_frames, most)
             self._pack_config = functools.partial(
@@ -129,9 +157,13 @@ class Attachment:
             self.ring = RingReader(RingMemory(ring_fd, size), size)
             undo.callback(self.ring.close)
             self.spans = None
+            self.follows_spans = False
             if config.span_layout is not None:
                 self.spans = SpanSlots(program.map_fd("span_slots"), config.span_slots)
                 undo.callback(self.spans.close)
+                if config.span_path is not None and loader.name == "libbpf":
+                    set_span_path(program.map_fd("span_path"), config.span_path)
+                    self.follows_spans = True
             self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.callback(os.close, self._wake_fd)
             self._epoll = select.epoll()
@@ -139,7 +171,7 @@ class Attachment:
             self._epoll.register(self._wake_fd, select.EPOLLIN)
             # Edge-triggered: otherwise a ring that is never empty would end every wait at once.
             self._epoll.register(ring_fd, select.EPOLLIN | select.EPOLLET)
-            self.events = _events(config, files, program.program_fd(name), self.lines.runs)
+            self.events = _events(config, files, program.program_fd(choice.name), self.lines.runs)
             undo.callback(self.events.close)
             self.events.open()
             self._close = undo.pop_all().close
@@ -152,19 +184,22 @@ class Attachment:
             regular_since_ns: boot time from which it runs once per period on each CPU, unless
                 the kernel skips a run.
         """
-        wanted = frozenset(config.target_pids)
-        targets = self._program.map_fd("targets")
+        packed = self._pack_config(config, regular_since_ns=regular_since_ns)
         try:
-            # Update the config between both loops, so that filtering by targets changes at once.
-            for pid in wanted - self._targets:
-                update_map(targets, pid.to_bytes(4, "little"), b"\1")
-            packed = self._pack_config(config, regular_since_ns=regular_since_ns)
-            update_map(self._program.map_fd("config"), _FIRST, packed)
-            for pid in self._targets - wanted:
-                delete_from_map(targets, pid.to_bytes(4, "little"))
+            self._targets.change(
+                config, lambda: update_map(self._program.map_fd("config"), _FIRST, packed)
+            )
+            if self.python is not None:
+                self.python.limit(config.python_frames)
         except OSError as error:
             raise SamplerError(f"the program could not be configured: {error}") from error
-        self._targets = wanted
+
+    def retarget(self, config: SamplerConfig) -> None:
+        """Change the target processes alone; raises ``SamplerError``."""
+        try:
+            self._targets.change(config)
+        except OSError as error:
+            raise SamplerError(f"the program could not be configured: {error}") from error
 
     def wait(self, timeout_s: float) -> None:
         """Block until the program forces a wakeup, :meth:`wake` is called, or the timeout."""
@@ -200,31 +235,74 @@ def _check_release(release: KernelRelease) -> None:
         )
 
 
+def _check_cgroups(release: KernelRelease, loader: Loader) -> None:
+    if loader.name != "libbpf":
+        raise HostError(
+            f"the loader {loader.name} cannot filter by cgroup",
+            hint="apt-get install libbpf1, and use the loader libbpf",
+        )
+    if release[:2] < _CGROUPS_SINCE:
+        raise KernelFeatureError(
+            f"kernel {release.text} cannot filter by cgroup",
+            hint="run on 5.15 or later, or filter by process or name",
+        )
+
+
+class _Choice(NamedTuple):
+    """A program of the object, and what it needs of this host."""
+
+    name: str
+    unwinding: UnwindPlan | None
+    python: PythonOffsets | None
+
+
 def _load(
     config: SamplerConfig,
     files: HostFiles,
     loader: Loader,
-    entries: dict[str, int],
-    plan: UnwindPlan | None,
-) -> tuple[LoadedObject, str, UnwindPlan | None]:
-    """The loaded object, the name of its program, and ``plan`` if that is an unwinder."""
-    wanted = {**entries, **map_entries(plan, entries["cpu_lines"])}
-    for name in BY_TABLES if plan else ():
+    entries: Mapping[str, int],
+    python: PythonOffsets | None,
+) -> tuple[LoadedObject, _Choice]:
+    """Load the first program that this kernel accepts, those that do more before others."""
+    unwinding = plan_unwinding(config, files, loader.name)
+    choices = [
+        _Choice(name + PYTHON_SUFFIX if offsets else name, plan, offsets)
+        for plan in ((unwinding, None) if unwinding else (None,))
+        for offsets in ((python, None) if python else (None,))
+        for name in (BY_TABLES if plan else (FRAME_POINTERS,))
+    ]
+    for choice in choices[:-1]:
         try:
-            return _load_program(name, config, files, loader, wanted), name, plan
+            loaded = _load_program(choice, config, files, loader, entries)
         except SamplerError as error:  # a kernel without its helpers, or another verifier
-            _log.debug("%s is not accepted: %s\n%s", name, error, error.log)
-    if plan:
+            _log.debug("%s is not accepted: %s\n%s", choice.name, error, error.log)
+            continue
+        break
+    else:
+        choice = choices[-1]
+        loaded = _load_program(choice, config, files, loader, entries)
+    if unwinding and not choice.unwinding:
         say_frame_pointers("this kernel does not accept the unwinder")
-        wanted = {**entries, **map_entries(None, entries["cpu_lines"])}
-    name = FRAME_POINTERS
-    return _load_program(name, config, files, loader, wanted), name, None
+    return loaded, choice
 
 
 def _load_program(
-    name: str, config: SamplerConfig, files: HostFiles, loader: Loader, entries: dict[str, int]
+    choice: _Choice,
+    config: SamplerConfig,
+    files: HostFiles,
+    loader: Loader,
+    entries: Mapping[str, int],
 ) -> LoadedObject:
-    spec = ObjectSpec(SAMPLER_SOURCE, SAMPLER_OBJECT, (name,), entries, config.verifier_log_level)
+    cpus = entries["cpu_lines"]
+    python_ring = python_ring_bytes(config) if choice.python else 0
+    sizes = {
+        **entries,
+        **map_entries(choice.unwinding, cpus),
+        **python_map_entries(cpus, python_ring),
+    }
+    spec = ObjectSpec(
+        SAMPLER_SOURCE, SAMPLER_OBJECT, (choice.name,), sizes, config.verifier_log_level
+    )
     try:
         return loader.load(spec)
     except OSError as error:
@@ -253,6 +331,8 @@ def _pack_config(
     flags |= 0 if config.stacks == "kernel" else USER_STACKS
     flags |= KEEP_IDLE if config.send_idle_frames else 0
     flags |= ONLY_TARGETS if config.target_pids else 0
+    flags |= ONLY_COMMS if config.target_comms else 0
+    flags |= ONLY_CGROUPS if config.target_cgroups else 0
     flags |= SPAN_LINKS if config.span_layout else 0
     flags |= START_TIME if offsets else 0
     flags |= NAMESPACE if config.target_namespace else 0
@@ -263,13 +343,12 @@ def _pack_config(
             "following the descendants of a process needs BTF",
             hint="the kernel must be built with CONFIG_DEBUG_INFO_BTF, or profile one process",
         )
-    leader, start, parent, tgid = offsets or (0, 0, 0, 0)
-    device, inode = config.target_namespace or (0, _INITIAL_NAMESPACE)
-    target = config.target_pids[0] if config.target_descendants else 0
+    leader, start, parent, tgid, comm = offsets or (0, 0, 0, 0, 0)
+    device, inode = config.target_namespace or (0, INITIAL_NAMESPACE)
+    levels = {1 << level for level, _ in config.target_cgroups}
     return ProgramConfig(
         flags, config.min_process_age_ns, leader, start, wakeup_bytes, stack_limit,
-        config.interrupt_ranges, _kernel_device(device), inode, parent, tgid,
-        target if inode == _INITIAL_NAMESPACE else 0,
+        config.interrupt_ranges, _kernel_device(device), inode, parent, tgid, comm, sum(levels),
         config.period_ns if config.child_pid is None else 0, regular_since_ns, config.span_layout,
     ).pack()  # fmt: skip
 
@@ -280,12 +359,12 @@ def _kernel_device(device: int) -> int:
 
 
 def _find_task_offsets(files: HostFiles) -> tuple[int, ...] | None:
-    """Offsets of leader, start time, parent and process id in a task; None without BTF."""
+    """Offsets of leader, start time, parent, process id and name in a task; None without BTF."""
     try:
         btf = files.read_bytes(VMLINUX_BTF)
     except OSError:
         return None
-    members = ("group_leader", "start_boottime", "real_parent", "tgid")
+    members = ("group_leader", "start_boottime", "real_parent", "tgid", "comm")
     return find_member_offsets(btf, "task_struct", members)
 
 

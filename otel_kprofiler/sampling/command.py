@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import select
 import shutil
 import signal
+import time
 from collections.abc import Sequence
 from typing import Final, Self
 
 from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.host import Access, find_descendants, read_processes
 
 _GATE: Final = 3
 # The shell has been executed when posix_spawn returns. So the next exec, at which the sampler's
 # event starts to count, is that of the command.
 _HOLD: Final = f'read -r _ <&{_GATE} || exit 125; exec "$@" {_GATE}<&-'
+_NOT_FOUND: Final = 127
+_NOT_EXECUTABLE: Final = 126
+"""Exit statuses of shells for commands that cannot be run."""
+
+
+class CommandError(KProfilerError):
+    """The command cannot be run; the message and the exit status are those of shells."""
+
+    def __init__(self, message: str, exit_status: int, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_status = exit_status
 
 
 class HeldCommand:
@@ -21,28 +37,31 @@ class HeldCommand:
 
     Args:
         arguments: program and arguments; the program is searched in ``PATH``.
+        stdout: descriptor for the standard output of the command; None for that of this process.
 
     Attributes:
         pid: for :attr:`SamplerConfig.child_pid`.
+        is_ended: whether :meth:`terminate` had to end it.
 
     Raises:
-        KProfilerError: there is no such program.
+        CommandError: there is no such program, or it cannot be executed.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        program = shutil.which(arguments[0])
-        if program is None:
-            raise KProfilerError(
-                f"cannot run {arguments[0]!r}: no such program", hint="check its name, or PATH"
-            )
+    def __init__(self, arguments: Sequence[str], *, stdout: int | None = None) -> None:
+        program = _find_program(arguments[0])
+        self.is_ended = False
         self._status: int | None = None
+        self._ending: list[int] = []
         gate, self._gate = os.pipe()
+        actions: list[tuple[int, int, int]] = [(os.POSIX_SPAWN_DUP2, gate, _GATE)]
+        if stdout is not None:
+            actions.append((os.POSIX_SPAWN_DUP2, stdout, 1))
         try:
             self.pid = os.posix_spawn(
                 "/bin/sh",
                 ["sh", "-c", _HOLD, "sh", program, *arguments[1:]],
                 os.environ,
-                file_actions=[(os.POSIX_SPAWN_DUP2, gate, _GATE)],
+                file_actions=actions,
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them
             )
         except BaseException:
@@ -54,7 +73,9 @@ class HeldCommand:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None and self._gate < 0 and self.poll() is None:
+            self.terminate(signal.SIGKILL)
         self.close()
 
     def release(self) -> None:
@@ -66,10 +87,52 @@ class HeldCommand:
         """Exit status once the command has ended, negative for a signal; None before."""
         return self._wait(os.WNOHANG)
 
+    def terminate(self, number: signal.Signals | None) -> None:
+        """Send a signal to the command and all its descendants, unless it has ended.
+
+        Args:
+            number: the signal; None if they have got it from the terminal.
+        """
+        if self.poll() is not None:
+            return
+        self.is_ended = True
+        pids = [self.pid, *find_descendants(read_processes(Access()), [self.pid])]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                self._ending.append(os.pidfd_open(pid))
+        if number is not None:
+            self._send(number)
+
+    def kill_after(self, grace_s: float) -> bool:
+        """Kill what :meth:`terminate` has not ended after a time; returns whether it had to."""
+        until = time.monotonic() + grace_s
+        while self._find_running() and time.monotonic() < until:
+            poller = select.poll()
+            for fd in self._find_running():
+                poller.register(fd, select.POLLIN)
+            poller.poll(max(0, until - time.monotonic()) * 1000)
+        running = bool(self._find_running())
+        self._send(signal.SIGKILL)
+        return running
+
     def close(self) -> None:
         """End a command that was not released; wait for one that was."""
         self._close_gate()  # the shell reads end of file and exits
         self._wait(0)
+        while self._ending:
+            os.close(self._ending.pop())
+
+    def _find_running(self) -> list[int]:
+        poller = select.poll()
+        for fd in self._ending:
+            poller.register(fd, select.POLLIN)
+        ended = {fd for fd, _ in poller.poll(0)}
+        return [fd for fd in self._ending if fd not in ended]
+
+    def _send(self, number: signal.Signals) -> None:
+        for fd in self._ending:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, number)
 
     def _wait(self, flags: int) -> int | None:
         if self._status is None:
@@ -82,3 +145,23 @@ class HeldCommand:
         if self._gate >= 0:
             os.close(self._gate)
             self._gate = -1
+
+
+def _find_program(name: str) -> str:
+    """The path of a program, searched as shells do."""
+    if "/" not in name:
+        program = shutil.which(name)
+        if program is None:
+            raise CommandError(
+                f"{name}: command not found", _NOT_FOUND, "check its name, PATH, or give its path"
+            )
+        return program
+    if not os.path.exists(name):
+        raise CommandError(f"{name}: {os.strerror(errno.ENOENT)}", _NOT_FOUND, "check its path")
+    if os.path.isdir(name):
+        reason = os.strerror(errno.EISDIR)
+        raise CommandError(f"{name}: {reason}", _NOT_EXECUTABLE, "give the path of a program")
+    if not os.access(name, os.X_OK):
+        reason = os.strerror(errno.EACCES)
+        raise CommandError(f"{name}: {reason}", _NOT_EXECUTABLE, f"chmod +x {name}")
+    return name

@@ -12,6 +12,7 @@ from otel_kprofiler import forks
 from otel_kprofiler.bpf import (
     Loader,
     ProgramCounts,
+    PythonMaps,
     SpanSlots,
     get_loader,
     parse_counts,
@@ -20,12 +21,13 @@ from otel_kprofiler.bpf import (
 from otel_kprofiler.clock import SystemTime, TimeSource
 from otel_kprofiler.errors import HostError, SamplerError
 from otel_kprofiler.forks import ForkAware, ForkStep
-from otel_kprofiler.host import Access, find_open_files_error
+from otel_kprofiler.host import Access, ReferableFiles, find_open_files_error
 from otel_kprofiler.model import (
     ON_CPU,
     STACK_OK,
     TRUNCATED_STACKS,
     USER_SIDE,
+    KnownCodes,
     KnownFiles,
     LossCause,
     RawSample,
@@ -36,7 +38,7 @@ from otel_kprofiler.sampling.sampler import SamplerConfig, SamplerCounts
 from otel_kprofiler.sampling.unwinder import say_frame_pointers
 
 if TYPE_CHECKING:
-    from otel_kprofiler.unwinding import Files, TableCounts
+    from otel_kprofiler.unwinding import TableCounts
 
 _FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 _FOLLOW_PERIODS: Final = 3
@@ -64,24 +66,28 @@ class EbpfSampler(ForkAware):
         time_source: the clocks of this host.
         raw_sink: receives the raw records of each drain, for recordings.
         user_files: is told of the files that user stacks lie in.
+        python_codes: receives descriptions of the code objects of Python frames.
 
     Attributes:
         config: what to sample.
         stack_limit: size in bytes from which a stack counts as truncated; 0 before the start.
         user_files: the files that user stacks lie in.
+        python_codes: the code objects of Python frames.
     """
 
     def __init__(
         self,
         config: SamplerConfig,
         *,
-        access: Files | None = None,
+        access: ReferableFiles | None = None,
         loader: Loader | None = None,
         time_source: TimeSource | None = None,
         raw_sink: RawSink | None = None,
         user_files: KnownFiles | None = None,
+        python_codes: KnownCodes | None = None,
     ) -> None:
         self.config = config
+        self.python_codes = KnownCodes() if python_codes is None else python_codes
         self.user_files = user_files or KnownFiles()
         self._files = access or Access()
         self._loader = loader
@@ -112,16 +118,33 @@ class EbpfSampler(ForkAware):
         return self._attachment().spans
 
     @property
+    def follows_spans(self) -> bool:
+        """Whether the current span is read from the interpreter, by ``span_path``."""
+        return self._attachment().follows_spans
+
+    @property
     def tables(self) -> TableCounts | None:
         """Unwind tables of user files; None if user stacks are not unwound with them."""
         store = self._attachment().tables
         return store.counts() if store else None
 
+    @property
+    def python(self) -> PythonMaps | None:
+        """Processes whose Python frames are read; None if none are."""
+        return self._attachment().python
+
+    @property
+    def python_problem(self) -> str | None:
+        """Why no Python frames are read, although they are wanted."""
+        return self._attachment().python_problem
+
     def start(self) -> None:
         """Load the program, open the events and start sampling."""
         try:
             loader = self._loader or get_loader()
-            self._attached = Attachment(self.config, self._files, loader, self.user_files)
+            self._attached = Attachment(
+                self.config, self._files, loader, self.user_files, self.python_codes
+            )
         except OSError as error:
             raise find_open_files_error("setting up the sampler", error) or HostError(
                 f"the sampler cannot be set up: {error}"
@@ -157,6 +180,7 @@ class EbpfSampler(ForkAware):
             send_idle_frames=config.send_idle_frames,
             target_pids=config.target_pids,
             min_process_age_ns=config.min_process_age_ns,
+            python_frames=config.python_frames,
         )
         if config == old:
             return self._time.boot_ns()
@@ -171,6 +195,11 @@ class EbpfSampler(ForkAware):
             say_frame_pointers("unwind tables are only loaded by a sampler that starts with them")
         self.config = config
         return changed_ns
+
+    def retarget(self, pids: tuple[int, ...]) -> None:
+        """Sample these processes instead of those so far; both must be some, and not too many."""
+        self.config = replace(self.config, target_pids=pids[: self._attachment().target_slots])
+        self._attachment().retarget(self.config)
 
     def pause(self) -> None:
         """Take no samples until :meth:`resume`."""
@@ -201,6 +230,8 @@ class EbpfSampler(ForkAware):
             horizon = _horizon(now, attached)
             counts, position = _snapshot(attached)
             data, complete = attached.ring.take(position)
+            if attached.python is not None:
+                attached.python.receive()
         samples = parse_records(data, self.stack_limit)
         before = self._counts[ON_CPU.name]
         truncated = _count_truncated(samples, before.truncated)
@@ -241,6 +272,8 @@ class EbpfSampler(ForkAware):
         self._lock.acquire()
         if self._attached is not None and self._attached.spans is not None:
             self._attached.spans.before_fork()
+        if self._attached is not None and self._attached.python is not None:
+            self._attached.python.before_fork()
         if self._attached is not None and self._attached.tables is not None:
             self._attached.tables.before_fork()
 
@@ -248,6 +281,8 @@ class EbpfSampler(ForkAware):
         """Go on."""
         if self._attached is not None and self._attached.tables is not None:
             self._attached.tables.after_fork()
+        if self._attached is not None and self._attached.python is not None:
+            self._attached.python.after_fork()
         if self._attached is not None and self._attached.spans is not None:
             self._attached.spans.after_fork()
         self._lock.release()

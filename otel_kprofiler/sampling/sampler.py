@@ -6,8 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol
 
-from otel_kprofiler.bpf import DEFAULT_MAX_WORK, MAX_INTERRUPT_RANGES, SpanLayout
-from otel_kprofiler.model import MAX_FRAMES, LossCause, RawSample
+from otel_kprofiler.bpf import (
+    DEFAULT_MAX_WORK,
+    MAX_CGROUP_LEVEL,
+    MAX_INTERRUPT_RANGES,
+    SpanLayout,
+    SpanPath,
+)
+from otel_kprofiler.model import MAX_FRAMES, PYTHON_FRAMES, LossCause, RawSample
 
 MAX_SAMPLES_PER_SECOND: Final = 10_000
 MAX_RING_BYTES: Final = 1 << 30
@@ -24,13 +30,19 @@ class SamplerConfig:
         max_frames: limit of each side, 1 to 127.
         user_unwinding: how user frames are found: ``auto`` with the unwind tables of their files
             where this host can, else as ``frame_pointers``, which needs code that has them.
-        max_unwind_work: limit on the unwinding of one user stack in the interrupt; 30 units take
-            about 1 µs, a cached frame is 10.
+        max_unwind_work: limit on the unwinding of one user stack in the interrupt; 1000 units
+            take at most 25 µs, a cached frame is 15.
         max_tables_bytes: limit on the kernel memory for unwind tables.
         max_table_bytes: likewise for the table of one file; larger ones are not used.
+        python_frames: limit of the Python frames of processes that are registered
+            (:class:`PythonMaps`), 0 to 127; 0: none are read.
         pin_cpu_ids: CPUs to sample; empty: all.
         send_idle_frames: also sample the idle task itself.
         target_pids: processes to sample (thread group ids); empty: all.
+        target_comms: names of threads, or of processes (of their main threads), to sample; only
+            their first 15 bytes count. Empty: all. Those of processes need BTF.
+        target_cgroups: cgroups of version 2 to sample, with those below them: depth below the root,
+            1 to 15, and id (the inode number). Empty: all. Needs libbpf.
         min_process_age_ns: skip younger processes. Without BTF the age is unknown and no process
             is skipped.
         max_ring_bytes: upper limit of the ring size, whatever the other settings.
@@ -40,13 +52,15 @@ class SamplerConfig:
             (``__irqentry_text_start`` and so on). A sample of the idle task with a frame in one
             of them belongs to an interrupt and is kept. Without ranges, all samples of the idle
             task are dropped.
-        span_layout: how threads of this process publish their current span; None: they do not.
+        span_layout: how span contexts of this process are laid out; None: no links.
+        span_path: where the current span of this process's threads is found, if the loader can
+            load what follows it; otherwise threads publish their span.
         span_slots: number of threads that can publish a span.
         target_namespace: device and inode of the pid namespace of ``target_pids`` and of the ids
             in samples (see ``stat`` of ``/proc/self/ns/pid``); None for the initial one.
             Processes of other namespaces keep their initial ids.
-        target_descendants: also sample the descendants of the single pid in ``target_pids``.
-            Orphaned processes are no longer followed. Needs BTF.
+        target_descendants: also sample the descendants of ``target_pids``. Orphaned processes are
+            no longer followed. Needs BTF.
         child_pid: follow this process from its next exec on, and all its descendants, instead of
             all CPUs (see :class:`HeldCommand`).
         check_kernel: reject kernels that are too old instead of trying.
@@ -61,15 +75,19 @@ class SamplerConfig:
     max_unwind_work: int = DEFAULT_MAX_WORK
     max_tables_bytes: int = 64 << 20
     max_table_bytes: int = 40 << 20
+    python_frames: int = PYTHON_FRAMES
     pin_cpu_ids: tuple[int, ...] = ()
     send_idle_frames: bool = False
     target_pids: tuple[int, ...] = ()
+    target_comms: tuple[bytes, ...] = ()
+    target_cgroups: tuple[tuple[int, int], ...] = ()
     min_process_age_ns: int = 0
     max_ring_bytes: int = MAX_RING_BYTES
     map_scale_factor: int = 0
     drain_interval_s: float = 0.25
     interrupt_ranges: tuple[tuple[int, int], ...] = ()
     span_layout: SpanLayout | None = None
+    span_path: SpanPath | None = None
     span_slots: int = 0
     target_namespace: tuple[int, int] | None = None
     target_descendants: bool = False
@@ -82,14 +100,17 @@ class SamplerConfig:
             ("samples_per_second", 1, MAX_SAMPLES_PER_SECOND),
             ("max_frames", 1, MAX_FRAMES),
             ("max_unwind_work", 100, 1_000_000),
+            ("python_frames", 0, MAX_FRAMES),
             ("map_scale_factor", 0, 8),
             ("verifier_log_level", 0, 2),
         ):
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"{name} is {value}, must be {low} to {high}")
-        if self.target_descendants and len(self.target_pids) != 1:
-            raise ValueError("target_descendants needs exactly one of target_pids")
+        if self.target_descendants and not self.target_pids:
+            raise ValueError("target_descendants needs target_pids")
+        if any(not 1 <= level <= MAX_CGROUP_LEVEL for level, _ in self.target_cgroups):
+            raise ValueError(f"a cgroup is not 1 to {MAX_CGROUP_LEVEL} levels below the root")
         if len(self.interrupt_ranges) > MAX_INTERRUPT_RANGES:
             raise ValueError(f"more than {MAX_INTERRUPT_RANGES} interrupt ranges")
 

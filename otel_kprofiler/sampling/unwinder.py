@@ -20,12 +20,12 @@ from otel_kprofiler.bpf import (
     update_map,
 )
 from otel_kprofiler.clock import SystemTime
-from otel_kprofiler.host import HostFiles
+from otel_kprofiler.host import HostFiles, ReferableFiles
 from otel_kprofiler.model import KnownFiles
 from otel_kprofiler.sampling.sampler import SamplerConfig
 
 if TYPE_CHECKING:
-    from otel_kprofiler.unwinding import Files, TableStore
+    from otel_kprofiler.unwinding import TableStore
 
 FRAME_POINTERS: Final = "kprofiler_sample"
 """Name of the program that takes user stacks by frame pointers, if at all."""
@@ -98,7 +98,7 @@ def open_tables(
     plan: UnwindPlan,
     config: SamplerConfig,
     program: LoadedObject,
-    files: Files,
+    files: ReferableFiles,
     known: KnownFiles,
 ) -> TableStore:
     """Configure the loaded unwinder, and start to answer its requests.

@@ -21,11 +21,18 @@ OTEL_KPROFILER_SAMPLES_PER_SECOND = "OTEL_KPROFILER_SAMPLES_PER_SECOND"
 OTEL_KPROFILER_STACKS = "OTEL_KPROFILER_STACKS"
 """Sides of stacks to collect: ``kernel`` (default), ``user`` or ``both``."""
 
+OTEL_KPROFILER_USER_SYMBOLS = "OTEL_KPROFILER_USER_SYMBOLS"
+"""What user frames carry besides file and address: ``names`` (default), ``lines`` or ``off``."""
+
 OTEL_KPROFILER_MAX_THREADS = "OTEL_KPROFILER_MAX_THREADS"
 """Maximum number of threads with span links at a time, 1 to 65536; 1024 by default."""
 
 OTEL_KPROFILER_MAX_FRAMES = "OTEL_KPROFILER_MAX_FRAMES"
 """Maximum frames per side of a stack, 1 to 127."""
+
+OTEL_KPROFILER_PYTHON_FRAMES = "OTEL_KPROFILER_PYTHON_FRAMES"
+"""Maximum functions of Python per stack, 1 to 127, with their lines; ``off`` for none; 64 by
+default."""
 
 OTEL_KPROFILER_REPORTER_INTERVAL = "OTEL_KPROFILER_REPORTER_INTERVAL"
 """Length of a window, such as ``5s`` (default)."""

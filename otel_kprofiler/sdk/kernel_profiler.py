@@ -17,7 +17,7 @@ from otel_kprofiler import forks
 from otel_kprofiler.errors import ConfigError, HostError, KProfilerError
 from otel_kprofiler.export import OtlpSettings
 from otel_kprofiler.forks import ForkAware, ForkStep
-from otel_kprofiler.model import MAX_FRAMES, AttributeValue, Window
+from otel_kprofiler.model import MAX_FRAMES, PYTHON_FRAMES, AttributeValue, Window
 from otel_kprofiler.pipeline import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.sdk.ancestors import SAMPLES_DESCENDANTS, find_sampling_ancestor
@@ -35,7 +35,7 @@ from otel_kprofiler.sdk.refusals import refuse_green_threads, refuse_subinterpre
 from otel_kprofiler.sdk.resource import plain_attributes
 from otel_kprofiler.sdk.session import Session
 from otel_kprofiler.sdk.signals import come_before_sigterm
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.symbols import KernelSymbolizer
 
 OnError = Literal["raise", "warn"]
 
@@ -65,11 +65,13 @@ class KernelProfiler(ForkAware):
         stacks: sides to collect; user frames are raw addresses.
         target: this process, it and its descendants, or the host.
         max_frames: maximum frames per side of a stack, 1 to 127.
+        python_frames: maximum functions of Python per stack, 0 to 127; 0 reads none.
         reporter_interval_s: length of a window in seconds.
         attributes: attributes of the profiles' Resource; they override the service's.
         span_links: link samples to the span that was active in their thread.
         link_unsampled_spans: also link to spans that are not sampled.
-        max_threads: maximum number of threads with span links at a time.
+        max_threads: maximum number of threads with span links at a time where span changes are
+            hooked.
         publish_context: publish the Resource for profilers outside this process (OTEP 4719).
         restart_in_children: start a profiler in each forked child; otherwise children are not
             profiled.
@@ -87,6 +89,7 @@ class KernelProfiler(ForkAware):
         stacks: Literal["kernel", "user", "both"] = "kernel",
         target: Target = "self",
         max_frames: int = MAX_FRAMES,
+        python_frames: int = PYTHON_FRAMES,
         reporter_interval_s: float = 5.0,
         attributes: Mapping[str, AttributeValue] | None = None,
         span_links: bool = True,
@@ -102,6 +105,7 @@ class KernelProfiler(ForkAware):
                 samples_per_second=samples_per_second,
                 stacks=stacks,
                 max_frames=max_frames,
+                python_frames=python_frames,
                 span_slots=max_threads,
             ),
             schedule=WindowSchedule(
@@ -119,7 +123,7 @@ class KernelProfiler(ForkAware):
         self._provider: ProfilerProvider | None = None
         self._session: Session | None = None
         self._resource = Resource.get_empty()
-        self._inherited: Symbolizer | None = None
+        self._inherited: KernelSymbolizer | None = None
         self._lock = threading.RLock()
         self._pauses = 0
         self._samples = self._linked = 0
@@ -271,9 +275,12 @@ class KernelProfiler(ForkAware):
         Keys: ``state`` (``running``, ``paused``, ``stopped`` or ``disabled``), ``problem`` (why
         it is not running, or why it ended), ``samples`` and ``linked`` (samples in closed
         windows, and those with a link), ``account`` (of all samples, up to the stop), and, while
-        running, ``span_links``: ``possible``, ``problem`` (why there are no links, or not for all
-        threads), ``threads``, ``without_slot``, ``failures``, ``unhooked_event_loops``, and
-        ``unlinked_share`` (share of samples without a link, 0 to 1).
+        running, ``python_frames``: ``problem`` (why there are none) and ``stacks`` (what came of
+        them, by outcome), and ``span_links``: ``source`` (``interpreter`` or ``hooks``),
+        ``possible``,
+        ``problem`` (why there are no links, or not for all threads), ``unlinked_share`` (share of
+        samples without a link, 0 to 1), and with hooks ``threads``, ``without_slot``,
+        ``failures`` and ``unhooked_event_loops``.
         """
         session, provider = self._session, self._provider
         state = "paused" if self._pauses else "running"
@@ -289,9 +296,10 @@ class KernelProfiler(ForkAware):
             stats["account"] = self._account
         else:
             stats["account"] = session.account().as_dict()
-            if links := session.links:
+            stats["python_frames"] = session.describe_python_frames()
+            if links := session.describe_links():
                 unlinked = 1 - self._linked / max(self._samples, 1)
-                stats["span_links"] = {**links.as_dict(), "unlinked_share": unlinked}
+                stats["span_links"] = {**links, "unlinked_share": unlinked}
         return stats
 
     def _is_sampled_already(self) -> bool:

@@ -1,15 +1,18 @@
 """Span links: each thread publishes its active span in a slot that the sampler reads.
 
+That is for interpreters whose objects the sampler cannot follow by itself (:mod:`.span_path`).
+
 The active span changes when a thread attaches or detaches an OpenTelemetry context, which is
 hooked in OpenTelemetry's runtime context, and when a thread enters another
 ``contextvars.Context`` for a step of an asyncio task or a work item of an executor, which is
 hooked in ``asyncio.Handle`` and ``concurrent.futures``. Other code that enters a context (another
 event loop, a library with its own threads, a direct ``Context.run``) goes unnoticed. Therefore a
-thread also publishes the context its span is active in, and the sampler compares that with the
-thread's context at the interrupt: no link rather than a wrong one.
+thread also publishes the context its span is active in, and the mapping of that context's
+variables, which each change replaces (asgiref's ``sync_to_async`` copies variables). The sampler
+compares both with the thread's at the interrupt: no link rather than a wrong one.
 
-Only this module, :mod:`.thread_slot` and :mod:`.other_threads` use private parts of
-OpenTelemetry's API and of Python for this.
+Only this module, :mod:`.thread_slot`, :mod:`.other_threads` and :mod:`.span_path` use private
+parts of OpenTelemetry's API and of Python for this.
 """
 
 from __future__ import annotations
@@ -46,12 +49,13 @@ from otel_kprofiler.sdk.thread_slot import (
     find_owner_offset,
     get_thread_state,
     get_token,
+    make_get_variables,
     make_publish,
 )
 
 _log = logging.getLogger(__name__)
 
-_Before = tuple[ThreadSlot, object, object]
+_Before = tuple[ThreadSlot, object, object, object]
 _Enter = Callable[[contextvars.Context], _Before | None]
 _Leave = Callable[[_Before], None]
 
@@ -95,10 +99,14 @@ class SpanLinks(ForkAware):
         self._slots = slots
         self._own: dict[int, ThreadSlot] = {}  # by thread identifier
         self._adopted: dict[int, int] = {}  # tids of threads without a tenant, likewise
-        self._publish = make_publish(self._own, look=self._look_around, failed=self._count_failure)
+        get_variables = make_get_variables()
+        self._get_variables = get_variables or (lambda _: None)
+        self._publish = make_publish(
+            self._own, self._get_variables, look=self._look_around, failed=self._count_failure
+        )
         owner_at, context_at = find_owner_offset(), find_context_offset()
         self._offsets: tuple[int, int] | None = None
-        if slots is not None and owner_at is not None and context_at is not None:
+        if slots is not None and owner_at is not None and context_at is not None and get_variables:
             self._offsets = owner_at, context_at
         self._local = threading.local()
         self._undo: list[Callable[[], None]] = []
@@ -208,8 +216,8 @@ class SpanLinks(ForkAware):
             slot = find(threading.get_ident())
             if slot is None:
                 slot = publish_first(context, entered) if context else None
-                return None if slot is None else (slot, None, None)
-            before = slot, slot.owner, slot.span_context
+                return None if slot is None else (slot, None, None, None)
+            before = slot, slot.owner, slot.span_context, slot.variables
             if context:
                 publish(context, entered)
             else:
@@ -217,9 +225,10 @@ class SpanLinks(ForkAware):
             return before
 
         def leave(before: _Before) -> None:
-            slot, owner, span_context = before
+            slot, owner, span_context, variables = before
             slot.span_context = None
             slot.owner = owner
+            slot.variables = variables
             slot.span_context = span_context
 
         return enter, leave
@@ -272,6 +281,8 @@ class SpanLinks(ForkAware):
             return
         if is_changing_context(ident):
             return
+        # Read first: if the span changes after that, the mapping is not that of the thread.
+        variables = self._get_variables(thread.context)
         try:
             span: Any = (thread.context.get(variable) or Context()).get(_SPAN_KEY)
             span_context = None if span is None else span.get_span_context()
@@ -281,6 +292,7 @@ class SpanLinks(ForkAware):
         # The GIL is not released between these lines.
         if slot.owner is None:
             slot.owner = thread.context
+            slot.variables = variables
             slot.span_context = span_context
 
     def _release(self, ident: int, tid: int) -> None:

@@ -73,6 +73,12 @@ def _find_layout() -> type[ctypes.Structure] | None:
     return State
 
 
+def find_tid_offset() -> int | None:
+    """Offset of the thread id in ``PyThreadState``; None if its layout is not as expected."""
+    layout: Any = _find_layout()
+    return None if layout is None else int(layout.tid.offset)
+
+
 def read_other_threads() -> list[OtherThread]:
     """The other threads of this interpreter that have a context.
 

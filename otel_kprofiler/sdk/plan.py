@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from typing import Final, Literal
 from opentelemetry.sdk.resources import Resource
 
 from otel_kprofiler import model
+from otel_kprofiler.bpf import SpanPath
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import Access
@@ -23,7 +25,9 @@ from otel_kprofiler.processes import (
 )
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.sdk.resource import plain_attributes
+from otel_kprofiler.sdk.span_path import UnprovenError, find_span_path
 from otel_kprofiler.sdk.thread_slot import find_span_layout
+from otel_kprofiler.symbols import UserSymbolSettings
 
 Target = Literal["self", "children", "host"]
 
@@ -32,6 +36,8 @@ _LONGEST_DRAIN_S: Final = 1.0
 _SAMPLES_PER_DRAIN: Final = 100
 _SHORTEST_DRAIN_S: Final = 0.02
 _OF_ONE_PROCESS: Final = ("process.", "service.instance.id", "thread.")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,7 @@ class Plan:
         target: what to profile.
         sampler: rate, stacks and so on; target and drain interval are filled in later.
         schedule: the length of windows.
+        user_symbols: what user frames carry besides their addresses.
         loader: library that loads the BPF program.
         attributes: resource attributes that override the service's.
         span_links: link samples to spans.
@@ -54,6 +61,9 @@ class Plan:
     target: Target = "self"
     sampler: SamplerConfig
     schedule: WindowSchedule
+    user_symbols: UserSymbolSettings = field(
+        default_factory=lambda: UserSymbolSettings(detail="names")
+    )
     loader: str = "auto"
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
     span_links: bool = True
@@ -82,6 +92,7 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
         span_layout=(
             find_span_layout(unsampled=plan.link_unsampled_spans) if plan.span_links else None
         ),
+        span_path=_find_span_path() if plan.span_links else None,
     )
     namespace = os.stat("/proc/self/ns/pid")
     if plan.target == "host":
@@ -98,6 +109,14 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
         target_namespace=(namespace.st_dev, namespace.st_ino),
         target_descendants=plan.target == "children",
     )
+
+
+def _find_span_path() -> SpanPath | None:
+    try:
+        return find_span_path()
+    except UnprovenError as error:
+        _log.info("current spans are not read from the interpreter, but published: %s", error)
+        return None
 
 
 def make_resources(plan: Plan, access: Access, clock: Clock) -> ProcessResources:

@@ -21,6 +21,7 @@ from otel_kprofiler.sdk import exits
 from otel_kprofiler.sdk.exporters import ExporterFactory
 from otel_kprofiler.sdk.pacing import Pacer
 from otel_kprofiler.sdk.resource import ServiceResource
+from otel_kprofiler.sdk.signals import put_off_sigterm
 
 EXIT_TIMEOUT_MILLIS: Final = 2_000
 """How long exporting pending samples may delay interpreter exit."""
@@ -282,7 +283,8 @@ class ProfilerProvider(ForkAware):
 
     def _exit(self) -> None:
         if self._pid == os.getpid():
-            self.shutdown(EXIT_TIMEOUT_MILLIS)
+            with put_off_sigterm():
+                self.shutdown(EXIT_TIMEOUT_MILLIS)
 
 
 _global_lock = threading.Lock()

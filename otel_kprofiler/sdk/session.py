@@ -18,7 +18,7 @@ from otel_kprofiler.pipeline import open_live, open_symbols
 from otel_kprofiler.sdk.links import SpanLinks
 from otel_kprofiler.sdk.pacing import Pacer
 from otel_kprofiler.sdk.plan import Plan, complete_sampler_config, make_resources, set_service
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.symbols import KernelSymbolizer, open_user_names
 
 DRAIN_THREAD: Final = "kprofiler-drain"
 _FLUSH_STEPS: Final = 50
@@ -44,7 +44,7 @@ class Session:
 
     Attributes:
         symbolizer: resolves kernel addresses.
-        links: span links; None if disabled.
+        links: what publishes spans; None if links are disabled, or the sampler reads the spans.
         failure: why the daemon thread ended by itself; empty if it did not.
 
     Raises:
@@ -60,7 +60,7 @@ class Session:
         *,
         exporters: Callable[[], tuple[ExporterAccount, ...]] = tuple,
         earlier: Mapping[str, int] = MappingProxyType({}),
-        inherited: Symbolizer | None = None,
+        inherited: KernelSymbolizer | None = None,
     ) -> None:
         access, clock = Access(), Clock()
         config = complete_sampler_config(plan)
@@ -79,6 +79,7 @@ class Session:
             clock=clock,
             resources=make_resources(plan, access, clock),
             symbolizer=self.symbolizer,
+            user_names=open_user_names(plan.user_symbols),
             exporters=exporters,
             loader=plan.loader,
             pause=Pacer(),
@@ -93,7 +94,7 @@ class Session:
         try:
             self.set_service(service)
             self._pipeline.start()
-            if plan.span_links:
+            if plan.span_links and not self._sampler.follows_spans:
                 self.links = SpanLinks(self._sampler.spans)
                 self.links.start()
             self._thread.start()
@@ -126,6 +127,18 @@ class Session:
         """The account of all samples, as of one instant."""
         account = self._pipeline.account()
         return Account.of_kinds(account.kinds, account.exporters, self._earlier)
+
+    def describe_links(self) -> dict[str, object]:
+        """How samples are linked to spans; empty if they are not."""
+        if self.links is not None:
+            return {"source": "hooks", **self.links.as_dict()}
+        if self._plan.span_links:
+            return {"source": "interpreter", "possible": True, "problem": ""}
+        return {}
+
+    def describe_python_frames(self) -> dict[str, object]:
+        """Whether stacks have Python frames, why not, and what came of them."""
+        return self._pipeline.python.describe() if self._pipeline.python else {}
 
     def stop(self, timeout_s: float) -> None:
         """Stop sampling and hand over the last window; waits up to the timeout."""

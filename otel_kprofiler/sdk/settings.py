@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic import Field, ValidationError
 
 from otel_kprofiler.config import Receiver
 from otel_kprofiler.errors import ConfigError, ConfigProblem
-from otel_kprofiler.pipeline import FIRST_WINDOW_NS, WindowSchedule
-from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.pipeline import (
+    resource_attributes,
+    sampler_config,
+    user_symbol_settings,
+    window_schedule,
+)
 from otel_kprofiler.sdk.environment import PREFIX, read_variables
 from otel_kprofiler.sdk.plan import Plan
 
@@ -25,6 +29,9 @@ class Settings(Receiver):
     target: Literal["self", "children", "host"] = Field(
         default="self",
         description="What to profile: this process, it and its descendants, or the host.",
+    )
+    user_symbols: Literal["off", "names", "lines"] = Field(
+        default="names", description=Receiver.model_fields["user_symbols"].description
     )
     span_links: bool = Field(
         default=True, description="Link samples to the span that was active in their thread."
@@ -86,7 +93,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         return make_settings(options, source="environment")
     except ConfigError as error:
         problems = [
-            dataclasses.replace(problem, key=PREFIX + problem.key.partition(".")[0].upper())
+            replace(problem, key=PREFIX + problem.key.partition(".")[0].upper())
             for problem in error.problems
         ]
         raise ConfigError(problems, hint=error.hint) from error
@@ -136,27 +143,11 @@ def make_plan(settings: Settings) -> Plan:
         )
     return Plan(
         target=settings.target,
-        sampler=SamplerConfig(
-            samples_per_second=settings.samples_per_second,
-            stacks=settings.stacks,
-            pin_cpu_ids=settings.cpus,
-            max_frames=settings.max_frames,
-            target_pids=tuple(settings.target_pids),
-            send_idle_frames=settings.send_idle_frames,
-            min_process_age_ns=int(settings.filter_min_process_age),
-            map_scale_factor=settings.map_scale_factor,
-            check_kernel=not settings.no_kernel_version_check,
-            verifier_log_level=settings.bpf_verifier_log_level,
-            span_slots=settings.max_threads,
-        ),
-        schedule=WindowSchedule(
-            int(settings.reporter_interval), settings.reporter_jitter, FIRST_WINDOW_NS
-        ),
+        sampler=replace(sampler_config(settings), span_slots=settings.max_threads),
+        schedule=window_schedule(settings),
+        user_symbols=user_symbol_settings(settings),
         loader=settings.loader,
-        attributes={
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in settings.resource.items()
-        },
+        attributes=resource_attributes(settings),
         span_links=settings.span_links,
         link_unsampled_spans=settings.link_unsampled_spans,
         publish_context=settings.publish_context,

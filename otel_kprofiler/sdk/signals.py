@@ -6,12 +6,14 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final
 
 _JOIN_S: Final = 3.0
+"""An export ends within two seconds, unless the interrupted main thread holds a lock it needs."""
 
 _log = logging.getLogger(__name__)
 
@@ -26,9 +28,14 @@ class _Handler:
         self._before = before
         self._flush = flush
         self._end = end
+        self._exiting = 0  # the process whose exit hook exports: children inherit this object
+        self._arrived = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if callable(self._before):
+        if self._exiting == os.getpid():
+            signal.signal(number, self._before)  # a second SIGTERM does not wait for the export
+            self._arrived = True
+        elif callable(self._before):
             _start(self._flush)
             self._before(number, frame)
         elif os.getpid() == 1:
@@ -40,8 +47,23 @@ class _Handler:
                 ending.join(_JOIN_S)
             signal.raise_signal(number)
 
+    @contextlib.contextmanager
+    def put_off(self) -> Iterator[None]:
+        self._exiting = os.getpid()
+        try:
+            yield
+        finally:
+            self._exiting = 0
+            if self._arrived:
+                signal.raise_signal(signal.SIGTERM)
+
+
+_installed: _Handler | None = None
+
 
 def _start(task: Callable[[], object]) -> threading.Thread | None:
+    if sys.is_finalizing():  # all is exported, and a thread would never start
+        return None
     thread = threading.Thread(target=task, name="kprofiler-sigterm", daemon=True)
     with contextlib.suppress(RuntimeError):  # at interpreter exit, where atexit exports
         thread.start()
@@ -61,10 +83,21 @@ def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object
     Raises:
         ValueError: this is not the main thread of the main interpreter.
     """
+    global _installed  # noqa: PLW0603 - one per process
     before = signal.getsignal(signal.SIGTERM)
     if isinstance(before, _Handler) or before is signal.SIG_IGN:
         return
     if before is None:
         _log.warning("no export on SIGTERM: its handler was not installed from Python")
         return
-    signal.signal(signal.SIGTERM, _Handler(before, flush, end))
+    handler = _Handler(before, flush, end)
+    signal.signal(signal.SIGTERM, handler)
+    _installed = handler
+
+
+def put_off_sigterm() -> contextlib.AbstractContextManager[None]:
+    """Let SIGTERM take effect after an export at exit; a second one takes effect at once.
+
+    Does nothing without :func:`come_before_sigterm`.
+    """
+    return contextlib.nullcontext() if _installed is None else _installed.put_off()

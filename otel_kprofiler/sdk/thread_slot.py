@@ -33,14 +33,17 @@ class ThreadSlot:
     Attributes:
         owner: the context in which the span is active, or a token created in it.
         span_context: the span's context; None without a span and while ``owner`` changes.
+        variables: the owner's mapping of variables at that time, which each change replaces: code
+            that sets OpenTelemetry's variable by itself, such as asgiref's, is not hooked.
         look: asks for one call of ``look`` at the next change; may be set from any thread.
     """
 
-    __slots__ = ("look", "owner", "span_context")
+    __slots__ = ("look", "owner", "span_context", "variables")
 
     def __init__(self) -> None:
         self.owner: object = None
         self.span_context: object = None
+        self.variables: object = None
         self.look = True
 
 
@@ -77,10 +80,38 @@ def find_context_offset() -> int | None:
 
 
 def find_owner_offset() -> int | None:
-    """Offset of the owner in a :class:`ThreadSlot`, followed by the span context; likewise."""
+    """Offset of the owner in a :class:`ThreadSlot`, followed by the other two; likewise."""
     slot = ThreadSlot()
-    slot.owner, slot.span_context = object(), object()
-    return _find_references(slot, (slot.owner, slot.span_context))
+    slot.owner, slot.span_context, slot.variables = object(), object(), object()
+    return _find_references(slot, (slot.owner, slot.span_context, slot.variables))
+
+
+def find_variables_offset() -> int | None:
+    """Offset of the mapping of variables in a context: what changes when a variable is set."""
+    context = contextvars.Context()
+    words = (ctypes.c_uint64 * (context.__sizeof__() // 8)).from_address(id(context))
+    before = list(words)
+    context.run(_probe.set, None)
+    changed = [at for at, word in enumerate(words) if word != before[at]]
+    return 8 * changed[0] if len(changed) == 1 and words[changed[0]] else None
+
+
+def make_get_variables() -> Callable[[object], object] | None:
+    """Make the function that returns an owner's mapping of variables; None if it is not found."""
+    context = contextvars.copy_context()
+    token_context_at = _find_references(context.run(get_token), (context,))
+    variables_at = find_variables_offset()
+    if token_context_at is None or variables_at is None:
+        return None
+    at, in_token, token_type = variables_at, token_context_at, contextvars.Token
+    read = ctypes.py_object.from_address
+
+    def get_variables(owner: object) -> object:
+        if type(owner) is token_type:
+            owner = read(id(owner) + in_token).value
+        return read(id(owner) + at).value
+
+    return get_variables
 
 
 def find_span_layout(*, unsampled: bool) -> SpanLayout | None:
@@ -96,10 +127,11 @@ def find_span_layout(*, unsampled: bool) -> SpanLayout | None:
     span_context = SpanContext(number, number >> 64, is_remote=False, trace_flags=flags)
     entries = span_context.trace_id, span_context.span_id, False, flags
     items_at = _find_references(span_context, entries)
+    variables_at = find_variables_offset()
     context = contextvars.copy_context()
     token_context_at = _find_references(context.run(get_token), (context,))
     size_bits = _find_size_bits(number)
-    if items_at is None or token_context_at is None or size_bits is None:
+    if items_at is None or token_context_at is None or variables_at is None or size_bits is None:
         return None
     size_shift, negative_bit = size_bits
     return SpanLayout(
@@ -110,6 +142,7 @@ def find_span_layout(*, unsampled: bool) -> SpanLayout | None:
         false_at=id(False),
         items_at=items_at,
         token_context_at=token_context_at,
+        variables_at=variables_at,
         size_shift=size_shift,
         negative_bit=negative_bit,
         unsampled=int(unsampled),
@@ -138,7 +171,11 @@ def _find_size_bits(number: int) -> tuple[int, int] | None:
 
 
 def make_publish(
-    slots: Mapping[int, ThreadSlot], *, look: Callable[[], None], failed: Callable[[], None]
+    slots: Mapping[int, ThreadSlot],
+    get_variables: Callable[[object], object],
+    *,
+    look: Callable[[], None],
+    failed: Callable[[], None],
 ) -> Callable[[Context, object], bool]:
     """Make the function that publishes each change of span.
 
@@ -148,6 +185,7 @@ def make_publish(
 
     Args:
         slots: slots by ``threading.get_ident()``.
+        get_variables: returns an owner's mapping of variables.
         look: called when a slot asks for it.
         failed: called when a span cannot be read.
     """
@@ -161,6 +199,7 @@ def make_publish(
             span: Any = context.get(key)
             slot.span_context = None
             slot.owner = owner
+            slot.variables = get_variables(owner)
             if span is not None:
                 try:
                     slot.span_context = span._context  # noqa: SLF001 - faster for the SDK's spans

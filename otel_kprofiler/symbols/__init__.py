@@ -2,19 +2,20 @@
 
 Usable alone, on this host or on captured files::
 
-    from otel_kprofiler.symbols import Symbolizer
+    from otel_kprofiler.symbols import KernelSymbolizer
 
-    symbolizer = Symbolizer.live()
+    symbolizer = KernelSymbolizer.live()
     for match in symbolizer.find("vfs_read"):
         print(hex(match.address), match.module, hex(match.rva))
 
 A :class:`StackResolver` resolves samples, each side of their stacks by its :class:`SideResolver`:
-the kernel's by a :class:`Symbolizer`, user frames by what the caller provides.
+the kernel's by a :class:`KernelSymbolizer`, user frames by what the caller provides.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.captured import CapturedFiles
@@ -40,7 +41,6 @@ from otel_kprofiler.symbols.kernel.modules import (
     read_module,
     taken_pages,
 )
-from otel_kprofiler.symbols.kernel.notes import Note, find_build_id, parse_notes
 from otel_kprofiler.symbols.kernel.read import read_pieces
 from otel_kprofiler.symbols.kernel.snapshot import (
     VMLINUX,
@@ -49,6 +49,7 @@ from otel_kprofiler.symbols.kernel.snapshot import (
     Snapshot,
     lookup_addresses,
 )
+from otel_kprofiler.symbols.kernel.symbolizer import KernelSymbolizer
 from otel_kprofiler.symbols.kernel.table import Symbol, SymbolTable
 from otel_kprofiler.symbols.kernel.timeline import (
     FOREVER,
@@ -58,32 +59,81 @@ from otel_kprofiler.symbols.kernel.timeline import (
     ModuleSource,
     Removal,
 )
-from otel_kprofiler.symbols.resolver import RawAddresses, SideResolver, StackResolver
-from otel_kprofiler.symbols.symbolizer import Symbolizer
-from otel_kprofiler.symbols.user import UserResolver
+from otel_kprofiler.symbols.python.interleave import interleave
+from otel_kprofiler.symbols.python.resolver import PythonResolver
+from otel_kprofiler.symbols.resolution import Resolution, Resolver
+from otel_kprofiler.symbols.resolver import RawAddresses, SideResolver, StackResolver, VariableSide
+from otel_kprofiler.symbols.user.file import NamedAddress
+from otel_kprofiler.symbols.user.loader import SymbolLoader
+from otel_kprofiler.symbols.user.names import UserSymbolSettings, open_user_names
+from otel_kprofiler.symbols.user.resolver import UserNames, UserResolver
 
 if TYPE_CHECKING:
     from otel_kprofiler.symbols.elf.functions import ElfMatch, ElfSymbols
+    from otel_kprofiler.symbols.elf.kind import is_kernel_file
+    from otel_kprofiler.symbols.resolvers.combined import (
+        CachedResolver,
+        ChainResolver,
+        PidFilter,
+    )
+    from otel_kprofiler.symbols.resolvers.elf_file import ElfResolver
+    from otel_kprofiler.symbols.resolvers.installed import FileIdentity, InstalledFiles
+    from otel_kprofiler.symbols.resolvers.installed_kernel import InstalledKernel
+    from otel_kprofiler.symbols.resolvers.kernel import KernelResolver
+    from otel_kprofiler.symbols.resolvers.process import (
+        ProcessesResolver,
+        ProcessResolver,
+        find_process,
+    )
+    from otel_kprofiler.symbols.symbolizer import Symbolizer
+    from otel_kprofiler.symbols.user.debug_files import (
+        DEBUG_DIRECTORIES,
+        BuildIdDirectories,
+        DebugFile,
+        DebugFileFinder,
+        DebugLinkDirectories,
+        WantedDebugFile,
+    )
+    from otel_kprofiler.symbols.user.debuginfod import Debuginfod, find_servers
+    from otel_kprofiler.symbols.user.demangle import demangle
+    from otel_kprofiler.symbols.user.line_tables import LineTables
+    from otel_kprofiler.symbols.user.lines import SymbolicLines
+    from otel_kprofiler.symbols.user.sources import SymbolSources
 
 
 __all__ = [
+    "DEBUG_DIRECTORIES",
     "FOREVER",
     "LOADING",
     "PROC_KALLSYMS",
     "PROC_MODULES",
     "VMLINUX",
     "BoundedCache",
+    "BuildIdDirectories",
+    "CachedResolver",
     "CapturedFiles",
+    "ChainResolver",
+    "DebugFile",
+    "DebugFileFinder",
+    "DebugLinkDirectories",
+    "Debuginfod",
     "ElfMatch",
+    "ElfResolver",
     "ElfSymbols",
     "Explanation",
+    "FileIdentity",
     "FoundModule",
     "FreedSymbol",
     "HiddenCause",
+    "InstalledFiles",
+    "InstalledKernel",
     "Kallsyms",
+    "KernelResolver",
+    "KernelSymbolizer",
     "KsymbolSource",
     "KsymbolTable",
     "LineCollector",
+    "LineTables",
     "LoadedModule",
     "Match",
     "ModuleCounts",
@@ -91,27 +141,44 @@ __all__ = [
     "ModuleReading",
     "ModuleSource",
     "ModuleSymbols",
-    "Note",
+    "NamedAddress",
+    "PidFilter",
     "ProcModule",
+    "ProcessResolver",
+    "ProcessesResolver",
+    "PythonResolver",
     "RawAddresses",
     "ReadingPacker",
     "ReadingUnpacker",
     "Removal",
+    "Resolution",
+    "Resolver",
     "SideResolver",
     "Snapshot",
     "StackResolver",
     "Symbol",
+    "SymbolLoader",
+    "SymbolSources",
     "SymbolTable",
+    "SymbolicLines",
     "Symbolizer",
+    "UserNames",
     "UserResolver",
+    "UserSymbolSettings",
+    "VariableSide",
+    "WantedDebugFile",
     "add_names",
-    "find_build_id",
+    "demangle",
+    "find_process",
+    "find_servers",
+    "interleave",
+    "is_kernel_file",
     "lookup_addresses",
     "make_file_id",
     "make_found",
+    "open_user_names",
     "parse_kallsyms",
     "parse_modules",
-    "parse_notes",
     "read_module",
     "read_pieces",
     "read_snapshot",
@@ -119,10 +186,39 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name in {"ElfMatch", "ElfSymbols"}:
-        # Imports elftools, which only ELF readers need.
-        from otel_kprofiler.symbols.elf import functions  # noqa: PLC0415
+_LATE: Final = {
+    "CachedResolver": "resolvers.combined",
+    "ChainResolver": "resolvers.combined",
+    "ElfMatch": "elf.functions",
+    "ElfResolver": "resolvers.elf_file",
+    "ElfSymbols": "elf.functions",
+    "KernelResolver": "resolvers.kernel",
+    "PidFilter": "resolvers.combined",
+    "ProcessResolver": "resolvers.process",
+    "ProcessesResolver": "resolvers.process",
+    "BuildIdDirectories": "user.debug_files",
+    "DEBUG_DIRECTORIES": "user.debug_files",
+    "FileIdentity": "resolvers.installed",
+    "InstalledFiles": "resolvers.installed",
+    "InstalledKernel": "resolvers.installed_kernel",
+    "DebugFile": "user.debug_files",
+    "DebugFileFinder": "user.debug_files",
+    "DebugLinkDirectories": "user.debug_files",
+    "Debuginfod": "user.debuginfod",
+    "SymbolSources": "user.sources",
+    "LineTables": "user.line_tables",
+    "SymbolicLines": "user.lines",
+    "WantedDebugFile": "user.debug_files",
+    "demangle": "user.demangle",
+    "find_servers": "user.debuginfod",
+    "is_kernel_file": "elf.kind",
+    "Symbolizer": "symbolizer",
+    "find_process": "resolvers.process",
+}
+"""What sampling does not need: imported on first use."""
 
-        return getattr(functions, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -120,7 +120,7 @@ class CapturedFiles:
                 end = archive.offset
                 if data[end : end + tarfile.BLOCKSIZE] != bytes(tarfile.BLOCKSIZE):
                     raise tarfile.ReadError(f"no member starts at byte {end}")
-        except (tarfile.TarError, EOFError, RecursionError, ValueError) as error:
+        except (tarfile.TarError, ArithmeticError, EOFError, RecursionError, ValueError) as error:
             raise KProfilerError(
                 f"{local} is not a readable tar archive: {error}",
                 hint="copy the file again; it is damaged or incomplete",

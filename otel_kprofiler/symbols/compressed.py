@@ -58,10 +58,13 @@ def check_size(path: str, size: int) -> None:
 
 
 def _unpack_xz(packed: BytesIO) -> bytes:
-    decompressor = lzma.LZMADecompressor(memlimit=_MAX_DICTIONARY_BYTES)
-    content = decompressor.decompress(packed.getvalue(), MAX_UNPACKED_BYTES + 1)
-    if not decompressor.eof and len(content) <= MAX_UNPACKED_BYTES:
-        raise EOFError("it is cut off")
+    content, left = b"", packed.getvalue()
+    while left and len(content) <= MAX_UNPACKED_BYTES:  # streams may follow each other
+        decompressor = lzma.LZMADecompressor(memlimit=_MAX_DICTIONARY_BYTES)
+        content += decompressor.decompress(left, MAX_UNPACKED_BYTES + 1 - len(content))
+        if not decompressor.eof and len(content) <= MAX_UNPACKED_BYTES:
+            raise EOFError("it is cut off")
+        left = decompressor.unused_data.lstrip(b"\0")  # padding between streams
     return content
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
@@ -27,14 +28,16 @@ MAX_STACK_BYTES_CACHED: Final = 512 * 1024
 """Limit on the raw stacks cached; the resolved ones take about three times as much again."""
 
 StateT = TypeVar("StateT", bound=Hashable)
+Arrange = Callable[[Sequence[Side], Sequence[bytes]], tuple[Side, ...]]
+"""Arranges the sides of a stack, from leaf to root; gets the words of each, too."""
 _StackKey = tuple[Collected, tuple[bytes, ...], Any]  # with the states of resolvers
 
 
-class TimedSide(Protocol):
-    """A side that differs by time within one state of its resolver."""
+class VariableSide(Protocol):
+    """A side that differs between samples within one state of its resolver."""
 
-    def at(self, time_ns: int) -> Side:
-        """The side at a boot time; the same object as long as it does not differ."""
+    def of(self, sample: RawSample) -> Side:
+        """The side as of a sample; the same object as long as it does not differ."""
 
 
 class SideResolver(Protocol[StateT]):
@@ -44,9 +47,9 @@ class SideResolver(Protocol[StateT]):
     when a sample was taken, and what the raw side means in that state. Samples are asked about some
     seconds after their time, when a process may have other mappings, or another process its pid.
 
-    All methods are called by the one thread that drains samples. They must not wait for files or
-    the network: what is not known yet is provisional, and asked for again when the window is
-    closed.
+    All methods are called by the one thread that drains samples. But for :meth:`finish`, they must
+    not wait for files or the network: what is not known yet is provisional, and asked for again
+    when the window is closed.
     """
 
     def state(self, sample: RawSample) -> StateT:
@@ -56,7 +59,7 @@ class SideResolver(Protocol[StateT]):
         change of its mappings. States are equal only if equal raw sides have equal answers.
         """
 
-    def resolve(self, raw: RawSide, state: StateT) -> Side | TimedSide:
+    def resolve(self, raw: RawSide, state: StateT) -> Side | VariableSide:
         """Resolve a side as a whole. What is returned never changes, and is cached.
 
         Args:
@@ -70,6 +73,12 @@ class SideResolver(Protocol[StateT]):
         Returns:
             The boot time up to which everything is known. Samples wait for it, for at most half a
             second.
+        """
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for what is still being read: no sample will follow.
+
+        Samples that are provisional then are resolved again.
         """
 
     def close(self) -> None:
@@ -101,6 +110,9 @@ class RawAddresses:
         """Nothing is learnt."""
         return now_boot_ns
 
+    def finish(self, timeout_s: float) -> None:
+        """Nothing is read."""
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -112,15 +124,19 @@ class StackResolver:
 
     Args:
         resolvers: by side; the addresses of other sides are left as they are. Closed with this.
+        arrange: puts the sides of a stack in the order in which frames called each other.
     """
 
-    def __init__(self, resolvers: Mapping[SideKind, SideResolver[Any]]) -> None:
+    def __init__(
+        self, resolvers: Mapping[SideKind, SideResolver[Any]], arrange: Arrange | None = None
+    ) -> None:
+        self._arrange = arrange or (lambda sides, _: tuple(sides))
         raw = {kind: RawAddresses(kind) for kind in SIDES}
         self._resolvers: dict[SideKind, SideResolver[Any]] = {**raw, **resolvers}
         self._resolve = {kind: one.resolve for kind, one in self._resolvers.items()}
         self._with_state = tuple(resolvers)
         self._state = _join([resolver.state for resolver in resolvers.values()])
-        self._stacks: BoundedCache[_StackKey, Stack | _TimedStack] = BoundedCache(
+        self._stacks: BoundedCache[_StackKey, Stack | _VariableStack] = BoundedCache(
             MAX_STACKS_CACHED,
             self._make_stack,
             weigh=lambda key: sum(map(len, key[1])),
@@ -133,22 +149,28 @@ class StackResolver:
         Equal raw stacks give the same object while their resolvers' states are equal.
         """
         stack = self._stacks[sample.collected, sample.stacks, self._state(sample)]
-        return stack.at(sample.time_ns) if isinstance(stack, _TimedStack) else stack
+        return stack.of(sample) if isinstance(stack, _VariableStack) else stack
 
     def advance(self, now_boot_ns: int) -> int:
         """Let the resolvers learn what is new; returns the time up to which all know everything."""
         return min([one.advance(now_boot_ns) for one in self._resolvers.values()])
+
+    def finish(self, timeout_s: float) -> None:
+        """Let the resolvers wait for what they still read, for at most ``timeout_s`` together."""
+        until = time.monotonic() + timeout_s
+        for resolver in self._resolvers.values():
+            resolver.finish(max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
         """Close the resolvers."""
         for resolver in self._resolvers.values():
             resolver.close()
 
-    def _make_stack(self, key: _StackKey) -> Stack | _TimedStack:
+    def _make_stack(self, key: _StackKey) -> Stack | _VariableStack:
         collected, stacks, state = key
         kinds, resolve, new = self._with_state, self._resolve, tuple.__new__
         states = {kinds[0]: state} if len(kinds) == 1 else dict(zip(kinds, state, strict=True))
-        sides: list[Side | TimedSide] = []
+        sides: list[Side | VariableSide] = []
         known: list[Side] = []
         for (kind, status), words in zip(collected, stacks, strict=True):
             raw = new(RawSide, (kind, words, status))  # a third of the time of RawSide(…)
@@ -156,7 +178,9 @@ class StackResolver:
             sides.append(side)
             if isinstance(side, Side):
                 known.append(side)
-        return Stack(tuple(known)) if len(known) == len(sides) else _TimedStack(sides)
+        if len(known) == len(sides):
+            return Stack(self._arrange(known, stacks))
+        return _VariableStack(sides, stacks, self._arrange)
 
 
 def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSample], Hashable]:
@@ -164,18 +188,21 @@ def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSam
     return states[0] if len(states) == 1 else lambda sample: tuple([one(sample) for one in states])
 
 
-class _TimedStack:
-    """A stack with sides that differ by time."""
+class _VariableStack:
+    """A stack with sides that differ between samples."""
 
-    __slots__ = ("_last", "_sides")
+    __slots__ = ("_arrange", "_last", "_raw", "_sides", "_stack")
 
-    def __init__(self, sides: list[Side | TimedSide]) -> None:
-        self._sides = sides
-        self._last = Stack()
+    def __init__(
+        self, sides: list[Side | VariableSide], raw: tuple[bytes, ...], arrange: Arrange
+    ) -> None:
+        self._sides, self._raw, self._arrange = sides, raw, arrange
+        self._last: list[Side] = []
+        self._stack = Stack()
 
-    def at(self, time_ns: int) -> Stack:
-        """The stack at a boot time; the same object as long as no side differs."""
-        sides = [side if isinstance(side, Side) else side.at(time_ns) for side in self._sides]
-        if list(map(id, sides)) != list(map(id, self._last.sides)):
-            self._last = Stack(tuple(sides))
-        return self._last
+    def of(self, sample: RawSample) -> Stack:
+        """The stack of a sample; the same object as long as no side differs."""
+        sides = [side if isinstance(side, Side) else side.of(sample) for side in self._sides]
+        if list(map(id, sides)) != list(map(id, self._last)):
+            self._last, self._stack = sides, Stack(self._arrange(sides, self._raw))
+        return self._stack

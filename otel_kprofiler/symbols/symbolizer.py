@@ -1,399 +1,93 @@
-"""The symbols of a kernel: the resolver of kernel frames, and look-ups by name and address."""
+"""Resolves kernel and user addresses alike: what most tools need, made of the single resolvers."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from errno import EISDIR, ENOTDIR
-from operator import attrgetter
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Self
 
-from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.host import Access, HostFiles
-from otel_kprofiler.model import (
-    STACK_OK,
-    AddressRange,
-    Frame,
-    Ksymbol,
-    KsymbolAction,
-    KsymbolChange,
-    Module,
-    RawSample,
-    RawSide,
-    Side,
+from otel_kprofiler.model import Unresolved
+from otel_kprofiler.symbols.resolution import (
+    FIRST_KERNEL_ADDRESS,
+    Resolution,
+    Resolver,
+    make_unknown,
 )
-from otel_kprofiler.symbols.cache import BoundedCache
-from otel_kprofiler.symbols.captured import CapturedFiles, is_archive
-from otel_kprofiler.symbols.kernel.bpf import (
-    NOW_NS,
-    KsymbolSource,
-    KsymbolTable,
-)
-from otel_kprofiler.symbols.kernel.builtin import builtin_ranges_path, find_release
-from otel_kprofiler.symbols.kernel.explain import Explanation
-from otel_kprofiler.symbols.kernel.hidden import HiddenCause
-from otel_kprofiler.symbols.kernel.load import read_snapshot
-from otel_kprofiler.symbols.kernel.mixed import (
-    MixedSide,
-    explain_ksymbol,
-    is_outside,
-    make_kernel_side,
-)
-from otel_kprofiler.symbols.kernel.snapshot import Match, Snapshot, lookup_addresses
-from otel_kprofiler.symbols.kernel.table import SymbolTable
-from otel_kprofiler.symbols.kernel.timeline import ModuleSource, Timeline
-from otel_kprofiler.symbols.resolver import TimedSide
-
-MAX_FRAMES_CACHED: Final = 4_096
-MAX_HISTORY: Final = 16
-_MODULE: Final = attrgetter("module")
-
-
-class _View(NamedTuple):
-    """A snapshot with a cache of its frames by adjusted address."""
-
-    since_ns: int
-    generation: int
-    snapshot: Snapshot
-    frames: BoundedCache[int, Frame]
+from otel_kprofiler.symbols.resolvers.kernel import KernelResolver
+from otel_kprofiler.symbols.resolvers.process import ProcessesResolver
+from otel_kprofiler.symbols.user.sources import SymbolSources
 
 
 class Symbolizer:
-    """Resolves kernel stacks with the symbols that were live at the time of a sample.
+    """Resolves addresses of the kernel by one resolver and those of processes by another.
 
-    Look-ups are lock-free and thread-safe; ``advance``, ``reload`` and ``close`` belong to one
-    thread. Replaced snapshots are kept for a while, for samples taken before.
+    Itself a :class:`Resolver`, and thread-safe if these are. To be closed, or used as a context
+    manager.
 
     Example:
-        >>> symbolizer = Symbolizer.live()
-        >>> start = symbolizer.find("schedule")[0].address
-        >>> symbolizer.resolve_addresses([start])[0].function
-        'schedule'
+        >>> import os
+        >>> with Symbolizer.default() as symbolizer:
+        ...     malloc = symbolizer.find("malloc", pid=os.getpid())[0]
+        ...     (found,) = symbolizer.resolve([malloc.address], pid=os.getpid())
+        >>> found.function
+        'malloc'
 
     Args:
-        snapshot: the symbols.
-        files: where ``reload`` reads them again; None if they cannot change.
-        ksymbols: tracks BPF programs and other code outside modules; started before ``snapshot``
-            was read, and closed with the symbolizer. Without it, the snapshot's symbols of such
-            code hold at all times.
-        modules: tracks modules, likewise.
-        known_ksymbols: ksymbols to start with, in place of the snapshot's.
+        kernel: for kernel addresses.
+        user: for all others.
     """
 
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        *,
-        files: HostFiles | None = None,
-        ksymbols: KsymbolSource | None = None,
-        modules: ModuleSource | None = None,
-        known_ksymbols: Sequence[Ksymbol] | None = None,
-    ) -> None:
-        self._files = files
-        self._source = ksymbols
-        self._ksymbols: KsymbolTable | None = None
-        if ksymbols is not None or known_ksymbols is not None:
-            known = snapshot.ksymbols() if known_ksymbols is None else tuple(known_ksymbols)
-            self._ksymbols = KsymbolTable(ksymbols)
-            self._ksymbols.apply(KsymbolChange(0, KsymbolAction.ALL_READ, known))
-        self._views: tuple[_View, ...] = (self._make_view(snapshot),)  # newest first
-        self._modules = modules
-        self._complete_until_ns = 0
-        self._timeline = Timeline(self.snapshot)
-        if modules is not None:
-            modules.begin(snapshot)
+    def __init__(self, *, kernel: Resolver | None = None, user: Resolver | None = None) -> None:
+        self._kernel = kernel
+        self._user = user
 
     @classmethod
-    def live(
-        cls,
-        access: HostFiles | None = None,
-        *,
-        ksymbols: KsymbolSource | None = None,
-        modules: ModuleSource | None = None,
-    ) -> Symbolizer:
-        """Read the symbols of this host, or of a captured tree given as ``access``.
+    def default(cls, symbols: SymbolSources | None = None) -> Symbolizer:
+        """One for the kernel and all processes of this host.
 
-        Hidden or missing symbols are not errors; see ``hidden`` and ``problems``. For
-        ``ksymbols`` and ``modules`` see the class.
-        """
-        files = access or Access()
-        return cls(read_snapshot(files), files=files, ksymbols=ksymbols, modules=modules)
-
-    @classmethod
-    def from_files(
-        cls,
-        *,
-        kallsyms: str | os.PathLike[str],
-        modules: str | os.PathLike[str] | None = None,
-        sys_module: str | os.PathLike[str] | None = None,
-        notes: str | os.PathLike[str] | None = None,
-        version: str | os.PathLike[str] | None = None,
-        builtin_ranges: str | os.PathLike[str] | None = None,
-        kallmodsyms: str | os.PathLike[str] | None = None,
-        elf: Sequence[str | os.PathLike[str]] = (),
-    ) -> Symbolizer:
-        """Read symbols from copies of a host's files; each may be compressed (xz, gzip, zstd).
+        Nothing is read before it is needed. Symbols of the kernel are those of the first question
+        about it.
 
         Args:
-            kallsyms: copy of ``/proc/kallsyms``, or a System.map, which has link addresses.
-            modules: copy of ``/proc/modules``.
-            sys_module: copy of ``/sys/module`` as a directory or tar archive.
-            notes: copy of ``/sys/kernel/notes``.
-            version: copy of ``/proc/version``.
-            builtin_ranges: copy of ``modules.builtin.ranges``.
-            kallmodsyms: copy of ``/proc/kallmodsyms``.
-            elf: vmlinux, ``.ko`` or debug files. They have the sizes of functions, which kallsyms
-                lacks, so that nothing past the end of a function gets its name.
-
-        Raises:
-            OSError: a copy does not exist, or is a directory instead of a file or vice versa.
-            KProfilerError: a copy is damaged, or an ELF file belongs to no loaded module.
+            symbols: where names of user functions come from: by default the files themselves, and
+                the debug files that are installed.
         """
-        sources = {
-            "/proc/kallsyms": kallsyms,
-            "/proc/modules": modules,
-            "/sys/module": sys_module,
-            "/sys/kernel/notes": notes,
-            "/proc/version": version,
-            "/proc/kallmodsyms": kallmodsyms,
-        }
-        given = {host: path for host, path in sources.items() if path is not None}
-        files = CapturedFiles(given)
-        if builtin_ranges is not None:
-            ranges_path = builtin_ranges_path(find_release(files))
-            files = CapturedFiles({**given, ranges_path: builtin_ranges})
-        for path in (kallsyms, modules, notes, version, builtin_ranges, kallmodsyms):
-            if path is not None and os.path.isdir(path):
-                raise IsADirectoryError(EISDIR, os.strerror(EISDIR), os.fspath(path))
-        folder = "" if sys_module is None else os.fspath(sys_module)
-        if folder and not (os.path.isdir(folder) or is_archive(folder)):
-            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), folder)
-        snapshot = read_snapshot(files)
-        return cls(_with_sizes(snapshot, elf) if elf else snapshot)
+        return cls(kernel=KernelResolver(), user=ProcessesResolver(symbols=symbols))
 
-    def copy_for_child(
-        self,
-        *,
-        files: HostFiles,
-        ksymbols: KsymbolSource | None = None,
-        modules: ModuleSource | None = None,
-    ) -> Symbolizer:
-        """The same symbols for a forked child, with its own sources of changes.
+    def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
+        """What is at some addresses, kernel and user mixed as in a stack.
 
         Args:
-            files: files of the host.
-            ksymbols: reports what has changed since :attr:`complete_until_ns`.
-            modules: likewise.
+            addresses: of instructions, not return addresses: see :func:`lookup_addresses`.
+            pid: the process of the user addresses.
         """
-        snapshot = self.snapshot
-        without_init = snapshot.with_modules(
-            snapshot.loaded(), generation=snapshot.generation + 1, since_ns=0
-        )
-        return Symbolizer(
-            without_init,
-            files=files,
-            ksymbols=ksymbols,
-            modules=modules,
-            known_ksymbols=None if self._ksymbols is None else self.ksymbols(),
-        )
+        answers: dict[int, Resolution] = {}
+        for resolver, in_kernel in ((self._kernel, True), (self._user, False)):
+            places = [
+                place
+                for place, address in enumerate(addresses)
+                if (address >= FIRST_KERNEL_ADDRESS) is in_kernel
+            ]
+            asked = [addresses[place] for place in places]
+            if resolver is None:
+                found = [make_unknown(address, Unresolved.UNMAPPED) for address in asked]
+            else:
+                found = resolver.resolve(asked, pid) if asked else []
+            answers.update(zip(places, found, strict=True))
+        return [answers[place] for place in range(len(addresses))]
 
-    @property
-    def complete_until_ns(self) -> int:
-        """Boot time up to which the symbols are complete, as of the last :meth:`advance`."""
-        return self._complete_until_ns
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """The current symbols."""
-        return self._views[0].snapshot
-
-    @property
-    def generation(self) -> int:
-        """Number of the current snapshot."""
-        return self._views[0].snapshot.generation
-
-    @property
-    def hidden(self) -> HiddenCause | None:
-        """Why kernel symbols are hidden; None if they are not."""
-        return self._views[0].snapshot.hidden
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """Unreadable or damaged files, one sentence each."""
-        return self._views[0].snapshot.problems
-
-    @property
-    def bad_lines(self) -> int:
-        """Skipped lines of kallsyms and the module list."""
-        return self._views[0].snapshot.bad_lines
-
-    def count_lost_records(self) -> Mapping[str, int]:
-        """Lost records of code outside modules so far, by cause.
-
-        After a loss everything is read from the kernel again; until then, frames may be
-        unresolved.
-        """
-        return self._source.count_lost() if self._source else {}
-
-    def advance(self, now_boot_ns: int) -> int:
-        """Apply the changes that the sources delivered.
-
-        Args:
-            now_boot_ns: the current boot time.
-
-        Returns:
-            The boot time up to which the symbols are complete: samples up to then may be
-            resolved.
-        """
-        ksymbols_ns = modules_ns = now_boot_ns
-        if self._source is not None and self._ksymbols is not None:
-            changes, ksymbols_ns = self._source.poll(now_boot_ns)
-            for change in changes:
-                self._ksymbols.apply(change)
-        if self._modules is not None:
-            readings, modules_ns = self._modules.poll(now_boot_ns)
-            for reading in readings:
-                self._timeline.apply(reading)
-            if readings:
-                known = {view.snapshot.generation: view for view in self._views}
-                self._views = tuple(
-                    known.get(snapshot.generation) or self._make_view(snapshot)
-                    for snapshot in self._timeline.snapshots
-                )
-        self._complete_until_ns = min(ksymbols_ns, modules_ns)
-        return self._complete_until_ns
-
-    def reload(self, now_boot_ns: int) -> Snapshot:
-        """Read all symbols again; samples from before ``now_boot_ns`` keep the old ones.
-
-        Does nothing if modules are tracked or the symbols cannot change.
-        """
-        before = self.snapshot
-        if self._files is None or self._modules is not None:
-            return before
-        after = read_snapshot(
-            self._files,
-            generation=before.generation + 1,
-            since_ns=now_boot_ns,
-            previous=before,
-        )
-        self._views = (self._make_view(after), *self._views[:MAX_HISTORY])
-        return after
-
-    def state(self, sample: RawSample) -> int:
-        """The generation of the snapshot that held at the time of a sample."""
-        time_ns, views = sample.time_ns, self._views  # the way of _view, without a call
-        for view in views:
-            if time_ns >= view.since_ns:
-                return view.generation
-        return views[-1].generation
-
-    def resolve(self, raw: RawSide, state: int) -> Side | TimedSide:
-        """Resolve the kernel's side of a stack with the snapshot of a generation."""
-        view = self._views[0]
-        for view in self._views:
-            if view.generation == state:
-                break
-        frames = _frames(view.frames, raw.addresses())
-        side = make_kernel_side(frames, raw.status)
-        if self._ksymbols is None or all(map(_MODULE, frames)):
-            return side
-        return MixedSide(side, self._ksymbols)
-
-    def resolve_addresses(
-        self,
-        pcs: Sequence[int],
-        *,
-        leaf_exact: bool = True,
-        time_ns: int | None = None,
-    ) -> tuple[Frame, ...]:
-        """Resolve the kernel addresses of a stack to frames, leaf first.
-
-        Args:
-            pcs: runtime addresses, leaf first.
-            leaf_exact: whether the first is a program counter rather than a return address.
-            time_ns: boot time of the stack; None for now.
-        """
-        view = self._views[0] if time_ns is None else self._view(time_ns)
-        frames = _frames(view.frames, pcs, leaf_exact=leaf_exact)
-        if self._ksymbols is None or all(map(_MODULE, frames)):
-            return frames
-        mixed = MixedSide(make_kernel_side(frames, STACK_OK), self._ksymbols)
-        return tuple(mixed.at(NOW_NS if time_ns is None else time_ns).frames)
-
-    def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
-        """All symbols with a linker's name or a prefix."""
-        found = self.snapshot.find(name, prefix=prefix)
-        return (*found, *self._ksymbols.find(name, prefix=prefix)) if self._ksymbols else found
-
-    def ksymbols(self) -> tuple[Ksymbol, ...]:
-        """The ksymbols loaded as of the last :meth:`advance`, by address."""
-        if self._ksymbols is None:
-            return self.snapshot.ksymbols()
-        return tuple(one.symbol._replace(since_ns=one.since_ns) for one in self._ksymbols.live())
-
-    def module(self, name: str) -> Module | None:
-        """The loaded module with a name, or ``vmlinux``; None if it is not loaded."""
-        return self.snapshot.module(name)
-
-    def explain(self, address: int, *, time_ns: int | None = None) -> Explanation:
-        """Explain a runtime address: all its names, its section, and why its frame is shown so.
-
-        Args:
-            address: a program counter, or a return address minus one.
-            time_ns: boot time; None for now.
-        """
-        view = self._views[0] if time_ns is None else self._view(time_ns)
-        known = view.snapshot.explain(address)
-        if self._ksymbols is None or not is_outside(known.frame):
-            return known
-        ksymbol = self._ksymbols.lookup(address, NOW_NS if time_ns is None else time_ns)
-        return known if ksymbol is None else explain_ksymbol(ksymbol, address)
-
-    def interrupt_ranges(self) -> tuple[AddressRange, ...]:
-        """Entry code of interrupts and system calls."""
-        return self.snapshot.interrupt_ranges()
+    def find(self, name: str, pid: int | None = None) -> list[Resolution]:
+        """All places of a name: in a process, or in the kernel if none is given."""
+        resolver = self._kernel if pid is None else self._user
+        return resolver.find(name, pid) if resolver else []
 
     def close(self) -> None:
-        """Drop replaced snapshots and caches, and close the sources."""
-        self._views = (self._make_view(self.snapshot),)
-        for source in (self._source, self._modules):
-            if source is not None:
-                source.close()
+        """Close both resolvers."""
+        for resolver in (self._kernel, self._user):
+            if resolver is not None:
+                resolver.close()
 
-    def _make_view(self, snapshot: Snapshot) -> _View:
-        if self._ksymbols is not None:
-            snapshot = snapshot.without_ksymbols()
-        frames = BoundedCache(MAX_FRAMES_CACHED, snapshot.frame)
-        return _View(snapshot.since_ns, snapshot.generation, snapshot, frames)
+    def __enter__(self) -> Self:
+        return self
 
-    def _view(self, time_ns: int) -> _View:
-        view = self._views[0]
-        for view in self._views:
-            if time_ns >= view.since_ns:
-                break
-        return view
-
-
-def _frames(
-    cache: BoundedCache[int, Frame], pcs: Sequence[int], *, leaf_exact: bool = True
-) -> tuple[Frame, ...]:
-    """Frames of one side of a stack, leaf first."""
-    return tuple(map(cache.__getitem__, lookup_addresses(pcs, leaf_exact=leaf_exact)))
-
-
-def _with_sizes(snapshot: Snapshot, paths: Sequence[str | os.PathLike[str]]) -> Snapshot:
-    from otel_kprofiler.symbols.elf.functions import ElfSymbols  # noqa: PLC0415 - elftools
-
-    tables: dict[str, Callable[[int], SymbolTable]] = {}
-    loaded = {module.build_id for module in snapshot.modules}
-    for path in paths:
-        symbols = ElfSymbols(os.fspath(path))
-        if symbols.build_id is None or symbols.build_id not in loaded:
-            raise KProfilerError(
-                f"{path} belongs to no loaded module: build id {symbols.build_id or 'missing'}",
-                hint="give files of the same kernel as kallsyms, with its modules, /sys/module"
-                " and notes",
-            )
-        tables[symbols.build_id] = symbols.table
-    return snapshot.with_tables(tables)
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,8 +1,6 @@
 """Tracks modules, BPF programs and other kernel symbols while samples are taken."""
 
-from otel_kprofiler.tracking.cpu_share import CpuShare
 from otel_kprofiler.tracking.kallsyms import IteratedKallsyms, find_hidden_symbols
-from otel_kprofiler.tracking.ksymbol_events import KsymbolLoss
 from otel_kprofiler.tracking.ksymbol_readers import ReadMethod, find_ksymbol_method
 from otel_kprofiler.tracking.ksymbol_records import (
     KsymbolRecord,
@@ -20,22 +18,40 @@ from otel_kprofiler.tracking.module_uevents import (
     parse_uevent,
 )
 from otel_kprofiler.tracking.module_watch import ModuleWatch
+from otel_kprofiler.tracking.process_events import ProcessEvents
+from otel_kprofiler.tracking.process_table import (
+    Exec,
+    Exited,
+    Lost,
+    Mapped,
+    ProcessEvent,
+    Started,
+    Unmapped,
+)
+from otel_kprofiler.tracking.record_events import RecordLoss
 
 __all__ = [
-    "CpuShare",
+    "Exec",
+    "Exited",
     "IteratedKallsyms",
     "KsymbolCounts",
-    "KsymbolLoss",
     "KsymbolRecord",
     "KsymbolWatch",
+    "Lost",
     "LostRecord",
+    "Mapped",
     "ModuleAction",
     "ModuleEvent",
     "ModuleEvents",
     "ModuleWatch",
     "NoEvents",
+    "ProcessEvent",
+    "ProcessEvents",
     "ProgramRecord",
     "ReadMethod",
+    "RecordLoss",
+    "Started",
+    "Unmapped",
     "find_hidden_symbols",
     "find_ksymbol_method",
     "make_changes",

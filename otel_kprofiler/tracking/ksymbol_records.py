@@ -30,7 +30,6 @@ _BPF_BODY: Final = struct.Struct("=HHI8s")  # event, flags, program id, tag
 _LOST_BODY: Final = struct.Struct("=QQ")  # event id, number
 _TIME: Final = struct.Struct("=Q")
 
-_LARGEST_RECORD: Final = 1024  # bytes; names have at most 512
 _HEAD, _TAIL = 128, 129  # 64-bit words of the control page
 
 
@@ -176,11 +175,13 @@ class PerfRing:
     Args:
         memory: the mapped ring.
         size: bytes of data, a power of two.
+        largest: no record has more bytes.
     """
 
-    def __init__(self, memory: PerfMemory, size: int) -> None:
+    def __init__(self, memory: PerfMemory, size: int, largest: int = 1024) -> None:
         self._memory = memory
         self._size = size
+        self._largest = largest
         self._order = Fence()
 
     def take(self) -> PerfChunk:
@@ -199,7 +200,7 @@ class PerfRing:
         taken += bytes(data[: used - len(taken)])
         self._order()
         control[_TAIL] = head
-        return PerfChunk(taken, used > size - _LARGEST_RECORD)
+        return PerfChunk(taken, used > size - self._largest)
 
     def close(self) -> None:
         """Unmap the ring."""

@@ -22,10 +22,10 @@ from otel_kprofiler import forks
 from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.host import Access, HostFiles
 from otel_kprofiler.model import Ksymbol, KsymbolAction, KsymbolBatch, KsymbolChange, KsymbolDetails
-from otel_kprofiler.tracking.ksymbol_events import KsymbolEvents, KsymbolLoss
 from otel_kprofiler.tracking.ksymbol_readers import BaselineReader, Reading, ReadMethod
 from otel_kprofiler.tracking.ksymbol_records import LostRecord, make_changes, parse_perf_records
 from otel_kprofiler.tracking.program_details import describe
+from otel_kprofiler.tracking.record_events import KSYMBOLS, RecordEvents, RecordLoss
 
 QUEUE_BYTES: Final = 8 << 20
 """Limit on data queued for ``poll``; more is dropped, and everything is read again."""
@@ -58,7 +58,7 @@ class KsymbolCounts(NamedTuple):
 
     added: int
     removed: int
-    lost: dict[tuple[KsymbolLoss, int], int]
+    lost: dict[tuple[RecordLoss, int], int]
     readings: int
     kallsyms_reads: int
     wakeups: int
@@ -94,7 +94,7 @@ class KsymbolWatch(ForkAware):
         files = files or Access()
         self._queue_bytes = queue_bytes
         self._lock = threading.RLock()  # guards the events and the values up to the blank line
-        self._lost: Counter[tuple[KsymbolLoss, int]] = Counter()
+        self._lost: Counter[tuple[RecordLoss, int]] = Counter()
         self._lost_since_ns = self._lost_ns = 0  # first and last unrepaired loss
         self._chunks: list[tuple[int, bytes]] = []
         self._readings: list[KsymbolChange] = []
@@ -107,7 +107,7 @@ class KsymbolWatch(ForkAware):
         self._read_wanted = self._all_wanted = False
         self._closed = False
         self._baseline = BaselineReader(files)
-        self._events = KsymbolEvents(files, ring_bytes, self._lose)
+        self._events = RecordEvents(files, KSYMBOLS, ring_bytes, self._lose)
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._events.epoll.register(self._wake_fd, select.EPOLLIN)
         if missed_since_ns is not None:
@@ -198,14 +198,14 @@ class KsymbolWatch(ForkAware):
         self._chunks += self._events.take()
         if sum(len(data) for _, data in self._chunks) > self._queue_bytes:
             for cpu, data in self._chunks:
-                self._lose(KsymbolLoss.QUEUE_FULL, cpu, len(parse_perf_records(data).records))
+                self._lose(RecordLoss.QUEUE_FULL, cpu, len(parse_perf_records(data).records))
             self._chunks = []
 
-    def _lose(self, cause: KsymbolLoss, cpu: int, count: int) -> None:
+    def _lose(self, cause: RecordLoss, cpu: int, count: int) -> None:
         with self._lock:
             self._lost[cause, cpu] += max(count, 1)
             self._lost_ns = _now_ns()
-            since_ns = self._followed_ns if cause is KsymbolLoss.CPU_CAME else self._polled_ns
+            since_ns = self._followed_ns if cause is RecordLoss.CPU_CAME else self._polled_ns
             since_ns = min([since_ns, *(loss.time_ns for loss in self._losses)])
             self._losses = [KsymbolChange(since_ns, KsymbolAction.LOST, until_ns=self._lost_ns)]
             self._lost_since_ns = self._lost_since_ns or self._polled_ns
@@ -217,7 +217,7 @@ class KsymbolWatch(ForkAware):
         """Parse data from one CPU's ring into changes."""
         records, damaged = parse_perf_records(data)
         if damaged:
-            self._lose(KsymbolLoss.DAMAGED, cpu, 0)
+            self._lose(RecordLoss.DAMAGED, cpu, 0)
         changes = make_changes(records)
         added = sum(change.action is KsymbolAction.ADDED for change in changes)
         self._added += added

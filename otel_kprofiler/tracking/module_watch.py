@@ -19,7 +19,7 @@ from typing import Final
 from otel_kprofiler import forks
 from otel_kprofiler.clock import SystemTime
 from otel_kprofiler.forks import ForkAware, ForkStep
-from otel_kprofiler.host import HostFiles
+from otel_kprofiler.host import CpuShare, HostFiles
 from otel_kprofiler.symbols import (
     FOREVER,
     LOADING,
@@ -43,7 +43,6 @@ from otel_kprofiler.symbols import (
     read_pieces,
     taken_pages,
 )
-from otel_kprofiler.tracking.cpu_share import CpuShare
 from otel_kprofiler.tracking.module_uevents import (
     ModuleAction,
     ModuleEvents,

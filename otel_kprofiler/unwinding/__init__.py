@@ -2,23 +2,18 @@
 
 from otel_kprofiler.unwinding.eviction import Limits
 from otel_kprofiler.unwinding.maps import FileState, MapSizes, TableMaps
-from otel_kprofiler.unwinding.opening import Files, OpenedFile, open_mapped
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
-from otel_kprofiler.unwinding.request import VDSO, FileRequest
+from otel_kprofiler.unwinding.request import VDSO
 from otel_kprofiler.unwinding.store import TableCounts, TableStore
 
 __all__ = [
     "VDSO",
-    "FileRequest",
     "FileState",
-    "Files",
     "Limits",
     "MapSizes",
-    "OpenedFile",
     "Refusal",
     "TableCounts",
     "TableMaps",
     "TableRefused",
     "TableStore",
-    "open_mapped",
 ]

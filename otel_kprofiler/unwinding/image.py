@@ -16,10 +16,9 @@ import struct
 from typing import Final
 
 from otel_kprofiler.bpf import PAGE_BYTES
+from otel_kprofiler.elf import ElfFile, Source
 from otel_kprofiler.model import Segment
-from otel_kprofiler.unwinding.elf import ElfFile
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
-from otel_kprofiler.unwinding.source import Source
 from otel_kprofiler.unwinding.table import Tables
 
 MAX_TEXTS: Final = 4
@@ -36,7 +35,7 @@ _MASK: Final = (1 << 64) - 1
 
 def image_pages(tables: Tables) -> int:
     """Number of pages that the tables take."""
-    return -(-(_frames_at(tables) + tables.frames.size + _WINDOW_BYTES) // PAGE_BYTES)
+    return -(-(_frames_at(tables) + tables.frames_bytes + _WINDOW_BYTES) // PAGE_BYTES)
 
 
 def check_texts(texts: tuple[Segment, ...]) -> None:
@@ -60,12 +59,12 @@ def write_image(
         serial: number of the table; 32 bits.
 
     Raises:
-        TableRefused: the file became shorter, or cannot be read.
+        ElfError: the file became shorter, or cannot be read.
     """
     frames_at, frames = _frames_at(tables), tables.frames
     _HEADER.pack_into(
         target, 0, serial, _VERSION, tables.origin, frames.address, tables.entries, frames_at,
-        frames.size, len(elf.texts),
+        tables.frames_bytes, len(elf.texts),
     )  # fmt: skip
     for index, text in enumerate(elf.texts):
         delta = text.address - text.offset & _MASK
@@ -78,6 +77,8 @@ def write_image(
     else:
         source.read_into(search, tables.search_offset)
     source.read_into(target[frames_at : frames_at + frames.size], frames.offset)
+    made_at = frames_at + tables.made_at
+    target[made_at : made_at + len(tables.made_frames)] = tables.made_frames
 
 
 def _frames_at(tables: Tables) -> int:

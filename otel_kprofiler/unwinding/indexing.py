@@ -1,17 +1,20 @@
-"""Runs :mod:`otel_kprofiler.unwinding.index` in a process with limits on time and memory."""
+"""Makes what a file lacks of unwind tables, in processes with limits on time and memory."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Final
 
+from otel_kprofiler.elf import ElfFile, frame_index
 from otel_kprofiler.model import Segment
-from otel_kprofiler.unwinding import index
+from otel_kprofiler.unwinding import go_frames
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 from otel_kprofiler.unwinding.table import ENTRY_BYTES, MAX_ENTRIES, Tables, check_pairs
 
 MAX_FRAMES_BYTES: Final = 64 << 20
+MAX_GO_BYTES: Final = 256 << 20
 TIMEOUT_S: Final = 30.0
 """Limit in wall-clock time, for a machine that is busy: CPU time has its own."""
 _SHOWN: Final = 200
@@ -31,10 +34,53 @@ def index_frames(fd: int, frames: Segment, timeout_s: float = TIMEOUT_S) -> Tabl
     """
     if frames.size > MAX_FRAMES_BYTES:
         raise TableRefused(Refusal.TOO_LARGE, f".eh_frame of {frames.size} bytes")
-    arguments = map(str, (frames.offset, frames.size, frames.address))
+    arguments = (frames.offset, frames.size, frames.address)
+    # its output is at most half as long as the section
+    pairs = _run(frame_index.__file__, fd, map(str, arguments), timeout_s)
+    entries = len(pairs) // ENTRY_BYTES
+    if not entries:
+        raise TableRefused(Refusal.NO_FRAMES, ".eh_frame has no entries")
+    _check(pairs)
+    return Tables(frames.address, None, entries, frames, pairs)
+
+
+def index_go(fd: int, elf: ElfFile, table: Segment, text: Segment, others: Tables | None) -> Tables:
+    """Make tables of Go's own; blocks until the process has ended.
+
+    Args:
+        fd: the file, open for reading.
+        elf: its headers.
+        table: its ``.gopclntab``.
+        text: its ``.text``.
+        others: tables that the file has of C code.
+
+    Raises:
+        TableRefused: the table is damaged, too large or unknown, or the process exceeded a limit.
+        OSError: no process could be started.
+    """
+    if table.size > MAX_GO_BYTES:
+        raise TableRefused(Refusal.TOO_LARGE, f".gopclntab of {table.size} bytes")
+    empty = Segment(table.offset, 0, table.address)
+    tables = others or Tables(table.address, table.offset, 0, empty)
+    pairs = Segment(tables.search_offset or 0, tables.search_bytes, 0)
+    arguments = [str(tables.frames.address + tables.made_at), str(tables.origin)]
+    arguments += [":".join(map(str, part)) for part in (pairs, table, text, *elf.loads)]
+    made = _run(go_frames.__file__, fd, arguments, TIMEOUT_S)
+    (entries,) = go_frames.COUNT.unpack_from(made)
+    end = go_frames.COUNT.size + entries * ENTRY_BYTES
+    _check(made[go_frames.COUNT.size : end])
+    return tables._replace(
+        search_offset=None,
+        entries=entries,
+        made=made[go_frames.COUNT.size : end],
+        made_frames=made[end:],
+    )
+
+
+def _run(script: str, fd: int, arguments: Iterable[str], timeout_s: float) -> bytes:
     try:
-        done = subprocess.run(  # its output is at most half as long as the section
-            [sys.executable, "-I", "-S", index.__file__, *arguments],
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", script, *arguments],
             stdin=fd,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -47,10 +93,10 @@ def index_frames(fd: int, frames: Segment, timeout_s: float = TIMEOUT_S) -> Tabl
     if done.returncode:
         cause = done.stdout[:_SHOWN].decode("utf-8", "replace")
         raise TableRefused(Refusal.NOT_INDEXED, cause or f"status {done.returncode}")
-    entries = len(done.stdout) // ENTRY_BYTES
-    if not entries:
-        raise TableRefused(Refusal.NO_FRAMES, ".eh_frame has no entries")
-    if entries > MAX_ENTRIES:
-        raise TableRefused(Refusal.TOO_LARGE, f"{entries} functions")
-    check_pairs(iter([done.stdout]))
-    return Tables(frames.address, None, entries, frames, done.stdout)
+    return done.stdout
+
+
+def _check(pairs: bytes) -> None:
+    if len(pairs) > MAX_ENTRIES * ENTRY_BYTES:
+        raise TableRefused(Refusal.TOO_LARGE, f"{len(pairs) // ENTRY_BYTES} functions")
+    check_pairs(iter([pairs]))

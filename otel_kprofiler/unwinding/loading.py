@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Final
+import functools
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
-from otel_kprofiler.model import VDSO_NAME, FileDetails, KnownFiles, Segment
-from otel_kprofiler.unwinding.elf import ElfFile, find_section, read_elf
-from otel_kprofiler.unwinding.identity import hash_file
+from otel_kprofiler.elf import (
+    ElfError,
+    ElfFile,
+    ElfProblem,
+    FileSource,
+    ImageSource,
+    Source,
+    find_section,
+    hash_file,
+    read_elf,
+)
+from otel_kprofiler.host import (
+    FilePlaces,
+    FileRequest,
+    OpenedFile,
+    ReferableFiles,
+    find_vdso,
+    open_mapped,
+)
+from otel_kprofiler.model import VDSO_NAME, FileDetails, FileKey, KnownFiles
 from otel_kprofiler.unwinding.image import check_texts, image_pages, write_image
-from otel_kprofiler.unwinding.opening import Files, OpenedFile, open_mapped
-from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
-from otel_kprofiler.unwinding.request import VDSO, FileRequest
-from otel_kprofiler.unwinding.source import FileSource, ImageSource, Source
+from otel_kprofiler.unwinding.indexing import index_frames, index_go
+from otel_kprofiler.unwinding.refusal import Refusal, TableRefused, refusing
+from otel_kprofiler.unwinding.request import VDSO
 from otel_kprofiler.unwinding.table import Tables, find_tables
 
-Index = Callable[[int, Segment], Tables]
-"""Makes the search table of the ``.eh_frame`` of an open file."""
+Index = Callable[[Callable[[], Tables]], Tables]
+"""Has tables made in a process of its own; the argument does it."""
 
 _FRAMES: Final = b".eh_frame"
+_TEXT: Final = b".text"
+_GO_TABLES: Final = (b".gopclntab", b".data.rel.ro.gopclntab")
+
+_log = logging.getLogger(__name__)
 
 
 class LoadableTables:
@@ -34,63 +54,120 @@ class LoadableTables:
 
     def fill(self, target: memoryview, serial: int) -> None:
         """Copy them. Raises :class:`TableRefused` if the file changed meanwhile."""
-        write_image(target, self._source, self._tables, self._elf, serial)
-        if self._opened is not None and self._opened.has_changed():
-            raise TableRefused(Refusal.CHANGED)
+        with refusing():
+            write_image(target, self._source, self._tables, self._elf, serial)
+        if self._opened is not None:
+            _check_unchanged(self._opened)
 
 
-@contextmanager
-def open_tables(
-    request: FileRequest, files: Files, known: KnownFiles, index: Index
-) -> Iterator[LoadableTables]:
-    """Open the file of a request, remember its details, and find its tables.
+class Code(NamedTuple):
+    """The executable code of a request, and what its headers say.
+
+    Attributes:
+        source: its content.
+        elf: its headers.
+        file: where it comes from; None for the vDSO.
+    """
+
+    source: Source
+    elf: ElfFile
+    file: OpenedFile | None
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.file is not None:
+            self.file.close()
+
+
+def open_code(
+    request: FileRequest, files: ReferableFiles, known: KnownFiles, places: FilePlaces
+) -> Code:
+    """Open the file of a request, and remember its details.
 
     Raises:
-        TableRefused: it could not be opened, or its tables are not usable. Its details are
-            remembered if it could be read.
+        TableRefused: it could not be opened, or is no ELF file. Its details are remembered if it
+            could be read.
     """
-    if request.key == VDSO:
-        image = ImageSource(read_vdso(files))
-        elf = read_elf(image)
-        known.add(VDSO, FileDetails(VDSO_NAME, elf.build_id, hash_file(image), elf.texts))
-        yield _find(image, elf, None, index)
-        return
-    before = known.get(request.key)
-    opened = open_mapped(request, files, before.path if before else "")
-    try:
-        source = FileSource(opened.fd, opened.status.st_size)
-        details = FileDetails(opened.path, None, hash_file(source), (), opened.deleted)
+    with refusing():
+        if request.key == VDSO:
+            return _open_vdso(files, known)
+        before = known.get(request.key)
+        opened = open_mapped(request, files, before.path if before else "", places.find)
         try:
-            elf = read_elf(source)
-        except TableRefused:
-            known.add(request.key, details)
+            places.add(opened.path)
+            return _read_headers(request.key, opened, known)
+        except BaseException:
+            opened.close()
             raise
-        known.add(request.key, details._replace(build_id=elf.build_id, texts=elf.texts))
-        yield _find(source, elf, opened, index)
-    finally:
-        opened.close()
+
+
+def _open_vdso(files: ReferableFiles, known: KnownFiles) -> Code:
+    code = find_vdso(files)
+    if code is None:
+        raise TableRefused(Refusal.GONE, "this process has no vDSO")
+    image = ImageSource(code)
+    elf = read_elf(image)
+    known.add(VDSO, FileDetails(VDSO_NAME, elf.build_id, hash_file(image), elf.texts), code)
+    return Code(image, elf, None)
+
+
+def _read_headers(key: FileKey, opened: OpenedFile, known: KnownFiles) -> Code:
+    source = FileSource(opened.fd, opened.status.st_size)
+    details = FileDetails(opened.path, None, hash_file(source), (), opened.deleted)
+    try:
+        elf = read_elf(source)
+    except ElfError:
+        _check_unchanged(opened)
+        known.add(key, details)
+        raise
+    details = details._replace(build_id=elf.build_id, texts=elf.texts)
+    _check_unchanged(opened)  # or the build id may be that of what has been written since
+    known.add(key, details, opened.content)
+    return Code(source, elf, opened)
+
+
+def find_loadable(code: Code, index: Index) -> LoadableTables:
+    """The tables of opened code, which stays open as long as they are needed.
+
+    Raises:
+        TableRefused: they are not usable.
+    """
+    with refusing():
+        return _find(code.source, code.elf, code.file, index)
+
+
+def _check_unchanged(opened: OpenedFile) -> None:
+    if opened.content.has_changed():
+        raise TableRefused(Refusal.CHANGED)
 
 
 def _find(source: Source, elf: ElfFile, opened: OpenedFile | None, index: Index) -> LoadableTables:
     check_texts(elf.texts)
     tables = find_tables(source, elf)
+    if opened is not None and (elf.is_go or tables is None):
+        tables = _find_go(source, elf, opened, tables, index) or tables
     if tables is None:
         frames = find_section(source, elf, _FRAMES)
         if opened is None:
             raise TableRefused(Refusal.NO_FRAMES)
         source.read(frames.offset, 0)  # is it in the file?
-        tables = index(opened.fd, frames)
+        tables = index(functools.partial(index_frames, opened.fd, frames))
     return LoadableTables(source, tables, elf, opened)
 
 
-def read_vdso(files: Files) -> bytes:
-    """The kernel's vDSO, from this process's memory.
-
-    Raises:
-        TableRefused: there is none (``vdso=0`` on the kernel's command line).
-    """
-    for line in files.read_bytes("/proc/self/maps").splitlines():
-        if line.endswith(VDSO_NAME.encode()):
-            start, end = (int(number, 16) for number in line.split(None, 1)[0].split(b"-"))
-            return ctypes.string_at(start, end - start)
-    raise TableRefused(Refusal.GONE, "this process has no vDSO")
+def _find_go(
+    source: Source, elf: ElfFile, opened: OpenedFile, others: Tables | None, index: Index
+) -> Tables | None:
+    """Tables of Go's own, with those of C code; None if there are none that can be used."""
+    for name in _GO_TABLES:
+        try:
+            table, text = find_section(source, elf, name), find_section(source, elf, _TEXT)
+        except ElfError as error:
+            if error.problem is ElfProblem.NO_SECTION:
+                continue
+            raise
+        try:
+            return index(functools.partial(index_go, opened.fd, elf, table, text, others))
+        except TableRefused as error:
+            _log.debug("no unwind tables of Go in %s: %s", opened.path, error)
+    return None

@@ -55,7 +55,8 @@ class TableMaps:
     """Access to the maps; each method is one step that is safe beside the others.
 
     Args:
-        map_fd: gives the descriptor of a map by name. They belong to the loaded object.
+        map_fd: gives the descriptor of a map by name. They belong to the loaded object; what is
+            kept are duplicates, since a thread that hangs in a file system may outlive it.
         sizes: as the object was loaded.
 
     Raises:
@@ -64,8 +65,8 @@ class TableMaps:
 
     def __init__(self, map_fd: Callable[[str], int], sizes: MapSizes) -> None:
         self.sizes = sizes
-        self._files, self._tables = map_fd("files"), map_fd("tables")
-        self.ring_fd = map_fd("file_requests")
+        names = ("files", "tables", "file_requests")
+        self._files, self._tables, self.ring_fd = (os.dup(map_fd(name)) for name in names)
         self._used = _Words(map_fd("table_used"), sizes.slots)
         self._epoch = _Words(map_fd("table_epoch"), 1)
         self.ring = RingReader(RingMemory(self.ring_fd, sizes.ring_bytes), sizes.ring_bytes)
@@ -80,8 +81,10 @@ class TableMaps:
         """
         fd = create_inner_map(pages, "unwind_table")
         try:
-            with mmap.mmap(fd, pages * PAGE_BYTES) as mapped, memoryview(mapped) as view:
+            mapped = mmap.mmap(fd, pages * PAGE_BYTES)
+            with memoryview(mapped) as view:
                 fill(view)
+            mapped.close()  # not after an error, whose traceback may hold parts of the view
         except BaseException:
             os.close(fd)
             raise
@@ -114,10 +117,12 @@ class TableMaps:
         return self._used.words.tolist()
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap and close."""
         self.ring.close()
         self._used.close()
         self._epoch.close()
+        for fd in (self._files, self._tables, self.ring_fd):
+            os.close(fd)
 
 
 class _Words:

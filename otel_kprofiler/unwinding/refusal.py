@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from otel_kprofiler.elf import ElfError, ElfProblem
+from otel_kprofiler.host import FileProblem, MappedFileError
 
 
 class Refusal(enum.Enum):
@@ -40,3 +46,35 @@ class TableRefused(Exception):  # noqa: N818 - an outcome, which the store count
     def __init__(self, refusal: Refusal, detail: str = "") -> None:
         super().__init__(f"{refusal.value}: {detail}" if detail else refusal.value)
         self.refusal = refusal
+
+
+_REFUSALS: Final[Mapping[ElfProblem, Refusal]] = {
+    ElfProblem.UNREADABLE: Refusal.UNREADABLE,
+    ElfProblem.CHANGED: Refusal.CHANGED,
+    ElfProblem.NOT_ELF: Refusal.NOT_ELF,
+    ElfProblem.DAMAGED_HEADERS: Refusal.DAMAGED_HEADERS,
+    ElfProblem.OUT_OF_BOUNDS: Refusal.OUT_OF_BOUNDS,
+    ElfProblem.TOO_LARGE: Refusal.TOO_LARGE,
+    ElfProblem.DAMAGED_SECTION: Refusal.DAMAGED_HEADERS,
+    ElfProblem.NO_SECTION: Refusal.NO_FRAMES,
+    ElfProblem.NOT_IN_FILE: Refusal.COMPRESSED,
+}
+
+
+_FILE_REFUSALS: Final[Mapping[FileProblem, Refusal]] = {
+    FileProblem.GONE: Refusal.GONE,
+    FileProblem.NOT_SAME: Refusal.NOT_SAME,
+    FileProblem.UNREADABLE: Refusal.UNREADABLE,
+    FileProblem.FORBIDDEN: Refusal.FORBIDDEN,
+}
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Refuse the tables of a file that cannot be opened, or is not what an ELF file has to be."""
+    try:
+        yield
+    except ElfError as error:
+        raise TableRefused(_REFUSALS[error.problem], error.detail) from error
+    except MappedFileError as error:
+        raise TableRefused(_FILE_REFUSALS[error.problem], error.detail) from error

@@ -1,6 +1,6 @@
 """Answers the BPF program's requests for the unwind tables of files.
 
-One thread takes requests from their ring; a few others open the files, read them and publish their
+One thread takes requests from their ring; a few others open the files, and load and publish their
 tables. Publishing waits for the kernel's RCU, some 15 ms, which is why they are several: requests
 that wait at the same time share a grace period.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import resource
 import select
 import threading
@@ -19,34 +18,43 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf import PAGE_BYTES
-from otel_kprofiler.model import FileKey, KnownFiles, Segment
-from otel_kprofiler.tracking import CpuShare
+from otel_kprofiler.forks import ForkGate
+from otel_kprofiler.host import CpuShare, FilePlaces, FileRequest, ReferableFiles
+from otel_kprofiler.model import FileKey, KnownFiles
 from otel_kprofiler.unwinding.eviction import Claim, Limits, TableSpace
-from otel_kprofiler.unwinding.gate import ForkGate
-from otel_kprofiler.unwinding.indexing import index_frames
-from otel_kprofiler.unwinding.loading import LoadableTables, open_tables
+from otel_kprofiler.unwinding.loading import Code, LoadableTables, find_loadable, open_code
 from otel_kprofiler.unwinding.maps import FileState, TableMaps, is_out_of_memory
-from otel_kprofiler.unwinding.opening import Files
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
-from otel_kprofiler.unwinding.request import FileRequest, parse_requests
+from otel_kprofiler.unwinding.request import parse_requests
+from otel_kprofiler.unwinding.requests import Opened, RequestQueue
 from otel_kprofiler.unwinding.table import Tables
 
 HOLD_NS: Final = 30_000_000_000
 """How long a file is unavailable for a reason that may pass."""
+OPEN_SHARE: Final = 0.05
+"""Share of one CPU that opening files and reading their headers may take in the long run, after a
+second in one go."""
 CPU_SHARE: Final = 0.05
-"""Share of one CPU that reading files may take in the long run, after a second in one go."""
-_WORKERS: Final = 4
+"""Likewise, that loading tables may take.
+
+Making tables in other processes has as much of its own: nobody waits for a large program of Go.
+"""
+_LOADERS: Final = 4
+_WORKERS: Final = _LOADERS + 1
 _POLL_S: Final = 1.0
 _JOIN_S: Final = 5.0
-_MAX_PACE_S: Final = 0.5
 
 _NO_TABLE: Final = frozenset({Refusal.NOT_ELF, Refusal.NO_TEXT, Refusal.NO_FRAMES})
 _MAY_PASS: Final = frozenset(
     {
-        Refusal.FORBIDDEN, Refusal.NOT_SAME, Refusal.CHANGED, Refusal.UNREADABLE,
+        Refusal.GONE, Refusal.FORBIDDEN, Refusal.NOT_SAME, Refusal.CHANGED, Refusal.UNREADABLE,
         Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED,
     }
 )  # fmt: skip
+
+_FIRST_PLACES: Final = 4
+_MOST_GONE: Final = 16
+_MAX_GONE: Final = 1024
 
 _log = logging.getLogger(__name__)
 
@@ -74,9 +82,14 @@ class TableCounts(NamedTuple):
     bytes: int
     cpu_ns: int
 
+    def as_dict(self) -> dict[str, object]:
+        """As plain values, for JSON."""
+        refused = {reason.name.lower(): count for reason, count in self.refused.items()}
+        return {**self._asdict(), "refused": refused}
+
 
 class _PostponedError(Exception):
-    """Another search table is being made; the request is kept until that is done."""
+    """Other tables are being made; the request is kept until that is done."""
 
 
 class TableStore:
@@ -93,7 +106,7 @@ class TableStore:
     def __init__(
         self,
         maps: TableMaps,
-        files: Files,
+        files: ReferableFiles,
         limits: Limits,
         now_ns: Callable[[], int],
         known: KnownFiles | None = None,
@@ -102,16 +115,18 @@ class TableStore:
         self._files = files
         self._now_ns = now_ns
         self.known = known or KnownFiles()
+        self._places = FilePlaces(os.get_exec_path()[-_FIRST_PLACES:])
         self._lock = threading.Lock()
         self._space = TableSpace(maps.sizes.slots, limits)
         self._pending: set[FileKey] = set()
         self._refused: dict[FileKey, int] = {}  # boot time until which it holds, 0 for ever
         self._requested = self._loaded = self._evicted = self._cpu_ns = self._serial = 0
         self._refusals: Counter[Refusal] = Counter()
-        self._share = CpuShare(CPU_SHARE)
-        self._requests: queue.SimpleQueue[FileRequest | None] = queue.SimpleQueue()
+        self._gone: dict[FileKey, int] = {}  # how often each was not found
+        self._requests = RequestQueue(OPEN_SHARE, CPU_SHARE, _LOADERS, now_ns)
         self._postponed: list[FileRequest] = []
         self._indexing = False
+        self._index_share = CpuShare(CPU_SHARE)
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._stopping = threading.Event()
         self._epoll = select.epoll()
@@ -158,6 +173,7 @@ class TableStore:
             # It would go on with descriptors that have become those of others.
             _log.warning("a file system does not answer: the unwind tables' maps stay open")
             return
+        self._requests.close()
         self._maps.close()
         self._epoll.close()
         os.close(self._stop_fd)
@@ -174,8 +190,7 @@ class TableStore:
         """Stop them; whether all have ended."""
         self._stopping.set()
         os.eventfd_write(self._stop_fd, 1)
-        for _ in range(_WORKERS):
-            self._requests.put(None)
+        self._requests.stop()
         until = time.monotonic() + _JOIN_S
         for thread in self._threads:
             if thread.ident is not None:
@@ -191,32 +206,27 @@ class TableStore:
                 for request in parse_requests(self._maps.ring.take().data):
                     self.request(request)
                 self._end_holds()
+                self._resume()
             self._epoll.poll(_POLL_S)
 
     def _work(self) -> None:
-        while (request := self._requests.get()) is not None:
-            while not self._stopping.is_set() and (wait_s := self._pace()) > 0:
-                self._stopping.wait(min(wait_s, _MAX_PACE_S))
-            if not self._stopping.is_set():
-                began_ns = time.thread_time_ns()
-                with self._gate.work():
-                    self._answer(request)
-                self._spend(time.thread_time_ns() - began_ns)
+        while (taken := self._requests.take()) is not None:
+            began_ns = time.thread_time_ns()
+            with self._gate.work():
+                self._answer(taken)
+            cpu_ns = time.thread_time_ns() - began_ns
+            self._requests.done(taken, cpu_ns)
+            with self._lock:
+                self._cpu_ns += cpu_ns
 
-    def _pace(self) -> float:
-        with self._lock:
-            return self._share.wait_ns(self._now_ns()) / 1e9
-
-    def _spend(self, cpu_ns: int) -> None:
-        with self._lock:
-            self._cpu_ns += cpu_ns
-            self._share.spend(cpu_ns)
-
-    def _answer(self, request: FileRequest) -> None:
+    def _answer(self, taken: FileRequest | Opened) -> None:
+        request = taken if isinstance(taken, FileRequest) else taken.request
         try:
             try:
-                with open_tables(request, self._files, self.known, self._index) as loadable:
-                    self._load_tables(request.key, loadable)
+                if isinstance(taken, FileRequest):
+                    self._requests.put_opened(Opened(taken, self._open(taken)))
+                else:
+                    self._load(request, taken.code or self._open(request))
             except OSError as error:
                 reason = Refusal.NO_MEMORY if is_out_of_memory(error) else Refusal.FAILED
                 raise TableRefused(reason, str(error)) from error
@@ -228,6 +238,15 @@ class TableStore:
         except Exception:  # noqa: BLE001 - no file is a reason to stop answering
             _log.exception("reading the unwind tables of %s failed", self._name(request.key))
             self._refuse(request.key, Refusal.FAILED)
+
+    def _open(self, request: FileRequest) -> Code:
+        return open_code(request, self._files, self.known, self._places)
+
+    def _load(self, request: FileRequest, code: Code) -> None:
+        try:
+            self._load_tables(request.key, find_loadable(code, self._index))
+        finally:
+            code.close()
 
     def _name(self, key: FileKey) -> str:
         details = self.known.get(key)
@@ -279,7 +298,7 @@ class TableStore:
         with self._lock:
             self._pending.discard(key)
             self._refusals[reason] += 1
-            if reason is Refusal.GONE:
+            if reason is Refusal.GONE and not self._is_always_gone(key):
                 self._maps.forget_file(key)  # another process may have it
                 return
             state = FileState.NO_TABLE if reason in _NO_TABLE else FileState.UNAVAILABLE
@@ -292,6 +311,13 @@ class TableStore:
             self._maps.set_file(key, state)
             self._maps.announce()
 
+    def _is_always_gone(self, key: FileKey) -> bool:
+        """Whether a file cannot be found whenever it is asked for, as on some overlays."""
+        self._gone[key] = self._gone.pop(key, 0) + 1
+        if len(self._gone) > _MAX_GONE:
+            del self._gone[next(iter(self._gone))]
+        return self._gone[key] % _MOST_GONE == 0
+
     def _end_holds(self) -> None:
         with self._lock:
             now_ns = self._now_ns()
@@ -299,27 +325,34 @@ class TableStore:
                 del self._refused[key]
                 self._maps.forget_file(key)
 
-    def _index(self, fd: int, frames: Segment) -> Tables:
-        """Make a search table, one at a time: the other threads shall not all wait for that."""
+    def _index(self, make: Callable[[], Tables]) -> Tables:
+        """Make tables, one file at a time: the other threads shall not all wait for that."""
         with self._lock:
-            if self._indexing:
+            if self._indexing or self._index_share.wait_ns(self._now_ns()):
                 raise _PostponedError
             self._indexing = True
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         try:
-            return index_frames(fd, frames)
+            return make()
         finally:
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            self._spend(int((after.ru_utime - before.ru_utime) * 1e9))
+            cpu_ns = int((after.ru_utime - before.ru_utime) * 1e9)
             with self._lock:
                 self._indexing = False
-                postponed, self._postponed = self._postponed, []
-            for request in postponed:
-                self._requests.put(request)
+                self._cpu_ns += cpu_ns
+                self._index_share.spend(cpu_ns)
+            self._resume()
 
     def _postpone(self, request: FileRequest) -> None:
         with self._lock:
-            if self._indexing:
-                self._postponed.append(request)
+            self._postponed.append(request)
+        self._resume()
+
+    def _resume(self) -> None:
+        """Queue postponed requests again, once tables may be made."""
+        with self._lock:
+            if self._indexing or self._index_share.wait_ns(self._now_ns()):
                 return
-        self._requests.put(request)
+            postponed, self._postponed = self._postponed, []
+        for request in postponed:
+            self._requests.put(request)

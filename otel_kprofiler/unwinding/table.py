@@ -12,10 +12,9 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from otel_kprofiler.elf import ElfFile, Source, find_offset
 from otel_kprofiler.model import Segment
-from otel_kprofiler.unwinding.elf import ElfFile, find_offset
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
-from otel_kprofiler.unwinding.source import Source
 
 ENTRY_BYTES: Final = 8
 """A pair of the search table."""
@@ -31,6 +30,7 @@ _OMITTED: Final = 0xFF
 _HEADER: Final = struct.Struct("<4xiI")
 _LENGTH: Final = struct.Struct("<I")
 _LENGTH_IS_64_BITS: Final = 0xFFFFFFF0
+_ALIGNMENT: Final = 8
 _CHUNK_BYTES: Final = 64 * 1024  # of the search table at once, so that its check needs no memory
 
 
@@ -43,6 +43,7 @@ class Tables(NamedTuple):
         entries: number of pairs.
         frames: ``.eh_frame`` up to the end of its last entry that the pairs point to.
         made: pairs that were made of ``.eh_frame`` of a file without a search table.
+        made_frames: entries that were made, which follow those of the file.
     """
 
     origin: int
@@ -50,11 +51,22 @@ class Tables(NamedTuple):
     entries: int
     frames: Segment
     made: bytes = b""
+    made_frames: bytes = b""
 
     @property
     def search_bytes(self) -> int:
         """Length of the search table."""
         return self.entries * ENTRY_BYTES
+
+    @property
+    def made_at(self) -> int:
+        """Distance of ``made_frames`` from the start of all entries."""
+        return (self.frames.size + _ALIGNMENT - 1) & -_ALIGNMENT
+
+    @property
+    def frames_bytes(self) -> int:
+        """Length of all entries."""
+        return self.made_at + len(self.made_frames) if self.made_frames else self.frames.size
 
 
 def find_tables(source: Source, elf: ElfFile) -> Tables | None:
@@ -62,6 +74,7 @@ def find_tables(source: Source, elf: ElfFile) -> Tables | None:
 
     Raises:
         TableRefused: the tables are not usable.
+        ElfError: they are not in the file.
     """
     if elf.search is None:
         return None

@@ -6,6 +6,7 @@ from otel_kprofiler.formats import html
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     ON_CPU,
+    PYTHON_SIDE,
     USER_SIDE,
     FileId,
     Frame,
@@ -34,6 +35,7 @@ SYSCALL, READ = frame("do_syscall_64"), frame("vfs_read")
 EXT4_READ = frame("ext4_read", EXT4)
 BPF = frame("bpf_prog_1", PROGRAM)
 GAP = Frame(VMLINUX, 0x300, (), 0, KERNEL_SIDE, Unresolved.NO_SYMBOL)
+HANDLER = Frame(None, 0, (Line("View.get", "", "/srv/app/views.py", 42, 40),), 0, PYTHON_SIDE)
 USER = Frame(None, 0x401000, (), 0, USER_SIDE, Unresolved.USER_ADDRESS)
 
 
@@ -117,6 +119,86 @@ def test_kinds_have_colours_and_gaps_are_hatched_with_their_reason_on_hover(page
     details = text(page, "details")
     assert "unresolved: the address lies between the symbols of its module" in details
     assert "25 samples, 25.00%" in details
+
+
+def binary(name):
+    return Module(name, ModuleKind.USER, None, FileId("5" * 32), 0)
+
+
+def user(name, module):
+    return Frame(module, len(name), (Line(name),), 0, USER_SIDE)
+
+
+def open_binaries(browser, tmp_path, names, **view):
+    """A page with a function of each binary, those of the first with the most samples."""
+    path = tmp_path / "binaries.html"
+    stacks = [
+        sample([user(f"in_{name}", binary(name)), USER], 10 * (len(names) - at))
+        for at, name in enumerate(names)
+    ]
+    unnamed = Frame(binary(names[0]), 9, (), 0, USER_SIDE, Unresolved.USER_ADDRESS)
+    stacks.append(sample([SYSCALL, EXT4_READ, BPF, HANDLER, unnamed], 5))
+    path.write_text(html([window(("x", 1, stacks))]))
+    browser.open(path.as_uri(), **view)
+    return [fill(browser, f"in_{name}") for name in names]
+
+
+PYTHON = "View.get (views.py:42)"
+LIBRARIES = [f"lib{number}.so" for number in range(12)]
+
+
+def test_user_code_is_coloured_by_binary_and_the_legend_says_so(browser, tmp_path):
+    colours = open_binaries(browser, tmp_path, LIBRARIES)
+    kinds = [fill(browser, name) for name in ("do_syscall_64", "ext4_read", "bpf_prog_1", "x")]
+    assert len({*colours, *kinds, fill(browser, PYTHON)}) == 17
+    assert fill(browser, "[lib0.so+0x9]").startswith('url("#hatch-user-')
+    assert fill(browser, "[0x401000]") == 'url("#hatch-user")'
+    legend = "[...document.querySelectorAll('#binaries li')].map(item => item.textContent)"
+    assert browser.evaluate(legend) == LIBRARIES[:8]
+    for name in ("binaries", "legend"):
+        assert browser.evaluate(f"document.getElementById('{name}').getBoundingClientRect().height")
+
+
+def test_python_frames_show_their_line_and_on_hover_the_whole_path(browser, tmp_path):
+    open_binaries(browser, tmp_path, LIBRARIES)
+    browser.mouse("mouseMoved", node_id(browser, PYTHON))
+    assert text(browser, "details").startswith(f"{PYTHON} · in /srv/app/views.py · 5 samples")
+
+
+def test_a_binary_has_the_same_colour_in_every_profile(browser, tmp_path):
+    alone = [open_binaries(browser, tmp_path, [name])[0] for name in LIBRARIES[:3]]
+    assert alone == [open_binaries(browser, tmp_path, [name, "z"])[0] for name in LIBRARIES[:3]]
+    assert len(open_binaries(browser, tmp_path, [f"x{n}" for n in range(20)])) == 20
+    assert "+ 12 more" in text(browser, "binaries")
+
+
+CONTRASTS = """
+(() => {
+  const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const luminance = (colour) => {
+    context.fillStyle = colour;
+    context.fillRect(0, 0, 1, 1);
+    const [r, g, b] = [...context.getImageData(0, 0, 1, 1).data]
+      .map((byte) => byte / 255)
+      .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  return [...document.querySelectorAll("g.frame")].flatMap((group) => {
+    const fill = getComputedStyle(group.querySelector("rect")).fill;
+    if (fill.startsWith("url")) return [];
+    const both = [fill, getComputedStyle(group.querySelector("div")).color].map(luminance);
+    return [(Math.max(...both) + 0.05) / (Math.min(...both) + 0.05)];
+  });
+})()
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_names_can_be_read_on_every_colour(browser, tmp_path, scheme):
+    open_binaries(browser, tmp_path, [f"x{number}" for number in range(40)], scheme=scheme)
+    contrasts = browser.evaluate(CONTRASTS)
+    assert len(contrasts) > 40
+    assert min(contrasts) > 4.5
 
 
 def test_search_marks_frames_and_says_their_share(page):

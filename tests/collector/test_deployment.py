@@ -195,7 +195,7 @@ def test_the_installed_wheel_delivers_everything_as_the_units_user(
     assert count_timestamps(tmp_path / "profiles.jsonl") == exported
     profiles = (tmp_path / "profiles.jsonl").read_text()
     assert '"vmlinux"' in profiles
-    assert "vfs_read" in profiles, "names of kernel functions"
+    assert "do_syscall_64" in profiles, "names of kernel functions"
     assert "kprofiler.sample.taken" in (tmp_path / "metrics.jsonl").read_text()
     assert '"level": "error"' not in log
     sys.stdout.write(f"{SECONDS:.0f} s: {account}\n")

@@ -52,7 +52,7 @@ def test_an_unreachable_receiver_fails_with_a_reason(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--export", "grpc://h:1", "-o", "x.html"], "cannot be combined"),
+        (["--raw", "x", "-o", "x", "-f", "html"], "are the same file"),
         (["--export", "ftp://h:1"], "no receiver's address"),
     ],
 )

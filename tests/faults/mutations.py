@@ -40,6 +40,7 @@ LOGS, OUTPUTS = "otel_kprofiler/agent/logs.py", "tests/faults/test_outputs.py"
 HEALTH, PARTS = "otel_kprofiler/agent/health.py", "tests/unit/test_agent_parts.py"
 CLOCK, AGENT = "otel_kprofiler/clock.py", "otel_kprofiler/agent/agent.py"
 WINDOWS, EVENTS = "otel_kprofiler/pipeline/windows.py", "otel_kprofiler/sampling/events.py"
+LINKS = "otel_kprofiler/host/links.py"
 WRITING, RECORDING = "otel_kprofiler/host/writing.py", "otel_kprofiler/recording/recording.py"
 TEXT = "otel_kprofiler/text.py"
 PRIVILEGES = "otel_kprofiler/host/privileges.py"
@@ -125,7 +126,7 @@ MUTATIONS = [
     Mutation("module in the working directory: -m", "otel_kprofiler/__main__.py", "    del sys.path[0]\n", "    pass\n", "tests/unit/test_hostile_directory.py"),
     Mutation("context claiming another host", "otel_kprofiler/processes/contexts.py", "        if not key.startswith(RESERVED):\n", "        if True:\n", "tests/unit/sdk/test_process_context.py"),
     Mutation("unbounded contexts", "otel_kprofiler/processes/contexts.py", " or self._known_bytes > _MAX_KNOWN_BYTES", "", "tests/unit/sdk/test_process_context.py"),
-    Mutation("output path is a link", WRITING, '        if not _is_trusted(os.stat(directory or "."), link):\n            return path\n', "", f"{WRITTEN}::test_a_link_of_another_user_is_replaced_not_followed"),
+    Mutation("output path is a link", LINKS, "        if not is_trusted(there, link) and (is_root or _is_protected(there, link)):\n            return path\n", "", f"{WRITTEN}::test_a_link_of_another_user_is_neither_followed_nor_replaced"),
     Mutation("output path replaced by a link", WRITING, "os.O_RDWR | os.O_CREAT | os.O_EXCL | _PLAIN", "os.O_RDWR | os.O_CREAT", f"{WRITTEN}::test_the_temporary_name_of_an_unfinished_file_is_unpredictable"),
     Mutation("appended file is a link", WRITING, "_PLAIN: Final = os.O_NOFOLLOW | ", "_PLAIN: Final = ", f"{WRITTEN}::test_links_of_other_users_are_not_followed_when_appending"),
     Mutation("appended file has a second name", WRITING, "        if opened.st_nlink > 1:\n", "        if False:\n", f"{WRITTEN}::test_links_of_other_users_are_not_followed_when_appending"),

@@ -11,7 +11,9 @@ pytestmark = [
     pytest.mark.live,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have something to give up"),
 ]
-OTHERS = tuple(f"kprofiler-{part}" for part in ("ksymb", "conte", "modul", "files", "table"))
+OTHERS = tuple(
+    f"kprofiler-{part}" for part in ("ksymb", "conte", "modul", "files", "table", "pytho")
+)
 """Threads with some capabilities; the kernel keeps 15 bytes of a name."""
 
 

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from otel_kprofiler.elf import find_build_id, parse_notes
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.symbols import ElfSymbols, parse_notes
+from otel_kprofiler.symbols import ElfSymbols
 from otel_kprofiler.symbols.captured import CapturedFiles
 from otel_kprofiler.symbols.kernel.builtin import (
     BuiltinRanges,
@@ -28,7 +29,6 @@ from otel_kprofiler.symbols.kernel.modules import (
     ranges_from_sections,
     ranges_from_symbols,
 )
-from otel_kprofiler.symbols.kernel.notes import find_build_id
 from otel_kprofiler.tracking.module_uevents import parse_uevent
 from tests.fuzz.bounds import REFUSED, read_within
 from tests.fuzz.seeds import SEEDS

@@ -4,12 +4,14 @@ import contextlib
 import json
 
 import pytest
+from google.protobuf.json_format import MessageToDict
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from otel_kprofiler.errors import PayloadError
-from otel_kprofiler.otlp import check_payload, decode_windows
+from otel_kprofiler.model import Line
+from otel_kprofiler.otlp import check_payload, decode_windows, name_locations
 from otel_kprofiler.otlp.check import MAX_PLACES, MAX_VIOLATIONS
 from otel_kprofiler.otlp.messages import ExportProfilesServiceRequest
 from otel_kprofiler.otlp.payloads import MAX_NOTES
@@ -188,3 +190,62 @@ def test_damaged_payloads_are_read_or_refused(changes):
     check_payload(bytes(data))
     with contextlib.suppress(PayloadError):
         decode_windows(bytes(data))
+    with contextlib.suppress(PayloadError):
+        name_locations(bytes(data), name_all)
+
+
+def name_all(wanted):
+    return {one.location: (Line("f", "", "f.c", 1),) for one in wanted}
+
+
+def nameless_tree():
+    message, profile = request()
+    dictionary = message.dictionary
+    dictionary.string_table.extend(["profile.frame.type", "otel_kprofiler.unresolved", "f"])
+    for key, value in ((1, "native"), (2, "no_name")):
+        dictionary.attribute_table.add(key_strindex=key).value.string_value = value
+    dictionary.mapping_table.add(memory_limit=4096, filename_strindex=3)
+    dictionary.location_table.add(mapping_index=1, address=16, attribute_indices=[1, 2])
+    dictionary.stack_table.add().location_indices.append(1)
+    profile.samples.add(stack_index=1, timestamps_unix_nano=[5])
+    return MessageToDict(message)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.integers(-3, 9) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.booleans(), JSON_VALUES), max_size=3))
+@settings(max_examples=300, deadline=10_000)
+def test_names_are_added_to_odd_json_or_it_is_refused(changes):
+    """Values of other types, and keys in both spellings."""
+    tree = nameless_tree()
+    for at, other_name, value in changes:
+        nodes = list(objects(tree))
+        node, key = nodes[at % len(nodes)]
+        node["".join(f"_{c.lower()}" if c.isupper() else c for c in key) if other_name else key] = (
+            value
+        )
+    data = json.dumps(tree).encode()
+    try:
+        named = name_locations(data, name_all)
+    except PayloadError:
+        return
+    check_payload(named.data)
+    if not changes:
+        assert named.named == 1
+        assert b"no_name" not in named.data
+
+
+def objects(node):
+    """Each object in parsed JSON, with each of its keys."""
+    if isinstance(node, list):
+        for inner in node:
+            yield from objects(inner)
+    elif isinstance(node, dict):
+        for key in list(node):
+            yield node, key
+            yield from objects(node[key])

@@ -13,6 +13,7 @@ import argparse
 import fcntl
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,14 @@ from typing import BinaryIO
 
 from harness import spin_module
 from harness.errors import MatrixError
-from harness.kernels import KERNELS, KernelFiles, cache_dir, get_kernel, install_tools
+from harness.kernels import (
+    KERNELS,
+    Kernel,
+    KernelFiles,
+    cache_dir,
+    get_kernel,
+    install_tools,
+)
 from harness.qemu import BOOTS, CHECKOUT, Boot, Outcome, run_guest
 from harness.results import FAILED, Column, read_junit, render_table
 
@@ -90,11 +98,18 @@ class Session:
         return self._ready[name]
 
     def boot(
-        self, kernel: KernelFiles, boot: Boot, *, expression: str = "", overlay: Path | None = None
+        self,
+        kernel: KernelFiles,
+        boot: Boot,
+        *,
+        tests: Sequence[str] = (),
+        expression: str = "",
+        overlay: Path | None = None,
     ) -> Outcome:
-        """Run the tests that ``expression`` selects, with ``overlay`` as the package."""
+        """Run the tests that ``expression`` selects, of the files ``tests``."""
         plugins = ["-p", "no:cacheprovider", "-p", "pytest_timeout"]
-        arguments = ["-m", "kernel", "-k", expression, "-v", *plugins, "tests/kernels"]
+        places = [f"tests/kernels/{name}" for name in tests] or ["tests/kernels"]
+        arguments = ["-m", "kernel", "-k", expression, "-v", *plugins, *places]
         environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         if self.cycles:
             environment["MATRIX_CYCLES"] = str(self.cycles)
@@ -130,24 +145,53 @@ def report(title: str, outcome: Outcome) -> bool:
     return good
 
 
+def get_kernels(
+    session: Session, names: list[str] | None
+) -> tuple[list[tuple[Kernel, KernelFiles]], bool]:
+    """Kernels with their files, and whether these are all of the matrix.
+
+    A kernel of another release is left out, with the reason, if no archive can be reached that
+    has it, unless it was asked for.
+    """
+    found, complete = [], not names
+    for name in names or KERNELS:
+        kernel = get_kernel(name)
+        try:
+            found.append((kernel, session.get_files(name)))
+        except MatrixError as error:
+            if names or not kernel.release:
+                raise
+            print(f"Linux {name}: NOT RUN: {error}", flush=True)
+            complete = False
+    return found, complete
+
+
 def run_matrix(options: argparse.Namespace) -> bool:
     """Boot everything that was asked for; True when all passed."""
     session = Session(options.timeout, options.verbose, options.cycles)
-    kernels = [session.get_files(name) for name in options.kernel or KERNELS]
+    kernels, complete = get_kernels(session, options.kernel)
     boots = [] if options.prepare else [BOOTS[name] for name in options.boot or BOOTS]
     # Boots that take longest come first.
-    pairs = [(kernel, boot) for boot in boots for kernel in kernels]
+    planned = [
+        (kernel, files, boot)
+        for boot in boots
+        for kernel, files in kernels
+        if options.boot or boot.name in (kernel.boots or BOOTS)
+    ]
 
-    def run(pair: tuple[KernelFiles, Boot]) -> tuple[bool, Column]:
-        kernel, boot = pair
-        outcome = session.boot(kernel, boot, expression=options.k, overlay=options.overlay)
-        title = f"Linux {kernel.name} ({kernel.version}), {boot.title}"
+    def run(planned: tuple[Kernel, KernelFiles, Boot]) -> tuple[bool, Column]:
+        kernel, files, boot = planned
+        outcome = session.boot(
+            files, boot, tests=kernel.tests, expression=options.k, overlay=options.overlay
+        )
+        title = f"Linux {files.name} ({files.version}), {boot.title}"
         return report(title, outcome), Column(title, read_junit(outcome.junit))
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        done = list(pool.map(run, pairs))
+        done = list(pool.map(run, planned))
     good = all(passed for passed, _ in done)
-    if good and done and not (options.kernel or options.boot or options.k or options.overlay):
+    partly = options.kernel or options.boot or options.k or options.overlay
+    if good and done and complete and not partly:
         TABLE.write_text(render_table([column for _, column in done]))
         print(f"wrote {TABLE}")
     return good

@@ -11,7 +11,7 @@ from guest.kernel_files import TRACING, kprobe_inside, sysctl, write
 from guest.nobody import as_nobody
 
 from otel_kprofiler.model import ModuleKind
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.symbols import KernelSymbolizer
 from otel_kprofiler.tracking import KsymbolWatch, ReadMethod
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "live"))
@@ -26,7 +26,7 @@ BLOCKS = ("bpf", "__builtin__ftrace", "__builtin__kprobes")
 def watching():
     """A symbolizer that tracks ksymbols; kallsyms is read only once, at the start."""
     watch = KsymbolWatch()
-    symbolizer = Symbolizer.live(ksymbols=watch)
+    symbolizer = KernelSymbolizer.live(ksymbols=watch)
     yield symbolizer, watch
     assert watch.counts().kallsyms_reads == 0
     assert watch.counts().lost == {}
@@ -114,7 +114,7 @@ def test_the_iterator_lists_programs_for_the_unprivileged():
 
     def read():
         watch = KsymbolWatch()
-        symbolizer = Symbolizer.live(ksymbols=watch)
+        symbolizer = KernelSymbolizer.live(ksymbols=watch)
         found = known(symbolizer)
         symbolizer.close()
         return watch.method.name, found

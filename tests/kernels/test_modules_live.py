@@ -18,7 +18,7 @@ from guest.sampled import finish, sampler
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.host import Access, Uevents
 from otel_kprofiler.model import KERNEL_SIDE, Unresolved
-from otel_kprofiler.symbols import StackResolver, Symbolizer
+from otel_kprofiler.symbols import KernelSymbolizer, StackResolver
 from otel_kprofiler.tracking import ModuleWatch
 
 pytestmark = pytest.mark.kernel
@@ -48,7 +48,7 @@ class Live:
         self.running = running
         access = Access()
         self.watch = ModuleWatch(access, Uevents, names_share=1)  # emulation is slow
-        self.symbolizer = Symbolizer.live(access, modules=self.watch)
+        self.symbolizer = KernelSymbolizer.live(access, modules=self.watch)
         self.stacks = StackResolver({KERNEL_SIDE: self.symbolizer})
         self.resolved = []
         self._waiting = []
@@ -266,7 +266,7 @@ def test_lost_announcements_are_recovered():
     """New code at a reused address is found even if its announcement was lost."""
     announced = Late()
     watch = ModuleWatch(Access(), lambda: announced, names_share=1)
-    symbolizer = Symbolizer.live(Access(), modules=watch)
+    symbolizer = KernelSymbolizer.live(Access(), modules=watch)
 
     def wait_for(function):
         end = time.monotonic() + 30
@@ -299,7 +299,7 @@ def test_lost_announcements_are_recovered():
 def test_load_and_unload_cycles_leak_nothing():
     """50 loads and unloads leak neither descriptors nor symbol tables."""
     watch = ModuleWatch(Access(), Uevents, names_share=0.2)
-    symbolizer = Symbolizer.live(Access(), modules=watch)
+    symbolizer = KernelSymbolizer.live(Access(), modules=watch)
     try:
         for cycle in range(CYCLES):
             insert()
@@ -310,8 +310,10 @@ def test_load_and_unload_cycles_leak_nothing():
                 before = state(symbolizer)
         time.sleep(1)
         symbolizer.advance(boot_ns())
-        assert state(symbolizer)[:2] == before[:2]
-        assert state(symbolizer)[2] <= before[2] + 64 * 1024
+        after = state(symbolizer)
+        assert after[0] <= before[0]  # names may still have been read then
+        assert after[1] == before[1]
+        assert after[2] <= before[2] + 64 * 1024
         assert symbolizer.module("kprof_spin") is None
         assert watch.counts.events == 2 * CYCLES
         assert watch.counts.restarts == 0

@@ -10,7 +10,7 @@ from guest.modules import KernelObject, insert_command, remove, spinning
 from guest.sampled import drain_for, finish, sample, sampler
 
 from otel_kprofiler.model import KERNEL_SIDE, RangeSource, Unresolved
-from otel_kprofiler.symbols import StackResolver, Symbolizer
+from otel_kprofiler.symbols import KernelSymbolizer, StackResolver
 
 pytestmark = pytest.mark.kernel
 
@@ -45,7 +45,7 @@ def test_the_call_chain_of_a_module_is_resolved():
     """Module functions are sampled with the right call chain, module, build id and RVA."""
     with spinning() as file:
         samples = sample(2)
-        symbolizer = Symbolizer.live()
+        symbolizer = KernelSymbolizer.live()
     module = symbolizer.module("kprof_spin")
     assert module.range_source is RangeSource.SECTIONS
     stacks = spin_stacks(symbolizer, samples, CHAIN[0])
@@ -63,7 +63,7 @@ def test_the_call_chain_of_a_module_is_resolved():
 def test_a_module_reloaded_with_other_code_is_named_by_time():
     """After a reload with other code, old samples keep their names, new ones get new names."""
     with spinning("spin") as first:
-        symbolizer = Symbolizer.live()
+        symbolizer = KernelSymbolizer.live()
         before = sample(1)
     with spinning("other") as second:
         reloaded_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -86,7 +86,7 @@ def test_a_module_reloaded_with_other_code_is_named_by_time():
 def test_an_unloaded_module_names_nothing():
     """The addresses of an unloaded module have no name."""
     with spinning():
-        symbolizer = Symbolizer.live()
+        symbolizer = KernelSymbolizer.live()
         (leaf,) = symbolizer.find("kprof_leaf")
     symbolizer.reload(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     (frame,) = symbolizer.resolve_addresses([leaf.address])
@@ -102,7 +102,7 @@ def test_failed_init_code_is_never_named_wrongly():
             insert_command(init_ms=60_000, fail_init=1), stderr=subprocess.PIPE, text=True
         )
         samples = drain_for(running, 1)
-        symbolizer = Symbolizer.live()
+        symbolizer = KernelSymbolizer.live()
         init_text = int((folder / "sections/.init.text").read_text(), 16)
         samples += drain_for(running, 1) + finish(running)
         (folder / "parameters/init_ms").write_text("0")
@@ -116,6 +116,6 @@ def test_failed_init_code_is_never_named_wrongly():
                 seen += 1
                 assert frame.function in ("", *INIT)
     assert seen >= 20
-    after = Symbolizer.live()
+    after = KernelSymbolizer.live()
     assert after.module("kprof_spin") is None
     assert not after.find("kprof_init_leaf")

@@ -1,5 +1,10 @@
 """Fixtures: both loaders, and a file for profiles of services."""
 
+import contextlib
+import os
+import resource
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -35,6 +40,29 @@ def loader(request, monkeypatch, compile_once):
         pytest.skip(f"{request.param} is not installed (packages libbpf1, python3-bpfcc)")
     monkeypatch.setattr(on_cpu, "get_loader", lambda: get_loader(request.param))
     return request.param
+
+
+@pytest.fixture(scope="session")
+def public_python():
+    """Skips unless this process can become another user, who can read this Python."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv, to become another user")
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    probe = [*user, sys.executable, "-c", "import otel_kprofiler.cli"]
+    if subprocess.run(probe, capture_output=True, cwd="/").returncode:
+        pytest.skip("other users cannot read this Python: use a venv outside of root's home")
+
+
+@pytest.fixture
+def no_low_descriptors():
+    """All descriptors that select(2) knows are taken."""
+    soft, hard = limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    with contextlib.ExitStack() as taken:
+        while taken.enter_context(open(os.devnull)).fileno() < 1023:
+            pass
+        yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
 
 @pytest.fixture

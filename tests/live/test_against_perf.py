@@ -11,7 +11,7 @@ from programs import holds_sampler
 
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Unresolved
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.symbols import KernelSymbolizer
 
 pytestmark = pytest.mark.live
 
@@ -87,7 +87,7 @@ def test_functions_of_each_area_appear_as_perf_names_them(profiled, area):
 def test_addresses_sampled_by_perf_have_the_same_names(profiled):
     """Names may differ only where several symbols share the address."""
     _, kernel = profiled
-    symbolizer = Symbolizer.live(Access())
+    symbolizer = KernelSymbolizer.live(Access())
     wrong = []
     for ip, name in kernel:
         if name == "[unknown]":

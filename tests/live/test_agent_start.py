@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 
 RUN = """
 import gc, sys
-import otel_kprofiler.symbols.symbolizer as symbolizer
+import otel_kprofiler.symbols.kernel.symbolizer as symbolizer
 from otel_kprofiler.cli import main
 from otel_kprofiler.pipeline import Pipeline
 

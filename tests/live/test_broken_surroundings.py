@@ -1,7 +1,6 @@
 """Missing files, thread limits, closed pipes: two lines with cause and fix, no traceback."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -76,9 +75,7 @@ def test_output_closed_early_causes_no_traceback(tmp_path):
 
 
 @pytest.mark.live
-@pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, to become another user"
-)
+@pytest.mark.usefixtures("public_python")
 @pytest.mark.parametrize("limit", [1, 2, 4, 6, 8, 10])
 def test_a_thread_limit_is_reported_or_has_no_effect(limit, open_directory):
     directory = open_directory
@@ -88,8 +85,8 @@ def test_a_thread_limit_is_reported_or_has_no_effect(limit, open_directory):
     config.write_text(CONFIG.format(directory))
     rights = "+bpf,+perfmon,+syslog"
     words = [
-        "setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups",
-        f"--inh-caps={rights}", f"--ambient-caps={rights}", "prlimit", f"--nproc={limit}",
+        "prlimit", f"--nproc={limit}", "setpriv", f"--reuid={USER}", f"--regid={USER}",
+        "--clear-groups", f"--inh-caps={rights}", f"--ambient-caps={rights}",
         sys.executable, "-m", "otel_kprofiler", "run", "-c", str(config),
     ]  # fmt: skip
     log = directory / "log"

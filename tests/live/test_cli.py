@@ -129,22 +129,44 @@ def test_unusual_process_names_do_not_break_a_recording(tmp_path, suffix):
         assert b"\x1b" not in content
 
 
-def test_ctrl_c_writes_what_was_recorded(tmp_path):
+@contextlib.contextmanager
+def recording(*words, **kwargs):
+    """``record``, as soon as it samples."""
+    command = [sys.executable, "-m", "otel_kprofiler", "record", *map(str, words)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **kwargs) as record:
+        try:
+            while not holds_sampler(record.pid):
+                assert record.poll() is None
+                time.sleep(0.05)
+            yield record
+        finally:
+            record.kill()
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_writes_what_was_recorded(tmp_path, by):
     path = tmp_path / "x.otlp"
-    with busy():
-        record = subprocess.Popen(
-            [sys.executable, "-m", "otel_kprofiler", "record", "-d", "60s", "-o", path],
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        while not holds_sampler(record.pid):
-            assert record.poll() is None
-            time.sleep(0.05)
+    with busy(), recording("-d", "60s", "-o", path) as record:
         time.sleep(1.5)
-        record.send_signal(signal.SIGINT)
+        record.send_signal(by)
         _, errors = record.communicate(timeout=60)
-    assert record.returncode == 0
-    assert "interrupted" in errors.splitlines()[-1]
+    assert record.returncode == 0, errors
+    told = "interrupted" if by is signal.SIGINT else f"ended by {by.name}"
+    assert told in errors.splitlines()[-1]
     assert sum(window.sample_count for window in read_profiles(str(path))) > 0
+
+
+def test_a_recording_under_nohup_survives_the_end_of_its_terminal(tmp_path):
+    path = tmp_path / "x.otlp"
+    with recording("-d", "2s", "-o", path, preexec_fn=ignore_hangups) as record:
+        record.send_signal(signal.SIGHUP)
+        _, errors = record.communicate(timeout=60)
+    assert record.returncode == 0, errors
+    assert "SIGHUP" not in errors
+
+
+def ignore_hangups():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def test_a_raw_recording_replays_to_the_same_stacks(tmp_path):
@@ -155,6 +177,37 @@ def test_a_raw_recording_replays_to_the_same_stacks(tmp_path):
     replayed = call("record", "--replay", raw, "-o", second)
     assert replayed.returncode == 0, replayed.stderr
     assert first.read_text() == second.read_text() != ""
+
+
+def test_a_replay_has_the_times_of_the_recording(tmp_path):
+    raw = tmp_path / "x.raw"
+    with busy():
+        words = ["-d", "1s", "--stacks", "kernel", "--raw", raw, "-o", tmp_path / "a.otlp"]
+        done = call("record", *words)
+    assert done.returncode == 0, done.stderr
+    replayed = call("record", "--replay", raw, "-o", tmp_path / "c.otlp")
+    (first,) = read_profiles(str(tmp_path / "a.otlp"))
+    (window,) = read_profiles(str(tmp_path / "c.otlp"))
+    assert abs(window.start_unix_ns - first.start_unix_ns) < 50_000_000
+    assert abs(window.end_unix_ns - first.end_unix_ns) < 50_000_000
+
+    def said_of(done):
+        return done.stderr.partition(": ")[2].split(", ")
+
+    samples, processes, cpus, _ = said_of(done)[:4]
+    assert samples.endswith(" samples")
+    assert processes.split()[1] in ("process", "processes")
+    assert said_of(replayed)[:3] == [samples, processes, cpus]
+    assert said_of(replayed)[3].endswith(" s")
+
+
+@pytest.mark.parametrize(
+    "words", [["-d", "1s"], ["-F", "19"], ["-p", "1"], ["--idle"], ["--raw", "x"], ["--", "true"]]
+)
+def test_settings_of_sampling_are_refused_with_a_replay(words):
+    done = call("record", "--replay", "a.raw", *words)
+    assert done.returncode == 2
+    assert "--replay cannot be combined with" in done.stderr
 
 
 def test_symbolize_resolves_names_and_addresses():
@@ -186,16 +239,7 @@ def test_help_takes_little_cpu_time():
 
 def as_nobody(capabilities, words, directory):
     """Run a command as uid 65534 with ambient capabilities only."""
-    if os.getuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("needs root and setpriv")
     listed = ",".join(f"+{name}" for name in capabilities) or "-all"
-    probe = subprocess.run(
-        ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", sys.executable,
-         "-c", "import otel_kprofiler.cli"],
-        capture_output=True, cwd="/",
-    )  # fmt: skip
-    if probe.returncode:
-        pytest.skip(f"uid {NOBODY} cannot read this Python: use a venv outside of root's home")
     return subprocess.run(
         ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups",
          f"--inh-caps={listed}", f"--ambient-caps={listed}",
@@ -205,7 +249,7 @@ def as_nobody(capabilities, words, directory):
 
 
 @pytest.fixture
-def nobodys(tmp_path):
+def nobodys(public_python, tmp_path):
     """A directory that uid 65534 can write to."""
     os.chmod(tmp_path, 0o777)
     for parent in tmp_path.parents:

@@ -66,7 +66,7 @@ def test_the_doctor_reports_a_user_namespace():
 
 
 def test_recording_in_a_user_namespace_names_it_as_the_cause(tmp_path):
-    done = enter_user_namespace("record", "-d", "1s", "-o", str(tmp_path / "kernel.html"))
+    done = enter_user_namespace("record", "-d", "1s", "-o", str(tmp_path / "profile.html"))
     assert "this process is in a user namespace" in done.stderr
     assert "fix: run it in the host's user namespace" in done.stderr
     assert "dmesg" not in done.stderr

@@ -31,7 +31,7 @@ from otel_kprofiler.sdk import (
     SimpleProfileProcessor,
     read_process_context,
 )
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.symbols import KernelSymbolizer
 
 pytestmark = pytest.mark.live
 
@@ -133,7 +133,7 @@ LOCKED = """
 """
 
 
-def test_untrackable_bpf_programs_are_logged_once():
+def test_untrackable_bpf_programs_are_logged_once(public_python):
     """Without CAP_IPC_LOCK, a user's locked memory for perf events is limited."""
     capabilities = "+bpf,+perfmon,+syslog"
     wrapper = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={capabilities}",
@@ -227,6 +227,8 @@ def test_hooks_are_removed_before_descriptors_are_closed(monkeypatch):
         close(pipeline)
 
     monkeypatch.setattr(Pipeline, "close", look_and_close)
+    # As where the interpreter cannot be read: there is nothing to hook otherwise.
+    monkeypatch.setattr("otel_kprofiler.sdk.plan.find_span_path", lambda: None)
     with profiling():
         assert type(otel_context._RUNTIME_CONTEXT) is not ContextVarsRuntimeContext
     assert hooked == [False]
@@ -515,7 +517,7 @@ def test_a_subinterpreter_is_rejected_with_a_reason():
 def test_the_service_survives_an_error_in_the_profilers_thread(caplog, monkeypatch):
     """A bug of ours costs the profiles and one log entry, nothing else."""
     with profiling() as (profiler, _):
-        monkeypatch.setattr(Symbolizer, "advance", None)
+        monkeypatch.setattr(KernelSymbolizer, "advance", None)
         deadline = time.monotonic() + 60
         while not profiler.stats()["problem"]:
             assert time.monotonic() < deadline

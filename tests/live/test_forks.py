@@ -28,7 +28,7 @@ LINKED_THREADS = """
         InMemoryProfileExporter, KernelProfiler, ProfilerProvider, SimpleProfileProcessor
     )
 
-    exporter, going = InMemoryProfileExporter(), True
+    exporter, going, inside = InMemoryProfileExporter(), True, []
     provider = ProfilerProvider(shutdown_on_exit=False)
     provider.add_profile_processor(SimpleProfileProcessor(exporter))
     profiler = KernelProfiler(provider, samples_per_second=499)
@@ -37,6 +37,7 @@ LINKED_THREADS = """
 
     def serve():
         with tracer.start_as_current_span("long"):
+            inside.append(1)
             while going:
                 os.listdir("/proc/self/task")
 
@@ -57,7 +58,7 @@ LINKED_THREADS = """
     for thread in threads:
         thread.start()
     tids = {thread.native_id for thread in threads}
-    while profiler.stats()["span_links"]["threads"] < 2:
+    while len(inside) < 2:
         time.sleep(0.01)
     linked()
 """
@@ -92,11 +93,9 @@ def test_threads_of_the_parent_keep_their_links(way):
         after = {is_linked: after[is_linked] + count for is_linked, count in linked().items()}
     assert after[True] > 50, after
     assert not after[False], after
-    assert profiler.stats()["span_links"]["threads"] == 2
     going = False
     for thread in threads:
         thread.join()
-    assert profiler.stats()["span_links"]["threads"] == 0
     profiler.stop()
         """,
         env=QUIET,

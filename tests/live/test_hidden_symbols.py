@@ -12,7 +12,7 @@ import pytest
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import KERNEL_SIDE, Level, ModuleKind
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
-from otel_kprofiler.symbols import HiddenCause, StackResolver, Symbolizer
+from otel_kprofiler.symbols import HiddenCause, KernelSymbolizer, StackResolver
 from otel_kprofiler.tracking import IteratedKallsyms, find_hidden_symbols
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -31,7 +31,7 @@ def is_bpf(frame):
 @pytest.fixture
 def truth():
     """Root's kallsyms, read while addresses are visible."""
-    found = Symbolizer.live(Access())
+    found = KernelSymbolizer.live(Access())
     if found.hidden:
         pytest.skip(f"{found.hidden.value}; fix: {found.hidden.fix}")
     return found
@@ -70,7 +70,7 @@ def hidden(truth):
 
 def sample_frames():
     """Kernel frames: address, whether it is a leaf, and name resolved without root."""
-    symbolizer = Symbolizer.live(IteratedKallsyms(Access()))
+    symbolizer = KernelSymbolizer.live(IteratedKallsyms(Access()))
     stacks = StackResolver({KERNEL_SIDE: symbolizer})
     sampler = EbpfSampler(SamplerConfig(samples_per_second=999))
     sampler.start()
@@ -94,7 +94,7 @@ def sample_frames():
 
 def test_frames_have_the_names_of_roots_kallsyms(truth, hidden, load, request):
     """With only CAP_BPF and CAP_PERFMON: of 10,000 kernel frames 99.9 % named, none wrongly."""
-    assert Symbolizer.live(Access()).hidden is HiddenCause.KPTR_RESTRICT
+    assert KernelSymbolizer.live(Access()).hidden is HiddenCause.KPTR_RESTRICT
     cause, frames = as_nobody(["CAP_BPF", "CAP_PERFMON"], sample_frames)
     assert cause is None
     assert len(frames) >= FRAMES
@@ -113,7 +113,7 @@ def test_frames_have_the_names_of_roots_kallsyms(truth, hidden, load, request):
 
 def test_the_iterator_lists_every_symbol_once(truth, hidden):
     """Root's kallsyms and the iterator have the same vmlinux symbols, entry by entry."""
-    found = Symbolizer.live(IteratedKallsyms(Access()))
+    found = KernelSymbolizer.live(IteratedKallsyms(Access()))
     for name in ("", "__pfx_", "vfs_"):
         assert found.snapshot.symbol_count() > 10_000
         mine = found.snapshot.find(name or "schedule", prefix=bool(name))
@@ -134,7 +134,7 @@ def test_the_doctor_reports_nothing_if_symbols_are_visible(truth):
 def test_without_capabilities_the_cause_is_reported(hidden):
     def look():
         files = IteratedKallsyms(Access())
-        return Symbolizer.live(files).hidden, files.is_used, files.refused
+        return KernelSymbolizer.live(files).hidden, files.is_used, files.refused
 
     cause, is_used, refused = as_nobody([], look)
     assert cause is HiddenCause.KPTR_RESTRICT

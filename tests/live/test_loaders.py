@@ -1,6 +1,7 @@
 """Both loaders load the same programs from one source, and explain failures."""
 
 import os
+import signal
 
 import pytest
 
@@ -156,6 +157,28 @@ def test_an_unsupported_map_type_is_a_missing_feature(monkeypatch):
     monkeypatch.setitem(bcc.MAPS, "ring", bcc.MAPS["ring"]._replace(kind=999))
     with pytest.raises(KernelFeatureError, match="Invalid argument"):
         EbpfSampler(SamplerConfig(), loader=BccLoader()).start()
+
+
+@pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed")
+def test_timers_of_a_service_do_not_keep_programs_from_being_loaded():
+    """The verifier takes longer than the time between two signals, and gives up when one waits."""
+    count = 0
+
+    def tick(_number, _frame):
+        nonlocal count
+        count += 1
+
+    before = signal.signal(signal.SIGALRM, tick)
+    signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+    try:
+        sampler = EbpfSampler(SamplerConfig(stacks="user"), loader=LibbpfLoader())
+        sampler.start()
+        assert sampler.tables is not None  # not by frame pointers instead
+        sampler.close()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert count
 
 
 @pytest.mark.parametrize("loader", [LibbpfLoader(), BccLoader()], ids=["libbpf", "bcc"])

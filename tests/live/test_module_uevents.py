@@ -16,7 +16,7 @@ import pytest
 
 from otel_kprofiler.host import Uevents
 from otel_kprofiler.host.uevents import RECEIVE_BYTES
-from otel_kprofiler.symbols import Symbolizer, read_snapshot
+from otel_kprofiler.symbols import KernelSymbolizer, read_snapshot
 from otel_kprofiler.tracking import ModuleWatch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit/symbols"))
@@ -61,6 +61,12 @@ class Namespace:
         self.events.close()
 
 
+def test_events_are_noticed_beyond_the_descriptors_of_select(no_low_descriptors, namespace):
+    assert not namespace.events.is_waiting()
+    namespace.announce("add", "one")
+    assert namespace.events.is_waiting()
+
+
 def open_sockets():
     paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
     links = {os.readlink(path) for path in paths if os.path.lexists(path)}
@@ -70,7 +76,7 @@ def open_sockets():
 def test_a_forked_child_holds_no_socket(tmp_path):
     host = Host(tmp_path)
     before = open_sockets()
-    symbolizer = Symbolizer.live(host.files, modules=ModuleWatch(host.files, Uevents))
+    symbolizer = KernelSymbolizer.live(host.files, modules=ModuleWatch(host.files, Uevents))
     settle(symbolizer)
     opened = open_sockets() - before
     assert len(opened) == 1
@@ -103,7 +109,7 @@ def host(tmp_path, namespace):
 @pytest.fixture
 def symbolizer(host, namespace):
     watch = ModuleWatch(host.files, lambda: namespace.events)
-    found = Symbolizer.live(host.files, modules=watch)
+    found = KernelSymbolizer.live(host.files, modules=watch)
     found.watch = watch
     settle(found)
     yield found
@@ -152,7 +158,7 @@ def test_an_overflow_of_the_socket_causes_a_rescan(tmp_path, source):
     host.load("late", TEXT + 0x8000, announce=False)
     for _ in range(200):
         namespace.announce("add", "noise")
-    found = Symbolizer(snapshot, modules=watch)
+    found = KernelSymbolizer(snapshot, modules=watch)
     settle(found)
     wait_for_name(found, TEXT + 0x8014, "late_a")
     assert watch.counts.rescans == 1
@@ -264,7 +270,7 @@ def test_closing_the_socket_closes_all_descriptors(source):
 def test_closing_a_watch_closes_its_socket_and_is_idempotent(tmp_path):
     before = os.listdir("/proc/self/fd")
     host = Host(tmp_path)
-    symbolizer = Symbolizer.live(host.files, modules=ModuleWatch(host.files, Uevents))
+    symbolizer = KernelSymbolizer.live(host.files, modules=ModuleWatch(host.files, Uevents))
     settle(symbolizer)
     symbolizer.close()
     symbolizer.close()

@@ -138,7 +138,7 @@ def test_the_kept_capabilities_suffice_to_read_contexts_of_other_users():
         found = run(f"""
 from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.processes import ProcessContexts
-from otel_kprofiler.processes.start_time import TICK_NS, read_start_ticks
+from otel_kprofiler.host import TICK_NS, read_start_ticks
 privileges = Privileges()
 files = Access()
 key = ProcessKey({publisher.pid}, read_start_ticks(files, {publisher.pid}) * TICK_NS)
@@ -150,3 +150,16 @@ print(json.dumps([dict(value) for value in contexts.look([key]).values()]))
         publisher.kill()
         publisher.communicate()
     assert found == [{"service.name": "of another user"}]
+
+
+def test_a_process_that_reads_hostile_input_keeps_what_it_names_and_regains_nothing():
+    held, regained = run("""
+import subprocess
+from otel_kprofiler.host import give_up_capabilities
+give_up_capabilities("CAP_SYS_PTRACE")
+child = "import re; print(re.search('CapEff:.(.*)', open('/proc/self/status').read())[1])"
+regained = subprocess.check_output([sys.executable, "-c", child])
+print(json.dumps([held(threading.get_native_id()), int(regained, 16)]))
+""")
+    assert held == ["CAP_SYS_PTRACE"]
+    assert regained & ~(1 << 19) == 0

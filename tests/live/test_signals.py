@@ -97,7 +97,9 @@ def test_a_server_that_raises_the_signal_again_exports_everything_and_dies_of_it
     assert to_file.pids()[pid] >= int(out)
 
 
-def test_workers_terminated_by_their_pool_export_pending_samples(to_file):
+@pytest.mark.parametrize("idle", [False, True])
+def test_workers_terminated_by_their_pool_export_pending_samples(to_file, idle):
+    """A pool ends an idle worker by a message and by SIGTERM at the same time."""
     code = """
     import multiprocessing
     def worker(_):
@@ -105,14 +107,16 @@ def test_workers_terminated_by_their_pool_export_pending_samples(to_file):
             time.sleep(0.01)
         work(0.5)
         sender.send((os.getpid(), profiler.stats()["account"]["taken"]))
-        time.sleep(600)
+        time.sleep(BUSY)
     receiver, sender = multiprocessing.Pipe(duplex=False)
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        pool.map_async(worker, [0])
+        result = pool.map_async(worker, [0])
         found = receiver.recv()
+        if not BUSY:
+            result.get()
     print(*found, flush=True)  # no worker outlives its pool and keeps the pipe of the test open
     time.sleep(600)
-    """
+    """.replace("BUSY", "0" if idle else "600")
     service = SAMPLED.replace("HOW", "profiler.export_on_sigterm()") + textwrap.dedent(code)
     status, line, _, err = terminate(service, to_file.env)
     assert (status, err) == (-signal.SIGTERM, "")

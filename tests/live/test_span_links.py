@@ -19,10 +19,12 @@ from otel_kprofiler.sdk.thread_slot import (
     find_span_layout,
     get_thread_state,
     get_token,
+    make_get_variables,
 )
 
 pytestmark = pytest.mark.live
 
+GET_VARIABLES = make_get_variables()
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 UNSAMPLED = TraceFlags(TraceFlags.DEFAULT)
 
@@ -48,6 +50,14 @@ def register(sampler, slot):
     owner_at = id(slot) + find_owner_offset()
     context_at = get_thread_state() + find_context_offset()
     return sampler.spans.register(threading.get_native_id(), owner_at, context_at)
+
+
+def say(slot, owner, span_context):
+    """What a hook stores, in its order."""
+    slot.span_context = None
+    slot.owner = owner
+    slot.variables = GET_VARIABLES(owner)
+    slot.span_context = span_context
 
 
 def span(trace_id, span_id, *, is_remote=False, flags=SAMPLED):
@@ -76,8 +86,7 @@ def test_samples_carry_the_span_of_their_thread(loader):
         tids[threading.get_native_id()] = number
         slot = ThreadSlot()
         register(sampler, slot)
-        slot.owner = get_token()
-        slot.span_context = span(number << 100, number)
+        say(slot, get_token(), span(number << 100, number))
         while going:
             pass
         sampler.spans.release(threading.get_native_id())
@@ -117,8 +126,7 @@ def test_trace_and_span_ids_of_every_size_are_read(trace_id, span_id):
     with spans_of(1) as sampler:
         slot = ThreadSlot()
         assert register(sampler, slot)
-        slot.owner = get_token()
-        slot.span_context = span(trace_id, span_id)
+        say(slot, get_token(), span(trace_id, span_id))
         assert links_of_this_thread(sampler) == {link(trace_id, span_id)}
         slot.span_context = None
         assert links_of_this_thread(sampler) == {None}
@@ -154,8 +162,7 @@ def test_objects_that_are_not_span_contexts_give_no_link(odd):
     with spans_of(1) as sampler:
         slot = ThreadSlot()
         assert register(sampler, slot)
-        slot.owner = get_token()
-        slot.span_context = odd
+        say(slot, get_token(), odd)
         assert links_of_this_thread(sampler) == {None}
 
 
@@ -163,8 +170,7 @@ def test_unsampled_spans_are_linked_on_request():
     with spans_of(1, unsampled=True) as sampler:
         slot = ThreadSlot()
         register(sampler, slot)
-        slot.owner = get_token()
-        slot.span_context = span(1, 2, flags=UNSAMPLED)
+        say(slot, get_token(), span(1, 2, flags=UNSAMPLED))
         assert links_of_this_thread(sampler) == {link(1, 2)}
 
 
@@ -175,11 +181,11 @@ def test_a_span_is_linked_only_in_its_context():
         slot = ThreadSlot()
         register(sampler, slot)
         for owner in (inside, inside.run(get_token)):
-            slot.span_context = None
-            slot.owner = owner
-            slot.span_context = span(1, 2)
+            say(slot, owner, span(1, 2))
             assert links_of_this_thread(sampler) == {None}
             assert inside.run(links_of_this_thread, sampler) == {link(1, 2)}
+            inside.run(get_token)  # variables have changed since
+            assert inside.run(links_of_this_thread, sampler) == {None}
         for owner in (None, "no context", contextvars.Context()):
             slot.owner = owner
             assert inside.run(links_of_this_thread, sampler) == {None}
@@ -188,7 +194,7 @@ def test_a_span_is_linked_only_in_its_context():
 def test_unmapped_memory_costs_only_the_link():
     with spans_of(1) as sampler:
         tid, slot = threading.get_native_id(), ThreadSlot()
-        slot.owner, slot.span_context = get_token(), span(1, 2)
+        say(slot, get_token(), span(1, 2))
         owner_at = id(slot) + find_owner_offset()
         context_at = get_thread_state() + find_context_offset()
         for addresses, expected in (
@@ -206,6 +212,7 @@ def test_a_changing_span_is_never_read_torn(loader):
         slot = ThreadSlot()
         register(sampler, slot)
         owners = get_token(), contextvars.copy_context().run(get_token)
+        variables = [GET_VARIABLES(owner) for owner in owners]
         samples, number, end = [], 0, time.monotonic() + 2
         while time.monotonic() < end:
             for _ in range(2000):
@@ -213,6 +220,7 @@ def test_a_changing_span_is_never_read_torn(loader):
                 changed = span(number << 64 | number, number)
                 slot.span_context = None
                 slot.owner = owners[number & 1]
+                slot.variables = variables[number & 1]
                 slot.span_context = changed
             samples += sampler.drain()
         slot.span_context = None

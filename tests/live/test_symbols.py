@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.host import Access
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.symbols import KernelSymbolizer
 from otel_kprofiler.symbols.kernel.kallsyms import parse_kallsyms
 from otel_kprofiler.symbols.kernel.names import is_marker
 from otel_kprofiler.symbols.kernel.read import read_pieces
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.live
 
 @pytest.fixture(scope="module")
 def symbolizer():
-    found = Symbolizer.live(Access())
+    found = KernelSymbolizer.live(Access())
     if found.hidden:
         pytest.skip(f"{found.hidden.value}; fix: {found.hidden.fix}")
     return found

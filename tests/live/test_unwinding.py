@@ -5,17 +5,18 @@ import platform
 import shutil
 import subprocess
 import time
+from bisect import bisect_right
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.bpf import LibbpfLoader
+from otel_kprofiler.bpf import DEFAULT_MAX_WORK, PAGE_BYTES, LibbpfLoader
 from otel_kprofiler.model import USER_SIDE, FrameSource, StackEnd, parse_user_stack
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.unwinding import Limits
-from tests.truth import compare, dumps
+from tests.truth import compare, costly, dumps
 from tests.truth.compare import Verdict
 from tests.truth.reference import Maps
 
@@ -28,6 +29,8 @@ pytestmark = [
 PROGRAMS = Path(__file__).parents[1] / "truth" / "programs"
 HZ = 997
 STACKS = 250
+LONGEST_STEP = 400
+"""Units by which a step may overrun the limit: a mapping, a search, one call of the interpreter."""
 
 needs_clang = pytest.mark.skipif(
     shutil.which("clang-14") is None or shutil.which("llvm-strip-14") is None,
@@ -159,8 +162,25 @@ def test_the_limit_of_work_ends_the_stack(built, compiled):
         report = compare.compare(found, Maps(pid))
     assert not report.wrong
     assert report.ends[StackEnd.WORK_LIMIT] > 20
-    # A step may overrun the limit by one call of the interpreter and its own costs.
-    assert max(dump.work for dump in found) < 100 + 100
+    assert max(dump.work for dump in found) < 100 + LONGEST_STEP
+
+
+@needs_clang
+@needs_gcc
+@pytest.mark.parametrize("kind", costly.KINDS)
+def test_the_most_expensive_stacks_end_at_the_limit_of_work(built, tmp_path, kind):
+    command = costly.build(tmp_path, kind, files=6, entries=2000)
+    with (
+        running(*command) as pid,
+        dumps.Dumps(built, max_work=DEFAULT_MAX_WORK, forgetting=True) as dumper,
+    ):
+        found = take_loaded(dumper, pid, 60)
+        report = compare.compare(found, Maps(pid))
+    assert not report.wrong, report.wrong[0]
+    # Between two chains, stacks are whole, and may meet files that no chain has met.
+    assert set(report.ends) <= {StackEnd.WORK_LIMIT, StackEnd.COMPLETE, StackEnd.PENDING}
+    assert report.ends[StackEnd.WORK_LIMIT] > 30
+    assert max(dump.work for dump in found) < DEFAULT_MAX_WORK + LONGEST_STEP
 
 
 @needs_clang
@@ -179,6 +199,29 @@ def test_no_frame_is_wrong_while_tables_are_evicted(built, compiled):
                 assert not report.wrong, report.wrong[0]
                 ends += report.ends
     assert ends[StackEnd.COMPLETE]
+
+
+@needs_clang
+@needs_gcc
+def test_a_quarter_of_the_tables_in_turns_gives_no_wrong_frame(built, tmp_path):
+    """A table in another's place would be seen: frames differ in size at equal addresses."""
+    command = costly.build(
+        tmp_path, "short entries", files=25, entries=640, frame_bytes=136, alike=False
+    )
+    image_bytes = 6 * PAGE_BYTES
+    limits = Limits(6 * image_bytes, image_bytes, 0)
+    with running(*command) as pid, dumps.Dumps(built, limits=limits) as dumper:
+        found = dumper.take(pid, HZ, 1500)
+        report = compare.compare(found, Maps(pid))
+    assert not report.wrong, f"{len(report.wrong)} wrong:\n" + report.wrong[0]
+    assert sum(FrameSource.TABLE in dump.stack.sources for dump in found) > 100, report.ends
+    deadline = time.monotonic() + 60
+    while (counts := dumper.tables.counts()).pending and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert counts.requested == counts.loaded + sum(counts.refused.values()), counts
+    assert counts.evicted > 20, counts
+    assert counts.tables == counts.loaded - counts.evicted, counts
+    assert counts.bytes <= limits.total_bytes, counts
 
 
 @needs_clang
@@ -227,6 +270,73 @@ def test_the_sampler_delivers_whole_user_stacks_with_their_files(compiled):
     assert (status.st_ino, device) in keys or os.major(status.st_dev) == 0
     assert tables.loaded >= 2
     assert tables.requested == tables.loaded + sum(tables.refused.values()) + tables.pending
+
+
+@pytest.mark.skipif(shutil.which("as") is None, reason="binutils is not installed")
+def test_frame_pointers_are_followed_in_32_bit_processes(tmp_path):
+    source, target = PROGRAMS / "i386.S", str(tmp_path / "i386")
+    subprocess.run(["as", "--32", str(source), "-o", target + ".o"], check=True)
+    subprocess.run(["ld", "-m", "elf_i386", target + ".o", "-o", target], check=True)
+    try:
+        process = subprocess.Popen([target])
+    except OSError as error:
+        pytest.skip(f"this kernel runs no 32-bit programs: {error}")
+    sampler = EbpfSampler(
+        SamplerConfig(samples_per_second=499, stacks="both", target_pids=(process.pid,))
+    )
+    sampler.start()
+    found, deadline = [], time.monotonic() + 60
+    try:
+        while len(found) < 50 and time.monotonic() < deadline:
+            sampler.wait(0.2)
+            found += sampler.drain()
+    finally:
+        process.kill()
+        process.wait()
+        sampler.close()
+    listed = subprocess.run(["nm", "-n", target], capture_output=True, text=True, check=True)
+    symbols = [line.split() for line in listed.stdout.splitlines()]
+    starts = [int(address, 16) for address, _, _ in symbols]
+    stacks = [parse_user_stack(one.words(USER_SIDE)) for one in found]
+
+    def name(address):
+        return symbols[bisect_right(starts, address) - 1][2]
+
+    named = {
+        tuple(name(address - bool(depth)) for depth, address in enumerate(stack.addresses))
+        for stack in stacks
+    }
+    assert ("inner", "outer", "_start") in named
+    whole = [stack for stack in stacks if len(stack.addresses) == 3]
+    assert len(whole) >= 0.9 * len(stacks)
+    assert {stack.end for stack in stacks} == {StackEnd.NO_RULE}
+
+
+def test_a_program_that_is_not_started_yet_has_no_user_stack():
+    script = "while :; do /bin/true; done"
+    with subprocess.Popen(["bash", "-c", script]) as shell:
+        config = SamplerConfig(
+            samples_per_second=4999,
+            stacks="both",
+            target_pids=(shell.pid,),
+            target_descendants=True,
+        )
+        sampler = EbpfSampler(config)
+        sampler.start()
+        found, deadline = [], time.monotonic() + 60
+        try:
+            while len(found) < 4000 and time.monotonic() < deadline:
+                sampler.wait(0.2)
+                found += sampler.drain()
+        finally:
+            shell.kill()
+            sampler.close()
+    stacks = [parse_user_stack(words) for one in found if (words := one.words(USER_SIDE))]
+    ends = Counter(stack.end for stack in stacks)
+    assert ends[StackEnd.COMPLETE]
+    # A few steps of execve() come after the one by which it is told.
+    assert ends[StackEnd.NOT_EXECUTABLE] <= len(stacks) / 500, ends
+    assert len(stacks) < len(found)
 
 
 @needs_gcc

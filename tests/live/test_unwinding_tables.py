@@ -5,6 +5,7 @@ import select
 import shutil
 import struct
 import subprocess
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,16 +15,17 @@ from elftools.elf.elffile import ELFFile
 from unwind_maps import WAITS, KernelMaps, compile_c, request_of
 
 from otel_kprofiler.bpf import PAGE_BYTES
-from otel_kprofiler.host import Access
+from otel_kprofiler.host import Access, FileRequest
 from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding import (
     VDSO,
-    FileRequest,
     FileState,
     Limits,
     Refusal,
+    TableRefused,
     TableStore,
 )
+from otel_kprofiler.unwinding.image import write_image
 
 pytestmark = pytest.mark.live
 
@@ -98,6 +100,31 @@ def start():
         one.close()
 
 
+def test_a_thread_that_hangs_writes_to_no_maps_of_others(monkeypatch):
+    """It may outlive the object of its maps, whose descriptors then are those of other maps."""
+    monkeypatch.setattr("otel_kprofiler.unwinding.store._JOIN_S", 0)
+    hangs, go_on = threading.Event(), threading.Event()
+    running = Running()
+
+    def hang(*args):
+        hangs.set()
+        assert go_on.wait(60)
+        write_image(*args)
+
+    monkeypatch.setattr("otel_kprofiler.unwinding.loading.write_image", hang)
+    key = running.ask(LIBC)
+    assert hangs.wait(60)
+    running.close()
+    other = KernelMaps()
+    go_on.set()
+    running.settle()
+    assert running.store.counts().loaded == 1
+    assert other.file(key) is None
+    other.close()
+    monkeypatch.undo()
+    running.store.close()
+
+
 def section(path, name):
     with open(path, "rb") as file:
         found = ELFFile(file).get_section_by_name(name)
@@ -146,7 +173,7 @@ def test_details_name_the_file(start):
 
 def test_the_vdso_is_a_file_like_others(start):
     running = start()
-    running.store.request(FileRequest(VDSO, 0, 0, 0, 1, 1, 0))
+    running.store.request(FileRequest(VDSO, 0, 0, 0, 1, 1, 0, 0))
     running.settle()
     header, _ = running.kernel.loaded(VDSO)
     assert header.entries > 4
@@ -198,9 +225,18 @@ def test_files_without_tables_are_told_from_those_with_unusable_ones(start, tmp_
 def test_a_file_of_a_process_that_has_ended_is_asked_for_again(start):
     running = start()
     key = FileKey(4_000_000_000, 1, 0)
-    running.store.request(FileRequest(key, 0x1000, 0x2000, 0, 5_999_999, 5_999_999, 0))
+    running.store.request(FileRequest(key, 0x1000, 0x2000, 0, 5_999_999, 5_999_999, 0, 0))
     assert running.settle().refused == {Refusal.GONE: 1}
     assert running.kernel.file(key) is None
+
+
+def test_a_file_that_is_never_found_is_not_asked_for_with_each_sample(start):
+    running = start()
+    key = FileKey(4_000_000_000, 1, 0)
+    for count in range(1, 17):
+        running.store.request(FileRequest(key, 0x1000, 0x2000, 0, 5_999_999, 5_999_999, 0, 0))
+        assert running.settle().refused == {Refusal.GONE: count}
+    assert running.kernel.file(key).state == FileState.UNAVAILABLE
 
 
 def test_what_may_pass_is_tried_again_after_a_while(start, tmp_path):
@@ -341,3 +377,22 @@ def test_a_forked_child_lets_go_without_disturbing_its_parent(start, programs):
     assert all(thread.is_alive() for thread in running.store._threads)
     (key,) = running.load(programs[1])
     running.kernel.loaded(key)
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused_as_such():
+    """Not for what its half-filled map leaves behind."""
+    kernel = KernelMaps()
+    maps = kernel.open()
+    views = []
+
+    def fill(view):
+        views.append(view[:10])
+        raise TableRefused(Refusal.CHANGED)
+
+    try:
+        with pytest.raises(TableRefused):
+            maps.create(1, fill)
+    finally:
+        views.clear()
+        maps.close()
+        kernel.close()

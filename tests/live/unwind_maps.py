@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from otel_kprofiler.bpf import PAGE_BYTES, bpf_call, create_inner_map
+from otel_kprofiler.host import FileRequest, modification_time
 from otel_kprofiler.model import FileKey
-from otel_kprofiler.unwinding import FileRequest, MapSizes, TableMaps
+from otel_kprofiler.unwinding import MapSizes, TableMaps
 
 _HASH, _ARRAY, _ARRAY_OF_MAPS, _RINGBUF = 1, 2, 12, 27
 _MMAPABLE = 1 << 10
@@ -138,7 +139,8 @@ def request_of(path, tgid=0, start=0, end=0, size=None):
     """A request for a file by its path, as if a process had mapped it."""
     status = os.stat(path)
     key = FileKey(status.st_ino, device_number(status.st_dev), 0)
-    return FileRequest(key, start, end, 0, tgid, tgid, status.st_size if size is None else size)
+    size = status.st_size if size is None else size
+    return FileRequest(key, start, end, 0, tgid, tgid, size, modification_time(status))
 
 
 def mapped_request(pid, inode, device, size=0, generation=0):
@@ -148,7 +150,8 @@ def mapped_request(pid, inode, device, size=0, generation=0):
         if "x" in fields[1] and int(fields[4]) == inode:
             start, end = (int(number, 16) for number in fields[0].split("-"))
             key = FileKey(inode, device, generation)
-            return FileRequest(key, start, end, int(fields[2], 16), pid, pid, size)
+            modified = modification_time(os.stat(f"/proc/{pid}/map_files/{start:x}-{end:x}"))
+            return FileRequest(key, start, end, int(fields[2], 16), pid, pid, size, modified)
     raise LookupError(f"process {pid} does not execute inode {inode}")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from otel_kprofiler.symbols import CapturedFiles, ElfSymbols, Symbolizer
+from otel_kprofiler.symbols import CapturedFiles, ElfSymbols, KernelSymbolizer
 from otel_kprofiler.symbols.kernel.names import is_marker
 
 DATA = Path(__file__).parents[1] / "data" / "kernel" / "6.12-modules"
@@ -71,7 +71,7 @@ def captured():
 
 @pytest.fixture(scope="module")
 def symbolizer(captured):
-    return Symbolizer.live(captured)
+    return KernelSymbolizer.live(captured)
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_random_addresses_resolve_according_to_function_sizes(symbolizer, symbol
     """Inside of a function both the name of the frame and of the backend are its name; in a
     gap the backend has none, nor has the frame when the file told the sizes."""
     files = find_files()
-    sized = Symbolizer.from_files(**copies(), elf=[files[name] for name in symbols])
+    sized = KernelSymbolizer.from_files(**copies(), elf=[files[name] for name in symbols])
     rng = random.Random(11)
     ranges = [
         (part, module)

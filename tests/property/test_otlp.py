@@ -50,7 +50,14 @@ text = st.text(max_size=8)
 hexadecimal = st.text("0123456789abcdef", min_size=32, max_size=32)
 
 lines = st.lists(
-    st.builds(Line, words, st.just("") | words, st.just("") | words, st.integers(0, 2**31)),
+    st.builds(
+        Line,
+        words,
+        st.just("") | words,
+        st.just("") | words,
+        st.integers(0, 2**31),
+        st.just(0) | st.integers(1, 2**31),
+    ),
     min_size=1,
     max_size=3,
 ).map(tuple)

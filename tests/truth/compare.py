@@ -28,16 +28,27 @@ class Report(NamedTuple):
         verdicts: how many of each.
         ends: how the stacks of the kernel program end.
         wrong: the wrong ones, for people.
+        frames: of all.
     """
 
     verdicts: Counter[Verdict]
     ends: Counter[StackEnd]
     wrong: list[str]
+    frames: int
 
     @property
     def total(self) -> int:
         """All stacks."""
         return self.verdicts.total()
+
+    def plus(self, other: Report) -> Report:
+        """Both."""
+        return Report(
+            self.verdicts + other.verdicts,
+            self.ends + other.ends,
+            self.wrong + other.wrong,
+            self.frames + other.frames,
+        )
 
     def describe(self) -> str:
         """In one line."""
@@ -62,15 +73,18 @@ def judge(dump: StackDump, truth: Truth) -> Verdict:
 
 def compare(dumps: Iterable[StackDump], maps: Maps) -> Report:
     """Compare stacks of one process."""
-    report = Report(Counter(), Counter(), [])
+    verdicts: Counter[Verdict] = Counter()
+    ends: Counter[StackEnd] = Counter()
+    wrong, frames = [], 0
     for dump in dumps:
-        truth = unwind(maps, Dump(dump.registers, dump.base, dump.memory))
+        truth = unwind(maps, Dump(dump.registers, dump.stacks, dump.goroutine))
         verdict = judge(dump, truth)
-        report.verdicts[verdict] += 1
-        report.ends[dump.stack.end] += 1
+        verdicts[verdict] += 1
+        ends[dump.stack.end] += 1
+        frames += len(dump.stack.addresses)
         if verdict is Verdict.WRONG:
-            report.wrong.append(_show(dump, truth, maps))
-    return report
+            wrong.append(_show(dump, truth, maps))
+    return Report(verdicts, ends, wrong, frames)
 
 
 def _show(dump: StackDump, truth: Truth, maps: Maps) -> str:

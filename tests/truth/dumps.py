@@ -9,7 +9,7 @@ import platform
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -40,14 +40,17 @@ from otel_kprofiler.host import (
 )
 from otel_kprofiler.model import UserStack, parse_user_stack, user_stack_bytes
 from otel_kprofiler.unwinding import Limits, MapSizes, TableMaps, TableStore
+from tests.truth.reference import Memory
+from tests.truth.tables import GoOffsets
 
 SOURCE = Path(__file__).with_name("dump.bpf.c")
 _RING_BYTES = 1 << 25
 _REQUEST_BYTES = 1 << 16
-_HEAD = struct.Struct("=QQQIIII")
+_HEAD = struct.Struct("=QQQQIIIIIIIIQQQ")
 _BLOCK_BYTES = 512
 _STACK_BYTES = 1536
 _PAGE_BYTES = 4096
+_STACK_PAGES = 24
 
 
 class StackDump(NamedTuple):
@@ -56,20 +59,25 @@ class StackDump(NamedTuple):
     Attributes:
         stack: what the kernel program found.
         registers: by DWARF number.
-        base: address of ``memory``, the page that the stack pointer lies in.
-        memory: a copy of the stack.
+        stacks: copies of the stack, from the page that the stack pointer lies in on, and of the
+            goroutine's.
+        goroutine: see :class:`Dump`.
         cold_ns: time of the walk.
         warm_ns: of the same walk once more.
         work: units of work of the first walk.
+        pointers_ns: time of the kernel's own walk, by frame pointers.
+        pointers: frames that it found.
     """
 
     stack: UserStack
     registers: tuple[int, ...]
-    base: int
-    memory: bytes
+    stacks: Sequence[Memory]
+    goroutine: tuple[int, int] | None
     cold_ns: int
     warm_ns: int
     work: int
+    pointers_ns: int
+    pointers: int
 
 
 def build(folder: Path, sources: Path = PROGRAMS) -> Path:
@@ -93,6 +101,7 @@ class Dumps:
         max_work: limit of one walk.
         limits: of the tables.
         answering: load the tables that the program asks for.
+        forgetting: begin each walk without rules and mappings of earlier ones.
     """
 
     def __init__(
@@ -103,9 +112,11 @@ class Dumps:
         max_work: int = 1_000_000,
         limits: Limits | None = None,
         answering: bool = True,
+        forgetting: bool = False,
     ) -> None:
         cpus = os.cpu_count() or 1
         self._top_of_stack = top_of_stack
+        self._forgetting = forgetting
         name = "dump_stack_5_10" if top_of_stack else "dump_stack"
         entries = {
             "rules": cpus, "files": 4096, "tables": 1024, "table_used": 1024,
@@ -115,7 +126,9 @@ class Dumps:
             self._object = LibbpfLoader().load(ObjectSpec(SOURCE, built, (name,), entries))
             undo.callback(self._object.close)
             map_fd = self._object.map_fd
-            kernel = find_kernel_offsets(KernelTypes(Path(VMLINUX_BTF).read_bytes()))
+            types = KernelTypes(Path(VMLINUX_BTF).read_bytes())
+            self._fsbase = types.offset("task_struct", "thread", "fsbase") or 0
+            kernel = find_kernel_offsets(types)
             assert kernel is not None
             processor = PROCESSORS[platform.machine()]
             self._places = [place for place in processor.interrupt.at if place is not None]
@@ -143,9 +156,14 @@ class Dumps:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def take(self, pid: int, hz: int, count: int, *, timeout_s: float = 60) -> list[StackDump]:
-        """At least ``count`` samples of a process, if they come in time."""
-        config = struct.pack("=IIII", pid, 127, self._top_of_stack, 0)
+    def take(
+        self, pid: int, hz: int, count: int, *, go: GoOffsets | None = None, timeout_s: float = 60
+    ) -> list[StackDump]:
+        """At least ``count`` samples of a process, if they come in time; ``go``: of its runtime."""
+        config = struct.pack(
+            "=9I", pid, 127, self._top_of_stack, self._forgetting, self._fsbase,
+            *((go.g_m, go.g_stack, go.g_sched, go.m_curg) if go else (0, 0, 0, 0)),
+        )  # fmt: skip
         update_map(self._object.map_fd("dump_config"), bytes(4), config)
         found: list[StackDump] = []
         with self._running(hz):
@@ -174,11 +192,21 @@ class Dumps:
     def _drain(self) -> Iterator[StackDump]:
         data = self._ring.take().data
         for start, _ in record_spans(data):
-            _, cold_ns, warm_ns, _, _, pages, work = _HEAD.unpack_from(data, start)
+            head = _HEAD.unpack_from(data, start)
+            _, cold_ns, warm_ns, pointers_ns, _, _, pages, work, pointers, *other = head
             block = data[start + _HEAD.size :][:_BLOCK_BYTES]
             registers = tuple(struct.unpack_from("=Q", block, place)[0] for place in self._places)
-            stack = start + _HEAD.size + _BLOCK_BYTES
-            raw = data[stack : stack + user_stack_bytes(data, stack)]
-            memory = data[stack + _STACK_BYTES :][: pages * _PAGE_BYTES]
-            base = registers[self._sp] & -_PAGE_BYTES
-            yield StackDump(parse_user_stack(raw), registers, base, memory, cold_ns, warm_ns, work)
+            at = start + _HEAD.size + _BLOCK_BYTES
+            stack = parse_user_stack(data[at : at + user_stack_bytes(data, at)])
+            memory = data[at + _STACK_BYTES :][: _STACK_PAGES * _PAGE_BYTES]
+            stacks = [Memory(registers[self._sp] & -_PAGE_BYTES, memory[: pages * _PAGE_BYTES])]
+            at += _STACK_BYTES + len(memory)
+            other_pages, switched, _, base, *goroutine = other
+            for _ in range(other_pages):
+                stacks.append(Memory(base, data[at : at + _PAGE_BYTES]))
+                at += _PAGE_BYTES
+                base += _PAGE_BYTES if switched else -_PAGE_BYTES
+            yield StackDump(
+                stack, registers, stacks, (goroutine[0], goroutine[1]) if switched else None,
+                cold_ns, warm_ns, work, pointers_ns, pointers,
+            )  # fmt: skip

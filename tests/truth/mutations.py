@@ -6,19 +6,18 @@ Usage: python -m tests.truth.mutations [NAME…]; exits with 1 if one goes unnot
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from otel_kprofiler.bpf import PROGRAMS
 from otel_kprofiler.errors import SamplerError
 from otel_kprofiler.model import StackEnd
 from tests.truth import dumps
 from tests.truth.compare import Report, compare
 from tests.truth.reference import Maps
+from tests.truth.sources import copy_sources
 
 PROGRAM = Path(__file__).with_name("programs")
 _HZ, _STACKS, _WARMING = 997, 300, 150
@@ -35,6 +34,7 @@ class Mutation(NamedTuple):
 
 
 _FRAMES, _WALK, _MAPPINGS = "unwind_eh_frame.bpf.h", "unwind.bpf.h", "unwind_mappings.bpf.h"
+_CALLS = "call_sites.bpf.h"
 MUTATIONS = (
     Mutation("search: the entry after", _FRAMES, "] <= relative)", "] < relative - 4096)"),
     Mutation(
@@ -115,10 +115,27 @@ MUTATIONS = (
     Mutation(
         "signals: stepped over as calls",
         _WALK,
-        "w->registers = SIGNAL_BLOCK;\n\tw->leaf = 1;",
-        "w->registers = SIGNAL_BLOCK;\n\tw->leaf = 0;",
+        "take_block(w, SIGNAL_BLOCK);\n\tw->leaf = 1;",
+        "take_block(w, SIGNAL_BLOCK);\n\tw->leaf = 0;",
     ),
     Mutation("system calls at the end of functions", _WALK, "&& after_syscall(c, w->pc))", "&& 0)"),
+    Mutation("preserved registers: not followed", _WALK, "if (words != STILL_THERE)", "if (0)"),
+    Mutation(
+        "preserved registers: taken for what they are in a callee",
+        _WALK,
+        "if (place && at) {",
+        "if (0) {",
+    ),
+    Mutation(
+        "restore: preserved registers stay",
+        _FRAMES,
+        "preserved[place] = from->",
+        "preserved[0] = from->",
+    ),
+    Mutation("other stacks: must lie above", _WALK, "row->cfa_kind != CFA_ELSEWHERE &&", "1 &&"),
+    Mutation("frame pointers: no first instructions", _CALLS, "== 0xe5894855ULL << 8", "== 1"),
+    Mutation("frame pointers: no second instructions", _CALLS, "== 0xe5894855 ? 1", "== 1 ? 1"),
+    Mutation("frame pointers: no last instructions", _CALLS, "== 0xc300 ||", "== 1 ||"),
     Mutation(
         "mappings: another segment's shift", _MAPPINGS, "m->bias - header->text[i].delta", "m->bias"
     ),
@@ -130,15 +147,7 @@ MUTATIONS = (
 
 def run(folder: Path, mutation: Mutation | None, program: Path) -> Report | str:
     """Compare with one change; a text if it does not even load."""
-    include = folder / "include"
-    shutil.rmtree(include, ignore_errors=True)
-    shutil.copytree(PROGRAMS, include)
-    if mutation:
-        path = include / mutation.file
-        text = path.read_text()
-        if mutation.old not in text:
-            raise SystemExit(f"{mutation.name}: its place is gone from {mutation.file}")
-        path.write_text(text.replace(mutation.old, mutation.new, 1))
+    include = copy_sources(folder, mutation)
     built = dumps.build(folder, include)
     for arguments in (["signals", "threads"], ["rules"]):
         process = subprocess.Popen([program, *arguments])

@@ -10,75 +10,63 @@ import bisect
 import io
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from elftools.dwarf.callframe import FDE
-from elftools.dwarf.dwarf_expr import DWARFExprParser
-from elftools.elf.elffile import ELFFile
+from tests.truth.tables import ElfTables, GoOffsets, Row
 
 _WORD = (1 << 64) - 1
-_SP, _PC = 7, 16  # x86-64
-_SCRATCH = (0, 1, 2, 4, 5, 8, 9, 10, 11)
-"""Registers that a call does not preserve."""
+_FP, _SP, _R12, _PC = 6, 7, 12, 16  # x86-64
 
 
-class Row(NamedTuple):
-    """A decoded row of a table, and whether its frame is a signal's."""
+class Processor(NamedTuple):
+    """DWARF numbers of registers, and what else differs.
 
-    rules: Mapping[Any, Any]
-    signal: bool
+    Attributes:
+        sp: the stack pointer; likewise the program counter and the return address.
+        scratch: registers that a call does not preserve.
+        mask: bits of a return address that are address.
+        sigreturn: the code of a signal trampoline without an entry; empty: all have one.
+        saved_at: what it finds the registers at, from the stack pointer on, by DWARF number.
+    """
+
+    sp: int
+    pc: int
+    ra: int
+    scratch: tuple[int, ...]
+    mask: int
+    sigreturn: bytes = b""
+    saved_at: tuple[int, ...] = ()
 
 
-class ElfTables:
-    """.eh_frame of one ELF file."""
+X86_64 = Processor(_SP, _PC, _PC, (0, 1, 2, 4, 5, 8, 9, 10, 11), _WORD)
+# mov x8, #139; svc #0. rt_sigframe: siginfo (128 bytes), ucontext with sigcontext at 176: the
+# fault's address, x0 to x30, sp, pc.
+ARM64 = Processor(
+    31, 32, 30, (*range(19), 30), (1 << 48) - 1, bytes.fromhex("681180d2010000d4"),
+    tuple(128 + 176 + 8 + 8 * number for number in range(33)),
+)  # fmt: skip
 
-    def __init__(self, stream: BinaryIO) -> None:
-        elf = ELFFile(stream)
-        self._loads = [
-            (segment["p_offset"], segment["p_filesz"], segment["p_vaddr"])
-            for segment in elf.iter_segments()
-            if segment["p_type"] == "PT_LOAD"
-        ]
-        self._rows: dict[int, Row | None] = {}
-        self._entries: list[tuple[int, int, int, Any]] = []
-        self.expressions: Any = None
-        if elf.get_section_by_name(".eh_frame"):
-            dwarf = elf.get_dwarf_info(relocate_dwarf_sections=False)
-            self.expressions = DWARFExprParser(dwarf.structs)
-            self._entries = sorted(
-                (
-                    entry["initial_location"],
-                    entry["initial_location"] + entry["address_range"],
-                    index,
-                    entry,
-                )
-                for index, entry in enumerate(dwarf.EH_CFI_entries())
-                if isinstance(entry, FDE)
-            )
-        self._starts = [entry[0] for entry in self._entries]
+_PROLOGUE = b"\x55\x48\x89\xe5"  # push %rbp; mov %rsp, %rbp
+_RETURN = b"\xc3"
+_SYSCALL = b"\x0f\x05"
 
-    def address(self, offset: int) -> int | None:
-        """The address of an offset in the file."""
-        for start, size, address in self._loads:
-            if start <= offset < start + size:
-                return offset - start + address
-        return None
-
-    def row(self, address: int) -> Row | None:
-        """What holds at an address; None without an entry."""
-        if address not in self._rows:
-            self._rows[address] = self._decode(address)
-        return self._rows[address]
-
-    def _decode(self, address: int) -> Row | None:
-        index = bisect.bisect_right(self._starts, address) - 1
-        if index < 0 or address >= self._entries[index][1]:
-            return None
-        entry = self._entries[index][3]
-        rows = [row for row in entry.get_decoded().table if row["pc"] <= address]
-        return Row(rows[-1], "S" in str(entry.cie.header.augmentation)) if rows else None
+# What Go's runtime does with stacks: runtime/asm_amd64.s, runtime/sys_linux_amd64.s
+_GO_OUTERMOST = ("runtime.mstart", "runtime.rt0_go")
+_GO_INJECTED = ("runtime.asyncPreempt", "runtime.sigpanic")
+_GO_SWITCHES = (
+    "runtime.systemstack",
+    "runtime.nanotime1",
+    "time.now",
+    "runtime.walltime",
+    "runtime.vgetrandom1",
+    "runtime.morestack",
+    "runtime.mcall",
+    "runtime.sigreturn__sigaction",
+    "gogo",
+    "runtime.asmcgocall",
+)
 
 
 class Maps:
@@ -89,15 +77,17 @@ class Maps:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.mappings = []
-        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        self.mappings = list(self.parse(Path(f"/proc/{pid}/maps").read_text()))
+        self._starts = [mapping[0] for mapping in self.mappings]
+
+    @staticmethod
+    def parse(maps: str) -> Iterator[tuple[int, int, str, int, str, tuple[str, str]]]:
+        """Start, end, rights, offset, name, and identity of the file of each mapping."""
+        for line in maps.splitlines():
             fields = line.split(None, 5)
             start, end = (int(part, 16) for part in fields[0].split("-"))
             name = fields[5] if len(fields) > 5 else ""
-            self.mappings.append(
-                (start, end, fields[1], int(fields[2], 16), name, (fields[3], fields[4]))
-            )
-        self._starts = [mapping[0] for mapping in self.mappings]
+            yield start, end, fields[1], int(fields[2], 16), name, (fields[3], fields[4])
 
     @classmethod
     def forget(cls) -> None:
@@ -122,6 +112,11 @@ class Maps:
             self._tables[identity] = self._read(start, end, name)
         return self._tables[identity]
 
+    def go_offsets(self) -> GoOffsets | None:
+        """Of Go's runtime, if the process has it."""
+        known = (self.tables(m) for m in self.mappings if "x" in m[2])
+        return next((tables.go for tables in known if tables and tables.go), None)
+
     def _read(self, start: int, end: int, name: str) -> ElfTables | None:
         if name == "[vdso]":
             with open(f"/proc/{self.pid}/mem", "rb") as memory:
@@ -133,6 +128,21 @@ class Maps:
         except (OSError, AssertionError, ValueError):
             return None
 
+    def code(self, address: int, size: int) -> bytes:
+        """Bytes of the process; none if there are none."""
+        with open(f"/proc/{self.pid}/mem", "rb", buffering=0) as memory:
+            try:
+                return os.pread(memory.fileno(), size, address)
+            except OSError:
+                return b""
+
+    def follows_call(self, address: int) -> bool:
+        """Whether there is code at an address, behind what may be a call."""
+        if not 8 <= address < 1 << 47 or self.find(address - 1) is None:
+            return False
+        code = self.code(address - 7, 7)
+        return code[2:3] == b"\xe8" or b"\xff" in code
+
     def describe(self, pc: int) -> str:
         """File and offset, for messages."""
         mapping = self.find(pc)
@@ -141,19 +151,31 @@ class Maps:
         return f"{os.path.basename(mapping[4]) or 'anonymous'}+{pc - mapping[0] + mapping[3]:x}"
 
 
+class Memory(NamedTuple):
+    """A copy of memory from ``base`` on."""
+
+    base: int
+    data: bytes
+
+
 class Dump(NamedTuple):
-    """Registers by DWARF number, and a copy of the stack from ``base`` on."""
+    """Registers by DWARF number, and copies of stacks.
+
+    Attributes:
+        goroutine: stack pointer and program counter that Go's scheduler has of the goroutine that
+            the thread runs, while that is on another stack; else None.
+    """
 
     registers: Sequence[int]
-    base: int
-    memory: bytes
+    stacks: Sequence[Memory]
+    goroutine: tuple[int, int] | None = None
 
     def word(self, address: int) -> int:
-        """A word of the stack; raises ``LookupError`` outside of the copy."""
-        at = address - self.base
-        if not 0 <= at <= len(self.memory) - 8:
-            raise LookupError(address)
-        return int(struct.unpack_from("=Q", self.memory, at)[0])
+        """A word of a stack; raises ``LookupError`` outside of the copies."""
+        for base, data in self.stacks:
+            if 0 <= address - base <= len(data) - 8:
+                return int(struct.unpack_from("=Q", data, address - base)[0])
+        raise LookupError(address)
 
 
 class Truth(NamedTuple):
@@ -168,39 +190,103 @@ class Truth(NamedTuple):
         return self.end == "end"
 
 
-def unwind(maps: Maps, dump: Dump, limit: int = 127) -> Truth:
-    """Unwind a dump as far as tables and the copy of the stack go."""
+class _EndError(Exception):
+    """No frame follows, or none that is known."""
+
+
+def unwind(maps: Maps, dump: Dump, limit: int = 127, processor: Processor = X86_64) -> Truth:
+    """Unwind a dump as far as tables and the copies of stacks go."""
     registers = dict(enumerate(dump.registers))
-    frames, leaf = [registers[_PC]], True
-    while len(frames) < limit:
-        pc = registers[_PC] - (not leaf)
-        mapping = maps.find(pc)
-        if mapping is None:
-            return Truth(frames, "no mapping")
-        tables = maps.tables(mapping)
-        address = tables.address(pc - mapping[0] + mapping[3]) if tables else None
-        row = tables.row(address) if tables and address is not None else None
-        if tables and address is not None and row is None and leaf:
-            row = tables.row(address - 1) if _after_syscall(dump, maps, pc) else None
-        if tables is None or row is None:
-            return Truth(frames, "no entry")
-        try:
-            following = _caller(tables, row, registers, dump)
-        except LookupError:
-            return Truth(frames, "outside of the dump")
-        except NotImplementedError as error:
-            return Truth(frames, f"not implemented: {error}")
-        if following is None or following.get(_PC, 0) == 0:
-            return Truth(frames, "end")
-        registers, leaf = following, row.signal
-        frames.append(registers[_PC])
+    frames, leaf = [registers[processor.pc]], True
+    try:
+        while len(frames) < limit:
+            registers, leaf = _step(maps, registers, dump, leaf, processor)
+            frames.append(registers[processor.pc])
+    except LookupError:
+        return Truth(frames, "outside of the dump")
+    except (_EndError, NotImplementedError) as error:
+        return Truth(frames, str(error))
     return Truth(frames, "limit")
 
 
-def _after_syscall(dump: Dump, maps: Maps, pc: int) -> bool:
-    with open(f"/proc/{maps.pid}/mem", "rb", buffering=0) as memory:
-        memory.seek(pc - 2)
-        return memory.read(2) == b"\x0f\x05"
+def _step(
+    maps: Maps, registers: dict[int, int], dump: Dump, leaf: bool, processor: Processor
+) -> tuple[dict[int, int], bool]:
+    """Registers of the caller, and whether it was interrupted rather than called."""
+    pc = registers[processor.pc] - (not leaf)
+    mapping = maps.find(pc)
+    if mapping is None:
+        raise _EndError("no mapping")
+    tables = maps.tables(mapping)
+    address = tables.address(pc - mapping[0] + mapping[3]) if tables else None
+    if tables is None or address is None:
+        return _without_table(maps, registers, dump, leaf, processor), False
+    row = tables.row(address)
+    if row is None and leaf and maps.code(pc - 2, 2) == _SYSCALL:
+        row = tables.row(address - 1)
+    if row is None:
+        code = processor.sigreturn
+        if code and maps.code(registers[processor.pc], len(code)) == code:
+            saved = [dump.word(registers[processor.sp] + at) for at in processor.saved_at]
+            return dict(enumerate(saved)), True
+        if tables.go:
+            raise _EndError("no entry")
+        if leaf and processor is X86_64 and maps.follows_call(dump.word(registers[_SP])):
+            raise _EndError("without an entry, perhaps without a frame")
+        return _without_table(maps, registers, dump, leaf, processor), False
+    function = tables.go_function(address)
+    if function in _GO_OUTERMOST or (function == "runtime.mcall" and not leaf):
+        raise _EndError("end")
+    if function == "runtime.morestack" and not leaf:
+        return dict(zip((_SP, _PC), _goroutine(dump), strict=True)), False
+    own = _on_own_stack(function, registers, dump, leaf)
+    found = _caller(tables, row, own, dump, processor)
+    if found is None or not found.get(processor.pc):
+        raise _EndError("end")
+    if _at_goexit(maps, tables, found[processor.pc]):
+        raise _EndError("end")
+    return found, row.signal or function in _GO_INJECTED
+
+
+def _at_goexit(maps: Maps, tables: ElfTables, pc: int) -> bool:
+    mapping = maps.find(pc) if tables.go else None
+    address = tables.address(pc - mapping[0] + mapping[3]) if mapping else None
+    return address is not None and tables.go_function(address) == "runtime.goexit"
+
+
+def _without_table(
+    maps: Maps, registers: dict[int, int], dump: Dump, leaf: bool, processor: Processor
+) -> dict[int, int]:
+    """The caller of a function that uses a frame pointer, on x86-64."""
+    if processor is not X86_64:
+        raise _EndError("no entry")
+    fp, sp = registers[_FP], registers[_SP]
+    code = maps.code(registers[_PC] - 1, 5) if leaf else b""
+    if code[1:] == _PROLOGUE or code[1:2] == _RETURN:
+        return {_FP: fp, _PC: dump.word(sp), _SP: sp + 8}
+    if code[:4] == _PROLOGUE:
+        return {_FP: dump.word(sp), _PC: dump.word(sp + 8), _SP: sp + 16}
+    if fp < sp:
+        raise _EndError("no frame pointer")
+    return {_FP: dump.word(fp), _PC: dump.word(fp + 8), _SP: fp + 16}
+
+
+def _goroutine(dump: Dump) -> tuple[int, int]:
+    if dump.goroutine is None:
+        raise NotImplementedError("the thread is not on another stack than its goroutine")
+    return dump.goroutine
+
+
+def _on_own_stack(
+    function: str, registers: dict[int, int], dump: Dump, leaf: bool
+) -> dict[int, int]:
+    """Registers as they are on the stack that a function of Go's runtime was called on."""
+    if function not in _GO_SWITCHES:
+        return registers
+    if leaf:
+        raise NotImplementedError(function)
+    sp = _goroutine(dump)[0] if function == "runtime.systemstack" else registers[_R12]
+    return registers | {_SP: sp}
 
 
 class _Frame(NamedTuple):
@@ -212,7 +298,7 @@ class _Frame(NamedTuple):
 
 
 def _caller(
-    tables: ElfTables, row: Row, registers: dict[int, int], dump: Dump
+    tables: ElfTables, row: Row, registers: dict[int, int], dump: Dump, processor: Processor
 ) -> dict[int, int] | None:
     frame = _Frame(tables, registers, dump)
     cfa_rule = row.rules["cfa"]
@@ -220,16 +306,18 @@ def _caller(
         cfa = _evaluate(frame, cfa_rule.expr)
     else:
         cfa = registers[cfa_rule.reg] + cfa_rule.offset & _WORD
-    found = dict(registers)
+    found = {} if row.go else dict(registers)
     if not row.signal:
-        for register in _SCRATCH:
+        for register in processor.scratch:
             found.pop(register, None)
-    found[_SP] = cfa
+    found[processor.sp] = cfa
+    if processor.ra not in row.rules and processor.ra != processor.pc:
+        found[processor.ra] = registers[processor.ra]  # a leaf that has not saved it
     for register, rule in row.rules.items():
         if register in ("pc", "cfa"):
             continue
         if rule.type == "UNDEFINED":
-            if register == _PC:
+            if register == processor.ra:
                 return None
             found.pop(register, None)
             continue
@@ -238,6 +326,8 @@ def _caller(
             found.pop(register, None)
         else:
             found[register] = value
+    if processor.ra in found:
+        found[processor.pc] = found[processor.ra] & processor.mask
     return found
 
 

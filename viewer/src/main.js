@@ -1,11 +1,12 @@
 import flamegraph from "d3-flame-graph";
 import { select } from "d3-selection";
+import { colourOf, reserve } from "./colours.js";
 import { filters } from "./filters.js";
-import { KINDS, pattern, Profile } from "./profile.js";
+import { pattern, Profile } from "./profile.js";
 
 const ROW = 18; // pixels
 const LEAST_WIDTH = 0.6; // pixels; narrower frames are not drawn until they are zoomed into
-const SHADES = 4;
+const LISTED = 8; // binaries in the legend
 
 const element = (id) => document.getElementById(id);
 const chartBox = element("chart");
@@ -15,17 +16,46 @@ const share = (part, whole) => `${whole ? ((100 * part) / whole).toFixed(2) : "0
 
 const state = { zoomed: -1, focused: -1, inverted: false, counts: profile.count(), search: null };
 
-function shade(name) {
-  let hash = 0;
-  for (let i = 0; i < name.length; i += 1) hash = (hash * 31 + name.charCodeAt(i)) | 0;
-  return (hash >>> 4) % SHADES;
+// The pattern of frames without a name, made when the first one of its family is drawn.
+const hatches = new Map();
+function hatch(family) {
+  const key = `${family.kind} ${family.binary}`;
+  if (!hatches.has(key)) {
+    const id = family.binary ? `hatch-${family.kind}-${hatches.size}` : `hatch-${family.kind}`;
+    const made = select("#hatches")
+      .append("pattern")
+      .attr("id", id)
+      .attr("width", 6)
+      .attr("height", 6)
+      .attr("patternUnits", "userSpaceOnUse")
+      .attr("patternTransform", "rotate(45)");
+    made.append("rect").attr("width", 6).attr("height", 6).style("fill", colourOf(family));
+    made.append("rect").attr("width", 2).attr("height", 6).style("fill", "var(--hatch)");
+    hatches.set(key, id);
+  }
+  return `url(#${hatches.get(key)})`;
 }
 
 function colour(node) {
   if (state.search?.matches(node)) return "var(--match)";
-  const kind = profile.kind(node);
-  if (node >= 0 && profile.text("reason", node)) return `url(#hatch-${kind})`;
-  return `var(--${kind}-${shade(profile.name(node))})`;
+  const family = profile.family(node);
+  if (node >= 0 && profile.text("reason", node)) return hatch(family);
+  return colourOf(family, profile.name(node));
+}
+
+function listBinaries() {
+  const found = profile.binaries(state.counts);
+  const items = found.slice(0, LISTED).map((binary) => {
+    const item = document.createElement("li");
+    item.className = "binary";
+    item.textContent = binary;
+    item.style.setProperty("--swatch", colourOf({ kind: "user", binary }));
+    return item;
+  });
+  const list = element("binaries");
+  list.replaceChildren("User code by file:", ...items);
+  if (found.length > LISTED) list.append(`+ ${found.length - LISTED} more`);
+  list.hidden = !found.length;
 }
 
 // One line per frame: function, module, why it has no name, and its samples.
@@ -44,21 +74,6 @@ function describe(node) {
   if (node >= 0 && own[node]) parts.push(`${share(own[node], all)} in itself`);
   if (state.zoomed >= 0) parts.push(`${share(value, total[state.zoomed])} of the zoomed frame`);
   return parts.join(" · ");
-}
-
-function addHatches(svg) {
-  const defs = svg.append("defs");
-  for (const kind of KINDS) {
-    const hatch = defs
-      .append("pattern")
-      .attr("id", `hatch-${kind}`)
-      .attr("width", 6)
-      .attr("height", 6)
-      .attr("patternUnits", "userSpaceOnUse")
-      .attr("patternTransform", "rotate(45)");
-    hatch.append("rect").attr("width", 6).attr("height", 6).style("fill", `var(--${kind}-0)`);
-    hatch.append("rect").attr("width", 2).attr("height", 6).style("fill", "var(--hatch)");
-  }
 }
 
 // Draws from scratch: what is visible is some thousand frames at most, however large the profile.
@@ -85,7 +100,6 @@ function draw() {
   const least = (whole * LEAST_WIDTH) / width;
   const box = select(chartBox);
   box.datum(profile.tree(state.counts, state.zoomed, least)).call(chart);
-  addHatches(box.select("svg"));
   const frames = box.selectAll("g.frame").attr("id", (d) => `frame${d.data.node}`);
   // The library lets new frames grow for a while whatever the duration; end that at once.
   frames.select("rect").interrupt().attr("width", (d) => width * (d.x1 - d.x0));
@@ -219,9 +233,12 @@ function listen() {
 filters(profile, element, (filter) => {
   state.counts = profile.count(filter);
   searchFor(element("search").value);
+  listBinaries();
   draw();
   tell(state.zoomed);
 });
+reserve(profile.binaries(state.counts));
+listBinaries();
 draw();
 tell(-1);
 listen();

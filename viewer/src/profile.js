@@ -8,7 +8,7 @@
 //   threads               name, tid, process
 //   samples               node (of the leaf), thread, cpu, count: equal samples are one entry
 
-export const KINDS = ["process", "kernel", "module", "bpf", "user"];
+export const KINDS = ["process", "kernel", "module", "bpf", "user", "python"];
 
 export class Profile {
   constructor(data) {
@@ -44,6 +44,22 @@ export class Profile {
 
   kind(node) {
     return node < 0 ? "process" : KINDS[this.frames.kind[this.nodes.frame[node]]];
+  }
+
+  // What a node's colour stands for: its kind, and in user code its binary.
+  family(node) {
+    const kind = this.kind(node);
+    return { kind, binary: kind === "user" ? this.text("module", node) : "" };
+  }
+
+  // User binaries, those that take up the largest area first.
+  binaries({ total }) {
+    const found = new Map();
+    for (let node = 0; node < this.size; node += 1) {
+      const { binary } = total[node] ? this.family(node) : {};
+      if (binary) found.set(binary, (found.get(binary) ?? 0) + total[node]);
+    }
+    return [...found].sort((a, b) => b[1] - a[1]).map(([binary]) => binary);
   }
 
   // Nodes from the outermost to this one, without -1.

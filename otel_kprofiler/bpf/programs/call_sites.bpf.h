@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Proves return addresses: the instruction before one is a call.
+ * Instructions: proves that the one before a return address is a call; knows the first and the last
+ * ones of functions that use frame pointers.
  *
  * Without branches, which the verifier would follow one by one for each frame.
  */
@@ -37,6 +38,23 @@ INLINE u64 is_a64_call(u64 x)
 
 	return (MATCHES(word, 0xfc000000, 0x94000000)) | (MATCHES(word, 0xfffffc1f, 0xd63f0000)) |
 	       (MATCHES(word, 0xfefff800, 0xd63f0800));
+}
+
+enum { A_FRAME = 2 };
+
+/*
+ * Where a function that uses frame pointers is interrupted: the words that it has pushed, or
+ * A_FRAME once its frame is complete. x86-64 only.
+ */
+INLINE u32 frame_words(int a64, u64 pc)
+{
+	u64 x;
+
+	if (a64 || READ_USER(x, pc - 1))
+		return A_FRAME;
+	if ((x & 0xff00) == 0xc300 || (x & 0xffffffff00) == 0xe5894855ULL << 8)
+		return 0; /* ret; push %rbp and mov %rsp, %rbp */
+	return (x & 0xffffffff) == 0xe5894855 ? 1 : A_FRAME;
 }
 
 INLINE int call_before(int a64, u64 pc)

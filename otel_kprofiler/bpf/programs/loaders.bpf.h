@@ -9,6 +9,7 @@
 #pragma once
 
 typedef unsigned char u8;
+typedef signed char s8;
 typedef unsigned short u16;
 typedef short s16;
 typedef unsigned int u32;
@@ -26,9 +27,11 @@ typedef long long s64;
 #define MMAP_ARRAY(name, value, entries)
 #define SCRATCH(name, value)
 #define HASH(name, value, entries)
+#define HASH_OF(name, key, value, entries)
 #define RING(name)
 #define MAP_FD(name) bpf_pseudo_fd(1, KPROFILER_FD_##name)
 #define LOOKUP(name, key) bpf_map_lookup_elem_(MAP_FD(name), key)
+#define UPDATE(name, key, value) bpf_map_update_elem_(MAP_FD(name), key, value, BPF_ANY)
 #define RING_OUTPUT(name, data, size, flags) \
 	bpf_ringbuf_output((void *)MAP_FD(name), data, size, flags)
 #define RING_USED(name) bpf_ringbuf_query((void *)MAP_FD(name), 0)
@@ -51,6 +54,7 @@ typedef long long s64;
 #define SCRATCH(name, value) MAP(name, 6, u32, value, 1, 0)
 #define HASH(name, value, entries) MAP(name, 1, u32, value, entries, 0)
 #define HASH_OF(name, key, value, entries) MAP(name, 1, key, value, entries, 0)
+#define LRU_HASH_OF(name, key, value, entries) MAP(name, 9, key, value, entries, 0)
 /* Slots for arrays of pages, each as long as it needs to be. */
 #define ARRAY_OF_TABLES(name, page_bytes, slots) \
 	struct { \
@@ -72,6 +76,7 @@ typedef long long s64;
 		int(*max_entries)[4096]; \
 	} name SECTION(".maps")
 #define LOOKUP(map, key) bpf_map_lookup_elem(&map, key)
+#define UPDATE(map, key, value) bpf_map_update_elem(&map, key, value, BPF_ANY)
 #define RING_OUTPUT(map, data, size, flags) bpf_ringbuf_output(&map, data, size, flags)
 #define RING_USED(map) bpf_ringbuf_query(&map, 0)
 #define PROGRAM(section) SECTION(section)
@@ -93,6 +98,7 @@ static unsigned long (*bpf_probe_read_kernel_str)(void *to, u32 size, const void
 	(void *)115;
 static long (*bpf_get_ns_current_pid_tgid)(u64 device, u64 inode, void *ids, u32 size) =
 	(void *)120;
+static u64 (*bpf_get_current_ancestor_cgroup_id)(int level) = (void *)123; /* 5.7 */
 static u64 (*bpf_ktime_get_boot_ns)(void) = (void *)125;
 static long (*bpf_seq_printf)(void *seq, const char *format, u32 size, const void *values,
 			      u32 values_size) = (void *)126;
@@ -103,6 +109,7 @@ static void *(*bpf_get_current_task_btf)(void) = (void *)158; /* 5.11 */
 static u64 (*bpf_task_pt_regs)(void *task) = (void *)175;    /* 5.15 */
 
 enum {
+	BPF_ANY = 0,
 	BPF_NOEXIST = 1,
 	BPF_RB_NO_WAKEUP = 1,
 	BPF_RB_FORCE_WAKEUP = 2,

@@ -11,15 +11,16 @@
 #include "spans.bpf.h"
 #include "frame_pointers.bpf.h"
 #ifndef KPROFILER_BCC
+#include "python_span.bpf.h"
 #include "unwind.bpf.h"
 #endif
 
 enum {
 	MAX_FRAMES = 127, /* per side: the default of kernel.perf_event_max_stack */
 	STACK_BYTES = MAX_FRAMES * 8, /* 0x3f8: as a mask it keeps every length up to itself */
+	PYTHON_STACK_BYTES = 2048, /* more than the largest; a power of two */
 	NOT_COLLECTED = -32768,
 	MAX_RANGES = 4,
-	MAX_ANCESTORS = 16,
 	LONGEST_GAP_NS = 500000000, /* of a CPU that was online, with two periods */
 	ON_CPU = 1, /* kind of the samples, as in model/kind.py */
 	IN_FLIGHT = 1, /* a record is being made; its time is not read yet */
@@ -33,8 +34,10 @@ enum flags {
 	START_TIME = 16,
 	SPAN_LINKS = 32,
 	NAMESPACE = 64, /* ids are those of a pid namespace; targets are in it */
-	DESCENDANTS = 128, /* of the target are targets too */
+	DESCENDANTS = 128, /* of targets are targets too */
 	A64 = 256,	   /* the processor's calls are those of arm64 */
+	ONLY_COMMS = 512,
+	ONLY_CGROUPS = 1024,
 };
 
 /* How the programs of this object find user frames. */
@@ -60,7 +63,8 @@ struct config {
 	u64 namespace_inode;
 	u64 parent_offset; /* of task_struct.real_parent */
 	u64 tgid_offset;   /* of task_struct.tgid */
-	u64 target_tgid;   /* in the initial namespace, for DESCENDANTS; 0: not known yet */
+	u64 comm_offset;   /* of task_struct.comm; 0: unknown */
+	u64 cgroup_levels; /* bits: the depths of the cgroups */
 	u64 period_ns;	   /* between two runs on a CPU; 0: they are not regular */
 	u64 regular_since_ns; /* no run is missing from before */
 	struct span_layout spans;
@@ -72,7 +76,7 @@ struct cpu_line {
 	u64 taken;
 	u64 ring_full;
 	u64 idle;      /* left out: the idle task itself */
-	u64 target;    /* left out: another process than the targets */
+	u64 target;    /* left out: another process, name or cgroup than those wanted */
 	u64 age;       /* left out: the process is too young */
 	u64 empty;     /* left out: no frame on the only side that is wanted */
 	u64 in_flight; /* 0, IN_FLIGHT, or the time of the record that is being made */
@@ -83,6 +87,10 @@ struct cpu_line {
 struct namespace_ids {
 	u32 pid;
 	u32 tgid;
+};
+
+struct comm {
+	char name[16];
 };
 
 struct record {
@@ -97,9 +105,11 @@ struct record {
 	u16 kind;
 	s16 kernel_bytes; /* or a negative errno, or NOT_COLLECTED */
 	s16 user_bytes;
+	s16 python_bytes;
+	u16 reserved[3];
 	char comm[16];
-	/* kernel, then user (user_stack.bpf.h); only what is used is written */
-	u64 frames[MAX_FRAMES + USER_STACK_BYTES / 8];
+	/* kernel, user (user_stack.bpf.h), Python (python_types.bpf.h): what is used of them */
+	u64 frames[MAX_FRAMES + (USER_STACK_BYTES + PYTHON_STACK_BYTES) / 8];
 };
 
 /* The last run on a CPU, to count those that are missing since. */
@@ -117,9 +127,12 @@ struct scratch {
 
 ARRAY(config, struct config, 1);
 MMAP_ARRAY(cpu_lines, struct cpu_line, SIZED_BY_LOADER);
-HASH(targets, u8, SIZED_BY_LOADER);
 SCRATCH(scratch, struct scratch);
 RING(ring);
+
+#ifndef KPROFILER_BCC
+#include "python_frames.bpf.h"
+#endif
 
 /*
  * Length of a stack out of a helper's result; 0 for errors. The mask tells every verifier the
@@ -166,40 +179,7 @@ INLINE int in_interrupt(const struct config *options, const struct record *recor
 	return 0;
 }
 
-/* Whether the target is among the ancestors of the current process. */
-INLINE int descends(const struct config *options)
-{
-	u64 task = bpf_get_current_task();
-
-	if (!options->target_tgid)
-		return 0;
-#pragma clang loop unroll(disable)
-	for (int i = 0; i < MAX_ANCESTORS; i++) {
-		u64 child = task;
-		u32 tgid = 0;
-
-		if (bpf_probe_read_kernel(&task, sizeof(task), (void *)(child + options->parent_offset)))
-			return 0;
-		if (bpf_probe_read_kernel(&tgid, sizeof(tgid), (void *)(task + options->tgid_offset)))
-			return 0;
-		if (tgid == options->target_tgid)
-			return 1;
-		if (tgid <= 1)
-			return 0;
-	}
-	return 0;
-}
-
-/* Whether the current process is to be sampled; its ids are those of `record`. */
-INLINE int is_target(struct config *options, const struct record *record, int in_namespace)
-{
-	if (in_namespace && LOOKUP(targets, &record->tgid)) {
-		if (options->flags & DESCENDANTS)
-			options->target_tgid = bpf_get_current_pid_tgid() >> 32;
-		return 1;
-	}
-	return options->flags & DESCENDANTS && descends(options);
-}
+#include "targets.bpf.h"
 
 /*
  * Write the user stack at `at`: its bytes, 0 if there is none. `user_bytes` of the record is
@@ -251,18 +231,31 @@ GLOBAL int collect_span(void)
 	u32 zero = 0;
 	struct config *options = LOOKUP(config, &zero);
 	struct scratch *own = LOOKUP(scratch, &zero);
+	const struct record *record;
+	u64 found;
 
-	if (options && own)
-		read_span(&options->spans, &own->record.tid, &own->record.span);
+	if (!options || !own)
+		return 0;
+	record = &own->record;
+#ifndef KPROFILER_BCC
+	const struct span_path *path = get_span_path();
+
+	if (path && path->tgid)
+		found = path->tgid == record->tgid ? find_current_span_context(path, record->tid) : 0;
+	else
+#endif
+		found = find_published_span(&options->spans, &record->tid);
+	if (found)
+		read_span_context(&options->spans, found, &own->record.span);
 	return 0;
 }
 
 INLINE void sample(void *ctx, struct config *options, struct record *record,
-		   struct cpu_line *line, enum user_frames by)
+		   struct cpu_line *line, enum user_frames by, int python)
 {
 	u64 ids = bpf_get_current_pid_tgid();
 	u64 flags = options->flags, limit = stack_bytes(options->stack_bytes);
-	u64 kernel_bytes = 0, user_bytes = 0;
+	u64 kernel_bytes = 0, user_bytes = 0, python_bytes = 0;
 	struct namespace_ids inner = {};
 	int in_namespace = 1;
 	long result;
@@ -279,7 +272,7 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 			record->tid = inner.pid;
 		}
 	}
-	if (flags & ONLY_TARGETS && !is_target(options, record, in_namespace)) {
+	if (!is_wanted(options, record, in_namespace)) {
 		line->target++;
 		return;
 	}
@@ -297,7 +290,7 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 			return;
 		}
 	}
-	record->kernel_bytes = record->user_bytes = NOT_COLLECTED;
+	record->kernel_bytes = record->user_bytes = record->python_bytes = NOT_COLLECTED;
 	if (flags & KERNEL_STACKS) {
 		result = bpf_get_stack(ctx, record->frames, limit, 0);
 		record->kernel_bytes = result;
@@ -312,6 +305,14 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 		line->empty++;
 		return;
 	}
+#ifndef KPROFILER_BCC
+	if (python && in_namespace && begins_python(ctx, record)) {
+		python_bytes = collect_python_stack(kernel_bytes + user_bytes);
+		BOUND(python_bytes, PYTHON_STACK_BYTES - 8);
+		if (python_bytes)
+			record->python_bytes = python_bytes;
+	}
+#endif
 
 	record->cgroup_id = bpf_get_current_cgroup_id();
 	bpf_get_current_comm(record->comm, sizeof(record->comm));
@@ -321,9 +322,13 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 	line->taken++;
 	/* A band above the mark: two CPUs may jump over it, and beyond it the reader is awake. */
 	wake = RING_USED(ring) - options->wakeup_bytes < options->wakeup_bytes / 8;
-	if (RING_OUTPUT(ring, record, HEADER_BYTES + kernel_bytes + user_bytes,
+	if (RING_OUTPUT(ring, record, HEADER_BYTES + kernel_bytes + user_bytes + python_bytes,
 			wake ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP))
 		line->ring_full++;
+#ifndef KPROFILER_BCC
+	else if (python_bytes)
+		describe_codes();
+#endif
 }
 
 /*
@@ -360,7 +365,7 @@ INLINE void count_missed(const struct config *options, struct last_run *last,
  * A program never interrupts itself on one CPU (the kernel counts bpf_prog_active), so plain
  * increments are exact. in_flight lets the reader know up to which time it has seen all.
  */
-INLINE int run(void *ctx, enum user_frames by)
+INLINE int run(void *ctx, enum user_frames by, int python)
 {
 	u32 zero = 0, cpu = bpf_get_smp_processor_id();
 	struct cpu_line *line = LOOKUP(cpu_lines, &cpu);
@@ -378,24 +383,40 @@ INLINE int run(void *ctx, enum user_frames by)
 	record->kind = ON_CPU;
 	record->value = 1;
 	count_missed(options, &own->last, line, record->time_ns);
-	sample(ctx, options, record, line, by);
+	sample(ctx, options, record, line, by, python);
 	*(volatile u64 *)&line->in_flight = 0;
 	return 0;
 }
 
 PROGRAM("perf_event") int kprofiler_sample(void *ctx)
 {
-	return run(ctx, BY_FRAME_POINTERS);
+	return run(ctx, BY_FRAME_POINTERS, 0);
 }
 
 #ifndef KPROFILER_BCC
 PROGRAM("perf_event") int kprofiler_unwind(void *ctx)
 {
-	return run(ctx, BY_TABLES);
+	return run(ctx, BY_TABLES, 0);
 }
 
 PROGRAM("perf_event") int kprofiler_unwind_5_10(void *ctx)
 {
-	return run(ctx, BY_TABLES_5_10);
+	return run(ctx, BY_TABLES_5_10, 0);
+}
+
+/* The same with the frames of CPython. */
+PROGRAM("perf_event") int kprofiler_sample_python(void *ctx)
+{
+	return run(ctx, BY_FRAME_POINTERS, 1);
+}
+
+PROGRAM("perf_event") int kprofiler_unwind_python(void *ctx)
+{
+	return run(ctx, BY_TABLES, 1);
+}
+
+PROGRAM("perf_event") int kprofiler_unwind_5_10_python(void *ctx)
+{
+	return run(ctx, BY_TABLES_5_10, 1);
 }
 #endif

@@ -23,6 +23,7 @@ struct span_layout {
 	u64 false_at;
 	u64 items_at;
 	u64 token_context_at;
+	u64 variables_at;
 	u64 size_shift;
 	u64 negative_bit;
 	u64 unsampled;
@@ -38,6 +39,7 @@ struct span_slot {
 struct said {
 	u64 owner; /* the context in which the span is current, or a token made in it */
 	u64 span_context; /* something else: no span */
+	u64 variables;	  /* of that context; each change of a variable replaces them */
 };
 
 /* What follows the reference count, the first word of every object. */
@@ -79,30 +81,14 @@ INLINE u64 low_half(const struct python_int *number)
 	return number->digits[0] | (u64)number->digits[1] << 30 | (u64)number->digits[2] << 60;
 }
 
-/*
- * All of it belongs to the interrupted thread, so nothing changes while it is read. Anything
- * unexpected means that no span is known. So does a thread that is in another context than the
- * published one: an event loop or a library has switched without our hooks.
- */
-INLINE void read_span(const struct span_layout *layout, const u32 *tid, struct span *span)
+/* The ids of a span context; left as they are if it is none, or not of a span to link to. */
+INLINE void read_span_context(const struct span_layout *layout, u64 object, struct span *span)
 {
-	struct span_slot *slot = LOOKUP(span_slots, tid);
-	u64 context, type, items[4]; /* trace id, span id, whether it is remote, flags */
+	u64 type, items[4]; /* trace id, span id, whether it is remote, flags */
 	struct python_int number;
-	struct said said;
 
-	if (!slot || READ_USER(said, slot->said_at))
-		return;
-	if (READ_USER(type, said.owner + TYPE_AT) || READ_USER(context, slot->context_at))
-		return;
-	if (type == layout->token_type &&
-	    READ_USER(said.owner, said.owner + layout->token_context_at))
-		return;
-	if (said.owner != context)
-		return;
-	if (READ_USER(type, said.span_context + TYPE_AT) || type != layout->span_context_type ||
-	    READ_USER(items, said.span_context + layout->items_at) ||
-	    items[2] != layout->false_at)
+	if (READ_USER(type, object + TYPE_AT) || type != layout->span_context_type ||
+	    READ_USER(items, object + layout->items_at) || items[2] != layout->false_at)
 		return;
 	if (!read_int(layout, items[3], layout->flags_type, &number) ||
 	    !(number.digits[0] & 1 || layout->unsampled))
@@ -115,4 +101,28 @@ INLINE void read_span(const struct span_layout *layout, const u32 *tid, struct s
 	if (!read_int(layout, items[1], layout->int_type, &number))
 		return;
 	span->span_id = low_half(&number);
+}
+
+/*
+ * The span context that a thread has published; 0: none. All of it belongs to the interrupted
+ * thread, so nothing changes while it is read. Anything unexpected means that no span is known. So
+ * does a thread that is in another context than the published one, or in one whose variables have
+ * changed: an event loop or a library has switched, or set a variable, without our hooks.
+ */
+INLINE u64 find_published_span(const struct span_layout *layout, const u32 *tid)
+{
+	struct span_slot *slot = LOOKUP(span_slots, tid);
+	struct said said;
+	u64 context, variables, type;
+
+	if (!slot || READ_USER(said, slot->said_at))
+		return 0;
+	if (READ_USER(type, said.owner + TYPE_AT) || READ_USER(context, slot->context_at))
+		return 0;
+	if (type == layout->token_type &&
+	    READ_USER(said.owner, said.owner + layout->token_context_at))
+		return 0;
+	if (said.owner != context || READ_USER(variables, context + layout->variables_at))
+		return 0;
+	return variables == said.variables ? said.span_context : 0;
 }

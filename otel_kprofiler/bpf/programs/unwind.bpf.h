@@ -18,7 +18,7 @@
 #include "unwind_mappings.bpf.h"
 
 enum {
-	WORK_PER_FRAME = 10,
+	WORK_PER_FRAME = 15,
 	MAX_FP_DISTANCE = 1 << 24,
 };
 
@@ -47,10 +47,11 @@ INLINE int at_goexit(const struct unwind_config *c, u64 pc)
 	       (x & c->goexit_mask) == c->goexit;
 }
 
-/* A register that the walk keeps, or any other while a block of all is at hand; 0 on success. */
+/* A register that the walk follows, or any other while a block of all is at hand; 0 on success. */
 INLINE int get_register(struct unwind_work *w, const struct unwind_config *c, u32 column, u64 *value)
 {
 	u64 at;
+	u32 place;
 
 	if (column == c->sp_column) {
 		*value = w->sp;
@@ -63,6 +64,16 @@ INLINE int get_register(struct unwind_work *w, const struct unwind_config *c, u3
 	if (w->registers == NO_BLOCK)
 		return 1;
 	column &= MAX_COLUMNS - 1;
+	place = c->preserved[column];
+	at = w->preserved[place & (MAX_PRESERVED - 1)];
+	if (w->called && !place)
+		return 1;
+	if (place && at) {
+		if (READ_USER(w->pair[0], at))
+			return 1;
+		*value = w->pair[0];
+		return 0;
+	}
 	at = w->registers == INTERRUPT_BLOCK ? c->interrupt.at[column] : c->signal.at[column];
 	if (at >= MAX_BLOCK_BYTES)
 		return 1;
@@ -75,6 +86,29 @@ INLINE u64 block_word(struct unwind_work *w, u64 at)
 {
 	BOUND(at, MAX_BLOCK_BYTES - 1);
 	return *(u64 *)((u8 *)w->block + at);
+}
+
+/* Registers are those of a block. */
+INLINE void take_block(struct unwind_work *w, u32 registers)
+{
+	w->registers = registers;
+	w->called = 0;
+#pragma clang loop unroll(full)
+	for (u32 i = 1; i < MAX_PRESERVED; i++)
+		w->preserved[i] = 0;
+}
+
+/* Follow the registers that calls preserve to a caller. */
+INLINE void follow_preserved(struct unwind_work *w, const struct row *row, u64 cfa)
+{
+	w->called = 1;
+#pragma clang loop unroll(full)
+	for (u32 i = 1; i < MAX_PRESERVED; i++) {
+		s64 words = row->preserved[i];
+
+		if (words != STILL_THERE)
+			w->preserved[i] = words == LOST ? 1 : cfa + words * 8;
+	}
 }
 
 INLINE int stop(struct unwind_work *w, u32 end)
@@ -95,7 +129,7 @@ INLINE int step_signal(struct unwind_work *w, const struct unwind_config *c)
 	w->sp = block_word(w, c->signal.sp_at);
 	w->fp = block_word(w, c->signal.fp_at);
 	w->fp_lost = 0;
-	w->registers = SIGNAL_BLOCK;
+	take_block(w, SIGNAL_BLOCK);
 	w->leaf = 1;
 	w->source = FROM_SIGNAL;
 	return 0;
@@ -153,7 +187,8 @@ INLINE int step_by_table(struct unwind_work *w, const struct unwind_config *c)
 	if (get_cfa(w, c, row, &cfa))
 		return 1;
 	/* A leaf that has pushed nothing may have a CFA that is sp, if the call pushes nothing. */
-	if (!row->signal && (cfa < w->sp || (cfa == w->sp && !w->leaf)))
+	if (!row->signal && row->cfa_kind != CFA_ELSEWHERE &&
+	    (cfa < w->sp || (cfa == w->sp && !w->leaf)))
 		return stop(w, END_NO_PROGRESS);
 	if (row->ra == AT_CFA && row->fp == AT_CFA && row->fp_offset == row->ra_offset - 8) {
 		if (READ_USER(w->pair, cfa + row->fp_offset)) /* most frames: one read for both */
@@ -178,8 +213,10 @@ INLINE int step_by_table(struct unwind_work *w, const struct unwind_config *c)
 	w->fp = fp;
 	w->fp_lost = lost;
 	w->leaf = row->signal;
-	w->registers = NO_BLOCK;
-	w->source = FROM_TABLE;
+	if (row->signal) /* all may be other ones */
+		w->registers = NO_BLOCK;
+	follow_preserved(w, row, cfa);
+	w->source = row->signal ? FROM_SIGNAL : FROM_TABLE;
 	return 0;
 }
 
@@ -202,7 +239,7 @@ INLINE int guess_caller(struct unwind_work *w, const struct unwind_config *c)
 	w->pc = ra;
 	w->sp = sp;
 	w->leaf = 0;
-	w->registers = NO_BLOCK;
+	w->called = 1;
 	w->source = FROM_GUESS;
 	return 1;
 }
@@ -210,7 +247,20 @@ INLINE int guess_caller(struct unwind_work *w, const struct unwind_config *c)
 INLINE int step_by_frame_pointer(struct unwind_work *w, const struct unwind_config *c)
 {
 	u64 fp = w->fp;
+	u32 pushed = w->leaf ? frame_words(c->flags & A64_CALLS, w->pc) : A_FRAME;
 
+	if (pushed != A_FRAME) { /* the return address is there, below it perhaps fp */
+		if (READ_USER(w->pair, w->sp + 8 * pushed - 8))
+			return stop(w, END_UNREADABLE);
+		w->pc = w->pair[1];
+		w->sp += 8 * pushed + 8;
+		if (pushed)
+			w->fp = w->pair[0];
+		w->leaf = 0;
+		w->registers = NO_BLOCK;
+		w->source = FROM_FRAME_POINTER;
+		return 0;
+	}
 	/* 0 is no proof that the stack ends: bash and Python use the register for other things. */
 	if (w->fp_lost || !fp || fp < w->sp || fp & 7 || fp - w->sp > MAX_FP_DISTANCE)
 		return stop(w, END_NO_RULE);
@@ -245,7 +295,7 @@ INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 	 */
 	if (call == NOT_READABLE && w->source == FROM_TABLE)
 		return 0;
-	if (w->source == FROM_FRAME_POINTER && at_goexit(c, w->pc))
+	if (w->source != FROM_GUESS && at_goexit(c, w->pc))
 		return stop(w, END_COMPLETE);
 	return stop(w, call == NOT_A_CALL ? END_NOT_A_CALL : END_UNREADABLE);
 }
@@ -256,7 +306,7 @@ GLOBAL int step(void)
 	struct unwind_work *w = get_work();
 	struct unwind_config *c = get_unwind_config();
 	const struct mapping *m;
-	u64 address;
+	u64 address, trampoline;
 	u32 error = RULE_NONE;
 
 	if (!w || !c)
@@ -282,7 +332,8 @@ GLOBAL int step(void)
 		if (error == RULE_UNSUPPORTED)
 			return stop(w, END_UNSUPPORTED);
 	}
-	if ((error == RULE_NONE || w->rule.row.signal) && !w->leaf && at_sigreturn(c, w->pc)) {
+	trampoline = w->leaf ? w->pc - c->sigreturn_bytes : w->pc;
+	if ((error == RULE_NONE || w->rule.row.signal) && at_sigreturn(c, trampoline)) {
 		if (step_signal(w, c))
 			return 1;
 	} else if (error == RULE_FOUND) {
@@ -344,7 +395,7 @@ INLINE int read_registers(struct unwind_work *w, const struct unwind_config *c, 
 	w->fp = block_word(w, c->interrupt.fp_at);
 	w->fp_lost = 0;
 	w->leaf = 1;
-	w->registers = INTERRUPT_BLOCK;
+	take_block(w, INTERRUPT_BLOCK);
 	w->source = FROM_REGISTERS;
 	return 0;
 }
@@ -354,7 +405,7 @@ GLOBAL int unwind(void)
 {
 	struct unwind_work *w = get_work();
 	struct unwind_config *c = get_unwind_config();
-	u64 task = bpf_get_current_task(), registers;
+	u64 task = bpf_get_current_task(), registers, end_code;
 
 	if (!w || !c)
 		return 1;
@@ -363,6 +414,9 @@ GLOBAL int unwind(void)
 	w->sample++;
 	w->head.frames = w->head.mappings = 0;
 	if (READ_KERNEL(w->mm, task + c->task_mm) || !w->mm)
+		return 1;
+	/* execve() sets it late: until then the registers are those of the program before. */
+	if (READ_KERNEL(end_code, w->mm + c->mm_end_code) || !end_code)
 		return 1;
 	registers = w->user_registers;
 	if (!registers) {

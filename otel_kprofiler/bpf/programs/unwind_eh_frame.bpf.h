@@ -4,7 +4,7 @@
  *
  * Formats: LSB Core, "Exception Frames"; DWARF 5, 6.4. Every number of a table is doubted: offsets
  * stay inside .eh_frame, loops are bounded, and an instruction that is not understood ends it.
- * What is not kept track of are registers other than sp, fp and the return address.
+ * Of registers other than sp, fp and the return address, only where calls save them is kept track of.
  */
 #pragma once
 
@@ -44,7 +44,8 @@ enum {
 	DW_OP_breg0 = 0x70,
 	DW_EH_PE_FORMAT = 0x0f,
 	FRAMES_SLACK = 512, /* of zero bytes behind .eh_frame in a table */
-	WORK_PER_SEARCH = 10,
+	WORK_PER_SEARCH = 20, /* with the entry and its CIE */
+	WORK_PER_SEARCH_STEP = 4, /* a cache line of its own */
 	ENTRY_BYTES = 64, /* of the dynamic linker's _start and _dl_start_user */
 };
 
@@ -111,6 +112,13 @@ INLINE void set_rule(struct unwind_work *w, const struct unwind_config *c, u64 c
 		w->row.ra_offset = offset;
 	} else if (column == c->sp_column) {
 		w->row.sp = kind;
+	} else {
+		u32 place = c->preserved[column & (MAX_COLUMNS - 1)];
+		s64 words = kind == SAME ? STILL_THERE : offset >> 3;
+
+		if (kind > AT_CFA || offset & 7 || words <= LOST || (kind == AT_CFA && words >= 0))
+			words = LOST;
+		w->row.preserved[place & (MAX_PRESERVED - 1)] = words;
 	}
 }
 
@@ -124,6 +132,11 @@ INLINE void restore_rule(struct unwind_work *w, const struct unwind_config *c, u
 		set_rule(w, c, column, from->ra, from->ra_column, from->ra_offset);
 	else if (column == c->sp_column)
 		w->row.sp = from->sp;
+	else {
+		u32 place = c->preserved[column & (MAX_COLUMNS - 1)] & (MAX_PRESERVED - 1);
+
+		w->row.preserved[place] = from->preserved[place];
+	}
 }
 
 INLINE int set_cfa(struct unwind_work *w, u64 column, s64 offset)
@@ -143,7 +156,7 @@ INLINE u32 base_register(u64 x, u8 *column, s64 *offset)
 	return number > 31 || !length ? 0 : 1 + length;
 }
 
-/* CFA by one of the two kinds of expression that compilers and linkers emit; x: its bytes. */
+/* CFA by one of the kinds of expression that compilers, linkers and we emit; x: its bytes. */
 INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config *c, u64 x, u32 bytes)
 {
 	s64 offset;
@@ -162,13 +175,18 @@ INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config 
 	length = base_register(x, &column, &offset);
 	if (!length)
 		return 1;
+	w->row.cfa_column = column;
+	w->row.cfa_offset = offset;
+	w->row.post = 0;
+	/* bregN offset: what needs no expression is one of go_frames.py */
+	if (bytes == length) {
+		w->row.cfa_kind = CFA_ELSEWHERE;
+		return 0;
+	}
 	x = x >> (8 * length & 63);
 	if ((x & 0xff) != DW_OP_deref)
 		return 1;
 	w->row.cfa_kind = CFA_DEREFERENCED;
-	w->row.cfa_column = column;
-	w->row.cfa_offset = offset;
-	w->row.post = 0;
 	if (bytes == length + 1)
 		return 0;
 	w->row.post = x >> 16 & 0x7f;
@@ -486,6 +504,7 @@ INLINE int search(struct unwind_work *w, void *table, s32 relative)
 
 		if (!half)
 			break;
+		w->spent += WORK_PER_SEARCH_STEP;
 		entries = bpf_map_lookup_elem(table, &page);
 		if (!entries)
 			return RULE_DAMAGED;

@@ -20,7 +20,7 @@ enum {
 	MAPLE_GAP_NODE = 3,
 	VM_EXEC = 4,
 	VMA_BYTES = 256,	/* of a vm_area_struct: what is used lies in there */
-	WORK_PER_WALK = 30,
+	WORK_PER_WALK = 150,
 };
 
 /* The entry of the mm's maple tree for pc, 0 if there is none. */
@@ -104,6 +104,7 @@ INLINE u32 request_file(struct unwind_work *w, const struct mapping *m)
 	w->request.tgid = w->tgid;
 	w->request.tid = w->tid;
 	w->request.file_bytes = w->file_bytes;
+	w->request.file_modified = w->file_modified;
 	if (RING_OUTPUT(file_requests, &w->request, sizeof(w->request), BPF_RB_FORCE_WAKEUP))
 		bpf_map_delete_elem(&files, &m->key); /* the next sample asks again */
 	return FILE_PENDING;
@@ -155,7 +156,7 @@ INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struc
 		m->key.device = -1;
 		m->key.generation = 0;
 		m->bias = m->start;
-		w->file_bytes = 0;
+		w->file_bytes = w->file_modified = 0;
 		return 1;
 	}
 	if (READ_KERNEL(inode, file + c->file_inode) ||
@@ -170,6 +171,7 @@ INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struc
 		return 0;
 	}
 	m->key.generation ^= seconds ^ ns; /* a file may be overwritten in place */
+	w->file_modified = (u64)seconds << 32 | ns;
 	m->bias = m->start - pages * c->page_bytes;
 	return 1;
 }

@@ -25,6 +25,7 @@ enum {
 	RULES = 2048,	     /* of a CPU's cache */
 	KEPT_MAPPINGS = 16,  /* per CPU */
 	MAX_COLUMNS = 64,    /* DWARF register numbers that are understood */
+	MAX_PRESERVED = 16,  /* places of registers that calls preserve; 0 is that of all others */
 	MAX_BLOCK_BYTES = 512,
 };
 
@@ -58,6 +59,7 @@ struct file_request {
 	u32 tgid;
 	u32 tid;
 	u64 file_bytes;
+	u64 file_modified; /* seconds << 32 | nanoseconds */
 };
 
 struct table_header {
@@ -96,6 +98,7 @@ struct unwind_config {
 	u32 max_work;
 	u32 syscall_bytes;
 	u32 goexit_back;
+	u32 sigreturn_bytes; /* of a signal trampoline up to its end, the system call */
 	u32 signal_at; /* of the signal's register block, from the stack pointer */
 	u32 sp_column; /* DWARF numbers */
 	u32 fp_column;
@@ -113,6 +116,7 @@ struct unwind_config {
 	u32 mm_base;
 	u32 mm_sequence;
 	u32 mm_vdso;
+	u32 mm_end_code;
 	u32 vma_start;
 	u32 vma_end;
 	u32 vma_mm;
@@ -131,6 +135,7 @@ struct unwind_config {
 	u32 page_bytes; /* of the kernel */
 	struct register_block interrupt;
 	struct register_block signal;
+	u8 preserved[MAX_COLUMNS]; /* by column: the place of a register that calls preserve, or 0 */
 };
 
 /* One row of a CFA program: where the caller's registers are. */
@@ -147,11 +152,18 @@ struct row {
 	u8 ra_column;
 	u8 sp;
 	u8 signal;
+	s8 preserved[MAX_PRESERVED]; /* by place: words from the CFA to where it was saved */
+};
+
+enum preserved_places {
+	STILL_THERE = 0,
+	LOST = -128,
 };
 
 enum cfa_kinds {
 	CFA_REGISTER,
 	CFA_DEREFERENCED, /* *(register + offset) + post */
+	CFA_ELSEWHERE,	  /* register + offset, on another stack */
 	CFA_PLT,	  /* x86-64: one word more behind the push in a PLT entry */
 };
 
@@ -206,6 +218,7 @@ struct unwind_work {
 	u64 mm;
 	u64 vdso; /* its start; read when needed */
 	u64 file_bytes; /* of the mapping that was found last */
+	u64 file_modified;
 	u64 user_registers; /* address of the thread's pt_regs; 0: on top of its stack */
 	u64 time_ns;
 	u32 tgid;
@@ -217,11 +230,11 @@ struct unwind_work {
 	u32 end;
 	u32 source;	/* of the frame that was found last */
 	u32 leaf;	/* pc is no return address */
-	u32 registers;	/* enum register_blocks: all are known from a block */
+	u32 registers;	/* enum register_blocks: where they are known from */
+	u32 called;	/* those of block are of a callee: only the preserved ones still hold */
 	u32 fp_lost;
 	u32 at;		/* of kept[]: the mapping of pc */
 	u32 next_kept;
-	u32 reserved;
 	/* what kept[] is true for */
 	u64 kept_mm;
 	u64 kept_base;
@@ -257,6 +270,7 @@ struct unwind_work {
 	u64 pair[2];
 	u64 window[2 * WINDOW / 8 + 1];
 	u64 block[2 * MAX_BLOCK_BYTES / 8]; /* registers */
+	u64 preserved[MAX_PRESERVED]; /* where callees saved them; 0: in block; 1: lost */
 	/* what goes into the record */
 	struct stack_head head;
 	struct stack_mapping mapping[STACK_MAPPINGS + 1];

@@ -32,7 +32,7 @@ enum stack_end {
 	END_NO_PROGRESS, /* the stack does not shrink */
 	END_DAMAGED,	 /* the table contradicts itself */
 	END_32_BIT,	 /* never in a record: frame pointers are followed instead */
-	END_NO_USER,	 /* likewise: a kernel thread */
+	END_NO_USER,	 /* likewise: a kernel thread, or a program that is not started yet */
 };
 
 /* How a frame was found. */

@@ -12,10 +12,10 @@ from elftools.common.exceptions import ELFError
 from elftools.construct import ConstructError
 from elftools.elf.elffile import ELFFile
 
+from otel_kprofiler.elf import find_build_id
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import BuildId
 from otel_kprofiler.symbols.compressed import COMPRESSED_SUFFIXES, unpack
-from otel_kprofiler.symbols.kernel.notes import find_build_id
 
 SHT_NOBITS: Final = 8
 SHT_NOTE: Final = 7

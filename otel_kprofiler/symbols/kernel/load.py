@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from otel_kprofiler.elf import find_build_id
 from otel_kprofiler.host import HostFiles
 from otel_kprofiler.model import (
     AddressRange,
@@ -38,7 +39,6 @@ from otel_kprofiler.symbols.kernel.modules import (
     taken_pages,
     text_base,
 )
-from otel_kprofiler.symbols.kernel.notes import find_build_id
 from otel_kprofiler.symbols.kernel.read import read_pieces
 from otel_kprofiler.symbols.kernel.snapshot import (
     VMLINUX,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Final
 
-from otel_kprofiler.model import KERNEL_SIDE, Frame, Side, StackStatus, Unresolved
+from otel_kprofiler.model import KERNEL_SIDE, Frame, RawSample, Side, StackStatus, Unresolved
 from otel_kprofiler.symbols.kernel.bpf import KsymbolTable, LoadedKsymbol
 from otel_kprofiler.symbols.kernel.explain import Explanation
 
@@ -59,6 +59,10 @@ class MixedSide:
             side = make_kernel_side(mixed, whole.status)
             self._last = side, found
         return side
+
+    def of(self, sample: RawSample) -> Side:
+        """The side at the time of a sample."""
+        return self.at(sample.time_ns)
 
 
 def explain_ksymbol(code: LoadedKsymbol, address: int) -> Explanation:

@@ -13,9 +13,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from otel_kprofiler.elf import find_build_id
 from otel_kprofiler.host import HostFiles
 from otel_kprofiler.model import AddressRange, BuildId
-from otel_kprofiler.symbols.kernel.notes import find_build_id
 from otel_kprofiler.symbols.kernel.table import SymbolTable
 
 PROC_MODULES: Final = "/proc/modules"

@@ -56,7 +56,10 @@ def alias_rank(kind: int, name: bytes) -> tuple[int, int, int, bytes]:
 def make_line(name: bytes) -> Line:
     """The line of a symbol: its cleaned name, and the linker's name if that differs."""
     system_name = name.decode("utf-8", "backslashreplace")
-    if "." not in system_name:
-        return Line(system_name)
-    function = _CLONE_SUFFIX.sub("", system_name)
-    return Line(function, system_name) if function not in {"", system_name} else Line(system_name)
+    function = strip_clone_suffix(system_name)
+    return Line(function, system_name) if function != system_name else Line(system_name)
+
+
+def strip_clone_suffix(name: str) -> str:
+    """A name without the suffixes that compilers append to clones and parts of a function."""
+    return (_CLONE_SUFFIX.sub("", name) or name) if "." in name else name

@@ -8,13 +8,12 @@ kernel is left alone. The newest version that apt knows is taken.
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.archive import Archive, call, open_release
 from harness.errors import MatrixError
 
 
@@ -49,28 +48,40 @@ class KernelFiles:
 
 @dataclass(frozen=True)
 class DebianKernel:
-    """A kernel from Debian, by the package that depends on the newest image."""
+    """A kernel from Debian, by the package that depends on the newest image.
+
+    Attributes:
+        release: code name of the release that has it; empty: the one of this machine.
+        boots: names of the boots that it is tested in; empty: all.
+        tests: files of the tests that are run; empty: all.
+    """
 
     name: str
     image: str
     headers: str
+    release: str = ""
+    boots: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
 
     def get(self) -> KernelFiles:
         """Download and unpack what is not in the cache yet; raises MatrixError."""
-        image = _find_dependency(self.image, r"linux-image-\S+")
-        headers = _find_dependency(self.headers, r"linux-headers-\S+")
+        archive = Archive()
+        if self.release:
+            archive = open_release(self.release, cache_dir() / f"apt-{self.release}")
+        image = _find_dependency(archive, self.image, r"linux-image-\S+")
+        headers = _find_dependency(archive, self.headers, r"linux-headers-\S+")
         release = image.removeprefix("linux-image-")
         if not release.startswith(self.name + "."):
             raise MatrixError(
                 f"{self.image} is {release} here, not {self.name}",
                 "run the matrix on Debian 12, whose archive has this kernel",
             )
-        version = _shown_version(image)
-        packages = [image, headers, *_dependencies(headers, r"linux-headers-\S+|linux-kbuild-\S+")]
+        version = archive.version(image)
+        tools = archive.dependencies(headers, r"linux-headers-\S+|linux-kbuild-\S+")
         home = cache_dir() / self.name / version.replace(":", "_")
         root = home / "root"
         if not root.exists():
-            _unpack(packages, root)
+            _unpack(archive, [image, headers, *tools], root)
         tree = root / "usr/src" / headers
         return KernelFiles(
             self.name,
@@ -89,6 +100,9 @@ class DirectoryKernel:
 
     name: str
     path: Path
+    release: str = ""
+    boots: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
 
     def get(self) -> KernelFiles:
         """Look the files up; raises MatrixError when the directory has not that shape."""
@@ -111,17 +125,33 @@ class DirectoryKernel:
         )
 
 
+Kernel = DebianKernel | DirectoryKernel
+
 # One row per kernel.
-KERNELS: dict[str, DebianKernel | DirectoryKernel] = {
+KERNELS: dict[str, Kernel] = {
     row.name: row
     for row in (
+        DebianKernel(
+            "5.10",
+            "linux-image-amd64",
+            "linux-headers-amd64",
+            release="bullseye",
+            boots=("kaslr",),
+            tests=(
+                "test_boot.py",
+                "test_sampler.py",
+                "test_symbols.py",
+                "test_unwinding.py",
+                "test_python_frames.py",
+            ),
+        ),
         DebianKernel("6.1", "linux-image-amd64", "linux-headers-amd64"),
         DebianKernel("6.12", "linux-image-6.12-amd64", "linux-headers-6.12-amd64"),
     )
 }
 
 
-def get_kernel(name: str) -> DebianKernel | DirectoryKernel:
+def get_kernel(name: str) -> Kernel:
     """The row called ``name``; a path with a slash is a directory that is in no table."""
     if "/" in name:
         path = Path(name).absolute()
@@ -129,16 +159,6 @@ def get_kernel(name: str) -> DebianKernel | DirectoryKernel:
     if name not in KERNELS:
         raise MatrixError(f"no kernel {name}", f"known: {', '.join(KERNELS)}; or a directory")
     return KERNELS[name]
-
-
-def call(command: Sequence[str], **options: str | Path) -> str:
-    """Output of a command; raises MatrixError with its whole output when it fails."""
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **options
-    )
-    if done.returncode:
-        raise MatrixError(f"{' '.join(command)} failed:\n{done.stdout}")
-    return done.stdout
 
 
 def install_tools() -> None:
@@ -163,39 +183,27 @@ def install_tools() -> None:
     call(command)
 
 
-def _dependencies(package: str, pattern: str) -> list[str]:
-    wanted = re.compile(r"^\s*\|?Depends: (" + pattern + r")$", re.MULTILINE)
-    return wanted.findall(call(["apt-cache", "depends", package]))
-
-
-def _find_dependency(package: str, pattern: str) -> str:
+def _find_dependency(archive: Archive, package: str, pattern: str) -> str:
     try:
-        found = _dependencies(package, pattern)
+        found = archive.dependencies(package, pattern)
     except MatrixError as error:
         if os.geteuid():
             raise MatrixError(f"apt knows no {package}", "run: sudo apt-get update") from error
-        call(["apt-get", "update"])
-        found = _dependencies(package, pattern)
+        archive.update()
+        found = archive.dependencies(package, pattern)
     if not found:
         raise MatrixError(f"{package} depends on no kernel package")
     return found[0]
 
 
-def _shown_version(package: str) -> str:
-    shown = call(["apt-cache", "show", "--no-all-versions", package])
-    return re.findall(r"^Version: (\S+)$", shown, re.MULTILINE)[0]
-
-
-def _unpack(packages: Sequence[str], root: Path) -> None:
+def _unpack(archive: Archive, packages: Sequence[str], root: Path) -> None:
     """Download, unpack, index; ``root`` appears only when everything in it is complete."""
     partial = root.with_name("partial")
     shutil.rmtree(partial, ignore_errors=True)
     debs = partial / "debs"
     debs.mkdir(parents=True)
     print(f"downloading {' '.join(packages)}", flush=True)
-    # the user _apt cannot write here, and signatures are checked before and after
-    sandbox = "APT::Sandbox::User=" + ("root" if os.geteuid() == 0 else "")
-    call(["apt-get", "download", "-o", sandbox, *packages], cwd=debs)
+    archive.download(packages, debs)
     for deb in debs.iterdir():
         call(["dpkg-deb", "-x", str(deb), str(partial)])
     shutil.rmtree(debs)

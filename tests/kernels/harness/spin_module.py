@@ -6,8 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
+from harness.archive import call
 from harness.errors import MatrixError
-from harness.kernels import KernelFiles, call
+from harness.kernels import KernelFiles
 
 SOURCE = Path(__file__).parent.parent / "module"
 VARIANTS = {"spin": "", "other": "1"}
@@ -31,8 +32,10 @@ def build(kernel: KernelFiles) -> Path:
             continue
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(SOURCE, target)
-        # BTF of modules would need pahole; nothing here reads it
+        # BTF of modules would need pahole; nothing here reads it. Headers of an older release
+        # name its compiler.
         options = [f"M={target}", f"KPROF_OTHER={other}", "CONFIG_DEBUG_INFO_BTF_MODULES="]
+        options.append("CC=gcc-12")
         jobs = f"-j{os.cpu_count()}"
         call(["make", "-s", jobs, "-C", str(kernel.headers), *options, "modules"])
     return home

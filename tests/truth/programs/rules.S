@@ -29,6 +29,11 @@ function all_rules
 	call extended_offset
 	call def_cfa
 	call nested_states
+	call advanced
+	call cfa_by_a_preserved_register
+	sub $32768, %rsp
+	call cfa_on_another_stack
+	add $32768, %rsp
 	call ends_with_a_call
 	call ends_with_a_system_call
 	pop %rbp
@@ -176,6 +181,112 @@ function nested_states
 	jnz 3b
 	ret
 end_function nested_states
+
+// The row of the call begins right before it, behind two short advances.
+function advanced
+	lea spin_over_rbx(%rip), %rax
+	push $0
+	.cfi_def_cfa_offset 16
+	push $0
+	.cfi_def_cfa_offset 24
+	call *%rax
+	add $16, %rsp
+	.cfi_def_cfa_offset 8
+	ret
+end_function advanced
+
+// Saves registers that are not its own, and overwrites them.
+function spin_over_rbx
+	push %rbx
+	.cfi_def_cfa_offset 16
+	.cfi_offset %rbx, -16
+	push %r12
+	.cfi_def_cfa_offset 24
+	.cfi_offset %r12, -24
+	mov $1, %ebx
+	mov $1, %r12d
+	SPIN
+	pop %r12
+	.cfi_def_cfa_offset 16
+	.cfi_restore %r12
+	pop %rbx
+	.cfi_def_cfa_offset 8
+	.cfi_restore %rbx
+	ret
+end_function spin_over_rbx
+
+function restored_rbx
+	push %rbx
+	.cfi_def_cfa_offset 16
+	.cfi_offset %rbx, -16
+	pop %rbx
+	.cfi_def_cfa_offset 8
+	.cfi_restore %rbx
+	movq $1, -8(%rsp)
+	SPIN
+	ret
+end_function restored_rbx
+
+// As _dl_runtime_resolve does: the frame is found by what a callee has saved.
+function cfa_by_a_preserved_register
+	push %rbx
+	.cfi_def_cfa_offset 16
+	.cfi_offset %rbx, -16
+	mov %rsp, %rbx
+	.cfi_def_cfa_register %rbx
+	sub $96, %rsp
+	and $-64, %rsp
+	call spin_over_rbx
+	call restored_rbx
+	mov %rbx, %rsp
+	.cfi_def_cfa_register %rsp
+	pop %rbx
+	.cfi_def_cfa_offset 8
+	.cfi_restore %rbx
+	ret
+end_function cfa_by_a_preserved_register
+
+// def_cfa_expression: breg12 16. Its frame lies below that of what it calls, as one on another stack
+// may do; that one is in its caller's frame.
+function cfa_on_another_stack
+	push %r12
+	.cfi_def_cfa_offset 16
+	.cfi_offset %r12, -16
+	mov %rsp, %r12
+	.cfi_escape 0x0f, 0x02, 0x7c, 0x10
+	lea 32000(%rsp), %rsp
+	call spin_over_rbx
+	mov %r12, %rsp
+	.cfi_def_cfa %rsp, 16
+	pop %r12
+	.cfi_def_cfa_offset 8
+	.cfi_restore %r12
+	ret
+end_function cfa_on_another_stack
+
+// Copied to memory that has no tables: functions that are mostly at their first and last
+// instructions.
+	.globl copied, copied_end
+	.p2align 4
+copied:
+	push %rbp
+	mov %rsp, %rbp
+	mov $20000, %eax
+1:	call 2f
+	dec %eax
+	jnz 1b
+	pop %rbp
+	ret
+2:	push %rbp
+	mov %rsp, %rbp
+	call 3f
+	pop %rbp
+	ret
+3:	push %rbp
+	mov %rsp, %rbp
+	pop %rbp
+	ret
+copied_end:
 
 // Its return address is the start of the next function, which returns for both.
 function ends_with_a_call

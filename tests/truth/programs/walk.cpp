@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -20,6 +21,7 @@
 #define NO_TAIL_CALL asm volatile("" ::: "memory")
 
 extern "C" void all_rules(void); // rules.S
+extern "C" const char copied[], copied_end[];
 
 volatile unsigned long sink;
 static bool only_rules;
@@ -161,6 +163,19 @@ CALLED void calls_the_system(void)
 	sink = buffer[0];
 }
 
+static void (*without_tables)(void);
+
+static void copy_code(void)
+{
+	void *memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE | PROT_EXEC,
+			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (memory == MAP_FAILED)
+		abort();
+	memcpy(memory, copied, copied_end - copied);
+	without_tables = (void (*)(void))memory;
+}
+
 CALLED void walk(long n)
 {
 	switch (only_rules ? 9 : n % 10) {
@@ -172,7 +187,10 @@ CALLED void walk(long n)
 	case 5: catches(n | 1); break;
 	case 6: asks_the_time(); break;
 	case 7: calls_the_system(); break;
-	default: all_rules(); break;
+	default:
+		all_rules();
+		if (only_rules)
+			without_tables();
 	}
 	NO_TAIL_CALL;
 }
@@ -195,6 +213,7 @@ static void *work(void *)
 
 int main(int count, char **words)
 {
+	copy_code();
 	for (int i = 1; i < count; i++) {
 		if (!strcmp(words[i], "signals")) {
 			struct sigaction action = {};

@@ -11,22 +11,28 @@ from otel_kprofiler.bpf import (
     PROGRAMS,
     RECORD_HEADER_BYTES,
     ProgramConfig,
+    SpanClass,
     SpanLayout,
+    SpanPath,
     find_member_offsets,
     parse_records,
 )
 from otel_kprofiler.bpf.layout import _COUNTERS, _IN_FLIGHT_WORD, _MISSED_WORD, ProgramCounts
+from otel_kprofiler.bpf.python_span import pack_span_path
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     ON_CPU,
+    PYTHON_SIDE,
     STACK_OK,
     STACK_TRUNCATED,
     TRUNCATED_STACKS,
     USER_SIDE,
     FrameSource,
+    PythonEnd,
     RawSample,
     SpanLink,
     StackEnd,
+    pack_python_stack,
     pack_user_stack,
 )
 from tests.bpf_object import object_btf
@@ -84,6 +90,25 @@ def test_a_failed_kernel_stack_leaves_the_user_stack():
     assert sample.sides == ((KERNEL_SIDE, b"", -errno.EFAULT), (USER_SIDE, USER_STACK, STACK_OK))
 
 
+@pytest.mark.parametrize("user", [(), (USER_STACK,)])
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [(PythonEnd.COMPLETE, STACK_OK), (PythonEnd.FRAME_LIMIT, STACK_TRUNCATED)],
+)
+def test_python_frames_are_a_side_of_their_own(user, end, status):
+    stack = pack_python_stack(end, [(7, 2, True)], tag=3)
+    sizes = {"kernel": 8, "user": len(USER_STACK) if user else -32768, "python": len(stack)}
+    sample = parse(pack((1,), **sizes) + b"".join(user) + stack)
+    assert sample.sides[-1] == (PYTHON_SIDE, stack, status)
+    assert [side.words for side in sample.sides] == [words(1), *user, stack]
+
+
+def test_a_python_stack_that_contradicts_itself_is_refused():
+    stack = pack_python_stack(PythonEnd.COMPLETE, [(7, 2, True)])[:-8]
+    with pytest.raises(ValueError, match="Python stack of the record at byte 8 is damaged"):
+        parse(pack(python=len(stack)) + stack)
+
+
 @pytest.mark.parametrize("end", StackEnd)
 def test_a_user_stack_tells_why_it_ends(end):
     stack = pack_user_stack(end, [(3, None, FrameSource.REGISTERS)])
@@ -126,25 +151,37 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     assert find_member_offsets(
         btf, "record",
         ("time_ns", "start_time_ns", "cgroup_id", "span", "value", "tgid", "tid", "cpu", "kind",
-         "kernel_bytes", "user_bytes", "comm", "frames"),
-    ) == (0, 8, 16, 24, 48, 56, 60, 64, 66, 68, 70, 72, RECORD_HEADER_BYTES)  # fmt: skip
+         "kernel_bytes", "user_bytes", "python_bytes", "comm", "frames"),
+    ) == (0, 8, 16, 24, 48, 56, 60, 64, 66, 68, 70, 72, 80, RECORD_HEADER_BYTES)  # fmt: skip
     assert find_member_offsets(btf, "span", ("trace_id", "span_id")) == (0, 16)
     numbers = tuple(name for name in ProgramConfig._fields if name != "interrupt_ranges")
-    assert find_member_offsets(btf, "config", numbers) == tuple(range(0, 112, 8))
+    assert find_member_offsets(btf, "config", numbers) == tuple(range(0, 120, 8))
     layout = find_member_offsets(btf, "span_layout", SpanLayout._fields)
     assert layout == tuple(range(0, 8 * len(SpanLayout._fields), 8))
-    assert find_member_offsets(btf, "config", ("interrupt_text",)) == (104 + 8 * len(layout),)
+    assert find_member_offsets(btf, "config", ("interrupt_text",)) == (112 + 8 * len(layout),)
     counters = find_member_offsets(btf, "cpu_line", ProgramCounts._fields)
     assert counters == (*range(0, 8 * _COUNTERS, 8), 8 * _MISSED_WORD)
     assert find_member_offsets(btf, "cpu_line", ("in_flight",)) == (8 * _IN_FLIGHT_WORD,)
     assert find_member_offsets(btf, "span_slot", ("said_at", "context_at")) == (0, 8)
+    for name, fields in (("span_path", SpanPath._fields), ("span_class", SpanClass._fields)):
+        assert find_member_offsets(btf, name, fields) == tuple(range(0, 8 * len(fields), 8))
+
+
+def test_the_path_to_spans_is_packed_with_its_classes():
+    path = SpanPath(
+        *range(1, len(SpanPath._fields)), (SpanClass(50, 51, 52), SpanClass(60, 61, 62))
+    )
+    words = struct.unpack("<30Q", pack_span_path(path))
+    assert words == (*range(1, 19), 50, 51, 52, 60, 61, 62, *[0] * 6)
+    with pytest.raises(ValueError, match="more than 4 classes"):
+        pack_span_path(path._replace(classes=path.classes * 3))
 
 
 def test_interrupt_ranges_are_packed_as_start_and_size():
-    spans = SpanLayout(*range(14, 24))
+    spans = SpanLayout(*range(15, 26))
     numbers = 1, 2, 3, 4, 5, 6
-    packed = ProgramConfig(*numbers, [(100, 130), (200, 201)], *range(7, 14), spans).pack()
-    assert struct.unpack("<31Q", packed) == (*range(1, 24), 100, 30, 200, 1, *[0] * 4)
+    packed = ProgramConfig(*numbers, [(100, 130), (200, 201)], *range(7, 15), spans).pack()
+    assert struct.unpack("<33Q", packed) == (*range(1, 26), 100, 30, 200, 1, *[0] * 4)
 
 
 @pytest.mark.skipif(

@@ -25,9 +25,10 @@ def object_types():
     return KernelTypes(object_btf())
 
 
-OFFSETS = KernelOffsets(0, 0x1000, tuple(range(101, 122)))
+OFFSETS = KernelOffsets(0, 0x1000, tuple(range(101, 123)))
 MEMBERS = (
-    "task_mm", "task_stack", "mm_tree", "mm_base", "mm_sequence", "mm_vdso", "vma_start",
+    "task_mm", "task_stack", "mm_tree", "mm_base", "mm_sequence", "mm_vdso",
+    "mm_end_code", "vma_start",
     "vma_end", "vma_mm", "vma_flags", "vma_offset", "vma_file", "vma_node", "file_inode",
     "inode_number", "inode_super", "inode_generation", "inode_size",
     "inode_mtime_seconds", "inode_mtime_ns", "super_device",
@@ -111,7 +112,8 @@ def kernel(**changes):
         "super_block": [("s_dev", 16, 0)],
         "pt_regs": [("ip", 0, 0)],
         "maple_tree": [("ma_root", 8, 0)],
-        "": [("mm_mt", 8, 8), ("mmap_base", 40, 0), ("mm_lock_seq", 48, 0), ("context", 56, 10)],
+        "": [("mm_mt", 8, 8), ("mmap_base", 40, 0), ("mm_lock_seq", 48, 0), ("context", 56, 10),
+            ("end_code", 72, 0)],
         "mm_context_t": [("vdso", 4, 0)],
         **changes,
     }  # fmt: skip
@@ -127,7 +129,9 @@ def test_members_are_found_in_anonymous_structs_and_named_ones():
 
 
 def test_older_kernels_have_a_red_black_tree_and_no_sequence():
-    members = [("mm_rb", 8, 0), ("mmap_base", 40, 0), ("context", 56, 10)]
+    members = [
+        ("mm_rb", 8, 0), ("mmap_base", 40, 0), ("context", 56, 10), ("end_code", 72, 0),
+    ]  # fmt: skip
     found = find_kernel_offsets(kernel(**{"": members}))
     assert found.flags == RB_TREE
     named = dict(zip(MEMBERS, found.offsets, strict=True))

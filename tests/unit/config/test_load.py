@@ -278,3 +278,9 @@ def test_world_readable_secrets_cause_a_warning(tmp_path, line, secret):
     path.chmod(0o644)
     tmp_path.chmod(0o700)
     assert find_exposure(load_config(str(path), environ={"TOKEN": "abc"})) == ""
+
+
+@pytest.mark.parametrize(("written", "read"), [("off", 0), ("false", 0), ("0", 0), ("9", 9)])
+def test_python_frames_are_a_number_or_off(written, read):
+    text = MINIMAL.replace("kprofiler:\n", f"kprofiler:\n    python_frames: {written}\n")
+    assert load(text).config.receiver.python_frames == read

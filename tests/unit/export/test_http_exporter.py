@@ -227,6 +227,24 @@ def test_not_found_names_the_feature_gate_once(http_receiver, open_exporter, bat
     assert [GATE in record.message for record in caplog.records] == [True]
 
 
+def test_the_body_of_a_redirect_is_read_to_the_limit_only(http_receiver, open_exporter, batch):
+    sent = []
+
+    def endless(handler):
+        handler.send_response(302)
+        handler.send_header("Location", "/elsewhere")
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            while len(sent) < 1000:
+                handler.wfile.write(bytes(1 << 20))
+                sent.append(1)
+
+    http_receiver.answer(endless)
+    exporter = open_exporter(retry=RetryPolicy(enabled=False))
+    assert exporter.export(batch()).outcome is not SUCCESS
+    assert len(sent) < 100
+
+
 def test_a_dropped_connection_is_retried(http_receiver, open_exporter, batch):
     def cut_off(handler):
         handler.send_response(200)

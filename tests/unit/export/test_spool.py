@@ -42,9 +42,7 @@ def fill(directory, count, **options):
 
 def abandon(spool):
     """End as a killed process would: nothing more is written, the lock is released."""
-    spool._end_segment()
-    os.close(spool._guard)
-    spool._guard = -1
+    spool._release()
 
 
 def total(stored):

@@ -28,7 +28,7 @@ def test_columns_point_into_each_other_and_keep_every_sample(windows):
     assert names == ["inlined", "ext4_read", "vfs_read", "do_syscall_64", "[0x401000]", "dd"]
     threads = {(found["strings"][name], tid) for name, tid in
                zip(found["threads"]["name"], found["threads"]["tid"], strict=True)}  # fmt: skip
-    assert threads == {("dd", 7), ("helper", 71), ("a;b\n", 8)}
+    assert threads == {("dd", 7), ("helper", 71), (r"a;b\n", 8)}
 
 
 def test_equal_samples_are_one_entry(windows):

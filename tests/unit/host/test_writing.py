@@ -1,5 +1,6 @@
 """Written files are complete or absent, and never reached through another user's links."""
 
+import contextlib
 import errno
 import os
 import stat
@@ -93,24 +94,80 @@ def test_a_file_created_in_the_meantime_is_not_replaced(tmp_path):
 
 @as_root
 @pytest.mark.usefixtures("file_system")
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_link_of_another_user_is_replaced_not_followed(theirs, tmp_path, when):
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_link_of_another_user_is_neither_followed_nor_replaced(theirs, tmp_path, replace):
+    (theirs / "out").symlink_to(tmp_path / "ours")
+    (theirs / "below").symlink_to(tmp_path)
+    for path in (theirs / "out", theirs / "below" / "new"):
+        with pytest.raises(OSError, match="symbolic link that others can change"):
+            NewFile(str(path), replace=replace)
+    assert (theirs / "out").is_symlink()
+    assert not (tmp_path / "new").exists()
+
+
+@as_root
+@pytest.mark.usefixtures("file_system")
+def test_a_link_that_appears_meanwhile_is_not_followed(theirs, tmp_path):
     path = theirs / "out"
-    target = tmp_path / "ours"
-    if when == "before":
-        path.symlink_to(target)
-        with pytest.raises(FileExistsError):
-            NewFile(str(path))
     file = NewFile(str(path), replace=True)
     os.write(file.fd, b"new")
-    if when == "meanwhile":
-        path.symlink_to(target)
+    path.symlink_to(tmp_path / "ours")
     for entry in theirs.iterdir():  # what a directory's owner may do at any moment
         if entry != path:
             entry.unlink()
-            entry.symlink_to(target)
+            entry.symlink_to(tmp_path / "ours")
     file.finish()
-    assert target.read_bytes() == b"precious"
+    assert (tmp_path / "ours").read_bytes() == b"precious"
+
+
+@as_root
+def test_an_unprivileged_user_follows_the_links_that_the_kernel_lets_follow(tmp_path):
+    shared = tmp_path / "group writable"
+    shared.mkdir()
+    shared.chmod(0o775)
+    (tmp_path / "real").mkdir()
+    (shared / "below").symlink_to(tmp_path / "real")
+    (shared / "out").symlink_to(tmp_path / "real" / "other")
+    for path in (tmp_path, tmp_path / "real", shared):
+        os.chown(path, NOBODY, NOBODY)
+    with as_nobody(tmp_path):
+        put(shared / "below" / "there")
+        put(shared / "out")
+    assert sorted(entry.name for entry in (tmp_path / "real").iterdir()) == ["other", "there"]
+    # As with fs.protected_symlinks.
+    shared.chmod(0o1777)
+    os.chown(shared, 0, 0)
+    os.lchown(shared / "out", 1, 1)
+    with as_nobody(tmp_path), pytest.raises(OSError, match="symbolic link"):
+        NewFile(str(shared / "out"), replace=True)
+
+
+@contextlib.contextmanager
+def as_nobody(directory):
+    """This process without root's rights, but for the way to a directory."""
+    for parent in directory.parents:
+        if parent.owner() == "root" and str(parent).startswith("/tmp/"):
+            parent.chmod(0o755)
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+@pytest.mark.usefixtures("file_system")
+def test_another_name_is_taken_if_the_first_has_been_given_away(tmp_path):
+    file = NewFile(str(tmp_path / "out"))
+    os.write(file.fd, b"new")
+    for name in ("out", "out-2"):
+        (tmp_path / name).write_bytes(b"theirs")
+    file.finish([f"out-{number}" for number in range(2, 9)])
+    assert file.path == str(tmp_path / "out-3")
+    assert [(tmp_path / name).read_bytes() for name in ("out", "out-2", "out-3")] == [
+        b"theirs", b"theirs", b"new",
+    ]  # fmt: skip
 
 
 @as_root

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 )
 
 from otel_kprofiler.errors import PayloadError
-from otel_kprofiler.model import USER_SIDE, Form, Unresolved
+from otel_kprofiler.model import Form, Unresolved
 from otel_kprofiler.otlp import (
     check_file,
     check_payload,
@@ -93,7 +93,7 @@ def test_a_truncated_end_is_ignored_by_read_and_reported_by_check(payload, line)
         assert [item.rule for item in check_payload(data)] == ["parsable"]
 
 
-@pytest.mark.parametrize("data", [b"\x0a\xff", b"{", b"[]", b"hello, world", b'{"a":\n1}'])
+@pytest.mark.parametrize("data", [b"\x0a\xff", b"{", b"[]", b"hello, world", b'{"a":\n1'])
 def test_other_data_is_refused(data):
     with pytest.raises(PayloadError):
         decode_windows(data)
@@ -132,7 +132,7 @@ def test_frames_of_other_profilers_are_read(payload):
     dictionary = message.dictionary
     for entry in dictionary.attribute_table:
         if entry.value.string_value == "native":
-            entry.value.string_value = "cpython"
+            entry.value.string_value = "luajit"
     for location in dictionary.location_table:
         if location.address == 0x7F1234567890:
             location.mapping_index = 1
@@ -146,8 +146,10 @@ def test_frames_of_other_profilers_are_read(payload):
         for sample in group.samples
         for frame in sample.stack.frames
     }
-    python = frames[0x7F1234567890]
-    assert (python.side, python.module.kind.value) == (USER_SIDE, "user")
+    lua = frames[0x7F1234567890]
+    assert (lua.side.name, lua.side.frame_type, lua.module.kind.value) == (
+        "luajit", "luajit", "user",
+    )  # fmt: skip
     assert (frames[0x10].module, frames[0x10].unresolved) == (None, Unresolved.UNMAPPED)
 
 

@@ -83,6 +83,9 @@ class ScriptedSymbols:
         self.generation = 0
         self.stacks = {}
 
+    def finish(self, timeout_s):
+        pass
+
     def advance(self, now_ns):
         return now_ns if self.watermark is None else self.watermark
 

@@ -80,6 +80,9 @@ class Names:
         frames = [Frame(None, address, lines, 0, USER_SIDE, reason) for address in addresses]
         return Side(USER_SIDE, tuple(frames), STACK_TRUNCATED)
 
+    def finish(self, timeout_s):
+        pass
+
     def advance(self, now_boot_ns):
         return now_boot_ns
 

@@ -5,11 +5,10 @@ import os
 import pytest
 
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.host import Access
+from otel_kprofiler.host import Access, parse_stat
 from otel_kprofiler.model import ON_CPU, ProcessKey, RawSample
 from otel_kprofiler.processes import ProcessResources, read_host_attributes
 from otel_kprofiler.processes.resources import parse_container_id
-from otel_kprofiler.processes.start_time import parse_start_ticks
 
 CONTAINER = "3f2a" * 16
 TICK_NS = 10_000_000
@@ -137,7 +136,7 @@ def test_resources_known_in_advance_are_not_looked_up(proc):
 
 def test_the_own_process_matches_proc():
     with open("/proc/self/stat", "rb") as file:
-        ticks = parse_start_ticks(file.read())
+        ticks = parse_stat(file.read()).start_ticks
     sample = raw(os.getpid(), ticks * TICK_NS + 1)
     attributes = ProcessResources(Access(), Clock(), {}).get(sample).attributes
     assert attributes["process.executable.path"] == os.readlink("/proc/self/exe")
@@ -159,7 +158,7 @@ def test_container_ids_are_parsed(text, expected):
 @pytest.mark.parametrize("stat", [b"", b"1 (x", b"1 (x) S 1", b"1 (x) " + b"S " * 30])
 def test_a_malformed_stat_line_is_rejected(stat):
     with pytest.raises(ValueError):
-        parse_start_ticks(stat)
+        parse_stat(stat)
 
 
 def test_host_attributes_identify_host_and_kernel(tmp_path):

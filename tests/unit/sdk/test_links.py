@@ -85,6 +85,8 @@ def seen(slots, tid=None):
     span_context = ctypes.cast(word(said_at + 8), ctypes.py_object).value
     if owner != word(context_at) or type(span_context) is not SpanContext:
         return None
+    if word(owner + layout.variables_at) != word(said_at + 16):
+        return None
     if span_context.is_remote or not span_context.is_valid:
         return None
     if not span_context.trace_flags.sampled:
@@ -184,6 +186,18 @@ def test_nested_and_manually_activated_spans_are_linked(slots, links):
         otel_context.detach(token)
         assert seen(slots) == ids(outer)
     assert seen(slots) is None
+
+
+def test_a_variable_that_is_set_without_the_hooks_leaves_no_link(slots, links):
+    variable = otel_context._RUNTIME_CONTEXT._current_context
+    with TRACER.start_as_current_span("hooked") as span:
+        other = trace.set_span_in_context(TRACER.start_span("copied"))
+        token = variable.set(other)  # as asgiref does for each variable
+        assert seen(slots) is None
+        variable.reset(token)
+        with TRACER.start_as_current_span("inner") as inner:
+            assert seen(slots) == ids(inner)
+        assert seen(slots) == ids(span)
 
 
 def test_a_span_active_at_the_start_is_linked(slots):

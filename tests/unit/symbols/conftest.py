@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.symbols import CapturedFiles, Symbolizer
+from otel_kprofiler.symbols import CapturedFiles, KernelSymbolizer
 
 # helpers of tests are imported from here
 sys.path.insert(0, str(Path(__file__).parent))
@@ -50,7 +50,7 @@ def clones(clones_folder, tmp_path_factory):
         folder.mkdir(parents=True)
         for section, address in addresses.items():
             (folder / section).write_text(address + "\n")
-    return Symbolizer.from_files(
+    return KernelSymbolizer.from_files(
         kallsyms=clones_folder / "kallsyms.xz",
         modules=clones_folder / "proc_modules",
         sys_module=root,
@@ -77,4 +77,4 @@ def modules_files(modules_folder):
 @pytest.fixture(scope="session")
 def modules(modules_files):
     """The boot with 126 modules."""
-    return Symbolizer.live(modules_files)
+    return KernelSymbolizer.live(modules_files)

@@ -14,7 +14,7 @@ from otel_kprofiler.recording import (
     ReplayedModules,
 )
 from otel_kprofiler.sampling import SamplerCounts
-from otel_kprofiler.symbols import ReadingUnpacker, Symbolizer
+from otel_kprofiler.symbols import KernelSymbolizer, ReadingUnpacker
 from otel_kprofiler.symbols.kernel.archive import _make_lines
 from otel_kprofiler.symbols.kernel.kallsyms import parse_kallsyms
 from otel_kprofiler.tracking import ModuleWatch
@@ -28,7 +28,7 @@ def recording(tmp_path):
     writer = RecordingWriter(str(tmp_path / "raw"))
     writer.capture(host.files)
     watch = ModuleWatch(host.files, lambda: host.events, keep_datagrams=True)
-    symbolizer = Symbolizer.live(host.files, modules=RecordedModules(watch, writer.add_event))
+    symbolizer = KernelSymbolizer.live(host.files, modules=RecordedModules(watch, writer.add_event))
     settle(symbolizer)
     times = []
     for prefix in ("", "other_"):
@@ -46,7 +46,7 @@ def recording(tmp_path):
 
 def test_a_replay_names_modules_as_on_the_recorded_host(recording):
     file, times = recording
-    symbolizer = Symbolizer.live(file.files, modules=ReplayedModules(file))
+    symbolizer = KernelSymbolizer.live(file.files, modules=ReplayedModules(file))
     assert frame(symbolizer, TEXT + 0x14).module is None
     symbolizer.advance(boot_ns())
     for time_ns, name in zip(times, ("fresh_a", "other_fresh_a"), strict=True):

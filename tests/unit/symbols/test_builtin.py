@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from otel_kprofiler.cli.symbolize import command
 from otel_kprofiler.model import Unresolved
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.symbols import KernelSymbolizer
 from otel_kprofiler.symbols.kernel.builtin import (
     BuiltinRange,
     BuiltinRanges,
@@ -72,7 +72,7 @@ def test_every_symbol_has_the_modules_of_its_object_file(tmp_path, owner, source
         given = {"kallmodsyms": tmp_path / "kallmodsyms"}
         lines = kallmodsyms(symbols, owner, slide, source == "sized")
         given["kallmodsyms"].write_text("".join(lines))
-    symbolizer = Symbolizer.from_files(kallsyms=copy, **given)
+    symbolizer = KernelSymbolizer.from_files(kallsyms=copy, **given)
     assert not [text for text in symbolizer.problems if "modules" in text or "kallmod" in text]
     found = {}
     for address, _, _ in symbols:
@@ -85,7 +85,7 @@ def test_every_symbol_has_the_modules_of_its_object_file(tmp_path, owner, source
 
 
 def test_builtin_ranges_take_little_memory():
-    symbolizer = Symbolizer.from_files(
+    symbolizer = KernelSymbolizer.from_files(
         kallsyms=DATA / "kallsyms.xz", builtin_ranges=DATA / "modules.builtin.ranges.xz"
     )
     builtin = symbolizer.snapshot.builtin
@@ -94,7 +94,7 @@ def test_builtin_ranges_take_little_memory():
 
 
 def test_freed_init_code_keeps_its_module():
-    symbolizer = Symbolizer.from_files(
+    symbolizer = KernelSymbolizer.from_files(
         kallsyms=DATA / "kallsyms.xz", builtin_ranges=DATA / "modules.builtin.ranges.xz"
     )
     (match,) = symbolizer.find("ext4_fc_init_dentry_cache")
@@ -111,7 +111,7 @@ def test_ranges_of_another_build_are_rejected(tmp_path):
             for number, (address, kind, name) in enumerate(core_symbols(unpack("kallsyms.xz")))
         )
     )
-    symbolizer = Symbolizer.from_files(
+    symbolizer = KernelSymbolizer.from_files(
         kallsyms=moved, builtin_ranges=DATA / "modules.builtin.ranges.xz"
     )
     assert not len(symbolizer.snapshot.builtin)
@@ -159,8 +159,8 @@ def test_sizes_of_kallmodsyms_end_functions(tmp_path):
     (tmp_path / "kallmodsyms").write_text(
         "".join(f"{a:016x} {sizes[a]:x} {k} {n}\n" for a, k, n in symbols)
     )
-    plain = Symbolizer.from_files(kallsyms=tmp_path / "kallsyms")
-    sized = Symbolizer.from_files(
+    plain = KernelSymbolizer.from_files(kallsyms=tmp_path / "kallsyms")
+    sized = KernelSymbolizer.from_files(
         kallsyms=tmp_path / "kallsyms", kallmodsyms=tmp_path / "kallmodsyms"
     )
     (text,) = sized.module("vmlinux").ranges
@@ -182,11 +182,11 @@ def test_sizes_of_another_kernel_are_rejected(tmp_path):
     symbols = [s for s in core_symbols(unpack("kallsyms.xz")) if s[1] in "tTwW"]
     lines = [f"{a + 8 * at:016x} 4 {k} {n}\n" for at, (a, k, n) in enumerate(symbols)]
     (tmp_path / "kallmodsyms").write_text("".join(lines))
-    symbolizer = Symbolizer.from_files(
+    symbolizer = KernelSymbolizer.from_files(
         kallsyms=DATA / "kallsyms.xz", kallmodsyms=tmp_path / "kallmodsyms"
     )
     assert any("kallmodsyms: does not fit" in text for text in symbolizer.problems)
-    plain = Symbolizer.from_files(kallsyms=DATA / "kallsyms.xz")
+    plain = KernelSymbolizer.from_files(kallsyms=DATA / "kallsyms.xz")
     for address, _, _ in symbols:
         assert symbolizer.snapshot.frame(address + 4) == plain.snapshot.frame(address + 4)
 

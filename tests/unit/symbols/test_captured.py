@@ -3,7 +3,6 @@
 import gzip
 import lzma
 import os
-import re
 import struct
 import tarfile
 import threading
@@ -14,10 +13,20 @@ import zstandard
 
 from otel_kprofiler.cli.main import main
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.model import ON_CPU, STACK_OK, USER_SIDE, RawSample, Unresolved
-from otel_kprofiler.symbols import CapturedFiles, Symbolizer
+from otel_kprofiler.model import (
+    ON_CPU,
+    STACK_OK,
+    USER_SIDE,
+    FrameSource,
+    RawSample,
+    StackEnd,
+    Unresolved,
+    pack_user_stack,
+)
+from otel_kprofiler.symbols import CapturedFiles, KernelSymbolizer
+from tests.examples import examples
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "symbols.md"
+EXAMPLES = examples("symbols.md")
 COMPRESS = {
     ".xz": lzma.compress,
     ".gz": gzip.compress,
@@ -63,7 +72,7 @@ def test_copies_may_be_compressed(tmp_path, copies, modules, suffix):
         given[what] = tmp_path / (path.name.removesuffix(".xz") + suffix)
         given[what].write_bytes(compress(data))
     given["kallsyms"] = given["kallsyms"].rename(tmp_path / "renamed")
-    assert_same(Symbolizer.from_files(**given), modules)
+    assert_same(KernelSymbolizer.from_files(**given), modules)
 
 
 def assert_same(symbolizer, expected):
@@ -77,7 +86,7 @@ def test_a_copy_can_be_read_from_a_pipe(tmp_path, copies, modules):
     data = lzma.decompress(copies["kallsyms"].read_bytes())
     writer = threading.Thread(target=pipe.write_bytes, args=(data,))
     writer.start()
-    symbolizer = Symbolizer.from_files(**{**copies, "kallsyms": pipe})
+    symbolizer = KernelSymbolizer.from_files(**{**copies, "kallsyms": pipe})
     writer.join()
     assert_same(symbolizer, modules)
 
@@ -86,14 +95,16 @@ def test_a_copy_can_be_read_from_a_pipe(tmp_path, copies, modules):
 def test_a_mistyped_path_is_an_error(tmp_path, copies, symbolize, what):
     missing = tmp_path / "no_such_file"
     with pytest.raises(FileNotFoundError, match="no_such_file"):
-        Symbolizer.from_files(**{**copies, what: missing})
+        KernelSymbolizer.from_files(**{**copies, what: missing})
     wrong = tmp_path if what != "sys_module" else copies["modules"]
     with pytest.raises(NotADirectoryError if what == "sys_module" else IsADirectoryError):
-        Symbolizer.from_files(**{**copies, what: wrong})
+        KernelSymbolizer.from_files(**{**copies, what: wrong})
     if what != "version":
         status, _, told = symbolize(*options({**copies, what: missing}), "vfs_read")
         assert status == 3
         assert f"cannot read {missing}: No such file" in told.replace("\n", "")
+        told = symbolize(*options({**copies, what: wrong}), "vfs_read")[2]
+        assert ("give the copied file itself" in told) is (what != "sys_module")
 
 
 @pytest.mark.parametrize("what", NAMES)
@@ -105,7 +116,7 @@ def test_a_damaged_copy_is_an_error_without_a_traceback(tmp_path, copies, symbol
         copy = tmp_path / name
         copy.write_bytes(damaged)
         with pytest.raises(KProfilerError, match=name):
-            Symbolizer.from_files(**{**copies, what: copy})
+            KernelSymbolizer.from_files(**{**copies, what: copy})
         status, _, told = symbolize(*options({**copies, what: copy}), "vfs_read")
         assert status == 1
         assert name in told.replace("\n", "")
@@ -117,10 +128,32 @@ def test_a_damaged_archive_is_an_error_without_a_traceback(tmp_path, copies, kee
     whole = lzma.decompress(copies["sys_module"].read_bytes())
     archive.write_bytes(whole[:keep] + b"?" * 700)
     with pytest.raises(KProfilerError, match=r"sys_module\.tar is not a readable tar archive"):
-        Symbolizer.from_files(**{**copies, "sys_module": archive})
+        KernelSymbolizer.from_files(**{**copies, "sys_module": archive})
     archive.write_bytes(b"")
     with pytest.raises(KProfilerError, match=r"sys_module\.tar is not a readable tar archive"):
-        Symbolizer.from_files(**{**copies, "sys_module": archive})
+        KernelSymbolizer.from_files(**{**copies, "sys_module": archive})
+
+
+def test_an_impossible_size_in_an_archive_is_an_error_without_a_traceback(tmp_path, copies):
+    """A negative size, beyond what a file position can be; the checksum agrees."""
+    header = bytearray(tarfile.TarInfo("sys/module").tobuf())
+    header[124:136] = b"\xff" + bytes(11)
+    header[148:156] = b"%06o\0 " % sum(header[:148] + b" " * 8 + header[156:])
+    archive = tmp_path / "sys_module.tar.xz"
+    archive.write_bytes(lzma.compress(bytes(header) + bytes(1024)))
+    with pytest.raises(KProfilerError, match=r"sys_module\.tar\.xz"):
+        KernelSymbolizer.from_files(**{**copies, "sys_module": archive})
+
+
+def test_streams_of_xz_may_follow_each_other(tmp_path, copies, modules):
+    whole = lzma.decompress(copies["kallsyms"].read_bytes())
+    parts = lzma.compress(whole[:1000]), bytes(8), lzma.compress(whole[1000:])
+    copy = tmp_path / "kallsyms.xz"
+    copy.write_bytes(b"".join(parts))
+    assert_same(KernelSymbolizer.from_files(**{**copies, "kallsyms": copy}), modules)
+    copy.write_bytes(b"".join(parts)[:-1])
+    with pytest.raises(KProfilerError, match="cut off"):
+        KernelSymbolizer.from_files(**{**copies, "kallsyms": copy})
 
 
 def test_the_command_reports_problems(tmp_path, copies, symbolize):
@@ -132,7 +165,7 @@ def test_the_command_reports_problems(tmp_path, copies, symbolize):
     assert status == 0
     assert "note: /proc/kallsyms: the last line is truncated" in told
     assert "note: /proc/modules: 1 malformed lines skipped" in told
-    symbolizer = Symbolizer.from_files(kallsyms=cut, modules=listed)
+    symbolizer = KernelSymbolizer.from_files(kallsyms=cut, modules=listed)
     assert symbolizer.bad_lines == 2
     assert symbolize(*options(copies), "_text")[2] == ""
     told = symbolize("--kallsyms", copies["kallsyms"], "_text")[2]
@@ -145,21 +178,20 @@ def test_many_problems_of_a_kind_are_counted(tmp_path, copies, symbolize):
     assert "note: and 116 more" in told
 
 
-def blocks():
-    text = DOCUMENT.read_text()
-    found = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return dict(zip(("live", "captured", "recorded", "resolver"), found, strict=True))
+CAPTURED, RECORDED = EXAMPLES["Captured files and recorded events"]
+(RESOLVER,) = EXAMPLES["Resolvers of your own"]
 
 
 def test_the_example_of_a_resolver_names_one_process_only():
     def sample(tgid):
-        stacks = (struct.pack("2Q", 0x5000, 0x6001),)
+        frames = ((0x5000, None, FrameSource.REGISTERS), (0x6001, None, FrameSource.FRAME_POINTER))
+        stacks = (pack_user_stack(StackEnd.COMPLETE, frames),)
         return RawSample(
             ON_CPU, 1, 10, 0, tgid, tgid, 1, 0, b"", ((USER_SIDE, STACK_OK),), stacks, None
         )
 
     given = {"pid": 7, "names": {0x5000: "compiled", 0x6000: "caller"}, "sample": sample(7)}
-    exec(blocks()["resolver"], given)
+    exec(RESOLVER, given)
     other = given["stacks"].resolve(sample(8))
     assert [frame.function for frame in given["stack"].frames] == ["compiled", "caller"]
     assert [frame.function for frame in other.frames] == ["", ""]
@@ -169,7 +201,7 @@ def test_the_example_of_a_resolver_names_one_process_only():
 def test_the_example_of_captured_files_works(modules_folder, monkeypatch, capsys):
     monkeypatch.chdir(modules_folder)
     found = {}
-    exec(blocks()["captured"], found)
+    exec(CAPTURED, found)
     assert found["leaf"].address - found["caller"].address in {0, 1}
     assert capsys.readouterr().out
 
@@ -196,7 +228,7 @@ def test_the_example_of_recorded_events_works(modules_folder, monkeypatch, capsy
         ksymbol(20_000_000, address, 64, second), loaded(2, second[9:25]),
     ))  # fmt: skip
     given = {"records": records, "end_ns": 30_000_000, "address": address + 8, "time_ns": 1500}
-    exec(blocks()["recorded"], given)
+    exec(RECORDED, given)
     out = capsys.readouterr().out.splitlines()
     assert out[0] == str((first,))
     assert first in out[1]
@@ -214,7 +246,7 @@ def test_explanations_use_the_snapshot_of_their_time(tmp_path):
     line = "ffffffff81000000 T _text\nffffffff81000000 T {}\nffffffff81001000 T _etext\n"
     copy.write_text(line.format("before"))
     files = CapturedFiles({"/proc/kallsyms": copy})
-    symbolizer = Symbolizer.live(files)
+    symbolizer = KernelSymbolizer.live(files)
     copy.write_text(line.format("after"))
     symbolizer.reload(1000)
     address = 0xFFFF_FFFF_8100_0004
@@ -230,4 +262,4 @@ def test_archives_list_their_directories(tmp_path, copies, modules):
                 path = tmp_path.joinpath(*Path(member.name).parts[1:])
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(archive.extractfile(member).read())
-    assert_same(Symbolizer.from_files(**{**copies, "sys_module": tmp_path}), modules)
+    assert_same(KernelSymbolizer.from_files(**{**copies, "sys_module": tmp_path}), modules)

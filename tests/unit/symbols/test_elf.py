@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from otel_kprofiler.cli.symbolize import command
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import Unresolved
-from otel_kprofiler.symbols import ElfSymbols, Symbolizer, make_file_id
+from otel_kprofiler.symbols import ElfSymbols, KernelSymbolizer, make_file_id
 from otel_kprofiler.symbols.elf import functions, image
 
 ET_REL, ET_EXEC = 1, 2
@@ -219,7 +219,10 @@ def host(tmp_path):
 def test_sizes_bound_the_functions_of_a_running_module(host, module):
     """Functions end where the file says, not at the next symbol of kallsyms."""
     ends = [TEXT + rva for rva in (0x30, 0xA5, 0xE0)]
-    bare, exact = Symbolizer.from_files(**host), Symbolizer.from_files(**host, elf=[module])
+    bare, exact = (
+        KernelSymbolizer.from_files(**host),
+        KernelSymbolizer.from_files(**host, elf=[module]),
+    )
     assert [bare.explain(end).frame.function for end in ends] == ["first", "second", "leave"]
     frames = [exact.explain(end - 1).frame for end in ends]
     assert [frame.function for frame in frames] == ["first", "second", "leave"]
@@ -232,7 +235,7 @@ def test_a_file_of_another_kernel_gives_no_sizes(host, tmp_path):
     other = tmp_path / "other.ko"
     other.write_bytes(MODULE.replace(NOTE[-4:], b"abcd"))
     with pytest.raises(KProfilerError, match=r"other\.ko belongs to no loaded module"):
-        Symbolizer.from_files(**host, elf=[other])
+        KernelSymbolizer.from_files(**host, elf=[other])
 
 
 def test_the_command_takes_sizes_from_a_file(host, module):
@@ -248,7 +251,7 @@ def test_several_files_are_distinguished_by_id(tmp_path, module):
     both = "--elf", module, "--elf", other
     (found,) = (json.loads(run(*both, "--json", "--rva", f"{BUILD_ID}:14")),)
     assert (found["module"], found["function"], found["offset"]) == ("snd_test", "first", 4)
-    assert "use FILE_ID:RVA" in run(*both, "--rva", "14", status=2)
+    assert "use FILE_ID:ADDR" in run(*both, "--rva", "14", status=2)
     assert "no file has this id" in run(*both, "--rva", "ab:14", status=1)
 
 

@@ -20,7 +20,7 @@ from otel_kprofiler.model import (
     RawSample,
     Unresolved,
 )
-from otel_kprofiler.symbols import CapturedFiles, StackResolver, Symbolizer
+from otel_kprofiler.symbols import CapturedFiles, KernelSymbolizer, StackResolver
 from otel_kprofiler.symbols.kernel.bpf import KEEP_NS, MAX_KEPT, KsymbolTable
 from otel_kprofiler.tracking.ksymbol_records import make_changes, parse_perf_records
 
@@ -88,7 +88,7 @@ def live(tmp_path):
     )
     files = CapturedFiles({"/proc/kallsyms": tmp_path / "kallsyms"})
     source = Source()
-    return Symbolizer.live(files, ksymbols=source), source
+    return KernelSymbolizer.live(files, ksymbols=source), source
 
 
 def test_captured_records_replay_to_the_expected_table():
@@ -338,7 +338,7 @@ def test_frames_have_the_kind_of_their_code(live):
     assert symbolizer.advance(20) == 15, "the watermark of the source"
     frame, caller, page = symbolizer.resolve_addresses([A + 64, A + 64 + 20, A + 4096 + 8])
     assert (frame.module.kind, frame.address, frame.offset) == (ModuleKind.BPF, 0, 0)
-    assert frame.lines[0][0::2] == (name, "a.c")
+    assert (frame.lines[0].function, frame.lines[0].file) == (name, "a.c")
     assert frame.lines[0].line == 3
     assert caller.lines[0].line == 9
     assert caller.module is frame.module

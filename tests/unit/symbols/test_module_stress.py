@@ -7,7 +7,7 @@ import time
 
 from module_host import INIT, TEXT, Host, boot_ns, settle
 
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.symbols import KernelSymbolizer
 from otel_kprofiler.tracking import ModuleWatch
 
 SECONDS = float(os.environ.get("KPROFILER_STRESS_S", "4"))
@@ -19,7 +19,7 @@ def test_lookups_during_loads_and_unloads_are_right(tmp_path):
     """Modules with alternating names use each place; the oracle is the loader's log."""
     host = Host(tmp_path)
     watch = ModuleWatch(host.files, lambda: host.events)
-    symbolizer = Symbolizer.live(host.files, modules=watch)
+    symbolizer = KernelSymbolizer.live(host.files, modules=watch)
     lives = [[] for _ in range(PLACES)]  # (since, until, name): certainly loaded in between
     stop = threading.Event()
     problems, counts = [], [0] * RESOLVERS

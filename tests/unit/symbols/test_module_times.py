@@ -10,7 +10,7 @@ import pytest
 from module_host import TEXT, Host, frame, settle
 
 from otel_kprofiler.model import RangeSource, Unresolved
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.symbols import KernelSymbolizer
 from otel_kprofiler.tracking import ModuleWatch
 from otel_kprofiler.tracking.module_uevents import ModuleAction, parse_uevent
 from otel_kprofiler.tracking.module_watch import MAX_ATTEMPTS
@@ -44,7 +44,7 @@ def host(tmp_path):
 def symbolizer(host, clock):
     host.load("old", announce=False)
     watch = ModuleWatch(host.files, lambda: host.events, names_share=1, now_ns=clock)
-    found = Symbolizer.live(host.files, modules=watch)
+    found = KernelSymbolizer.live(host.files, modules=watch)
     settle(found, now_ns=clock)
     yield found
     found.close()

@@ -12,7 +12,7 @@ import pytest
 from module_host import CORE, INIT, TEXT, Host, boot_ns, frame, settle, wait_for_name
 
 from otel_kprofiler.model import Unresolved
-from otel_kprofiler.symbols import Symbolizer
+from otel_kprofiler.symbols import KernelSymbolizer
 from otel_kprofiler.tracking import ModuleWatch
 from otel_kprofiler.tracking.module_uevents import ModuleAction, ModuleEvent, parse_uevent
 from otel_kprofiler.tracking.module_watch import MAX_ATTEMPTS
@@ -27,7 +27,7 @@ def host(tmp_path):
 def symbolizer(host):
     host.load("old", TEXT + 0x100000, announce=False)
     watch = ModuleWatch(host.files, lambda: host.events)
-    found = Symbolizer.live(host.files, modules=watch)
+    found = KernelSymbolizer.live(host.files, modules=watch)
     found.watch = watch
     settle(found)
     yield found
@@ -254,7 +254,7 @@ def test_without_announcements_modules_are_found_by_polling(host, caplog):
     with caplog.at_level(logging.WARNING):
         watch = ModuleWatch(host.files, refuse)
     assert "no socket" in watch.problem
-    symbolizer = Symbolizer.live(host.files, modules=watch)
+    symbolizer = KernelSymbolizer.live(host.files, modules=watch)
     settle(symbolizer)
     host.load("fresh")
     time.sleep(0.12)

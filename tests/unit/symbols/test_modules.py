@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from otel_kprofiler.elf import find_build_id, parse_notes
 from otel_kprofiler.model import ModuleKind, RangeSource, Unresolved
-from otel_kprofiler.symbols import Symbolizer, find_build_id, make_file_id, parse_notes
+from otel_kprofiler.symbols import KernelSymbolizer, make_file_id
 from otel_kprofiler.symbols.kernel.kallsyms import NO_MODULES, parse_kallsyms
 from otel_kprofiler.symbols.kernel.load import make_module
 from otel_kprofiler.symbols.kernel.modules import ModuleFiles, ProcModule, parse_modules
@@ -120,7 +121,7 @@ def pages(modules_folder):
 @pytest.mark.parametrize("sysfs", [True, False])
 def test_modules_cover_only_the_pages_of_their_functions(pages, modules_folder, sysfs):
     """Neither data nor what may be allocated after the guard page at the end of the text."""
-    symbolizer = Symbolizer.from_files(
+    symbolizer = KernelSymbolizer.from_files(
         kallsyms=modules_folder / "pages.xz",
         modules=modules_folder / "proc_modules",
         sys_module=modules_folder / "sys_module.tar.xz" if sysfs else None,
@@ -146,7 +147,7 @@ def test_modules_cover_only_the_pages_of_their_functions(pages, modules_folder, 
 
 def test_a_trampoline_after_a_module_keeps_its_name(pages, modules_folder):
     """It may have been allocated after the module, right after the guard page of its text."""
-    symbolizer = Symbolizer.from_files(
+    symbolizer = KernelSymbolizer.from_files(
         kallsyms=modules_folder / "pages.xz", modules=modules_folder / "proc_modules"
     )
     end = max(a for a, kind, module in pages if module == "dummy" and kind in "tT") | 0xFFF
@@ -239,7 +240,7 @@ def test_malformed_module_lines_are_counted():
 
 def test_without_sysfs_ranges_come_from_symbols(clones, clones_folder):
     """Without root: base from /proc/modules, size from text symbols; the module says so."""
-    bare = Symbolizer.from_files(
+    bare = KernelSymbolizer.from_files(
         kallsyms=clones_folder / "kallsyms.xz", modules=clones_folder / "proc_modules"
     )
     for module in clones.snapshot.modules[1:]:
@@ -257,7 +258,7 @@ def test_without_sysfs_ranges_come_from_symbols(clones, clones_folder):
 
 
 def test_without_module_list_the_base_is_the_page_of_the_first_symbol(clones, clones_folder):
-    bare = Symbolizer.from_files(kallsyms=clones_folder / "kallsyms.xz")
+    bare = KernelSymbolizer.from_files(kallsyms=clones_folder / "kallsyms.xz")
     assert {m.name for m in bare.snapshot.modules} == {m.name for m in clones.snapshot.modules}
     for module in clones.snapshot.modules[1:]:
         assert bare.module(module.name).base == module.base

@@ -1,21 +1,16 @@
 """Finds the tables of ELF files, and refuses those that the program could not use."""
 
-import hashlib
-import os
 import struct
 from io import BytesIO
 
 import pytest
 from elftools.elf.elffile import ELFFile
 
+from otel_kprofiler.elf import ImageSource, find_section, make_pairs, read_elf
 from otel_kprofiler.unwinding import Refusal, TableRefused
-from otel_kprofiler.unwinding.elf import find_section, read_elf
-from otel_kprofiler.unwinding.identity import hash_file
 from otel_kprofiler.unwinding.image import check_texts, image_pages, write_image
-from otel_kprofiler.unwinding.index import make_pairs
-from otel_kprofiler.unwinding.source import FileSource, ImageSource
 from otel_kprofiler.unwinding.table import MAX_ENTRIES
-from tests.unit.unwinding.files import NAMES, PT_GNU_EH_FRAME, PT_LOAD, Elf, content, find
+from tests.unit.unwinding.files import PT_GNU_EH_FRAME, PT_LOAD, Elf, content, find
 
 
 def refusal(data):
@@ -35,21 +30,6 @@ def test_finds_what_pyelftools_finds(name):
     assert tables.entries == int.from_bytes(header.data()[8:12], "little")
     assert (tables.frames.offset, tables.frames.address) == (frames["sh_offset"], frames["sh_addr"])
     assert frames.data()[tables.frames.size :].strip(b"\0") == b""
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_finds_the_build_id_and_the_code(name):
-    data = content(name)
-    elf = read_elf(ImageSource(data), "x86_64")
-    reference = ELFFile(BytesIO(data))
-    note = reference.get_section_by_name(".note.gnu.build-id")
-    assert elf.build_id == (next(note.iter_notes())["n_desc"] if note else None)
-    assert elf.entry == reference["e_entry"]
-    assert elf.texts == tuple(
-        (s["p_offset"], s["p_filesz"], s["p_vaddr"])
-        for s in reference.iter_segments("PT_LOAD")
-        if s["p_flags"] & 1
-    )
 
 
 def test_a_file_without_a_search_table_has_frames_to_make_it_of():
@@ -181,20 +161,6 @@ def test_the_last_entry_may_not_exceed_its_segment():
     assert refusal(elf.data) is Refusal.ENCODING
 
 
-def test_compressed_frames_are_refused():
-    elf = Elf("static")
-    source = ImageSource(bytes(elf.data))
-    sections, count, _ = read_elf(source, "x86_64").section_headers
-    index = next(
-        i for i in range(count) if ELFFile(BytesIO(elf.data)).get_section(i).name == ".eh_frame"
-    )
-    elf.put("<Q", sections + 64 * index + 8, 0x800 | 2)
-    source = ImageSource(bytes(elf.data))
-    with pytest.raises(TableRefused) as caught:
-        find_section(source, read_elf(source, "x86_64"), b".eh_frame")
-    assert caught.value.refusal is Refusal.COMPRESSED
-
-
 def test_too_many_texts():
     elf = read_elf(ImageSource(content("plain.so")), "x86_64")
     check_texts(elf.texts * 4)
@@ -230,32 +196,3 @@ def test_the_image_is_what_the_program_reads():
         text.size,
         text.address - text.offset,
     )
-
-
-@pytest.mark.parametrize("size", [0, 9, 4095, 4096, 4097, 8191, 8192, 20_000])
-def test_the_hash_is_that_of_the_data_model(size):
-    data = os.urandom(size)
-    text = data[:4096] + data[max(0, size - 4096) :] + struct.pack(">Q", size)
-    assert hash_file(ImageSource(data)) == hashlib.sha256(text).hexdigest()[:32]
-
-
-def test_the_published_vector_of_the_hash():
-    data = bytes.fromhex("7f454c460001020304")
-    assert hash_file(ImageSource(data)) == "caf6e5907166ac76eef618e5f7f59cd9"
-
-
-def test_a_file_that_became_shorter_is_one_that_changed(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(content("plain.so")[:1000])
-    with open(path, "rb") as file:
-        source = FileSource(file.fileno(), 5000)
-        for read in (
-            lambda: source.read(900, 200),
-            lambda: source.read_into(memoryview(bytearray(200)), 900),
-        ):
-            with pytest.raises(TableRefused) as caught:
-                read()
-            assert caught.value.refusal is Refusal.CHANGED
-        with pytest.raises(TableRefused) as caught:
-            source.read(4900, 200)
-        assert caught.value.refusal is Refusal.OUT_OF_BOUNDS

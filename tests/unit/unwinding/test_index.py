@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from otel_kprofiler.elf import frame_index, make_pairs
 from otel_kprofiler.model import Segment
-from otel_kprofiler.unwinding import Refusal, TableRefused, index
-from otel_kprofiler.unwinding.index import make_pairs
+from otel_kprofiler.unwinding import Refusal, TableRefused
 from otel_kprofiler.unwinding.indexing import index_frames
 
 
@@ -139,8 +139,8 @@ def test_memory_is_limited(tmp_path):
         file.truncate(1 << 31)
     with open(path, "rb") as file:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", index.__file__, "0", str((1 << 31) - 4096), "4096"],
+            [sys.executable, "-I", "-S", frame_index.__file__, "0", str((1 << 31) - 4096), "4096"],
             stdin=file, capture_output=True, check=False,
         )  # fmt: skip
-    assert done.returncode == index.FAILED
+    assert done.returncode == frame_index.FAILED
     assert done.stdout == b"MemoryError"

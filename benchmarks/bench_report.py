@@ -1,0 +1,69 @@
+"""Reports: time to load 1,000,000 samples from windows of five seconds, and to group them."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from benchmarks.bench_otlp import mixed_load_window
+from benchmarks.rows import Row
+from otel_kprofiler.analysis import GROUPINGS, Filter, load_samples
+from otel_kprofiler.formats import FORMATS
+from otel_kprofiler.model import Profile, ResourceSamples, Window
+from otel_kprofiler.otlp import decode_windows
+
+SAMPLES = 1_000_000
+_WINDOW_NS = 5_000_000_000
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Seconds of CPU time; with garbage collection off, as in the command."""
+    window = mixed_load_window(user=True)
+    count = SAMPLES // (10 if quick else 1) // window.sample_count
+    (write,) = (row.write for row in FORMATS if row.name == "otlp")
+    content = write([_later(window, number) for number in range(count)])
+    gc.disable()
+    try:
+        seconds, windows = _measure(lambda: decode_windows(content))
+        size = f"{count * window.sample_count:,} samples in {count} windows"
+        yield Row(f"decode {size}, {len(content) >> 20} MiB", f"{seconds:.2f} s")
+        seconds, samples = _measure(lambda: load_samples(windows))
+        goal = "" if quick else "<= 3 s"
+        yield Row(f"load them, {len(samples):,} rows", f"{seconds:.2f} s", goal=goal)
+        for by in ("function", "syscall", "process"):
+            seconds, _ = _measure(partial(GROUPINGS[by], samples))
+            yield Row(f"group by {by}", f"{seconds:.2f} s")
+        seconds, _ = _measure(partial(Filter(functions=("vfs_*",)).apply, samples))
+        yield Row("keep one function", f"{seconds:.2f} s")
+    finally:
+        gc.enable()
+
+
+def _later(window: Window, number: int) -> Window:
+    """The same samples in a later window."""
+    shift = number * _WINDOW_NS
+
+    def later(profile: Profile) -> Profile:
+        groups = [
+            ResourceSamples(
+                resource,
+                [
+                    one._replace(timestamps_unix_ns=[t + shift for t in one.timestamps_unix_ns])
+                    for one in samples
+                ],
+            )
+            for resource, samples in profile.resources
+        ]
+        return replace(profile, resources=groups)
+
+    start, end = window.start_unix_ns + shift, window.end_unix_ns + shift
+    return Window(start, end, list(map(later, window.profiles)))
+
+
+def _measure(work):
+    start = time.process_time()
+    done = work()
+    return time.process_time() - start, done

@@ -1,0 +1,115 @@
+"""HTTP connections for requests that another thread can abort and that log nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any, Final
+
+import requests
+from requests.adapters import HTTPAdapter
+
+
+class PlainSession(requests.Session):
+    """A session that leaves redirects to its caller: requests would read their whole bodies."""
+
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        """None: no response is followed."""
+
+
+class AbortableAdapter(HTTPAdapter):
+    """Tracks its sockets so that another thread can abort an exchange. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._sockets: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._aborted = False
+        super().__init__(pool_connections=1, pool_maxsize=1)
+
+    def begin(self) -> None:
+        """Allow another exchange."""
+        with self._lock:
+            self._aborted = False
+
+    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Track the sockets of the pool's connections."""
+        pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
+        make = type(pool).ConnectionCls
+
+        def make_tracked(*args: Any, **kwargs: Any) -> Any:
+            connection: Any = make(*args, **kwargs)
+            connect, open_socket = connection.connect, connection._new_conn  # noqa: SLF001
+            connecting = contextlib.ExitStack()
+
+            def open_tracked() -> socket.socket:
+                opened: socket.socket = open_socket()
+                # The TLS handshake detaches the descriptor from this socket object.
+                self._watch(connecting.enter_context(opened.dup()))
+                return opened
+
+            def connect_tracked() -> None:
+                # A proxy's answer or a handshake may trickle too.
+                with connecting:
+                    connect()
+                    self._watch(connection.sock)
+
+            connection._new_conn = open_tracked  # noqa: SLF001
+            connection.connect = connect_tracked
+            return connection
+
+        pool.ConnectionCls = make_tracked
+        return pool
+
+    def abort(self) -> None:
+        """Abort every running exchange as if the receiver had disconnected."""
+        with self._lock:
+            self._aborted = True
+            sockets = list(self._sockets)
+        for sock in sockets:
+            _shut_down(sock)
+
+    def _watch(self, sock: Any) -> None:
+        with self._lock:
+            self._sockets.add(sock)
+            too_late = self._aborted
+        if too_late:
+            _shut_down(sock)
+
+
+def _shut_down(sock: Any) -> None:
+    with contextlib.suppress(OSError):  # already closed
+        # SSLSocket.shutdown() is unsafe while another thread reads.
+        socket.socket.shutdown(getattr(sock, "socket", sock), socket.SHUT_RDWR)
+
+
+class _Silencer(logging.Filter):
+    """Drops urllib3's log records of our exchanges, which contain addresses with their query.
+
+    Failures are raised as exceptions anyway.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._threads: set[int] = set()
+        for name in ("connection", "connectionpool", "response", "util.retry"):
+            logging.getLogger(f"urllib3.{name}").addFilter(self)
+
+    @contextlib.contextmanager
+    def this_thread(self) -> Iterator[None]:
+        """Drop the records of the calling thread within the context."""
+        self._threads.add(threading.get_ident())
+        try:
+            yield
+        finally:
+            self._threads.discard(threading.get_ident())
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to log the record."""
+        return threading.get_ident() not in self._threads
+
+
+SILENCED: Final = _Silencer()

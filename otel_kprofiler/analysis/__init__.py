@@ -1,0 +1,29 @@
+"""Profiles that were saved: their samples in columns, filtered and grouped."""
+
+from otel_kprofiler.analysis.callers import callees, callers
+from otel_kprofiler.analysis.comparison import Amount, Change, Part, compare
+from otel_kprofiler.analysis.filters import Filter
+from otel_kprofiler.analysis.groups import GROUPINGS, Group, Key, find_grouping
+from otel_kprofiler.analysis.kernel_entry import find_entry
+from otel_kprofiler.analysis.samples import Samples, load_samples
+from otel_kprofiler.analysis.sides import select_sides
+from otel_kprofiler.analysis.spans import spans_with_lines
+
+__all__ = [
+    "GROUPINGS",
+    "Amount",
+    "Change",
+    "Filter",
+    "Group",
+    "Key",
+    "Part",
+    "Samples",
+    "callees",
+    "callers",
+    "compare",
+    "find_entry",
+    "find_grouping",
+    "load_samples",
+    "select_sides",
+    "spans_with_lines",
+]

@@ -1,0 +1,46 @@
+"""Who calls a function, and what it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from otel_kprofiler.analysis.filters import matcher
+from otel_kprofiler.analysis.groups import Group, Key, Occurrence, collect, function_key
+from otel_kprofiler.analysis.samples import Samples
+from otel_kprofiler.formats import stack_entries
+from otel_kprofiler.model import Stack
+
+NO_CALLER: Final = Key("[no caller]")
+ITSELF: Final = Key("[itself]")
+
+
+def callers(samples: Samples, function: str) -> list[Group]:
+    """Callers of a function; of a recursive one, those of its outermost call.
+
+    Samples without the function are left out, so the weights add up to the total of the function.
+    ``function`` may be a pattern.
+    """
+    return collect(samples, _neighbour(function, lambda found: (found[0] - 1, NO_CALLER)))
+
+
+def callees(samples: Samples, function: str) -> list[Group]:
+    """What a function calls, likewise; of a recursive one, what its innermost call does."""
+    return collect(samples, _neighbour(function, lambda found: (found[-1] + 1, ITSELF)))
+
+
+def _neighbour(
+    function: str, choose: Callable[[list[int]], tuple[int, Key]]
+) -> Callable[[Stack], Occurrence | None]:
+    is_wanted = matcher([function])
+
+    def occurrence(stack: Stack) -> Occurrence | None:
+        entries = stack_entries(stack)
+        found = [at for at, entry in enumerate(entries) if is_wanted(entry.name)]
+        if not found:
+            return None
+        at, outside = choose(found)
+        key = function_key(entries[at]) if 0 <= at < len(entries) else outside
+        return Occurrence(key, (key,))
+
+    return occurrence

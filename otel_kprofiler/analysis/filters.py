@@ -1,0 +1,137 @@
+"""Which samples a report is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+
+from otel_kprofiler.analysis.groups import CONTAINER, SERVICE
+from otel_kprofiler.analysis.samples import Samples, Thread
+from otel_kprofiler.formats import (
+    module_names,
+    plain_module,
+    process_id,
+    process_name,
+    stack_entries,
+)
+from otel_kprofiler.model import Resource, SpanLink, Stack
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What samples must have; of each field one of its values, and nothing if it is empty.
+
+    Names may be patterns with ``*``, ``?`` and ``[…]``.
+
+    Attributes:
+        processes: names or ids of processes.
+        threads: names (``comm``) or ids of threads.
+        containers: names of containers, or the first characters of their ids.
+        services: names of services.
+        cpus: logical CPUs.
+        modules: modules with a frame in the stack, loaded or built in; ``-`` and ``_`` are equal.
+        functions: functions in the stack.
+        spans: the first hexadecimal digits of span ids or trace ids.
+        kinds: names of kinds of samples.
+        attributes: ``NAME=VALUE`` of attributes of the resource.
+    """
+
+    processes: tuple[str, ...] = ()
+    threads: tuple[str, ...] = ()
+    containers: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
+    cpus: tuple[int, ...] = ()
+    modules: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
+    spans: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+
+    def apply(self, samples: Samples) -> Samples:
+        """The samples that have all of it."""
+        marks = [*self._thread_marks(samples), *self._stack_marks(samples)]
+        if self.cpus:
+            cpus = [cpu in self.cpus for cpu in samples.tables.cpus]
+            marks.append([cpus[cpu] for cpu in samples.cpus])
+        if self.spans:
+            links = [self._is_wanted_span(link) for link in samples.tables.links]
+            marks.append([links[link] for link in samples.links])
+        if self.kinds:
+            named = matcher(self.kinds)
+            origins = [named(origin.profile.kind.name) for origin in samples.tables.origins]
+            marks.append([origins[origin] for origin in samples.origins])
+        return samples.select(list(map(all, zip(*marks, strict=True)))) if marks else samples
+
+    def _thread_marks(self, samples: Samples) -> Iterator[list[bool]]:
+        resources = samples.tables.resources
+        tests: list[Callable[[Thread], bool]] = []
+        if self.processes:
+            tests.append(_process_test(resources, self.processes))
+        if self.threads:
+            named = matcher(self.threads)
+            tests.append(lambda thread: named(thread.name) or named(str(thread.tid)))
+        if self.services:
+            tests.append(_attribute_test(resources, SERVICE, matcher(self.services)))
+        if self.containers:
+            named_or_id = matcher([*self.containers, *(f"{one}*" for one in self.containers)])
+            tests.append(_attribute_test(resources, CONTAINER, named_or_id))
+        for pair in self.attributes:
+            name, _, value = pair.partition("=")
+            tests.append(_attribute_test(resources, [name], matcher([value])))
+        for test in tests:
+            threads = [test(thread) for thread in samples.tables.threads]
+            yield [threads[thread] for thread in samples.threads]
+
+    def _stack_marks(self, samples: Samples) -> Iterator[list[bool]]:
+        tests: list[Callable[[Stack], bool]] = []
+        if self.modules:
+            is_module = matcher([plain_module(name) for name in self.modules])
+            tests.append(
+                lambda stack: any(
+                    is_module(name) for frame in stack.frames for name in module_names(frame)
+                )
+            )
+        if self.functions:
+            is_function = matcher(self.functions)
+            tests.append(
+                lambda stack: any(is_function(entry.name) for entry in stack_entries(stack))
+            )
+        for test in tests:
+            stacks = [test(stack) for stack in samples.tables.stacks]
+            yield [stacks[stack] for stack in samples.stacks]
+
+    def _is_wanted_span(self, link: SpanLink | None) -> bool:
+        if link is None:
+            return False
+        ids = link.trace_id.hex(), link.span_id.hex()
+        return any(one.startswith(span.lower()) for one in ids for span in self.spans)
+
+
+def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Whether a name is one of these, or matches one as a pattern."""
+    wanted = tuple(patterns)
+    return cache(lambda name: any(name == one or fnmatchcase(name, one) for one in wanted))
+
+
+def _process_test(
+    resources: Sequence[Resource], processes: Sequence[str]
+) -> Callable[[Thread], bool]:
+    named = matcher(processes)
+
+    def test(thread: Thread) -> bool:
+        resource = resources[thread.resource]
+        return named(process_name(resource, thread.name)) or named(str(process_id(resource)))
+
+    return test
+
+
+def _attribute_test(
+    resources: Sequence[Resource], names: Sequence[str], named: Callable[[str], bool]
+) -> Callable[[Thread], bool]:
+    owners = [
+        any(named(str(one.attributes[name])) for name in names if name in one.attributes)
+        for one in resources
+    ]
+    return lambda thread: owners[thread.resource]

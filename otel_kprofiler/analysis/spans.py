@@ -1,0 +1,47 @@
+"""Spans with the lines of code that ran in them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from otel_kprofiler.analysis.groups import (
+    NO_LINE,
+    NO_STACK,
+    Group,
+    Occurrence,
+    Weighed,
+    by_span,
+    function_key,
+    group_stacks,
+    line_occurrence,
+    span_key,
+)
+from otel_kprofiler.analysis.samples import Samples
+from otel_kprofiler.formats import stack_entries
+from otel_kprofiler.model import Stack
+
+
+def spans_with_lines(samples: Samples) -> list[tuple[Group, list[Group]]]:
+    """The groups of :func:`by_span`, each with its groups by line.
+
+    Samples without a line count for the function that they were taken in.
+    """
+    stacks: defaultdict[int, list[Weighed]] = defaultdict(list)
+    rows = zip(samples.links, samples.stacks, samples.weights(), samples.counts(), strict=True)
+    for link, *row in rows:
+        stacks[link].append(Weighed(*row))
+    links = samples.tables.links
+    lines = {
+        span_key(links[link]): group_stacks(samples.tables.stacks, found, _line_or_function)
+        for link, found in stacks.items()
+    }
+    return [(span, lines[span.key]) for span in by_span(samples)]
+
+
+def _line_or_function(stack: Stack) -> Occurrence:
+    found = line_occurrence(stack)
+    if found.own != NO_LINE:
+        return found
+    entries = stack_entries(stack)
+    key = function_key(entries[-1]) if entries else NO_STACK
+    return Occurrence(key, (key,))

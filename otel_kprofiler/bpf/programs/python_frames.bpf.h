@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Walks CPython's frames of the interrupted thread, leaf first.
+ *
+ * The thread is stopped, so that only what it was storing itself can be half done. What is not
+ * as it must be ends the walk without a stack: no frame is ever a guess.
+ */
+#pragma once
+
+#include "python_code.bpf.h"
+#include "python_thread.bpf.h"
+
+enum frame_owners {
+	OWNED_BY_GENERATOR = 1,
+};
+
+enum {
+	GO_ON = -1, /* beside python_outcomes */
+	STACKS_MASK = 0xfff, /* more than kernel and user stack take */
+};
+
+#define NO_WINDOW_AT (1ULL << 62) /* no address of a process */
+
+INLINE u64 frame_word_at(const u8 *frame, u64 at)
+{
+	BOUND(at, FRAME_BYTES - 8);
+	return *(const u64 *)(frame + at);
+}
+
+INLINE u8 frame_byte_at(const u8 *frame, u64 at)
+{
+	BOUND(at, FRAME_BYTES - 1);
+	return frame[at];
+}
+
+/*
+ * The frame at an address. Frames of callers mostly lie below, so a piece of memory before it is
+ * copied, too, if that can be read.
+ */
+INLINE const u8 *get_frame(struct python_work *w, const struct python_layout *l, u64 at)
+{
+	u64 place = at - w->window_at, bytes = l->frame_bytes;
+
+	BOUND(bytes, FRAME_BYTES - 1);
+	if (place > FRAME_WINDOW) {
+		place = FRAME_WINDOW;
+		w->window_at = at - FRAME_WINDOW;
+		if (bpf_probe_read_user(w->window, FRAME_WINDOW + bytes, (void *)w->window_at)) {
+			w->window_at = NO_WINDOW_AT;
+			if (bpf_probe_read_user(w->window + FRAME_WINDOW, bytes, (void *)at))
+				return 0;
+		}
+	}
+	BOUND(place, 2 * FRAME_WINDOW - 1);
+	return place > FRAME_WINDOW ? 0 : w->window + place;
+}
+
+/* Append a frame; its caller may turn out to be C. */
+INLINE int put_word(struct python_work *w, u64 word)
+{
+	u64 at = w->head.frames;
+
+	BOUND(at, MAX_PYTHON_FRAMES);
+	w->word[at] = word;
+	w->head.frames = at + 1;
+	w->open = word & FROM_C ? 0 : at + 1;
+	return GO_ON;
+}
+
+/* C has called the interpreter for the frame above. */
+INLINE int put_entry(struct python_work *w)
+{
+	u64 above = w->open - 1;
+
+	w->rooted = 1;
+	if (!w->open)
+		return GO_ON;
+	BOUND(above, MAX_PYTHON_FRAMES);
+	w->word[above] |= FROM_C;
+	w->open = 0;
+	return GO_ON;
+}
+
+/* Whether a frame is where it must be; `code` was copied. An outcome, or GO_ON. */
+INLINE int check_place(struct python_work *w, const struct python_layout *l, u64 at, u32 owner,
+		       s64 instruction)
+{
+	u64 chunk, used, end, bytes;
+	u8 state;
+
+	if (owner == OWNED_BY_GENERATOR) {
+		if (READ_USER(state, at - l->generator_state_back))
+			return PYTHON_UNREADABLE;
+		return state == l->generator_executing ? GO_ON : PYTHON_NOT_RUNNING;
+	}
+	chunk = thread_word(w, l->thread_chunk);
+	used = thread_word(w, l->thread_chunk + 8);
+	end = thread_word(w, l->thread_chunk + 16);
+	if (w->seen > 1 || at - chunk >= end - chunk)
+		return GO_ON;
+	bytes = 8 * (u64)code_half(w, l->code_frame_words);
+	if (l->frame_header)
+		bytes = 8 * (u64)(code_half(w, l->code_stack_words) +
+				  code_half(w, l->code_variables)) +
+			l->frame_header;
+	if (w->seen)
+		return w->top_at && at + bytes != w->top_at ? PYTHON_NOT_ADJACENT : GO_ON;
+	if (instruction <= 0)
+		w->top_at = at;
+	return at + bytes > used ? PYTHON_UNUSED : GO_ON;
+}
+
+/* Read one frame of a function; an outcome, or GO_ON. */
+INLINE int read_function(struct python_work *w, const struct python_layout *l, const u8 *frame,
+			 u64 at, u32 owner)
+{
+	u64 code = frame_word_at(frame, l->frame_code) & ~3ULL; /* tagged in 3.14 */
+	s64 instruction;
+	u64 word;
+	int problem;
+
+	if (!read_code(w, l, code))
+		return PYTHON_NOT_CODE;
+	instruction = (s64)(frame_word_at(frame, l->frame_instruction) - code - l->code_bytes) >> 1;
+	if (instruction < -1 || instruction > (s64)code_word(w, CODE_SIZE_AT))
+		return PYTHON_OUTSIDE;
+	problem = check_place(w, l, at, owner, instruction);
+	if (problem != GO_ON)
+		return problem;
+	w->seen++;
+	/* What CPython calls incomplete: not begun, or a helper such as that of __init__. */
+	if (owner != OWNED_BY_GENERATOR && instruction < (s32)code_half(w, l->code_traceable))
+		return w->rooted ? put_entry(w) : GO_ON;
+	word = instruction < 0 || instruction > NO_INSTRUCTION ? NO_INSTRUCTION : instruction;
+	word = word << CODE_ID_BITS | (w->rooted ? FROM_C : 0);
+	if (w->head.frames >= w->limit)
+		return PYTHON_TRUNCATED;
+	return put_word(w, word | find_code(w, l, code));
+}
+
+/* Go to the next frame; an outcome at the end, or GO_ON. */
+GLOBAL int python_step(void)
+{
+	struct python_work *w = get_python_work();
+	const struct python_layout *l;
+	const u8 *frame;
+	u64 at;
+	u32 owner;
+
+	if (!w)
+		return PYTHON_UNREADABLE;
+	l = LOOKUP(python_layouts, &w->layout);
+	if (!l)
+		return PYTHON_UNREADABLE;
+	at = w->frame;
+	if (!at)
+		return !w->rooted && w->seen ? PYTHON_UNROOTED :
+		       w->head.frames	     ? PYTHON_COMPLETE :
+					       PYTHON_NO_FRAME;
+	frame = get_frame(w, l, at);
+	if (!frame)
+		return PYTHON_UNREADABLE;
+	w->frame = frame_word_at(frame, l->frame_previous);
+	owner = frame_byte_at(frame, l->frame_owner);
+	if (!(l->flags & PYTHON_IS_ENTRY) && owner >= l->entry_owner)
+		return put_entry(w);
+	w->rooted = l->flags & PYTHON_IS_ENTRY ? frame_byte_at(frame, l->frame_entry) : 0;
+	return read_function(w, l, frame, at, owner);
+}
+
+/* Whether the loop was just entered: its own struct is linked before its frame is. */
+INLINE int is_entering(const struct python_work *w)
+{
+	return w->user_ip - w->process.eval_start < w->process.eval_bytes;
+}
+
+/* Read the frames of the interrupted thread into `head` and `word`; an outcome. */
+GLOBAL int walk_python(void)
+{
+	struct python_work *w = get_python_work();
+	const struct python_layout *l;
+	int result;
+
+	if (!w)
+		return PYTHON_UNREADABLE;
+	l = LOOKUP(python_layouts, &w->layout);
+	if (!l || read_current_frame(w, l))
+		return PYTHON_UNREADABLE;
+	if (is_entering(w))
+		return PYTHON_ENTERING;
+	w->seen = w->open = w->rooted = w->top_at = w->new_codes = 0;
+	w->window_at = NO_WINDOW_AT;
+	w->head.frames = 0;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < MAX_PYTHON_FRAMES + MORE_STEPS; i++) {
+		result = python_step();
+		if (result != GO_ON)
+			return result;
+	}
+	return PYTHON_TRUNCATED;
+}
+
+/* Bind a process to the program that it runs; whether it still runs it. */
+INLINE int same_image(struct python_process *process, u64 image)
+{
+	if (!process->image)
+		process->image = image;
+	return process->image == image;
+}
+
+/* All that comes before the walk; an outcome, PYTHON_COMPLETE if there is a thread. */
+INLINE int begin_python(struct python_work *w, struct python_process *process,
+			const struct python_config *c, const struct record *record)
+{
+	u64 ids = bpf_get_current_pid_tgid(), exec_id = 0;
+
+	w->cpu = record->cpu;
+	w->new_codes = 0;
+	if (!record->start_time_ns || READ_KERNEL(exec_id, bpf_get_current_task() + c->task_exec_id))
+		return PYTHON_UNREADABLE;
+	w->image = mix(record->start_time_ns, exec_id) | 1;
+	if (!same_image(process, w->image))
+		return PYTHON_OTHER_IMAGE;
+	w->process = *process;
+	w->layout = process->layout;
+	w->head.tag = process->tag;
+	w->tgid = record->tgid;
+	w->tid = ids;
+	w->time_ns = record->time_ns;
+	w->limit = c->max_frames & MAX_PYTHON_FRAMES;
+	w->sample = (u64)(w->cpu + 1) << 48 | (w->sample + 1) << 16 >> 16;
+	return find_python_thread();
+}
+
+/*
+ * Write the Python frames of the interrupted thread behind the other stacks of the record: their
+ * bytes, 0 if there are none. A function of its own for the sake of the stack, as collect_span.
+ */
+GLOBAL int collect_python_stack(u64 behind)
+{
+	u32 zero = 0;
+	const struct python_config *c = LOOKUP(python_config, &zero);
+	struct scratch *own = LOOKUP(scratch, &zero);
+	struct python_work *w = get_python_work();
+	struct python_process *process;
+	u64 bytes;
+	int result;
+
+	if (!c || !own || !w)
+		return 0;
+	process = LOOKUP(python_processes, &own->record.tgid);
+	if (!process)
+		return 0;
+	result = begin_python(w, process, c, &own->record);
+	if (result == PYTHON_COMPLETE)
+		result = walk_python();
+	count_python(w, result);
+	if (result != PYTHON_COMPLETE && result != PYTHON_TRUNCATED)
+		return 0;
+	w->head.end = result;
+	w->head.version = PYTHON_STACK_VERSION;
+	bytes = sizeof(w->head) + w->head.frames * sizeof(w->word[0]);
+	BOUND(bytes, PYTHON_STACK_BYTES - 8);
+	BOUND(behind, STACKS_MASK);
+	if (behind > STACK_BYTES + USER_STACK_BYTES ||
+	    bpf_probe_read_kernel((u8 *)own->record.frames + behind, bytes, &w->head))
+		return 0;
+	return bytes;
+}
+
+/* Whether the process is registered; then the instruction that it is at is noted. */
+INLINE int begins_python(void *ctx, const struct record *record)
+{
+	u32 zero = 0;
+	const struct python_config *c = LOOKUP(python_config, &zero);
+	const struct python_process *process;
+	struct python_work *w = get_python_work();
+
+	if (!w || !c)
+		return 0;
+	w->thread = 0;
+	if (!c->max_frames)
+		return 0;
+	process = LOOKUP(python_processes, &record->tgid);
+	if (!process)
+		return 0;
+	w->user_ip = 0;
+	if (process->eval_bytes)
+		bpf_get_stack(ctx, &w->user_ip, sizeof(w->user_ip), BPF_F_USER_STACK);
+	return 1;
+}

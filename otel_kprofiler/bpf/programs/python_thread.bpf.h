@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Finds CPython's state of the interrupted thread, in the interpreter's list of them.
+ *
+ * Not by thread-local storage: there it is only while the thread has the GIL, and the kernel
+ * mostly works for threads that have not. Other threads change the list meanwhile, so that what
+ * is found counts only if it is of this thread and in the list.
+ */
+#pragma once
+
+#include "python_types.bpf.h"
+
+INLINE u64 thread_word(const struct python_work *w, u64 at)
+{
+	BOUND(at, THREAD_BYTES - 8);
+	return *(const u64 *)((const u8 *)w->thread_head + at);
+}
+
+/* Copy the beginning of a thread state; 0 on success. */
+INLINE int read_thread(struct python_work *w, const struct python_layout *l, u64 thread)
+{
+	u64 bytes = l->thread_bytes;
+
+	BOUND(bytes, THREAD_BYTES - 1);
+	return bpf_probe_read_user(w->thread_head, bytes, (void *)thread);
+}
+
+/* Whether what was copied belongs to the interrupted thread. */
+INLINE int is_own(const struct python_work *w, const struct python_layout *l)
+{
+	return thread_word(w, l->thread_native) == w->native &&
+	       thread_word(w, l->thread_interpreter) == w->interpreter;
+}
+
+/* The current frame of the thread state that was copied; 0 on success. */
+INLINE int read_current_frame(struct python_work *w, const struct python_layout *l)
+{
+	w->frame = thread_word(w, l->thread_frame);
+	return l->flags & PYTHON_CFRAME && READ_USER(w->frame, w->frame + l->cframe_frame);
+}
+
+/* Whether a thread state is still in the list, and still of this thread. */
+INLINE int is_current(struct python_work *w, const struct python_layout *l, u64 thread)
+{
+	u64 previous, link = 0;
+
+	if (read_thread(w, l, thread) || !is_own(w, l))
+		return 0;
+	previous = thread_word(w, l->thread_previous);
+	return !READ_USER(link, previous ? previous + l->thread_next :
+					   w->interpreter + l->interpreter_threads) &&
+	       link == thread;
+}
+
+/* The thread's id in the namespace that it lives in itself; 0 if it cannot be read. */
+INLINE u32 innermost_tid(const struct python_config *c)
+{
+	u64 task = bpf_get_current_task(), pid = 0;
+	u32 level = 0, tid = 0;
+
+	if (READ_KERNEL(pid, task + c->task_pid) || READ_KERNEL(level, pid + c->pid_level) ||
+	    READ_KERNEL(tid, pid + c->pid_numbers + level * c->number_bytes))
+		return 0;
+	return tid;
+}
+
+/*
+ * Look at one thread of the list; whether the search is over. A state that the thread makes for
+ * another one has its id, too (in 3.11), but no frame.
+ */
+GLOBAL int try_thread(void)
+{
+	struct python_work *w = get_python_work();
+	const struct python_layout *l;
+
+	if (!w)
+		return 1;
+	l = LOOKUP(python_layouts, &w->layout);
+	if (!l || !w->next_thread || read_thread(w, l, w->next_thread))
+		return 1;
+	if (is_own(w, l)) {
+		w->thread = w->next_thread;
+		if (!read_current_frame(w, l) && w->frame)
+			return 1;
+	}
+	w->next_thread = thread_word(w, l->thread_next);
+	return 0;
+}
+
+/* Search the list, which begins with the youngest; an outcome. */
+INLINE int search_thread(struct python_work *w, const struct python_layout *l)
+{
+	u32 tried;
+
+	if (READ_USER(w->next_thread, w->interpreter + l->interpreter_threads))
+		return PYTHON_UNREADABLE;
+#pragma clang loop unroll(disable)
+	for (tried = 0; tried < MAX_PYTHON_THREADS; tried++)
+		if (try_thread())
+			break;
+	w->found.image = w->image;
+	w->found.time_ns = w->time_ns;
+	w->found.address = w->thread;
+	if (w->thread || tried > CHEAP_SEARCH) /* a thread that starts is soon one of Python */
+		bpf_map_update_elem(&python_threads, &w->tid, &w->found, 0);
+	if (!w->thread)
+		return w->next_thread ? PYTHON_THREADS : PYTHON_NO_THREAD;
+	return read_thread(w, l, w->thread) ? PYTHON_UNREADABLE : PYTHON_COMPLETE;
+}
+
+/*
+ * Leave the state of the interrupted thread, whose process is registered, in `thread`, its
+ * beginning in `thread_head`; an outcome, PYTHON_COMPLETE if there is one. `thread` must be 0.
+ */
+GLOBAL int find_python_thread(void)
+{
+	struct python_work *w = get_python_work();
+	const struct python_layout *l;
+	struct thread_state *known;
+	u64 next, thread;
+	u32 zero = 0;
+	const struct python_config *c = LOOKUP(python_config, &zero);
+
+	if (!w || !c)
+		return PYTHON_UNREADABLE;
+	l = LOOKUP(python_layouts, &w->layout);
+	if (!l)
+		return PYTHON_UNREADABLE;
+	w->native = innermost_tid(c);
+	if (!w->native ||
+	    READ_USER(w->interpreter, w->process.runtime_at + l->interpreters_head) ||
+	    READ_USER(next, w->interpreter + l->interpreter_next))
+		return PYTHON_UNREADABLE;
+	if (next)
+		return PYTHON_INTERPRETERS;
+	known = LOOKUP(python_threads, &w->tid);
+	if (known && known->image == w->image) {
+		thread = known->address;
+		if (!thread && w->time_ns - known->time_ns < ASK_AGAIN_NS)
+			return PYTHON_NO_THREAD;
+		if (thread && is_current(w, l, thread)) {
+			w->thread = thread;
+			return PYTHON_COMPLETE;
+		}
+	}
+	return search_thread(w, l);
+}

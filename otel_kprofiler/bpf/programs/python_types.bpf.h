@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Maps, settings and state of the reader of CPython's frames. The structs up to
+ * `code_description` are read and written by python.py and python_codes.py; change both together.
+ */
+#pragma once
+
+#include "loaders.bpf.h"
+
+enum {
+	MAX_PYTHON_FRAMES = 127,
+	MORE_STEPS = 64,	 /* for frames that are not shown */
+	PYTHON_STACK_VERSION = 1,
+	MAX_PYTHON_LAYOUTS = 64,
+	MAX_PYTHON_THREADS = 512, /* of a process, walked to find one */
+	CHEAP_SEARCH = 16, /* threads: as many are searched at each sample */
+	THREAD_BYTES = 512,
+	FRAME_BYTES = 128,
+	FRAME_WINDOW = 1024, /* of the data stack; a power of two */
+	CODE_BYTES = 256,
+	CODE_ID_BITS = 40,
+	CODE_COUNTER_BITS = 27,
+	NO_INSTRUCTION = (1 << 22) - 1,
+	MAX_NEW_CODES = 32, /* described at one interrupt */
+	MAX_NEW_BYTES = 1 << 15, /* of their line tables, but for the first */
+	MAX_NAME_BYTES = 508,
+	MAX_TABLE_PIECES = 16,
+	TABLE_PIECE_BYTES = 4096,
+	ASK_AGAIN_NS = 100000000, /* whether a thread has become one of Python */
+};
+
+#define FROM_C (1ULL << 62) /* in a word */
+
+enum python_flags {
+	PYTHON_CFRAME = 1, /* the current frame is in a struct of the C stack */
+	PYTHON_IS_ENTRY = 2, /* frames say whether they were entered from C; else others lie between */
+};
+
+struct python_config {
+	u64 max_frames; /* 0: none are read */
+	/* offsets in the kernel's structs */
+	u64 task_exec_id;
+	u64 task_pid;
+	u64 pid_level;
+	u64 pid_numbers;
+	u64 number_bytes;
+};
+
+/* Where an interpreter has what: see PythonLayout in python.py. */
+struct python_layout {
+	u64 flags;
+	u64 interpreters_head;
+	u64 interpreter_next;
+	u64 interpreter_threads;
+	u64 thread_bytes;
+	u64 thread_previous;
+	u64 thread_next;
+	u64 thread_interpreter;
+	u64 thread_native;
+	u64 thread_frame;
+	u64 thread_chunk; /* address, then what is in use, then its end */
+	u64 cframe_frame;
+	u64 frame_bytes;
+	u64 frame_code;
+	u64 frame_previous;
+	u64 frame_instruction;
+	u64 frame_owner;
+	u64 frame_entry;
+	u64 frame_header; /* before a frame's variables; 0: code_frame_words tells all */
+	u64 entry_owner;  /* from this on: no frame of a function, but of a C call */
+	u64 generator_state_back;
+	u64 generator_executing;
+	u64 code_bytes; /* of the object, without its instructions */
+	u64 code_traceable;
+	u64 code_frame_words;
+	u64 code_stack_words;
+	u64 code_variables;
+	u64 code_version; /* 0: there is none */
+	u64 code_first_line;
+	u64 code_file;
+	u64 code_name;
+	u64 code_table;
+	u64 string_ascii; /* where characters are */
+	u64 string_other;
+	u64 string_kind_shift;
+	u64 string_ascii_shift; /* one above the bit of compact strings */
+};
+
+struct python_process {
+	u64 layout;
+	u64 tag;
+	u64 runtime_at;
+	u64 code_type;
+	u64 eval_start; /* of the interpreter's loop, and how much of it runs before its frame */
+	u64 eval_bytes;
+	u64 image; /* that it was first sampled with; 0: not yet */
+};
+
+/* What came of the stacks, and of the descriptions. */
+enum python_outcomes {
+	PYTHON_COMPLETE,
+	PYTHON_TRUNCATED,
+	PYTHON_OTHER_IMAGE,  /* the process has executed another program */
+	PYTHON_INTERPRETERS, /* more than one */
+	PYTHON_NO_THREAD,    /* a thread that Python does not know */
+	PYTHON_THREADS,	     /* too many */
+	PYTHON_NO_FRAME,
+	PYTHON_ENTERING,   /* the interpreter's loop */
+	PYTHON_UNROOTED,   /* a generator is being linked to its caller */
+	PYTHON_UNREADABLE, /* memory that is not resident, or not there */
+	PYTHON_NOT_CODE,
+	PYTHON_OUTSIDE,	     /* of its code is the instruction */
+	PYTHON_NOT_RUNNING,  /* a generator */
+	PYTHON_UNUSED,	     /* the frame lies where none can be */
+	PYTHON_NOT_ADJACENT, /* a frame is being made */
+	CODE_DESCRIBED,
+	CODE_RING_FULL,
+	CODE_UNREADABLE,
+	CODE_TOO_MANY, /* at one interrupt */
+	CODE_NO_TABLE, /* described, but for its line table: too large */
+	PYTHON_OUTCOMES = 32, /* with reserve: 256 bytes */
+};
+
+struct python_line {
+	u64 count[PYTHON_OUTCOMES];
+};
+
+/* The Python side of a record: head, then a word for each frame; see model/python_stack.py. */
+struct python_head {
+	u8 end; /* 0: complete, 1: limit of frames */
+	u8 version;
+	u16 frames;
+	u32 tag;
+};
+
+enum code_records {
+	CODE_PIECE,
+	CODE_DESCRIPTION,
+};
+
+/* A part of a code object's line table; all come before its description. */
+struct code_piece {
+	u64 id;
+	u32 kind;
+	u32 bytes;
+	u8 data[TABLE_PIECE_BYTES];
+};
+
+struct code_description {
+	u64 id;
+	u32 kind;
+	u32 tgid;
+	u64 address;
+	u64 image;
+	u32 first_line;
+	u32 first_traceable;
+	u32 table_bytes;
+	u16 file_bytes;
+	u16 name_bytes;
+	u8 file_width; /* bytes of a character */
+	u8 name_width;
+	u8 reserved[6];
+	u8 text[1024]; /* file, then name */
+};
+
+struct code_key {
+	u64 image;
+	u64 address;
+};
+
+/* A code object that samples have the id of. */
+struct code_state {
+	u64 check;   /* mixed with the id: an element may be used again while it is read */
+	u64 id;
+	u64 pending; /* the sample that is going to describe it; 0: it is described */
+};
+
+struct thread_state {
+	u64 image;
+	u64 address; /* 0: Python does not know this thread */
+	u64 time_ns;
+};
+
+struct new_code {
+	u64 address;
+	u64 check;
+	u64 id;
+};
+
+/* State of one walk. It is kept here, whose values the verifier forgets: it sees one loop state. */
+struct python_work {
+	struct python_process process; /* a copy */
+	u64 image;
+	u64 user_ip;
+	u64 time_ns;
+	u64 sample; /* its number */
+	u32 tgid;
+	u32 tid;
+	u32 layout;
+	u32 limit;  /* of frames */
+	u32 native; /* the thread's id for itself */
+	u32 cpu;
+	u64 interpreter;
+	u64 thread; /* address of its state; 0: none is found at this interrupt */
+	u64 next_thread;
+	struct thread_state found;
+	u64 frame; /* the next one */
+	u64 seen;  /* frames of functions */
+	u64 open;  /* place + 1 of the last word, if it may be entered from C; else 0 */
+	u64 rooted;
+	u64 top_at; /* of a frame that is being made; 0 otherwise */
+	u64 window_at;
+	u64 new_codes;
+	u64 new_bytes;
+	u64 next_id;
+	struct code_key key;
+	struct code_state state;
+	struct python_head head;
+	u64 word[MAX_PYTHON_FRAMES + 1];
+	struct new_code new_code[MAX_NEW_CODES];
+	u64 thread_head[THREAD_BYTES / 8];
+	u64 code[CODE_BYTES / 8];
+	u8 window[FRAME_WINDOW + FRAME_BYTES];
+	struct code_piece piece;
+	struct code_description description;
+};
+
+ARRAY(python_config, struct python_config, 1);
+ARRAY(python_layouts, struct python_layout, MAX_PYTHON_LAYOUTS);
+HASH_OF(python_processes, u32, struct python_process, SIZED_BY_LOADER);
+LRU_HASH_OF(python_threads, u32, struct thread_state, SIZED_BY_LOADER);
+LRU_HASH_OF(codes, struct code_key, struct code_state, SIZED_BY_LOADER);
+MMAP_ARRAY(python_lines, struct python_line, SIZED_BY_LOADER);
+SCRATCH(python_work, struct python_work);
+RING(python_codes);
+
+INLINE struct python_work *get_python_work(void)
+{
+	u32 zero = 0;
+
+	return LOOKUP(python_work, &zero);
+}
+
+INLINE void count_python(const struct python_work *w, u32 outcome)
+{
+	u32 cpu = w->cpu;
+	struct python_line *line = LOOKUP(python_lines, &cpu);
+
+	if (line)
+		line->count[outcome & (PYTHON_OUTCOMES - 1)]++;
+}
+
+INLINE u64 mix(u64 sum, u64 value)
+{
+	sum = (sum ^ value) * 0x9e3779b97f4a7c15ULL;
+	return sum ^ sum >> 29;
+}

@@ -1,0 +1,80 @@
+"""Descriptions of code objects, as the program writes them to their ring (python_types.bpf.h)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from otel_kprofiler.bpf.ring import record_spans
+from otel_kprofiler.model import PythonCode
+
+_HEAD: Final = struct.Struct("=QII")  # id, kind, bytes of a piece or process
+_DESCRIPTION: Final = struct.Struct("=QIIQQIIIHHBB6x")
+_PIECE, _WHOLE = 0, 1
+_CPU_SHIFT: Final = 27
+_ENCODINGS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+
+
+class CodeParser:
+    """Puts descriptions together; one thread at a time."""
+
+    def __init__(self) -> None:
+        # A CPU describes one code object after the other: its line table in pieces, then the rest.
+        self._tables: dict[int, tuple[int, bytearray]] = {}
+
+    def parse(self, chunk: bytes) -> Iterator[PythonCode]:
+        """The code objects whose description ends in a chunk of the ring.
+
+        Texts are what the process had in its memory. Those above 508 bytes are cut off.
+
+        Raises:
+            ValueError: the chunk is damaged.
+        """
+        for start, end in record_spans(chunk):
+            if end - start < _HEAD.size:
+                raise ValueError(f"the description at byte {start} is too short")
+            code_id, kind, size = _HEAD.unpack_from(chunk, start)
+            if kind == _PIECE:
+                self._keep(code_id, chunk[start + _HEAD.size : end], size)
+            elif kind == _WHOLE and end - start >= _DESCRIPTION.size:
+                yield self._describe(chunk, start, end)
+            else:
+                raise ValueError(f"the description at byte {start} is of unknown kind {kind}")
+
+    def _keep(self, code_id: int, piece: bytes, size: int) -> None:
+        if len(piece) != size:
+            raise ValueError(f"a piece of {size} bytes has {len(piece)}")
+        cpu = code_id >> _CPU_SHIFT
+        known, table = self._tables.get(cpu, (0, bytearray()))
+        if known != code_id:  # a description that failed has left a part
+            table = bytearray()
+        table += piece
+        self._tables[cpu] = code_id, table
+
+    def _describe(self, chunk: bytes, start: int, end: int) -> PythonCode:
+        (
+            code_id, _, process, address, image, first_line, traceable, table_bytes,
+            file_bytes, name_bytes, file_width, name_width,
+        ) = _DESCRIPTION.unpack_from(chunk, start)  # fmt: skip
+        file = start + _DESCRIPTION.size
+        name = file + file_bytes
+        if name + name_bytes != end:
+            raise ValueError(f"the description at byte {start} and its texts differ in length")
+        known, table = self._tables.pop(code_id >> _CPU_SHIFT, (0, bytearray()))
+        whole = known == code_id and len(table) == table_bytes
+        return PythonCode(
+            code_id,
+            process,
+            address,
+            image,
+            _decode(chunk[file:name], file_width),
+            _decode(chunk[name:end], name_width),
+            first_line,
+            traceable,
+            bytes(table) if whole else b"",
+        )
+
+
+def _decode(text: bytes, width: int) -> str:
+    return text.decode(_ENCODINGS.get(width, "latin-1"), "replace")

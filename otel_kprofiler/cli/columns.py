@@ -1,0 +1,61 @@
+"""Columns of text for terminals of any width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+_MIN_LAST: Final = 16
+
+
+class Column(NamedTuple):
+    """A column of numbers, or of text if ``is_text``.
+
+    ``keep`` says which columns a narrow terminal loses first: those with the lowest.
+    """
+
+    title: str
+    cells: Sequence[str]
+    keep: int
+    is_text: bool = False
+
+    @property
+    def width(self) -> int:
+        """Of its widest cell."""
+        return max(map(len, (self.title, *self.cells)))
+
+
+def layout(columns: Sequence[Column], width: int | None) -> list[str]:
+    """Lines of a table, the head first; the last column takes what the others leave.
+
+    Args:
+        columns: at least one, with equally many cells.
+        width: of the terminal; None if lines may have any.
+    """
+    kept = list(columns)
+
+    def used() -> int:
+        return sum(column.width + 2 for column in kept[:-1])
+
+    while width and len(kept) > 2 and used() + _MIN_LAST > width:
+        kept.remove(min(kept, key=lambda column: column.keep))
+    room = max(_MIN_LAST, width - used()) if width else None
+    rows = [[column.title for column in kept], *zip(*(one.cells for one in kept), strict=True)]
+    return [_line(kept, row, room) for row in rows]
+
+
+def _line(columns: Sequence[Column], cells: Iterable[str], room: int | None) -> str:
+    *others, name = cells
+    parts = [
+        f"{cell:<{column.width}}" if column.is_text else f"{cell:>{column.width}}"
+        for column, cell in zip(columns, others, strict=False)
+    ]
+    return "  ".join([*parts, cut(name, room) if room else name])
+
+
+def cut(text: str, width: int) -> str:
+    """Text of at most some columns: what is too long loses its middle."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[-tail:]}"

@@ -1,0 +1,150 @@
+"""``otel-kprofiler diff``: what differs between two profiles, and what of it may be chance."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import click
+
+from otel_kprofiler.analysis import (
+    Change,
+    Filter,
+    Part,
+    Samples,
+    compare,
+    find_grouping,
+)
+from otel_kprofiler.cli import report
+from otel_kprofiler.cli.diff_table import Way, as_dict, summary, table
+from otel_kprofiler.cli.moments import Moment, MomentType
+from otel_kprofiler.cli.profiles import load_profiles
+from otel_kprofiler.cli.report import GroupingType, show, terminal_width
+from otel_kprofiler.model import ProfileKind
+
+_FILTERS: Final = frozenset(Filter.__dataclass_fields__) - {"kinds"}
+_TOO_MUCH: Final = 1
+_Range = tuple[Moment, Moment]
+
+
+class _RangeType(click.ParamType[_Range]):
+    """Two times of a profile with ``..`` between them."""
+
+    name = "range"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> _Range:
+        """Convert to moments; fails with a usage error."""
+        start, between, end = str(value).partition("..")
+        if not between:
+            self.fail(f"{value!r} is no range such as 0s..30s", param, ctx)
+        moment = MomentType()
+        return moment.convert(start, param, ctx), moment.convert(end, param, ctx)
+
+
+@click.command(name="diff")
+@click.argument("before", metavar="BEFORE")
+@click.argument("after", metavar="[AFTER]", required=False)
+@click.option(
+    "--by", type=GroupingType(), default="function", show_default=True, metavar="WHAT",
+    help="What to group samples by, as in report.",
+)  # fmt: skip
+@click.option(
+    "--per", type=click.Choice([way.value for way in Way]), default="samples", show_default=True,
+    help="Compare shares of all samples, or time on CPUs per second.",
+)  # fmt: skip
+@click.option(
+    "--time-before", type=_RangeType(), metavar="FROM..TO",
+    help="Only this time of BEFORE: 0s..30s after its start, or times as in report.",
+)  # fmt: skip
+@click.option(
+    "--time-after", type=_RangeType(), metavar="FROM..TO",
+    help="Likewise of AFTER, or of BEFORE if that is the only file.",
+)  # fmt: skip
+@click.option(
+    "--fail-above", type=click.FloatRange(0), metavar="PERCENT",
+    help="Exit with 1 if something gained more than this of all samples, beyond chance.",
+)  # fmt: skip
+@click.option(
+    "-n", "--limit", type=click.IntRange(0), default=30, show_default=True,
+    help="Rows to show; 0 for all.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    *,
+    before: str,
+    after: str | None,
+    by: str,
+    per: str,
+    time_before: _Range | None,
+    time_after: _Range | None,
+    fail_above: float | None,
+    limit: int,
+    as_json: bool,
+    **filters: Any,
+) -> None:
+    """Show what differs between the profiles BEFORE and AFTER, or two times of one profile.
+
+    \b
+      otel-kprofiler diff before.otlp after.otlp
+      otel-kprofiler diff --by syscall --process nginx before.otlp after.otlp
+      otel-kprofiler diff --time-before 0s..60s --time-after 60s..120s profile.otlp
+
+    Differences that may well be chance are marked with ~. The filters are those of report.
+    """  # noqa: D301 - \b tells click not to wrap the paragraph
+    if not after and not (time_before and time_after):
+        raise click.UsageError("name two files, or two times of one: --time-before, --time-after")
+    way, chosen = Way(per), Filter(**filters)
+    first = load_profiles([before])
+    second = load_profiles([after]) if after else first
+    grouping = find_grouping(by)
+    found = [
+        (kind, parts, compare(*parts, grouping, per_second=way is Way.TIME))
+        for kind in first.kinds
+        if kind in second.kinds
+        for parts in [
+            (_part(first, kind, chosen, time_before), _part(second, kind, chosen, time_after))
+        ]
+        if all(part.samples.count for part in parts)
+    ]
+    if as_json:
+        kinds = [as_dict(kind, *parts, changes) for kind, parts, changes in found]
+        click.echo(json.dumps({"by": by, "per": way, "kinds": kinds}, indent=1))
+    else:
+        width = terminal_width()
+        lines: list[str] = []
+        for kind, parts, changes in found:
+            lines += summary(kind, *parts, changes, way)
+            lines += table(by, changes[: limit or None], kind, way, width)
+            if limit and len(changes) > limit:
+                lines.append(f"{len(changes) - limit:,} more; --limit 0 shows all")
+        show(lines or ["no samples on one side, or none of the same kind"])
+    if fail_above is not None and any(
+        change.is_changed and _gain(kind, change, way) > fail_above / 100
+        for kind, _, changes in found
+        for change in changes
+    ):
+        raise click.exceptions.Exit(_TOO_MUCH)
+
+
+command.params += [one for one in report.command.params if one.name in _FILTERS]
+
+
+def _gain(kind: ProfileKind, change: Change, way: Way) -> float:
+    """The share of all samples that something gained; per second, the share of one CPU."""
+    gain = max(change.own.change, change.total.change)
+    return gain / 1e9 if way is Way.TIME and kind.measure[1] == "nanoseconds" else gain
+
+
+def _part(samples: Samples, kind: ProfileKind, chosen: Filter, times: _Range | None) -> Part:
+    samples = Filter(kinds=(kind.name,)).apply(samples)
+    windows = [one for one in samples.tables.origins if one.profile.kind == kind]
+    start = min(window.start_unix_ns for window in windows)
+    end = max(window.end_unix_ns for window in windows)
+    if times:
+        first = min(samples.times, default=start)
+        start = max(start, times[0].unix_ns(first))
+        end = max(start + 1, min(end, times[1].unix_ns(first)))
+        samples = samples.between(start, end)
+    return Part(chosen.apply(samples), start, end)

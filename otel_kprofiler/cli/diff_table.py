@@ -1,0 +1,133 @@
+"""What ``diff`` prints: a summary and a table for people, or plain values for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+import click
+
+from otel_kprofiler.analysis import Amount, Change, Part
+from otel_kprofiler.cli.columns import Column, layout
+from otel_kprofiler.cli.report_table import FRAMES
+from otel_kprofiler.model import ProfileKind
+from otel_kprofiler.text import escape_controls
+
+_MAX_PLACE: Final = 32
+_MS: Final = 1e6
+_CHANCE: Final = "~"
+"""Marks differences that may be chance."""
+
+
+class Way(StrEnum):
+    """What is compared: shares of all samples, or weights per second."""
+
+    SAMPLES = "samples"
+    TIME = "time"
+
+
+def summary(
+    kind: ProfileKind, before: Part, after: Part, changes: Sequence[Change], way: Way
+) -> Iterator[str]:
+    """What was compared, and how much of it changed."""
+    sides = " -> ".join(
+        f"{part.samples.count:,} in {(part.end_ns - part.start_ns) / 1e9:.1f} s"
+        for part in (before, after)
+    )
+    compared = "shares of all samples" if way is Way.SAMPLES else "weight per second"
+    changed = sum(change.is_changed for change in changes)
+    yield f"{escape_controls(kind.name)}: {sides} samples, by {compared}"
+    yield (
+        f"{changed:,} of {len(changes):,} changed by more than chance; the others have {_CHANCE}"
+        if changed
+        else f"nothing changed by more than chance, of {len(changes):,}"
+    )
+
+
+def table(
+    by: str, changes: Sequence[Change], kind: ProfileKind, way: Way, width: int | None
+) -> list[str]:
+    """Lines of a table of changes, the head first.
+
+    Args:
+        by: what the samples were grouped by.
+        changes: the rows.
+        kind: of the samples.
+        way: what was compared.
+        width: of the terminal; None if lines may have any.
+    """
+
+    def text(value: float, sign: str = "") -> str:
+        if way is Way.SAMPLES:
+            return f"{value:{sign}.2%}"
+        if kind.measure[1] == "nanoseconds":
+            return f"{value / _MS:{sign}.2f}"
+        return f"{value:{sign},.1f}"
+
+    unit = "" if way is Way.SAMPLES else f" {_per_second(kind)}"
+    own = [change.own for change in changes]
+    columns = [
+        Column("", [" " if change.is_changed else _CHANCE for change in changes], 10),
+        Column(f"change{unit}", [text(one.change, "+") for one in own], 9),
+        Column("±", [text(one.margin) for one in own], 5),
+        Column("before", [text(one.before) for one in own], 7),
+        Column("after", [text(one.after) for one in own], 7),
+    ]
+    if by in FRAMES:
+        columns[1] = Column(f"self change{unit}", columns[1].cells, 9)
+        total = [change.total for change in changes]
+        columns.append(Column("total change", [text(one.change, "+") for one in total], 8))
+    if any(change.key.place for change in changes):
+        places = [escape_controls(change.key.place)[:_MAX_PLACE] for change in changes]
+        columns.append(Column("in", places, 4, is_text=True))
+    names = [escape_controls(change.key.name) for change in changes]
+    columns.append(Column(by, names, 10, is_text=True))
+    head, *rows = layout(columns, width)
+    return [
+        click.style(head, bold=True),
+        *(
+            click.style(row, fg="red" if change.own.change > 0 else "green")
+            if change.is_changed
+            else click.style(row, dim=True)
+            for change, row in zip(changes, rows, strict=True)
+        ),
+    ]
+
+
+def as_dict(
+    kind: ProfileKind, before: Part, after: Part, changes: Sequence[Change]
+) -> dict[str, Any]:
+    """The comparison as plain values, with all groups."""
+    return {
+        "kind": kind.name,
+        "unit": kind.measure[1],
+        "before": _side(before),
+        "after": _side(after),
+        "groups": [
+            {
+                "name": change.key.name,
+                "place": change.key.place or None,
+                "changed": change.is_changed,
+                "self": _amount(change.own),
+                "total": _amount(change.total),
+            }
+            for change in changes
+        ],
+    }
+
+
+def _side(part: Part) -> dict[str, int]:
+    return {
+        "samples": part.samples.count,
+        "start_unix_ns": part.start_ns,
+        "end_unix_ns": part.end_ns,
+    }
+
+
+def _amount(amount: Amount) -> dict[str, float]:
+    return {**amount._asdict(), "change": amount.change}
+
+
+def _per_second(kind: ProfileKind) -> str:
+    return "ms/s" if kind.measure[1] == "nanoseconds" else "/s"

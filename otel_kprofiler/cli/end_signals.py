@@ -1,0 +1,65 @@
+"""Signals that end a recording: SIGINT, SIGTERM and SIGHUP, all alike."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final, Self
+
+from otel_kprofiler.cli.terminal import say
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class EndSignals:
+    """Catches the signals that end a recording; a context manager for the main thread.
+
+    The first signal from :meth:`listen` on is noted. Before, and for a second signal, the context
+    is left with ``SystemExit``, since nothing is lost yet, or somebody does not want to wait for
+    names and files. A SIGHUP that was ignored before (nohup) stays ignored.
+
+    Attributes:
+        received: the signal that ended the recording; None without one.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._announce: Callable[[], None] | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def listen(self, announce: Callable[[], None]) -> None:
+        """Note the next signal and call ``announce``, from the signal handler."""
+        self._announce = announce
+
+    def __enter__(self) -> Self:
+        for number in _SIGNALS:
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if isinstance(error, _Left):
+            say(str(error), err=True)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if self._announce is None:
+            raise _Left(number, f"ended by {name} before sampling began: nothing was recorded")
+        if self.received is not None:
+            raise _Left(number, f"ended by a second {name}")
+        self.received = signal.Signals(number)
+        self._announce()
+
+
+class _Left(SystemExit):
+    """Ends the process with the status that shells give to one that a signal has ended."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(128 + number)
+        self._message = message
+
+    def __str__(self) -> str:
+        return self._message

@@ -1,0 +1,123 @@
+"""Samples on disk as they come: ``NAME.part`` beside the output file.
+
+It holds a message for each second, with its length in front as in the Collector's files, and is
+deleted when the output file is complete. What a recording leaves that is killed can be read up to
+its last second. As long as its recording runs the file is locked (flock(2)), so that no other
+writes the same output, and what dead ones left is found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from typing import Final, Self
+
+from otel_kprofiler.delivery import Reporter
+from otel_kprofiler.export import ExportQueue, FileExporter
+from otel_kprofiler.model import Form, Window
+from otel_kprofiler.pipeline import WindowSchedule
+
+SCHEDULE: Final = WindowSchedule(1_000_000_000)
+"""How much a recording that is killed loses."""
+_SUFFIX: Final = ".part"
+_HEAD_BYTES: Final = 5
+_FIELDS: Final = b"\n\x12"
+"""Tags of the first field of a message, by which these files are told from others."""
+_MOST: Final = 100
+_TIMEOUT_MILLIS: Final = 5_000
+
+
+class PartFile:
+    """Keeps what is recorded until the output file is complete; a context manager.
+
+    Args:
+        path: the output file.
+
+    Raises:
+        BlockingIOError: another recording is being written to ``path``.
+        OSError: the file cannot be created.
+
+    Attributes:
+        path: where the samples are.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path, self._fd = _create(path)
+        if any(_is_locked(other) for other in _names(path) if other != self.path):
+            os.unlink(self.path)
+            os.close(self._fd)
+            raise BlockingIOError
+        exporter = FileExporter(self.path, form=Form.PROTOBUF, name="part file")
+        self._reporter = Reporter([ExportQueue(exporter)])
+
+    def __call__(self, window: Window) -> None:
+        """Write a window; does not wait for the disk."""
+        self._reporter(window)
+
+    def close(self, *, keep: bool) -> bool:
+        """Delete the file, or keep it if it has samples; returns whether it is kept."""
+        if self._fd < 0:
+            return False
+        self._reporter.shutdown(_TIMEOUT_MILLIS if keep else 0)
+        kept = keep and os.fstat(self._fd).st_size > 0
+        if not kept:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+        os.close(self._fd)
+        self._fd = -1
+        return kept
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close(keep=True)
+
+
+def find_dead(directory: str) -> list[str]:
+    """Paths of the files with samples that killed recordings of this user have left."""
+    try:
+        names = os.listdir(directory or ".")
+    except OSError:
+        return []
+    paths = [os.path.join(directory, name) for name in sorted(names) if name.endswith(_SUFFIX)]
+    return [path for path in paths if _is_locked(path) is False]
+
+
+def _create(path: str) -> tuple[str, int]:
+    """Create and lock a file beside ``path``, under a name that none has."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    for name in _names(path):
+        try:
+            fd = os.open(name, flags, 0o600)
+        except FileExistsError:
+            continue
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return name, fd
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+
+def _names(path: str) -> list[str]:
+    return [path + _SUFFIX, *(f"{path}.{number}{_SUFFIX}" for number in range(2, _MOST))]
+
+
+def _is_locked(path: str) -> bool | None:
+    """Whether a recording of this user is writing a file; None if it has nothing of one."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(fd, "rb") as file:
+        there = os.fstat(fd)
+        if not stat.S_ISREG(there.st_mode) or there.st_uid != os.geteuid():
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        head = file.read(_HEAD_BYTES)
+    return False if head[:1] == b"\0" and head[4:] in _FIELDS else None

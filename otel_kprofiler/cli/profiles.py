@@ -1,0 +1,118 @@
+"""Files of profiles as commands take them: whose they are is found by their content."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Final
+
+from otel_kprofiler.analysis import Samples, load_samples
+from otel_kprofiler.cli.terminal import say
+from otel_kprofiler.errors import KProfilerError, PayloadError
+from otel_kprofiler.formats import is_pprof, parse_pprof
+from otel_kprofiler.model import Window
+from otel_kprofiler.otlp import decode_windows, read_file
+from otel_kprofiler.pipeline import WindowSchedule, replay
+from otel_kprofiler.recording import Recording
+
+FIX: Final = "name a file of `record`, of a Collector's file exporter, or of pprof"
+_STDIN: Final = "-"
+_MAX_UNPACKED_BYTES: Final = 2 << 30
+_GZIP: Final = b"\x1f\x8b"
+_ZIP: Final = b"PK\x03\x04"
+_GZIP_WINDOW: Final = 31  # zlib: a gzip header, and the largest window
+_REPLAY_NS: Final = 1 << 62  # one window
+_OTHERS: Final = {
+    b"PERFILE2": ("a file of perf", "profile with `otel-kprofiler record -o FILE.otlp`"),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "unpack it with `zstd -d`"),
+    b"<": ("a page, or XML", "record with `-o FILE.otlp`, which can become every other format"),
+}
+"""What files begin with that cannot be read, and what to do."""
+
+Tell = Callable[[str], None]
+"""Called with a sentence about what could not be read."""
+
+
+def load_profiles(paths: Sequence[str]) -> Samples:
+    """The samples of all files; what could not be read is said.
+
+    For commands that end soon: garbage collection is off from then on, since it would take as long
+    as reading, to look at millions of objects that stay.
+
+    Raises:
+        KProfilerError: a file cannot be read, or nothing of it can.
+    """
+    gc.disable()
+    return load_samples(
+        window
+        for path in paths
+        for window in read_profile_file(path, lambda problem: say(problem, err=True))
+    )
+
+
+def read_profile_file(path: str, tell: Tell) -> list[Window]:
+    """The windows of a file: OTLP in any form, a recording of ``--raw``, pprof; or ``-``.
+
+    Each may be compressed with gzip. Of a damaged file, what can be read counts.
+
+    Raises:
+        KProfilerError: it cannot be read, or nothing of it can.
+    """
+    try:
+        data = sys.stdin.buffer.read(_MAX_UNPACKED_BYTES) if path == _STDIN else read_file(path)
+    except OSError as error:
+        raise KProfilerError(f"cannot read {path}: {error.strerror}", hint=FIX) from error
+    if data.startswith(_ZIP):
+        return _replay(path)
+    try:
+        return _parse(data, lambda problem: tell(f"{path}: {problem}"))
+    except PayloadError as error:
+        raise PayloadError(f"{path}: {error.message}", hint=error.hint or FIX) from error
+
+
+def _parse(data: bytes, tell: Tell) -> list[Window]:
+    if data.startswith(_GZIP):
+        data = _unpack(data, tell)
+    if not data.strip():
+        raise PayloadError("the file is empty")
+    for magic, (what, fix) in _OTHERS.items():
+        if data.startswith(magic):
+            raise PayloadError(f"no profile that can be read: {what}", hint=fix)
+    if is_pprof(data):
+        return parse_pprof(data)
+    problems: list[PayloadError] = []
+    windows = decode_windows(data, on_damage=problems.append)
+    if not windows:
+        raise problems[0] if problems else PayloadError("no profiles in the file")
+    for problem in problems[:1]:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        tell(f"left out what is damaged: {problem.message}{more}")
+    return windows
+
+
+def _unpack(data: bytes, tell: Tell) -> bytes:
+    """Content of a gzip file, which may have several members, up to where it is damaged."""
+    found = bytearray()
+    while data:
+        unpacker = zlib.decompressobj(_GZIP_WINDOW)
+        try:
+            found += unpacker.decompress(data, _MAX_UNPACKED_BYTES - len(found))
+        except zlib.error as error:
+            tell(f"left out what is damaged: {error}")
+            break
+        if unpacker.unconsumed_tail:
+            raise PayloadError(f"it unpacks to more than {_MAX_UNPACKED_BYTES >> 30} GiB")
+        if not unpacker.eof:
+            tell("the end of the compressed data is missing")
+        data = unpacker.unused_data.lstrip(b"\0")
+    return bytes(found)
+
+
+def _replay(path: str) -> list[Window]:
+    windows: list[Window] = []
+    with closing(Recording(path)) as recording:
+        replay(recording, WindowSchedule(_REPLAY_NS), windows.append)
+    return windows

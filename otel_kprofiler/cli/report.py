@@ -1,0 +1,170 @@
+"""``otel-kprofiler report``: show what is in profiles that were saved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+
+from otel_kprofiler.analysis import (
+    GROUPINGS,
+    Filter,
+    Samples,
+    select_sides,
+)
+from otel_kprofiler.cli.moments import Moment, MomentType
+from otel_kprofiler.cli.output import Output
+from otel_kprofiler.cli.profiles import load_profiles
+from otel_kprofiler.cli.report_text import Report
+from otel_kprofiler.cli.types import CpuListType
+from otel_kprofiler.formats import FORMATS
+
+_FORMATS: Final = [row.name for row in FORMATS]
+_GROUPINGS: Final = ", ".join(GROUPINGS)
+
+
+class GroupingType(click.ParamType[str]):
+    """A grouping, or the name of an attribute, which has a dot."""
+
+    name = "grouping"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Return the value; fails with a usage error."""
+        name = str(value)
+        if name not in GROUPINGS and "." not in name:
+            self.fail(f"{name!r} is none of {_GROUPINGS}, and no attribute, which has a dot")
+        return name
+
+
+@click.command(name="report")
+@click.argument("paths", nargs=-1, required=True, metavar="FILE...")
+@click.option(
+    "--by", type=GroupingType(), default="function", show_default=True, metavar="WHAT",
+    help=f"What to group samples by: {_GROUPINGS}, or an attribute such as k8s.pod.name.",
+)  # fmt: skip
+@click.option("--callers", "callers_of", metavar="FUNCTION", help="Show who calls it.")
+@click.option("--callees", "callees_of", metavar="FUNCTION", help="Show what it calls.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(0), default=40, show_default=True,
+    help="Rows to show; 0 for all.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("-o", "--output", "path", metavar="OUT", help="Write OUT instead, as record does.")
+@click.option(
+    "-f", "--format", "form", type=click.Choice(_FORMATS), help="Of OUT. Default: by its suffix."
+)
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@click.option(
+    "--from", "start", type=MomentType(), metavar="TIME",
+    help="Only from here on: 10s after the start, 12:30:05 or 2026-01-31T12:30:05 in UTC.",
+)  # fmt: skip
+@click.option("--to", "end", type=MomentType(), metavar="TIME", help="Only before this.")
+@click.option(
+    "-p", "--process", "processes", multiple=True, metavar="NAME|PID", help="Only this process."
+)
+@click.option(
+    "-t", "--thread", "--comm", "threads", multiple=True, metavar="NAME|TID",
+    help="Only this thread.",
+)  # fmt: skip
+@click.option(
+    "--container", "containers", multiple=True, metavar="NAME|ID",
+    help="Only this container; the first digits of its id are enough.",
+)  # fmt: skip
+@click.option("--service", "services", multiple=True, metavar="NAME", help="Only this service.")
+@click.option(
+    "--attribute", "attributes", multiple=True, metavar="NAME=VALUE",
+    help="Only processes with this attribute.",
+)  # fmt: skip
+@click.option("--cpus", type=CpuListType(), default=(), metavar="LIST", help="Only these: 0-3,8.")
+@click.option(
+    "--module", "modules", multiple=True, metavar="NAME", help="Only stacks with its code."
+)
+@click.option(
+    "--function", "functions", multiple=True, metavar="NAME", help="Only stacks with this function."
+)
+@click.option(
+    "--span", "spans", multiple=True, metavar="ID",
+    help="Only this span or trace; the first digits of its id are enough.",
+)  # fmt: skip
+@click.option("--kind", "kinds", multiple=True, metavar="NAME", help="Only this kind of samples.")
+@click.option(
+    "--side", "sides", multiple=True, metavar="NAME",
+    help="Only frames of this side: kernel, user, python, jvm. What they call is then their own.",
+)  # fmt: skip
+def command(
+    *,
+    paths: tuple[str, ...],
+    by: str,
+    callers_of: str | None,
+    callees_of: str | None,
+    limit: int,
+    as_json: bool,
+    path: str | None,
+    form: str | None,
+    force: bool,
+    start: Moment | None,
+    end: Moment | None,
+    sides: tuple[str, ...],
+    **filters: Any,
+) -> None:
+    """Show what is in profiles, whoever wrote them; several FILEs are merged.
+
+    \b
+      otel-kprofiler report profile.otlp
+      otel-kprofiler report --by syscall --process nginx profile.otlp
+      otel-kprofiler report --callers vfs_read profile.otlp
+      otel-kprofiler report --module ext4 -o ext4.html profile.otlp
+
+    Filters may be repeated: a sample must match one of each. Names may be patterns: 'ext4_*'.
+    """  # noqa: D301 - \b tells click not to wrap the paragraph
+    if callers_of and callees_of:
+        raise click.UsageError("--callers cannot be combined with --callees")
+    samples = _select(load_profiles(paths), Filter(**filters), start, end)
+    if sides:
+        samples = select_sides(samples, sides)
+    if path or form:
+        with Output(path or "-", form, force=force) as output:
+            output.write(samples.windows())
+        return
+    report = Report(by, callers_of, callees_of)
+    parts = [
+        (kind, part)
+        for kind in samples.kinds
+        if (part := Filter(kinds=(kind.name,)).apply(samples))
+    ]
+    if as_json:
+        document = {"by": by, "kinds": [report.as_dict(*part) for part in parts]}
+        click.echo(json.dumps(document, indent=1))
+        return
+    width = terminal_width()
+    lines = [line for part in parts for line in report.lines(*part, limit, width)]
+    show(lines or ["no samples match" if samples.tables.stacks else "no samples"])
+
+
+def _select(samples: Samples, chosen: Filter, start: Moment | None, end: Moment | None) -> Samples:
+    if start or end:
+        first = min(samples.times, default=0)
+        samples = samples.between(
+            start.unix_ns(first) if start else 0, end.unix_ns(first) if end else sys.maxsize
+        )
+    return chosen.apply(samples)
+
+
+def show(lines: Sequence[str]) -> None:
+    """Print lines; through a pager if they do not fit the terminal."""
+    text = "".join(f"{line}\n" for line in lines)
+    if sys.stdout.isatty() and len(lines) >= shutil.get_terminal_size().lines:
+        click.echo_via_pager(text)
+    else:
+        click.echo(text, nl=False)
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal; None if standard output is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -1,0 +1,88 @@
+"""Tables of ``report`` on terminals of any width, and in pipes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from otel_kprofiler.analysis import Group
+from otel_kprofiler.cli.columns import Column, cut, layout
+from otel_kprofiler.text import escape_controls
+
+FRAMES: Final = frozenset({"function", "line", "module"})
+"""Groupings by frames, where a sample occurs in several groups."""
+
+_PLACES: Final = {
+    "function": "module",
+    "callers": "module",
+    "callees": "module",
+    "thread": "process",
+    "span": "trace",
+}
+"""Groupings that show the place of their keys, with its title."""
+_WITHOUT_KERNEL: Final = frozenset({"function", "callers", "callees", "module", "syscall"})
+_MIN_PLACE: Final = 12
+_MAX_PLACE: Final = 32
+_NOTEWORTHY: Final = 0.05
+
+
+def table(by: str, groups: Sequence[Group], whole: int, unit: str, width: int | None) -> list[str]:
+    """Lines of a table of groups, the head first.
+
+    Args:
+        by: what the samples were grouped by.
+        groups: the rows.
+        whole: weight of all samples, of which shares are shown.
+        unit: of weights; nanoseconds are shown as milliseconds.
+        width: of the terminal; None if lines may have any.
+    """
+    measured, share = unit_name(unit), [group.total / (whole or 1) for group in groups]
+    if by in FRAMES:
+        columns = [
+            Column(f"self {measured}", [amount(group.own, unit) for group in groups], 2),
+            Column("self", [f"{group.own / (whole or 1):.1%}" for group in groups], 9),
+            Column(f"total {measured}", [amount(group.total, unit) for group in groups], 1),
+            Column("total", [f"{part:.1%}" for part in share], 8),
+        ]
+    else:
+        columns = [
+            Column(measured, [amount(group.total, unit) for group in groups], 6),
+            Column("share", [f"{part:.1%}" for part in share], 9),
+            Column("samples", [f"{group.samples:,}" for group in groups], 1),
+        ]
+    if by == "line":
+        columns[:2] = [
+            Column(f"kernel {measured}", [amount(group.kernel, unit) for group in groups], 3),
+            Column("kernel", [f"{group.kernel / (whole or 1):.1%}" for group in groups], 9),
+            Column("self", [f"{group.own / (whole or 1):.1%}" for group in groups], 7),
+        ]
+    elif by not in _WITHOUT_KERNEL:
+        shares = [f"{group.kernel / (group.own or 1):.0%}" for group in groups]
+        columns.insert(2, Column("kernel", shares, 5))
+    if by in _PLACES:
+        places = [escape_controls(group.key.place) for group in groups]
+        if width:
+            room = max(_MIN_PLACE, min(_MAX_PLACE, width // 3))
+            places = [cut(place, room) for place in places]
+        columns.append(Column(_PLACES[by], places, 4, is_text=True))
+    names = Column(by, [escape_controls(group.key.name) for group in groups], 10, is_text=True)
+    head, *rows = layout([*columns, names], width)
+    return [
+        click.style(head, bold=True),
+        *(
+            click.style(row, bold=True) if part >= _NOTEWORTHY else row
+            for row, part in zip(rows, share, strict=True)
+        ),
+    ]
+
+
+def amount(weight: int, unit: str) -> str:
+    """A weight as text, without its unit."""
+    return f"{weight / 1e6:,.1f}" if unit == "nanoseconds" else f"{weight:,}"
+
+
+def unit_name(unit: str) -> str:
+    """Name of the unit of :func:`amount`."""
+    return {"nanoseconds": "ms", "count": "samples"}.get(unit, unit)

@@ -1,0 +1,93 @@
+"""A recording in progress: samples until its time is over, its command ends, or a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from otel_kprofiler.cli.end_signals import EndSignals
+from otel_kprofiler.cli.progress import Progress
+from otel_kprofiler.cli.targets import Targets
+from otel_kprofiler.cli.terminal import say
+from otel_kprofiler.pipeline import DRAIN_INTERVAL_S, Pipeline
+from otel_kprofiler.recording import ReplaySampler
+from otel_kprofiler.sampling import EbpfSampler, HeldCommand
+
+_GRACE_S: Final = 5.0
+
+
+@dataclass(slots=True)
+class Session:
+    """A recording in progress, and how it ended.
+
+    Attributes:
+        pipeline: what samples; closed at the end.
+        signals: the signals that end it early.
+        held: the command that is recorded.
+        targets: the processes that are recorded.
+        seconds: how long it took.
+    """
+
+    pipeline: Pipeline[EbpfSampler] | Pipeline[ReplaySampler]
+    signals: EndSignals
+    held: HeldCommand | None = None
+    targets: Targets | None = None
+    seconds: float = 0.0
+
+    def run(self, limit_s: float | None, progress: Progress) -> None:
+        """Sample until the time limit, the end of the command, or a signal."""
+        try:
+            self.signals.listen(self.pipeline.wake)
+            self.pipeline.start()
+            started = time.monotonic()
+            if self.held:
+                self.held.release()
+            while not self.signals.received and not self._has_ended():
+                self.seconds = time.monotonic() - started
+                left = DRAIN_INTERVAL_S if limit_s is None else limit_s - self.seconds
+                if left <= 0:
+                    break
+                self.pipeline.step(min(left, DRAIN_INTERVAL_S))
+                progress.update(self.seconds, self.pipeline.account())
+            self._end_command()
+            self.pipeline.stop()
+            self.seconds = time.monotonic() - started
+        finally:
+            self.pipeline.close()
+
+    def wait_for_command(self) -> None:
+        """Let the command end after the recording, and kill it if it does not."""
+        if self.held and self.held.is_ended and self.held.kill_after(_GRACE_S):
+            say(f"the command did not end within {_GRACE_S:.0f} s and was killed", err=True)
+
+    @property
+    def exit_status(self) -> int:
+        """The command's if it ended by itself, as shells show it; else 0."""
+        status = self.held.poll() if self.held and not self.held.is_ended else 0
+        return 128 - status if status and status < 0 else status or 0
+
+    def _has_ended(self) -> bool:
+        if self.held:
+            return self.held.poll() is not None
+        sampler = self.pipeline.sampler
+        if self.targets and isinstance(sampler, EbpfSampler):
+            return self.targets.have_ended(sampler)
+        return False
+
+    def _end_command(self) -> None:
+        if self.held:
+            by = self.signals.received
+            is_told = by is signal.SIGINT and _is_in_foreground()
+            self.held.terminate(None if is_told else by or signal.SIGTERM)
+
+
+def _is_in_foreground() -> bool:
+    """Whether Ctrl-C at the terminal signals this process, and so the commands that it runs."""
+    try:
+        with open("/dev/tty", "rb", buffering=0) as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False

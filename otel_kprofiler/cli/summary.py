@@ -1,0 +1,130 @@
+"""The last line of ``record``: what was recorded, what was lost, what to do next."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Sequence
+
+from otel_kprofiler.cli.output import Output
+from otel_kprofiler.cli.sending import Sending
+from otel_kprofiler.cli.session import Session
+from otel_kprofiler.cli.terminal import describe_count
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    SIDES,
+    STACK_OK,
+    USER_SIDE,
+    Account,
+    Losses,
+    SideKind,
+    Window,
+)
+from otel_kprofiler.sampling import HeldCommand
+
+
+def summarize(session: Session, output: Output, windows: Sequence[Window]) -> str:
+    """What was written, what was lost, what to do next."""
+    account = session.pipeline.account()
+    count = sum(window.sample_count for window in windows)
+    seconds = sum(window.end_unix_ns - window.start_unix_ns for window in windows) / 1e9
+    parts = [
+        describe_count(count, "sample"),
+        describe_count(_count_processes(windows), "process", "processes"),
+        describe_count(_count_cpus(windows), "CPU"),
+        f"{seconds:.1f} s",
+        f"lost {describe_losses(account.lost)}",
+        f"unresolved {_describe_unresolved(windows)}",
+    ]
+    whole = _find_whole_share(windows)
+    if whole is not None:
+        parts.append(f"{whole:.1%} of user stacks whole")
+    ended = _end(session, parts, account)
+    return f"wrote {output.path}: {ended}{_next_step(output, count)}"
+
+
+def summarize_sent(session: Session, sending: Sending) -> str:
+    """Likewise if samples went to a receiver."""
+    account = Account.of_kinds(session.pipeline.account().kinds, sending.accounts())
+    (receiver,) = account.exporters
+    parts = [
+        f"{receiver.exported:,} of {describe_count(account.taken, 'sample')}",
+        f"{session.seconds:.1f} s",
+        f"lost {describe_losses(Counter(account.lost) + Counter(receiver.lost))}",
+    ]
+    return f"sent to {sending.address}: {_end(session, parts, account)}"
+
+
+def _end(session: Session, parts: list[str], account: Account) -> str:
+    by = session.signals.received
+    if by:
+        parts.insert(0, "interrupted" if by is signal.SIGINT else f"ended by {by.name}")
+    if session.held:
+        parts += _describe_end(session.held)
+    return ", ".join([*parts, *(f"accounting gap: {gap}" for gap in account.gaps())])
+
+
+def _describe_end(held: HeldCommand) -> list[str]:
+    """How the command ended, unless well or because the recording did."""
+    status = held.poll()
+    if held.is_ended or not status:
+        return []
+    if status > 0:
+        return [f"the command exited with status {status}"]
+    return [f"the command was ended by {name_signal(-status)}"]
+
+
+def name_signal(number: int) -> str:
+    """Name of a signal; real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe_losses(lost: Losses) -> str:
+    """Format losses by cause."""
+    if not sum(lost.values()):
+        return "0"
+    return " ".join(f"{count:,} ({cause.value})" for cause, count in lost.items() if count)
+
+
+def _count_processes(windows: Sequence[Window]) -> int:
+    attributes = [resource.attributes for window in windows for resource, _ in window.samples]
+    return len({(a.get("process.pid"), a.get("process.creation.time")) for a in attributes})
+
+
+def _count_cpus(windows: Sequence[Window]) -> int:
+    return len({sample.cpu for window in windows for _, sample in window.samples})
+
+
+def _describe_unresolved(windows: Sequence[Window]) -> str:
+    """The share of frames without a name on each side, such as ``0.1% of kernel frames``."""
+    frames, unresolved = Counter[SideKind](), Counter[SideKind]()
+    for window in windows:
+        for _, sample in window.samples:
+            count = len(sample.timestamps_unix_ns)
+            for side in sample.stack.sides:
+                missing = sum(frame.unresolved is not None for frame in side.frames)
+                frames[side.kind] += count * len(side.frames)
+                unresolved[side.kind] += count * missing
+    kinds = [kind for kind in SIDES if frames[kind]] or [KERNEL_SIDE]
+    shares = [f"{unresolved[kind] / max(1, frames[kind]):.1%} of {kind.name}" for kind in kinds]
+    return f"{' and '.join(shares)} frames"
+
+
+def _find_whole_share(windows: Sequence[Window]) -> float | None:
+    """Share of user stacks that were followed to their end; None if there are none."""
+    stacks: Counter[bool] = Counter()
+    for window in windows:
+        for _, sample in window.samples:
+            for side in sample.stack.sides:
+                if side.kind is USER_SIDE and side.frames:
+                    stacks[side.status == STACK_OK] += len(sample.timestamps_unix_ns)
+    return stacks[True] / stacks.total() if stacks else None
+
+
+def _next_step(output: Output, count: int) -> str:
+    if not count:
+        return " · nothing ran; record for longer, or with --idle"
+    return f" · next: {output.next_step}" if output.next_step else ""

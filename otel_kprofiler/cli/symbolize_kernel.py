@@ -1,0 +1,147 @@
+"""``otel-kprofiler symbolize`` of a kernel: the running one, or of copies of files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from otel_kprofiler.cli.symbolize_output import parse_address
+from otel_kprofiler.cli.terminal import say
+from otel_kprofiler.errors import HostError
+from otel_kprofiler.host import Access
+from otel_kprofiler.symbols import Explanation, KernelSymbolizer, Match
+from otel_kprofiler.tracking import IteratedKallsyms
+
+_MAX_PROBLEMS: Final = 10
+_HOST_PATHS: Final = {
+    "modules": "/proc/modules",
+    "sys_module": "/sys/module",
+    "notes": "/sys/kernel/notes",
+    "builtin_ranges": "/lib/modules",
+    "kallmodsyms": "/proc/kallmodsyms",
+}
+
+
+def resolve_in_kernel(
+    words: Iterable[str],
+    kallsyms: str | None,
+    copies: Mapping[str, str | None],
+    elf: Sequence[str],
+    *,
+    explain: bool,
+    as_json: bool,
+) -> bool:
+    """Print what is at addresses of a kernel, or where it has symbols.
+
+    Args:
+        words: addresses and names.
+        kallsyms: copy of ``/proc/kallsyms``; None: of the running kernel.
+        copies: of other files, by parameter of :meth:`KernelSymbolizer.from_files`.
+        elf: files of the kernel with the sizes of functions, with ``kallsyms``.
+        explain: print all that is known.
+        as_json: one JSON object per line.
+
+    Returns:
+        Whether all names were found.
+    """
+    symbolizer = _open(kallsyms, {**copies, "elf": elf})
+    if symbolizer.hidden:
+        say(f"note: {symbolizer.hidden.value}; see otel-kprofiler doctor", err=True)
+    omitted = [_HOST_PATHS[name] for name, path in copies.items() if kallsyms and not path]
+    _print_problems(symbolizer, omitted)
+    every = True
+    for word in words:
+        address = parse_address(word)
+        if address is not None:
+            say(_address_text(symbolizer.explain(address), explain, as_json))
+            continue
+        matches = symbolizer.find(word)
+        for match in matches:
+            say(_match_text(match, as_json))
+        if not matches:
+            say(f"{word}: no such symbol", err=True)
+            every = False
+    return every
+
+
+def _open(kallsyms: str | None, copies: Mapping[str, Any]) -> KernelSymbolizer:
+    if kallsyms is None:
+        return KernelSymbolizer.live(IteratedKallsyms(Access()))
+    try:
+        return KernelSymbolizer.from_files(kallsyms=kallsyms, **copies)
+    except OSError as error:
+        hint = ""
+        if isinstance(error, IsADirectoryError):
+            hint = "give the copied file itself; only --sys-module takes a directory"
+        raise HostError(f"cannot read {error.filename}: {error.strerror}", hint=hint) from error
+
+
+def _print_problems(symbolizer: KernelSymbolizer, omitted: list[str]) -> None:
+    """Print problems with the files, except those that were not given."""
+    expected = tuple(omitted) + (("/proc/version",) if omitted else ())
+    problems = [problem for problem in symbolizer.problems if not problem.startswith(expected)]
+    for problem in problems[:_MAX_PROBLEMS]:
+        say(f"note: {problem}", err=True)
+    if len(problems) > _MAX_PROBLEMS:
+        say(f"note: and {len(problems) - _MAX_PROBLEMS} more problems", err=True)
+
+
+def _address_text(known: Explanation, explain: bool, as_json: bool) -> str:
+    frame = known.frame
+    module = frame.module
+    if as_json:
+        return json.dumps(_as_dict(known))
+    place = f"{module.name}+{frame.address:#x}" if module else "unknown"
+    name = f"{frame.function}+{frame.offset:#x}" if frame.lines else f"[{known.reason}]"
+    build_id = f"build-id {module.build_id}" if module and module.build_id else "no build id"
+    lines = [f"{known.address:#x}  {name}  {place}{_brackets(frame.builtin)}  {build_id}"]
+    if explain:
+        lines.append(f"  why: {known.reason}")
+        if known.section:
+            lines.append(f"  section: {known.section}")
+        if known.names:
+            lines.append(f"  names: {' '.join(known.names)}")
+            lines.append(f"  symbol: {known.start:#x} to {known.end:#x}")
+        lines += [f"  freed init function: {freed.name}" for freed in known.freed]
+    return "\n".join(lines)
+
+
+def _as_dict(known: Explanation) -> dict[str, Any]:
+    frame = known.frame
+    module = frame.module
+    return {
+        "address": f"{known.address:#x}",
+        "module": module and module.name,
+        "build_id": module and module.build_id,
+        "file_id": module and module.file_id,
+        "rva": f"{frame.address:#x}" if module else None,
+        "builtin": list(frame.builtin),
+        "function": frame.function or None,
+        "system_name": (frame.lines[-1].system_name or None) if frame.lines else None,
+        "offset": frame.offset,
+        "names": list(known.names),
+        "section": known.section or None,
+        "unresolved": frame.unresolved.value if frame.unresolved else None,
+        "reason": known.reason,
+    }
+
+
+def _match_text(match: Match, as_json: bool) -> str:
+    module = match.module.name if match.module else None
+    if as_json:
+        return json.dumps(
+            {
+                "name": match.name,
+                "address": f"{match.address:#x}",
+                "module": module,
+                "rva": f"{match.rva:#x}" if module else None,
+                "builtin": list(match.builtin),
+            }
+        )
+    place = f"{module}+{match.rva:#x}" if module else "no module"
+    return f"{match.address:#x}  {match.name}  {place}{_brackets(match.builtin)}"
+
+
+def _brackets(modules: Sequence[str]) -> str:
+    return "".join(f" [{name}]" for name in modules)

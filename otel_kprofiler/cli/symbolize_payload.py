@@ -1,0 +1,140 @@
+"""``otel-kprofiler symbolize --payload``: adds names to OTLP profiles, from files of this host."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from otel_kprofiler.cli.output import refusal
+from otel_kprofiler.cli.terminal import say
+from otel_kprofiler.errors import ExportError, HostError
+from otel_kprofiler.host import NewFile
+from otel_kprofiler.model import Line
+from otel_kprofiler.otlp import Nameless, NamelessFile, Naming, name_locations, read_file
+from otel_kprofiler.symbols import (
+    FileIdentity,
+    InstalledFiles,
+    InstalledKernel,
+    SymbolSources,
+)
+
+_MAX_FILES_TOLD: Final = 10
+
+
+def name_payload(
+    path: str,
+    output: str,
+    elf_files: Sequence[str],
+    sources: SymbolSources,
+    *,
+    force: bool,
+    as_json: bool,
+) -> bool:
+    """Write OTLP profiles with names for native and kernel frames that have none.
+
+    Args:
+        path: of the profiles, in any form.
+        output: where to write them in the same form; ``-`` is standard output.
+        elf_files: candidates for the files of the frames, whatever their names.
+        sources: where names come from.
+        force: replace an existing file.
+        as_json: print counts as JSON.
+
+    Returns:
+        Whether any name was added, or none was missing.
+
+    Raises:
+        HostError: the profiles cannot be read.
+        PayloadError: they are no OTLP profiles.
+        ExportError: the result cannot be written.
+    """
+    try:
+        data = read_file(path)
+    except OSError as error:
+        raise HostError(f"cannot read {path}: {error.strerror}") from error
+    file = None if output == "-" else _create(output, force=force)
+    names = _Names(InstalledFiles(sources, elf_files), InstalledKernel(elf_files))
+    try:
+        naming = name_locations(data, names.find)
+        _write(output, file, naming.data)
+    finally:
+        if file is not None:
+            file.abandon()
+    _report(naming, names.missing, as_json=as_json)
+    return naming.named > 0 or naming.nameless == 0
+
+
+class _Names:
+    """Names for the locations of payloads; counts the locations without one by their files."""
+
+    def __init__(self, files: InstalledFiles, kernel: InstalledKernel) -> None:
+        self._files = files
+        self._kernel = kernel
+        self.missing: Counter[NamelessFile] = Counter()
+
+    def find(self, wanted: Sequence[Nameless]) -> Mapping[int, Sequence[Line]]:
+        """Names by location."""
+        found: dict[int, Sequence[Line]] = {}
+        for one in wanted:
+            lines = self._lines(one)
+            if lines:
+                found[one.location] = lines
+            else:
+                self.missing[one.file] += 1
+        return found
+
+    def _lines(self, one: Nameless) -> Sequence[Line]:
+        name, build_id, file_id, is_kernel = one.file
+        if is_kernel:
+            return self._kernel.lines(name, build_id, one.address)
+        frame = self._files.frame(
+            FileIdentity(name, build_id, file_id), one.address, one.file_offset
+        )
+        return frame.lines if frame else ()
+
+
+def _report(naming: Naming, missing: Counter[NamelessFile], *, as_json: bool) -> None:
+    """Print to standard error what was done, and the files that names are missing of."""
+    if as_json:
+        files = [
+            {
+                "file": file.name,
+                "build_id": file.build_id,
+                "file_id": file.file_id,
+                "nameless": count,
+            }
+            for file, count in missing.most_common()
+        ]
+        counts = {"nameless": naming.nameless, "named": naming.named, "missing": files}
+        say(json.dumps(counts), err=True)
+        return
+    say(f"named {naming.named} of {naming.nameless} locations", err=True)
+    for file, count in missing.most_common(_MAX_FILES_TOLD):
+        identity = f"build-id {file.build_id}" if file.build_id else f"file id {file.file_id}"
+        say(f"  {count} without a name in {file.name}  {identity}", err=True)
+
+
+def _create(path: str, *, force: bool) -> NewFile:
+    try:
+        return NewFile(path, mode=0o666, replace=force)
+    except OSError as error:
+        raise refusal(path, "-o", error) from error
+
+
+def _write(path: str, file: NewFile | None, data: bytes) -> None:
+    if file is None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        with open(file.fd, "wb", closefd=False) as target:
+            target.write(data)
+        file.finish()
+    except OSError as error:
+        raise ExportError(
+            f"cannot write {path}: {error.strerror}",
+            hint="set -o to a path on a disk with free space",
+        ) from error

@@ -1,0 +1,66 @@
+"""``otel-kprofiler symbolize --pid``: addresses, names and offsets in files, of a process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import click
+
+from otel_kprofiler.cli.symbolize_output import parse_address, print_resolution
+from otel_kprofiler.cli.terminal import say
+from otel_kprofiler.errors import HostError
+from otel_kprofiler.host import Access
+from otel_kprofiler.symbols import (
+    KernelResolver,
+    ProcessesResolver,
+    Resolution,
+    Symbolizer,
+    SymbolSources,
+    find_process,
+)
+
+
+def resolve_in_process(
+    pid: int, words: Iterable[str], sources: SymbolSources, *, offsets: bool, as_json: bool
+) -> bool:
+    """Print what is at addresses of a process, or where it has functions.
+
+    Args:
+        pid: the process.
+        words: addresses, names, or with ``offsets`` paths with offsets in files, ``PATH:OFFSET``.
+        sources: where names come from.
+        offsets: see ``words``.
+        as_json: one JSON object per line.
+
+    Returns:
+        Whether there is a name for each.
+    """
+    if find_process(pid, Access()) is None:
+        raise HostError(f"there is no process {pid}")
+    processes = ProcessesResolver(symbols=sources)
+    every = True
+    with Symbolizer(kernel=KernelResolver(), user=processes) as symbolizer:
+        for word in words:
+            if offsets:
+                found = processes.find_offset(*_parse_place(word), pid)
+            elif (address := parse_address(word)) is not None:
+                found = symbolizer.resolve([address], pid)
+            else:
+                found = symbolizer.find(word, pid)
+            every = _print(word, found, as_json=as_json) and every
+    return every
+
+
+def _parse_place(word: str) -> tuple[str, int]:
+    path, _, number = word.rpartition(":")
+    offset = parse_address(number)
+    if not path or offset is None:
+        raise click.UsageError(f"{word} is not PATH:OFFSET with a hexadecimal offset")
+    return path, offset
+
+
+def _print(word: str, found: Sequence[Resolution], *, as_json: bool) -> bool:
+    if not found:
+        say(f"{word}: not found in the process", err=True)
+    named = [print_resolution(one, as_json=as_json) for one in found]
+    return bool(named) and all(named)

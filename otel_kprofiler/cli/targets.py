@@ -1,0 +1,143 @@
+"""What ``record`` samples: the filters by process, name, cgroup and container."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from otel_kprofiler.bpf import MAX_CGROUP_LEVEL, VMLINUX_BTF
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.host import (
+    Access,
+    Cgroup,
+    Container,
+    find_cgroup,
+    find_containers,
+    is_populated,
+    read_process,
+)
+from otel_kprofiler.sampling import EbpfSampler, ProcessFollower, SamplerConfig
+
+_INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
+
+
+@dataclass(slots=True)
+class Targets:
+    """What is sampled, and whether any of it is left.
+
+    Attributes:
+        follower: the processes of ``--pid`` and of containers without a cgroup of version 2.
+        comms: names of threads and processes.
+        cgroups: those of ``--cgroup`` and ``--container``.
+    """
+
+    follower: ProcessFollower | None
+    comms: Sequence[str]
+    cgroups: Sequence[Cgroup]
+
+    def apply(self, config: SamplerConfig, access: Access) -> SamplerConfig:
+        """The configuration of a sampler for these targets."""
+        namespace = os.stat("/proc/self/ns/pid")
+        is_inner = namespace.st_ino != _INITIAL_NAMESPACE
+        return replace(
+            config,
+            target_pids=self.follower.pids if self.follower else (),
+            target_descendants=self.follower is not None and _has_btf(access),
+            target_namespace=(namespace.st_dev, namespace.st_ino) if is_inner else None,
+            target_comms=tuple(map(os.fsencode, self.comms)),
+            target_cgroups=tuple((cgroup.level, cgroup.id) for cgroup in self.cgroups),
+        )
+
+    def have_ended(self, sampler: EbpfSampler) -> bool:
+        """Whether all processes have ended; follows new ones."""
+        if self.follower:
+            if self.follower.look() and self.follower.pids:
+                sampler.retarget(self.follower.pids)
+            if not self.follower.pids:
+                return True
+        return bool(self.cgroups) and not any(map(is_populated, self.cgroups))
+
+
+def find_targets(
+    access: Access,
+    *,
+    pids: Sequence[int],
+    comms: Sequence[str],
+    cgroups: Sequence[str],
+    containers: Sequence[str],
+) -> Targets:
+    """Check the filters against what runs now.
+
+    Raises:
+        KProfilerError: a process, cgroup or container does not exist.
+    """
+    for pid in pids:
+        _check_process(access, pid)
+    found = [_get_cgroup(access, path) for path in cgroups]
+    listed = find_containers(access) if containers else []
+    followed = list(pids)
+    for name in containers:
+        for container in _get_containers(listed, name):
+            if container.cgroup:
+                found.append(_get_cgroup(access, container.cgroup))
+            elif pids:
+                raise KProfilerError(
+                    f"the container {name} has no cgroup of version 2, so that --pid cannot be "
+                    "combined with it",
+                    hint="use one of the two",
+                )
+            else:
+                followed += container.pids
+    follower = ProcessFollower(access, followed, time.monotonic) if followed else None
+    return Targets(follower, comms, found)
+
+
+def _check_process(access: Access, pid: int) -> None:
+    if read_process(access, pid) is None:
+        raise KProfilerError(f"there is no process {pid}", hint="see ps, pgrep")
+    leader = _read_leader(access, pid)
+    if leader != pid:
+        raise KProfilerError(
+            f"{pid} is a thread of process {leader}", hint=f"use --pid {leader}, or --comm"
+        )
+
+
+def _read_leader(access: Access, pid: int) -> int:
+    status = access.read_bytes(f"/proc/{pid}/status")
+    return next(int(line[5:]) for line in status.splitlines() if line.startswith(b"Tgid:"))
+
+
+def _get_cgroup(access: Access, path: str) -> Cgroup:
+    found = find_cgroup(access, path)
+    if found is None:
+        raise KProfilerError(
+            f"there is no cgroup {path} of version 2",
+            hint="systemd-cgls shows them; give a path below /sys/fs/cgroup",
+        )
+    if not 1 <= found.level <= MAX_CGROUP_LEVEL:
+        raise KProfilerError(
+            f"the cgroup {path} is {found.level} levels below the root, not 1 to {MAX_CGROUP_LEVEL}"
+        )
+    return found
+
+
+def _get_containers(listed: Sequence[Container], name: str) -> list[Container]:
+    found = [container for container in listed if container.is_called(name)]
+    if found:
+        return found
+    known = ", ".join(one.names[0] if one.names else one.id[:12] for one in listed)
+    raise KProfilerError(
+        f"there is no running container {name}",
+        hint=f"there are {known}" if known else "there are no containers here",
+    )
+
+
+def _has_btf(access: Access) -> bool:
+    try:
+        os.close(access.open_fd(VMLINUX_BTF))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,51 @@
+"""ELF files: where their bytes come from, their headers, notes and identity.
+
+Everything here is for files that others made: what does not fit is an :class:`ElfError`.
+"""
+
+from otel_kprofiler.elf import frame_index
+from otel_kprofiler.elf.content import read_content
+from otel_kprofiler.elf.frame_index import make_pairs, parse_cie
+from otel_kprofiler.elf.headers import (
+    MACHINES,
+    ElfFile,
+    Section,
+    find_address,
+    find_offset,
+    find_section,
+    read_debug_elf,
+    read_elf,
+    read_sections,
+)
+from otel_kprofiler.elf.identity import hash_file
+from otel_kprofiler.elf.notes import Note, find_build_id, parse_notes
+from otel_kprofiler.elf.problem import ElfError, ElfProblem
+from otel_kprofiler.elf.source import FileSource, ImageSource, Source
+from otel_kprofiler.elf.symbols import ElfSymbol, find_symbols
+
+__all__ = [
+    "MACHINES",
+    "ElfError",
+    "ElfFile",
+    "ElfProblem",
+    "ElfSymbol",
+    "FileSource",
+    "ImageSource",
+    "Note",
+    "Section",
+    "Source",
+    "find_address",
+    "find_build_id",
+    "find_offset",
+    "find_section",
+    "find_symbols",
+    "frame_index",
+    "hash_file",
+    "make_pairs",
+    "parse_cie",
+    "parse_notes",
+    "read_content",
+    "read_debug_elf",
+    "read_elf",
+    "read_sections",
+]

@@ -1,0 +1,72 @@
+"""Contents of sections, decompressed if they are compressed (SHF_COMPRESSED, elf(5))."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final
+
+from otel_kprofiler.elf.headers import SHF_COMPRESSED, SHT_NOBITS, Section
+from otel_kprofiler.elf.problem import ElfError, ElfProblem
+from otel_kprofiler.elf.source import Source
+
+_HEADER: Final = struct.Struct("<I4xQ8x")  # type, unpacked size (Elf64_Chdr)
+_ELFCOMPRESS_ZLIB, _ELFCOMPRESS_ZSTD = 1, 2
+
+
+def read_content(source: Source, section: Section, limit: int) -> bytes:
+    """The content of a section; empty if it has none in the file.
+
+    Raises:
+        ElfError: it has more than ``limit`` bytes, packed or unpacked, or cannot be decompressed.
+    """
+    if section.kind == SHT_NOBITS:
+        return b""
+    if section.size > limit:
+        raise ElfError(ElfProblem.TOO_LARGE, f"{_shown(section)} of {section.size} bytes")
+    content = source.read(section.offset, section.size)
+    return _unpack(section, content, limit) if section.flags & SHF_COMPRESSED else content
+
+
+def _unpack(section: Section, content: bytes, limit: int) -> bytes:
+    if len(content) < _HEADER.size:
+        raise ElfError(ElfProblem.DAMAGED_SECTION, _shown(section))
+    form, size = _HEADER.unpack_from(content)
+    if size > limit:
+        raise ElfError(ElfProblem.TOO_LARGE, f"{_shown(section)} of {size} bytes")
+    packed = content[_HEADER.size :]
+    if form == _ELFCOMPRESS_ZLIB:
+        unpacked = _unpack_zlib(section, packed, size)
+    elif form == _ELFCOMPRESS_ZSTD:
+        unpacked = _unpack_zstd(section, packed, size)
+    else:
+        raise ElfError(ElfProblem.DAMAGED_SECTION, f"{_shown(section)} has form {form}")
+    if len(unpacked) != size:
+        raise ElfError(ElfProblem.DAMAGED_SECTION, f"{_shown(section)} is cut off")
+    return unpacked
+
+
+def _unpack_zlib(section: Section, packed: bytes, size: int) -> bytes:
+    try:
+        return zlib.decompressobj().decompress(packed, size or 1)
+    except zlib.error as error:
+        raise ElfError(ElfProblem.DAMAGED_SECTION, f"{_shown(section)}: {error}") from error
+
+
+def _unpack_zstd(section: Section, packed: bytes, size: int) -> bytes:
+    try:
+        import zstandard  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise ElfError(
+            ElfProblem.DAMAGED_SECTION, f"{_shown(section)} needs the package zstandard"
+        ) from error
+    try:
+        with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(packed) as reader:
+            unpacked: bytes = reader.read(size)
+    except zstandard.ZstdError as error:
+        raise ElfError(ElfProblem.DAMAGED_SECTION, f"{_shown(section)}: {error}") from error
+    return unpacked
+
+
+def _shown(section: Section) -> str:
+    return section.name.decode("ascii", "backslashreplace")

@@ -1,0 +1,240 @@
+"""ELF headers of programs and libraries, as far as unwinding and naming their code need them.
+
+Reads the header, the program headers and the notes: some hundred bytes per file. pyelftools, which
+reads kernel files elsewhere, parses more than a storm of new binaries leaves time for.
+"""
+
+from __future__ import annotations
+
+import platform
+import struct
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from otel_kprofiler.elf.notes import find_build_id
+from otel_kprofiler.elf.problem import ElfError, ElfProblem
+from otel_kprofiler.elf.source import Source
+from otel_kprofiler.model import BuildId, Segment
+
+# elf(5), /usr/include/elf.h
+_IDENT: Final = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian, version 1
+_HEADER: Final = struct.Struct("<16xHHIQQQIHHHHHH")
+_PROGRAM_HEADER: Final = struct.Struct("<IIQQQQQQ")
+_SECTION_HEADER: Final = struct.Struct("<IIQQQQIIQQ")
+_EXECUTABLE_TYPES: Final = (2, 3)  # ET_EXEC, ET_DYN
+MACHINES: Final = {"x86_64": 62, "aarch64": 183}
+"""``e_machine`` by what uname(2) calls the machine."""
+_PT_LOAD, _PT_NOTE, _PT_GNU_EH_FRAME = 1, 4, 0x6474E550
+_PF_X: Final = 1
+_GO_NOTE: Final = b"\4\0\0\0Go\0\0"  # type and owner: Go's own build id
+_SHT_NOTE: Final = 7
+SHT_NOBITS: Final = 8
+SHF_COMPRESSED: Final = 0x800
+_ADDRESS_LIMIT: Final = 1 << 47
+
+MAX_PROGRAM_HEADERS: Final = 512
+MAX_SECTIONS: Final = 4096
+MAX_NOTE_BYTES: Final = 64 * 1024
+MAX_NAMES_BYTES: Final = 1 << 20
+MAX_NAME_BYTES: Final = 256
+
+
+class Section(NamedTuple):
+    """A section header: the fields of elf(5) in their order.
+
+    Attributes:
+        name: without its terminating zero.
+        kind: SHT_…
+        flags: SHF_…
+        address: SVMA; 0 if it is not loaded.
+        offset: in the file.
+        size: in bytes.
+        link: index of another section, by kind.
+        info: more, by kind.
+        alignment: in bytes.
+        entry_size: in bytes; 0 if it has no entries of a fixed size.
+    """
+
+    name: bytes
+    kind: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    alignment: int
+    entry_size: int
+
+
+class ElfFile(NamedTuple):
+    """What the program headers say.
+
+    Attributes:
+        loads: all PT_LOAD segments that have bytes in the file, by address.
+        texts: the executable ones.
+        search: address of ``.eh_frame_hdr`` and its size; None if the file has none.
+        build_id: GNU build id; None if the file has none.
+        entry: address of the first instruction; 0 if the file has none.
+        section_headers: offset, number, and index of the one with their names.
+        machine: ``e_machine``.
+        is_go: whether Go's linker made it, or part of it.
+    """
+
+    loads: tuple[Segment, ...]
+    texts: tuple[Segment, ...]
+    search: tuple[int, int] | None
+    build_id: BuildId | None
+    entry: int
+    section_headers: tuple[int, int, int]
+    machine: int
+    is_go: bool = False
+
+
+def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFile:
+    """Read the headers and the build id.
+
+    Args:
+        source: the file.
+        machine: whose code it must have, as uname(2) calls it; None for any of ``MACHINES``.
+
+    Raises:
+        ElfError: not an ELF file for code of ``machine``, or the headers are damaged.
+    """
+    code, entry, at, count, section_headers = _read_header(source, machine)
+    headers = list(_PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size)))
+    loads, texts, search = _segments(headers, source.size)
+    notes = [(offset, size) for kind, _, offset, _, _, size, _, _ in headers if kind == _PT_NOTE]
+    build_id, is_go = _read_notes(source, notes)
+    return ElfFile(loads, texts, search, build_id, entry, section_headers, code, is_go)
+
+
+def read_debug_elf(source: Source, machine: str | None = None) -> ElfFile:
+    """Read the headers of a debug file, whose segments are not in the file, hence not described.
+
+    Raises:
+        ElfError: not an ELF file for code of ``machine`` (None: any of ``MACHINES``), or the
+            headers are damaged.
+    """
+    code, entry, _, _, section_headers = _read_header(source, machine)
+    elf = ElfFile((), (), None, None, entry, section_headers, code)
+    sections = read_sections(source, elf)
+    notes = [(one.offset, one.size) for one in sections if one.kind == _SHT_NOTE]
+    return elf._replace(build_id=_read_notes(source, notes)[0])
+
+
+def find_offset(loads: tuple[Segment, ...], address: int, size: int) -> int:
+    """Offset in the file of what is loaded at an address.
+
+    Raises:
+        ElfError: no segment has all of these bytes.
+    """
+    for load in loads:
+        if load.address <= address and address + size <= load.address + load.size:
+            return load.offset + address - load.address
+    raise ElfError(ElfProblem.OUT_OF_BOUNDS, f"{size} bytes at {address:#x} are not loaded")
+
+
+def find_address(segments: Iterable[Segment], offset: int) -> int | None:
+    """The address (SVMA) at which a byte of the file is loaded; None if no segment has it.
+
+    Segments overlap in the file where one page belongs to two of them. Pass those that a mapping
+    can be of: ``ElfFile.texts`` for code.
+    """
+    for offset_of, size, address in segments:
+        if 0 <= offset - offset_of < size:
+            return address + offset - offset_of
+    return None
+
+
+def read_sections(source: Source, elf: ElfFile) -> list[Section]:
+    """All section headers, in their order; none if the file has none, or none with names.
+
+    Raises:
+        ElfError: they are damaged.
+    """
+    start, count, names_index = elf.section_headers
+    if count > MAX_SECTIONS:
+        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"{count} sections")
+    if not names_index < count:
+        return []
+    rows = list(_SECTION_HEADER.iter_unpack(source.read(start, count * _SECTION_HEADER.size)))
+    names_at, names_size = rows[names_index][4:6]
+    if names_size > MAX_NAMES_BYTES:
+        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"section names of {names_size} bytes")
+    names = source.read(names_at, names_size)
+    return [Section(_name(names, row[0]), *row[1:]) for row in rows]
+
+
+def find_section(source: Source, elf: ElfFile, name: bytes) -> Segment:
+    """A section by its name, for files whose program headers do not point to it.
+
+    Raises:
+        ElfError: there is none, it is compressed or not in the file, or the section headers are
+            damaged.
+    """
+    for section in read_sections(source, elf):
+        if section.name == name:
+            if section.kind == SHT_NOBITS or section.flags & SHF_COMPRESSED:
+                raise ElfError(ElfProblem.NOT_IN_FILE, name.decode())
+            return Segment(section.offset, section.size, section.address)
+    raise ElfError(ElfProblem.NO_SECTION, name.decode())
+
+
+def _read_header(
+    source: Source, machine: str | None
+) -> tuple[int, int, int, int, tuple[int, int, int]]:
+    """Machine, entry, offset and number of the program headers, and the section headers."""
+    if source.size < _HEADER.size or source.read(0, len(_IDENT)) != _IDENT:
+        raise ElfError(ElfProblem.NOT_ELF)
+    header = _HEADER.unpack(source.read(0, _HEADER.size))
+    kind, code, _, entry, at, sections = header[:6]
+    program_bytes, count, section_bytes, section_count, names = header[8:]
+    machines = MACHINES.values() if machine is None else [MACHINES.get(machine)]
+    if kind not in _EXECUTABLE_TYPES or code not in machines:
+        raise ElfError(ElfProblem.NOT_ELF, f"type {kind}, machine {code}")
+    if (count and program_bytes != _PROGRAM_HEADER.size) or count > MAX_PROGRAM_HEADERS:
+        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"{count} program headers")
+    if section_bytes != _SECTION_HEADER.size:
+        section_count = 0
+    return code, entry, at, count, (sections, section_count, names)
+
+
+def _name(names: bytes, at: int) -> bytes:
+    return names[at : at + MAX_NAME_BYTES].partition(b"\0")[0]
+
+
+def _segments(
+    headers: list[tuple[int, ...]], file_size: int
+) -> tuple[tuple[Segment, ...], tuple[Segment, ...], tuple[int, int] | None]:
+    loads, texts, search = [], [], None
+    for kind, flags, offset, address, _, size, _, _ in headers:
+        if kind == _PT_GNU_EH_FRAME:
+            search = address, size
+        if kind != _PT_LOAD or not size:
+            continue
+        if offset + size > file_size or address + size > _ADDRESS_LIMIT:
+            raise ElfError(ElfProblem.DAMAGED_HEADERS, "a segment exceeds the file")
+        segment = Segment(offset, size, address)
+        loads.append(segment)
+        if flags & _PF_X:
+            texts.append(segment)
+    by_address = sorted(loads, key=lambda load: load.address)
+    for low, high in pairwise(by_address):
+        if low.address + low.size > high.address:
+            raise ElfError(ElfProblem.DAMAGED_HEADERS, "segments overlap")
+    return tuple(by_address), tuple(sorted(texts, key=lambda text: text.address)), search
+
+
+def _read_notes(source: Source, notes: list[tuple[int, int]]) -> tuple[BuildId | None, bool]:
+    """The build id, None if there is none or the notes are damaged; whether Go has a note, too."""
+    build_id, is_go, left = None, False, MAX_NOTE_BYTES
+    for offset, size in notes:
+        left -= size
+        if left < 0 or offset + size > source.size:
+            break
+        data = source.read(offset, size)
+        build_id = build_id or find_build_id(data)
+        is_go = is_go or _GO_NOTE in data
+    return build_id, is_go

@@ -1,0 +1,29 @@
+"""How a user file is named on the wire: path, GNU build id, and the hash of the file."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from otel_kprofiler.elf.source import Source
+from otel_kprofiler.model import FileId
+
+_PART_BYTES: Final = 4096
+_HASH_BYTES: Final = 16
+
+
+def hash_file(source: Source) -> FileId:
+    """``process.executable.build_id.htlhash`` of OpenTelemetry's data model.
+
+    SHA-256 of the first and the last 4096 bytes and the length as 8 bytes, big-endian; the first
+    16 bytes of it. The two parts of a small file overlap.
+
+    Raises:
+        ElfError: the file could not be read.
+    """
+    size = source.size
+    part = min(_PART_BYTES, size)
+    digest = hashlib.sha256(source.read(0, part))
+    digest.update(source.read(size - part, part))
+    digest.update(size.to_bytes(8, "big"))
+    return FileId(digest.digest()[:_HASH_BYTES].hex())

@@ -1,0 +1,35 @@
+"""Why something cannot be read from an ELF file."""
+
+from __future__ import annotations
+
+import enum
+
+from otel_kprofiler.errors import KProfilerError
+
+
+class ElfProblem(enum.Enum):
+    """A closed list of reasons; the value is what users read."""
+
+    UNREADABLE = "the file could not be read"
+    CHANGED = "the file changed while it was read"
+    NOT_ELF = "not an ELF file for 64-bit code of this machine"
+    DAMAGED_HEADERS = "the ELF headers are damaged"
+    OUT_OF_BOUNDS = "a header points outside of the file"
+    DAMAGED_SECTION = "a section cannot be decompressed"
+    NO_SECTION = "the file has no such section"
+    TOO_LARGE = "more than the limit for one file"
+    NOT_IN_FILE = "the section is compressed or not in the file"
+
+
+class ElfError(KProfilerError):
+    """A file that is not what an ELF file has to be.
+
+    Args:
+        problem: why.
+        detail: what exactly, for a log.
+    """
+
+    def __init__(self, problem: ElfProblem, detail: str = "") -> None:
+        super().__init__(f"{problem.value}: {detail}" if detail else problem.value)
+        self.problem = problem
+        self.detail = detail

@@ -1,0 +1,86 @@
+"""Where the bytes of an ELF file come from: a descriptor, or memory."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+from otel_kprofiler.elf.problem import ElfError, ElfProblem
+
+_IOV_MAX_BYTES = 0x7FFFF000  # most that one preadv(2) transfers
+
+
+class Source(Protocol):
+    """Random access to a file's bytes."""
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly these bytes. Raises :class:`ElfError` if they are not all there."""
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        """Fill ``target``. Raises :class:`ElfError` if there are not enough bytes."""
+
+
+class FileSource:
+    """A file by its descriptor, which the caller closes; keeps nothing of it in memory.
+
+    Attributes:
+        fd: the descriptor.
+        size: length in bytes.
+    """
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd = fd
+        self.size = size
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly these bytes."""
+        _check_range(offset, size, self.size)
+        try:
+            data = os.pread(self.fd, size, offset)
+        except OSError as error:
+            raise ElfError(ElfProblem.UNREADABLE, error.strerror or str(error)) from error
+        if len(data) != size:
+            raise ElfError(ElfProblem.CHANGED, f"{len(data)} of {size} bytes at {offset}")
+        return data
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        """Fill ``target`` from the page cache, without a copy in between."""
+        _check_range(offset, len(target), self.size)
+        done = 0
+        while done < len(target):
+            part = target[done : done + _IOV_MAX_BYTES]
+            try:
+                count = os.preadv(self.fd, [part], offset + done)
+            except OSError as error:
+                raise ElfError(ElfProblem.UNREADABLE, error.strerror or str(error)) from error
+            finally:
+                part.release()
+            if not count:
+                raise ElfError(ElfProblem.CHANGED, f"{done} of {len(target)} bytes at {offset}")
+            done += count
+
+
+class ImageSource:
+    """A file's image in memory, such as the vDSO."""
+
+    def __init__(self, image: bytes) -> None:
+        self._image = image
+        self.size = len(image)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly these bytes."""
+        _check_range(offset, size, self.size)
+        return self._image[offset : offset + size]
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        """Fill ``target``."""
+        target[:] = self.read(offset, len(target))
+
+
+def _check_range(offset: int, size: int, end: int) -> None:
+    if not 0 <= offset <= end or not 0 <= size <= end - offset:
+        raise ElfError(ElfProblem.OUT_OF_BOUNDS, f"{size} bytes at {offset} of {end}")

@@ -1,0 +1,306 @@
+"""Reads pprof's ``profile.proto`` (github.com/google/pprof, proto/profile.proto).
+
+Each type of values is a kind of samples; ``samples`` together with CPU time is the kind of our own.
+What the format has no place for is empty: samples have the time of their profile.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from os.path import basename
+from typing import Final, NamedTuple
+
+from otel_kprofiler.errors import PayloadError
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    ON_CPU,
+    PYTHON_SIDE,
+    USER_SIDE,
+    AddressRange,
+    BuildId,
+    FileId,
+    Frame,
+    Line,
+    Module,
+    ModuleKind,
+    Profile,
+    ProfileKind,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Unresolved,
+    Window,
+    WindowSample,
+)
+
+_Value = int | bytes
+_Fields = Iterator[tuple[int, _Value]]
+
+# Field numbers of the messages, as in pprof.py.
+_SAMPLE_TYPE, _SAMPLE, _MAPPING, _LOCATION, _FUNCTION, _STRING = 1, 2, 3, 4, 5, 6
+_TIME_NANOS, _DURATION_NANOS, _PERIOD = 9, 10, 12
+_FIELDS: Final = range(1, 16)
+_KERNEL_FLOOR: Final = 1 << 63
+_KERNEL: Final = re.compile(r"vmlinux$|\[kernel")
+_COUNT: Final = ("samples", "count")
+_CPU_TIME: Final = ("cpu", "nanoseconds")
+
+
+class _Sample(NamedTuple):
+    locations: tuple[int, ...]
+    values: tuple[int, ...]
+    labels: dict[str, str | int]
+
+
+def is_pprof(data: bytes) -> bool:
+    """Whether the data is a profile of pprof: a message whose table of strings begins empty."""
+    try:
+        for number, value in _fields(data):
+            if number not in _FIELDS:
+                return False
+            if number == _STRING:
+                return value == b""
+    except PayloadError:
+        return False
+    return False
+
+
+def parse_pprof(data: bytes) -> list[Window]:
+    """The window of an unpacked profile.
+
+    Raises:
+        PayloadError: it is damaged.
+    """
+    return [_Reader(data).window()]
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._messages: dict[int, list[bytes]] = {}
+        self._numbers: dict[int, int] = {}
+        for number, value in _fields(data):
+            if isinstance(value, bytes):
+                self._messages.setdefault(number, []).append(value)
+            else:
+                self._numbers[number] = value
+        self._strings = [text.decode(errors="replace") for text in self._all(_STRING)]
+        self._modules = dict(map(self._module, self._all(_MAPPING)))
+        self._functions = dict(map(self._function, self._all(_FUNCTION)))
+        self._frames = dict(map(self._frame, self._all(_LOCATION)))
+        self._stacks: dict[tuple[int, ...], Stack] = {}
+
+    def window(self) -> Window:
+        start = self._numbers.get(_TIME_NANOS, 0)
+        samples = [self._sample(body) for body in self._all(_SAMPLE)]
+        types = [self._type(body) for body in self._all(_SAMPLE_TYPE)]
+        if any(len(sample.values) != len(types) for sample in samples):
+            raise PayloadError("a sample does not have one value of each type")
+        period = self._numbers.get(_PERIOD, 0)
+        if types == [_COUNT, _CPU_TIME] and all(
+            sample.values[1] == sample.values[0] * period for sample in samples
+        ):
+            kinds = [(0, ON_CPU, period)]
+        else:
+            kinds = [
+                (number, ProfileKind(type_, type_, unit), 0)
+                for number, (type_, unit) in enumerate(types)
+                if len(types) == 1 or (type_, unit) != _COUNT
+            ]
+        profiles = [self._profile(samples, start, *kind) for kind in kinds]
+        return Window(start, start + max(1, self._numbers.get(_DURATION_NANOS, 0)), profiles)
+
+    def _profile(
+        self, samples: Sequence[_Sample], time: int, number: int, kind: ProfileKind, period: int
+    ) -> Profile:
+        groups: dict[tuple[str, str], list[WindowSample]] = {}
+        for sample in samples:
+            if value := sample.values[number]:
+                labels = sample.labels
+                owner = str(labels.get("process", "")), str(labels.get("pid", ""))
+                groups.setdefault(owner, []).append(
+                    WindowSample(
+                        self._stack(sample.locations), _integer(labels.get("tid")),
+                        str(labels.get("thread", "")), _integer(labels.get("cpu")), None,
+                        [time], [value],
+                    )
+                )  # fmt: skip
+        resources = [ResourceSamples(_resource(*owner), found) for owner, found in groups.items()]
+        return Profile(kind, period, resources)
+
+    def _sample(self, body: bytes) -> _Sample:
+        locations, values, labels = list[int](), list[int](), dict[str, str | int]()
+        for number, value in _fields(body):
+            if number == 1:
+                locations += _packed(value)
+            elif number == 2:
+                values += map(_signed, _packed(value))
+            elif number == 3:
+                label = dict(_fields(_message(value)))
+                text = label.get(2)
+                labels[self._string(label.get(1))] = (
+                    self._string(text) if text else _signed(_number(label.get(3)))
+                )
+        return _Sample(tuple(locations), tuple(values), labels)
+
+    def _stack(self, locations: tuple[int, ...]) -> Stack:
+        stack = self._stacks.get(locations)
+        if stack is None:
+            try:
+                frames = [self._frames[number] for number in locations]
+            except KeyError as error:
+                raise PayloadError(f"there is no location {error}") from None
+            stack = self._stacks[locations] = Stack.from_frames(_with_kernel(frames))
+        return stack
+
+    def _frame(self, body: bytes) -> tuple[int, Frame]:
+        values: dict[int, _Value] = {}
+        lines: list[Line] = []
+        for number, value in _fields(body):
+            if number == 4:
+                line = dict(_fields(_message(value)))
+                function = self._functions.get(_number(line.get(1)), Line(""))
+                lines.append(function._replace(line=_number(line.get(2))))
+            else:
+                values[number] = value
+        address = _number(values.get(3))
+        module = self._modules.get(_number(values.get(2)))
+        is_kernel = address >= _KERNEL_FLOOR or bool(module and _KERNEL.match(module.name))
+        if is_kernel and module:
+            module = _kernel_module(module)
+            address = max(0, address - module.base)
+        unresolved = None
+        if not lines:
+            unresolved = Unresolved.NO_SYMBOL if module else Unresolved.UNMAPPED
+        side = KERNEL_SIDE if is_kernel else USER_SIDE
+        if not module and any(map(_is_python, lines)):
+            side = PYTHON_SIDE
+        frame = Frame(module, address, tuple(lines), 0, side, unresolved)
+        return _number(values.get(1)), frame
+
+    def _module(self, body: bytes) -> tuple[int, Module]:
+        values = dict(_fields(body))
+        start, limit = _number(values.get(2)), _number(values.get(3))
+        build_id = self._string(values.get(6))
+        return _number(values.get(1)), Module(
+            name=basename(self._string(values.get(5))),
+            kind=ModuleKind.USER,
+            build_id=BuildId(build_id) if build_id else None,
+            file_id=FileId(""),
+            base=0,
+            ranges=(AddressRange(start, limit, ""),) if limit else (),
+            file_offset=_number(values.get(4)),
+        )
+
+    def _function(self, body: bytes) -> tuple[int, Line]:
+        values = dict(_fields(body))
+        name, system_name, file = (self._string(values.get(number)) for number in (2, 3, 4))
+        system_name = "" if system_name == name else system_name
+        start_line = _number(values.get(5))
+        return _number(values.get(1)), Line(name, system_name, file, start_line=start_line)
+
+    def _type(self, body: bytes) -> tuple[str, str]:
+        values = dict(_fields(body))
+        return self._string(values.get(1)), self._string(values.get(2))
+
+    def _string(self, index: _Value | None) -> str:
+        number = _number(index)
+        if number >= max(1, len(self._strings)):
+            raise PayloadError(f"there is no string {number}")
+        return self._strings[number] if self._strings else ""
+
+    def _all(self, number: int) -> list[bytes]:
+        return self._messages.get(number, [])
+
+
+def _is_python(line: Line) -> bool:
+    """Whether a line without code of a machine is of Python: ``<string>`` is a file there."""
+    return line.file.endswith(".py") or line.file.startswith("<")
+
+
+def _with_kernel(frames: Sequence[Frame]) -> list[Frame]:
+    """The frames, leaf first, with all that is called by the kernel on the kernel's side."""
+    at = max((n for n, frame in enumerate(frames) if frame.side is KERNEL_SIDE), default=0)
+    return [
+        replace(frame, side=KERNEL_SIDE, module=frame.module and _kernel_module(frame.module))
+        if n < at and frame.side is not KERNEL_SIDE
+        else frame
+        for n, frame in enumerate(frames)
+    ]
+
+
+def _kernel_module(module: Module) -> Module:
+    """The module with kernel code, whose addresses are relative to its start."""
+    kind = ModuleKind.VMLINUX if module.name == "vmlinux" else ModuleKind.LOADED
+    base = module.ranges[0].start if module.ranges else 0
+    return replace(module, kind=kind, base=base)
+
+
+def _resource(process: str, pid: str) -> Resource:
+    attributes: dict[str, str | int] = {}
+    if process:
+        attributes["process.executable.name"] = process
+    if pid.isdecimal():
+        attributes["process.pid"] = int(pid)
+    return Resource(attributes)
+
+
+def _fields(data: bytes) -> _Fields:
+    """Numbers and values of the fields of a message; fixed-width numbers are little-endian."""
+    position = 0
+    while position < len(data):
+        tag, position = _varint(data, position)
+        wire = tag & 7
+        if wire == 0:
+            value, position = _varint(data, position)
+            yield tag >> 3, value
+            continue
+        length = {1: 8, 5: 4}.get(wire)
+        if wire == 2:
+            length, position = _varint(data, position)
+        if length is None or position + length > len(data):
+            raise PayloadError("a field of the profile is damaged")
+        content = data[position : position + length]
+        position += length
+        yield tag >> 3, content if wire == 2 else int.from_bytes(content, "little")
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(data):
+            break
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (1 << 64) - 1, position
+    raise PayloadError("a number of the profile is damaged")
+
+
+def _packed(value: _Value) -> list[int]:
+    if isinstance(value, int):
+        return [value]
+    found, position = [], 0
+    while position < len(value):
+        number, position = _varint(value, position)
+        found.append(number)
+    return found
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _number(value: _Value | None) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _message(value: _Value) -> bytes:
+    return value if isinstance(value, bytes) else b""
+
+
+def _integer(value: str | int | None) -> int:
+    text = str(value or 0)
+    return int(text) if text.isdecimal() and len(text) < 20 else 0

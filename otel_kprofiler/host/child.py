@@ -1,0 +1,36 @@
+"""Runs a part of this program in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+_ROOT: Final = os.path.abspath(__file__ + "/../../..")
+
+
+def child_command(module: str, *arguments: str) -> list[str]:
+    """The command of a new interpreter that runs ``main`` of a module.
+
+    The interpreter is isolated (-I) and imports only from this process's paths, not from the
+    working directory, which other users may be able to write to.
+    """
+    paths = [path for path in (*sys.path, _ROOT) if os.path.isabs(path)]
+    code = f"import sys; sys.path[:] = {paths!r}; from {module} import main; main()"
+    return [sys.executable, "-I", "-c", code, *arguments]
+
+
+def limit_resources(limits: Mapping[int, int]) -> None:
+    """Lower limits of this process, by ``RLIMIT_…``; it writes no core file.
+
+    Where memory runs out all the same, the kernel ends this process before others (proc(5)).
+    """
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    for kind, most in {**limits, resource.RLIMIT_CORE: 0}.items():
+        hard = resource.getrlimit(kind)[1]
+        soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (soft, hard))

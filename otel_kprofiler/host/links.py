@@ -1,0 +1,101 @@
+"""Which symbolic links lead to a file that is written: not those that somebody may have planted.
+
+Root follows only links that root can have made, in any directory of a path. Others follow what the
+kernel lets them follow: their rights end where they end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Final
+
+UNTRUSTED_LINK: Final = "it is a symbolic link that others can change"
+_MAX_LINKS: Final = 40  # as in the kernel (fs/namei.c: MAXSYMLINKS)
+_MAX_NAMES: Final = 4096 * _MAX_LINKS
+_DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def follow_links(path: str, *, is_root: bool = True) -> str:
+    """Resolve the links of a path's last name.
+
+    Only those that root or this user can have created; unless ``is_root``, those that the kernel
+    follows with ``fs.protected_symlinks``.
+    """
+    for _ in range(_MAX_LINKS):
+        try:
+            link = os.lstat(path)
+        except FileNotFoundError:
+            return path
+        if not stat.S_ISLNK(link.st_mode) or is_magic(path):
+            return path
+        directory = os.path.dirname(path)
+        there = os.stat(directory or ".")
+        if not is_trusted(there, link) and (is_root or _is_protected(there, link)):
+            return path
+        path = os.path.join(directory, os.readlink(path))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def open_directory(path: str) -> int:
+    """An ``O_PATH`` descriptor of a directory; to root, only by links that root can have made.
+
+    Raises:
+        OSError: it cannot be opened, is no directory, or another user's link leads to it.
+    """
+    if os.geteuid() != 0:
+        return os.open(path, _DIRECTORY)
+    rest = path.split("/")[::-1]
+    here = os.open("/" if path.startswith("/") else ".", _DIRECTORY)
+    for _ in range(_MAX_NAMES):
+        if not rest:
+            return here
+        try:
+            below = _open_next(here, rest)
+        finally:
+            os.close(here)
+        here = below
+    os.close(here)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _open_next(here: int, rest: list[str]) -> int:
+    """Open the directory that ``rest`` ends with, or where the path goes on if that is a link."""
+    name, flags = rest.pop() or ".", _DIRECTORY | os.O_NOFOLLOW
+    link = os.stat(name, dir_fd=here, follow_symlinks=False)
+    if stat.S_ISLNK(link.st_mode) and link.st_dev == os.stat("/proc/self/").st_dev:
+        flags = _DIRECTORY  # its text is not a path
+    elif stat.S_ISLNK(link.st_mode):
+        if not is_trusted(os.fstat(here), link):
+            raise OSError(errno.ELOOP, UNTRUSTED_LINK)
+        target = os.readlink(name, dir_fd=here)
+        rest += target.split("/")[::-1]
+        name = "/" if target.startswith("/") else "."
+    return os.open(name, flags, dir_fd=here)
+
+
+def is_magic(path: str) -> bool:
+    """Whether a path is a magic link of /proc, as behind /dev/stdout, whose text is not a path."""
+    try:
+        link = os.lstat(path)
+        return stat.S_ISLNK(link.st_mode) and link.st_dev == os.stat("/proc/self/").st_dev
+    except OSError:
+        return False
+
+
+def is_trusted(directory: os.stat_result, entry: os.stat_result | None = None) -> bool:
+    """Whether only root or this user can have created an entry of a directory."""
+    trusted = (0, os.geteuid())
+    if directory.st_uid not in trusted or (entry and entry.st_uid not in trusted):
+        return False
+    shared = directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    # In a sticky directory only the owners of the directory and of the entry can replace it.
+    return not shared or bool(entry and directory.st_mode & stat.S_ISVTX)
+
+
+def _is_protected(directory: os.stat_result, link: os.stat_result) -> bool:
+    """Whether the kernel refuses to follow a link (fs/namei.c: may_follow_link)."""
+    sticky = stat.S_ISVTX | stat.S_IWOTH
+    is_shared = directory.st_mode & sticky == sticky
+    return is_shared and link.st_uid not in (os.geteuid(), directory.st_uid)

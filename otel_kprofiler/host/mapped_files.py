@@ -1,0 +1,301 @@
+"""Opens a file that a process has mapped, by the least right that is enough.
+
+======================  ==============================================  ======================
+What                    Needs, for processes of others                  Finds
+======================  ==============================================  ======================
+/proc/PID/map_files/…   CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN;        every mapped file
+                        CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH
+/proc/PID/exe           CAP_SYS_PTRACE                                  the executable
+/proc/PID/root + path   CAP_SYS_PTRACE                                  files not deleted
+path                    nothing                                         likewise, in our mounts;
+                                                                        or beside other files
+======================  ==============================================  ======================
+
+Reading the file itself needs its own permission, or CAP_DAC_READ_SEARCH. The path comes from the
+symbolic link in map_files, or from /proc/PID/maps. It is shown as seen from this process's root
+where it can be reached from there, else from the root of the process's own mounts; so both are
+tried. Nothing is opened for reading before its identity is proven: mapped files may be devices, and
+a path may lead to anything by now.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Final, NamedTuple, Protocol
+
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.host.access import HostFiles
+from otel_kprofiler.host.maps import parse_mappings, read_maps
+from otel_kprofiler.model import FileKey, OpenFile
+
+_DELETED: Final = " (deleted)"
+_MAX_RANGES: Final = 4  # of a file whose first mapping has gone
+_RIGHTS: Final = (errno.EPERM, errno.EACCES)
+_ABSENT: Final = (errno.ENOENT, errno.ESRCH, errno.ENOTDIR)
+_MINOR_BITS: Final = 20  # MKDEV, include/linux/kdev_t.h
+
+
+class FileProblem(enum.Enum):
+    """Why a mapped file could not be opened; the value is what users read."""
+
+    GONE = "the process had ended, or unmapped the file, before it could be opened"
+    NOT_SAME = "what could be opened is another file than the one that is mapped"
+    UNREADABLE = "the file could not be read"
+    FORBIDDEN = "this process may not open the file"
+
+
+class MappedFileError(KProfilerError):
+    """A mapped file that could not be opened.
+
+    Args:
+        problem: why.
+        detail: what exactly, for a log.
+    """
+
+    def __init__(self, problem: FileProblem, detail: str = "") -> None:
+        super().__init__(f"{problem.value}: {detail}" if detail else problem.value)
+        self.problem = problem
+        self.detail = detail
+
+
+class FileRequest(NamedTuple):
+    """A mapping of a file, as it was at the interrupt.
+
+    Attributes:
+        key: the file.
+        start: first runtime address of the mapping.
+        end: behind its last one.
+        file_offset: what ``start`` shows of the file, in bytes.
+        tgid: a process that has it mapped.
+        tid: the thread that was interrupted.
+        size: of the file in bytes; 0 if not known.
+        modified: when it was written last: seconds (modulo 2^32) << 32 | nanoseconds; 0 if not
+            known.
+    """
+
+    key: FileKey
+    start: int
+    end: int
+    file_offset: int
+    tgid: int
+    tid: int
+    size: int
+    modified: int
+
+
+class ReferableFiles(HostFiles, Protocol):
+    """Files of this host that can be looked at before they are opened."""
+
+    def open_reference(self, path: str) -> int:
+        """Open as a mere reference (``O_PATH``), which has no effect on the file."""
+
+
+def open_regular(files: ReferableFiles, path: str) -> OpenFile:
+    """Open a regular file; the caller closes its descriptor.
+
+    Nothing else is opened for reading, which might block or have effects.
+
+    Raises:
+        OSError: it is no regular file, or cannot be opened.
+    """
+    reference = files.open_reference(path)
+    try:
+        status = os.fstat(reference)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path} is no regular file")
+        # Opened by the reference: the path may lead elsewhere a second time.
+        fd = os.open(f"/proc/self/fd/{reference}", os.O_RDONLY | os.O_CLOEXEC)
+        return OpenFile(fd, status.st_size, status.st_mtime_ns)
+    finally:
+        os.close(reference)
+
+
+class OpenedFile(NamedTuple):
+    """A mapped file, open for reading.
+
+    Attributes:
+        fd: owned by whoever got this.
+        status: of the file when it was opened.
+        path: as the kernel shows it for the process, without `` (deleted)``.
+        route: how it was reached: ``map_files``, ``exe``, ``root``, ``path``.
+        reached_at: the path by which it was.
+    """
+
+    fd: int
+    status: os.stat_result
+    path: str
+    route: str
+    reached_at: str
+
+    @property
+    def deleted(self) -> bool:
+        """Whether no directory has it any more, or ever had (memfd_create(2))."""
+        return self.status.st_nlink == 0
+
+    @property
+    def content(self) -> OpenFile:
+        """What is read, as long as it is not closed."""
+        return OpenFile(self.fd, self.status.st_size, self.status.st_mtime_ns)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.fd)
+
+
+class _OtherInodeError(MappedFileError):
+    """Surely another file."""
+
+
+class _Way(NamedTuple):
+    route: str
+    opened: str  # what is opened
+    path: str  # what it is called
+
+
+def open_mapped(
+    request: FileRequest,
+    files: ReferableFiles,
+    known_path: str = "",
+    find_places: Callable[[int], Iterable[str]] | None = None,
+) -> OpenedFile:
+    """Open the file of a request.
+
+    Args:
+        request: names the file and a process that has it mapped.
+        files: this host's.
+        known_path: where the file was when it was opened before; for a process that has ended.
+        find_places: where files with an inode number are; likewise. A file is taken only if its
+            size and time of modification are known and the same.
+
+    Raises:
+        MappedFileError: it is gone, this process may not open it, or other files are in its place.
+    """
+    outcome = _Outcome(FileProblem.GONE, "")
+    has_gone = False  # other files tell nothing then: they only are where it was
+    for way in _ways(request, files, known_path):
+        try:
+            return _open(way, request, files)
+        except OSError as error:
+            outcome = outcome.or_worse(_problem_of(error), str(error))
+        except _OtherInodeError as error:
+            has_gone |= way.route == "map_files"
+            if way.route != "exe" and not has_gone:  # that mostly is another file
+                outcome = outcome.or_worse(error.problem, way.path)
+        except MappedFileError as error:
+            outcome = outcome.or_worse(error.problem, way.path)
+    is_certain = request.size and request.modified
+    if outcome.problem is FileProblem.GONE and is_certain and find_places:
+        for path in find_places(request.key.inode):
+            with suppress(OSError, MappedFileError):
+                return _open(_Way("path", path, path), request, files)
+    raise MappedFileError(*outcome)
+
+
+class _Outcome(NamedTuple):
+    problem: FileProblem
+    detail: str
+
+    def or_worse(self, problem: FileProblem, detail: str) -> _Outcome:
+        """That of the two which says more about why no way led to the file."""
+        worse = _RANKS.index(problem) > _RANKS.index(self.problem)
+        return _Outcome(problem, detail) if worse else self
+
+
+_RANKS: Final = tuple(FileProblem)  # the one that says the most last
+
+
+def _problem_of(error: OSError) -> FileProblem:
+    if error.errno in _RIGHTS:
+        return FileProblem.FORBIDDEN
+    return FileProblem.GONE if error.errno in _ABSENT else FileProblem.UNREADABLE
+
+
+def _open(way: _Way, request: FileRequest, files: ReferableFiles) -> OpenedFile:
+    """Open what a way leads to. Raises ``OSError``; ``MappedFileError`` if it is another file."""
+    reference = files.open_reference(way.opened)
+    try:
+        status = os.fstat(reference)
+        if status.st_ino != request.key.inode:
+            raise _OtherInodeError(FileProblem.NOT_SAME)
+        if not is_same_file(request, status, mapped=way.route == "map_files"):
+            raise MappedFileError(FileProblem.NOT_SAME)
+        # Opened for reading by the reference: a path may lead elsewhere a second time.
+        fd = files.open_fd(f"/proc/self/fd/{reference}")
+        return OpenedFile(fd, status, way.path, way.route, way.opened)
+    finally:
+        os.close(reference)
+
+
+def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Iterator[_Way]:
+    """Ways to the file, the surest first."""
+    found = []
+    for pid in dict.fromkeys((request.tgid, request.tid)):  # the leader of a process may have ended
+        process = f"/proc/{pid}"
+        for name, path in _mappings(request, files, pid):
+            yield _Way("map_files", f"{process}/map_files/{name}", path)
+            if path.startswith("/"):  # not a memory area without a name
+                found.append((process, path))
+    for process, path in dict.fromkeys(found):
+        yield _Way("exe", f"{process}/exe", path)
+        yield _Way("root", f"{process}/root{path}", path)
+        yield _Way("path", path, path)
+    if known_path:
+        yield _Way("path", known_path, known_path)
+
+
+def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator[tuple[str, str]]:
+    """Names in map_files of mappings of the file, with its path.
+
+    That of the request comes first, then others if it has gone. The links in map_files tell the
+    path; where they may not be read, the maps do.
+    """
+    wanted = f"{request.start:x}-{request.end:x}"
+    try:
+        path = files.read_link(f"/proc/{pid}/map_files/{wanted}")
+        yield wanted, path.removesuffix(_DELETED)
+    except OSError:
+        yield wanted, ""  # opening it fails likewise, and tells why
+        with suppress(OSError):
+            found = (
+                (f"{mapping.start:x}-{mapping.end:x}", mapping.path)
+                for mapping in parse_mappings(read_maps(files, pid))
+                if mapping.inode == request.key.inode and mapping.is_executable
+            )
+            yield from islice(found, _MAX_RANGES)
+
+
+def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool = False) -> bool:
+    """Whether a file is the requested one.
+
+    Inode, size and time of modification must be equal, since inode numbers are used again at once;
+    and so must the device. Where the device of ``stat`` is not that of the inode, which is so on
+    overlayfs and btrfs, it is an anonymous one (major 0). Then the size must be known, or the file
+    have been reached by its very mapping.
+
+    Args:
+        request: names the file.
+        status: of the file in question.
+        mapped: it was opened by the range of the mapping in the process.
+    """
+    if not stat.S_ISREG(status.st_mode) or status.st_ino != request.key.inode:
+        return False
+    if request.size not in (0, status.st_size):
+        return False
+    if request.modified not in (0, modification_time(status)):
+        return False
+    major, minor = os.major(status.st_dev), os.minor(status.st_dev)
+    if major << _MINOR_BITS | minor == request.key.device:
+        return True
+    return major == 0 and (mapped or request.size > 0)
+
+
+def modification_time(status: os.stat_result) -> int:
+    """``FileRequest.modified`` of a file."""
+    seconds, ns = divmod(status.st_mtime_ns, 1_000_000_000)
+    return (seconds & 0xFFFFFFFF) << 32 | ns

@@ -1,0 +1,207 @@
+r"""The mappings of a process, from ``/proc/PID/maps`` (proc_pid_maps(5)).
+
+One mapping can be asked for by address, with the build id of its file, from kernel 6.11 on:
+``PROCMAP_QUERY``, include/uapi/linux/fs.h.
+
+In the text of maps, a newline in a path is ``\012``, and a file that no directory has any more ends
+in `` (deleted)``. Files whose names really are such cannot be told from these.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from otel_kprofiler.host.access import Access, HostFiles
+from otel_kprofiler.model import VDSO_NAME, BuildId
+
+MAX_MAPS_BYTES: Final = 16 << 20
+"""What is read of the maps of one process: some 150,000 mappings, more than the kernel's default
+limit (vm.max_map_count) unless paths are very long."""
+_READ_BYTES: Final = 64 * 1024
+_MINOR_BITS: Final = 20  # MKDEV, include/linux/kdev_t.h
+_DELETED: Final = " (deleted)"
+_LINE: Final = re.compile(
+    rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) ([r-][w-][x-][ps]) ([0-9a-f]{1,16})"
+    rb" ([0-9a-f]{1,8}):([0-9a-f]{1,8}) ([0-9]{1,20}) *+([^\n]*+)\n",
+    re.MULTILINE,
+)
+
+# struct procmap_query: size, flags, address; start, end, flags, page size, offset, inode, major,
+# minor; sizes of the buffers for path and build id, and their addresses.
+_QUERY: Final = struct.Struct("=QQQQQQQQQIIIIQQ")
+_PROCMAP_QUERY: Final = 3 << 30 | _QUERY.size << 16 | ord("f") << 8 | 17  # _IOWR('f', 17, …)
+_LETTERS: Final = ((1, "r"), (2, "w"), (4, "x"))
+_SHARED: Final = 8
+_PATH_BYTES: Final = 4096  # PATH_MAX; the kernel writes no more
+_BUILD_ID_BYTES: Final = 20  # BUILD_ID_SIZE_MAX
+_NOTHING_THERE: Final = (errno.ENOENT, errno.ESRCH)
+
+
+class MemoryMapping(NamedTuple):
+    """A mapping of a process.
+
+    Attributes:
+        start: first runtime address.
+        end: behind its last one.
+        permissions: as in ``r-xp``.
+        file_offset: what ``start`` shows of the file, in bytes.
+        device: of the file's inode, as ``MKDEV`` (major << 20 | minor); 0 without a file.
+        inode: of the file; 0 without one.
+        path: as the kernel shows it, without `` (deleted)``; a name such as ``[heap]``, or empty.
+        deleted: no directory has the file any more, or ever had.
+    """
+
+    start: int
+    end: int
+    permissions: str
+    file_offset: int
+    device: int
+    inode: int
+    path: str
+    deleted: bool
+
+    @property
+    def is_executable(self) -> bool:
+        """Whether its bytes may run."""
+        return "x" in self.permissions
+
+
+class FoundMapping(NamedTuple):
+    """The mapping at an address, and its file's GNU build id if the kernel could tell it."""
+
+    mapping: MemoryMapping
+    build_id: BuildId | None
+
+
+def parse_mappings(maps: bytes) -> Iterator[MemoryMapping]:
+    """The mappings in a text of maps, by address; incomplete and other lines are skipped."""
+    for match in _LINE.finditer(maps):
+        start, end, permissions, offset, major, minor, inode, path = match.groups()
+        yield MemoryMapping(
+            int(start, 16), int(end, 16), permissions.decode("ascii"), int(offset, 16),
+            int(major, 16) << _MINOR_BITS | int(minor, 16), int(inode),
+            *_split_path(path.replace(rb"\012", b"\n")),
+        )  # fmt: skip
+
+
+def read_maps(files: HostFiles, pid: int | str) -> bytes:
+    """The text of a process's maps, at most :data:`MAX_MAPS_BYTES`. Raises ``OSError``."""
+    fd = files.open_fd(f"/proc/{pid}/maps")
+    try:
+        return _read_text(fd)
+    finally:
+        os.close(fd)
+
+
+def find_vdso(files: HostFiles) -> bytes | None:
+    """The code that the kernel maps into each process of 64 bits, from this process's memory.
+
+    It is an ELF file. None if there is none (``vdso=0`` on the kernel's command line).
+
+    Raises:
+        OSError: the maps of this process cannot be read.
+    """
+    for mapping in parse_mappings(read_maps(files, "self")):
+        if mapping.path == VDSO_NAME:
+            return ctypes.string_at(mapping.start, mapping.end - mapping.start)
+    return None
+
+
+class ProcessMaps:
+    """Looks up mappings of one process by address. Not thread-safe.
+
+    It is about the program that the process runs now: once that has ended, or executed another,
+    nothing is found any more.
+
+    Args:
+        pid: the process; the right to trace it is needed (ptrace(2), PTRACE_MODE_READ).
+        files: files of the host.
+
+    Raises:
+        OSError: there is no such process, or the right is missing.
+    """
+
+    def __init__(self, pid: int, files: HostFiles | None = None) -> None:
+        self._fd = (files or Access()).open_fd(f"/proc/{pid}/maps")
+        self._can_query = True
+        self._path = ctypes.create_string_buffer(_PATH_BYTES)
+        self._build_id = ctypes.create_string_buffer(_BUILD_ID_BYTES)
+        self._buffers = ctypes.addressof(self._path), ctypes.addressof(self._build_id)
+
+    def find(self, address: int) -> FoundMapping | None:
+        """The mapping at an address as of now; None if there is none.
+
+        The kernel reads the build id from the file's first page, which may wait for its disk.
+        Kernels before 6.11 write all mappings, and know no build id.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        if not 0 <= address < 1 << 64:
+            return None
+        try:
+            if self._can_query:
+                return self._query(address)
+        except OSError as error:
+            if error.errno in _NOTHING_THERE:
+                return None
+            if error.errno not in (errno.ENOTTY, errno.ENAMETOOLONG):
+                raise
+            self._can_query = error.errno != errno.ENOTTY
+        return self._find_in_text(address)
+
+    def close(self) -> None:
+        """Close the descriptor; to be called once."""
+        os.close(self._fd)
+
+    def _find_in_text(self, address: int) -> FoundMapping | None:
+        try:
+            os.lseek(self._fd, 0, os.SEEK_SET)
+            text = _read_text(self._fd)
+        except ProcessLookupError:
+            return None
+        for mapping in parse_mappings(text):
+            if mapping.start <= address < mapping.end:
+                return FoundMapping(mapping, None)
+        return None
+
+    def _query(self, address: int) -> FoundMapping:
+        query = bytearray(_QUERY.size)
+        _QUERY.pack_into(
+            query, 0, _QUERY.size, 0, address, 0, 0, 0, 0, 0, 0, 0, 0,
+            _PATH_BYTES, _BUILD_ID_BYTES, *self._buffers,
+        )  # fmt: skip
+        fcntl.ioctl(self._fd, _PROCMAP_QUERY, query)
+        (
+            _, _, _, start, end, flags, _, offset, inode, major, minor, path_size, id_size, _, _
+        ) = _QUERY.unpack(query)  # fmt: skip
+        permissions = "".join(letter if flags & bit else "-" for bit, letter in _LETTERS)
+        permissions += "s" if flags & _SHARED else "p"
+        device = major << _MINOR_BITS | minor
+        path = ctypes.string_at(self._buffers[0], max(path_size - 1, 0))  # no terminating zero
+        mapping = MemoryMapping(start, end, permissions, offset, device, inode, *_split_path(path))
+        build_id = ctypes.string_at(self._buffers[1], id_size).hex()
+        return FoundMapping(mapping, BuildId(build_id) if build_id else None)
+
+
+def _split_path(shown: bytes) -> tuple[str, bool]:
+    """The path, and whether the kernel says that the file was deleted."""
+    path = os.fsdecode(shown)
+    kept = path.removesuffix(_DELETED)
+    return kept, kept != path
+
+
+def _read_text(fd: int) -> bytes:
+    chunks = []
+    left = MAX_MAPS_BYTES
+    while left > 0 and (chunk := os.read(fd, min(left, _READ_BYTES))):
+        chunks.append(chunk)
+        left -= len(chunk)
+    return b"".join(chunks)

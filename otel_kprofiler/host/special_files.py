@@ -1,0 +1,45 @@
+"""Paths that lead to something else than a regular file: devices, FIFOs, sockets, descriptors."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+import stat
+from typing import Final
+
+from otel_kprofiler.host.links import follow_links, is_magic, is_trusted
+
+_OWN_DESCRIPTOR: Final = re.compile(r"/proc/(?:self|thread-self)/fd/(\d+)")
+
+
+def open_special(path: str) -> int | None:
+    """A descriptor for writing to a path that exists and is no regular file; None for others.
+
+    Opening a FIFO waits for its reader. The caller closes the descriptor.
+
+    Raises:
+        OSError: it cannot be opened; or to root, another user can have put it there.
+    """
+    followed = follow_links(path, is_root=os.geteuid() == 0)
+    if is_magic(followed):
+        own = _OWN_DESCRIPTOR.fullmatch(os.path.abspath(followed))
+        # Not opened again: a socket cannot be, and a file would be written from its start.
+        return os.dup(int(own[1])) if own else os.open(followed, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        there = os.lstat(followed)
+    except FileNotFoundError:
+        return None
+    if any(is_kind(there.st_mode) for is_kind in (stat.S_ISREG, stat.S_ISLNK, stat.S_ISDIR)):
+        return None
+    directory = os.stat(os.path.dirname(followed) or ".")
+    if os.geteuid() == 0 and not is_trusted(directory) and there.st_uid != 0:
+        reason = f"it belongs to user {there.st_uid}, in a directory that others can write"
+        raise PermissionError(errno.EPERM, reason)
+    if stat.S_ISSOCK(there.st_mode):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connected:
+            connected.connect(followed)
+            return connected.detach()
+    flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW
+    return os.open(followed, flags)

@@ -1,0 +1,28 @@
+"""CPython in files and processes: finds it, and proves where it keeps its frames."""
+
+from otel_kprofiler.interpreters.binary import Interpreter, find_interpreter
+from otel_kprofiler.interpreters.layouts import Version, make_layout, parse_version
+from otel_kprofiler.interpreters.own import OwnInterpreter, open_own
+from otel_kprofiler.interpreters.processes import (
+    PythonCounts,
+    PythonProcesses,
+    PythonRegistry,
+    PythonTracking,
+)
+from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
+
+__all__ = [
+    "Interpreter",
+    "InterpreterRefused",
+    "OwnInterpreter",
+    "PythonCounts",
+    "PythonProcesses",
+    "PythonRegistry",
+    "PythonTracking",
+    "Refusal",
+    "Version",
+    "find_interpreter",
+    "make_layout",
+    "open_own",
+    "parse_version",
+]

@@ -1,0 +1,162 @@
+"""Finds CPython in an ELF file: an executable, or libpython.
+
+``_PyRuntime`` has a section of its own, ``.PyRuntime``, from 3.10 on. What else is needed are
+symbols for the dynamic linker, which stripping leaves.
+"""
+
+from __future__ import annotations
+
+import mmap
+import platform
+import re
+from typing import Final, NamedTuple
+
+from otel_kprofiler.bpf import PYTHON_CFRAME, PythonLayout, PythonProcess
+from otel_kprofiler.elf import (
+    ElfError,
+    ElfFile,
+    ElfSymbol,
+    Section,
+    Source,
+    find_offset,
+    find_symbols,
+    read_elf,
+    read_sections,
+)
+from otel_kprofiler.interpreters.debug_offsets import COOKIE, MAX_BYTES, VERSION_AT
+from otel_kprofiler.interpreters.eval_loop import find_loop
+from otel_kprofiler.interpreters.layouts import Version, make_layout, parse_version
+from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
+from otel_kprofiler.model import BuildId, Segment
+
+_SECTION: Final = b".PyRuntime"
+_VERSION, _CODE_TYPE = b"Py_Version", b"PyCode_Type"
+_EVAL: Final = b"_PyEval_EvalFrameDefault"
+_ONLY_DEBUG: Final = b"_Py_NegativeRefcount"
+_NAMES: Final = (_VERSION, _CODE_TYPE, _EVAL, _ONLY_DEBUG)
+_MACHINE: Final = "x86_64"
+_LEAST_ENTRY_BYTES, _MOST_ENTRY_BYTES = 0x80, 0x110
+_INDIRECT_JUMP: Final = re.compile(rb"\xff[\xe0-\xe7]")  # jmp *%rax, …: to the first instruction
+
+
+class Interpreter(NamedTuple):
+    """CPython in a file; addresses are SVMA.
+
+    Attributes:
+        version: of CPython.
+        layout: where it has what is read.
+        runtime: ``_PyRuntime``.
+        code_type: ``PyCode_Type``.
+        eval_loop: ``_PyEval_EvalFrameDefault``, and the part that a compiler has moved elsewhere.
+        entry_bytes: of that, how much runs before its frame is the current one, at most; 0 if it
+            is from the first one on.
+        texts: the executable segments of the file.
+        build_id: of the file; None if it has none.
+    """
+
+    version: Version
+    layout: PythonLayout
+    runtime: int
+    code_type: int
+    eval_loop: tuple[range, ...]
+    entry_bytes: int
+    texts: tuple[Segment, ...]
+    build_id: BuildId | None
+
+    def find_load_bias(self, start: int, file_offset: int) -> int | None:
+        """The runtime address of SVMA 0 where a mapping begins with a place of the file.
+
+        None if that is no place of code.
+        """
+        for text in self.texts:
+            first = text.offset - text.offset % mmap.PAGESIZE
+            if first <= file_offset < text.offset + text.size:
+                return start - (text.address + file_offset - text.offset)
+        return None
+
+    def in_process(self, load_bias: int, image_tag: int = 0) -> PythonProcess:
+        """The same in a process.
+
+        Args:
+            load_bias: runtime address of SVMA 0.
+            image_tag: as in ``PythonProcess``.
+        """
+        return PythonProcess(
+            runtime_at=self.runtime + load_bias,
+            code_type=self.code_type + load_bias,
+            eval_start=self.eval_loop[0].start + load_bias,
+            eval_bytes=self.entry_bytes,
+            image_tag=image_tag,
+        )
+
+
+def find_interpreter(source: Source, machine: str = platform.machine()) -> Interpreter | None:
+    """CPython in a file; None if there is none, or no ELF file for this machine.
+
+    Args:
+        source: the file.
+        machine: this one, as uname(2) calls it.
+
+    Raises:
+        InterpreterRefused: its frames must not be read.
+    """
+    try:
+        elf = read_elf(source, machine)
+        sections = read_sections(source, elf)
+    except ElfError:
+        return None  # others tell of files that are damaged
+    section = next((one for one in sections if one.name == _SECTION), None)
+    if section is None:
+        return None
+    if machine != _MACHINE:
+        raise InterpreterRefused(Refusal.OTHER_MACHINE, machine)
+    try:
+        return _read(source, elf, sections, section)
+    except ElfError as error:
+        raise InterpreterRefused(Refusal.DAMAGED, str(error)) from error
+
+
+def _read(source: Source, elf: ElfFile, sections: list[Section], section: Section) -> Interpreter:
+    symbols = find_symbols(source, sections, _NAMES)
+    if _ONLY_DEBUG in symbols:
+        raise InterpreterRefused(Refusal.DEBUG_BUILD)
+    runtime = source.read(section.offset, min(section.size, MAX_BYTES))
+    version = _find_version(source, elf, symbols, runtime)
+    layout = make_layout(version, runtime)
+    missing = [name.decode() for name in (_CODE_TYPE, _EVAL) if name not in symbols]
+    if missing:
+        raise InterpreterRefused(Refusal.NO_SYMBOLS, ", ".join(missing))
+    entry_bytes = 0
+    if layout.flags & PYTHON_CFRAME:
+        entry_bytes = _find_entry_bytes(source, elf, symbols[_EVAL].address)
+    return Interpreter(
+        version,
+        layout,
+        section.address,
+        symbols[_CODE_TYPE].address,
+        find_loop(source, elf, symbols[_EVAL]),
+        entry_bytes,
+        elf.texts,
+        elf.build_id,
+    )
+
+
+def _find_entry_bytes(source: Source, elf: ElfFile, at: int) -> int:
+    """How much of the interpreter's loop runs before the first instruction of Python does.
+
+    In 3.11 and 3.12 it makes its ``_PyCFrame`` the thread's before it stores the frame there.
+    """
+    code = source.read(find_offset(elf.loads, at, _MOST_ENTRY_BYTES), _MOST_ENTRY_BYTES)
+    jump = _INDIRECT_JUMP.search(code, _LEAST_ENTRY_BYTES)
+    return jump.start() if jump else _MOST_ENTRY_BYTES
+
+
+def _find_version(
+    source: Source, elf: ElfFile, symbols: dict[bytes, ElfSymbol], runtime: bytes
+) -> Version:
+    if runtime.startswith(COOKIE):
+        return parse_version(int.from_bytes(runtime[VERSION_AT:][:8], "little"))
+    if _VERSION not in symbols:
+        raise InterpreterRefused(Refusal.UNKNOWN_VERSION, "3.10 or before, or no symbols")
+    at = find_offset(elf.loads, symbols[_VERSION].address, 8)
+    return parse_version(int.from_bytes(source.read(at, 8), "little"))

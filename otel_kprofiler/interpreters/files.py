@@ -1,0 +1,114 @@
+"""The interpreters in files that processes have mapped; each file is read once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from otel_kprofiler.elf import ElfError, FileSource, read_elf
+from otel_kprofiler.host import (
+    FileProblem,
+    FileRequest,
+    MappedFileError,
+    MemoryMapping,
+    ReferableFiles,
+    open_mapped,
+    open_regular,
+    parse_mappings,
+    read_maps,
+)
+from otel_kprofiler.interpreters.binary import Interpreter, find_interpreter
+from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
+from otel_kprofiler.model import BuildId, FileKey, OpenFile
+
+MAX_FILES: Final = 4096
+_PYTHON: Final = "python"
+
+_log = logging.getLogger(__name__)
+_Key = BuildId | tuple[int, int, str]
+
+
+class InterpreterFiles:
+    """Looks up the interpreter of a file. Not thread-safe.
+
+    Args:
+        files: this host's.
+        on_found: gets each interpreter when it is found, before a process is registered with it.
+    """
+
+    def __init__(
+        self, files: ReferableFiles, on_found: Callable[[Interpreter], None] | None = None
+    ) -> None:
+        self._files = files
+        self._on_found = on_found
+        self._found: OrderedDict[_Key, Interpreter | None] = OrderedDict()
+        self.refused: Counter[Refusal] = Counter()
+        """Files with an interpreter whose frames are not read, by reason."""
+
+    def find(
+        self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
+    ) -> Interpreter | None:
+        """The interpreter in a file; None if there is none, or its frames must not be read.
+
+        Args:
+            pid: a process that has the file mapped.
+            mapping: of the file; device and inode are 0 if they are not known.
+            build_id: of the file; None if it is not known, or the file has none.
+        """
+        key = build_id or (mapping.device, mapping.inode, mapping.path)
+        if key in self._found:
+            self._found.move_to_end(key)
+            return self._found[key]
+        try:
+            file = self._open(pid, mapping, build_id)
+        except (OSError, MappedFileError) as error:
+            if _PYTHON in mapping.path.rpartition("/")[2]:
+                self._refuse(mapping, InterpreterRefused(Refusal.NOT_OPENED, str(error)))
+            return None  # not kept: it may be opened for another process
+        try:
+            found = find_interpreter(FileSource(file.fd, file.size))
+        except InterpreterRefused as error:
+            self._refuse(mapping, error)
+            found = None
+        finally:
+            os.close(file.fd)
+        if found is not None and self._on_found:
+            self._on_found(found)
+        self._found[key] = found
+        if len(self._found) > MAX_FILES:
+            self._found.popitem(last=False)
+        return found
+
+    def _refuse(self, mapping: MemoryMapping, error: InterpreterRefused) -> None:
+        self.refused[error.refusal] += 1
+        _log.info("no Python frames of %s: %s", mapping.path, error)
+
+    def _open(self, pid: int, mapping: MemoryMapping, build_id: BuildId | None) -> OpenFile:
+        """Open the file; raises ``OSError`` or ``MappedFileError`` if that is not possible."""
+        if not mapping.inode and build_id:
+            try:
+                mapping = self._find_in_maps(pid, mapping)
+            except OSError:
+                return self._open_by_path(mapping.path, build_id)
+        key = FileKey(mapping.inode, mapping.device, 0)
+        request = FileRequest(key, mapping.start, mapping.end, mapping.file_offset, pid, pid, 0, 0)
+        return open_mapped(request, self._files, mapping.path).content
+
+    def _find_in_maps(self, pid: int, mapping: MemoryMapping) -> MemoryMapping:
+        for one in parse_mappings(read_maps(self._files, pid)):
+            if one.start == mapping.start and one.is_executable:
+                return one
+        raise MappedFileError(FileProblem.GONE)
+
+    def _open_by_path(self, path: str, build_id: BuildId) -> OpenFile:
+        """Open a file of ours that is the same: needs no right, but only finds it in our mounts."""
+        file = open_regular(self._files, path)
+        with suppress(ElfError):
+            if read_elf(FileSource(file.fd, file.size)).build_id == build_id:
+                return file
+        os.close(file.fd)
+        raise MappedFileError(FileProblem.NOT_SAME, path)

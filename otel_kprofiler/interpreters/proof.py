@@ -1,0 +1,270 @@
+"""Proves a layout in this process: reads its memory as the kernel program does, and compares.
+
+What is read belongs to the calling thread, which has the GIL: none of it changes meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import opcode
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Final, NamedTuple
+
+from otel_kprofiler.bpf import PYTHON_CFRAME, PYTHON_IS_ENTRY, PythonLayout, PythonProcess
+from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
+
+_MAX_THREADS, _MAX_FRAMES = 100_000, 100_000
+_TYPE, _SIZE, _STATE, _DATA = 8, 16, 32, 32  # in objects
+_POINTER_MASK: Final = ~3
+_OWNER_GENERATOR: Final = 1
+_ENCODINGS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+_NAMES: Final = ("plain", "caf\xe9", "\u043f\u0440\u0438", "\U00020000")
+"""Strings of each width, and one that is ASCII."""
+_MAX_LENGTH: Final = 1000
+_RESUME: Final = opcode.opmap["RESUME"]
+
+
+class _Piece(ctypes.Structure):
+    """``struct iovec``, readv(2)."""
+
+    _fields_ = (("at", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+class OwnMemory:
+    """Reads this process's memory by process_vm_readv(2), which fails where there is none."""
+
+    def __init__(self) -> None:
+        self._call = ctypes.CDLL(None, use_errno=True).process_vm_readv
+        self._pid = os.getpid()
+        self._target, self._local, self._remote = ctypes.c_uint64(), _Piece(), _Piece()
+        self._pieces = ctypes.byref(self._local), 1, ctypes.byref(self._remote), 1, 0
+        self._local.at = ctypes.addressof(self._target)
+
+    def read(self, at: int, size: int = 8) -> int:
+        """An unsigned number of at most 8 bytes; calls no Python function unless it fails.
+
+        Raises:
+            OSError: it is not there, or the kernel refuses.
+        """
+        self._target.value = 0
+        self._remote.at, self._local.size, self._remote.size = at, size, size
+        if self._call(self._pid, *self._pieces) != size:
+            raise OSError(ctypes.get_errno(), f"{os.strerror(ctypes.get_errno())} at {at:#x}")
+        return self._target.value
+
+    def read_bytes(self, at: int, size: int) -> bytes:
+        """Bytes; raises likewise."""
+        return b"".join(self.read(at + place, 1).to_bytes() for place in range(size))
+
+
+class _Frame(NamedTuple):
+    """A frame in memory.
+
+    Attributes:
+        address: of the frame.
+        code: address of its code object.
+        offset: of its instruction from that.
+        from_c: whether C entered it.
+        in_generator: whether a generator has it.
+    """
+
+    address: int
+    code: int
+    offset: int
+    from_c: bool
+    in_generator: bool
+
+
+class _Look(NamedTuple):
+    """The same frames in memory and as Python tells them, the innermost first."""
+
+    found: list[_Frame]
+    expected: list[tuple[CodeType, int]]
+
+
+def prove(layout: PythonLayout, process: PythonProcess) -> None:
+    """Prove that the program would read this process rightly; takes some milliseconds.
+
+    Raises:
+        InterpreterRefused: something is not as Python itself tells it, or cannot be read.
+    """
+    waiting = threading.Lock()
+    waiting.acquire()  # so that a second thread is there
+    other = threading.Thread(target=waiting.acquire, name="kprofiler-proof", daemon=True)
+    other.start()
+    try:
+        Proof(layout, process, OwnMemory()).prove()
+    except OSError as error:
+        raise InterpreterRefused(Refusal.NOT_PROVED, str(error)) from error
+    finally:
+        waiting.release()
+        other.join()
+
+
+class Proof:
+    """Reads this process, and compares.
+
+    Args:
+        layout: what shall be proved.
+        process: likewise.
+        memory: of this process.
+    """
+
+    def __init__(self, layout: PythonLayout, process: PythonProcess, memory: OwnMemory) -> None:
+        self._layout = layout
+        self._process = process
+        self._memory = memory
+        self._read = memory.read
+
+    def prove(self) -> None:
+        """Raises ``InterpreterRefused`` if something is not as Python itself tells it."""
+        thread = self._find_thread()
+
+        def look() -> _Look:
+            expected = []
+            frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, despite its name
+            while frame is not None:
+                expected.append((frame.f_code, frame.f_lasti))
+                frame = frame.f_back
+            return _Look(self._walk(thread), expected)
+
+        for situation, from_c in _SITUATIONS.items():
+            seen = situation(look)
+            _require([one.from_c for one in seen.found[:2]] == [from_c, False], "entries from C")
+            self._compare_frames(seen)
+            _require(seen.found[0].in_generator == (situation is _resumed), "owner of a frame")
+        generator = _generate(look)
+        frame = next(generator).found[0].address
+        state = self._read(frame - self._layout.generator_state_back, 1)
+        _require(state != self._layout.generator_executing, "state of a suspended generator")
+        self._compare_codes([*map(_make_code, _NAMES), _generate.__code__])
+
+    def _find_thread(self) -> int:
+        """Address of the calling thread's state, from the interpreter's list."""
+        layout, read = self._layout, self._read
+        interpreter = read(self._process.runtime_at + layout.interpreters_head)
+        if read(interpreter + layout.interpreter_next):
+            raise InterpreterRefused(Refusal.SUBINTERPRETERS)
+        own, before = threading.get_native_id(), 0
+        thread = read(interpreter + layout.interpreter_threads)
+        for _ in range(_MAX_THREADS):
+            _require(bool(thread), "threads")
+            _require(read(thread + layout.thread_previous) == before, "order of threads")
+            _require(read(thread + layout.thread_interpreter) == interpreter, "interpreter")
+            if read(thread + layout.thread_native) == own:
+                break
+            before, thread = thread, read(thread + layout.thread_next)
+        return thread
+
+    def _walk(self, thread: int) -> list[_Frame]:
+        """Frames from the second caller on; before it are ``read``, this, and the first."""
+        layout, read = self._layout, self._read
+        at = read(thread + layout.thread_frame)
+        if layout.flags & PYTHON_CFRAME:
+            at = read(at + layout.cframe_frame)
+        top = read(thread + layout.thread_chunk + 8)
+        size = self._frame_bytes(id(OwnMemory.read.__code__))
+        _require(at + size == top, "size of frames")
+        frames: list[_Frame] = []
+        for _ in range(_MAX_FRAMES):
+            if not at:
+                break
+            owner = read(at + layout.frame_owner, 1)
+            if owner >= layout.entry_owner:
+                _require(bool(frames), "the newest frame")
+                frames[-1] = frames[-1]._replace(from_c=True)
+            else:
+                frames.append(self._read_frame(at, in_generator=owner == _OWNER_GENERATOR))
+            at = read(at + layout.frame_previous)
+        return frames[3:]
+
+    def _read_frame(self, at: int, *, in_generator: bool) -> _Frame:
+        layout, read = self._layout, self._read
+        code = read(at + layout.frame_code) & _POINTER_MASK
+        offset = read(at + layout.frame_instruction) - code - layout.code_bytes
+        is_entry = layout.flags & PYTHON_IS_ENTRY and read(at + layout.frame_entry, 1)
+        if in_generator:
+            state = read(at - layout.generator_state_back, 1)
+            _require(state == layout.generator_executing, "state of a generator")
+        return _Frame(at, code, offset, bool(is_entry), in_generator)
+
+    def _frame_bytes(self, code: int) -> int:
+        layout, read = self._layout, self._read
+        if layout.code_frame_words:
+            return 8 * read(code + layout.code_frame_words, 4)
+        words = read(code + layout.code_stack_words, 4) + read(code + layout.code_variables, 4)
+        return layout.frame_header + 8 * words
+
+    def _compare_frames(self, seen: _Look) -> None:
+        found = [(one.code, one.offset) for one in seen.found]
+        _require(found == [(id(code), last) for code, last in seen.expected], "frames")
+
+    def _compare_codes(self, codes: list[CodeType]) -> None:
+        layout, read = self._layout, self._read
+        for code in codes:
+            at, units = id(code), code.co_code[::2]
+            table = read(at + layout.code_table)
+            _require(read(at + _TYPE) == self._process.code_type, "type of code objects")
+            _require(read(at + _SIZE) == len(units), "size of code objects")
+            _require(read(at + layout.code_first_line, 4) == code.co_firstlineno, "first line")
+            first = units.index(_RESUME)
+            _require(read(at + layout.code_traceable, 4) == first, "first traceable instruction")
+            _require(self._string(at + layout.code_file) == code.co_filename, "file")
+            _require(self._string(at + layout.code_name) == code.co_qualname, "name")
+            _require(read(table + _SIZE) == len(code.co_linetable), "size of a line table")
+            content = self._memory.read_bytes(table + _DATA, len(code.co_linetable))
+            _require(content == code.co_linetable, "line table")
+        if layout.code_version:
+            versions = {read(id(code) + layout.code_version, 4) for code in codes}
+            _require(len(versions) == len(codes), "versions of code objects")
+
+    def _string(self, pointer: int) -> str:
+        layout, read = self._layout, self._read
+        at = read(pointer)
+        length, state = read(at + _SIZE), read(at + _STATE, 4)
+        width = state >> layout.string_kind_shift & 7
+        is_ascii = state >> layout.string_ascii_shift & 1
+        _require(width in _ENCODINGS and length < _MAX_LENGTH, "strings")
+        start = at + (layout.string_ascii if is_ascii else layout.string_other)
+        return self._memory.read_bytes(start, length * width).decode(_ENCODINGS[width], "replace")
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise InterpreterRefused(Refusal.NOT_PROVED, what)
+
+
+def _call(look: Callable[[], _Look]) -> _Look:
+    return look()
+
+
+def _generate(look: Callable[[], _Look]) -> Iterator[_Look]:
+    yield look()
+
+
+def _plain(look: Callable[[], _Look]) -> _Look:
+    return _call(look)
+
+
+def _called_by_c(look: Callable[[], _Look]) -> _Look:
+    return next(map(_call, (look,)))
+
+
+def _resumed(look: Callable[[], _Look]) -> _Look:
+    return next(_generate(look))
+
+
+_SITUATIONS: Final = {_plain: False, _called_by_c: True, _resumed: True}
+"""Functions, and whether the one above is entered from C."""
+
+
+def _make_code(name: str) -> CodeType:
+    """The code object of a method, in a file of the same name."""
+    code = compile(f"class Class:\n  def {name}(self): pass", f"{name}.py", "exec")
+    for _ in range(2):
+        code = next(one for one in code.co_consts if isinstance(one, CodeType))
+    return code

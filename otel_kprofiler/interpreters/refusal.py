@@ -1,0 +1,36 @@
+"""Why the frames of an interpreter are not read."""
+
+from __future__ import annotations
+
+import enum
+
+from otel_kprofiler.errors import KProfilerError
+
+
+class Refusal(enum.Enum):
+    """A closed list of reasons; the value is what users read."""
+
+    UNKNOWN_VERSION = "CPython of another version than 3.11 to 3.15"
+    FREE_THREADED = "a free-threaded build of CPython"
+    DEBUG_BUILD = "a debug build of CPython"
+    OTHER_LAYOUT = "a build of CPython whose objects are not laid out as expected"
+    NO_SYMBOLS = "a build of CPython without the symbols that are needed"
+    OTHER_MACHINE = "not x86-64"
+    SUBINTERPRETERS = "a process with subinterpreters"
+    NOT_PROVED = "what was read of this process's own frames is not what it says itself"
+    NOT_OPENED = "a file that this process may not open, or that has gone"
+    DAMAGED = "an ELF file that is damaged or cannot be read"
+
+
+class InterpreterRefused(KProfilerError):  # noqa: N818 - an outcome, which is counted
+    """An interpreter whose frames must not be read.
+
+    Args:
+        refusal: why.
+        detail: what exactly, for a log.
+    """
+
+    def __init__(self, refusal: Refusal, detail: str = "") -> None:
+        super().__init__(f"{refusal.value}: {detail}" if detail else refusal.value)
+        self.refusal = refusal
+        self.detail = detail

@@ -1,0 +1,117 @@
+"""Code objects of CPython processes, as the kernel program describes them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+MAX_CODE_BYTES: Final = 32 * 1024 * 1024
+"""Limit on the memory of descriptions, if no other is given."""
+_OBJECT_BYTES: Final = 512
+"""What a description takes beside its texts: objects and their places in dictionaries."""
+
+
+class PythonCode(NamedTuple):
+    """A code object at its first sight. All texts are what the process has in its memory.
+
+    Attributes:
+        id: that samples have, never used again within a recording.
+        process: process id in the initial pid namespace.
+        address: of the code object.
+        image: tells apart programs that ran in the same process, and users of one pid.
+        file: source file as the code object has it (``co_filename``).
+        function: qualified name (``co_qualname``).
+        first_line: 1-based (``co_firstlineno``), 0 if unknown.
+        first_traceable: index of the first instruction that can have a line of the body, in code
+            units (``_co_firsttraceable``).
+        line_table: ``co_linetable``; empty if it could not be read as a whole.
+    """
+
+    id: int
+    process: int
+    address: int
+    image: int
+    file: str
+    function: str
+    first_line: int
+    first_traceable: int
+    line_table: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """About what the description takes in memory."""
+        return _OBJECT_BYTES + 2 * (len(self.file) + len(self.function)) + len(self.line_table)
+
+
+class KnownCodes:
+    """Descriptions of code objects, by id; the oldest ones make room for new ones.
+
+    Thread-safe; :meth:`get` takes no lock.
+
+    Args:
+        max_bytes: limit on the memory of all descriptions.
+        on_dropped: called for each description that was dropped, outside of the lock, so that the
+            kernel program can describe the code object again.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int = MAX_CODE_BYTES,
+        on_dropped: Callable[[PythonCode], None] | None = None,
+    ) -> None:
+        self._max_bytes = max_bytes
+        self.on_dropped = on_dropped
+        self._codes: dict[int, PythonCode] = {}
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self._version = 0
+        self._dropped = 0
+
+    @property
+    def version(self) -> int:
+        """Grows with each description that is added."""
+        return self._version
+
+    @property
+    def dropped(self) -> int:
+        """How many descriptions have made room for others."""
+        return self._dropped
+
+    @property
+    def size_bytes(self) -> int:
+        """About what all descriptions take in memory."""
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def __iter__(self) -> Iterator[PythonCode]:
+        """Those known now, oldest first."""
+        with self._lock:
+            return iter(tuple(self._codes.values()))
+
+    def get(self, code_id: int) -> PythonCode | None:
+        """The description with an id, None if it is not there, or no longer."""
+        return self._codes.get(code_id)
+
+    def add(self, code: PythonCode) -> None:
+        """Add a description; one that alone exceeds the limit is dropped at once."""
+        with self._lock:
+            old = self._codes.pop(code.id, None)
+            self._bytes += code.size_bytes - (old.size_bytes if old else 0)
+            self._codes[code.id] = code
+            dropped = self._drop_oldest()
+            self._version += 1
+        if self.on_dropped:
+            for one in dropped:
+                self.on_dropped(one)
+
+    def _drop_oldest(self) -> list[PythonCode]:
+        dropped = []
+        while self._bytes > self._max_bytes:
+            oldest = self._codes.pop(next(iter(self._codes)))
+            self._bytes -= oldest.size_bytes
+            dropped.append(oldest)
+        self._dropped += len(dropped)
+        return dropped

@@ -1,0 +1,27 @@
+"""Where the evaluation loops of CPython interpreters are, by file."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from otel_kprofiler.model.stack import BuildId
+
+MAX_LOOPS: Final = 4096
+"""Files; of more, Python frames stand beside native ones."""
+
+
+class KnownLoops:
+    """Evaluation loops of interpreters, as they are found. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._loops: dict[BuildId, tuple[range, ...]] = {}
+
+    def add(self, build_id: BuildId | None, loop: tuple[range, ...]) -> None:
+        """Add a file, if it has a build id: SVMAs of the loop."""
+        if build_id is not None and len(self._loops) < MAX_LOOPS:
+            self._loops[build_id] = loop
+
+    def has(self, build_id: BuildId | None, address: int) -> bool:
+        """Whether an SVMA of a file is in its loop."""
+        loop = self._loops.get(build_id, ()) if build_id is not None else ()
+        return any(address in part for part in loop)

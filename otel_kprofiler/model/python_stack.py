@@ -1,0 +1,122 @@
+"""The Python side of a sample as the kernel program records it.
+
+A head, then one word per frame, leaf first. The head is ``struct python_head`` of
+``bpf/programs/``; change both together. Equal stacks of one process have equal bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import struct
+from array import array
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from otel_kprofiler.model.stack import STACK_OK, STACK_TRUNCATED, StackStatus
+from otel_kprofiler.model.user_stack import STATUS_BY_END, StackEnd
+
+_HEAD: Final = struct.Struct("=BBHI")  # end, version, frames, tag
+_VERSION: Final = 1
+_WORD_BYTES: Final = 8
+_ID_BITS: Final = 40
+_INSTRUCTION_BITS: Final = 22
+MAX_CODE_ID: Final = (1 << _ID_BITS) - 1
+NO_CODE: Final = 0
+"""Id of frames whose code object the kernel program could not describe."""
+NO_INSTRUCTION: Final = (1 << _INSTRUCTION_BITS) - 1
+"""Instruction of frames where it is unknown, or too large for its field."""
+_FROM_C: Final = 1 << (_ID_BITS + _INSTRUCTION_BITS)
+
+
+class PythonEnd(enum.IntEnum):
+    """Why a Python stack has no more frames."""
+
+    COMPLETE = 0
+    FRAME_LIMIT = 1
+    UNREADABLE = 2
+    """Memory that is not resident, or not as it should be: the frames up to there are right."""
+
+
+_STATUSES: Final = {
+    PythonEnd.COMPLETE: STACK_OK,
+    PythonEnd.FRAME_LIMIT: STACK_TRUNCATED,
+    PythonEnd.UNREADABLE: STATUS_BY_END[StackEnd.UNREADABLE],
+}
+STATUS_BY_PYTHON_END: Final = tuple(
+    _STATUSES[PythonEnd(end)] if end < len(PythonEnd) else StackStatus(-errno.EINVAL)
+    for end in range(256)
+)
+"""Status of a Python stack by the number of its end; ``-EINVAL`` where there is none."""
+
+
+class PythonFrame(NamedTuple):
+    """One Python frame of a sample.
+
+    Attributes:
+        code: id of its :class:`PythonCode`, or :data:`NO_CODE`.
+        instruction: index of the instruction that runs, in code units of two bytes from the start
+            of the code; or :data:`NO_INSTRUCTION`.
+        is_from_c: whether C code entered the interpreter for it, so that a native frame of
+            ``_PyEval_EvalFrameDefault`` of its own lies below.
+    """
+
+    code: int
+    instruction: int
+    is_from_c: bool
+
+
+class PythonStack(NamedTuple):
+    """A Python stack, decoded.
+
+    Attributes:
+        end: why it has no more frames.
+        tag: number that user space gave to the process when it was registered.
+        frames: leaf first.
+    """
+
+    end: PythonEnd
+    tag: int
+    frames: tuple[PythonFrame, ...]
+
+
+def parse_python_word(word: int) -> PythonFrame:
+    """The frame of a word: id, instruction, and the flag, from the lowest bit."""
+    return PythonFrame(word & MAX_CODE_ID, word >> _ID_BITS & NO_INSTRUCTION, word & _FROM_C != 0)
+
+
+def parse_python_stack(raw: bytes) -> PythonStack:
+    """Decode the Python side of a sample; raises ``ValueError`` if it is damaged."""
+    end, tag, words = split_python_stack(raw)
+    return PythonStack(PythonEnd(end), tag, tuple(map(parse_python_word, words)))
+
+
+def split_python_stack(raw: bytes) -> tuple[int, int, memoryview[int]]:
+    """End, tag, and words of the frames; without an object for each.
+
+    Raises:
+        ValueError: the stack is damaged.
+    """
+    if not raw:
+        return PythonEnd.COMPLETE, 0, memoryview(b"").cast("Q")
+    if python_stack_bytes(raw, 0) != len(raw):
+        raise ValueError("the Python stack is damaged")
+    end, _, _, tag = _HEAD.unpack_from(raw)
+    return end, tag, memoryview(raw)[_HEAD.size :].cast("Q")
+
+
+def pack_python_stack(end: int, frames: Iterable[tuple[int, int, bool]], tag: int = 0) -> bytes:
+    """The inverse of :func:`parse_python_stack`."""
+    words = array("Q", [
+        code | instruction << _ID_BITS | _FROM_C * is_from_c
+        for code, instruction, is_from_c in frames
+    ])  # fmt: skip
+    return _HEAD.pack(end, _VERSION, len(words), tag) + words.tobytes()
+
+
+def python_stack_bytes(raw: bytes, at: int) -> int:
+    """Size of the Python stack at a place of ``raw``, by its head; 0 if there is none."""
+    if len(raw) - at < _HEAD.size:
+        return 0
+    _, version, frames, _ = _HEAD.unpack_from(raw, at)
+    return int(_HEAD.size + frames * _WORD_BYTES) if version == _VERSION else 0

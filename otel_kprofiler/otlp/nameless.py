@@ -1,0 +1,135 @@
+"""Locations without function names in OTLP profiles: finds them, and adds names that others know.
+
+Payloads of any producer are changed in place: everything else in them stays, fields that are not
+known here included.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from otel_kprofiler.errors import PayloadError
+from otel_kprofiler.model import BuildId, FileId, Line
+from otel_kprofiler.otlp import conventions as names
+from otel_kprofiler.otlp.nameless_edit import add_lines
+from otel_kprofiler.otlp.payloads import Payload, detect_framing, parse_payloads
+from otel_kprofiler.otlp.rules import Contents
+from otel_kprofiler.otlp.rules_dictionary import index_range
+from otel_kprofiler.otlp.values import Values, as_text
+
+_NATIVE: Final = frozenset({"go", "kernel", "native", "rust", None})
+"""Types of frames whose addresses are those of machine code; what tells no type is, too."""
+
+
+class NamelessFile(NamedTuple):
+    """What a mapping says of the file that code is in.
+
+    Attributes:
+        name: last part of its path, or ``vmlinux`` or the module's name for kernel code.
+        build_id: GNU build id; empty if it is not given.
+        file_id: hash (htlhash), in hexadecimal; empty if it is not given.
+        is_kernel: whether it is kernel code.
+    """
+
+    name: str
+    build_id: BuildId
+    file_id: FileId
+    is_kernel: bool
+
+
+class Nameless(NamedTuple):
+    """A location without function names.
+
+    Attributes:
+        location: its index in the dictionary of its message.
+        file: the file that the code is in.
+        address: in the file: SVMA of user code, RVA of kernel code.
+        file_offset: of the address, as far as the mapping tells it; None if it does not.
+    """
+
+    location: int
+    file: NamelessFile
+    address: int
+    file_offset: int | None
+
+
+FindNames = Callable[[Sequence[Nameless]], Mapping[int, Sequence[Line]]]
+"""Functions by index of their locations, the innermost inlined one first."""
+
+
+class Naming(NamedTuple):
+    """Requests with names.
+
+    Attributes:
+        data: the requests, in the form that they had.
+        nameless: locations of machine code that had no name and tell their file.
+        named: how many of them have one now.
+    """
+
+    data: bytes
+    nameless: int
+    named: int
+
+
+def name_locations(data: bytes, find: FindNames) -> Naming:
+    """Add names to locations of native and kernel code that have none.
+
+    Args:
+        data: requests in any form.
+        find: knows names; called once for each message.
+
+    Raises:
+        PayloadError: the data is not OTLP profiles, or an index points outside of its table.
+    """
+    written: list[bytes] = []
+    nameless = named = 0
+    for payload in parse_payloads(data):
+        if any(index_range(Contents(payload.message))):
+            raise PayloadError(
+                "an index points outside of its table", hint="see `otel-kprofiler check FILE`"
+            )
+        wanted = list(_find_nameless(payload.message.dictionary))
+        lines = {index: found for index, found in find(wanted).items() if found}
+        add_lines(payload.message, payload.tree, lines)
+        written.append(_serialize(payload))
+        nameless += len(wanted)
+        named += len(lines)
+    return Naming(detect_framing(data).join(written), nameless, named)
+
+
+def _serialize(payload: Payload) -> bytes:
+    if payload.tree is None:
+        message: bytes = payload.message.SerializeToString(deterministic=True)
+        return message
+    return json.dumps(payload.tree, separators=(",", ":")).encode()
+
+
+def _find_nameless(dictionary: Any) -> Iterator[Nameless]:
+    strings = list(dictionary.string_table) or [""]
+    values = Values(strings)
+    attributes = [
+        (strings[entry.key_strindex], as_text(values.read(entry.value)))
+        for entry in dictionary.attribute_table
+    ] or [("", "")]
+    for index, location in enumerate(dictionary.location_table):
+        if not location.mapping_index or location.lines:
+            continue
+        frame_type = dict(attributes[at] for at in location.attribute_indices).get(names.FRAME_TYPE)
+        if frame_type not in _NATIVE:
+            continue
+        mapping = dictionary.mapping_table[location.mapping_index]
+        told = dict(attributes[at] for at in mapping.attribute_indices)
+        if names.MODULE_KIND in told:
+            continue  # the kernel's own code without a file
+        file = NamelessFile(
+            strings[mapping.filename_strindex].rpartition("/")[2],
+            BuildId(told.get(names.BUILD_ID_GNU, "")),
+            FileId(told.get(names.BUILD_ID_HTLHASH, "")),
+            frame_type == "kernel",
+        )
+        offset = None
+        if mapping.memory_start <= location.address < mapping.memory_limit:
+            offset = location.address - mapping.memory_start + mapping.file_offset
+        yield Nameless(index, file, location.address, offset)

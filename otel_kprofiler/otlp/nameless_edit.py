@@ -1,0 +1,234 @@
+"""Changes the dictionary of a request: adds functions to locations, drops what no one uses then.
+
+The same edit is made to a protobuf message and to parsed JSON, in place.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Final, NamedTuple
+
+from otel_kprofiler.errors import PayloadError
+from otel_kprofiler.model import Line
+from otel_kprofiler.otlp.conventions import UNRESOLVED
+from otel_kprofiler.text import escape_surrogates
+
+_ATTRIBUTES, _STRINGS = "attribute_table", "string_table"
+_TABLES: Final = {
+    "attribute_indices": _ATTRIBUTES, "location_indices": "location_table",
+    "mapping_index": "mapping_table", "function_index": "function_table",
+    "stack_index": "stack_table", "link_index": "link_table",
+}  # fmt: skip
+
+
+class Edit(NamedTuple):
+    """What is new in a dictionary.
+
+    Attributes:
+        strings: appended ones.
+        functions: appended ones: indices of name, system name and file.
+        locations: by index, the new lines (function and line number) and the new attributes.
+        reasons: attributes that these locations do not have any more.
+    """
+
+    strings: list[str]
+    functions: list[tuple[int, int, int]]
+    locations: dict[int, tuple[list[tuple[int, int]], list[int]]]
+    reasons: frozenset[int]
+
+
+def add_lines(message: Any, tree: Any, lines: Mapping[int, Sequence[Line]]) -> None:
+    """Add functions to locations, and remove the reasons why they had none.
+
+    Args:
+        message: a request that has no index outside of its tables.
+        tree: the JSON that it was parsed from, likewise changed; None if there is none.
+        lines: functions by index of the location, the innermost inlined one first.
+    """
+    if not lines:
+        return
+    edit = _plan(message.dictionary, lines)
+    _edit_message(message.dictionary, edit)
+    if tree is not None:
+        _edit_tree(tree["dictionary"], edit)
+    table = message.dictionary.attribute_table
+    strings = {at for index in edit.reasons for _, at in _references(table[index])}
+    _drop_unused(message, tree, _ATTRIBUTES, edit.reasons)
+    _drop_unused(message, tree, _STRINGS, strings)
+
+
+def _plan(dictionary: Any, lines: Mapping[int, Sequence[Line]]) -> Edit:
+    reasons = frozenset(
+        index
+        for index, entry in enumerate(dictionary.attribute_table)
+        if index and dictionary.string_table[entry.key_strindex] == UNRESOLVED
+    )
+    new = _NewFunctions(dictionary)
+    known = set(map(_key, dictionary.location_table))
+    locations = {}
+    for index, found in lines.items():
+        entry = dictionary.location_table[index]
+        made = [(new.function(line), line.line) for line in found]
+        attributes = [at for at in entry.attribute_indices if at not in reasons]
+        key = (entry.mapping_index, entry.address, tuple(made), frozenset(attributes))
+        if key in known:  # the reason keeps them apart, since tables have no equal entries
+            attributes = list(entry.attribute_indices)
+        known.add(key)
+        locations[index] = made, attributes
+    return Edit(new.strings, new.functions, locations, reasons)
+
+
+class _NewFunctions:
+    """Numbers strings and functions behind those that a dictionary has."""
+
+    def __init__(self, dictionary: Any) -> None:
+        self.strings: list[str] = []
+        self.functions: list[tuple[int, int, int]] = []
+        self._strings: dict[str, int] = {}
+        self._functions: dict[tuple[int, int, int], int] = {}
+        for index, text in enumerate(dictionary.string_table):
+            self._strings.setdefault(text, index)
+        for index, entry in enumerate(dictionary.function_table):
+            place = entry.name_strindex, entry.system_name_strindex, entry.filename_strindex
+            if not entry.start_line:
+                self._functions.setdefault(place, index)
+        self._next_string = len(dictionary.string_table)
+        self._next_function = max(len(dictionary.function_table), 1)
+
+    def function(self, line: Line) -> int:
+        """Index of the function of a line."""
+        place = self._string(line.function), self._string(line.system_name), self._string(line.file)
+        if place not in self._functions:
+            self._functions[place] = self._next_function + len(self.functions)
+            self.functions.append(place)
+        return self._functions[place]
+
+    def _string(self, text: str) -> int:
+        text = escape_surrogates(text)
+        if text not in self._strings:
+            self._strings[text] = self._next_string + len(self.strings)
+            self.strings.append(text)
+        return self._strings[text]
+
+
+def _key(location: Any) -> tuple[Any, ...]:
+    lines = tuple((line.function_index, line.line) for line in location.lines)
+    return location.mapping_index, location.address, lines, frozenset(location.attribute_indices)
+
+
+def _edit_message(dictionary: Any, edit: Edit) -> None:
+    dictionary.string_table.extend(edit.strings)
+    if edit.functions and not dictionary.function_table:
+        dictionary.function_table.add()
+    for name, system_name, file in edit.functions:
+        dictionary.function_table.add(
+            name_strindex=name, system_name_strindex=system_name, filename_strindex=file
+        )
+    for index, (lines, attributes) in edit.locations.items():
+        location = dictionary.location_table[index]
+        for function, number in lines:
+            location.lines.add(function_index=function, line=number)
+        location.attribute_indices[:] = attributes
+
+
+def _edit_tree(dictionary: dict[str, Any], edit: Edit) -> None:
+    _entries(dictionary, _STRINGS).extend(edit.strings)
+    functions = _entries(dictionary, "function_table")
+    if edit.functions and not functions:
+        functions.append({})
+    for place in edit.functions:
+        keys = ("nameStrindex", "systemNameStrindex", "filenameStrindex")
+        functions.append({key: at for key, at in zip(keys, place, strict=True) if at})
+    locations = _entries(dictionary, "location_table")
+    for index, (lines, attributes) in edit.locations.items():
+        location = locations[index]
+        location["lines"] = [
+            {"functionIndex": function, **({"line": str(number)} if number else {})}
+            for function, number in lines
+        ]
+        _entries(location, "attribute_indices")[:] = attributes
+
+
+def _entries(node: dict[str, Any], name: str) -> list[Any]:
+    """A list in JSON by the protobuf name of the field, which some producers write."""
+    found: Any = node.setdefault(name if name in node else _camel(name), [])
+    if not isinstance(found, list) or (name in node and _camel(name) in node):
+        raise PayloadError(f"{name} is not one list")
+    return found
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(map(str.capitalize, rest))
+
+
+def _drop_unused(message: Any, tree: Any, table: str, candidates: AbstractSet[int]) -> None:
+    """Remove those entries of a table that nothing refers to, and renumber the others."""
+    used = {index for name, index in _references(message) if name == table}
+    unused = sorted(candidates - used - {0})
+    if not unused:
+        return
+
+    def renumber(name: str, index: int) -> int:
+        return index - bisect_left(unused, index) if name == table else index
+
+    entries = [getattr(message.dictionary, table)]
+    _renumber(message, renumber)
+    if tree is not None:
+        entries.append(_entries(tree["dictionary"], table))
+        _renumber_tree(tree, renumber)
+    for own in entries:
+        for index in reversed(unused):
+            del own[index]
+
+
+def _find_table(field: str) -> str | None:
+    """The table that a field with this name has indices of."""
+    return _STRINGS if field.endswith("_strindex") else _TABLES.get(field)
+
+
+def _references(message: Any) -> Iterator[tuple[str, int]]:
+    """Tables and indices that a message and those inside of it refer to."""
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else (value,)
+        if table := _find_table(field.name):
+            for index in values:
+                yield table, index
+        elif field.message_type:
+            for inner in values:
+                yield from _references(inner)
+
+
+def _renumber(message: Any, renumber: Callable[[str, int], int]) -> None:
+    for field, value in message.ListFields():
+        table = _find_table(field.name)
+        if table and field.is_repeated:
+            value[:] = [renumber(table, index) for index in value]
+        elif table:
+            setattr(message, field.name, renumber(table, value))
+        elif field.message_type:
+            for inner in value if field.is_repeated else (value,):
+                _renumber(inner, renumber)
+
+
+def _renumber_tree(node: Any, renumber: Callable[[str, int], int]) -> None:
+    if isinstance(node, list):
+        for inner in node:
+            _renumber_tree(inner, renumber)
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            table = _find_table(_snake(key))
+            if table and isinstance(value, list):
+                value[:] = [renumber(table, int(index)) for index in value]
+            elif table and value:
+                if not isinstance(value, int | str) or key.lower().endswith("indices"):
+                    raise PayloadError(f"{key} is of another type")
+                node[key] = renumber(table, int(value))
+            elif not table:
+                _renumber_tree(value, renumber)
+
+
+def _snake(key: str) -> str:
+    return "".join(f"_{char.lower()}" if char.isupper() else char for char in key)

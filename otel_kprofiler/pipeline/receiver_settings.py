@@ -1,0 +1,56 @@
+"""What the keys of ``receivers: kprofiler:`` mean, alike for the agent and for services."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from otel_kprofiler.pipeline.windows import FIRST_WINDOW_NS, WindowSchedule
+from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.symbols import UserSymbolSettings
+
+if TYPE_CHECKING:
+    from otel_kprofiler.config import Receiver
+    from otel_kprofiler.model import AttributeValue
+
+
+def sampler_config(receiver: Receiver) -> SamplerConfig:
+    """Settings of the sampler."""
+    return SamplerConfig(
+        samples_per_second=receiver.samples_per_second,
+        stacks=receiver.stacks,
+        pin_cpu_ids=receiver.cpus,
+        max_frames=receiver.max_frames,
+        python_frames=receiver.python_frames,
+        user_unwinding=receiver.user_unwinding,
+        max_unwind_work=receiver.max_unwind_work,
+        max_tables_bytes=receiver.max_unwind_table_megabytes << 20,
+        max_table_bytes=receiver.max_unwind_file_megabytes << 20,
+        target_pids=tuple(receiver.target_pids),
+        send_idle_frames=receiver.send_idle_frames,
+        min_process_age_ns=int(receiver.filter_min_process_age),
+        map_scale_factor=receiver.map_scale_factor,
+        check_kernel=not receiver.no_kernel_version_check,
+        verifier_log_level=receiver.bpf_verifier_log_level,
+    )
+
+
+def user_symbol_settings(receiver: Receiver) -> UserSymbolSettings:
+    """What user frames carry."""
+    return UserSymbolSettings(
+        detail=receiver.user_symbols, max_bytes=receiver.max_user_symbol_megabytes << 20
+    )
+
+
+def window_schedule(receiver: Receiver) -> WindowSchedule:
+    """The length of windows."""
+    return WindowSchedule(
+        int(receiver.reporter_interval), receiver.reporter_jitter, FIRST_WINDOW_NS
+    )
+
+
+def resource_attributes(receiver: Receiver) -> dict[str, AttributeValue]:
+    """Attributes of every Resource."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in receiver.resource.items()
+    }

@@ -1,0 +1,37 @@
+"""Code objects of Python frames in recordings, so that replays have their functions and lines."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from otel_kprofiler.checked import checked_number, checked_text
+from otel_kprofiler.model import PythonCode
+
+STREAM: Final = "python_codes"
+"""Name of the stream. A block is a JSON list: the fields of a description, bytes as hex digits."""
+
+
+def pack_python_code(code: PythonCode) -> bytes:
+    """A description as JSON."""
+    return json.dumps([*code[:-1], code.line_table.hex()]).encode()
+
+
+def parse_python_code(row: Any) -> PythonCode:
+    """The inverse of :func:`pack_python_code`, of the decoded JSON.
+
+    Raises:
+        ValueError: the row is damaged; or ``TypeError``.
+    """
+    number, process, address, image, file, function, first, traceable, table = row
+    return PythonCode(
+        checked_number(number),
+        checked_number(process),
+        checked_number(address),
+        checked_number(image),
+        checked_text(file),
+        checked_text(function),
+        checked_number(first),
+        checked_number(traceable),
+        bytes.fromhex(checked_text(table)),
+    )

@@ -1,0 +1,69 @@
+"""Whether this host can read Python frames, and the maps that this needs."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from otel_kprofiler.bpf import (
+    VMLINUX_BTF,
+    LoadedObject,
+    PythonMaps,
+    PythonOffsets,
+    find_python_offsets,
+)
+from otel_kprofiler.host import HostFiles
+from otel_kprofiler.model import KnownCodes
+from otel_kprofiler.sampling.sampler import SamplerConfig
+
+PYTHON_SUFFIX: Final = "_python"
+"""Ends the names of the programs that read Python frames, too."""
+_RING_BYTES: Final = 256 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+def plan_python(
+    config: SamplerConfig, files: HostFiles, loader: str
+) -> tuple[PythonOffsets | None, str | None]:
+    """What the program must know of this kernel; if it cannot read Python frames here, why."""
+    if not config.python_frames:
+        return None, None
+    if loader != "libbpf":
+        return None, f"the loader {loader} cannot load the program"
+    try:
+        offsets = find_python_offsets(files.read_bytes(VMLINUX_BTF))
+    except OSError:
+        offsets = None
+    return offsets, None if offsets else "the kernel has no BTF, or other structs"
+
+
+def tell_problem(
+    planned: PythonOffsets | None, loaded: PythonOffsets | None, problem: str | None
+) -> str | None:
+    """Why there are no Python frames although they are wanted, which is logged; None if none."""
+    if planned and not loaded:
+        problem = "this kernel does not accept the program"
+    if problem:
+        _log.warning("stacks have no Python frames: %s", problem)
+    return problem
+
+
+def open_python(
+    offsets: PythonOffsets,
+    config: SamplerConfig,
+    program: LoadedObject,
+    cpus: int,
+    codes: KnownCodes,
+) -> PythonMaps:
+    """The maps of the loaded program; it reads no frames before :meth:`PythonMaps.limit`.
+
+    Raises:
+        OSError: a map cannot be mapped.
+    """
+    return PythonMaps(program.map_fd, offsets, cpus, python_ring_bytes(config), codes)
+
+
+def python_ring_bytes(config: SamplerConfig) -> int:
+    """Size of the ring of descriptions: some 350 of them between two drains."""
+    return min(_RING_BYTES << config.map_scale_factor, config.max_ring_bytes)

@@ -1,0 +1,69 @@
+"""The maps that tell the program which processes to sample (targets.bpf.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from otel_kprofiler.bpf import COMM_BYTES, delete_from_map, update_map
+from otel_kprofiler.sampling.sampler import SamplerConfig
+
+INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
+_SLOTS: Final = 1024
+_PRESENT: Final = b"\1"
+
+
+class TargetMaps:
+    """Fills the maps; not thread-safe.
+
+    Args:
+        map_fd: returns a descriptor of each map.
+    """
+
+    def __init__(self, map_fd: Callable[[str], int]) -> None:
+        self._map_fd = map_fd
+        self._present: frozenset[tuple[str, bytes]] = frozenset()
+
+    def change(self, config: SamplerConfig, between: Callable[[], None] = lambda: None) -> None:
+        """Fill the maps for a configuration.
+
+        Args:
+            config: what to sample.
+            between: called when everything wanted is in the maps, and what is no longer wanted is
+                there still.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        wanted = _find_keys(config)
+        for name, key in wanted - self._present:
+            update_map(self._map_fd(name), key, _PRESENT)
+        between()
+        for name, key in self._present - wanted:
+            delete_from_map(self._map_fd(name), key)
+        self._present = wanted
+
+
+def target_map_entries(config: SamplerConfig) -> dict[str, int]:
+    """Sizes of the maps."""
+    pids = max(_SLOTS, len(config.target_pids))
+    return {
+        "targets": pids,
+        "roots": pids,
+        "comms": max(1, len(config.target_comms)),
+        "cgroups": max(1, len(config.target_cgroups)),
+    }
+
+
+def _find_keys(config: SamplerConfig) -> frozenset[tuple[str, bytes]]:
+    """Names of maps, and keys that must be in them."""
+    pids = [pid.to_bytes(4, "little") for pid in config.target_pids]
+    keys = {("targets", pid) for pid in pids}
+    namespace = config.target_namespace
+    if config.target_descendants and (namespace is None or namespace[1] == INITIAL_NAMESPACE):
+        keys |= {("roots", pid) for pid in pids}
+    keys |= {
+        ("comms", comm[: COMM_BYTES - 1].ljust(COMM_BYTES, b"\0")) for comm in config.target_comms
+    }
+    keys |= {("cgroups", inode.to_bytes(8, "little")) for _, inode in config.target_cgroups}
+    return frozenset(keys)

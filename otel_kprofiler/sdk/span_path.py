@@ -1,0 +1,212 @@
+"""Finds and proves the way from a thread to its current span in this interpreter's objects.
+
+The sampler follows it at each interrupt, so nothing has to be hooked. Before that,
+:class:`.span_reader.SpanReader` must have given the interpreter's own answer in contexts,
+dictionaries and spans of every form that is expected.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, Final
+
+from opentelemetry import context as otel_context
+from opentelemetry.context.context import Context
+from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
+from opentelemetry.sdk import trace as sdk_trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+from opentelemetry.trace.propagation import _SPAN_KEY
+
+from otel_kprofiler.bpf import (
+    VALUES_BY_POINTER,
+    VALUES_INLINE,
+    VALUES_TAGGED,
+    SpanClass,
+    SpanPath,
+)
+from otel_kprofiler.sdk.other_threads import find_tid_offset
+from otel_kprofiler.sdk.span_reader import (
+    MAX_THREADS,
+    Read,
+    SpanReader,
+    find_values,
+    read_dict,
+    read_own_memory,
+    read_word,
+)
+from otel_kprofiler.sdk.thread_slot import find_context_offset, get_thread_state
+
+_STYLES: Final = {
+    (3, 11): VALUES_BY_POINTER,
+    (3, 12): VALUES_TAGGED,
+    (3, 13): VALUES_INLINE,
+    (3, 14): VALUES_INLINE,
+}
+"""Known minor versions, and where they keep attributes of instances."""
+_NODES: Final = frozenset({"hamt", "hamt_bitmap_node", "hamt_array_node", "hamt_collision_node"})
+_ATTRIBUTE: Final = sys.intern("_context")
+_MAX_ATTRIBUTES: Final = 30
+"""SHARED_KEYS_MAX_SIZE of Objects/dictobject.c: instances share the places of so many."""
+_OLDER_AT: Final = 8
+_WORD: Final = (1 << 64) - 1
+_OTHER_VARIABLES: Final = (0, 1, 7, 20, 300)
+_OTHER_KEYS: Final = (0, 3, 12, 70, 500)
+
+
+class UnprovenError(Exception):
+    """The path cannot be followed in this interpreter; the message tells why."""
+
+
+def find_span_path(read: Read = read_own_memory) -> SpanPath:
+    """The proven path of this process.
+
+    Raises:
+        UnprovenError: the interpreter, or OpenTelemetry's part in it, is not as expected.
+    """
+    style = _STYLES.get(sys.version_info[:2])
+    if sys.implementation.name != "cpython" or style is None:
+        raise UnprovenError("the layout of this interpreter's objects is not known")
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise UnprovenError("this Python runs without the GIL, so threads change what is read")
+    runtime: Any = otel_context._RUNTIME_CONTEXT  # noqa: SLF001
+    if type(runtime) is not ContextVarsRuntimeContext:
+        kind = f"{type(runtime).__module__}.{type(runtime).__qualname__}"
+        raise UnprovenError(f"the runtime context is {kind}, not OpenTelemetry's own")
+    variable: ContextVar[Context] = runtime._current_context  # noqa: SLF001
+    tid_at, context_at = find_tid_offset(), find_context_offset()
+    nodes = {node.__name__: id(node) for node in object.__subclasses__()}
+    if tid_at is None or context_at is None or not nodes.keys() >= _NODES:
+        raise UnprovenError("thread states or contexts are not laid out as in CPython")
+    try:
+        path = SpanPath(
+            tgid=os.getpid(),
+            oldest_thread=_find_oldest(read),
+            tid_at=tid_at,
+            context_at=context_at,
+            context_type=id(contextvars.Context),
+            hamt_type=nodes["hamt"],
+            bitmap_type=nodes["hamt_bitmap_node"],
+            array_type=nodes["hamt_array_node"],
+            collision_type=nodes["hamt_collision_node"],
+            variable=id(variable),
+            variable_hash=_hash_in_hamt(variable),
+            otel_context_type=id(Context),
+            span_key=id(_SPAN_KEY),
+            span_key_hash=hash(_SPAN_KEY) & _WORD,
+            dict_type=id(dict),
+            attribute=id(_ATTRIBUTE),
+            attribute_hash=hash(_ATTRIBUTE) & _WORD,
+            values_style=style,
+            classes=tuple(_find_class(read, style, spans) for spans in _make_spans()),
+        )
+        _prove(SpanReader(path, read), variable)
+    except OSError as error:
+        raise UnprovenError(f"this process's memory cannot be read: {error}") from error
+    return path
+
+
+def _find_oldest(read: Read) -> int:
+    """The last thread state of the list, to which new ones are added at the other end."""
+    state = get_thread_state()
+    for _ in range(MAX_THREADS):
+        older = read_word(read, state + _OLDER_AT)
+        if not older:
+            return state
+        state = older
+    raise UnprovenError("there are too many threads")
+
+
+def _hash_in_hamt(key: object) -> int:
+    """``hamt_hash`` of Python/hamt.c, unsigned."""
+    whole = hash(key) & _WORD
+    half = whole >> 32 ^ whole & 0xFFFF_FFFF
+    return 0xFFFF_FFFE if half == 0xFFFF_FFFF else half
+
+
+def _make_spans() -> Iterator[list[Any]]:
+    """For each known class: spans whose attributes are kept in each of the possible ways."""
+
+    def make_context(number: int) -> SpanContext:
+        return SpanContext(number, number, is_remote=False, trace_flags=TraceFlags(1))
+
+    recording = getattr(sdk_trace, "_Span", None)  # what tracers make
+    if recording is None:
+        raise UnprovenError("OpenTelemetry's SDK has no class _Span")
+    nothing = Resource.get_empty()  # by default, detectors of resources would run
+    for make in (NonRecordingSpan, lambda context: recording("", context, resource=nothing)):
+        spans: list[Any] = [make(make_context(number)) for number in (1, 2, 3)]
+        vars(spans[1])  # from now on it has a dictionary, which shares the keys of the class
+        spans[2].__dict__ = dict(vars(spans[2]))  # which does not
+        yield spans
+
+
+def _find_class(read: Read, style: int, spans: list[Any]) -> SpanClass:
+    """Where the instances of a class have their span context."""
+    values, head, _ = find_values(read, style, id(spans[0]))
+    wanted = id(spans[0].get_span_context())
+    places = []
+    for place in range(_MAX_ATTRIBUTES if values else 0):
+        try:
+            word = read_word(read, values + head + 8 * place)
+        except OSError:
+            break  # behind the attributes
+        if word == wanted:
+            places.append(place)
+    _, keys, split = read_dict(read, id(vars(spans[1])))
+    if len(places) != 1 or not split:
+        raise UnprovenError(f"attributes of {type(spans[0]).__qualname__} are not where expected")
+    return SpanClass(id(type(spans[0])), places[0], keys)
+
+
+def _prove(reader: SpanReader, variable: ContextVar[Context]) -> None:
+    """Compare what is read with what the interpreter says, in every form of each object.
+
+    Raises:
+        UnprovenError: they differ.
+    """
+    tid = threading.get_native_id()
+    if reader.find_thread_state(tid) != get_thread_state():
+        raise UnprovenError("the list of thread states is not laid out as in CPython")
+
+    def differs() -> bool:
+        found = reader.find_span_context(tid)
+        span: Any = variable.get().get(_SPAN_KEY)
+        return found != (0 if span is None else id(span.get_span_context()))
+
+    def enter(others: list[ContextVar[int]], current: Context | None) -> bool:
+        for other in others:
+            other.set(0)
+        if current is not None:
+            variable.set(current)
+        return differs()
+
+    spans: list[Any] = [span for of_class in _make_spans() for span in of_class]
+    others = [ContextVar[int](f"{number}") for number in range(max(_OTHER_VARIABLES))]
+    cases = [(count, current) for count in _OTHER_VARIABLES for current in (None, _hold(spans[0]))]
+    cases += [(1, current) for current in _make_contexts(spans)]
+    for count, current in cases:
+        if contextvars.Context().run(enter, others[:count], current):
+            raise UnprovenError("the current span is not where it is in CPython")
+
+
+def _hold(span: Any) -> Context:
+    return Context({_SPAN_KEY: span})
+
+
+def _make_contexts(spans: list[Any]) -> Iterator[Context]:
+    """OpenTelemetry contexts of every size, with keys of every kind, without and with a span."""
+    for span in spans:
+        yield _hold(span)
+    for size in _OTHER_KEYS:
+        text: dict[Any, Any] = {f"{number}": number for number in range(size)}
+        number: dict[Any, Any] = {number: number for number in range(size)}
+        for others in (text, number):
+            yield Context(others)
+            yield Context({**others, _SPAN_KEY: spans[0]})
+            yield Context({_SPAN_KEY: spans[0], **others})

@@ -1,0 +1,135 @@
+"""Resolves Python stacks to functions and lines, by the descriptions of their code objects."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from otel_kprofiler.model import (
+    NO_CODE,
+    PYTHON_SIDE,
+    Frame,
+    KnownCodes,
+    Line,
+    PythonCode,
+    RawSample,
+    RawSide,
+    Side,
+    Unresolved,
+    parse_python_word,
+    split_python_stack,
+)
+from otel_kprofiler.symbols.cache import BoundedCache
+from otel_kprofiler.symbols.python.line_table import LineTable, parse_line_table
+
+MAX_PLACES_CACHED: Final = 16_384
+"""Instructions whose frame is kept; few of them have a frame that no other has."""
+MAX_TABLES_CACHED: Final = 1_024
+MAX_TABLE_BYTES_CACHED: Final = 2 * 1024 * 1024
+
+UNKNOWN: Final = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
+_ENTRY: Final = 1 << 62  # that C code entered it; means nothing for its name
+
+
+class PythonResolver:
+    """Resolves the Python side of stacks; never waits for descriptions.
+
+    Args:
+        codes: filled by the sampler as code objects are first seen.
+    """
+
+    def __init__(self, codes: KnownCodes) -> None:
+        self._codes = codes
+        self._frames: BoundedCache[int, Frame] = BoundedCache(MAX_PLACES_CACHED, self._find)
+        self._shared: BoundedCache[Line, Frame] = BoundedCache(MAX_PLACES_CACHED // 2, _make_frame)
+        self._tables: BoundedCache[tuple[bytes, int], LineTable] = BoundedCache(
+            MAX_TABLES_CACHED,
+            lambda key: parse_line_table(*key),
+            weigh=lambda key: len(key[0]),
+            max_weight=MAX_TABLE_BYTES_CACHED,
+        )
+
+    @property
+    def version(self) -> int:
+        """Grows whenever a further code object is described."""
+        return self._codes.version
+
+    def state(self, sample: RawSample) -> None:
+        """Ids of code objects mean the same in all processes and at all times."""
+
+    def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide:
+        """The frames of a Python stack; provisional while a description may still come."""
+        version = self.version
+        side = self.make_side(raw)
+        return _PendingSide(self, raw, version, side) if side.is_provisional else side
+
+    def make_side(self, raw: RawSide) -> Side:
+        """The side as far as its code objects are described now."""
+        words = split_python_stack(raw.words)[2]
+        frames = tuple([self._frame(word & ~_ENTRY) for word in words])
+        is_pending = any(
+            frame is UNKNOWN and parse_python_word(word).code != NO_CODE
+            for frame, word in zip(frames, words, strict=True)
+        )
+        return Side(PYTHON_SIDE, frames, raw.status, is_pending)
+
+    def advance(self, now_boot_ns: int) -> int:
+        """Nothing to wait for: the sampler reads descriptions before the samples that need them."""
+        return now_boot_ns
+
+    def finish(self, timeout_s: float) -> None:
+        """Nothing is read."""
+
+    def close(self) -> None:
+        """Forget all frames."""
+        self._frames.clear()
+        self._shared.clear()
+        self._tables.clear()
+
+    def _frame(self, word: int) -> Frame:
+        try:
+            return self._frames[word]
+        except _NotDescribedError:
+            return UNKNOWN
+
+    def _find(self, word: int) -> Frame:
+        """The frame of a word, the same one for all instructions and processes that it equals."""
+        frame = parse_python_word(word)
+        code = self._codes.get(frame.code)
+        if code is None:
+            raise _NotDescribedError
+        return self._shared[self._line(code, frame.instruction)]
+
+    def _line(self, code: PythonCode, instruction: int) -> Line:
+        table = self._tables[code.line_table, code.first_line]
+        return Line(code.function, "", code.file, table.line(instruction), code.first_line)
+
+
+class _NotDescribedError(LookupError):
+    """Keeps a frame without a description out of the cache."""
+
+
+class _PendingSide:
+    """A side with code objects that are not described yet; better whenever more of them are."""
+
+    __slots__ = ("_raw", "_resolver", "_side", "_version")
+
+    def __init__(self, resolver: PythonResolver, raw: RawSide, version: int, side: Side) -> None:
+        self._resolver, self._raw, self._version, self._side = resolver, raw, version, side
+
+    def of(self, sample: RawSample) -> Side:
+        """The side as far as it is described now; the same object until more is."""
+        version = self._resolver.version
+        if self._side.is_provisional and version != self._version:
+            self._version = version
+            side = self._resolver.make_side(self._raw)
+            if _count_unknown(side) < _count_unknown(self._side):
+                self._side = side
+        return self._side
+
+
+def _make_frame(line: Line) -> Frame:
+    return Frame(None, 0, (line,), 0, PYTHON_SIDE)
+
+
+def _count_unknown(side: Side) -> int:
+    return sum(frame is UNKNOWN for frame in side.frames)

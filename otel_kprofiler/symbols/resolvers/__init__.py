@@ -1,0 +1,1 @@
+"""Resolvers of addresses, and what combines them."""

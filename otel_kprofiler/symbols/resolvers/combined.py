@@ -1,0 +1,137 @@
+"""Resolvers made of others: in a chain, with a cache, for some processes only."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container, Hashable, Sequence
+from typing import Final
+
+from otel_kprofiler.model import ProcessKey, Unresolved
+from otel_kprofiler.symbols.resolution import Resolution, Resolver, make_unknown
+
+DEFAULT_CACHE_ENTRIES: Final = 32_768
+
+
+class ChainResolver:
+    """Asks resolvers in turn, each for the addresses that those before it have no name for.
+
+    Where none has a name, the answer is that of the first one that knows the most: the function's
+    bounds, else the module.
+
+    Args:
+        resolvers: closed with the chain.
+    """
+
+    def __init__(self, *resolvers: Resolver) -> None:
+        self._resolvers = resolvers
+
+    def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
+        """What the first resolver that has a name says of each address."""
+        answers = [make_unknown(address, Unresolved.UNMAPPED) for address in addresses]
+        open_ones = list(range(len(addresses)))
+        first = True
+        for resolver in self._resolvers:
+            found = resolver.resolve([addresses[index] for index in open_ones], pid)
+            for index, answer in zip(open_ones, found, strict=True):
+                if first or _rank(answer) > _rank(answers[index]):
+                    answers[index] = answer
+            open_ones = [index for index in open_ones if not answers[index].lines]
+            first = False
+            if not open_ones:
+                break
+        return answers
+
+    def find(self, name: str, pid: int | None = None) -> list[Resolution]:
+        """The places that any resolver finds, those of the first one first."""
+        found: dict[tuple[ProcessKey | None, str, int], Resolution] = {}
+        for resolver in self._resolvers:
+            for answer in resolver.find(name, pid):
+                found.setdefault((answer.process, answer.path, answer.address), answer)
+        return list(found.values())
+
+    def close(self) -> None:
+        """Close the resolvers."""
+        for resolver in self._resolvers:
+            resolver.close()
+
+
+def _rank(answer: Resolution) -> tuple[bool, bool, bool]:
+    frame = answer.frame
+    return bool(frame.lines), frame.unresolved is Unresolved.NO_NAME, frame.module is not None
+
+
+class CachedResolver:
+    """Keeps answers.
+
+    Args:
+        resolver: closed with this one.
+        state: says of a process, or of None, what must be unchanged for answers to hold, such as
+            :meth:`Processes.state`. By default answers hold for good, as those about a file do.
+        entries: limit on the answers kept; the oldest are forgotten first. Each takes about 500
+            bytes.
+    """
+
+    def __init__(
+        self,
+        resolver: Resolver,
+        *,
+        state: Callable[[int | None], Hashable] | None = None,
+        entries: int = DEFAULT_CACHE_ENTRIES,
+    ) -> None:
+        self._resolver = resolver
+        self._state = state
+        self._entries = entries
+        self._lock = threading.Lock()
+        self._known: dict[tuple[Hashable, int | None, int], Resolution] = {}
+
+    def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
+        """The kept answers, and those of the resolver for the other addresses."""
+        state = self._state(pid) if self._state else None
+        known = self._known
+        answers = [known.get((state, pid, address)) for address in addresses]
+        missing = [index for index, answer in enumerate(answers) if answer is None]
+        if missing:
+            found = self._resolver.resolve([addresses[index] for index in missing], pid)
+            with self._lock:
+                for index, answer in zip(missing, found, strict=True):
+                    answers[index] = known[state, pid, addresses[index]] = answer
+                while len(known) > self._entries:
+                    del known[next(iter(known))]
+        return [answer for answer in answers if answer is not None]
+
+    def find(self, name: str, pid: int | None = None) -> list[Resolution]:
+        """What the resolver finds; not kept."""
+        return self._resolver.find(name, pid)
+
+    def close(self) -> None:
+        """Forget all answers, and close the resolver."""
+        with self._lock:
+            self._known.clear()
+        self._resolver.close()
+
+
+class PidFilter:
+    """Answers for some processes only, and for the kernel.
+
+    Args:
+        resolver: closed with this one.
+        pids: of the processes; may change meanwhile.
+    """
+
+    def __init__(self, resolver: Resolver, pids: Container[int]) -> None:
+        self._resolver = resolver
+        self._pids = pids
+
+    def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
+        """What the resolver says, or that the process is left out."""
+        if pid is None or pid in self._pids:
+            return self._resolver.resolve(addresses, pid)
+        return [make_unknown(address, Unresolved.LEFT_OUT) for address in addresses]
+
+    def find(self, name: str, pid: int | None = None) -> list[Resolution]:
+        """What the resolver finds; nothing in processes that are left out."""
+        return self._resolver.find(name, pid) if pid is None or pid in self._pids else []
+
+    def close(self) -> None:
+        """Close the resolver."""
+        self._resolver.close()

@@ -1,0 +1,79 @@
+"""Resolves addresses of one ELF file, without a process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from otel_kprofiler.elf import FileSource, ImageSource
+from otel_kprofiler.model import Frame, Unresolved
+from otel_kprofiler.symbols.resolution import Resolution, make_unknown
+from otel_kprofiler.symbols.resolvers.files import CodeFile, SymbolReader, read_code_file
+from otel_kprofiler.symbols.user.sources import SymbolSources
+
+
+class ElfResolver:
+    """An executable, a library or a debug file. Thread-safe.
+
+    Addresses are those of the file itself (SVMA), as in its symbol table; not offsets in the file,
+    which :meth:`resolve_offsets` takes. For files of the kernel see :class:`ElfSymbols`.
+
+    Args:
+        file: a path, an open descriptor, which remains the caller's and is not needed afterwards,
+            or the content.
+        symbols: reads the names of its functions.
+
+    Raises:
+        OSError: the file cannot be opened.
+        KProfilerError: it is no ELF file of 64 bits, or its headers are damaged.
+    """
+
+    def __init__(
+        self, file: str | os.PathLike[str] | int | bytes, *, symbols: SymbolReader | None = None
+    ) -> None:
+        self._code = _read(file, symbols or SymbolSources())
+        self.path = self._code.details.path
+        """Path of the file, as it was given."""
+        self.build_id = self._code.details.build_id
+        """GNU build id; None if it has none."""
+        self.file_id = self._code.details.file_id
+        """The file's hash (htlhash)."""
+
+    def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
+        """What is at some addresses (SVMA) of the file; the process does not matter."""
+        return [self._answer(self._code.frame(address)) for address in addresses]
+
+    def resolve_offsets(self, offsets: Sequence[int]) -> list[Resolution]:
+        """What is at some places of the file, in bytes from its beginning."""
+        answers = []
+        for offset in offsets:
+            svma = self._code.find_address(offset)
+            if svma is None:
+                unknown = make_unknown(offset, Unresolved.UNMAPPED, path=self.path)
+                answers.append(unknown)
+            else:
+                answers.append(self._answer(self._code.frame(svma), offset))
+        return answers
+
+    def find(self, name: str, pid: int | None = None) -> list[Resolution]:
+        """The functions with a linker's or readable name; uprobes attach to their offsets."""
+        return [*map(self._answer, self._code.find(name))]
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _answer(self, frame: Frame, offset: int | None = None) -> Resolution:
+        if offset is None:
+            offset = self._code.find_offset(frame.address)
+        return Resolution(frame.address, frame, None, self.path, offset)
+
+
+def _read(file: str | os.PathLike[str] | int | bytes, symbols: SymbolReader) -> CodeFile:
+    if isinstance(file, bytes):
+        return read_code_file(ImageSource(file), "", symbols)
+    path = f"/proc/self/fd/{file}" if isinstance(file, int) else os.fspath(file)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return read_code_file(FileSource(fd, os.fstat(fd).st_size), path, symbols)
+    finally:
+        os.close(fd)

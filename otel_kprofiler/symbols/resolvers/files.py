@@ -1,0 +1,138 @@
+"""The code of user files for resolvers, read once for all processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+from otel_kprofiler.elf import (
+    ElfFile,
+    Source,
+    find_address,
+    hash_file,
+    read_debug_elf,
+    read_elf,
+)
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.model import USER_SIDE, FileDetails, Frame, Module, Segment, Unresolved
+from otel_kprofiler.symbols.cache import BoundedCache
+from otel_kprofiler.symbols.user.file import FileSymbols
+from otel_kprofiler.symbols.user.resolver import make_module
+
+MAX_FRAMES_CACHED: Final = 4_096
+"""Of each file; some 400 bytes each."""
+_log: Final = logging.getLogger(__name__)
+
+
+class SymbolReader(Protocol):
+    """Reads the names of files; :class:`SymbolSources` is one."""
+
+    def read(
+        self, source: Source, elf: ElfFile, details: FileDetails, root: str = ""
+    ) -> FileSymbols:
+        """Those of a file, by its bytes, its headers, and what else is known.
+
+        ``root`` is the directory that is the root of a process that has it. Raises
+        ``KProfilerError`` or ``OSError`` if they cannot be used.
+        """
+
+
+class CodeFile:
+    """The code of one file, by address (SVMA). Thread-safe.
+
+    Args:
+        details: what is known about it.
+        loads: the parts of it that are loaded.
+        symbols: names of its functions, or why there are none.
+    """
+
+    def __init__(
+        self,
+        details: FileDetails,
+        loads: tuple[Segment, ...],
+        symbols: FileSymbols | Unresolved,
+    ) -> None:
+        self.details = details
+        self.symbols = symbols
+        self._loads = loads
+        self._whole = make_module(details, None)
+        self._parts = [(text, make_module(details, text)) for text in details.texts]
+        self._frames = BoundedCache(MAX_FRAMES_CACHED, self._make_frame)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of its symbols."""
+        return 0 if isinstance(self.symbols, Unresolved) else self.symbols.nbytes
+
+    def frame(self, svma: int) -> Frame:
+        """The frame at an address."""
+        return self._frames[svma]
+
+    def frame_at(self, offset: int) -> Frame:
+        """The frame at an offset in the file, which stands for the address where none is loaded."""
+        svma = self.find_address(offset)
+        if svma is None:
+            reason = self.symbols if isinstance(self.symbols, Unresolved) else Unresolved.NO_SYMBOL
+            return Frame(self._whole, offset, (), 0, USER_SIDE, reason)
+        return self.frame(svma)
+
+    def find(self, name: str) -> Iterator[Frame]:
+        """The functions with a linker's or readable name, by address."""
+        if not isinstance(self.symbols, Unresolved):
+            for function in self.symbols.find(name):
+                lines = (self.symbols.make_line(function.name),)
+                yield Frame(self._find_module(function.start), function.start, lines, 0, USER_SIDE)
+
+    def find_offset(self, svma: int) -> int | None:
+        """Offset in the file of an address; None if no bytes of the file are loaded there."""
+        for load in self._loads:
+            if 0 <= svma - load.address < load.size:
+                return load.offset + svma - load.address
+        return None
+
+    def find_address(self, offset: int) -> int | None:
+        """Address (SVMA) of a place in the file, as code if it is loaded several times."""
+        found = find_address(self.details.texts, offset)
+        return find_address(self._loads, offset) if found is None else found
+
+    def _make_frame(self, svma: int) -> Frame:
+        module = self._find_module(svma)
+        if isinstance(self.symbols, Unresolved):
+            return Frame(module, svma, (), 0, USER_SIDE, self.symbols)
+        named = self.symbols.name(svma)
+        offset = named.offset(svma)
+        return Frame(module, svma, named.lines, offset, USER_SIDE, named.unresolved)
+
+    def _find_module(self, svma: int) -> Module:
+        for text, part in self._parts:
+            if 0 <= svma - text.address < text.size:
+                return part
+        return self._whole
+
+
+def read_code_file(
+    source: Source, path: str, symbols: SymbolReader, *, root: str = "", deleted: bool = False
+) -> CodeFile:
+    """Read a file. One whose symbols are damaged has no names.
+
+    Args:
+        source: the file, not needed afterwards.
+        path: as its process sees it.
+        symbols: reads its names.
+        root: directory that is the root of that process; empty for this process's.
+        deleted: whether no directory has it.
+
+    Raises:
+        ElfError: it is no ELF file of 64 bits, or its headers are damaged.
+    """
+    elf = read_elf(source, None)
+    if not elf.texts:  # a debug file, whose segments are elsewhere
+        elf = read_debug_elf(source)
+    details = FileDetails(path, elf.build_id, hash_file(source), elf.texts, deleted)
+    try:
+        found = symbols.read(source, elf, details, root)
+    except (KProfilerError, OSError) as error:
+        _log.info("no symbols for %s: %s", path, error)
+        return CodeFile(details, elf.loads, Unresolved.SYMBOLS_REFUSED)
+    return CodeFile(details, elf.loads, found)

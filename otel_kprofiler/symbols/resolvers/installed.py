@@ -1,0 +1,182 @@
+"""Resolves addresses in files that are known by name and identity only, as in profiles."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Final, NamedTuple
+
+from otel_kprofiler.elf import (
+    ElfError,
+    ElfFile,
+    FileSource,
+    ImageSource,
+    Source,
+    hash_file,
+    read_elf,
+)
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.host import (
+    Access,
+    ReferableFiles,
+    find_vdso,
+    open_regular,
+    parse_mappings,
+    read_maps,
+)
+from otel_kprofiler.model import VDSO_NAME, BuildId, FileDetails, FileId, Frame
+from otel_kprofiler.symbols.resolvers.files import CodeFile, read_code_file
+from otel_kprofiler.symbols.user.debug_files import WantedDebugFile
+from otel_kprofiler.symbols.user.sources import SymbolSources
+
+DIRECTORIES: Final = ("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib64", "/usr/local", "/opt")
+MAX_FILES_LISTED: Final = 1_000_000
+
+
+class FileIdentity(NamedTuple):
+    """A file of some host.
+
+    Attributes:
+        name: last part of its path.
+        build_id: GNU build id; empty if it is not known.
+        file_id: its hash (htlhash); empty if it is not known.
+    """
+
+    name: str
+    build_id: BuildId
+    file_id: FileId
+
+
+class InstalledFiles:
+    """Files of this host that are those of a profile: equal build id, else equal hash.
+
+    Candidates are the given files, files with the same name below :data:`DIRECTORIES` or mapped by
+    a process, and debug files with the build id. Each is opened once. Not thread-safe.
+
+    Args:
+        sources: where names of functions come from.
+        paths: more candidates, whatever their names.
+        directories: with more files, at any depth; by default :data:`DIRECTORIES`.
+        files: of this host.
+    """
+
+    def __init__(
+        self,
+        sources: SymbolSources,
+        paths: Iterable[str] = (),
+        directories: Iterable[str] | None = None,
+        files: ReferableFiles | None = None,
+    ) -> None:
+        self._sources = sources
+        self._given = tuple(paths)
+        self._directories = tuple(DIRECTORIES if directories is None else directories)
+        self._files = files or Access()
+        self._mapped: Mapping[str, list[str]] | None = None
+        self._installed: Mapping[str, list[str]] | None = None
+        self._found: dict[FileIdentity, CodeFile | None] = {}
+
+    def find(self, wanted: FileIdentity) -> CodeFile | None:
+        """The code of a file; None if no file here is it."""
+        if wanted not in self._found:
+            code = self._find_file(wanted)
+            self._found[wanted] = code or self._find_debug_file(wanted)
+        return self._found[wanted]
+
+    def frame(self, wanted: FileIdentity, address: int, offset: int | None) -> Frame | None:
+        """What is at an address of a file; None if no file here is it.
+
+        Args:
+            wanted: the file.
+            address: in it (SVMA).
+            offset: the place in the file, if it is known.
+        """
+        code = self.find(wanted)
+        if code is None:
+            return None
+        known = None if offset is None else code.find_address(offset)
+        return code.frame(address if known is None else known)
+
+    def _find_file(self, wanted: FileIdentity) -> CodeFile | None:
+        if wanted.name == VDSO_NAME:
+            image = find_vdso(self._files)
+            return None if image is None else self._read_source(ImageSource(image), wanted)
+        for path in self._candidates(wanted.name):
+            code = self._read(path, wanted)
+            if code is not None:
+                return code
+        return None
+
+    def _candidates(self, name: str) -> Iterator[str]:
+        """Paths that may be the file's; directories are searched last, and once."""
+        yield from self._given
+        if self._mapped is None:
+            self._mapped = _by_name(self._list_mapped())
+        yield from self._mapped.get(name, ())
+        if self._installed is None:
+            self._installed = _by_name(self._list_installed())
+        yield from self._installed.get(name, ())
+
+    def _list_mapped(self) -> Iterator[str]:
+        for entry in self._files.list_dir("/proc"):
+            if entry.isdigit():
+                try:
+                    maps = read_maps(self._files, entry)
+                except OSError:  # it has ended, or is hidden
+                    continue
+                for mapping in parse_mappings(maps):
+                    if mapping.is_executable and mapping.inode:
+                        yield mapping.path
+
+    def _list_installed(self) -> Iterator[str]:
+        for directory in self._directories:
+            for folder, _, names in os.walk(directory):
+                for name in names:
+                    yield os.path.join(folder, name)
+
+    def _read(self, path: str, wanted: FileIdentity) -> CodeFile | None:
+        """The code of a file if it is the wanted one."""
+        try:
+            fd, size, _ = open_regular(self._files, path)
+        except OSError:
+            return None
+        try:
+            return self._read_source(FileSource(fd, size), wanted, path)
+        finally:
+            os.close(fd)
+
+    def _read_source(self, source: Source, wanted: FileIdentity, path: str = "") -> CodeFile | None:
+        try:
+            if _is_wanted(source, read_elf(source, None), wanted):
+                return read_code_file(source, path or wanted.name, self._sources)
+        except ElfError:
+            pass
+        return None
+
+    def _find_debug_file(self, wanted: FileIdentity) -> CodeFile | None:
+        """The names of a file that is not here, of its debug file."""
+        if not wanted.build_id:
+            return None
+        for debug in self._sources.find_debug_files(WantedDebugFile("", "", wanted.build_id, None)):
+            try:
+                details = FileDetails(wanted.name, wanted.build_id, wanted.file_id)
+                return CodeFile(details, (), self._sources.read(debug.source, debug.elf, details))
+            except KProfilerError:
+                continue
+            finally:
+                debug.close()
+        return None
+
+
+def _by_name(paths: Iterator[str]) -> Mapping[str, list[str]]:
+    """Different paths by the names of the files."""
+    found: dict[str, dict[str, None]] = {}
+    for path in islice(paths, MAX_FILES_LISTED):
+        found.setdefault(os.path.basename(path), {})[path] = None
+    return {name: list(places) for name, places in found.items()}
+
+
+def _is_wanted(source: Source, elf: ElfFile, wanted: FileIdentity) -> bool:
+    if wanted.build_id:
+        return elf.build_id == wanted.build_id
+    return bool(wanted.file_id) and hash_file(source) == wanted.file_id

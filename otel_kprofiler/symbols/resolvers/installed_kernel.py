@@ -1,0 +1,60 @@
+"""Resolves relative addresses of a kernel that is known by build ids only, as in profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.model import BuildId, Line
+from otel_kprofiler.symbols.elf.functions import ElfSymbols
+from otel_kprofiler.symbols.elf.image import find_debug_file, open_elf
+from otel_kprofiler.symbols.kernel.symbolizer import KernelSymbolizer
+
+
+class InstalledKernel:
+    """Names kernel code if this host runs that kernel, or has its files. Not thread-safe.
+
+    Args:
+        paths: vmlinux, modules or their debug files; those of other code are ignored.
+        symbolizer: symbols of the running kernel; by default read on first use.
+    """
+
+    def __init__(
+        self, paths: Iterable[str] = (), symbolizer: KernelSymbolizer | None = None
+    ) -> None:
+        self._paths = tuple(paths)
+        self._symbolizer = symbolizer
+        self._files: dict[BuildId, ElfSymbols | None] = {}
+
+    def lines(self, module: str, build_id: BuildId, rva: int) -> tuple[Line, ...]:
+        """The function at an RVA; empty if it is not known.
+
+        Args:
+            module: ``vmlinux`` or the name of a module.
+            build_id: of the module; without one, nothing is known.
+            rva: see ``docs/symbols.md``.
+        """
+        if not build_id:
+            return ()
+        if self._symbolizer is None:
+            self._symbolizer = KernelSymbolizer.live()
+        loaded = self._symbolizer.module(module)
+        if loaded is not None and loaded.build_id == build_id:
+            (frame,) = self._symbolizer.resolve_addresses([loaded.base + rva])
+            if frame.lines and frame.module is loaded:
+                return frame.lines
+        if build_id not in self._files:
+            self._files[build_id] = self._open(build_id)
+        symbols = self._files[build_id]
+        match = symbols.find(rva) if symbols else None
+        return (match.line,) if match else ()
+
+    def _open(self, build_id: BuildId) -> ElfSymbols | None:
+        installed = find_debug_file(build_id)
+        for path in (*self._paths, *([installed] if installed else [])):
+            try:
+                if open_elf(path).build_id == build_id:
+                    return ElfSymbols(path)
+            except (OSError, KProfilerError):  # another kind of file
+                continue
+        return None

@@ -1,0 +1,138 @@
+"""Opens and keeps the files that processes have mapped."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+from otel_kprofiler.elf import ElfError, FileSource, ImageSource, hash_file
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.host import FileRequest, MemoryMapping, ReferableFiles, find_vdso, open_mapped
+from otel_kprofiler.model import VDSO_NAME, FileDetails, FileKey, ProcessKey, Unresolved
+from otel_kprofiler.symbols.resolvers.files import CodeFile, SymbolReader, read_code_file
+
+DEFAULT_MAX_BYTES: Final = 256 << 20
+MAX_PLACES: Final = 16_384
+"""Mappings of which it is kept where their file was found."""
+
+Identity = tuple[int, int, int, int]
+"""Device, inode, size and time of modification of a file."""
+
+
+class _Place(NamedTuple):
+    path: str
+    identity: Identity
+
+
+class MappedCode:
+    """Code of mapped files, each read once for all processes. Not thread-safe.
+
+    Args:
+        read_symbols: reads the names of a file.
+        files: files of the host.
+        max_bytes: memory for symbols; the files that were not asked for the longest are forgotten.
+    """
+
+    def __init__(
+        self, symbols: SymbolReader, files: ReferableFiles, max_bytes: int = DEFAULT_MAX_BYTES
+    ) -> None:
+        self._symbols = symbols
+        self._files = files
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._code: OrderedDict[Identity, CodeFile | None] = OrderedDict()
+        self._places: dict[tuple[ProcessKey, MemoryMapping], _Place] = {}
+        self._vdso: CodeFile | None = None
+
+    def get(self, process: ProcessKey, mapping: MemoryMapping) -> CodeFile | Unresolved:
+        """The code of a mapping, or why it is not known."""
+        if mapping.path == VDSO_NAME:
+            return self._get_vdso()
+        if not mapping.inode:
+            return Unresolved.NO_FILE
+        key = process, mapping
+        place = self._places.get(key)
+        if place is None or place.identity not in self._code or not self._is_there(place):
+            place = self._open(process, mapping)
+            if place is None:
+                return Unresolved.FILE_UNREADABLE
+            self._places[key] = place
+            while len(self._places) > MAX_PLACES:
+                del self._places[next(iter(self._places))]
+        self._code.move_to_end(place.identity)
+        return self._code[place.identity] or Unresolved.FILE_UNREADABLE
+
+    def close(self) -> None:
+        """Forget all files."""
+        while self._code:
+            self._evict()
+        self._places.clear()
+
+    def _open(self, process: ProcessKey, mapping: MemoryMapping) -> _Place | None:
+        """Find the file of a mapping, and read it if it is not known; None if it is not found."""
+        pid = process.tgid
+        request = FileRequest(
+            FileKey(mapping.inode, mapping.device, 0), mapping.start, mapping.end,
+            mapping.file_offset, pid, pid, 0, 0,
+        )  # fmt: skip
+        try:
+            opened = open_mapped(request, self._files)
+        except KProfilerError:
+            return None
+        try:
+            identity = _identity(opened.status)
+            if identity not in self._code:
+                source = FileSource(opened.fd, opened.status.st_size)
+                self._add(identity, self._read(source, opened.path, pid, opened.deleted))
+            return _Place(opened.reached_at, identity)
+        finally:
+            opened.close()
+
+    def _read(self, source: FileSource, path: str, pid: int, deleted: bool) -> CodeFile | None:
+        root = f"/proc/{pid}/root"
+        try:
+            try:
+                return read_code_file(source, path, self._symbols, root=root, deleted=deleted)
+            except ElfError:  # any file can be mapped
+                details = FileDetails(path, None, hash_file(source), (), deleted)
+                return CodeFile(details, (), Unresolved.NO_SYMBOL_TABLE)
+        except ElfError:
+            return None
+
+    def _is_there(self, place: _Place) -> bool:
+        """Whether the file is where it was found: its inode may be another's by now."""
+        try:
+            fd = self._files.open_reference(place.path)
+        except OSError:
+            return False
+        try:
+            return _identity(os.fstat(fd)) == place.identity
+        finally:
+            os.close(fd)
+
+    def _add(self, identity: Identity, code: CodeFile | None) -> None:
+        self._code[identity] = code
+        self._bytes += code.nbytes if code else 0
+        while len(self._code) > 1 and self._bytes > self._max_bytes:
+            self._evict()
+
+    def _evict(self) -> None:
+        code = self._code.popitem(last=False)[1]
+        if code is not None:
+            self._bytes -= code.nbytes
+
+    def _get_vdso(self) -> CodeFile | Unresolved:
+        if self._vdso is None:
+            try:
+                image = find_vdso(self._files)
+                if image is not None:
+                    source = ImageSource(image)
+                    self._vdso = read_code_file(source, VDSO_NAME, self._symbols)
+            except (OSError, ElfError):
+                pass
+        return self._vdso or Unresolved.FILE_UNREADABLE
+
+
+def _identity(status: os.stat_result) -> Identity:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,231 @@
+"""Resolves user addresses of processes, by what they have mapped at the time of the question."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from otel_kprofiler.host import (
+    TICK_NS,
+    Access,
+    HostFiles,
+    MemoryMapping,
+    ProcessMaps,
+    ReferableFiles,
+    parse_mappings,
+    read_maps,
+    read_start_ticks,
+)
+from otel_kprofiler.model import USER_SIDE, Frame, ProcessKey, Unresolved
+from otel_kprofiler.symbols.resolution import Resolution, make_unknown
+from otel_kprofiler.symbols.resolvers.files import CodeFile, SymbolReader
+from otel_kprofiler.symbols.resolvers.jit import MadeCode
+from otel_kprofiler.symbols.resolvers.mapped import DEFAULT_MAX_BYTES, MappedCode
+from otel_kprofiler.symbols.user.sources import SymbolSources
+
+_NO_RIGHT: Final = (errno.EPERM, errno.EACCES)
+
+
+def find_process(pid: int, files: HostFiles | None = None) -> ProcessKey | None:
+    """The process that has a pid now; None if there is none.
+
+    Its start time is that of ``/proc/PID/stat``, in nanoseconds of boot time, to 10 ms.
+    """
+    ticks = read_start_ticks(files or Access(), pid)
+    return None if ticks is None else ProcessKey(pid, ticks * TICK_NS)
+
+
+class ProcessesResolver:
+    """User code of any process. Thread-safe.
+
+    What a process has mapped is looked up in each call, so that code that was loaded or unloaded
+    since the last one has its own name; symbols of files are kept. A name is never that of another
+    process that has the pid by now: then nothing is known.
+
+    Args:
+        symbols: reads the names of files; by default those that are installed here.
+        files: files of the host. The right to trace a process is needed (ptrace(2),
+            PTRACE_MODE_READ).
+        max_bytes: memory for symbols; the files that were not asked for the longest are forgotten.
+    """
+
+    def __init__(
+        self,
+        *,
+        symbols: SymbolReader | None = None,
+        files: ReferableFiles | None = None,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+    ) -> None:
+        self._files = files or Access()
+        self._code = MappedCode(symbols or SymbolSources(), self._files, max_bytes)
+        self._made = MadeCode(self._files)
+        self._lock = threading.Lock()
+
+    def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
+        """What is at some addresses of a process; without a process, nothing is known."""
+        if pid is None:
+            return [make_unknown(address, Unresolved.NO_PROCESS) for address in addresses]
+        return self.resolve_in(find_process(pid, self._files), addresses)
+
+    def resolve_in(self, process: ProcessKey | None, addresses: Sequence[int]) -> list[Resolution]:
+        """What is at some addresses of a process, unless it has ended (None)."""
+        found = self._look_up(process, addresses) if process else Unresolved.PROCESS_GONE
+        if isinstance(found, Unresolved):
+            return [make_unknown(address, found, process) for address in addresses]
+        return found
+
+    def find(self, name: str, pid: int | None = None) -> list[Resolution]:
+        """Where a process has the functions with a name, the linker's or the readable one.
+
+        All files of its code are read.
+        """
+        process = None if pid is None else find_process(pid, self._files)
+        return [] if process is None else self.find_in(process, name)
+
+    def find_in(self, process: ProcessKey, name: str) -> list[Resolution]:
+        """Like :meth:`find`, unless the process has ended."""
+        found = []
+        with self._lock:
+            for mapping, code in self._all_code(process):
+                for frame in code.find(name):
+                    offset = code.find_offset(frame.address)
+                    if offset is not None and _shows(mapping, offset):
+                        address = mapping.start + offset - mapping.file_offset
+                        found.append(Resolution(address, frame, process, mapping.path, offset))
+        return found if find_process(process.tgid, self._files) == process else []
+
+    def find_offset(self, path: str, offset: int, pid: int) -> list[Resolution]:
+        """Where a process has a byte of a file mapped as code.
+
+        Args:
+            path: of the file, as the process sees it.
+            offset: in bytes from the beginning of the file.
+            pid: the process.
+        """
+        process = find_process(pid, self._files)
+        if process is None:
+            return []
+        places = [
+            mapping.start + offset - mapping.file_offset
+            for mapping in self._mappings(process)
+            if mapping.path == path and _shows(mapping, offset)
+        ]
+        answers = self.resolve_in(process, places)
+        return [answer for answer in answers if answer.path == path]
+
+    def close(self) -> None:
+        """Forget all symbols."""
+        with self._lock:
+            self._code.close()
+            self._made.close()
+
+    def _look_up(
+        self, process: ProcessKey, addresses: Sequence[int]
+    ) -> list[Resolution] | Unresolved:
+        """The answers, or why there are none."""
+        try:
+            maps = ProcessMaps(process.tgid, self._files)
+        except OSError as error:
+            hidden = error.errno in _NO_RIGHT
+            return Unresolved.PROCESS_HIDDEN if hidden else Unresolved.PROCESS_GONE
+        try:
+            with self._lock:
+                question = _Question(process, maps, self._code, self._made)
+                answers = [question.answer(address) for address in addresses]
+        except OSError:
+            return Unresolved.PROCESS_GONE
+        finally:
+            maps.close()
+        # Asked last: it may have ended meanwhile, and another one may have its pid.
+        is_there = find_process(process.tgid, self._files) == process
+        return answers if is_there else Unresolved.PROCESS_GONE
+
+    def _all_code(self, process: ProcessKey) -> Iterator[tuple[MemoryMapping, CodeFile]]:
+        for mapping in self._mappings(process):
+            code = self._code.get(process, mapping)
+            if not isinstance(code, Unresolved):
+                yield mapping, code
+
+    def _mappings(self, process: ProcessKey) -> list[MemoryMapping]:
+        try:
+            text = read_maps(self._files, process.tgid)
+        except OSError:
+            return []
+        return [mapping for mapping in parse_mappings(text) if mapping.is_executable]
+
+
+class ProcessResolver:
+    """User code of one process, as of when this was made; nothing of another with its pid.
+
+    Thread-safe.
+
+    Args:
+        pid: the process.
+        processes: looks up; by default one of its own, closed with it.
+    """
+
+    def __init__(self, pid: int, processes: ProcessesResolver | None = None) -> None:
+        self._processes = processes or ProcessesResolver()
+        self._is_own = processes is None
+        self.process = find_process(pid)
+        """Pid and start time; None if there was no such process."""
+
+    def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
+        """What is at some addresses of the process. Another pid is answered as if it had ended."""
+        return self._processes.resolve_in(self._asked(pid), addresses)
+
+    def find(self, name: str, pid: int | None = None) -> list[Resolution]:
+        """Where the process has the functions with a linker's or readable name."""
+        process = self._asked(pid)
+        return [] if process is None else self._processes.find_in(process, name)
+
+    def close(self) -> None:
+        """Forget all symbols, if they are its own."""
+        if self._is_own:
+            self._processes.close()
+
+    def _asked(self, pid: int | None) -> ProcessKey | None:
+        is_ours = self.process is not None and pid in (None, self.process.tgid)
+        return self.process if is_ours else None
+
+
+class _Question:
+    """One call: a mapping that was found is not looked up again."""
+
+    def __init__(
+        self, process: ProcessKey, maps: ProcessMaps, code: MappedCode, made: MadeCode
+    ) -> None:
+        self._process, self._maps, self._code, self._made = process, maps, code, made
+        self._seen: list[tuple[MemoryMapping, CodeFile | Unresolved]] = []
+
+    def answer(self, address: int) -> Resolution:
+        found = self._find(address)
+        if found is None:
+            return make_unknown(address, Unresolved.UNMAPPED, self._process)
+        mapping, code = found
+        offset = address - mapping.start + mapping.file_offset
+        if isinstance(code, CodeFile):
+            frame = code.frame_at(offset)
+        else:
+            made = self._made.frame(self._process, address) if mapping.is_executable else None
+            frame = made or Frame(None, address, (), 0, USER_SIDE, code)
+        known_offset = offset if mapping.path.startswith("/") else None
+        return Resolution(address, frame, self._process, mapping.path, known_offset)
+
+    def _find(self, address: int) -> tuple[MemoryMapping, CodeFile | Unresolved] | None:
+        for seen in self._seen:
+            if seen[0].start <= address < seen[0].end:
+                return seen
+        found = self._maps.find(address)
+        if found is None:
+            return None
+        mapping = found.mapping
+        self._seen.append((mapping, self._code.get(self._process, mapping)))
+        return self._seen[-1]
+
+
+def _shows(mapping: MemoryMapping, offset: int) -> bool:
+    """Whether a mapping shows a byte of its file."""
+    return 0 <= offset - mapping.file_offset < mapping.end - mapping.start

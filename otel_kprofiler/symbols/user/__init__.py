@@ -1,0 +1,1 @@
+"""Symbols of user files: executables, libraries, and code that is made at run time."""

@@ -1,0 +1,124 @@
+"""Where functions start and end, by the unwind information that even stripped files have.
+
+Each function has an entry (FDE) in ``.eh_frame``: length, distance to its CIE, start, number of
+bytes. ``.eh_frame_hdr`` lists the entries by start (Linux Standard Base, "Exception Frames").
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from operator import itemgetter
+from typing import Final
+
+from otel_kprofiler.elf import (
+    ElfError,
+    ElfFile,
+    ElfProblem,
+    Section,
+    Source,
+    find_offset,
+    make_pairs,
+    parse_cie,
+    read_content,
+)
+from otel_kprofiler.symbols.user.functions import Bounds
+
+MAX_INDEXED_BYTES: Final = 16 << 20
+"""Of ``.eh_frame`` without a search table, which takes half a second to read."""
+_SEARCH: Final = struct.Struct("<4siI")
+_ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
+"""What linkers write: pcrel|sdata4, udata4, datarel|sdata4."""
+_PAIR_BYTES: Final = 8
+_ENTRY_BYTES: Final = 8  # before the start
+_PROBES: Final = 32
+_PART: Final = 4096  # functions
+
+
+def read_bounds(source: Source, elf: ElfFile, sections: list[Section], limit: int) -> Bounds | None:
+    """Bounds of the functions of a file; None if it has none, or they are encoded unusually.
+
+    Raises:
+        ElfError: the tables are damaged, or have more than ``limit`` bytes.
+    """
+    frames = next((one for one in sections if one.name == b".eh_frame"), None)
+    if frames is None or not frames.size:
+        return None
+    content = read_content(source, frames, limit)
+    found = _read_search_table(source, elf, limit)
+    if found is None:
+        if len(content) > MAX_INDEXED_BYTES:
+            return None
+        try:
+            origin, pairs = frames.address, make_pairs(content, frames.address, frames.address)
+        except ValueError as error:
+            raise ElfError(ElfProblem.DAMAGED_SECTION, f".eh_frame: {error}") from error
+    else:
+        origin, pairs = found
+    return make_bounds(pairs, origin, content, frames.address)
+
+
+def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bounds | None:
+    """Bounds by a search table of pairs and ``.eh_frame`` at an SVMA.
+
+    None if the table points outside of the frames, or if those are encoded as no compiler does for
+    a whole file; a few entries are looked at for that. Of an unsorted table, less is found.
+    """
+    columns = array("i", pairs)
+    starts, entries = columns[::2], columns[1::2]
+    shift = origin - address
+    probes = entries[:: len(entries) // _PROBES + 1]
+    sizes_at = {_size_at(frames, at + shift) for at in probes}
+    first = sizes_at.pop() if len(sizes_at) == 1 else None
+    if first is None:
+        return None
+    first += shift
+    words = memoryview(frames)[: len(frames) & -4].cast("I")
+    sizes = array("I")
+    try:
+        for part in range(0, len(entries), _PART):  # small lists, which stay in the CPU's cache
+            indices = _word_indices(entries[part : part + _PART], first)
+            # An itemgetter of one index returns no tuple.
+            sizes.extend(itemgetter(*indices, indices[0])(words)[:-1])
+    except IndexError:
+        return None
+    return Bounds(origin, starts, sizes)
+
+
+def _word_indices(entries: array[int], first: int) -> memoryview[int]:
+    """``(entry + first) / 4`` modulo 2^30, computed with all entries side by side in one integer.
+
+    A sum carries at most one into the next entry, where the division drops it.
+    """
+    ones = int.from_bytes(b"\1\0\0\0" * len(entries), "little")
+    sums = int.from_bytes(entries.tobytes(), "little") + ones * (first & 0xFFFFFFFF)
+    quotients = sums >> 2 & ones * 0x3FFFFFFF
+    return memoryview(quotients.to_bytes(len(entries) * 4, "little")).cast("I")
+
+
+def _size_at(frames: bytes, at: int) -> int | None:
+    """Where an entry has the size of its function, as far as that has four bytes."""
+    if at & 3 or not 0 <= at <= len(frames) - _ENTRY_BYTES:
+        return None
+    (back,) = struct.unpack_from("<I", frames, at + 4)
+    try:
+        form = parse_cie(frames, at + 4 - back).struct
+    except ValueError:
+        return None
+    return _ENTRY_BYTES + form.size
+
+
+def _read_search_table(source: Source, elf: ElfFile, limit: int) -> tuple[int, bytes] | None:
+    """The address of ``.eh_frame_hdr`` and its pairs; None if the file has none."""
+    if elf.search is None:
+        return None
+    origin, size = elf.search
+    at = find_offset(elf.loads, origin, size)
+    if size < _SEARCH.size:
+        return None
+    encodings, _, count = _SEARCH.unpack(source.read(at, _SEARCH.size))
+    if encodings != _ENCODINGS or not count:
+        return None
+    if not count * _PAIR_BYTES <= min(limit, size - _SEARCH.size):
+        raise ElfError(ElfProblem.OUT_OF_BOUNDS, f".eh_frame_hdr of {count} functions")
+    return origin, source.read(at + _SEARCH.size, count * _PAIR_BYTES)

@@ -1,0 +1,136 @@
+"""Converts the DWARF of a file to a SymCache: what a child process runs.
+
+The file is standard input, the result goes to standard output, and the cause of a failure, in a few
+words, to standard error. DWARF of hostile files makes the library take much time or memory, or
+abort; the process ends at its limits.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import struct
+import sys
+from typing import Final, Protocol, cast
+
+from otel_kprofiler.elf import FileSource, read_content, read_debug_elf, read_sections
+from otel_kprofiler.host import give_up_capabilities, limit_resources
+from otel_kprofiler.symbols.user.symcache import VERSION
+
+HEADER: Final = struct.Struct("<8sQQ")
+"""What precedes the SymCache: magic bytes, its base, whether it is partial."""
+MAGIC: Final = b"KPLINES1"
+_SHOWN: Final = 200
+_CHUNK_BYTES: Final = 1 << 20
+_NICE: Final = 10
+_ELF_HEADER: Final = struct.Struct("<32xQ14xHH")  # e_phoff, e_phentsize, e_phnum, elf(5)
+_PROGRAM_HEADER: Final = struct.Struct("<IIQQ")  # p_type, p_flags, p_offset, p_vaddr
+_PT_LOAD: Final = 1
+_DWO_NAMES: Final = (0x76, 0x2130)  # DW_AT_dwo_name, DW_AT_GNU_dwo_name
+_FORM_IMPLICIT_CONST: Final = 0x21
+_MAX_ABBREVIATIONS_BYTES: Final = 64 << 20
+
+
+class _Stream(Protocol):
+    def read(self, size: int) -> bytes:
+        """At most so many bytes; none at the end."""
+
+
+def main() -> None:
+    """Arguments: the limits on memory and output in bytes, on time in seconds of CPU."""
+    memory, output, seconds = map(int, sys.argv[1:])
+    limit_resources(
+        {
+            resource.RLIMIT_AS: memory,
+            resource.RLIMIT_FSIZE: output,
+            resource.RLIMIT_CPU: seconds,
+        }
+    )
+    os.nice(_NICE)
+    cause = os.dup(2)
+    os.dup2(os.open("/dev/null", os.O_WRONLY), 2)  # the library writes there, too
+    try:
+        _convert()
+    except Exception as error:  # noqa: BLE001 - a third party's, told to the parent
+        os.write(cause, f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:_SHOWN])
+        os._exit(1)
+    os._exit(0)  # saves freeing what was made
+
+
+def _convert() -> None:
+    from cffi import FFI  # noqa: PLC0415 - within the limits
+    from symbolic.debuginfo import Archive  # noqa: PLC0415
+    from symbolic.symcache import SymCache  # noqa: PLC0415
+
+    give_up_capabilities()
+    data = FFI().from_buffer("uint8_t[]", mmap.mmap(0, 0, prot=mmap.PROT_READ))
+    made = SymCache.from_object(next(Archive.from_bytes(data).iter_objects()))
+    if made.version != VERSION:
+        raise ValueError(f"symbolic writes version {made.version}, not {VERSION}")
+    _write(HEADER.pack(MAGIC, _find_base(), _is_partial()))
+    stream = cast("_Stream", made.open_stream())
+    while chunk := stream.read(_CHUNK_BYTES):
+        _write(chunk)
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+def _is_partial() -> bool:
+    """Whether parts of the DWARF are in other files: of ``-gsplit-dwarf``, or of ``dwz -m``."""
+    source = FileSource(0, os.fstat(0).st_size)
+    sections = read_sections(source, read_debug_elf(source))
+    if any(section.name == b".gnu_debugaltlink" for section in sections):
+        return True
+    return any(
+        has_split_units(read_content(source, section, _MAX_ABBREVIATIONS_BYTES))
+        for section in sections
+        if section.name == b".debug_abbrev"
+    )
+
+
+def has_split_units(content: bytes) -> bool:
+    """Whether one of the abbreviations has a ``DW_AT_dwo_name`` (DWARF 5, 7.5.3)."""
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while at < len(content):
+            byte = content[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        return value
+
+    while at < len(content):
+        if not number():  # the end of a table
+            continue
+        number()
+        at += 1
+        while at < len(content):
+            name, form = number(), number()
+            if name in _DWO_NAMES:
+                return True
+            if form == _FORM_IMPLICIT_CONST:
+                number()
+            if not name and not form:
+                break
+    return False
+
+
+def _find_base() -> int:
+    """Address of the first PT_LOAD segment, which the library takes for the base of the file."""
+    start, size, count = _ELF_HEADER.unpack(os.pread(0, _ELF_HEADER.size, 0))
+    for index in range(count):
+        header = os.pread(0, _PROGRAM_HEADER.size, start + index * size)
+        kind, _, _, address = _PROGRAM_HEADER.unpack(header)
+        if kind == _PT_LOAD:
+            return cast("int", address)
+    return 0

@@ -1,0 +1,237 @@
+"""Finds the debug file of a user file: by its build id, or by a name and a checksum.
+
+Everything found is verified, since other files may be in its place: the build id has to be the
+same, or the checksum that the file gives if it has no build id.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from otel_kprofiler.elf import (
+    ElfError,
+    ElfFile,
+    FileSource,
+    Section,
+    Source,
+    read_content,
+    read_debug_elf,
+    read_sections,
+)
+from otel_kprofiler.host import ReferableFiles, open_regular
+from otel_kprofiler.model import BuildId
+
+DEBUG_DIRECTORIES: Final = ("/usr/lib/debug",)
+MAX_SUMMED_BYTES: Final = 1 << 30
+"""Of a file whose checksum is computed, which takes half a second."""
+_LINK: Final = b".gnu_debuglink"
+_ALTERNATE_LINK: Final = b".gnu_debugaltlink"
+_MAX_LINK_BYTES: Final = 8192
+_CRC: Final = struct.Struct("<I")
+_PART_BYTES: Final = 1 << 20
+_log: Final = logging.getLogger(__name__)
+
+
+class DebugLink(NamedTuple):
+    """``.gnu_debuglink``: name of the debug file, and its CRC-32."""
+
+    name: str
+    crc: int
+
+
+class WantedDebugFile(NamedTuple):
+    """What the debug file of a file is found by.
+
+    Attributes:
+        path: of the file, as its process sees it.
+        root: where the process's files are, such as ``/proc/PID/root``; empty for this process's.
+        build_id: of both files; None if the file has none.
+        debug_link: None if the file has none.
+    """
+
+    path: str
+    root: str
+    build_id: BuildId | None
+    debug_link: DebugLink | None
+
+
+class DebugFile(NamedTuple):
+    """A debug file that is open; whoever has it closes it.
+
+    Attributes:
+        path: where it is.
+        fd: its descriptor.
+        source: its bytes.
+        elf: its headers.
+    """
+
+    path: str
+    fd: int
+    source: Source
+    elf: ElfFile
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.fd)
+
+
+class DebugFileFinder(Protocol):
+    """Finds debug files; others than those here fit into a :class:`FinderChain` too."""
+
+    def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
+        """Open and verify what may be the debug file, the best first; the caller closes each."""
+
+
+def want_debug_file(source: Source, elf: ElfFile, path: str, root: str = "") -> WantedDebugFile:
+    """What the debug file of an open file is found by.
+
+    Raises:
+        ElfError: the section headers are damaged.
+    """
+    content = _read_small(source, read_sections(source, elf), _LINK)
+    return WantedDebugFile(path, root, elf.build_id, parse_debug_link(content))
+
+
+def parse_debug_link(content: bytes) -> DebugLink | None:
+    """The content of ``.gnu_debuglink``; None if it is damaged, or names no file in a directory.
+
+    A name, a zero, zeros up to a multiple of four bytes, CRC-32 (GDB manual, "Separate Debug
+    Files").
+    """
+    name, _, _ = content.partition(b"\0")
+    at = (len(name) + _CRC.size) & -_CRC.size
+    if not name or b"/" in name or name in (b".", b"..") or at + _CRC.size > len(content):
+        return None
+    return DebugLink(os.fsdecode(name), *_CRC.unpack_from(content, at))
+
+
+class BuildIdDirectories:
+    """Finds debug files in directories by build id: ``DIRECTORY/.build-id/xx/….debug``.
+
+    Args:
+        files: of this host.
+        directories: looked into below the root of the process, then below that of this process.
+    """
+
+    def __init__(
+        self, files: ReferableFiles, directories: Sequence[str] = DEBUG_DIRECTORIES
+    ) -> None:
+        self._files, self._directories = files, tuple(directories)
+
+    def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
+        """Open what has the build id in its name, and in itself."""
+        build_id = wanted.build_id
+        if build_id:
+            name = f".build-id/{build_id[:2]}/{build_id[2:]}.debug"
+            for root in dict.fromkeys((wanted.root, "")):
+                for directory in self._directories:
+                    yield from _open_same(self._files, f"{root}{directory}/{name}", build_id, None)
+
+
+class DebugLinkDirectories:
+    """Finds debug files by the name that the file gives: beside it, and where debuggers look.
+
+    Args:
+        files: of this host.
+        directories: each has the directories of the files below it.
+    """
+
+    def __init__(
+        self, files: ReferableFiles, directories: Sequence[str] = DEBUG_DIRECTORIES
+    ) -> None:
+        self._files, self._directories = files, tuple(directories)
+
+    def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
+        """Open what has the name, and the same build id or checksum."""
+        if wanted.debug_link is None or not wanted.path.startswith("/"):
+            return
+        name, crc = wanted.debug_link
+        own = os.path.dirname(wanted.path).rstrip("/")
+        below = (f"{directory}{own}" for directory in self._directories)
+        for folder in (own, f"{own}/.debug", *below):
+            path = f"{wanted.root}{folder}/{name}"
+            yield from _open_same(self._files, path, wanted.build_id, crc)
+
+
+class FinderChain:
+    """Asks finders in their order."""
+
+    def __init__(self, finders: Iterable[DebugFileFinder]) -> None:
+        self._finders = tuple(finders)
+
+    def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
+        """What the first finder finds, then the others."""
+        for finder in self._finders:
+            yield from finder.find(wanted)
+
+
+def find_alternate(
+    debug: DebugFile,
+    files: ReferableFiles,
+    directories: Sequence[str] = DEBUG_DIRECTORIES,
+    root: str = "",
+) -> DebugFile | None:
+    """Open the file that dwz(1) moved common parts of debug files to; None if there is none.
+
+    Raises:
+        ElfError: the section headers of ``debug`` are damaged.
+    """
+    content = _read_small(debug.source, read_sections(debug.source, debug.elf), _ALTERNATE_LINK)
+    name, _, build_id = content.partition(b"\0")
+    if not name or not build_id:
+        return None
+    wanted = BuildId(build_id.hex())
+    path = os.path.join(os.path.dirname(debug.path), os.fsdecode(name))
+    if path == os.fsdecode(name):
+        path = root + path
+    for found in _open_same(files, path, wanted, None):
+        return found
+    by_id = BuildIdDirectories(files, directories)
+    return next(by_id.find(WantedDebugFile(debug.path, root, wanted, None)), None)
+
+
+def _read_small(source: Source, sections: list[Section], name: bytes) -> bytes:
+    section = next((one for one in sections if one.name == name), None)
+    if section is None or section.size > _MAX_LINK_BYTES:
+        return b""
+    return read_content(source, section, _MAX_LINK_BYTES)
+
+
+def _open_same(
+    files: ReferableFiles, path: str, build_id: BuildId | None, crc: int | None
+) -> Iterator[DebugFile]:
+    """Open a file if it is the wanted one; one or none."""
+    try:
+        fd, size, _ = open_regular(files, path)
+    except OSError as error:
+        _log.debug("no debug file: %s", error)
+        return
+    kept = False
+    try:
+        source = FileSource(fd, size)
+        elf = read_debug_elf(source)
+        if elf.build_id == build_id if build_id else _crc(source) == crc:
+            kept = True
+            yield DebugFile(path, fd, source, elf)
+        else:
+            _log.debug("%s is the debug file of another file", path)
+    except ElfError as error:
+        _log.debug("%s is no debug file: %s", path, error)
+    finally:
+        if not kept:
+            os.close(fd)
+
+
+def _crc(source: Source) -> int | None:
+    """CRC-32 of a file; None if it is too large."""
+    if source.size > MAX_SUMMED_BYTES:
+        return None
+    value = 0
+    for at in range(0, source.size, _PART_BYTES):
+        value = zlib.crc32(source.read(at, min(_PART_BYTES, source.size - at)), value)
+    return value

@@ -1,0 +1,308 @@
+"""Finds debug files on debuginfod servers, by build id, and keeps them on disk.
+
+Protocol: debuginfod(8), "WEBAPI". Servers are not trusted: what they send is bounded while it
+arrives, never decompressed, and used only if it is an ELF file with the build id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from http.cookiejar import DefaultCookiePolicy
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urljoin, urlsplit
+
+from otel_kprofiler.elf import ElfError, FileSource, read_debug_elf
+from otel_kprofiler.host import CacheDirectory
+from otel_kprofiler.redact import redact_address
+from otel_kprofiler.symbols.user.debug_files import DebugFile, WantedDebugFile
+from otel_kprofiler.version import __version__
+
+if TYPE_CHECKING:
+    import requests
+
+DEBUGINFO: Final = "debuginfo"
+EXECUTABLE: Final = "executable"
+_BUILD_ID: Final = re.compile("(?:[0-9a-f]{2}){2,64}")
+_CHUNK_BYTES: Final = 1 << 16
+_MAX_REDIRECTS: Final = 3
+_FIRST_PAUSE_S: Final = 5.0
+_LONGEST_PAUSE_S: Final = 600.0
+_log: Final = logging.getLogger(__name__)
+
+
+class DownloadLimits(NamedTuple):
+    """What one download may take.
+
+    Attributes:
+        file_bytes: size of the file.
+        connect_s: time until a server is connected, and between two parts of its answer.
+        total_s: time of the whole download.
+        missing_s: for how long a file that no server has is not asked for again.
+    """
+
+    file_bytes: int = 1 << 30
+    connect_s: float = 5.0
+    total_s: float = 90.0
+    missing_s: float = 600.0
+
+
+DEFAULT_LIMITS: Final = DownloadLimits()
+
+
+class _DownloadError(Exception):
+    """A server did not answer as it should."""
+
+
+@dataclass(slots=True)
+class _Server:
+    """A server, and when to ask it again after it failed.
+
+    Attributes:
+        address: without a slash at the end.
+        failures: in a row.
+        not_before_s: monotonic time.
+    """
+
+    address: str
+    failures: int = 0
+    not_before_s: float = 0.0
+
+
+class Debuginfod:
+    """Finds debug files on servers. Thread-safe; one download at a time.
+
+    Blocks for up to ``total_s`` per server, so it is nothing for threads that sample. Servers that
+    fail are left alone for 5 seconds, and for twice as long each time, up to 10 minutes.
+
+    Args:
+        servers: addresses, http or https; others are ignored with a warning.
+        cache: keeps what was downloaded, and what no server had.
+        limits: what one download may take.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[str],
+        cache: CacheDirectory,
+        limits: DownloadLimits = DEFAULT_LIMITS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._servers = []
+        for address in servers:
+            if _is_usable(address):
+                self._servers.append(_Server(address.rstrip("/")))
+            else:
+                _log.warning("not a debuginfod server: %s", redact_address(address))
+        self._cache, self._limits, self._clock = cache, limits, clock
+        self._lock = threading.Lock()
+
+    def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
+        """Open the debug file with the wanted build id; one or none."""
+        build_id = wanted.build_id
+        if build_id and (fd := self.fetch(build_id)) is not None:
+            source = FileSource(fd, os.fstat(fd).st_size)
+            path = os.path.join(self._cache.path, _name(build_id, DEBUGINFO))
+            try:
+                elf = read_debug_elf(source)
+            except ElfError as error:  # damaged on disk
+                _log.warning("%s: %s", path, error)
+                self._cache.remove(_name(build_id, DEBUGINFO))
+                os.close(fd)
+            else:
+                yield DebugFile(path, fd, source, elf)
+
+    def fetch(self, build_id: str, kind: str = DEBUGINFO) -> int | None:
+        """Open a file, downloaded if need be; None if no server has it, or none answers.
+
+        Args:
+            build_id: lower-case hexadecimal.
+            kind: ``debuginfo`` or ``executable``.
+        """
+        if not _BUILD_ID.fullmatch(build_id):
+            return None
+        name = _name(build_id, kind)
+        with self._lock:
+            if (fd := self._cache.open(name)) is not None:
+                return fd
+            age = self._cache.age_s(f"{name}.missing", time.time())
+            if age is not None and 0 <= age < self._limits.missing_s:
+                return None
+            try:
+                return self._download(build_id, kind, name)
+            except OSError as error:
+                _log.warning("a debug file cannot be kept: %s", error)
+                return None
+
+    def _download(self, build_id: str, kind: str, name: str) -> int | None:
+        missing = bool(self._servers)
+        for server in self._servers:
+            if self._clock() < server.not_before_s:
+                missing = False
+                continue
+            try:
+                fd = self._ask(server, build_id, kind, name)
+            except _DownloadError as error:
+                missing = False
+                pause = min(_FIRST_PAUSE_S * 2**server.failures, _LONGEST_PAUSE_S)
+                server.failures = min(server.failures + 1, 16)
+                server.not_before_s = self._clock() + pause
+                _log.warning(
+                    "debuginfod server %s: %s; not asked for %g s",
+                    redact_address(server.address), error, pause,
+                )  # fmt: skip
+                continue
+            server.failures = 0
+            if fd is not None:
+                return fd
+        if missing:
+            self._cache.create(f"{name}.missing").finish()
+            self._cache.trim()
+        return None
+
+    def _ask(self, server: _Server, build_id: str, kind: str, name: str) -> int | None:
+        """Download a file of one server; None if it does not have it."""
+        file = self._cache.create(name)
+        try:
+            address = f"{server.address}/buildid/{build_id}/{kind}"
+            if not _Download(self._limits).run(address, file.fd):
+                return None
+            _check(file.fd, build_id)
+            file.finish()
+        finally:
+            file.abandon()
+        self._cache.trim()
+        return self._cache.open(name)
+
+
+class _Download:
+    """One download, which ends in time even if data trickles in."""
+
+    def __init__(self, limits: DownloadLimits) -> None:
+        # Loads requests, when there is something to download.
+        from otel_kprofiler.abortable import AbortableAdapter, PlainSession  # noqa: PLC0415
+
+        self._limits = limits
+        self._adapter = AbortableAdapter()
+        self._late = threading.Event()
+        self._session = session = PlainSession()
+        session.mount("http://", self._adapter)
+        session.mount("https://", self._adapter)
+        session.auth = lambda request: request  # none, not even that of ~/.netrc
+        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        session.headers.update(
+            {
+                "User-Agent": f"otel-kprofiler/{__version__}",
+                "Accept-Encoding": "identity",
+                "Connection": "close",
+            }
+        )
+
+    def run(self, address: str, target: int) -> bool:
+        """Write the file at an address to a descriptor; whether the server has it.
+
+        Raises:
+            _DownloadError: it failed, or what it sends is not acceptable.
+            OSError: it could not be written.
+        """
+        import requests  # noqa: PLC0415
+        import urllib3  # noqa: PLC0415
+
+        from otel_kprofiler.abortable import SILENCED  # noqa: PLC0415
+
+        timer = threading.Timer(self._limits.total_s, self._abort)
+        timer.daemon = True
+        timer.start()
+        try:
+            with SILENCED.this_thread():
+                return self._follow(address, target)
+        except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError) as error:
+            cause = "it took too long" if self._late.is_set() else type(error).__name__
+            raise _DownloadError(cause) from error
+        finally:
+            timer.cancel()
+            self._session.close()
+
+    def _abort(self) -> None:
+        self._late.set()
+        self._adapter.abort()
+
+    def _follow(self, address: str, target: int) -> bool:
+        for _ in range(_MAX_REDIRECTS + 1):
+            with self._session.get(
+                address, timeout=self._limits.connect_s, stream=True
+            ) as response:
+                if not response.is_redirect:
+                    return self._receive(response, target)
+                address = _redirected(address, response.headers["Location"])
+        raise _DownloadError("redirects too often")
+
+    def _receive(self, response: requests.Response, target: int) -> bool:
+        if response.status_code == 404:
+            return False
+        if response.status_code != 200:
+            raise _DownloadError(f"status {response.status_code}")
+        encoding = response.headers.get("Content-Encoding", "identity")
+        if encoding != "identity":
+            raise _DownloadError(f"content encoding {encoding[:20]!r}, which was not asked for")
+        length = response.headers.get("Content-Length", "0")
+        left = self._limits.file_bytes
+        if length.isdecimal() and int(length[:20]) > left:
+            raise _DownloadError(f"sends {length[:20]} bytes")
+        # Read again after the end: only that detects a truncated answer.
+        while chunk := response.raw.read(_CHUNK_BYTES, decode_content=False):
+            left -= len(chunk)
+            if left < 0:
+                raise _DownloadError(f"sends more than {self._limits.file_bytes} bytes")
+            view = memoryview(chunk)
+            while view:
+                view = view[os.write(target, view) :]
+        if self._late.is_set():  # an answer without a length just ends when aborted
+            raise _DownloadError("it took too long")
+        return True
+
+
+def find_servers(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The servers in ``DEBUGINFOD_URLS``, without policies for signatures (``ima:…``)."""
+    words = environ.get("DEBUGINFOD_URLS", "").split()
+    return tuple(word for word in words if not word.startswith("ima:"))
+
+
+def _redirected(address: str, location: str) -> str:
+    """The address that an answer leads to, not from https to less."""
+    with contextlib.suppress(ValueError):
+        following = urljoin(address, location)
+        weaker = address.startswith("https:") and not following.startswith("https:")
+        if _is_usable(following) and not weaker:
+            return following
+    raise _DownloadError(f"redirects to {redact_address(location)}")
+
+
+def _is_usable(address: str) -> bool:
+    try:
+        url = urlsplit(address)
+        _ = url.port  # raises if it is none
+    except ValueError:
+        return False
+    return url.scheme in {"http", "https"} and bool(url.hostname)
+
+
+def _name(build_id: str, kind: str) -> str:
+    return f"{build_id}.{kind}"
+
+
+def _check(fd: int, build_id: str) -> None:
+    """Raise an error unless a file is an ELF file with the build id."""
+    try:
+        found = read_debug_elf(FileSource(fd, os.fstat(fd).st_size)).build_id
+    except ElfError as error:
+        raise _DownloadError(f"what it sends is no debug file: {error}") from error
+    if found != build_id:
+        raise _DownloadError(f"sends the file of another build id: {found}")

@@ -1,0 +1,104 @@
+"""Names for people of the linker's names of C++ and Rust functions."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import re
+from collections.abc import Callable
+from typing import Final
+
+from otel_kprofiler.symbols.kernel.names import strip_clone_suffix
+from otel_kprofiler.symbols.user.rust_names import MAX_CHARS, demangle_rust
+
+MAX_MANGLED_CHARS: Final = 8_192
+"""Longer names stay as they are."""
+_MAX_CXX_CHARS: Final = 1024
+"""More is too deep for libstdc++ (``DEMANGLE_RECURSION_LIMIT`` of libiberty), and not tried."""
+_MAX_CXX_GROWTH: Final = 20.0
+"""In bits: most that a name may repeat its parts, which takes about 0.1 s."""
+_RUNTIMES: Final = ("libstdc++.so.6", "libc++abi.so.1")
+_REFERENCE: Final = re.compile("[ST][0-9A-Z]*_")
+
+_Demangler = Callable[[bytes], str]
+
+
+def demangle(name: str) -> str:
+    """The name as it is written in the source; a name that is not mangled stays as it is.
+
+    Suffixes of parts and clones that a compiler made of the function (``.cold``, ``.isra.0``) are
+    dropped, as in names of the kernel, and hashes. Names stay mangled if they are damaged, longer
+    than 1,024 characters (C++) or 8,192 (Rust), longer than 16,384 when readable, or of C++ while
+    no runtime library for it is installed (:func:`has_cxx_runtime`). Takes at most about 0.1 s.
+    Thread-safe; never raises.
+    """
+    if len(name) > MAX_MANGLED_CHARS or "\0" in name:
+        return name
+    plain = strip_clone_suffix(name)
+    if not plain.startswith("_"):
+        return plain
+    found = demangle_rust(plain)
+    if found is None and plain.startswith("_Z"):
+        found = _demangle_cxx(plain)
+    return found or plain
+
+
+def has_cxx_runtime() -> bool:
+    """Whether names of C++ can be demangled: libstdc++ or libc++abi is installed."""
+    return _find_runtime() is not None
+
+
+def _demangle_cxx(name: str) -> str | None:
+    if len(name) > _MAX_CXX_CHARS or _growth(name) > _MAX_CXX_GROWTH:
+        return None
+    runtime = _find_runtime()
+    return runtime(name.encode("utf-8", "replace")) if runtime else None
+
+
+def _growth(name: str) -> float:
+    """Logarithm to the base 2 of how often a part of the name can appear in the result, or more.
+
+    A reference to an earlier part doubles at worst every second time (more exactly, three of them
+    triple it), and a pack expansion (``Dp``, ``sp``) repeats its pattern once for each element:
+    a name of 230 characters can stand for 27 MB, and one of 400 for more than any memory.
+    https://itanium-cxx-abi.github.io/cxx-abi/abi.html#mangling
+    """
+    packs = name.count("Dp") + name.count("sp")
+    return len(_REFERENCE.findall(name)) * math.log2(3) / 3 + packs * math.log2(len(name))
+
+
+@functools.cache
+def _find_runtime() -> _Demangler | None:
+    for library in _RUNTIMES:
+        try:
+            return _load(library)
+        except (OSError, AttributeError):  # it is not installed
+            continue
+    return None
+
+
+def _load(library: str) -> _Demangler:
+    """``__cxa_demangle`` of a C++ runtime library, which needs no more than the library.
+
+    Raises:
+        OSError: there is no such library.
+        AttributeError: it has no such function.
+    """
+    run = ctypes.CDLL(library)["__cxa_demangle"]
+    run.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    run.restype = ctypes.c_void_p  # not c_char_p, of which the pointer to free would be lost
+    free = ctypes.CDLL(None).free
+    free.argtypes, free.restype = [ctypes.c_void_p], None
+
+    def call(name: bytes) -> str:
+        result = run(name, None, None, None)
+        if not result:
+            return ""
+        try:
+            readable = ctypes.string_at(result)
+            return readable.decode("utf-8", "replace") if len(readable) <= MAX_CHARS else ""
+        finally:
+            free(result)
+
+    return call

@@ -1,0 +1,215 @@
+"""Source lines and inlined functions by the library drgn, which runs in a process of its own.
+
+It reads what symbolic does not: split DWARF (``.dwo``, ``.dwp``), files that share parts (``dwz``),
+and files that are not linked, such as kernel modules.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from typing import IO, Final, NamedTuple, cast
+
+from otel_kprofiler.elf import FileSource
+from otel_kprofiler.errors import DependencyError
+from otel_kprofiler.host import child_command
+from otel_kprofiler.model import Line
+from otel_kprofiler.symbols.user import drgn_worker
+from otel_kprofiler.symbols.user.demangle import demangle
+from otel_kprofiler.symbols.user.drgn_worker import Task
+from otel_kprofiler.symbols.user.lines import LinesError
+
+_MAX_ANSWER_BYTES: Final = 1 << 20
+_MAX_FAILURES: Final = 3
+
+
+class WorkerLimits(NamedTuple):
+    """What a worker may take.
+
+    Attributes:
+        memory_bytes: address space, in which the files are mapped.
+        open_s: seconds until it has opened the file.
+        answer_s: seconds for one address.
+        idle_s: seconds after which it ends if it is not asked; it is started again on demand.
+    """
+
+    memory_bytes: int = 4 << 30
+    open_s: float = 60.0
+    answer_s: float = 10.0
+    idle_s: float = 30.0
+
+
+DEFAULT_LIMITS: Final = WorkerLimits()
+
+
+class DrgnLines:
+    """Source lines and inlined functions of one file. Thread-safe; one look-up at a time.
+
+    A look-up takes about 0.3 ms, but seconds at worst, so it is nothing for threads that sample. A
+    worker that takes too long or ends is replaced, and after three such failures no more is known.
+    Inlined functions have the names of the source, without namespaces and parameters. Files of
+    split DWARF are read where the file says that they are, on this host.
+
+    Args:
+        source: the file, or the debug file of it.
+        path: where it is.
+        alternate: what ``.gnu_debugaltlink`` of the file leads to.
+        sections: half-open ranges of addresses of the sections of a file that is not linked.
+        limits: what the worker may take.
+
+    Raises:
+        DependencyError: the library is not installed.
+        LinesError: the file has no DWARF that can be read.
+    """
+
+    def __init__(
+        self,
+        source: FileSource,
+        path: str,
+        *,
+        alternate: FileSource | None = None,
+        sections: Mapping[str, tuple[int, int]] | None = None,
+        limits: WorkerLimits = DEFAULT_LIMITS,
+    ) -> None:
+        if importlib.util.find_spec("drgn") is None:
+            raise DependencyError(
+                "these source lines need the library drgn, which is not installed",
+                hint="pip install 'otel-kprofiler[drgn]'",
+            )
+        self._lock = threading.Lock()
+        self._worker: _Worker | None = None
+        self._failures = 0
+        self._limits = limits
+        self._fds = [os.dup(source.fd), os.dup(alternate.fd) if alternate else -1]
+        fd, other = self._fds
+        self._task = Task(limits.memory_bytes, limits.idle_s, fd, other, path, sections)
+        try:
+            self._worker = _Worker(self._task, limits)
+        except BaseException:
+            self.close()
+            raise
+
+    def lookup(self, svma: int) -> tuple[Line, ...]:
+        """The functions at an address, the innermost inlined one first; empty if unknown."""
+        with self._lock:
+            while self._fds and self._failures < _MAX_FAILURES:
+                try:
+                    if self._worker is None or self._worker.has_ended():
+                        self._end()
+                        self._worker = _Worker(self._task, self._limits)
+                    return self._worker.ask(svma)
+                except LinesError:
+                    self._failures += 1
+                    self._end()
+            return ()
+
+    def close(self) -> None:
+        """End the worker and close the file; idempotent."""
+        with self._lock:
+            self._end()
+            for fd in self._fds:
+                if fd >= 0:
+                    os.close(fd)
+            self._fds = []
+
+    def __del__(self) -> None:
+        if hasattr(self, "_task"):
+            self.close()
+
+    def _end(self) -> None:
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
+
+
+class _Worker:
+    """A process that answers; see :mod:`otel_kprofiler.symbols.user.drgn_worker`."""
+
+    def __init__(self, task: Task, limits: WorkerLimits) -> None:
+        self._limits = limits
+        try:
+            self._child = subprocess.Popen(
+                child_command(drgn_worker.__name__, json.dumps(task)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                pass_fds=[fd for fd in (task.fd, task.alternate) if fd >= 0],
+                bufsize=0,
+            )
+        except OSError as error:
+            raise LinesError(f"no process could be started: {error}") from error
+        try:
+            cause = self._read(limits.open_s)
+        except BaseException:
+            self.end()
+            raise
+        if cause:
+            self.end()
+            raise LinesError(f"the DWARF cannot be read: {cause}")
+
+    def has_ended(self) -> bool:
+        """Whether it has ended, as it does when it is not asked for a while."""
+        return self._child.poll() is not None
+
+    def ask(self, svma: int) -> tuple[Line, ...]:
+        """The lines at an address.
+
+        Raises:
+            LinesError: it did not answer in time, or not as it should.
+        """
+        try:
+            cast("IO[bytes]", self._child.stdin).write(b"%x\n" % svma)
+            return parse_answer(self._read(self._limits.answer_s))
+        except (OSError, ValueError) as error:
+            raise LinesError(f"the process for source lines failed: {error}") from error
+
+    def end(self) -> None:
+        """Kill it."""
+        self._child.kill()
+        self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
+            cast("IO[bytes]", pipe).close()
+
+    def _read(self, seconds: float) -> str:
+        """One line of its output."""
+        pipe = cast("IO[bytes]", self._child.stdout)
+        deadline = time.monotonic() + seconds
+        content = b""
+        ready = select.poll()  # select(2) knows no descriptor above 1023
+        ready.register(pipe, select.POLLIN)
+        while not content.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not ready.poll(left * 1000):
+                raise LinesError(f"the process for source lines took over {seconds:g} s")
+            part = os.read(pipe.fileno(), 1 << 16)
+            if not part or len(content) > _MAX_ANSWER_BYTES:
+                raise LinesError("the process for source lines has ended")
+            content += part
+        return content[:-1].decode("utf-8", "replace")
+
+
+def parse_answer(text: str) -> tuple[Line, ...]:
+    """The lines in an answer of the worker, which hostile DWARF may have taken over.
+
+    Raises:
+        ValueError: it is no answer.
+    """
+    try:
+        return tuple(
+            _make_line(str(function), str(file), int(line))
+            for function, file, line in json.loads(text)
+        )
+    except (TypeError, RecursionError) as error:
+        raise ValueError(error) from error
+
+
+def _make_line(function: str, file: str, line: int) -> Line:
+    readable = demangle(function)
+    return Line(readable, function if readable != function else "", file, line)

@@ -1,0 +1,115 @@
+"""Answers questions for source lines with the library drgn: what a child process runs.
+
+Each line of standard input is an address (SVMA) in hexadecimal; each answer on standard output is
+a line of JSON: ``[[function, file, line], …]``, innermost first. Before that, a line tells why the
+file cannot be read; it is empty if it can. The process ends when it has not been asked for a while.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from otel_kprofiler.host import give_up_capabilities, limit_resources
+
+_SHOWN: Final = 200
+_ELF_HEADER: Final = struct.Struct("<32xQ14xHH")  # e_phoff, e_phentsize, e_phnum, elf(5)
+_PROGRAM_HEADER: Final = struct.Struct("<IIQQQQQQ")
+_PT_LOAD: Final = 1
+
+
+class Task(NamedTuple):
+    """What the process is started for.
+
+    Attributes:
+        memory_bytes: limit on its address space.
+        idle_s: seconds after which it ends if it is not asked.
+        fd: the file.
+        alternate: descriptor of the file that dwz(1) moved parts to; -1 for none.
+        path: where the file is, for those beside it (``.dwp``).
+        sections: of a file that is not linked, such as a kernel module: where each of them is, as
+            a half-open range.
+    """
+
+    memory_bytes: int
+    idle_s: float
+    fd: int
+    alternate: int
+    path: str
+    sections: Mapping[str, tuple[int, int]] | None
+
+
+def main() -> None:
+    """The argument is a :class:`Task` as JSON."""
+    task = Task(*json.loads(sys.argv[1]))
+    limit_resources({resource.RLIMIT_AS: task.memory_bytes})
+    try:
+        look_up = _open(task)
+    except Exception as error:  # noqa: BLE001 - a third party's, told to the parent
+        _answer(f"{type(error).__name__}: {error}"[:_SHOWN].replace("\n", " "))
+        return
+    _answer("")
+    while select.select([0], [], [], task.idle_s)[0]:
+        line = sys.stdin.readline()
+        if not line:
+            return
+        _answer(json.dumps(look_up(int(line, 16))))
+
+
+def _answer(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _open(task: Task) -> Callable[[int], list[tuple[str, str, int]]]:
+    import drgn  # noqa: PLC0415 - within the limits
+
+    give_up_capabilities("CAP_DAC_READ_SEARCH")  # for the files that this one refers to
+
+    program: Any = drgn.Program(drgn.host_platform)
+    program.set_enabled_debug_info_finders([])  # only what was given
+    if task.sections is None:
+        module: Any = program.extra_module(task.path, create=True)
+        module.address_range = _read_range(task.fd)
+    else:
+        module = program.relocatable_module(task.path, 0, create=True)
+        for name, (start, _) in task.sections.items():
+            module.section_addresses[name] = start
+    for fd in (task.fd, task.alternate):
+        if fd >= 0:
+            module.try_file(task.path, fd=fd, force=True)
+    if module.debug_file_status != drgn.ModuleFileStatus.HAVE:
+        raise ValueError(f"no DWARF that can be read: {module.debug_file_status.name}")
+    if task.sections is not None:
+        module.address_ranges = [(start, end) for start, end in task.sections.values()]
+    bias = module.debug_file_bias
+
+    def look_up(address: int) -> list[tuple[str, str, int]]:
+        found = []
+        # Takes addresses for those that calls return to, and looks at the byte before.
+        for frame in program.stack_trace_from_pcs([address + bias + 1]):
+            try:
+                file, line, _ = frame.source()
+            except LookupError:
+                file, line = "", 0
+            found.append((frame.function_name or "?", file, line))
+        with suppress(LookupError):  # DWARF's name has neither namespaces nor parameters
+            found[-1] = (program.symbol(address + bias).name, *found[-1][1:])
+        return found if len(found) > 1 or found[0][1] else []
+
+    return look_up
+
+
+def _read_range(fd: int) -> tuple[int, int]:
+    """From the first to the last address of the PT_LOAD segments."""
+    start, size, count = _ELF_HEADER.unpack(os.pread(fd, _ELF_HEADER.size, 0))
+    headers = os.pread(fd, size * count, start)
+    loads = [row for row in _PROGRAM_HEADER.iter_unpack(headers) if row[0] == _PT_LOAD]
+    return min(row[3] for row in loads), max(row[3] + row[6] for row in loads)

@@ -1,0 +1,132 @@
+"""Names of one file's functions, as frames have them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import islice
+from typing import Final, NamedTuple, Protocol
+
+from otel_kprofiler.model import Line, Unresolved
+from otel_kprofiler.symbols.user.functions import Function, FunctionTable
+
+
+class NamedAddress(NamedTuple):
+    """What is at an address.
+
+    Attributes:
+        lines: functions, the innermost inlined one first; empty if there is no name.
+        start: address at which the physical function starts; 0 if it is in none.
+        unresolved: why there is no name; None if there is one.
+    """
+
+    lines: tuple[Line, ...]
+    start: int
+    unresolved: Unresolved | None
+
+    def offset(self, address: int) -> int:
+        """Distance of the address from the start of its function; 0 if it is in none."""
+        return address - self.start if self.start else 0
+
+
+class LineTable(Protocol):
+    """Source lines and inlined functions of one file; thread-safe."""
+
+    def lookup(self, svma: int) -> tuple[Line, ...]:
+        """The functions at an address, the innermost inlined one first; empty if unknown."""
+
+
+MAX_CANDIDATES: Final = 10_000
+"""Names that one search makes readable, which takes some 50 ms."""
+_IDENTIFIER: Final = re.compile(r"[^\W\d]\w*")
+_ARGUMENTS: Final = re.compile(r"<[^<>]*>")  # of a template
+NO_FILE: Final = NamedAddress((), 0, Unresolved.NO_FILE)
+NOT_ASKED: Final = NamedAddress((), 0, Unresolved.USER_ADDRESS)
+PENDING: Final = NamedAddress((), 0, Unresolved.SYMBOLS_PENDING)
+NO_SYMBOL_TABLE: Final = NamedAddress((), 0, Unresolved.NO_SYMBOL_TABLE)
+_NO_SYMBOL = NamedAddress((), 0, Unresolved.NO_SYMBOL)
+
+
+class FileSymbols:
+    """Names of a file's functions by address (SVMA); thread-safe.
+
+    Args:
+        functions: the functions.
+        demangle: makes a linker's name readable.
+        lines: source lines and inlined functions; None: only physical functions.
+    """
+
+    def __init__(
+        self,
+        functions: FunctionTable,
+        demangle: Callable[[str], str],
+        lines: LineTable | None = None,
+    ) -> None:
+        self.functions = functions
+        self._demangle = demangle
+        self._lines = lines
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the table takes."""
+        return self.functions.nbytes
+
+    def name(self, svma: int) -> NamedAddress:
+        """The functions at an address."""
+        if not len(self.functions):
+            return NO_SYMBOL_TABLE
+        function = self.functions.lookup(svma)
+        lines = self._lines.lookup(svma) if self._lines else ()
+        start = function.start if function else 0
+        if lines:
+            return NamedAddress(self._name_by_symbol(lines, function), start, None)
+        if function is None:
+            return _NO_SYMBOL
+        if not function.name:
+            return NamedAddress((), start, Unresolved.NO_NAME)
+        return NamedAddress((self.make_line(function.name),), start, None)
+
+    def find(self, name: str) -> tuple[Function, ...]:
+        """Functions by the linker's name, else by the readable one, by address.
+
+        A readable name is one with parameters, or one without, of whatever parameters. It is
+        compared with the names that contain its last identifier, up to ``MAX_CANDIDATES``.
+        """
+        if found := self.functions.find(name):
+            return found
+        plain = name.partition("(")[0]
+        while plain != (shorter := _ARGUMENTS.sub("", plain)):
+            plain = shorter
+        identifiers = [one for one in _IDENTIFIER.findall(plain) if one != "operator"]
+        if not identifiers:
+            return ()
+        # Compilers write an identifier behind its length.
+        part = f"{len(identifiers[-1].encode())}{identifiers[-1]}"
+        candidates = islice(self.functions.find_containing(part), MAX_CANDIDATES)
+        return tuple(one for one in candidates if _is_called(self._demangle(one.name), name))
+
+    def _name_by_symbol(
+        self, lines: tuple[Line, ...], function: Function | None
+    ) -> tuple[Line, ...]:
+        """Lines whose physical function is named by its symbol, as it is without lines.
+
+        DWARF has no name for a part of a function, and another for an alias.
+        """
+        if function is None or not function.name:
+            return lines
+        last = self.make_line(function.name)
+        return (
+            *lines[:-1],
+            lines[-1]._replace(function=last.function, system_name=last.system_name),
+        )
+
+    def make_line(self, name: str) -> Line:
+        """A linker's name as frames have it."""
+        readable = self._demangle(name)
+        return Line(readable, name if readable != name else "")
+
+
+def _is_called(readable: str, name: str) -> bool:
+    """Whether a readable name is this one, perhaps behind its type and before its parameters."""
+    before, found, behind = readable.partition(name)
+    return bool(found) and before[-1:] in ("", " ") and behind[:1] in ("", "(")

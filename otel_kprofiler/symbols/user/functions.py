@@ -1,0 +1,295 @@
+"""The functions of a user file by address and by name: compact, immutable, independent of the file.
+
+A name takes thirteen bytes and itself, the bounds of a function eight more.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from operator import add
+from typing import Final, NamedTuple
+
+MAX_NAME_BYTES: Final = 1 << 16
+"""Longer names are cut off; those of programs are some hundred bytes long."""
+MAX_SPAN_BYTES: Final = 1 << 32
+"""Functions further above the first one are left out, and no function is larger."""
+
+
+MAX_DEPTH: Final = 16
+MAX_NESTED: Final = 1 << 16
+"""Functions inside of others, and how deep: limits for hostile files."""
+MAX_RANKED: Final = 64
+"""Names of one function that are compared; others count as if they were not there."""
+MAX_KEPT: Final = 1024
+"""Functions of several names for which their order is kept; it takes some 200 bytes each."""
+_MAX_RANKED_BYTES: Final = 1024  # of a name
+
+
+class Function(NamedTuple):
+    """A function; SVMA ``[start, end)``.
+
+    Attributes:
+        start: of the function, even if another one lies inside of it.
+        end: first address behind it.
+        name: the linker's, without a symbol version; empty if only the bounds are known.
+    """
+
+    start: int
+    end: int
+    name: str
+
+
+class NamedCode(NamedTuple):
+    """Columns of named code, sorted by start.
+
+    Attributes:
+        starts: distances from the table's base.
+        sizes: in bytes, at least 1.
+        names_at: where each name begins in ``names``.
+        names: names of bytes other than zero, each with a zero behind it.
+        ranks: of several names with one start, those of the lowest rank are preferred.
+    """
+
+    starts: array[int]
+    sizes: array[int]
+    names_at: array[int]
+    names: bytes
+    ranks: bytes
+
+
+Alias = tuple[int, int, bytes, int]
+"""One of several names with one start: rank, length of the name, name, row in a table."""
+
+
+def make_alias(rank: int, names: bytes, at: int, row: int) -> Alias:
+    """The name at a place of ``names``; a lower rank is better."""
+    name = names[at : at + _MAX_RANKED_BYTES].partition(b"\0")[0]
+    return rank, len(name), name, row
+
+
+def sort_aliases(aliases: Iterable[Alias]) -> list[Alias]:
+    """Names with one start, the best first.
+
+    A library's own name for what it exports, with a prefix, does not count as better than that:
+    ``write`` comes before ``__write``, ``puts`` before ``_IO_puts``.
+    """
+    ranked = sorted(aliases)
+    best = ranked[0][2] if ranked else b""
+    if best.startswith(b"_"):
+        ranked.sort(key=lambda alias: not best.endswith(b"_" + alias[2]))
+    return ranked
+
+
+class Bounds(NamedTuple):
+    """Columns of functions by unwind information, which has no names, sorted by start.
+
+    Attributes:
+        base: SVMA that the starts are relative to.
+        starts: signed or unsigned distances from it.
+        sizes: in bytes.
+    """
+
+    base: int
+    starts: array[int]
+    sizes: array[int]
+
+    def around(self, svma: int) -> tuple[int, int] | None:
+        """The function ``[start, end)`` that an address lies in; None if it lies in none."""
+        starts, offset = self.starts, svma - self.base
+        following = bisect_right(starts, offset)
+        if not following:
+            return None
+        start = starts[following - 1]
+        end = start + self.sizes[following - 1]
+        if not start <= offset < end:
+            return None
+        if following < len(starts):
+            end = min(end, starts[following])
+        return self.base + start, self.base + end
+
+    def next_start(self, svma: int) -> int | None:
+        """Where the first function above an address starts; None if there is none."""
+        at = bisect_right(self.starts, svma - self.base)
+        return self.base + self.starts[at] if at < len(self.starts) else None
+
+
+NO_BOUNDS: Final = Bounds(0, array("I"), array("I"))
+
+
+class FunctionTable:
+    """Functions by address and by name; thread-safe, and but for what it keeps immutable.
+
+    Of functions inside of each other, the innermost one has an address; of several with one start,
+    the one with the best name. Bounds without a name count only where no named function is.
+
+    Args:
+        base: SVMA that the starts are relative to.
+        named: functions with names.
+        bounds: functions by unwind information, named or not.
+    """
+
+    __slots__ = (
+        "_base",
+        "_bounds",
+        "_names",
+        "_names_at",
+        "_outer",
+        "_ranked",
+        "_ranks",
+        "_sizes",
+        "_starts",
+    )
+
+    def __init__(self, base: int, named: NamedCode, bounds: Bounds = NO_BOUNDS) -> None:
+        self._base = base
+        self._starts, self._sizes, self._names_at, self._names, self._ranks = named
+        self._bounds = bounds
+        self._outer = _find_outer(self._starts, self._sizes)
+        self._ranked: dict[int, list[int]] = {}
+
+    @classmethod
+    def of(cls, functions: Iterable[Function]) -> FunctionTable:
+        """A table of a few functions; those without a name are known by their bounds."""
+        ordered = sorted(functions, key=lambda function: (function.start, -function.end))
+        base = ordered[0].start if ordered else 0
+        kept = [
+            one for one in ordered if one.end - one.start > 0 and one.end - base < MAX_SPAN_BYTES
+        ]
+        named = [one for one in kept if one.name]
+        bounds = [one for one in kept if not one.name]
+        names, names_at = bytearray(), array("I")
+        for one in named:
+            names_at.append(len(names))
+            names += one.name.encode("utf-8", "surrogateescape") + b"\0"
+        return cls(
+            base,
+            NamedCode(*_columns(named, base), names_at, bytes(names), bytes(len(named))),
+            Bounds(base, *_columns(bounds, base)),
+        )
+
+    def __len__(self) -> int:
+        """Number of names."""
+        return len(self._starts)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the table in bytes."""
+        parts = (self._starts, self._sizes, self._names_at, self._names, self._ranks,
+                 self._outer, self._bounds.starts, self._bounds.sizes)  # fmt: skip
+        return sum(map(sys.getsizeof, parts)) + 64 * len(self._outer)
+
+    def lookup(self, svma: int) -> Function | None:
+        """The function that an address lies in; None if it lies in none."""
+        offset = svma - self._base
+        starts, sizes = self._starts, self._sizes
+        last = index = bisect_right(starts, offset) - 1
+        while index >= 0:
+            if offset - starts[index] < sizes[index]:
+                start = starts[index]
+                if index and starts[index - 1] == start:
+                    for row in self._ranked.get(start) or self._rank(start):
+                        if offset - start < sizes[row]:
+                            return self._function(row)
+                return self._function(index)
+            index = self._outer.get(index, -1)
+        return self._bound(svma, last)
+
+    def find(self, name: str, *, prefix: bool = False) -> tuple[Function, ...]:
+        """Functions with a name, or whose names begin with it, by address; aliases count."""
+        wanted = name.encode("utf-8", "surrogateescape")
+        if b"\0" in wanted or not wanted:
+            return ()
+        places = frozenset(_places(self._names, wanted if prefix else wanted + b"\0"))
+        if not places:
+            return ()
+        found = [index for index, at in enumerate(self._names_at) if at in places]
+        return tuple(dict.fromkeys(map(self._function, found)))
+
+    def find_containing(self, part: str) -> Iterator[Function]:
+        """Functions with names that contain a text, by address."""
+        wanted = part.encode("utf-8", "surrogateescape")
+        if wanted not in self._names:
+            return
+        for row, at in enumerate(self._names_at):
+            end = self._names.find(0, at, at + MAX_NAME_BYTES)
+            if self._names.find(wanted, at, end if end >= 0 else at + MAX_NAME_BYTES) >= 0:
+                yield self._function(row)
+
+    def names_at(self, start: int) -> tuple[str, ...]:
+        """All names of the functions that start at an SVMA, the best first."""
+        return tuple(dict.fromkeys(map(self._name, self._rank(start - self._base))))
+
+    def _rank(self, start: int) -> list[int]:
+        """Functions with a start, those with the best names first."""
+        first = bisect_left(self._starts, start)
+        last = bisect_right(self._starts, start, first, min(first + MAX_RANKED, len(self)))
+        aliases = sort_aliases(
+            make_alias(self._ranks[row], self._names, self._names_at[row], row)
+            for row in range(first, last)
+        )
+        if len(self._ranked) >= MAX_KEPT:
+            self._ranked.clear()
+        ranked = self._ranked[start] = [row for *_, row in aliases]
+        return ranked
+
+    def _function(self, index: int) -> Function:
+        start = self._base + self._starts[index]
+        return Function(start, start + self._sizes[index], self._name(index))
+
+    def _name(self, index: int) -> str:
+        names, at = self._names, self._names_at[index]
+        end = names.find(0, at, at + MAX_NAME_BYTES)
+        if end < 0:
+            end = at + MAX_NAME_BYTES
+        return names[at:end].decode("utf-8", "backslashreplace")
+
+    def _bound(self, svma: int, last: int) -> Function | None:
+        """The function at an address by its bounds, as far as no named one reaches into it.
+
+        Args:
+            svma: the address, which is in no named function.
+            last: index of the last one that starts before it.
+        """
+        around = self._bounds.around(svma)
+        if around is None:
+            return None
+        start, end = around
+        if last + 1 < len(self._starts):
+            end = min(end, self._base + self._starts[last + 1])
+        while last >= 0:
+            start = max(start, self._base + self._starts[last] + self._sizes[last])
+            last = self._outer.get(last, -1)
+        return Function(start, end, "")
+
+
+def _columns(functions: list[Function], base: int) -> tuple[array[int], array[int]]:
+    return (
+        array("I", [one.start - base for one in functions]),
+        array("I", [one.end - one.start for one in functions]),
+    )
+
+
+def _find_outer(starts: array[int], sizes: array[int]) -> Mapping[int, int]:
+    """For functions that end inside of an earlier one: the index of the next that goes on."""
+    ends = list(map(add, starts, sizes))
+    if ends == sorted(ends):
+        return {}
+    outer: dict[int, int] = {}
+    open_: list[int] = []  # ends descend
+    for index, end in enumerate(ends):
+        while open_ and ends[open_[-1]] <= end:
+            open_.pop()
+        if open_ and len(open_) <= MAX_DEPTH and len(outer) < MAX_NESTED:
+            outer[index] = open_[-1]
+        open_.append(index)
+    return outer
+
+
+def _places(text: bytes, wanted: bytes) -> Iterator[int]:
+    at = text.find(wanted)
+    while at >= 0:
+        yield at
+        at = text.find(wanted, at + 1)

@@ -1,0 +1,398 @@
+"""Functions and lines of Go programs, from the table that Go's own runtime uses.
+
+Linkers keep it even if all symbols are stripped. Format: ``pclntab`` of Go 1.16, 1.18, and 1.20 up
+(src/runtime/symtab.go, src/cmd/link/internal/ld/pcln.go, src/internal/abi/symtab.go)::
+
+    0  magic (u32), two zeros, quantum of code, size of a pointer
+    8  words: number of functions, of files, start of the code (not in 1.16; unused from 1.26 on);
+       then where the parts are: names, files of units, files, pc tables, functions
+
+The part of the functions begins with the start of each, and where its struct ``_func`` is. Starts
+count from the start of the code. That is in the module's data, which the table's address leads to.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from array import array
+from bisect import bisect_right
+from contextlib import suppress
+from itertools import pairwise
+from operator import sub
+from typing import Final, NamedTuple
+
+from otel_kprofiler.elf import (
+    ElfError,
+    ElfFile,
+    ElfProblem,
+    FileSource,
+    Section,
+    Source,
+    find_offset,
+)
+from otel_kprofiler.model import Line
+from otel_kprofiler.symbols.cache import BoundedCache
+from otel_kprofiler.symbols.user.symbol_tables import STB_LOCAL, STT_FUNC, Symbols
+
+MAX_PART_BYTES: Final = 128 << 20
+"""Of the names, or of the functions: those of a million functions."""
+MAX_DATA_BYTES: Final = 64 << 20
+"""Of the sections that may have the module's data."""
+MAX_INLINED: Final = 64
+"""Calls inlined into each other."""
+MAX_PC_TABLE_BYTES: Final = 16 * 1024
+"""Of one function: some 5,000 places, which are read in 2 ms and take 100 KB."""
+_KEPT: Final = 256  # functions, pc tables and names that look-ups needed last
+_MAX_NAME_BYTES: Final = 4096
+_MOST_PC_TABLES_BYTES, _MOST_NAMES_BYTES = 256, 128  # read first
+
+_SECTIONS: Final = (b".gopclntab", b".data.rel.ro.gopclntab")
+_SHT_PROGBITS, _SHF_WRITE = 1, 1
+_HEADER: Final = struct.Struct("<IHBB8Q")
+_QUANTA: Final = (1, 2, 4)
+_POINTER_BYTES: Final = 8
+_NO_OFFSET: Final = 0xFFFFFFFF
+_SPAN_LIMIT: Final = 1 << 32
+_FUNCTION_KIND: Final = STB_LOCAL << 4 | STT_FUNC
+
+# Indices of src/internal/abi/symtab.go
+_PC_INLINED: Final = 2
+_DATA_INLINED: Final = 3
+_INLINED_CALL: Final = struct.Struct("<4xIIi")  # name, pc of the call, first line of the function
+# Words of struct moduledata (src/runtime/symtab.go)
+_MODULE_NAMES, _MODULE_TEXT, _MODULE_CALLS = 1, 22, 40
+_MODULE_WORDS: Final = 41
+
+
+class _Format(NamedTuple):
+    """What differs between versions."""
+
+    parts: int  # index of the first part among the words
+    start: str  # form of a start
+    count_at: int  # of the number of funcdata in _func; the pcdata follow
+    has_calls: bool  # whether inlined calls have their present form
+
+
+_FORMATS: Final = {
+    0xFFFFFFFA: _Format(2, "Q", 43, has_calls=False),
+    0xFFFFFFF0: _Format(3, "I", 39, has_calls=False),
+    0xFFFFFFF1: _Format(3, "I", 43, has_calls=True),
+}
+
+
+class _Function(NamedTuple):
+    """A struct ``_func``, as far as needed; offsets of pc tables, 0 for none."""
+
+    name_at: int
+    files: int
+    lines: int
+    unit: int
+    inlined: int  # pc table of the calls that were inlined
+    calls: int | None  # offset of these calls
+
+
+class PcTable(NamedTuple):
+    """What holds at the places of a function, counted in its instructions' least size.
+
+    Attributes:
+        ends: where each value ends.
+        values: what holds until there.
+    """
+
+    ends: array[int]
+    values: array[int]
+
+    def find(self, place: int) -> int:
+        """The value at a place; -1 if there is none."""
+        index = bisect_right(self.ends, place)
+        return self.values[index] if index < len(self.values) else -1
+
+
+class _Module(NamedTuple):
+    text: int  # start of the code (SVMA)
+    calls: int | None  # where the offsets of inlined calls count from (SVMA)
+
+
+def find_go_section(sections: list[Section]) -> Section | None:
+    """The section with a Go table; None if the file is no Go program."""
+    return next((one for one in sections if one.name in _SECTIONS), None)
+
+
+class GoTable:
+    """The table of a Go program. Thread-safe.
+
+    Args:
+        source: the file.
+        elf: its headers.
+        sections: its sections, one of which is ``section``.
+        section: the table.
+
+    Raises:
+        ElfError: the table is damaged or too large; with ``NO_SECTION`` if it is of another
+            version, or if it is not known where its code starts.
+    """
+
+    def __init__(
+        self, source: Source, elf: ElfFile, sections: list[Section], section: Section
+    ) -> None:
+        self._source, self._elf = source, elf
+        self._at, self._size = section.offset, section.size
+        magic, zeros, self._quantum, pointer, *words = _HEADER.unpack(self._read(0, _HEADER.size))
+        form = _FORMATS.get(magic)
+        if form is None or zeros or self._quantum not in _QUANTA or pointer != _POINTER_BYTES:
+            raise ElfError(ElfProblem.NO_SECTION, f"a Go table of a known version: {magic:#x}")
+        self._form = form
+        self._tables = BoundedCache(_KEPT, self._read_pc_table)
+        self._known_functions = BoundedCache(_KEPT, self._read_function)
+        self._texts = BoundedCache(_KEPT, self._read_text)
+        self._paths = BoundedCache(_KEPT, self._read_path)
+        parts = words[form.parts : form.parts + 5]
+        if max(parts) > self._size:
+            raise _damaged("a part out of bounds")
+        self._names, self._units, self._files, self._pc_tables, self._functions = parts
+        self._starts, self._structs = self._read_starts(words[0])
+        self._module = _Module(0, None)
+        if form.start == "I":
+            self._module = self._find_module(sections, section.address)
+
+    def symbols(self) -> Symbols:
+        """The functions; each reaches to the next one."""
+        text = self._module.text
+        at = self._functions
+        functions = self._read(at, max(self._structs) + self._form.count_at + 1)
+        names = self._read(self._names, self._part_end(self._names) - self._names)
+        name = struct.Struct("<I")
+        field = struct.calcsize(self._form.start)
+        names_at = [name.unpack_from(functions, at + field)[0] for at in self._structs]
+        if max(names_at, default=0) >= len(names):
+            raise _damaged("a name")
+        sizes = list(map(sub, self._starts[1:], self._starts))
+        starts = [text + start for start in self._starts[:-1]]
+        return Symbols(starts, sizes, [_FUNCTION_KIND] * len(starts), names_at, names)
+
+    def lookup(self, svma: int) -> tuple[Line, ...]:
+        """The functions at an address, the innermost inlined one first; empty if it is in none.
+
+        Raises:
+            ElfError: the file cannot be read any more, or is damaged.
+        """
+        pc = svma - self._module.text
+        index = bisect_right(self._starts, pc) - 1
+        if not 0 <= index < len(self._structs):
+            return ()
+        function = self._known_functions[self._structs[index]]
+        pc -= self._starts[index]
+        lines: list[Line] = []
+        call = self._pc_value(function.inlined, pc)
+        while call >= 0 and len(lines) < MAX_INLINED:
+            if function.calls is None:  # it is not known what the line belongs to
+                return (Line(self._texts[self._names + function.name_at]),)
+            at = function.calls + call * _INLINED_CALL.size
+            name_at, caller, _ = _INLINED_CALL.unpack(self._source.read(at, _INLINED_CALL.size))
+            lines.append(self._line(function, name_at, pc))
+            pc = caller
+            call = self._pc_value(function.inlined, pc)
+        lines.append(self._line(function, function.name_at, pc))
+        return tuple(lines)
+
+    def _line(self, function: _Function, name_at: int, pc: int) -> Line:
+        """The line at an instruction, which belongs to the function of a name."""
+        file = self._pc_value(function.files, pc)
+        line = self._pc_value(function.lines, pc)
+        path = ""
+        if file >= 0 and function.unit != _NO_OFFSET:
+            path = self._paths[function.unit + file]
+        return Line(self._texts[self._names + name_at], "", path, max(line, 0) if path else 0)
+
+    def _read_starts(self, count: int) -> tuple[array[int], array[int]]:
+        """Starts of the functions with the end of the last one, and where their structs are."""
+        form = self._form.start
+        size = (2 * count + 1) * struct.calcsize(form)
+        if not count or size > MAX_PART_BYTES:
+            raise _damaged(f"{count} functions")
+        columns = array(form, self._read(self._functions, size))
+        starts, structs = columns[0::2], columns[1::2]
+        if any(low > high for low, high in pairwise(starts)):
+            raise _damaged("functions in disorder")
+        if starts[-1] - starts[0] >= _SPAN_LIMIT or max(structs) > MAX_PART_BYTES:
+            raise _damaged("functions out of bounds")
+        return starts, structs
+
+    def _read_function(self, at: int) -> _Function:
+        at += self._functions
+        field = struct.calcsize(self._form.start)
+        head = self._read(at, self._form.count_at + 1)
+        name_at, _, _, _, files, lines, count, unit = struct.unpack_from("<8I", head, field)
+        pcdata = at + len(head)
+        inlined = self._word(pcdata + 4 * _PC_INLINED) if count > _PC_INLINED else 0
+        calls = None
+        if inlined and self._module.calls is not None and head[-1] > _DATA_INLINED:
+            offset = self._word(pcdata + 4 * (count + _DATA_INLINED))
+            if offset != _NO_OFFSET:
+                address = self._module.calls + offset
+                calls = find_offset(self._elf.loads, address, _INLINED_CALL.size)
+        return _Function(name_at, files, lines, unit, inlined, calls)
+
+    def _pc_value(self, table: int, target: int) -> int:
+        """The value of a pc table at an offset in its function; -1 if it has none."""
+        return self._tables[table].find(target // self._quantum) if table else -1
+
+    def _read_pc_table(self, table: int) -> PcTable:
+        at = self._pc_tables + table
+        for size in (_MOST_PC_TABLES_BYTES, MAX_PC_TABLE_BYTES):
+            data = self._read(at, max(min(size, self._size - at), 0))
+            with suppress(IndexError):
+                return parse_pc_table(data)
+        raise _damaged("a pc table without end")
+
+    def _find_module(self, sections: list[Section], address: int) -> _Module:
+        """The data of the module: it begins with the addresses of the table and of its names."""
+        wanted = struct.pack("<QQ", address, address + self._names)
+        left = MAX_DATA_BYTES
+        for section in sections:
+            if section.kind != _SHT_PROGBITS or not section.flags & _SHF_WRITE:
+                continue
+            left -= section.size
+            if left < 0:
+                break
+            data = self._source.read(section.offset, section.size)
+            at = data.find(wanted)
+            if at >= 0 and at + 8 * _MODULE_WORDS <= len(data):
+                words = struct.unpack_from(f"<{_MODULE_WORDS}Q", data, at)
+                calls = words[_MODULE_CALLS] if self._form.has_calls else None
+                return _Module(words[_MODULE_TEXT], calls)
+        raise ElfError(ElfProblem.NO_SECTION, "it is not known where the code of Go starts")
+
+    def _part_end(self, start: int) -> int:
+        parts = (self._units, self._files, self._pc_tables, self._functions)
+        end = min((part for part in parts if part > start), default=self._size)
+        if end - start > MAX_PART_BYTES:
+            raise _damaged(f"names of {end - start} bytes")
+        return end
+
+    def _read(self, at: int, size: int) -> bytes:
+        if not 0 <= at <= self._size - size:
+            raise _damaged(f"{size} bytes at {at} of {self._size}")
+        return self._source.read(self._at + at, size)
+
+    def _word(self, at: int) -> int:
+        return int.from_bytes(self._read(at, 4), "little")
+
+    def _read_path(self, index: int) -> str:
+        """A file of a unit."""
+        at = self._word(self._units + 4 * index)
+        return self._read_text(self._files + at) if at != _NO_OFFSET else ""
+
+    def _read_text(self, at: int) -> str:
+        for size in (_MOST_NAMES_BYTES, _MAX_NAME_BYTES):
+            data = self._read(at, max(min(size, self._size - at), 0))
+            if b"\0" in data:
+                break
+        return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
+
+
+class GoLines(GoTable):
+    """Lines and inlined calls of a Go program: a line table with a descriptor of its own.
+
+    Lines of inlined calls are known from Go 1.20 on. Thread-safe.
+
+    Raises:
+        ElfError: as for :class:`GoTable`.
+        OSError: no descriptor is left.
+    """
+
+    def __init__(
+        self, source: FileSource, elf: ElfFile, sections: list[Section], section: Section
+    ) -> None:
+        self._fd = os.dup(source.fd)
+        self._lock = threading.Lock()
+        try:
+            super().__init__(FileSource(self._fd, source.size), elf, sections, section)
+        except BaseException:
+            self.close()
+            raise
+
+    def lookup(self, svma: int) -> tuple[Line, ...]:
+        """The functions at an address, the innermost inlined one first; empty if unknown."""
+        with self._lock:
+            if self._fd < 0:
+                return ()
+            try:
+                return super().lookup(svma)
+            except ElfError:
+                return ()
+
+    def close(self) -> None:
+        """Close the descriptor; idempotent."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def __del__(self) -> None:
+        """Close the descriptor."""
+        if hasattr(self, "_lock"):
+            self.close()
+
+
+def read_go_symbols(source: Source, elf: ElfFile, sections: list[Section]) -> Symbols | None:
+    """The functions of a Go program; None for other programs, and other versions.
+
+    Raises:
+        ElfError: its table is damaged or too large.
+    """
+    section = find_go_section(sections)
+    if section is None:
+        return None
+    try:
+        return GoTable(source, elf, sections, section).symbols()
+    except ElfError as error:
+        if error.problem is not ElfProblem.NO_SECTION:
+            raise
+        return None
+
+
+def parse_pc_table(data: bytes) -> PcTable:
+    """A pc table.
+
+    It is pairs of numbers in pieces of seven bits: by how much the value changes (in zigzag form),
+    and for how many places it holds. A change of 0 that is not the first ends it.
+
+    Raises:
+        IndexError: the table goes on behind ``data``.
+    """
+    ends, values = array("Q"), array("q")
+    value, end, at = -1, 0, 0
+    while True:
+        delta = data[at]
+        at += 1
+        if delta & 0x80:
+            delta, at = _read_long_number(data, at - 1)
+        if not delta and ends:
+            return PcTable(ends, values)
+        value += -(delta >> 1) - 1 if delta & 1 else delta >> 1
+        step = data[at]
+        at += 1
+        if step & 0x80:
+            step, at = _read_long_number(data, at - 1)
+        end += step
+        ends.append(end)
+        values.append(value)
+
+
+def _read_long_number(data: bytes, at: int) -> tuple[int, int]:
+    """A number of 32 bits, and where it ends. Raises ``IndexError``."""
+    value = 0
+    for shift in range(0, 35, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if not byte & 0x80:
+            break
+    return value & 0xFFFFFFFF, at
+
+
+def _damaged(what: str) -> ElfError:
+    return ElfError(ElfProblem.DAMAGED_SECTION, f"Go table: {what}")

@@ -1,0 +1,142 @@
+"""Names of code that processes make at run time, read in the background from their perf maps."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from otel_kprofiler.model import ProcessKey
+from otel_kprofiler.symbols.cache import BoundedCache
+from otel_kprofiler.symbols.user.file import NO_FILE, PENDING, NamedAddress
+from otel_kprofiler.symbols.user.functions import Function
+from otel_kprofiler.symbols.user.perf_map import PerfMap
+
+MAX_PROCESSES: Final = 512
+"""Processes whose map is known, or known not to exist."""
+MAX_MAP_BYTES: Final = 16 << 20
+"""Memory for all maps; those not used for longest are forgotten."""
+LOOK_AGAIN_NS: Final = 5_000_000_000
+"""After this, a process that had no map is looked at again."""
+_MAX_NAMES: Final = 4096
+
+
+class _Process:
+    """One process; ``map`` is None where there is none."""
+
+    __slots__ = ("is_waiting", "key", "looked_ns", "map", "nbytes")
+
+    def __init__(self, key: ProcessKey, found: PerfMap) -> None:
+        self.key = key
+        self.map = found
+        self.looked_ns = -1  # boot time at which it was found to have none
+        self.is_waiting = False
+        self.nbytes = 0
+
+
+class JitNames:
+    """Looks up for the thread that drains samples, and reads in another; thread-safe.
+
+    Args:
+        open_map: the map of a process, not read yet.
+        make_named: a function as frames have it.
+        boot_ns: the current boot time.
+    """
+
+    def __init__(
+        self,
+        open_map: Callable[[ProcessKey], PerfMap],
+        make_named: Callable[[Function], NamedAddress],
+        boot_ns: Callable[[], int],
+    ) -> None:
+        self._open_map = open_map
+        self._boot_ns = boot_ns
+        self._lock = threading.Lock()
+        self._processes: dict[ProcessKey, _Process] = {}  # the one not used for longest first
+        self._waiting: deque[_Process] = deque()
+        self._named = BoundedCache(_MAX_NAMES, make_named)
+        self._bytes = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether :meth:`read_one` has something to read."""
+        return bool(self._waiting)
+
+    def name(self, key: ProcessKey, address: int, at_ns: int) -> tuple[NamedAddress, bool]:
+        """The function at an address of a process at a boot time; never waits.
+
+        Returns:
+            It, and whether :meth:`read_one` has more to do now.
+        """
+        process = self._processes.get(key)
+        if process is None:
+            return PENDING, self._ask(self._add(key))
+        if process.looked_ns >= 0:
+            is_due = self._boot_ns() - process.looked_ns >= LOOK_AGAIN_NS
+            return NO_FILE, is_due and self._ask(process)
+        if at_ns > process.map.read_ns:
+            return PENDING, self._ask(process)
+        function = process.map.lookup(address, at_ns)
+        return (self._named[function] if function else NO_FILE), False
+
+    def read_one(self) -> None:
+        """Read what one process has added, or a part of it; may wait for a file system."""
+        with self._lock:
+            if not self._waiting:
+                return
+            process = self._waiting.popleft()
+        now_ns = self._boot_ns()
+        has_more = False
+        try:
+            has_more = process.map.update(now_ns)
+            process.looked_ns = -1
+        except OSError:
+            process.looked_ns = now_ns
+        with self._lock:
+            process.is_waiting = has_more
+            if has_more:
+                self._waiting.append(process)
+            nbytes = process.map.counts().nbytes
+            if self._processes.get(process.key) is process:
+                self._bytes += nbytes - process.nbytes
+                process.nbytes = nbytes
+                self._make_space(process)
+
+    def close(self) -> None:
+        """Close all files."""
+        with self._lock:
+            self._waiting.clear()
+            for process in self._processes.values():
+                process.map.close()
+            self._processes.clear()
+            self._bytes = 0
+
+    def _add(self, key: ProcessKey) -> _Process:
+        with self._lock:
+            process = self._processes[key] = _Process(key, self._open_map(key))
+            if len(self._processes) > MAX_PROCESSES:
+                self._forget(next(iter(self._processes.values())))
+            return process
+
+    def _ask(self, process: _Process) -> bool:
+        with self._lock:
+            if process.is_waiting:
+                return False
+            process.is_waiting = True
+            self._waiting.append(process)
+            self._processes[process.key] = self._processes.pop(process.key, process)
+            return True
+
+    def _make_space(self, new: _Process) -> None:
+        for process in list(self._processes.values()):
+            if self._bytes <= MAX_MAP_BYTES:
+                return
+            if process is not new:
+                self._forget(process)
+
+    def _forget(self, process: _Process) -> None:
+        del self._processes[process.key]
+        self._bytes -= process.nbytes
+        if not process.is_waiting:  # else whoever reads it uses it still
+            process.map.close()

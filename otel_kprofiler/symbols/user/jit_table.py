@@ -1,0 +1,159 @@
+"""Code that a process makes at run time, by address and time.
+
+Memory for such code is used again, so a name belongs to an address only for a while. Code never
+overlaps: what a new function overlaps has gone, all of it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from typing import Final, NamedTuple
+
+from otel_kprofiler.symbols.user.functions import Function
+
+MAX_BYTES: Final = 8 << 20
+"""Limit on a process's table: 60,000 functions with names of 64 bytes."""
+MAX_FORMER: Final = 1024
+"""Functions of which is still known that they were at an address before another."""
+MAX_CODE_BYTES: Final = 1 << 30
+_ROW_BYTES: Final = 88  # of a function without its name: five arrays, a list, an object
+_FOREVER: Final = (1 << 64) - 1
+
+
+class JitCode(NamedTuple):
+    """A function at ``[start, end)``, which a process has made; ``name`` as it was written."""
+
+    start: int
+    end: int
+    name: bytes
+
+
+class _Former(NamedTuple):
+    code: JitCode
+    since_ns: int
+    until_ns: int
+
+
+class JitTable:
+    """The functions of one process. Not thread-safe.
+
+    Rows without a name are what is left of functions that have gone, so that it is known where
+    there was code before.
+
+    Args:
+        max_bytes: limit on memory; what does not fit is dropped.
+
+    Attributes:
+        dropped: functions that did not fit.
+        nbytes: memory in use, about.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._starts = array("Q")
+        self._sizes = array("I")
+        self._since = array("Q")
+        self._until = array("Q")
+        self._seen = array("Q")
+        self._names: list[bytes] = []
+        self._former: deque[_Former] = deque(maxlen=MAX_FORMER)
+        self._last_end_ns = -1  # of all former ones
+        self.dropped = 0
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        """Number of functions that are there."""
+        return sum(map(bool, self._names))
+
+    def add(self, code: JitCode, *, since_ns: int, seen_ns: int, gone_ns: int) -> None:
+        """Add a function in place of those that it overlaps.
+
+        Args:
+            code: the function.
+            since_ns: from when on it is at its address.
+            seen_ns: when it became known.
+            gone_ns: until when those that it overlaps were at theirs, as far as known.
+        """
+        first, last = self._overlapped(code)
+        if self._is_only(code, first, last):
+            self._until[first] = _FOREVER
+            return
+        left = self._starts[first] if first < last else code.start
+        right = self._end(last - 1) if first < last else code.end
+        self._remove(first, last, gone_ns)
+        if right > code.end:
+            self._insert(first, JitCode(code.end, right, b""), 0, _FOREVER)
+        self._insert(first, code, since_ns, seen_ns)
+        if left < code.start:
+            self._insert(first, JitCode(left, code.start, b""), 0, _FOREVER)
+
+    def is_first(self, code: JitCode) -> bool:
+        """Whether there was never anything else where this function is, as far as known."""
+        first, last = self._overlapped(code)
+        return not self.dropped and (first == last or self._is_only(code, first, last))
+
+    def end_all(self, gone_ns: int) -> None:
+        """All functions were at their addresses until then, as far as known, if not added again."""
+        for index, seen_ns in enumerate(self._seen):
+            if seen_ns <= gone_ns:
+                self._until[index] = min(self._until[index], gone_ns)
+            else:
+                self._names[index] = b""
+
+    def lookup(self, address: int, at_ns: int) -> Function | None:
+        """The function that was at an address at a time; None if that is not known."""
+        index = bisect_right(self._starts, address) - 1
+        is_named = index >= 0 and address < self._end(index) and self._names[index]
+        if is_named and self._since[index] <= at_ns <= self._until[index]:
+            return _function(self._code(index))
+        if at_ns <= self._last_end_ns:
+            for code, since_ns, until_ns in reversed(self._former):
+                if code.start <= address < code.end and since_ns <= at_ns <= until_ns:
+                    return _function(code)
+        return None
+
+    def _end(self, index: int) -> int:
+        return self._starts[index] + self._sizes[index]
+
+    def _code(self, index: int) -> JitCode:
+        return JitCode(self._starts[index], self._end(index), self._names[index])
+
+    def _overlapped(self, code: JitCode) -> tuple[int, int]:
+        """The rows that a function overlaps, as a range of indices."""
+        first = bisect_right(self._starts, code.start)
+        if first and code.start < self._end(first - 1):
+            first -= 1
+        return first, bisect_left(self._starts, code.end, first)
+
+    def _is_only(self, code: JitCode, first: int, last: int) -> bool:
+        return last - first == 1 and self._code(first) == code
+
+    def _insert(self, index: int, code: JitCode, since_ns: int, seen_ns: int) -> None:
+        if self.nbytes + _ROW_BYTES + len(code.name) > self._max_bytes:
+            self.dropped += 1
+            return
+        self.nbytes += _ROW_BYTES + len(code.name)
+        self._starts.insert(index, code.start)
+        self._sizes.insert(index, code.end - code.start)
+        self._since.insert(index, since_ns)
+        self._until.insert(index, _FOREVER)
+        self._seen.insert(index, seen_ns)
+        self._names.insert(index, code.name)
+
+    def _remove(self, first: int, last: int, gone_ns: int) -> None:
+        for index in range(first, last):
+            code = self._code(index)
+            self.nbytes -= _ROW_BYTES + len(code.name)
+            if code.name and self._seen[index] <= gone_ns:
+                until_ns = min(self._until[index], gone_ns)
+                self._former.append(_Former(code, self._since[index], until_ns))
+                self._last_end_ns = max(self._last_end_ns, until_ns)
+        columns = (self._starts, self._sizes, self._since, self._until, self._seen, self._names)
+        for column in columns:
+            del column[first:last]
+
+
+def _function(code: JitCode) -> Function:
+    return Function(code.start, code.end, code.name.decode("utf-8", "backslashreplace"))

@@ -1,0 +1,376 @@
+"""Loads the symbols of user files in the background, as their code is first sampled."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from otel_kprofiler import forks
+from otel_kprofiler.forks import ForkAware, ForkGate, ForkStep
+from otel_kprofiler.host import CpuShare
+from otel_kprofiler.model import (
+    MAX_FILES,
+    FileDetails,
+    FileKey,
+    OpenFile,
+    ProcessKey,
+    Unresolved,
+)
+from otel_kprofiler.symbols.user.file import NO_FILE, PENDING, FileSymbols, NamedAddress
+from otel_kprofiler.symbols.user.jit_names import JitNames
+
+MAX_WAITING: Final = 256
+"""Files that wait to be read; each holds a descriptor."""
+DEFAULT_MAX_BYTES: Final = 32 << 20
+DEFAULT_CPU_SHARE: Final = 0.05
+"""Share of one CPU that reading may take in the long run, after a second in one go."""
+_JOIN_S: Final = 5.0
+_DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
+_EVICTED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
+_REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
+
+_log = logging.getLogger(__name__)
+
+ReadSymbols = Callable[[FileDetails, OpenFile | bytes], FileSymbols]
+"""Reads the symbols of an open file, or of an image in memory; raises ``SymbolsRefused``."""
+
+
+class SymbolsRefused(Exception):  # noqa: N818 - an outcome, not a failure
+    """Symbols that cannot be used; the message says why."""
+
+
+class LoaderCounts(NamedTuple):
+    """What became of the files that code was sampled in, at one instant.
+
+    Attributes:
+        loaded: read, also if they were evicted later.
+        refused: damaged, too large or unreadable.
+        dropped: not read because too many waited.
+        evicted: forgotten to make space.
+        pending: not read yet.
+        bytes: memory of the tables now.
+        cpu_ns: time of this process's thread spent on it.
+    """
+
+    loaded: int
+    refused: int
+    dropped: int
+    evicted: int
+    pending: int
+    bytes: int
+    cpu_ns: int
+
+
+class _File:
+    """The names of a file, or why there are none; shared by all equal files."""
+
+    __slots__ = ("details", "names", "used")
+
+    def __init__(self, details: FileDetails) -> None:
+        self.details = details
+        self.names: FileSymbols | NamedAddress = PENDING
+        self.used = False  # since space was last needed
+
+
+class _Waiting(NamedTuple):
+    file: _File
+    content: OpenFile | bytes | None  # None: to be opened again
+
+
+class SymbolLoader(ForkAware):
+    """Names user frames from symbols that its threads load; thread-safe.
+
+    Files are read once for all processes, and once for equal files such as those of containers of
+    one image. The threads start with the first file.
+
+    Args:
+        read: reads the symbols of a file.
+        code: names code without files; closed with the loader. None: there are no such names.
+        reopen: opens an evicted file again that is still needed; None if it cannot be.
+        max_bytes: memory for tables; those not used for a while are evicted first. A table of more
+            than half of it is refused.
+        cpu_share: CPU time that reading may take, in seconds per second.
+        workers: number of threads.
+        now_ns: any steady clock.
+        cpu_ns: CPU time of the calling thread.
+    """
+
+    def __init__(
+        self,
+        read: ReadSymbols,
+        *,
+        code: JitNames | None = None,
+        reopen: Callable[[FileDetails], OpenFile | None] = lambda _: None,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        cpu_share: float = DEFAULT_CPU_SHARE,
+        workers: int = 1,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        cpu_ns: Callable[[], int] = time.thread_time_ns,
+    ) -> None:
+        self._read, self._reopen, self._code = read, reopen, code
+        self._max_bytes = max_bytes
+        self._workers = workers
+        self._now_ns, self._thread_ns = now_ns, cpu_ns
+        self.version = 0
+        """Grows whenever more is known."""
+        self._share = CpuShare(cpu_share)
+        self._gate = ForkGate()
+        self._changed = threading.Condition()
+        self._waiting: deque[_Waiting] = deque()
+        self._reading = 0
+        self._keys: dict[FileKey, _File] = {}
+        self._files: dict[object, _File] = {}  # by identity, the oldest first
+        self._bytes = self._cpu_ns = 0
+        self._loaded = self._refused = self._dropped = self._evicted = 0
+        self._stopping = False
+        self._threads: list[threading.Thread] = []
+        forks.register(ForkStep.RELEASE, self)
+
+    def add(self, key: FileKey, details: FileDetails, content: OpenFile | bytes) -> None:
+        """Queue a file; returns at once.
+
+        Args:
+            key: the file.
+            details: what is known about it.
+            content: the file, open while this runs, or its image in memory.
+        """
+        # Files without build id may differ where their hash does not look.
+        identity = (details.build_id, details.file_id) if details.build_id else key
+        with self._changed:
+            file = self._files.get(identity)
+            if self._stopping or (file and file.names not in (_DROPPED, _EVICTED)):
+                if file:
+                    self._keys[key] = file
+                return
+            file = self._files[identity] = self._keys[key] = file or _File(details)
+            _forget_oldest(self._keys)
+            if oldest := _forget_oldest(self._files):
+                self._evict(oldest)
+            self._queue(file, content)
+
+    def _queue(self, file: _File, content: OpenFile | bytes | None) -> None:
+        if len(self._waiting) >= MAX_WAITING:
+            file.names = _DROPPED
+            self._dropped += 1
+            return
+        file.names = PENDING
+        if isinstance(content, OpenFile):
+            content = content._replace(fd=os.dup(content.fd))
+        self._waiting.append(_Waiting(file, content))
+        self._start()
+        self._changed.notify_all()
+
+    def name(self, key: FileKey, address: int) -> NamedAddress:
+        """The functions at an address (SVMA) of a file; never waits."""
+        file = self._keys.get(key)
+        if file is None:
+            return _DROPPED
+        if file.names is _EVICTED:
+            self._ask_again(file)
+        names = file.names
+        if isinstance(names, NamedAddress):
+            return names
+        file.used = True
+        return names.name(address)
+
+    def _ask_again(self, file: _File) -> None:
+        with self._changed:
+            if file.names is _EVICTED and not self._stopping:
+                self._queue(file, None)
+
+    def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
+        """The functions at an address of a process in memory without a file; never waits."""
+        if self._code is None:
+            return NO_FILE
+        found, has_work = self._code.name(process, address, at_ns)
+        if has_work:
+            with self._changed:
+                self._start()
+                self._changed.notify_all()
+        return found
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait until no file waits, without regard to the share of CPU time."""
+        with self._changed:
+            self._share = CpuShare(1.0)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._has_work and not self._reading, timeout_s)
+
+    def counts(self) -> LoaderCounts:
+        """What became of the files."""
+        with self._changed:
+            return LoaderCounts(
+                self._loaded,
+                self._refused,
+                self._dropped,
+                self._evicted,
+                len(self._waiting) + self._reading,
+                self._bytes,
+                self._cpu_ns,
+            )
+
+    def close(self) -> None:
+        """Stop the threads and forget all symbols."""
+        forks.unregister(self)
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        until = time.monotonic() + _JOIN_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        self._release()
+
+    def before_fork(self) -> None:
+        """Finish what a child would inherit half done."""
+        self._gate.before_fork()
+        self._changed.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        self._changed.release()
+        self._gate.after_fork()
+
+    def after_fork_in_child(self) -> None:
+        """Let go of what was inherited; the child has no threads that read."""
+        self._stopping = True
+        self._threads = []
+        self._changed.release()
+        self._release()
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._waiting) or (self._code is not None and self._code.has_work)
+
+    def _start(self) -> None:
+        if self._threads or self._stopping:
+            return
+        for _ in range(self._workers):
+            thread = threading.Thread(target=self._work, name="kprofiler-symbols", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _release(self) -> None:
+        with self._changed:
+            while self._waiting:
+                _close(self._waiting.popleft().content)
+            for file in self._files.values():
+                if not isinstance(file.names, NamedAddress):
+                    file.names = _DROPPED
+            self._files.clear()
+            self._keys.clear()
+        if self._code is not None:
+            self._code.close()
+
+    def _work(self) -> None:
+        while self._wait_for_work():
+            with self._gate.work():  # a fork would copy the descriptor
+                self._read_code()
+                waiting = self._take()
+                if waiting is not None:
+                    self._answer(waiting)
+
+    def _wait_for_work(self) -> bool:
+        """Wait for a file, and for CPU time to spend; False at the end."""
+        with self._changed:
+            while not self._stopping:
+                wait_s = self._share.wait_ns(self._now_ns()) / 1e9 if self._has_work else None
+                if wait_s == 0:
+                    return True
+                self._changed.wait(wait_s)
+            return False
+
+    def _take(self) -> _Waiting | None:
+        with self._changed:
+            if not self._waiting:
+                return None  # another thread was faster
+            self._reading += 1
+            return self._waiting.popleft()
+
+    def _read_code(self) -> None:
+        if self._code is None or not self._code.has_work:
+            return
+        with self._changed:
+            self._reading += 1  # for whoever waits for the end
+        began_ns = self._thread_ns()
+        self._code.read_one()
+        with self._changed:
+            self._share.spend(self._thread_ns() - began_ns)
+            self._reading -= 1
+            self._changed.notify_all()
+
+    def _answer(self, waiting: _Waiting) -> None:
+        began_ns = self._thread_ns()
+        names = None
+        try:
+            names = self._read_names(waiting)
+        except (SymbolsRefused, OSError) as error:
+            _log.info("no symbols for %s: %s", waiting.file.details.path, error)
+        except Exception:  # noqa: BLE001 - no file is a reason to stop reading
+            _log.exception("reading the symbols of %s failed", waiting.file.details.path)
+        self._settle(waiting.file, names, self._thread_ns() - began_ns)
+
+    def _read_names(self, waiting: _Waiting) -> FileSymbols:
+        details, content = waiting.file.details, waiting.content
+        if content is None:
+            content = self._reopen(details)
+        if content is None:
+            raise SymbolsRefused("they were evicted, and the file is not there any more")
+        try:
+            names = self._read(details, content)
+            if isinstance(content, OpenFile) and content.has_changed():
+                raise SymbolsRefused("the file changed while it was read")
+        finally:
+            _close(content)
+        if names.nbytes > self._max_bytes // 2:
+            size, limit = names.nbytes >> 20, self._max_bytes >> 20
+            raise SymbolsRefused(f"they take {size} MiB, more than half of the limit of {limit}")
+        return names
+
+    def _settle(self, file: _File, names: FileSymbols | None, cpu_ns: int) -> None:
+        with self._changed:
+            self._share.spend(cpu_ns)
+            self._cpu_ns += cpu_ns
+            self._reading -= 1
+            if names is None:
+                file.names = _REFUSED
+                self._refused += 1
+            else:
+                file.names = names
+                self._loaded += 1
+                self._bytes += names.nbytes
+                self._make_space(file)
+            self.version += 1
+            self._changed.notify_all()
+
+    def _make_space(self, new: _File) -> None:
+        """Evict tables until the rest fits: those not used since space was last needed first."""
+        for ignore_use in (False, True):
+            for file in list(self._files.values()):
+                if self._bytes <= self._max_bytes:
+                    return
+                if file is new or isinstance(file.names, NamedAddress):
+                    continue
+                if file.used and not ignore_use:
+                    file.used = False
+                    continue
+                self._evict(file)
+
+    def _evict(self, file: _File) -> None:
+        if not isinstance(file.names, NamedAddress):
+            self._bytes -= file.names.nbytes
+            file.names = _EVICTED
+            self._evicted += 1
+
+
+def _forget_oldest(files: dict[Any, _File]) -> _File | None:
+    return files.pop(next(iter(files))) if len(files) > MAX_FILES else None
+
+
+def _close(content: OpenFile | bytes | None) -> None:
+    if isinstance(content, OpenFile):
+        os.close(content.fd)

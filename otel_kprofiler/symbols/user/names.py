@@ -1,0 +1,119 @@
+"""Names of user code at run time: settings, and what they open."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.elf import ElfError, FileSource, ImageSource, Source, hash_file, read_elf
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.host import Access, open_regular
+from otel_kprofiler.model import FileDetails, Line, OpenFile
+from otel_kprofiler.symbols.user.file import FileSymbols, NamedAddress
+from otel_kprofiler.symbols.user.functions import Function
+from otel_kprofiler.symbols.user.jit_names import JitNames
+from otel_kprofiler.symbols.user.loader import (
+    DEFAULT_CPU_SHARE,
+    DEFAULT_MAX_BYTES,
+    SymbolLoader,
+    SymbolsRefused,
+)
+from otel_kprofiler.symbols.user.perf_map import PerfMap
+from otel_kprofiler.symbols.user.sources import SymbolSources
+
+MAX_FILE_BYTES: Final = 1 << 30
+_WORKERS: Final = {"names": 1, "lines": 2}  # converting DWARF takes seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserSymbolSettings:
+    """What user frames carry besides file and address.
+
+    Attributes:
+        detail: nothing; names of functions; or also source lines and inlined functions.
+        max_bytes: memory for symbols; also the limit for each section of a file.
+        cpu_share: CPU time that reading them may take, in seconds per second.
+    """
+
+    detail: Literal["off", "names", "lines"] = "off"
+    max_bytes: int = DEFAULT_MAX_BYTES
+    cpu_share: float = DEFAULT_CPU_SHARE
+
+
+def open_user_names(settings: UserSymbolSettings) -> SymbolLoader | None:
+    """What names user frames; None if nothing shall. The caller closes it.
+
+    Raises:
+        DependencyError: the library for source lines is not installed.
+    """
+    if settings.detail == "off":
+        return None
+    sources = SymbolSources.open(lines=True) if settings.detail == "lines" else SymbolSources()
+    sources = replace(sources, max_section_bytes=settings.max_bytes)
+
+    def read(details: FileDetails, content: OpenFile | bytes) -> FileSymbols:
+        return read_names(sources, details, content)
+
+    access, clock = Access(), Clock()
+    code = JitNames(lambda key: PerfMap(key, access, clock), _make_named, clock.boot_ns)
+    return SymbolLoader(
+        read,
+        code=code,
+        reopen=reopen,
+        max_bytes=settings.max_bytes,
+        cpu_share=settings.cpu_share,
+        workers=_WORKERS[settings.detail],
+    )
+
+
+def _make_named(function: Function) -> NamedAddress:
+    return NamedAddress((Line(function.name),), function.start, None)
+
+
+def read_names(
+    sources: SymbolSources, details: FileDetails, content: OpenFile | bytes
+) -> FileSymbols:
+    """The names of a file's functions.
+
+    Args:
+        sources: reads them.
+        details: the file.
+        content: the open file, or its image in memory.
+
+    Raises:
+        SymbolsRefused: the file is too large, damaged, or no ELF file.
+    """
+    source = _open(content)
+    try:
+        return sources.read(source, read_elf(source, None), details)
+    except KProfilerError as error:
+        raise SymbolsRefused(str(error)) from error
+
+
+def reopen(details: FileDetails) -> OpenFile | None:
+    """Open a file by its path if it is still there: same build id and hash."""
+    if not details.build_id or details.deleted:
+        return None
+    try:
+        file = open_regular(Access(), details.path)
+    except OSError:
+        return None  # of another mount namespace, or gone
+    source = FileSource(file.fd, file.size)
+    with suppress(ElfError):
+        is_same = hash_file(source) == details.file_id
+        if is_same and read_elf(source, None).build_id == details.build_id:
+            return file
+    os.close(file.fd)
+    return None
+
+
+def _open(content: OpenFile | bytes) -> Source:
+    if isinstance(content, bytes):
+        return ImageSource(content)
+    if content.size > MAX_FILE_BYTES:
+        limit = MAX_FILE_BYTES >> 20
+        raise SymbolsRefused(f"the file has {content.size >> 20:,} MiB, more than {limit:,}")
+    return FileSource(content.fd, content.size)

@@ -1,0 +1,181 @@
+"""Where the names of the functions of user files come from."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from otel_kprofiler.elf import ElfFile, FileSource, Source, read_sections
+from otel_kprofiler.errors import HostError, KProfilerError
+from otel_kprofiler.host import Access, CacheDirectory, find_cache_path
+from otel_kprofiler.model import FileDetails
+from otel_kprofiler.symbols.user.build import MAX_SECTION_BYTES, read_functions
+from otel_kprofiler.symbols.user.debug_files import (
+    DEBUG_DIRECTORIES,
+    BuildIdDirectories,
+    DebugFile,
+    DebugFileFinder,
+    DebugLinkDirectories,
+    WantedDebugFile,
+    find_alternate,
+    want_debug_file,
+)
+from otel_kprofiler.symbols.user.demangle import demangle
+from otel_kprofiler.symbols.user.file import FileSymbols, LineTable
+from otel_kprofiler.symbols.user.go import GoLines, find_go_section
+
+MAX_CACHE_BYTES: Final = 2 << 30
+"""Of downloads, and of source lines."""
+_log: Final = logging.getLogger(__name__)
+_DEBUG_INFO: Final = b".debug_info"
+_SYMTAB: Final = b".symtab"
+
+
+class LineReader(Protocol):
+    """Reads source lines and inlined functions."""
+
+    def open(self, source: FileSource, path: str, alternate: FileSource | None = None) -> LineTable:
+        """Those of a file, or of its debug file. Raises ``KProfilerError`` if it cannot.
+
+        ``path`` is where it is, ``alternate`` the file that dwz(1) moved parts of its DWARF to.
+        """
+
+
+def find_installed(directories: Sequence[str] = DEBUG_DIRECTORIES) -> tuple[DebugFileFinder, ...]:
+    """Finders of the debug files in some directories of this host, and of containers."""
+    files = Access()
+    return BuildIdDirectories(files, directories), DebugLinkDirectories(files, directories)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SymbolSources:
+    """Reads names of functions: of the file itself, else of its debug file. Thread-safe.
+
+    Attributes:
+        finders: find debug files, the first one first; one of your own is a
+            :class:`DebugFileFinder`.
+        lines: reads source lines and inlined functions, such as :class:`LineTables`; None: only
+            names of functions are read.
+        demangle: makes linkers' names readable.
+        max_section_bytes: limit for each section; reading takes several times as much memory.
+    """
+
+    finders: Sequence[DebugFileFinder] | None = None
+    lines: LineReader | None = None
+    demangle: Callable[[str], str] = demangle
+    max_section_bytes: int = MAX_SECTION_BYTES
+
+    @classmethod
+    def open(
+        cls,
+        *,
+        lines: bool = False,
+        directories: Sequence[str] = DEBUG_DIRECTORIES,
+        servers: Sequence[str] = (),
+        cache_path: str | None = None,
+    ) -> SymbolSources:
+        """Sources as most tools need them.
+
+        Args:
+            lines: whether to read source lines and inlined functions, which needs the extra
+                ``dwarf``.
+            directories: with debug files, by build id or by the paths of the files.
+            servers: addresses of debuginfod servers that may be asked for debug files.
+            cache_path: directory for what servers sent and for source lines; by default that of
+                the user.
+
+        Raises:
+            DependencyError: ``symbolic``, which reads source lines, is not installed.
+            HostError: the directory for the cache cannot be used.
+        """
+        from otel_kprofiler.symbols.user.debuginfod import Debuginfod  # noqa: PLC0415
+        from otel_kprofiler.symbols.user.line_tables import LineTables  # noqa: PLC0415
+        from otel_kprofiler.symbols.user.lines import SymbolicLines  # noqa: PLC0415
+
+        finders = find_installed(directories)
+        if servers:
+            finders = (*finders, Debuginfod(servers, _open_cache(cache_path, "debuginfod")))
+        reader = LineTables(SymbolicLines(_open_cache(cache_path, "lines"))) if lines else None
+        return cls(finders=finders, lines=reader)
+
+    def read(
+        self, source: Source, elf: ElfFile, details: FileDetails, root: str = ""
+    ) -> FileSymbols:
+        """The names of a file.
+
+        Args:
+            source: the file, not needed afterwards.
+            elf: its headers.
+            details: what else is known about it.
+            root: directory that is the root of a process that has it; empty for this process's.
+
+        Raises:
+            KProfilerError: it is damaged, or too large.
+        """
+        own = _section_names(source, elf)
+        debug = None
+        if _SYMTAB not in own or (self.lines and _DEBUG_INFO not in own):
+            wanted = want_debug_file(source, elf, details.path, root)
+            debug = next(self.find_debug_files(wanted), None)
+        try:
+            functions = read_functions(source, elf, debug, max_bytes=self.max_section_bytes)
+            lines = self._open_lines(source, elf, details.path)
+            if lines is None and debug is not None:
+                lines = self._open_lines(debug.source, debug.elf, debug.path)
+        finally:
+            if debug is not None:
+                debug.close()
+        return FileSymbols(functions, self.demangle, lines)
+
+    def find_debug_files(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
+        """Open what the finders find, in their order; the caller closes each."""
+        for finder in find_installed() if self.finders is None else self.finders:
+            yield from finder.find(wanted)
+
+    def _open_lines(self, source: Source, elf: ElfFile, path: str) -> LineTable | None:
+        """Those of DWARF, else those that the runtime of a Go program needs itself."""
+        if self.lines is None or not isinstance(source, FileSource):
+            return None
+        sections = read_sections(source, elf)
+        go = find_go_section(sections)
+        try:
+            if any(section.name == _DEBUG_INFO for section in sections):
+                return self._open_dwarf(self.lines, source, elf, path)
+            return GoLines(source, elf, sections, go) if go else None
+        except (KProfilerError, OSError) as error:  # names of functions are better than nothing
+            _log.info("no source lines of %s: %s", path, error)
+            return None
+
+    def _open_dwarf(
+        self, reader: LineReader, source: FileSource, elf: ElfFile, path: str
+    ) -> LineTable:
+        alternate = find_alternate(DebugFile(path, source.fd, source, elf), Access())
+        try:
+            shared = alternate.source if alternate else None
+            return reader.open(source, path, shared if isinstance(shared, FileSource) else None)
+        finally:
+            if alternate is not None:
+                alternate.close()
+
+
+def _open_cache(path: str | None, name: str) -> CacheDirectory:
+    parent = path or find_cache_path(os.environ, os.geteuid())
+    if parent is None:
+        raise HostError(
+            "there is no directory for downloads and source lines",
+            hint="set XDG_CACHE_HOME to one that only this user can write",
+        )
+    try:
+        return CacheDirectory(os.path.join(parent, name), MAX_CACHE_BYTES)
+    except OSError as error:
+        raise HostError(
+            f"cannot use {parent} for downloads and source lines: {error.strerror}",
+            hint="set XDG_CACHE_HOME to a directory that only this user can write",
+        ) from error
+
+
+def _section_names(source: Source, elf: ElfFile) -> set[bytes]:
+    return {section.name for section in read_sections(source, elf)}

@@ -1,0 +1,142 @@
+"""PLT stubs of x86-64 and what they call, by the relocations of the slots that they jump through.
+
+A stub has 8 or 16 bytes: an optional ``endbr64`` and ``bnd``, and a jump through a slot of the GOT.
+Files for indirect branch tracking have stubs of a second kind in ``.plt``, which push the index of
+their relocation for the dynamic linker (System V ABI for x86-64, "Procedure Linkage Table").
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Collection, Iterator
+from typing import Final, NamedTuple
+
+from otel_kprofiler.elf import MACHINES, ElfFile, Section, Source, read_content
+from otel_kprofiler.symbols.user.symbol_tables import SymbolTable
+
+MAX_STUB_BYTES: Final = 1 << 20
+"""Of a section of stubs, which has 8 KiB in libLLVM-14."""
+_MAX_NAME_BYTES: Final = 1024
+_PART_BYTES: Final = 24 << 12  # of relocations
+_RELOCATION: Final = struct.Struct("<QIIq")  # slot, type, symbol, addend (Elf64_Rela)
+_SYMBOL: Final = struct.Struct("<I20x")
+_DYNAMIC: Final = struct.Struct("<qQ")
+_SECTIONS: Final = (b".plt", b".plt.sec", b".plt.got", b".plt.bnd", b".iplt")
+_DT_RELACOUNT: Final = 0x6FFFFFF9
+_R_X86_64_IRELATIVE: Final = 37
+_STUB_BYTES: Final = (8, 16)
+_JUMP: Final = re.compile(rb"(?:\xf3\x0f\x1e\xfa)?\xf2?\xff\x25(?P<distance>....)", re.DOTALL)
+_PUSH: Final = re.compile(rb"\xf3\x0f\x1e\xfa\x68(?P<index>....)\xf2?\xe9", re.DOTALL)
+
+
+class Stub(NamedTuple):
+    """A stub, SVMA ``[start, start + size)``.
+
+    Attributes:
+        start: SVMA.
+        size: in bytes.
+        name: of what it calls; empty if that has none.
+        resolver: SVMA of the function that chooses what is called (STT_GNU_IFUNC); 0 if none.
+    """
+
+    start: int
+    size: int
+    name: bytes
+    resolver: int
+
+
+class _Found(NamedTuple):
+    start: int
+    size: int
+    slot: int | None
+    row: int
+
+
+def read_stubs(
+    source: Source,
+    elf: ElfFile,
+    sections: list[Section],
+    symbols: SymbolTable | None,
+    limit: int,
+) -> list[Stub]:
+    """The stubs of a file; none for other machines.
+
+    Args:
+        source: the file.
+        elf: its headers.
+        sections: its sections.
+        symbols: ``.dynsym``, which the relocations refer to; None if there is none.
+        limit: size of a table of relocations in bytes.
+
+    Raises:
+        ElfError: a section is damaged or has more than ``limit`` bytes.
+    """
+    if elf.machine != MACHINES["x86_64"]:
+        return []
+    by_name = {one.name: one for one in reversed(sections)}
+    by_slot: dict[int, _Found] = {}
+    by_row: dict[int, _Found] = {}
+    for section in filter(None, map(by_name.get, _SECTIONS)):
+        for found in _find(read_content(source, section, min(limit, MAX_STUB_BYTES)), section):
+            if found.slot is not None:
+                by_slot[found.slot] = found
+            else:
+                by_row[found.row] = found
+    stubs: list[Stub] = []
+    if table := by_name.get(b".rela.plt"):
+        for row, relocation in _relocations(source, table, 0, by_slot, by_row):
+            for stub in (by_slot.pop(relocation[0], None), by_row.pop(row, None)):
+                stubs += _name(stub, relocation, symbols) if stub else ()
+    if table := by_name.get(b".rela.dyn"):
+        relative = _relative_count(source, by_name.get(b".dynamic"), limit)
+        for _, relocation in _relocations(source, table, relative, by_slot, {}):
+            stubs += _name(by_slot.pop(relocation[0]), relocation, symbols)
+    return stubs
+
+
+def _relocations(
+    source: Source, section: Section, skipped: int, slots: Collection[int], rows: Collection[int]
+) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
+    """Relocations of some slots and in some rows, with their rows, until there are no more such."""
+    for at in range(skipped * _RELOCATION.size, section.size, _PART_BYTES):
+        if not slots and not rows:
+            return
+        size = min(_PART_BYTES, section.size - at) // _RELOCATION.size * _RELOCATION.size
+        content = source.read(section.offset + at, size)
+        first = at // _RELOCATION.size
+        for index, slot in enumerate(memoryview(content).cast("Q")[::3].tolist()):
+            if slot in slots or first + index in rows:
+                yield first + index, _RELOCATION.unpack_from(content, index * _RELOCATION.size)
+
+
+def _name(
+    found: _Found, relocation: tuple[int, int, int, int], symbols: SymbolTable | None
+) -> Iterator[Stub]:
+    """The stub with what it calls, if that is known."""
+    _, kind, symbol, addend = relocation
+    if kind == _R_X86_64_IRELATIVE:
+        yield Stub(found.start, found.size, b"", addend)
+    elif symbols and 0 < symbol < len(symbols.content) // _SYMBOL.size:
+        (at,) = _SYMBOL.unpack_from(symbols.content, symbol * _SYMBOL.size)
+        end = symbols.names.find(0, at, at + _MAX_NAME_BYTES)
+        if end > at:
+            yield Stub(found.start, found.size, symbols.names[at:end], 0)
+
+
+def _find(content: bytes, section: Section) -> Iterator[_Found]:
+    size = section.entry_size if section.entry_size in _STUB_BYTES else max(_STUB_BYTES)
+    for at in range(0, len(content), size):
+        start = section.address + at
+        if jump := _JUMP.match(content, at):
+            distance = int.from_bytes(jump["distance"], "little", signed=True)
+            yield _Found(start, size, section.address + jump.end() + distance, 0)
+        elif push := _PUSH.match(content, at):
+            yield _Found(start, size, None, int.from_bytes(push["index"], "little"))
+
+
+def _relative_count(source: Source, dynamic: Section | None, limit: int) -> int:
+    """How many relocations without a symbol the table begins with: nearly all."""
+    content = read_content(source, dynamic, limit) if dynamic else b""
+    rows = _DYNAMIC.iter_unpack(content[: len(content) // _DYNAMIC.size * _DYNAMIC.size])
+    return next((value for tag, value in rows if tag == _DT_RELACOUNT), 0)

@@ -1,0 +1,150 @@
+"""Reads SymCaches: source lines and inlined functions of one file, sorted by address.
+
+The format is that of version 9 of symbolic's ``symbolic-symcache`` (``src/v9/raw.rs`` in
+https://github.com/getsentry/symbolic), 32-bit little-endian words throughout. It is made for being
+mapped and read in place, so a look-up touches a few pages and needs no library.
+"""
+
+from __future__ import annotations
+
+import bisect
+import posixpath
+import struct
+from typing import Final, NamedTuple, TypeVar
+
+from otel_kprofiler.model import Line
+from otel_kprofiler.symbols.user.demangle import demangle
+
+_T = TypeVar("_T")
+
+VERSION: Final = 9
+_HEADER: Final = struct.Struct("<4sI32x4x5I16x")
+_FILE: Final = struct.Struct("<3I12x")
+_FUNCTION: Final = struct.Struct("<I12x")
+_LOCATION: Final = struct.Struct("<4I")
+_RANGE_BYTES: Final = 4
+_ALIGNMENT: Final = 8
+_NONE: Final = (1 << 32) - 1
+_MAX_INLINED: Final = 1000
+"""Functions at one address: a bound for damaged files, far above what compilers write."""
+_MAX_KEPT: Final = 1024
+_MAX_STRING_BYTES: Final = 8192
+"""Longer names and paths are cut: what is kept has a bound, whatever the file."""
+
+
+class _Name(NamedTuple):
+    """Name of a function for people, and the linker's if that differs."""
+
+    function: str
+    system_name: str
+
+
+class SymCache:
+    """Source lines and inlined functions of one file.
+
+    Thread-safe. Names and paths that were looked up are kept, up to some thousand.
+
+    Args:
+        data: the SymCache; what it has no bytes for is unknown.
+        base: SVMA of the first segment, which its addresses are relative to.
+        is_partial: whether parts of the file's DWARF are in other files, and so not in the data.
+
+    Raises:
+        ValueError: it is no SymCache of version 9, or its tables are not all there.
+    """
+
+    def __init__(self, data: memoryview | bytes, base: int, *, is_partial: bool = False) -> None:
+        self.is_partial = is_partial
+        view = memoryview(data)
+        if len(view) < _HEADER.size:
+            raise ValueError("it is too short")
+        magic, version, *counts = _HEADER.unpack_from(view)
+        if magic != b"SYMC" or version != VERSION:
+            raise ValueError(f"it has version {version} of {magic!r}")
+        sizes = (_FILE.size, _FUNCTION.size, _LOCATION.size, _RANGE_BYTES, 1)
+        parts, at = [], _HEADER.size
+        for count, size in zip(counts, sizes, strict=True):
+            at += -at % _ALIGNMENT
+            parts.append(view[at : at + count * size])
+            at += count * size
+        if at > len(view) or counts[2] < counts[3]:
+            raise ValueError("it is cut off")
+        self._files, self._functions, self._locations, ranges, self._strings = parts
+        self._starts = ranges.cast("I")
+        self._first = counts[2] - counts[3]
+        self._base = base
+        self._names: dict[int, _Name] = {}
+        self._paths: dict[int, str] = {}
+
+    def lookup(self, svma: int) -> tuple[Line, ...]:
+        """The functions at an address, the innermost inlined one first.
+
+        Empty if there are none, or if nothing is known of them but what symbol tables say, too.
+        """
+        at = bisect.bisect_right(self._starts, svma - self._base) - 1
+        if at < 0 or svma - self._base >> 32:
+            return ()
+        found: list[Line] = []
+        index = self._first + at
+        while index != _NONE and len(found) < _MAX_INLINED:
+            try:
+                file, line, function, index = _LOCATION.unpack_from(
+                    self._locations, index * _LOCATION.size
+                )
+            except struct.error:  # it is damaged
+                break
+            if function == _NONE:  # no function here
+                break
+            found.append(Line(*self._name(function), self._path(file), line))
+        if len(found) == 1 and not found[0].file:
+            return ()
+        return tuple(found)
+
+    def close(self) -> None:
+        """Do nothing: the data goes when the last look-up has ended."""
+
+    def _name(self, index: int) -> _Name:
+        name = self._names.get(index)
+        if name is None:
+            try:
+                (offset,) = _FUNCTION.unpack_from(self._functions, index * _FUNCTION.size)
+            except struct.error:
+                offset = _NONE
+            linked = self._string(offset)
+            readable = demangle(linked)
+            name = _Name(readable or "?", linked if linked != readable else "")
+            _keep(self._names, index, name)
+        return name
+
+    def _path(self, index: int) -> str:
+        path = self._paths.get(index)
+        if path is None:
+            try:
+                offsets = _FILE.unpack_from(self._files, index * _FILE.size)
+            except struct.error:
+                offsets = ()
+            path = posixpath.join("", *map(self._string, offsets))
+            path = posixpath.normpath(path) if path else ""
+            _keep(self._paths, index, path)
+        return path
+
+    def _string(self, offset: int) -> str:
+        """A string behind its length, which is encoded as LEB128."""
+        length = shift = 0
+        while offset < len(self._strings):
+            byte = self._strings[offset]
+            offset += 1
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                end = offset + min(length, _MAX_STRING_BYTES)
+                return bytes(self._strings[offset:end]).decode("utf-8", "replace")
+            if shift > 32:
+                break
+        return ""
+
+
+def _keep(kept: dict[int, _T], index: int, value: _T) -> None:
+    if len(kept) >= _MAX_KEPT:
+        kept.clear()
+    kept[index] = value

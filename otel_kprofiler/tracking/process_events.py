@@ -1,0 +1,292 @@
+"""Processes as they start, execute programs, map code and end: a stream of events in order of time.
+
+Perf events on every CPU receive a record for each; processes that run already are read from
+``/proc``. Example::
+
+    from otel_kprofiler.tracking import Mapped, ProcessEvents
+
+    with ProcessEvents() as events:
+        for event in events.follow():
+            if isinstance(event, Mapped):
+                print(event.process.tgid, event.mapping.path)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from operator import attrgetter
+from typing import Final, Self
+
+from otel_kprofiler import forks
+from otel_kprofiler.forks import ForkAware, ForkStep
+from otel_kprofiler.host import (
+    TICK_NS,
+    Access,
+    HostFiles,
+    MemoryMapping,
+    find_descendants,
+    parse_mappings,
+    parse_stat,
+    read_maps,
+    read_processes,
+)
+from otel_kprofiler.model import ProcessKey
+from otel_kprofiler.tracking.ksymbol_records import LostRecord
+from otel_kprofiler.tracking.process_records import (
+    PROCESSES,
+    ExecRecord,
+    MapRecord,
+    TaskRecord,
+    is_file_or_vdso,
+    parse_process_records,
+)
+from otel_kprofiler.tracking.process_table import (
+    Absent,
+    Census,
+    Lost,
+    ProcessEvent,
+    ProcessTable,
+    Reading,
+)
+from otel_kprofiler.tracking.record_events import RecordEvents, RecordLoss
+
+SETTLE_NS: Final = 5_000_000
+"""Delay of events: the time is taken before writing, and a virtual CPU may pause in between."""
+INTERVAL_S: Final = 0.1
+FOLLOW_INTERVAL_NS: Final = 1_000_000_000
+MAX_PENDING: Final = 100_000
+"""Records that wait to be in order, some 30 MB; more count as a loss."""
+MAX_READ_AGAIN: Final = 3
+"""Times that a process is read, if it changes whenever it is read."""
+SAME_START_NS: Final = 50_000_000 + TICK_NS
+_TIME: Final = attrgetter("time_ns")
+
+_Pending = TaskRecord | ExecRecord | MapRecord | Reading | Absent | Census | Lost
+
+
+class ProcessEvents(ForkAware):
+    """A stream of process events, until closed. Belongs to one thread.
+
+    Every process that exists when the stream is opened is told as ``Started`` and ``Mapped``;
+    from then on, everything that happens to it is told once, in order. Events are some
+    milliseconds late, so that those of all CPUs can be put in order. If :meth:`poll` is not called
+    for so long that the kernel's buffers are full, or if a CPU comes, ``Lost`` says so, and all
+    processes are read again.
+
+    A forked child releases everything.
+
+    Args:
+        pids: only these processes; empty for all.
+        children: also the children of ``pids``, and theirs.
+        files: files of the host.
+        ring_bytes: size of the kernel's buffer per CPU, a power of two of pages; None for 512 KiB,
+            which any user may lock, and less with more than 16 CPUs.
+
+    Raises:
+        HostError: the kernel refuses the events, which need CAP_PERFMON. Reading the mappings of
+            other users' processes needs CAP_SYS_PTRACE; without it, they are told without.
+    """
+
+    def __init__(
+        self,
+        pids: Collection[int] = (),
+        *,
+        children: bool = False,
+        files: HostFiles | None = None,
+        ring_bytes: int | None = None,
+    ) -> None:
+        self._files = files or Access()
+        self._table = ProcessTable(pids, children=children, same_start_ns=SAME_START_NS)
+        self._pending: list[_Pending] = []
+        self._lost: Counter[RecordLoss] = Counter()
+        self._lost_since_ns = 0
+        self._polled_ns = self._followed_ns = _now_ns()
+        self._closed = False
+        self._events = RecordEvents(self._files, PROCESSES, ring_bytes, self._lose)
+        forks.register(ForkStep.RELEASE, self)
+        self._take_census()
+
+    def poll(self) -> list[ProcessEvent]:
+        """The events since the last call, in order of time; never waits.
+
+        Raises:
+            OSError: processes had to be read again, and ``/proc`` cannot be read.
+        """
+        if self._closed:
+            return []
+        self._events.epoll.poll(0)  # a wakeup has been seen
+        now_ns = _now_ns()
+        self._drain(now_ns)
+        if self._lost_since_ns:
+            lost = Lost(self._lost_since_ns, _now_ns())
+            self._lost_since_ns = 0
+            self._pending = [one for one in self._pending if one.time_ns < lost.since_ns]
+            self._pending.append(lost)
+            self._take_census()
+        self._polled_ns = now_ns
+        return self._release(now_ns - SETTLE_NS)
+
+    def follow(self, interval_s: float = INTERVAL_S) -> Iterator[ProcessEvent]:
+        """Events as they come, until the stream is closed.
+
+        Args:
+            interval_s: how often the kernel's buffers are emptied, in seconds; also earlier when
+                one is half full.
+        """
+        while not self._closed:
+            yield from self.poll()
+            if not self._closed:
+                self._events.epoll.poll(interval_s)
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when a buffer is half full, for epoll(7) and the like."""
+        return self._events.epoll.fileno()
+
+    def mappings(self, pid: int) -> tuple[MemoryMapping, ...]:
+        """Code that a process has mapped, as of the last event that was returned."""
+        return self._table.mappings(pid)
+
+    def add(self, pid: int) -> None:
+        """Tell of one more process from now on; without effect if all are told of."""
+        if not self._table.takes_all:
+            self._table.wanted.add(pid)
+            self._read_wanted([pid])
+
+    def discard(self, pid: int) -> None:
+        """Tell no more of a process; without effect if all are told of."""
+        if not self._table.takes_all:
+            self._table.discard(pid)
+
+    def refresh(self, pid: int) -> None:
+        """Read the maps of a process again: what it has unmapped is told by the next polls."""
+        if self._table.wants(pid):
+            self._read_until_quiet([pid])
+
+    def count_lost(self) -> Mapping[str, int]:
+        """Lost records by cause; a loss of unknown size counts as one."""
+        return Counter({cause.value: count for cause, count in self._lost.items()})
+
+    def close(self) -> None:
+        """Close the events; idempotent."""
+        if not self._closed:
+            self._closed = True
+            forks.unregister(self)
+            self._events.close()
+
+    def after_fork_in_child(self) -> None:
+        """Close the events, which are the parent's."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        """The stream itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the events."""
+        self.close()
+
+    def _drain(self, now_ns: int) -> None:
+        """Move records from the rings to those that wait."""
+        for cpu, data in self._events.take():
+            records, damaged = parse_process_records(data)
+            if damaged:
+                self._lose(RecordLoss.DAMAGED, cpu, 0)
+            for record in records:
+                if isinstance(record, LostRecord):
+                    self._events.note_lost_record(cpu, record.lost)
+                else:
+                    self._pending.append(record)
+        if len(self._pending) > MAX_PENDING:
+            self._lose(RecordLoss.QUEUE_FULL, 0, len(self._pending))
+        if now_ns - self._followed_ns > FOLLOW_INTERVAL_NS:
+            self._events.follow()
+            self._followed_ns = now_ns
+
+    def _lose(self, cause: RecordLoss, _cpu: int, count: int) -> None:
+        self._lost[cause] += max(count, 1)
+        since_ns = self._followed_ns if cause is RecordLoss.CPU_CAME else self._polled_ns
+        self._lost_since_ns = min(self._lost_since_ns or since_ns, since_ns)
+
+    def _release(self, until_ns: int) -> list[ProcessEvent]:
+        self._pending.sort(key=_TIME)  # stable: records of one CPU stay in their order
+        events: list[ProcessEvent] = []
+        count = 0
+        for count, one in enumerate(self._pending, 1):
+            if one.time_ns > until_ns:
+                count -= 1  # noqa: PLW2901
+                break
+            events += [one] if isinstance(one, Lost) else self._table.apply(one)
+        del self._pending[:count]
+        return events
+
+    def _take_census(self) -> None:
+        """Read all processes that there are."""
+        time_ns = _now_ns()
+        pids = frozenset(int(name) for name in self._files.list_dir("/proc") if name.isdecimal())
+        self._pending.append(Census(time_ns, pids))
+        if self._table.takes_all:
+            self._read_until_quiet(sorted(pids))
+        else:
+            self._read_wanted(self._table.wanted & pids)
+
+    def _read_wanted(self, pids: Collection[int]) -> None:
+        """Read processes; with the children that they have already, if children count."""
+        if self._table.takes_children:
+            children = find_descendants(read_processes(self._files), pids)
+            self._table.wanted |= children
+            pids = children.union(pids)
+        self._read_until_quiet(sorted(pids))
+
+    def _read_until_quiet(self, pids: Iterable[int]) -> None:
+        """Read processes; again those that changed meanwhile.
+
+        A reading is of one instant only if no record says that its process changed during it.
+        """
+        for _ in range(MAX_READ_AGAIN):
+            readings = [reading for pid in pids if (reading := self._read(pid))]
+            if not readings:
+                return
+            ended = {reading.process.tgid: ended_ns for reading, ended_ns in readings}
+            began = {reading.process.tgid: reading.time_ns for reading, _ in readings}
+            time.sleep(SETTLE_NS / 1e9)
+            self._drain(_now_ns())
+            changed = {
+                one.pid
+                for one in self._pending
+                if isinstance(one, TaskRecord | ExecRecord | MapRecord)
+                and one.pid in began
+                and began[one.pid] <= one.time_ns <= ended[one.pid]
+            }
+            self._pending += [one for one, _ in readings if one.process.tgid not in changed]
+            pids = sorted(changed)
+        self._pending += [one for one, _ in readings if one.process.tgid in changed]
+
+    def _read(self, pid: int) -> tuple[Reading, int] | None:
+        """A process, and when reading it ended; None if there is none."""
+        time_ns = _now_ns()
+        try:
+            stat = parse_stat(self._files.read_bytes(f"/proc/{pid}/stat"))
+            threads = self._files.list_dir(f"/proc/{pid}/task")
+        except (FileNotFoundError, ProcessLookupError):
+            self._pending.append(Absent(_now_ns(), pid))
+            return None
+        except (OSError, ValueError):
+            return None
+        mappings: tuple[MemoryMapping, ...] = ()
+        with suppress(OSError):  # of another user, or it has ended; then its record follows
+            mappings = tuple(
+                one if is_file_or_vdso(os.fsencode(one.path)) else one._replace(path="")
+                for one in parse_mappings(read_maps(self._files, pid))
+                if one.is_executable and one.path != "[vsyscall]"
+            )
+        process = ProcessKey(pid, stat.start_ticks * TICK_NS)
+        reading = Reading(time_ns, process, frozenset(map(int, threads)), mappings)
+        return reading, _now_ns()
+
+
+def _now_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

@@ -1,0 +1,321 @@
+"""What processes run and have mapped, from records of the kernel and from readings of ``/proc``.
+
+Pure: records and readings go in, in order of time; events come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from otel_kprofiler.host import MemoryMapping
+from otel_kprofiler.model import BuildId, ProcessKey
+from otel_kprofiler.tracking.process_records import ExecRecord, MapRecord, TaskRecord
+
+
+class Started(NamedTuple):
+    """A process began, or was found when the stream began or a loss had been repaired.
+
+    A process that began has its parent's mappings, without events of their own.
+
+    Attributes:
+        time_ns: boot time.
+        process: pid and start time. The start time of a process that began is ``time_ns``, up to
+            some milliseconds after what ``/proc`` says; of one that was found it is from ``/proc``.
+        parent: pid of its parent; None if it was found.
+    """
+
+    time_ns: int
+    process: ProcessKey
+    parent: int | None
+
+
+class Exec(NamedTuple):
+    """A process executed a program: all of its mappings have gone.
+
+    Attributes:
+        time_ns: boot time.
+        process: which.
+        name: what the kernel calls it now: the first 15 bytes of the program's name.
+    """
+
+    time_ns: int
+    process: ProcessKey
+    name: str
+
+
+class Mapped(NamedTuple):
+    """A process has mapped code: a file, or memory (without path) that it may execute.
+
+    Where the kernel joins neighbours, this is all of it: mappings inside of it are part of it now.
+
+    Attributes:
+        time_ns: boot time.
+        process: which.
+        mapping: device and inode are 0 where the kernel tells the build id in their place.
+        build_id: of the file, from kernel 5.12 on; None if it has none, or was found mapped.
+    """
+
+    time_ns: int
+    process: ProcessKey
+    mapping: MemoryMapping
+    build_id: BuildId | None
+
+
+class Unmapped(NamedTuple):
+    """Code is no longer mapped.
+
+    The kernel tells of no unmapping. This is known when something else is mapped there, and by
+    reading the maps again (``refresh``); until then a mapping that has gone counts as there.
+
+    Attributes:
+        time_ns: boot time at which it was known; it may have gone long before.
+        process: which.
+        mapping: what has gone; parts of it may remain, and are told as ``Mapped``.
+    """
+
+    time_ns: int
+    process: ProcessKey
+    mapping: MemoryMapping
+
+
+class Exited(NamedTuple):
+    """The last thread of a process has ended."""
+
+    time_ns: int
+    process: ProcessKey
+
+
+class Lost(NamedTuple):
+    """Events may be missing between two boot times.
+
+    All processes are then read again. What has changed meanwhile follows as events with the time
+    of that reading; a program that was executed is told as mappings that have changed.
+    """
+
+    since_ns: int
+    time_ns: int
+
+
+ProcessEvent = Started | Exec | Mapped | Unmapped | Exited | Lost
+
+
+class Reading(NamedTuple):
+    """A process as ``/proc`` shows it.
+
+    Attributes:
+        time_ns: boot time before it was read.
+        process: with its start time.
+        threads: their ids.
+        mappings: those with code.
+    """
+
+    time_ns: int
+    process: ProcessKey
+    threads: frozenset[int]
+    mappings: tuple[MemoryMapping, ...]
+
+
+class Census(NamedTuple):
+    """All processes that there were at a boot time."""
+
+    time_ns: int
+    pids: frozenset[int]
+
+
+class Absent(NamedTuple):
+    """A process that could not be read any more at a boot time.
+
+    If it ended before the stream began, no record tells of its end, and its pid may be reused.
+    """
+
+    time_ns: int
+    pid: int
+
+
+class _Process:
+    __slots__ = ("key", "mappings", "threads")
+
+    def __init__(
+        self, key: ProcessKey, threads: Iterable[int], mappings: tuple[MemoryMapping, ...]
+    ) -> None:
+        self.key = key
+        self.threads = set(threads)
+        self.mappings = mappings  # by address; shared with children
+
+
+class ProcessTable:
+    """The processes of a stream. Not thread-safe.
+
+    Args:
+        pids: only these; empty for all.
+        children: whether their children count, too.
+        same_start_ns: how much later than in ``/proc`` a process may begin by its record.
+    """
+
+    def __init__(
+        self, pids: Collection[int] = (), *, children: bool = False, same_start_ns: int = 0
+    ) -> None:
+        self.wanted = set(pids)
+        self.takes_all = not pids
+        self.takes_children = children
+        self._same_start_ns = same_start_ns
+        self._processes: dict[int, _Process] = {}
+
+    def pids(self) -> list[int]:
+        """The processes that are known."""
+        return list(self._processes)
+
+    def mappings(self, pid: int) -> tuple[MemoryMapping, ...]:
+        """Code that a process has mapped, by address; empty if it is not known."""
+        process = self._processes.get(pid)
+        return process.mappings if process else ()
+
+    def wants(self, pid: int) -> bool:
+        """Whether a process counts."""
+        return self.takes_all or pid in self.wanted
+
+    def apply(
+        self, change: TaskRecord | ExecRecord | MapRecord | Reading | Absent | Census
+    ) -> list[ProcessEvent]:
+        """Apply a change, and return the events that follow from it."""
+        match change:
+            case TaskRecord():
+                return self._end_thread(change) if change.ended else self._begin(change)
+            case ExecRecord():
+                return self._exec(change)
+            case MapRecord():
+                return self._map(change)
+            case Reading():
+                return self._read(change)
+            case Absent(time_ns, pid):
+                self.wanted.discard(pid)
+                return self._forget_all([pid], time_ns)
+            case Census(time_ns, pids):
+                return self._forget_all(self._processes.keys() - pids, time_ns)
+
+    def discard(self, pid: int) -> None:
+        """Forget a process without an event."""
+        self.wanted.discard(pid)
+        self._processes.pop(pid, None)
+
+    def _begin(self, record: TaskRecord) -> list[ProcessEvent]:
+        time_ns, pid, parent_pid, tid, _ = record
+        known = self._processes.get(pid)
+        if tid != pid:
+            if known is not None:
+                known.threads.add(tid)
+            return []
+        if self.takes_children and parent_pid in self.wanted:
+            self.wanted.add(pid)
+        if not self.wants(pid):
+            return []
+        events = []
+        if known is not None:
+            if time_ns <= (known.key.start_time_ns or 0) + self._same_start_ns:
+                return []  # it was read before its record was
+            events = self._forget(pid, time_ns)
+        process = ProcessKey(pid, time_ns)
+        self._processes[pid] = _Process(process, [tid], self.mappings(parent_pid))
+        return [*events, Started(time_ns, process, parent_pid)]
+
+    def _end_thread(self, record: TaskRecord) -> list[ProcessEvent]:
+        known = self._processes.get(record.pid)
+        if known is None:
+            return []
+        known.threads.discard(record.tid)
+        return [] if known.threads else self._forget(record.pid, record.time_ns)
+
+    def _forget_all(self, pids: Iterable[int], time_ns: int) -> list[ProcessEvent]:
+        known = sorted(self._processes.keys() & pids)
+        return [event for pid in known for event in self._forget(pid, time_ns)]
+
+    def _forget(self, pid: int, time_ns: int) -> list[ProcessEvent]:
+        if not self.takes_all:
+            self.wanted.discard(pid)
+        return [Exited(time_ns, self._processes.pop(pid).key)]
+
+    def _exec(self, record: ExecRecord) -> list[ProcessEvent]:
+        known = self._processes.get(record.pid)
+        if known is None:
+            return []
+        known.threads = {record.pid}  # the others have been ended
+        known.mappings = ()
+        return [Exec(record.time_ns, known.key, record.name)]
+
+    def _map(self, record: MapRecord) -> list[ProcessEvent]:
+        known = self._processes.get(record.pid)
+        if known is None:
+            return []
+        time_ns, _, mapping, build_id = record
+        if any(is_same(one, mapping) for one in known.mappings):
+            return []
+        events: list[ProcessEvent] = []
+        kept = [mapping]
+        for one in known.mappings:
+            if one.end <= mapping.start or mapping.end <= one.start:
+                kept.append(one)
+            elif not _continues(one, mapping):
+                events.append(Unmapped(time_ns, known.key, one))
+                parts = _cut_out(one, mapping)
+                kept += parts
+                events += [Mapped(time_ns, known.key, part, None) for part in parts]
+        known.mappings = tuple(sorted(kept))
+        return [*events, Mapped(time_ns, known.key, mapping, build_id)]
+
+    def _read(self, reading: Reading) -> list[ProcessEvent]:
+        time_ns, process, threads, mappings = reading
+        if not self.wants(process.tgid):
+            return []
+        events: list[ProcessEvent] = []
+        known = self._processes.get(process.tgid)
+        if known is not None and not self._is_same_start(known.key, process):
+            events = self._forget(process.tgid, time_ns)
+            known = None
+            if not self.takes_all:
+                self.wanted.add(process.tgid)
+        if known is None:
+            known = self._processes[process.tgid] = _Process(process, (), ())
+            events.append(Started(time_ns, process, None))
+        known.threads = set(threads)
+        events += [
+            Unmapped(time_ns, known.key, one)
+            for one in known.mappings
+            if not any(is_same(one, other) for other in mappings)
+        ]
+        events += [
+            Mapped(time_ns, known.key, one, None)
+            for one in mappings
+            if not any(is_same(one, other) for other in known.mappings)
+        ]
+        known.mappings = tuple(sorted(mappings))
+        return events
+
+    def _is_same_start(self, known: ProcessKey, read: ProcessKey) -> bool:
+        distance = (known.start_time_ns or 0) - (read.start_time_ns or 0)
+        return 0 <= distance <= self._same_start_ns
+
+
+def is_same(one: MemoryMapping, other: MemoryMapping) -> bool:
+    """Whether two mappings are one, as far as records and maps tell alike."""
+    return (one.start, one.end, one.file_offset, one.path) == (
+        other.start, other.end, other.file_offset, other.path,
+    )  # fmt: skip
+
+
+def _continues(one: MemoryMapping, longer: MemoryMapping) -> bool:
+    """Whether a mapping is part of a longer one of the same file, as when the kernel joins two."""
+    is_inside = longer.start <= one.start and one.end <= longer.end
+    shift = one.file_offset - one.start == longer.file_offset - longer.start or not one.path
+    return is_inside and shift and one.path == longer.path
+
+
+def _cut_out(one: MemoryMapping, hole: MemoryMapping) -> list[MemoryMapping]:
+    """What remains of a mapping around another one."""
+    parts = []
+    if one.start < hole.start:
+        parts.append(one._replace(end=hole.start))
+    if hole.end < one.end:
+        offset = one.file_offset + (hole.end - one.start if one.path else 0)
+        parts.append(one._replace(start=hole.end, file_offset=offset))
+    return parts

@@ -1,0 +1,441 @@
+"""Makes unwind tables of Go's own: ``.gopclntab`` as ``.eh_frame`` with a search table. x86-64.
+
+Go's compiler writes no ``.eh_frame``, and frame pointers lead past the caller of a function
+that has no frame, or has not made it yet. The runtime itself unwinds by ``.gopclntab``, which has
+the size of every frame at every instruction. Format: ``runtime/symtab.go`` and ``_func`` in
+``runtime/runtime2.go`` of Go 1.21 to 1.26.
+
+A script of its own, as :mod:`otel_kprofiler.unwinding.index` is:
+
+    go_frames.py ADDRESS ORIGIN PAIRS TABLE TEXT SEGMENT… < file > number of pairs, pairs, frames
+
+ADDRESS is where the frames will be, ORIGIN what the pairs are relative to. The others are parts of
+the file, as offset:size:address: PAIRS that it has already, ``.gopclntab``, ``.text``, and all that
+is loaded.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+CPU_SECONDS: Final = 20
+MEMORY_BYTES: Final = 1 << 30
+FAILED: Final = 3
+"""Exit status if the table is damaged or unknown; the reason is on standard output."""
+COUNT: Final = struct.Struct("<I")
+
+_HEADER: Final = struct.Struct("<IHBB8Q")
+_MAGIC: Final = 0xFFFFFFF1
+_ROW: Final = struct.Struct("<II")
+_FUNCTION: Final = struct.Struct("<Ii8xI21xB")
+_PAIR: Final = struct.Struct("<ii")
+_TEXT: Final = struct.Struct("<Q")
+_TEXT_AT: Final = 22 * _TEXT.size
+"""``text`` in ``moduledata``, whose first word points to the table."""
+_TOP_FRAME, _WRITES_SP = 1, 2
+
+# Version 1, "zR", alignments 1 and -8, return address 16, pointers pcrel|sdata4; then
+# def_cfa rsp 8; offset rip 1; undefined rbx, r12 to r15. Likewise for signals.
+_REST: Final = b"\1\x78\x10\1\x1b\x0c\7\x08\x90\1\7\3\7\x0c\7\x0d\7\x0e\7\x0f"
+_CIE: Final = b"\1zR\0" + _REST
+_SIGNAL_CIE: Final = b"\1zRS\0" + _REST
+_CFA_OFFSET: Final = b"\x0e"  # def_cfa_offset
+_SAVED: Final = b"\x86\2"  # offset rbp 2: at CFA - 16
+_NOT_SAVED: Final = b"\xc6"  # restore rbp
+_LOST: Final = b"\7\6"  # undefined rbp
+_OUTERMOST: Final = b"\7\x10"  # undefined rip
+_UNKNOWN: Final = b"\x16\x10\0"  # val_expression rip, of no operations
+_ON_OTHER_STACK: Final = b"\x0f\2\x76\x10"  # def_cfa_expression: breg6 16
+
+_BY_R12: Final = b"\x0f\2\x7c"  # def_cfa_expression: breg12, of a byte
+_MAX_BYTE: Final = 0x3F
+_BY_RSP: Final = b"\x0c\7"  # def_cfa rsp
+
+_PUSH: Final = b"\x55"  # push %rbp
+_PROLOGUE: Final = b"\x55\x48\x89\xe5"  # push %rbp; mov %rsp, %rbp
+_KEEP_SP: Final = b"\x49\x89\xe4"  # mov %rsp, %r12
+_RESTORE_SP: Final = b"\x4c\x89\xe4"  # mov %r12, %rsp
+_SIGRETURN: Final = bytes.fromhex("48c7c00f0000000f05")  # mov $15, %rax; syscall
+_LOAD_BYTES: Final = 4
+_LOADS: Final = tuple(
+    bytes([0x48 | high, 0x8B, 0x60 | base, 0x38])  # mov 56(base), %rsp: g.sched.sp
+    for high in (0, 1)
+    for base in (0, 1, 2, 3, 5, 6, 7)
+)
+_INJECTED: Final = (b"runtime.asyncPreempt", b"runtime.sigpanic")
+"""Called, as it seems, by an instruction that a signal handler interrupted."""
+_SPARE_BYTES: Final = 4096
+"""By which the result may be longer than the table; of programs it has a fifth of the length."""
+_CHECKED, _FIT = 200, 0.9
+"""Functions whose first push is looked for where the code may lie; the share that must have it."""
+
+Sizes = Sequence[tuple[int, int]]
+"""Of a function's frame: up to which offset, what size."""
+Rows = list[tuple[int, bytes]]
+"""From which offset, what CFA instructions."""
+
+
+class Segment(NamedTuple):
+    """A part of the file, and its address."""
+
+    offset: int
+    size: int
+    address: int
+
+
+class Function(NamedTuple):
+    """Of the table: start relative to the code, number of its name, place of its frame's sizes."""
+
+    start: int
+    name: int
+    sizes: int
+    flags: int
+
+
+class Table:
+    """``.gopclntab``. Raises ``ValueError`` if it is of another version, or damaged."""
+
+    def __init__(self, data: bytes) -> None:
+        if len(data) < _HEADER.size:
+            raise ValueError("no table")
+        magic, _, quantum, word, count, _, text, names, *_, sizes, rows = _HEADER.unpack_from(data)
+        if (magic, quantum, word) != (_MAGIC, 1, 8):
+            raise ValueError(f"a table of another kind, {magic:#x}")
+        if max(names, sizes, rows + (count + 1) * _ROW.size) > len(data):
+            raise ValueError("a table that is cut off")
+        self._data, self._sizes_at, self._rows_at, self._count = data, sizes, rows, count
+        self.names_at: int = names
+        self.text: int = text
+
+    def functions(self) -> Iterator[Function]:
+        """All functions. Raises ``struct.error`` if one is damaged."""
+        data = self._data
+        for at in range(self._rows_at, self._rows_at + self._count * _ROW.size, _ROW.size):
+            row = self._rows_at + _ROW.unpack_from(data, at)[1]
+            yield Function(*_FUNCTION.unpack_from(data, row))
+
+    def number(self, name: bytes) -> int:
+        """What functions of a name have as its number; -1 if there is none."""
+        at = self._data.find(b"\0" + name + b"\0", self.names_at)
+        return at + 1 - self.names_at if at >= 0 else -1
+
+    def sizes(self, at: int) -> Sizes:
+        """Frame sizes of a function. Raises ``IndexError`` or ``ValueError`` if damaged."""
+        data = self._data
+        found: list[tuple[int, int]] = []
+        at += self._sizes_at
+        size, end = -1, 0
+        while True:
+            change, at = parse_number(data, at)
+            if not change and found:
+                return found
+            size += change >> 1 ^ -(change & 1)
+            length, at = parse_number(data, at)
+            end += length
+            found.append((end, size))
+
+
+def parse_number(data: bytes, at: int) -> tuple[int, int]:
+    """A number of up to 32 bits, seven in a byte, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 28:
+            raise ValueError("a number of more than 32 bits")
+
+
+def pack_number(value: int) -> bytes:
+    """Likewise."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def make_rows(sizes: Sizes, saves: bool) -> Rows:
+    """What holds where.
+
+    Args:
+        sizes: of the frame.
+        saves: wherever there is a frame, the caller's rbp lies at its top; else that is not known.
+    """
+    rows, at, now = [(0, b"" if saves else _LOST)], 0, 0
+    for end, size in sizes:
+        if size != now:
+            code = _CFA_OFFSET + pack_number(size + 8)
+            if saves and not (size and now):
+                code += _SAVED if size else _NOT_SAVED
+            rows.append((at, code))
+            now = size
+        at = end
+    return rows
+
+
+def make_program(rows: Rows) -> bytes:
+    """The CFA program of rows."""
+    out, now = [], 0
+    for at, code in rows:
+        distance = at - now
+        if distance >= 1 << 16:
+            out.append(b"\4" + distance.to_bytes(4, "little"))
+        elif distance >= 1 << 6:
+            out.append(b"\3" + distance.to_bytes(2, "little"))
+        elif distance:
+            out.append(bytes([0x40 | distance]))
+        out.append(code)
+        now = at
+    return b"".join(out)
+
+
+def make_switch(code: bytes, rows: Rows, behind: bytes) -> Rows:
+    """The rows of a function that goes to the stack of ``m.g0``.
+
+    Args:
+        code: of the function.
+        rows: as if it did not.
+        behind: what holds from there on.
+    """
+    at = _find_load(code, 0)
+    if at < 0:
+        return [(0, _UNKNOWN)]
+    rows = [row for row in rows if row[0] < at] + [(at, behind)]
+    if behind == _ON_OTHER_STACK:
+        back = _find_load(code, at)
+        if back < 0 or not code.startswith(_PROLOGUE):
+            return [(0, _UNKNOWN)]
+        rows.append((back, _UNKNOWN))
+    return rows
+
+
+def _find_load(code: bytes, start: int) -> int:
+    """Behind the next instruction that loads rsp; -1 if there is none."""
+    found = [at for load in _LOADS if (at := code.find(load, start)) >= 0]
+    return min(found) + _LOAD_BYTES if found else -1
+
+
+def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
+    """The rows of a function that calls the vDSO on another stack, with its own rsp in r12.
+
+    Args:
+        sizes: of its frame.
+        rows: as if it did not.
+        left: behind the instruction that saves rsp.
+        back: behind the one that restores it.
+    """
+    size = next((size for end, size in sizes if left < end), 0) + 8
+    if size > _MAX_BYTE:
+        return [(0, _UNKNOWN)]
+    returned = next((end for end, size in sizes if not size and end > back), back)
+    return [
+        *(row for row in rows if row[0] < left),
+        (left, _BY_R12 + bytes([size])),
+        (back, _BY_RSP + pack_number(size)),
+        *(row for row in rows if back < row[0] < returned),
+        (returned, _UNKNOWN),  # what it calls without a vDSO
+    ]
+
+
+def pack_entry(back: int, body: bytes) -> bytes:
+    """An entry of ``.eh_frame``, padded with instructions that do nothing."""
+    body += bytes(-len(body) % 4)
+    return struct.pack("<II", len(body) + 4, back) + body
+
+
+class Code:
+    """The file's bytes by address."""
+
+    def __init__(self, file: bytes | mmap.mmap, segments: Iterable[Segment]) -> None:
+        self._file, self._segments = file, list(segments)
+
+    def read(self, address: int, size: int) -> bytes:
+        """Up to ``size`` bytes; none outside of the segments."""
+        for segment in self._segments:
+            at = address - segment.address
+            if 0 <= at < segment.size:
+                at += segment.offset
+                return self._file[at : at + size]
+        return b""
+
+    def find_word(self, word: int) -> Iterator[int]:
+        """Addresses that have this word."""
+        wanted = _TEXT.pack(word)
+        for segment in self._segments:
+            at, end = segment.offset, segment.offset + segment.size
+            while (at := self._file.find(wanted, at, end)) >= 0:
+                yield segment.address + at - segment.offset
+                at += len(wanted)
+
+
+class FrameMaker:
+    """Makes entries of functions.
+
+    Args:
+        table: of the file.
+        code: the file, where :func:`place` finds the address of code.
+        text: address of the code.
+        address: of the frames.
+    """
+
+    def __init__(self, table: Table, code: Code, text: int, address: int) -> None:
+        self._table, self._code, self._text, self._address = table, code, text, address
+        self._programs: dict[tuple[int, bool], bytes] = {}
+        self._injected = {table.number(name) for name in _INJECTED} - {-1}
+        self._handler = table.number(b"runtime.sigtramp")  # the program goes on behind it
+        self._switches = {
+            table.number(b"runtime.mcall"): _OUTERMOST,  # what it calls does not return to it
+            table.number(b"runtime.systemstack"): _ON_OTHER_STACK,
+        }
+        self.frames = bytearray(pack_entry(0, _CIE) + pack_entry(0, _SIGNAL_CIE))
+        self.pairs: list[tuple[int, int]] = []
+
+    def add(self, function: Function) -> None:
+        """Add one; raises as :class:`Table` does."""
+        start = self._text + function.start
+        if not function.sizes or self._code.read(start, len(_SIGRETURN)) == _SIGRETURN:
+            return  # of another language; or the program knows it
+        sizes = self._table.sizes(function.sizes)
+        if min(size for _, size in sizes) < 0:
+            return  # it takes its return address off the stack
+        framed = any(size for _, size in sizes)
+        saves = not framed or self._pushes(start, sizes)
+        program = self._programs.get((function.sizes, saves))
+        if function.flags & (_TOP_FRAME | _WRITES_SP) and function.name != self._handler:
+            program = make_program(self._special_rows(function, start, sizes, saves))
+        elif program is None:
+            program = make_program(make_rows(sizes, saves))
+            self._programs[function.sizes, saves] = program
+        at = len(self.frames)
+        cie = len(pack_entry(0, _CIE)) if function.name in self._injected else 0
+        body = struct.pack("<iIB", start - (self._address + at + 8), sizes[-1][0], 0) + program
+        self.frames += pack_entry(at + 4 - cie, body)
+        self.pairs.append((start, self._address + at))
+
+    def _special_rows(self, function: Function, start: int, sizes: Sizes, saves: bool) -> Rows:
+        if function.flags & _TOP_FRAME:
+            return [(0, _OUTERMOST)]
+        code = self._code.read(start, sizes[-1][0])
+        rows = make_rows(sizes, saves)
+        left, back = code.find(_KEEP_SP), code.find(_RESTORE_SP)
+        if 0 <= left < back:
+            return make_detour(sizes, rows, left + len(_KEEP_SP), back + len(_RESTORE_SP))
+        return make_switch(code, rows, self._switches.get(function.name, _UNKNOWN))
+
+    def _pushes(self, start: int, sizes: Sizes) -> bool:
+        """Whether the first to grow the frame is a push of rbp."""
+        end, size = sizes[0]
+        return not size and self._code.read(start + end - 1, 1) == _PUSH
+
+
+def find_text(table: Table, address: int, code: Code, start: int) -> int:
+    """The address that functions are relative to.
+
+    Go has it in ``moduledata``, before 1.26 in the table, too; a file that is relocated when it is
+    loaded may have neither. C code may lie before it. So what the code looks like decides.
+
+    Args:
+        table: of the file.
+        address: of the table.
+        code: the file.
+        start: of ``.text``.
+
+    Raises:
+        ValueError: none of these places has code that fits the table.
+    """
+    candidates: list[int] = [table.text, start]
+    for at in code.find_word(address):
+        word = code.read(at + _TEXT_AT, _TEXT.size)
+        if len(word) == _TEXT.size:
+            candidates += _TEXT.unpack(word)
+    pushes = []
+    for function in table.functions():
+        sizes = table.sizes(function.sizes) if function.sizes else ()
+        if [size for _, size in sizes[:2]] == [0, 8]:
+            pushes.append(function.start + sizes[0][0] - 1)
+    pushes = pushes[:: max(1, len(pushes) // _CHECKED)]
+    for text in candidates:
+        fit = sum(code.read(text + at, 1) == _PUSH for at in pushes)
+        if fit > _FIT * len(pushes):
+            return text
+    raise ValueError("code that does not fit the table")
+
+
+def make_tables(
+    file: bytes | mmap.mmap,
+    table_at: Segment,
+    start: int,
+    segments: Sequence[Segment],
+    address: int,
+) -> FrameMaker:
+    """Entries for all functions.
+
+    Args:
+        file: all of it.
+        table_at: ``.gopclntab``.
+        start: address of ``.text``.
+        segments: what is loaded.
+        address: where the entries will be.
+
+    Raises:
+        ValueError: the table is damaged, or of another kind.
+    """
+    table = Table(file[table_at.offset : table_at.offset + table_at.size])
+    code = Code(file, segments)
+    try:
+        maker = FrameMaker(table, code, find_text(table, table_at.address, code, start), address)
+        for function in table.functions():
+            maker.add(function)
+            if len(maker.frames) > table_at.size + _SPARE_BYTES:
+                raise ValueError("functions that share too much")
+    except (IndexError, struct.error) as error:
+        raise ValueError(f"a function: {error}") from error
+    return maker
+
+
+def pack_tables(maker: FrameMaker, pairs: bytes, origin: int) -> bytes:
+    """What is written. Raises ``ValueError`` if a function is out of reach."""
+    try:
+        made = [(start - origin, entry - origin) for start, entry in maker.pairs]
+        made += _PAIR.iter_unpack(pairs)
+        made.sort()
+        search = b"".join(_PAIR.pack(*pair) for pair in made)
+    except struct.error as error:
+        raise ValueError("a function far from its entry") from error
+    return COUNT.pack(len(made)) + search + bytes(maker.frames)
+
+
+def main() -> int:
+    """Read the file that is standard input."""
+    for kind, most in ((resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, MEMORY_BYTES)):
+        hard = resource.getrlimit(kind)[1]
+        limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (limit, limit))
+    address, origin = map(int, sys.argv[1:3])
+    parts = [Segment(*map(int, word.split(":"))) for word in sys.argv[3:]]
+    pairs, table, text, *segments = parts
+    status = 0
+    try:
+        with mmap.mmap(0, 0, prot=mmap.PROT_READ) as file:
+            maker = make_tables(file, table, text.address, segments, address)
+            result = pack_tables(maker, file[pairs.offset : pairs.offset + pairs.size], origin)
+    except (ValueError, OSError, MemoryError) as error:
+        result, status = (str(error) or type(error).__name__).encode(), FAILED
+    while result:
+        result = result[os.write(1, result) :]
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""For all tests: no module leaves descriptors open; no example of hypothesis has a time limit."""
+
+import contextlib
+import gc
+import os
+import re
+import time
+from collections import Counter
+
+import pytest
+
+KEPT = Counter(
+    {
+        "/memfd:OTEL_CTX (deleted)": 1,  # the page of the process context
+        "pipe": 2,  # libuv's, for signals
+        "anon_inode:[eventpoll]": 4,  # gRPC's, of the last servers and clients
+        "anon_inode:[eventfd]": 4,
+    }
+)
+"""What the process keeps once it was needed."""
+NUMBER = re.compile(r":\[\d+\]$")
+
+
+def pytest_configure(config):
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        from hypothesis import HealthCheck, settings
+
+        slow = [HealthCheck.too_slow]  # on a machine with other work
+        settings.register_profile("kprofiler", deadline=None, suppress_health_check=slow)
+        settings.load_profile("kprofiler")
+
+
+@pytest.fixture(scope="session")
+def descriptors_kept():
+    """What was open before the tests, and what may stay open after them."""
+    return count_descriptors() + KEPT
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leave_nothing_open(request, descriptors_kept):
+    failed = request.session.testsfailed
+    yield
+    # The traceback of a failed test refers to what it had open.
+    has_failed = request.session.testsfailed > failed
+    left = wait_for_the_rest(descriptors_kept, 0 if has_failed else 60)
+    descriptors_kept.update(left)  # so that it is reported once
+    assert has_failed or not left
+
+
+def wait_for_the_rest(kept, seconds):
+    """What is open beyond what is kept, given time for threads that close things."""
+    deadline = time.monotonic() + seconds
+    while (left := count_descriptors() - kept) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.05)
+    return left
+
+
+def count_descriptors():
+    """Open descriptors by what they lead to; those of pipes and sockets together."""
+    found = Counter()
+    with os.scandir("/proc/self/fd") as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # a thread has closed it
+                found[NUMBER.sub("", os.readlink(entry.path))] += 1
+    return found

@@ -1,0 +1,18 @@
+"""Examples in the documentation, for tests that run them."""
+
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1] / "docs"
+_BLOCK = re.compile(r"^(#+ [^\n]*)$|^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def examples(page):
+    """Python code of a page by the heading above it; several blocks in their order."""
+    heading, found = "", {}
+    for title, code in _BLOCK.findall((DOCS / page).read_text()):
+        if title:
+            heading = title.lstrip("# ")
+        else:
+            found.setdefault(heading, []).append(code)
+    return found

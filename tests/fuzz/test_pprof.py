@@ -1,0 +1,61 @@
+"""Damaged files of pprof: an error of ours, or samples that can be reported."""
+
+import gzip
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_kprofiler.analysis import GROUPINGS, load_samples
+from otel_kprofiler.errors import PayloadError
+from otel_kprofiler.formats import FORMATS, parse_pprof
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    ON_CPU,
+    FileId,
+    Frame,
+    Line,
+    Module,
+    ModuleKind,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+
+pytestmark = pytest.mark.fuzz
+
+
+def whole():
+    module = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("ab" * 16), 0)
+    line = Line("vfs_read", file="fs/read_write.c", line=450)
+    stack = Stack.from_frames([Frame(module, 0x10, (line,), 0, KERNEL_SIDE)])
+    samples = [WindowSample(stack, 7, "dd", 1, None, [10**18, 10**18 + 1])]
+    resource = Resource({"process.pid": 7, "process.executable.name": "dd"})
+    profile = Profile(ON_CPU, 10**7, [ResourceSamples(resource, samples)])
+    (write,) = (row.write for row in FORMATS if row.name == "pprof")
+    return gzip.decompress(write([Window(10**18, 10**18 + 10, [profile])]))
+
+
+WHOLE = whole()
+PLACES = st.integers(0, len(WHOLE) - 1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(PLACES, st.integers(0, 255)), min_size=1, max_size=4), PLACES)
+def test_overwritten_and_cut_files_are_refused_or_reported(changes, cut):
+    data = bytearray(WHOLE)
+    for place, byte in changes:
+        data[place] = byte
+    for damaged in (bytes(data), bytes(data[:cut])):
+        try:
+            windows = parse_pprof(damaged)
+        except PayloadError:
+            continue
+        samples = load_samples(windows)
+        for group in GROUPINGS.values():
+            assert sum(one.own for one in group(samples)) == sum(samples.weights())
+        for row in FORMATS:
+            row.write(samples.windows())

@@ -1,0 +1,181 @@
+"""Hostile user files: refused with a reason, or a table that keeps its promises."""
+
+import functools
+import lzma
+import os
+import struct
+import tempfile
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_kprofiler.elf import ElfError, ImageSource, read_debug_elf, read_elf, read_sections
+from otel_kprofiler.symbols.user.bounds import make_bounds
+from otel_kprofiler.symbols.user.build import read_functions
+from otel_kprofiler.symbols.user.debug_files import DebugFile, parse_debug_link
+from otel_kprofiler.symbols.user.symbol_tables import SymbolTable, parse_symbols
+from tests.fuzz.bounds import READ, REFUSED, read_within
+from tests.unit.symbols.user.elf_programs import ASSEMBLY, build, tool
+from tests.unit.unwinding.files import content
+
+pytestmark = pytest.mark.fuzz
+EXAMPLES = settings(max_examples=600, deadline=10_000)
+NUMBERS = [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 47, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
+TABLES = (b".symtab", b".dynsym", b".strtab", b".rela.plt", b".rela.dyn", b".plt", b".plt.sec",
+          b".eh_frame", b".eh_frame_hdr", b".gnu_debugdata", b".dynamic")  # fmt: skip
+
+
+@functools.cache
+def seeds():
+    """Small programs, and where a change in them has an effect."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = build(folder, "whole", "-fcf-protection", "-Wl,-z,lazy,-z,ibtplt")
+        assembly = build(
+            folder, "asm.so", "-shared", "-nostdlib", source=ASSEMBLY, language="assembler"
+        )
+        packed, small = os.path.join(folder, "packed"), os.path.join(folder, "small")
+        with open(whole, "rb") as file, open(packed, "wb") as target:
+            target.write(lzma.compress(file.read()))
+        tool("objcopy", "-S", "--add-section", f".gnu_debugdata={packed}", whole, small)
+        found = [content("plain.so"), content("static")]
+        for path in (whole, assembly, small):
+            with open(path, "rb") as file:
+                found.append(file.read())
+    return [(data, places(data)) for data in found]
+
+
+def places(data):
+    source = ImageSource(data)
+    elf = read_elf(source, "x86_64")
+    start, count, _ = elf.section_headers
+    found = list(range(64 + 56 * 8)) + list(range(start, start + 64 * count))
+    for section in read_sections(source, elf):
+        if section.name in TABLES:
+            found += range(section.offset, section.offset + min(section.size, 600))
+    return [at for at in found if at < len(data)]
+
+
+@st.composite
+def damaged(draw):
+    data, where = draw(st.sampled_from(range(5)).map(lambda which: seeds()[which]))
+    data = bytearray(data)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.sampled_from(where))
+        size = draw(st.sampled_from([1, 2, 4, 8]))
+        number = draw(st.sampled_from(NUMBERS) | st.integers(0, len(data)) | st.integers(0, 255))
+        data[at : at + size] = (number & (1 << 8 * size) - 1).to_bytes(size, "little")
+    if draw(st.integers(0, 9)) == 0:
+        del data[draw(st.integers(0, len(data))) :]
+    return bytes(data)
+
+
+def check(table, addresses):
+    for address in addresses:
+        found = table.lookup(address)
+        assert found is None or found.start <= address < found.end
+    for name in ("main", "hidden", "strlen@plt"):
+        assert all(found.name == name for found in table.find(name))
+
+
+@EXAMPLES
+@given(damaged(), st.booleans())
+def test_functions_are_refused_or_a_sound_table(data, as_debug_file):
+    source = ImageSource(data)
+    whole = ImageSource(seeds()[4][0])
+    with suppress(ElfError):
+        if as_debug_file:
+            debug = DebugFile("", -1, source, read_debug_elf(source))
+            table = read_functions(whole, read_elf(whole, "x86_64"), debug)
+        else:
+            table = read_functions(source, read_elf(source, "x86_64"))
+        check(table, [*range(0, 0x3000, 7), *range(0x400000, 0x402000, 7), *NUMBERS])
+
+
+@EXAMPLES
+@given(st.binary(max_size=240).map(lambda data: data[: len(data) // 24 * 24]), st.binary())
+def test_any_bytes_are_symbols(data, names):
+    parse_symbols(SymbolTable(data, names, frozenset({0, 1, 0xFFFF})))
+
+
+@EXAMPLES
+@given(st.binary(max_size=160).map(lambda data: data[: len(data) // 8 * 8]), st.binary())
+def test_any_bytes_are_bounds_or_none(pairs, frames):
+    bounds = make_bounds(pairs, 0x1000, frames, 0x2000)
+    for address in range(0, 0x4000, 99) if bounds else ():
+        around = bounds.around(address)
+        assert around is None or around[0] <= address < around[1]
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_link_or_none(data):
+    link = parse_debug_link(data)
+    assert link is None or "/" not in link.name
+
+
+def image(symbols, names, *, extra=b""):
+    """A file with a symbol table, its names and a section of code."""
+    sections = [
+        struct.pack("<IIQQQQIIQQ", *row)
+        for row in (
+            (0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+            (0, 1, 6, 0, 0, 1 << 40, 0, 0, 1, 0),
+            (0, 2, 0, 0, 64, len(symbols), 3, 0, 8, 24),
+            (0, 3, 0, 0, 64 + len(symbols), len(names), 0, 0, 1, 0),
+        )
+    ]
+    at = 64 + len(symbols) + len(names)
+    header = struct.pack(
+        "<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 3, 62, 1, 0, 0, at, 0, 64, 56, 0, 64, 4, 3
+    )
+    return header + symbols + names + b"".join(sections) + extra
+
+
+def entry(name, kind, value, size):
+    return struct.pack("<IBBHQQ", name, kind, 0, 1, value, size)
+
+
+COUNT = 400_000
+LONG = b"x" * 1_000_000 + b"\0"
+HOSTILE = {
+    "one address": (entry(0, 0x12, 0x1000, 8) * COUNT, LONG),
+    "one address without a size": (entry(0, 0x12, 0x1000, 0) * COUNT, LONG),
+    "labels behind": (
+        entry(0, 0x12, 0x1000, 0) * (COUNT // 2) + entry(1, 0, 0x2000, 0) * (COUNT // 2),
+        b"\0.L\0",
+    ),
+    "nested": (b"".join(entry(0, 2, at, 2 * (COUNT - at)) for at in range(COUNT)), b"\0"),
+    "labels": (b"".join(entry(0, 0, at, 0) for at in range(COUNT)), LONG),
+    "without sizes": (b"".join(entry(0, 2, at, 0) for at in range(COUNT)), LONG),
+    "far apart": (b"".join(entry(0, 2, at << 40, 1 << 63) for at in range(COUNT)), LONG),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_tables_made_to_take_long_do_not(kind):
+    def read():
+        source = ImageSource(image(*HOSTILE[kind]))
+        table = read_functions(source, read_elf(source, "x86_64"))
+        check(table, range(0, COUNT, 997))
+
+    assert read_within(read, mebibytes=512, seconds=20) == READ
+
+
+def test_a_table_over_the_limit_is_refused_before_it_is_read():
+    def read():
+        head = image(b"", b"")
+        at = head.index(struct.pack("<QQ", 64, 0))
+        size = 1 << 37
+        source = Sparse(head[:at] + struct.pack("<QQ", 64, size) + head[at + 16 :], size * 2)
+        read_functions(source, read_elf(source, "x86_64"))
+
+    assert read_within(read) == REFUSED
+
+
+class Sparse(ImageSource):
+    """An image in a file that claims to be longer."""
+
+    def __init__(self, data, size):
+        super().__init__(data)
+        self.size = size

@@ -1,0 +1,85 @@
+"""CPython interpreters of this machine, of all versions, for tests of what is read of them."""
+
+import functools
+import os
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+VERSIONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
+_PLACES = ("/usr/bin", "/usr/local/bin", "~/.pyenv/versions/*/bin", "/opt/pythons/bin")
+_ASK = "import sys; print('%d.%d.%d' % sys.version_info[:3], sys.implementation.name)"
+
+
+class Python(NamedTuple):
+    """An interpreter: its command, and version such as 3.12.1."""
+
+    command: Path
+    version: str
+
+    @property
+    def minor(self):
+        return self.version.rpartition(".")[0]
+
+    def run(self, *arguments, **options):
+        """Run to the end; the package of this tree can be imported."""
+        return subprocess.run(
+            [self.command, *arguments], capture_output=True, text=True, env=environment(), **options
+        )
+
+
+def environment():
+    """Of processes that import this package, and whatever else `PYTHONPATH` has."""
+    path = ":".join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@functools.cache
+def find_pythons():
+    """Those of versions that are supported, one of each release; `KPROFILER_PYTHONS` has more.
+
+    That is a list of directories, as in PATH.
+    """
+    places = [*os.environ.get("KPROFILER_PYTHONS", "").split(":"), *_PLACES]
+    found = {}
+    for place in filter(None, places):
+        root = Path(place).expanduser()
+        for directory in Path("/").glob(str(root).lstrip("/")):
+            for version in VERSIONS:
+                command = directory / f"python{version}"
+                if command.exists():
+                    asked = subprocess.run([command, "-c", _ASK], capture_output=True, text=True)
+                    release, _, name = asked.stdout.strip().partition(" ")
+                    if name == "cpython":
+                        found.setdefault((release, command.resolve()), Python(command, release))
+    return sorted(found.values(), key=lambda one: one.version)
+
+
+def find_missing():
+    """Versions of which this machine has none."""
+    return [one for one in VERSIONS if one not in {python.minor for python in find_pythons()}]
+
+
+class Journal:
+    """A registry of processes that remembers which are registered.
+
+    Attributes:
+        now: layout and addresses by process.
+        all: those of each registration, in order.
+    """
+
+    def __init__(self, room=1000):
+        self.now = {}
+        self.all = []
+        self._room = room
+
+    def register(self, tgid, layout, process):
+        if len(self.now) >= self._room:
+            return False
+        self.now[tgid] = layout, process
+        self.all.append((tgid, layout, process))
+        return True
+
+    def release(self, tgid):
+        return self.now.pop(tgid, None) is not None

@@ -1,0 +1,117 @@
+"""Debian's archive, by apt: that of this machine, or another release's, which is not installed.
+
+Signatures are checked by apt in either case. For another release apt gets configuration, lists and
+an empty package database of its own in the cache, so that this machine's are left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import MatrixError
+
+_KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
+_FORMER = {
+    "Debian": "http://archive.debian.org/debian/",
+    "Debian-Security": "http://archive.debian.org/debian-security/",
+}
+"""Where releases go that are no longer supported, by what apt calls the archive."""
+
+
+def call(command: Sequence[str], **options: str | Path) -> str:
+    """Output of a command; raises MatrixError with its whole output when it fails."""
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **options
+    )
+    if done.returncode:
+        raise MatrixError(f"{' '.join(command)} failed:\n{done.stdout}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A release's packages; ``options`` make apt use it."""
+
+    options: tuple[str, ...] = ()
+
+    def update(self) -> None:
+        """Read the newest lists; raises MatrixError."""
+        call(["apt-get", *self.options, "-o", "APT::Update::Error-Mode=any", "update"])
+
+    def dependencies(self, package: str, pattern: str) -> list[str]:
+        """Those that match; raises MatrixError if apt does not know the package."""
+        wanted = re.compile(r"^\s*\|?Depends: (" + pattern + r")$", re.MULTILINE)
+        return wanted.findall(call(["apt-cache", *self.options, "depends", package]))
+
+    def version(self, package: str) -> str:
+        """The newest one."""
+        shown = call(["apt-cache", *self.options, "show", "--no-all-versions", package])
+        return re.findall(r"^Version: (\S+)$", shown, re.MULTILINE)[0]
+
+    def download(self, packages: Sequence[str], folder: Path) -> None:
+        """Put packages into a folder; raises MatrixError."""
+        # the user _apt cannot write there, and signatures are checked before and after
+        sandbox = "APT::Sandbox::User=" + ("root" if os.geteuid() == 0 else "")
+        call(["apt-get", *self.options, "download", "-o", sandbox, *packages], cwd=folder)
+
+
+def open_release(release: str, home: Path) -> Archive:
+    """The archive of another release, with its security updates.
+
+    It is looked for on this machine's mirror, then among the former releases.
+
+    Args:
+        release: its code name.
+        home: where apt keeps its files; outside of the checkout.
+
+    Raises:
+        MatrixError: no archive that can be reached has it.
+    """
+    for place in ("lists/partial", "cache/archives/partial"):
+        (home / place).mkdir(parents=True, exist_ok=True)
+    (home / "status").touch()
+    archive = Archive(
+        tuple(
+            f"-o{key}={value}"
+            for key, value in {
+                "Dir::Etc::SourceList": home / "sources.list",
+                "Dir::Etc::SourceParts": "-",
+                "Dir::Etc::Preferences": "-",
+                "Dir::Etc::PreferencesParts": "-",
+                "Dir::State": home,
+                "Dir::State::Status": home / "status",
+                "Dir::Cache": home / "cache",
+                "Acquire::Check-Valid-Until": "false",
+                "Acquire::Languages": "none",
+                "APT::Sandbox::User": "root" if os.geteuid() == 0 else "",
+            }.items()
+        )
+    )
+    errors = []
+    for addresses in (_mirrors(), _FORMER):
+        lines = [
+            f"deb [signed-by={_KEYS}] {addresses[label]} {suite} main\n"
+            for label, suite in (("Debian", release), ("Debian-Security", f"{release}-security"))
+            if label in addresses
+        ]
+        (home / "sources.list").write_text("".join(lines))
+        try:
+            archive.update()
+        except MatrixError as error:
+            errors.append(str(error))
+            if not list(home.glob("lists/*Release")):  # those of an earlier run will do
+                continue
+        return archive
+    raise MatrixError(f"no archive has Debian {release}:\n" + "\n".join(errors))
+
+
+def _mirrors() -> dict[str, str]:
+    """Addresses of the archives that this machine uses, by what apt calls them."""
+    lines = call(["apt-get", "indextargets", "--format", "$(LABEL) $(REPO_URI)"]).splitlines()
+    known = dict(line.split(" ", 1) for line in lines if " " in line)
+    return {label: known[label] for label in _FORMER if label in known}

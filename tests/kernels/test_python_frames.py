@@ -1,0 +1,94 @@
+"""Python frames on this kernel."""
+
+import os
+import threading
+from collections import Counter
+
+import pytest
+from guest.sampled import drain_until, finish, sampler
+
+from otel_kprofiler.interpreters import open_own
+from otel_kprofiler.model import PYTHON_SIDE, parse_python_stack
+
+pytestmark = pytest.mark.kernel
+
+ENOUGH = 100
+
+
+def leaf() -> list[str]:
+    return os.listdir("/usr/bin")
+
+
+def first() -> object:
+    return sum(1 for _ in map(second, range(3)))
+
+
+def second(_: int) -> object:
+    return list(generate())
+
+
+def generate():
+    yield leaf()
+
+
+def serve(going: threading.Event) -> None:
+    while not going.is_set():
+        first()
+
+
+CHAIN = (
+    ("leaf", False),
+    ("generate", True),
+    ("second", True),
+    ("first.<locals>.<genexpr>", True),
+    ("first", False),
+    ("serve", True),
+)
+"""With whether C calls the interpreter for each, in Python 3.11."""
+
+
+def read_stacks(running, samples):
+    """(code, whether C has called it) of each frame; without Python frames: empty."""
+    return [
+        [
+            (running.python_codes.get(frame.code), frame.is_from_c)
+            for frame in parse_python_stack(sample.words(PYTHON_SIDE)).frames
+        ]
+        for sample in samples
+    ]
+
+
+def own_calls(stack):
+    """(function, whether C has called it) of the frames of this file."""
+    return tuple((code.function, by_c) for code, by_c in stack if code and code.file == __file__)
+
+
+@pytest.mark.parametrize("stacks", ["kernel", "both"])
+def test_python_frames_are_those_that_run(stacks):
+    """Python frames of this process are exactly those of its known chain of calls."""
+    own, stop = open_own(), threading.Event()
+    worker = threading.Thread(target=serve, args=(stop,))
+
+    def of_worker(samples):
+        return [sample for sample in samples if sample.tid == worker.native_id]
+
+    with sampler(stacks=stacks) as running:
+        assert running.python is not None, running.python_problem
+        assert running.python.register(os.getpid(), own.interpreter.layout, own.process)
+        worker.start()
+        try:
+            samples = drain_until(running, lambda taken: len(of_worker(taken)) >= ENOUGH, 180)
+            samples += finish(running)
+        finally:
+            stop.set()
+            worker.join()
+        counts, found = running.python.counts(), read_stacks(running, of_worker(samples))
+    calls = [own_calls(stack) for stack in found]
+    in_leaf = [stack for stack in calls if stack[:1] == CHAIN[:1]]
+    assert len(in_leaf) >= ENOUGH // 2, counts
+    assert Counter(in_leaf) == {CHAIN: len(in_leaf)}
+    assert {name for stack in calls for name in stack} <= set(CHAIN)
+    assert {code.file for stack in found for code, _ in stack if code} <= {
+        __file__, threading.__file__,
+    }  # fmt: skip
+    assert found.count([]) <= 0.02 * len(found) + 3, counts

@@ -1,0 +1,57 @@
+"""The frames of this process's own threads, sampled while they run what a test knows."""
+
+import contextlib
+import os
+import time
+
+from otel_kprofiler.interpreters import open_own
+from otel_kprofiler.model import PYTHON_SIDE, parse_python_stack
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+
+_OWN = open_own()
+LAYOUT = _OWN.interpreter.layout
+PROCESS = _OWN.process._replace(image_tag=7)
+
+
+@contextlib.contextmanager
+def sampling(*, pid=None, register=True, codes=None, **settings):
+    """A sampler of a process, by default of this one, which is registered then."""
+    register = register and pid is None
+    config = {"samples_per_second": 999, "target_pids": (pid or os.getpid(),), **settings}
+    sampler = EbpfSampler(SamplerConfig(**config), python_codes=codes)
+    sampler.start()
+    try:
+        if register:
+            assert sampler.python.register(os.getpid(), LAYOUT, PROCESS)
+        yield sampler
+    finally:
+        sampler.close()
+
+
+def take(sampler, work, *args, seconds=0.5, least=20):
+    """Samples of this thread and others while ``work`` is called again and again."""
+    samples, end = [], time.monotonic() + seconds
+    while time.monotonic() < end or (len(samples) < least and time.monotonic() < end + 20):
+        work(*args)
+        samples += sampler.drain()
+    assert len(samples) >= least, sampler.counts()
+    return samples
+
+
+def frames(sampler, sample):
+    """(function, instruction, whether C has called it) of each frame, leaf first."""
+    named = []
+    for frame in parse_python_stack(sample.words(PYTHON_SIDE)).frames:
+        code = sampler.python_codes.get(frame.code)
+        named.append((code and code.function, frame.instruction, frame.is_from_c))
+    return named
+
+
+def stacks(sampler, samples):
+    """What :func:`frames` tells of each sample that has Python frames."""
+    return [frames(sampler, sample) for sample in samples if sample.words(PYTHON_SIDE)]
+
+
+def functions(found):
+    """Names only."""
+    return tuple(name for name, _, _ in found)

@@ -1,0 +1,327 @@
+"""Opens files that real processes have mapped, whatever became of their paths."""
+
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from unwind_maps import WAITS, compile_c, device_number, mapped_request, request_of
+
+from otel_kprofiler.host import Access, FilePlaces, FileProblem, MappedFileError, open_mapped
+from otel_kprofiler.model import KnownFiles
+from otel_kprofiler.unwinding.loading import open_code
+from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
+
+pytestmark = pytest.mark.live
+
+
+class Without(Access):
+    """Access without some of its rights: the kernel's answer to those who lack a capability."""
+
+    def __init__(self, *routes):
+        super().__init__()
+        self.routes = routes
+
+    def open_reference(self, path):
+        if any(f"/{route}" in path for route in self.routes):
+            raise PermissionError(1, "Operation not permitted", path)
+        return super().open_reference(path)
+
+
+@contextmanager
+def running(*command, **options):
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **options) as process:
+        try:
+            assert process.stdout.read(1) == b"\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def program(tmp_path):
+    return compile_c(tmp_path / "waits", WAITS)
+
+
+def wanted(pid, path, size=None):
+    status = os.stat(path)
+    known = status.st_size if size is None else size
+    return mapped_request(pid, status.st_ino, device_number(status.st_dev), known)
+
+
+def opened(request, files, **known):
+    file = open_mapped(request, files, **known)
+    try:
+        status = os.fstat(file.fd)
+        assert status.st_ino == request.key.inode
+        assert os.pread(file.fd, 4, 0) == b"\x7fELF"
+        assert not file.content.has_changed()
+        return file.route, file.path, file.deleted
+    finally:
+        file.close()
+
+
+def refused(request, files):
+    with pytest.raises(MappedFileError) as caught:
+        open_mapped(request, files)
+    return caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("missing", "route"),
+    [
+        ((), "map_files"),
+        (("map_files",), "exe"),
+        (("map_files", "exe"), "root"),
+        (("map_files", "exe", "root"), "path"),
+    ],
+)
+def test_opens_by_the_least_right_that_works(program, missing, route):
+    with running(program) as pid:
+        found = opened(wanted(pid, program), Without(*missing))
+    assert found == (route, str(program), False)
+
+
+def test_a_deleted_program_is_opened_by_its_mapping_or_as_the_executable(program):
+    with running(program) as pid:
+        request = wanted(pid, program)
+        program.unlink()
+        assert opened(request, Access()) == ("map_files", str(program), True)
+        assert opened(request, Without("map_files")) == ("exe", str(program), True)
+        assert refused(request, Without("map_files", "exe")) is FileProblem.FORBIDDEN
+
+
+def test_another_file_in_the_place_of_a_replaced_one_is_not_taken(program, tmp_path):
+    other = compile_c(tmp_path / "other", WAITS, "-O2")
+    with running(program) as pid:
+        request = wanted(pid, program)
+        other.replace(program)
+        assert refused(request, Without("map_files", "exe")) is FileProblem.FORBIDDEN
+        assert opened(request, Access()) == ("map_files", str(program), True)
+
+
+def test_a_file_of_another_size_is_not_the_mapped_one(program):
+    with running(program) as pid:
+        assert refused(wanted(pid, program, size=1), Access()) is FileProblem.NOT_SAME
+
+
+def test_a_mapping_whose_place_another_file_has_taken_has_gone(program, tmp_path):
+    """Libraries that are loaded one after the other often are at the same place."""
+    other = compile_c(tmp_path / "other", WAITS, "-O2")
+    with running(program) as pid, running(other):
+        request = wanted(pid, program)
+        earlier = request._replace(key=request.key._replace(inode=os.stat(other).st_ino))
+        assert refused(earlier, Access()) is FileProblem.GONE
+
+
+def test_a_later_user_of_the_inode_number_is_not_the_mapped_file(program):
+    """Number and size alone do not tell: file systems give a number away again at once."""
+    with running(program) as pid:
+        request = wanted(pid, program)
+        other = request._replace(modified=request.modified + 1)
+        assert opened(request, Access())[0] == "map_files"
+        assert refused(other, Access()) is FileProblem.NOT_SAME
+
+
+def test_a_program_that_exists_in_memory_only(program):
+    code = (
+        "import os, sys; fd = os.memfd_create('held'); "
+        "os.sendfile(fd, os.open(sys.argv[1], os.O_RDONLY), 0, 1 << 20); os.execve(fd, ['x'], {})"
+    )
+    with running("python3", "-c", code, program) as pid:
+        status = os.stat(f"/proc/{pid}/exe")
+        request = mapped_request(pid, status.st_ino, device_number(status.st_dev), status.st_size)
+        assert opened(request, Access()) == ("map_files", "/memfd:held", True)
+
+
+def test_a_process_in_a_chroot(tmp_path):
+    program = compile_c(tmp_path / "waits", WAITS, "-static")
+    with running("chroot", tmp_path, "/waits") as pid:
+        request = wanted(pid, program)
+        # The path is shown as seen from this process's root.
+        assert opened(request, Access()) == ("map_files", str(program), False)
+        assert opened(request, Without("map_files", "exe")) == ("path", str(program), False)
+
+
+def test_a_process_in_a_mount_namespace_of_its_own(tmp_path):
+    program = compile_c(tmp_path / "waits", WAITS, "-static")
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    script = f"mount -t tmpfs held {inside} && cp {program} {inside}/ && exec {inside}/waits"
+    with running("unshare", "--mount", "sh", "-c", script) as pid:
+        status = os.stat(f"/proc/{pid}/exe")
+        request = mapped_request(pid, status.st_ino, device_number(status.st_dev), status.st_size)
+        assert not (inside / "waits").exists()
+        assert opened(request, Access())[0] == "map_files"
+        assert opened(request, Without("map_files", "exe"))[0] == "root"
+
+
+def test_the_leader_of_a_process_has_ended(tmp_path):
+    source = """
+        #include <pthread.h>
+        #include <unistd.h>
+        static pthread_t leader;
+        static void *stay(void *unused)
+        {
+            pthread_join(leader, 0);
+            write(1, "\\n", 1);
+            for (;;)
+                pause();
+        }
+        int main(void)
+        {
+            pthread_t thread;
+            leader = pthread_self();
+            pthread_create(&thread, 0, stay, 0);
+            pthread_exit(0);
+        }
+    """
+    program = compile_c(tmp_path / "threads", source, "-pthread")
+    with running(program) as pid:
+        (tid,) = [int(task) for task in os.listdir(f"/proc/{pid}/task") if int(task) != pid]
+        request = wanted(tid, program)._replace(tgid=pid)
+        assert opened(request, Access()) == ("map_files", str(program), False)
+
+
+def test_a_mapping_that_was_split_is_found_by_its_file(program):
+    with running(program) as pid:
+        request = wanted(pid, program)
+        moved = request._replace(start=request.start - 4096)
+        assert opened(moved, Access()) == ("map_files", str(program), False)
+
+
+def test_a_process_that_has_ended(program):
+    with running(program) as pid:
+        request = wanted(pid, program)
+    assert refused(request, Access()) is FileProblem.GONE
+    assert opened(request, Access(), known_path=str(program)) == ("path", str(program), False)
+
+
+def test_a_process_that_has_ended_leaves_its_file_beside_others(program):
+    places = FilePlaces()
+    with running(program) as pid:
+        request = wanted(pid, program)
+        with pytest.raises(MappedFileError):
+            open_mapped(request._replace(tgid=2**22, tid=2**22), Access(), find_places=places.find)
+    places.add(str(program.parent / "another"))
+    assert opened(request, Access(), find_places=places.find) == ("path", str(program), False)
+    for other in (
+        request._replace(size=request.size + 1),
+        request._replace(modified=request.modified + 1),
+        request._replace(key=request.key._replace(device=request.key.device + 1)),
+        request._replace(size=0),
+        request._replace(modified=0),
+    ):
+        with pytest.raises(MappedFileError) as caught:
+            open_mapped(other, Access(), find_places=places.find)
+        assert caught.value.problem is FileProblem.GONE
+
+
+def test_details_of_a_file_that_is_overwritten_meanwhile_are_not_kept(program):
+    """Its build id would be that of the new content."""
+    request, known = request_of(program), KnownFiles()
+    places = FilePlaces([program.parent])
+
+    class Overwritten(Access):
+        def open_fd(self, path):
+            fd = super().open_fd(path)
+            program.write_bytes(program.read_bytes())
+            os.utime(program, ns=(0, 0))  # the clock of the file system may be coarse
+            return fd
+
+    files = Overwritten()
+    with pytest.raises(TableRefused) as caught:
+        open_code(request, files, known, places)
+    assert caught.value.refusal is Refusal.CHANGED
+    assert known.get(request.key) is None
+
+
+def test_nothing_but_regular_files_is_opened(tmp_path):
+    """A path may lead to a device by now, on which an open has effects."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(MappedFileError) as caught:  # an open for reading would block
+        open_mapped(request_of(pipe), Access(), known_path=str(pipe))
+    assert caught.value.problem is FileProblem.NOT_SAME
+
+
+@pytest.fixture
+def overlay(tmp_path):
+    """A mounted overlay of two file systems."""
+    for name in ("low", "other", "upper", "work", "merged"):
+        (tmp_path / name).mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "held", tmp_path / "other"], check=True)
+    try:
+        compile_c(tmp_path / "low" / "first", WAITS)
+        compile_c(tmp_path / "other" / "second", WAITS)
+        layers = f"lowerdir={tmp_path}/low:{tmp_path}/other"
+        writable = f"upperdir={tmp_path}/upper,workdir={tmp_path}/work"
+        target = tmp_path / "merged"
+        subprocess.run(
+            ["mount", "-t", "overlay", "held", "-o", f"{layers},{writable}", target], check=True
+        )
+        try:
+            yield tmp_path
+        finally:
+            subprocess.run(["umount", target], check=True)
+    finally:
+        subprocess.run(["umount", tmp_path / "other"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"), [("first", "low"), ("second", "other"), ("third", "upper")]
+)
+def test_files_of_an_overlay_have_the_inode_of_their_layer(overlay, name, layer):
+    """The kernel's mapping is of the layer's file; stat tells a device of the overlay's own."""
+    merged = overlay / "merged" / name
+    if not merged.exists():
+        shutil.copy(overlay / "low" / "first", merged)
+    below = os.stat(overlay / layer / name)
+    assert os.stat(merged).st_dev != below.st_dev
+    with running(merged) as pid:
+        request = mapped_request(pid, below.st_ino, device_number(below.st_dev), below.st_size)
+        assert opened(request, Access()) == ("map_files", str(merged), False)
+        assert opened(request, Without("map_files", "exe")) == ("root", str(merged), False)
+        unknown = request._replace(size=0)
+        assert opened(unknown, Access())[0] == "map_files"
+        assert refused(unknown, Without("map_files", "exe")) is FileProblem.FORBIDDEN
+
+
+def opened_as_nobody(request, *capabilities):
+    """How an unprivileged user with some capabilities opens a file, or why not."""
+    names = ",".join(f"+{name}" for name in capabilities)
+    grants = [f"--inh-caps={names}", f"--ambient-caps={names}"] if names else []
+    code = (
+        "import sys; sys.path[:0] = eval(sys.argv[1])\n"
+        "from otel_kprofiler.model import FileKey\n"
+        "from otel_kprofiler.host import Access, FileRequest, MappedFileError, open_mapped\n"
+        "request = FileRequest(FileKey(*eval(sys.argv[2])), *eval(sys.argv[3]))\n"
+        "try: print(open_mapped(request, Access()).route)\n"
+        "except MappedFileError as error: print(error.problem.name)"
+    )
+    done = subprocess.run(
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *grants, sys.executable,
+         "-c", code, repr(sys.path), repr(tuple(request.key)), repr(tuple(request[1:]))],
+        capture_output=True, text=True, check=False, cwd="/",
+    )  # fmt: skip
+    assert not done.stderr
+    return done.stdout.strip()
+
+
+def test_what_each_capability_gives(public_python):
+    with TemporaryDirectory(dir="/var/tmp") as folder:
+        os.chmod(folder, 0o755)
+        program = compile_c(Path(folder, "waits"), WAITS)
+        with running(program) as pid:
+            request = wanted(pid, program)
+            assert opened_as_nobody(request) == "FORBIDDEN"
+            assert opened_as_nobody(request, "sys_ptrace") == "exe"
+            program.chmod(0o700)
+            assert opened_as_nobody(request, "sys_ptrace") == "FORBIDDEN"
+            reads = ("sys_ptrace", "dac_read_search")
+            assert opened_as_nobody(request, *reads) == "exe"
+            assert opened_as_nobody(request, *reads, "checkpoint_restore") == "map_files"

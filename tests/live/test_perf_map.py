@@ -1,0 +1,75 @@
+"""Perf maps of JIT compilers that are installed here."""
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.host import TICK_NS, Access, ProcessMaps, read_start_ticks
+from otel_kprofiler.model import ProcessKey
+from otel_kprofiler.symbols.user.perf_map import PerfMap, parse_perf_map
+
+pytestmark = pytest.mark.live
+
+NODE = """
+    function hot(n) { let s = 0; for (let i = 0; i < n; i++) s += Math.sqrt(i) % 3; return s }
+    let x = 0;
+    for (let i = 0; i < 2000; i++) x += hot(20000);
+    console.log(x);
+    process.stdin.resume();
+"""
+PYTHON = """
+def hot(n):
+    return sum(i % 3 for i in range(n))
+print(hot(1000), flush=True)
+input()
+"""
+COMMANDS = [
+    (["node", "--perf-basic-prof", "-e", NODE], "JS:*hot "),
+    (["python3.13", "-X", "perf", "-c", PYTHON], "py::hot:"),
+    (["python3.12", "-X", "perf", "-c", PYTHON], "py::hot:"),
+]
+
+
+def runs(command):
+    path = shutil.which(command[0])
+    return path and not subprocess.run([path, "--version"], capture_output=True).returncode
+
+
+@pytest.mark.parametrize(("command", "wanted"), COMMANDS, ids=lambda case: case[0])
+def test_functions_of_a_jit_compiler_have_names(command, wanted, request, tmp_path):
+    if not runs(command):
+        pytest.skip(f"{command[0]} is not installed")
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=tmp_path,  # V8 writes another file there
+    ) as process:
+        assert process.stdout.readline(), "the compiler does not know the option"
+        key = ProcessKey(process.pid, read_start_ticks(Access(), process.pid) * TICK_NS)
+        perf_map = PerfMap(key, Access(), Clock())
+        request.addfinalizer(perf_map.close)
+        now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        while perf_map.update(now):
+            pass
+        path = Path(f"/tmp/perf-{process.pid}.map")
+        codes, damaged = parse_perf_map(path.read_bytes())
+        path.unlink()
+        maps = ProcessMaps(process.pid)
+        (*_, hot) = [code for code in codes if code.name.startswith(wanted.encode())]
+        code_in_memory = maps.find(hot.start)
+        maps.close()
+        process.stdin.close()
+    assert not damaged
+    assert code_in_memory.mapping.is_executable
+    assert not code_in_memory.mapping.path.startswith("/")
+    for address in (hot.start, hot.end - 1):
+        assert perf_map.lookup(address, now) == (hot.start, hot.end, hot.name.decode())
+    assert not perf_map.update(now + 1)  # it can be read to its end when the process has ended
+    assert perf_map.lookup(hot.start, now + 1)
+    assert perf_map.counts().functions > 10

@@ -1,0 +1,141 @@
+"""Python frames of other processes, sampled by a user who may load programs and nothing else."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.bpf import LibbpfLoader
+from tests.interpreters import ROOT, Python, find_pythons
+from tests.truth.python.chains import STYLES
+from tests.truth.python.measure import SEED, building, running
+
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+RIGHTS = ("--inh-caps=+bpf,+perfmon", "--ambient-caps=+bpf,+perfmon")
+OWN_NAMESPACES = ("unshare", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child")
+SAMPLES = int(os.environ.get("KPROFILER_PYTHON_SAMPLES", "1000"))
+MAX_MISSING = 0.02 if SAMPLES >= 20_000 else 0.04  # few samples vary
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
+    pytest.mark.skipif(not shutil.which("clang-14"), reason="clang-14 is not installed"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv"
+    ),
+]
+
+
+@pytest.fixture
+def folder():
+    """A directory that anybody may read."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def built(folder):
+    with building() as path:
+        yield Path(shutil.copy(path, folder))
+
+
+def can_run(command):
+    probe = [*NOBODY, command, "-c", "import sys; sys.path[:0] = [sys.argv[1]]; import tests.truth"]
+    return subprocess.run([*probe, ROOT], cwd="/", capture_output=True).returncode == 0
+
+
+def publish(python, folder):
+    """The interpreter where anybody may run it; a copy if it is in a home directory."""
+    if can_run(python.command):
+        return python
+    home, copy = python.command.resolve().parents[1], folder / python.version
+    options = {"copy_function": os.link, "symlinks": True}
+    left_out = shutil.ignore_patterns("test", "site-packages", "__pycache__", "config-*")
+    (copy / "lib").mkdir(parents=True)
+    shutil.copytree(home / "bin", copy / "bin", **options)
+    for library in (home / "lib").glob(f"libpython{python.minor}.so*"):
+        shutil.copy2(library, copy / "lib", follow_symlinks=False)
+    name = f"lib/python{python.minor}"
+    shutil.copytree(home / name, copy / name, ignore=left_out, **options)
+    command = copy / "run"
+    command.write_text(
+        f'#!/bin/sh\nLD_LIBRARY_PATH={copy}/lib exec {copy}/bin/python{python.minor} "$@"\n'
+    )
+    command.chmod(0o755)
+    return Python(command, python.version)
+
+
+TRACK = """
+import sys, time
+sys.path[:0] = [sys.argv[1]]
+from otel_kprofiler.interpreters import PythonTracking
+from tests.interpreters import Journal
+journal = Journal()
+tracking = PythonTracking(journal)
+tracking.start()
+print(flush=True)
+pid = int(sys.stdin.readline())
+end = time.monotonic() + 20
+while pid not in journal.now and time.monotonic() < end:
+    time.sleep(0.05)
+print(journal.now[pid][1].runtime_at, flush=True)
+tracking.close()
+"""
+SERVICE = """
+import ctypes, sys
+print(ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime")), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_processes_of_others_that_start_later(folder):
+    """With CAP_PERFMON: by path, which must lead to a file of the same build id."""
+    if not can_run(sys.executable):
+        pytest.skip("uid 65534 cannot read this Python: use a venv outside of root's home")
+    python = publish(find_pythons()[0], folder)
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    tracking = [*NOBODY, *RIGHTS, sys.executable, "-c", TRACK, str(ROOT)]
+    with subprocess.Popen(tracking, cwd="/", **options) as tracker:
+        tracker.stdout.readline()
+        with subprocess.Popen([python.command, "-c", SERVICE], **options) as service:
+            address = service.stdout.readline()
+            tracker.stdin.write(f"{service.pid}\n")
+            tracker.stdin.flush()
+            assert tracker.stdout.readline() == address
+            service.stdin.close()
+
+
+def test_two_versions_one_in_other_namespaces(built, folder):
+    """With CAP_BPF and CAP_PERFMON, processes of that user, which run before the sampler does."""
+    if not can_run(sys.executable):
+        pytest.skip("uid 65534 cannot read this Python: use a venv outside of root's home")
+    found = find_pythons()
+    pythons = [publish(one, folder) for one in (found[0], found[-1])]
+    first, second = pythons
+    with (
+        running(first, *NOBODY, cwd="/") as here,
+        running(second, *OWN_NAMESPACES, *NOBODY, cwd="/") as elsewhere,
+    ):
+        lines = [
+            json.dumps([one.pid, one.threads, SEED, STYLES, one.judge.below])
+            for one in (here, elsewhere)
+        ]
+        sampler = [sys.executable, "-m", "tests.truth.python.nobody", str(built), str(SAMPLES)]
+        done = subprocess.run(
+            [*NOBODY, *RIGHTS, *sampler], input="\n".join(lines), cwd=ROOT, text=True,
+            capture_output=True, timeout=280,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        total, wrong, missing, description = json.loads(line)
+        assert total >= SAMPLES, description
+        assert not wrong, description
+        assert missing <= MAX_MISSING * total, description
+        print(description)  # noqa: T201 - with -rP
+    assert len(done.stdout.splitlines()) == 2

@@ -1,0 +1,312 @@
+"""Frames of CPython that the program reads in this process, against what it runs."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+from python_frames import LAYOUT, PROCESS, frames, functions, sampling, stacks, take
+
+from otel_kprofiler.bpf import LibbpfLoader, PythonProcess
+from otel_kprofiler.errors import SamplerError
+from otel_kprofiler.model import (
+    PYTHON_SIDE,
+    STACK_OK,
+    STACK_TRUNCATED,
+    USER_SIDE,
+    KnownCodes,
+    PythonEnd,
+    parse_python_stack,
+)
+from otel_kprofiler.sampling import attachment
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
+]
+
+
+def leaf():
+    return os.listdir("/usr/bin")
+
+
+def generate():
+    yield leaf()
+
+
+def middle(_):
+    return list(generate())
+
+
+def outer():
+    return list(map(middle, range(2)))
+
+
+def recurse(depth):
+    return recurse(depth - 1) if depth else os.listdir("/usr/bin")
+
+
+CHAIN = [("leaf", False), ("generate", True), ("middle", True), ("outer", True)]
+"""With whether C has called each."""
+
+
+def own_part(found):
+    return [(name, is_from_c) for name, _, is_from_c in found][: len(CHAIN)]
+
+
+def in_leaf(sampler, samples):
+    """Stacks with :func:`leaf` on top: the others were taken in the test itself."""
+    return [one for one in stacks(sampler, samples) if one[0][0] == "leaf"]
+
+
+@pytest.mark.parametrize("sides", ["kernel", "user", "both"])
+def test_frames_are_those_that_run(sides):
+    with sampling(stacks=sides) as sampler:
+        samples = take(sampler, outer)
+        found = in_leaf(sampler, samples)
+        codes = {code.function: code for code in sampler.python_codes}
+    assert len(found) >= 20
+    assert Counter(map(str, map(own_part, found))) == {str(CHAIN): len(found)}
+    assert {functions(one[len(CHAIN) :])[:2] for one in found} == {
+        ("take", "test_frames_are_those_that_run")
+    }
+    for function in (leaf, generate, middle, outer):
+        code, known = function.__code__, codes[function.__qualname__]
+        assert known.line_table == code.co_linetable
+        assert (known.file, known.first_line) == (code.co_filename, code.co_firstlineno)
+        assert (known.process, known.address) == (os.getpid(), id(code))
+    positions = list(leaf.__code__.co_positions())
+    assert {positions[one[0][1]][0] for one in found} == {leaf.__code__.co_firstlineno + 1}
+    assert {dict(sample.collected).get(PYTHON_SIDE, STACK_OK) for sample in samples} == {STACK_OK}
+    assert any(sample.words(USER_SIDE) for sample in samples) == (sides != "kernel")
+
+
+def test_each_thread_has_its_own_frames():
+    going = True
+
+    def work(function):
+        while going:
+            function()
+
+    def first():
+        leaf()
+
+    def second():
+        leaf()
+
+    threads = {
+        name: threading.Thread(target=work, args=(function,))
+        for name, function in (("first", first), ("second", second))
+    }
+    with sampling() as sampler:
+        for thread in threads.values():
+            thread.start()
+        try:
+            samples = take(sampler, threading.Event().wait, 0.05, least=100)
+        finally:
+            going = False
+            for thread in threads.values():
+                thread.join()
+        callers = {
+            name: Counter(
+                functions(one)[1].rpartition(".")[2]
+                for one in in_leaf(
+                    sampler, [sample for sample in samples if sample.tid == thread.native_id]
+                )
+            )
+            for name, thread in threads.items()
+        }
+    assert {name: set(found) for name, found in callers.items()} == {
+        "first": {"first"}, "second": {"second"},
+    }  # fmt: skip
+
+
+def test_only_registered_processes_have_python_frames():
+    with sampling(register=False) as sampler:
+        samples = take(sampler, outer)
+        assert not any(sample.words(PYTHON_SIDE) for sample in samples)
+        assert not sampler.python.counts()
+        assert not sampler.python.release(os.getpid())
+        assert sampler.python.register(os.getpid(), LAYOUT, PROCESS)
+        assert in_leaf(sampler, take(sampler, outer))
+        assert sampler.python.release(os.getpid())
+        samples = take(sampler, outer)
+        sampler.drain()
+        assert not any(sample.words(PYTHON_SIDE) for sample in take(sampler, outer))
+
+
+def test_every_registered_stack_is_counted_once():
+    with sampling() as sampler:
+        samples = take(sampler, outer)
+        sampler.stop()
+        samples += sampler.drain()
+        counts = sampler.python.counts()
+    assert sum(bool(sample.words(PYTHON_SIDE)) for sample in samples) == counts["complete"]
+    outcomes = {name: count for name, count in counts.items() if name != "described"}
+    assert sum(outcomes.values()) == len(samples)
+    assert counts["described"] == len(sampler.python_codes)
+
+
+def test_deep_stacks_are_cut_at_the_limit():
+    with sampling(python_frames=30) as sampler:
+        samples = take(sampler, recurse, 50)
+        deep = [
+            (
+                parse_python_stack(sample.words(PYTHON_SIDE)),
+                dict(sample.collected)[PYTHON_SIDE],
+                one,
+            )
+            for sample in samples
+            if sample.words(PYTHON_SIDE)
+            and (one := functions(frames(sampler, sample)))[0] == "recurse"
+        ]
+    assert ("recurse",) * 30 in {one for _, _, one in deep}
+    for stack, status, one in deep:
+        assert (stack.end, len(stack.frames), stack.tag) == (PythonEnd.FRAME_LIMIT, 30, 7)
+        assert status == STACK_TRUNCATED
+        assert "recurse" not in one[one.count("recurse") :]
+
+
+def test_the_limit_can_change_while_the_sampler_runs():
+    with sampling(python_frames=5) as sampler:
+        assert max(map(len, stacks(sampler, take(sampler, outer)))) == 5
+        sampler.reconfigure(replace(sampler.config, python_frames=0))
+        sampler.drain()
+        assert not any(sample.words(PYTHON_SIDE) for sample in take(sampler, outer))
+
+
+def test_what_was_dropped_is_described_again():
+    """Two descriptions have no room: each sample's frames are in turn dropped and described."""
+    with sampling(codes=KnownCodes(max_bytes=2500)) as sampler:
+        take(sampler, outer, seconds=1)
+        sampler.stop()
+        sampler.drain()
+        described = sampler.python.counts()["described"]
+        known = {code.function for code in sampler.python_codes}
+        dropped = sampler.python_codes.dropped
+    assert dropped > 20
+    assert described == dropped + len(known)
+
+
+def test_other_code_at_the_same_address_is_another_function():
+    """Code objects are made and freed, and mostly get the memory of the one before."""
+    source = "import os\ndef f{0}():\n{1} return os.listdir('/usr/bin')\n"
+    addresses = Counter()
+
+    numbers = count()
+
+    def churn():
+        number, space = next(numbers), {}
+        exec(source.format(number, "\n" * (number % 7)), space)
+        function = space[f"f{number}"]
+        addresses[id(function.__code__)] += 1
+        function()
+
+    with sampling() as sampler:
+        samples = take(sampler, churn, seconds=2)
+        tops = {
+            sampler.python_codes.get(parse_python_stack(words).frames[0].code)
+            for words in (sample.words(PYTHON_SIDE) for sample in samples)
+            if words
+        }
+    found = [code for code in tops if code.file == "<string>" and code.function[1:].isdecimal()]
+    assert len(found) >= 20
+    assert max(addresses.values()) > 1
+    for code in found:
+        number = int(code.function[1:])
+        whole = compile(source.format(number, "\n" * (number % 7)), "<string>", "exec")
+        (inner,) = [const for const in whole.co_consts if hasattr(const, "co_linetable")]
+        assert (code.first_line, code.line_table) == (2, inner.co_linetable)
+
+
+SERVICE = """
+import os, sys
+sys.path[:0] = [sys.argv[1]]
+from python_frames import PROCESS
+
+def serve():
+    while not os.path.exists(sys.argv[2]):
+        os.listdir("/usr/bin")
+
+print(*PROCESS, flush=True)
+serve()
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[3], sys.argv[1], sys.argv[2] + "2", ""])
+"""
+
+
+def test_a_process_that_executes_a_program_has_to_be_registered_again(tmp_path):
+    """Other processes are read, too; without an address of its own another program is not."""
+    switch = tmp_path / "switch"
+    folder = os.path.dirname(__file__)
+    command = [sys.executable, "-c", SERVICE, folder, str(switch), SERVICE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
+        try:
+            with sampling(pid=service.pid) as sampler:
+                process = PythonProcess(*map(int, service.stdout.readline().split()))
+                assert sampler.python.register(service.pid, LAYOUT, process)
+                before = stacks(sampler, take(sampler, time.sleep, 0.05))
+                assert {functions(one)[-2:] for one in before} == {("serve", "<module>")}
+                switch.touch()
+                process = PythonProcess(*map(int, service.stdout.readline().split()))
+                sampler.drain()
+                after = take(sampler, time.sleep, 0.05)
+                assert not stacks(sampler, after)
+                assert sampler.python.counts()["other_image"] >= len(after)
+                assert sampler.python.register(service.pid, LAYOUT, process)
+                again = stacks(sampler, take(sampler, time.sleep, 0.05))
+                assert functions(again[-1])[-2:] == ("serve", "<module>")
+                assert len({code.image for code in sampler.python_codes}) == 2
+        finally:
+            service.kill()
+
+
+def test_a_forked_child_leaves_the_sampler_to_its_parent():
+    with sampling() as sampler:
+        take(sampler, outer)
+        pid = os.fork()
+        if not pid:
+            os._exit(sampler.python is not None if sampler._attached else 0)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert in_leaf(sampler, take(sampler, outer))
+        assert {code.process for code in sampler.python_codes} == {os.getpid()}
+
+
+def test_nothing_stays_open():
+    def is_open():
+        links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
+        maps = Path("/proc/self/maps").read_text()
+        return Counter(os.readlink(link) for link in links if os.path.lexists(link)), maps.count(
+            "bpf-map"
+        )
+
+    with sampling() as sampler:
+        take(sampler, outer)
+    before = is_open()
+    with sampling() as sampler:
+        take(sampler, outer)
+    counts = sampler.python_codes
+    assert is_open() == before
+    assert counts.on_dropped is None
+
+
+def test_a_kernel_that_refuses_the_program_is_sampled_without(monkeypatch, caplog):
+    load = attachment._load_program
+
+    def refuse(choice, *args):
+        if choice.python:
+            raise SamplerError("refused", log="", hint="")
+        return load(choice, *args)
+
+    monkeypatch.setattr(attachment, "_load_program", refuse)
+    with sampling(register=False) as sampler:
+        assert sampler.python is None
+        assert sampler.python_problem == "this kernel does not accept the program"
+        assert take(sampler, outer)
+    messages = [record.message for record in caplog.records if "Python frames" in record.message]
+    assert messages == ["stacks have no Python frames: this kernel does not accept the program"]

@@ -1,0 +1,216 @@
+"""Lines of Python that make the kernel work: found by ``record`` and by a service itself."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from itertools import dropwhile
+from operator import itemgetter
+
+import pytest
+from planted import HOT, write_program
+
+from otel_kprofiler.model import KERNEL_SIDE, PYTHON_SIDE, USER_SIDE
+from otel_kprofiler.otlp import read_profiles
+
+pytestmark = pytest.mark.live
+
+RATE = ("-F", "499")
+
+
+@pytest.fixture
+def program(tmp_path):
+    return tmp_path / "shop.py"
+
+
+@pytest.fixture
+def hot_line(program):
+    return write_program(program)
+
+
+def record(path, *words):
+    subprocess.run(
+        [sys.executable, "-m", "otel_kprofiler", "record", "-o", path, *words],
+        check=True, timeout=120, capture_output=True, cwd=os.getcwd(),
+    )  # fmt: skip
+    return read_samples(path)
+
+
+def read_samples(path):
+    """Times and stacks, in order."""
+    return sorted(
+        (
+            (time_ns, sample.stack)
+            for window in read_profiles(str(path))
+            for group in window.profiles[0].resources
+            for sample in group.samples
+            for time_ns in sample.timestamps_unix_ns
+        ),
+        key=itemgetter(0),
+    )
+
+
+def innermost_lines(samples, entry="getdents64"):
+    """Innermost lines of Python of the samples in a system call, from the first that has one."""
+    lines = [
+        next((frame.lines for frame in stack.frames if frame.side is PYTHON_SIDE), None)
+        for _, stack in samples
+        if any(entry in frame.function for frame in stack.frames)
+    ]
+    return Counter(dropwhile(lambda line: line is None, lines))
+
+
+def check_hot_line(samples, program, hot_line):
+    """All that was seen in the system call is the planted line, but for what was not read."""
+    lines = innermost_lines(samples)
+    missing = lines.pop(None, 0)
+    (((line,), count),) = lines.items()
+    assert (line.function, line.file, line.line) == (f"step_{HOT}", str(program), hot_line)
+    assert line.start_line == hot_line - 2
+    assert count > 20
+    assert missing <= max(3, count // 20)
+
+
+def test_record_shows_which_line_makes_the_kernel_work(program, hot_line, tmp_path):
+    command = [*RATE, "--", sys.executable, program, "1"]
+    samples = record(tmp_path / "x.otlp", "--stacks", "kernel", *command)
+    check_hot_line(samples, program, hot_line)
+    kinds = {tuple(side.kind for side in stack.sides) for _, stack in samples}
+    assert kinds <= {(KERNEL_SIDE, PYTHON_SIDE), (KERNEL_SIDE,)}
+
+
+@pytest.mark.parametrize("symbols", ["names", "off"])
+def test_native_frames_stand_where_python_called_them(program, hot_line, tmp_path, symbols):
+    command = ["--user-symbols", symbols, *RATE, "--", sys.executable, program, "1"]
+    samples = record(tmp_path / "x.otlp", "--stacks", "both", *command)
+    check_hot_line(samples, program, hot_line)
+    called_back = Counter()
+    for _, stack in samples:
+        names = [frame.function for frame in stack.frames if frame.side is PYTHON_SIDE]
+        if names[:2] == [f"step_{HOT}", "sub"]:
+            kinds = [side.kind for side in stack.sides if side.kind is not KERNEL_SIDE]
+            while kinds[:1] == [USER_SIDE]:
+                kinds.pop(0)  # what the function called
+            called_back[tuple(kinds[:3])] += 1
+    most, count = called_back.most_common(1)[0]
+    assert most == (PYTHON_SIDE, USER_SIDE, PYTHON_SIDE), "re.sub is C code between them"
+    assert count > called_back.total() * 0.8
+
+
+@pytest.mark.parametrize("symbols", ["names", "off"])
+def test_a_replay_shows_what_the_recording_showed(program, hot_line, tmp_path, symbols):
+    """From its file alone, with Python frames between native ones.
+
+    These must be known in the replay, so the interpreter's loop has a name in it in any case.
+    """
+    command = ["--user-symbols", symbols, *RATE, "--", sys.executable, program, "0.5"]
+    live = record(tmp_path / "x.otlp", "--raw", tmp_path / "x.raw", *command)
+    replayed = record(tmp_path / "y.otlp", "--replay", tmp_path / "x.raw")
+    assert shown(replayed) == shown(live)
+    check_hot_line(replayed, program, hot_line)
+
+
+def shown(samples):
+    def lines(frame):
+        return () if frame.function.startswith("_PyEval_EvalFrameDefault") else frame.lines
+
+    return Counter(
+        tuple((frame.side, lines(frame)) for frame in stack.frames) for _, stack in samples
+    )
+
+
+def test_without_python_frames_there_are_none(program, hot_line, tmp_path):
+    samples = record(
+        tmp_path / "x.otlp", "--no-python", *RATE, "--", sys.executable, program, "0.5"
+    )
+    assert samples
+    assert not any(side.kind is PYTHON_SIDE for _, stack in samples for side in stack.sides)
+
+
+SERVICE = """
+import json, sys
+sys.path.insert(0, {directory!r})
+import shop
+from otel_kprofiler import KernelProfiler
+profiler = KernelProfiler.from_env()
+profiler.start(on_error="raise")
+shop.main(1.5)
+print(json.dumps(profiler.stats()["python_frames"]))
+profiler.stop()
+"""
+
+
+@pytest.mark.parametrize("frames", ["", "off"])
+def test_a_service_shows_its_own_lines_unless_told_not_to(program, hot_line, tmp_path, frames):
+    path = tmp_path / "x.otlp.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-c", SERVICE.format(directory=str(tmp_path))],
+        env={
+            **os.environ,
+            "OTEL_PROFILES_EXPORTER": "otlp_json_file",
+            "OTEL_KPROFILER_FILE": str(path),
+            "OTEL_KPROFILER_SAMPLES_PER_SECOND": "499",
+            "OTEL_KPROFILER_PYTHON_FRAMES": frames,
+        },
+        check=True, timeout=120, capture_output=True, text=True,
+    )  # fmt: skip
+    state = json.loads(done.stdout)
+    samples = read_samples(path)
+    if frames:
+        assert state["problem"] == "python_frames is 0"
+        assert not any(side.kind is PYTHON_SIDE for _, stack in samples for side in stack.sides)
+    else:
+        assert state["problem"] == ""
+        assert state["stacks"]["complete"] > 20
+        check_hot_line(samples, program, hot_line)
+
+
+APP = """
+
+def app(environ, start_response):
+    handle()
+    start_response("200 OK", [])
+    return [b"done"]
+"""
+
+
+def ask(place):
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5)
+        client.connect(str(place))
+        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        while client.recv(4096):
+            pass
+
+
+def test_report_shows_the_hot_line_of_a_service_under_gunicorn_first(program, hot_line, tmp_path):
+    program.write_text(program.read_text().replace("\n\nif __name__", f"{APP}\n\nif __name__"))
+    path, place = tmp_path / "x.otlp", tmp_path / "socket"
+    service = [
+        sys.executable, "-m", "gunicorn", "--workers", "2", "--bind", f"unix:{place}",
+        "--chdir", tmp_path, "shop:app",
+    ]  # fmt: skip
+    command = ["-d", "8s", "-F", "499", "--stacks", "kernel", "-o", path, "--", *service]
+    recording = subprocess.Popen(
+        [sys.executable, "-m", "otel_kprofiler", "record", *command],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    while recording.poll() is None:
+        try:
+            ask(place)
+        except OSError:  # it does not listen yet, or no more
+            time.sleep(0.05)
+    assert recording.returncode == 0
+    lines = innermost_lines(read_samples(path))
+    lines.pop(None, None)
+    ((line,), count), *_ = lines.most_common()
+    assert (line.function, line.line) == (f"step_{HOT}", hot_line)
+    assert count > 20
+    shown = subprocess.run(
+        [sys.executable, "-m", "otel_kprofiler", "report", "--by", "line", path],
+        check=True, capture_output=True, text=True,
+    ).stdout.splitlines()  # fmt: skip
+    assert f"step_{HOT} (shop.py:{hot_line})" in shown[2]

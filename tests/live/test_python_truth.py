@@ -1,0 +1,76 @@
+"""Python frames of each sample are exactly what ran at that instant, in every interpreter here."""
+
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.bpf import LibbpfLoader
+from tests.interpreters import VERSIONS, Python, find_missing, find_pythons
+from tests.truth.python.chains import GREENLET, STYLES
+from tests.truth.python.measure import building, churning, measure, running
+
+SAMPLES = 1500
+MAX_ABSENT = 0.04  # twice what many samples have
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
+    pytest.mark.skipif(not shutil.which("clang-14"), reason="clang-14 is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def built():
+    with building() as path:
+        yield path
+
+
+def check(report, samples):
+    assert not report.wrong, report.describe()
+    assert report.total >= samples, report.describe()
+    assert report.absent + report.unknown <= MAX_ABSENT * report.total, report.describe()
+
+
+@pytest.mark.parametrize("minor", VERSIONS)
+def test_every_stack_is_what_ran(built, minor):
+    if minor in find_missing():
+        pytest.skip(f"no CPython {minor} here")
+    for python in find_pythons():
+        if python.minor == minor:
+            with running(python) as target:
+                (report,) = measure(built, [target], SAMPLES)
+            check(report, SAMPLES)
+            assert set(STYLES) <= set(report.styles)
+            assert report.in_system_calls
+
+
+def test_greenlets_have_their_own_frames(built, monkeypatch):
+    """Nothing is below a greenlet, and there is no frame before it begins and after it ends."""
+    greenlet = pytest.importorskip("greenlet")
+    monkeypatch.setenv("PYTHONPATH", str(Path(greenlet.__file__).parents[1]))
+    python = Python(Path(sys.executable), platform.python_version())
+    with running(python, styles=(*STYLES, GREENLET)) as target:
+        (report,) = measure(built, [target], SAMPLES)
+    check(report, SAMPLES)
+    assert report.right >= SAMPLES // 2, report.describe()
+    assert 0 < report.frameless <= report.outcomes["no_frame"]
+    assert report.styles[GREENLET]
+
+
+def test_two_versions_at_once(built):
+    pythons = find_pythons()
+    with running(pythons[0]) as first, running(pythons[-1]) as second:
+        for report in measure(built, [first, second], SAMPLES // 4):
+            check(report, SAMPLES // 4)
+
+
+@pytest.mark.parametrize("index", [0, -1])
+def test_code_at_an_address_of_earlier_code_is_not_that(built, index):
+    python = find_pythons()[index]
+    with churning(python) as target:
+        (report,) = measure(built, [target], SAMPLES)
+    assert not report.wrong, report.describe()
+    assert report.right >= SAMPLES // 2, report.describe()

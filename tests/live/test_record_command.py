@@ -1,0 +1,128 @@
+"""``record -- COMMAND``: how it ends, what it says, and what it leaves."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from programs import holds_sampler
+
+pytestmark = pytest.mark.live
+
+RECORD = [sys.executable, "-m", "otel_kprofiler", "record", "--stacks", "kernel"]
+
+
+def record(directory, *words):
+    return subprocess.run(
+        [*RECORD, *map(str, words)], capture_output=True, text=True, cwd=directory, timeout=60,
+    )  # fmt: skip
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "told"),
+    [
+        ("exit 0", 0, "wrote x.html: "),
+        ("exit 7", 7, "the command exited with status 7"),
+        ("kill -KILL $$", 137, "the command was ended by SIGKILL"),
+        ("kill -RTMIN $$", 128 + signal.SIGRTMIN, "the command was ended by SIGRTMIN"),
+    ],
+)
+def test_the_exit_status_is_that_of_the_command(tmp_path, script, status, told):
+    done = record(tmp_path, "-o", "x.html", "--idle", "--", "sh", "-c", f"sleep 0.2; {script}")
+    assert done.returncode == status, done.stderr
+    assert told in done.stderr.splitlines()[-1]
+    assert (tmp_path / "x.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "message"),
+    [
+        ("no-such-program", 127, "no-such-program: command not found"),
+        ("./none", 127, "./none: No such file or directory"),
+        ("./text", 126, "./text: Permission denied"),
+        ("./directory", 126, "./directory: Is a directory"),
+    ],
+)
+def test_what_cannot_be_run_is_told_as_by_a_shell(tmp_path, name, status, message):
+    (tmp_path / "text").write_text("")
+    (tmp_path / "directory").mkdir()
+    done = record(tmp_path, "-o", "x.html", "--", name)
+    assert done.returncode == status
+    assert done.stderr.startswith(f"error: {message}\nfix: ")
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_the_output_of_the_command_is_kept_apart_from_the_profile(tmp_path):
+    words = ["sh", "-c", "echo of the command; head -c 3G /dev/zero > /dev/null"]
+    done = record(tmp_path, "-F", 999, "-f", "folded", "-o", "-", "--", *words)
+    assert done.returncode == 0, done.stderr
+    assert "of the command" not in done.stdout
+    assert done.stdout
+    assert "of the command\n" in done.stderr
+    done = record(tmp_path, "-o", "x.html", "--", *words)
+    assert done.stdout == "of the command\n"
+
+
+def test_a_command_and_its_children_end_with_the_recording(tmp_path):
+    """Also those that ignore SIGTERM."""
+    stubborn = "trap '' TERM; echo $$; sleep 1000 & echo $!; while :; do sleep 1; done"
+    started = time.monotonic()
+    done = record(tmp_path, "-d", "1s", "-o", "x.html", "--", "sh", "-c", stubborn)
+    assert done.returncode == 0, done.stderr
+    assert "the command did not end within 5 s and was killed" in done.stderr
+    assert time.monotonic() - started < 40
+    pids = list(map(int, done.stdout.split()))
+    assert len(pids) == 2
+    assert not any(map(is_running, pids))
+    assert (tmp_path / "x.html").exists()
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_command_too(tmp_path, by):
+    words = [*RECORD, "-o", "x.html", "--", "sh", "-c", "echo $$; exec sleep 1000"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        start_new_session=True,
+    ) as running:  # fmt: skip
+        while not holds_sampler(running.pid):
+            assert running.poll() is None
+            time.sleep(0.05)
+        pid = int(running.stdout.readline())
+        running.send_signal(by)
+        _, errors = running.communicate(timeout=60)
+    assert running.returncode == 0, errors
+    assert not is_running(pid)
+    assert "was killed" not in errors
+    assert (tmp_path / "x.html").exists()
+
+
+def test_ctrl_c_at_a_terminal_reaches_the_command_once(tmp_path):
+    script = "trap 'echo again >> got; sleep 0.5; exit 3' INT; echo > ready; while :; do :; done"
+    pid, master = os.forkpty()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execv(sys.executable, [*RECORD, "-o", "x.html", "--", "sh", "-c", script])
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.05)
+    os.write(master, b"\x03")
+    shown = b""
+    try:
+        while chunk := os.read(master, 4096):
+            shown += chunk
+    except OSError:
+        pass  # the other end is closed
+    os.close(master)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, shown
+    assert (tmp_path / "got").read_text() == "again\n"
+    assert b"interrupted" in shown

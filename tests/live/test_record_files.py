@@ -1,0 +1,228 @@
+"""Files of ``record``: no recording is lost, and nothing else is overwritten."""
+
+import gzip
+import itertools
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from programs import holds_sampler
+
+from otel_kprofiler.otlp import read_profiles
+
+pytestmark = pytest.mark.live
+
+RECORD = [sys.executable, "-m", "otel_kprofiler", "record"]
+SHORT = ["-d", "0.5s", "--stacks", "kernel", "--idle"]
+
+
+def record(directory, *words, **kwargs):
+    return subprocess.run(
+        [*RECORD, *SHORT, *map(str, words)],
+        capture_output=True, cwd=directory, timeout=60, **kwargs,
+    )  # fmt: skip
+
+
+def start(directory, *words):
+    """A recording that samples, of an hour."""
+    command = [*RECORD, *SHORT, "-d", "1h", *map(str, words)]
+    running = subprocess.Popen(command, cwd=directory, stderr=subprocess.PIPE, text=True)
+    while not holds_sampler(running.pid):
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.05)
+    return running
+
+
+def end(running):
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 0, errors
+    return errors
+
+
+def names(directory):
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+def wait_for_samples(part, windows):
+    while not part.exists() or len(read_profiles(str(part))) < windows:
+        time.sleep(0.1)
+    return read_profiles(str(part))
+
+
+def test_a_killed_recording_leaves_what_it_took_and_the_next_one_says_so(tmp_path):
+    part = tmp_path / "x.html.part"
+    running = start(tmp_path, "-o", "x.html")
+    seen = wait_for_samples(part, 3)
+    running.kill()
+    running.communicate()
+    assert names(tmp_path) == [part.name]
+    assert stat.S_IMODE(part.stat().st_mode) == 0o600
+    left = read_profiles(str(part))
+    assert len(left) >= len(seen)
+    for one, following in itertools.pairwise(left):
+        assert 0 < one.end_unix_ns - one.start_unix_ns <= 1_500_000_000
+        assert one.end_unix_ns == following.start_unix_ns
+    assert all(window.sample_count for window in left)
+    report = [sys.executable, "-m", "otel_kprofiler", "report", part.name, "-o", "report.folded"]
+    subprocess.run(report, check=True, cwd=tmp_path, timeout=60)
+    assert (tmp_path / "report.folded").read_text()
+    (tmp_path / "report.folded").unlink()
+    done = record(tmp_path, "-o", "y.html")
+    assert done.returncode == 0, done.stderr
+    assert b"x.html.part holds what a recording took that was killed" in done.stderr
+    done = record(tmp_path, "-o", "x.html")
+    assert done.returncode == 0, done.stderr
+    assert names(tmp_path) == ["x.html", "x.html.part", "y.html"]
+    assert read_profiles(str(part))
+
+
+def test_the_part_file_and_the_output_hold_the_same_samples(tmp_path):
+    """A copy of the part file, taken late, has a beginning of what the output has."""
+    running = start(tmp_path, "-o", "x.otlp")
+    early = wait_for_samples(tmp_path / "x.otlp.part", 2)
+    end(running)
+    (whole,) = read_profiles(str(tmp_path / "x.otlp"))
+    assert names(tmp_path) == ["x.otlp"]
+
+    def times(windows):
+        return sorted(t for w in windows for _, s in w.samples for t in s.timestamps_unix_ns)
+
+    limit = early[-1].end_unix_ns
+    assert times(early) == [time for time in times([whole]) if time < limit]
+    assert whole.start_unix_ns == early[0].start_unix_ns
+
+
+def test_a_file_that_cannot_be_written_at_the_end_leaves_the_samples(tmp_path):
+    running = start(tmp_path, "-o", "x.html")
+    wait_for_samples(tmp_path / "x.html.part", 1)
+    # From now on no file may grow.
+    subprocess.run(["prlimit", f"--pid={running.pid}", "--fsize=0:0"], check=True)
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert "error: cannot write x.html: File too large" in errors
+    assert "x.html.part holds the samples that were taken until then" in errors
+    assert names(tmp_path) == ["x.html.part"]
+    assert read_profiles(str(tmp_path / "x.html.part"))
+
+
+def test_the_first_command_works_a_second_time(tmp_path):
+    for name in ("profile.html", "profile-2.html", "profile-3.html"):
+        done = record(tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.startswith(b"wrote %s: " % name.encode())
+    assert record(tmp_path, "-f", "speedscope").returncode == 0
+    assert names(tmp_path) == [
+        "profile-2.html", "profile-3.html", "profile.html", "profile.speedscope.json",
+    ]  # fmt: skip
+
+
+def test_recordings_at_the_same_time_do_not_share_a_file(tmp_path):
+    first, second = start(tmp_path), start(tmp_path)
+    done = record(tmp_path, "-o", "profile.html", "--force")
+    assert done.returncode == 1
+    assert b"another recording is being written to profile.html" in done.stderr
+    assert "wrote profile-2.html" in end(second)
+    assert "wrote profile.html" in end(first)
+    assert names(tmp_path) == ["profile-2.html", "profile.html"]
+
+
+def test_a_name_that_is_taken_meanwhile_is_numbered(tmp_path):
+    running = start(tmp_path, "-o", "x.folded")
+    (tmp_path / "x.folded").write_text("precious")
+    assert "wrote x-2.folded" in end(running)
+    assert (tmp_path / "x.folded").read_text() == "precious"
+    assert names(tmp_path) == ["x-2.folded", "x.folded"]
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_what_is_no_regular_file_is_written_to(tmp_path, force):
+    os.mkfifo(tmp_path / "fifo")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "socket"))
+    listener.listen()
+    got = {}
+
+    def read_fifo():
+        got["fifo"] = (tmp_path / "fifo").read_bytes()
+
+    def read_socket():
+        connected, _ = listener.accept()
+        with connected, connected.makefile("rb") as stream:
+            got["socket"] = stream.read()
+
+    threads = [threading.Thread(target=read, daemon=True) for read in (read_fifo, read_socket)]
+    for thread in threads:
+        thread.start()
+    for name in ("fifo", "socket", "/dev/null"):
+        done = record(tmp_path, "-f", "folded", "-o", name, *force)
+        assert done.returncode == 0, done.stderr
+    for thread in threads:
+        thread.join()
+    listener.close()
+    assert all(b";" in got[name] for name in ("fifo", "socket"))
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    assert stat.S_ISFIFO((tmp_path / "fifo").stat().st_mode)
+    assert names(tmp_path) == ["fifo", "socket"]
+
+
+def test_standard_output_may_be_a_file_that_has_content(tmp_path):
+    with (tmp_path / "log").open("wb") as log:
+        log.write(b"before\n")
+        log.flush()
+        done = subprocess.run(
+            [*RECORD, *SHORT, "-f", "folded", "-o", "/dev/stdout"],
+            stdout=log, stderr=subprocess.PIPE, cwd=tmp_path, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, *rest = (tmp_path / "log").read_text().splitlines()
+    assert first == "before"
+    assert rest
+
+
+def test_links_are_followed_and_stay(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link.folded").symlink_to("there/x.folded")
+    for force in ([], ["--force"]):
+        done = record(tmp_path, "-o", "link.folded", *force)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "link.folded").is_symlink()
+    assert names(tmp_path / "there") == ["x.folded"]
+
+
+@pytest.mark.parametrize("name", ["x.FOLDED", "x.Folded.GZ", "x.pb.gz", "x.pb", "x.json.gz"])
+def test_suffixes_are_known_in_any_case_and_compressed(tmp_path, name):
+    done = record(tmp_path, "-o", name)
+    assert done.returncode == 0, done.stderr
+    content = (tmp_path / name).read_bytes()
+    if name.lower().endswith("gz") or ".pb" in name:
+        content = gzip.decompress(content)
+    if "json" in name:
+        assert json.loads(content)["resourceProfiles"]
+    if "folded" in name.lower():
+        assert all(line.rpartition(b" ")[2].isdigit() for line in content.splitlines())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--raw", "x.html", "-o", "x.html"],
+        ["--raw", "./profile.html"],
+        ["--replay", "x.raw", "-o", "x.raw", "-f", "html", "--force"],
+    ],
+)
+def test_one_file_is_not_given_two_contents(tmp_path, words):
+    (tmp_path / "x.raw").write_bytes(b"precious")
+    done = subprocess.run([*RECORD, *words], capture_output=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 2
+    assert b"are the same file" in done.stderr
+    assert (tmp_path / "x.raw").read_bytes() == b"precious"
+    assert names(tmp_path) == ["x.raw"]

@@ -1,0 +1,191 @@
+"""``record`` of some processes: by id, name, cgroup and container."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from programs import holds_sampler
+
+from otel_kprofiler.host import parse_cgroup_mount
+
+pytestmark = pytest.mark.live
+
+RECORD = [sys.executable, "-m", "otel_kprofiler", "record", "-F", "499"]
+LOOP = "while :; do :; done"
+WAIT = "while [ ! -e go ]; do sleep 0.1; done"
+"""A ``sleep`` of the target may be sampled, too."""
+WORK = "i=0; while [ $i -lt 500000 ]; do i=$((i+1)); done"
+LONG = ["-d", "120s"]
+"""Longer than the recording takes that ends with its processes."""
+
+
+def record(directory, *words, prefix=()):
+    return subprocess.run(
+        [*prefix, *RECORD, "--force", "-o", "x.folded", *map(str, words)],
+        capture_output=True, text=True, cwd=directory, timeout=110,
+    )  # fmt: skip
+
+
+def record_from_go(directory, *words):
+    """Make the file ``go`` when the recording samples."""
+    command = [*RECORD, "--force", "-o", "x.folded", *LONG, *map(str, words)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=directory) as running:
+        while not holds_sampler(running.pid):
+            assert running.poll() is None, running.communicate()
+            time.sleep(0.05)
+        (directory / "go").touch()
+        _, errors = running.communicate(timeout=110)
+    assert running.returncode == 0, errors
+
+
+def processes(directory):
+    text = (directory / "x.folded").read_text()
+    return {line.rpartition(" ")[0].split(";")[0] for line in text.splitlines()}
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """Starts copies of the shell under other names; ended afterwards."""
+    started = []
+
+    def start(name, script):
+        program = tmp_path / "programs" / name
+        program.parent.mkdir(exist_ok=True)
+        shutil.copy(shutil.which("sh"), program)
+        command = [program, "-c", script]
+        started.append(subprocess.Popen(command, cwd=tmp_path, start_new_session=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.wait()
+
+
+@pytest.fixture
+def cgroup():
+    """A new cgroup of version 2, with processes of its own."""
+    mount = parse_cgroup_mount(Path("/proc/self/mounts").read_bytes())
+    if mount is None or os.geteuid() != 0:
+        pytest.skip("needs root and a hierarchy of cgroups of version 2")
+    path = Path(mount) / f"kprofiler-test-{os.getpid()}"
+    try:
+        path.mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot make a cgroup: {error}")
+    yield path
+    for directory in [*path.iterdir(), path]:
+        if directory.is_dir():
+            end = time.monotonic() + 10
+            while (directory / "cgroup.procs").read_text() and time.monotonic() < end:
+                for pid in (directory / "cgroup.procs").read_text().split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), 9)
+                time.sleep(0.05)
+            directory.rmdir()
+
+
+def test_what_does_not_exist_is_an_error_at_once(tmp_path):
+    for words, message in (
+        (["-p", 2**22 - 1], "there is no process 4194303"),
+        (["--cgroup", "/no/such"], "there is no cgroup /no/such of version 2"),
+        (["--container", "nosuch"], "there is no running container nosuch"),
+    ):
+        done = record(tmp_path, *LONG, *words)
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"error: {message}\nfix: ")
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_thread_is_no_process(tmp_path):
+    code = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        tasks = Path(f"/proc/{process.pid}/task")
+        while len(threads := {int(task.name) for task in tasks.iterdir()} - {process.pid}) == 0:
+            time.sleep(0.05)
+        done = record(tmp_path, *LONG, "-p", threads.pop())
+        process.kill()
+    assert done.returncode == 1
+    assert f"is a thread of process {process.pid}" in done.stderr
+
+
+def test_descendants_are_followed_and_the_recording_ends_with_the_last(programs, tmp_path):
+    """Also those whose parent ends first; a process beside them is not there."""
+    programs("beside", LOOP)
+    orphan = "sleep 4; head -c 5G /dev/zero > /dev/null; true"
+    target = programs("target", f"{WAIT}; ( {orphan} ) & {WORK}; sleep 2; exit 0")
+    other = programs("other", f"{WAIT}; {WORK}")
+    record_from_go(tmp_path, "-p", target.pid, "-p", other.pid)
+    assert target.poll() is not None
+    assert other.poll() is not None
+    assert processes(tmp_path) - {"sleep"} == {"head", "target", "other"}
+
+
+def test_only_one_name(programs, tmp_path):
+    for name in ("one", "another", "a-name-of-more-than-15-characters"):
+        programs(name, LOOP)
+    done = record(tmp_path, "-d", "2s", "--comm", "one")
+    assert done.returncode == 0, done.stderr
+    assert processes(tmp_path) == {"one"}
+    done = record(tmp_path, "-d", "2s", "--comm", "a-name-of-more-than-15-characters")
+    assert processes(tmp_path) == {"a-name-of-more-than-15-characters"}
+
+
+def test_a_name_of_a_process_has_its_threads_too(tmp_path):
+    code = """
+import ctypes, threading
+def work():
+    ctypes.CDLL(None).prctl(15, b"worker", 0, 0, 0)
+    while True: pass
+threading.Thread(target=work).start()
+import time; time.sleep(60)
+"""
+    program = tmp_path / "python-of-test"
+    program.symlink_to(sys.executable)
+    with subprocess.Popen([program, "-c", code]) as process:
+        done = record(tmp_path, "-d", "2s", "--stacks", "user", "--comm", "python-of-test")
+        process.kill()
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "x.folded").read_text().splitlines()) > 0
+
+
+def test_a_cgroup_with_those_below_it(programs, cgroup, tmp_path):
+    (cgroup / "below").mkdir()
+    programs("beside", LOOP)
+    for name, directory in (("here", cgroup), ("below", cgroup / "below")):
+        process = programs(name, f"{WAIT}; {WORK}")
+        (directory / "cgroup.procs").write_text(str(process.pid))
+    record_from_go(tmp_path, "--cgroup", cgroup)
+    assert processes(tmp_path) - {"sleep"} == {"here", "below"}
+
+
+def test_a_container_by_the_beginning_of_its_id(programs, cgroup, tmp_path):
+    container = f"{os.getpid():064x}"[::-1]
+    scope = cgroup / f"docker-{container}.scope"
+    scope.mkdir()
+    programs("beside", LOOP)
+    process = programs("inside", f"{WAIT}; {WORK}")
+    (scope / "cgroup.procs").write_text(str(process.pid))
+    record_from_go(tmp_path, "--container", container[:12])
+    assert processes(tmp_path) - {"sleep"} == {"inside"}
+
+
+def test_ids_are_those_of_the_own_pid_namespace(tmp_path):
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        pytest.skip("needs root and unshare")
+    shutil.copy(shutil.which("sh"), tmp_path / "inner")
+    words = " ".join([*RECORD, "-o", "x.folded", "-d", "3s"])
+    # Process 1 is the shell, 2 the target; its child is sampled too.
+    script = f"./inner -c '(exec dd if=/dev/zero of=/dev/null bs=1M) & {LOOP}' & {words} -p 2"
+    prefix = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    done = subprocess.run(
+        [*prefix, "sh", "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert processes(tmp_path) == {"inner", "dd"}

@@ -1,0 +1,192 @@
+"""The examples of docs/symbols.md do what the page says."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+
+import pytest
+from unwind_maps import compile_c
+
+from otel_kprofiler.elf import FileSource, read_elf
+from otel_kprofiler.symbols import find_process
+from tests.examples import examples
+
+pytestmark = pytest.mark.live
+
+EXAMPLES = examples("symbols.md")
+PROGRAM = """
+    #include <stdio.h>
+    #include <unistd.h>
+    static inline __attribute__((always_inline)) int inner(int x) { return getpid() * x; }
+    __attribute__((noinline)) int hidden(int x) { return inner(x) + 1; }
+    int main(int count, char **words) {
+        printf("%p\\n", (void *)hidden);
+        fflush(stdout);
+        pause();
+        return hidden(count);
+    }
+"""
+
+
+def run(heading, **given):
+    """The names that the example below a heading leaves."""
+    (code,) = EXAMPLES[heading]
+    exec(code, given)
+    return given
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return str(compile_c(tmp_path_factory.mktemp("page") / "program", PROGRAM, "-g", "-O2"))
+
+
+@pytest.fixture
+def running(path):
+    with subprocess.Popen([path], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield {"pid": process.pid, "address": int(process.stdout.readline(), 16)}
+        finally:
+            process.kill()
+
+
+def functions(text):
+    return [line.split()[1].partition("+")[0] for line in text.splitlines()]
+
+
+def test_stacks_of_a_process(running, capsys):
+    pid, address = running["pid"], running["address"]
+    given = run("Symbols", pid=pid, addresses=[address + 1, 0x10])
+    first, second, malloc = capsys.readouterr().out.splitlines()
+    assert first.split()[1] == "hidden+0x1"
+    assert "no module is known" in second
+    assert "libc" in malloc
+    if not given["kernel"]:
+        pytest.skip("symbols of the kernel are hidden")
+    run("Symbols", pid=pid, addresses=[given["kernel"][0].address, address])
+    assert functions(capsys.readouterr().out)[:2] == ["vfs_read", "hidden"]
+
+
+def test_one_file(path, capsys):
+    given = run("One file", path=path)
+    assert (given["found"].function, given["found"].offset) == ("main", 4)
+    assert given["same"].address == given["found"].address
+    assert str(given["file"].build_id) in capsys.readouterr().out
+
+
+def test_offsets_lead_to_addresses(running, path, capsys):
+    file = run("One file", path=path)["file"]
+    (hidden,) = file.find("hidden")
+    capsys.readouterr()
+    run("Offsets in files to addresses", path=path, pid=running["pid"],
+        file_offset=hidden.file_offset)  # fmt: skip
+    assert capsys.readouterr().out == f"{running['address']:#x} hidden\n"
+
+
+def test_a_filter_by_pid(running, capsys):
+    run("Some processes only", **running)
+    assert capsys.readouterr().out == "hidden Unresolved.LEFT_OUT\n"
+
+
+def test_process_events():
+    lines = []
+    with subprocess.Popen(["sh", "-c", "read go; ls /; true"], stdin=subprocess.PIPE,
+                          stdout=subprocess.DEVNULL) as process:  # fmt: skip
+
+        def told(*words):
+            lines.append(words)
+            process.stdin.close()  # all is followed now: the shell may go on
+
+        run("Process events", pid=process.pid, print=told)
+    assert any(pid == process.pid and "libc" in path for pid, _, path in lines)
+    (child,) = {pid for pid, *rest in lines if rest == ["executes", "ls"]}
+    assert any(pid == child and path.endswith("/ls") for pid, _, path in lines)
+
+
+def test_a_resolver_of_ones_own(running, capsys):
+    pid, address = running["pid"], running["address"]
+    names = {0x7000: "compiled", address + 2: "preferred"}
+    given = run("A resolver of your own", pid=pid, names=names,
+                addresses=[0x7000, address, address + 2])  # fmt: skip
+    assert functions(capsys.readouterr().out) == ["compiled", "hidden", "preferred"]
+    found = given["resolver"].find("hidden", pid) + given["resolver"].find("compiled", pid)
+    assert [place.address for place in found] == [address, 0x7000]
+    start = ctypes.cast(ctypes.pythonapi.PyObject_Call, ctypes.c_void_p).value
+    (other,) = given["resolver"].resolve([start], os.getpid())
+    assert (other.function, other.process) == ("PyObject_Call", find_process(os.getpid()))
+
+
+def test_debug_files_and_lines(path, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("symbolic")
+    monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
+    monkeypatch.delenv("DEBUGINFOD_URLS", raising=False)
+    stripped, debug = separate(path, tmp_path)
+    folder = tmp_path / "debug"
+    build_id = build_id_of(stripped)
+    kept = folder / ".build-id" / build_id[:2] / f"{build_id[2:]}.debug"
+    kept.parent.mkdir(parents=True)
+    shutil.move(debug, kept)
+    with subprocess.Popen([stripped], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            address = int(process.stdout.readline(), 16)
+            run("Debug files, source lines, debuginfod", folder=str(folder), address=address,
+                pid=process.pid)  # fmt: skip
+        finally:
+            process.kill()
+    told = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert told[-1][0] == "hidden"
+    assert int(told[-1][2]) == 5
+
+
+def test_a_finder_of_ones_own(path, tmp_path, capsys):
+    stripped, debug = separate(path, tmp_path)
+    run("A finder of debug files of your own", path=stripped, folder=str(tmp_path))
+    assert capsys.readouterr().out == "[]\n"
+    shutil.move(debug, tmp_path / build_id_of(stripped))
+    run("A finder of debug files of your own", path=stripped, folder=str(tmp_path))
+    assert "hidden" in capsys.readouterr().out
+
+
+def separate(path, folder):
+    """A stripped copy of a program, and its debug file."""
+    stripped, debug = str(folder / "stripped"), str(folder / "symbols")
+    subprocess.run(["objcopy", "--only-keep-debug", path, debug], check=True)
+    subprocess.run(["strip", "-o", stripped, path], check=True)
+    return stripped, debug
+
+
+def build_id_of(path):
+    with open(path, "rb") as file:
+        return read_elf(FileSource(file.fileno(), os.fstat(file.fileno()).st_size)).build_id
+
+
+def test_readable_names(capsys):
+    run("Readable names")
+    cxx, rust, plain = capsys.readouterr().out.splitlines()
+    assert cxx in {"std::vector<int>::push_back(int)", "_ZNSt6vectorIiE9push_backEi"}
+    assert rust.split() == ["123foo::bar", "foo::bar"]
+    assert plain == "malloc"
+
+
+def test_symbols_of_the_kernel(capsys):
+    given = {}
+    try:
+        exec(EXAMPLES["The kernel"][0], given)
+    except NameError:
+        pytest.skip("symbols of the kernel are hidden")
+    assert "vmlinux" in capsys.readouterr().out
+
+
+def test_the_example_of_the_readme(running, capsys):
+    (code,) = examples("../README.md")["Use the parts"]
+    exec(code, {"pid": running["pid"], "addresses": [running["address"]]})
+    first, malloc, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("hidden ")
+    assert "libc" in malloc
+
+
+def test_every_example_has_a_test():
+    with open(__file__) as file, open(os.path.join(os.path.dirname(__file__), "..", "unit",
+                                      "symbols", "test_captured.py")) as other:  # fmt: skip
+        tests = file.read() + other.read()
+    assert [heading for heading in EXAMPLES if f'"{heading}"' not in tests] == []

@@ -1,0 +1,52 @@
+"""User stacks of real programs, frame by frame against an independent unwinder.
+
+``make test-unwinding-truth`` compares more of them.
+"""
+
+import platform
+import shutil
+import subprocess
+
+import pytest
+
+from otel_kprofiler.bpf import LibbpfLoader
+from otel_kprofiler.model import StackEnd
+from tests.truth import dumps
+from tests.truth.compare import Verdict
+from tests.truth.measure import measure
+from tests.truth.programs import PROGRAMS, find_missing
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="the reference knows x86-64 only"),
+    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
+    pytest.mark.skipif(
+        shutil.which("clang-14") is None or shutil.which("llvm-strip-14") is None,
+        reason="clang-14 and llvm-14 are not installed",
+    ),
+]
+
+STACKS = 200
+SHORT = (
+    "Rust", "Go", "node", "python3", "python3 and libcrypto", "bash", "clang and libLLVM",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The program that dumps registers and stacks."""
+    return dumps.build(tmp_path_factory.mktemp("dump"))
+
+
+@pytest.mark.parametrize("program", [p for p in PROGRAMS if p.name in SHORT], ids=lambda p: p.name)
+def test_stacks_of_real_programs_are_true(built, tmp_path, program):
+    if missing := find_missing(program):
+        pytest.skip(missing)
+    try:
+        report = measure(program, built, tmp_path, STACKS)
+    except subprocess.CalledProcessError as error:
+        raise AssertionError(error.stderr.decode()) from error
+    assert not report.wrong, f"{len(report.wrong)} wrong:\n" + "\n\n".join(report.wrong[:3])
+    # Of few stacks, a rare one counts for much.
+    assert report.ends[StackEnd.COMPLETE] >= (program.share - 0.03) * report.total, report.ends
+    assert report.verdicts[Verdict.EQUAL] >= 0.8 * report.total, report.verdicts

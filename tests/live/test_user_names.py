@@ -1,0 +1,103 @@
+"""Names of user frames while files come, change and go."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from unwind_maps import compile_c
+
+from otel_kprofiler.bpf import LibbpfLoader
+from otel_kprofiler.model import Unresolved
+from tests.truth.naming import WORKLOADS, build, run, running, sample_host
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("variants")
+    build(directory)
+    return directory
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_no_frame_has_the_name_of_what_was_there_before_or_after(variants, workload):
+    found = run(workload, variants, 1.5)
+    assert found.wrong == []
+    assert found.frames > 100
+    assert found.named or workload == "overwritten library", found.unnamed
+
+
+WORKS = """
+    volatile long count;
+    __attribute__((noinline)) %s void hot(void)
+    {
+        for (int i = 0; i < 1000; i++)
+            count++;
+    }
+    __attribute__((noinline)) void outer(void) { hot(); count++; }
+    int main(void) { for (;;) outer(); }
+"""
+
+
+def leaves(windows, module):
+    frames = [sample.stack.frames[0] for window in windows for _, sample in window.samples]
+    return [frame for frame in frames if frame.module and frame.module.name.startswith(module)]
+
+
+def test_names_of_a_deleted_program_are_its_own(tmp_path):
+    program = compile_c(tmp_path / "works", WORKS % "static", "-O1")
+    with running(program):
+        program.unlink()
+        windows = sample_host(1.0)
+    found = leaves(windows, "works")
+    assert found
+    assert {frame.function for frame in found} <= {"hot", "outer", "main"}
+
+
+def test_a_stripped_program_has_bounds_without_names(tmp_path):
+    program = compile_c(tmp_path / "works", WORKS % "static", "-O1", "-s")
+    with running(program):
+        found = leaves(sample_host(1.0), "works")
+    assert found
+    assert {frame.unresolved for frame in found} == {Unresolved.NO_NAME}
+    dumped = subprocess.run(
+        ["objdump", "--dwarf=frames", program], capture_output=True, text=True, check=True
+    ).stdout
+    starts = {int(start, 16) for start in re.findall(r"pc=([0-9a-f]+)\.\.", dumped)}
+    assert {frame.address - frame.offset for frame in found} <= starts
+
+
+def test_names_of_an_installed_debug_file_are_used(tmp_path):
+    program = compile_c(tmp_path / "works", WORKS % "static", "-O1", "-g")
+    debug = tmp_path / ".debug" / "works.debug"
+    debug.parent.mkdir()
+    subprocess.run(["objcopy", "--only-keep-debug", program, debug], check=True)
+    subprocess.run(["strip", program], check=True)
+    subprocess.run(["objcopy", f"--add-gnu-debuglink={debug}", program], check=True)
+    with running(program):
+        found = leaves(sample_host(1.0), "works")
+    assert {frame.function for frame in found} <= {"hot", "outer", "main"}
+    assert found
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
+def test_code_of_a_jit_compiler_has_the_names_of_its_perf_map(tmp_path):
+    script = "function hot(n){let s=0;for(let i=0;i<n;i++)s+=i%7;return s}for(;;)hot(1e6)"
+    with running("env", "-C", tmp_path, "node", "--perf-basic-prof", "-e", script):
+        windows = sample_host(4.0)
+    frames = [
+        frame
+        for window in windows
+        for _, sample in window.samples
+        if sample.thread_name == "node"
+        for frame in sample.stack.frames[:1]
+        if frame.module is None
+    ]
+    named = [frame.function for frame in frames if frame.lines]
+    assert any(name.startswith("JS:*hot ") for name in named), {one.unresolved for one in frames}
+    assert len(named) > len(frames) / 2

@@ -1,0 +1,219 @@
+"""Groups of samples against sums made sample by sample."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_kprofiler.analysis import (
+    GROUPINGS,
+    Filter,
+    callees,
+    callers,
+    load_samples,
+    select_sides,
+    spans_with_lines,
+)
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    ON_CPU,
+    USER_SIDE,
+    FileId,
+    Frame,
+    Line,
+    Module,
+    ModuleKind,
+    Profile,
+    ProfileKind,
+    Resource,
+    ResourceSamples,
+    SpanLink,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import decode_windows, encode_window
+
+OFF_CPU = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
+MODULES = [None, *(Module(name, ModuleKind.USER, None, FileId(""), 0) for name in ("m", "n"))]
+LINKS = [None, *(SpanLink(bytes([n]) * 16, bytes([n]) * 8) for n in (1, 2))]
+
+frame = st.builds(
+    lambda module, name, line, side: Frame(
+        module, 1, (Line(name, file="f.c", line=line),), 0, side
+    ),
+    st.sampled_from(MODULES), st.sampled_from("abc"), st.integers(0, 2),
+    st.sampled_from([KERNEL_SIDE, USER_SIDE]),
+)  # fmt: skip
+stack = st.lists(frame, max_size=4).map(
+    lambda frames: Stack.from_frames(sorted(frames, key=lambda one: one.side is USER_SIDE))
+)
+
+
+@st.composite
+def samples(draw, has_values):
+    times = draw(st.lists(st.integers(1000, 1999), min_size=1, max_size=3))
+    values = [draw(st.integers(1, 9)) for _ in times] if has_values else []
+    return WindowSample(
+        draw(stack), draw(st.integers(1, 2)), draw(st.sampled_from(["t", "u"])),
+        draw(st.sampled_from([0, 1, 2**80])), draw(st.sampled_from(LINKS)), times, values,
+    )  # fmt: skip
+
+
+@st.composite
+def windows(draw):
+    found = []
+    for kind, period in [(ON_CPU, 7), (OFF_CPU, 0)]:
+        groups = [
+            ResourceSamples(
+                Resource({"process.pid": pid, "service.name": "s" * pid}),
+                draw(st.lists(samples(kind is OFF_CPU), min_size=1, max_size=3)),
+            )
+            for pid in draw(st.sets(st.integers(1, 2)))
+        ]
+        profile = Profile(kind, period, groups)
+        found.append(Profile(kind, period, groups, profile.sample_count))
+    return [Window(1000, 2000, found)]
+
+
+def flat(made):
+    """Each sample on its own, with names for what is compared by identity."""
+    return Counter(
+        (
+            profile.kind.name, profile.period_ns, tuple(sorted(resource.attributes.items())),
+            tuple((one.function, one.lines, one.side.name, one.module and one.module.name)
+                  for one in sample.stack.frames),
+            sample.tid, sample.thread_name, sample.cpu, sample.link, time, value,
+        )
+        for window in made
+        for profile in window.profiles
+        for resource, sample in profile.samples
+        for time, value in zip(
+            sample.timestamps_unix_ns,
+            sample.values or [1] * len(sample.timestamps_unix_ns),
+            strict=True,
+        )
+    )  # fmt: skip
+
+
+@settings(max_examples=50, deadline=None)
+@given(windows())
+def test_samples_come_back_as_they_were(made):
+    loaded = load_samples(made)
+    assert flat(loaded.windows()) == flat(made)
+    assert loaded.count == sum(window.sample_count for window in made)
+    again = decode_windows(
+        batch.payload for window in loaded.windows() for batch in encode_window(window).batches
+    )
+    assert sum(window.sample_count for window in again) == loaded.count
+
+
+@settings(max_examples=25, deadline=None)
+@given(windows())
+@pytest.mark.parametrize("by", GROUPINGS)
+def test_own_weights_add_up_to_all_and_totals_are_those_of_single_samples(by, made):
+    loaded = load_samples(made)
+    groups = GROUPINGS[by](loaded)
+    weight = sum(p.measure(p.weight) for window in made for p in window.profiles)
+    assert sum(group.own for group in groups) == weight
+    assert sum(group.samples for group in groups) == loaded.count
+    assert len({group.key for group in groups}) == len(groups)
+    assert all(0 <= group.kernel <= group.own <= group.total <= weight for group in groups)
+    if by == "function":
+        totals = Counter()
+        for window in made:
+            for profile in window.profiles:
+                for _, sample in profile.samples:
+                    for name in {frame.function for frame in sample.stack.frames}:
+                        totals[name] += profile.measure(sample.weight)
+        # Functions of one name in two modules are two groups, of which a sample may be in both.
+        for name, total in totals.items():
+            of_name = [group.total for group in groups if group.key.name == name]
+            assert max(of_name) <= total <= sum(of_name)
+
+
+@settings(max_examples=50, deadline=None)
+@given(windows(), st.integers(900, 2100), st.integers(900, 2100))
+def test_an_interval_keeps_exactly_its_samples(made, start, end):
+    kept = load_samples(made).between(start, end)
+    expected = Counter({one: count for one, count in flat(made).items() if start <= one[-2] < end})
+    assert flat(kept.windows()) == expected
+
+
+@settings(max_examples=50, deadline=None)
+@given(windows(), st.sets(st.integers(900, 2100)).map(sorted))
+def test_a_split_is_an_interval_between_each_two_edges(made, edges):
+    samples = load_samples(made)
+    found = [flat(part.windows()) for part in samples.split(edges)]
+    bounds = zip([0, *edges], [*edges, 1 << 64], strict=True)
+    assert found == [flat(samples.between(*bound).windows()) for bound in bounds]
+
+
+FILTERS = {
+    "cpus": ((1,), lambda one: one[6] == 1),
+    "threads": (("t", "2"), lambda one: one[5] == "t" or one[4] == 2),
+    "processes": (("1",), lambda one: ("process.pid", 1) in one[2]),
+    "services": (("s?",), lambda one: ("service.name", "ss") in one[2]),
+    "functions": (("a",), lambda one: any(frame[0] == "a" for frame in one[3])),
+    "modules": (("[m]",), lambda one: any(frame[3] == "m" for frame in one[3])),
+    "spans": (("0101",), lambda one: one[7] == LINKS[1]),
+    "attributes": (("service.name=ss",), lambda one: ("service.name", "ss") in one[2]),
+    "kinds": (("off_*",), lambda one: one[0] == "off_cpu"),
+}
+
+
+@settings(max_examples=25, deadline=None)
+@given(windows())
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_filter_keeps_exactly_what_matches(name, made):
+    wanted, matches = FILTERS[name]
+    kept = Filter(**{name: wanted}).apply(load_samples(made))
+    expected = Counter({one: count for one, count in flat(made).items() if matches(one)})
+    assert flat(kept.windows()) == expected
+    assert kept.count == expected.total()
+
+
+@settings(max_examples=25, deadline=None)
+@given(windows())
+def test_callers_and_callees_add_up_to_the_total_of_the_function(made):
+    loaded = load_samples(made)
+    total = sum(
+        profile.measure(sample.weight)
+        for window in made
+        for profile in window.profiles
+        for _, sample in profile.samples
+        if any(frame.function == "a" for frame in sample.stack.frames)
+    )
+    for groups in (callers(loaded, "a"), callees(loaded, "a")):
+        assert sum(group.own for group in groups) == total
+    outer = Counter()
+    for window in made:
+        for profile in window.profiles:
+            for _, sample in profile.samples:
+                names = [frame.function for frame in sample.stack.frames]
+                if "a" in names:
+                    at = len(names) - names[::-1].index("a")
+                    name = names[at] if at < len(names) else "[no caller]"
+                    outer[name] += profile.measure(sample.weight)
+    found = Counter()
+    for group in callers(loaded, "a"):
+        found[group.key.name] += group.own
+    assert found == outer
+
+
+@settings(max_examples=25, deadline=None)
+@given(windows())
+def test_lines_of_spans_add_up_to_the_span(made):
+    for span, lines in spans_with_lines(load_samples(made)):
+        assert sum(line.own for line in lines) == span.own
+        assert sum(line.samples for line in lines) == span.samples
+
+
+@settings(max_examples=25, deadline=None)
+@given(windows())
+def test_leaving_out_sides_keeps_all_samples(made):
+    loaded = load_samples(made)
+    kept = select_sides(loaded, ["user"])
+    assert kept.count == loaded.count
+    assert {side.kind for stack in kept.tables.stacks for side in stack.sides} <= {USER_SIDE}

@@ -1,0 +1,58 @@
+"""Chances of differences against sums and integrals made term by term."""
+
+from math import comb, sqrt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_kprofiler.analysis.chance import chance_of_counts, chance_of_means, margin_factor
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.floats(0.05, 0.95))
+def test_the_chance_of_counts_is_twice_the_smaller_tail(first, second, share):
+    total = first + second
+    terms = [comb(total, n) * share**n * (1 - share) ** (total - n) for n in range(total + 1)]
+    tail = min(sum(terms[: first + 1]), sum(terms[first:]))
+    expected = min(1.0, 2 * tail)
+    found = chance_of_counts(first, second, share)
+    # Beside the mean, the tail that is taken may be the larger one: then both are near a half.
+    assert found == pytest.approx(expected, rel=1e-6) or min(found, expected) > 0.5
+
+
+@pytest.mark.parametrize("first", [950, 1100, 1300])
+def test_the_normal_approximation_joins_the_exact_sum(first, monkeypatch):
+    exact = chance_of_counts(first, 2000 - first, 0.5)
+    monkeypatch.setattr("otel_kprofiler.analysis.chance._EXACT_UP_TO", 1)
+    assert chance_of_counts(first, 2000 - first, 0.5) == pytest.approx(exact, rel=0.3)
+
+
+def student_density(at, freedom):
+    """Of Student's distribution with an even number of degrees of freedom."""
+    product = 1 / (2 * sqrt(freedom))
+    for number in range(3, freedom, 2):
+        product *= number / (number - 1)
+    return product * (1 + at * at / freedom) ** (-(freedom + 1) / 2)
+
+
+@pytest.mark.parametrize("freedom", [4, 22, 46])
+@pytest.mark.parametrize("distance", [0.1, 1.0, 2.5, 6.0])
+def test_the_chance_of_means_is_the_integral_of_students_density(freedom, distance):
+    steps = 20_000
+    width = distance / steps
+    inside = 2 * width * sum(student_density((n + 0.5) * width, freedom) for n in range(steps))
+    variance = 0.3
+    # Equal variances of n observations each have 2 (n - 1) degrees of freedom.
+    side = variance / 2, freedom // 2 + 1
+    found = chance_of_means(distance * sqrt(variance), side, side)
+    assert found == pytest.approx(1 - inside, rel=1e-3, abs=1e-7)
+
+
+def test_without_variance_any_difference_is_no_chance():
+    assert chance_of_means(0.0, (0.0, 5), (0.0, 5)) == 1
+    assert chance_of_means(1e-9, (0.0, 5), (0.0, 5)) == 0
+
+
+@pytest.mark.parametrize(("freedom", "expected"), [(10, 2.2281), (22, 2.0739), (46, 2.0129)])
+def test_the_margin_is_that_of_students_table(freedom, expected):
+    assert margin_factor(freedom) == pytest.approx(expected, abs=4e-3)

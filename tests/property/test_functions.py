@@ -1,0 +1,115 @@
+"""Tables of functions answer as a search through all of them does."""
+
+import struct
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_kprofiler.symbols.user.bounds import make_bounds
+from otel_kprofiler.symbols.user.functions import Function, FunctionTable
+from otel_kprofiler.symbols.user.symbol_tables import SymbolTable, parse_symbols
+
+NAMES = st.sampled_from(["", "f", "fo", "foo", "é"])
+BASES = st.sampled_from([0, 0x1000, 0x400000, 0xFFFF_F000, (1 << 47) - 0x1000])
+
+
+@st.composite
+def functions(draw):
+    base = draw(BASES)
+    rows = draw(
+        st.lists(
+            st.tuples(
+                st.integers(0, 120),
+                st.integers(1, 40),
+                st.sampled_from(["", "f", "fo", "foo", "é"]),
+            ),
+            max_size=14,
+        )
+    )
+    return [Function(base + start, base + start + size, name) for start, size, name in rows]
+
+
+def innermost(rows, address):
+    """Of those that have the address and start last, the one with the shortest name."""
+    around = [row for row in rows if row.start <= address < row.end]
+    return min(around, key=lambda row: (-row.start, len(row.name.encode()), row.name), default=None)
+
+
+def expected(rows, address):
+    ordered = sorted(rows, key=lambda row: (row.start, -row.end))
+    named = [row for row in ordered if row.name]
+    if found := innermost(named, address):
+        return found
+    bounds = [row for row in ordered if not row.name and row.start <= address]
+    if not bounds or bounds[-1].end <= address:
+        return None
+    start, end, _ = bounds[-1]
+    return Function(
+        max([start, *(row.end for row in named if row.end <= address)]),
+        min([end, *(row.start for row in ordered if row.start > address)]),
+        "",
+    )
+
+
+@given(functions())
+def test_lookups(rows):
+    table = FunctionTable.of(rows)
+    for address in {row.start + step for row in rows for step in range(-2, 45)} | {0, 1 << 63}:
+        assert table.lookup(address) == expected(rows, address), hex(address)
+
+
+@given(functions(), st.sampled_from(["f", "fo", "foo", "é", "o", "oo", "foo\0", "\0", ""]))
+def test_finding_by_name(rows, name):
+    table = FunctionTable.of(rows)
+    assert len(table) == sum(bool(row.name) for row in rows)
+    assert sorted(table.find(name)) == sorted({row for row in rows if row.name == name != ""})
+    assert sorted(table.find(name, prefix=True)) == sorted(
+        {row for row in rows if row.name.startswith(name) and row.name and name}
+    )
+    for row in rows:
+        assert set(table.names_at(row.start)) == {
+            other.name for other in rows if other.start == row.start and other.name
+        }
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 255),
+            st.integers(0, 255),
+            st.sampled_from([0, 1, 5, 255, 256, 261, 0xFFF1]),
+            st.integers(0, (1 << 64) - 1),
+            st.integers(0, (1 << 64) - 1),
+        ),
+        max_size=8,
+    ),
+    st.sets(st.sampled_from([1, 5, 256, 261, 0x1FF])),
+)
+def test_columns_of_symbols(entries, code):
+    rows = [(at, *entry) for at, entry in enumerate(entries)]
+    content = b"".join(struct.pack("<IBBHQQ", *row) for row in rows)
+    symbols = parse_symbols(SymbolTable(content, b"\0", frozenset(code)))
+    picked = [row for row in rows if row[1] & 15 in (0, 2, 10) and row[3] in code]
+    columns = symbols.values, symbols.sizes, symbols.kinds, symbols.names_at
+    assert list(zip(*columns, strict=True)) == [
+        (value, size, kind, at) for at, kind, _, _, value, size in picked
+    ]
+
+
+@given(
+    st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=9),
+    st.integers(-0x40, 0x40).map(lambda step: step * 4),
+    st.randoms(use_true_random=False),
+)
+def test_sizes_by_search_tables(sizes, distance, rng):
+    cie = struct.pack("<II4sBBBBB3x", 16, 0, b"\1zR\0", 1, 0x78, 16, 1, 0x1B)
+    entries, frames = [], bytearray(cie)
+    for size in sizes:
+        frames += bytes(4 * rng.randrange(3))
+        entries.append(len(frames))
+        frames += struct.pack("<IIiI", 12, len(frames) + 4, 0, size)
+    address, origin = 0x1000, 0x1000 + distance
+    rows = list(zip(range(len(sizes)), entries, sizes, strict=True))
+    pairs = b"".join(struct.pack("<ii", start, at + address - origin) for start, at, _ in rows)
+    bounds = make_bounds(pairs, origin, bytes(frames), address)
+    assert (bounds.base, [*bounds.starts], [*bounds.sizes]) == (origin, [*range(len(sizes))], sizes)

@@ -1,0 +1,90 @@
+"""Lines of instructions: those that CPython itself tells, for the standard library's code.
+
+``KPROFILER_PYTHON_FILES=100000`` reads all of its files.
+"""
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_kprofiler.symbols.python.line_table import NO_LINE, parse_line_table
+from tests.interpreters import find_pythons
+
+FILES = int(os.environ.get("KPROFILER_PYTHON_FILES", "30"))
+DUMP = """
+import json, random, sys, types
+from pathlib import Path
+
+def codes(code):
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from codes(one)
+
+paths = sorted(Path(json.__file__).parents[1].rglob("*.py"))
+random.Random(5).shuffle(paths)
+for path in paths[:int(sys.argv[1])]:
+    try:
+        module = compile(path.read_text("utf-8"), str(path), "exec")
+    except (SyntaxError, UnicodeDecodeError, ValueError):
+        continue
+    for code in codes(module):
+        lines = [line or 0 for line, *_ in code.co_positions()]
+        print(code.co_linetable.hex(), code.co_firstlineno, *lines)
+"""
+
+
+PYTHONS = {python.minor: python for python in find_pythons()}
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_each_instruction_of_the_standard_library_has_its_line(version):
+    dump = PYTHONS[version].run("-W", "ignore", "-c", DUMP, str(FILES), check=True)
+    rows = dump.stdout.splitlines()
+    assert len(rows) > 10 * FILES or FILES > 1000
+    for row in rows:
+        table, first, *lines = row.split(" ")
+        found = parse_line_table(bytes.fromhex(table), int(first))
+        assert [found.line(at) for at in range(len(lines))] == list(map(int, lines))
+        assert found.end == len(lines)
+        assert found.line(len(lines)) == found.line(-1) == NO_LINE
+
+
+def test_the_line_of_a_running_frame_is_that_of_its_instruction():
+    """Of all frames that run this test."""
+    frame, count = sys._getframe(), 0
+    while frame is not None:
+        code = frame.f_code
+        table = parse_line_table(code.co_linetable, code.co_firstlineno)
+        assert table.line(frame.f_lasti // 2) == frame.f_lineno
+        frame, count = frame.f_back, count + 1
+    assert count > 10
+
+
+@given(st.binary(max_size=300), st.integers(-(2**31), 2**31 - 1))
+def test_any_bytes_give_lines_or_none(table, first):
+    found = parse_line_table(table, first)
+    assert all(0 <= line < 2**31 for line in found.lines)
+    assert found.end <= 8 * len(table)
+    assert list(found.starts) == sorted(set(found.starts))
+
+
+def test_a_table_that_is_cut_off_tells_what_comes_before():
+    code = compile(Path(__file__).read_text(), "a.py", "exec")
+    whole = parse_line_table(code.co_linetable, 1)
+    for size in random.Random(1).sample(range(len(code.co_linetable)), 50):
+        part = parse_line_table(code.co_linetable[:size], 1)
+        # The last entry may have lost pieces of its number.
+        for at in range(part.end - 8):
+            assert part.line(at) == whole.line(at)
+
+
+def test_numbers_without_end_do_not_take_long():
+    """Quadratic time would be minutes."""
+    table = (b"\xe8" + b"\x7f" * 60_000) * 20
+    assert parse_line_table(table, 1).end == 0

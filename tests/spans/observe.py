@@ -1,0 +1,145 @@
+"""What a service notes about its spans, its samples, and the comparison of both."""
+
+import bisect
+import contextlib
+import os
+import threading
+import time
+from typing import NamedTuple
+
+from opentelemetry import trace
+
+from otel_kprofiler.bpf import LibbpfLoader
+from otel_kprofiler.model import SpanLink
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.sdk.links import SpanLinks
+from otel_kprofiler.sdk.span_path import find_span_path
+from otel_kprofiler.sdk.thread_slot import find_span_layout
+
+HERTZ = 4999
+
+
+def boot_ns():
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def link_of(span):
+    """The link that samples of a span must have; None if it is not to be linked."""
+    context = span.get_span_context()
+    if not context.is_valid or context.is_remote or not context.trace_flags.sampled:
+        return None
+    return SpanLink(context.trace_id.to_bytes(16, "big"), context.span_id.to_bytes(8, "big"))
+
+
+class Note(NamedTuple):
+    """A thread was in one span, or in none, without interruption."""
+
+    start_ns: int
+    end_ns: int
+    link: SpanLink | None
+
+
+class Truth:
+    """What the service itself knows, by thread. Thread-safe."""
+
+    def __init__(self):
+        self.notes = {}
+
+    def observe(self, span=None):
+        """Work inside a span, by default the one that the API says is current."""
+        link = link_of(span or trace.get_current_span())
+        notes = self.notes.setdefault(threading.get_native_id(), [])
+        start = boot_ns()
+        for _ in range(40):
+            os.stat("/proc/self")
+            sum(range(50))
+        notes.append(Note(start, boot_ns(), link))
+
+
+class Outcome(NamedTuple):
+    """Samples of noted time.
+
+    Attributes:
+        right: in a span, and linked to it.
+        unlinked: in a span, without a link.
+        outside: in no span, without a link.
+        wrong: linked to a span that was not current.
+    """
+
+    right: int
+    unlinked: int
+    outside: int
+    wrong: int
+
+    @property
+    def samples(self):
+        return sum(self)
+
+    @property
+    def linked_share(self):
+        return self.right / max(self.right + self.unlinked, 1)
+
+    def __add__(self, other):
+        return Outcome(*map(sum, zip(self, other, strict=True)))
+
+
+NOTHING = Outcome(0, 0, 0, 0)
+
+
+def compare(samples, truth):
+    """Count the samples that lie within a note of their thread."""
+    counts = dict.fromkeys(Outcome._fields, 0)
+    starts = {tid: [note.start_ns for note in notes] for tid, notes in truth.notes.items()}
+    for sample in samples:
+        notes = truth.notes.get(sample.tid)
+        place = bisect.bisect_right(starts[sample.tid], sample.time_ns) - 1 if notes else -1
+        if place < 0 or sample.time_ns >= notes[place].end_ns:
+            continue
+        expected = notes[place].link
+        if sample.link == expected:
+            counts["right" if expected else "outside"] += 1
+        else:
+            counts["wrong" if sample.link else "unlinked"] += 1
+    return Outcome(**counts)
+
+
+@contextlib.contextmanager
+def sampling(*, hooks=False):
+    """Sample this process; the list has all samples at the end.
+
+    Args:
+        hooks: publish spans by hooks, as where the interpreter cannot be read.
+    """
+    config = SamplerConfig(
+        samples_per_second=HERTZ,
+        stacks="both",
+        max_frames=4,
+        user_unwinding="frame_pointers",
+        target_pids=(os.getpid(),),
+        span_layout=find_span_layout(unsampled=False),
+        span_path=None if hooks else find_span_path(),
+        span_slots=1024,
+    )
+    sampler = EbpfSampler(config, loader=LibbpfLoader())
+    sampler.start()
+    samples, ended = [], threading.Event()
+
+    def drain():
+        while not ended.wait(0.05):
+            samples.extend(sampler.drain())
+        sampler.stop()
+        samples.extend(sampler.drain())
+
+    links = SpanLinks(sampler.spans) if hooks else None
+    if links:
+        links.start()
+    thread = threading.Thread(target=drain, name="drain")
+    thread.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        thread.join()
+        if links:
+            links.stop()
+        sampler.close()

@@ -1,0 +1,36 @@
+"""Clients of the services, in threads of the same process."""
+
+import http.client
+import itertools
+import threading
+import time
+
+CLIENTS = 4
+
+
+def request_until(end, port, paths):
+    """Request the paths in turn, with several clients, until a time of the monotonic clock.
+
+    Raises:
+        AssertionError: a response is an error.
+    """
+    failed = []
+
+    def request():
+        for path in itertools.cycle(paths):
+            if time.monotonic() > end or failed:
+                return
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request("GET", path)
+            response = connection.getresponse()
+            body = response.read()
+            connection.close()
+            if response.status != 200:
+                failed.append(f"{path}: {response.status} {body!r}")
+
+    clients = [threading.Thread(target=request) for _ in range(CLIENTS)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    assert not failed, failed[0]

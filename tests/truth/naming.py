@@ -1,0 +1,239 @@
+"""Names of frames against programs that say which function they run.
+
+``python -m tests.truth.naming [SECONDS]`` runs every workload for long, and prints a table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import Window
+from otel_kprofiler.pipeline import WindowSchedule, open_live, open_resources, open_symbols
+from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.symbols import UserSymbolSettings, open_user_names
+
+VARIANTS = 12
+_PROGRAMS = Path(__file__).with_name("programs")
+_SOURCE = _PROGRAMS / "variants.c"
+_SHORTEST = "400000"  # about 1 ms
+_SHORT = "1000000"
+_LONG = "5000000"
+_SAYS = re.compile(r"v(\d+)$")
+_WORKS = re.compile(r"work_(\d+)$")
+_LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
+_HIGHEST_PID = Path("/proc/sys/kernel/pid_max")
+_PER_SECOND = 500
+
+
+class Tally(NamedTuple):
+    """What the samples of a workload show.
+
+    Attributes:
+        frames: user frames of threads that said what they ran.
+        wrong: frames with the name of a function that did not run then, as (said, name).
+        samples: samples with a user frame, of such threads.
+        named: how many of them have a named leaf.
+        unnamed: reasons of the others, with the module of the leaf.
+    """
+
+    frames: int
+    wrong: list[tuple[str, str]]
+    samples: int
+    named: int
+    unnamed: dict[str, int]
+
+
+def build(directory: Path) -> None:
+    """Compile all programs and libraries."""
+    common = ("gcc", "-O1", "-fomit-frame-pointer")
+    for at in range(VARIANTS):
+        what = (f"-DVARIANT={at}", _SOURCE)
+        subprocess.run([*common, *what, "-o", directory / f"p{at}"], check=True)
+        library = directory / f"lib{at}.so"
+        subprocess.run([*common, "-shared", "-fPIC", *what, "-o", library], check=True)
+    subprocess.run([*common, _SOURCE, "-o", directory / "host", "-ldl"], check=True)
+    launcher = _PROGRAMS / "launcher.c"
+    subprocess.run([*common, launcher, "-o", directory / "launcher"], check=True)
+
+
+@contextlib.contextmanager
+def running(*command: str | Path) -> Iterator[None]:
+    """A command, killed at the end."""
+    with subprocess.Popen(command) as process:
+        try:
+            yield
+            assert process.poll() is None, f"{command} ended with {process.poll()}"
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def repeating(step: Callable[[], object]) -> Iterator[None]:
+    """A step that is repeated by a thread, at most 500 times a second."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def repeat() -> None:
+        try:
+            while not stop.is_set():
+                began = time.monotonic()
+                step()
+                stop.wait(max(0.0, began + 1 / _PER_SECOND - time.monotonic()))
+        except Exception as error:  # noqa: BLE001 - asserted below
+            failures.append(error)
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert not failures, failures
+
+
+def libraries(how: str) -> Callable[[Path], contextlib.AbstractContextManager[None]]:
+    """One process that loads and unloads libraries."""
+    return lambda directory: running(directory / "host", directory, how, str(VARIANTS), _LONG)
+
+
+def execs(directory: Path) -> contextlib.AbstractContextManager[None]:
+    """One process that becomes one program after the other."""
+    return running(directory / "p0", _SHORT, "1000000", directory, str(VARIANTS))
+
+
+def short(directory: Path) -> contextlib.AbstractContextManager[None]:
+    """500 short processes per second, if the host can run so many."""
+    options = (str(VARIANTS), _SHORTEST, str(_PER_SECOND))
+    return running(directory / "launcher", directory, *options)
+
+
+def reused_pid(directory: Path) -> contextlib.AbstractContextManager[None]:
+    """Short processes of different programs that all have one pid."""
+    programs = itertools.cycle(directory / f"p{at}" for at in range(VARIANTS))
+    highest = int(_HIGHEST_PID.read_text())
+    pid = (int(_LAST_PID.read_text()) + highest // 2) % (highest - 1000) + 1000
+
+    def step() -> None:
+        _LAST_PID.write_text(str(pid - 1))
+        subprocess.run([next(programs), _SHORT], check=True)
+
+    return repeating(step)
+
+
+def namespaces(directory: Path) -> contextlib.AbstractContextManager[None]:
+    """Different programs at one path, each in its own mount namespace."""
+    (directory / "program").touch(mode=0o755)
+    programs = itertools.cycle(f"p{at}" for at in range(VARIANTS))
+    script = f"mount --bind $0 program && exec ./program {_LONG}"
+
+    def step() -> None:
+        command = ["unshare", "-m", "sh", "-c", script, next(programs)]
+        subprocess.run(command, check=True, cwd=directory)
+
+    return repeating(step)
+
+
+WORKLOADS: dict[str, Callable[[Path], contextlib.AbstractContextManager[None]]] = {
+    "libraries": libraries("own"),
+    "replaced library": libraries("new"),
+    "overwritten library": libraries("same"),
+    "deleted library": libraries("gone"),
+    "exec": execs,
+    "short processes": short,
+    "reused pid": reused_pid,
+    "mount namespaces": namespaces,
+}
+
+
+def sample_host(seconds: float) -> list[Window]:
+    """Sample user stacks with names, as ``record`` does."""
+    access, clock, windows = Access(), Clock(), list[Window]()
+    pipeline = open_live(
+        SamplerConfig(samples_per_second=1999, stacks="user"),
+        WindowSchedule(2**62),
+        windows.append,
+        access=access,
+        clock=clock,
+        resources=open_resources(access, clock, {}),
+        symbolizer=open_symbols(access),
+        user_names=open_user_names(UserSymbolSettings(detail="names", cpu_share=1.0)),
+    )
+    try:
+        pipeline.start()
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            pipeline.step()
+        pipeline.stop()
+    finally:
+        pipeline.close()
+    return windows
+
+
+def run(workload: str, directory: Path, seconds: float) -> Tally:
+    """Sample a workload."""
+    with WORKLOADS[workload](directory):
+        return tally(sample_host(seconds))
+
+
+def tally(windows: list[Window]) -> Tally:
+    """Compare names with what the threads said."""
+    frames = samples = named = 0
+    wrong = []
+    unnamed: dict[str, int] = {}
+    for window in windows:
+        for _, sample in window.samples:
+            said = _SAYS.match(sample.thread_name)
+            if not said or not sample.stack.frames:
+                continue
+            samples += sample.weight
+            frames += sample.weight * len(sample.stack.frames)
+            leaf = sample.stack.frames[0]
+            if leaf.lines:
+                named += sample.weight
+            else:
+                module = leaf.module.name if leaf.module else ""
+                reason = f"{leaf.unresolved and leaf.unresolved.name} {module}"
+                unnamed[reason] = unnamed.get(reason, 0) + sample.weight
+            for frame in sample.stack.frames:
+                ran = _WORKS.match(frame.function)
+                if ran and ran[1] != said[1]:
+                    wrong += [(sample.thread_name, frame.function)] * sample.weight
+    return Tally(frames, wrong, samples, named, unnamed)
+
+
+def main() -> None:
+    """All workloads, long."""
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 30.0
+    frames = wrong = 0
+    print(f"{'workload':22} {'frames':>8} {'wrong':>6} {'leaf named':>10}  unnamed leaves")
+    with tempfile.TemporaryDirectory() as directory:
+        build(Path(directory))
+        for workload in WORKLOADS:
+            found = run(workload, Path(directory), seconds)
+            frames, wrong = frames + found.frames, wrong + len(found.wrong)
+            share = found.named / max(1, found.samples)
+            print(f"{workload:22} {found.frames:8} {len(found.wrong):6} {share:10.1%}", end="  ")
+            print(found.unnamed, flush=True)
+        started = int((Path(directory) / "started").read_text())
+        print(f"{started / seconds:.0f} short processes per second")
+    print(f"{frames:,} frames, {wrong} wrong")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    os.nice(-5)
+    main()

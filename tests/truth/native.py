@@ -1,0 +1,124 @@
+"""The kernel program's unwinder as native code, for processors that this machine is not."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from otel_kprofiler.bpf import (
+    PAGE_BYTES,
+    PROCESSORS,
+    PROGRAMS,
+    KernelOffsets,
+    pack_unwind_config,
+)
+from otel_kprofiler.bpf.unwind import RB_TREE
+from otel_kprofiler.elf import FileSource, read_elf
+from otel_kprofiler.model import UserStack, parse_user_stack
+from otel_kprofiler.unwinding.image import image_pages, write_image
+from otel_kprofiler.unwinding.table import find_tables
+
+SOURCE = Path(__file__).with_name("native.c")
+# Of native.c: task[], mm[], struct vma, file[], struct inode, super.
+KERNEL = KernelOffsets(
+    RB_TREE,
+    0,
+    (0, 8, 0, 8, 16, 24, 32, 0, 8, 16, 24, 32, 40, 48, 0, 0, 8, 16, 24, 32, 40, 0),
+)
+_ROW = struct.Struct("=qiii8B16x4x")  # the preserved registers, and padding, are not compared
+_MAX_WORK = 1_000_000
+_STACK_BYTES = 1536
+
+
+def build(folder: Path, sources: Path = PROGRAMS) -> Path:
+    """Compile the unwinder for this machine."""
+    target = folder / "native.so"
+    command = [
+        "gcc", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-O1", "-std=gnu11", "-w", f"-I{sources}",
+        "-o", str(target), str(SOURCE),
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
+    return target
+
+
+class NativeRow(NamedTuple):
+    """``struct row``."""
+
+    cfa_offset: int
+    fp_offset: int
+    ra_offset: int
+    post: int
+    cfa_kind: int
+    cfa_column: int
+    fp: int
+    fp_column: int
+    ra: int
+    ra_column: int
+    sp: int
+    signal: int
+
+
+class NativeUnwinder:
+    """One process of a processor. There is one at a time: the program's state is global.
+
+    Args:
+        built: by :func:`build`.
+        machine: whose code the process ran, as uname(2) calls it.
+    """
+
+    def __init__(self, built: Path, machine: str) -> None:
+        self._code = ctypes.CDLL(str(built))
+        self._code.unwind_process.restype = ctypes.c_uint64
+        self._machine = machine
+        self._kept: list[object] = []
+        settings = pack_unwind_config(
+            PROCESSORS[machine], KERNEL, page_bytes=PAGE_BYTES, max_work=_MAX_WORK
+        )
+        self._code.begin(settings)
+
+    def add_memory(self, start: int, content: bytes) -> None:
+        """Memory of the process."""
+        self._kept.append(content)
+        self._code.add_memory(ctypes.c_uint64(start), ctypes.c_uint64(len(content)), content)
+
+    def add_table(self, path: Path, inode: int) -> int:
+        """Load a file's tables as the agent does, if it has any; the slot."""
+        with path.open("rb") as file:
+            source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
+            elf = read_elf(source, self._machine)
+            tables = find_tables(source, elf)
+            pages = image_pages(tables) if tables else 0
+            image = (ctypes.c_char * (pages * PAGE_BYTES))()
+            if tables:
+                with memoryview(image).cast("B") as view:
+                    write_image(view, source, tables, elf, inode + 1)
+        self._kept.append(image)
+        return self._code.add_table(ctypes.c_uint64(inode), image, ctypes.c_uint64(len(image)))
+
+    def add_mapping(self, start: int, end: int, offset: int, inode: int) -> None:
+        """An executable mapping, in ascending order; inode 0: the vDSO."""
+        self._code.add_mapping(*map(ctypes.c_uint64, (start, end, offset, inode)))
+
+    def unwind(self, registers: bytes, base: int, memory: bytes) -> UserStack:
+        """The stack of an interrupt.
+
+        Args:
+            registers: the kernel's ``pt_regs``.
+            base: address of the copy of the stack.
+            memory: the copy.
+        """
+        stack = ctypes.create_string_buffer(_STACK_BYTES)
+        self.add_memory(base, memory)
+        size = self._code.unwind_process(registers, 127, stack)
+        self._code.drop_memory()
+        return parse_user_stack(stack.raw[:size])
+
+    def row(self, slot: int, address: int) -> NativeRow | None:
+        """The row at an address; None if the table has none."""
+        found = ctypes.create_string_buffer(_ROW.size)
+        error = self._code.find_row(slot, ctypes.c_uint64(address), found)
+        return NativeRow(*_ROW.unpack(found.raw)) if error == 0 else None

@@ -1,0 +1,108 @@
+"""Programs whose stacks are compared: real ones, and some that are compiled for it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_FOLDER = Path(__file__).with_name("programs")
+_INTERPRETED = "def f(n):\n return sum(map(f, [n - 1])) + n if n else 0\nwhile True: f(9)"
+_SHELL = 'f() { [ "$1" -gt 0 ] && f $(($1 - 1)); }; while :; do f 7; done'
+_PERL = (
+    'while (1) { %h = map { $_ => "x" x $_ } 1..300; join ",", sort { $h{$a} cmp $h{$b} } keys %h }'
+)
+
+
+class Program(NamedTuple):
+    """A program that runs until it is ended.
+
+    Attributes:
+        name: what it is called here.
+        needs: what must be installed.
+        command: what runs. ``{made}`` stands for a file that ``make`` writes, ``{source}`` for the
+            folder of sources.
+        make: a command that is run once before.
+        share: of its stacks that must be complete.
+    """
+
+    name: str
+    needs: Sequence[str]
+    command: Sequence[str]
+    make: Sequence[str] = ()
+    share: float = 0.98
+
+
+def _compiled(name: str, *flags: str, arguments: Sequence[str] = ()) -> Program:
+    sources = ("{source}/walk.cpp", "{source}/rules.S")
+    make = ("g++", *flags, *sources, "-o", "{made}", "-lpthread")
+    return Program(f"C++ {name}", ("g++",), ("{made}", *arguments), make)
+
+
+_ALL = ("signals", "threads")
+PROGRAMS = (
+    _compiled("PIE", "-O2", "-fomit-frame-pointer", arguments=_ALL),
+    _compiled("fixed", "-O2", "-no-pie", "-fomit-frame-pointer", arguments=_ALL),
+    _compiled("static", "-O3", "-static", "-fomit-frame-pointer", arguments=_ALL),
+    _compiled("rules", "-O2", "-no-pie", arguments=("rules",)),
+    Program("Rust", ("rustc",), ("{made}",), ("rustc", "-O", "{source}/work.rs", "-o", "{made}")),
+    Program("Go", ("go",), ("{made}",), ("go", "build", "-o", "{made}", "{source}/work.go")),
+    Program(
+        "Go PIE",
+        ("go",),
+        ("{made}",),
+        ("go", "build", "-buildmode=pie", "-o", "{made}", "{source}/work.go"),
+    ),
+    Program(
+        "Go linked by gcc",
+        ("go", "gcc"),
+        ("{made}",),
+        ("go", "build", "-ldflags=-linkmode=external", "-o", "{made}", "{source}/work.go"),
+    ),
+    Program("node", ("node",), ("node", "{source}/work.js"), share=0.92),
+    Program("python3", ("/usr/bin/python3",), ("/usr/bin/python3", "-c", _INTERPRETED)),
+    Program(
+        "python3 and libcrypto",
+        ("/usr/bin/python3", "openssl"),
+        ("/usr/bin/python3", "{source}/tls.py", "{made}"),
+        (
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=test"),
+            *("-keyout", "{made}", "-out", "{made}"),
+        ),
+    ),
+    Program("bash", ("/bin/bash",), ("/bin/bash", "-c", _SHELL)),
+    Program("perl", ("/usr/bin/perl",), ("/usr/bin/perl", "-e", _PERL)),
+    Program(
+        "clang and libLLVM",
+        ("clang-14",),
+        ("clang-14", "-O2", "-c", "{source}/long.c", "-o", "{made}"),
+    ),
+    Program("gcc", ("gcc",), ("{cc1}", "-O2", "-quiet", "{source}/long.c", "-o", "{made}")),
+)
+
+
+def find_missing(program: Program) -> str:
+    """Why a program cannot be run here; empty if it can."""
+    missing = [need for need in program.needs if shutil.which(need) is None]
+    return f"not installed: {', '.join(missing)}" if missing else ""
+
+
+def make(program: Program, folder: Path) -> list[str]:
+    """Make what a program needs; its command.
+
+    Raises:
+        subprocess.CalledProcessError: it could not be made; the output has been shown.
+    """
+    values = {"made": folder / program.name.replace(" ", "-"), "source": _FOLDER, "cc1": ""}
+    if any("{cc1}" in word for word in program.command):
+        asked = ["gcc", "-print-prog-name=cc1"]
+        values["cc1"] = subprocess.run(
+            asked, check=True, stdout=subprocess.PIPE, text=True
+        ).stdout.strip()
+    if program.make:
+        words = [word.format(**values) for word in program.make]
+        subprocess.run(words, check=True, stderr=subprocess.PIPE)
+    # Programs may have braces of their own.
+    return [word.format(**values) if word.startswith("{") else word for word in program.command]

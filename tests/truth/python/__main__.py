@@ -1,0 +1,60 @@
+"""Compares Python stacks of every interpreter of this machine with what ran, and prints a table.
+
+Usage: python -m tests.truth.python [--samples N] [VERSION…]; exits with 1 if one is wrong, or more
+than 2 % are absent.
+"""
+# ruff: noqa: T201 - a command talks to its user
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+
+from tests.interpreters import find_missing, find_pythons
+from tests.truth.python.chains import GREENLET, STYLES
+from tests.truth.python.judge import Report
+from tests.truth.python.measure import building, churning, measure, running
+
+MAX_ABSENT = 0.02
+
+
+def is_good(report: Report, samples: int) -> bool:
+    """Whether nothing is wrong, and enough is there."""
+    missing = report.absent + report.unknown
+    missing += max(0, report.frameless - report.outcomes.get("no_frame", 0))
+    return not report.wrong and report.total >= samples and missing <= MAX_ABSENT * report.total
+
+
+def main() -> int:
+    """Run with the interpreters whose versions begin with one of the arguments; all without."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--samples", type=int, default=20_000, help="with each")
+    parser.add_argument("--churn", action="store_true", help="functions that come and go")
+    parser.add_argument(
+        "--greenlets", action="store_true", help="too, with those that can import them: PYTHONPATH"
+    )
+    parser.add_argument("versions", nargs="*", help="such as 3.12; default: all")
+    options = parser.parse_args()
+    good = True
+    run = churning if options.churn else running
+    if options.greenlets:
+        run = functools.partial(running, styles=(*STYLES, GREENLET))
+    print("missing here:", ", ".join(find_missing()) or "none")
+    with building() as built:
+        for python in find_pythons():
+            if options.versions and not python.version.startswith(tuple(options.versions)):
+                continue
+            if options.greenlets and python.run("-c", "import greenlet").returncode:
+                print(f"{python.version} ({python.command}): cannot import greenlet")
+                continue
+            with run(python) as target:
+                (report,) = measure(built, [target], options.samples, timeout_s=600)
+            print(f"{python.version} ({python.command}): {report.describe()}")
+            print(f"  {dict(report.styles)}\n  {dict(report.outcomes)}", flush=True)
+            good &= is_good(report, options.samples) or (options.churn and not report.wrong)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

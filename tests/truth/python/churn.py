@@ -1,0 +1,100 @@
+"""Makes, runs and frees functions all the time, so that code objects get addresses of earlier ones.
+
+Usage: python churn.py; like program.py. Two threads give each function another name; the functions
+of two others differ in their lines alone, whose tables have addresses of earlier ones, too.
+"""
+# ruff: noqa: T201 - a command
+
+import array
+import json
+import os
+import sys
+import threading
+import types
+
+LINED = 1 << 40
+"""Added to the marks of functions that differ in their lines."""
+SPREAD = 5
+_NAMES = 1_000_000
+_WORK = " m[0] = {0}\n for i in r: pass\n for i in r: pass\n"
+_FEW_LINES = 5
+"""Tables with a leap over more than so many lines have the same size."""
+
+
+def make(source, name):
+    """A new function."""
+    names = {}
+    exec(compile(source, "churn.py", "exec"), names)
+    return names[name]
+
+
+def name_of(serial):
+    return f"f{serial % _NAMES:06d}"
+
+
+def named(serial):
+    """A function with a name of its own; its work is in lines 2 to 4."""
+    name = name_of(serial)
+    return make(f"def {name}(m, r):\n{_WORK.format(serial)}", name)
+
+
+def first_line_of(serial):
+    return 2 + _FEW_LINES + serial % SPREAD
+
+
+def lined(serial):
+    """A function that differs in its lines, and in constants, which are not read."""
+    code = _LINED[serial % SPREAD].__code__
+    table = bytes(bytearray(code.co_linetable))
+    code = _LINED[0].__code__.replace(co_linetable=table, co_consts=code.co_consts)
+    return types.FunctionType(code, {})
+
+
+_LINED = [
+    make("def f(m, r):" + "\n" * (first_line_of(one) - 1) + _WORK.format(LINED + one), "f")
+    for one in range(SPREAD)
+]
+
+
+def expected(mark):
+    """Name of the function with a mark, and its first and last line with that mark."""
+    serial = mark % LINED
+    if mark < LINED:
+        return name_of(serial), 2, 4
+    first = first_line_of(serial)
+    return "f", first, first + 2
+
+
+def work(make_next, serial, told, ready, stop):
+    m, r = array.array("Q", [0, 0]), range(10_000)
+    told.append([threading.get_native_id(), m.buffer_info()[0], []])
+    ready.wait()
+    while not stop.is_set():
+        serial += 2
+        function = make_next(serial)
+        function(m, r)
+        m[0] = 0
+        del function
+
+
+def main():
+    told, ready, stop = [], threading.Barrier(5), threading.Event()
+    threads = [
+        threading.Thread(target=work, args=(make_next, serial, told, ready, stop))
+        for make_next in (named, lined)
+        for serial in (1, 2)
+    ]
+    for thread in threads:
+        thread.start()
+    while len(told) < len(threads):
+        stop.wait(0.01)
+    print(json.dumps({"pid": os.getpid(), "threads": told}), flush=True)
+    ready.wait()
+    sys.stdin.read()
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()

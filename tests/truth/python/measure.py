@@ -1,0 +1,204 @@
+"""Samples programs with the product's sampler, and compares."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from otel_kprofiler.bpf import PROGRAMS, LibbpfLoader, LoadedObject, ObjectSpec, update_map
+from otel_kprofiler.host import Access
+from otel_kprofiler.interpreters import PythonTracking
+from otel_kprofiler.model import KERNEL_SIDE, PYTHON_SIDE, RawSample, RawSide
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.symbols import PythonResolver
+from tests.interpreters import Python, environment
+from tests.truth.python.chains import STYLES, Chains
+from tests.truth.python.judge import ChurnJudge, Judge, Report, Seen
+
+HZ = 4999
+SOURCE = Path(__file__).with_name("marked.bpf.c")
+PROGRAM, CHURN = (Path(__file__).with_name(name) for name in ("program.py", "churn.py"))
+AnyJudge = Judge | ChurnJudge
+_MARK = (1 << 63) - 1
+_WAIT_S = 0.05
+SEED = 7
+
+
+def build(folder: Path, sources: Path = PROGRAMS) -> Path:
+    """Compile the sampler with marks."""
+    target = folder / "marked.bpf.o"
+    command = [
+        "clang-14", "-target", "bpfel", "-mcpu=v2", "-O2", "-g", "-nostdinc", "-std=gnu11",
+        f"-I{sources}", "-c", str(SOURCE), "-o", str(target),
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
+    subprocess.run(["llvm-strip-14", "--strip-debug", str(target)], check=True)
+    return target
+
+
+class MarkingLoader(LibbpfLoader):
+    """Loads the sampler with marks."""
+
+    def __init__(self, built: Path) -> None:
+        super().__init__()
+        self._built = built
+
+    def load(self, spec: ObjectSpec) -> LoadedObject:
+        self.loaded = super().load(spec._replace(object=self._built))
+        return self.loaded
+
+
+class Target(NamedTuple):
+    """A program that runs: its process, ids of its threads as samples have them, and its judge."""
+
+    process: subprocess.Popen[str]
+    threads: dict[int, int]
+    judge: AnyJudge
+    pid: int
+
+
+@contextlib.contextmanager
+def running(
+    python: Python, *wrapper: str, styles: tuple[str, ...] = STYLES, **options: Any
+) -> Iterator[Target]:
+    """Run the program with an interpreter; `wrapper` comes before the command."""
+    arguments = [str(PROGRAM), str(SEED), ",".join(styles)]
+    with _started([*wrapper, str(python.command), *arguments], options) as (process, told):
+        judge = Judge(Chains(SEED, styles), told["threads"][0][2])
+        yield _make_target(process, told, judge)
+
+
+@contextlib.contextmanager
+def churning(python: Python) -> Iterator[Target]:
+    """Run churn.py."""
+    with _started([str(python.command), str(CHURN)], {}) as (process, told):
+        yield _make_target(process, told, ChurnJudge())
+
+
+def _make_target(process: subprocess.Popen[str], told: Any, judge: AnyJudge) -> Target:
+    pid, tids = find_outer_ids(process.pid, told["pid"])
+    return Target(process, {tids[inner]: at for inner, at, _ in told["threads"]}, judge, pid)
+
+
+@contextlib.contextmanager
+def _started(command: list[str], options: Any) -> Iterator[tuple[subprocess.Popen[str], Any]]:
+    """A program that runs until this ends, and what it says of itself."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
+        **options,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield process, json.loads(process.stdout.readline())
+    finally:
+        process.stdin.close()
+        process.wait(20)
+        process.stdout.close()
+
+
+def find_outer_ids(pid: int, inner: int) -> tuple[int, dict[int, int]]:
+    """The process below `pid` that calls itself `inner`, and its threads by their own ids."""
+    for one in (pid, *_descendants(pid)):
+        status = _read_ids(one, one)
+        if status == inner:
+            tasks = [int(name) for name in Access().list_dir(f"/proc/{one}/task")]
+            return one, {_read_ids(one, task): task for task in tasks}
+    raise AssertionError(f"{inner} is not below {pid}")
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for child in map(int, children):
+        yield child
+        yield from _descendants(child)
+
+
+def _read_ids(pid: int, task: int) -> int:
+    """The innermost id of a thread."""
+    status = Path(f"/proc/{pid}/task/{task}/status").read_text()
+    return int(status.partition("NSpid:")[2].partition("\n")[0].split()[-1])
+
+
+class KernelNames:
+    """Names of kernel functions."""
+
+    def __init__(self) -> None:
+        rows = (line.split() for line in Path("/proc/kallsyms").read_text().splitlines())
+        symbols = sorted((int(address, 16), name) for address, _, name, *_ in rows)
+        self._addresses = [address for address, _ in symbols]
+        self._names = [name for _, name in symbols]
+
+    def find(self, address: int) -> str:
+        at = bisect.bisect_right(self._addresses, address) - 1
+        return self._names[at] if self._addresses[at] else ""  # hidden without CAP_SYSLOG
+
+
+def measure(
+    built: Path, targets: list[Target], samples: int, *, timeout_s: float = 60
+) -> list[Report]:
+    """Sample programs until each has this many samples, or the time is over."""
+    loader, names = MarkingLoader(built), KernelNames()
+    config = SamplerConfig(
+        samples_per_second=HZ,
+        target_pids=tuple(target.pid for target in targets),
+        python_frames=127,
+        stacks="both",  # or samples of user mode, in which frames are made, would be left out
+        user_unwinding="frame_pointers",
+    )
+    sampler = EbpfSampler(config, loader=loader)
+    resolver = PythonResolver(sampler.python_codes)
+    judges = {tid: target.judge for target in targets for tid in target.threads}
+    with contextlib.closing(sampler), contextlib.ExitStack() as undo:
+        sampler.start()
+        assert sampler.python is not None, sampler.python_problem
+        tracking = PythonTracking(sampler.python, [target.pid for target in targets])
+        tracking.start()
+        undo.callback(tracking.close)
+        end = time.monotonic() + timeout_s
+        while tracking.counts().processes < len(targets):
+            assert time.monotonic() < end, tracking.counts()
+            time.sleep(_WAIT_S)
+        marks = loader.loaded.map_fd("marks")
+        sampler.drain()  # what was taken before has no frames
+        for target in targets:
+            for tid, at in target.threads.items():
+                update_map(marks, tid.to_bytes(4, "little"), at.to_bytes(8, "little"))
+        while any(target.judge.report.total < samples for target in targets):
+            if time.monotonic() > end:
+                break
+            time.sleep(_WAIT_S)
+            for sample in sampler.drain():
+                judge = judges.get(sample.tid)
+                if judge is not None and sample.link is not None:
+                    judge.take(_see(sample, resolver, names))
+        sampler.stop()
+        counts = sampler.python.counts()
+    for target in targets:
+        target.judge.report.outcomes = counts
+    return [target.judge.report for target in targets]
+
+
+def _see(sample: RawSample, resolver: PythonResolver, names: KernelNames) -> Seen:
+    assert sample.link is not None
+    mark = int.from_bytes(sample.link.trace_id[:8], "big") & _MARK
+    kernel = tuple(
+        names.find(one) for one in RawSide(KERNEL_SIDE, sample.words(KERNEL_SIDE)).addresses()
+    )
+    words = sample.words(PYTHON_SIDE)
+    frames = resolver.make_side(RawSide(PYTHON_SIDE, words)).frames if words else ()
+    return Seen(mark, frames, kernel)
+
+
+@contextlib.contextmanager
+def building() -> Iterator[Path]:
+    """The compiled sampler, in a folder that is removed then."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield build(Path(folder))

@@ -1,0 +1,176 @@
+"""Breaks the reader of Python frames in many ways, and checks that the comparison notices each.
+
+Usage: python -m tests.truth.python.mutations [NAME…]; exits with 1 if one goes unnoticed.
+"""
+# ruff: noqa: T201 - a command talks to its user
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from otel_kprofiler.errors import SamplerError
+from tests.interpreters import Python, find_pythons
+from tests.truth.python.judge import Report
+from tests.truth.python.measure import build, churning, measure, running
+from tests.truth.sources import copy_sources
+
+_SAMPLES = 2000
+_MAX_ABSENT = 0.05
+_FRAMES, _CODE, _THREAD = "python_frames.bpf.h", "python_code.bpf.h", "python_thread.bpf.h"
+_WORD = "return put_word(w, word | find_code(w, l, code));"
+
+
+class Mutation(NamedTuple):
+    """One change of a source file, the first place that has ``old``; none if that stays.
+
+    Attributes:
+        minor: version with which it shows.
+        churn: whether it shows with functions that come and go.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    minor: str = "3.11"
+    churn: bool = False
+
+
+_NONE = Mutation("nothing", _CODE, "", "")
+_WITHOUT_VERSION = "	if (!bpf_probe_read_user(content, 16,"
+
+MUTATIONS = (
+    _NONE,
+    _NONE._replace(name="nothing: functions that come and go", churn=True),
+    Mutation(
+        "top: left out",
+        _FRAMES,
+        "	w->window_at = NO_WINDOW_AT;\n	w->head.frames = 0;",
+        "	w->window_at = NO_WINDOW_AT;\n	w->head.frames = 0;\n"
+        "	READ_USER(w->frame, w->frame + l->frame_previous);",
+    ),
+    Mutation("middle: one left out", _FRAMES, "w->seen++;", "if (++w->seen == 4) return GO_ON;"),
+    Mutation(
+        "middle: one twice", _FRAMES, _WORD, f"put_word(w, word | find_code(w, l, code)); {_WORD}"
+    ),
+    Mutation(
+        "root: left out",
+        _FRAMES,
+        "	owner = frame_byte_at(frame, l->frame_owner);",
+        "	owner = frame_byte_at(frame, l->frame_owner);\n	if (!w->frame) return PYTHON_COMPLETE;",
+    ),
+    Mutation(
+        "line: that of a later instruction",
+        _FRAMES,
+        "- code - l->code_bytes) >> 1",
+        "- code - l->code_bytes + 40) >> 1",
+    ),
+    Mutation(
+        "frames that are not shown: shown",
+        _FRAMES,
+        "owner != OWNED_BY_GENERATOR &&",
+        "0 &&",
+        "3.13",
+    ),
+    Mutation("shims: taken for frames", _FRAMES, "owner >= l->entry_owner", "0", "3.12"),
+    Mutation("C entries: not marked as roots", _FRAMES, "	w->rooted = 1;\n", "", "3.12"),
+    Mutation(
+        "generators: at the instruction of their caller",
+        _FRAMES,
+        "& ~3ULL; /* tagged",
+        "+ 64; /* tagged",
+    ),
+    Mutation("threads: the first of the list", _THREAD, "	if (is_own(w, l)) {", "	if (1) {"),
+    Mutation("threads: of other ids", _THREAD, "w->native &&\n", "w->native + 1 &&\n"),
+    Mutation(
+        "type of code objects: another",
+        _CODE,
+        "w->code[TYPE_WORD] == w->process.code_type",
+        "w->code[TYPE_WORD] == w->process.code_type + 8",
+    ),
+    Mutation(
+        "codes: by their address alone",
+        _CODE,
+        "known->check == (check ^ id * SPREAD) &&",
+        "",
+        churn=True,
+    ),
+    Mutation(
+        "codes: without their contents, which 3.11 has no version of",
+        _CODE,
+        _WITHOUT_VERSION,
+        f"	return sum;\n{_WITHOUT_VERSION}",
+        churn=True,
+    ),
+    Mutation(
+        "descriptions: first line of none",
+        _CODE,
+        "d->first_line = code_half(w, l->code_first_line);",
+        "d->first_line = 1;",
+    ),
+    Mutation(
+        "descriptions: file for name",
+        _CODE,
+        "code_word(w, l->code_name), d->text",
+        "code_word(w, l->code_file), d->text",
+    ),
+    Mutation("line tables: pieces at the same place", _CODE, "TABLE_CONTENT_AT + at", "at"),
+    Mutation(
+        "new codes: never described",
+        _CODE,
+        "i < w->new_codes; i++",
+        "i < 1 && w->new_codes > 99; i++",
+    ),
+)
+
+
+def run(folder: Path, mutation: Mutation, python: Python) -> Report | str:
+    """Compare with one change; a text if it does not even load."""
+    built = build(folder, copy_sources(folder, mutation))
+    start = churning if mutation.churn else running
+    with start(python) as target:
+        try:
+            (report,) = measure(built, [target], _SAMPLES, timeout_s=15)
+        except SamplerError as error:
+            return f"rejected by the verifier: {error}"
+    return report
+
+
+def is_true(report: Report | str, churn: bool) -> bool:
+    """Whether the comparison has nothing to say; functions that come and go may be absent."""
+    if isinstance(report, str) or report.wrong or report.total < _SAMPLES // 2:
+        return False
+    return churn or report.absent + report.unknown <= _MAX_ABSENT * report.total
+
+
+def find_python(minor: str) -> Python | None:
+    """The first interpreter of a version."""
+    return next((one for one in find_pythons() if one.minor == minor), None)
+
+
+def main(names: list[str]) -> int:
+    """Run the mutations whose names contain one of ``names``; all without."""
+    unnoticed = 0
+    with tempfile.TemporaryDirectory() as made:
+        for mutation in MUTATIONS:
+            if names and not any(name in mutation.name for name in names):
+                continue
+            python = find_python(mutation.minor)
+            if python is None:
+                print(f"skipped   {mutation.name}: no CPython {mutation.minor} here")
+                continue
+            report = run(Path(made), mutation, python)
+            noticed = not is_true(report, mutation.churn)
+            is_good = noticed is (mutation.old != mutation.new)
+            unnoticed += not is_good
+            print("good" if is_good else "BAD ", "noticed" if noticed else "unnoticed", end=" ")
+            print(mutation.name, flush=True)
+            print("   ", report if isinstance(report, str) else report.describe().splitlines()[0])
+    return 1 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

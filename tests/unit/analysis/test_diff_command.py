@@ -1,0 +1,130 @@
+"""The command `diff` on files of profiles."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from otel_kprofiler.cli.diff import command
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    ON_CPU,
+    Frame,
+    Line,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import encode_window
+
+SECOND = 10**9
+START = 1_600_000_000 * SECOND
+PERIOD = SECOND // 100
+
+
+def write(path, parts):
+    """A file with 100 samples per second, one part after the other: (seconds, percent in read)."""
+    times = {"read": [], "write": []}
+    now = START
+    for seconds, percent in parts:
+        for number in range(seconds * 100):
+            times["read" if number * 37 % 100 < percent else "write"].append(now)
+            now += PERIOD
+    samples = [
+        WindowSample(
+            Stack.from_frames([
+                Frame(None, 1, (Line(name),), 0, KERNEL_SIDE)
+                for name in (f"vfs_{name}", f"__x64_sys_{name}")
+            ]),
+            7, "dd", 0, None, found, [],
+        )
+        for name, found in times.items()
+    ]  # fmt: skip
+    profile = Profile(ON_CPU, PERIOD, [ResourceSamples(Resource({"process.pid": 7}), samples)])
+    window = Window(START, now, [profile])
+    path.write_bytes(encode_window(window).batches[0].payload)
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two profiles of 20 s: 20 % in read, and 60 %."""
+    return write(tmp_path / "a", [(20, 20)]), write(tmp_path / "b", [(20, 60)])
+
+
+def run(*words):
+    return CliRunner().invoke(command, words)
+
+
+def test_what_gained_comes_first_with_both_shares(files):
+    done = run(*files, "--by", "syscall")
+    assert done.exit_code == 0
+    lines = done.output.splitlines()
+    assert "2,000 in 20.0 s -> 2,000 in 20.0 s" in lines[0]
+    assert lines[1].startswith("2 of 2 changed")
+    rows = {line.split()[-1]: line.split() for line in lines[3:]}
+    assert rows["read"][0] == "+40.00%"
+    assert rows["write"][0] == "-40.00%"
+    assert rows["read"][2:4] == ["20.00%", "60.00%"]
+
+
+def test_functions_have_self_and_total(files):
+    done = run(*files, "--json")
+    (kind,) = json.loads(done.output)["kinds"]
+    found = {group["name"]: group for group in kind["groups"]}
+    assert found["__x64_sys_read"]["self"]["change"] == 0
+    assert found["__x64_sys_read"]["total"]["change"] == pytest.approx(0.4)
+    assert found["vfs_read"]["self"]["change"] == pytest.approx(0.4)
+    assert all(group["changed"] for group in kind["groups"])
+
+
+def test_per_time_compares_milliseconds_of_a_second(files):
+    (kind,) = json.loads(run(*files, "--by", "syscall", "--per", "time", "--json").output)["kinds"]
+    found = {group["name"]: group["self"] for group in kind["groups"]}
+    assert found["read"]["before"] == pytest.approx(0.2e9, rel=0.01)
+    assert found["read"]["after"] == pytest.approx(0.6e9, rel=0.01)
+
+
+def test_equal_profiles_have_no_changes(files):
+    done = run(files[0], files[0])
+    assert "nothing changed by more than chance" in done.output
+    assert all(line.startswith("~") for line in done.output.splitlines()[3:])
+
+
+def test_two_times_of_one_profile(tmp_path):
+    path = write(tmp_path / "c", [(10, 20), (10, 60)])
+    times = ("--time-before", "0s..10s", "--time-after", "10s..20s")
+    (kind,) = json.loads(run(path, *times, "--by", "syscall", "--json").output)["kinds"]
+    assert [kind[side]["samples"] for side in ("before", "after")] == [1000, 1000]
+    assert kind["groups"][0]["changed"]
+
+
+@pytest.mark.parametrize(("limit", "status"), [("39", 1), ("41", 0)])
+def test_the_exit_status_tells_of_gains_above_a_limit(files, limit, status):
+    assert run(*files, "--fail-above", limit).exit_code == status
+
+
+def test_gains_that_may_be_chance_do_not_fail(files):
+    assert run(files[0], files[0], "--fail-above", "0").exit_code == 0
+
+
+def test_filters_leave_nothing_to_compare(files):
+    done = run(*files, "--process", "nobody")
+    assert done.exit_code == 0
+    assert done.output == "no samples on one side, or none of the same kind\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "name two files, or two times of one"),
+        (("--time-before", "3s", "--time-after", "1s..2s"), "is no range such as 0s..30s"),
+    ],
+)
+def test_one_file_needs_two_times(files, words, message):
+    done = run(files[0], *words)
+    assert done.exit_code == 2
+    assert message in done.output

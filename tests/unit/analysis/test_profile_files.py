@@ -1,0 +1,189 @@
+"""Files of profiles: what they are is found by their content, and what is damaged is said."""
+
+import gzip
+import json
+
+import pytest
+
+from otel_kprofiler.analysis import GROUPINGS, load_samples
+from otel_kprofiler.cli.profiles import read_profile_file
+from otel_kprofiler.errors import KProfilerError, PayloadError
+from otel_kprofiler.formats import FORMATS, folded, parse_pprof
+from otel_kprofiler.model import KERNEL_SIDE as KERNEL
+from otel_kprofiler.model import (
+    ON_CPU,
+    PYTHON_SIDE,
+    FileId,
+    Frame,
+    Line,
+    Module,
+    ModuleKind,
+    Profile,
+    ProfileKind,
+    Resource,
+    ResourceSamples,
+    SideKind,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.model import USER_SIDE as NATIVE
+
+START = 1_600_000_000 * 10**9
+JVM = SideKind("jvm", "jvm", "user", has_files=True)
+VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("cd" * 16), 0)
+JVM_SO = Module("libjvm.so", ModuleKind.USER, None, FileId("ab" * 16), 0)
+WRITE = {row.name: row.write for row in FORMATS}
+
+
+def frame(side, name, line=0, module=None):
+    return Frame(module, 0x10, (Line(name, file="Main.java" if line else "", line=line),), 0, side)
+
+
+def window(number=0):
+    """Four samples of a program in Java: two in the kernel below line 7, two in native code."""
+    java = frame(JVM, "Main.run", 7)
+    start = frame(NATIVE, "start_thread", module=JVM_SO)
+    write = [frame(KERNEL, name, module=VMLINUX) for name in ("vfs_write", "__x64_sys_write")]
+    times = [START + number * 10**9, START + number * 10**9 + 1]
+    samples = [
+        WindowSample(Stack.from_frames([*write, java, start]), 7, "main", 0, None, times),
+        WindowSample(Stack.from_frames([frame(NATIVE, "gc"), start]), 8, "GC", 1, None, times),
+    ]
+    resource = Resource({"process.pid": 7, "process.executable.name": "java"})
+    profile = Profile(ON_CPU, 10**7, [ResourceSamples(resource, samples)], 4)
+    return Window(times[0], times[0] + 10**9, [profile])
+
+
+def read(tmp_path, content, told=()):
+    """Windows of a file with this content, about which these sentences are told."""
+    path = tmp_path / "no suffix"
+    path.write_bytes(content)
+    said = []
+    found = read_profile_file(str(path), said.append)
+    assert [text.removeprefix(f"{path}: ").partition(":")[0] for text in said] == list(told)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("form", "pack"),
+    [
+        ("otlp", bytes), ("otlp", gzip.compress), ("otlp-json", bytes),
+        ("otlp-json", gzip.compress), ("pprof", bytes), ("pprof", gzip.decompress),
+    ],
+)  # fmt: skip
+def test_every_form_is_found_by_its_content(tmp_path, form, pack):
+    windows = [window(0), window(1)]
+    found = read(tmp_path, pack(WRITE[form](windows)))
+    expected = folded(windows)
+    if form == "pprof":  # which has no types of frames
+        expected = expected.replace(" (Main.java:7)", "")
+    assert folded(found) == expected
+    assert load_samples(found).count == 8
+
+
+def test_json_may_be_one_document_of_several_lines(tmp_path):
+    line = WRITE["otlp-json"]([window()])
+    assert folded(read(tmp_path, json.dumps(json.loads(line), indent=2).encode())) == folded(
+        [window()]
+    )
+
+
+@pytest.mark.parametrize("form", ["otlp", "otlp-json", "pprof"])
+def test_lines_of_python_have_the_time_of_the_kernel_below_them(tmp_path, form):
+    view = Line("view", file="/srv/app.py", line=42, start_line=40)
+    frames = [frame(KERNEL, "vfs_write", module=VMLINUX), frame(NATIVE, "write", module=JVM_SO)]
+    stack = Stack.from_frames([*frames, Frame(None, 0, (view,), 0, PYTHON_SIDE)])
+    samples = [WindowSample(stack, 7, "main", 0, None, [START])]
+    profile = Profile(ON_CPU, 10**7, [ResourceSamples(Resource({}), samples)], 1)
+    content = WRITE[form]([Window(START, START + 1, [profile])])
+    (line,) = GROUPINGS["line"](load_samples(read(tmp_path, content)))
+    assert (line.key, line.kernel) == (("view (app.py:42)", "/srv/app.py"), 10**7)
+
+
+def test_frames_of_other_types_say_which(tmp_path):
+    samples = load_samples(read(tmp_path, WRITE["otlp"]([window()])))
+    (line, *_) = GROUPINGS["line"](samples)
+    assert line.key == ("Main.run (Main.java:7)", "Main.java")
+    assert (line.own, line.kernel) == (2 * 10**7, 2 * 10**7)
+    again = load_samples(read(tmp_path, WRITE["otlp"](samples.windows())))
+    sides = {side.kind.frame_type for stack in again.tables.stacks for side in stack.sides}
+    assert sides == {"kernel", "jvm", "native"}
+
+
+DAMAGES = {
+    "cut message": (lambda data: data[:-9], "left out what is damaged"),
+    "cut length": (lambda data: data + b"\0\0", "left out what is damaged"),
+    "overwritten": (
+        lambda data: data.replace(b"java", b"\xff\xff\xff\xff", 1), "left out what is damaged",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_messages_that_are_whole_count_and_the_others_are_said(tmp_path, damage):
+    change, told = DAMAGES[damage]
+    data = change(WRITE["otlp"]([window(0), window(1), window(2)]))
+    counted = load_samples(read(tmp_path, data, [told])).count
+    assert counted == (12 if damage == "cut length" else 8)
+
+
+def test_a_cut_line_of_json_is_left_out(tmp_path):
+    lines = WRITE["otlp-json"]([window(0), window(1)])
+    assert load_samples(read(tmp_path, lines[:-30], ["left out what is damaged"])).count == 4
+
+
+def test_the_whole_messages_of_a_cut_gzip_file_count(tmp_path):
+    parts = [gzip.compress(WRITE["otlp-json"]([window(number)])) for number in (0, 1)]
+    told = ["the end of the compressed data is missing", "left out what is damaged"]
+    found = read(tmp_path, (parts[0] + parts[1])[:-40], told)
+    assert load_samples(found).count == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "the file is empty"),
+        (b"\n \n", "the file is empty"),
+        (b"<!doctype html>", "no profile that can be read: a page"),
+        (b"PERFILE2....", "no profile that can be read: a file of perf"),
+        (b"\x28\xb5\x2f\xfd", "no profile that can be read: compressed with zstd"),
+        (b'{"resourceSpans": []}', "no profiles in the file"),
+        (b"one;two;three 5\n", "not a protobuf message"),
+        (gzip.compress(b"hello"), "not a protobuf message"),
+        (b"\x1f\x8b\x08", "the file is empty"),
+    ],
+)
+def test_other_files_are_refused_with_a_fix(tmp_path, content, told):
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    with pytest.raises(PayloadError) as refused:
+        read_profile_file(str(path), lambda problem: None)
+    assert refused.value.message.startswith(f"{path}: {told}")
+    assert refused.value.hint
+
+
+def test_a_damaged_recording_is_refused(tmp_path):
+    path = tmp_path / "host.raw"
+    path.write_bytes(b"PK\x03\x04" + bytes(40))
+    with pytest.raises(KProfilerError, match="not a recording"):
+        read_profile_file(str(path), print)
+
+
+@pytest.mark.parametrize("size", range(0, 200, 7))
+def test_a_cut_pprof_file_raises_nothing_else(size):
+    data = gzip.decompress(WRITE["pprof"]([window()]))
+    try:
+        parse_pprof(data[:size])
+    except PayloadError as error:
+        assert error.message  # noqa: PT017 - any cut is allowed to be whole
+
+
+def test_pprof_values_of_other_types_are_kinds_of_their_own():
+    off_cpu = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
+    stack = Stack.from_frames([frame(KERNEL, "schedule", module=VMLINUX)])
+    waits = [WindowSample(stack, 7, "main", 0, None, [START], [5000])]
+    profile = Profile(off_cpu, 0, [ResourceSamples(Resource({}), waits)])
+    data = gzip.decompress(WRITE["pprof"]([Window(START, START + 1, [profile])]))
+    (found,) = parse_pprof(data)
+    assert [(one.kind, one.weight) for one in found.profiles] == [(off_cpu, 5000)]

@@ -1,0 +1,236 @@
+"""The command `report` on files of profiles."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from otel_kprofiler.cli.main import main
+from otel_kprofiler.cli.report import command
+from otel_kprofiler.formats import html
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    ON_CPU,
+    USER_SIDE,
+    FileId,
+    Frame,
+    Line,
+    Module,
+    ModuleKind,
+    Profile,
+    Resource,
+    ResourceSamples,
+    SpanLink,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import decode_windows, encode_window
+
+SECOND = 10**9
+START = 1_600_000_000 * SECOND
+VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("cd" * 16), 0)
+LIBC = Module("libc.so.6", ModuleKind.USER, None, FileId("ab" * 16), 0)
+
+
+def stack(*names, user=("read", "main")):
+    frames = [Frame(VMLINUX, 1, (Line(name),), 0, KERNEL_SIDE) for name in names]
+    frames += [Frame(LIBC, 2, (Line(name),), 0, USER_SIDE) for name in user]
+    return Stack.from_frames(frames)
+
+
+READ = stack("vfs_read", "__x64_sys_read", "do_syscall_64")
+WRITE = stack("vfs_write", "__x64_sys_write", "do_syscall_64")
+USER = stack(user=("compute", "main"))
+
+
+@pytest.fixture
+def profile(tmp_path):
+    """Six samples of nginx, one CPU second each: 3 in read, 2 in write, 1 in user mode."""
+    nginx = Resource({"process.pid": 7, "process.executable.name": "nginx"})
+    dd = Resource({"process.pid": 8, "process.executable.name": "dd\x1b[2J"})
+    groups = [
+        ResourceSamples(nginx, [
+            WindowSample(READ, 7, "nginx", 0, SpanLink(b"\1" * 16, b"\2" * 8),
+                         [START, START + SECOND, START + 2 * SECOND]),
+            WindowSample(USER, 7, "nginx", 1, None, [START]),
+        ]),
+        ResourceSamples(dd, [WindowSample(WRITE, 8, "dd", 1, None, [START, START + SECOND])]),
+    ]  # fmt: skip
+    window = Window(START, START + 3 * SECOND, [Profile(ON_CPU, SECOND, groups, taken=6)])
+    path = tmp_path / "profile.otlp"
+    path.write_bytes(encode_window(window).batches[0].payload)
+    return str(path)
+
+
+def report(*arguments):
+    """Output of the command in a pipe."""
+    done = CliRunner().invoke(command, [str(one) for one in arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def rows(*arguments):
+    """Names with self and total weight."""
+    (kind,) = json.loads(report("--json", *arguments))["kinds"]
+    return {row["name"]: (row["self"], row["total"]) for row in kind["groups"]}
+
+
+def test_a_table_of_functions_in_milliseconds_and_percent(profile):
+    assert report("-n", 3, profile).splitlines() == [
+        "on_cpu: 6 samples, 6,000.0 ms, 2.0 s from 2020-09-13 12:26:40 UTC, 0 lost",
+        "self ms   self  total ms  total  module     function",
+        "3,000.0  50.0%   3,000.0  50.0%  vmlinux    vfs_read",
+        "2,000.0  33.3%   2,000.0  33.3%  vmlinux    vfs_write",
+        "1,000.0  16.7%   1,000.0  16.7%  libc.so.6  compute",
+        "5 more; --limit 0 shows all",
+    ]
+    assert rows(profile)["main"] == (0, 6 * SECOND)
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ("syscall", {"read": 3, "write": 2, "user mode": 1}),
+        ("process", {"nginx (7)": 4, "dd\x1b[2J (8)": 2}),
+        ("cpu", {"0": 3, "1": 3}),
+        ("module", {"vmlinux": 5, "libc.so.6": 1}),
+        ("span", {"02" * 8: 3, "[no span]": 3}),
+        ("comm", {"nginx": 4, "dd": 2}),
+        ("service", {"-": 6}),
+    ],
+)
+def test_samples_are_grouped(profile, by, expected):
+    seconds = {name: own // SECOND for name, (own, _) in rows("--by", by, profile).items()}
+    assert seconds == expected
+
+
+def test_spans_have_the_lines_or_functions_that_ran_in_them(profile):
+    lines = report("--by", "span", profile).splitlines()
+    assert lines[1].split() == ["ms", "share", "kernel", "samples", "trace", "span"]
+    assert ["3,000.0", "50.0%", "100%", "3", "01" * 16, "02" * 8] in [one.split() for one in lines]
+    assert "    3,000.0 ms in vfs_read" in lines
+
+
+def test_callers_and_callees_have_shares_of_the_function(profile):
+    assert report("--callers", "do_syscall_64", profile).splitlines()[1:] == [
+        "callers of do_syscall_64: 5,000.0 ms, 83.3% of all",
+        "     ms   share  samples  module     callers",
+        "5,000.0  100.0%        5  libc.so.6  read",
+    ]
+    assert report("--callees", "do_*", profile).splitlines()[3:] == [
+        "3,000.0  60.0%        3  vmlinux  __x64_sys_read",
+        "2,000.0  40.0%        2  vmlinux  __x64_sys_write",
+    ]
+
+
+def test_a_side_alone_has_what_it_calls_as_its_own(profile):
+    seconds = {name: own // SECOND for name, (own, _) in rows("--side", "user", profile).items()}
+    assert seconds == {"read": 5, "compute": 1, "main": 0}
+
+
+@pytest.mark.parametrize(
+    ("options", "samples"),
+    [
+        (("--from", "1s"), 3),
+        (("--to", "1"), 3),
+        (("--from", "12:26:41", "--to", "12:26:42"), 2),
+        (("--from", "2020-09-13T14:26:42+02:00"), 1),
+        (("--from", "1500ms", "-p", "nginx"), 1),
+    ],
+)
+def test_times_are_relative_or_by_the_clock(profile, options, samples):
+    assert sum(own for own, _ in rows(*options, profile).values()) == samples * SECOND
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--from", "noon"], ["--by", "colour"], ["--callers", "a", "--callees", "b"], []]
+)
+def test_wrong_options_are_usage_errors(profile, arguments):
+    with pytest.raises(SystemExit) as stop:
+        main(["report", *arguments, *([profile] if arguments else [])])
+    assert stop.value.code == 2
+
+
+def test_attributes_group_and_filter(profile):
+    by = ("--by", "process.executable.name")
+    assert rows(*by, "--attribute", "process.executable.name=ng*", profile) == {
+        "nginx": (4 * SECOND, 4 * SECOND)
+    }
+
+
+def test_files_are_merged_and_filtered(profile):
+    assert rows("-p", "nginx", "--by", "syscall", profile, profile) == {
+        "read": (6 * SECOND, 6 * SECOND), "user mode": (2 * SECOND, 2 * SECOND)
+    }  # fmt: skip
+    assert report("-p", "sshd", profile) == "no samples match\n"
+
+
+def test_what_is_kept_is_written_in_every_format_of_record(profile, tmp_path, capfd):
+    report("--function", "vfs_*", "-o", tmp_path / "kept.otlp", profile)
+    (window,) = decode_windows((tmp_path / "kept.otlp").read_bytes())
+    assert window.sample_count == window.profiles[0].taken == 5
+    main(["report", "--cpus", "1", "-f", "folded", profile])
+    assert capfd.readouterr().out == (
+        "dd\\x1b[2J;main;read;do_syscall_64_[k];__x64_sys_write_[k];vfs_write_[k] 2\n"
+        "nginx;main;compute 1\n"
+    )
+
+
+@pytest.mark.parametrize("suffix", ["otlp", "otlp.jsonl"])
+def test_several_windows_are_written_to_one_file(profile, tmp_path, suffix):
+    report("-o", tmp_path / f"merged.{suffix}", profile, profile)
+    assert rows("--by", "syscall", tmp_path / f"merged.{suffix}")["read"][0] == 6 * SECOND
+
+
+def test_narrow_terminals_still_tell_the_module(profile, monkeypatch):
+    monkeypatch.setattr("otel_kprofiler.cli.report.terminal_width", lambda: 60)
+    assert report("-n", 1, profile).splitlines()[1].split()[-2:] == ["module", "function"]
+
+
+def test_no_name_reaches_the_terminal_unescaped(profile):
+    assert "dd\\x1b[2J (8)" in report("--by", "process", profile)
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 100])
+def test_lines_fit_the_terminal(profile, width, monkeypatch):
+    monkeypatch.setattr("otel_kprofiler.cli.report.terminal_width", lambda: width)
+    for by in ("function", "process", "span", "line"):
+        lines = report("--by", by, profile).splitlines()[1:]
+        assert max(map(len, lines)) <= max(width, 26)
+        assert all("%" in line or line.endswith(by) or " ms in " in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "the file is empty"),
+        (b"not a profile\n", "not a protobuf message of OTLP profiles"),
+        (html([]).encode(), "no profile that can be read: a page"),
+        (b"{}\n", "no profiles in the file"),
+    ],
+)
+def test_what_is_no_profile_is_said_with_a_fix(tmp_path, capsys, content, told):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(SystemExit) as stop:
+        main(["report", str(path)])
+    assert stop.value.code == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {path}: {told}")
+    assert "\nfix: " in error
+
+
+@pytest.mark.parametrize(("name", "told"), [("gone", "No such file"), (".", "Is a directory")])
+def test_unreadable_files_are_said_without_a_traceback(tmp_path, capsys, name, told):
+    with pytest.raises(SystemExit):
+        main(["report", str(tmp_path / name)])
+    assert f"error: cannot read {tmp_path / name}: {told}" in capsys.readouterr().err
+
+
+def test_a_closed_pipe_ends_the_command_quietly(profile):
+    command = f"{sys.executable} -m otel_kprofiler report {profile} | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")

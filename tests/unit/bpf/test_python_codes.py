@@ -1,0 +1,116 @@
+"""Descriptions of code objects, and the structs that Python and the program share."""
+
+import struct
+
+import pytest
+
+from otel_kprofiler.bpf import PYTHON_OUTCOMES, KernelTypes, PythonLayout, PythonOffsets
+from otel_kprofiler.bpf.python_codes import _DESCRIPTION, _HEAD, CodeParser
+from otel_kprofiler.bpf.python_maps import _LINE_BYTES, _PROCESS
+from otel_kprofiler.model import PythonCode
+from tests.bpf_object import object_btf
+from tests.records import in_ring
+
+ID = 1 << 27 | 5  # of the first CPU
+WORDS = {
+    "python_layout": PythonLayout._fields,
+    "python_config": ("max_frames", *PythonOffsets._fields),
+    "python_process": (
+        "layout", "tag", "runtime_at", "code_type", "eval_start", "eval_bytes", "image",
+    ),
+}  # fmt: skip
+
+
+def piece(content, code_id=ID):
+    return in_ring(struct.pack("<QII", code_id, 0, len(content)) + content)
+
+
+def description(file=b"f.py", name=b"f", *, code_id=ID, table=0, widths=(1, 1), extra=b""):
+    head = struct.pack(
+        "<QIIQQIIIHHBB6x", code_id, 1, 77, 0xC0DE, 0x1, 40, 2, table, len(file), len(name), *widths
+    )
+    return in_ring(head + file + name + extra)
+
+
+def aligned(*records):
+    return b"".join(record + bytes(-len(record) % 8) for record in records)
+
+
+def parse(*records):
+    return list(CodeParser().parse(aligned(*records)))
+
+
+def test_a_description_has_its_line_table_from_the_pieces_before():
+    assert parse(piece(b"abc"), piece(b"de"), description(table=5)) == [
+        PythonCode(ID, 77, 0xC0DE, 0x1, "f.py", "f", 40, 2, b"abcde")
+    ]
+
+
+def test_pieces_may_come_in_another_chunk():
+    parser = CodeParser()
+    assert not list(parser.parse(aligned(piece(b"abc"))))
+    (code,) = parser.parse(aligned(description(table=3)))
+    assert code.line_table == b"abc"
+
+
+def test_the_remains_of_a_failed_description_are_dropped():
+    (code,) = parse(piece(b"old", ID + 1), piece(b"new"), description(table=3))
+    assert code.line_table == b"new"
+
+
+def test_cpus_describe_side_by_side():
+    other = 2 << 27 | 5
+    first, second = parse(
+        piece(b"aa"), piece(b"bb", other), description(table=2), description(code_id=other, table=2)
+    )
+    assert (first.line_table, second.line_table) == (b"aa", b"bb")
+
+
+def test_without_all_pieces_there_is_no_line_table():
+    (code,) = parse(piece(b"abc"), description(table=4))
+    assert code.line_table == b""
+    assert parse(description(table=4))[0].line_table == b""
+
+
+@pytest.mark.parametrize(
+    ("encoding", "width"), [("latin-1", 1), ("utf-16-le", 2), ("utf-32-le", 4)]
+)
+def test_texts_are_as_wide_as_the_interpreter_has_them(encoding, width):
+    (code,) = parse(description(name="ä.f".encode(encoding), widths=(1, width)))
+    assert (code.file, code.function) == ("f.py", "ä.f")
+
+
+@pytest.mark.parametrize("width", [0, 1, 2, 3, 4, 7])
+def test_any_bytes_become_a_text(width):
+    (code,) = parse(description(name=bytes(range(256)) * 2, widths=(width, width)))
+    assert isinstance(code.function, str)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        in_ring(bytes(8)),
+        in_ring(struct.pack("<QII", ID, 0, 9) + b"short"),
+        in_ring(struct.pack("<QII", ID, 2, 0)),
+        in_ring(struct.pack("<QII", ID, 1, 0)),
+        description(extra=b"more"),
+    ],
+    ids=["short", "piece cut off", "unknown kind", "description cut off", "too long"],
+)
+def test_a_record_that_contradicts_itself_is_refused(record):
+    with pytest.raises(ValueError, match="byte"):
+        parse(record)
+
+
+def test_python_and_the_compiled_program_agree_on_every_struct():
+    types = KernelTypes(object_btf())
+    for name, fields in WORDS.items():
+        places = [types.offset(name, field) for field in fields]
+        assert places == list(range(0, 8 * len(fields), 8)), name
+        assert types.size(name) == 8 * len(fields)
+    assert _PROCESS.size == types.size("python_process")
+    assert types.size("python_line") == _LINE_BYTES >= 8 * len(PYTHON_OUTCOMES)
+    assert types.offset("code_piece", "data") == _HEAD.size
+    assert types.offset("code_description", "text") == _DESCRIPTION.size
+    assert types.offset("code_description", "image") == 24
+    assert types.offset("code_description", "name_width") == 49

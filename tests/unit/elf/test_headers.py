@@ -1,0 +1,107 @@
+"""Headers, identity and bytes of ELF files, against pyelftools."""
+
+import hashlib
+import os
+import struct
+from io import BytesIO
+
+import pytest
+from elftools.elf.elffile import ELFFile
+from elftools.elf.enums import ENUM_SH_TYPE_AMD64
+
+from otel_kprofiler.elf import (
+    ElfError,
+    ElfProblem,
+    FileSource,
+    ImageSource,
+    find_section,
+    hash_file,
+    read_elf,
+    read_sections,
+)
+from tests.unit.unwinding.files import NAMES, Elf, content
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_finds_the_build_id_and_the_code(name):
+    data = content(name)
+    elf = read_elf(ImageSource(data), "x86_64")
+    reference = ELFFile(BytesIO(data))
+    note = reference.get_section_by_name(".note.gnu.build-id")
+    assert elf.build_id == (next(note.iter_notes())["n_desc"] if note else None)
+    assert elf.entry == reference["e_entry"]
+    assert elf.texts == tuple(
+        (s["p_offset"], s["p_filesz"], s["p_vaddr"])
+        for s in reference.iter_segments("PT_LOAD")
+        if s["p_flags"] & 1
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_finds_the_sections(name):
+    data = content(name)
+    source = ImageSource(data)
+    reference = ELFFile(BytesIO(data))
+    keys = ["type", "flags", "addr", "offset", "size", "link", "info", "addralign", "entsize"]
+    assert [section[1:] for section in read_sections(source, read_elf(source, "x86_64"))] == [
+        tuple(
+            ENUM_SH_TYPE_AMD64.get(s["sh_type"], s["sh_type"]) if key == "type" else s[f"sh_{key}"]
+            for key in keys
+        )
+        for s in reference.iter_sections()
+    ]
+    names = [section.name.decode() for section in read_sections(source, read_elf(source, "x86_64"))]
+    assert names == [s.name for s in reference.iter_sections()]
+
+
+def test_headers_of_other_machines_are_read_if_asked_for():
+    elf = Elf()
+    assert read_elf(ImageSource(bytes(elf.data)), None).machine == 62
+    elf.put("<H", 18, 183)
+    assert read_elf(ImageSource(bytes(elf.data)), None).machine == 183
+    elf.put("<H", 18, 3)
+    with pytest.raises(ElfError, match="machine 3"):
+        read_elf(ImageSource(bytes(elf.data)), None)
+
+
+def test_compressed_frames_are_refused():
+    elf = Elf("static")
+    source = ImageSource(bytes(elf.data))
+    sections, count, _ = read_elf(source, "x86_64").section_headers
+    index = next(
+        i for i in range(count) if ELFFile(BytesIO(elf.data)).get_section(i).name == ".eh_frame"
+    )
+    elf.put("<Q", sections + 64 * index + 8, 0x800 | 2)
+    source = ImageSource(bytes(elf.data))
+    with pytest.raises(ElfError) as caught:
+        find_section(source, read_elf(source, "x86_64"), b".eh_frame")
+    assert caught.value.problem is ElfProblem.NOT_IN_FILE
+
+
+@pytest.mark.parametrize("size", [0, 9, 4095, 4096, 4097, 8191, 8192, 20_000])
+def test_the_hash_is_that_of_the_data_model(size):
+    data = os.urandom(size)
+    text = data[:4096] + data[max(0, size - 4096) :] + struct.pack(">Q", size)
+    assert hash_file(ImageSource(data)) == hashlib.sha256(text).hexdigest()[:32]
+
+
+def test_the_published_vector_of_the_hash():
+    data = bytes.fromhex("7f454c460001020304")
+    assert hash_file(ImageSource(data)) == "caf6e5907166ac76eef618e5f7f59cd9"
+
+
+def test_a_file_that_became_shorter_is_one_that_changed(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(content("plain.so")[:1000])
+    with open(path, "rb") as file:
+        source = FileSource(file.fileno(), 5000)
+        for read in (
+            lambda: source.read(900, 200),
+            lambda: source.read_into(memoryview(bytearray(200)), 900),
+        ):
+            with pytest.raises(ElfError) as caught:
+                read()
+            assert caught.value.problem is ElfProblem.CHANGED
+        with pytest.raises(ElfError) as caught:
+            source.read(4900, 200)
+        assert caught.value.problem is ElfProblem.OUT_OF_BOUNDS

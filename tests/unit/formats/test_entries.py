@@ -1,0 +1,39 @@
+"""What reports show of single frames."""
+
+from otel_kprofiler.formats import function_rows
+from otel_kprofiler.formats.entries import frame_entries
+from otel_kprofiler.model import (
+    ON_CPU,
+    USER_SIDE,
+    FileId,
+    Frame,
+    Module,
+    ModuleKind,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Unresolved,
+    WindowSample,
+)
+
+LIBRARY = Module("libx.so", ModuleKind.USER, None, FileId("1" * 32), 0)
+
+
+def unnamed(address, offset):
+    return Frame(LIBRARY, address, (), offset, USER_SIDE, Unresolved.NO_NAME)
+
+
+def test_function_without_a_name_shows_where_it_starts():
+    (entry,) = frame_entries(unnamed(0x1234, 0x34))
+    assert (entry.name, entry.module, entry.reason) == (
+        "fun_1200", "libx.so", "the file has no name for the function",
+    )  # fmt: skip
+
+
+def test_functions_without_a_name_are_rows_of_their_own():
+    stacks = [Stack.from_frames([unnamed(0x1200 + at, at % 0x100)]) for at in (1, 2, 0x101)]
+    samples = [WindowSample(stack, 1, "t", 0, None, [1], []) for stack in stacks]
+    profile = Profile(ON_CPU, 1, [ResourceSamples(Resource({}, ""), samples)], 3, {})
+    rows = {row.function: row.self_count for row in function_rows([profile])}
+    assert rows == {"fun_1200": 2, "fun_1300": 1}

@@ -1,0 +1,110 @@
+"""A directory of files that can be made again."""
+
+import os
+
+import pytest
+
+from otel_kprofiler.host import CacheDirectory, find_cache_path
+
+
+def put(cache, name, size):
+    file = cache.create(name)
+    os.write(file.fd, bytes(size))
+    file.finish()
+
+
+@pytest.fixture
+def cache(tmp_path):
+    directory = CacheDirectory(str(tmp_path / "made" / "cache"), 100_000)
+    yield directory
+    directory.close()
+
+
+def test_the_files_not_used_for_longest_are_removed(cache):
+    for index in range(8):
+        put(cache, f"file{index}", 20_480)
+        os.utime(f"{cache.path}/file{index}", (0, index))
+    os.close(cache.open("file0"))  # used now
+    assert cache.trim() <= 100_000
+    assert sorted(os.listdir(cache.path)) == ["file0", "file5", "file6", "file7"]
+
+
+def test_a_file_is_replaced_and_read(cache):
+    put(cache, "a", 10)
+    kept = cache.open("a")
+    put(cache, "a", 20)
+    fd = cache.open("a")
+    assert (os.fstat(kept).st_size, os.fstat(fd).st_size) == (10, 20)
+    cache.remove("a")
+    cache.remove("a")
+    assert len(os.read(fd, 100)) == 20
+    assert cache.open("a") is None
+    assert cache.age_s("a", 0) is None
+    os.close(kept)
+    os.close(fd)
+
+
+def test_a_file_that_was_not_finished_is_not_there(cache):
+    file = cache.create("a")
+    os.write(file.fd, b"part")
+    file.abandon()
+    assert os.listdir(cache.path) == []
+
+
+def test_the_last_reference_closes_the_directory(tmp_path):
+    cache = CacheDirectory(str(tmp_path), 1)
+    assert str(tmp_path) in open_paths()
+    del cache
+    assert str(tmp_path) not in open_paths()
+
+
+def open_paths():
+    with os.scandir("/proc/self/fd") as entries:
+        return {os.readlink(entry.path) for entry in entries}
+
+
+def test_links_are_not_followed(cache, tmp_path):
+    (tmp_path / "secret").write_text("x")
+    os.symlink(tmp_path / "secret", f"{cache.path}/a")
+    os.mkfifo(f"{cache.path}/b")
+    assert cache.open("a") is None
+    assert cache.open("b") is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
+def test_files_and_directories_of_others_are_not_trusted(cache, tmp_path):
+    put(cache, "a", 10)
+    os.chown(f"{cache.path}/a", 1, 1)
+    assert cache.open("a") is None
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    os.chown(other, 1, 1)
+    with pytest.raises(PermissionError):
+        CacheDirectory(str(other), 1)
+
+
+def test_a_directory_that_others_can_write_is_refused(tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    with pytest.raises(PermissionError):
+        CacheDirectory(str(tmp_path / "shared"), 1)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "a\n", "x" * 300])
+def test_names_that_lead_elsewhere_are_refused(name, cache):
+    with pytest.raises(ValueError, match="no name of a file"):
+        cache.open(name)
+
+
+@pytest.mark.parametrize(
+    ("environ", "user", "path"),
+    [
+        ({"CACHE_DIRECTORY": "/var/cache/a:/b", "HOME": "/h"}, 0, "/var/cache/a"),
+        ({"XDG_CACHE_HOME": "/x", "HOME": "/h"}, 0, "/x/otel-kprofiler"),
+        ({"XDG_CACHE_HOME": "relative", "HOME": "/h"}, 7, "/h/.cache/otel-kprofiler"),
+        ({"HOME": "/root"}, 0, "/var/cache/otel-kprofiler"),
+        ({}, 7, None),
+    ],
+)
+def test_the_place_of_caches(environ, user, path):
+    assert find_cache_path(environ, user) == path

@@ -1,0 +1,78 @@
+"""Containers with the names that their runtimes give them, and cgroups."""
+
+import json
+
+import pytest
+
+from otel_kprofiler.host import (
+    Access,
+    ProcessStat,
+    find_containers,
+    find_descendants,
+    parse_cgroup_mount,
+    parse_stat,
+)
+
+DOCKER, PODMAN, POD = "a" * 64, "b" * 64, "c" * 64
+
+
+@pytest.fixture
+def host(tmp_path):
+    def write(path, text):
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    write("proc/1/cgroup", "0::/init.scope\n")
+    write("proc/10/cgroup", f"0::/system.slice/docker-{DOCKER}.scope\n")
+    write("proc/11/cgroup", f"0::/system.slice/docker-{DOCKER}.scope/init.scope\n")
+    write("proc/20/cgroup", f"12:pids:/libpod_parent/libpod-{PODMAN}\n0::/\n")
+    write("proc/30/cgroup", f"0::/kubepods.slice/pod1.slice/cri-containerd-{POD}.scope\n")
+    write(f"var/lib/docker/containers/{DOCKER}/config.v2.json", json.dumps({"Name": "/web"}))
+    write(
+        "var/lib/containers/storage/overlay-containers/containers.json",
+        json.dumps([{"id": PODMAN, "names": ["db"]}, {"id": "d"}]),
+    )
+    write(f"var/log/containers/shop-7f-x_default_cart-{POD}.log", "")
+    return Access(str(tmp_path))
+
+
+def test_containers_have_names_and_cgroups(host):
+    docker, podman, pod = find_containers(host)
+    assert docker[:3] == (DOCKER, ("web",), f"/system.slice/docker-{DOCKER}.scope")
+    assert sorted(docker.pids) == [10, 11]
+    # Damaged rows of another container hide no name.
+    assert podman == (PODMAN, ("db",), "", (20,))
+    assert pod.names == ("cart", "shop-7f-x", "shop-7f-x/cart")
+
+
+def test_a_container_is_called_by_name_or_beginning_of_its_id(host):
+    docker, _, pod = find_containers(host)
+    assert docker.is_called("web")
+    assert docker.is_called("aaaa")
+    assert not docker.is_called("aaa")
+    assert not docker.is_called("we")
+    assert pod.is_called("shop-7f-x/cart")
+
+
+def test_the_hierarchy_of_version_2_is_found():
+    mounts = b"proc /proc proc rw 0 0\ncgroup /c/cpu cgroup rw 0 0\nx /c/two cgroup2 rw 0 0\n"
+    assert parse_cgroup_mount(mounts) == "/c/two"
+    assert parse_cgroup_mount(b"proc /proc proc rw 0 0\n") is None
+
+
+def test_a_line_of_stat_with_parentheses_in_the_name():
+    line = b"7 (a) (b) Z 3 " + b" ".join(b"%d" % number for number in range(5, 60))
+    assert parse_stat(line) == ProcessStat(parent=3, has_ended=True, start_ticks=22)
+    with pytest.raises(ValueError, match="too few"):
+        parse_stat(b"7 (a) S 3")
+
+
+def test_descendants_are_children_of_children():
+    processes = {
+        pid: ProcessStat(parent, False, 0)
+        for pid, parent in {1: 0, 2: 1, 3: 2, 4: 2, 5: 4, 6: 1, 7: 7}.items()
+    }
+    assert find_descendants(processes, [2]) == {3, 4, 5}
+    assert find_descendants(processes, [4, 2]) == {3, 5}
+    assert find_descendants(processes, [7]) == set()

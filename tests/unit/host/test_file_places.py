@@ -1,0 +1,72 @@
+"""Files are found by inode number in directories that had others."""
+
+import os
+import threading
+
+from otel_kprofiler.host.file_places import MAX_DIRECTORIES, FilePlaces
+
+
+def inode(path):
+    return os.stat(path).st_ino
+
+
+def test_a_file_is_found_where_another_was(tmp_path):
+    other, file = tmp_path / "other", tmp_path / "file"
+    file.touch()
+    places = FilePlaces()
+    assert [*places.find(inode(file))] == []
+    places.add(str(other))
+    assert [*places.find(inode(file))] == [str(file)]
+    assert [*FilePlaces([str(tmp_path)]).find(inode(file))] == [str(file)]
+
+
+def test_what_changes_is_read_again(tmp_path):
+    (tmp_path / "first").touch()
+    places = FilePlaces([str(tmp_path)])
+    places_before = [*places.find(inode(tmp_path / "first"))]
+    assert places_before == [str(tmp_path / "first")]
+    os.rename(tmp_path / "first", tmp_path / "second")
+    os.utime(tmp_path, ns=(0, 1))  # whatever the clock of the file system is
+    assert [*places.find(inode(tmp_path / "second"))] == [str(tmp_path / "second")]
+
+
+def test_missing_directories_have_nothing(tmp_path):
+    assert [*FilePlaces([str(tmp_path / "missing"), ""]).find(1)] == []
+
+
+def test_the_directories_with_the_latest_finds_are_kept(tmp_path):
+    files = []
+    places = FilePlaces()
+    for number in range(MAX_DIRECTORIES + 1):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        files.append(folder / "file")
+        files[-1].touch()
+        places.add(str(files[-1]))
+        places.add(str(files[1] if number else files[0]))
+    assert [*places.find(inode(files[0]))] == []
+    for file in files[1:]:
+        assert [*places.find(inode(file))] == [str(file)]
+
+
+def test_a_directory_that_does_not_answer_holds_up_one_thread(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.touch()
+    places, answer = FilePlaces([str(tmp_path)]), threading.Event()
+    asked, found, scan = threading.Event(), [], os.scandir
+
+    def wait(path):
+        asked.set()
+        assert answer.wait(60)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", wait)
+    thread = threading.Thread(target=lambda: found.extend(places.find(inode(file))))
+    thread.start()
+    try:
+        assert asked.wait(60)
+        assert [*places.find(inode(file))] == []
+    finally:
+        answer.set()
+        thread.join()
+    assert found == [*places.find(inode(file))] == [str(file)]

@@ -1,0 +1,141 @@
+"""CPython in files: those of this machine, and damaged ones."""
+
+import contextlib
+import json
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.elf import (
+    FileSource,
+    ImageSource,
+    find_section,
+    find_symbols,
+    read_elf,
+    read_sections,
+)
+from otel_kprofiler.interpreters import (
+    InterpreterRefused,
+    Refusal,
+    find_interpreter,
+    open_own,
+)
+from tests.interpreters import VERSIONS, find_missing, find_pythons
+
+_ASK = """
+import json, sys
+from types import CodeType
+at, maps = id(CodeType), open("/proc/self/maps").read().splitlines()
+for line in maps:
+    start, end = (int(one, 16) for one in line.split()[0].split("-"))
+    if start <= at < end:
+        print(json.dumps(line.split(None, 5)[5]))
+"""
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return find_interpreter(FileSource(file.fileno(), os.fstat(file.fileno()).st_size))
+
+
+@pytest.fixture(scope="module")
+def own_file():
+    """Content of the file that has the interpreter of this process."""
+    at = id(type(read.__code__))
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(one, 16) for one in line.split()[0].split("-"))
+        if start <= at < end:
+            return Path(line.split(None, 5)[5]).read_bytes()
+    raise AssertionError
+
+
+@pytest.mark.parametrize("minor", VERSIONS)
+def test_finds_the_interpreters_of_this_machine(minor):
+    if minor in find_missing():
+        pytest.skip(f"no CPython {minor} here")
+    for python in find_pythons():
+        if python.minor == minor:
+            interpreter = read(json.loads(python.run("-c", _ASK).stdout))
+            assert str(interpreter.version) == python.version
+
+
+def test_other_files_have_none():
+    assert read("/bin/sh") is None
+    assert find_interpreter(ImageSource(b"")) is None
+    assert find_interpreter(ImageSource(b"\x7fELF" + bytes(100))) is None
+
+
+def test_what_is_found_is_that_of_the_running_interpreter(own_file):
+    found = find_interpreter(ImageSource(own_file))
+    own = open_own()
+    assert own.interpreter == found
+    assert own.process.code_type == id(type(read.__code__))
+
+
+def refusal(content, machine="x86_64"):
+    with pytest.raises(InterpreterRefused) as refused:
+        find_interpreter(ImageSource(bytes(content)), machine)
+    return refused.value.refusal
+
+
+def renamed(content, old, new):
+    assert content.count(old) >= 1
+    return content.replace(old, new)
+
+
+def test_files_without_the_symbols_are_refused(own_file):
+    content = renamed(own_file, b"\0PyCode_Type\0", b"\0XyCode_Type\0")
+    assert refusal(content) is Refusal.NO_SYMBOLS
+    content = renamed(own_file, b"\0_PyEval_EvalFrameDefault\0", b"\0_XyEval_EvalFrameDefault\0")
+    assert refusal(content) is Refusal.NO_SYMBOLS
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="_PyRuntime itself tells the version")
+def test_files_that_do_not_tell_their_version_are_refused(own_file):
+    content = renamed(own_file, b"\0Py_Version\0", b"\0Xy_Version\0")
+    assert refusal(content) is Refusal.UNKNOWN_VERSION
+
+
+def test_debug_builds_are_refused(own_file):
+    content = renamed(own_file, b"\0PyImport_ImportModule\0", b"\0_Py_NegativeRefcount\0\0")
+    assert refusal(content) is Refusal.DEBUG_BUILD
+
+
+def test_files_for_other_machines_are_none_of_ours(own_file):
+    assert find_interpreter(ImageSource(own_file), "aarch64") is None
+    content = bytearray(own_file)
+    content[18:20] = (183).to_bytes(2, "little")
+    assert refusal(content, "aarch64") is Refusal.OTHER_MACHINE
+
+
+def test_damaged_files_are_refused_or_none(own_file):
+    """Whatever bytes of headers and symbol tables are changed."""
+    source = ImageSource(own_file)
+    elf = read_elf(source)
+    sections = read_sections(source, elf)
+    tables = [one for one in sections if one.kind in (2, 3, 11)]
+    start, count, _ = elf.section_headers
+    ranges = [(0, 64), (start, 64 * count)] + [(one.offset, one.size) for one in tables]
+    generator = random.Random(1)
+    for _ in range(60):
+        content = bytearray(own_file)
+        for _ in range(generator.choice((1, 3, 200))):
+            begin, size = generator.choice(ranges)
+            content[begin + generator.randrange(size)] = generator.randrange(256)
+        with contextlib.suppress(InterpreterRefused):
+            find_interpreter(ImageSource(bytes(content)))
+    for end in range(0, len(own_file), len(own_file) // 50):
+        with contextlib.suppress(InterpreterRefused):
+            find_interpreter(ImageSource(own_file[:end]))
+
+
+def test_symbols_are_found_by_name(own_file):
+    source = ImageSource(own_file)
+    elf = read_elf(source)
+    sections = read_sections(source, elf)
+    found = find_symbols(source, sections, [b"_PyRuntime", b"not there"])
+    assert list(found) == [b"_PyRuntime"]
+    assert found[b"_PyRuntime"].address == find_section(source, elf, b".PyRuntime").address

@@ -1,0 +1,74 @@
+"""The evaluation loop in files: whole, and with a part that the compiler has moved elsewhere."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from otel_kprofiler.elf import FileSource, ImageSource, find_symbols, read_elf, read_sections
+from otel_kprofiler.interpreters.eval_loop import find_loop
+
+pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is not installed")
+
+RARE = "\n".join(f"if (code[i] & {1 << n}) rare({n});" for n in range(9))
+SOURCE = """
+volatile int seen;
+__attribute__((cold, noinline)) void rare(int n) { seen = n; }
+__attribute__((noinline)) int loop(const int *code, int n)
+{
+	int sum = 0;
+	for (int i = 0; i < n; i++) {
+		%s
+		sum = sum * 31 + code[i];
+	}
+	return sum;
+}
+int main(int argc, char **argv) { return loop(&argc, 1); }
+"""
+
+
+def build(folder, body):
+    path, source = folder / "loop", folder / "loop.c"
+    source.write_text(SOURCE % body)
+    subprocess.run(["gcc", "-O2", "-rdynamic", source, "-o", path], check=True)
+    return path
+
+
+def find(path):
+    with open(path, "rb") as file:
+        source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
+        elf = read_elf(source)
+        symbol = find_symbols(source, read_sections(source, elf), (b"loop",))[b"loop"]
+        return find_loop(source, elf, symbol), symbol
+
+
+def told(path, name):
+    """The range of a symbol, before it is stripped."""
+    lines = subprocess.run(["nm", "-S", path], check=True, capture_output=True, text=True).stdout
+    for words in map(str.split, lines.splitlines()):
+        if words[-1] == name and len(words) == 4:
+            return range(int(words[0], 16), int(words[0], 16) + int(words[1], 16))
+    raise AssertionError(lines)
+
+
+def test_the_part_that_runs_rarely_is_found_without_its_symbol(tmp_path):
+    path = build(tmp_path, RARE)
+    parts = told(path, "loop"), told(path, "loop.cold")
+    subprocess.run(["strip", path], check=True)
+    assert find(path)[0] == parts
+
+
+def test_a_loop_in_one_piece_is_that_alone(tmp_path):
+    path = build(tmp_path, "if (code[i] == 5) sum++;")
+    assert find(path)[0] == (told(path, "loop"),)
+
+
+def test_damaged_unwind_information_gives_the_function_alone(tmp_path):
+    path = build(tmp_path, RARE)
+    found, symbol = find(path)
+    assert len(found) == 2
+    content = path.read_bytes()
+    elf = read_elf(ImageSource(content))
+    for search in (None, (1 << 60, 100), (elf.search[0], 13)):
+        assert find_loop(ImageSource(content), elf._replace(search=search), symbol) == found[:1]

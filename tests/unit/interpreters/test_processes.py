@@ -1,0 +1,149 @@
+"""Which processes are registered, by what events tell of them."""
+
+import os
+
+import pytest
+
+from otel_kprofiler.host import Access, MemoryMapping, parse_mappings, read_maps
+from otel_kprofiler.interpreters import PythonProcesses, Refusal, open_own
+from otel_kprofiler.model import ProcessKey
+from otel_kprofiler.tracking import Exec, Exited, Mapped, Started, Unmapped
+from tests.interpreters import Journal
+
+CODE = MemoryMapping(0x7000, 0x9000, "r-xp", 0, 1, 2, "/lib/libpython.so", False)
+
+
+class OwnFiles(Access):
+    """The files of this host; what is opened for reading is remembered."""
+
+    def __init__(self):
+        super().__init__()
+        self.read = []
+
+    def open_fd(self, path):
+        self.read.append(path)
+        return super().open_fd(path)
+
+
+def process(pid):
+    return ProcessKey(pid, 1)
+
+
+@pytest.fixture(scope="module")
+def own():
+    return open_own()
+
+
+@pytest.fixture
+def journal():
+    return Journal()
+
+
+@pytest.fixture
+def files():
+    return OwnFiles()
+
+
+@pytest.fixture
+def processes(journal, files):
+    return PythonProcesses(journal, files)
+
+
+def own_code(own):
+    """A mapping of the file."""
+    return next(
+        one
+        for one in parse_mappings(read_maps(Access(), "self"))
+        if one.is_executable and one.inode == own.file.inode
+    )
+
+
+def mapped(pid, own, start=0x7F0000000000):
+    """The interpreter of this process, mapped elsewhere."""
+    text = own.interpreter.texts[0]
+    mapping = own_code(own)._replace(
+        start=start, end=start + text.size, file_offset=text.offset & ~4095
+    )
+    return Mapped(1, process(pid), mapping, None)
+
+
+def shift(own, start):
+    """How far from the file's own addresses the process has it."""
+    text = own.interpreter.texts[0]
+    return start - (text.address - text.offset % 4096)
+
+
+def test_a_process_is_registered_when_it_maps_an_interpreter(processes, journal, own):
+    processes.apply(Started(1, process(5), 1))
+    processes.apply(Mapped(1, process(5), CODE._replace(path="/bin/sh", inode=1), None))
+    processes.apply(Mapped(1, process(5), CODE._replace(path="", inode=0), None))
+    assert journal.now == {}
+    processes.apply(mapped(5, own))
+    layout, found = journal.now[5]
+    assert layout == own.interpreter.layout
+    assert found.runtime_at == own.interpreter.runtime + shift(own, 0x7F0000000000)
+    assert found.code_type == own.interpreter.code_type + shift(own, 0x7F0000000000)
+    assert found.eval_start == own.interpreter.eval_loop[0].start + shift(own, 0x7F0000000000)
+    assert processes.counts().processes == 1
+
+
+def test_children_inherit_until_they_execute(processes, journal, own):
+    processes.apply(mapped(5, own))
+    processes.apply(Started(1, process(6), 5))
+    processes.apply(Started(1, process(7), 6))
+    assert journal.now[6] == journal.now[7] == journal.now[5]
+    processes.apply(Exec(1, process(7), "sh"))
+    processes.apply(Exited(1, process(5)))
+    assert list(journal.now) == [6]
+    processes.apply(Started(1, process(8), 5))
+    assert list(journal.now) == [6]
+
+
+def test_another_program_is_registered_anew(processes, journal, own):
+    processes.apply(mapped(5, own, 0x7F0000000000))
+    before = journal.now[5]
+    processes.apply(Exec(1, process(5), "python3"))
+    assert journal.now == {}
+    processes.apply(mapped(5, own, 0x7F1000000000))
+    assert journal.now[5] != before
+
+
+def test_an_interpreter_that_is_unmapped_is_released(processes, journal, own):
+    event = mapped(5, own)
+    processes.apply(event)
+    processes.apply(Unmapped(1, process(5), CODE))
+    assert list(journal.now) == [5]
+    processes.apply(Unmapped(1, process(5), event.mapping))
+    assert journal.now == {}
+
+
+def test_what_finds_no_room_is_counted(own):
+    journal = Journal(room=1)
+    processes = PythonProcesses(journal, Access())
+    processes.apply(mapped(5, own))
+    processes.apply(mapped(6, own))
+    processes.apply(Exited(1, process(6)))
+    assert list(journal.now) == [5]
+    assert processes.counts().without_room == 1
+
+
+def test_files_that_cannot_be_opened_are_counted_if_named_python(processes, own):
+    gone = CODE._replace(path="/gone/python3.12")
+    processes.apply(Mapped(1, process(5), gone, None))
+    processes.apply(Mapped(1, process(5), gone._replace(path="/gone/libc.so"), None))
+    assert processes.counts().as_dict() == {
+        "processes": 0, "without_room": 0, "refused": {Refusal.NOT_OPENED.name.lower(): 1},
+    }  # fmt: skip
+
+
+def test_each_file_is_read_once(processes, files, own):
+    event = mapped(5, own)
+    small = CODE._replace(path="/bin/sh", inode=os.stat("/bin/sh").st_ino)
+    processes.apply(event)
+    processes.apply(Mapped(1, process(5), small, None))
+    assert files.read
+    files.read.clear()
+    for pid in range(6, 20):
+        processes.apply(event._replace(process=process(pid)))
+        processes.apply(Mapped(1, process(pid), small, None))
+    assert not files.read

@@ -1,0 +1,83 @@
+"""The proof of a layout: in every interpreter of this machine, and that it notices wrong ones."""
+
+import sys
+
+import pytest
+
+from otel_kprofiler.interpreters import InterpreterRefused, Refusal, open_own
+from otel_kprofiler.interpreters.proof import prove
+from tests.interpreters import VERSIONS, find_missing, find_pythons
+
+_PROVE = "from otel_kprofiler.interpreters import open_own; print(open_own().interpreter.version)"
+
+
+@pytest.mark.parametrize("minor", VERSIONS)
+def test_every_interpreter_here_is_proved(minor):
+    if minor in find_missing():
+        pytest.skip(f"no CPython {minor} here")
+    for python in find_pythons():
+        if python.minor == minor:
+            ran = python.run("-c", _PROVE)
+            assert ran.stdout.strip() == python.version, ran.stderr
+
+
+# Not used in some versions, or equal to what is beside them.
+UNSEEN = {
+    "flags",
+    "interpreters_head",
+    "interpreter_next",
+    "thread_bytes",
+    "cframe_frame",
+    "frame_bytes",
+    "frame_entry",
+    "frame_header",
+    "entry_owner",
+    "code_stack_words",
+    "code_variables",
+    "code_version",
+}
+
+
+@pytest.mark.parametrize("shift", [-8, -4, -1, 1, 4, 8])
+def test_a_wrong_offset_is_noticed(shift):
+    own = open_own()
+    layout = own.interpreter.layout
+    for name, value in layout._asdict().items():
+        if name not in UNSEEN and value + shift >= 0:
+            with pytest.raises(InterpreterRefused) as refused:
+                prove(layout._replace(**{name: value + shift}), own.process)
+            assert refused.value.refusal in (Refusal.NOT_PROVED, Refusal.SUBINTERPRETERS), name
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="has no such members")
+@pytest.mark.parametrize("name", ["cframe_frame", "frame_entry", "code_stack_words"])
+def test_offsets_that_only_older_versions_have_are_proved(name):
+    own = open_own()
+    layout = own.interpreter.layout
+    with pytest.raises(InterpreterRefused):
+        prove(layout._replace(**{name: getattr(layout, name) + 8}), own.process)
+
+
+@pytest.mark.parametrize("address", [0, 8, 1 << 46, (1 << 64) - 8])
+def test_addresses_without_memory_are_refused(address):
+    own = open_own()
+    for name in ("runtime_at", "code_type"):
+        with pytest.raises(InterpreterRefused) as refused:
+            prove(own.interpreter.layout, own.process._replace(**{name: address}))
+        assert refused.value.refusal is Refusal.NOT_PROVED
+
+
+def test_the_proof_leaves_no_thread():
+    import threading
+
+    before = threading.enumerate()
+    open_own()
+    assert threading.enumerate() == before
+
+
+def test_functions_may_be_traced_meanwhile():
+    sys.setprofile(lambda *_: None)
+    try:
+        open_own()
+    finally:
+        sys.setprofile(None)

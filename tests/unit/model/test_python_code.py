@@ -1,0 +1,61 @@
+"""Descriptions of code objects: bounded, and told to be dropped."""
+
+import pytest
+
+from otel_kprofiler.model import KnownCodes, PythonCode
+
+
+def code(number, table=b""):
+    return PythonCode(number, 7, 0x1000 * number, 1, "app.py", "f", number, 0, table)
+
+
+def test_a_description_is_found_by_its_id():
+    codes = KnownCodes()
+    codes.add(code(1))
+    assert codes.get(1) == code(1)
+    assert codes.get(2) is None
+    assert list(codes) == [code(1)]
+
+
+def test_each_description_makes_a_new_version():
+    codes = KnownCodes()
+    versions = [codes.version]
+    for number in (1, 2):
+        codes.add(code(number))
+        versions.append(codes.version)
+    assert versions == sorted(set(versions))
+
+
+def test_the_oldest_ones_make_room_and_the_owner_hears_of_each():
+    dropped = []
+    codes = KnownCodes(max_bytes=10 * code(1).size_bytes, on_dropped=dropped.append)
+    for number in range(100):
+        codes.add(code(number))
+    assert len(codes) == 10
+    assert [one.id for one in dropped] == list(range(90))
+    assert [one.id for one in codes] == list(range(90, 100))
+    assert codes.dropped == 90
+
+
+def test_a_description_that_comes_again_replaces_the_first():
+    codes = KnownCodes()
+    codes.add(code(1, bytes(1000)))
+    codes.add(code(1))
+    assert codes.size_bytes == code(1).size_bytes
+    assert list(codes) == [code(1)]
+
+
+@pytest.mark.parametrize("table", [bytes(5000), bytes(1 << 20)])
+def test_one_that_exceeds_the_limit_is_dropped_at_once(table):
+    dropped = []
+    codes = KnownCodes(max_bytes=5000, on_dropped=dropped.append)
+    codes.add(code(1, table))
+    assert not list(codes)
+    assert codes.size_bytes == 0
+    assert dropped == [code(1, table)]
+
+
+def test_the_owner_may_ask_while_it_is_told():
+    codes = KnownCodes(max_bytes=1, on_dropped=lambda one: codes.get(one.id) or list(codes))
+    codes.add(code(1))
+    assert codes.dropped == 1

@@ -1,0 +1,32 @@
+"""Code objects in recordings."""
+
+import json
+
+import pytest
+
+from otel_kprofiler.model import PythonCode
+from otel_kprofiler.recording.python_codes import pack_python_code, parse_python_code
+
+CODE = PythonCode(1 << 39, 7, 0x7F00, 1 << 60, "a\udc80.py", "C.f", 3, 1, b"\x80\x01\xff")
+
+
+def test_a_description_is_read_as_it_was_written():
+    assert parse_python_code(json.loads(pack_python_code(CODE))) == CODE
+
+
+@pytest.mark.parametrize("place", range(9))
+@pytest.mark.parametrize("wrong", [None, -1, 1.5, [], "zz"])
+def test_damaged_descriptions_are_refused(place, wrong):
+    row = json.loads(pack_python_code(CODE))
+    row[place] = wrong
+    if place in (4, 5) and wrong == "zz":
+        assert parse_python_code(row)
+        return
+    with pytest.raises((ValueError, TypeError)):
+        parse_python_code(row)
+
+
+@pytest.mark.parametrize("row", [[], None, 5, [1] * 10, {}])
+def test_other_rows_are_refused(row):
+    with pytest.raises((ValueError, TypeError)):
+        parse_python_code(row)

@@ -1,0 +1,361 @@
+"""``symbolize`` of user files, processes and profiles, on small compiled programs."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from otel_kprofiler.cli.main import main
+from otel_kprofiler.cli.symbolize_output import parse_address
+from otel_kprofiler.elf import FileSource, hash_file
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    ON_CPU,
+    USER_SIDE,
+    BuildId,
+    FileId,
+    Form,
+    Frame,
+    Module,
+    ModuleKind,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Unresolved,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
+from otel_kprofiler.symbols import ElfResolver, FileIdentity, InstalledFiles, SymbolSources
+from otel_kprofiler.symbols.resolvers import installed
+from tests.unit.symbols.user.elf_programs import build, symbols_of, tool
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture(scope="module")
+def program(folder):
+    """Its addresses are not its offsets."""
+    return build(folder, "program", "-no-pie")
+
+
+@pytest.fixture(scope="module")
+def unmarked(folder):
+    """A program without a build id."""
+    return build(folder, "unmarked", "-Wl,--build-id=none")
+
+
+@pytest.fixture(scope="module")
+def split(folder):
+    """A stripped program, and the directory with its debug file."""
+    path = build(folder, "split", "-Wl,--build-id=sha1")
+    build_id = ElfResolver(path).build_id
+    debug = folder / "debug" / ".build-id" / build_id[:2] / f"{build_id[2:]}.debug"
+    debug.parent.mkdir(parents=True)
+    whole = symbols_of(path)
+    tool("objcopy", "--only-keep-debug", path, debug)
+    tool("strip", path)
+    return path, folder / "debug", whole
+
+
+@pytest.fixture
+def programs(program, unmarked, split):
+    return program, unmarked, split
+
+
+@pytest.fixture
+def symbolize(capsysbinary, monkeypatch):
+    """Runs the command; gives its exit status, output and messages."""
+    monkeypatch.setattr(installed, "DIRECTORIES", ())  # /usr takes a second
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(["symbolize", *map(str, arguments)])
+        output, told = capsysbinary.readouterr()
+        return ended.value.code or 0, output.decode(), told.decode()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("word", "address"),
+    [
+        ("0x10", 0x10), ("0X1f", 0x1F), ("612", 0x612), ("7f00", 0x7F00),
+        ("ffffffff81000000", 0xFFFFFFFF81000000), ("add", None), ("face", None), ("0xg", None),
+        ("bad_face_dead", None), ("-123456789", None), ("", None), ("main", None), ("1f_0", None),
+    ],
+)  # fmt: skip
+def test_what_is_an_address(word, address):
+    assert parse_address(word) == address
+
+
+def test_addresses_and_offsets_of_a_user_file(symbolize, program):
+    address = symbols_of(program)["main"][0]
+    (found,) = ElfResolver(program).find("main")
+    assert found.file_offset != address
+    status, by_address, _ = symbolize("--elf", program, f"{address + 3:#x}")
+    assert (status, by_address.split()[:2]) == (0, [f"{address + 3:#x}", "main+0x3"])
+    by_offset = symbolize("--elf", program, "--file-offset", f"{found.file_offset + 3:x}")
+    assert by_offset == (0, by_address, "")
+    status, by_name, _ = symbolize("--elf", program, "main", "--json")
+    told = json.loads(by_name)
+    assert (told["address"], told["file_offset"]) == (f"{address:#x}", f"{found.file_offset:#x}")
+    assert (told["function"], told["path"]) == ("main", program)
+
+
+def test_several_files_are_told_apart_by_their_ids(symbolize, program, unmarked):
+    both = ("--elf", program, "--elf", unmarked)
+    first, second = ElfResolver(program), ElfResolver(unmarked)
+    assert second.build_id is None
+    place = symbols_of(unmarked)["main"][0]
+    for key in (unmarked, second.file_id):
+        status, output, _ = symbolize(*both, f"{key}:{place:#x}")
+        assert (status, output.split()[1]) == (0, "main+0x0")
+    assert symbolize(*both, f"{first.build_id}:{symbols_of(program)['main'][0]:#x}")[0] == 0
+    assert len(symbolize(*both, "main")[1].splitlines()) == 2
+    status, _, told = symbolize(*both, "0x10")
+    assert (status, "is ambiguous" in told) == (2, True)
+    status, _, told = symbolize(*both, "ab:0x10")
+    assert (status, "no file has this id" in told) == (1, True)
+
+
+def test_what_is_not_found_is_told(symbolize, program):
+    status, output, told = symbolize("--elf", program, "0x1", "no_such_name", "main")
+    assert status == 1
+    assert output.splitlines()[0].startswith("0x1  [the address lies between")
+    assert "no_such_name: no such symbol" in told
+    assert "main+0x0" in output
+    status, _, told = symbolize("--elf", program + "?", "main")
+    assert (status, "cannot read" in told) == (3, True)
+    assert symbolize("--elf", __file__, "main")[0] == 1
+
+
+def test_debug_files_are_found_where_they_are_said_to_be(symbolize, split):
+    path, folder, whole = split
+    address = whole["hidden"][0]
+    assert symbolize("--elf", path, f"{address:#x}")[0] == 1
+    status, output, _ = symbolize("--elf", path, "--debug-directory", folder, f"{address:#x}")
+    assert (status, output.split()[1]) == (0, "hidden+0x0")
+    (debug,) = folder.rglob("*.debug")
+    assert symbolize("--elf", debug, f"{address:#x}")[1].split()[1] == "hidden+0x0"
+
+
+INLINED = """
+#include <stdio.h>
+static inline __attribute__((always_inline)) int inner(int x) { return printf("%d", x); }
+__attribute__((noinline)) int outer(int x) { return inner(x) + 1; }
+int main(int count, char **words) { return outer(count); }
+"""
+
+
+def test_lines_show_inlined_functions_too(symbolize, folder, monkeypatch):
+    pytest.importorskip("symbolic")
+    monkeypatch.setenv("CACHE_DIRECTORY", str(folder / "cache"))
+    path = build(folder, "inlined", "-g", source=INLINED)
+    (outer,) = ElfResolver(path).find("outer")
+    size = symbols_of(path)["outer"][1]
+    places = [f"{address:#x}" for address in range(outer.address, outer.address + size)]
+    _, output, _ = symbolize("--elf", path, "--lines", "--json", *places)
+    lines = [json.loads(line)["lines"] for line in output.splitlines()]
+    assert {tuple(line["function"] for line in found) for found in lines} == {
+        ("outer",),
+        ("inner", "outer"),
+    }
+    assert {found[-1]["line"] for found in lines} == {4}
+    inside = places[[len(found) for found in lines].index(2)]
+    first, *others = symbolize("--elf", path, "--lines", inside)[1].splitlines()
+    assert first.split()[1].startswith("outer+")
+    assert [line.split()[0] for line in others] == ["inner", "outer"]
+    assert others[0].endswith(":3")
+
+
+def test_addresses_names_and_offsets_of_a_process(symbolize):
+    pid = os.getpid()
+    status, output, _ = symbolize("--pid", pid, "--json", "PyObject_Call")
+    told = json.loads(output)
+    assert (status, told["function"], told["pid"]) == (0, "PyObject_Call", pid)
+    status, output, _ = symbolize("--pid", pid, told["address"])
+    assert (status, output.split()[1]) == (0, "PyObject_Call+0x0")
+    place = f"{told['path']}:{told['file_offset']}"
+    assert symbolize("--pid", pid, "--file-offset", place) == (0, output, "")
+    status, output, told = symbolize("--pid", pid, "0x10", "no_such_name")
+    assert status == 1
+    assert output == "0x10  [no module is known at the address]  unknown  no build id\n"
+    assert told == "no_such_name: not found in the process\n"
+
+
+def test_a_process_that_is_not_there_is_an_error(symbolize):
+    assert symbolize("--pid", 4_194_305, "0x10")[0] == 3
+    assert symbolize("--pid", os.getpid(), "--file-offset", "0x10")[0] == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--pid", "1", "--elf", "a", "0x1"), ("--payload", "a"), ("-o", "a", "main"),
+        ("--pid", "1"),
+        ("--payload", "a", "-o", "b", "main"), ("--file-offset", "1"), ("--rva", "1"),
+        ("--pid", "1", "--payload", "a", "-o", "b"), ("--pid", "1", "--kallsyms", "a", "1"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_go_together_are_refused(symbolize, words):
+    status, output, told = symbolize(*words)
+    assert (status, output) == (2, "")
+    assert "Error: " in told
+
+
+def test_servers_have_to_be_given(symbolize, program, monkeypatch):
+    monkeypatch.delenv("DEBUGINFOD_URLS", raising=False)
+    status, _, told = symbolize("--elf", program, "--debuginfod", "main")
+    assert (status, "DEBUGINFOD_URLS" in told) == (2, True)
+
+
+def user_module(path, **changes):
+    found = ElfResolver(path)
+    given = {"name": os.path.basename(path), "kind": ModuleKind.USER, "build_id": found.build_id,
+             "file_id": found.file_id, "base": 0}  # fmt: skip
+    return Module(**{**given, **changes})
+
+
+def make_window(frames):
+    samples = [WindowSample(Stack.from_frames(frames), 5, "cat", 1, None, [10**18 + 5])]
+    resources = [ResourceSamples(Resource({"process.pid": 5}), samples)]
+    return Window(10**18, 10**18 + 1000, [Profile(ON_CPU, 1000, resources)])
+
+
+def frames_of(payload):
+    (window,) = decode_windows(payload)
+    ((_, sample),) = window.profiles[0].samples
+    return sample.stack.frames
+
+
+@pytest.mark.parametrize("form", list(Form))
+def test_a_payload_gets_the_names_of_local_files(symbolize, tmp_path, programs, form):
+    program, unmarked, (stripped, debug, whole) = programs
+    elsewhere = user_module(stripped, name="not-here", file_id=FileId("ab" * 16))
+    frames = (
+        Frame(user_module(program), symbols_of(program)["shown"][0] + 2, (), 0, USER_SIDE),
+        Frame(user_module(unmarked), symbols_of(unmarked)["main"][0], (), 0, USER_SIDE),
+        Frame(user_module(stripped), whole["hidden"][0], (), 0, USER_SIDE, Unresolved.NO_NAME),
+        Frame(elsewhere, whole["main"][0] + 1, (), 0, USER_SIDE),
+        Frame(user_module(program, build_id=BuildId("12" * 20)), 0x401000, (), 0, USER_SIDE),
+        Frame(None, 0x7F0000001000, (), 0, USER_SIDE, Unresolved.NO_FILE),
+    )
+    path, output = tmp_path / "in", tmp_path / "out"
+    path.write_bytes(encode_window(make_window(frames), form=form).batches[0].payload)
+    words = ("--payload", path, "-o", output, "--debug-directory", debug)
+    words += ("--elf", program, "--elf", unmarked, "--elf", stripped)
+    status, _, told = symbolize(*words)
+    assert (status, told.splitlines()[0]) == (0, "named 4 of 5 locations")
+    assert "1 without a name in program  build-id 1212" in told
+    payload = output.read_bytes()
+    assert check_payload(payload) == []
+    assert payload[:1] == path.read_bytes()[:1]
+    named = frames_of(payload)
+    assert [frame.function for frame in named] == ["shown", "main", "hidden", "main", "", ""]
+    assert [frame.address for frame in named] == [frame.address for frame in frames]
+    status, _, told = symbolize(*words)
+    assert (status, "already exists" in told) == (1, True)
+    status, _, told = symbolize(*words, "--force", "--json")
+    counts = json.loads(told)
+    assert (status, counts["nameless"], counts["named"]) == (0, 5, 4)
+    assert [file["file"] for file in counts["missing"]] == ["program"]
+    if form is Form.JSON:
+        assert symbolize("--payload", path, "-o", "-", *words[4:])[1].encode() == payload
+
+
+@pytest.fixture
+def server(split, tmp_path, monkeypatch):
+    """A debuginfod server with the debug file of the stripped program."""
+    _, folder, _ = split
+    (debug,) = folder.rglob("*.debug")
+    build_id = debug.parent.name + debug.stem
+    served = tmp_path / "www" / "buildid" / build_id
+    served.mkdir(parents=True)
+    shutil.copy(debug, served / "debuginfo")
+    handler = partial(QuietHandler, directory=tmp_path / "www")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        monkeypatch.setenv("DEBUGINFOD_URLS", f"http://127.0.0.1:{http.server_port}")
+        monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
+        yield
+        http.shutdown()
+        thread.join()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+def test_names_of_files_that_are_not_here_come_from_servers(symbolize, tmp_path, server, split):
+    stripped, _, whole = split
+    elsewhere = user_module(stripped, name="not-here", file_id=FileId("ab" * 16))
+    frames = (Frame(elsewhere, whole["hidden"][0], (), 0, USER_SIDE),)
+    path, output = tmp_path / "in", tmp_path / "out"
+    path.write_bytes(encode_window(make_window(frames)).batches[0].payload)
+    words = ("--payload", path, "-o", output, "--force")
+    assert symbolize(*words)[0] == 1
+    assert symbolize(*words, "--debuginfod")[0] == 0
+    assert [frame.function for frame in frames_of(output.read_bytes())] == ["hidden"]
+
+
+def test_a_payload_of_nothing_known_says_so(symbolize, tmp_path):
+    module = Module("gone.so", ModuleKind.USER, BuildId("ab" * 20), FileId("cd" * 16), 0)
+    kernel = Module("ext4", ModuleKind.LOADED, BuildId("ef" * 20), FileId("cd" * 16), 1 << 63)
+    frames = (
+        Frame(kernel, 0x10, (), 0, KERNEL_SIDE, Unresolved.NO_SYMBOL),
+        Frame(module, 0x1000, (), 0, USER_SIDE),
+    )
+    path, output = tmp_path / "in", tmp_path / "out"
+    path.write_bytes(encode_window(make_window(frames)).batches[0].payload)
+    status, _, told = symbolize("--payload", path, "-o", output)
+    assert (status, told.splitlines()[0]) == (1, "named 0 of 2 locations")
+    assert output.read_bytes() == path.read_bytes()
+    path.write_bytes(b"no profiles")
+    assert symbolize("--payload", path, "-o", tmp_path / "other")[0] == 1
+    assert not (tmp_path / "other").exists()
+    status, _, told = symbolize("--payload", tmp_path / "missing", "-o", tmp_path / "other")
+    assert (status, "cannot read" in told) == (3, True)
+
+
+def test_installed_files_are_found_by_name_and_proven_by_identity(tmp_path, program, unmarked):
+    """Of two files with a name, the one with the build id, or else with the hash, is taken."""
+    for folder, path in (("a", unmarked), ("b/c", program)):
+        (tmp_path / folder).mkdir(parents=True)
+        shutil.copy(path, tmp_path / folder / "tool")
+    files = InstalledFiles(SymbolSources(), directories=[str(tmp_path)])
+    for path in (program, unmarked):
+        known = ElfResolver(path)
+        code = files.find(FileIdentity("tool", known.build_id or BuildId(""), known.file_id))
+        assert code.details.file_id == known.file_id
+    with open(program, "rb") as file:
+        wrong = hash_file(FileSource(file.fileno(), 64))
+    assert files.find(FileIdentity("tool", BuildId(""), wrong)) is None
+    assert files.find(FileIdentity("tool", BuildId(""), FileId(""))) is None
+
+
+def test_files_that_processes_have_mapped_are_candidates(tmp_path, program):
+    copy = tmp_path / "of-a-process"
+    shutil.copy(sys.executable, copy)
+    code = "import sys; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [copy, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONHOME": sys.base_prefix},
+    ) as process:  # fmt: skip
+        process.stdout.read(1)
+        known = ElfResolver(copy)
+        files = InstalledFiles(SymbolSources(), directories=[])
+        assert files.find(FileIdentity(copy.name, known.build_id or "", known.file_id)) is not None
+        process.stdin.close()

@@ -1,0 +1,256 @@
+"""The functions of compiled programs, against binutils."""
+
+import lzma
+import os
+import subprocess
+from itertools import pairwise
+
+import pytest
+
+from otel_kprofiler.elf import ElfError, ElfProblem
+from otel_kprofiler.symbols.user import build as module
+from otel_kprofiler.symbols.user.functions import Function
+from tests.unit.symbols.user.elf_programs import (
+    ASSEMBLY,
+    build,
+    functions_of,
+    stubs_of,
+    symbols_of,
+    tool,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture(scope="module")
+def program(folder):
+    return build(folder, "program")
+
+
+@pytest.fixture(scope="module")
+def assembly(folder):
+    return build(
+        folder, "assembly.so", "-shared", "-nostdlib", source=ASSEMBLY, language="assembler"
+    )
+
+
+def names(table, function, step=0):
+    found = table.lookup(function[0] + step)
+    return found and found.name
+
+
+def test_symbols_have_their_range(program):
+    table = functions_of(program)
+    for name in ("main", "hidden", "_start"):
+        start, size, *_ = symbols_of(program)[name]
+        assert table.find(name) == (Function(start, start + size, name),)
+        for address in (start, start + size - 1):
+            assert table.lookup(address) == Function(start, start + size, name)
+        behind = table.lookup(start + size)
+        assert behind is None or behind.start >= start + size
+
+
+def test_a_global_name_is_preferred_then_the_shortest(program):
+    table = functions_of(program)
+    start, size, *_ = symbols_of(program)["shown"]
+    assert table.names_at(start) == ("shown", "same_longer", "weak_one")
+    assert table.lookup(start + 3) == Function(start, start + size, "shown")
+    for name in ("same_longer", "weak_one"):
+        assert table.find(name) == (Function(start, start + size, name),)
+
+
+def test_symbols_of_both_tables_are_kept_once(folder):
+    path = build(folder, "exported", "-rdynamic")
+    entries = [line.split() for line in tool("readelf", "-sW", path).splitlines()]
+    names = [row[7] for row in entries if len(row) == 8 and row[3] == "FUNC" and row[6].isdigit()]
+    assert names.count("main") == 2
+    table = functions_of(path)
+    assert len(table) - len(set(stubs_of(path))) == len(set(names))
+
+
+def test_the_cold_part_of_a_function_has_its_own_name(program):
+    found = symbols_of(program)["shown.cold"]
+    assert names(functions_of(program), found) == "shown.cold"
+
+
+def test_what_assemblers_leave_out(assembly):
+    table, symbols = functions_of(assembly), symbols_of(assembly)
+    sized = symbols["sized"][0]
+    inner = symbols["inner_function"][0]
+    assert [names(table, (at,)) for at in range(sized, sized + 4)] == [
+        "sized", "sized", "inner_function", "sized",
+    ]  # fmt: skip
+    assert inner == sized + 2
+    for name in ("with_frame", "label_with_frame"):  # end with their unwind entry
+        start = symbols[name][0]
+        assert table.lookup(start + 1) == Function(start, start + 2, name)
+        assert table.lookup(start + 2) is None
+    start = symbols["without_frame"][0]  # ends at the next symbol
+    assert table.lookup(start + 17) == Function(start, start + 18, "without_frame")
+    start = symbols["sized_label"][0]
+    assert table.lookup(start + 1) == Function(start, start + 2, "sized_label")
+    assert table.lookup(start + 2) is None
+    assert table.lookup(symbols["table"][0]) is None
+    outer, nested = symbols["outer"][0], symbols["nested"][0]
+    assert table.lookup(outer + 1) == Function(outer, outer + 6, "outer")
+    assert table.lookup(nested + 1) == Function(nested, nested + 2, "nested")
+    assert table.lookup(nested + 2) == Function(outer, outer + 6, "outer")
+    last = symbols["last"][0]  # ends with its section
+    assert table.lookup(last + 1) == Function(last, last + 2, "last")
+    assert table.lookup(last + 2) is None
+
+
+def test_dynamic_symbols_without_a_size_are_certain_only_with_unwind_information(assembly, folder):
+    stripped = os.path.join(folder, "assembly-stripped.so")
+    tool("strip", "-o", stripped, assembly)
+    table, symbols = functions_of(stripped), symbols_of(assembly)
+    start = symbols["with_frame"][0]
+    assert table.lookup(start + 1) == Function(start, start + 2, "with_frame")
+    start = symbols["without_frame"][0]
+    assert table.lookup(start) == Function(start, start + 1, "without_frame")
+    assert table.lookup(start + 1) is None
+
+
+def test_functions_of_stripped_files_have_bounds_and_no_neighbours_name(program, folder):
+    stripped = os.path.join(folder, "stripped")
+    tool("strip", "-o", stripped, program)
+    table, symbols = functions_of(stripped), symbols_of(program)
+    for name in ("main", "hidden", "shown", "shown.cold"):
+        start, size, *_ = symbols[name]
+        assert table.lookup(start) == table.lookup(start + size - 1)
+        assert table.lookup(start) == Function(start, start + size, "")
+        assert not table.find(name)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-Wl,-z,lazy",),
+        ("-Wl,-z,now",),
+        ("-Wl,-z,lazy,-z,ibtplt", "-fcf-protection"),
+        ("-Wl,-z,now,-z,ibtplt", "-fcf-protection"),
+        ("-no-pie",),
+        ("-fuse-ld=gold",),
+    ],
+)
+def test_stubs_are_named_after_what_they_call(folder, options):
+    path = build(folder, "stubs", *options)
+    table, expected = functions_of(path), sorted(stubs_of(path))
+    assert {"abort", "getenv", "strlen", "atoi", "strtol"} & {name for _, name in expected}
+    for address, name in expected:
+        found = table.lookup(address)
+        assert found.name == f"{name}@plt"
+        assert (found.start, found.end - found.start) in ((address, 16), (address, 8))
+        assert table.lookup(address + 5) == found
+        assert table.find(f"{name}@plt")
+    for (address, _), (following, _) in pairwise(expected):
+        assert table.lookup(address).end == following or following - address > 16
+    first = min(address for address, _ in expected) - 16
+    assert (table.lookup(first) or Function(0, 0, "")).name.removesuffix("@plt") in (
+        "", *(name for _, name in expected),
+    )  # fmt: skip
+
+
+def test_stubs_of_lazily_bound_functions_with_branch_tracking(folder):
+    path = build(folder, "lazy", "-Wl,-z,lazy,-z,ibtplt", "-fcf-protection")
+    table = functions_of(path)
+    found = {one.name: one.start for one in table.find("abort@plt")}
+    assert len(table.find("abort@plt")) == 2, "in .plt and in .plt.sec"
+    assert found
+
+
+def test_stubs_of_functions_that_are_chosen_at_start(folder):
+    path = build(folder, "static", "-static")
+    table, symbols = functions_of(path), symbols_of(path)
+    stubs = [one for one in table.find("", prefix=True) if one.name.endswith("@plt")]
+    assert not stubs, "an empty prefix finds nothing"
+    (stub,) = table.find("strlen@plt")
+    assert stub.end - stub.start == 16
+    assert symbols["strlen"][2] == "IFUNC"
+
+
+def test_versions_are_no_part_of_names(folder):
+    script = folder / "versions"
+    script.write_text("V1 {};\nV2 { global: two; };\n")
+    source = """
+    __asm__(".symver old, two@V1");
+    __asm__(".symver new, two@@V2");
+    int old(void) { return 1; }
+    int new(void) { return 2; }
+    """
+    path = build(
+        folder, "versions.so", "-shared", "-fPIC", f"-Wl,--version-script={script}", source=source
+    )
+    table = functions_of(path)
+    assert "@" not in "".join(table.names_at(table.find("new")[0].start))
+    assert {one.start for one in table.find("two")} == {
+        symbols_of(path)[name][0] for name in ("old", "new")
+    }
+
+
+def test_the_small_debug_file_inside_of_a_file(program, folder):
+    """As Fedora packages programs: .gnu_debugdata has the names that .dynsym has not."""
+    small, packed, stripped = (os.path.join(folder, name) for name in ("mini", "mini.xz", "fedora"))
+    tool("objcopy", "-S", "--keep-symbol=hidden", "--keep-symbol=main", program, small)
+    tool("objcopy", "--only-keep-debug", small)
+    with open(small, "rb") as file, open(packed, "wb") as target:
+        target.write(lzma.compress(file.read()))
+    tool("objcopy", "-S", "--add-section", f".gnu_debugdata={packed}", program, stripped)
+    table = functions_of(stripped)
+    for name in ("hidden", "main"):
+        start, size, *_ = symbols_of(program)[name]
+        assert table.lookup(start) == Function(start, start + size, name)
+    assert table.lookup(symbols_of(program)["shown"][0]).name == ""
+
+
+@pytest.mark.parametrize("damage", [b"no xz", lzma.compress(b"no ELF file"), b""])
+def test_a_damaged_small_debug_file(program, folder, damage):
+    packed, path = os.path.join(folder, "bad.xz"), os.path.join(folder, "bad")
+    with open(packed, "wb") as file:
+        file.write(damage or lzma.compress(os.urandom(4096))[:-50])
+    tool("objcopy", "-S", "--add-section", f".gnu_debugdata={packed}", program, path)
+    with pytest.raises(ElfError):
+        functions_of(path)
+
+
+def test_a_small_debug_file_is_not_unpacked_beyond_its_limit(program, folder, monkeypatch):
+    packed, path = os.path.join(folder, "bomb.xz"), os.path.join(folder, "bomb")
+    with open(packed, "wb") as file:
+        file.write(lzma.compress(bytes(2 << 20)))
+    tool("objcopy", "-S", "--add-section", f".gnu_debugdata={packed}", program, path)
+    monkeypatch.setattr(module, "MAX_UNPACKED_BYTES", 1 << 20)
+    with pytest.raises(ElfError, match=r"gnu_debugdata"):
+        functions_of(path)
+
+
+def test_a_file_over_the_limit_is_refused(program):
+    assert len(functions_of(program, max_bytes=1 << 16))
+    with pytest.raises(ElfError) as caught:
+        functions_of(program, max_bytes=200)
+    assert caught.value.problem is ElfProblem.TOO_LARGE
+
+
+def test_a_file_with_other_addresses_than_offsets(folder):
+    path = build(folder, "moved", "-no-pie", "-Wl,-Ttext=0x10000000")
+    start, size, *_ = symbols_of(path)["shown"]
+    assert start >= 0x10000000
+    assert functions_of(path).lookup(start + size - 1) == Function(start, start + size, "shown")
+
+
+def test_a_static_file_without_a_search_table_has_bounds(folder):
+    path = build(folder, "no-search", "-static", "-Wl,--no-eh-frame-hdr")
+    bare = os.path.join(folder, "no-search-stripped")
+    tool("strip", "-o", bare, path)
+    start, size, *_ = symbols_of(path)["shown"]
+    assert functions_of(bare).lookup(start + 1) == Function(start, start + size, "")
+
+
+def test_object_files_are_refused(folder):
+    path = os.path.join(folder, "object.o")
+    subprocess.run(["gcc", "-c", "-x", "c", "-o", path, "-"], input=b"int a;", check=True)
+    with pytest.raises(ElfError) as caught:
+        functions_of(path)
+    assert caught.value.problem is ElfProblem.NOT_ELF

@@ -1,0 +1,289 @@
+"""Debug files from debuginfod servers, honest and hostile ones, over real HTTP."""
+
+import contextlib
+import os
+import subprocess
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from otel_kprofiler.elf import FileSource, read_elf
+from otel_kprofiler.host import CacheDirectory
+from otel_kprofiler.symbols.user.debug_files import WantedDebugFile
+from otel_kprofiler.symbols.user.debuginfod import (
+    DEBUGINFO,
+    EXECUTABLE,
+    Debuginfod,
+    DownloadLimits,
+    find_servers,
+)
+
+LIMITS = DownloadLimits(file_bytes=1 << 20, connect_s=1.0, total_s=1.0, missing_s=600.0)
+OTHER = "00112233445566778899aabbccddeeff00112233"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Build id and content of a program and its debug file."""
+    folder = tmp_path_factory.mktemp("debuginfod")
+    program, debug = folder / "program", folder / "program.debug"
+    subprocess.run(
+        ["gcc", "-g", "-x", "c", "-Wl,--build-id=sha1", "-o", program, "-"],
+        input=b"int main(void) { return 0; }", check=True,
+    )  # fmt: skip
+    subprocess.run(["objcopy", "--only-keep-debug", program, debug], check=True)
+    with program.open("rb") as file:
+        build_id = read_elf(FileSource(file.fileno(), program.stat().st_size)).build_id
+    return build_id, program.read_bytes(), debug.read_bytes()
+
+
+class Server:
+    """A local server whose answer is a function of the handler; counts what it was asked."""
+
+    def __init__(self, answer):
+        self.asked = asked = []
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                asked.append(self.path)
+                self.close_connection = True
+                with contextlib.suppress(OSError):
+                    answer(self)
+
+            def log_message(self, *args):
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.address = f"http://127.0.0.1:{self._http.server_port}"
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def close(self):
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def start(answer):
+        servers.append(Server(answer))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def cache(tmp_path):
+    directory = CacheDirectory(str(tmp_path / "cache"), 1 << 24)
+    yield directory
+    directory.close()
+
+
+def send(handler, content, status=200, **headers):
+    handler.send_response(status)
+    headers.setdefault("Content-Length", str(len(content)))
+    for name, value in headers.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+    handler.wfile.write(content)
+
+
+def wanted(build_id):
+    return WantedDebugFile("/usr/bin/program", "", build_id, None)
+
+
+def read(fd):
+    with open(fd, "rb") as file:
+        return file.read()
+
+
+def test_a_debug_file_is_downloaded_once(made, serve, cache):
+    build_id, program, debug = made
+
+    def answer(handler):
+        send(handler, program if handler.path.endswith("executable") else debug)
+
+    server = serve(answer)
+    finder = Debuginfod([server.address + "/"], cache, LIMITS)
+    for _ in range(2):
+        (found,) = finder.find(wanted(build_id))
+        assert found.elf.build_id == build_id
+        assert read(found.fd) == debug
+    assert read(Debuginfod([server.address], cache, LIMITS).fetch(build_id, DEBUGINFO)) == debug
+    assert server.asked == [f"/buildid/{build_id}/debuginfo"]
+    assert read(finder.fetch(build_id, EXECUTABLE)) == program
+    assert sorted(os.listdir(cache.path)) == [f"{build_id}.debuginfo", f"{build_id}.executable"]
+
+
+def test_what_no_server_has_is_not_asked_for_again_for_a_while(made, serve, cache):
+    server = serve(lambda handler: send(handler, b"", 404))
+    finder = Debuginfod([server.address], cache, LIMITS)
+    assert [finder.fetch(made[0]) for _ in range(3)] == [None] * 3
+    assert len(server.asked) == 1
+    missing = f"{cache.path}/{made[0]}.debuginfo.missing"
+    os.utime(missing, (0, time.time() - 601))
+    assert finder.fetch(made[0]) is None
+    assert len(server.asked) == 2
+    os.utime(missing, (0, time.time() + 1e6))  # the clock was set back
+    assert finder.fetch(made[0]) is None
+    assert len(server.asked) == 3
+
+
+def trickle(handler, content, delay_s):
+    for byte in content:
+        handler.wfile.write(bytes([byte]))
+        handler.wfile.flush()
+        time.sleep(delay_s)
+
+
+def slow_body(handler, debug):
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(debug)))
+    handler.end_headers()
+    trickle(handler, debug, 0.05)
+
+
+def endless(handler, debug):
+    handler.send_response(200)
+    handler.end_headers()
+    while True:
+        handler.wfile.write(debug)
+
+
+def redirect(to):
+    return lambda handler, debug: send(handler, b"", 302, Location=to)
+
+
+HOSTILE = {
+    "status 500": lambda handler, debug: send(handler, b"oops", 500),
+    "a page": lambda handler, debug: send(handler, b"<html>Log in</html>"),
+    "nothing": lambda handler, debug: send(handler, b""),
+    "cut off file": lambda handler, debug: send(handler, debug[:700]),
+    "cut off answer": lambda handler, debug: send(
+        handler, debug[:700], Content_Length=str(len(debug))
+    ),
+    "no HTTP": lambda handler, debug: handler.wfile.write(debug),
+    "a long length": lambda handler, debug: send(handler, debug, Content_Length="9" * 30),
+    "endless": endless,
+    "slow body": slow_body,
+    "slow headers": lambda handler, debug: trickle(handler, b"HTTP/1.1 200 OK\r\nA: B" * 99, 0.05),
+    "compressed": lambda handler, debug: send(handler, debug, Content_Encoding="gzip"),
+    "redirects to itself": redirect("/buildid/x"),
+    "redirects to a file": redirect("file:///etc/passwd"),
+    "redirects to nonsense": redirect("http://[::1"),
+    "no answer": lambda handler, debug: time.sleep(3),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_server_is_left_alone_and_the_next_one_asked(name, made, serve, cache):
+    build_id, _, debug = made
+    now = [0.0]
+    hostile = serve(lambda handler: HOSTILE[name](handler, debug))
+    honest = serve(lambda handler: send(handler, debug))
+    finder = Debuginfod([hostile.address], cache, LIMITS, lambda: now[0])
+    started = time.monotonic()
+    assert finder.fetch(build_id) is None
+    assert time.monotonic() - started < 30
+    assert os.listdir(cache.path) == []
+    count = len(hostile.asked)
+    assert finder.fetch(build_id) is None
+    assert len(hostile.asked) == count
+    now[0] = 6.0
+    if name in {"status 500", "a page"}:  # quick to ask again
+        assert finder.fetch(build_id) is None
+        assert len(hostile.asked) == 2 * count
+        now[0] = 12.0
+        assert finder.fetch(build_id) is None
+        assert len(hostile.asked) == 2 * count
+    both = Debuginfod([hostile.address, honest.address], cache, LIMITS)
+    assert read(both.fetch(build_id)) == debug
+
+
+def test_the_file_of_another_build_id_is_refused(made, serve, cache):
+    server = serve(lambda handler: send(handler, made[2]))
+    assert Debuginfod([server.address], cache, LIMITS).fetch(OTHER) is None
+    assert os.listdir(cache.path) == []
+
+
+def test_redirects_are_followed(made, serve, cache):
+    def answer(handler):
+        if handler.path.startswith("/buildid"):
+            send(handler, b"", 302, Location="/elsewhere")
+        else:
+            send(handler, made[2])
+
+    server = serve(answer)
+    assert read(Debuginfod([server.address], cache, LIMITS).fetch(made[0])) == made[2]
+
+
+@pytest.mark.parametrize("status", [200, 302, 404, 500])
+def test_no_more_is_read_than_is_wanted(status, made, serve, cache):
+    sent = []
+
+    def answer(handler):
+        handler.send_response(status)
+        handler.send_header("Location", "/elsewhere")
+        handler.end_headers()
+        while len(sent) < 1000:
+            handler.wfile.write(bytes(1 << 20))
+            sent.append(1)
+
+    server = serve(answer)
+    assert Debuginfod([server.address], cache, LIMITS).fetch(made[0]) is None
+    assert len(sent) < 50
+
+
+def test_a_server_that_is_not_there_is_no_proof_that_a_file_is_missing(made, cache):
+    gone = Server(None)
+    gone.close()
+    finder = Debuginfod([gone.address], cache, LIMITS)
+    assert finder.fetch(made[0]) is None
+    assert os.listdir(cache.path) == []
+
+
+def test_damaged_files_in_the_cache_are_replaced(made, serve, cache):
+    server = serve(lambda handler: send(handler, made[2]))
+    finder = Debuginfod([server.address], cache, LIMITS)
+    file = cache.create(f"{made[0]}.debuginfo")
+    os.write(file.fd, b"damaged")
+    file.finish()
+    assert list(finder.find(wanted(made[0]))) == []
+    (found,) = finder.find(wanted(made[0]))
+    assert read(found.fd) == made[2]
+
+
+@pytest.mark.parametrize("build_id", [None, "", "..", "../../etc/passwd", "ABCD", "a" * 300])
+def test_only_build_ids_are_asked_for(build_id, serve, cache):
+    server = serve(lambda handler: send(handler, b""))
+    assert list(Debuginfod([server.address], cache, LIMITS).find(wanted(build_id))) == []
+    assert server.asked == []
+
+
+def test_a_full_disk_is_no_failure_of_the_server(made, serve, cache, monkeypatch):
+    server = serve(lambda handler: send(handler, made[2]))
+    finder = Debuginfod([server.address], cache, LIMITS)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda *args: (_ for _ in ()).throw(OSError(28, "full")))
+        assert finder.fetch(made[0]) is None
+    assert read(finder.fetch(made[0])) == made[2]
+
+
+def test_servers_are_those_of_the_environment(cache, caplog):
+    environ = {"DEBUGINFOD_URLS": "https://a.example  ima:enforcing http://b.example/x ftp://c"}
+    servers = find_servers(environ)
+    assert servers == ("https://a.example", "http://b.example/x", "ftp://c")
+    Debuginfod((*servers, "http://user:secret@"), cache)
+    assert "not a debuginfod server: ftp://c" in caplog.text
+    assert "secret" not in caplog.text
+    assert find_servers({}) == ()

@@ -1,0 +1,208 @@
+"""Source lines of files whose DWARF is split, shared or not linked, by a worker process."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from otel_kprofiler.elf import FileSource
+from otel_kprofiler.errors import DependencyError
+from otel_kprofiler.model import Line
+from otel_kprofiler.symbols.user import drgn_lines as module
+from otel_kprofiler.symbols.user.drgn_lines import DrgnLines, WorkerLimits
+from otel_kprofiler.symbols.user.line_tables import LineTables
+from otel_kprofiler.symbols.user.lines import LinesError, SymbolicLines
+from otel_kprofiler.symbols.user.symcache import SymCache
+
+CODE = """
+static inline int leaf(int a) { return a * 3 + 1; }
+static inline int middle(int a) {
+  int sum = 0;
+  for (int at = 0; at < a; at++) sum += leaf(sum ^ at);
+  return sum;
+}
+#define OUTER(name) \\
+  __attribute__((noinline)) int name(int a, int (*call)(int)) { \\
+    return call(middle(a)) / (a + 7); \\
+  }
+OUTER(first)
+OUTER(second)
+int third(int a) {
+  return middle(a + 1) +
+         leaf(a);
+}
+int main(int count, char **words) { return first(count, third) + second(count + 1, third); }
+"""
+
+
+def run(*command, **kwargs):
+    return subprocess.run(command, check=True, capture_output=True, text=True, **kwargs).stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Programs with the same code, and their DWARF in different places."""
+    folder = tmp_path_factory.mktemp("drgn")
+    (folder / "code.c").write_text(CODE)
+    for name, options in {
+        "whole": ["-gdwarf-5"],
+        "split": ["-gdwarf-5", "-gsplit-dwarf"],
+        "split4": ["-gdwarf-4", "-gsplit-dwarf", "-no-pie"],
+        "packed": ["-gdwarf-4", "-gsplit-dwarf"],
+    }.items():
+        run("gcc", "-O2", "-g", *options, "-o", name, "code.c", cwd=folder)
+    run("dwp", "-e", "packed", "-o", "packed.dwp", cwd=folder)
+    (folder / "packed-code.dwo").unlink()
+    for name in ("shared", "other"):
+        (folder / name).write_bytes((folder / "whole").read_bytes())
+    run("dwz", "-m", "common", "shared", "other", cwd=folder)
+    return folder
+
+
+@pytest.fixture
+def opened():
+    fds = []
+
+    def open_source(path):
+        fds.append(os.open(path, os.O_RDONLY))
+        return FileSource(fds[-1], os.fstat(fds[-1]).st_size)
+
+    yield open_source
+    for fd in fds:
+        os.close(fd)
+
+
+@pytest.fixture
+def keep():
+    tables = []
+
+    def keep(table):
+        tables.append(table)
+        return table
+
+    yield keep
+    for table in tables:
+        table.close()
+
+
+def text_range(path):
+    rows = [line.split() for line in run("readelf", "-SW", str(path)).splitlines()]
+    start, size = next((row[-8], row[-6]) for row in rows if " .text " in f" {' '.join(row)} ")
+    return int(start, 16), int(size, 16)
+
+
+def places(table, address):
+    return [(line.file, line.line) for line in table.lookup(address)]
+
+
+@pytest.mark.parametrize("name", ["split", "split4", "packed", "shared"])
+def test_lines_are_those_of_whole_dwarf(name, folder, opened, keep):
+    alternate = opened(folder / "common") if name == "shared" else None
+    source = opened(folder / name)
+    table = keep(LineTables(SymbolicLines(None)).open(source, str(folder / name), alternate))
+    assert isinstance(table, DrgnLines)
+    whole = SymbolicLines(None).open(opened(folder / "whole"))
+    start, size = text_range(folder / "whole")
+    shift = text_range(folder / name)[0] - start
+    known = inlined = 0
+    for address in range(start, start + size):
+        expected = places(whole, address)
+        if expected:
+            known += 1
+            found = table.lookup(address + shift)
+            assert [(line.file, line.line) for line in found] == expected, hex(address)
+            inlined += len(found) > 1
+            assert all(line.function not in {"", "?"} for line in found)
+    assert known > 80
+    assert inlined > 20
+
+
+def test_whole_files_are_not_given_to_drgn(folder, opened):
+    table = LineTables(SymbolicLines(None)).open(opened(folder / "whole"), "")
+    assert isinstance(table, SymCache)
+    assert not table.is_partial
+
+
+def test_drgn_is_not_used_where_it_would_block(folder, opened):
+    tables = LineTables(SymbolicLines(None), use_drgn=False)
+    assert isinstance(tables.open(opened(folder / "split"), ""), SymCache)
+
+
+def test_without_drgn_the_rest_is_shown(folder, opened, monkeypatch):
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: name != "drgn" or None)
+    table = LineTables(SymbolicLines(None)).open(opened(folder / "shared"), "")
+    assert isinstance(table, SymCache)
+    assert table.is_partial
+    start, size = text_range(folder / "whole")
+    assert any(table.lookup(address) for address in range(start, start + size, 50))
+    with pytest.raises(DependencyError) as caught:
+        DrgnLines(opened(folder / "split"), "")
+    assert "pip install 'otel-kprofiler[drgn]'" in caught.value.hint
+
+
+def test_a_file_that_is_not_linked_has_the_lines_of_its_sections(tmp_path, opened, keep):
+    path = tmp_path / "part.o"
+    code = b"int first(int a) { return a; }\nint second(int a) {\n  return a * 3;\n}\n"
+    run_input = ["gcc", "-g", "-c", "-x", "c", "-ffunction-sections", "-o", str(path), "-"]
+    subprocess.run(run_input, input=code, check=True)
+    sections = {".text.first": (0x1000, 0x100C), ".text.second": (0x5000, 0x5020)}
+    table = keep(DrgnLines(opened(path), str(path), sections=sections))
+    assert [line[::3] for line in table.lookup(0x1004)] == [("first", 1)]
+    assert [line[::3] for line in table.lookup(0x5004)] == [("second", 2)]
+
+
+@pytest.mark.parametrize(
+    "answer", ["", "{", "1", "null", "[1]", "[[1]]", '[["f", "", null]]', '["abcd"]', "[" * 99_999]
+)
+def test_other_answers_of_a_worker_are_refused(answer):
+    with pytest.raises(ValueError):
+        module.parse_answer(answer)
+
+
+def test_an_answer_is_read():
+    answer = '[["leaf", "a.c", 7], ["_Z3fooi.cold", "", 0]]'
+    assert module.parse_answer(answer) == (
+        Line("leaf", "", "a.c", 7),
+        Line("foo(int)", "_Z3fooi.cold"),
+    )
+
+
+def test_a_worker_that_ends_is_replaced(folder, opened, keep):
+    limits = WorkerLimits(idle_s=0.2, answer_s=1.0)
+    table = keep(DrgnLines(opened(folder / "split"), str(folder / "split"), limits=limits))
+    start, size = text_range(folder / "split")
+    address = next(at for at in range(start, start + size) if table.lookup(at))
+    expected = table.lookup(address)
+    first = table._worker._child
+    first.wait(10)  # it is not asked for a while
+    assert table.lookup(address) == expected
+    assert table._worker._child.pid != first.pid
+    for _ in range(2):
+        table._worker._child.send_signal(signal.SIGSTOP)
+        started = time.monotonic()
+        assert table.lookup(address) == expected  # late, by the next worker
+        assert time.monotonic() - started > 0.9
+    table._worker._child.send_signal(signal.SIGSTOP)
+    assert table.lookup(address) == ()  # no more than three
+    table.close()
+    table.close()
+    assert table.lookup(address) == ()
+
+
+def test_a_worker_ends_with_the_last_reference(folder, opened):
+    table = DrgnLines(opened(folder / "split"), str(folder / "split"))
+    child = table._worker._child
+    del table
+    assert child.wait(10) == -signal.SIGKILL
+
+
+def test_files_without_dwarf_are_refused(folder, opened, tmp_path):
+    stripped = tmp_path / "stripped"
+    run("strip", "-o", str(stripped), str(folder / "whole"))
+    for path in (stripped, folder / "code.c", "/dev/null"):
+        with pytest.raises(LinesError, match="cannot be read"):
+            DrgnLines(opened(path), str(path))
+    with pytest.raises(LinesError, match=r"cannot be read|has ended"):
+        DrgnLines(opened(folder / "split"), "", limits=WorkerLimits(memory_bytes=20 << 20))

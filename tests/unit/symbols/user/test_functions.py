@@ -1,0 +1,100 @@
+"""Tables of functions at their limits."""
+
+from array import array
+
+import pytest
+
+from otel_kprofiler.symbols.user.functions import (
+    MAX_DEPTH,
+    MAX_NAME_BYTES,
+    MAX_RANKED,
+    MAX_SPAN_BYTES,
+    Function,
+    FunctionTable,
+    NamedCode,
+)
+
+
+def test_an_empty_table_has_nothing():
+    table = FunctionTable.of([])
+    assert (len(table), table.lookup(0), table.find("a"), table.names_at(0)) == (0, None, (), ())
+
+
+def test_a_long_name_is_cut_off():
+    (found,) = FunctionTable.of([Function(0, 1, "x" * (MAX_NAME_BYTES + 9))]).find("x", prefix=True)
+    assert found.name == "x" * MAX_NAME_BYTES
+
+
+def test_a_name_that_is_not_utf_8_is_shown_with_its_bytes():
+    names = NamedCode(array("I", [0]), array("I", [1]), array("I", [0]), b"a\xff\0", b"\0")
+    table = FunctionTable(0x1000, names)
+    assert table.lookup(0x1000) == Function(0x1000, 0x1001, "a\\xff")
+    assert table.find("a\udcff") == table.find("a", prefix=True) == (table.lookup(0x1000),)
+
+
+def test_the_end_of_one_name_is_found_as_a_name_only_where_a_function_has_it():
+    names = NamedCode(
+        array("I", [0, 8]), array("I", [4, 4]), array("I", [0, 3]), b"foobar\0", b"\0\0"
+    )
+    table = FunctionTable(0, names)
+    assert table.find("bar") == (Function(8, 12, "bar"),)
+    assert table.find("ar") == ()
+
+
+def test_functions_far_above_the_first_are_left_out():
+    table = FunctionTable.of([Function(5, 9, "a"), Function(5 + MAX_SPAN_BYTES, 1 << 40, "b")])
+    assert len(table) == 1
+    assert table.lookup(5 + MAX_SPAN_BYTES) is None
+
+
+def test_functions_inside_of_each_other_are_followed_to_a_depth():
+    rows = [Function(i, 1000 - i, f"f{i}") for i in range(100)]
+    for depth in (MAX_DEPTH + 1, len(rows)):
+        table = FunctionTable.of(rows[:depth])
+        assert table.lookup(depth) == rows[depth - 1]
+        assert table.lookup(999) == (rows[0] if depth == MAX_DEPTH + 1 else None)
+
+
+@pytest.mark.parametrize(
+    ("names", "ranked"),
+    [
+        ("__write __libc_write:1 write:2 x:3", "write __write __libc_write x"),
+        ("_IO_puts puts:2", "puts _IO_puts"),
+        ("_ZN3fooC2Ev _ZN3fooC1Ev", "_ZN3fooC1Ev _ZN3fooC2Ev"),
+        ("common other_common:2 mon:2", "common mon other_common"),
+        ("__write rewrite:2", "__write rewrite"),
+    ],
+)
+def test_the_name_that_a_library_exports_comes_before_its_own(names, ranked):
+    rows = [name.partition(":") for name in names.split()]
+    text = "\0".join(name for name, *_ in rows).encode() + b"\0"
+    places = array("I", [text.index(name.encode() + b"\0") for name, *_ in rows])
+    same = array("I", [16] * len(rows))
+    table = FunctionTable(
+        0, NamedCode(same, same, places, text, bytes(int(rank or 0) for *_, rank in rows))
+    )
+    assert table.names_at(16) == tuple(ranked.split())
+    assert table.lookup(20).name == ranked.split()[0]
+
+
+def test_of_many_names_of_one_function_some_are_compared():
+    rows = [Function(8, 16, f"name{i:04}") for i in range(3 * MAX_RANKED)]
+    table = FunctionTable.of(rows)
+    assert table.names_at(8) == tuple(row.name for row in rows[:MAX_RANKED])
+    assert table.lookup(8) == rows[0]
+
+
+def test_one_of_too_many_names_that_reaches_furthest_is_found():
+    count = MAX_RANKED + 1
+    starts, places = array("I", [8] * count), array("I", [0] * count)
+    sizes = array("I", [4] * MAX_RANKED + [9])
+    table = FunctionTable(0, NamedCode(starts, sizes, places, b"a\0", bytes(count)))
+    assert table.lookup(8) == Function(8, 12, "a")
+    assert table.lookup(14) == Function(8, 17, "a")
+
+
+def test_the_size_in_memory_is_thirteen_bytes_and_the_name():
+    rows = [Function(16 * i, 16 * i + 9, f"name{i:06}") for i in range(10_000)]
+    assert FunctionTable.of(rows).nbytes < 10_000 * (13 + 11) + 1000
+    bare = [row._replace(name="") for row in rows]
+    assert FunctionTable.of(bare).nbytes < 10_000 * 8 + 1000

@@ -1,0 +1,215 @@
+"""Functions and lines of Go programs, against Go's own tools and runtime."""
+
+import os
+import random
+import re
+import shutil
+import subprocess
+from itertools import groupby
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_kprofiler.elf import ElfError, ElfProblem, FileSource, read_elf, read_sections
+from otel_kprofiler.model import Line
+from otel_kprofiler.symbols.user.build import read_functions
+from otel_kprofiler.symbols.user.go import GoLines, find_go_section, parse_pc_table
+from tests.unit.symbols.user.go_tables import (
+    MAGIC,
+    TEXT,
+    GoFunction,
+    build_go,
+    make_table,
+    open_table,
+    pc_table,
+)
+
+FUNCTIONS = [
+    GoFunction("main.first", 32, ((10, 0, 7), (300, 1, 9))),
+    GoFunction("main.(*T[...]).ünl", 16, ((16, 1, 4000),)),
+    GoFunction("_rt0_amd64_linux", 200, ((1, 0, 1), (199, 0, 2))),
+]
+
+
+@pytest.mark.parametrize("version", MAGIC)
+def test_tables_of_all_versions_are_read(version):
+    table = open_table(make_table(version, FUNCTIONS), version)
+    symbols = table.symbols()
+    names = [symbols.names[at:].partition(b"\0")[0].decode() for at in symbols.names_at]
+    assert names == [function.name for function in FUNCTIONS]
+    assert symbols.values == [TEXT, TEXT + 32, TEXT + 48]
+    assert symbols.sizes == [32, 16, 200]
+    assert table.lookup(TEXT - 1) == table.lookup(TEXT + 248) == ()
+    assert table.lookup(TEXT + 9) == (Line("main.first", "", "a.go", 7),)
+    assert table.lookup(TEXT + 10) == (Line("main.first", "", "b.go", 9),)
+    assert table.lookup(TEXT + 47) == (Line("main.(*T[...]).ünl", "", "b.go", 4000),)
+    assert table.lookup(TEXT + 247) == (Line("_rt0_amd64_linux", "", "a.go", 2),)
+
+
+@given(st.lists(st.tuples(st.integers(1, 1 << 20), st.integers(0, 1 << 30)), max_size=20))
+def test_a_place_has_the_value_that_was_written(steps):
+    table, place = pc_table(steps), 0
+    if not steps:
+        return
+    found = parse_pc_table(table)
+    for size, value in steps:
+        assert found.find(place) == found.find(place + size - 1) == value
+        place += size
+    assert found.find(place) == -1
+    with pytest.raises(IndexError):
+        parse_pc_table(table[:-1])
+
+
+@settings(max_examples=600, deadline=10_000)
+@given(st.sampled_from(list(MAGIC)), st.data())
+def test_a_damaged_table_is_refused_or_keeps_its_promises(version, data):
+    table = bytearray(make_table(version, FUNCTIONS))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(table) - 8))
+        table[at : at + 8] = data.draw(
+            st.sampled_from([bytes(8), b"\xff" * 8, b"\x80" * 8, b"\0\0\0\1\0\0\0\0"])
+            | st.binary(min_size=1, max_size=8)
+        )
+    try:
+        opened = open_table(bytes(table), version)
+        symbols = opened.symbols()
+        assert all(0 <= at < len(symbols.names) for at in symbols.names_at)
+        assert min(symbols.sizes) >= 0
+        for svma in (TEXT, TEXT + 10, TEXT + 40, TEXT + 200):
+            assert len(opened.lookup(svma)) <= 65
+    except ElfError:
+        pass
+
+
+@pytest.mark.parametrize("change", [b"\xf2\xff\xff\xff", b"\xfb\xff\xff\xff", b"\xff\xff\xff\xf1"])
+def test_another_version_is_no_table(change):
+    with pytest.raises(ElfError) as caught:
+        open_table(change + make_table(20, FUNCTIONS)[4:], 20)
+    assert caught.value.problem is ElfProblem.NO_SECTION
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("go")
+
+
+@pytest.fixture(scope="module")
+def program(folder):
+    return build_go(folder / "program", "-trimpath")
+
+
+@pytest.fixture(scope="module")
+def variants(folder, program):
+    """Each program without symbols, and the same one with them."""
+    stripped = folder / "stripped"
+    subprocess.run(["strip", "-o", stripped, program], check=True)
+    external = build_go(folder / "external", "-buildmode=pie", "-ldflags=-linkmode=external")
+    small = folder / "small"
+    subprocess.run(["strip", "-o", small, external], check=True)
+    return [(program, program), (stripped, program), (small, external)]
+
+
+def opened(path):
+    fd = os.open(path, os.O_RDONLY)
+    source = FileSource(fd, os.fstat(fd).st_size)
+    elf = read_elf(source)
+    sections = read_sections(source, elf)
+    lines = GoLines(source, elf, sections, find_go_section(sections))
+    functions = read_functions(source, elf)
+    os.close(fd)
+    return lines, functions
+
+
+def output(*command, **options):
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, **options
+    ).stdout.splitlines()
+
+
+def random_addresses(table, count):
+    made = random.Random(count)
+    symbols = table.symbols()
+    return [made.randrange(symbols.values[0], symbols.values[-1]) for _ in range(count)]
+
+
+def test_functions_are_those_of_go_tool_nm(variants):
+    for path, truth in variants:
+        lines, functions = opened(path)
+        expected = {}
+        for row in output("go", "tool", "nm", truth):
+            if symbol := re.fullmatch(r" *([0-9a-f]+) [Tt] (.+?)(\.abi0)?", row):
+                expected.setdefault(int(symbol[1], 16), set()).add(generic(symbol[2]))
+        symbols = lines.symbols()
+        assert len(symbols.values) > 1000
+        for start in symbols.values:
+            found = functions.lookup(start)
+            assert found.start == start
+            assert generic(found.name) in expected[start]
+        assert functions.find("main.outer")
+        lines.close()
+
+
+def generic(name):
+    """The runtime leaves out the types of generic functions; the tools write a dot for another."""
+    return name.removesuffix(".abi0").partition("[")[0].replace("·", ".")
+
+
+def test_lines_are_those_of_go_tool_addr2line(variants):
+    for path, truth in variants:
+        lines, _ = opened(path)
+        addresses = random_addresses(lines, 1000)
+        rows = output("go", "tool", "addr2line", truth, input="\n".join(map(hex, addresses)))
+        compared = 0
+        for address, name, place in zip(addresses, rows[::2], rows[1::2], strict=True):
+            innermost, *_, function = (*(found := lines.lookup(address)), *found)
+            assert found[-1] is function
+            assert generic(function.function) == generic(name.removesuffix(".abi0"))
+            file, _, line = place.rpartition(":")
+            if int(line) > 0:  # else behind the last instruction
+                compared += 1
+                assert (innermost.file, innermost.line) == (file, int(line))
+        assert compared > 900
+        lines.close()
+
+
+def test_inlined_calls_are_those_of_debug_information(variants):
+    if not shutil.which("llvm-symbolizer"):
+        pytest.skip("llvm-symbolizer is not installed")
+    for path, truth in variants:
+        lines, functions = opened(path)
+        addresses = random_addresses(lines, 1000)
+        (outer,) = functions.find("main.outer")
+        addresses += range(outer.start, outer.end)
+        answers = output(
+            "llvm-symbolizer", "--inlines", "-e", truth, input="\n".join(map(hex, addresses))
+        )
+        deepest = 0
+        for address, answer in zip(addresses, split(answers), strict=True):
+            expected = [
+                (generic(name), int(place.rsplit(":", 2)[1]))
+                for name, place in zip(answer[0::2], answer[1::2], strict=True)
+            ]
+            found = [(generic(one.function), one.line) for one in lines.lookup(address)]
+            if found[0][1] and expected[0][1]:  # else behind the last instruction
+                assert found == expected
+                deepest = max(deepest, len(found))
+        assert deepest >= 3
+        stacks = [lines.lookup(address) for address in range(outer.start, outer.end)]
+        names = [one.function for one in max(stacks, key=len)]
+        assert names == ["main.inner", "main.middle", "main.outer"]
+        lines.close()
+
+
+def split(rows):
+    """Parts between empty rows."""
+    return [list(part) for is_part, part in groupby(rows, key=bool) if is_part]
+
+
+def test_a_closed_table_knows_nothing(program):
+    lines, functions = opened(program)
+    (outer,) = functions.find("main.outer")
+    assert lines.lookup(outer.start)
+    lines.close()
+    lines.close()
+    assert lines.lookup(outer.start) == ()

@@ -1,0 +1,130 @@
+"""Names of code without files: asked for by one thread, read by another."""
+
+import pytest
+
+from otel_kprofiler.model import Line, ProcessKey, Unresolved
+from otel_kprofiler.symbols.user import jit_names as module
+from otel_kprofiler.symbols.user.file import NamedAddress
+from otel_kprofiler.symbols.user.functions import Function
+from otel_kprofiler.symbols.user.jit_names import LOOK_AGAIN_NS, JitNames
+from otel_kprofiler.symbols.user.perf_map import PerfMapCounts
+
+
+class Map:
+    """Stands for the perf map of a process."""
+
+    def __init__(self):
+        self.read_ns = -1
+        self.functions = {}
+        self.parts = 1
+        self.exists = True
+        self.closed = False
+        self.nbytes = 100
+
+    def update(self, now_ns):
+        if not self.exists:
+            raise FileNotFoundError
+        self.parts -= 1
+        if self.parts <= 0:
+            self.read_ns = now_ns
+        return self.parts > 0
+
+    def lookup(self, address, at_ns):
+        return self.functions.get(address)
+
+    def counts(self):
+        return PerfMapCounts(0, 0, 0, 0, self.nbytes)
+
+    def close(self):
+        self.closed = True
+
+
+class Host:
+    def __init__(self):
+        self.now_ns = 1000
+        self.maps = {}
+        self.names = JitNames(self.open_map, self.make_named, lambda: self.now_ns)
+
+    def open_map(self, key):
+        return self.maps.setdefault(key, Map())
+
+    def make_named(self, function):
+        return NamedAddress((Line(function.name),), function.start, None)
+
+    def ask(self, key, address=0x10, at_ns=500):
+        found, _ = self.names.name(key, address, at_ns)
+        return found.lines[0].function if found.lines else found.unresolved
+
+    def read(self):
+        while self.names.has_work:
+            self.names.read_one()
+
+
+ONE, TWO = ProcessKey(7, 1), ProcessKey(7, 2)
+
+
+@pytest.fixture
+def host():
+    return Host()
+
+
+def test_a_name_is_pending_until_the_map_is_read_up_to_the_sample(host):
+    assert host.ask(ONE) is Unresolved.SYMBOLS_PENDING
+    host.maps[ONE].functions[0x10] = Function(0x10, 0x20, "hot")
+    host.read()
+    assert host.ask(ONE) == "hot"
+    assert host.ask(ONE, at_ns=2000) is Unresolved.SYMBOLS_PENDING
+    host.now_ns = 3000
+    host.read()
+    assert host.ask(ONE, at_ns=2000) == "hot"
+    assert host.ask(ONE, address=0x99) is Unresolved.NO_FILE
+
+
+def test_a_later_process_with_the_pid_has_its_own_map(host):
+    host.ask(ONE), host.ask(TWO)
+    host.maps[ONE].functions[0x10] = Function(0x10, 0x20, "old")
+    host.read()
+    assert (host.ask(ONE), host.ask(TWO)) == ("old", Unresolved.NO_FILE)
+
+
+def test_a_large_map_is_read_in_parts(host):
+    host.ask(ONE)
+    host.maps[ONE].parts = 3
+    host.names.read_one()
+    assert host.names.has_work
+    assert host.ask(ONE) is Unresolved.SYMBOLS_PENDING
+    host.read()
+    assert host.ask(ONE) is Unresolved.NO_FILE
+
+
+def test_a_process_without_a_map_is_looked_at_again_later(host):
+    host.ask(ONE)
+    host.maps[ONE].exists = False
+    host.read()
+    assert host.ask(ONE) is Unresolved.NO_FILE
+    assert not host.names.has_work
+    host.now_ns += LOOK_AGAIN_NS
+    host.maps[ONE].exists = True
+    host.maps[ONE].functions[0x10] = Function(0x10, 0x20, "hot")
+    host.ask(ONE)
+    host.read()
+    assert host.ask(ONE) == "hot"
+
+
+def test_the_maps_used_longest_ago_are_forgotten(host, monkeypatch):
+    monkeypatch.setattr(module, "MAX_MAP_BYTES", 250)
+    for number in range(3):
+        host.ask(ProcessKey(number, 1))
+        host.read()
+    closed = [one.closed for one in host.maps.values()]
+    assert closed == [True, False, False]
+
+
+def test_processes_are_bounded(host, monkeypatch):
+    monkeypatch.setattr(module, "MAX_PROCESSES", 10)
+    for number in range(100):
+        host.ask(ProcessKey(number, 1))
+        host.read()
+    assert sum(not one.closed for one in host.maps.values()) == 10
+    host.names.close()
+    assert all(one.closed for one in host.maps.values())

@@ -1,0 +1,247 @@
+"""Source lines and inlined functions, beside those that llvm-symbolizer gives."""
+
+import os
+import posixpath
+import random
+import re
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.elf import FileSource
+from otel_kprofiler.errors import DependencyError
+from otel_kprofiler.host import CacheDirectory
+from otel_kprofiler.model import Line
+from otel_kprofiler.symbols.user import lines as module
+from otel_kprofiler.symbols.user.demangle import demangle
+from otel_kprofiler.symbols.user.lines import ConversionLimits, LinesError, SymbolicLines
+from otel_kprofiler.symbols.user.symcache import SymCache
+
+SOURCE = Path(__file__).parents[3] / "data" / "symbols" / "inlines.cc"
+ADDRESSES = int(os.environ.get("KPROFILER_LINES", "300"))
+PROGRAMS = {
+    "pie": ["g++", "-O2", "-g", "-gdwarf-5"],
+    "dwarf4": ["g++", "-O2", "-g", "-gdwarf-4", "-no-pie"],
+    "clang": ["clang++-14", "-O2", "-g", "-gdwarf-5"],
+}
+if ADDRESSES > 300:
+    PROGRAMS["static"] = ["g++", "-O2", "-g", "-gdwarf-4", "-static", "-no-pie"]
+    PROGRAMS["static-pie"] = ["g++", "-O3", "-g", "-static-pie"]
+    PROGRAMS["compressed"] = ["g++", "-O2", "-g", "-gz=zlib"]
+
+
+def run(*command, **kwargs):
+    return subprocess.run(command, check=True, capture_output=True, text=True, **kwargs).stdout
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    made = {}
+
+    def build(name):
+        if name not in made:
+            made[name] = str(tmp_path_factory.mktemp("lines") / name)
+            run(*PROGRAMS[name], "-o", made[name], str(SOURCE))
+        return made[name]
+
+    return build
+
+
+@pytest.fixture
+def cache(tmp_path):
+    directory = CacheDirectory(str(tmp_path / "cache"), 1 << 26)
+    yield directory
+    directory.close()
+
+
+@pytest.fixture
+def opened():
+    """Open a file as a source, until the test ends."""
+    fds = []
+
+    def open_source(path):
+        fds.append(os.open(path, os.O_RDONLY))
+        return FileSource(fds[-1], os.fstat(fds[-1]).st_size)
+
+    yield open_source
+    for fd in fds:
+        os.close(fd)
+
+
+def code_addresses(path, count):
+    """Return addresses minus one, and random ones."""
+    text = run("objdump", "-d", "--no-show-raw-insn", "-j", ".text", path)
+    if "static" in path:  # leave out the C library
+        parts = re.split(r"^[0-9a-f]+ <(.*)>:$", text, flags=re.MULTILINE)[1:]
+        own = re.compile("main$|_ZN5TableILi|_ZN12_GLOBAL__N_1(3top|4text)E")
+        named = zip(parts[::2], parts[1::2], strict=True)
+        text = "".join(code for name, code in named if own.match(name))
+    found = re.findall(r"^ +([0-9a-f]+):\t(\S+)", text, re.MULTILINE)
+    addresses = [int(address, 16) for address, _ in found]
+    calls = [
+        after - 1
+        for (_, name), after in zip(found, addresses[1:], strict=False)
+        if name.startswith("call")
+    ]
+    rng = random.Random(7)
+    rng.shuffle(calls)
+    chosen = calls[: count // 2]
+    return chosen + [rng.randrange(addresses[0], addresses[-1]) for _ in range(count - len(chosen))]
+
+
+def symbolize(path, addresses):
+    """What llvm-symbolizer says: function, file and line, innermost first."""
+    out = run(
+        "llvm-symbolizer-14", "--no-demangle", "--inlines", "-e", path,
+        input="\n".join(map(hex, addresses)),
+    )  # fmt: skip
+    for block in out.strip().split("\n\n"):
+        rows = block.split("\n")
+        found = []
+        for name, place in zip(rows[::2], rows[1::2], strict=True):
+            file, line, _ = place.rsplit(":", 2)
+            file = "" if file == "??" else posixpath.normpath(file)
+            found.append(("" if name == "??" else demangle(name), file, int(line)))
+        yield found
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_lines_and_inlined_functions_are_those_of_llvm(name, build, cache, opened):
+    path = build(name)
+    table = SymbolicLines(cache).open(opened(path))
+    addresses = code_addresses(path, ADDRESSES)
+    inlined = compared = stale = 0
+    for address, expected in zip(addresses, symbolize(path, addresses), strict=True):
+        found = [(line.function, line.file, line.line) for line in table.lookup(address)]
+        if not expected[-1][0]:  # padding between functions; llvm has lines for it
+            assert not found, hex(address)
+        elif len(expected) == 1 and not expected[0][2]:  # only in the symbol table
+            assert not found or found == expected, hex(address)
+        elif found and found == expected[1:]:
+            stale += 1  # the row of the line table is that of the function before, at its end
+        else:
+            assert found == expected, hex(address)
+            compared += 1
+            inlined += len(found) > 1
+    assert compared > (0.4 if "static" in name else 0.8) * len(addresses)
+    assert inlined > 50
+    assert stale <= 0.005 * len(addresses)
+
+
+def test_names_for_people_and_for_the_linker(build, cache, opened):
+    path = build("pie")
+    table = SymbolicLines(cache).open(opened(path))
+    rows = [line.split() for line in run("nm", "--defined-only", path).splitlines()]
+    starts = {name: int(start, 16) for start, _, name in rows}
+    line = SOURCE.read_text().splitlines().index("int main(int count, char **words) {") + 1
+    assert table.lookup(starts["main"])[-1]._replace(system_name="") == Line(
+        "main", "", str(SOURCE), line
+    )
+    name = next(name for name in starts if name.startswith("_ZN5TableILi3EE3sumEl"))
+    assert table.lookup(starts[name])[-1][:2] == ("Table<3>::sum(long)", name)
+    assert table.lookup(0) == table.lookup(1 << 40) == table.lookup((1 << 64) - 1) == ()
+
+
+def test_a_stripped_file_has_no_lines_and_its_debug_file_has(build, cache, opened, tmp_path):
+    path, debug = str(tmp_path / "program"), str(tmp_path / "program.debug")
+    run("objcopy", "--only-keep-debug", build("dwarf4"), debug)
+    run("objcopy", "--strip-all", build("dwarf4"), path)
+    whole = SymbolicLines(cache).open(opened(build("dwarf4")))
+    lines = SymbolicLines(cache).open(opened(debug))
+    stripped = SymbolicLines(cache).open(opened(path))
+    for address in code_addresses(path, 100):
+        assert lines.lookup(address) == whole.lookup(address)
+        assert stripped.lookup(address) == ()
+
+
+def test_what_was_converted_is_kept_for_the_next_run(build, cache, opened, monkeypatch, tmp_path):
+    source = opened(build("pie"))
+    first = SymbolicLines(cache).open(source)
+    (name,) = os.listdir(cache.path)
+    assert os.stat(Path(cache.path, name)).st_mode & 0o777 == 0o600
+    with monkeypatch.context() as patch:
+        patch.setattr(module.subprocess, "run", lambda *args, **kwargs: 1 / 0)
+        again = SymbolicLines(cache).open(source)
+    addresses = code_addresses(build("pie"), 50)
+    assert [again.lookup(at) for at in addresses] == [first.lookup(at) for at in addresses]
+    for damage in (b"", b"KPLINES0" + bytes(100), b"KPLINES1" + bytes(100)):
+        Path(cache.path, "damaged").write_bytes(damage)
+        os.replace(Path(cache.path, "damaged"), Path(cache.path, name))
+        repaired = SymbolicLines(cache).open(source)
+        assert [repaired.lookup(at) for at in addresses] == [first.lookup(at) for at in addresses]
+        assert os.stat(Path(cache.path, name)).st_size > 10_000
+
+
+def test_lines_need_no_cache_and_no_file(build, opened, tmp_path):
+    path = tmp_path / "deleted"
+    path.write_bytes(Path(build("pie")).read_bytes())
+    source = opened(path)
+    path.unlink()
+    table = SymbolicLines(None).open(source)
+    assert any(table.lookup(address) for address in code_addresses(build("pie"), 20))
+
+
+@pytest.mark.parametrize(
+    ("limits", "cause"),
+    [
+        (ConversionLimits(file_bytes=1000), "the file is larger than"),
+        (ConversionLimits(memory_bytes=20 << 20), "cannot be converted"),
+        (ConversionLimits(result_bytes=1000), "cannot be converted"),
+        (ConversionLimits(wall_s=0.01), "took over 0.01 s"),
+    ],
+)
+def test_a_conversion_ends_at_its_limits(limits, cause, build, cache, opened):
+    started = time.monotonic()
+    with pytest.raises(LinesError, match=cause):
+        SymbolicLines(cache, limits).open(opened(build("pie")))
+    assert time.monotonic() - started < 30
+    assert os.listdir(cache.path) == []
+
+
+def test_files_that_are_not_elf_are_refused(cache, opened):
+    for content in (SOURCE, "/dev/null"):
+        with pytest.raises(LinesError, match="cannot be converted"):
+            SymbolicLines(cache).open(opened(content))
+    assert os.listdir(cache.path) == []
+
+
+def test_the_missing_library_is_named_with_its_fix(monkeypatch):
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DependencyError) as caught:
+        SymbolicLines(None)
+    assert "pip install 'otel-kprofiler[dwarf]'" in caught.value.hint
+
+
+def test_the_library_is_not_loaded_into_this_process(build, tmp_path):
+    program = (
+        "import os, sys; from otel_kprofiler.elf import FileSource\n"
+        "from otel_kprofiler.symbols.user.lines import SymbolicLines\n"
+        f"fd = os.open({build('pie')!r}, os.O_RDONLY)\n"
+        "SymbolicLines(None).open(FileSource(fd, os.fstat(fd).st_size))\n"
+        "print('symbolic' in sys.modules)"
+    )
+    assert run(sys.executable, "-c", program) == "False\n"
+
+
+def test_damaged_symcaches_answer_or_are_refused(build, cache, opened):
+    SymbolicLines(cache).open(opened(build("pie")))
+    (name,) = os.listdir(cache.path)
+    content = Path(cache.path, name).read_bytes()[24:]
+    addresses = code_addresses(build("pie"), 40)
+    rng = random.Random(3)
+    for _ in range(300):
+        data = bytearray(content)
+        for _ in range(rng.randrange(1, 40)):
+            at = rng.randrange(len(data) // 4) * 4 if rng.random() < 0.8 else rng.randrange(20) * 4
+            value = rng.choice([0, 1, 0xFFFFFFFF, 0xFFFFFFFE, rng.randrange(5000), 0x80808080])
+            struct.pack_into("<I", data, at, value)
+        try:
+            table = SymCache(bytes(data[: rng.choice([len(data)] * 9 + [len(data) // 2])]), 0)
+        except ValueError:
+            continue
+        for address in addresses:
+            assert len(table.lookup(address)) <= 1000

@@ -1,0 +1,286 @@
+"""Symbols of user files, loaded in the background."""
+
+import os
+import threading
+
+import pytest
+
+from otel_kprofiler.model import (
+    BuildId,
+    FileDetails,
+    FileId,
+    FileKey,
+    Line,
+    OpenFile,
+    ProcessKey,
+    Unresolved,
+)
+from otel_kprofiler.symbols.user import loader as loader_module
+from otel_kprofiler.symbols.user.file import NamedAddress
+from otel_kprofiler.symbols.user.loader import SymbolLoader, SymbolsRefused
+
+
+class Names:
+    """Stands for the symbols of a file: each address is named after the file."""
+
+    nbytes = 100
+
+    def __init__(self, text):
+        self.text = text
+
+    def name(self, svma):
+        return NamedAddress((Line(f"{self.text}_{svma:x}"),), svma, None)
+
+
+def key(number):
+    return FileKey(number, 8, 0)
+
+
+def details(number, build_id=None):
+    return FileDetails(f"/lib/lib{number}.so", build_id, FileId(f"{number:032x}"))
+
+
+def opened(file):
+    status = os.fstat(file.fileno())
+    return OpenFile(file.fileno(), status.st_size, status.st_mtime_ns)
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def make_loader(read=lambda details, content: Names(content.decode()), **settings):
+        made.append(SymbolLoader(read, **{"max_bytes": 1 << 20, "cpu_share": 1.0, **settings}))
+        return made[-1]
+
+    yield make_loader
+    for one in made:
+        one.close()
+
+
+def function(loader, number, address=0x10):
+    found = loader.name(key(number), address)
+    return found.lines[0].function if found.lines else found.unresolved
+
+
+def test_a_file_is_pending_until_it_is_read(make):
+    go_on = threading.Event()
+
+    def read(_details, content):
+        assert go_on.wait(30)
+        return Names(content.decode())
+
+    loader = make(read)
+    loader.add(key(1), details(1), b"one")
+    version = loader.version
+    assert function(loader, 1) is Unresolved.SYMBOLS_PENDING
+    assert loader.counts().pending == 1
+    go_on.set()
+    loader.finish(30)
+    assert function(loader, 1) == "one_10"
+    assert loader.version > version
+    assert loader.counts()[:5] == (1, 0, 0, 0, 0)
+
+
+def test_equal_files_are_read_once(make):
+    contents = []
+
+    def read(_details, content):
+        contents.append(content)
+        return Names("same")
+
+    loader = make(read)
+    for number in range(5):
+        loader.add(key(number), details(7, BuildId("aa" * 20)), b"same")
+    loader.finish(30)
+    assert {function(loader, number) for number in range(5)} == {"same_10"}
+    assert contents == [b"same"]
+
+
+def test_files_without_build_id_are_not_taken_for_equal(make):
+    """Their hash covers the first and the last 4 KiB only."""
+    loader = make()
+    for number, content in enumerate((b"one", b"two")):
+        loader.add(key(number), details(7), content)
+    loader.finish(30)
+    assert [function(loader, number) for number in range(2)] == ["one_10", "two_10"]
+
+
+def test_a_file_that_was_written_meanwhile_has_no_names(make, tmp_path):
+    path = tmp_path / "lib.so"
+    path.write_text("before")
+    loader = make(lambda _details, content: Names(os.pread(content.fd, 100, 0).decode()))
+    with open(path, "r+") as file:
+        found = opened(file)
+        file.write("after!")
+        file.flush()
+        os.utime(path, ns=(1, found.modified_ns + 1))
+        loader.add(key(1), details(1), found)
+    loader.finish(30)
+    assert function(loader, 1) is Unresolved.SYMBOLS_REFUSED
+
+
+def test_a_descriptor_is_read_after_its_owner_closed_it(make, tmp_path):
+    def read(_details, content):
+        return Names(os.pread(content.fd, 100, 0).decode())
+
+    path = tmp_path / "libdeleted.so"
+    path.write_text("deleted")
+    loader = make(read)
+    with open(path, "rb") as file:
+        loader.add(key(1), details(1), opened(file))
+        path.unlink()
+    loader.finish(30)
+    assert function(loader, 1) == "deleted_10"
+
+
+def test_damage_is_the_files_own(make, caplog):
+    def read(_details, content):
+        if content == b"bad":
+            raise SymbolsRefused("its section headers are damaged")
+        if content == b"worse":
+            raise ZeroDivisionError
+        return Names("good")
+
+    loader = make(read)
+    for number, content in enumerate((b"bad", b"worse", b"good")):
+        loader.add(key(number), details(number), content)
+    loader.finish(30)
+    assert [function(loader, number) for number in range(3)] == [
+        Unresolved.SYMBOLS_REFUSED, Unresolved.SYMBOLS_REFUSED, "good_10",
+    ]  # fmt: skip
+    assert loader.counts().refused == 2
+    assert "lib1.so failed" in caplog.text
+
+
+def test_tables_not_used_lately_are_evicted_first(make):
+    loader = make(max_bytes=350)
+    for number in range(3):
+        loader.add(key(number), details(number), b"f")
+    loader.finish(30)
+    for number in (0, 2):
+        function(loader, number)
+    loader.add(key(3), details(3), b"f")
+    loader.finish(30)
+    assert [function(loader, number) for number in (0, 2, 3)] == ["f_10"] * 3
+    assert (loader.counts().evicted, loader.counts().bytes) == (1, 300)
+    assert function(loader, 1) is Unresolved.SYMBOLS_PENDING
+    loader.finish(30)
+    assert function(loader, 1) is Unresolved.SYMBOLS_REFUSED  # it cannot be opened again
+
+
+def test_an_evicted_file_that_is_needed_is_opened_again(make, tmp_path):
+    path = tmp_path / "lib.so"
+    path.write_text("again")
+
+    def read(_details, content):
+        return Names(content.decode() if isinstance(content, bytes) else "again")
+
+    def reopen(found):
+        fd = os.open(path, os.O_RDONLY)
+        return OpenFile(fd, os.fstat(fd).st_size, os.fstat(fd).st_mtime_ns)
+
+    loader = make(read, reopen=reopen, max_bytes=200)
+    for number in range(4):
+        loader.add(key(number), details(number), b"first")
+    loader.finish(30)
+    assert loader.counts().evicted == 2
+    assert function(loader, 0) is Unresolved.SYMBOLS_PENDING
+    loader.finish(30)
+    assert function(loader, 0) == "again_10"
+
+
+def test_a_table_that_would_evict_most_others_is_refused(make, caplog):
+    caplog.set_level("INFO")
+    loader = make(max_bytes=199)
+    loader.add(key(1), details(1), b"large")
+    loader.finish(30)
+    assert function(loader, 1) is Unresolved.SYMBOLS_REFUSED
+    assert "more than half of the limit" in caplog.text
+
+
+def test_an_evicted_file_is_read_again_when_it_is_opened_again(make):
+    loader = make(max_bytes=200)
+    for number in (0, 1, 2, 0):
+        loader.add(key(number), details(number), b"f")
+        loader.finish(30)
+        assert function(loader, number) == "f_10"
+
+
+def test_files_beyond_the_queue_are_dropped_and_counted(make, monkeypatch):
+    monkeypatch.setattr(loader_module, "MAX_WAITING", 2)
+    go_on = threading.Event()
+
+    def read(_details, _content):
+        assert go_on.wait(30)
+        return Names("f")
+
+    loader = make(read)
+    for number in range(10):
+        loader.add(key(number), details(number), b"f")
+    dropped = loader.counts().dropped
+    assert dropped in {7, 8}  # the thread may have taken one
+    go_on.set()
+    loader.finish(30)
+    named = [number for number in range(10) if function(loader, number) == "f_10"]
+    assert len(named) == 10 - dropped
+
+
+def test_reading_is_limited_to_its_share_until_the_end(make):
+    spent_ns = 0
+
+    def read(_details, _content):
+        nonlocal spent_ns
+        spent_ns += 30_000_000
+        return Names("f")
+
+    loader = make(read, cpu_share=1e-9, now_ns=lambda: 0, cpu_ns=lambda: spent_ns)
+    for number in range(60):
+        loader.add(key(number), details(number), b"f")
+    with loader._changed:
+        loader._changed.wait_for(lambda: loader._loaded == 34, 60)  # a second in one go
+    assert loader.counts()[:5] == (34, 0, 0, 0, 26)
+    loader.finish(60)
+    assert loader.counts()[:5] == (60, 0, 0, 0, 0)
+
+
+def test_closing_keeps_no_descriptor(make, tmp_path):
+    go_on = threading.Event()
+
+    def read(_details, _content):
+        go_on.wait(1)
+        return Names("f")
+
+    loader = make(read)
+    before = set(os.listdir("/proc/self/fd"))
+    with open(tmp_path / "f", "wb") as file:
+        for number in range(20):
+            loader.add(key(number), details(number), opened(file))
+    loader.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+    loader.add(key(99), details(99), b"late")
+    assert function(loader, 99) is Unresolved.SYMBOLS_DROPPED
+
+
+def test_a_forked_child_lets_go(make, tmp_path):
+    def read(_details, _content):
+        threading.Event().wait(0.2)
+        return Names("f")
+
+    loader = make(read)
+    path = tmp_path / "f"
+    with path.open("wb") as file:
+        for number in range(8):
+            loader.add(key(number), details(number), opened(file))
+    child = os.fork()
+    if child == 0:
+        held = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        os._exit(held.count(str(path)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    loader.finish(30)
+    assert loader.counts().loaded == 8
+
+
+def test_code_without_a_file_has_no_name(make):
+    found = make().name_code(ProcessKey(1, 1), 0x1000, 1)
+    assert found.unresolved is Unresolved.NO_FILE

@@ -1,0 +1,245 @@
+"""Functions of JIT compilers: perf maps, and what they say about addresses at a time."""
+
+import os
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.host import TICK_NS, Access, read_start_ticks
+from otel_kprofiler.model import ProcessKey
+from otel_kprofiler.symbols.user.jit_table import JitCode, JitTable
+from otel_kprofiler.symbols.user.perf_map import (
+    MAX_NAME_BYTES,
+    MAX_UPDATE_BYTES,
+    PerfMap,
+    open_perf_map,
+    parse_perf_map,
+)
+
+ME = ProcessKey(os.getpid(), read_start_ticks(Access(), "self") * TICK_NS)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where the map of this process would be, below ``tmp_path``."""
+    directory = tmp_path / "proc" / str(ME.tgid) / "root" / "tmp"
+    directory.mkdir(parents=True)
+    (tmp_path / "tmp").mkdir()
+    return directory / f"perf-{ME.tgid}.map"
+
+
+@pytest.fixture
+def opened(path, tmp_path):
+    perf_map = PerfMap(ME, Access(), Clock(), str(tmp_path))
+    yield perf_map
+    perf_map.close()
+
+
+def name_at(perf_map, address, at_ns):
+    found = perf_map.lookup(address, at_ns)
+    return found and found.name
+
+
+def test_lines_of_all_writers_are_read():
+    text = (
+        b"18c4000 300 Builtin:DeoptimizationEntry_Eager\n"
+        b"7F3736FC5B80 168 JS:^hot /a b/j.js:1:13\r\n"
+        b"0x00007f0000001000 0x00000010 java.lang.Object::<init>\n"
+        b"10 5 \xff\n"
+    )
+    codes, damaged = parse_perf_map(text)
+    assert codes == [
+        (0x18C4000, 0x18C4300, b"Builtin:DeoptimizationEntry_Eager"),
+        (0x7F3736FC5B80, 0x7F3736FC5CE8, b"JS:^hot /a b/j.js:1:13"),
+        (0x7F0000001000, 0x7F0000001010, b"java.lang.Object::<init>"),
+        (0x10, 0x15, b"\xff"),
+    ]
+    assert damaged == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"10 5", b"10 5  ", b"x 5 name", b"10 -5 name", b"1_0 5 name", b"ffffffffffffffff 2 name",
+     b"10 ffffffff name", b"11112222333344445 1 name", b"\0"],
+)  # fmt: skip
+def test_a_damaged_line_is_counted(line):
+    codes, damaged = parse_perf_map(b"10 5 a\n" + line + b"\n20 5 b\n\n20 0 nothing\n")
+    assert [code.name for code in codes] == [b"a", b"b"]
+    assert damaged == 1
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200) | st.text("0123af x\n", max_size=200).map(str.encode))
+def test_any_text_gives_functions(text):
+    codes, damaged = parse_perf_map(text)
+    assert len(codes) + damaged <= text.count(b"\n") + 1
+    table = JitTable()
+    for code in codes:
+        table.add(code, since_ns=0, seen_ns=0, gone_ns=0)
+
+
+CODES = st.builds(
+    lambda start, size, name: JitCode(start, start + size, b"f%d" % name),
+    st.integers(0, 60), st.integers(1, 20), st.integers(0, 9),
+)  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(st.lists(st.lists(CODES, max_size=6), min_size=1, max_size=6), st.integers(0, 60))
+def test_no_name_is_wrong_at_any_time(tmp_path_factory, rounds, address):
+    """Functions are written at times 1, 2, …; the map is read after each round."""
+    root = tmp_path_factory.mktemp("root")
+    (root / "tmp").mkdir()
+    perf_map = PerfMap(ME, Access(), Clock(), str(root))
+    told = []  # time and function
+    answered = {}
+    now = 0
+    with open(root / "tmp" / f"perf-{ME.tgid}.map", "wb", buffering=0) as file:
+        for codes in rounds:
+            for code in codes:
+                now += 1
+                told.append((now, code))
+                file.write(b"%x %x %s\n" % (code.start, code.end - code.start, code.name))
+            now += 1
+            assert not perf_map.update(now)
+            for at in range(now + 3):
+                owner = None
+                for time_ns, code in told:
+                    if time_ns <= at and code.start <= address < code.end:
+                        owner = code
+                    elif (
+                        time_ns <= at
+                        and owner
+                        and code.start < owner.end
+                        and owner.start < code.end
+                    ):
+                        owner = None
+                found = perf_map.lookup(address, at)
+                if at > now:
+                    assert found is None
+                elif owner and found:
+                    assert found == (owner.start, owner.end, owner.name.decode())
+                answered[at] = found
+                if at == now:
+                    assert bool(owner) == bool(found)
+    perf_map.close()
+
+
+def test_what_was_appended_is_read_and_the_newer_name_counts(path, opened):
+    path.write_bytes(b"100 10 first\n200 10 other\n")
+    assert not opened.update(10)
+    assert opened.lookup(0x105, 10) == (0x100, 0x110, "first")
+    assert opened.lookup(0x110, 10) is None
+    assert opened.lookup(0x105, 11) is None  # not read since
+    with open(path, "ab") as file:
+        file.write(b"10f 2 second\n300 10 half")
+    assert not opened.update(20)
+    names = [name_at(opened, 0x10F, at) for at in (5, 10, 11, 19, 20)]
+    assert names == ["first", "first", None, None, "second"]
+    assert opened.lookup(0x105, 20) is None  # what is left of the first one has gone
+    assert name_at(opened, 0x205, 20) == "other"
+    assert opened.lookup(0x305, 20) is None
+    with open(path, "ab") as file:
+        file.write(b" a name\n")
+    opened.update(30)
+    assert name_at(opened, 0x305, 15) == "half a name"
+    assert opened.counts()[:4] == (3, 0, 0, 0)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("rest", [b"", b"900 1 more\n" * 50])
+def test_a_map_that_is_written_anew_is_read_anew(path, opened, replace, rest):
+    path.write_bytes(b"100 10 old\n200 10 same\n300 10 gone\n")
+    opened.update(10)
+    if replace:
+        path.unlink()
+    path.write_bytes(b"100 20 new\n200 10 same\n" + rest)
+    opened.update(20)
+    assert [name_at(opened, 0x100, at) for at in (10, 15, 20)] == ["old", None, "new"]
+    assert [name_at(opened, 0x200, at) for at in (10, 15, 20)] == ["same"] * 3
+    assert [name_at(opened, 0x300, at) for at in (10, 15, 20)] == ["gone", None, None]
+
+
+def test_the_host_is_looked_at_second(path, opened, tmp_path):
+    (tmp_path / "tmp" / path.name).write_bytes(b"100 10 host\n")
+    opened.update(10)
+    assert name_at(opened, 0x100, 0) == "host"
+    path.write_bytes(b"100 10 own\n")
+    opened.update(20)
+    assert name_at(opened, 0x100, 20) == "own"
+
+
+def write_link(path):
+    target = path.with_name("target")
+    target.write_bytes(b"1 1 a\n")
+    path.symlink_to(target)
+
+
+def write_for_all(path):
+    path.write_bytes(b"1 1 a\n")
+    path.chmod(0o666)
+
+
+def write_of_another_user(path):
+    path.write_bytes(b"1 1 a\n")
+    os.chown(path, 12345, -1)
+
+
+def write_before_the_process(path):
+    path.write_bytes(b"1 1 a\n")
+    os.utime(path, (1.6e9, 1.6e9))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [write_link, write_for_all, write_before_the_process, os.mkfifo, os.mkdir, lambda path: None]
+    + [write_of_another_user] * (os.geteuid() == 0),
+)  # fmt: skip
+def test_a_map_that_others_could_have_made_is_not_read(path, opened, write):
+    write(path)
+    with pytest.raises(OSError):
+        opened.update(10)
+    assert opened.lookup(1, 0) is None
+
+
+def test_a_link_in_place_of_the_directory_is_not_followed(path, opened):
+    path.write_bytes(b"1 1 a\n")
+    moved = path.parent.with_name("moved")
+    path.parent.rename(moved)
+    path.parent.symlink_to(moved)
+    with pytest.raises(OSError):
+        opened.update(10)
+
+
+def test_the_map_of_an_earlier_process_with_the_pid_is_not_read(path, tmp_path):
+    path.write_bytes(b"1 1 a\n")
+    for start_time_ns in (None, ME.start_time_ns - TICK_NS, ME.start_time_ns + TICK_NS):
+        with pytest.raises(OSError):
+            open_perf_map(ProcessKey(ME.tgid, start_time_ns), Access(), Clock(), str(tmp_path))
+    os.close(open_perf_map(ME, Access(), Clock(), str(tmp_path)))
+
+
+def test_memory_and_time_are_bounded(path, opened):
+    """A map of functions without end, of long names, and of lines without end."""
+    with open(path, "wb") as file:
+        file.writelines(b"%x 10 %s\n" % (at * 16, b"name" * (at % 300)) for at in range(40_000))
+        file.write(b"1" * (3 * MAX_UPDATE_BYTES) + b"\n0 ffff last\n")
+    updates, began = 1, time.process_time()
+    while opened.update(updates):
+        assert opened.counts().nbytes < 10 << 20
+        updates += 1
+    assert updates > os.stat(path).st_size // MAX_UPDATE_BYTES
+    assert time.process_time() - began < 30
+    counts = opened.counts()
+    assert counts.dropped
+    assert counts.damaged
+    assert counts.unread_bytes == 0
+    assert name_at(opened, 5, updates) == "last"
+
+
+def test_a_long_name_is_cut_off():
+    (code,) = parse_perf_map(b"1 1 " + b"n" * 10_000 + b"\n").codes
+    assert len(code.name) == MAX_NAME_BYTES

@@ -1,0 +1,299 @@
+"""User stacks as files and addresses in them, while the files become known."""
+
+import gc
+
+import pytest
+
+from otel_kprofiler.model import (
+    ON_CPU,
+    STACK_OK,
+    USER_SIDE,
+    BuildId,
+    FileDetails,
+    FileId,
+    FileKey,
+    Frame,
+    FrameSource,
+    KnownFiles,
+    Line,
+    ModuleKind,
+    RawSample,
+    RawSide,
+    Segment,
+    Side,
+    StackEnd,
+    StackMapping,
+    Unresolved,
+    pack_user_stack,
+)
+from otel_kprofiler.symbols import UserResolver
+from otel_kprofiler.symbols.user.file import NamedAddress
+
+SAMPLE = RawSample(ON_CPU, 1, 1, 0, 70, 71, 5, 0, b"worker", (), (), None)
+LIBC, PROGRAM, UNKNOWN = (FileKey(inode, 8 << 20 | 1, 7) for inode in (100, 200, 300))
+BIAS = {LIBC: 0x7F12_0000_0000, PROGRAM: 0x55AA_0000_0000, UNKNOWN: 0x7F99_0000_0000}
+REGISTERS, TABLE, POINTER, GUESS, SIGNAL = (
+    FrameSource.REGISTERS, FrameSource.TABLE, FrameSource.FRAME_POINTER, FrameSource.GUESS,
+    FrameSource.SIGNAL,
+)  # fmt: skip
+DETAILS = {
+    LIBC: FileDetails(
+        "/usr/lib/libc.so.6", BuildId("0a" * 20), FileId("1" * 32),
+        (Segment(0x26000, 0x155000, 0x26000),),
+    ),
+    # Two executable segments, whose addresses are not their offsets.
+    PROGRAM: FileDetails(
+        "/usr/bin/program", None, FileId("2" * 32),
+        (Segment(0x1800, 0x2000, 0x402800), Segment(0x8000, 0x1000, 0x600000)),
+    ),
+}  # fmt: skip
+
+
+def raw(*frames, keys=None, biases=BIAS, status=STACK_OK):
+    """A user stack; a frame is an offset in a file, the file or None, and how it was found."""
+    if keys is None:
+        keys = tuple(dict.fromkeys(key for _, key, _ in frames if key))
+    mappings = tuple(StackMapping(key, biases[key]) for key in keys)
+    packed = [
+        (offset + (biases[key] if key else 0), keys.index(key) if key else None, source)
+        for offset, key, source in frames
+    ]
+    return RawSide(USER_SIDE, pack_user_stack(StackEnd.COMPLETE, packed, mappings), status)
+
+
+@pytest.fixture
+def known():
+    files = KnownFiles()
+    for key, details in DETAILS.items():
+        files.add(key, details)
+    return files
+
+
+@pytest.fixture
+def resolve(known):
+    resolver, answers = UserResolver(known), {}
+
+    def resolve_side(side):
+        """As :class:`StackResolver` does, which caches answers."""
+        answer = answers.setdefault(side, None) or resolver.resolve(side, None)
+        answers[side] = answer
+        return answer if isinstance(answer, Side) else answer.of(SAMPLE)
+
+    return resolve_side
+
+
+def test_addresses_are_those_of_the_elf_file(resolve):
+    side = resolve(
+        raw(
+            (0x30000, LIBC, REGISTERS),
+            (0x30010, LIBC, TABLE),
+            (0x1900, PROGRAM, SIGNAL),
+            (0x8010, PROGRAM, TABLE),
+        )
+    )
+    assert [(frame.module.name, frame.address) for frame in side.frames] == [
+        ("libc.so.6", 0x30000),
+        ("libc.so.6", 0x3000F),  # in the call, not behind it
+        ("program", 0x402900),  # where the signal hit
+        ("program", 0x60000F),
+    ]
+    assert (side.kind, side.status, side.is_provisional) == (USER_SIDE, STACK_OK, False)
+
+
+def test_modules_are_segments_in_whole_pages(resolve):
+    first, second = resolve(raw((0x1900, PROGRAM, REGISTERS), (0x8010, PROGRAM, TABLE))).frames
+    extents = [
+        (frame.module.extent[:2], frame.module.file_offset, frame.module.kind)
+        for frame in (first, second)
+    ]
+    assert extents == [
+        ((0x402000, 0x405000), 0x1000, ModuleKind.USER),
+        ((0x600000, 0x601000), 0x8000, ModuleKind.USER),
+    ]
+
+
+def test_a_place_that_no_segment_loads_is_an_offset_in_the_file(resolve):
+    (frame,) = resolve(raw((0x7000, PROGRAM, REGISTERS))).frames
+    assert (frame.address, frame.module.name, frame.module.extent[:2]) == (
+        0x7000,
+        "program",
+        (0, 0),
+    )
+
+
+def test_frames_are_the_same_in_all_processes(resolve):
+    other = {**BIAS, LIBC: 0x7F77_0000_0000}
+    (one,) = resolve(raw((0x30000, LIBC, REGISTERS))).frames
+    (two,) = resolve(raw((0x30000, LIBC, REGISTERS), biases=other)).frames
+    assert one is two
+    assert resolve(raw((0x30000, LIBC, REGISTERS))) is resolve(raw((0x30000, LIBC, REGISTERS)))
+
+
+def test_what_is_no_proof_is_marked(resolve):
+    side = resolve(
+        raw((0x30000, LIBC, REGISTERS), (0x30020, LIBC, GUESS), (0x1900, PROGRAM, POINTER))
+    )
+    assert [frame.found_by for frame in side.frames] == ["", "guess", "frame_pointer"]
+
+
+def test_code_without_a_file_keeps_its_runtime_address(resolve):
+    leaf, caller = resolve(raw((0x7FFF0000, None, REGISTERS), (0x30010, LIBC, TABLE))).frames
+    assert (leaf.module, leaf.address, leaf.unresolved) == (None, 0x7FFF0000, Unresolved.NO_FILE)
+    assert caller.unresolved is Unresolved.USER_ADDRESS
+
+
+def test_nothing_is_said_of_a_file_where_none_was_recorded(resolve):
+    """Without the unwinder no frame has a mapping; with more than 15, the last ones have not."""
+    by_frame_pointers = UserResolver(KnownFiles())
+    (frame,) = by_frame_pointers.resolve(raw((0x7FFF0000, None, REGISTERS), keys=()), None).frames
+    assert (frame.address, frame.unresolved) == (0x7FFF0000, Unresolved.USER_ADDRESS)
+    (frame,) = resolve(raw((0x7FFF0000, None, REGISTERS), keys=())).frames
+    assert frame.unresolved is Unresolved.NO_FILE
+    keys = tuple(FileKey(number, 1, 1) for number in range(15))
+    (frame,) = resolve(
+        raw((0x7FFF0000, None, REGISTERS), keys=keys, biases=dict.fromkeys(keys, 0))
+    ).frames
+    assert frame.unresolved is Unresolved.USER_ADDRESS
+
+
+def test_a_side_is_completed_when_its_file_becomes_known(known, resolve):
+    stack = raw((0x30000, LIBC, REGISTERS), (0x5010, UNKNOWN, TABLE))
+    before = resolve(stack)
+    frame = before.frames[1]
+    assert before.is_provisional
+    assert (frame.address, frame.unresolved) == (BIAS[UNKNOWN] + 0x500F, Unresolved.FILE_UNKNOWN)
+    known.add(FileKey(1, 1, 1), DETAILS[LIBC])  # another file
+    assert resolve(stack) is before
+    known.add(UNKNOWN, DETAILS[LIBC]._replace(path="/opt/late.so", texts=(Segment(0, 0x9000, 0),)))
+    after = resolve(stack)
+    assert not after.is_provisional
+    assert (after.frames[1].module.name, after.frames[1].address) == ("late.so", 0x500F)
+    assert after.frames[0] is before.frames[0]
+    assert resolve(stack) is after
+
+
+@pytest.mark.parametrize(
+    ("path", "deleted", "name"),
+    [
+        ("/usr/bin/held", False, "held"),
+        ("/usr/bin/held", True, "held (deleted)"),
+        ("/memfd:held", True, "memfd:held"),
+        ("[vdso]", False, "[vdso]"),
+    ],
+)
+def test_files_are_named_as_what_they_are(known, resolve, path, deleted, name):
+    known.add(UNKNOWN, DETAILS[LIBC]._replace(path=path, deleted=deleted))
+    (frame,) = resolve(raw((0x26000, UNKNOWN, REGISTERS))).frames
+    assert frame.module.name == name
+
+
+def test_a_file_that_is_no_elf_file_has_offsets(known, resolve):
+    known.add(UNKNOWN, FileDetails("/tmp/perf.jit", None, FileId("3" * 32)))
+    (frame,) = resolve(raw((0x10, UNKNOWN, REGISTERS))).frames
+    assert (frame.module.name, frame.address, frame.module.ranges) == ("perf.jit", 0x10, ())
+
+
+def test_memory_is_bounded(monkeypatch, known):
+    monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
+    resolver = UserResolver(known)
+    for number in range(1000):
+        biases = {**BIAS, LIBC: BIAS[LIBC] + 4096 * number}
+        stack = raw((0x30000 + number, LIBC, REGISTERS), biases=biases)
+        (frame,) = resolver.resolve(stack, None).frames
+        assert frame.address == 0x30000 + number
+        assert sum(map(len, resolver._words.values())) + len(resolver._mapped) <= 60
+
+
+def test_frames_of_one_mapping_are_bounded(monkeypatch, known):
+    """A process that runs all over a large library has one mapping and many frames."""
+    monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
+    resolver = UserResolver(known)
+    for number in range(1000):
+        (frame,) = resolver.resolve(raw((0x30000 + number, LIBC, REGISTERS)), None).frames
+        assert frame.address == 0x30000 + number
+    alive = [one for one in gc.get_objects() if isinstance(one, Frame)]
+    assert sum(0x30000 <= one.address < 0x30000 + 1000 for one in alive) <= 60
+
+
+class Names:
+    """Stands for loaded symbols: of LIBC, and code of process 70."""
+
+    def __init__(self):
+        self.version = 0
+        self.files = {}
+        self.code = {}
+        self.finished = self.closed = False
+
+    def name(self, key, address):
+        pending = NamedAddress((), 0, Unresolved.SYMBOLS_PENDING)
+        return self.files.get(key, {}).get(address, pending)
+
+    def name_code(self, process, address, at_ns):
+        nothing = NamedAddress((), 0, Unresolved.NO_FILE)
+        return self.code.get(process, {}).get(address, nothing)
+
+    def finish(self, timeout_s):
+        self.finished = True
+
+    def close(self):
+        self.closed = True
+
+
+READ = NamedAddress((Line("read"),), 0x2FFF0, None)
+NO_NAME = NamedAddress((), 0x30000, Unresolved.NO_NAME)
+
+
+def test_frames_are_named_once_their_file_is_read(known):
+    names = Names()
+    resolver = UserResolver(known, names)
+    stack = raw((0x30000, LIBC, REGISTERS), (0x30010, LIBC, TABLE))
+    answer = resolver.resolve(stack, None)
+    before = answer.of(SAMPLE)
+    assert before.is_provisional
+    assert {frame.unresolved for frame in before.frames} == {Unresolved.SYMBOLS_PENDING}
+    assert answer.of(SAMPLE) is before
+    names.files[LIBC] = {0x30000: READ, 0x3000F: NO_NAME}
+    names.version += 1
+    after = answer.of(SAMPLE)
+    assert not after.is_provisional
+    leaf, caller = after.frames
+    assert (leaf.function, leaf.offset, leaf.unresolved) == ("read", 0x10, None)
+    assert (caller.lines, caller.offset, caller.unresolved) == ((), 0xF, Unresolved.NO_NAME)
+    assert resolver.resolve(stack, None).frames == after.frames
+
+
+def test_each_process_names_its_own_code(known):
+    names = Names()
+    names.files[LIBC] = {0x3000F: READ}
+    names.code[SAMPLE.process] = {0x7000: NamedAddress((Line("hot"),), 0x6FF0, None)}
+    answer = UserResolver(known, names).resolve(
+        raw((0x7000, None, REGISTERS), (0x30010, LIBC, TABLE)), None
+    )
+    other = SAMPLE._replace(start_time_ns=6)  # a later process with this pid
+    named, unnamed = answer.of(SAMPLE), answer.of(other)
+    assert [frame.function for frame in named.frames] == ["hot", "read"]
+    assert named.frames[0].offset == 0x10
+    assert [frame.function for frame in unnamed.frames] == ["", "read"]
+    assert unnamed.frames[0].unresolved is Unresolved.NO_FILE
+    assert answer.of(other) is unnamed
+
+
+def test_code_is_provisional_while_its_names_are_read(known):
+    names = Names()
+    names.files[LIBC] = {0x3000F: READ}
+    pending = NamedAddress((), 0, Unresolved.SYMBOLS_PENDING)
+    names.code[SAMPLE.process] = {0x7000: pending}
+    stack = raw((0x7000, None, REGISTERS), (0x30010, LIBC, TABLE))
+    answer = UserResolver(known, names).resolve(stack, None)
+    assert answer.of(SAMPLE).is_provisional
+    names.code[SAMPLE.process] = {0x7000: NamedAddress((Line("hot"),), 0x7000, None)}
+    assert not answer.of(SAMPLE).is_provisional
+    assert answer.of(SAMPLE).frames[0].function == "hot"
+
+
+def test_names_are_finished_and_closed_with_the_resolver(known):
+    names = Names()
+    resolver = UserResolver(known, names)
+    resolver.finish(1)
+    resolver.close()
+    assert (names.finished, names.closed) == (True, True)

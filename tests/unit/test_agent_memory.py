@@ -1,0 +1,61 @@
+"""What keeps the agent small."""
+
+import subprocess
+import sys
+
+from otel_kprofiler.agent.memory import find_clean_mappings
+
+MAPPING = """{range} {permissions} 00001000 fe:00 {inode}                    /usr/lib/libx.so.1
+Size:               1000 kB
+Rss:                 800 kB
+Private_Clean:       300 kB
+Private_Dirty:       {dirty} kB
+Shared_Dirty:          0 kB
+Anonymous:           {anonymous} kB
+Swap:                {swap} kB
+VmFlags: rd ex mr mw me
+"""
+
+
+def mapping(number, *, permissions="r-xp", inode=7, dirty=0, anonymous=0, swap=0):
+    text = f"{number:x}000-{number + 1:x}000"
+    return MAPPING.format(
+        range=text,
+        permissions=permissions,
+        inode=inode,
+        dirty=dirty,
+        anonymous=anonymous,
+        swap=swap,
+    ).encode()
+
+
+def test_only_pages_that_equal_their_file_are_unmapped():
+    smaps = b"".join(
+        [
+            mapping(1),
+            mapping(2, permissions="r--p"),
+            mapping(3, permissions="rwxp"),
+            mapping(4, inode=0),  # made at run time
+            mapping(5, dirty=4),
+            mapping(6, anonymous=4),  # a breakpoint
+            mapping(7, permissions="r--p", swap=4),  # relocated data
+            mapping(8, permissions="r--s"),
+            mapping(9),
+        ]
+    )
+    found = [start for start, _ in find_clean_mappings(smaps)]
+    assert found == [0x1000, 0x2000, 0x9000]
+
+
+def test_code_runs_on_after_it_was_unmapped():
+    code = (
+        "import hashlib, json\n"
+        "from otel_kprofiler.agent.memory import read_resident_bytes, unmap_startup_pages\n"
+        "before = read_resident_bytes()\n"
+        "unmap_startup_pages()\n"
+        "after = read_resident_bytes()\n"
+        "assert after < before, (before, after)\n"
+        "print(hashlib.sha256(json.dumps({}).encode()).hexdigest()[:8])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "44136fa3\n"

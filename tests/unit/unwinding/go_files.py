@@ -1,0 +1,66 @@
+"""Files with a table as Go's linker writes it, for tests."""
+
+import struct
+from typing import NamedTuple
+
+from otel_kprofiler.unwinding.go_frames import Segment
+
+TEXT, TEXT_SIZE = 0x401000, 0x4000
+TABLE_ADDRESS = 0x500000
+PUSH = b"\x55\x48\x89\xe5"
+
+
+class Made(NamedTuple):
+    """What tests say of a function: its name, code, frame sizes by their ends, and flags."""
+
+    name: bytes
+    code: bytes
+    sizes: tuple[tuple[int, int], ...]
+    flags: int = 0
+
+
+def number(value):
+    out = b""
+    while value > 0x7F:
+        out += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return out + bytes([value])
+
+
+def pack_sizes(sizes):
+    out, size, end = b"", -1, 0
+    for until, now in sizes:
+        change = now - size
+        out += number(((change << 1) ^ (change >> 63)) & 0xFFFFFFFF) + number(until - end)
+        size, end = now, until
+    return out + b"\0"
+
+
+def go_file(functions, *, magic=0xFFFFFFF1, text=TEXT):
+    """A file, where its table is, and its segments; ``text``: what the table says of its code."""
+    code, names, sizes, rows, table = bytearray(), b"\0", b"\0", [], b""
+    for made in functions:
+        start = len(code)
+        code += made.code + b"\xcc" * (-len(made.code) % 32)
+        at = len(sizes) if made.sizes else 0
+        sizes += pack_sizes(made.sizes) if made.sizes else b""
+        rows.append((start, len(names), at, made.flags))
+        names += made.name + b"\0"
+    code += bytes(TEXT_SIZE - len(code))
+    names_at = 72
+    sizes_at = names_at + len(names)
+    rows_at = sizes_at + len(sizes)
+    places, bodies = [], b""
+    for start, name, at, flags in rows:
+        places.append((start, 8 * (len(rows) + 1) + len(bodies)))
+        bodies += struct.pack("<Ii8xI21xB2x", start, name, at, flags)
+    places.append((len(code), 0))
+    table = struct.pack(
+        "<IHBB8Q", magic, 0, 1, 8, len(rows), 0, text, names_at, 0, 0, sizes_at, rows_at
+    )
+    table += names + sizes + b"".join(struct.pack("<II", *place) for place in places) + bodies
+    table_at = Segment(len(code), len(table), TABLE_ADDRESS)
+    return bytes(code) + table, table_at, [Segment(0, len(code), TEXT), table_at]
+
+
+ORDINARY = Made(b"main.work", PUSH + bytes(60), ((1, 0), (5, 8), (60, 40), (61, 8), (64, 0)))

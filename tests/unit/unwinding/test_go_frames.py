@@ -1,0 +1,229 @@
+"""Makes unwind tables of Go's own."""
+
+import bisect
+import io
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from elftools.dwarf.callframe import FDE, CallFrameInfo
+from elftools.dwarf.structs import DWARFStructs
+from elftools.elf.elffile import ELFFile
+
+from otel_kprofiler.elf import ElfError, ElfFile, FileSource, find_section, read_elf
+from otel_kprofiler.unwinding import TableRefused
+from otel_kprofiler.unwinding.go_frames import Segment, make_tables, pack_tables
+from otel_kprofiler.unwinding.indexing import index_go
+from tests.unit.unwinding.go_files import ORDINARY, PUSH, TEXT, Made, go_file
+
+ADDRESS = 0x700000
+WORK = Path(__file__).parents[2] / "truth" / "programs" / "work.go"
+RSP, RBP, R12, RIP = 7, 6, 12, 16
+
+
+def decode(frames, address=ADDRESS):
+    """By the start of a function: its entry, as pyelftools reads it."""
+    structs = DWARFStructs(little_endian=True, dwarf_format=32, address_size=8)
+    info = CallFrameInfo(io.BytesIO(bytes(frames)), len(frames), address, structs, True)
+    return {e["initial_location"]: e for e in info.get_entries() if isinstance(e, FDE)}
+
+
+def rows(*functions, **options):
+    """Rows of the last of some functions: offset, CFA, rule of rbp, rule of the return address."""
+    file, table, segments = go_file([*[ORDINARY] * 10, *functions], **options)
+    maker = make_tables(file, table, TEXT, segments, ADDRESS)
+    entries = decode(maker.frames)
+    assert [(start, at >= ADDRESS) for start, at in maker.pairs] == [(s, True) for s in entries]
+    start = max(entries)
+    found = []
+    for row in entries[start].get_decoded().table:
+        cfa = row["cfa"]
+        where = tuple(cfa.expr) if cfa.expr is not None else (cfa.reg, cfa.offset)
+        rules = [(row[r].type, row[r].arg) if r in row else None for r in (RBP, RIP)]
+        found.append((row["pc"] - start, where, *rules))
+    return found
+
+
+SAVED, RETURN = ("OFFSET", -16), ("OFFSET", -8)
+UNKNOWN, OUTERMOST = ("VAL_EXPRESSION", []), ("UNDEFINED", None)
+
+
+def test_rows_follow_the_size_of_the_frame():
+    assert rows() == [
+        (0, (RSP, 8), None, RETURN),
+        (1, (RSP, 16), SAVED, RETURN),
+        (5, (RSP, 48), SAVED, RETURN),
+        (60, (RSP, 16), SAVED, RETURN),
+        (61, (RSP, 8), None, RETURN),
+    ]
+
+
+def test_distances_and_sizes_of_all_lengths():
+    sizes = ((1, 0), (300, 8), (70_000, 1 << 20), (70_001, 0))
+    made = rows(Made(b"main.large", PUSH + bytes(30), sizes))
+    assert [(at, cfa[1]) for at, cfa, *_ in made] == [
+        (0, 8), (1, 16), (300, (1 << 20) + 8), (70_000, 8)
+    ]  # fmt: skip
+
+
+def test_a_frame_that_does_not_begin_with_a_push_has_not_saved_rbp():
+    (_, _, first, _), (_, _, second, _) = rows(Made(b"main.asm", bytes(32), ((4, 0), (32, 24))))
+    assert first == second == ("UNDEFINED", None)
+
+
+def test_a_function_without_frame_leaves_rbp_alone():
+    assert rows(Made(b"main.leaf", bytes(32), ((32, 0),))) == [(0, (RSP, 8), None, RETURN)]
+
+
+def test_the_outermost_functions():
+    ((_, _, _, ra),) = rows(Made(b"runtime.mstart", bytes(32), ((32, 0),), flags=5))
+    assert ra == OUTERMOST
+
+
+LOAD, LOAD_BACK = b"\x48\x8b\x62\x38", b"\x48\x8b\x60\x38"  # mov 56(%rdx), %rsp; of %rax
+
+
+def switching(name):
+    code = PUSH + bytes(10) + LOAD + bytes(6) + LOAD_BACK + bytes(10)
+    return rows(Made(name, code, ((1, 0), (37, 8), (38, 0)), flags=6))
+
+
+def test_systemstack_is_found_by_its_frame_pointer_on_the_stack_it_left():
+    *before, on_other, back = switching(b"runtime.systemstack")
+    assert before == [(0, (RSP, 8), None, RETURN), (1, (RSP, 16), SAVED, RETURN)]
+    assert (on_other[0], on_other[1], on_other[3]) == (18, (0x76, 16), RETURN)  # breg6 16
+    assert (back[0], back[3]) == (28, UNKNOWN)
+
+
+def test_what_mcall_calls_does_not_return_to_it():
+    assert [(row[0], row[3]) for row in switching(b"runtime.mcall")] == [
+        (0, RETURN), (1, RETURN), (18, OUTERMOST)
+    ]  # fmt: skip
+
+
+def test_other_functions_that_change_stacks_are_unknown_from_there_on():
+    assert switching(b"runtime.other")[-1][0] == 18
+    assert switching(b"runtime.other")[-1][3] == UNKNOWN
+    ((_, _, _, ra),) = rows(Made(b"gogo", bytes(32), ((32, 0),), flags=6))
+    assert ra == UNKNOWN
+
+
+def test_calls_of_the_vdso_are_found_by_r12():
+    code = PUSH + bytes(4) + b"\x49\x89\xe4" + bytes(9) + b"\x4c\x89\xe4" + bytes(10)
+    sizes = ((1, 0), (8, 8), (30, 24), (31, 8), (32, 0), (33, 24))
+    made = rows(Made(b"runtime.nanotime1", code, sizes, flags=6))
+    assert [(row[0], row[1]) for row in made] == [
+        (0, (RSP, 8)), (1, (RSP, 16)), (8, (RSP, 32)), (11, (0x7C, 32)), (23, (RSP, 32)),
+        (30, (RSP, 16)), (31, (RSP, 8)), (32, (RSP, 8)),
+    ]  # fmt: skip
+    assert made[-1][3] == UNKNOWN
+
+
+def test_functions_that_signal_handlers_call_have_interrupted_their_callers():
+    file, table, segments = go_file(
+        [*[ORDINARY] * 10, ORDINARY._replace(name=b"runtime.asyncPreempt")]
+    )
+    entries = decode(make_tables(file, table, TEXT, segments, ADDRESS).frames)
+    last = entries.pop(max(entries))
+    assert "S" in str(last.cie.header.augmentation)
+    assert all("S" not in str(entry.cie.header.augmentation) for entry in entries.values())
+
+
+def test_what_cannot_be_told_has_no_entry():
+    sigreturn = Made(b"runtime.sigreturn", bytes.fromhex("48c7c00f0000000f05"), ((9, 0),))
+    other_language = Made(b"C.function", bytes(32), ())
+    negative = Made(b"syscall.rawVforkSyscall", bytes(32), ((4, 0), (8, -8), (32, 0)))
+    file, table, segments = go_file([*[ORDINARY] * 10, sigreturn, other_language, negative])
+    assert len(make_tables(file, table, TEXT, segments, ADDRESS).pairs) == 10
+
+
+def test_the_code_decides_where_the_table_is_right():
+    assert rows(text=0) == rows()  # .text
+    file, table, segments = go_file([ORDINARY] * 10, text=0)
+    module = struct.pack("<Q", table.address) + bytes(21 * 8) + struct.pack("<Q", TEXT)
+    data = Segment(len(file), len(module), 0x600000)
+    maker = make_tables(file + module, table, TEXT - 32, [*segments, data], ADDRESS)
+    assert maker.pairs[0][0] == TEXT
+    with pytest.raises(ValueError, match="does not fit"):
+        make_tables(file, table, TEXT - 32, segments, ADDRESS)
+
+
+def test_tables_of_other_versions_are_refused():
+    with pytest.raises(ValueError, match="another kind"):
+        rows(magic=0xFFFFFFFB)
+
+
+def test_pairs_of_c_code_are_kept_and_sorted():
+    file, table, segments = go_file([ORDINARY] * 3)
+    maker = make_tables(file, table, TEXT, segments, ADDRESS)
+    packed = pack_tables(maker, struct.pack("<ii", TEXT + 40 - ADDRESS, 7), ADDRESS)
+    (count,) = struct.unpack_from("<I", packed)
+    pairs = list(struct.iter_unpack("<ii", packed[4 : 4 + 8 * count]))
+    assert count == 4
+    assert pairs == sorted(pairs)
+    assert (TEXT + 40 - ADDRESS, 7) in pairs
+    assert packed[4 + 8 * count :] == bytes(maker.frames)
+
+
+@pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
+@pytest.mark.parametrize("flags", [(), ("-ldflags=-s",), ("-buildmode=pie",)])
+def test_tables_equal_those_for_debuggers(tmp_path, flags):
+    """The compiler writes the same sizes a second time, as ``.debug_frame``."""
+    plain, path = tmp_path / "plain", tmp_path / "program"
+    kept = [flag for flag in flags if flag != "-ldflags=-s"]
+    subprocess.run(["go", "build", *kept, "-o", plain, WORK], check=True)
+    subprocess.run(["go", "build", *flags, "-o", path, WORK], check=True)
+    with path.open("rb") as file:
+        source = FileSource(file.fileno(), path.stat().st_size)
+        elf = read_elf(source, "x86_64")
+        assert elf.is_go
+        where = next(
+            name for name in (b".gopclntab", b".data.rel.ro.gopclntab") if _has(source, elf, name)
+        )
+        table, text = find_section(source, elf, where), find_section(source, elf, b".text")
+        tables = index_go(file.fileno(), elf, table, text, None)
+    entries = decode(tables.made_frames, tables.frames.address + tables.made_at)
+    with plain.open("rb") as file:
+        known = ELFFile(file).get_dwarf_info().CFI_entries()
+        compared = sum(
+            _compare(entry, entries[entry["initial_location"]])
+            for entry in known
+            if isinstance(entry, FDE) and entry["initial_location"] in entries
+        )
+    assert compared > 2000
+    assert len(entries) <= compared + 20  # those that change stacks
+
+
+def _has(source, elf, name):
+    try:
+        return find_section(source, elf, name)
+    except ElfError:
+        return False
+
+
+def _compare(known, made):
+    """Whether a function's rows are equal: 1, or 0 if it is one that changes stacks."""
+    theirs, ours = known.get_decoded().table, made.get_decoded().table
+    if any(row[RIP].type != "OFFSET" or row["cfa"].expr is not None for row in ours):
+        return 0
+    starts = [row["pc"] for row in theirs]
+    for row in ours:
+        at = bisect.bisect_right(starts, row["pc"]) - 1
+        assert row["cfa"].offset == theirs[at]["cfa"].offset, hex(row["pc"])
+    return 1
+
+
+def test_a_damaged_table_is_refused_with_its_reason(tmp_path):
+    file, table, segments = go_file([ORDINARY] * 3)
+    path = tmp_path / "file"
+    path.write_bytes(file[: table.offset] + bytes(table.size))
+    elf = read_elf_like(segments)
+    with path.open("rb") as opened, pytest.raises(TableRefused, match="another kind"):
+        index_go(opened.fileno(), elf, table, Segment(0, 0, TEXT), None)
+
+
+def read_elf_like(segments):
+    """Headers of a file with these segments."""
+    return ElfFile(tuple(segments), (), None, None, 0, (0, 0, 0), 62)

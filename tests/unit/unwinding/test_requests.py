@@ -1,0 +1,113 @@
+"""The order in which requests for files are dealt with, and what stays open meanwhile."""
+
+import os
+import threading
+
+import pytest
+
+from otel_kprofiler.elf import ElfFile, FileSource
+from otel_kprofiler.host import FileRequest, OpenedFile
+from otel_kprofiler.model import FileKey
+from otel_kprofiler.unwinding.loading import Code
+from otel_kprofiler.unwinding.requests import MAX_OPEN, Opened, RequestQueue
+
+SECOND_NS = 1_000_000_000
+
+
+class Clock:
+    def __init__(self):
+        self.ns = 0
+
+    def __call__(self):
+        return self.ns
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def requests(clock):
+    queue = RequestQueue(open_share=0.5, load_share=0.1, loaders=2, now_ns=clock)
+    yield queue
+    queue.stop()
+    queue.close()
+
+
+def request(inode):
+    return FileRequest(FileKey(inode, 1, 2), 0x1000, 0x2000, 0, 1, 1, 0, 0)
+
+
+def opened(inode):
+    fd = os.open(os.devnull, os.O_RDONLY)
+    file = OpenedFile(fd, os.fstat(fd), os.devnull, "path", os.devnull)
+    elf = ElfFile((), (), None, None, 0, (0, 0, 0), 0)
+    return Opened(request(inode), Code(FileSource(fd, 0), elf, file))
+
+
+def is_open(fd):
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def test_files_are_opened_before_others_are_loaded(requests):
+    requests.put_opened(opened(1))
+    requests.put(request(2))
+    assert requests.take() == request(2)
+    taken = requests.take()
+    assert taken.request == request(1)
+    taken.code.close()
+
+
+def test_files_are_opened_while_loading_has_used_up_its_time(requests, clock):
+    requests.put_opened(opened(1))
+    taken = requests.take()
+    taken.code.close()
+    requests.done(taken, 2 * SECOND_NS)
+    requests.put_opened(opened(2))
+    requests.put(request(3))
+    assert requests.take() == request(3)
+    clock.ns += 20 * SECOND_NS
+    later = requests.take()
+    assert later.request == request(2)
+    later.code.close()
+
+
+def test_one_worker_is_kept_for_files_to_be_opened(requests):
+    for inode in range(3):
+        requests.put_opened(opened(inode))
+    taken = [requests.take(), requests.take()]
+    got = []
+    worker = threading.Thread(target=lambda: got.append(requests.take()))
+    worker.start()
+    requests.put(request(9))
+    worker.join(60)
+    assert got == [request(9)]
+    for each in taken:
+        each.code.close()
+
+
+def test_the_number_of_open_files_is_bounded(requests):
+    files = [opened(inode) for inode in range(MAX_OPEN + 1)]
+    fds = [each.code.file.fd for each in files]
+    for each in files:
+        requests.put_opened(each)
+    assert [is_open(fd) for fd in fds] == [True] * MAX_OPEN + [False]
+    requests.close()
+    assert not any(map(is_open, fds))
+
+
+def test_the_end_wakes_workers_and_closes_what_is_opened_later(requests):
+    got = []
+    worker = threading.Thread(target=lambda: got.append(requests.take()))
+    worker.start()
+    requests.stop()
+    worker.join(60)
+    assert got == [None]
+    late = opened(1)
+    requests.put_opened(late)
+    assert not is_open(late.code.file.fd)
