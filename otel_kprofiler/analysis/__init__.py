@@ -3,7 +3,16 @@
 from otel_kprofiler.analysis.callers import callees, callers
 from otel_kprofiler.analysis.comparison import Amount, Change, Part, compare
 from otel_kprofiler.analysis.filters import Filter
-from otel_kprofiler.analysis.groups import GROUPINGS, Group, Key, find_grouping
+from otel_kprofiler.analysis.groups import (
+    GROUPINGS,
+    NO_PROGRAM,
+    Group,
+    Key,
+    find_grouping,
+    group_samples,
+    merge_groups,
+    select_group,
+)
 from otel_kprofiler.analysis.kernel_entry import find_entry
 from otel_kprofiler.analysis.samples import Samples, load_samples
 from otel_kprofiler.analysis.sides import select_sides
@@ -11,6 +20,7 @@ from otel_kprofiler.analysis.spans import spans_with_lines
 
 __all__ = [
     "GROUPINGS",
+    "NO_PROGRAM",
     "Amount",
     "Change",
     "Filter",
@@ -23,7 +33,10 @@ __all__ = [
     "compare",
     "find_entry",
     "find_grouping",
+    "group_samples",
     "load_samples",
+    "merge_groups",
+    "select_group",
     "select_sides",
     "spans_with_lines",
 ]

@@ -8,35 +8,35 @@ from typing import Final
 from otel_kprofiler.analysis.filters import matcher
 from otel_kprofiler.analysis.groups import Group, Key, Occurrence, collect, function_key
 from otel_kprofiler.analysis.samples import Samples
-from otel_kprofiler.formats import stack_entries
+from otel_kprofiler.formats import Entry, stack_entries
 from otel_kprofiler.model import Stack
 
 NO_CALLER: Final = Key("[no caller]")
 ITSELF: Final = Key("[itself]")
 
 
-def callers(samples: Samples, function: str) -> list[Group]:
+def callers(samples: Samples, function: str | Key) -> list[Group]:
     """Callers of a function; of a recursive one, those of its outermost call.
 
     Samples without the function are left out, so the weights add up to the total of the function.
-    ``function`` may be a pattern.
+    ``function`` may be a pattern, or the key of one group.
     """
     return collect(samples, _neighbour(function, lambda found: (found[0] - 1, NO_CALLER)))
 
 
-def callees(samples: Samples, function: str) -> list[Group]:
+def callees(samples: Samples, function: str | Key) -> list[Group]:
     """What a function calls, likewise; of a recursive one, what its innermost call does."""
     return collect(samples, _neighbour(function, lambda found: (found[-1] + 1, ITSELF)))
 
 
 def _neighbour(
-    function: str, choose: Callable[[list[int]], tuple[int, Key]]
+    function: str | Key, choose: Callable[[list[int]], tuple[int, Key]]
 ) -> Callable[[Stack], Occurrence | None]:
-    is_wanted = matcher([function])
+    is_wanted = _is_key(function) if isinstance(function, Key) else _is_named(function)
 
     def occurrence(stack: Stack) -> Occurrence | None:
         entries = stack_entries(stack)
-        found = [at for at, entry in enumerate(entries) if is_wanted(entry.name)]
+        found = [at for at, entry in enumerate(entries) if is_wanted(entry)]
         if not found:
             return None
         at, outside = choose(found)
@@ -44,3 +44,12 @@ def _neighbour(
         return Occurrence(key, (key,))
 
     return occurrence
+
+
+def _is_named(pattern: str) -> Callable[[Entry], bool]:
+    is_wanted = matcher([pattern])
+    return lambda entry: is_wanted(entry.name)
+
+
+def _is_key(key: Key) -> Callable[[Entry], bool]:
+    return lambda entry: function_key(entry) == key

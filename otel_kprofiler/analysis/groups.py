@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -12,7 +13,14 @@ from typing import Final, NamedTuple
 from otel_kprofiler.analysis.kernel_entry import find_entry
 from otel_kprofiler.analysis.samples import Samples, Thread
 from otel_kprofiler.formats import Entry, process_id, process_name, stack_entries
-from otel_kprofiler.model import KERNEL_SIDE, AttributeValue, SpanLink, Stack
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    AttributeValue,
+    Frame,
+    ModuleKind,
+    SpanLink,
+    Stack,
+)
 
 
 class Key(NamedTuple):
@@ -64,62 +72,85 @@ class Weighed(NamedTuple):
 NO_STACK: Final = Key("[no stack]")
 NO_LINE: Final = Key("[no line]")
 NO_SPAN: Final = Key("[no span]")
+NO_PROGRAM: Final = Key("[no BPF program]")
 NONE: Final = "-"
 """Shown for samples without the attribute that they are grouped by."""
+_PROGRAM: Final = re.compile(r"bpf_prog_([0-9a-f]{16})_(.+)")
 
 
-def by_function(samples: Samples) -> list[Group]:
+class Assignment(NamedTuple):
+    """Which groups the entries of a column of samples belong to.
+
+    Attributes:
+        column: of indices, row by row.
+        find: what an index counts for.
+    """
+
+    column: Sequence[int]
+    find: Callable[[int], Occurrence]
+
+
+def function_occurrence(stack: Stack) -> Occurrence:
     """Functions; a sample belongs to the innermost one."""
-    return _by_frames(samples, lambda entries: [function_key(entry) for entry in entries])
+    return _of_frames([function_key(entry) for entry in stack_entries(stack)])
 
 
-def by_module(samples: Samples) -> list[Group]:
+def module_occurrence(stack: Stack) -> Occurrence:
     """Modules and files of code; a sample belongs to that of its innermost frame."""
-    return _by_frames(samples, lambda entries: [Key(place_of(entry)) for entry in entries])
+    return _of_frames([Key(place_of(entry)) for entry in stack_entries(stack)])
 
 
-def by_line(samples: Samples) -> list[Group]:
+def line_occurrence(stack: Stack) -> Occurrence:
     """Lines of source code; a sample belongs to the innermost one that is known.
 
     A line of an interpreted language comes before those of native code, so that the time of the
-    kernel and of native libraries is that of the line that called them. The lines with most time
-    in the kernel come first.
+    kernel and of native libraries is that of the line that called them.
     """
-    groups = collect(samples, line_occurrence)
-    return sorted(groups, key=lambda group: (-group.kernel, -group.own, -group.total, group.key))
+    entries = [entry for entry in stack_entries(stack) if entry.line]
+    if not entries:
+        return Occurrence(NO_LINE, [NO_LINE])
+    interpreted = [one for one in entries if one.side.has_files]
+    return Occurrence(line_key((interpreted or entries)[-1]), {line_key(one) for one in entries})
 
 
-def by_syscall(samples: Samples) -> list[Group]:
+def syscall_occurrence(stack: Stack) -> Occurrence:
     """System calls, interrupts, and other ways into the kernel; or user mode."""
-    entries = [Key(find_entry(stack)) for stack in samples.tables.stacks]
-    return _by_column(samples, samples.stacks, entries)
+    return _only(Key(find_entry(stack)))
 
 
-def by_process(samples: Samples) -> list[Group]:
+def program_occurrence(stack: Stack) -> Occurrence:
+    """Functions of BPF programs; a sample belongs to the innermost one.
+
+    So a program counts the time of the kernel's functions that it calls.
+    """
+    keys = [key for frame in reversed(tuple(stack.frames)) if (key := program_key(frame))]
+    return Occurrence(keys[-1], set(keys)) if keys else _only(NO_PROGRAM)
+
+
+def _threads(samples: Samples, key: Callable[[Thread], Key]) -> Assignment:
+    threads = samples.tables.threads
+    return Assignment(samples.threads, lambda at: _only(key(threads[at])))
+
+
+def _by_process(samples: Samples) -> Assignment:
     """Processes by name and id."""
-    return _by_thread(samples, _process_key(samples))
+    return _threads(samples, _process_key(samples))
 
 
-def by_comm(samples: Samples) -> list[Group]:
+def _by_comm(samples: Samples) -> Assignment:
     """Names of threads."""
-    return _by_thread(samples, lambda thread: Key(thread.name or NONE))
+    return _threads(samples, lambda thread: Key(thread.name or NONE))
 
 
-def by_thread(samples: Samples) -> list[Group]:
+def _by_thread(samples: Samples) -> Assignment:
     """Threads by name and id, with their process."""
     process = _process_key(samples)
-    return _by_thread(
+    return _threads(
         samples, lambda thread: Key(f"{thread.name} ({thread.tid})", process(thread).name)
     )
 
 
-def by_cpu(samples: Samples) -> list[Group]:
-    """Logical CPUs."""
-    keys = [Key(str(cpu)) for cpu in samples.tables.cpus]
-    return _by_column(samples, samples.cpus, keys)
-
-
-def by_attribute(samples: Samples, names: Sequence[str]) -> list[Group]:
+def _by_attribute(samples: Samples, names: Sequence[str]) -> Assignment:
     """Values of the first of these attributes that a resource has."""
 
     def key(thread: Thread) -> Key:
@@ -127,52 +158,102 @@ def by_attribute(samples: Samples, names: Sequence[str]) -> list[Group]:
         found = [attributes[name] for name in names if name in attributes]
         return Key(_text(found[0]) if found else NONE)
 
-    return _by_thread(samples, key)
+    return _threads(samples, key)
 
 
-def by_service(samples: Samples) -> list[Group]:
-    """Services by name."""
-    return by_attribute(samples, SERVICE)
+def _by_cpu(samples: Samples) -> Assignment:
+    """Logical CPUs."""
+    cpus = samples.tables.cpus
+    return Assignment(samples.cpus, lambda at: _only(Key(str(cpus[at]))))
 
 
-def by_container(samples: Samples) -> list[Group]:
-    """Containers by name or id."""
-    return by_attribute(samples, CONTAINER)
-
-
-def by_span(samples: Samples) -> list[Group]:
+def _by_span(samples: Samples) -> Assignment:
     """Spans by their ids, with their traces."""
-    return _by_column(samples, samples.links, list(map(span_key, samples.tables.links)))
+    links = samples.tables.links
+    return Assignment(samples.links, lambda at: _only(span_key(links[at])))
 
 
-def by_kind(samples: Samples) -> list[Group]:
+def _by_kind(samples: Samples) -> Assignment:
     """Kinds of samples."""
-    origins = [Key(origin.profile.kind.name) for origin in samples.tables.origins]
-    return _by_column(samples, samples.origins, origins)
+    origins = samples.tables.origins
+    return Assignment(samples.origins, lambda at: _only(Key(origins[at].profile.kind.name)))
 
 
 SERVICE: Final = ("service.name",)
 CONTAINER: Final = ("container.name", "k8s.container.name", "container.id")
-GROUPINGS: Final[dict[str, Callable[[Samples], list[Group]]]] = {
-    "function": by_function,
-    "line": by_line,
-    "module": by_module,
-    "syscall": by_syscall,
-    "process": by_process,
-    "thread": by_thread,
-    "comm": by_comm,
-    "container": by_container,
-    "cpu": by_cpu,
-    "span": by_span,
-    "service": by_service,
-    "kind": by_kind,
+_OF_STACKS: Final[dict[str, Callable[[Stack], Occurrence]]] = {
+    "function": function_occurrence,
+    "line": line_occurrence,
+    "module": module_occurrence,
+    "syscall": syscall_occurrence,
+    "bpf": program_occurrence,
 }
+_OF_COLUMNS: Final[dict[str, Callable[[Samples], Assignment]]] = {
+    "process": _by_process,
+    "thread": _by_thread,
+    "comm": _by_comm,
+    "container": partial(_by_attribute, names=CONTAINER),
+    "cpu": _by_cpu,
+    "span": _by_span,
+    "service": partial(_by_attribute, names=SERVICE),
+    "kind": _by_kind,
+}
+
+
+def assign(samples: Samples, by: str) -> Assignment:
+    """The groups of a grouping of ``GROUPINGS``, or by the attribute of this name."""
+    of_stack = _OF_STACKS.get(by)
+    if of_stack:
+        stacks = samples.tables.stacks
+        return Assignment(samples.stacks, lambda at: of_stack(stacks[at]))
+    return _OF_COLUMNS.get(by, partial(_by_attribute, names=[by]))(samples)
+
+
+def group_samples(samples: Samples, by: str) -> list[Group]:
+    """Samples in groups, those with most of their own first; of lines those of the kernel's time.
+
+    Args:
+        samples: what to group.
+        by: a name of ``GROUPINGS``, or of an attribute.
+    """
+    of_stack = _OF_STACKS.get(by)
+    groups = (
+        collect(samples, of_stack) if of_stack else _collect_column(samples, assign(samples, by))
+    )
+    if by == "line":
+        groups.sort(key=lambda group: (-group.kernel, -group.own, -group.total, group.key))
+    return groups
+
+
+GROUPINGS: Final[dict[str, Callable[[Samples], list[Group]]]] = {
+    name: partial(group_samples, by=name)
+    for name in (
+        "function", "line", "module", "syscall", "bpf", "process", "thread", "comm", "container",
+        "cpu", "span", "service", "kind",
+    )
+}  # fmt: skip
 """By the names that ``report --by`` takes."""
 
 
 def find_grouping(name: str) -> Callable[[Samples], list[Group]]:
     """The one of ``GROUPINGS`` with a name, or that by the attribute of this name."""
-    return GROUPINGS.get(name) or partial(by_attribute, names=[name])
+    return partial(group_samples, by=name)
+
+
+def select_group(samples: Samples, by: str, key: Key) -> Samples:
+    """Only the samples that a group occurs in."""
+    column, find = assign(samples, by)
+    wanted = {at for at in set(column) if key in find(at).all}
+    return samples.select([at in wanted for at in column])
+
+
+def merge_groups(parts: Iterable[Iterable[Group]]) -> list[Group]:
+    """The groups of all samples, from those of parts that have no sample in common."""
+    sums = _Sums()
+    for groups in parts:
+        for group in groups:
+            sums.add_group(group)
+    return sums.groups()
 
 
 def place_of(entry: Entry) -> str:
@@ -202,21 +283,25 @@ def is_in_kernel(stack: Stack) -> bool:
     return any(side.kind is KERNEL_SIDE and side.frames for side in stack.sides)
 
 
-def line_occurrence(stack: Stack) -> Occurrence:
-    """What a stack counts for in :func:`by_line`."""
-    entries = [entry for entry in stack_entries(stack) if entry.line]
-    if not entries:
-        return Occurrence(NO_LINE, [NO_LINE])
-    interpreted = [one for one in entries if one.side.has_files]
-    return Occurrence(line_key((interpreted or entries)[-1]), {line_key(one) for one in entries})
+def program_key(frame: Frame) -> Key | None:
+    """The function of a BPF program that a frame is in, with what is known of the program."""
+    module = frame.module
+    if module is None or module.kind is not ModuleKind.BPF:
+        return None
+    match = _PROGRAM.fullmatch(module.name)
+    tag, name = match.groups() if match else ("", module.name)
+    program = module.program
+    if program is None:
+        return Key(name, tag)
+    return Key(name, " ".join(filter(None, (program.type, str(program.id), program.attached_to))))
 
 
-def _by_frames(samples: Samples, keys: Callable[[Sequence[Entry]], list[Key]]) -> list[Group]:
-    def frames(stack: Stack) -> Occurrence:
-        found = keys(stack_entries(stack)) or [NO_STACK]
-        return Occurrence(found[-1], set(found))
+def _of_frames(keys: Sequence[Key]) -> Occurrence:
+    return Occurrence(keys[-1], set(keys)) if keys else _only(NO_STACK)
 
-    return collect(samples, frames)
+
+def _only(key: Key) -> Occurrence:
+    return Occurrence(key, (key,))
 
 
 class _Sums:
@@ -235,6 +320,13 @@ class _Sums:
             self._kernel[frames.own] += weight
         for key in frames.all:
             self._total[key] += weight
+
+    def add_group(self, group: Group) -> None:
+        key, own, total, kernel, samples = group
+        self._own[key] += own
+        self._total[key] += total
+        self._kernel[key] += kernel
+        self._samples[key] += samples
 
     def groups(self) -> list[Group]:
         found = [
@@ -273,23 +365,18 @@ def group_stacks(
     return sums.groups()
 
 
-def _by_column(samples: Samples, column: Iterable[int], keys: Sequence[Key]) -> list[Group]:
+def _collect_column(samples: Samples, assignment: Assignment) -> list[Group]:
     kernel = [is_in_kernel(stack) for stack in samples.tables.stacks]
     weights: defaultdict[tuple[int, bool], list[int]] = defaultdict(lambda: [0, 0])
-    rows = zip(column, samples.stacks, samples.weights(), samples.counts(), strict=True)
+    rows = zip(assignment.column, samples.stacks, samples.weights(), samples.counts(), strict=True)
     for number, stack, weight, count in rows:
         sums = weights[number, kernel[stack]]
         sums[0] += weight
         sums[1] += count
     found = _Sums()
     for (number, in_kernel), (weight, count) in weights.items():
-        key = keys[number]
-        found.add(Occurrence(key, (key,)), weight, count, kernel=in_kernel)
+        found.add(assignment.find(number), weight, count, kernel=in_kernel)
     return found.groups()
-
-
-def _by_thread(samples: Samples, key: Callable[[Thread], Key]) -> list[Group]:
-    return _by_column(samples, samples.threads, [key(one) for one in samples.tables.threads])
 
 
 def _process_key(samples: Samples) -> Callable[[Thread], Key]:

@@ -10,8 +10,8 @@ from otel_kprofiler.analysis.groups import (
     Group,
     Occurrence,
     Weighed,
-    by_span,
     function_key,
+    group_samples,
     group_stacks,
     line_occurrence,
     span_key,
@@ -22,7 +22,7 @@ from otel_kprofiler.model import Stack
 
 
 def spans_with_lines(samples: Samples) -> list[tuple[Group, list[Group]]]:
-    """The groups of :func:`by_span`, each with its groups by line.
+    """Spans, each with its groups by line.
 
     Samples without a line count for the function that they were taken in.
     """
@@ -35,7 +35,7 @@ def spans_with_lines(samples: Samples) -> list[tuple[Group, list[Group]]]:
         span_key(links[link]): group_stacks(samples.tables.stacks, found, _line_or_function)
         for link, found in stacks.items()
     }
-    return [(span, lines[span.key]) for span in by_span(samples)]
+    return [(span, lines[span.key]) for span in group_samples(samples, "span")]
 
 
 def _line_or_function(stack: Stack) -> Occurrence:

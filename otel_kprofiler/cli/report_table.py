@@ -19,10 +19,11 @@ _PLACES: Final = {
     "callers": "module",
     "callees": "module",
     "thread": "process",
+    "bpf": "program",
     "span": "trace",
 }
 """Groupings that show the place of their keys, with its title."""
-_WITHOUT_KERNEL: Final = frozenset({"function", "callers", "callees", "module", "syscall"})
+_WITHOUT_KERNEL: Final = frozenset({"function", "callers", "callees", "module", "syscall", "bpf"})
 _MIN_PLACE: Final = 12
 _MAX_PLACE: Final = 32
 _NOTEWORTHY: Final = 0.05

@@ -11,7 +11,10 @@ from otel_kprofiler.analysis import (
     Filter,
     callees,
     callers,
+    group_samples,
     load_samples,
+    merge_groups,
+    select_group,
     select_sides,
     spans_with_lines,
 )
@@ -36,7 +39,10 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp import decode_windows, encode_window
 
 OFF_CPU = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
-MODULES = [None, *(Module(name, ModuleKind.USER, None, FileId(""), 0) for name in ("m", "n"))]
+BPF = Module("bpf_prog_0123456789abcdef_watch", ModuleKind.BPF, None, FileId(""), 0)
+MODULES = [
+    None, BPF, *(Module(name, ModuleKind.USER, None, FileId(""), 0) for name in ("m", "n"))
+]  # fmt: skip
 LINKS = [None, *(SpanLink(bytes([n]) * 16, bytes([n]) * 8) for n in (1, 2))]
 
 frame = st.builds(
@@ -131,6 +137,50 @@ def test_own_weights_add_up_to_all_and_totals_are_those_of_single_samples(by, ma
         for name, total in totals.items():
             of_name = [group.total for group in groups if group.key.name == name]
             assert max(of_name) <= total <= sum(of_name)
+
+
+@settings(max_examples=25, deadline=None)
+@given(windows())
+@pytest.mark.parametrize("by", GROUPINGS)
+def test_a_group_is_selected_with_all_samples_that_it_occurs_in(by, made):
+    loaded = load_samples(made)
+    for group in group_samples(loaded, by):
+        selected = select_group(loaded, by, group.key)
+        assert sum(selected.weights()) == group.total
+        again = {one.key: one for one in group_samples(selected, by)}
+        assert again[group.key] == group
+
+
+@settings(max_examples=25, deadline=None)
+@given(windows(), st.integers(900, 2100))
+@pytest.mark.parametrize("by", GROUPINGS)
+def test_groups_of_parts_are_merged_to_those_of_all(by, made, edge):
+    loaded = load_samples(made)
+    parts = [group_samples(part, by) for part in loaded.split([edge])]
+    assert sorted(merge_groups(parts)) == sorted(group_samples(loaded, by))
+
+
+@settings(max_examples=50, deadline=None)
+@given(windows())
+def test_callers_of_a_group_add_up_to_its_total(made):
+    loaded = load_samples(made)
+    for group in group_samples(loaded, "function"):
+        expected = 0 if group.key == ("[no stack]", "") else group.total  # it is no function
+        for found in (callers(loaded, group.key), callees(loaded, group.key)):
+            assert sum(one.own for one in found) == expected
+
+
+def test_functions_of_bpf_programs_count_what_they_call():
+    vmlinux = Module("vmlinux", ModuleKind.VMLINUX, None, FileId(""), 0)
+    names = [("htab_map_lookup", vmlinux), ("watch", BPF), ("do_syscall_64", vmlinux)]
+    stack = Stack.from_frames(
+        Frame(module, 1, (Line(name),), 0, KERNEL_SIDE) for name, module in names
+    )
+    sample = WindowSample(stack, 1, "t", 0, None, [1000, 1001])
+    profile = Profile(ON_CPU, 7, [ResourceSamples(Resource({"process.pid": 1}), [sample])], 2)
+    (group,) = group_samples(load_samples([Window(1000, 2000, [profile])]), "bpf")
+    assert group.key == ("watch", "0123456789abcdef")
+    assert (group.own, group.total, group.kernel, group.samples) == (14, 14, 14, 2)
 
 
 @settings(max_examples=50, deadline=None)
