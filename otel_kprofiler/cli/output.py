@@ -19,7 +19,7 @@ from otel_kprofiler.model import KERNEL_SIDE, Window
 
 _STDOUT: Final = "-"
 _GZIP: Final = ".gz"
-_DEFAULT_NAME: Final = "profile"
+DEFAULT_NAME: Final = "profile"
 _MOST_NAMES: Final = 1000
 
 
@@ -71,7 +71,7 @@ class Output:
         self._is_numbered = path is None
         if path is None:
             self._format = _choose_format(FORMATS[0].suffix, name)
-            path = _DEFAULT_NAME + self._format.suffix
+            path = DEFAULT_NAME + self._format.suffix
         else:
             self._format = _choose_format(path, name)
         self.path = path
@@ -93,7 +93,7 @@ class Output:
                     f"next: otel-kprofiler report {dead}",
                     err=True,
                 )
-        for candidate in _number(path) if self._is_numbered else [path]:
+        for candidate in number_paths(path) if self._is_numbered else [path]:
             try:
                 self._file = NewFile(candidate, mode=0o666, replace=force)
                 self.path = candidate
@@ -111,6 +111,11 @@ class Output:
     def is_stdout(self) -> bool:
         """Whether it is written to standard output."""
         return self._special is not None and os.path.sameopenfile(self._special, 1)
+
+    @property
+    def is_special(self) -> bool:
+        """Whether it is no regular file."""
+        return self._special is not None
 
     @property
     def next_step(self) -> str:
@@ -154,7 +159,9 @@ class Output:
         if private:
             os.fchmod(self._file.fd, 0o600)
         _write_all(self._file.fd, content)
-        others = (os.path.basename(path) for path in itertools.islice(_number(self.path), 1, None))
+        others = (
+            os.path.basename(path) for path in itertools.islice(number_paths(self.path), 1, None)
+        )
         named = self._file.path
         self._file.finish(others)
         if self._file.path != named:
@@ -182,18 +189,22 @@ class Output:
         self.close()
 
 
-def _number(path: str) -> Iterator[str]:
+def number_paths(path: str) -> Iterator[str]:
     """``x.html``, ``x-2.html`` and so on."""
     yield path
-    directory, name = os.path.split(path)
-    lower = name.lower()
+    stem, suffix = split_suffix(path)
+    for number in range(2, _MOST_NAMES):
+        yield f"{stem}-{number}{suffix}"
+
+
+def split_suffix(path: str) -> tuple[str, str]:
+    """A path without the suffix of its format, and that suffix; empty if it has none."""
+    lower = path.lower()
     suffixes = (suffix for row in FORMATS for suffix in (row.suffix, *row.other_suffixes))
     fitting = [suffix for suffix in suffixes if lower.removesuffix(_GZIP).endswith(suffix)]
     longest = max(map(len, fitting), default=0)
     longest += len(_GZIP) if lower.endswith(_GZIP) else 0
-    stem, suffix = name[: len(name) - longest], name[len(name) - longest :]
-    for number in range(2, _MOST_NAMES):
-        yield os.path.join(directory, f"{stem}-{number}{suffix}")
+    return path[: len(path) - longest], path[len(path) - longest :]
 
 
 def _write_all(fd: int, content: bytes) -> None:

@@ -12,10 +12,11 @@ import click
 from click.core import ParameterSource
 
 from otel_kprofiler.cli.end_signals import EndSignals
-from otel_kprofiler.cli.output import Output
+from otel_kprofiler.cli.output import DEFAULT_NAME, Output
 from otel_kprofiler.cli.part_file import SCHEDULE as PART_SCHEDULE
 from otel_kprofiler.cli.progress import open_progress
 from otel_kprofiler.cli.raw import RawOutput
+from otel_kprofiler.cli.receivers import open_receiver
 from otel_kprofiler.cli.sending import SCHEDULE as EXPORT_SCHEDULE
 from otel_kprofiler.cli.sending import Sending
 from otel_kprofiler.cli.session import Session
@@ -75,7 +76,8 @@ _SYMBOL_BYTES: Final = 256 << 20
     "address",
     metavar="URL",
     help="Send to an OTLP receiver, and to no file without -o: grpc://HOST:PORT, grpcs://, "
-    "http:// or https://. OTEL_EXPORTER_OTLP_[PROFILES_]* set everything else.",
+    "http:// or https://. OTEL_EXPORTER_OTLP_[PROFILES_]* set everything else. What it does not "
+    "take is kept in NAME.unsent.otlp.",
 )
 @click.option(
     "-f",
@@ -191,7 +193,8 @@ def command(
     The recording of a COMMAND ends with it; children that it leaves behind go on. If the duration
     is over or a signal comes first, the COMMAND and its children get SIGTERM or that signal, and
     SIGKILL after five seconds. The exit status is that of the COMMAND, 128+n if signal n ended it,
-    127 if it was not found, 126 if it cannot be executed, and 0 if the recording ended first.
+    127 if it was not found, 126 if it cannot be executed, and 0 if the recording ended first; but 1
+    if the receiver of --export did not take everything. What it did not take is in a file then.
     """  # noqa: D301 - \b tells click not to wrap the paragraph
     filters = pids or comms or cgroups or containers
     if words and (filters or cpus):
@@ -203,12 +206,16 @@ def command(
     windows: list[Window] = []
     with ExitStack() as stack:
         signals = stack.enter_context(EndSignals())
-        sending = stack.enter_context(Sending(address)) if address else None
+        exporter = open_receiver(address) if address else None
         output = None
-        if path or form or modules or not sending:
+        if path or form or modules or not exporter:
             output = Output(path, form, force=force, keep_part=not replay_path)
             stack.enter_context(output)
             _check_distinct(output.path, raw_path, replay_path)
+        sending = None
+        if address and exporter:
+            beside = output.path if output and not output.is_special else DEFAULT_NAME
+            sending = stack.enter_context(Sending(address, exporter, beside))
         sinks = Sinks(sending, output, windows)
         if replay_path:
             session = Session(_replay(replay_path, sinks), signals)
@@ -261,8 +268,8 @@ def command(
     if output:
         say(summarize(session, output, windows), err=True)
     if sending:
-        sending.check()
         say(summarize_sent(session, sending), err=True)
+        sending.check()
     sys.exit(session.exit_status)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
 from types import TracebackType
 from typing import Final, Self
 
+from otel_kprofiler.cli.terminal import describe_count, say
+from otel_kprofiler.cli.unsent import UnsentFile
 from otel_kprofiler.delivery import Reporter
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export import ExportQueue, exporter_from_environment
-from otel_kprofiler.model import ExporterAccount, Window
+from otel_kprofiler.export import ExportQueue, ExportResult, OtlpSender
+from otel_kprofiler.model import ExporterAccount, LossCause, Window
 from otel_kprofiler.pipeline import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.redact import redact_address
 
@@ -20,55 +20,69 @@ SCHEDULE: Final = WindowSchedule(5_000_000_000, first_ns=FIRST_WINDOW_NS)
 _TIMEOUT_MILLIS: Final = 10_000
 
 
-@contextmanager
-def _grpc_silenced() -> Iterator[None]:
-    """Silence gRPC, which reads the variable once, on import.
-
-    The status of a call has the same information.
-    """
-    if "GRPC_VERBOSITY" in os.environ:
-        yield
-        return
-    os.environ["GRPC_VERBOSITY"] = "NONE"
-    try:
-        yield
-    finally:
-        del os.environ["GRPC_VERBOSITY"]  # a recorded command must not inherit it
+def describe_failure(result: ExportResult) -> str:
+    """What the receiver or the network said."""
+    return ": ".join(filter(None, (result.error_type, result.message)))
 
 
 class Sending:
-    """Sends windows to a receiver; call it with each window.
+    """Sends windows to a receiver; call it with each window. What it does not take is kept.
 
     Leaving the context waits up to ten seconds for pending exports.
 
     Args:
-        address: as for :func:`otel_kprofiler.export.exporter_from_environment`.
+        address: of the receiver, for messages and commands.
+        exporter: sends to it.
+        beside: path of the output, for the name of the file with what was not taken.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, exporter: OtlpSender, beside: str) -> None:
         self.address = redact_address(address)
-        with _grpc_silenced():
-            exporter = exporter_from_environment(address)
-        self._reporter = Reporter([ExportQueue(exporter)])
+        self._unsent = UnsentFile(beside, exporter.form)
+        self._said = ""
+        queue = ExportQueue(exporter, on_export=self._listen, on_lost=self._unsent.add)
+        self._reporter = Reporter([queue])
 
     def __call__(self, window: Window) -> None:
         """Send a window; never blocks."""
         self._reporter(window)
 
+    def _listen(self, result: ExportResult, _seconds: float) -> None:
+        if result.lost:
+            self._said = describe_failure(result)
+
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """The account of the exporter."""
+        """The account of the exporter; what is kept counts as lost."""
         return self._reporter.accounts()
 
+    @property
+    def kept(self) -> Counter[LossCause]:
+        """Samples that were not taken but are in a file, by cause."""
+        return self._unsent.kept
+
     def check(self) -> None:
-        """Raise ``ExportError`` if samples were sent but none arrived."""
+        """Raise ``ExportError`` if samples did not arrive."""
         (account,) = self.accounts()
-        if account.lost and not account.exported:
-            causes = ", ".join(cause.value for cause in account.lost)
-            raise ExportError(
-                f"no sample arrived at {self.address}: {causes}",
-                hint="see the warning above; an OpenTelemetry Collector needs an otlp receiver in "
-                "a profiles pipeline and --feature-gates=service.profilesSupport",
-            )
+        lost = sum(account.lost.values())
+        if not lost:
+            return
+        causes = ", ".join(cause.value for cause in account.lost)
+        what = f"{lost:,} of {describe_count(lost + account.exported, 'sample')}"
+        message = f"{what} did not arrive at {self.address}: {self._said or causes}"
+        if self._unsent.problem:
+            message += f"; they could not be kept: {self._unsent.problem}"
+        raise ExportError(message, hint=self._find_fix(lost))
+
+    def _find_fix(self, lost: int) -> str:
+        kept = self.kept.total()
+        if not kept:
+            return "see the warning above, and the log of the receiver"
+        which = "they are" if kept == lost else f"{kept:,} of them are"
+        return f"{which} in {self._unsent.path}: {self._command}"
+
+    @property
+    def _command(self) -> str:
+        return f"otel-kprofiler send {self._unsent.path} {self.address}"
 
     def __enter__(self) -> Self:
         return self
@@ -80,3 +94,10 @@ class Sending:
         traceback: TracebackType | None,
     ) -> None:
         self._reporter.shutdown(0 if error else _TIMEOUT_MILLIS)
+        self._unsent.close()
+        if error and self._unsent.path:
+            say(
+                f"{self._unsent.path} holds what the receiver did not take until then; "
+                f"next: {self._command}",
+                err=True,
+            )

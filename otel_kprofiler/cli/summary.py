@@ -50,8 +50,10 @@ def summarize_sent(session: Session, sending: Sending) -> str:
     parts = [
         f"{receiver.exported:,} of {describe_count(account.taken, 'sample')}",
         f"{session.seconds:.1f} s",
-        f"lost {describe_losses(Counter(account.lost) + Counter(receiver.lost))}",
+        f"lost {describe_losses(Counter(account.lost) + Counter(receiver.lost) - sending.kept)}",
     ]
+    if sending.kept:
+        parts.append(f"kept {describe_losses(sending.kept)}")
     return f"sent to {sending.address}: {_end(session, parts, account)}"
 
 

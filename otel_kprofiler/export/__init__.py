@@ -19,8 +19,8 @@ from otel_kprofiler.export.environment import (
 from otel_kprofiler.export.file import FileExporter, Rotation
 from otel_kprofiler.export.ledger import Ledgers, QueueCounts
 from otel_kprofiler.export.queue import DEFAULT_QUEUE_SIZE, ExportQueue
-from otel_kprofiler.export.retry import RetryPolicy
-from otel_kprofiler.export.sender import DEFAULT_MAX_BYTES, Tls
+from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict
+from otel_kprofiler.export.sender import DEFAULT_MAX_BYTES, OtlpSender, Tls
 from otel_kprofiler.export.settings import (
     DebugSettings,
     ExporterSettings,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_MAX_BYTES",
     "DEFAULT_QUEUE_SIZE",
+    "Answer",
     "DebugExporter",
     "DebugSettings",
     "ExportOutcome",
@@ -53,6 +54,7 @@ __all__ = [
     "Ledgers",
     "OtlpGrpcExporter",
     "OtlpHttpExporter",
+    "OtlpSender",
     "OtlpSettings",
     "ProfileExporter",
     "QueueCounts",
@@ -63,6 +65,7 @@ __all__ = [
     "SpoolSettings",
     "Tls",
     "Verbosity",
+    "Verdict",
     "exporter_from_environment",
     "parse_endpoint",
     "proxy_options",

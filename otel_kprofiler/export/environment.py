@@ -15,9 +15,8 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from otel_kprofiler.errors import ConfigError, ConfigProblem
-from otel_kprofiler.export.base import ProfileExporter
 from otel_kprofiler.export.retry import RetryPolicy
-from otel_kprofiler.export.sender import Tls
+from otel_kprofiler.export.sender import OtlpSender, Tls
 from otel_kprofiler.model import Form
 from otel_kprofiler.redact import redact_address
 
@@ -50,7 +49,7 @@ class OtlpSettings:
     compression: str = "none"
     tls: Tls = field(default_factory=Tls)
 
-    def open_exporter(self) -> ProfileExporter:
+    def open_exporter(self) -> OtlpSender:
         """Create the exporter for these settings.
 
         Raises:
@@ -150,7 +149,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> OtlpSettings:
 
 def exporter_from_environment(
     address: str | None = None, environ: Mapping[str, str] = os.environ
-) -> ProfileExporter:
+) -> OtlpSender:
     """Create an OTLP exporter from the environment.
 
     Args:

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from otel_kprofiler.export.base import ExportResult, ProfileExporter
+from otel_kprofiler.export.base import ExportOutcome, ExportResult, ProfileExporter
 from otel_kprofiler.export.ledger import Ledgers, QueueCounts
 from otel_kprofiler.export.recovery import Stored
 from otel_kprofiler.export.spool import Spool
@@ -38,6 +38,10 @@ _FINAL_REQUEST_SHARE: Final = 0.2
 _TEMPORARY: Final = frozenset({LossCause.RETRIES_EXHAUSTED, LossCause.SHUTDOWN})
 
 _log = logging.getLogger(__name__)
+
+
+OnLost = Callable[[Batch, LossCause], None]
+"""Called with a lost batch and the cause."""
 
 
 class _Held(NamedTuple):
@@ -62,6 +66,8 @@ class ExportQueue:
             in seconds, retries included; not called for a batch abandoned at shutdown.
         spool: keeps batches on disk; memory then holds only those that cannot be written. Closed
             together with the queue.
+        on_lost: called for each batch in memory of which nothing arrived, as it is counted as
+            lost; on any thread, one at a time. It must not raise.
     """
 
     def __init__(
@@ -72,8 +78,10 @@ class ExportQueue:
         max_bytes: int = DEFAULT_QUEUE_BYTES,
         on_export: Callable[[ExportResult, float], None] | None = None,
         spool: Spool | None = None,
+        on_lost: OnLost | None = None,
     ) -> None:
         self.exporter = exporter
+        self._on_lost = on_lost
         self._size = max(size, 1)
         self._max_bytes = max_bytes
         self._on_export = on_export
@@ -290,6 +298,8 @@ class ExportQueue:
 
     def _lose(self, held: _Held, cause: LossCause) -> None:
         self._ledgers.lose(held.samples, cause, carried=held.carried)
+        if self._on_lost and held.batch:
+            self._on_lost(held.batch, cause)
 
     def _settle(self, stored: Stored, samples: SampleCounts) -> None:
         """Record in the spool that this batch and all before it are settled.
@@ -375,6 +385,8 @@ class ExportQueue:
         else:
             self._ledgers.conclude(result, carried=held.carried)
             self._dropping.clear()
+            if self._on_lost and held.batch and _is_wholly_lost(result):
+                self._on_lost(held.batch, next(iter(result.lost)))
         self._pause_s = 0.0
         return True
 
@@ -399,6 +411,12 @@ class ExportQueue:
 
 def _sum_samples(held: Iterable[_Held]) -> SampleCounts:
     return sum((one.samples for one in held), SampleCounts())
+
+
+def _is_wholly_lost(result: ExportResult) -> bool:
+    """Whether nothing arrived for certain: counts of rejected profiles name no kind."""
+    is_exact = result.outcome is ExportOutcome.FAILURE or len(result.kinds) == 1
+    return is_exact and bool(result.lost) and not result.exported
 
 
 def _is_temporary(result: ExportResult) -> bool:

@@ -30,6 +30,9 @@ NO_PROFILES_PIPELINE = (
     " --feature-gates=service.profilesSupport and its otlp receiver is in a profiles pipeline"
 )
 
+_ERRNO = re.compile(r"\[Errno -?\d+\] ")
+"""What Python puts before the texts of system errors."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -185,6 +188,17 @@ class OtlpSender(ProfileExporter, abc.ABC):
             return ExportResult.failure(batch, cause, answer.message, answer.status)
         return _accepted(batch, answer)
 
+    def probe(self, request: bytes, timeout_s: float) -> Answer:
+        """Send a request once, to see whether the receiver takes profiles; logs nothing.
+
+        Args:
+            request: without samples, in this exporter's form.
+            timeout_s: seconds; at most those of an attempt.
+        """
+        with self._busy, _instrumentation_suppressed():
+            body = self._prepare(Batch(request, self.form, (), 0, 0))
+            return self._clean(self._attempt_safely(body, min(timeout_s, self._timeout_s)))
+
     def _attempt_safely(self, body: bytes, timeout_s: float) -> Answer:
         try:
             return self._attempt(body, timeout_s)
@@ -195,9 +209,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     def _note(self, answer: Answer) -> Answer:
         """Sanitize the message, and log the answer unless its kind was logged before."""
-        message = self._secrets.redact(answer.message)[:500]
-        message = "".join(char if char.isprintable() else " " for char in message)
-        answer = answer._replace(message=message)
+        answer = self._clean(answer)
+        message = answer.message
         self._track_outage(answer)
         if answer.verdict is not Verdict.ACCEPTED:
             then = "retrying" if answer.verdict is Verdict.RETRY else "dropping"
@@ -208,6 +221,11 @@ class OtlpSender(ProfileExporter, abc.ABC):
             self._warned.clear()
             _log.info("%s: %s: accepts data again", self.name, self.endpoint)
         return answer
+
+    def _clean(self, answer: Answer) -> Answer:
+        message = self._secrets.redact(_ERRNO.sub("", answer.message))[:500]
+        message = "".join(char if char.isprintable() else " " for char in message)
+        return answer._replace(message=message)
 
     def _track_outage(self, answer: Answer) -> None:
         """Track unreachability; any non-retryable answer proves that the receiver is reachable."""

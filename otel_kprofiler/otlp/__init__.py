@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_kprofiler.otlp.conventions import SCHEMA_URL
-from otel_kprofiler.otlp.encode import Encoded, Scope, encode_window
+from otel_kprofiler.otlp.encode import Encoded, Scope, encode_empty, encode_window
 from otel_kprofiler.otlp.process_context import (
     ProcessContext,
     decode_process_context,
@@ -37,6 +37,7 @@ __all__ = [
     "check_payload",
     "decode_process_context",
     "decode_windows",
+    "encode_empty",
     "encode_process_context",
     "encode_window",
     "name_locations",

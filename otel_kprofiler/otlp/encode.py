@@ -145,6 +145,12 @@ def encode_window(
     return Encoded((batch,), {}) if batch else _split(options, units)
 
 
+def encode_empty(form: Form) -> bytes:
+    """A request without profiles; its dictionary is complete, since some receivers look at it."""
+    writer = _WRITERS[form]
+    return writer.request((), Dictionary(writer, AttributeForm.INLINE).tables.entries)
+
+
 def _go_on() -> None:
     """Default of ``pause``: do nothing."""
 

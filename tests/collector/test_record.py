@@ -1,13 +1,16 @@
 """``record --export``: a recording sent directly to a receiver."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
+from otel_kprofiler.otlp import read_profiles
 
 pytestmark = pytest.mark.live
 
@@ -19,11 +22,11 @@ def _host_can():
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
-def record(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "otel_kprofiler", "record", "-d", "2s", "-F", "199", *words],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+RECORD = [sys.executable, "-m", "otel_kprofiler", "record", "-d", "2s", "-F", "199"]
+
+
+def record(*words, cwd=None):
+    return subprocess.run([*RECORD, *words], capture_output=True, text=True, timeout=60, cwd=cwd)
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
@@ -41,12 +44,54 @@ def test_a_recording_streams_to_a_collector(collector, samples_of, tmp_path, kin
     assert len(requests) > 1, "not all at the end"
 
 
-def test_an_unreachable_receiver_fails_with_a_reason(monkeypatch):
+def test_receivers_are_asked_before_anything_is_sampled_or_written(open_collector, tmp_path):
+    without_profiles = open_collector(profiles=False)
+    collector = open_collector()
+    grpc, http = f"grpc://{collector.grpc_endpoint}", collector.http_endpoint
+    other = "fix: it speaks the other protocol: use {}"
+    for address, reason, fix in (
+        ("grpc://127.0.0.1:1", "Connection refused", "fix: start the receiver"),
+        (http.replace("http://", "grpc://"), "UNAVAILABLE", other.format(http)),
+        (grpc.replace("grpc://", "http://"), "ConnectionError", other.format(grpc)),
+        (f"grpc://{without_profiles.grpc_endpoint}", "UNIMPLEMENTED", "profilesSupport"),
+        (without_profiles.http_endpoint, "404", "profilesSupport"),
+    ):  # fmt: skip
+        started = time.monotonic()
+        done = record("-d", "1h", "-o", "x.html", "--export", address, cwd=tmp_path)
+        assert time.monotonic() - started < 30
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"error: no profiles can be sent to {address}: ")
+        assert reason in done.stderr
+        assert fix in done.stderr
+        assert len(done.stderr.splitlines()) == 2, "nothing else is said"
+        assert list(tmp_path.iterdir()) == []
+    assert collector.output.read_bytes() == b"", "an empty request is no profile"
+
+
+def test_what_a_collector_that_dies_does_not_take_is_kept(open_collector, tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    done = record("--idle", "--export", "grpc://127.0.0.1:1")
-    assert done.returncode == 1
-    assert "error: no sample arrived at grpc://127.0.0.1:1: retries_exhausted" in done.stderr
-    assert "fix: " in done.stderr
+    collector = open_collector()
+    command = [*RECORD, "--idle", "-d", "1h", "-o", "x.otlp", "--export", collector.http_endpoint]
+    running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    collector.requests(1)
+    collector.process.kill()
+    collector.process.wait()
+    time.sleep(1)
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 1
+    *_, error, fix = errors.splitlines()
+    kept, recorded = (
+        sum(window.sample_count for window in read_profiles(str(tmp_path / name)))
+        for name in ("x.unsent.otlp", "x.otlp")
+    )
+    assert 0 < kept < recorded
+    assert error.startswith(f"error: {kept:,} of {recorded:,} samples did not arrive at ")
+    assert "[Errno" not in errors
+    assert fix == (
+        "fix: they are in x.unsent.otlp: "
+        f"otel-kprofiler send x.unsent.otlp {collector.http_endpoint}"
+    )
 
 
 @pytest.mark.parametrize(

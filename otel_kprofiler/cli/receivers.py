@@ -1,0 +1,102 @@
+"""Receivers of ``record --export`` and ``send``: asked whether they take profiles at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from otel_kprofiler.errors import ExportError, KProfilerError
+from otel_kprofiler.export import Answer, OtlpSender, Verdict, exporter_from_environment
+from otel_kprofiler.otlp import encode_empty
+from otel_kprofiler.redact import redact_address
+
+_PROBE_S: Final = 5.0
+_OTHER_SCHEMES: Final = {"grpc": "http", "grpcs": "https", "http": "grpc", "https": "grpcs"}
+_HEADERS: Final = "OTEL_EXPORTER_OTLP_HEADERS=authorization=…"
+_DENIED: Final = frozenset({"401", "403", "407", "UNAUTHENTICATED", "PERMISSION_DENIED"})
+_NO_PROFILES: Final = (
+    "correct the address, or let the receiver take profiles: an OpenTelemetry Collector needs an "
+    "otlp receiver in a profiles pipeline and --feature-gates=service.profilesSupport"
+)
+_LATER: Final = "try again later; or `record -o FILE.otlp` now and `send FILE.otlp URL` later"
+_CERTIFICATE: Final = (
+    "give the certificate to trust as OTEL_EXPORTER_OTLP_CERTIFICATE; without TLS, use grpc:// or "
+    "http://"
+)
+_FIXES: Final = {
+    **dict.fromkeys(("404", "405", "UNIMPLEMENTED"), _NO_PROFILES),
+    **dict.fromkeys(("429", "502", "503", "504", "RESOURCE_EXHAUSTED"), _LATER),
+    "SSLError": _CERTIFICATE,
+}
+"""What to do about other statuses."""
+_START: Final = (
+    "start the receiver, or correct the address; OTLP usually has port 4317 for grpc:// "
+    "and 4318 for http://"
+)
+
+
+def open_receiver(address: str) -> OtlpSender:
+    """An exporter to a receiver that takes profiles.
+
+    Args:
+        address: as for :func:`otel_kprofiler.export.exporter_from_environment`.
+
+    Raises:
+        ConfigError: no receiver's address, or unusable variables of the environment.
+        ExportError: the receiver takes no profiles, or cannot be reached.
+    """
+    answer = _ask(address)
+    if not _is_taken(answer):
+        shown = redact_address(address)
+        raise ExportError(
+            f"no profiles can be sent to {shown}: {answer.status}: {answer.message}".rstrip(": "),
+            hint=_find_fix(address, answer),
+        )
+    return exporter_from_environment(address)
+
+
+def _ask(address: str) -> Answer:
+    """What the receiver says to a request without samples, over a connection of its own."""
+    with _grpc_silenced():
+        exporter = exporter_from_environment(address)
+    try:
+        return exporter.probe(encode_empty(exporter.form), _PROBE_S)
+    finally:
+        exporter.shutdown(0)
+
+
+def _is_taken(answer: Answer) -> bool:
+    # Some receivers want samples in each request, and say so.
+    return answer.verdict is Verdict.ACCEPTED or answer.status == "INVALID_ARGUMENT"
+
+
+def _find_fix(address: str, answer: Answer) -> str:
+    if answer.status in _DENIED:
+        return f"give the credentials that it wants in the environment: {_HEADERS}"
+    scheme, _, rest = address.partition("://")
+    other = f"{_OTHER_SCHEMES[scheme]}://{rest}"
+    try:
+        speaks_other = _is_taken(_ask(other))
+    except KProfilerError:  # not an address of that protocol
+        speaks_other = False
+    if speaks_other:
+        return f"it speaks the other protocol: use {redact_address(other)}"
+    return _FIXES.get(answer.status, _START)
+
+
+@contextmanager
+def _grpc_silenced() -> Iterator[None]:
+    """Silence gRPC, which reads the variable once, on import.
+
+    The status of a call has the same information.
+    """
+    if "GRPC_VERBOSITY" in os.environ:
+        yield
+        return
+    os.environ["GRPC_VERBOSITY"] = "NONE"
+    try:
+        yield
+    finally:
+        del os.environ["GRPC_VERBOSITY"]  # a recorded command must not inherit it

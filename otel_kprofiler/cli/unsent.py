@@ -1,0 +1,74 @@
+"""What a receiver did not take, in a file that ``send`` sends later."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from typing import Final
+
+from otel_kprofiler.cli.output import number_paths, split_suffix
+from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export import ExportOutcome, FileExporter
+from otel_kprofiler.host import NewFile
+from otel_kprofiler.model import Batch, Form, LossCause
+
+_SUFFIXES: Final = {Form.PROTOBUF: ".unsent.otlp", Form.JSON: ".unsent.otlp.jsonl"}
+
+
+class UnsentFile:
+    """Keeps batches; the file is created for the first one, and never replaces another.
+
+    Each batch is on disk when :meth:`add` returns. Not thread-safe.
+
+    Args:
+        beside: path of a file with the same samples; its suffix is replaced.
+        form: of the batches.
+
+    Attributes:
+        path: of the file; empty if there is none.
+        kept: samples in it, by the cause why they were not taken.
+        problem: why something could not be kept; empty if it could.
+    """
+
+    def __init__(self, beside: str, form: Form) -> None:
+        self.path = ""
+        self.kept: Counter[LossCause] = Counter()
+        self.problem = ""
+        self._name = split_suffix(beside)[0] + _SUFFIXES[form]
+        self._form = form
+        self._exporter: FileExporter | None = None
+
+    def add(self, batch: Batch, cause: LossCause) -> None:
+        """Keep a batch that was not taken; what has no samples is not worth it."""
+        if not batch.sample_count or self.problem:
+            return
+        try:
+            exporter = self._exporter = self._exporter or self._create()
+        except OSError as error:
+            self.problem = f"cannot write {self._name}: {error.strerror}"
+            return
+        except ExportError as error:
+            self.problem = error.message
+            return
+        result = exporter.export(batch)
+        if result.outcome is ExportOutcome.SUCCESS:
+            self.kept[cause] += batch.sample_count
+        else:
+            self.problem = result.message
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        if self._exporter:
+            self._exporter.shutdown(0)
+
+    def _create(self) -> FileExporter:
+        for path in number_paths(self._name):
+            try:
+                file = NewFile(path)
+                file.finish()
+            except FileExistsError:
+                continue
+            self.path = path
+            return FileExporter(path, form=self._form, name="unsent file")
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))

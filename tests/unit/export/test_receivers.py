@@ -1,0 +1,239 @@
+"""What commands send: receivers are asked first, and what they do not take is kept."""
+
+import socket
+import time
+
+import grpc
+import pytest
+
+from otel_kprofiler.cli.receivers import open_receiver
+from otel_kprofiler.cli.sending import Sending
+from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export import exporter_from_environment
+from otel_kprofiler.model import (
+    ON_CPU,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import check_payload, encode_empty, read_profiles
+
+SECOND = 1_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+    monkeypatch.chdir(tmp_path)
+
+
+def window(number, samples=3):
+    start = (1_700_000_000 + number) * SECOND
+    sample = WindowSample(Stack(()), 7, "main", 0, None, [start + at for at in range(samples)])
+    return Window(
+        start,
+        start + SECOND,
+        [Profile(ON_CPU, 10, [ResourceSamples(Resource({"process.pid": 1}), [sample])])],
+    )
+
+
+def refuse(code, text="no"):
+    return lambda _request, context: context.abort(code, text)
+
+
+def grpc_address(receiver):
+    return f"grpc://{receiver.endpoint}"
+
+
+def refusal(address):
+    with pytest.raises(ExportError) as raised:
+        open_receiver(address)
+    return raised.value
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "http/json"])
+def test_receivers_over_http_are_asked_with_a_valid_empty_request(
+    http_receiver, protocol, monkeypatch
+):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    open_receiver(http_receiver.endpoint).shutdown()
+    ((path, headers, body),) = http_receiver.requests
+    assert path == "/v1development/profiles"
+    assert headers["Content-Type"] == protocol.replace(
+        "http/protobuf", "application/x-protobuf"
+    ).replace("http/json", "application/json")
+    assert {violation.rule for violation in check_payload(body)} == {"no-empty"}
+
+
+def test_receivers_over_grpc_are_asked_with_the_headers_of_requests(grpc_receiver, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic me")
+    exporter = open_receiver(grpc_address(grpc_receiver))
+    ((request, metadata),) = grpc_receiver.requests
+    assert request == encode_empty(exporter.form)
+    assert metadata["authorization"] == "Basic me"
+    exporter.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "fix"),
+    [
+        (grpc.StatusCode.UNIMPLEMENTED, "does not receive OTLP profiles", "profilesSupport"),
+        (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED: no", "OTEL_EXPORTER_OTLP_HEADERS"),
+        (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED: no", "credentials"),
+        (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE: no", "start the receiver"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "RESOURCE_EXHAUSTED: no", "try again later"),
+    ],
+)
+def test_a_refusal_over_grpc_has_a_fix(grpc_receiver, code, text, fix):
+    grpc_receiver.answer(refuse(code))
+    error = refusal(grpc_address(grpc_receiver))
+    assert f"no profiles can be sent to {grpc_address(grpc_receiver)}: " in error.message
+    assert text in error.message
+    assert fix in error.hint
+
+
+@pytest.mark.parametrize(
+    ("status", "fix"),
+    [(404, "profilesSupport"), (401, "credentials"), (503, "try again later"), (500, "start")],
+)
+def test_a_refusal_over_http_has_a_fix(http_receiver, status, fix):
+    http_receiver.answer((status, {"Content-Type": "text/plain"}, b"these words"))
+    error = refusal(http_receiver.endpoint)
+    assert "these words" in error.message
+    assert fix in error.hint
+
+
+def test_a_receiver_that_wants_samples_in_each_request_takes_profiles(grpc_receiver):
+    grpc_receiver.answer(refuse(grpc.StatusCode.INVALID_ARGUMENT, "no samples"))
+    open_receiver(grpc_address(grpc_receiver)).shutdown()
+
+
+def test_the_other_protocol_is_named_if_the_receiver_speaks_it(grpc_receiver, http_receiver):
+    error = refusal(f"http://{grpc_receiver.endpoint}")
+    assert error.hint == f"it speaks the other protocol: use {grpc_address(grpc_receiver)}"
+    error = refusal(http_receiver.endpoint.replace("http://", "grpc://"))
+    assert error.hint == f"it speaks the other protocol: use {http_receiver.endpoint}"
+
+
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+def test_nobody_listens_or_answers(scheme):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        error = refusal(f"{scheme}://127.0.0.1:{port}")
+        assert "start the receiver" in error.hint
+    error = refusal(f"{scheme}://127.0.0.1:{port}")
+    assert "onnection refused" in error.message
+    assert "[Errno" not in error.message
+
+
+def test_a_name_that_does_not_exist_is_no_traceback():
+    assert "start the receiver" in refusal("http://receiver.invalid:4318").hint
+
+
+def starts(path):
+    """Numbers of the windows in a file, with all of their samples."""
+    windows = read_profiles(path)
+    assert all(window.sample_count == 3 for window in windows)
+    return [one.start_unix_ns // SECOND - 1_700_000_000 for one in windows]
+
+
+def send(address, windows, beside="x.html"):
+    with Sending(address, exporter_from_environment(address), beside) as sending:
+        for one in windows:
+            sending(one)
+    return sending
+
+
+def test_what_is_refused_is_kept_and_named_with_the_command(grpc_receiver, tmp_path):
+    grpc_receiver.answer(b"", refuse(grpc.StatusCode.INVALID_ARGUMENT, "I do not like it"), b"")
+    address = grpc_address(grpc_receiver)
+    sending = send(address, map(window, range(3)))
+    with pytest.raises(ExportError) as raised:
+        sending.check()
+    assert raised.value.message == (
+        f"3 of 9 samples did not arrive at {address}: INVALID_ARGUMENT: I do not like it"
+    )
+    assert raised.value.hint == (
+        f"they are in x.unsent.otlp: otel-kprofiler send x.unsent.otlp {address}"
+    )
+    assert starts("x.unsent.otlp") == [1]
+    assert (tmp_path / "x.unsent.otlp").stat().st_mode & 0o777 == 0o600
+    assert sending.kept.total() == 3
+
+
+def test_what_a_receiver_that_has_gone_does_not_take_is_kept_in_its_form(
+    http_receiver, monkeypatch
+):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+    http_receiver.answer((503, {}, b""))
+    sending = send(http_receiver.endpoint, map(window, range(2)), "./x.otlp.jsonl.gz")
+    with pytest.raises(ExportError, match="6 of 6 samples did not arrive"):
+        sending.check()
+    assert starts("x.unsent.otlp.jsonl") == [0, 1]
+
+
+def test_what_waits_when_sending_is_cut_off_is_kept(http_receiver, capsys):
+    http_receiver.answer((503, {"Retry-After": "60"}, b""))
+    address = http_receiver.endpoint
+
+    def cut_off():
+        with Sending(address, exporter_from_environment(address), "profile") as sending:
+            for one in map(window, range(3)):
+                sending(one)
+            while not http_receiver.requests or sending._reporter._tasks():
+                time.sleep(0.01)
+            raise SystemExit(130)
+
+    with pytest.raises(SystemExit):
+        cut_off()
+    assert sorted(starts("profile.unsent.otlp")) == [0, 1, 2]
+    assert f"otel-kprofiler send profile.unsent.otlp {address}" in capsys.readouterr().err
+
+
+def test_files_of_earlier_recordings_are_not_replaced(http_receiver, tmp_path):
+    http_receiver.answer((400, {}, b""))
+    (tmp_path / "profile.unsent.otlp").write_bytes(b"mine")
+    sending = send(http_receiver.endpoint, [window(0)], "profile")
+    with pytest.raises(ExportError) as raised:
+        sending.check()
+    assert "profile.unsent-2.otlp" in raised.value.hint
+    assert starts("profile.unsent-2.otlp") == [0]
+    assert (tmp_path / "profile.unsent.otlp").read_bytes() == b"mine"
+
+
+def test_what_cannot_be_kept_is_said(http_receiver):
+    http_receiver.answer((400, {}, b""))
+    sending = send(http_receiver.endpoint, [window(0)], "missing/x.html")
+    with pytest.raises(ExportError) as raised:
+        sending.check()
+    assert "could not be kept: cannot write missing/x.unsent.otlp: No such file" in (
+        raised.value.message
+    )
+
+
+def test_nothing_is_kept_if_all_arrived(grpc_receiver, tmp_path):
+    sending = send(grpc_address(grpc_receiver), [window(0)])
+    sending.check()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_partial_success_is_told_in_the_words_of_the_receiver(grpc_receiver, tmp_path):
+    from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2 as pb
+
+    response = pb.ExportProfilesServiceResponse()
+    response.partial_success.rejected_profiles = 1
+    response.partial_success.error_message = "one is too old"
+    grpc_receiver.answer(response.SerializeToString())
+    two = window(0).profiles[0].resources
+    both = [*two, ResourceSamples(Resource({"process.pid": 2}), two[0].samples)]
+    one = window(0)
+    sending = send(
+        grpc_address(grpc_receiver),
+        [Window(one.start_unix_ns, one.end_unix_ns, [Profile(ON_CPU, 10, both)])],
+    )
+    with pytest.raises(ExportError, match=r"3 of 6 samples did not arrive.*one is too old"):
+        sending.check()
+    assert list(tmp_path.iterdir()) == [], "it cannot be told which arrived"
