@@ -100,7 +100,7 @@ PACKAGES = {
         "errors model otlp text version",
     ),
     "analysis": Package(
-        "Saved profiles: samples in columns, filtered and grouped", "formats model"
+        "Saved profiles: samples in columns, filtered and grouped", "formats model otlp"
     ),
     "agent": Package(
         "The agent: life cycle, reload, health, limits, own metrics",

@@ -16,7 +16,7 @@ from otel_kprofiler.analysis.groups import (
 from otel_kprofiler.analysis.kernel_entry import find_entry
 from otel_kprofiler.analysis.samples import Samples, load_samples
 from otel_kprofiler.analysis.sides import select_sides
-from otel_kprofiler.analysis.spans import spans_with_lines
+from otel_kprofiler.analysis.spans import endpoints_of_spans, spans_with_lines
 
 __all__ = [
     "GROUPINGS",
@@ -31,6 +31,7 @@ __all__ = [
     "callees",
     "callers",
     "compare",
+    "endpoints_of_spans",
     "find_entry",
     "find_grouping",
     "group_samples",

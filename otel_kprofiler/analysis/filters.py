@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 
-from otel_kprofiler.analysis.groups import CONTAINER, SERVICE
+from otel_kprofiler.analysis.groups import CONTAINER, SERVICE, endpoints
 from otel_kprofiler.analysis.samples import Samples, Thread
 from otel_kprofiler.formats import (
     module_names,
@@ -34,6 +34,7 @@ class Filter:
         modules: modules with a frame in the stack, loaded or built in; ``-`` and ``_`` are equal.
         functions: functions in the stack.
         spans: the first hexadecimal digits of span ids or trace ids.
+        endpoints: names of local root spans.
         kinds: names of kinds of samples.
         attributes: ``NAME=VALUE`` of attributes of the resource.
     """
@@ -46,6 +47,7 @@ class Filter:
     modules: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
     spans: tuple[str, ...] = ()
+    endpoints: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
 
@@ -57,6 +59,10 @@ class Filter:
             marks.append([cpus[cpu] for cpu in samples.cpus])
         if self.spans:
             links = [self._is_wanted_span(link) for link in samples.tables.links]
+            marks.append([links[link] for link in samples.links])
+        if self.endpoints:
+            named = matcher(self.endpoints)
+            links = [bool(name) and named(name) for name in endpoints(samples.tables.links)]
             marks.append([links[link] for link in samples.links])
         if self.kinds:
             named = matcher(self.kinds)

@@ -21,6 +21,7 @@ from otel_kprofiler.model import (
     SpanLink,
     Stack,
 )
+from otel_kprofiler.otlp import LOCAL_ROOT
 
 
 class Key(NamedTuple):
@@ -173,6 +174,12 @@ def _by_span(samples: Samples) -> Assignment:
     return Assignment(samples.links, lambda at: _only(span_key(links[at])))
 
 
+def _by_endpoint(samples: Samples) -> Assignment:
+    """Names of local root spans, such as the method and route of a request."""
+    names = endpoints(samples.tables.links)
+    return Assignment(samples.links, lambda at: _only(Key(names[at] or NONE)))
+
+
 def _by_kind(samples: Samples) -> Assignment:
     """Kinds of samples."""
     origins = samples.tables.origins
@@ -195,6 +202,8 @@ _OF_COLUMNS: Final[dict[str, Callable[[Samples], Assignment]]] = {
     "container": partial(_by_attribute, names=CONTAINER),
     "cpu": _by_cpu,
     "span": _by_span,
+    "endpoint": _by_endpoint,
+    LOCAL_ROOT: _by_endpoint,
     "service": partial(_by_attribute, names=SERVICE),
     "kind": _by_kind,
 }
@@ -229,7 +238,7 @@ GROUPINGS: Final[dict[str, Callable[[Samples], list[Group]]]] = {
     name: partial(group_samples, by=name)
     for name in (
         "function", "line", "module", "syscall", "bpf", "process", "thread", "comm", "container",
-        "cpu", "span", "service", "kind",
+        "cpu", "span", "endpoint", "service", "kind",
     )
 }  # fmt: skip
 """By the names that ``report --by`` takes."""
@@ -276,6 +285,12 @@ def line_key(entry: Entry) -> Key:
 def span_key(link: SpanLink | None) -> Key:
     """A span by its id, with its trace."""
     return Key(link.span_id.hex(), link.trace_id.hex()) if link else NO_SPAN
+
+
+def endpoints(links: Sequence[SpanLink | None]) -> list[str]:
+    """The local root of each span, by the name that was known last; empty if there is none."""
+    names = {link[:2]: link.local_root for link in links if link and link.local_root}
+    return [names.get(link[:2], "") if link else "" for link in links]
 
 
 def is_in_kernel(stack: Stack) -> bool:

@@ -8,8 +8,10 @@ from otel_kprofiler.analysis.groups import (
     NO_LINE,
     NO_STACK,
     Group,
+    Key,
     Occurrence,
     Weighed,
+    endpoints,
     function_key,
     group_samples,
     group_stacks,
@@ -26,16 +28,23 @@ def spans_with_lines(samples: Samples) -> list[tuple[Group, list[Group]]]:
 
     Samples without a line count for the function that they were taken in.
     """
-    stacks: defaultdict[int, list[Weighed]] = defaultdict(list)
+    stacks: defaultdict[Key, list[Weighed]] = defaultdict(list)
+    keys = list(map(span_key, samples.tables.links))
     rows = zip(samples.links, samples.stacks, samples.weights(), samples.counts(), strict=True)
     for link, *row in rows:
-        stacks[link].append(Weighed(*row))
-    links = samples.tables.links
+        stacks[keys[link]].append(Weighed(*row))
     lines = {
-        span_key(links[link]): group_stacks(samples.tables.stacks, found, _line_or_function)
-        for link, found in stacks.items()
+        key: group_stacks(samples.tables.stacks, found, _line_or_function)
+        for key, found in stacks.items()
     }
     return [(span, lines[span.key]) for span in group_samples(samples, "span")]
+
+
+def endpoints_of_spans(samples: Samples) -> dict[Key, str]:
+    """Names of the local roots of spans, where known."""
+    links = samples.tables.links
+    names = zip(links, endpoints(links), strict=True)
+    return {span_key(link): name for link, name in names if name}
 
 
 def _line_or_function(stack: Stack) -> Occurrence:

@@ -54,7 +54,6 @@ from otel_kprofiler.bpf.python import (
     PythonLayout,
     PythonProcess,
 )
-from otel_kprofiler.bpf.python_codes import ProcessSeen
 from otel_kprofiler.bpf.python_maps import (
     MAX_PYTHON_PROCESSES,
     PYTHON_OUTCOMES,
@@ -139,7 +138,6 @@ __all__ = [
     "LoadedObject",
     "Loader",
     "ObjectSpec",
-    "ProcessSeen",
     "Processor",
     "ProgramBtf",
     "ProgramConfig",

@@ -92,6 +92,10 @@ class GroupingType(click.ParamType[str]):
     "--span", "spans", multiple=True, metavar="ID",
     help="Only this span or trace; the first digits of its id are enough.",
 )  # fmt: skip
+@click.option(
+    "--endpoint", "endpoints", multiple=True, metavar="NAME",
+    help="Only spans under this local root span: 'GET /orders/{id}'.",
+)  # fmt: skip
 @click.option("--kind", "kinds", multiple=True, metavar="NAME", help="Only this kind of samples.")
 @click.option(
     "--side", "sides", multiple=True, metavar="NAME",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import click
 
-from otel_kprofiler.analysis import Group
+from otel_kprofiler.analysis import Group, Key
 from otel_kprofiler.cli.columns import Column, cut, layout
 from otel_kprofiler.text import escape_controls
 
@@ -29,7 +29,15 @@ _MAX_PLACE: Final = 32
 _NOTEWORTHY: Final = 0.05
 
 
-def table(by: str, groups: Sequence[Group], whole: int, unit: str, width: int | None) -> list[str]:
+def table(
+    by: str,
+    groups: Sequence[Group],
+    whole: int,
+    unit: str,
+    *,
+    width: int | None,
+    endpoints: Mapping[Key, str],
+) -> list[str]:
     """Lines of a table of groups, the head first.
 
     Args:
@@ -38,6 +46,7 @@ def table(by: str, groups: Sequence[Group], whole: int, unit: str, width: int | 
         whole: weight of all samples, of which shares are shown.
         unit: of weights; nanoseconds are shown as milliseconds.
         width: of the terminal; None if lines may have any.
+        endpoints: names of the local roots of spans.
     """
     measured, share = unit_name(unit), [group.total / (whole or 1) for group in groups]
     if by in FRAMES:
@@ -68,6 +77,11 @@ def table(by: str, groups: Sequence[Group], whole: int, unit: str, width: int | 
             room = max(_MIN_PLACE, min(_MAX_PLACE, width // 3))
             places = [cut(place, room) for place in places]
         columns.append(Column(_PLACES[by], places, 4, is_text=True))
+    if endpoints:
+        texts = [escape_controls(endpoints.get(group.key, "-")) for group in groups]
+        if width:
+            texts = [cut(text, max(_MIN_PLACE, min(_MAX_PLACE, width // 3))) for text in texts]
+        columns.append(Column("endpoint", texts, 7, is_text=True))
     names = Column(by, [escape_controls(group.key.name) for group in groups], 10, is_text=True)
     head, *rows = layout([*columns, names], width)
     return [

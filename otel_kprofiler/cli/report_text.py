@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -11,9 +11,11 @@ import click
 
 from otel_kprofiler.analysis import (
     Group,
+    Key,
     Samples,
     callees,
     callers,
+    endpoints_of_spans,
     find_grouping,
     spans_with_lines,
 )
@@ -62,7 +64,7 @@ class Report:
             whole = part
         shown = groups[: limit or None]
         by = "callers" if self.callers_of else "callees" if self.callees_of else self.by
-        head, *rows = table(by, shown, whole, unit, width)
+        head, *rows = table(by, shown, whole, unit, width=width, endpoints=self._endpoints(samples))
         yield head
         for group, row in zip(shown, rows, strict=True):
             yield row
@@ -76,6 +78,7 @@ class Report:
     def as_dict(self, kind: ProfileKind, samples: Samples) -> dict[str, Any]:
         """The report as plain values, with all groups."""
         groups, lines_of_spans = self._groups(samples)
+        endpoints = self._endpoints(samples)
         return {
             "kind": kind.name,
             "unit": kind.measure[1],
@@ -86,6 +89,7 @@ class Report:
             "lost": _lost(kind, samples),
             "groups": [
                 _as_dict(group)
+                | ({"endpoint": endpoints[group.key]} if group.key in endpoints else {})
                 | (
                     {"lines": list(map(_as_dict, lines_of_spans[group]))}
                     if group in lines_of_spans
@@ -105,6 +109,11 @@ class Report:
             spans = dict(spans_with_lines(samples))
             return list(spans), spans
         return find_grouping(self.by)(samples), {}
+
+    def _endpoints(self, samples: Samples) -> Mapping[Key, str]:
+        """Of spans, the names of their local roots."""
+        is_span = self.by == "span" and not self.callers_of and not self.callees_of
+        return endpoints_of_spans(samples) if is_span else {}
 
 
 def _summary(kind: ProfileKind, samples: Samples, whole: int) -> str:

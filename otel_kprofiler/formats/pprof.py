@@ -35,9 +35,9 @@ def pprof(windows: Iterable[Window]) -> bytes:
 
     Values are the number of samples, and of each kind what they stand for: CPU time for a kind
     with a period, else the sum of its values. Labels hold process, pid,
-    thread, tid and cpu, all as text because pprof drops a numeric 0; a number is selected by
-    ``pprof -tagfocus='cpu=^0$'``. Unresolved frames have an address and a mapping, and no
-    function; those of Python have a function with a name in brackets.
+    thread, tid, cpu and endpoint (local root span), all as text because pprof drops a numeric 0; a
+    number is selected by ``pprof -tagfocus='cpu=^0$'``. Unresolved frames have an address and a
+    mapping, and no function; those of Python have a function with a name in brackets.
     """
     windows = list(windows)
     encoder = _Encoder(dict.fromkeys(one.kind for window in windows for one in window.profiles))
@@ -81,6 +81,7 @@ class _Encoder:
             "thread": sample.thread_name,
             "tid": sample.tid,
             "cpu": sample.cpu,
+            "endpoint": (sample.link and sample.link.local_root) or None,
         }
         for key, value in labels.items():
             if value is not None:

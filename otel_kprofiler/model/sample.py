@@ -12,10 +12,17 @@ _WORD_BYTES: Final = 8
 
 
 class SpanLink(NamedTuple):
-    """The span that was current in the sampled thread: 16 and 8 bytes, not all zero."""
+    """The span that was current in the sampled thread.
+
+    Attributes:
+        trace_id: 16 bytes, not all zero.
+        span_id: 8 bytes, not all zero.
+        local_root: name of the topmost span of its process in the trace; empty if unknown.
+    """
 
     trace_id: bytes
     span_id: bytes
+    local_root: str = ""
 
 
 class RawSide(NamedTuple):

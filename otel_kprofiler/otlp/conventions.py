@@ -31,6 +31,9 @@ UNRESOLVED: Final = "otel_kprofiler.unresolved"
 """Ours, on locations without a name: the reason, as the lower-case name of an ``Unresolved``."""
 FOUND_BY: Final = "otel_kprofiler.frame.found_by"
 """Ours, on locations that were found in a way that is no proof: ``frame_pointer`` or ``guess``."""
+LOCAL_ROOT: Final = "otel_kprofiler.local_root_span.name"
+"""Ours, on samples with a link: method and route, else name, of the topmost span of the process in
+this trace."""
 STACK_STATUS: Final = "otel_kprofiler.{}_stack.status"
 """Ours, on samples with an incomplete side, named by it: ``truncated`` or the name of an errno."""
 BPF_PROGRAM: Final = tuple(

@@ -276,7 +276,7 @@ class _Tables:
             tuple[int, ...], tuple[SideKind, str, tuple[str, ...], str]
         ] = {}
         self._by_index: dict[tuple[int, _Statuses], Stack] = {}
-        self._taken: dict[tuple[int, ...], tuple[_Statuses, int, str, int]] = {}
+        self._taken: dict[tuple[int, ...], tuple[_Statuses, int, str, int, str]] = {}
         self._links = _Table(SpanLink(one.trace_id, one.span_id) for one in dictionary.link_table)
         self._functions = _Table(dictionary.function_table)
         self._attributes = _Table(
@@ -312,16 +312,20 @@ class _Tables:
         found = self._taken.get(indices)
         if found is None:
             found = self._taken[indices] = self._read_sample_attributes(indices)
-        statuses, tid, thread_name, cpu = found
+        statuses, tid, thread_name, cpu, local_root = found
         stack_key = (sample.stack_index, statuses)
         stack = self._by_index.get(stack_key)
         if stack is None:
             stack = self._by_index[stack_key] = self._stack(*stack_key)
         link = self._links[sample.link_index] if sample.link_index else None
+        if link is not None and local_root:
+            link = link._replace(local_root=local_root)
         return stack, tid, thread_name, cpu, link
 
-    def _read_sample_attributes(self, indices: Iterable[int]) -> tuple[_Statuses, int, str, int]:
-        """Outcomes of collecting the sides of the stack, thread and CPU."""
+    def _read_sample_attributes(
+        self, indices: Iterable[int]
+    ) -> tuple[_Statuses, int, str, int, str]:
+        """Outcomes of collecting the sides of the stack, thread, CPU, name of the local root."""
         attributes = self.attributes(indices)
         statuses = tuple(
             [
@@ -335,6 +339,7 @@ class _Tables:
             _integer(attributes.get(names.THREAD_ID)),
             as_text(attributes.get(names.THREAD_NAME, "")),
             _integer(attributes.get(names.CPU)),
+            as_text(attributes.get(names.LOCAL_ROOT, "")),
         )
 
     def _stack(self, index: int, statuses: _Statuses) -> Stack:

@@ -30,6 +30,7 @@ from otel_kprofiler.otlp.conventions import (
     CPU,
     FOUND_BY,
     FRAME_TYPE,
+    LOCAL_ROOT,
     MODULE_BUILTIN,
     MODULE_KIND,
     STACK_STATUS,
@@ -193,7 +194,7 @@ class Dictionary:
         if token is None:
             token = self._add_stack(stack)
         statuses = self._statuses.get(id(stack), ()) if self._statuses else ()
-        shortcut = (tid, thread_name, cpu, statuses)
+        shortcut = (tid, thread_name, cpu, statuses, link.local_root if link else "")
         attributes = self._shortcuts.get(shortcut)
         if attributes is None:
             attributes = self._shortcuts[shortcut] = self._sample_attributes(sample, statuses)
@@ -205,6 +206,8 @@ class Dictionary:
             THREAD_ID: sample.tid,
             CPU: sample.cpu,
         }
+        if sample.link and sample.link.local_root:
+            attributes[LOCAL_ROOT] = sample.link.local_root
         for side, status in statuses:
             attributes[STACK_STATUS.format(side.name)] = status_text(status)
         return self._writer.sample_attributes(self.attributes(attributes))

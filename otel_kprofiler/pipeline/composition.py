@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from otel_kprofiler.model import (
     KnownFiles,
     KnownLoops,
     ProcessKey,
+    RawSample,
     Resource,
     SideKind,
 )
@@ -119,6 +120,7 @@ def open_live(
     exporters: Callable[[], tuple[ExporterAccount, ...]] = tuple,
     loader: str = "auto",
     pause: Callable[[], None] | None = None,
+    on_drained: Callable[[Sequence[RawSample]], None] | None = None,
 ) -> Pipeline[EbpfSampler]:
     """A pipeline that samples this host; loads no program before it is started.
 
@@ -139,6 +141,7 @@ def open_live(
         exporters: returns the account of each exporter behind the sink.
         loader: library that loads the program: ``auto``, ``libbpf`` or ``bcc``.
         pause: called repeatedly during long work.
+        on_drained: sees the samples of each drain.
 
     Raises:
         DependencyError: the loader's library is missing.
@@ -177,6 +180,7 @@ def open_live(
         exporters=exporters,
         clock=clock,
         pause=pause,
+        on_drained=on_drained,
     )
 
 

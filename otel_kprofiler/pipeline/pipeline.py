@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Generic, TypeVar
 
@@ -27,6 +27,7 @@ from otel_kprofiler.model import (
     Account,
     ExporterAccount,
     LossCause,
+    RawSample,
     Resource,
     SampleCounts,
     StreamTotals,
@@ -72,6 +73,7 @@ class Pipeline(Generic[SamplerT]):
         max_wait_ns: maximum wait of a sample for symbols of its time.
         pause: called repeatedly during long work, to let other threads run or report progress.
         python: registers the processes that run CPython; closed with the pipeline.
+        on_drained: sees the samples of each drain, before they wait for their symbols.
     """
 
     def __init__(
@@ -88,8 +90,10 @@ class Pipeline(Generic[SamplerT]):
         max_wait_ns: int = MAX_WAIT_NS,
         pause: Callable[[], None] | None = None,
         python: PythonFrames | None = None,
+        on_drained: Callable[[Sequence[RawSample]], None] | None = None,
     ) -> None:
         self.sampler = sampler
+        self._on_drained = on_drained
         self.python = python
         self._stacks = stacks
         self.resources = resources
@@ -231,6 +235,8 @@ class Pipeline(Generic[SamplerT]):
 
     def _drain(self) -> None:
         samples = self.sampler.drain()
+        if self._on_drained:
+            self._on_drained(samples)
         with self._lock:
             self._gate.push(samples)
             self._counts = self.sampler.counts()

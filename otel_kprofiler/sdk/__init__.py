@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from otel_kprofiler.processes import read_process_context
     from otel_kprofiler.sdk.exporters import ConsoleProfileExporter, InMemoryProfileExporter
     from otel_kprofiler.sdk.kernel_profiler import KernelProfiler
+    from otel_kprofiler.sdk.local_roots import LocalRootSpanProcessor
     from otel_kprofiler.sdk.process_context import (
         publish_process_context,
         withdraw_process_context,
@@ -42,6 +43,7 @@ __all__ = [
     "FileExporter",
     "InMemoryProfileExporter",
     "KernelProfiler",
+    "LocalRootSpanProcessor",
     "OtlpGrpcExporter",
     "OtlpHttpExporter",
     "ProcessContext",
@@ -69,6 +71,7 @@ _MODULES = {
     "otel_kprofiler.processes": {"read_process_context"},
     "otel_kprofiler.sdk.exporters": {"ConsoleProfileExporter", "InMemoryProfileExporter"},
     "otel_kprofiler.sdk.kernel_profiler": {"KernelProfiler"},
+    "otel_kprofiler.sdk.local_roots": {"LocalRootSpanProcessor"},
     "otel_kprofiler.sdk.process_context": {
         "publish_process_context",
         "withdraw_process_context",

@@ -43,6 +43,9 @@ OTEL_KPROFILER_SPAN_LINKS = "OTEL_KPROFILER_SPAN_LINKS"
 OTEL_KPROFILER_LINK_UNSAMPLED_SPANS = "OTEL_KPROFILER_LINK_UNSAMPLED_SPANS"
 """``true`` to also link samples to spans that are not sampled."""
 
+OTEL_KPROFILER_LOCAL_ROOT_NAMES = "OTEL_KPROFILER_LOCAL_ROOT_NAMES"
+"""``true`` (default) to name linked samples after the topmost span of the process in its trace."""
+
 OTEL_KPROFILER_PUBLISH_CONTEXT = "OTEL_KPROFILER_PUBLISH_CONTEXT"
 """``true`` (default) to publish the Resource for profilers outside the process."""
 

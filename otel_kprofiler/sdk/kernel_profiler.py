@@ -70,6 +70,8 @@ class KernelProfiler(ForkAware):
         attributes: attributes of the profiles' Resource; they override the service's.
         span_links: link samples to the span that was active in their thread.
         link_unsampled_spans: also link to spans that are not sampled.
+        local_root_names: name linked samples after the topmost span of this process in their
+            trace, by a span processor in the global TracerProvider.
         max_threads: maximum number of threads with span links at a time where span changes are
             hooked.
         publish_context: publish the Resource for profilers outside this process (OTEP 4719).
@@ -94,6 +96,7 @@ class KernelProfiler(ForkAware):
         attributes: Mapping[str, AttributeValue] | None = None,
         span_links: bool = True,
         link_unsampled_spans: bool = False,
+        local_root_names: bool = True,
         max_threads: int = 1024,
         publish_context: bool = True,
         restart_in_children: bool = True,
@@ -114,6 +117,7 @@ class KernelProfiler(ForkAware):
             attributes=dict(attributes or {}),
             span_links=span_links,
             link_unsampled_spans=link_unsampled_spans,
+            local_root_names=local_root_names,
             publish_context=publish_context,
             restart_in_children=restart_in_children,
             export_on_sigterm=export_on_sigterm,
@@ -279,8 +283,9 @@ class KernelProfiler(ForkAware):
         them, by outcome), and ``span_links``: ``source`` (``interpreter`` or ``hooks``),
         ``possible``,
         ``problem`` (why there are no links, or not for all threads), ``unlinked_share`` (share of
-        samples without a link, 0 to 1), and with hooks ``threads``, ``without_slot``,
-        ``failures`` and ``unhooked_event_loops``.
+        samples without a link, 0 to 1), ``local_roots`` (samples with a name, and without by
+        why; spans that are known, forgotten and failed), and with hooks ``threads``,
+        ``without_slot``, ``failures`` and ``unhooked_event_loops``.
         """
         session, provider = self._session, self._provider
         state = "paused" if self._pauses else "running"

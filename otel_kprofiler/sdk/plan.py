@@ -53,6 +53,7 @@ class Plan:
         attributes: resource attributes that override the service's.
         span_links: link samples to spans.
         link_unsampled_spans: also link to spans that are not sampled.
+        local_root_names: name linked samples after the local root of their span.
         publish_context: publish the Resource for profilers outside the process.
         restart_in_children: start a profiler in each forked child.
         export_on_sigterm: export pending samples before SIGTERM terminates the process.
@@ -68,6 +69,7 @@ class Plan:
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
     span_links: bool = True
     link_unsampled_spans: bool = False
+    local_root_names: bool = True
     publish_context: bool = True
     restart_in_children: bool = True
     export_on_sigterm: bool = False

@@ -16,6 +16,7 @@ from otel_kprofiler.host import Access
 from otel_kprofiler.model import Account, ExporterAccount, Window
 from otel_kprofiler.pipeline import open_live, open_symbols
 from otel_kprofiler.sdk.links import SpanLinks
+from otel_kprofiler.sdk.local_roots import RootNames
 from otel_kprofiler.sdk.pacing import Pacer
 from otel_kprofiler.sdk.plan import Plan, complete_sampler_config, make_resources, set_service
 from otel_kprofiler.symbols import KernelSymbolizer, open_user_names
@@ -45,6 +46,7 @@ class Session:
     Attributes:
         symbolizer: resolves kernel addresses.
         links: what publishes spans; None if links are disabled, or the sampler reads the spans.
+        root_names: names the local roots of spans; None if links or names are disabled.
         failure: why the daemon thread ended by itself; empty if it did not.
 
     Raises:
@@ -71,6 +73,8 @@ class Session:
         self._windows = 0
         self._earlier = earlier
         self._sink = sink
+        wants_names = plan.span_links and plan.local_root_names
+        self.root_names = RootNames() if wants_names else None
         self._pipeline = open_live(
             config,
             plan.schedule,
@@ -83,6 +87,7 @@ class Session:
             exporters=exporters,
             loader=plan.loader,
             pause=Pacer(),
+            on_drained=self.root_names.look if self.root_names else None,
         )
         self._sampler = self._pipeline.sampler
         self.failure = ""
@@ -97,10 +102,11 @@ class Session:
             if plan.span_links and not self._sampler.follows_spans:
                 self.links = SpanLinks(self._sampler.spans)
                 self.links.start()
+            if self.root_names is not None:
+                self.root_names.start()
             self._thread.start()
         except BaseException:
-            if self.links is not None:
-                self.links.stop()
+            self._unhook()
             self._pipeline.close()
             raise
 
@@ -130,11 +136,12 @@ class Session:
 
     def describe_links(self) -> dict[str, object]:
         """How samples are linked to spans; empty if they are not."""
+        if not self._plan.span_links:
+            return {}
+        names = {"local_roots": self.root_names.as_dict()} if self.root_names else {}
         if self.links is not None:
-            return {"source": "hooks", **self.links.as_dict()}
-        if self._plan.span_links:
-            return {"source": "interpreter", "possible": True, "problem": ""}
-        return {}
+            return {"source": "hooks", **self.links.as_dict(), **names}
+        return {"source": "interpreter", "possible": True, "problem": "", **names}
 
     def describe_python_frames(self) -> dict[str, object]:
         """Whether stacks have Python frames, why not, and what came of them."""
@@ -175,9 +182,14 @@ class Session:
             _log.exception("profiling has ended because of an error")
         finally:
             # In this order, so that no hook uses a closed map.
-            if self.links is not None:
-                self.links.stop()
+            self._unhook()
             self._pipeline.close()
+
+    def _unhook(self) -> None:
+        if self.links is not None:
+            self.links.stop()
+        if self.root_names is not None:
+            self.root_names.stop()
 
     def _pause_sampler(self) -> None:
         self._sampler.pause()
@@ -193,4 +205,6 @@ class Session:
 
     def _count_window(self, window: Window) -> None:
         self._windows += 1
+        if self.root_names is not None:
+            window = self.root_names.name(window)
         self._sink(window)

@@ -39,6 +39,10 @@ class Settings(Receiver):
     link_unsampled_spans: bool = Field(
         default=False, description="Also link samples to spans that are not sampled."
     )
+    local_root_names: bool = Field(
+        default=True,
+        description="Name linked samples after the topmost span of this process in their trace.",
+    )
     max_threads: int = Field(
         default=1024,
         ge=1,
@@ -150,6 +154,7 @@ def make_plan(settings: Settings) -> Plan:
         attributes=resource_attributes(settings),
         span_links=settings.span_links,
         link_unsampled_spans=settings.link_unsampled_spans,
+        local_root_names=settings.local_root_names,
         publish_context=settings.publish_context,
         restart_in_children=settings.restart_in_children,
         export_on_sigterm=settings.export_on_sigterm,

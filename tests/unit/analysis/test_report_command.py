@@ -53,8 +53,10 @@ def profile(tmp_path):
     dd = Resource({"process.pid": 8, "process.executable.name": "dd\x1b[2J"})
     groups = [
         ResourceSamples(nginx, [
+            WindowSample(READ, 7, "nginx", 0, SpanLink(b"\1" * 16, b"\2" * 8, "GET /\x1b"),
+                         [START, START + SECOND]),
             WindowSample(READ, 7, "nginx", 0, SpanLink(b"\1" * 16, b"\2" * 8),
-                         [START, START + SECOND, START + 2 * SECOND]),
+                         [START + 2 * SECOND]),
             WindowSample(USER, 7, "nginx", 1, None, [START]),
         ]),
         ResourceSamples(dd, [WindowSample(WRITE, 8, "dd", 1, None, [START, START + SECOND])]),
@@ -98,6 +100,8 @@ def test_a_table_of_functions_in_milliseconds_and_percent(profile):
         ("cpu", {"0": 3, "1": 3}),
         ("module", {"vmlinux": 5, "libc.so.6": 1}),
         ("span", {"02" * 8: 3, "[no span]": 3}),
+        ("endpoint", {"GET /\x1b": 3, "-": 3}),
+        ("otel_kprofiler.local_root_span.name", {"GET /\x1b": 3, "-": 3}),
         ("comm", {"nginx": 4, "dd": 2}),
         ("service", {"-": 6}),
     ],
@@ -109,9 +113,22 @@ def test_samples_are_grouped(profile, by, expected):
 
 def test_spans_have_the_lines_or_functions_that_ran_in_them(profile):
     lines = report("--by", "span", profile).splitlines()
-    assert lines[1].split() == ["ms", "share", "kernel", "samples", "trace", "span"]
-    assert ["3,000.0", "50.0%", "100%", "3", "01" * 16, "02" * 8] in [one.split() for one in lines]
+    assert lines[1].split() == ["ms", "share", "kernel", "samples", "trace", "endpoint", "span"]
+    row = ["3,000.0", "50.0%", "100%", "3", "01" * 16, "GET", "/\\x1b", "02" * 8]
+    assert row in [one.split() for one in lines]
     assert "    3,000.0 ms in vfs_read" in lines
+    (kind,) = json.loads(report("--json", "--by", "span", profile))["kinds"]
+    assert {one["name"]: one.get("endpoint") for one in kind["groups"]} == {
+        "02" * 8: "GET /\x1b",
+        "[no span]": None,
+    }
+
+
+def test_samples_of_an_endpoint_are_selected(profile):
+    assert rows("--endpoint", "GET *", "--by", "syscall", profile) == {
+        "read": (3 * SECOND, 3 * SECOND)
+    }
+    assert "no samples match" in report("--endpoint", "POST *", profile)
 
 
 def test_callers_and_callees_have_shares_of_the_function(profile):

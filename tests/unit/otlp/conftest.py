@@ -83,7 +83,7 @@ BROKEN = Stack.from_frames((LOST, SYSCALL), {KERNEL_SIDE: STACK_TRUNCATED})
 NOTHING = Stack.from_frames((), {KERNEL_SIDE: StackStatus(-errno.ENOMEM)})
 IN_USER = Stack.from_frames((USER, MAIN))
 
-LINK = SpanLink(bytes(range(16)), bytes(range(8)))
+LINK = SpanLink(bytes(range(16)), bytes(range(8)), "GET /cats/{id}")
 
 
 def resource(pid, **more):

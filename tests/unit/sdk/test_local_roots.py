@@ -1,0 +1,348 @@
+"""Local roots of spans: what is noted, for how long, and which names samples get."""
+
+import gc
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    TraceFlags,
+    set_span_in_context,
+    use_span,
+)
+
+from otel_kprofiler.model import (
+    ON_CPU,
+    Profile,
+    Resource,
+    ResourceSamples,
+    SpanLink,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.sdk import LocalRootSpanProcessor, local_roots
+from otel_kprofiler.sdk.local_roots import MAX_NAME_CHARS, LocalRoots, RootNames, describe
+
+STACK = Stack.from_frames(())
+
+
+@pytest.fixture
+def roots(monkeypatch):
+    """Those of the spans of ``tracer``, apart from those of the process."""
+    found = LocalRoots(limit=64)
+    found.keep_ended = True
+    return found
+
+
+@pytest.fixture
+def tracer(roots):
+    class Processor(LocalRootSpanProcessor):
+        on_start = roots.start
+        on_end = roots.end
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Processor())
+    return provider.get_tracer("test")
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The clock of what is forgotten, as a list of one number."""
+    time = [1000.0]
+    monkeypatch.setattr(local_roots, "time", SimpleNamespace(monotonic=lambda: time[0]))
+    return time
+
+
+def child_of(tracer, parent, name="child"):
+    return tracer.start_span(name, set_span_in_context(parent))
+
+
+def name_of(roots, span):
+    context = span.get_span_context()
+    found = roots.find(context.trace_id, context.span_id)
+    return found and found.get_name()
+
+
+def link_of(span):
+    context = span.get_span_context()
+    return SpanLink(context.trace_id.to_bytes(16, "big"), context.span_id.to_bytes(8, "big"))
+
+
+def window_of(*links):
+    samples = [WindowSample(STACK, 1, "t", 0, link, (10, 20)) for link in links]
+    return Window(0, 100, [Profile(ON_CPU, 1, [ResourceSamples(Resource({}), samples)], taken=2)])
+
+
+def names_in(window):
+    return [sample.link and sample.link.local_root for _, sample in window.samples]
+
+
+def seen(names, spans):
+    names.look([SimpleNamespace(link=link_of(span)) for span in spans])
+
+
+def test_spans_of_any_depth_have_the_name_of_their_topmost_span(roots, tracer):
+    top = tracer.start_span("top")
+    span = top
+    for _ in range(5):
+        span = child_of(tracer, span)
+        assert name_of(roots, span) == "top"
+    other = tracer.start_span("other")
+    assert name_of(roots, other) == "other"
+    assert name_of(roots, top) == "top"
+
+
+def test_a_remote_parent_begins_a_local_root(roots, tracer):
+    remote = SpanContext(7, 8, is_remote=True, trace_flags=TraceFlags(1))
+    top = child_of(tracer, NonRecordingSpan(remote), "GET")
+    assert name_of(roots, child_of(tracer, top)) == "GET"
+    assert roots.find(7, 8) is None
+
+
+def test_a_route_that_is_set_late_counts_for_all_samples(roots, tracer):
+    top = tracer.start_span("GET")
+    child = child_of(tracer, top)
+    assert name_of(roots, child) == "GET"
+    top.set_attribute("http.route", "/orders/{id}")
+    assert name_of(roots, child) == "/orders/{id}"
+    top.set_attribute("http.request.method", "GET")
+    assert name_of(roots, child) == "GET /orders/{id}"
+    top.end()
+    assert name_of(roots, child) == name_of(roots, top) == "GET /orders/{id}"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({}, "name"),
+        ({"http.route": "", "http.method": "PUT"}, "name"),
+        ({"http.route": 7}, "name"),
+        ({"http.route": "/a", "http.method": "PUT"}, "PUT /a"),
+        ({"http.route": "/a", "http.request.method": "_OTHER"}, "HTTP /a"),
+        ({"http.route": "/" + "a" * 300, "http.request.method": "GET"}, "GET /" + "a" * 195),
+    ],
+)
+def test_names_are_those_of_requests_if_they_have_a_route(roots, tracer, attributes, expected):
+    span = tracer.start_span("name", attributes=attributes)
+    assert name_of(roots, span) == expected
+    span.end()
+    assert name_of(roots, span) == expected
+    assert len(expected) <= MAX_NAME_CHARS
+
+
+def test_ended_spans_are_known_until_what_was_sampled_before_is_drained(roots, tracer, now):
+    top = tracer.start_span("top")
+    child = child_of(tracer, top)
+    child.end()
+    top.end()
+    assert len(roots) == 0
+    roots._rotated_s = now[0]
+    for later, expected in ((0.1, "top"), (2.5, "top"), (2.6, "top"), (5.1, None)):
+        now[0] = 1000 + later
+        roots.forget_ended()
+        assert (name_of(roots, child), name_of(roots, top)) == (expected, expected)
+
+
+def test_ended_spans_are_not_kept_without_a_profiler(roots, tracer):
+    roots.stop_keeping()
+    span = tracer.start_span("top")
+    span.end()
+    assert name_of(roots, span) is None
+    assert roots.failures == 0
+
+
+def test_the_oldest_spans_are_forgotten_and_counted(roots, tracer):
+    spans = [tracer.start_span(f"{number}") for number in range(100)]
+    assert len(roots) <= 64
+    assert roots.forgotten == 100 - len(roots)
+    assert name_of(roots, spans[0]) is None
+    assert name_of(roots, spans[-1]) == "99"
+    spans[0].end()  # its own end changes nothing
+    for span in spans:
+        span.end()
+    assert len(roots) == 0
+    for number in range(200):
+        tracer.start_span(f"ended {number}").end()
+    assert len(roots._ended) <= 64
+    assert roots.failures == 0
+
+
+def test_spans_that_nobody_ends_are_not_kept_alive(roots, tracer):
+    span = tracer.start_span("lost")
+    context = span.get_span_context()
+    del span
+    gc.collect()
+    found = roots.find(context.trace_id, context.span_id)
+    assert found() is None
+    assert found.get_name() == ""
+
+
+def test_children_of_spans_from_before_the_processor_have_the_root_if_it_is_their_parent(roots):
+    class Processor(LocalRootSpanProcessor):
+        on_start = roots.start
+        on_end = roots.end
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    tracer = provider.get_tracer("test")
+    early = tracer.start_span("early")
+    inner = child_of(tracer, early)
+    provider.add_span_processor(Processor())
+    assert name_of(roots, child_of(tracer, inner)) is None
+    assert name_of(roots, child_of(tracer, early)) == "early"
+    assert name_of(roots, child_of(tracer, inner)) == "early"
+    early.end()
+    roots.stop_keeping()
+    late = child_of(tracer, early)  # such as a background task
+    assert name_of(roots, late) == "early"
+
+
+def test_a_span_of_another_trace_with_an_equal_id_is_not_taken_for_the_parent(roots, tracer):
+    top = tracer.start_span("top")
+    context = top.get_span_context()
+    stranger = SpanContext(context.trace_id ^ 1, context.span_id, is_remote=False)
+    child = child_of(tracer, NonRecordingSpan(stranger))
+    assert name_of(roots, child) is None
+    assert roots.find(context.trace_id ^ 1, context.span_id) is None
+
+
+def test_spans_without_the_sdks_private_attributes_have_names(roots):
+    class Plain:
+        name, attributes = "name", None
+
+    assert describe(Plain) == "name"
+    Plain.attributes = {"http.route": "/a"}
+    assert describe(Plain) == "/a"
+
+
+class Broken:
+    """Spans of a class that raises."""
+
+    parent = None
+
+    def __init__(self, at):
+        self.at = at
+
+    def get_span_context(self):
+        if self.at == "context":
+            raise RuntimeError("broken")
+        return SpanContext(5, 6, is_remote=False)
+
+    @property
+    def attributes(self):
+        raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize("at", ["context", "attributes"])
+def test_exceptions_of_spans_are_counted_and_do_not_reach_the_service(roots, at):
+    span = Broken(at)
+    roots.start(span)
+    names = RootNames(roots)
+    link = SpanLink((5).to_bytes(16, "big"), (6).to_bytes(8, "big"))
+    names.look([SimpleNamespace(link=link)])
+    assert names_in(names.name(window_of(link))) == [""]
+    roots.end(span)
+    assert roots.failures == 2
+    assert names.as_dict()["unnamed"]["unknown_span"] == 2
+
+
+def test_samples_have_the_name_that_is_known_when_the_window_is_closed(roots, tracer, now):
+    names = RootNames(roots)
+    top = tracer.start_span("GET")
+    child = child_of(tracer, top)
+    unknown = SpanLink(b"\1" * 16, b"\2" * 8)
+    seen(names, [child, top])
+    child.end()
+    now[0] += 60  # the window is long, and the spans are forgotten
+    roots.forget_ended()
+    roots.forget_ended()
+    top.set_attribute("http.route", "/a")
+    window = names.name(window_of(link_of(child), link_of(top), None, unknown))
+    assert names_in(window) == ["/a", "/a", None, ""]
+    assert window.profiles[0].taken == 2
+    assert names.as_dict() == {
+        "named": 4,
+        "unnamed": {"unknown_span": 2, "too_many_names": 0},
+        "spans": 1,
+        "forgotten_spans": 0,
+        "failures": 0,
+    }
+    assert names_in(names.name(window_of(None))) == [None]
+
+
+def test_a_window_has_a_limited_number_of_names(roots, tracer):
+    names = RootNames(roots, max_names=2)
+    spans = [tracer.start_span(name) for name in ("rare", "b", "a", "b", "a")]
+    seen(names, spans)
+    window = names.name(window_of(*map(link_of, spans)))
+    assert names_in(window) == ["", "b", "a", "b", "a"]
+    assert names.named == 8
+    assert names.unnamed == {"unknown_span": 0, "too_many_names": 2}
+
+
+def test_the_processor_is_added_to_the_global_provider_once(monkeypatch):
+    provider = TracerProvider(shutdown_on_exit=False)
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    roots = LocalRoots()
+    for _ in range(2):
+        names = RootNames(roots)
+        names.start()
+        names.name(window_of(None))
+    ours = [
+        one
+        for one in provider._active_span_processor._span_processors
+        if isinstance(one, LocalRootSpanProcessor)
+    ]
+    assert len(ours) == 1
+    span = provider.get_tracer("test").start_span("top")
+    assert name_of(local_roots.process_roots, span) == "top"
+    span.end()
+
+
+def test_a_forked_child_knows_the_spans_that_it_is_in(roots, tracer):
+    top = tracer.start_span("top")
+    inner = child_of(tracer, top)
+    elsewhere = tracer.start_span("of another thread")
+    tracer.start_span("ended").end()
+    with use_span(inner):
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                known = [name_of(roots, span) for span in (top, inner, elsewhere)]
+                fresh = name_of(roots, child_of(tracer, inner))
+                good = known == ["top", "top", None] and fresh == "top" and not roots.keep_ended
+                status = 0 if good else 2
+            finally:
+                os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert name_of(roots, elsewhere) == "of another thread"
+
+
+def test_threads_that_start_and_end_spans_lose_none(roots, tracer):
+    wrong = []
+
+    def serve(number):
+        for turn in range(300):
+            top = tracer.start_span(f"{number} {turn}")
+            child = child_of(tracer, top)
+            if name_of(roots, child) != f"{number} {turn}":
+                wrong.append((number, turn))
+            child.end()
+            top.end()
+
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            roots.forget_ended()
+            thread.join(0.001)
+    assert not wrong
+    assert len(roots) == 0
+    assert roots.failures == 0
