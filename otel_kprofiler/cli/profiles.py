@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 import zlib
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Final
 
 from otel_kprofiler.analysis import Samples, load_samples
@@ -61,19 +61,52 @@ def read_profile_file(path: str, tell: Tell) -> list[Window]:
     Raises:
         KProfilerError: it cannot be read, or nothing of it can.
     """
-    try:
-        data = sys.stdin.buffer.read(_MAX_UNPACKED_BYTES) if path == _STDIN else read_file(path)
-    except OSError as error:
-        raise KProfilerError(f"cannot read {path}: {error.strerror}", hint=FIX) from error
+    data = _read(path)
     if data.startswith(_ZIP):
         return _replay(path)
-    try:
+    with _named(path):
         return _parse(data, lambda problem: tell(f"{path}: {problem}"))
+
+
+def read_otlp_file(path: str, tell: Tell) -> bytes:
+    """Content of a file of OTLP profiles in any form, unpacked; or of ``-``.
+
+    Raises:
+        KProfilerError: it cannot be read, or is something else, with what to do about that.
+    """
+    data = _read(path)
+    with _named(path):
+        if data.startswith(_ZIP):
+            raise PayloadError(
+                "a raw recording, which is not OTLP",
+                hint=f"otel-kprofiler record --replay {path} --export URL",
+            )
+        data = _unpack_profile(data, lambda problem: tell(f"{path}: {problem}"))
+        if is_pprof(data):
+            raise PayloadError(
+                "a profile of pprof, which is not OTLP",
+                hint=f"otel-kprofiler report {path} -o FILE.otlp, then send that",
+            )
+    return data
+
+
+def _read(path: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read(_MAX_UNPACKED_BYTES) if path == _STDIN else read_file(path)
+    except OSError as error:
+        raise KProfilerError(f"cannot read {path}: {error.strerror}", hint=FIX) from error
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Add the path to errors."""
+    try:
+        yield
     except PayloadError as error:
         raise PayloadError(f"{path}: {error.message}", hint=error.hint or FIX) from error
 
 
-def _parse(data: bytes, tell: Tell) -> list[Window]:
+def _unpack_profile(data: bytes, tell: Tell) -> bytes:
     if data.startswith(_GZIP):
         data = _unpack(data, tell)
     if not data.strip():
@@ -81,6 +114,11 @@ def _parse(data: bytes, tell: Tell) -> list[Window]:
     for magic, (what, fix) in _OTHERS.items():
         if data.startswith(magic):
             raise PayloadError(f"no profile that can be read: {what}", hint=fix)
+    return data
+
+
+def _parse(data: bytes, tell: Tell) -> list[Window]:
+    data = _unpack_profile(data, tell)
     if is_pprof(data):
         return parse_pprof(data)
     problems: list[PayloadError] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections import Counter
 from typing import Final
 
@@ -14,6 +15,8 @@ from otel_kprofiler.host import NewFile
 from otel_kprofiler.model import Batch, Form, LossCause
 
 _SUFFIXES: Final = {Form.PROTOBUF: ".unsent.otlp", Form.JSON: ".unsent.otlp.jsonl"}
+
+_MARK: Final = re.compile(r"\.unsent(-\d+)?$")
 
 
 class UnsentFile:
@@ -35,7 +38,7 @@ class UnsentFile:
         self.path = ""
         self.kept: Counter[LossCause] = Counter()
         self.problem = ""
-        self._name = split_suffix(beside)[0] + _SUFFIXES[form]
+        self._name = _MARK.sub("", split_suffix(beside)[0]) + _SUFFIXES[form]
         self._form = form
         self._exporter: FileExporter | None = None
 
@@ -56,6 +59,13 @@ class UnsentFile:
             self.kept[cause] += batch.sample_count
         else:
             self.problem = result.message
+
+    def discard(self) -> None:
+        """Delete the file, because something else has all that is in it."""
+        self.close()
+        if self.path:
+            os.unlink(self.path)
+            self.path = ""
 
     def close(self) -> None:
         """Close the file; idempotent."""

@@ -9,7 +9,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from otel_kprofiler.export.base import ExportOutcome, ExportResult, KindResult, ProfileExporter
+from otel_kprofiler.export.base import (
+    ExportOutcome,
+    ExportResult,
+    KindResult,
+    ProfileExporter,
+    is_wholly_lost,
+)
 from otel_kprofiler.export.debug import DebugExporter, Verbosity
 from otel_kprofiler.export.environment import (
     OtlpSettings,
@@ -67,6 +73,7 @@ __all__ = [
     "Verbosity",
     "Verdict",
     "exporter_from_environment",
+    "is_wholly_lost",
     "parse_endpoint",
     "proxy_options",
     "read_settings",

@@ -95,6 +95,12 @@ class ExportResult(NamedTuple):
         return cls(ExportOutcome.FAILURE, kinds, message, error_type or cause.value)
 
 
+def is_wholly_lost(result: ExportResult) -> bool:
+    """Whether nothing arrived for certain: counts of rejected profiles name no kind."""
+    is_exact = result.outcome is ExportOutcome.FAILURE or len(result.kinds) == 1
+    return is_exact and bool(result.lost) and not result.exported
+
+
 class ProfileExporter(abc.ABC):
     """Sends batches to one receiver.
 

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from otel_kprofiler.export.base import ExportOutcome, ExportResult, ProfileExporter
+from otel_kprofiler.export.base import ExportResult, ProfileExporter, is_wholly_lost
 from otel_kprofiler.export.ledger import Ledgers, QueueCounts
 from otel_kprofiler.export.recovery import Stored
 from otel_kprofiler.export.spool import Spool
@@ -385,7 +385,7 @@ class ExportQueue:
         else:
             self._ledgers.conclude(result, carried=held.carried)
             self._dropping.clear()
-            if self._on_lost and held.batch and _is_wholly_lost(result):
+            if self._on_lost and held.batch and is_wholly_lost(result):
                 self._on_lost(held.batch, next(iter(result.lost)))
         self._pause_s = 0.0
         return True
@@ -411,12 +411,6 @@ class ExportQueue:
 
 def _sum_samples(held: Iterable[_Held]) -> SampleCounts:
     return sum((one.samples for one in held), SampleCounts())
-
-
-def _is_wholly_lost(result: ExportResult) -> bool:
-    """Whether nothing arrived for certain: counts of rejected profiles name no kind."""
-    is_exact = result.outcome is ExportOutcome.FAILURE or len(result.kinds) == 1
-    return is_exact and bool(result.lost) and not result.exported
 
 
 def _is_temporary(result: ExportResult) -> bool:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from otel_kprofiler.otlp.check import RULES, Violation, check_file, check_payload
     from otel_kprofiler.otlp.decode import decode_windows, read_profiles
     from otel_kprofiler.otlp.nameless import Nameless, NamelessFile, Naming, name_locations
-    from otel_kprofiler.otlp.payloads import read_file
+    from otel_kprofiler.otlp.payloads import parse_payloads, read_file
+    from otel_kprofiler.otlp.split import encode_message
 
 __all__ = [
     "LOCAL_ROOT",
@@ -39,9 +40,11 @@ __all__ = [
     "decode_process_context",
     "decode_windows",
     "encode_empty",
+    "encode_message",
     "encode_process_context",
     "encode_window",
     "name_locations",
+    "parse_payloads",
     "read_file",
     "read_profiles",
 ]
@@ -55,7 +58,9 @@ _LATE: Final = {
     "check_file": "check",
     "check_payload": "check",
     "decode_windows": "decode",
+    "encode_message": "split",
     "name_locations": "nameless",
+    "parse_payloads": "payloads",
     "read_file": "payloads",
     "read_profiles": "decode",
 }

@@ -6,21 +6,22 @@ The same edit is made to a protobuf message and to parsed JSON, in place.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, NamedTuple
 
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import Line
 from otel_kprofiler.otlp.conventions import UNRESOLVED
+from otel_kprofiler.otlp.references import (
+    STRINGS,
+    find_references,
+    find_table,
+    renumber_references,
+)
 from otel_kprofiler.text import escape_surrogates
 
-_ATTRIBUTES, _STRINGS = "attribute_table", "string_table"
-_TABLES: Final = {
-    "attribute_indices": _ATTRIBUTES, "location_indices": "location_table",
-    "mapping_index": "mapping_table", "function_index": "function_table",
-    "stack_index": "stack_table", "link_index": "link_table",
-}  # fmt: skip
+_ATTRIBUTES: Final = "attribute_table"
 
 
 class Edit(NamedTuple):
@@ -54,9 +55,9 @@ def add_lines(message: Any, tree: Any, lines: Mapping[int, Sequence[Line]]) -> N
     if tree is not None:
         _edit_tree(tree["dictionary"], edit)
     table = message.dictionary.attribute_table
-    strings = {at for index in edit.reasons for _, at in _references(table[index])}
+    strings = {at for index in edit.reasons for _, at in find_references(table[index])}
     _drop_unused(message, tree, _ATTRIBUTES, edit.reasons)
-    _drop_unused(message, tree, _STRINGS, strings)
+    _drop_unused(message, tree, STRINGS, strings)
 
 
 def _plan(dictionary: Any, lines: Mapping[int, Sequence[Line]]) -> Edit:
@@ -134,7 +135,7 @@ def _edit_message(dictionary: Any, edit: Edit) -> None:
 
 
 def _edit_tree(dictionary: dict[str, Any], edit: Edit) -> None:
-    _entries(dictionary, _STRINGS).extend(edit.strings)
+    _entries(dictionary, STRINGS).extend(edit.strings)
     functions = _entries(dictionary, "function_table")
     if edit.functions and not functions:
         functions.append({})
@@ -166,7 +167,7 @@ def _camel(name: str) -> str:
 
 def _drop_unused(message: Any, tree: Any, table: str, candidates: AbstractSet[int]) -> None:
     """Remove those entries of a table that nothing refers to, and renumber the others."""
-    used = {index for name, index in _references(message) if name == table}
+    used = {index for name, index in find_references(message) if name == table}
     unused = sorted(candidates - used - {0})
     if not unused:
         return
@@ -175,7 +176,7 @@ def _drop_unused(message: Any, tree: Any, table: str, candidates: AbstractSet[in
         return index - bisect_left(unused, index) if name == table else index
 
     entries = [getattr(message.dictionary, table)]
-    _renumber(message, renumber)
+    renumber_references(message, renumber)
     if tree is not None:
         entries.append(_entries(tree["dictionary"], table))
         _renumber_tree(tree, renumber)
@@ -184,42 +185,13 @@ def _drop_unused(message: Any, tree: Any, table: str, candidates: AbstractSet[in
             del own[index]
 
 
-def _find_table(field: str) -> str | None:
-    """The table that a field with this name has indices of."""
-    return _STRINGS if field.endswith("_strindex") else _TABLES.get(field)
-
-
-def _references(message: Any) -> Iterator[tuple[str, int]]:
-    """Tables and indices that a message and those inside of it refer to."""
-    for field, value in message.ListFields():
-        values = value if field.is_repeated else (value,)
-        if table := _find_table(field.name):
-            for index in values:
-                yield table, index
-        elif field.message_type:
-            for inner in values:
-                yield from _references(inner)
-
-
-def _renumber(message: Any, renumber: Callable[[str, int], int]) -> None:
-    for field, value in message.ListFields():
-        table = _find_table(field.name)
-        if table and field.is_repeated:
-            value[:] = [renumber(table, index) for index in value]
-        elif table:
-            setattr(message, field.name, renumber(table, value))
-        elif field.message_type:
-            for inner in value if field.is_repeated else (value,):
-                _renumber(inner, renumber)
-
-
 def _renumber_tree(node: Any, renumber: Callable[[str, int], int]) -> None:
     if isinstance(node, list):
         for inner in node:
             _renumber_tree(inner, renumber)
     elif isinstance(node, dict):
         for key, value in node.items():
-            table = _find_table(_snake(key))
+            table = find_table(_snake(key))
             if table and isinstance(value, list):
                 value[:] = [renumber(table, int(index)) for index in value]
             elif table and value:

@@ -1,0 +1,162 @@
+"""``otel-kprofiler send``: send saved profiles to an OTLP receiver."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Final
+
+import click
+
+from otel_kprofiler.cli.output import DEFAULT_NAME
+from otel_kprofiler.cli.profiles import read_otlp_file
+from otel_kprofiler.cli.receivers import open_receiver
+from otel_kprofiler.cli.sending import describe_failure
+from otel_kprofiler.cli.terminal import describe_count, say
+from otel_kprofiler.cli.unsent import UnsentFile
+from otel_kprofiler.errors import ExportError, PayloadError
+from otel_kprofiler.export import ExportResult, OtlpSender, is_wholly_lost
+from otel_kprofiler.model import Batch, LossCause
+from otel_kprofiler.otlp import encode_message, parse_payloads
+from otel_kprofiler.redact import redact_address
+
+_STDIN: Final = "-"
+
+
+@click.command(name="send")
+@click.argument("paths", nargs=-1, required=True, metavar="FILE...")
+@click.argument("address", metavar="URL")
+def command(paths: tuple[str, ...], address: str) -> None:
+    """Send OTLP profiles in FILEs to a receiver.
+
+    \b
+      otel-kprofiler send profile.otlp grpc://127.0.0.1:4317
+      otel-kprofiler send *.otlp.jsonl.gz https://collector.example:4318
+
+    FILEs are of `record`, `report`, or a Collector's file exporter; - is standard input. URL is
+    grpc://HOST:PORT, grpcs://, http:// or https://; OTEL_EXPORTER_OTLP_[PROFILES_]* set headers,
+    certificates, compression and everything else, as for `record --export`.
+
+    Exit status 1 if anything was not taken; what is to be sent again is said, and kept in
+    NAME.unsent.otlp where the receiver has taken a part of a file.
+    """  # noqa: D301 - \b tells click not to wrap the paragraph
+    for path in paths:
+        if path != _STDIN:
+            read_otlp_file(path, lambda _: None)  # before anything is sent
+    with closing(_Delivery(open_receiver(address), address)) as delivery:
+        for path in paths:
+            delivery.send(path)
+        delivery.check()
+
+
+class _Delivery:
+    """Sends files, one request after the other; counts what was taken.
+
+    Args:
+        exporter: sends to the receiver.
+        address: of the receiver, for messages and commands.
+    """
+
+    def __init__(self, exporter: OtlpSender, address: str) -> None:
+        self._exporter = exporter
+        self._address = redact_address(address)
+        self._stopped: LossCause | None = None
+        self._status = 1
+        self._said = ""
+        self._sent = 0
+        self._lost = 0
+        self._is_readable = True
+        self._again: list[str] = []
+
+    def send(self, path: str) -> None:
+        """Send a file, or note that it, or a part of it, is to be sent again."""
+        data = read_otlp_file(path, self._tell_damage)
+        sent_before, lost_before = self._sent, self._lost
+        taken = 0
+        with closing(UnsentFile(_name(path), self._exporter.form)) as unsent:
+            for batch in self._encode(path, data):
+                result = self._export(batch)
+                self._sent += result.exported
+                self._lost += batch.sample_count - result.exported
+                if is_wholly_lost(result):
+                    unsent.add(batch, next(iter(result.lost)))
+                else:
+                    taken += 1
+            is_whole = taken == 0 and path != _STDIN
+            if is_whole:
+                unsent.discard()
+        if unsent.problem:
+            say(f"{path}: what was not taken could not be kept: {unsent.problem}", err=True)
+        if self._lost > lost_before:
+            self._again += [path] if is_whole else [unsent.path] if unsent.path else []
+        sent = describe_count(self._sent - sent_before, "sample")
+        say(f"{path}: sent {sent} in {describe_count(taken, 'request')} to {self._address}")
+
+    def check(self) -> None:
+        """Raise ``ExportError`` if anything was not taken."""
+        if self._lost:
+            total = describe_count(self._sent + self._lost, "sample")
+            error = ExportError(
+                f"{self._lost:,} of {total} did not arrive at {self._address}: {self._said}",
+                hint=self._find_fix(),
+            )
+            error.exit_status = self._status
+            raise error
+        if not self._is_readable:
+            raise ExportError(
+                "what is damaged was not sent", hint="see `otel-kprofiler check FILE`"
+            )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._exporter.shutdown(0)
+
+    def _find_fix(self) -> str:
+        if not self._again:
+            return "it cannot be sent again alone: the receiver took the rest of these requests"
+        return "to send it again: " + shlex.join(
+            ["otel-kprofiler", "send", *self._again, self._address]
+        )
+
+    def _encode(self, path: str, data: bytes) -> Iterator[Batch]:
+        """Requests with what can be read of a file."""
+
+        def tell(error: PayloadError) -> None:
+            self._tell_damage(f"{path}: left out what is damaged: {error.message}")
+
+        for payload in parse_payloads(data, tell):
+            try:
+                batches, too_large = encode_message(
+                    payload.message, self._exporter.form, self._exporter.max_bytes
+                )
+            except PayloadError as error:
+                tell(error)
+                continue
+            if too_large:
+                self._lost += sum(too_large.values())
+                self._said = f"a sample alone is larger than {self._exporter.max_bytes:,} bytes"
+            yield from batches
+
+    def _export(self, batch: Batch) -> ExportResult:
+        """Send a request, unless the receiver has gone or nobody wants to wait any more."""
+        if self._stopped:
+            return ExportResult.failure(batch, self._stopped, self._said)
+        try:
+            result = self._exporter.export(batch)
+        except KeyboardInterrupt:
+            self._stopped, self._said, self._status = LossCause.SHUTDOWN, "interrupted", 130
+            return ExportResult.failure(batch, self._stopped, self._said)
+        if LossCause.RETRIES_EXHAUSTED in result.lost:
+            self._stopped = LossCause.RETRIES_EXHAUSTED
+        if result.lost:
+            self._said = describe_failure(result)
+        return result
+
+    def _tell_damage(self, problem: str) -> None:
+        self._is_readable = False
+        say(problem, err=True)
+
+
+def _name(path: str) -> str:
+    return DEFAULT_NAME if path == _STDIN else path

@@ -1,0 +1,43 @@
+"""References of messages to the tables of their dictionary, by the names of fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+STRINGS: Final = "string_table"
+_TABLES: Final = {
+    "attribute_indices": "attribute_table", "location_indices": "location_table",
+    "mapping_index": "mapping_table", "function_index": "function_table",
+    "stack_index": "stack_table", "link_index": "link_table",
+}  # fmt: skip
+
+
+def find_table(field: str) -> str | None:
+    """The table that a field with this name has indices of."""
+    return STRINGS if field.endswith("_strindex") else _TABLES.get(field)
+
+
+def find_references(message: Any) -> Iterator[tuple[str, int]]:
+    """Tables and indices that a message and those inside of it refer to."""
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else (value,)
+        if table := find_table(field.name):
+            for index in values:
+                yield table, index
+        elif field.message_type:
+            for inner in values:
+                yield from find_references(inner)
+
+
+def renumber_references(message: Any, renumber: Callable[[str, int], int]) -> None:
+    """Replace the indices that a message and those inside of it have, by table and index."""
+    for field, value in message.ListFields():
+        table = find_table(field.name)
+        if table and field.is_repeated:
+            value[:] = [renumber(table, index) for index in value]
+        elif table:
+            setattr(message, field.name, renumber(table, value))
+        elif field.message_type:
+            for inner in value if field.is_repeated else (value,):
+                renumber_references(inner, renumber)

@@ -1,0 +1,289 @@
+"""Encodes messages of any producer again, as receivers take them: in their form, and not too large.
+
+A message that is small enough stays as it is, but for attributes of resources and scopes that are
+references, which most receivers do not resolve. One that is too large is divided by its samples
+until the parts fit; each part has its own dictionary, which holds only what its samples use.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+from google.protobuf.json_format import MessageToDict
+
+from otel_kprofiler.errors import PayloadError
+from otel_kprofiler.model import Batch, Form, ProfileSamples, SampleCounts
+from otel_kprofiler.otlp.encode import Encoded
+from otel_kprofiler.otlp.messages import ExportProfilesServiceRequest
+from otel_kprofiler.otlp.references import STRINGS, find_references, renumber_references
+from otel_kprofiler.otlp.rules import Contents
+from otel_kprofiler.otlp.rules_dictionary import index_range
+
+_KIND: Final = "samples"
+"""Kind of all samples in the counts of batches."""
+_ID_BYTES: Final = 16
+_MARGIN: Final = 1.1
+"""Parts are larger than their share of the samples: they have entries in common."""
+
+
+class _Place(NamedTuple):
+    """Where samples are: indices of the resource, the scope and the profile."""
+
+    resource: int
+    scope: int
+    profile: int
+
+
+class _Slice(NamedTuple):
+    """Samples of one profile, from and to an index."""
+
+    place: _Place
+    start: int
+    end: int
+
+
+def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
+    """Encode an ``ExportProfilesServiceRequest`` as requests that receivers take.
+
+    Args:
+        message: from :func:`otel_kprofiler.otlp.parse_payloads`; may be changed.
+        form: of the requests.
+        max_bytes: limit of a request before compression; None for no limit.
+
+    Returns:
+        The requests, and how many samples are in none because one alone exceeds the limit.
+
+    Raises:
+        PayloadError: an index points outside of its table.
+    """
+    if _has_references(message):
+        _check_indices(message)
+        _write_attributes_inline(message)
+        message = _take(message, _slices(message))
+    payload = _serialize(message, form)
+    if max_bytes is None or len(payload) <= max_bytes:
+        return Encoded((_make_batch(message, payload, form),), {})
+    _check_indices(message)
+    too_large = SampleCounts()
+    return Encoded(tuple(_split(message, form, max_bytes, too_large)), too_large)
+
+
+def _check_indices(message: Any) -> None:
+    if any(index_range(Contents(message))):
+        raise PayloadError(
+            "an index points outside of its table", hint="see `otel-kprofiler check FILE`"
+        )
+
+
+def _serialize(message: Any, form: Form) -> bytes:
+    if form is Form.PROTOBUF:
+        payload: bytes = message.SerializeToString(deterministic=True)
+        return payload
+    tree = MessageToDict(message)
+    for link in tree.get("dictionary", {}).get("linkTable", ()):
+        _write_ids_hexadecimal(link, "traceId", "spanId")
+    for resource in tree.get("resourceProfiles", ()):
+        for scope in resource.get("scopeProfiles", ()):
+            for profile in scope.get("profiles", ()):
+                _write_ids_hexadecimal(profile, "profileId")
+    return json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _write_ids_hexadecimal(node: dict[str, Any], *names: str) -> None:
+    """As OTLP wants ids in JSON, unlike all other bytes."""
+    for name in names:
+        if name in node:
+            node[name] = base64.b64decode(node[name]).hex()
+
+
+def _make_batch(message: Any, payload: bytes, form: Form) -> Batch:
+    profiles = [profile for _, profile in _profiles(message)]
+    counts = [ProfileSamples(_KIND, sum(map(_count, profile.samples))) for profile in profiles]
+    start = min((profile.time_unix_nano for profile in profiles), default=0)
+    ends = (profile.time_unix_nano + profile.duration_nano for profile in profiles)
+    return Batch(payload, form, tuple(counts), start, max(ends, default=0))
+
+
+def _count(sample: Any) -> int:
+    """Samples that an entry stands for; 0 for one that only carries the account of a profile."""
+    return len(sample.timestamps_unix_nano) or sum(value != 0 for value in sample.values)
+
+
+def _profiles(message: Any) -> Iterator[tuple[_Place, Any]]:
+    for number, resource in enumerate(message.resource_profiles):
+        for second, scope in enumerate(resource.scope_profiles):
+            for third, profile in enumerate(scope.profiles):
+                yield _Place(number, second, third), profile
+
+
+def _has_references(message: Any) -> bool:
+    """Whether attributes of a resource or scope refer to the dictionary."""
+    return any(
+        table == STRINGS for holder in _holders(message) for table, _ in find_references(holder)
+    )
+
+
+def _holders(message: Any) -> Iterator[Any]:
+    for resource in message.resource_profiles:
+        yield resource.resource
+        for scope in resource.scope_profiles:
+            yield scope.scope
+
+
+def _write_attributes_inline(message: Any) -> None:
+    strings = message.dictionary.string_table
+    for holder in _holders(message):
+        _resolve_attributes(holder.attributes, strings)
+
+
+def _resolve_attributes(attributes: Sequence[Any], strings: Sequence[str]) -> None:
+    for attribute in attributes:
+        if attribute.key_strindex:
+            attribute.key = strings[attribute.key_strindex]
+            attribute.ClearField("key_strindex")
+        if attribute.HasField("value"):
+            _resolve_value(attribute.value, strings)
+
+
+def _resolve_value(value: Any, strings: Sequence[str]) -> None:
+    kind = value.WhichOneof("value")
+    if kind == "string_value_strindex":
+        value.string_value = strings[value.string_value_strindex] if strings else ""
+    elif kind == "array_value":
+        for one in value.array_value.values:
+            _resolve_value(one, strings)
+    elif kind == "kvlist_value":
+        _resolve_attributes(value.kvlist_value.values, strings)
+
+
+def _slices(message: Any) -> list[_Slice]:
+    return [_Slice(place, 0, len(profile.samples)) for place, profile in _profiles(message)]
+
+
+def _split(message: Any, form: Form, max_bytes: int, too_large: SampleCounts) -> Iterator[Batch]:
+    """Requests with the samples of a message, each at most so large."""
+    pending = [message]
+    while pending:
+        part = pending.pop()
+        payload = _serialize(part, form)
+        if len(payload) <= max_bytes:
+            yield _make_batch(part, payload, form)
+        elif parts := _divide(part, max(2, math.ceil(len(payload) * _MARGIN / max_bytes))):
+            pending += reversed(parts)
+        else:
+            too_large[_KIND] += _make_batch(part, b"", form).sample_count
+
+
+def _divide(message: Any, parts: int) -> list[Any]:
+    """Messages with about as many samples each; none if there is one sample at one time."""
+    slices = _slices(message)
+    count = sum(one.end - one.start for one in slices)
+    if count <= 1:
+        return _halve_times(message)
+    size = math.ceil(count / parts)
+    divided: list[list[_Slice]] = [[]]
+    room = size
+    for place, start, end in slices:
+        position = start
+        while end - position > room:
+            if room:
+                divided[-1].append(_Slice(place, position, position + room))
+            divided.append([])
+            position, room = position + room, size
+        divided[-1].append(_Slice(place, position, end))
+        room -= end - position
+    return [_take(message, some) for some in divided]
+
+
+def _halve_times(message: Any) -> list[Any]:
+    """Likewise for the times of the only sample."""
+    halves = []
+    for index in range(2):
+        half = _take(message, _slices(message))
+        samples = [sample for _, profile in _profiles(half) for sample in profile.samples]
+        count = len(samples[0].timestamps_unix_nano) if samples else 0
+        if count <= 1:
+            return []
+        for values in (samples[0].timestamps_unix_nano, samples[0].values):
+            if len(values) == count:
+                values[:] = (values[: count // 2], values[count // 2 :])[index]
+        if index:
+            _renew_ids(half)
+        halves.append(half)
+    return halves
+
+
+def _renew_ids(message: Any) -> None:
+    """Give profiles ids of their own, as far as they have one."""
+    for _, profile in _profiles(message):
+        if profile.profile_id:
+            profile.profile_id = os.urandom(_ID_BYTES)
+
+
+def _take(message: Any, slices: Sequence[_Slice]) -> Any:
+    """A message with some of the samples, and of the dictionary what they use."""
+    part = ExportProfilesServiceRequest()
+    for number, of_resource in groupby(slices, lambda one: one.place.resource):
+        resource = message.resource_profiles[number]
+        new_resource = part.resource_profiles.add(schema_url=resource.schema_url)
+        if resource.HasField("resource"):
+            new_resource.resource.CopyFrom(resource.resource)
+        for second, of_scope in groupby(of_resource, lambda one: one.place.scope):
+            scope = resource.scope_profiles[second]
+            new_scope = new_resource.scope_profiles.add(schema_url=scope.schema_url)
+            if scope.HasField("scope"):
+                new_scope.scope.CopyFrom(scope.scope)
+            for place, start, end in of_scope:
+                profile = scope.profiles[place.profile]
+                new = new_scope.profiles.add()
+                new.CopyFrom(profile)
+                del new.samples[end:]
+                del new.samples[:start]
+                if start and new.profile_id:
+                    new.profile_id = os.urandom(_ID_BYTES)
+    _copy_dictionary(message.dictionary, part)
+    return part
+
+
+def _copy_dictionary(dictionary: Any, part: Any) -> None:
+    """Give a message without a dictionary what it refers to, and renumber its references."""
+    used = _find_used(dictionary, part)
+    numbers = {
+        table: {old: new for new, old in enumerate(sorted(indices))}
+        for table, indices in used.items()
+    }
+
+    def renumber(table: str, index: int) -> int:
+        return numbers[table][index]
+
+    renumber_references(part, renumber)
+    for table, indices in used.items():
+        entries, new = getattr(dictionary, table), getattr(part.dictionary, table)
+        if table == STRINGS:
+            new.extend(entries[index] if entries else "" for index in sorted(indices))
+            continue
+        for index in sorted(indices):
+            entry = new.add()
+            if entries:
+                entry.CopyFrom(entries[index])
+                renumber_references(entry, renumber)
+
+
+def _find_used(dictionary: Any, part: Any) -> dict[str, set[int]]:
+    """Indices of the entries that a message uses, directly or not, and of the zero entries."""
+    used = {field.name: {0} for field in dictionary.DESCRIPTOR.fields}
+    pending = set(find_references(part))
+    while pending:
+        table, index = pending.pop()
+        if index in used[table]:
+            continue
+        used[table].add(index)
+        if table != STRINGS:
+            pending |= set(find_references(getattr(dictionary, table)[index]))
+    return used

@@ -1,0 +1,79 @@
+"""``send``: files of this package and of Collectors, sent to a Collector."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    ON_CPU,
+    STACK_OK,
+    Frame,
+    Line,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Side,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import encode_window
+
+SECOND = 1_000_000_000
+
+
+def window(number):
+    start = (1_700_000_000 + number) * SECOND
+    frames = tuple(
+        Frame(None, 0xFFFF0000 + at, (Line(f"function_{at}"),), 0, KERNEL_SIDE)
+        for at in range(number + 1)
+    )
+    stack = Stack((Side(KERNEL_SIDE, frames, STACK_OK),))
+    resources = [
+        ResourceSamples(
+            Resource({"process.pid": pid, "service.name": "shop"}),
+            [WindowSample(stack, pid, "main", 1, None, [start + pid, start + pid + 1])],
+        )
+        for pid in (10, 20)
+    ]
+    return Window(start, start + SECOND, [Profile(ON_CPU, 10, resources)])
+
+
+def send(path, address):
+    done = subprocess.run(
+        [sys.executable, "-m", "otel_kprofiler", "send", path, address],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def received(collector):
+    collector.stop()
+    return [json.loads(line) for line in collector.output.read_bytes().splitlines()]
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http"])
+def test_files_arrive_as_they_were_and_those_of_a_collector_again(
+    open_collector, samples_of, tmp_path, kind
+):
+    path = tmp_path / "x.otlp"
+    payloads = [encode_window(window(number)).batches[0].payload for number in range(3)]
+    path.write_bytes(b"".join(len(one).to_bytes(4, "big") + one for one in payloads))
+
+    def send_to_new(path):
+        collector = open_collector()
+        grpc, http = f"grpc://{collector.grpc_endpoint}", collector.http_endpoint
+        said = send(path, grpc if kind == "grpc" else http)
+        assert "sent 12 samples in 3 requests to " in said
+        return collector.output, samples_of(received(collector))
+
+    written, first = send_to_new(path)
+    assert len(first) == 12
+    assert {dict(sample[0])["service.name"] for sample in first} == {"shop"}
+    assert b"keyStrindex" in written.read_bytes(), "it writes references"
+    _, second = send_to_new(written)
+    assert second == first

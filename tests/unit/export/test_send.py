@@ -1,0 +1,271 @@
+"""``otel-kprofiler send``: saved profiles, sent to receivers on the loopback interface."""
+
+import gzip
+import os
+import signal
+import threading
+
+import grpc
+import pytest
+
+from otel_kprofiler.cli.main import main
+from otel_kprofiler.model import (
+    ON_CPU,
+    Form,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import check_payload, decode_windows, encode_window, read_profiles
+
+SECOND = 1_000_000_000
+ZIP = b"PK\x03\x04 a raw recording"
+PPROF = b"\x0a\x04\x08\x01\x10\x02\x32\x00"
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch, tmp_path):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+    monkeypatch.chdir(tmp_path)
+
+
+def requests(count, form=Form.PROTOBUF, samples=3):
+    return [request(number, form, samples) for number in range(count)]
+
+
+def request(number, form, samples):
+    start = (1_700_000_000 + number) * SECOND
+    sample = [
+        WindowSample(Stack(()), 7, f"{number} {at}", 0, None, [start + at]) for at in range(samples)
+    ]
+    resources = [ResourceSamples(Resource({"process.pid": 1}), sample)]
+    window = Window(start, start + SECOND, [Profile(ON_CPU, 10, resources)])
+    (batch,) = encode_window(window, form=form).batches
+    return batch.payload
+
+
+def prefixed(messages):
+    return b"".join(len(one).to_bytes(4, "big") + one for one in messages)
+
+
+def lines(messages):
+    return b"".join(one + b"\n" for one in messages)
+
+
+def run(capsys, *words):
+    """Exit status, lines on standard output and on standard error."""
+    try:
+        main(["send", *map(str, words)])
+        status = 0
+    except SystemExit as stop:
+        status = stop.code or 0
+    said = capsys.readouterr()
+    return status, said.out.splitlines(), said.err.splitlines()
+
+
+def received(receiver):
+    """Numbers of the samples' threads in all requests but the first, which asks."""
+    bodies = [one[0] if isinstance(one[0], bytes) else one[2] for one in receiver.requests[1:]]
+    return sorted(
+        sample.thread_name for window in decode_windows(bodies) for _, sample in window.samples
+    )
+
+
+def names(*numbers):
+    return [f"{number} {at}" for number in numbers for at in range(3)]
+
+
+def refuse(code, text="no"):
+    return lambda _request, context: context.abort(code, text)
+
+
+FILES = {
+    "one.otlp": requests(1)[0],
+    "one.OTLP.GZ": gzip.compress(requests(1)[0]),
+    "prefixed.otlp": prefixed(requests(3)),
+    "prefixed.proto.gz": gzip.compress(prefixed(requests(3))),
+    "lines.otlp.jsonl": lines(requests(3, Form.JSON)),
+    "lines.otlp.jsonl.gz": gzip.compress(lines(requests(3, Form.JSON))),
+}
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf", "http/json"])
+@pytest.mark.parametrize("name", FILES)
+def test_every_form_is_sent_over_every_protocol(
+    *, name, protocol, grpc_receiver, http_receiver, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    (tmp_path / name).write_bytes(FILES[name])
+    receiver = grpc_receiver if protocol == "grpc" else http_receiver
+    address = f"grpc://{receiver.endpoint}" if protocol == "grpc" else receiver.endpoint
+    status, out, err = run(capsys, name, address)
+    count = 1 if name.lower().startswith("one") else 3
+    assert (status, err) == (0, [])
+    assert out == [
+        f"{name}: sent {3 * count} samples in {count} request{'s' * (count > 1)} to {address}"
+    ]
+    assert received(receiver) == names(*range(count))
+    for one in receiver.requests[1:]:
+        assert check_payload(one[0] if protocol == "grpc" else one[2]) == []
+
+
+def test_the_environment_sets_headers_and_compression(http_receiver, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic me")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+    (tmp_path / "x.otlp").write_bytes(requests(1)[0])
+    assert run(capsys, "x.otlp", http_receiver.endpoint)[0] == 0
+    for _, headers, body in http_receiver.requests:
+        assert headers["Authorization"] == "Basic me"
+        assert headers["Content-Encoding"] == "gzip"
+        gzip.decompress(body)
+
+
+def test_what_is_above_the_limit_of_messages_is_split(grpc_receiver, tmp_path, capsys):
+    big = request(0, Form.PROTOBUF, 130_000)
+    assert len(big) > 4 << 20
+    (tmp_path / "x.otlp").write_bytes(big)
+    status, out, _ = run(capsys, "x.otlp", f"grpc://{grpc_receiver.endpoint}")
+    assert status == 0
+    assert out[0].startswith("x.otlp: sent 130,000 samples in ")
+    assert len(received(grpc_receiver)) == 130_000
+    assert all(len(body) < 4 << 20 for body, _ in grpc_receiver.requests)
+
+
+def test_standard_input_is_sent(http_receiver, monkeypatch, capsys, tmp_path):
+    (tmp_path / "x").write_bytes(prefixed(requests(2)))
+    with open(tmp_path / "x") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert run(capsys, "-", http_receiver.endpoint)[0] == 0
+    assert received(http_receiver) == names(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message", "fix"),
+    [
+        ("x.raw", ZIP, "a raw recording", "otel-kprofiler record --replay x.raw --export URL"),
+        ("x.pb", PPROF, "a profile of pprof", "otel-kprofiler report x.pb -o FILE.otlp"),
+        ("x.pb.gz", gzip.compress(PPROF), "a profile of pprof", "report x.pb.gz -o FILE.otlp"),
+        ("x.html", b"<!doctype html>", "a page", "-o FILE.otlp"),
+        ("x.data", b"PERFILE2", "a file of perf", "otel-kprofiler record"),
+        ("x", b"", "the file is empty", "record"),
+    ],
+)
+def test_what_is_not_otlp_is_refused_before_anything_is_sent(
+    *, name, content, message, fix, http_receiver, tmp_path, capsys
+):
+    (tmp_path / "good.otlp").write_bytes(requests(1)[0])
+    (tmp_path / name).write_bytes(content)
+    status, out, err = run(capsys, "good.otlp", name, http_receiver.endpoint)
+    assert (status, out) == (1, [])
+    assert err[0].startswith(f"error: {name}: ")
+    assert message in err[0]
+    assert fix in err[1]
+    assert http_receiver.requests == []
+
+
+def test_a_missing_file_and_a_missing_url_are_errors(http_receiver, tmp_path, capsys):
+    status, _, err = run(capsys, "none.otlp", http_receiver.endpoint)
+    assert status == 1
+    assert err[0] == "error: cannot read none.otlp: No such file or directory"
+    (tmp_path / "a").write_bytes(requests(1)[0])
+    (tmp_path / "b").write_bytes(requests(1)[0])
+    status, _, err = run(capsys, "a", "b")
+    assert status == 2
+    assert "no receiver's address: b" in err[0]
+    assert "grpc://HOST:PORT" in err[1]
+
+
+def test_refused_requests_are_kept_and_can_be_sent_again(grpc_receiver, tmp_path, capsys):
+    (tmp_path / "x.otlp").write_bytes(prefixed(requests(3)))
+    address = f"grpc://{grpc_receiver.endpoint}"
+    grpc_receiver.answer(b"", b"", refuse(grpc.StatusCode.INVALID_ARGUMENT, "bad time"), b"")
+    status, out, err = run(capsys, "x.otlp", address)
+    assert status == 1
+    assert out == [f"x.otlp: sent 6 samples in 2 requests to {address}"]
+    assert err[-2:] == [
+        f"error: 3 of 9 samples did not arrive at {address}: INVALID_ARGUMENT: bad time",
+        f"fix: to send it again: otel-kprofiler send x.unsent.otlp {address}",
+    ]
+    grpc_receiver.requests.clear()
+    assert run(capsys, "x.unsent.otlp", address)[0] == 0
+    assert received(grpc_receiver) == names(1)
+
+
+def test_a_receiver_that_goes_away_is_not_waited_for_again(http_receiver, tmp_path, capsys):
+    (tmp_path / "x.otlp").write_bytes(prefixed(requests(50)))
+    (tmp_path / "y.otlp").write_bytes(prefixed(requests(2)))
+    http_receiver.answer((200, {}, b""), (200, {}, b""), (503, {}, b""))
+    address = http_receiver.endpoint
+    status, _, err = run(capsys, "x.otlp", "y.otlp", address)
+    assert status == 1
+    assert err[-1] == (f"fix: to send it again: otel-kprofiler send x.unsent.otlp y.otlp {address}")
+    assert sum(window.sample_count for window in read_profiles("x.unsent.otlp")) == 3 * 49
+    assert sorted(os.listdir()) == ["x.otlp", "x.unsent.otlp", "y.otlp"]
+
+
+def test_a_file_of_which_nothing_was_taken_is_not_copied(http_receiver, tmp_path, capsys):
+    (tmp_path / "x.otlp").write_bytes(prefixed(requests(2)))
+    http_receiver.answer((200, {}, b""), (400, {}, b""))
+    address = http_receiver.endpoint
+    status, out, err = run(capsys, "x.otlp", address)
+    assert status == 1
+    assert out == [f"x.otlp: sent 0 samples in 0 requests to {address}"]
+    assert err[-1] == f"fix: to send it again: otel-kprofiler send x.otlp {address}"
+    assert os.listdir() == ["x.otlp"]
+
+
+def test_partial_success_is_said_in_the_words_of_the_receiver(http_receiver, tmp_path, capsys):
+    from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2 as pb
+
+    response = pb.ExportProfilesServiceResponse()
+    response.partial_success.rejected_profiles = 1
+    response.partial_success.error_message = "too old"
+    resources = [
+        ResourceSamples(
+            Resource({"process.pid": pid}),
+            [WindowSample(Stack(()), 7, "x", 0, None, [1_700_000_000 * SECOND + pid])],
+        )
+        for pid in (1, 2)
+    ]
+    start = 1_700_000_000 * SECOND
+    window = Window(start, start + SECOND, [Profile(ON_CPU, 10, resources)])
+    (tmp_path / "x.otlp").write_bytes(encode_window(window).batches[0].payload)
+    kind = {"Content-Type": "application/x-protobuf"}
+    http_receiver.answer((200, {}, b""), (200, kind, response.SerializeToString()))
+    status, out, err = run(capsys, "x.otlp", http_receiver.endpoint)
+    assert status == 1
+    assert out[0].startswith("x.otlp: sent 1 sample in 1 request to ")
+    assert "1 of 2 samples did not arrive" in err[-2]
+    assert "1 profiles rejected: too old" in err[-2]
+    assert "the receiver took the rest" in err[-1]
+    assert os.listdir() == ["x.otlp"]
+
+
+def test_what_is_damaged_is_left_out_and_said(http_receiver, tmp_path, capsys):
+    (tmp_path / "x.otlp").write_bytes(prefixed(requests(2))[:-5])
+    status, _, err = run(capsys, "x.otlp", http_receiver.endpoint)
+    assert status == 1
+    assert "left out what is damaged" in err[0]
+    assert err[-2] == "error: what is damaged was not sent"
+    assert received(http_receiver) == names(0)
+
+
+def test_ctrl_c_keeps_what_was_not_sent(http_receiver, tmp_path, capsys):
+    (tmp_path / "x.otlp").write_bytes(prefixed(requests(3)))
+    answered = threading.Event()
+
+    def interrupt(handler):
+        os.kill(os.getpid(), signal.SIGINT)
+        answered.wait(10)
+
+    http_receiver.answer((200, {}, b""), (200, {}, b""), interrupt)
+    status, _, err = run(capsys, "x.otlp", http_receiver.endpoint)
+    answered.set()
+    assert status == 130
+    assert "6 of 9 samples did not arrive" in err[-2]
+    assert err[-2].endswith(": interrupted")
+    assert "send x.unsent.otlp" in err[-1]
+    assert sum(window.sample_count for window in read_profiles("x.unsent.otlp")) == 6

@@ -1,0 +1,171 @@
+"""Messages of any producer, encoded again as receivers take them."""
+
+import json
+
+import pytest
+
+from otel_kprofiler.errors import PayloadError
+from otel_kprofiler.model import (
+    ON_CPU,
+    AttributeForm,
+    Form,
+    LossCause,
+    Profile,
+    Resource,
+    ResourceSamples,
+    SpanLink,
+    Stack,
+    StreamTotals,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import (
+    check_payload,
+    decode_windows,
+    encode_message,
+    encode_window,
+    parse_payloads,
+)
+
+START = 1_700_000_000_000_000_000
+FORMS = list(Form)
+
+
+def sample(number, times=2):
+    link = SpanLink(bytes([number % 200 + 1] * 16), bytes([number % 200 + 1] * 8))
+    stamps = [START + number * 100 + at for at in range(times)]
+    return WindowSample(Stack(()), number, f"thread {number}", number % 8, link, stamps)
+
+
+def window(samples, processes=1):
+    resources = [
+        ResourceSamples(Resource({"process.pid": pid, "service.name": "é"}), samples)
+        for pid in range(1, processes + 1)
+    ]
+    return Window(START, START + 10**9, [Profile(ON_CPU, 10, resources)])
+
+
+def message(window, attributes=AttributeForm.INLINE):
+    (batch,) = encode_window(window, attributes=attributes).batches
+    (payload,) = parse_payloads(batch.payload)
+    return payload.message
+
+
+def contents(payloads):
+    """Each sample with everything that it has, from decoded requests."""
+    return sorted(
+        (
+            time,
+            dict(resource.attributes)["process.pid"],
+            one.tid,
+            one.thread_name,
+            one.cpu,
+            one.link,
+        )
+        for decoded in decode_windows(payloads)
+        for resource, one in decoded.samples
+        for time in one.timestamps_unix_ns
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("limit", [None, 1 << 20])
+def test_a_message_that_is_small_enough_stays_as_it_is(form, limit):
+    original = message(window([sample(1), sample(2)]))
+    before = original.SerializeToString(deterministic=True)
+    (batch,), too_large = encode_message(original, form, limit)
+    assert not too_large
+    assert batch.sample_count == 4
+    assert (batch.start_unix_ns, batch.end_unix_ns) == (START, START + 10**9)
+    (payload,) = parse_payloads(batch.payload)
+    assert payload.message.SerializeToString(deterministic=True) == before
+    assert check_payload(batch.payload) == []
+
+
+@pytest.mark.parametrize("attributes", list(AttributeForm))
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("limit", [2_000, 7_000])
+def test_parts_are_valid_within_the_limit_and_have_all_samples_once(form, limit, attributes):
+    whole = window([sample(number) for number in range(60)], processes=3)
+    original = message(whole, attributes)
+    expected = contents([original.SerializeToString()])
+    batches, too_large = encode_message(original, form, limit)
+    assert not too_large
+    assert len(batches) > 1
+    assert all(len(batch.payload) <= limit for batch in batches)
+    assert [problem for batch in batches for problem in check_payload(batch.payload)] == []
+    assert contents([batch.payload for batch in batches]) == expected
+    assert sum(batch.sample_count for batch in batches) == len(expected) == 360
+    ids = [
+        profile.profile_id
+        for batch in batches
+        for payload in parse_payloads(batch.payload)
+        for resource in payload.message.resource_profiles
+        for profile in resource.scope_profiles[0].profiles
+    ]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_sample_that_is_too_large_is_divided_by_its_times():
+    original = message(window([sample(1, times=1000)]))
+    batches, too_large = encode_message(original, Form.PROTOBUF, 2000)
+    assert not too_large
+    assert sum(batch.sample_count for batch in batches) == 1000
+    assert len(contents([batch.payload for batch in batches])) == 1000
+
+
+def test_what_is_too_large_alone_is_counted():
+    huge = sample(1, times=3)._replace(thread_name="x" * 3000)
+    batches, too_large = encode_message(message(window([huge, sample(2)])), Form.PROTOBUF, 2000)
+    assert sum(too_large.values()) == 3
+    assert [batch.sample_count for batch in batches] == [2]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_references_in_attributes_of_resources_are_resolved(form):
+    """The Collector's file exporter writes them, and most receivers show them as empty."""
+    original = message(window([sample(1)]), AttributeForm.REFERENCES)
+    attributes = original.resource_profiles[0].resource.attributes
+    assert all(attribute.key_strindex for attribute in attributes)
+    (batch,), _ = encode_message(original, form, None)
+    (payload,) = parse_payloads(batch.payload)
+    attributes = payload.message.resource_profiles[0].resource.attributes
+    assert {(one.key, one.value.string_value or one.value.int_value) for one in attributes} == {
+        ("process.pid", 1),
+        ("service.name", "é"),
+    }
+    assert check_payload(batch.payload) == []
+
+
+def test_unknown_fields_of_newer_producers_stay():
+    original = message(window([sample(number) for number in range(50)]))
+    profile = original.resource_profiles[0].scope_profiles[0].profiles[0]
+    profile.MergeFromString(bytes.fromhex("fa3e") + b"\x03new")
+    batches, _ = encode_message(original, Form.PROTOBUF, 3000)
+    assert len(batches) > 1
+    assert all(b"\xfa\x3e\x03new" in batch.payload for batch in batches)
+
+
+def test_ids_in_json_are_hexadecimal():
+    (batch,), _ = encode_message(message(window([sample(9)])), Form.JSON, None)
+    tree = json.loads(batch.payload)
+    link = tree["dictionary"]["linkTable"][1]
+    assert link == {"traceId": "0a" * 16, "spanId": "0a" * 8}
+
+
+@pytest.mark.parametrize("limit", [None, 100])
+def test_an_index_outside_of_its_table_is_an_error(limit):
+    original = message(window([sample(1), sample(2)]), AttributeForm.REFERENCES)
+    original.resource_profiles[0].resource.attributes[0].key_strindex = 999
+    with pytest.raises(PayloadError, match="outside of its table"):
+        encode_message(original, Form.PROTOBUF, limit)
+
+
+def test_samples_that_carry_the_account_alone_are_none():
+    resources = [ResourceSamples(Resource({"process.pid": 1}), [])]
+    totals = StreamTotals("stream", 0, 5, {LossCause.RING_FULL: 5})
+    profile = Profile(ON_CPU, 10, resources, 5, {LossCause.RING_FULL: 5}, totals)
+    (again,), _ = encode_message(
+        message(Window(START, START + 10**9, [profile])), Form.PROTOBUF, None
+    )
+    assert [one.samples for one in again.profiles] == [0]
