@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -64,6 +65,24 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.collector)
             # The first test of a version waits for its build.
             item.add_marker(pytest.mark.timeout(BUILD_SECONDS))
+    items.sort(key=lambda item: HERE in item.path.parents)  # the others run during the build
+
+
+def pytest_collection_finish(session):
+    """Build what is missing while the first tests run."""
+    wanted = any(HERE in item.path.parents for item in session.items)
+    if not wanted or session.config.option.collectonly or all(map(is_built, VERSIONS)):
+        return
+    command = ["nice", "-n", "19", sys.executable, __file__]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, start_new_session=True, **quiet)
+
+    def stop():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+
+    session.config.add_cleanup(stop)
 
 
 def cache_directory():
@@ -71,12 +90,23 @@ def cache_directory():
     return Path(named) if named else Path.home() / ".cache" / "otel-kprofiler"
 
 
+def read_manifest(version):
+    return (HERE / f"builder-v{version}.yaml").read_text()
+
+
+def program_path(version):
+    digest = hashlib.sha256(read_manifest(version).encode()).hexdigest()[:12]
+    return cache_directory() / f"otelcol-v{version}-{digest}"
+
+
+def is_built(version):
+    return program_path(version).exists()
+
+
 def build(version):
     """Path of the Collector's program, built now if the cache has none for this manifest."""
-    manifest = (HERE / f"builder-v{version}.yaml").read_text()
-    digest = hashlib.sha256(manifest.encode()).hexdigest()[:12]
-    cache = cache_directory()
-    program = cache / f"otelcol-v{version}-{digest}"
+    program = program_path(version)
+    cache = program.parent
     if program.exists():
         return program
     if not shutil.which("go"):
@@ -89,7 +119,9 @@ def build(version):
             return program
         with tempfile.TemporaryDirectory(dir=cache) as directory:
             config = Path(directory, "builder.yaml")
-            config.write_text(manifest.replace("dist:\n", f"dist:\n  output_path: {directory}\n"))
+            config.write_text(
+                read_manifest(version).replace("dist:\n", f"dist:\n  output_path: {directory}\n")
+            )
             builder = f"go.opentelemetry.io/collector/cmd/builder@v{version}"
             done = subprocess.run(
                 ["go", "run", builder, "--config", str(config)],
@@ -274,3 +306,9 @@ def resolve(request):
 def samples_of():
     """Function: all samples of some of the Collector's requests, resolved; see ``resolve``."""
     return lambda requests: [sample for request in requests for sample in resolve(request)]
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves no directory behind
+    for each in VERSIONS:
+        build(each)

@@ -96,7 +96,7 @@ def test_a_withdrawn_context_is_not_read():
 
 
 def test_a_reader_never_sees_a_torn_update():
-    """Over 100,000 updates, every context read is one that was published."""
+    """Over 40,000 updates, every context read is one that was published."""
     publish_process_context({"n": "0", "same": "0"})
     done = threading.Event()
     code = (
@@ -116,7 +116,7 @@ def test_a_reader_never_sees_a_torn_update():
         [sys.executable, "-c", code, str(os.getpid())], stdout=subprocess.PIPE, text=True
     ) as reader:
         assert reader.stdout.readline() == "ready\n"
-        for update in range(100_000):
+        for update in range(40_000):
             text = str(update % 10) * (1 + update % 977)
             publish_process_context({"n": text, "same": text})
             if update % 1000 == 0:
