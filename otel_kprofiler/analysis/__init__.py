@@ -1,11 +1,12 @@
 """Profiles that were saved: their samples in columns, filtered and grouped."""
 
-from otel_kprofiler.analysis.callers import callees, callers
+from otel_kprofiler.analysis.callers import ITSELF, NO_CALLER, callees, callers
 from otel_kprofiler.analysis.comparison import Amount, Change, Part, compare
 from otel_kprofiler.analysis.filters import Filter
 from otel_kprofiler.analysis.groups import (
     GROUPINGS,
     NO_PROGRAM,
+    NO_STACK,
     Group,
     Key,
     find_grouping,
@@ -20,7 +21,10 @@ from otel_kprofiler.analysis.spans import endpoints_of_spans, spans_with_lines
 
 __all__ = [
     "GROUPINGS",
+    "ITSELF",
+    "NO_CALLER",
     "NO_PROGRAM",
+    "NO_STACK",
     "Amount",
     "Change",
     "Filter",

@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "report": "Show what is in profiles: functions, system calls, processes.",
     "diff": "Compare two profiles: what gained, what lost, what may be chance.",
     "send": "Send saved profiles to an OTLP receiver.",
+    "top": "Show live what runs: functions, processes, system calls.",
     "run": "Run the agent beside an OpenTelemetry Collector.",
     "doctor": "Check whether this host can be profiled, and how to fix it.",
     "symbolize": "Resolve kernel addresses: module, build id, RVA, function.",

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from typing import Final, Literal
+from typing import Any, Final
 
 import click
 from click.core import ParameterSource
@@ -17,20 +17,19 @@ from otel_kprofiler.cli.part_file import SCHEDULE as PART_SCHEDULE
 from otel_kprofiler.cli.progress import open_progress
 from otel_kprofiler.cli.raw import RawOutput
 from otel_kprofiler.cli.receivers import open_receiver
+from otel_kprofiler.cli.sampling_options import Sampling, sampling_options
 from otel_kprofiler.cli.sending import SCHEDULE as EXPORT_SCHEDULE
 from otel_kprofiler.cli.sending import Sending
 from otel_kprofiler.cli.session import Session
 from otel_kprofiler.cli.summary import summarize, summarize_sent
-from otel_kprofiler.cli.targets import find_targets
 from otel_kprofiler.cli.terminal import describe_count, say
-from otel_kprofiler.cli.types import CpuListType, DurationType
+from otel_kprofiler.cli.types import DurationType
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.formats import FORMATS, select_modules
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import PYTHON_FRAMES, Window
+from otel_kprofiler.model import Window
 from otel_kprofiler.pipeline import (
-    DRAIN_INTERVAL_S,
     Pipeline,
     WindowSink,
     open_live,
@@ -39,13 +38,11 @@ from otel_kprofiler.pipeline import (
     replay,
 )
 from otel_kprofiler.recording import Recording, ReplaySampler
-from otel_kprofiler.sampling import HeldCommand, SamplerConfig
-from otel_kprofiler.symbols import UserSymbolSettings, open_user_names
+from otel_kprofiler.sampling import HeldCommand
 
 _DEFAULT_DURATION_S: Final = 10.0
 _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_path", "force"})
 """Parameters that have an effect on samples that have been taken."""
-_SYMBOL_BYTES: Final = 256 << 20
 
 
 @click.command(name="record")
@@ -54,14 +51,6 @@ _SYMBOL_BYTES: Final = 256 << 20
     "--duration",
     type=DurationType(),
     help="Duration, such as 10s or 1m30s. Default: 10s, or until COMMAND ends.",
-)
-@click.option(
-    "-F",
-    "--rate",
-    type=click.IntRange(1, 10_000),
-    default=99,
-    show_default=True,
-    help="Samples per second on each CPU.",
 )
 @click.option(
     "-o",
@@ -86,49 +75,7 @@ _SYMBOL_BYTES: Final = 256 << 20
     type=click.Choice([row.name for row in FORMATS]),
     help="Output format. Default: by the file's suffix; .gz compresses.",
 )
-@click.option(
-    "-p", "--pid", "pids", type=click.IntRange(1), multiple=True,
-    help="Only this process and its descendants; ends with the last of them. Repeatable, as all "
-    "filters: a sample must match one of each.",
-)  # fmt: skip
-@click.option(
-    "--comm", "comms", multiple=True, metavar="NAME",
-    help="Only threads of this name, and processes whose main thread has it (15 characters count).",
-)  # fmt: skip
-@click.option(
-    "--cgroup", "cgroups", multiple=True, metavar="PATH",
-    help="Only this cgroup (version 2) and those below; ends with its last process.",
-)  # fmt: skip
-@click.option(
-    "--container", "containers", multiple=True, metavar="NAME|ID",
-    help="Only this container; the first digits of its id are enough. Ends with it.",
-)  # fmt: skip
-@click.option(
-    "--cpus", type=CpuListType(), default=(), metavar="LIST", help="Only these CPUs: 0-3,8."
-)
-@click.option(
-    "--stacks",
-    type=click.Choice(["kernel", "user", "both"]),
-    default="both",
-    show_default=True,
-    help="Sides of stacks to collect; kernel also leaves out all time in user mode.",
-)
-@click.option(
-    "--user-symbols",
-    "user_symbols",
-    type=click.Choice(["off", "names", "lines"]),
-    default="names",
-    show_default=True,
-    help="What user frames carry besides file and address: nothing, names of functions, or also "
-    "lines and inlined functions (needs the extra dwarf).",
-)
-@click.option(
-    "--python/--no-python",
-    "python",
-    default=True,
-    show_default=True,
-    help="Functions and lines of Python, of processes that run CPython 3.11 or newer.",
-)
+@sampling_options
 @click.option(
     "--module",
     "modules",
@@ -136,13 +83,6 @@ _SYMBOL_BYTES: Final = 256 << 20
     metavar="NAME",
     help="Keep only stacks with code of this module, loadable or built in; repeatable.",
 )
-@click.option(
-    "--loader",
-    type=click.Choice(["auto", "libbpf", "bcc"]),
-    default="auto",
-    help="Library that loads the eBPF program; auto prefers libbpf over bcc.",
-)
-@click.option("--idle", is_flag=True, help="Sample the idle task too.")
 @click.option(
     "--raw",
     "raw_path",
@@ -160,25 +100,15 @@ _SYMBOL_BYTES: Final = 256 << 20
 def command(
     *,
     duration: float | None,
-    rate: int,
     path: str | None,
     address: str | None,
     form: str | None,
-    pids: tuple[int, ...],
-    comms: tuple[str, ...],
-    cgroups: tuple[str, ...],
-    containers: tuple[str, ...],
-    cpus: tuple[int, ...],
-    stacks: Literal["kernel", "user", "both"],
-    user_symbols: Literal["off", "names", "lines"],
-    python: bool,
     modules: tuple[str, ...],
-    loader: str,
-    idle: bool,
     raw_path: str | None,
     replay_path: str | None,
     force: bool,
     words: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Profile this host, or COMMAND and its children, into a file.
 
@@ -196,8 +126,8 @@ def command(
     127 if it was not found, 126 if it cannot be executed, and 0 if the recording ended first; but 1
     if the receiver of --export did not take everything. What it did not take is in a file then.
     """  # noqa: D301 - \b tells click not to wrap the paragraph
-    filters = pids or comms or cgroups or containers
-    if words and (filters or cpus):
+    sampling = Sampling(**options)
+    if words and (sampling.has_targets or sampling.cpus):
         raise click.UsageError(
             "a COMMAND cannot be combined with --pid, --comm, --cgroup, --container or --cpus"
         )
@@ -221,25 +151,14 @@ def command(
             session = Session(_replay(replay_path, sinks), signals)
         else:
             access, clock = Access(), Clock()
-            targets = find_targets(
-                access, pids=pids, comms=comms, cgroups=cgroups, containers=containers
-            )
+            targets = sampling.find_targets(access)
             held = stack.enter_context(_hold(words, output)) if words else None
-            config = SamplerConfig(
-                samples_per_second=rate,
-                stacks=stacks,
-                python_frames=PYTHON_FRAMES if python else 0,
-                pin_cpu_ids=cpus,
-                send_idle_frames=idle,
-                drain_interval_s=DRAIN_INTERVAL_S,
-                child_pid=held.pid if held else None,
-            )
             raw = raw_path and stack.enter_context(RawOutput(raw_path, access, force=force))
             limit = _DEFAULT_DURATION_S if duration is None and not words else duration
             if raw:
                 sinks.add(raw.add_window)
             pipeline = open_live(
-                targets.apply(config, access) if filters else config,
+                sampling.config(access, targets, held.pid if held else None),
                 sinks.schedule,
                 sinks.add_window,
                 whole_sink=sinks.whole,
@@ -249,10 +168,8 @@ def command(
                     access, clock, {}, on_new=raw.add_process if raw else None
                 ),
                 symbolizer=open_symbols(access, event_sink=raw.add_event if raw else None),
-                user_names=open_user_names(
-                    UserSymbolSettings(detail=user_symbols, max_bytes=_SYMBOL_BYTES, cpu_share=1.0)
-                ),
-                loader=loader,
+                user_names=sampling.open_user_names(),
+                loader=sampling.loader,
                 raw_sink=raw.add_records if raw else None,
                 replaced_sink=raw.add_frame if raw else None,
             )

@@ -1,0 +1,74 @@
+"""Keys from the bytes that terminals send."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from typing import Final
+
+UP: Final = "up"
+DOWN: Final = "down"
+LEFT: Final = "left"
+RIGHT: Final = "right"
+HOME: Final = "home"
+END: Final = "end"
+PAGE_UP: Final = "page up"
+PAGE_DOWN: Final = "page down"
+ENTER: Final = "enter"
+ESCAPE: Final = "escape"
+BACKSPACE: Final = "backspace"
+REDRAW: Final = "redraw"
+"""Ctrl-L."""
+
+_CONTROLS: Final = {
+    "\r": ENTER, "\n": ENTER, "\x7f": BACKSPACE, "\b": BACKSPACE, "\x0c": REDRAW
+}  # fmt: skip
+_FINALS: Final = {"A": UP, "B": DOWN, "C": RIGHT, "D": LEFT, "H": HOME, "F": END}
+_NUMBERS: Final = {"1": HOME, "7": HOME, "4": END, "8": END, "5": PAGE_UP, "6": PAGE_DOWN}
+_SEQUENCE: Final = re.compile(r"\x1b(?:\[([0-?]*)[ -/]*([@-~])|O([ -~]))")
+_BEGUN: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|O)?")
+_LONGEST: Final = 32
+
+
+class KeyParser:
+    """Finds keys in what a terminal sends, also where it arrives in pieces."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text = ""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the rest may follow of what may also be the Escape key."""
+        return bool(self._text)
+
+    def feed(self, data: bytes) -> list[str]:
+        """The keys that are complete: printable characters, or names of this module."""
+        self._text += self._decoder.decode(data)
+        keys = []
+        while self._text:
+            if match := _SEQUENCE.match(self._text):
+                self._text = self._text[match.end() :]
+                number, final, function = match.groups()
+                name = _NUMBERS.get(number) if final == "~" else _FINALS.get(final or function)
+                keys += [name] if name else []
+            elif _BEGUN.fullmatch(self._text) and len(self._text) < _LONGEST:
+                break
+            else:
+                keys += self._take()
+        return keys
+
+    def flush(self) -> list[str]:
+        """The keys of what was sent, if nothing follows."""
+        keys = []
+        while self._text:
+            keys += self._take()
+        return keys
+
+    def _take(self) -> list[str]:
+        char, self._text = self._text[0], self._text[1:]
+        if char == "\x1b":
+            return [ESCAPE]
+        if char in _CONTROLS:
+            return [_CONTROLS[char]]
+        return [char] if char.isprintable() else []

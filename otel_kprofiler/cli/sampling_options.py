@@ -1,0 +1,130 @@
+"""The options of commands that sample this host: what to sample, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+import click
+
+from otel_kprofiler.cli.targets import Targets, find_targets
+from otel_kprofiler.cli.types import CpuListType
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import PYTHON_FRAMES
+from otel_kprofiler.pipeline import DRAIN_INTERVAL_S
+from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.symbols import UserNames, UserSymbolSettings, open_user_names
+
+_SYMBOL_BYTES: Final = 256 << 20
+CommandT = TypeVar("CommandT", bound=Callable[..., None])
+
+_OPTIONS: Final = (
+    click.option(
+        "-F", "--rate", type=click.IntRange(1, 10_000), default=99, show_default=True,
+        help="Samples per second on each CPU.",
+    ),
+    click.option(
+        "-p", "--pid", "pids", type=click.IntRange(1), multiple=True,
+        help="Only this process and its descendants; ends with the last of them. Repeatable, as "
+        "all filters: a sample must match one of each.",
+    ),
+    click.option(
+        "--comm", "comms", multiple=True, metavar="NAME",
+        help="Only threads of this name, and processes whose main thread has it (15 characters "
+        "count).",
+    ),
+    click.option(
+        "--cgroup", "cgroups", multiple=True, metavar="PATH",
+        help="Only this cgroup (version 2) and those below; ends with its last process.",
+    ),
+    click.option(
+        "--container", "containers", multiple=True, metavar="NAME|ID",
+        help="Only this container; the first digits of its id are enough. Ends with it.",
+    ),
+    click.option(
+        "--cpus", type=CpuListType(), default=(), metavar="LIST", help="Only these CPUs: 0-3,8."
+    ),
+    click.option(
+        "--stacks", type=click.Choice(["kernel", "user", "both"]), default="both",
+        show_default=True,
+        help="Sides of stacks to collect; kernel also leaves out all time in user mode.",
+    ),
+    click.option(
+        "--user-symbols", "user_symbols", type=click.Choice(["off", "names", "lines"]),
+        default="names", show_default=True,
+        help="What user frames carry besides file and address: nothing, names of functions, or "
+        "also lines and inlined functions (needs the extra dwarf).",
+    ),
+    click.option(
+        "--python/--no-python", "python", default=True, show_default=True,
+        help="Functions and lines of Python, of processes that run CPython 3.11 or newer.",
+    ),
+    click.option(
+        "--loader", type=click.Choice(["auto", "libbpf", "bcc"]), default="auto",
+        help="Library that loads the eBPF program; auto prefers libbpf over bcc.",
+    ),
+    click.option("--idle", is_flag=True, help="Sample the idle task too."),
+)  # fmt: skip
+
+
+def sampling_options(command: CommandT) -> CommandT:
+    """Give a command the options whose values :class:`Sampling` takes."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What to sample, as the options say."""
+
+    rate: int
+    pids: tuple[int, ...]
+    comms: tuple[str, ...]
+    cgroups: tuple[str, ...]
+    containers: tuple[str, ...]
+    cpus: tuple[int, ...]
+    stacks: Literal["kernel", "user", "both"]
+    user_symbols: Literal["off", "names", "lines"]
+    python: bool
+    loader: str
+    idle: bool
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether only some processes are sampled."""
+        return bool(self.pids or self.comms or self.cgroups or self.containers)
+
+    def find_targets(self, access: Access) -> Targets:
+        """The processes to sample.
+
+        Raises:
+            KProfilerError: a process, cgroup or container does not exist.
+        """
+        return find_targets(
+            access,
+            pids=self.pids,
+            comms=self.comms,
+            cgroups=self.cgroups,
+            containers=self.containers,
+        )
+
+    def config(self, access: Access, targets: Targets, child_pid: int | None) -> SamplerConfig:
+        """The configuration of the sampler; ``child_pid`` is a command that was started for it."""
+        config = SamplerConfig(
+            samples_per_second=self.rate,
+            stacks=self.stacks,
+            python_frames=PYTHON_FRAMES if self.python else 0,
+            pin_cpu_ids=self.cpus,
+            send_idle_frames=self.idle,
+            drain_interval_s=DRAIN_INTERVAL_S,
+            child_pid=child_pid,
+        )
+        return targets.apply(config, access) if self.has_targets else config
+
+    def open_user_names(self) -> UserNames | None:
+        """What names user frames; the caller closes it, or the pipeline that it is given to."""
+        return open_user_names(
+            UserSymbolSettings(detail=self.user_symbols, max_bytes=_SYMBOL_BYTES, cpu_share=1.0)
+        )

@@ -1,0 +1,262 @@
+"""The whole terminal as a screen: its modes, its size, its keys, and what is drawn on it.
+
+Whatever ends the command, the terminal is as it was before; so it is while the command is stopped
+(Ctrl-Z) and after the terminal was closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, Final, Self
+
+from otel_kprofiler.cli.keys import REDRAW, KeyParser
+from otel_kprofiler.errors import KProfilerError
+
+_ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # other screen, no cursor, no wrapping of lines
+_LEAVE: Final = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
+_CLEAR: Final = "\x1b[0m\x1b[2J"
+_ESCAPE_MS: Final = 50
+"""How long the rest of a key may take, before its beginning is the Escape key."""
+_LEAVE_S: Final = 0.5
+_USUAL_SIZE: Final = os.terminal_size((80, 24))
+_SIGNALS: Final = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
+
+
+def check_terminal() -> None:
+    """Refuse what cannot be a screen.
+
+    Raises:
+        KProfilerError: standard output is no terminal, or one that cannot be drawn on.
+    """
+    if not sys.stdout.isatty():
+        raise KProfilerError("standard output is no terminal", hint="use --once or --batch")
+    if os.environ.get("TERM", "dumb") in ("dumb", ""):
+        raise KProfilerError(
+            "the terminal cannot be drawn on: TERM is not set, or dumb",
+            hint="set TERM, such as to xterm; or use --once or --batch",
+        )
+
+
+class Screen:
+    """Takes over the terminal of standard output; a context manager for the main thread.
+
+    Drawing never waits for the terminal: while it takes nothing (Ctrl-S, a slow line), screens are
+    left out.
+
+    Args:
+        wake: called when there is a key to read or something to draw, from another thread or a
+            signal handler.
+
+    Attributes:
+        is_closed: whether the terminal is gone, and no key can come any more.
+
+    Raises:
+        KProfilerError: there is no terminal to read keys from; when the context is entered.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self.is_closed = False
+        self._keys: deque[str] = deque()
+        self._shown: list[str] = []
+        self._pending = b""
+        self._is_active = self._is_asked_to_stop = False
+        self._before: dict[signal.Signals, Any] = {}
+        self._encoding = sys.stdout.encoding or "utf-8"
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self._input = _open_input()
+            stack.callback(os.close, self._input)
+            self._output = _open_output()
+            stack.callback(os.close, self._output)
+            self._modes = termios.tcgetattr(self._input)
+            self._end, self._ended = os.pipe()
+            stack.callback(os.close, self._end)
+            stack.callback(os.close, self._ended)
+            stack.callback(self._restore_signals)
+            for number in _SIGNALS:
+                self._before[number] = signal.signal(number, self._handle)
+            stack.callback(self._leave)
+            self._take()
+            self._reader = threading.Thread(target=self._read, name="kprofiler-keys", daemon=True)
+            self._reader.start()
+            stack.callback(self._stop_reading)
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._leave()
+        finally:  # also if another signal has ended that
+            self._open.close()
+
+    def size(self) -> os.terminal_size:
+        """Columns and lines now; the usual ones of a terminal that does not know them."""
+        try:
+            size = os.get_terminal_size(self._output)
+        except OSError:  # it was closed
+            return _USUAL_SIZE
+        return size if size.columns and size.lines else _USUAL_SIZE
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything must be drawn: at first, in a new size, after a stop."""
+        return not self._shown
+
+    def take_keys(self) -> list[str]:
+        """The keys pressed since the last call."""
+        found = []
+        while self._keys:
+            key = self._keys.popleft()
+            if key == REDRAW:
+                self._shown = []
+            else:
+                found.append(key)
+        return found
+
+    def draw(self, lines: Sequence[str]) -> bool:
+        """Show these lines; False if that must wait until what was drawn before is written."""
+        if self._pending or not self._is_active:
+            self.flush()
+            return False
+        text = "" if self._shown else _CLEAR
+        for number, line in enumerate(lines):
+            if number >= len(self._shown) or self._shown[number] != line:
+                text += f"\x1b[{number + 1};1H\x1b[2K{line}\x1b[0m"
+        for number in range(len(lines), len(self._shown)):
+            text += f"\x1b[{number + 1};1H\x1b[2K"
+        self._shown = list(lines)
+        self._pending = text.encode(self._encoding, "replace")
+        self.flush()
+        return True
+
+    def flush(self) -> None:
+        """Write what the terminal takes of what was drawn."""
+        try:
+            while self._pending and self._can_write():
+                self._pending = self._pending[os.write(self._output, self._pending) :]
+        except BlockingIOError:
+            return
+        except OSError:  # the terminal was closed
+            self._pending = b""
+
+    def _can_write(self) -> bool:
+        poll = select.poll()
+        poll.register(self._output, select.POLLOUT)
+        return bool(poll.poll(0))
+
+    def stop_if_asked(self, *, has_ended: Callable[[], bool]) -> None:
+        """After Ctrl-Z: give the terminal back, stop, and take it again when continued.
+
+        Args:
+            has_ended: whether the command is to end, and so needs the terminal no more.
+        """
+        if not self._is_asked_to_stop:
+            return
+        self._is_asked_to_stop = False
+        self._leave()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
+        # Continued.
+        signal.signal(signal.SIGTSTP, self._handle)
+        if not has_ended():
+            self._take()
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGTSTP:
+            self._is_asked_to_stop = True
+        elif number == signal.SIGCONT and self._is_active:  # after SIGSTOP
+            self._take()
+        self._shown = []
+        self._wake()
+
+    def _take(self) -> None:
+        modes = [*self._modes[:6], list(self._modes[6])]
+        modes[3] &= ~(termios.ICANON | termios.ECHO)
+        modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
+        modes[6][termios.VQUIT] = b"\0"  # Ctrl-\ would leave the terminal as it is
+        with contextlib.suppress(termios.error):  # it was closed
+            # A process in the background is stopped here, before it has drawn anything.
+            termios.tcsetattr(self._input, termios.TCSANOW, modes)
+        self._is_active, self._shown = True, []
+        self._pending = _ENTER.encode()
+        self.flush()
+
+    def _leave(self) -> None:
+        """Give the terminal back; waits a little if it takes nothing."""
+        if not self._is_active:
+            return
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(self._input, termios.TCSANOW, self._modes)
+            termios.tcflush(self._input, termios.TCIFLUSH)
+        self._pending = _LEAVE.encode()
+        deadline = time.monotonic() + _LEAVE_S
+        while self._pending and time.monotonic() < deadline:
+            self.flush()
+            if self._pending:
+                time.sleep(0.01)
+        self._pending = b""
+        self._is_active = False
+
+    def _restore_signals(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _read(self) -> None:
+        parser, poll = KeyParser(), select.poll()
+        poll.register(self._input, select.POLLIN)
+        poll.register(self._end, select.POLLIN)
+        while not self.is_closed:
+            found = [number for number, _ in poll.poll(_ESCAPE_MS if parser.is_waiting else None)]
+            if self._end in found:
+                return
+            if found:
+                data = self._read_some()
+                self.is_closed = not data
+                self._keys.extend(parser.feed(data))
+            else:
+                self._keys.extend(parser.flush())
+            self._wake()
+
+    def _read_some(self) -> bytes:
+        try:
+            return os.read(self._input, 1024)
+        except OSError:  # closed; or in the background without a shell to continue it
+            return b""
+
+    def _stop_reading(self) -> None:
+        os.write(self._ended, b"\0")
+        self._reader.join()
+
+
+def _open_input() -> int:
+    """What keys come from: standard input, or the terminal if that is something else."""
+    if sys.stdin is not None and sys.stdin.isatty():
+        return os.dup(sys.stdin.fileno())
+    try:
+        return os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        raise KProfilerError(
+            f"there is no terminal to read keys from: {error.strerror}", hint="use --batch"
+        ) from error
+
+
+def _open_output() -> int:
+    """The terminal as a file of its own, which alone is never waited for."""
+    number = sys.stdout.fileno()
+    try:
+        flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+        return os.open(os.ttyname(number), flags)
+    except OSError:  # it has no name here, such as in a container
+        return os.dup(number)

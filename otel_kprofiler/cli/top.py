@@ -1,0 +1,254 @@
+"""``otel-kprofiler top``: live in the terminal, what runs on this host."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Self
+
+import click
+
+from otel_kprofiler.cli.end_signals import EndSignals
+from otel_kprofiler.cli.sampling_options import Sampling, sampling_options
+from otel_kprofiler.cli.screen import Screen, check_terminal
+from otel_kprofiler.cli.targets import Targets
+from otel_kprofiler.cli.terminal import say
+from otel_kprofiler.cli.top_page import Size, Status, page, plain_table
+from otel_kprofiler.cli.top_state import GROUPING_KEYS, ORDERS, TopState
+from otel_kprofiler.cli.top_windows import SlidingWindow
+from otel_kprofiler.cli.types import DurationType
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import Window
+from otel_kprofiler.pipeline import (
+    DRAIN_INTERVAL_S,
+    Pipeline,
+    WindowSchedule,
+    open_live,
+    open_resources,
+    open_symbols,
+)
+from otel_kprofiler.sampling import EbpfSampler
+
+_SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
+"""How often the screen is renewed; the first time soon."""
+_SHORTEST_S: Final = 1.0
+_LONGEST_S: Final = 60.0
+_PLAIN_ROWS: Final = 20
+_KEPT_MESSAGES: Final = 20
+
+
+@click.command(name="top")
+@click.option(
+    "--by", type=click.Choice(list(GROUPING_KEYS.values())), default="function",
+    show_default=True, help="What is shown first.",
+)  # fmt: skip
+@click.option(
+    "--sort", "order", type=click.Choice(ORDERS), default="self", show_default=True,
+    help="Order of the rows.",
+)  # fmt: skip
+@click.option(
+    "--window", "window_s", type=DurationType(), default="5s", show_default=True,
+    help="Show the samples of so much time: 1s to 60s.",
+)  # fmt: skip
+@click.option(
+    "-n", "--lines", "rows", type=click.IntRange(1),
+    help="Most rows to show. Default: as the screen has room for, or 20.",
+)  # fmt: skip
+@click.option("--once", is_flag=True, help="Print one table after that time, as plain text.")
+@click.option("--batch", is_flag=True, help="Print a table each time that time is over.")
+@sampling_options
+def command(
+    *,
+    by: str,
+    order: str,
+    window_s: float,
+    rows: int | None,
+    once: bool,
+    batch: bool,
+    **options: Any,
+) -> None:
+    """Show live what runs on this host, by the samples of the last seconds.
+
+    \b
+      otel-kprofiler top
+      otel-kprofiler top --by syscall --stacks kernel
+      otel-kprofiler top -p 4242
+      otel-kprofiler top --once --by process > processes.txt
+
+    Keys: f functions, p processes, t threads, s system calls, c containers, m modules, l lines,
+    b BPF programs; Enter shows callers and callees, space freezes, / filters, h shows all keys, q
+    quits. When all processes of --pid, --cgroup or --container have ended, the last screen stays.
+    """  # noqa: D301 - \b tells click not to wrap the paragraph
+    if not _SHORTEST_S <= window_s <= _LONGEST_S:
+        raise click.UsageError(f"--window must be 1s to 60s, not {window_s:g}s")
+    if once and batch:
+        raise click.UsageError("--once cannot be combined with --batch")
+    is_plain = once or batch
+    if not is_plain:
+        check_terminal()
+    sampling = Sampling(**options)
+    ended_by: int | None = None
+    with EndSignals() as signals:
+        live = Live(sampling, SlidingWindow(window_s))
+        with live, _hold_messages(is_plain):
+            signals.listen(live.wake)
+            live.pipeline.start()
+            state = TopState(by, order)
+            if is_plain:
+                _print(live, signals, state, window_s, rows or _PLAIN_ROWS, once=once)
+            elif not _show(live, signals, state, rows):
+                ended_by = signal.SIGHUP
+    ended_by = signals.received or ended_by
+    if ended_by and ended_by != signal.SIGINT:
+        sys.exit(128 + ended_by)
+
+
+class Live:
+    """Samples this host; a context manager that ends it.
+
+    Args:
+        sampling: what to sample.
+        sliding: receives the samples.
+
+    Attributes:
+        pipeline: what samples; not started yet.
+        sliding: the samples of the last seconds.
+        status: what is known beside the samples.
+        seconds: that samples were received of.
+    """
+
+    def __init__(self, sampling: Sampling, sliding: SlidingWindow) -> None:
+        access, clock = Access(), Clock()
+        host = os.uname()
+        self.sliding = sliding
+        self.status = Status(host.nodename, host.release, sampling.rate)
+        self.seconds = 0.0
+        self._woken = threading.Event()
+        self._targets: Targets | None = None
+        targets = sampling.find_targets(access)
+        if sampling.has_targets:
+            self._targets = targets
+        self.pipeline: Pipeline[EbpfSampler] = open_live(
+            sampling.config(access, targets, None),
+            _SCHEDULE,
+            self._add,
+            access=access,
+            clock=clock,
+            resources=open_resources(access, clock, {}),
+            symbolizer=open_symbols(access),
+            user_names=sampling.open_user_names(),
+            loader=sampling.loader,
+        )
+        self._used = (time.monotonic(), _read_cpu_s())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pipeline.close()
+
+    def wake(self) -> None:
+        """End the wait of a :meth:`step`; callable from any thread or signal handler."""
+        self._woken.set()
+        self.pipeline.wake()
+
+    def step(self) -> bool:
+        """Sample until something wakes us, a moment at most; whether there is something new."""
+        if self.status.has_ended:
+            self._woken.wait(DRAIN_INTERVAL_S)
+            self._woken.clear()
+            return False
+        before = self.seconds
+        self.pipeline.step(DRAIN_INTERVAL_S)
+        if self._targets and self._targets.have_ended(self.pipeline.sampler):
+            self.pipeline.stop()
+            self.status.has_ended = True
+            return True
+        return self.seconds != before
+
+    def _add(self, window: Window) -> None:
+        self.sliding.add(window)
+        self.seconds += (window.end_unix_ns - window.start_unix_ns) / 1e9
+        now = time.monotonic(), _read_cpu_s()
+        wall, cpu = (after - before for after, before in zip(now, self._used, strict=True))
+        self._used = now
+        self.status.own_share = cpu / wall if wall > 0 else None
+
+
+def _show(live: Live, signals: EndSignals, state: TopState, rows: int | None) -> bool:
+    """Show the screen until the user or a signal ends it; False if the terminal was closed."""
+    color = not os.environ.get("NO_COLOR")
+    is_new = True
+    with Screen(live.wake) as screen:
+        while not (signals.received or state.has_quit or screen.is_closed):
+            for key in screen.take_keys():
+                state.press(key, live.sliding.shown())
+                is_new = True
+            if is_new or screen.is_empty:
+                columns, lines = screen.size()
+                size = Size(columns, lines, rows)
+                drawn = page(state, live.sliding.shown(), live.status, size, color=color)
+                is_new = not screen.draw(drawn)
+            else:
+                screen.flush()
+            is_new = live.step() or is_new
+            screen.stop_if_asked(has_ended=lambda: signals.received is not None)
+        return not screen.is_closed
+
+
+def _print(
+    live: Live, signals: EndSignals, state: TopState, window_s: float, rows: int, *, once: bool
+) -> None:
+    printed_s = 0.0
+    while not (signals.received or live.status.has_ended):
+        live.step()
+        if live.seconds - printed_s < window_s and not live.status.has_ended:
+            continue
+        if printed_s:
+            click.echo()
+        printed_s = live.seconds
+        click.echo("\n".join(plain_table(state, live.sliding.shown(), live.status, rows)))
+        if once:
+            return
+
+
+def _read_cpu_s() -> float:
+    """CPU time of this process and of those that it has started and waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+class _Kept(logging.Handler):
+    """Keeps the last messages."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: deque[str] = deque(maxlen=_KEPT_MESSAGES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+@contextmanager
+def _hold_messages(is_plain: bool) -> Iterator[None]:
+    """Keep what is logged from the screen until the end."""
+    if is_plain:
+        yield
+        return
+    kept, root = _Kept(), logging.getLogger()
+    root.addHandler(kept)
+    try:
+        yield
+    finally:
+        root.removeHandler(kept)
+        for line in kept.lines:
+            say(line, err=True)

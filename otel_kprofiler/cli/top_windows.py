@@ -1,0 +1,132 @@
+"""What ``top`` shows: the samples of the last seconds, each second grouped once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from otel_kprofiler.analysis import (
+    Group,
+    Key,
+    Samples,
+    callees,
+    callers,
+    group_samples,
+    load_samples,
+    merge_groups,
+    select_group,
+)
+from otel_kprofiler.model import ON_CPU, Losses, Window, sum_losses
+
+CALLERS: Final = "callers"
+CALLEES: Final = "callees"
+
+
+class View(NamedTuple):
+    """What samples are grouped by, and which.
+
+    Attributes:
+        by: a name of ``GROUPINGS``; ``CALLERS`` or ``CALLEES`` of a function.
+        scope: groupings with a key each; only samples that are in all these groups.
+        function: of which the callers or callees are shown; else None.
+    """
+
+    by: str
+    scope: tuple[tuple[str, Key], ...] = ()
+    function: Key | None = None
+
+
+@dataclass(slots=True)
+class Part:
+    """The samples of a short time, and how the views on the screen group them.
+
+    Attributes:
+        start_unix_ns: start of that time.
+        end_unix_ns: its end.
+        samples: what was taken in it.
+        weight: of all its samples, in nanoseconds of CPU time.
+        lost: samples that were lost in it, by cause.
+    """
+
+    start_unix_ns: int
+    end_unix_ns: int
+    samples: Samples
+    weight: int
+    lost: Losses
+    _groups: dict[View, list[Group]] = field(default_factory=dict)
+
+    def groups(self, view: View) -> list[Group]:
+        """The groups of a view; those of the views of the last screens are kept."""
+        found = self._groups.get(view)
+        if found is None:
+            while len(self._groups) >= _KEPT_VIEWS:
+                del self._groups[next(iter(self._groups))]
+            found = self._groups[view] = _group(self.samples, view)
+        return found
+
+
+_KEPT_VIEWS: Final = 4
+
+
+class Shown:
+    """What a screen is made of; does not change.
+
+    Args:
+        parts: the times that it covers, in order.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = tuple(parts)
+        self.seconds = sum(part.end_unix_ns - part.start_unix_ns for part in parts) / 1e9
+        self.samples = sum(part.samples.count for part in parts)
+        self.weight = sum(part.weight for part in parts)
+        self.lost = sum_losses(part.lost for part in parts)
+
+    def groups(self, view: View) -> list[Group]:
+        """The groups of all samples of a view."""
+        return merge_groups(part.groups(view) for part in self._parts)
+
+    def scope_weight(self, view: View) -> int:
+        """Weight of the samples that a view is about: shares are shares of it."""
+        if view.scope or view.function:
+            return sum(group.own for part in self._parts for group in part.groups(view))
+        return self.weight
+
+
+class SlidingWindow:
+    """The samples of the last seconds; older ones are dropped.
+
+    Args:
+        seconds: its length.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._length_ns = round(seconds * 1e9)
+        self._parts: deque[Part] = deque()
+
+    def add(self, window: Window) -> None:
+        """Add the next window of the sampler, and drop what is too old."""
+        profiles = [profile for profile in window.profiles if profile.kind == ON_CPU]
+        samples = load_samples([replace(window, profiles=profiles)])
+        lost = sum_losses(profile.lost for profile in profiles)
+        weight = sum(samples.weights())
+        self._parts.append(Part(window.start_unix_ns, window.end_unix_ns, samples, weight, lost))
+        # Half of a part may be too much: windows end a little later than planned.
+        limit_ns = window.end_unix_ns - self._length_ns
+        while (self._parts[0].start_unix_ns + self._parts[0].end_unix_ns) // 2 < limit_ns:
+            self._parts.popleft()
+
+    def shown(self) -> Shown:
+        """What there is now."""
+        return Shown(self._parts)
+
+
+def _group(samples: Samples, view: View) -> list[Group]:
+    for by, key in view.scope:
+        samples = select_group(samples, by, key)
+    if view.function is None:
+        return group_samples(samples, view.by)
+    find = callers if view.by == CALLERS else callees
+    return find(samples, view.function)

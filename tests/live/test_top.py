@@ -1,0 +1,200 @@
+"""`top` on a real terminal: what runs is on the screen, and the terminal is left as it was."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from terminals import Terminal
+
+pytestmark = pytest.mark.live
+
+TOP = [sys.executable, "-m", "otel_kprofiler", "top"]
+BUSY = """
+import os
+def planted_hot_function():
+    while True:
+        os.listdir({directory!r})
+planted_hot_function()
+"""
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory):
+    """A process of a known name whose time is that of one function."""
+    folder = tmp_path_factory.mktemp("busy")
+    (folder / "planted.py").write_text(BUSY.format(directory=os.path.dirname(os.__file__)))
+    load = subprocess.Popen(["nice", "-n", "5", sys.executable, folder / "planted.py"])
+    yield load
+    load.kill()
+    load.wait()
+
+
+def call(*words, **kwargs):
+    return subprocess.run([*TOP, *map(str, words)], capture_output=True, text=True, **kwargs)
+
+
+def read_total(text, name):
+    """The total of a function on a screen, in percent."""
+    (row,) = [line for line in text.splitlines() if line.endswith(name)]
+    return float(row.split()[1].rstrip("%"))
+
+
+def test_a_planted_function_and_process_are_on_the_screen(busy):
+    with Terminal([*TOP, "-p", busy.pid, "-F", "199", "--window", "2s"]) as terminal:
+        terminal.wait_for("samples/s", "[self]", "lost 0")
+        terminal.type("T/planted_hot\r")
+        terminal.wait_for("/planted_hot ", "planted_hot_function")
+        deadline = time.monotonic() + 20
+        while (share := read_total(terminal.page.text, "planted_hot_function")) < 90:
+            assert time.monotonic() < deadline, share
+            terminal.read(0.2)
+        terminal.type("\x1b[B\r")
+        terminal.wait_for("callers of planted_hot_function", "callees of planted_hot_function")
+        terminal.type("\x1b")
+        terminal.type("p")
+        terminal.wait_for(f"({busy.pid})", "process")
+        terminal.type("s")
+        terminal.wait_for("getdents64")
+        terminal.type(" ")
+        frozen = terminal.wait_for("FROZEN").splitlines()[1:]
+        terminal.resize(30, 8)
+        terminal.wait_for("FROZEN", "kernel entry")
+        terminal.resize(80, 24)
+        terminal.wait_for("FROZEN", frozen[1])
+        assert terminal.page.text.splitlines()[1:] == frozen
+        assert {"?1049"} <= terminal.page.modes
+        terminal.type("q")
+        assert terminal.end() == 0
+        assert terminal.settings() == terminal.before
+        assert terminal.page.modes == {"?25", "?7"}  # cursor and wrapping as usual
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [("\x03", 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+)
+def test_every_end_restores_the_terminal(busy, how, status):
+    with Terminal([*TOP, "-p", busy.pid, "--no-python", "--stacks", "kernel"]) as terminal:
+        terminal.wait_for("q quit")
+        assert terminal.settings() != terminal.before
+        if isinstance(how, str):
+            terminal.type(how)
+        else:
+            terminal.process.send_signal(how)
+        assert terminal.end() == status
+        assert terminal.settings() == terminal.before
+        assert terminal.page.modes == {"?25", "?7"}
+
+
+def test_a_stopped_top_gives_the_terminal_back_and_takes_it_again(busy):
+    words = " ".join([*TOP, "-p", str(busy.pid), "--stacks", "kernel", "--no-python"])
+    script = f"set -m; {words}; echo has stopped; stty -a | grep icanon; read line; fg; echo now $?"
+    with Terminal(["bash", "-c", script]) as terminal:
+        terminal.wait_for("q quit")
+        terminal.type("\x1a")
+        terminal.wait_for("has stopped", " icanon")
+        assert "?1049" not in terminal.page.modes
+        assert "-icanon" not in terminal.page.text
+        terminal.type("\n")
+        terminal.wait_for("q quit", "[self]")
+        assert "?1049" in terminal.page.modes
+        terminal.type("q")
+        terminal.wait_for("now 0")
+        assert terminal.end() == 0
+
+
+def test_an_error_restores_the_terminal_before_it_is_shown(busy, tmp_path):
+    program = (
+        "import otel_kprofiler.cli.top as top\n"
+        "def page(*words, **more): raise RuntimeError('planted error')\n"
+        "top.page = page\n"
+        "from otel_kprofiler.cli.main import main\n"
+        f"main(['top', '--stacks', 'kernel', '-p', '{busy.pid}'])\n"
+    )
+    with Terminal([sys.executable, "-c", program]) as terminal:
+        assert terminal.end() == 1
+        assert "planted error" in terminal.page.text
+        assert terminal.settings() == terminal.before
+        assert terminal.page.modes == {"?25", "?7"}
+
+
+def test_a_terminal_that_takes_nothing_does_not_hold_it_up(busy):
+    with Terminal([*TOP, "-p", busy.pid, "--stacks", "kernel", "--window", "1s"]) as terminal:
+        terminal.wait_for("q quit")
+        terminal.type("\x13")  # Ctrl-S
+        time.sleep(1.2)  # until a screen is due
+        terminal.process.terminate()
+        assert terminal.end() == 143
+        assert terminal.settings() == terminal.before
+
+
+def test_a_terminal_that_is_closed_ends_it(busy):
+    with Terminal(
+        ["env", "--ignore-signal=HUP", *TOP, "-p", busy.pid, "--stacks", "kernel"]
+    ) as terminal:
+        terminal.wait_for("q quit")
+        terminal.hang_up()
+        assert terminal.process.wait(20) == 129
+
+
+def test_the_end_of_what_is_sampled_is_said():
+    short = subprocess.Popen(["sleep", "30"])
+    with short, Terminal([*TOP, "-p", short.pid, "--stacks", "kernel"]) as terminal:
+        terminal.wait_for("q quit")
+        short.kill()
+        short.wait()
+        terminal.wait_for("ENDED")
+        terminal.type("q")
+        assert terminal.end() == 0
+
+
+def test_without_a_terminal_it_prints_plain_tables(busy):
+    done = call()
+    assert done.returncode == 1
+    assert "standard output is no terminal" in done.stderr
+    assert "--once" in done.stderr
+    done = call("--once", "--window", "1s", "--by", "syscall", "-n", "3", "-p", busy.pid)
+    assert done.returncode == 0, done.stderr
+    head, columns, *rows = done.stdout.splitlines()
+    assert "99 Hz" in head
+    assert columns.split() == ["share", "ms/s", "kernel", "entry"]
+    assert "getdents64" in [row.split()[-1] for row in rows]
+    assert "\x1b" not in done.stdout
+
+
+def test_batch_goes_on_until_it_is_ended(busy):
+    words = [*TOP, "--batch", "--window", "1s", "--stacks", "kernel", "-p", str(busy.pid)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        heads = 0
+        for line in process.stdout:
+            heads += " Hz " in line
+            if heads == 2:
+                break
+        process.send_signal(signal.SIGINT)
+        process.stdout.close()
+        assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--window", "0s"], "1s to 60s"),
+        (["--once", "--batch"], "--once cannot be combined"),
+        (["--once", "-p", str(2**30)], "there is no process"),
+    ],
+)
+def test_wrong_options_are_said(words, told):
+    done = call(*words)
+    assert done.returncode != 0
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_dumb_terminal_is_refused():
+    with Terminal(TOP, TERM="dumb") as terminal:
+        assert terminal.end() == 1
+        assert "TERM" in terminal.page.text
+        assert "--once" in terminal.page.text

@@ -1,0 +1,377 @@
+"""The state and the page of `top`: what keys show of recorded samples."""
+
+import click
+import pytest
+
+from otel_kprofiler.cli.keys import (
+    BACKSPACE,
+    DOWN,
+    END,
+    ENTER,
+    ESCAPE,
+    HOME,
+    LEFT,
+    PAGE_DOWN,
+    PAGE_UP,
+    RIGHT,
+    UP,
+    KeyParser,
+)
+from otel_kprofiler.cli.top_page import Size, Status, page, plain_table
+from otel_kprofiler.cli.top_state import GROUPING_KEYS, TopState
+from otel_kprofiler.cli.top_windows import SlidingWindow
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    ON_CPU,
+    PYTHON_SIDE,
+    USER_SIDE,
+    FileId,
+    Frame,
+    Line,
+    LossCause,
+    Module,
+    ModuleKind,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import decode_windows, encode_window
+
+SECOND = 10**9
+START = 1_600_000_000 * SECOND
+VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("cd" * 16), 0)
+LIBC = Module("libc.so.6", ModuleKind.USER, None, FileId("ab" * 16), 0)
+BPF = Module("bpf_prog_0123456789abcdef_watch", ModuleKind.BPF, None, FileId("ef" * 16), 0)
+
+
+def stack(*frames):
+    return Stack.from_frames(
+        Frame(module, 1, (Line(name, file="app.py" if line else "", line=line),), 0, side)
+        for side, module, name, line in frames
+    )
+
+
+def kernel(name, module=VMLINUX):
+    return KERNEL_SIDE, module, name, 0
+
+
+MAIN = USER_SIDE, LIBC, "main", 0
+READ = stack(kernel("vfs_read"), kernel("__x64_sys_read"), kernel("do_syscall_64"), MAIN)
+SEND = stack(kernel("watch", BPF), kernel("__x64_sys_sendto"), kernel("do_syscall_64"), MAIN)
+COMPUTE = stack((PYTHON_SIDE, None, "compute", 42), MAIN)
+
+
+def window(number, *, reads=5, computes=3, sends=2, lost=0):
+    """A second: nginx in web has some reads and sends, and the rest is of evil."""
+
+    def sample(stack, tid, name, count):
+        times = [START + number * SECOND + at for at in range(count)]
+        return WindowSample(stack, tid, name, 0, None, times)
+
+    nginx = Resource({
+        "process.pid": 7, "process.executable.name": "nginx", "container.name": "web",
+    })  # fmt: skip
+    evil = Resource({"process.pid": 8, "process.executable.name": "e\x1b[2Jvil\r"})
+    made = [
+        (nginx, [sample(READ, 7, "nginx", reads), sample(SEND, 9, "sender", sends)]),
+        (evil, [sample(COMPUTE, 8, "evil", computes)]),
+    ]
+    groups = [
+        ResourceSamples(resource, kept)
+        for resource, samples in made
+        if (kept := [one for one in samples if one.timestamps_unix_ns])
+    ]
+    count = reads + computes + sends
+    losses = {LossCause.RING_FULL: lost} if lost else {}
+    profile = Profile(ON_CPU, 10**7, groups, count + lost, losses)
+    made = Window(START + number * SECOND, START + (number + 1) * SECOND, [profile])
+    payloads = [batch.payload for batch in encode_window(made).batches]
+    return next(iter(decode_windows(payloads)), made)  # windows without samples are not sent
+
+
+def filled(*windows, seconds=5.0):
+    sliding = SlidingWindow(seconds)
+    for one in windows or map(window, range(7)):
+        sliding.add(one)
+    return sliding
+
+
+STATUS = Status("host", "6.12", 99, 0.012)
+
+
+def screen(state, shown, width=80, height=24, **more):
+    """Lines of the screen without bold and so on; each fits."""
+    lines = page(state, shown, STATUS, Size(width, height, **more), color=True)
+    plain = [click.unstyle(line) for line in lines]
+    assert len(plain) == height
+    assert all(len(line) <= width and line.isprintable() for line in plain), plain
+    return [line.rstrip() for line in plain]
+
+
+def selected(state, shown, **size):
+    """The row that is selected; no more than one is."""
+    lines = page(state, shown, STATUS, Size(80, 24, **size), color=False)
+    rows = [click.unstyle(line) for line in lines if "\x1b[7m" in line]
+    rows = [row for row in rows if "ms/s" not in row]
+    assert len(rows) <= 1
+    return rows[0].split()[-1] if rows else None
+
+
+def names(state, shown):
+    return [group.key.name for section in state.sections(shown) for group in section.groups]
+
+
+def press(state, shown, *keys):
+    for key in keys:
+        state.press(key, shown)
+
+
+def test_only_the_last_seconds_are_shown_and_kept():
+    sliding = filled(*(window(number, reads=number) for number in range(20)))
+    shown = sliding.shown()
+    assert shown.seconds == 5
+    assert shown.samples == sum(range(15, 20)) + 5 * 5
+    assert len(sliding._parts) == 5
+
+
+def test_rows_have_shares_and_milliseconds_per_second():
+    lines = screen(TopState(), filled().shown())
+    assert lines[0] == "host  6.12  99 Hz  5.0 s  10 samples/s  lost 0  own 1.2%"
+    assert lines[1].split() == ["[self]", "total", "ms/s", "module", "function"]
+    assert lines[2].split() == ["50.0%", "50.0%", "50.0", "vmlinux", "vfs_read"]
+    by_total = TopState(order="total")
+    lines = screen(by_total, filled().shown())
+    assert lines[2].split() == ["0.0%", "100.0%", "100.0", "libc.so.6", "main"]
+
+
+@pytest.mark.parametrize(
+    ("key", "title", "row"),
+    [
+        ("f", "function", "50.0% 50.0% 50.0 vmlinux vfs_read"),
+        ("p", "process", "70.0% 100% 70.0 nginx (7)"),
+        ("t", "thread", "50.0% 100% 50.0 nginx (7) nginx (7)"),
+        ("s", "kernel entry", "50.0% 50.0 read"),
+        ("c", "container", "70.0% 100% 70.0 web"),
+        ("m", "module", "50.0% 70.0% 50.0 vmlinux"),
+        ("l", "line of code", "70.0% 70.0% 70.0 [no line]"),
+        ("b", "function of a BPF program", "20.0% 20.0% 20.0 0123456789abcdef watch"),
+    ],
+)
+def test_a_key_for_each_grouping(key, title, row):
+    state, shown = TopState("cpu" if key == "f" else "function"), filled().shown()
+    press(state, shown, key)
+    lines = screen(state, shown)
+    assert lines[1].endswith(title)
+    assert " ".join(lines[2].split()).startswith(row)
+
+
+def test_arrows_go_through_all_groupings():
+    state, shown = TopState(), filled().shown()
+    seen = []
+    for _ in GROUPING_KEYS:
+        seen.append(state.level.view.by)
+        press(state, shown, RIGHT)
+    assert seen == list(GROUPING_KEYS.values())
+    assert state.level.view.by == "function"
+    press(state, shown, LEFT)
+    assert state.level.view.by == "bpf"
+
+
+def test_order_by_self_and_total():
+    state, shown = TopState(), filled().shown()
+    assert names(state, shown)[0] == "vfs_read"
+    press(state, shown, "T")
+    assert names(state, shown)[:2] == ["main", "do_syscall_64"]
+    press(state, shown, "S")
+    assert names(state, shown)[0] == "vfs_read"
+
+
+def test_a_frozen_screen_stays_while_samples_come():
+    sliding, state = filled(), TopState()
+    press(state, sliding.shown(), " ")
+    before = screen(state, sliding.shown())
+    assert before[0].startswith("FROZEN  host")
+    for number in range(7, 20):
+        sliding.add(window(number, computes=50))
+    assert screen(state, sliding.shown()) == before
+    press(state, sliding.shown(), "p")  # keys show more of the same time
+    assert names(state, sliding.shown())[0] == "nginx (7)"
+    press(state, sliding.shown(), "f", " ")
+    assert screen(state, sliding.shown())[2].endswith("compute")
+    assert "FROZEN" not in screen(state, sliding.shown())[0]
+
+
+def test_a_filter_is_typed_edited_kept_and_removed():
+    state, shown = TopState(), filled().shown()
+    everything = names(state, shown)
+    press(state, shown, "/", *"SYSx", BACKSPACE)
+    assert screen(state, shown)[-1] == "/SYS"
+    wanted = ["__x64_sys_sendto", "__x64_sys_read", "do_syscall_64"]
+    assert sorted(names(state, shown)) == sorted(wanted)
+    press(state, shown, ENTER, "T")  # is a key again
+    assert names(state, shown) == ["do_syscall_64", "__x64_sys_read", "__x64_sys_sendto"]
+    assert screen(state, shown)[-1].startswith("/SYS  ")
+    press(state, shown, "S", ESCAPE)
+    assert names(state, shown) == everything
+    press(state, shown, "/", *"libc", ENTER)  # the module
+    assert names(state, shown) == ["main"]
+    press(state, shown, "/", ESCAPE, "/", *"q!", ENTER)
+    assert "nothing has this text" in screen(state, shown)[2]
+    assert not state.has_quit
+
+
+def test_the_selection_follows_its_row():
+    sliding, state = filled(), TopState()
+    assert selected(state, sliding.shown()) is None
+    press(state, sliding.shown(), DOWN, DOWN)
+    assert selected(state, sliding.shown()) == "compute"
+    for number in range(7, 12):
+        sliding.add(window(number, computes=50))
+    assert names(state, sliding.shown())[0] == "compute"
+    assert selected(state, sliding.shown()) == "compute"
+    for number in range(12, 17):
+        sliding.add(window(number, computes=0))
+    assert "compute" not in names(state, sliding.shown())
+    assert selected(state, sliding.shown()) == "vfs_read"  # what is in its place
+    press(state, sliding.shown(), END)
+    assert selected(state, sliding.shown()) == names(state, sliding.shown())[-1]
+    press(state, sliding.shown(), UP, HOME, UP)
+    assert selected(state, sliding.shown()) == "vfs_read"
+
+
+def test_the_selected_row_is_always_on_the_screen():
+    state, shown = TopState(), filled().shown()
+    everything = names(state, shown)
+    for key in [DOWN] * 9 + [PAGE_UP] * 4 + [PAGE_DOWN] * 4 + [END, HOME]:
+        press(state, shown, key)
+        row = state.selected_row(state.sections(shown))
+        assert selected(state, shown, rows=2) == everything[row]
+        assert state.page == 2
+    assert row == 0
+
+
+def test_enter_shows_callers_and_callees_and_escape_goes_back():
+    state, shown = TopState(), filled().shown()
+    press(state, shown, "/", *"do_sys", ENTER, DOWN, ENTER)
+    assert names(state, shown) == ["main", "__x64_sys_read", "__x64_sys_sendto"]
+    lines = screen(state, shown)
+    assert lines[1] == "do_syscall_64: 70.0% of all"
+    assert lines[2].endswith("callers of do_syscall_64")
+    assert lines[3].split() == ["100.0%", "70.0", "libc.so.6", "main"]
+    assert lines[4].endswith("callees of do_syscall_64")
+    assert lines[5].split() == ["71.4%", "50.0", "vmlinux", "__x64_sys_read"]
+    press(state, shown, DOWN, DOWN, ENTER)  # into a callee
+    assert names(state, shown) == ["do_syscall_64", "vfs_read"]
+    press(state, shown, ESCAPE)
+    assert selected(state, shown) == "__x64_sys_read"
+    press(state, shown, ESCAPE)
+    assert screen(state, shown)[2].endswith("do_syscall_64")  # with its filter
+
+
+def test_enter_on_other_rows_shows_their_functions():
+    state, shown = TopState(), filled().shown()
+    press(state, shown, "p", DOWN, ENTER)
+    assert screen(state, shown)[1] == "process nginx (7): 70.0% of all"
+    assert names(state, shown)[0] == "vfs_read"
+    assert "compute" not in names(state, shown)
+    press(state, shown, "s", DOWN, ENTER)
+    assert names(state, shown)[0] == "vfs_read"
+    assert "watch" not in names(state, shown)
+    press(state, shown, ENTER, "t")  # threads of a function
+    assert names(state, shown) == ["nginx (7)"]
+    press(state, shown, ESCAPE, ESCAPE, ESCAPE, ESCAPE, ESCAPE)
+    assert "e\x1b[2Jvil\r (8)" in names(state, shown)
+
+
+def test_what_is_no_function_has_no_callers():
+    state, shown = TopState(), filled().shown()
+    press(state, shown, ENTER)
+    assert names(state, shown) == ["__x64_sys_read", "[itself]"]
+    press(state, shown, END, ENTER)
+    assert names(state, shown) == ["__x64_sys_read", "[itself]"]
+
+
+def test_an_empty_screen_says_so_and_takes_all_keys():
+    for shown in (
+        SlidingWindow(5).shown(),
+        filled(window(0, reads=0, computes=0, sends=0)).shown(),
+    ):
+        state = TopState()
+        assert screen(state, shown)[2] in ("no samples yet", "nothing ran")
+        press(state, shown, DOWN, UP, PAGE_DOWN, END, ENTER, "T", "b", ENTER, ESCAPE, " ")
+        assert screen(state, shown)[2] == "no BPF program ran"
+
+
+def test_losses_are_told_by_cause_and_stay_on_narrow_screens():
+    shown = filled(window(0, lost=12)).shown()
+    assert "lost 12 ring_full" in screen(TopState(), shown)[0]
+    state = TopState()
+    press(state, shown, " ")
+    assert screen(state, shown, 30, 8)[0] == "FROZEN  1 s  lost 12  own 1.2%"
+    assert screen(TopState(), shown, 12, 3)[0] == "lost 12"
+
+
+@pytest.mark.parametrize("key", [*GROUPING_KEYS, "h", "/"])
+@pytest.mark.parametrize("size", [(80, 24), (30, 8), (20, 3), (1, 1), (200, 60)])
+@pytest.mark.parametrize("then", [[], [ENTER], [ENTER, ENTER], [ENTER, "p", ENTER]])
+def test_every_page_fits_every_screen(key, size, then):
+    state, shown = TopState(), filled().shown()
+    press(state, shown, DOWN, key, *then)
+    screen(state, shown, *size)
+
+
+def test_the_help_has_every_key_in_any_size():
+    for size in ((80, 24), (30, 8)):
+        state, shown = TopState(), filled().shown()
+        press(state, shown, "h")
+        text = "\n".join(screen(state, shown, *size))
+        for word in ("functions", "processes", "threads", "system calls", "containers", "modules",
+                     "lines", "BPF", "filter", "freeze", "Enter", "Esc", "q"):  # fmt: skip
+            assert word in text, (word, text)
+        press(state, shown, "x")
+        assert screen(state, shown)[2].endswith("vfs_read")
+
+
+def test_names_of_processes_reach_the_terminal_escaped():
+    state, shown = TopState(), filled().shown()
+    press(state, shown, "p")
+    assert screen(state, shown)[3].endswith("e\\x1b[2Jvil\\r (8)")
+    assert plain_table(state, shown, STATUS, 5)[3].endswith("e\\x1b[2Jvil\\r (8)")
+    press(state, shown, "/", "\u202e")
+    assert "\\u202e" in screen(state, shown)[-1]
+
+
+def test_no_color_leaves_bold_and_reverse():
+    state, shown = TopState(), filled(window(0, lost=1)).shown()
+    press(state, shown, " ")
+    drawn = ["".join(page(state, shown, STATUS, Size(80, 24), color=color)) for color in (0, 1)]
+    assert ["\x1b[31m" in text or "\x1b[33m" in text for text in drawn] == [False, True]
+    assert all("\x1b[1m" in text and "\x1b[7m" in text for text in drawn)
+
+
+def test_the_number_of_rows_is_limited():
+    lines = screen(TopState(), filled().shown(), rows=2)
+    assert lines[2:5] == [*lines[2:4], ""]
+    assert all(lines[2:4])
+
+
+def test_keys_come_whole_or_in_pieces():
+    parser = KeyParser()
+    data = "p\x1b[A\x1bOBé\r\x7f\x1b[5~\x1b[H\x1b[1;5C\x1b[200~\x0b/".encode()
+    expected = ["p", UP, DOWN, "é", ENTER, BACKSPACE, PAGE_UP, HOME, RIGHT, "/"]
+    assert parser.feed(data) == expected
+    assert [key for byte in data for key in parser.feed(bytes([byte]))] == expected
+    assert not parser.is_waiting
+
+
+def test_a_lone_escape_is_a_key_once_nothing_follows():
+    parser = KeyParser()
+    assert parser.feed(b"\x1b") == []
+    assert parser.is_waiting
+    assert parser.flush() == [ESCAPE]
+    assert parser.feed(b"\x1bq") == [ESCAPE, "q"]
+    assert parser.feed(b"\x1b[" + b"0" * 100) != []  # waits for no end
+    assert not parser.is_waiting
