@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 
 import click
 
@@ -27,7 +28,8 @@ _EXIT_HOST = 3
 def command(*, as_json: bool) -> None:
     """Check whether you can profile this host, and how to fix it if not.
 
-    Loads the real sampler for a moment. Exit status 0 if profiling works, 3 if not.
+    Loads the real sampler for a moment. The end is a verdict, and what to do about each cause. Exit
+    status 0 if profiling works, also with limits; 3 if not.
     """
     access = Access()
     loaders = {
@@ -40,6 +42,8 @@ def command(*, as_json: bool) -> None:
     if not is_in_user_namespace(access):  # there, these findings only repeat that reason
         findings.append(find_ksymbol_method(access))
         hidden = find_hidden_symbols(access)
+        if hidden and hidden.level is Level.OK:
+            findings = list(map(_tolerate_hidden, findings))
         findings += [hidden] if hidden else []
     if as_json:
         rows = [{**asdict(finding), "level": finding.level.value} for finding in findings]
@@ -47,6 +51,7 @@ def command(*, as_json: bool) -> None:
     else:
         for finding in findings:
             say(describe(finding))
+        say("\n".join(["", *conclude(findings)]))
     sys.exit(_EXIT_HOST if any(f.level is Level.FAIL for f in findings) else 0)
 
 
@@ -60,6 +65,35 @@ def describe(finding: Finding) -> str:
     if finding.fix:
         text += f"\n      fix: {finding.fix}"
     return text
+
+
+def conclude(findings: Sequence[Finding]) -> Iterator[str]:
+    """The verdict, then one line for each cause: what is concerned, and the fix."""
+    failed = [finding for finding in findings if finding.level is Level.FAIL]
+    limits = [finding for finding in findings if finding.level is Level.WARN]
+    # That the sampler did not start is no cause if there is another one.
+    causes = [one for one in failed if one.check != "sampler"] or failed
+    if failed:
+        yield f"does not work: {_name(causes)}"
+    elif limits:
+        yield f"works with limits: {_name(limits)}"
+    else:
+        yield "works"
+    fixes = defaultdict(list)
+    for finding in (*causes, *limits):
+        fixes[finding.fix].append(finding)
+    for fix, concerned in fixes.items():
+        yield f"  {_name(concerned)}: {fix}"
+
+
+def _name(findings: Sequence[Finding]) -> str:
+    return ", ".join(finding.check for finding in findings)
+
+
+def _tolerate_hidden(finding: Finding) -> Finding:
+    """Addresses that are hidden in the file are no limit where the iterator tells them."""
+    is_hidden = finding.check == "kernel symbols" and finding.level is Level.WARN
+    return replace(finding, level=Level.INFO) if is_hidden else finding
 
 
 class _Trial:

@@ -72,8 +72,8 @@ def is_in_user_namespace(files: HostFiles) -> bool:
 def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> str:
     """How to start this command with the ``missing`` capabilities and all others for sampling.
 
-    File capabilities are not an option: the python of a virtual environment is a symbolic link to
-    the system's.
+    File capabilities are an option only for a python of its own: that of a virtual environment
+    mostly is a symbolic link to the system's.
     """
     wanted = dict.fromkeys([*SAMPLING, "CAP_SYSLOG", *missing])
     names = [name.removeprefix("CAP_") for name in wanted]
@@ -85,6 +85,12 @@ def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> st
         )
     sets = ",".join(f"+{name.lower()}" for name in names)
     command = shlex.join([sys.executable, *sys.orig_argv[1:]])
+    if sys.prefix != sys.base_prefix and not os.path.islink(sys.executable):
+        sets = ",".join(name.lower() for name in wanted)
+        return (
+            "run it as root, or as root, for everyone who may execute this python: "
+            f"setcap {sets}+ep {shlex.quote(sys.executable)}"
+        )
     return (
         "run it as root, or as root start it for this user with: "
         f"setpriv --reuid={os.getuid()} --regid={os.getgid()} --clear-groups "

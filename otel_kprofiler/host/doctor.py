@@ -24,10 +24,13 @@ from otel_kprofiler.host.kernel import (
     read_release,
     read_symbols_visibility,
 )
+from otel_kprofiler.host.open_files import TOO_MANY_FILES
 from otel_kprofiler.host.privileges import PURPOSES
 from otel_kprofiler.model import MAX_FRAMES, Finding, Level
 
 _MEMORY_LOCK_BYTES: Final = 64 * 1024 * 1024
+_OPEN_FILES: Final = 256
+_OPEN_FILES_PER_CPU: Final = 4
 MAX_PARANOID: Final = 2
 """Highest level of mainline kernels (Documentation/admin-guide/sysctl/kernel.rst)."""
 _OLDEST: Final = ".".join(map(str, OLDEST_KERNEL))
@@ -53,13 +56,15 @@ def doctor(
         ``WARN`` means that something will be missing in the profile.
     """
     capabilities = read_capabilities(files)
+    tried = list(_sampler(try_sampler))
     return [
         _kernel(files),
         *_capabilities(files, capabilities),
         _paranoid(files, capabilities),
-        _kept(capabilities),
+        *_kept(files, capabilities),
         *_loader(loaders),
-        *_sampler(try_sampler),
+        _open_files(files, has_failed=any(one.observed.endswith(TOO_MANY_FILES) for one in tried)),
+        *tried,
         _symbols(files, capabilities),
         _module_sections(files, capabilities),
         _btf(files),
@@ -105,11 +110,13 @@ def _paranoid(files: HostFiles, capabilities: Capabilities) -> Finding:
     return Finding(name, Level.FAIL, observed, required, fix)
 
 
-def _kept(capabilities: Capabilities) -> Finding:
+def _kept(files: HostFiles, capabilities: Capabilities) -> Iterator[Finding]:
     """The capabilities that the agent keeps while it samples."""
+    if is_in_user_namespace(files):
+        return
     gone = set(capabilities.missing(PURPOSES))
     kept = [f"{name} ({purpose})" for name, purpose in PURPOSES.items() if name not in gone]
-    return Finding(
+    yield Finding(
         "kept while sampling", Level.OK, "; ".join(kept) or "nothing",
         "each only in the threads that need it; none with service.privileges.drop_all",
     )  # fmt: skip
@@ -139,7 +146,8 @@ def _sampler(try_sampler: Callable[[], str] | None) -> Iterator[Finding]:
     except KProfilerError as error:
         yield Finding("sampler", Level.FAIL, error.message, required, error.hint)
     except OSError as error:
-        yield Finding("sampler", Level.FAIL, str(error), required, "see the findings above")
+        observed = error.strerror or str(error)
+        yield Finding("sampler", Level.FAIL, observed, required, "see the findings above")
     else:
         yield Finding("sampler", Level.OK, observed, required)
 
@@ -224,14 +232,37 @@ def _stack_depth(files: HostFiles) -> Finding:
     return Finding(name, Level.WARN, f"{depth}: deeper stacks are cut", required, fix)
 
 
+def _open_files(files: HostFiles, *, has_failed: bool) -> Finding:
+    """Descriptors: of events and maps, and of files whose tables and symbols are read."""
+    check = "open files"
+    wanted = _OPEN_FILES + _OPEN_FILES_PER_CPU * len(read_online_cpus(files))
+    soft, hard = _read_limit(files, "Max open files")
+    required = f"{wanted} or more, for events of each CPU, unwind tables and symbols"
+    if not has_failed and (soft == "unlimited" or int(soft) >= wanted):
+        return Finding(check, Level.OK, soft, required)
+    unit = f"in a systemd unit: LimitNOFILE={wanted}"
+    command = f"ulimit -n {wanted}"
+    if hard != "unlimited" and int(hard) < wanted:
+        command = f"sudo prlimit --pid $$ --nofile={wanted}:{wanted}"
+    fix = f"{command}, and start it from the same shell; {unit}"
+    if has_failed:
+        return Finding(check, Level.FAIL, f"{soft}: too few to sample", required, fix)
+    return Finding(check, Level.WARN, f"{soft}: some stacks and names are missing", required, fix)
+
+
+def _read_limit(files: HostFiles, name: str) -> tuple[str, str]:
+    """Soft and hard limit of this process; numbers, or ``unlimited``."""
+    limits = files.read_bytes("/proc/self/limits").decode()
+    match = re.search(rf"^{name}\s+(\S+)\s+(\S+)", limits, re.MULTILINE)
+    return (match[1], match[2]) if match else ("unlimited", "unlimited")
+
+
 def _memory_lock(files: HostFiles) -> Finding:
     """Before 5.11, BPF maps counted as the user's locked memory (commit 97306be45fbe)."""
     check = "memory lock"
     if read_release(files)[:2] >= (5, 11):
         return Finding(check, Level.OK, "not needed on this kernel", "")
-    limits = files.read_bytes("/proc/self/limits").decode()
-    match = re.search(r"^Max locked memory\s+(\S+)", limits, re.MULTILINE)
-    limit = match[1] if match else "unlimited"
+    limit, _ = _read_limit(files, "Max locked memory")
     required = f"{_MEMORY_LOCK_BYTES} bytes or more, for the ring buffer"
     if limit == "unlimited" or int(limit) >= _MEMORY_LOCK_BYTES:
         return Finding(check, Level.OK, limit, required)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+from typing import Final
 
 from otel_kprofiler.errors import HostError
+
+TOO_MANY_FILES: Final = ": too many open files"
+"""End of the message of ``EMFILE``, unlike that of ``ENFILE``."""
 
 
 def find_open_files_error(action: str, error: OSError) -> HostError | None:

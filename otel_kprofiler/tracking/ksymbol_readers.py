@@ -129,7 +129,8 @@ def find_ksymbol_method(files: HostFiles) -> Finding:
     check, required = "BPF symbols", "names and lengths of BPF programs, read with bpf(2)"
     reader = BaselineReader(files)
     reading = reader.read_programs()
-    found = f"{len(reading.symbols)} functions " if reading else ""
+    count = len(reading.symbols) if reading else 0
+    found = f"{count} function{'' if count == 1 else 's'} " if reading else ""
     observed = found + reader.method.value
     if reader.method is ReadMethod.WALK:
         return Finding(check, Level.OK, observed, required)

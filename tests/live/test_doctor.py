@@ -2,9 +2,13 @@
 
 import json
 import os
+import re
 import shutil
+import site
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +49,54 @@ def test_the_fix_for_missing_capabilities_works_as_printed():
         assert "fail" not in {level for level, _ in after.values()}
 
 
+def test_file_capabilities_work_for_a_python_of_its_own():
+    if not shutil.which("setcap"):
+        pytest.skip("setcap is not installed")
+    # Not below the tests' directory, which only its owner may enter.
+    directory = tempfile.mkdtemp(dir="/tmp")
+    try:
+        os.chmod(directory, 0o755)
+        subprocess.run(
+            [sys.executable, "-m", "venv", "--copies", "--without-pip", directory], check=True
+        )
+        python = os.path.join(directory, "bin", "python")
+        packages = [*site.getsitepackages(), str(Path(__file__).parents[2])]
+        command = [
+            *NOBODY, "env", f"PYTHONPATH={':'.join(packages)}", "LC_ALL=C", python,
+            "-m", "otel_kprofiler", "doctor",
+        ]  # fmt: skip
+        before = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if "Permission denied" in before.stderr:
+            pytest.skip("the packages of this environment are not readable for uid 65534")
+        assert before.returncode == 3, before.stderr
+        last = before.stdout.splitlines()[-1]
+        fix = last[last.index("setcap cap_bpf") :]
+        done = subprocess.run(["sh", "-c", fix], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"this file system has no capabilities: {done.stderr}")
+        after = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert after.returncode == 0, after.stdout
+        assert after.stdout.splitlines()[-1] == "works"
+    finally:
+        shutil.rmtree(directory)
+
+
+def test_a_small_limit_of_open_files_is_the_verdict():
+    def conclude(limit):
+        command = f'ulimit -S -n {limit}; exec "$0" -m otel_kprofiler doctor'
+        done = subprocess.run(
+            ["sh", "-c", command, sys.executable], capture_output=True, text=True, timeout=60
+        )
+        return done.returncode, done.stdout.rpartition("\n\n")[2].splitlines()
+
+    status, (verdict, fix) = conclude(24)
+    assert (status, verdict) == (3, "does not work: open files")
+    status, lines = conclude(re.search(r"ulimit -n (\d+)", fix)[1])
+    assert status == 0
+    assert lines[0].startswith("works")
+    assert "open files" not in "".join(lines)
+
+
 def enter_user_namespace(*arguments):
     command = ["unshare", "-Ur", sys.executable, "-m", "otel_kprofiler", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -59,6 +111,9 @@ def test_the_doctor_reports_a_user_namespace():
     failed = {row["check"]: row for row in rows if row["level"] == "fail"}
     assert failed.keys() == {"user namespace", "sampler"}
     assert "this process is in a user namespace" in failed["sampler"]["observed"]
+    *_, verdict, fix = enter_user_namespace("doctor").stdout.splitlines()
+    assert verdict == "does not work: user namespace"
+    assert "user namespace, kernel symbols: run it in the host's user namespace" in fix
     for row in failed.values():
         assert "host's user namespace" in row["fix"]
     assert not any(row["level"] == "ok" and row["check"].startswith("CAP_") for row in rows)

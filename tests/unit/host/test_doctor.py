@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from otel_kprofiler.errors import SamplerError
+from otel_kprofiler.cli.doctor import conclude
+from otel_kprofiler.errors import HostError, SamplerError
 from otel_kprofiler.host import (
     SymbolsVisibility,
     doctor,
@@ -13,7 +14,7 @@ from otel_kprofiler.host import (
     parse_release,
     read_symbols_visibility,
 )
-from otel_kprofiler.model import Level
+from otel_kprofiler.model import Finding, Level
 
 BPF, PERFMON, SYSLOG, ADMIN = 1 << 39, 1 << 38, 1 << 34, 1 << 21
 ALL = BPF | PERFMON | SYSLOG
@@ -166,6 +167,65 @@ def test_the_fix_inside_a_container_is_for_the_container():
     fix = findings(FakeHost(effective=0, bounding=0))["CAP_BPF"].fix
     assert "--cap-add BPF" in fix
     assert "setpriv" not in fix
+
+
+LIMITS = "Max open files            {:<20} {:<20} files\n"
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "level", "fix"),
+    [
+        (1024, 4096, Level.OK, ""),
+        ("unlimited", "unlimited", Level.OK, ""),
+        (64, 4096, Level.WARN, "ulimit -n 272, and "),
+        (64, 100, Level.WARN, "sudo prlimit --pid $$ --nofile=272:272, and "),
+    ],
+)
+def test_few_open_files_are_a_limit(soft, hard, level, fix):
+    found = findings(FakeHost(**{"/proc/self/limits": LIMITS.format(soft, hard)}))["open files"]
+    assert found.level is level
+    assert found.observed.startswith(str(soft))
+    assert found.fix.startswith(fix)
+
+
+def test_too_few_open_files_are_the_cause_of_a_sampler_that_does_not_start():
+    def explode():
+        raise HostError("setting up the sampler: too many open files", hint="ulimit")
+
+    host = FakeHost(**{"/proc/self/limits": LIMITS.format(20, 20)})
+    found = findings(host, try_sampler=explode)
+    assert found["open files"].level is Level.FAIL
+    assert list(conclude(list(found.values()))) == [
+        "does not work: open files",
+        f"  open files: {found['open files'].fix}",
+    ]
+
+
+def test_the_verdict_names_each_cause_once():
+    assert list(conclude([Finding("CPUs", Level.OK, "2")])) == ["works"]
+    limits = [Finding("a", Level.WARN, "", fix="x"), Finding("b", Level.INFO, "", fix="y")]
+    assert list(conclude(limits)) == ["works with limits: a", "  a: x"]
+    failed = [
+        Finding("one", Level.FAIL, "", fix="x"),
+        Finding("other", Level.FAIL, "", fix="z"),
+        Finding("sampler", Level.FAIL, "", fix="x"),
+    ]
+    assert list(conclude([*failed, *limits])) == [
+        "does not work: one, other", "  one, a: x", "  other: z"
+    ]  # fmt: skip
+    assert list(conclude(failed[2:])) == ["does not work: sampler", "  sampler: x"]
+
+
+def test_a_python_of_its_own_may_have_file_capabilities(monkeypatch, tmp_path):
+    own, link = tmp_path / "my python", tmp_path / "link"
+    own.touch()
+    link.symlink_to(own)
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    monkeypatch.setattr("sys.executable", str(own))
+    fix = findings(FakeHost(effective=0))["CAP_BPF"].fix
+    assert fix.endswith(f": setcap cap_bpf,cap_perfmon,cap_syslog+ep '{own}'")
+    monkeypatch.setattr("sys.executable", str(link))
+    assert "setpriv" in findings(FakeHost(effective=0))["CAP_BPF"].fix
 
 
 def test_old_kernels_count_maps_as_locked_memory():
