@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ProfilerProvider,
         SimpleProfileProcessor,
         get_profiler_provider,
+        labels,
         publish_process_context,
         set_profiler_provider,
     )
@@ -33,6 +34,7 @@ __all__ = [
     "SimpleProfileProcessor",
     "__version__",
     "get_profiler_provider",
+    "labels",
     "publish_process_context",
     "set_profiler_provider",
 ]

@@ -2,7 +2,7 @@
 
 import struct
 
-_HEADER = struct.Struct("<QQQQQQQIIHHhhh6x16s")
+_HEADER = struct.Struct("<QQQQQQQIIHHhhh2xI16s")
 
 
 def pack_record(
@@ -21,13 +21,14 @@ def pack_record(
     kernel=None,
     user=-32768,
     python=-32768,
+    labels=0,
     comm=b"comm",
 ):
     """A record without its length; all frames are kernel frames unless sizes in bytes are given."""
     kernel = 8 * len(frames) if kernel is None else kernel
     return _HEADER.pack(
         time_ns, start_ns, cgroup, trace >> 64, trace & (1 << 64) - 1, span, value,
-        tgid, tid, cpu, kind, kernel, user, python, comm,
+        tgid, tid, cpu, kind, kernel, user, python, labels, comm,
     ) + struct.pack(f"<{len(frames)}Q", *frames)  # fmt: skip
 
 

@@ -36,7 +36,7 @@ class Filter:
         spans: the first hexadecimal digits of span ids or trace ids.
         endpoints: names of local root spans.
         kinds: names of kinds of samples.
-        attributes: ``NAME=VALUE`` of attributes of the resource.
+        attributes: ``NAME=VALUE`` of attributes of the resource, or labels of the sample.
     """
 
     processes: tuple[str, ...] = ()
@@ -140,4 +140,7 @@ def _attribute_test(
         any(named(str(one.attributes[name])) for name in names if name in one.attributes)
         for one in resources
     ]
-    return lambda thread: owners[thread.resource]
+    return lambda thread: (
+        owners[thread.resource]
+        or any(name in names and named(value) for name, value in thread.labels)
+    )

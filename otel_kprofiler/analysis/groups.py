@@ -76,6 +76,8 @@ NO_SPAN: Final = Key("[no span]")
 NO_PROGRAM: Final = Key("[no BPF program]")
 NONE: Final = "-"
 """Shown for samples without the attribute that they are grouped by."""
+LABEL: Final = "label:"
+"""Before the name of a label that is meant, and no attribute."""
 _PROGRAM: Final = re.compile(r"bpf_prog_([0-9a-f]{16})_(.+)")
 
 
@@ -152,10 +154,15 @@ def _by_thread(samples: Samples) -> Assignment:
 
 
 def _by_attribute(samples: Samples, names: Sequence[str]) -> Assignment:
-    """Values of the first of these attributes that a resource has."""
+    """Values of the first of these attributes that a resource, or as a label a sample, has."""
 
     def key(thread: Thread) -> Key:
-        attributes = samples.tables.resources[thread.resource].attributes
+        labels = dict(thread.labels)
+        attributes = {
+            **labels,
+            **samples.tables.resources[thread.resource].attributes,
+            **{LABEL + name: value for name, value in labels.items()},
+        }
         found = [attributes[name] for name in names if name in attributes]
         return Key(_text(found[0]) if found else NONE)
 

@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
+    LabelSet,
     Profile,
     ProfileKind,
     Resource,
@@ -43,11 +44,15 @@ class Origin(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """A thread under one of its names; ``resource`` is the index of its process."""
+    """A thread under one of its names, with one set of labels.
+
+    ``resource`` is the index of its process.
+    """
 
     resource: int
     tid: int
     name: str
+    labels: LabelSet = ()
 
 
 class Tables(NamedTuple):
@@ -199,11 +204,11 @@ class Samples:
         rows: dict[tuple[int, int], list[WindowSample]] = {}
         columns = (self.origins, self.threads, self.stacks, self.links, self.cpus, self.spans())
         for origin, thread, stack, link, cpu, (start, end) in zip(*columns, strict=True):
-            resource, tid, name = tables.threads[thread]
+            resource, tid, name, labels = tables.threads[thread]
             rows.setdefault((origin, resource), []).append(
                 WindowSample(
                     tables.stacks[stack], tid, name, tables.cpus[cpu], tables.links[link],
-                    self.times[start:end], self.values[start:end],
+                    self.times[start:end], self.values[start:end], labels,
                 )
             )  # fmt: skip
         groups: dict[int, list[ResourceSamples]] = {}
@@ -252,9 +257,9 @@ def load_samples(windows: Iterable[Window]) -> Samples:
                 owner = resources.setdefault(_identity(resource), len(resources))
                 if owner == len(kept):
                     kept.append(resource)
-                for stack, tid, name, cpu, link, stamps, its_values in samples:
+                for stack, tid, name, cpu, link, stamps, its_values, labels in samples:
                     numbers.append(origin)
-                    thread = Thread(owner, tid, name)
+                    thread = Thread(owner, tid, name, labels)
                     of_thread.append(threads.setdefault(thread, len(threads)))
                     of_stack.append(stacks.setdefault(stack, len(stacks)))
                     of_link.append(links.setdefault(link, len(links)))

@@ -49,7 +49,7 @@ MAX_CGROUP_LEVEL: Final = 15
 
 _NO_SPANS: Final = (0,) * len(SpanLayout._fields)
 _CONFIG: Final = struct.Struct(f"={14 + len(_NO_SPANS) + 2 * MAX_INTERRUPT_RANGES}Q")
-_RECORD: Final = struct.Struct("=QQQQQQQIIHHhhh6x16s")
+_RECORD: Final = struct.Struct("=QQQQQQQIIHHhhh2xI16s")
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
 _USER_STACK_BYTES: Final = 1536
@@ -191,7 +191,8 @@ def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSampl
             raise ValueError(f"the record at byte {start} is too short")
         (
             time_ns, start_time_ns, cgroup_id, trace_high, trace_low, span_id, value,
-            tgid, tid, cpu, number, kernel_bytes, user_bytes, python_bytes, comm,
+            tgid, tid, cpu, number, kernel_bytes, user_bytes, python_bytes,
+            labels, comm,
         ) = unpack(chunk, start)  # fmt: skip
         kernel = start + RECORD_HEADER_BYTES
         user = kernel + kernel_bytes if kernel_bytes > 0 else kernel
@@ -237,6 +238,7 @@ def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSampl
             collected,
             stacks,
             _link(trace_high, trace_low, span_id) if span_id else None,
+            labels,
         )
         samples.append(new(RawSample, fields))  # a third of the time of RawSample(*fields)
     return samples

@@ -47,6 +47,8 @@ class SpanPath(NamedTuple):
         otel_context_type: OpenTelemetry's ``Context``, a dictionary.
         span_key: key of the current span in it.
         span_key_hash: its hash, 64 bits.
+        labels_key: key of the number of the labels there.
+        labels_key_hash: its hash.
         dict_type: ``dict``.
         attribute: name of the span context in spans.
         attribute_hash: its hash.
@@ -68,6 +70,8 @@ class SpanPath(NamedTuple):
     otel_context_type: int
     span_key: int
     span_key_hash: int
+    labels_key: int
+    labels_key_hash: int
     dict_type: int
     attribute: int
     attribute_hash: int

@@ -37,8 +37,11 @@ class GroupingType(click.ParamType[str]):
     ) -> str:
         """Return the value; fails with a usage error."""
         name = str(value)
-        if name not in GROUPINGS and "." not in name:
-            self.fail(f"{name!r} is none of {_GROUPINGS}, and no attribute, which has a dot")
+        if name not in GROUPINGS and "." not in name and ":" not in name:
+            self.fail(
+                f"{name!r} is none of {_GROUPINGS}, and no attribute, which has a dot; "
+                f"a label is label:{name}"
+            )
         return name
 
 
@@ -46,7 +49,7 @@ class GroupingType(click.ParamType[str]):
 @click.argument("paths", nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "--by", type=GroupingType(), default="function", show_default=True, metavar="WHAT",
-    help=f"What to group samples by: {_GROUPINGS}, or an attribute such as k8s.pod.name.",
+    help=f"What to group samples by: {_GROUPINGS}, an attribute such as k8s.pod.name, label:NAME.",
 )  # fmt: skip
 @click.option("--callers", "callers_of", metavar="FUNCTION", help="Show who calls it.")
 @click.option("--callees", "callees_of", metavar="FUNCTION", help="Show what it calls.")
@@ -79,7 +82,7 @@ class GroupingType(click.ParamType[str]):
 @click.option("--service", "services", multiple=True, metavar="NAME", help="Only this service.")
 @click.option(
     "--attribute", "attributes", multiple=True, metavar="NAME=VALUE",
-    help="Only processes with this attribute.",
+    help="Only processes with this attribute, or samples with this label.",
 )  # fmt: skip
 @click.option("--cpus", type=CpuListType(), default=(), metavar="LIST", help="Only these: 0-3,8.")
 @click.option(

@@ -83,7 +83,7 @@ class _Encoder:
             "cpu": sample.cpu,
             "endpoint": (sample.link and sample.link.local_root) or None,
         }
-        for key, value in labels.items():
+        for key, value in (*labels.items(), *sample.labels):
             if value is not None:
                 text = _number(1, self._string(key)) + _number(2, self._string(str(value)))
                 body += _message(3, text)

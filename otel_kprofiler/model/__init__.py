@@ -40,7 +40,14 @@ from otel_kprofiler.model.python_stack import (
     python_stack_bytes,
     split_python_stack,
 )
-from otel_kprofiler.model.sample import Collected, ProcessKey, RawSample, RawSide, SpanLink
+from otel_kprofiler.model.sample import (
+    Collected,
+    LabelSet,
+    ProcessKey,
+    RawSample,
+    RawSide,
+    SpanLink,
+)
 from otel_kprofiler.model.stack import (
     KERNEL_SIDE,
     MAX_FRAMES,
@@ -152,6 +159,7 @@ __all__ = [
     "KsymbolBatch",
     "KsymbolChange",
     "KsymbolDetails",
+    "LabelSet",
     "Level",
     "Line",
     "LossCause",

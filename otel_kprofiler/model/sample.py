@@ -25,6 +25,10 @@ class SpanLink(NamedTuple):
     local_root: str = ""
 
 
+LabelSet = tuple[tuple[str, str], ...]
+"""Labels of a sample: names and values, sorted."""
+
+
 class RawSide(NamedTuple):
     """One side of a stack, as the kernel program recorded it.
 
@@ -64,7 +68,8 @@ class RawSample(NamedTuple):
         collected: the sides of its stack that were collected, from leaf to root, each with the
             outcome. Samples share such tuples.
         stacks: the words of each of them, as :class:`RawSide` has them.
-        link: the span that was current in the thread, if one was published.
+        link: the span that was current in the thread, if it is known.
+        labels: number of the set of labels that was current likewise; 0 for none.
     """
 
     kind: ProfileKind
@@ -79,6 +84,7 @@ class RawSample(NamedTuple):
     collected: Collected
     stacks: tuple[bytes, ...]
     link: SpanLink | None
+    labels: int = 0
 
     @property
     def process(self) -> ProcessKey:

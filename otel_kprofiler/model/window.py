@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from otel_kprofiler.model.account import Losses, SampleCounts, StreamTotals
 from otel_kprofiler.model.kind import ProfileKind
-from otel_kprofiler.model.sample import SpanLink
+from otel_kprofiler.model.sample import LabelSet, SpanLink
 from otel_kprofiler.model.stack import Stack
 
 AttributeScalar = str | bool | int | float
@@ -38,6 +38,7 @@ class WindowSample(NamedTuple):
         link: current span of the thread, if known.
         timestamps_unix_ns: when each was taken; never empty, in the order of arrival.
         values: value of each timestamp, in the unit of the profile's kind; empty if all are 1.
+        labels: what the service has set in this context.
     """
 
     stack: Stack
@@ -47,6 +48,7 @@ class WindowSample(NamedTuple):
     link: SpanLink | None
     timestamps_unix_ns: Sequence[int]
     values: Sequence[int] = ()
+    labels: LabelSet = ()
 
     @property
     def weight(self) -> int:

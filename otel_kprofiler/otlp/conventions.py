@@ -63,6 +63,9 @@ EARLIER_LOST: Final = "otel_kprofiler.earlier.lost."
 STREAM_UNKNOWN_SINCE: Final = "otel_kprofiler.stream.unknown_since_unix_ns"
 """Likewise: the previous run was killed; what it took after this time is unknown."""
 
+SAMPLE_ATTRIBUTES: Final = frozenset({THREAD_NAME, THREAD_ID, CPU, LOCAL_ROOT})
+"""Attributes of samples with a meaning of their own; others are labels, unless they are ours."""
+
 INTEGER_ATTRIBUTES: Final = frozenset(
     {"process.pid", "process.parent_pid", "process.vpid", THREAD_ID, CPU}
 )

@@ -25,6 +25,7 @@ from otel_kprofiler.model import (
     BuildId,
     FileId,
     Frame,
+    LabelSet,
     Line,
     Module,
     ModuleKind,
@@ -48,6 +49,8 @@ from otel_kprofiler.otlp.values import Values, as_text
 _MAX_BUILTIN: Final = 100
 """Limit of the modules of a frame; real code has one, rarely a few."""
 
+_MAX_LABELS: Final = 100
+
 _MACHINE_CODE: Final = frozenset({"go", "rust"})
 """Types of frames whose functions belong to modules, besides those of our sides."""
 
@@ -61,7 +64,9 @@ _ERRNO_NUMBERS: Final = {name: number for number, name in errno.errorcode.items(
 
 _Statuses = tuple[tuple[SideKind, StackStatus], ...]
 _ResourceKey = tuple[object, ...]
-_Identity = tuple[Stack, int, str, int, SpanLink | None]
+_Identity = tuple[Stack, int, str, int, SpanLink | None, LabelSet]
+_SampleAttributes = tuple[_Statuses, int, str, int, str, LabelSet]
+"""Outcomes of collecting the sides of the stack, thread, CPU, name of the local root, labels."""
 _ProfileKey = tuple[ProfileKind, int, int, int]
 """Kind, period, start and end."""
 _ProfileSamples = dict[_ResourceKey, dict[_Identity, "_Series"]]
@@ -194,7 +199,7 @@ class _Decoder:
             ResourceSamples(
                 self._resources[resource],
                 [
-                    WindowSample(*identity, series.times, series.values)
+                    WindowSample(*identity[:5], series.times, series.values, identity[5])
                     for identity, series in samples.items()
                     if series.times
                 ],
@@ -276,7 +281,7 @@ class _Tables:
             tuple[int, ...], tuple[SideKind, str, tuple[str, ...], str]
         ] = {}
         self._by_index: dict[tuple[int, _Statuses], Stack] = {}
-        self._taken: dict[tuple[int, ...], tuple[_Statuses, int, str, int, str]] = {}
+        self._taken: dict[tuple[int, ...], _SampleAttributes] = {}
         self._links = _Table(SpanLink(one.trace_id, one.span_id) for one in dictionary.link_table)
         self._functions = _Table(dictionary.function_table)
         self._attributes = _Table(
@@ -312,7 +317,7 @@ class _Tables:
         found = self._taken.get(indices)
         if found is None:
             found = self._taken[indices] = self._read_sample_attributes(indices)
-        statuses, tid, thread_name, cpu, local_root = found
+        statuses, tid, thread_name, cpu, local_root, labels = found
         stack_key = (sample.stack_index, statuses)
         stack = self._by_index.get(stack_key)
         if stack is None:
@@ -320,12 +325,9 @@ class _Tables:
         link = self._links[sample.link_index] if sample.link_index else None
         if link is not None and local_root:
             link = link._replace(local_root=local_root)
-        return stack, tid, thread_name, cpu, link
+        return stack, tid, thread_name, cpu, link, labels
 
-    def _read_sample_attributes(
-        self, indices: Iterable[int]
-    ) -> tuple[_Statuses, int, str, int, str]:
-        """Outcomes of collecting the sides of the stack, thread, CPU, name of the local root."""
+    def _read_sample_attributes(self, indices: Iterable[int]) -> _SampleAttributes:
         attributes = self.attributes(indices)
         statuses = tuple(
             [
@@ -340,6 +342,7 @@ class _Tables:
             as_text(attributes.get(names.THREAD_NAME, "")),
             _integer(attributes.get(names.CPU)),
             as_text(attributes.get(names.LOCAL_ROOT, "")),
+            _labels(attributes),
         )
 
     def _stack(self, index: int, statuses: _Statuses) -> Stack:
@@ -429,6 +432,17 @@ def _program(fields: Sequence[AttributeValue]) -> BpfProgram | None:
     return BpfProgram(
         _integer(number), as_text(kind), as_text(tag), _integer(load_time_ns), as_text(attached_to)
     )
+
+
+def _labels(attributes: Mapping[str, AttributeValue]) -> LabelSet:
+    found = [
+        (key, value)
+        for key, value in attributes.items()
+        if isinstance(value, str)
+        and key not in names.SAMPLE_ATTRIBUTES
+        and not key.startswith("otel_kprofiler.")
+    ]
+    return tuple(sorted(found)[:_MAX_LABELS])
 
 
 def _integer(value: AttributeValue | None) -> int:

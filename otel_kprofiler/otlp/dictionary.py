@@ -194,7 +194,8 @@ class Dictionary:
         if token is None:
             token = self._add_stack(stack)
         statuses = self._statuses.get(id(stack), ()) if self._statuses else ()
-        shortcut = (tid, thread_name, cpu, statuses, link.local_root if link else "")
+        root = link.local_root if link else ""
+        shortcut = (tid, thread_name, cpu, statuses, root, sample.labels)
         attributes = self._shortcuts.get(shortcut)
         if attributes is None:
             attributes = self._shortcuts[shortcut] = self._sample_attributes(sample, statuses)
@@ -208,6 +209,7 @@ class Dictionary:
         }
         if sample.link and sample.link.local_root:
             attributes[LOCAL_ROOT] = sample.link.local_root
+        attributes |= sample.labels
         for side, status in statuses:
             attributes[STACK_STATUS.format(side.name)] = status_text(status)
         return self._writer.sample_attributes(self.attributes(attributes))

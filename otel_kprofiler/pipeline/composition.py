@@ -22,6 +22,7 @@ from otel_kprofiler.model import (
     KnownCodes,
     KnownFiles,
     KnownLoops,
+    LabelSet,
     ProcessKey,
     RawSample,
     Resource,
@@ -121,6 +122,7 @@ def open_live(
     loader: str = "auto",
     pause: Callable[[], None] | None = None,
     on_drained: Callable[[Sequence[RawSample]], None] | None = None,
+    find_labels: Callable[[int], LabelSet] | None = None,
 ) -> Pipeline[EbpfSampler]:
     """A pipeline that samples this host; loads no program before it is started.
 
@@ -142,6 +144,7 @@ def open_live(
         loader: library that loads the program: ``auto``, ``libbpf`` or ``bcc``.
         pause: called repeatedly during long work.
         on_drained: sees the samples of each drain.
+        find_labels: the labels with a number that a sample has.
 
     Raises:
         DependencyError: the loader's library is missing.
@@ -181,6 +184,7 @@ def open_live(
         clock=clock,
         pause=pause,
         on_drained=on_drained,
+        find_labels=find_labels,
     )
 
 

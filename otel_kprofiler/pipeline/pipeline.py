@@ -26,6 +26,7 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.model import (
     Account,
     ExporterAccount,
+    LabelSet,
     LossCause,
     RawSample,
     Resource,
@@ -74,6 +75,7 @@ class Pipeline(Generic[SamplerT]):
         pause: called repeatedly during long work, to let other threads run or report progress.
         python: registers the processes that run CPython; closed with the pipeline.
         on_drained: sees the samples of each drain, before they wait for their symbols.
+        find_labels: the labels with a number; without it, samples have none.
     """
 
     def __init__(
@@ -91,9 +93,11 @@ class Pipeline(Generic[SamplerT]):
         pause: Callable[[], None] | None = None,
         python: PythonFrames | None = None,
         on_drained: Callable[[Sequence[RawSample]], None] | None = None,
+        find_labels: Callable[[int], LabelSet] | None = None,
     ) -> None:
         self.sampler = sampler
         self._on_drained = on_drained
+        self._find_labels = find_labels
         self.python = python
         self._stacks = stacks
         self.resources = resources
@@ -142,6 +146,7 @@ class Pipeline(Generic[SamplerT]):
             start_boot_ns=start_boot_ns,
             period_ns=self.sampler.period_ns,
             pause=self._pause,
+            find_labels=self._find_labels,
         )
 
     def change_windows(self, at_boot_ns: int, schedule: WindowSchedule) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 from otel_kprofiler.clock import Clock, Interval, StreamClock
 from otel_kprofiler.model import (
     KINDS,
+    LabelSet,
     Losses,
     Profile,
     ProfileKind,
@@ -31,7 +32,7 @@ DRAIN_INTERVAL_S: Final = 0.25
 FIRST_WINDOW_NS: Final = 100_000_000
 """Length of the first window, except in recordings to a file."""
 
-_Key = tuple[Stack, int, bytes, int, SpanLink | None]
+_Key = tuple[Stack, int, bytes, int, SpanLink | None, LabelSet]
 _Group = dict[_Key, list[int]]
 """Times and values of equal samples, alternating."""
 
@@ -90,6 +91,7 @@ class WindowBuilder:
         period_ns: sampling distance of a CPU, for kinds with a period.
         random_unit: returns random numbers in [0, 1), for jitter.
         pause: called repeatedly while a window is closed, to let other threads run.
+        find_labels: the labels with a number; without it, samples have none.
     """
 
     def __init__(
@@ -101,8 +103,10 @@ class WindowBuilder:
         period_ns: int,
         random_unit: Callable[[], float] = random.random,
         pause: Callable[[], None] | None = None,
+        find_labels: Callable[[int], LabelSet] | None = None,
     ) -> None:
         self._clock = StreamClock(clock)
+        self._find_labels = find_labels
         self._schedule = schedule
         self._random_unit = random_unit
         self._pause = pause
@@ -153,7 +157,8 @@ class WindowBuilder:
         group = groups.get(resource)
         if group is None:
             group = groups[resource] = {}
-        key = (stack, sample.tid, sample.comm, sample.cpu, sample.link)
+        labels = self._find_labels(sample.labels) if sample.labels and self._find_labels else ()
+        key = (stack, sample.tid, sample.comm, sample.cpu, sample.link, labels)
         series = group.get(key)
         if series is not None:
             series += (sample.time_ns, sample.value)
@@ -233,12 +238,13 @@ def _samples(
     pause: Callable[[], None] | None,
 ) -> list[WindowSample]:
     samples = []
-    for (stack, tid, comm, cpu, link), series in group.items():
+    for (stack, tid, comm, cpu, link, labels), series in group.items():
         if pause:
             pause()
         name = decode_name(comm)
         times, values = interval.to_unix_ns(series[::2]), series[1::2]
         if values.count(1) == len(values):
             values = []
-        samples.append(WindowSample(again.get(stack, stack), tid, name, cpu, link, times, values))
+        found = again.get(stack, stack)
+        samples.append(WindowSample(found, tid, name, cpu, link, times, values, labels))
     return samples

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from otel_kprofiler.processes import read_process_context
     from otel_kprofiler.sdk.exporters import ConsoleProfileExporter, InMemoryProfileExporter
     from otel_kprofiler.sdk.kernel_profiler import KernelProfiler
+    from otel_kprofiler.sdk.label_sets import labels
     from otel_kprofiler.sdk.local_roots import LocalRootSpanProcessor
     from otel_kprofiler.sdk.process_context import (
         publish_process_context,
@@ -52,6 +53,7 @@ __all__ = [
     "ProfilerProvider",
     "SimpleProfileProcessor",
     "get_profiler_provider",
+    "labels",
     "publish_process_context",
     "read_process_context",
     "set_profiler_provider",
@@ -71,6 +73,7 @@ _MODULES = {
     "otel_kprofiler.processes": {"read_process_context"},
     "otel_kprofiler.sdk.exporters": {"ConsoleProfileExporter", "InMemoryProfileExporter"},
     "otel_kprofiler.sdk.kernel_profiler": {"KernelProfiler"},
+    "otel_kprofiler.sdk.label_sets": {"labels"},
     "otel_kprofiler.sdk.local_roots": {"LocalRootSpanProcessor"},
     "otel_kprofiler.sdk.process_context": {
         "publish_process_context",

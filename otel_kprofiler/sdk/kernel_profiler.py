@@ -280,7 +280,8 @@ class KernelProfiler(ForkAware):
         it is not running, or why it ended), ``samples`` and ``linked`` (samples in closed
         windows, and those with a link), ``account`` (of all samples, up to the stop), and, while
         running, ``python_frames``: ``problem`` (why there are none) and ``stacks`` (what came of
-        them, by outcome), and ``span_links``: ``source`` (``interpreter`` or ``hooks``),
+        them, by outcome), ``labels``: ``possible``, ``samples`` (with labels) and ``left_out``
+        (without, by why), and ``span_links``: ``source`` (``interpreter`` or ``hooks``),
         ``possible``,
         ``problem`` (why there are no links, or not for all threads), ``unlinked_share`` (share of
         samples without a link, 0 to 1), ``local_roots`` (samples with a name, and without by
@@ -302,6 +303,7 @@ class KernelProfiler(ForkAware):
         else:
             stats["account"] = session.account().as_dict()
             stats["python_frames"] = session.describe_python_frames()
+            stats["labels"] = session.describe_labels()
             if links := session.describe_links():
                 unlinked = 1 - self._linked / max(self._samples, 1)
                 stats["span_links"] = {**links, "unlinked_share": unlinked}

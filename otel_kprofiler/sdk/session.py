@@ -15,6 +15,7 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Account, ExporterAccount, Window
 from otel_kprofiler.pipeline import open_live, open_symbols
+from otel_kprofiler.sdk.label_sets import LabelCounts
 from otel_kprofiler.sdk.links import SpanLinks
 from otel_kprofiler.sdk.local_roots import RootNames
 from otel_kprofiler.sdk.pacing import Pacer
@@ -75,6 +76,7 @@ class Session:
         self._sink = sink
         wants_names = plan.span_links and plan.local_root_names
         self.root_names = RootNames() if wants_names else None
+        self._labels = LabelCounts()
         self._pipeline = open_live(
             config,
             plan.schedule,
@@ -88,6 +90,7 @@ class Session:
             loader=plan.loader,
             pause=Pacer(),
             on_drained=self.root_names.look if self.root_names else None,
+            find_labels=self._labels.find,
         )
         self._sampler = self._pipeline.sampler
         self.failure = ""
@@ -99,6 +102,7 @@ class Session:
         try:
             self.set_service(service)
             self._pipeline.start()
+            self._has_labels = self._sampler.follows_spans
             if plan.span_links and not self._sampler.follows_spans:
                 self.links = SpanLinks(self._sampler.spans)
                 self.links.start()
@@ -142,6 +146,10 @@ class Session:
         if self.links is not None:
             return {"source": "hooks", **self.links.as_dict(), **names}
         return {"source": "interpreter", "possible": True, "problem": "", **names}
+
+    def describe_labels(self) -> dict[str, object]:
+        """Whether samples have labels, and how many."""
+        return {"possible": self._has_labels, **self._labels.as_dict()}
 
     def describe_python_frames(self) -> dict[str, object]:
         """Whether stacks have Python frames, why not, and what came of them."""
@@ -205,6 +213,7 @@ class Session:
 
     def _count_window(self, window: Window) -> None:
         self._windows += 1
+        window = self._labels.limit(window)
         if self.root_names is not None:
             window = self.root_names.name(window)
         self._sink(window)

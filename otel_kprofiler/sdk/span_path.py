@@ -30,6 +30,7 @@ from otel_kprofiler.bpf import (
     SpanClass,
     SpanPath,
 )
+from otel_kprofiler.sdk.label_sets import KEY as LABELS_KEY
 from otel_kprofiler.sdk.other_threads import find_tid_offset
 from otel_kprofiler.sdk.span_reader import (
     MAX_THREADS,
@@ -99,6 +100,8 @@ def find_span_path(read: Read = read_own_memory) -> SpanPath:
             otel_context_type=id(Context),
             span_key=id(_SPAN_KEY),
             span_key_hash=hash(_SPAN_KEY) & _WORD,
+            labels_key=id(LABELS_KEY),
+            labels_key_hash=hash(LABELS_KEY) & _WORD,
             dict_type=id(dict),
             attribute=id(_ATTRIBUTE),
             attribute_hash=hash(_ATTRIBUTE) & _WORD,
@@ -175,9 +178,12 @@ def _prove(reader: SpanReader, variable: ContextVar[Context]) -> None:
         raise UnprovenError("the list of thread states is not laid out as in CPython")
 
     def differs() -> bool:
-        found = reader.find_span_context(tid)
         span: Any = variable.get().get(_SPAN_KEY)
-        return found != (0 if span is None else id(span.get_span_context()))
+        context = None if span is None else span.get_span_context()
+        expected = [
+            0 if one is None else id(one) for one in (context, variable.get().get(LABELS_KEY))
+        ]
+        return [reader.find_span_context(tid), reader.find_labels(tid)] != expected
 
     def enter(others: list[ContextVar[int]], current: Context | None) -> bool:
         for other in others:
@@ -210,3 +216,5 @@ def _make_contexts(spans: list[Any]) -> Iterator[Context]:
             yield Context(others)
             yield Context({**others, _SPAN_KEY: spans[0]})
             yield Context({_SPAN_KEY: spans[0], **others})
+            yield Context({**others, LABELS_KEY: size, _SPAN_KEY: spans[0]})
+            yield Context({LABELS_KEY: size, **others})

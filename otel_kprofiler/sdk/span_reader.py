@@ -88,18 +88,18 @@ class SpanReader:
         """Address of the span context that is current in a thread."""
         path = self._path
         try:
-            state = self.find_thread_state(tid)
-            context = self._word(state + path.context_at) if state else 0
-            hamt = self._typed(context, path.context_type, _CONTEXT_HAMT_AT)
-            root = self._typed(hamt, path.hamt_type, _HAMT_ROOT_AT)
-            current = self.find_variable(root) if root else 0
-            if not current:
-                return 0
-            type_, keys, values = self._unpack(_DICT, current)
-            if type_ != path.otel_context_type or values:
-                return 0
-            span = self.find_in_dict(keys, path.span_key, path.span_key_hash)
+            keys = self._find_otel_context(tid)
+            span = self.find_in_dict(keys, path.span_key, path.span_key_hash) if keys else 0
             return self.find_context_of(span) if span else 0
+        except OSError:
+            return 0
+
+    def find_labels(self, tid: int) -> int:
+        """Address of the number of the labels that are current in a thread."""
+        path = self._path
+        try:
+            keys = self._find_otel_context(tid)
+            return self.find_in_dict(keys, path.labels_key, path.labels_key_hash) if keys else 0
         except OSError:
             return 0
 
@@ -178,6 +178,19 @@ class SpanReader:
             if keys != known.keys:
                 return 0
         return self._word(values + head + 8 * known.place)
+
+    def _find_otel_context(self, tid: int) -> int:
+        """The table of OpenTelemetry's context that is current in a thread."""
+        path = self._path
+        state = self.find_thread_state(tid)
+        context = self._word(state + path.context_at) if state else 0
+        hamt = self._typed(context, path.context_type, _CONTEXT_HAMT_AT)
+        root = self._typed(hamt, path.hamt_type, _HAMT_ROOT_AT)
+        current = self.find_variable(root) if root else 0
+        if not current:
+            return 0
+        type_, keys, values = self._unpack(_DICT, current)
+        return 0 if type_ != path.otel_context_type or values else keys
 
     def _find_among_equals(self, node: int, size: int) -> int:
         for number in range(min(size, _MAX_EQUAL_HASHES)):

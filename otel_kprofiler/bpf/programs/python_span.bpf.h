@@ -57,6 +57,8 @@ struct span_path {
 	u64 otel_context_type;
 	u64 span_key;
 	u64 span_key_hash;
+	u64 labels_key;
+	u64 labels_key_hash;
 	u64 dict_type;
 	u64 attribute;
 	u64 attribute_hash;
@@ -340,14 +342,23 @@ GLOBAL u64 find_otel_context(u32 tid)
 }
 
 /*
- * The span context that is current in the thread; 0: none, or it cannot be told. Not a function
- * of its own: 512 bytes of stack are for all that call each other.
+ * The span context in a table of OpenTelemetry's context; 0: none, or it cannot be told. Not a
+ * function of its own: 512 bytes of stack are for all that call each other.
  */
-INLINE u64 find_current_span_context(const struct span_path *path, u32 tid)
+INLINE u64 find_span_context_in(const struct span_path *path, u64 table)
 {
-	u64 found = find_otel_context(tid);
+	u64 found = find_in_dict(table, path->span_key, path->span_key_hash);
 
-	if (found)
-		found = find_in_dict(found, path->span_key, path->span_key_hash);
 	return found ? find_span_context(found) : 0;
+}
+
+/* The number of the labels in such a table; 0: none. */
+INLINE u32 find_labels_in(const struct span_path *path, const struct span_layout *layout, u64 table)
+{
+	u64 found = find_in_dict(table, path->labels_key, path->labels_key_hash);
+	struct python_int number;
+
+	if (!found || !read_int(layout, found, layout->int_type, &number))
+		return 0;
+	return low_half(&number);
 }

@@ -106,7 +106,8 @@ struct record {
 	s16 kernel_bytes; /* or a negative errno, or NOT_COLLECTED */
 	s16 user_bytes;
 	s16 python_bytes;
-	u16 reserved[3];
+	u16 reserved;
+	u32 labels; /* number of the set; 0: none */
 	char comm[16];
 	/* kernel, user (user_stack.bpf.h), Python (python_types.bpf.h): what is used of them */
 	u64 frames[MAX_FRAMES + (USER_STACK_BYTES + PYTHON_STACK_BYTES) / 8];
@@ -231,8 +232,8 @@ GLOBAL int collect_span(void)
 	u32 zero = 0;
 	struct config *options = LOOKUP(config, &zero);
 	struct scratch *own = LOOKUP(scratch, &zero);
-	const struct record *record;
-	u64 found;
+	struct record *record;
+	u64 found = 0;
 
 	if (!options || !own)
 		return 0;
@@ -240,13 +241,18 @@ GLOBAL int collect_span(void)
 #ifndef KPROFILER_BCC
 	const struct span_path *path = get_span_path();
 
-	if (path && path->tgid)
-		found = path->tgid == record->tgid ? find_current_span_context(path, record->tid) : 0;
-	else
+	if (path && path->tgid) {
+		u64 table = path->tgid == record->tgid ? find_otel_context(record->tid) : 0;
+
+		if (table) {
+			found = find_span_context_in(path, table);
+			record->labels = find_labels_in(path, &options->spans, table);
+		}
+	} else
 #endif
 		found = find_published_span(&options->spans, &record->tid);
 	if (found)
-		read_span_context(&options->spans, found, &own->record.span);
+		read_span_context(&options->spans, found, &record->span);
 	return 0;
 }
 
@@ -317,6 +323,7 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 	record->cgroup_id = bpf_get_current_cgroup_id();
 	bpf_get_current_comm(record->comm, sizeof(record->comm));
 	record->span.trace_id[0] = record->span.trace_id[1] = record->span.span_id = 0;
+	record->labels = 0;
 	if (flags & SPAN_LINKS && in_namespace)
 		collect_span();
 	line->taken++;

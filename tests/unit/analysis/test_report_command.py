@@ -59,7 +59,10 @@ def profile(tmp_path):
                          [START + 2 * SECOND]),
             WindowSample(USER, 7, "nginx", 1, None, [START]),
         ]),
-        ResourceSamples(dd, [WindowSample(WRITE, 8, "dd", 1, None, [START, START + SECOND])]),
+        ResourceSamples(dd, [
+            WindowSample(WRITE, 8, "dd", 1, None, [START], (), (("tenant.id", "acme"),)),
+            WindowSample(WRITE, 8, "dd", 1, None, [START + SECOND]),
+        ]),
     ]  # fmt: skip
     window = Window(START, START + 3 * SECOND, [Profile(ON_CPU, SECOND, groups, taken=6)])
     path = tmp_path / "profile.otlp"
@@ -102,6 +105,10 @@ def test_a_table_of_functions_in_milliseconds_and_percent(profile):
         ("span", {"02" * 8: 3, "[no span]": 3}),
         ("endpoint", {"GET /\x1b": 3, "-": 3}),
         ("otel_kprofiler.local_root_span.name", {"GET /\x1b": 3, "-": 3}),
+        ("tenant.id", {"acme": 1, "-": 5}),
+        ("label:tenant.id", {"acme": 1, "-": 5}),
+        ("label:process.pid", {"-": 6}),
+        ("thread", {"nginx (7)": 4, "dd (8)": 2}),
         ("comm", {"nginx": 4, "dd": 2}),
         ("service", {"-": 6}),
     ],
@@ -122,6 +129,12 @@ def test_spans_have_the_lines_or_functions_that_ran_in_them(profile):
         "02" * 8: "GET /\x1b",
         "[no span]": None,
     }
+
+
+def test_samples_with_a_label_are_selected(profile, tmp_path):
+    path = tmp_path / "acme.otlp"
+    report("--attribute", "tenant.id=ac*", "-o", path, profile)
+    assert rows("--by", "tenant.id", path) == {"acme": (SECOND, SECOND)}
 
 
 def test_samples_of_an_endpoint_are_selected(profile):

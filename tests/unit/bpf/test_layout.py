@@ -60,7 +60,8 @@ USER_STACK = pack_user_stack(StackEnd.COMPLETE, [(3, None, FrameSource.REGISTERS
 
 
 def test_a_record_becomes_a_sample():
-    sample = parse(pack((1, 2), trace=TRACE, span=SPAN, kernel=16, user=16) + USER_STACK)
+    packed = pack((1, 2), trace=TRACE, span=SPAN, kernel=16, user=16, labels=0x8000_0001)
+    sample = parse(packed + USER_STACK)
     assert isinstance(sample, RawSample)
     assert sample == RawSample(
         kind=ON_CPU, value=1,
@@ -68,6 +69,7 @@ def test_a_record_becomes_a_sample():
         collected=((KERNEL_SIDE, STACK_OK), (USER_SIDE, STACK_OK)),
         stacks=(words(1, 2), USER_STACK),
         link=SpanLink(bytes(range(16)), bytes(range(8, 16))),
+        labels=0x8000_0001,
     )  # fmt: skip
 
 
@@ -151,8 +153,8 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     assert find_member_offsets(
         btf, "record",
         ("time_ns", "start_time_ns", "cgroup_id", "span", "value", "tgid", "tid", "cpu", "kind",
-         "kernel_bytes", "user_bytes", "python_bytes", "comm", "frames"),
-    ) == (0, 8, 16, 24, 48, 56, 60, 64, 66, 68, 70, 72, 80, RECORD_HEADER_BYTES)  # fmt: skip
+         "kernel_bytes", "user_bytes", "python_bytes", "labels", "comm", "frames"),
+    ) == (0, 8, 16, 24, 48, 56, 60, 64, 66, 68, 70, 72, 76, 80, RECORD_HEADER_BYTES)  # fmt: skip
     assert find_member_offsets(btf, "span", ("trace_id", "span_id")) == (0, 16)
     numbers = tuple(name for name in ProgramConfig._fields if name != "interrupt_ranges")
     assert find_member_offsets(btf, "config", numbers) == tuple(range(0, 120, 8))
@@ -171,8 +173,8 @@ def test_the_path_to_spans_is_packed_with_its_classes():
     path = SpanPath(
         *range(1, len(SpanPath._fields)), (SpanClass(50, 51, 52), SpanClass(60, 61, 62))
     )
-    words = struct.unpack("<30Q", pack_span_path(path))
-    assert words == (*range(1, 19), 50, 51, 52, 60, 61, 62, *[0] * 6)
+    words = struct.unpack("<32Q", pack_span_path(path))
+    assert words == (*range(1, 21), 50, 51, 52, 60, 61, 62, *[0] * 6)
     with pytest.raises(ValueError, match="more than 4 classes"):
         pack_span_path(path._replace(classes=path.classes * 3))
 

@@ -83,6 +83,7 @@ BROKEN = Stack.from_frames((LOST, SYSCALL), {KERNEL_SIDE: STACK_TRUNCATED})
 NOTHING = Stack.from_frames((), {KERNEL_SIDE: StackStatus(-errno.ENOMEM)})
 IN_USER = Stack.from_frames((USER, MAIN))
 
+LABELS = (("region", "1"), ("tenant.id", "\x1bacme"))
 LINK = SpanLink(bytes(range(16)), bytes(range(8)), "GET /cats/{id}")
 
 
@@ -111,7 +112,7 @@ def times(*offsets):
 def window():
     first = [
         WindowSample(READING, 17, "cat", 0, None, times(5, 7, 9)),
-        WindowSample(READING, 18, "cat/worker", 1, LINK, times(3)),
+        WindowSample(READING, 18, "cat/worker", 1, LINK, times(3), (), LABELS),
         WindowSample(PROBING, 17, "cat", 1, None, times(4, 4)),
         WindowSample(IN_USER, 17, "cat", 0, None, times(11)),
     ]

@@ -33,7 +33,7 @@ def test_the_documented_defaults_are_right():
 
 def test_the_examples_compile_and_their_names_exist():
     blocks = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for block in blocks:
         compile(block, "docs/embedding.md", "exec")
         for line in block.splitlines():

@@ -1,0 +1,194 @@
+"""Labels that a service sets on its samples, for a context: ``with labels(tenant="acme"): ...``.
+
+A set of labels has a number, which OpenTelemetry's context holds beside the current span. The
+sampler finds it there as it finds the span; numbers are looked up as samples are put into windows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from opentelemetry import context as otel_context
+
+from otel_kprofiler.model import LabelSet, ResourceSamples, Window
+from otel_kprofiler.otlp import SAMPLE_ATTRIBUTES
+
+MAX_LABELS: Final = 16
+MAX_NAME_CHARS: Final = 100
+MAX_VALUE_CHARS: Final = 200
+MAX_SETS: Final = 8192
+MAX_SETS_IN_WINDOW: Final = 128
+"""Distinct sets in a window; those of fewest samples beyond are left out."""
+
+KEY: Final = otel_context.create_key("otel-kprofiler-labels")
+"""Where OpenTelemetry's context has the number; the object is the key, not its text."""
+
+
+class LabelSets:
+    """The sets of labels by their numbers. Thread-safe, without locks.
+
+    Args:
+        limit: maximum number of sets; above that, the one that was set least recently is forgotten.
+
+    Attributes:
+        forgotten: number of sets that were forgotten.
+    """
+
+    def __init__(self, limit: int = MAX_SETS) -> None:
+        self._limit = limit
+        self._numbers: dict[LabelSet, int] = {}
+        self._sets: OrderedDict[int, LabelSet] = OrderedDict()
+        self._next = itertools.count(1)
+        self.forgotten = 0
+
+    def __len__(self) -> int:
+        return len(self._sets)
+
+    def number(self, labels: LabelSet) -> int:
+        """The number of a set."""
+        number = self._numbers.get(labels)
+        if number is not None:
+            try:
+                self._sets.move_to_end(number)
+            except KeyError:  # another thread has just made room
+                pass
+            else:
+                return number
+        number = next(self._next)
+        self._sets[number] = labels
+        self._numbers[labels] = number
+        if len(self._sets) > self._limit:
+            oldest, of_oldest = self._sets.popitem(last=False)
+            if self._numbers.get(of_oldest) == oldest:
+                self._numbers.pop(of_oldest, None)
+            self.forgotten += 1
+        return number
+
+    def find(self, number: int) -> LabelSet:
+        """The set with a number; empty if it was forgotten."""
+        return self._sets.get(number, ())
+
+
+process_labels: Final = LabelSets()
+"""Those of this process."""
+
+
+@contextlib.contextmanager
+def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iterator[None]:
+    """Set labels on the samples that are taken inside, in this context.
+
+    They add to those outside, and hide those of equal name. Tasks of asyncio that are started
+    inside have them, too, and threads as far as they run in a copy of this context. Works as a
+    decorator of functions. Has no effect where spans are not read from the interpreter; see
+    ``labels`` in ``profiler.stats()``.
+
+    ::
+
+        with labels(tenant="acme"):
+            ...
+        with labels({"tenant.id": 7}, region="eu"):
+            ...
+
+    Args:
+        given: labels by name, of 1 to 100 characters. Values become text of up to 200 characters.
+        more: likewise; these come first.
+
+    Raises:
+        ValueError: a name is no text, empty, too long or one that samples have themselves, or there
+            are more than 16. With those outside, the ones beyond 16 are left out.
+    """
+    inside = _check({**(given or {}), **more})
+    number = otel_context.get_value(KEY)
+    outside = dict(process_labels.find(number)) if isinstance(number, int) else {}
+    kept = {name: value for name, value in outside.items() if name not in inside}
+    room = MAX_LABELS - len(inside)
+    found = sorted([*list(kept.items())[:room], *inside.items()])
+    number = process_labels.number(tuple(found))
+    token = otel_context.attach(otel_context.set_value(KEY, number))
+    try:
+        yield
+    finally:
+        otel_context.detach(token)
+
+
+def _check(found: Mapping[Any, object]) -> dict[str, str]:
+    if len(found) > MAX_LABELS:
+        raise ValueError(f"{len(found)} labels are more than {MAX_LABELS}")
+    checked = {}
+    for name, value in found.items():
+        if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
+            raise ValueError(f"the name of a label must be text of 1 to 100 characters: {name!r}")
+        if name in SAMPLE_ATTRIBUTES or name.startswith("otel_kprofiler."):
+            raise ValueError(f"samples have an attribute {name} of their own: name the label else")
+        checked[name] = str(value)[:MAX_VALUE_CHARS]
+    return checked
+
+
+class LabelCounts:
+    """Finds the labels of the samples of one run of the profiler. Belongs to its thread.
+
+    Args:
+        sets: where numbers are looked up.
+        max_sets: distinct sets in a window.
+    """
+
+    def __init__(
+        self, sets: LabelSets = process_labels, max_sets: int = MAX_SETS_IN_WINDOW
+    ) -> None:
+        self._sets = sets
+        self._max_sets = max_sets
+        self._labelled = self._forgotten = self._too_many = 0
+
+    def find(self, number: int) -> LabelSet:
+        """The labels of a sample with this number."""
+        found = self._sets.find(number)
+        if not found:
+            self._forgotten += 1
+        return found
+
+    def limit(self, window: Window) -> Window:
+        """The window with not too many distinct sets."""
+        weights: dict[LabelSet, int] = {}
+        for _, sample in window.samples:
+            if sample.labels:
+                count = len(sample.timestamps_unix_ns)
+                weights[sample.labels] = weights.get(sample.labels, 0) + count
+        self._labelled += sum(weights.values())
+        if len(weights) <= self._max_sets:
+            return window
+        by_weight = sorted(weights, key=weights.__getitem__, reverse=True)
+        dropped = set(by_weight[self._max_sets :])
+        count = sum(weights[one] for one in dropped)
+        self._too_many += count
+        self._labelled -= count
+        profiles = [
+            replace(
+                profile,
+                resources=[
+                    ResourceSamples(
+                        resource,
+                        [
+                            one._replace(labels=()) if one.labels in dropped else one
+                            for one in samples
+                        ],
+                    )
+                    for resource, samples in profile.resources
+                ],
+            )
+            for profile in window.profiles
+        ]
+        return replace(window, profiles=profiles)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counts of samples and sets, as plain values."""
+        return {
+            "samples": self._labelled,
+            "left_out": {"forgotten_set": self._forgotten, "too_many_sets": self._too_many},
+            "sets": len(self._sets),
+            "forgotten_sets": self._sets.forgotten,
+        }

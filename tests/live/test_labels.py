@@ -1,0 +1,97 @@
+"""Samples carry the labels that are set in the context that they were taken in."""
+
+import json
+
+import pytest
+from services import ToFile, run
+
+from otel_kprofiler.otlp import read_profiles
+
+pytestmark = pytest.mark.live
+
+CONTEXTS = """
+    import asyncio, contextvars, json, threading
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from otel_kprofiler import KernelProfiler
+    from otel_kprofiler.sdk import labels
+
+    trace.set_tracer_provider(TracerProvider(shutdown_on_exit=False))
+    tracer = trace.get_tracer("service")
+    truth = {}
+
+    def observe(seconds, **expected):
+        "Work for a while, and note which labels it has: by thread, and from when to when."
+        for _ in range(int(seconds / 0.002)):
+            start = time.time_ns()
+            work(0.002)
+            found = truth.setdefault(threading.get_native_id(), [])
+            found.append((start, time.time_ns(), expected))
+
+    @labels(kind="decorated")
+    def decorated():
+        observe(0.1, kind="decorated")
+
+    async def task(number):
+        with labels(task=number):
+            for _ in range(20):
+                observe(0.01, tenant="acme", task=f"{number}")
+                await asyncio.sleep(0)
+
+    async def tasks():
+        with labels(tenant="acme"):
+            await asyncio.gather(*(task(number) for number in range(4)))
+            await asyncio.to_thread(observe, 0.2, tenant="acme")
+        observe(0.1)
+
+    def thread(number):
+        for turn in range(40):
+            with tracer.start_as_current_span("span"):
+                with labels({"tenant.id": number}, turn=turn % 3):
+                    observe(0.004, **{"tenant.id": f"{number}", "turn": f"{turn % 3}"})
+                    with labels(turn="inner"), tracer.start_as_current_span("inner"):
+                        observe(0.004, **{"tenant.id": f"{number}", "turn": "inner"})
+                observe(0.004)
+
+    with KernelProfiler.from_env() as profiler:
+        observe(0.2)
+        decorated()
+        asyncio.run(tasks())
+        threads = [threading.Thread(target=thread, args=(number,)) for number in range(4)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        with labels(outside=1):
+            context = contextvars.copy_context()
+        context.run(observe, 0.2, outside="1")
+        try:
+            with labels(failed="yes"):
+                raise RuntimeError
+        except RuntimeError:
+            observe(0.2)
+        profiler.flush_window(10_000)
+        stats = profiler.stats()["labels"]
+    print(json.dumps({"truth": truth, "stats": stats}))
+"""
+
+
+def test_labels_are_those_of_the_context(tmp_path):
+    to_file = ToFile(tmp_path / "profiles.jsonl")
+    said = json.loads(run(CONTEXTS, env=to_file.env).stdout)
+    right, wrong, labelled = 0, [], 0
+    for window in read_profiles(str(to_file.path)):
+        for _, sample in window.samples:
+            notes = said["truth"].get(f"{sample.tid}", [])
+            for time_ns in sample.timestamps_unix_ns:
+                labelled += bool(sample.labels)
+                expected = next((ls for start, end, ls in notes if start < time_ns < end), None)
+                if expected is not None and dict(sample.labels) != expected:
+                    wrong.append((sample.labels, expected))
+                right += expected is not None and dict(sample.labels) == expected
+    assert right > 1500
+    assert not wrong
+    stats = said["stats"]
+    assert stats["possible"]
+    assert stats["left_out"] == {"forgotten_set": 0, "too_many_sets": 0}
+    assert 0.9 * labelled <= stats["samples"] <= labelled

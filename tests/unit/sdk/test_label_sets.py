@@ -1,0 +1,141 @@
+"""Sets of labels: how they nest, and their limits."""
+
+import contextvars
+import threading
+
+import pytest
+from opentelemetry import context as otel_context
+
+from otel_kprofiler.model import (
+    ON_CPU,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.sdk import labels
+from otel_kprofiler.sdk.label_sets import KEY, LabelCounts, LabelSets, process_labels
+
+STACK = Stack.from_frames(())
+
+
+def current():
+    """What samples of this context would have."""
+    number = otel_context.get_value(KEY)
+    return None if number is None else dict(process_labels.find(number))
+
+
+def test_labels_nest_and_end_with_their_block():
+    assert current() is None
+    with labels(tenant="acme", region=None):
+        assert current() == {"tenant": "acme", "region": "None"}
+        with labels({"tenant": 7}, turn=1.5):
+            assert current() == {"tenant": "7", "region": "None", "turn": "1.5"}
+        assert current() == {"tenant": "acme", "region": "None"}
+        with pytest.raises(KeyError), labels(failed=True):
+            raise KeyError
+        assert current() == {"tenant": "acme", "region": "None"}
+        assert contextvars.copy_context().run(current) == current()
+        with labels():
+            assert current() == {"tenant": "acme", "region": "None"}
+    assert current() is None
+
+
+def test_equal_labels_have_one_number_whatever_their_order():
+    with labels(a=1, b=2):
+        first = otel_context.get_value(KEY)
+    with labels(b="2"), labels(a="1"):
+        assert otel_context.get_value(KEY) == first
+    assert type(first) is int, "the sampler reads no other type"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"": 1}, "1 to 100 characters"),
+        ({"a" * 101: 1}, "1 to 100 characters"),
+        ({7: 1}, "1 to 100 characters: 7"),
+        ({"thread.id": 1}, "thread.id of their own"),
+        ({"otel_kprofiler.x": 1}, "of their own"),
+        ({f"{number}": number for number in range(17)}, "17 labels are more than 16"),
+    ],
+)
+def test_what_cannot_be_a_label_is_refused(given, message):
+    with pytest.raises(ValueError, match=message), labels(given):
+        pytest.fail("it was accepted")
+    assert current() is None
+
+
+def test_long_values_are_cut_and_labels_from_outside_beyond_the_limit_left_out():
+    outer = {f"outer{number:02}": number for number in range(10)}
+    inner = {f"inner{number}": "x" * 300 for number in range(8)}
+    with labels(outer), labels(inner):
+        found = current()
+    assert len(found) == 16
+    assert {len(found[f"inner{number}"]) for number in range(8)} == {200}
+    assert "outer07" in found
+    assert "outer08" not in found
+
+
+def test_labels_decorate_functions():
+    @labels(job="report")
+    def find():
+        return current()
+
+    assert [find(), find(), current()] == [{"job": "report"}, {"job": "report"}, None]
+
+
+def test_sets_that_were_set_least_recently_are_forgotten():
+    sets = LabelSets(limit=3)
+    numbers = [sets.number((("n", f"{number}"),)) for number in range(3)]
+    assert sets.number((("n", "0"),)) == numbers[0]
+    new = sets.number((("n", "new"),))
+    assert sets.find(numbers[1]) == ()
+    assert sets.find(numbers[0]) == (("n", "0"),)
+    assert sets.find(new) == (("n", "new"),)
+    assert (len(sets), sets.forgotten) == (3, 1)
+    again = sets.number((("n", "1"),))
+    assert again not in {*numbers, new}, "the old number may still be in a context"
+    assert sets.find(again) == (("n", "1"),)
+
+
+def test_threads_that_set_labels_get_numbers_of_their_own_labels():
+    sets, wrong = LabelSets(limit=50), []
+
+    def use(first):
+        for turn in range(3000):
+            wanted = (("n", f"{(first * 7 + turn) % 90}"),)
+            number = sets.number(wanted)
+            if sets.find(number) not in {wanted, ()}:
+                wrong.append(wanted)
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(sets) <= 50 + len(threads)
+    assert len(sets._numbers) <= len(sets)
+
+
+def test_a_window_has_a_limited_number_of_sets():
+    sets = LabelSets()
+    counts = LabelCounts(sets, max_sets=2)
+    found = [counts.find(sets.number((("n", name),))) for name in ("a", "b", "rare")]
+    assert counts.find(999) == ()
+    samples = [
+        WindowSample(STACK, 1, "t", 0, None, tuple(range(weight)), (), one)
+        for one, weight in zip([*found, ()], (5, 3, 1, 7), strict=True)
+    ]
+    profile = Profile(ON_CPU, 1, [ResourceSamples(Resource({}), samples)], taken=16)
+    window = counts.limit(Window(0, 100, [profile]))
+    assert [sample.labels for _, sample in window.samples] == [found[0], found[1], (), ()]
+    assert counts.as_dict() == {
+        "samples": 8,
+        "left_out": {"forgotten_set": 1, "too_many_sets": 1},
+        "sets": 3,
+        "forgotten_sets": 0,
+    }
