@@ -5,16 +5,14 @@ from otel_kprofiler.analysis.comparison import Amount, Change, Part, compare
 from otel_kprofiler.analysis.filters import Filter
 from otel_kprofiler.analysis.groups import (
     GROUPINGS,
-    NO_PROGRAM,
-    NO_STACK,
     Group,
-    Key,
     find_grouping,
     group_samples,
     merge_groups,
     select_group,
 )
 from otel_kprofiler.analysis.kernel_entry import find_entry
+from otel_kprofiler.analysis.occurrences import NO_PROGRAM, NO_STACK, Key
 from otel_kprofiler.analysis.samples import Samples, load_samples
 from otel_kprofiler.analysis.sides import select_sides
 from otel_kprofiler.analysis.spans import endpoints_of_spans, spans_with_lines

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from otel_kprofiler.analysis.filters import matcher
-from otel_kprofiler.analysis.groups import Group, Key, Occurrence, collect, function_key
+from otel_kprofiler.analysis.groups import Group, collect
+from otel_kprofiler.analysis.occurrences import Key, Occurrence, function_key
 from otel_kprofiler.analysis.samples import Samples
 from otel_kprofiler.formats import Entry, stack_entries
 from otel_kprofiler.model import Stack

@@ -14,7 +14,8 @@ from math import sqrt
 from typing import Final, NamedTuple
 
 from otel_kprofiler.analysis.chance import chance_of_counts, chance_of_means, margin_factor
-from otel_kprofiler.analysis.groups import Group, Key
+from otel_kprofiler.analysis.groups import Group
+from otel_kprofiler.analysis.occurrences import Key
 from otel_kprofiler.analysis.samples import Samples
 
 LEVEL: Final = 0.05

@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import starmap
-from os.path import basename
 from typing import Final, NamedTuple
 
-from otel_kprofiler.analysis.kernel_entry import find_entry
+from otel_kprofiler.analysis.occurrences import OF_STACKS, Key, Occurrence, only
 from otel_kprofiler.analysis.samples import Samples, Thread
-from otel_kprofiler.formats import Entry, process_id, process_name, stack_entries
-from otel_kprofiler.model import (
-    KERNEL_SIDE,
-    AttributeValue,
-    Frame,
-    ModuleKind,
-    SpanLink,
-    Stack,
-)
+from otel_kprofiler.formats import process_id, process_name
+from otel_kprofiler.model import KERNEL_SIDE, AttributeValue, SpanLink, Stack
 from otel_kprofiler.otlp import LOCAL_ROOT
-
-
-class Key(NamedTuple):
-    """What a group is called.
-
-    Attributes:
-        name: such as that of a function.
-        place: where it is: its module or file, the process of a thread; may be empty.
-    """
-
-    name: str
-    place: str = ""
 
 
 class Group(NamedTuple):
@@ -55,13 +34,6 @@ class Group(NamedTuple):
     samples: int
 
 
-class Occurrence(NamedTuple):
-    """What a stack counts for: its own group, and all that it occurs in."""
-
-    own: Key
-    all: Iterable[Key]
-
-
 class Weighed(NamedTuple):
     """A row of samples: index of its stack, weight, and number of samples."""
 
@@ -70,15 +42,11 @@ class Weighed(NamedTuple):
     samples: int
 
 
-NO_STACK: Final = Key("[no stack]")
-NO_LINE: Final = Key("[no line]")
 NO_SPAN: Final = Key("[no span]")
-NO_PROGRAM: Final = Key("[no BPF program]")
 NONE: Final = "-"
 """Shown for samples without the attribute that they are grouped by."""
 LABEL: Final = "label:"
 """Before the name of a label that is meant, and no attribute."""
-_PROGRAM: Final = re.compile(r"bpf_prog_([0-9a-f]{16})_(.+)")
 
 
 class Assignment(NamedTuple):
@@ -93,46 +61,9 @@ class Assignment(NamedTuple):
     find: Callable[[int], Occurrence]
 
 
-def function_occurrence(stack: Stack) -> Occurrence:
-    """Functions; a sample belongs to the innermost one."""
-    return _of_frames([function_key(entry) for entry in stack_entries(stack)])
-
-
-def module_occurrence(stack: Stack) -> Occurrence:
-    """Modules and files of code; a sample belongs to that of its innermost frame."""
-    return _of_frames([Key(place_of(entry)) for entry in stack_entries(stack)])
-
-
-def line_occurrence(stack: Stack) -> Occurrence:
-    """Lines of source code; a sample belongs to the innermost one that is known.
-
-    A line of an interpreted language comes before those of native code, so that the time of the
-    kernel and of native libraries is that of the line that called them.
-    """
-    entries = [entry for entry in stack_entries(stack) if entry.line]
-    if not entries:
-        return Occurrence(NO_LINE, [NO_LINE])
-    interpreted = [one for one in entries if one.side.has_files]
-    return Occurrence(line_key((interpreted or entries)[-1]), {line_key(one) for one in entries})
-
-
-def syscall_occurrence(stack: Stack) -> Occurrence:
-    """System calls, interrupts, and other ways into the kernel; or user mode."""
-    return _only(Key(find_entry(stack)))
-
-
-def program_occurrence(stack: Stack) -> Occurrence:
-    """Functions of BPF programs; a sample belongs to the innermost one.
-
-    So a program counts the time of the kernel's functions that it calls.
-    """
-    keys = [key for frame in reversed(tuple(stack.frames)) if (key := program_key(frame))]
-    return Occurrence(keys[-1], set(keys)) if keys else _only(NO_PROGRAM)
-
-
 def _threads(samples: Samples, key: Callable[[Thread], Key]) -> Assignment:
     threads = samples.tables.threads
-    return Assignment(samples.threads, lambda at: _only(key(threads[at])))
+    return Assignment(samples.threads, lambda at: only(key(threads[at])))
 
 
 def _by_process(samples: Samples) -> Assignment:
@@ -172,36 +103,29 @@ def _by_attribute(samples: Samples, names: Sequence[str]) -> Assignment:
 def _by_cpu(samples: Samples) -> Assignment:
     """Logical CPUs."""
     cpus = samples.tables.cpus
-    return Assignment(samples.cpus, lambda at: _only(Key(str(cpus[at]))))
+    return Assignment(samples.cpus, lambda at: only(Key(str(cpus[at]))))
 
 
 def _by_span(samples: Samples) -> Assignment:
     """Spans by their ids, with their traces."""
     links = samples.tables.links
-    return Assignment(samples.links, lambda at: _only(span_key(links[at])))
+    return Assignment(samples.links, lambda at: only(span_key(links[at])))
 
 
 def _by_endpoint(samples: Samples) -> Assignment:
     """Names of local root spans, such as the method and route of a request."""
     names = endpoints(samples.tables.links)
-    return Assignment(samples.links, lambda at: _only(Key(names[at] or NONE)))
+    return Assignment(samples.links, lambda at: only(Key(names[at] or NONE)))
 
 
 def _by_kind(samples: Samples) -> Assignment:
     """Kinds of samples."""
     origins = samples.tables.origins
-    return Assignment(samples.origins, lambda at: _only(Key(origins[at].profile.kind.name)))
+    return Assignment(samples.origins, lambda at: only(Key(origins[at].profile.kind.name)))
 
 
 SERVICE: Final = ("service.name",)
 CONTAINER: Final = ("container.name", "k8s.container.name", "container.id")
-_OF_STACKS: Final[dict[str, Callable[[Stack], Occurrence]]] = {
-    "function": function_occurrence,
-    "line": line_occurrence,
-    "module": module_occurrence,
-    "syscall": syscall_occurrence,
-    "bpf": program_occurrence,
-}
 _OF_COLUMNS: Final[dict[str, Callable[[Samples], Assignment]]] = {
     "process": _by_process,
     "thread": _by_thread,
@@ -218,9 +142,9 @@ _OF_COLUMNS: Final[dict[str, Callable[[Samples], Assignment]]] = {
 
 def assign(samples: Samples, by: str) -> Assignment:
     """The groups of a grouping of ``GROUPINGS``, or by the attribute of this name."""
-    of_stack = _OF_STACKS.get(by)
-    if of_stack:
-        stacks = samples.tables.stacks
+    of_stacks = OF_STACKS.get(by)
+    if of_stacks:
+        stacks, of_stack = samples.tables.stacks, of_stacks()
         return Assignment(samples.stacks, lambda at: of_stack(stacks[at]))
     return _OF_COLUMNS.get(by, partial(_by_attribute, names=[by]))(samples)
 
@@ -232,10 +156,11 @@ def group_samples(samples: Samples, by: str) -> list[Group]:
         samples: what to group.
         by: a name of ``GROUPINGS``, or of an attribute.
     """
-    of_stack = _OF_STACKS.get(by)
-    groups = (
-        collect(samples, of_stack) if of_stack else _collect_column(samples, assign(samples, by))
-    )
+    of_stacks = OF_STACKS.get(by)
+    if of_stacks:
+        groups = collect(samples, of_stacks())
+    else:
+        groups = _collect_column(samples, assign(samples, by))
     if by == "line":
         groups.sort(key=lambda group: (-group.kernel, -group.own, -group.total, group.key))
     return groups
@@ -272,23 +197,6 @@ def merge_groups(parts: Iterable[Iterable[Group]]) -> list[Group]:
     return sums.groups()
 
 
-def place_of(entry: Entry) -> str:
-    """Module of an entry, or the file of code without modules; else its side in brackets."""
-    return entry.module or f"[{entry.side.name}]"
-
-
-def function_key(entry: Entry) -> Key:
-    """The function of an entry; frames of a module without names are one, by the reason."""
-    if entry.reason and not entry.name.startswith(("[truncated", "[no ", "fun_")):
-        return Key(f"[{entry.reason}]", place_of(entry))
-    return Key(entry.name, place_of(entry))
-
-
-def line_key(entry: Entry) -> Key:
-    """The line of an entry as ``function (file:line)``."""
-    return Key(f"{entry.name} ({basename(entry.file)}:{entry.line})", entry.file)
-
-
 def span_key(link: SpanLink | None) -> Key:
     """A span by its id, with its trace."""
     return Key(link.span_id.hex(), link.trace_id.hex()) if link else NO_SPAN
@@ -305,56 +213,31 @@ def is_in_kernel(stack: Stack) -> bool:
     return any(side.kind is KERNEL_SIDE and side.frames for side in stack.sides)
 
 
-def program_key(frame: Frame) -> Key | None:
-    """The function of a BPF program that a frame is in, with what is known of the program."""
-    module = frame.module
-    if module is None or module.kind is not ModuleKind.BPF:
-        return None
-    match = _PROGRAM.fullmatch(module.name)
-    tag, name = match.groups() if match else ("", module.name)
-    program = module.program
-    if program is None:
-        return Key(name, tag)
-    return Key(name, " ".join(filter(None, (program.type, str(program.id), program.attached_to))))
-
-
-def _of_frames(keys: Sequence[Key]) -> Occurrence:
-    return Occurrence(keys[-1], set(keys)) if keys else _only(NO_STACK)
-
-
-def _only(key: Key) -> Occurrence:
-    return Occurrence(key, (key,))
-
-
 class _Sums:
     """Weights by key, to which samples are added."""
 
     def __init__(self) -> None:
-        self._own: Counter[Key] = Counter()
-        self._total: Counter[Key] = Counter()
-        self._kernel: Counter[Key] = Counter()
-        self._samples: Counter[Key] = Counter()
+        self._sums: defaultdict[Key, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
 
     def add(self, frames: Occurrence, weight: int, count: int, *, kernel: bool) -> None:
-        self._own[frames.own] += weight
-        self._samples[frames.own] += count
+        own = self._sums[frames.own]
+        own[0] += weight
+        own[3] += count
         if kernel:
-            self._kernel[frames.own] += weight
+            own[2] += weight
         for key in frames.all:
-            self._total[key] += weight
+            self._sums[key][1] += weight
 
     def add_group(self, group: Group) -> None:
         key, own, total, kernel, samples = group
-        self._own[key] += own
-        self._total[key] += total
-        self._kernel[key] += kernel
-        self._samples[key] += samples
+        sums = self._sums[key]
+        sums[0] += own
+        sums[1] += total
+        sums[2] += kernel
+        sums[3] += samples
 
     def groups(self) -> list[Group]:
-        found = [
-            Group(key, self._own[key], total, self._kernel[key], self._samples[key])
-            for key, total in self._total.items()
-        ]
+        found = [Group(key, *sums) for key, sums in self._sums.items()]
         return sorted(found, key=lambda group: (-group.own, -group.total, group.key))
 
 

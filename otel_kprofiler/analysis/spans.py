@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 
 from otel_kprofiler.analysis.groups import (
-    NO_LINE,
-    NO_STACK,
     Group,
-    Key,
-    Occurrence,
     Weighed,
     endpoints,
-    function_key,
     group_samples,
     group_stacks,
-    line_occurrence,
     span_key,
+)
+from otel_kprofiler.analysis.occurrences import (
+    NO_LINE,
+    NO_STACK,
+    Key,
+    Occurrence,
+    function_key,
+    line_occurrence,
 )
 from otel_kprofiler.analysis.samples import Samples
 from otel_kprofiler.formats import stack_entries

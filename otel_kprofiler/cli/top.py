@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Self
 
@@ -100,7 +100,7 @@ def command(
     with EndSignals() as signals:
         live = Live(sampling, SlidingWindow(window_s))
         with live, _hold_messages(is_plain):
-            signals.listen(live.wake)
+            signals.listen(live.request_end)
             live.pipeline.start()
             state = TopState(by, order)
             if is_plain:
@@ -124,6 +124,7 @@ class Live:
         sliding: the samples of the last seconds.
         status: what is known beside the samples.
         seconds: that samples were received of.
+        on_woken: called after :meth:`wake` while a :meth:`step` has much to do.
     """
 
     def __init__(self, sampling: Sampling, sliding: SlidingWindow) -> None:
@@ -132,6 +133,7 @@ class Live:
         self.sliding = sliding
         self.status = Status(host.nodename, host.release, sampling.rate)
         self.seconds = 0.0
+        self.on_woken: Callable[[], None] | None = None
         self._woken = threading.Event()
         self._targets: Targets | None = None
         targets = sampling.find_targets(access)
@@ -147,6 +149,7 @@ class Live:
             symbolizer=open_symbols(access),
             user_names=sampling.open_user_names(),
             loader=sampling.loader,
+            pause=self._pause,
         )
         self._used = (time.monotonic(), _read_cpu_s())
 
@@ -161,12 +164,18 @@ class Live:
         self._woken.set()
         self.pipeline.wake()
 
+    def request_end(self) -> None:
+        """Make the :meth:`step` that runs return, whatever is left to do; callable likewise."""
+        self._woken.set()
+        self.pipeline.request_stop()
+
     def step(self) -> bool:
         """Sample until something wakes us, a moment at most; whether there is something new."""
         if self.status.has_ended:
             self._woken.wait(DRAIN_INTERVAL_S)
             self._woken.clear()
             return False
+        self._woken.clear()
         before = self.seconds
         self.pipeline.step(DRAIN_INTERVAL_S)
         if self._targets and self._targets.have_ended(self.pipeline.sampler):
@@ -174,6 +183,11 @@ class Live:
             self.status.has_ended = True
             return True
         return self.seconds != before
+
+    def _pause(self) -> None:
+        if self.on_woken and self._woken.is_set():
+            self._woken.clear()
+            self.on_woken()
 
     def _add(self, window: Window) -> None:
         self.sliding.add(window)
@@ -189,19 +203,29 @@ def _show(live: Live, signals: EndSignals, state: TopState, rows: int | None) ->
     color = not os.environ.get("NO_COLOR")
     is_new = True
     with Screen(live.wake) as screen:
-        while not (signals.received or state.has_quit or screen.is_closed):
+
+        def refresh() -> None:
+            """Take keys, and draw what is new."""
+            nonlocal is_new
             for key in screen.take_keys():
                 state.press(key, live.sliding.shown())
                 is_new = True
-            if is_new or screen.is_empty:
+            if state.has_quit:
+                live.request_end()
+            elif is_new or screen.is_empty:
                 columns, lines = screen.size()
                 size = Size(columns, lines, rows)
                 drawn = page(state, live.sliding.shown(), live.status, size, color=color)
                 is_new = not screen.draw(drawn)
             else:
                 screen.flush()
+
+        live.on_woken = refresh
+        while not (signals.received or state.has_quit or screen.is_closed):
+            refresh()
             is_new = live.step() or is_new
             screen.stop_if_asked(has_ended=lambda: signals.received is not None)
+        live.on_woken = None
         return not screen.is_closed
 
 

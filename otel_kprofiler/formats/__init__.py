@@ -1,6 +1,13 @@
 """Windows as text and pictures for people, and as files for other tools."""
 
-from otel_kprofiler.formats.entries import Entry, process_id, process_name, stack_entries
+from otel_kprofiler.formats.entries import (
+    Entry,
+    frame_entries,
+    process_id,
+    process_name,
+    side_remarks,
+    stack_entries,
+)
 from otel_kprofiler.formats.folded import folded
 from otel_kprofiler.formats.html import html
 from otel_kprofiler.formats.pprof import pprof
@@ -16,6 +23,7 @@ __all__ = [
     "OutputFormat",
     "Row",
     "folded",
+    "frame_entries",
     "function_rows",
     "html",
     "is_pprof",
@@ -26,6 +34,7 @@ __all__ = [
     "process_id",
     "process_name",
     "select_modules",
+    "side_remarks",
     "speedscope",
     "stack_entries",
     "table",

@@ -79,7 +79,7 @@ def stack_entries(stack: Stack) -> tuple[Entry, ...]:
     """
     found: list[Entry] = []
     for side in reversed(stack.sides):
-        found += _remark(side)
+        found += side_remarks(side)
         for frame in reversed(side.frames):
             found += frame_entries(frame)
     return tuple(found)
@@ -126,7 +126,8 @@ def process_id(resource: Resource) -> int | None:
     return pid if isinstance(pid, int) else None
 
 
-def _remark(side: Side) -> Iterator[Entry]:
+def side_remarks(side: Side) -> Iterator[Entry]:
+    """What stands in the place of what is missing of a side."""
     kind, status = side.kind, side.status
     if status == STACK_OK:
         return
