@@ -4,9 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+from programs import load, run
 from terminals import Terminal
 
 from otel_kprofiler.cli.main import main
@@ -158,6 +160,28 @@ def test_once_prints_a_plain_table(busy):
     assert columns.split() == ["share", "ms/s", "kernel", "entry"]
     assert "getdents64" in [row.split()[-1] for row in rows]
     assert "\x1b" not in done.stdout
+
+
+def test_a_planted_bpf_program_is_shown():
+    fd, stopped = load(name="planted_bpf", spin=2000), threading.Event()
+
+    def spin():
+        while not stopped.is_set():
+            run(fd, 10_000)
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        words = ["--once", "--window", "1s", "--by", "bpf", "-p", str(os.getpid())]
+        done = subprocess.run([*TOP, *words], capture_output=True, text=True)
+    finally:
+        stopped.set()
+        thread.join()
+        os.close(fd)
+    _, columns, row = done.stdout.splitlines()
+    assert columns.endswith("function of a BPF program")
+    assert row.endswith("planted_bpf")
+    assert "xdp" in row
 
 
 def test_batch_goes_on_until_it_is_ended(busy):
