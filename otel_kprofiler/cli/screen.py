@@ -23,7 +23,8 @@ from otel_kprofiler.cli.keys import REDRAW, KeyParser
 from otel_kprofiler.errors import KProfilerError
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # other screen, no cursor, no wrapping of lines
-_LEAVE: Final = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
+_LEAVE: Final = "\x1b[0m\x1b[999;1H\x1b[2K\x1b[?7h\x1b[?25h\x1b[?1049l"
+"""On consoles without another screen, what comes next stands below what was drawn."""
 _CLEAR: Final = "\x1b[0m\x1b[2J"
 _ESCAPE_MS: Final = 50
 """How long the rest of a key may take, before its beginning is the Escape key."""

@@ -22,6 +22,7 @@ from otel_kprofiler.model import ON_CPU, Losses, Window, sum_losses
 
 CALLERS: Final = "callers"
 CALLEES: Final = "callees"
+_KEPT_VIEWS: Final = 4
 
 
 class View(NamedTuple):
@@ -65,9 +66,6 @@ class Part:
                 del self._groups[next(iter(self._groups))]
             found = self._groups[view] = _group(self.samples, view)
         return found
-
-
-_KEPT_VIEWS: Final = 4
 
 
 class Shown:

@@ -34,7 +34,8 @@ class Page:
                 self._write(plain)
             elif final == "H":
                 row, _, column = parameters.partition(";")
-                self.row, self.column = int(row or 1) - 1, int(column or 1) - 1
+                self.row = min(int(row or 1), self.height) - 1
+                self.column = int(column or 1) - 1
             elif final == "K":
                 assert parameters == "2"
                 self.lines[self.row] = [" "] * self.columns
@@ -58,8 +59,7 @@ class Page:
                     self.lines = [*self.lines[1:], [" "] * self.columns]
                 continue
             assert char.isprintable(), f"{char!r} in {text!r}"
-            if self.row < self.height:  # drawn just before the size changed
-                self.lines[self.row][min(self.column, self.columns - 1)] = char
+            self.lines[self.row][min(self.column, self.columns - 1)] = char
             self.column += 1
 
     @property
