@@ -46,6 +46,9 @@ OTEL_KPROFILER_LINK_UNSAMPLED_SPANS = "OTEL_KPROFILER_LINK_UNSAMPLED_SPANS"
 OTEL_KPROFILER_LOCAL_ROOT_NAMES = "OTEL_KPROFILER_LOCAL_ROOT_NAMES"
 """``true`` (default) to name linked samples after the topmost span of the process in its trace."""
 
+OTEL_KPROFILER_BAGGAGE_KEYS = "OTEL_KPROFILER_BAGGAGE_KEYS"
+"""Comma-separated entries of the baggage of local root spans that samples carry as labels."""
+
 OTEL_KPROFILER_PUBLISH_CONTEXT = "OTEL_KPROFILER_PUBLISH_CONTEXT"
 """``true`` (default) to publish the Resource for profilers outside the process."""
 

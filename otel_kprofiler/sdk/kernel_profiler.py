@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, Self
 
 from opentelemetry.sdk.resources import Resource
@@ -72,6 +72,7 @@ class KernelProfiler(ForkAware):
         link_unsampled_spans: also link to spans that are not sampled.
         local_root_names: name linked samples after the topmost span of this process in their
             trace, by a span processor in the global TracerProvider.
+        baggage_keys: entries of the baggage with which that span starts, as labels of the samples.
         max_threads: maximum number of threads with span links at a time where span changes are
             hooked.
         publish_context: publish the Resource for profilers outside this process (OTEP 4719).
@@ -97,6 +98,7 @@ class KernelProfiler(ForkAware):
         span_links: bool = True,
         link_unsampled_spans: bool = False,
         local_root_names: bool = True,
+        baggage_keys: Sequence[str] = (),
         max_threads: int = 1024,
         publish_context: bool = True,
         restart_in_children: bool = True,
@@ -118,6 +120,7 @@ class KernelProfiler(ForkAware):
             span_links=span_links,
             link_unsampled_spans=link_unsampled_spans,
             local_root_names=local_root_names,
+            baggage_keys=tuple(baggage_keys),
             publish_context=publish_context,
             restart_in_children=restart_in_children,
             export_on_sigterm=export_on_sigterm,

@@ -121,12 +121,17 @@ def _check(found: Mapping[Any, object]) -> dict[str, str]:
         raise ValueError(f"{len(found)} labels are more than {MAX_LABELS}")
     checked = {}
     for name, value in found.items():
-        if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
-            raise ValueError(f"the name of a label must be text of 1 to 100 characters: {name!r}")
-        if name in SAMPLE_ATTRIBUTES or name.startswith("otel_kprofiler."):
-            raise ValueError(f"samples have an attribute {name} of their own: name the label else")
+        check_name(name)
         checked[name] = str(value)[:MAX_VALUE_CHARS]
     return checked
+
+
+def check_name(name: Any) -> None:
+    """Raise ``ValueError`` if this cannot be the name of a label."""
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
+        raise ValueError(f"the name of a label must be text of 1 to 100 characters: {name!r}")
+    if name in SAMPLE_ATTRIBUTES or name.startswith("otel_kprofiler."):
+        raise ValueError(f"samples have an attribute {name} of their own: name the label else")
 
 
 class LabelCounts:

@@ -16,14 +16,22 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
-from opentelemetry import trace
+from opentelemetry import baggage, trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import SpanContext
 
 from otel_kprofiler import forks
 from otel_kprofiler.forks import ForkAware, ForkStep
-from otel_kprofiler.model import RawSample, ResourceSamples, SpanLink, Window
+from otel_kprofiler.model import (
+    LabelSet,
+    RawSample,
+    ResourceSamples,
+    SpanLink,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.sdk.label_sets import MAX_VALUE_CHARS
 
 MAX_SPANS: Final = 65_536
 MAX_NAMES: Final = 128
@@ -45,12 +53,14 @@ class LocalRoot(weakref.ref[Any]):
     Attributes:
         context: its span context.
         name: its name at its end; None before.
+        labels: of the baggage with which it started.
     """
 
-    __slots__ = ("context", "name")
+    __slots__ = ("context", "labels", "name")
 
     context: SpanContext
     name: str | None
+    labels: LabelSet
 
     def get_name(self) -> str:
         """What it is called now; raises what the span's class raises."""
@@ -87,6 +97,7 @@ class LocalRoots(ForkAware):
 
     Attributes:
         keep_ended: whether anybody looks spans up, so that those that have ended are kept.
+        baggage_keys: entries of the baggage of local roots that are noted.
         forgotten: number of spans that were forgotten because there were too many.
         failures: number of spans that raised exceptions.
     """
@@ -98,6 +109,7 @@ class LocalRoots(ForkAware):
         self._ended_before: dict[int, LocalRoot] = {}
         self._rotated_s = time.monotonic()
         self.keep_ended = False
+        self.baggage_keys: tuple[str, ...] = ()
         self.forgotten = self.failures = 0
         forks.register(ForkStep.RENEW, self)
 
@@ -110,7 +122,9 @@ class LocalRoots(ForkAware):
             context, parent, active = span.get_span_context(), span.parent, self._active
             if parent is None or parent[_IS_REMOTE]:
                 root = LocalRoot(span)
-                root.context, root.name = context, None
+                root.context, root.name, root.labels = context, None, ()
+                if self.baggage_keys:
+                    root.labels = self._read_baggage(parent_context)
                 active[context[_SPAN_ID]] = root
             else:
                 known = active.get(parent[_SPAN_ID])
@@ -160,6 +174,7 @@ class LocalRoots(ForkAware):
     def stop_keeping(self) -> None:
         """Nobody looks spans up any more."""
         self.keep_ended = False
+        self.baggage_keys = ()
         self._ended_before, self._ended = {}, {}
 
     def _forget_oldest(self, spans: dict[int, LocalRoot]) -> None:
@@ -167,6 +182,12 @@ class LocalRoots(ForkAware):
         for span_id in list(islice(spans, max(1, self._limit // 16))):
             if spans.pop(span_id, None) is not None:
                 self.forgotten += 1
+
+    def _read_baggage(self, context: Context | None) -> LabelSet:
+        found = [(key, baggage.get_baggage(key, context)) for key in self.baggage_keys]
+        return tuple(
+            sorted((key, str(value)[:MAX_VALUE_CHARS]) for key, value in found if value is not None)
+        )
 
     def _find_root_of(self, parent: Any, parent_context: Context | None) -> LocalRoot | None:
         """The root of a parent that has ended, or had started before spans were noted."""
@@ -180,7 +201,7 @@ class LocalRoots(ForkAware):
         if above is not None and not above.is_remote:
             return self.find(above.trace_id, above.span_id)
         root = LocalRoot(span)
-        root.context, root.name = parent, None
+        root.context, root.name, root.labels = parent, None, ()
         if span.end_time is None:
             self._active[parent.span_id] = root
         else:
@@ -217,7 +238,8 @@ class RootNames:
 
     Args:
         roots: where spans are looked up.
-        max_names: distinct names in a window.
+        max_names: distinct names in a window; 0 for none.
+        baggage_keys: entries of the baggage of local roots that samples carry as labels.
 
     Attributes:
         named: samples with a name.
@@ -225,8 +247,14 @@ class RootNames:
             were noted, forgotten, or not recorded), ``too_many_names``.
     """
 
-    def __init__(self, roots: LocalRoots = process_roots, max_names: int = MAX_NAMES) -> None:
+    def __init__(
+        self,
+        roots: LocalRoots = process_roots,
+        max_names: int = MAX_NAMES,
+        baggage_keys: tuple[str, ...] = (),
+    ) -> None:
         self._roots = roots
+        self._baggage_keys = baggage_keys
         self._max_names = max_names
         self._seen: dict[SpanLink, LocalRoot] = {}
         self._seen_before: dict[SpanLink, LocalRoot] = {}
@@ -237,6 +265,7 @@ class RootNames:
     def start(self) -> None:
         """Note the spans of the global TracerProvider from now on; it may be set later."""
         self._roots.keep_ended = True
+        self._roots.baggage_keys = self._baggage_keys
         self._watch()
 
     def look(self, samples: Iterable[RawSample]) -> None:
@@ -262,16 +291,14 @@ class RootNames:
         if not counts:
             return window
         named = self._choose(counts)
+        labels = self._find_labels(counts)
         profiles = [
             replace(
                 profile,
                 resources=[
                     ResourceSamples(
                         resource,
-                        [
-                            one if one.link is None else one._replace(link=named[one.link])
-                            for one in samples
-                        ],
+                        [_describe(one, named, labels) for one in samples],
                     )
                     for resource, samples in profile.resources
                 ],
@@ -307,6 +334,8 @@ class RootNames:
 
     def _choose(self, counts: Counter[SpanLink]) -> dict[SpanLink, SpanLink]:
         """Each link with its name; those of most samples are kept if there are too many."""
+        if not self._max_names:
+            return {link: link for link in counts}
         names = {link: self._find_name(link) for link in counts}
         weights: Counter[str] = Counter()
         for link, count in counts.items():
@@ -320,8 +349,16 @@ class RootNames:
             for link, name in names.items()
         }
 
+    def _find_labels(self, links: Iterable[SpanLink]) -> dict[SpanLink, LabelSet]:
+        """The labels of the spans that have some."""
+        roots = {link: self._find_root(link) for link in links}
+        return {link: root.labels for link, root in roots.items() if root and root.labels}
+
+    def _find_root(self, link: SpanLink) -> LocalRoot | None:
+        return self._seen.get(link) or self._seen_before.get(link)
+
     def _find_name(self, link: SpanLink) -> str:
-        root = self._seen.get(link) or self._seen_before.get(link)
+        root = self._find_root(link)
         if root is None:
             return ""
         try:
@@ -336,3 +373,17 @@ class RootNames:
         if now - self._rotated_s > _KEEP_S:
             self._rotated_s = now
             self._seen_before, self._seen = self._seen, {}
+
+
+def _describe(
+    sample: WindowSample, named: dict[SpanLink, SpanLink], labels: dict[SpanLink, LabelSet]
+) -> WindowSample:
+    """A sample with the name of its local root, and with its labels behind those of its own."""
+    link = sample.link
+    if link is None:
+        return sample
+    more = labels.get(link)
+    if not more:
+        return sample._replace(link=named[link])
+    found = tuple(sorted({**dict(more), **dict(sample.labels)}.items()))
+    return sample._replace(link=named[link], labels=found)

@@ -24,6 +24,7 @@ from otel_kprofiler.processes import (
     read_host_attributes,
 )
 from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.sdk.label_sets import MAX_LABELS, check_name
 from otel_kprofiler.sdk.resource import plain_attributes
 from otel_kprofiler.sdk.span_path import UnprovenError, find_span_path
 from otel_kprofiler.sdk.thread_slot import find_span_layout
@@ -54,6 +55,7 @@ class Plan:
         span_links: link samples to spans.
         link_unsampled_spans: also link to spans that are not sampled.
         local_root_names: name linked samples after the local root of their span.
+        baggage_keys: entries of a local root's baggage that its samples carry as labels.
         publish_context: publish the Resource for profilers outside the process.
         restart_in_children: start a profiler in each forked child.
         export_on_sigterm: export pending samples before SIGTERM terminates the process.
@@ -70,9 +72,16 @@ class Plan:
     span_links: bool = True
     link_unsampled_spans: bool = False
     local_root_names: bool = True
+    baggage_keys: tuple[str, ...] = ()
     publish_context: bool = True
     restart_in_children: bool = True
     export_on_sigterm: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.baggage_keys) > MAX_LABELS:
+            raise ValueError(f"{len(self.baggage_keys)} baggage_keys are more than {MAX_LABELS}")
+        for key in self.baggage_keys:
+            check_name(key)
 
 
 def complete_sampler_config(plan: Plan) -> SamplerConfig:

@@ -17,7 +17,7 @@ from otel_kprofiler.model import Account, ExporterAccount, Window
 from otel_kprofiler.pipeline import open_live, open_symbols
 from otel_kprofiler.sdk.label_sets import LabelCounts
 from otel_kprofiler.sdk.links import SpanLinks
-from otel_kprofiler.sdk.local_roots import RootNames
+from otel_kprofiler.sdk.local_roots import MAX_NAMES, RootNames
 from otel_kprofiler.sdk.pacing import Pacer
 from otel_kprofiler.sdk.plan import Plan, complete_sampler_config, make_resources, set_service
 from otel_kprofiler.symbols import KernelSymbolizer, open_user_names
@@ -74,8 +74,15 @@ class Session:
         self._windows = 0
         self._earlier = earlier
         self._sink = sink
-        wants_names = plan.span_links and plan.local_root_names
-        self.root_names = RootNames() if wants_names else None
+        wants_roots = plan.span_links and (plan.local_root_names or plan.baggage_keys)
+        self.root_names = (
+            RootNames(
+                max_names=MAX_NAMES if plan.local_root_names else 0,
+                baggage_keys=plan.baggage_keys,
+            )
+            if wants_roots
+            else None
+        )
         self._labels = LabelCounts()
         self._pipeline = open_live(
             config,
@@ -213,7 +220,7 @@ class Session:
 
     def _count_window(self, window: Window) -> None:
         self._windows += 1
-        window = self._labels.limit(window)
         if self.root_names is not None:
             window = self.root_names.name(window)
+        window = self._labels.limit(window)
         self._sink(window)

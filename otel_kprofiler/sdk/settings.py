@@ -18,6 +18,7 @@ from otel_kprofiler.pipeline import (
     window_schedule,
 )
 from otel_kprofiler.sdk.environment import PREFIX, read_variables
+from otel_kprofiler.sdk.label_sets import check_name
 from otel_kprofiler.sdk.plan import Plan
 
 _WORDS: Final = {"true": True, "false": False}
@@ -42,6 +43,11 @@ class Settings(Receiver):
     local_root_names: bool = Field(
         default=True,
         description="Name linked samples after the topmost span of this process in their trace.",
+    )
+    baggage_keys: list[str] = Field(
+        default=[],
+        max_length=16,
+        description="Entries of the baggage of local root spans that samples carry as labels.",
     )
     max_threads: int = Field(
         default=1024,
@@ -138,13 +144,21 @@ def make_plan(settings: Settings) -> Plan:
     """Convert settings to a plan.
 
     Raises:
-        ConfigError: ``target_pids`` does not fit the target.
+        ConfigError: ``target_pids`` does not fit the target, or a key cannot be a label's.
     """
     if settings.target_pids and settings.target != "host":
         raise ConfigError(
             [ConfigProblem("settings", 0, 0, "target_pids", "only for the target 'host'")],
             hint="remove it, or set the target to host",
         )
+    for key in settings.baggage_keys:
+        try:
+            check_name(key)
+        except ValueError as error:
+            raise ConfigError(
+                [ConfigProblem("settings", 0, 0, "baggage_keys", str(error))],
+                hint="name keys of the baggage, separated by commas",
+            ) from error
     return Plan(
         target=settings.target,
         sampler=replace(sampler_config(settings), span_slots=settings.max_threads),
@@ -155,6 +169,7 @@ def make_plan(settings: Settings) -> Plan:
         span_links=settings.span_links,
         link_unsampled_spans=settings.link_unsampled_spans,
         local_root_names=settings.local_root_names,
+        baggage_keys=tuple(settings.baggage_keys),
         publish_context=settings.publish_context,
         restart_in_children=settings.restart_in_children,
         export_on_sigterm=settings.export_on_sigterm,

@@ -1,6 +1,7 @@
 """Samples carry the labels that are set in the context that they were taken in."""
 
 import json
+from collections import Counter
 
 import pytest
 from services import ToFile, run
@@ -95,3 +96,38 @@ def test_labels_are_those_of_the_context(tmp_path):
     assert stats["possible"]
     assert stats["left_out"] == {"forgotten_set": 0, "too_many_sets": 0}
     assert 0.9 * labelled <= stats["samples"] <= labelled
+
+
+BAGGAGE = """
+    from opentelemetry import baggage, trace
+    from opentelemetry.baggage.propagation import W3CBaggagePropagator
+    from opentelemetry.sdk.trace import TracerProvider
+    from otel_kprofiler import KernelProfiler, labels
+
+    trace.set_tracer_provider(TracerProvider())
+    tracer = trace.get_tracer("service")
+    with KernelProfiler.from_env():
+        context = W3CBaggagePropagator().extract({"baggage": "tenant.id=acme,secret=7"})
+        with tracer.start_as_current_span("GET", context=context):
+            work(0.2)
+            with labels(step="query"), tracer.start_as_current_span("query"):
+                work(0.2)
+        with tracer.start_as_current_span("GET"):
+            work(0.2)
+"""
+
+
+def test_wanted_baggage_of_a_request_is_on_all_its_samples(tmp_path):
+    to_file = ToFile(tmp_path / "profiles.jsonl")
+    run(BAGGAGE, env={**to_file.env, "OTEL_KPROFILER_BAGGAGE_KEYS": "tenant.id,absent"})
+    found = Counter()
+    for window in read_profiles(str(to_file.path)):
+        for _, sample in window.samples:
+            if sample.link:
+                found[sample.link.span_id, sample.labels] += len(sample.timestamps_unix_ns)
+    acme = ("tenant.id", "acme")
+    wanted = {(acme,), (("step", "query"), acme), ()}
+    assert {labels for _, labels in found} == wanted
+    often = [key for key, count in found.items() if count > 20]  # not between two `with`
+    assert len(often) == len({span for span, _ in often}) == 3
+    assert {labels for _, labels in often} == wanted

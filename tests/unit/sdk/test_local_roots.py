@@ -6,7 +6,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import baggage, trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import (
     NonRecordingSpan,
@@ -16,6 +16,7 @@ from opentelemetry.trace import (
     use_span,
 )
 
+from otel_kprofiler.errors import ConfigError
 from otel_kprofiler.model import (
     ON_CPU,
     Profile,
@@ -26,8 +27,9 @@ from otel_kprofiler.model import (
     Window,
     WindowSample,
 )
-from otel_kprofiler.sdk import LocalRootSpanProcessor, local_roots
+from otel_kprofiler.sdk import KernelProfiler, LocalRootSpanProcessor, local_roots
 from otel_kprofiler.sdk.local_roots import MAX_NAME_CHARS, LocalRoots, RootNames, describe
+from otel_kprofiler.sdk.settings import make_plan, read_settings
 
 STACK = Stack.from_frames(())
 
@@ -283,6 +285,43 @@ def test_a_window_has_a_limited_number_of_names(roots, tracer):
     assert names_in(window) == ["", "b", "a", "b", "a"]
     assert names.named == 8
     assert names.unnamed == {"unknown_span": 0, "too_many_names": 2}
+
+
+def test_samples_have_the_wanted_baggage_of_their_local_root(roots, tracer):
+    names = RootNames(roots, max_names=0, baggage_keys=("tenant", "region"))
+    names.start()
+    context = baggage.set_baggage("tenant", "a" * 300)
+    context = baggage.set_baggage("other", "x", context)
+    top = tracer.start_span("top", context)
+    child = tracer.start_span(
+        "child", baggage.set_baggage("region", "eu", set_span_in_context(top))
+    )
+    plain = tracer.start_span("plain")
+    seen(names, [top, child, plain])
+    window = window_of(link_of(top), link_of(child), link_of(plain))
+    (group,) = window.profiles[0].resources
+    group.samples[1] = group.samples[1]._replace(labels=(("job", "1"), ("tenant", "own")))
+    window = names.name(window)
+    assert [sample.labels for _, sample in window.samples] == [
+        (("tenant", "a" * 200),),
+        (("job", "1"), ("tenant", "own")),
+        (),
+    ]
+    assert names_in(window) == ["", "", ""]
+    assert names.unnamed == {"unknown_span": 0, "too_many_names": 0}
+    names.stop()
+    assert not roots.baggage_keys
+
+
+def test_keys_that_cannot_be_labels_are_refused():
+    with pytest.raises(ValueError, match=r"thread.id of their own"):
+        KernelProfiler(baggage_keys=["thread.id"])
+    with pytest.raises(ValueError, match="17 baggage_keys are more than 16"):
+        KernelProfiler(baggage_keys=map(str, range(17)))
+    environ = {"OTEL_KPROFILER_BAGGAGE_KEYS": "tenant.id, region"}
+    assert make_plan(read_settings(environ)).baggage_keys == ("tenant.id", "region")
+    with pytest.raises(ConfigError, match=r"baggage_keys.*cpu.logical_number of their own"):
+        make_plan(read_settings({"OTEL_KPROFILER_BAGGAGE_KEYS": "cpu.logical_number"}))
 
 
 def test_the_processor_is_added_to_the_global_provider_once(monkeypatch):
