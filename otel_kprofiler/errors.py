@@ -18,6 +18,8 @@ never an exception.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -40,6 +42,24 @@ class KProfilerError(Exception):
     def with_fix(self) -> str:
         """The message, and the hint if there is one."""
         return f"{self} (fix: {self.hint})" if self.hint else str(self)
+
+
+def describe_error(error: BaseException) -> str:
+    """What went wrong, for people: a system error by its text and path, without its number."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    has_path = isinstance(error.filename, str | bytes)
+    return f"{os.fsdecode(error.filename)}: {error.strerror}" if has_path else error.strerror
+
+
+def describe_status(status: int) -> str:
+    """How a process ended: by the name of a signal, if ``status`` is negative."""
+    if status >= 0:
+        return f"status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:  # of real time
+        return f"signal {-status}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Escapes untrusted names for files and terminals.
+"""Texts for files and terminals: escapes untrusted names, and counts in words.
 
 File names are bytes; Python decodes bytes that are not UTF-8 to lone surrogates, which cannot be
 encoded. Names of processes and files may contain terminal escapes, which move the cursor, rename
@@ -41,3 +41,8 @@ def _escape(char: str) -> str:
     if _FIRST_BYTE <= code <= _LAST_BYTE:
         return f"\\x{code - 0xDC00:02x}"
     return char.encode("unicode_escape").decode("ascii")
+
+
+def describe_count(count: int, noun: str, plural: str = "") -> str:
+    """``1 sample``, ``2,000 samples``."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

@@ -42,11 +42,11 @@ PACKAGES = {
     "checked": Package("Type checks for values of untrusted JSON"),
     "abortable": Package("HTTP connections that another thread can abort"),
     "redact": Package("Redacts secrets in addresses and messages"),
-    "text": Package("Escapes untrusted names for terminals and files"),
+    "text": Package("Texts for terminals and files: escapes untrusted names, counts in words"),
     "model": Package("Types that all packages share: samples, stacks, windows, accounts"),
     "elf": Package("ELF files: headers, sections, notes, identity", "errors model"),
     "host": Package(
-        "This host: files, capabilities, perf events, checks of `doctor`", "errors model"
+        "This host: files, capabilities, perf events, checks of `doctor`", "errors model text"
     ),
     "bpf": Package("The bpf(2) call, loaders, rings, BTF, the BPF programs", "errors model"),
     "otlp": Package(
@@ -55,7 +55,7 @@ PACKAGES = {
     ),
     "export": Package(
         "Sends encoded batches to receivers: queue, retry, spool, transports",
-        "abortable errors host model redact version",
+        "abortable errors host model redact text version",
     ),
     "config": Package(
         "Loads and validates the YAML configuration", "errors export host model redact"
@@ -66,7 +66,7 @@ PACKAGES = {
     ),
     "tracking": Package(
         "What changes while we sample: modules, BPF programs, other kernel symbols",
-        "bpf clock errors forks host model symbols",
+        "bpf clock errors forks host model symbols text",
     ),
     "interpreters": Package(
         "CPython in files and processes: finds it, and proves where it keeps its frames",
@@ -74,7 +74,7 @@ PACKAGES = {
     ),
     "unwinding": Package(
         "Unwind tables of user files: opens and checks them, fills the program's maps",
-        "bpf elf forks host model",
+        "bpf elf errors forks host model",
     ),
     "sampling": Package(
         "Loads and attaches the sampler, drains its ring: `RawSample`s",

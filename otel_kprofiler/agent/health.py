@@ -13,7 +13,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
-from otel_kprofiler.errors import HostError
+from otel_kprofiler.errors import HostError, describe_error
 
 MAX_CONNECTIONS: Final = 16
 CONNECTION_TIMEOUT_S: Final = 5.0
@@ -118,7 +118,7 @@ class _Server(ThreadingHTTPServer):
         error = sys.exception()
         client = client_address[0] if client_address else "a client"
         if isinstance(error, OSError):
-            _log.warning("health: connection to %s lost: %s", client, error)
+            _log.warning("health: connection to %s lost: %s", client, describe_error(error))
         else:
             _log.exception("health: a request from %s failed", client)
 

@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from otel_kprofiler.errors import describe_error
+
 _RETRY_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
@@ -81,5 +83,5 @@ class Notifier:
             _log.warning("cannot notify systemd: nobody reads %s", self._address)
             return False
         except OSError as error:
-            _log.warning("cannot notify systemd: %s", error)
+            _log.warning("cannot notify systemd: %s", describe_error(error))
         return True

@@ -23,7 +23,7 @@ from otel_kprofiler.bpf import bcc_compile
 from otel_kprofiler.bpf.call import bpf_call
 from otel_kprofiler.bpf.layout import MAPS, MapShape
 from otel_kprofiler.bpf.loader import LoadedObject, ObjectSpec, without_signals
-from otel_kprofiler.errors import DependencyError, SamplerError
+from otel_kprofiler.errors import DependencyError, SamplerError, describe_status
 
 _PYTHON: Final = "/usr/bin/python3"
 _PACKAGE: Final = "/usr/lib/python3/dist-packages/bcc"
@@ -131,7 +131,7 @@ def compile_programs(spec: ObjectSpec, maps: Mapping[str, int]) -> dict[str, byt
         raise _missing(said)
     if done.returncode or not done.stdout:
         raise SamplerError(
-            f"compiling {spec.source.name} with bcc failed (status {done.returncode})",
+            f"compiling {spec.source.name} with bcc failed ({describe_status(done.returncode)})",
             log=said,
             hint="report it with the log and the version of python3-bpfcc, "
             "or use the loader libbpf",

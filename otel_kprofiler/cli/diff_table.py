@@ -12,7 +12,7 @@ from otel_kprofiler.analysis import Amount, Change, Part
 from otel_kprofiler.cli.columns import Column, layout
 from otel_kprofiler.cli.report_table import FRAMES
 from otel_kprofiler.model import ProfileKind
-from otel_kprofiler.text import escape_controls
+from otel_kprofiler.text import describe_count, escape_controls
 
 _MAX_PLACE: Final = 32
 _MS: Final = 1e6
@@ -32,12 +32,13 @@ def summary(
 ) -> Iterator[str]:
     """What was compared, and how much of it changed."""
     sides = " -> ".join(
-        f"{part.samples.count:,} in {(part.end_ns - part.start_ns) / 1e9:.1f} s"
+        f"{describe_count(part.samples.count, 'sample')} in "
+        f"{(part.end_ns - part.start_ns) / 1e9:.1f} s"
         for part in (before, after)
     )
     compared = "shares of all samples" if way is Way.SAMPLES else "weight per second"
     changed = sum(change.is_changed for change in changes)
-    yield f"{escape_controls(kind.name)}: {sides} samples, by {compared}"
+    yield f"{escape_controls(kind.name)}: {sides}, by {compared}"
     yield (
         f"{changed:,} of {len(changes):,} changed by more than chance; the others have {_CHANCE}"
         if changed

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 import click
 
 from otel_kprofiler.bpf import BccLoader, LibbpfLoader
-from otel_kprofiler.cli.terminal import say
+from otel_kprofiler.cli.terminal import describe_count, say
 from otel_kprofiler.host import Access, doctor, is_in_user_namespace
 from otel_kprofiler.interpreters import InterpreterRefused, open_own
 from otel_kprofiler.model import Finding, Level
@@ -122,7 +122,10 @@ class _Trial:
             sampler.stop()
             taken = len(samples) + len(sampler.drain())
             method = "unwind tables" if sampler.tables else "frame pointers"
-            return f"{taken} samples on {cpus} CPUs in 0.4 s; user stacks by {method}"
+            return (
+                f"{describe_count(taken, 'sample')} on {describe_count(cpus, 'CPU')} in 0.4 s; "
+                f"user stacks by {method}"
+            )
         finally:
             sampler.close()
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from otel_kprofiler.cli.terminal import say
+from otel_kprofiler.cli.terminal import FILE_FIX, say
 from otel_kprofiler.errors import ConfigError, HostError, KProfilerError, SamplerError
 from otel_kprofiler.version import __version__
 
@@ -138,7 +138,10 @@ def _explain(error: Exception) -> KProfilerError | None:
             hint="redirect it to a file on a disk with free space",
         )
     if isinstance(error, OSError) and error.filename is not None:
-        return KProfilerError(f"{error.filename!s}: {error.strerror}")
+        return KProfilerError(
+            f"{error.filename!s}: {error.strerror}",
+            hint=FILE_FIX,
+        )
     return None
 
 

@@ -264,6 +264,8 @@ def _replay(path: str, sinks: Sinks) -> Pipeline[ReplaySampler]:
     try:
         recording = Recording(path)
     except OSError as error:
-        raise KProfilerError(f"cannot read {path}: {error.strerror}") from error
+        raise KProfilerError(
+            f"cannot read {path}: {error.strerror}", hint="name a file that --raw has written"
+        ) from error
     with closing(recording):
         return replay(recording, sinks.schedule, sinks.add_window, whole_sink=sinks.whole)

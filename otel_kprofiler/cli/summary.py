@@ -10,6 +10,7 @@ from otel_kprofiler.cli.output import Output
 from otel_kprofiler.cli.sending import Sending
 from otel_kprofiler.cli.session import Session
 from otel_kprofiler.cli.terminal import describe_count
+from otel_kprofiler.errors import describe_status
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     SIDES,
@@ -73,15 +74,7 @@ def _describe_end(held: HeldCommand) -> list[str]:
         return []
     if status > 0:
         return [f"the command exited with status {status}"]
-    return [f"the command was ended by {name_signal(-status)}"]
-
-
-def name_signal(number: int) -> str:
-    """Name of a signal; real-time signals have none."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return [f"the command was ended by {describe_status(status)}"]
 
 
 def describe_losses(lost: Losses) -> str:

@@ -12,7 +12,7 @@ from typing import Protocol
 import click
 
 from otel_kprofiler.cli.symbolize_output import parse_address, print_resolution
-from otel_kprofiler.cli.terminal import say
+from otel_kprofiler.cli.terminal import FILE_FIX, say
 from otel_kprofiler.elf import ElfError
 from otel_kprofiler.errors import HostError, KProfilerError
 from otel_kprofiler.symbols import ElfMatch, ElfResolver, ElfSymbols, SymbolSources, is_kernel_file
@@ -49,9 +49,11 @@ class ElfFiles:
             try:
                 file = _open(path, sources, offsets=offsets)
             except OSError as error:
-                raise HostError(f"cannot read {path}: {error.strerror}") from error
+                raise HostError(f"cannot read {path}: {error.strerror}", hint=FILE_FIX) from error
             except ElfError as error:
-                raise KProfilerError(f"cannot read {path}: {error}", hint=error.hint) from error
+                raise KProfilerError(
+                    f"cannot read {path}: {error}", hint=error.hint or FILE_FIX
+                ) from error
             for key in (path, *file.keys()):
                 if key:
                     self._files[key] = file

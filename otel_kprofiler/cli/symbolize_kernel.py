@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from otel_kprofiler.cli.symbolize_output import parse_address
-from otel_kprofiler.cli.terminal import say
+from otel_kprofiler.cli.terminal import FILE_FIX, say
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import Access
 from otel_kprofiler.symbols import Explanation, KernelSymbolizer, Match
@@ -69,9 +71,13 @@ def _open(kallsyms: str | None, copies: Mapping[str, Any]) -> KernelSymbolizer:
     if kallsyms is None:
         return KernelSymbolizer.live(IteratedKallsyms(Access()))
     try:
+        for path in (kallsyms, *copies.values()):
+            # The symbolizer does without what it may not read, as on a host.
+            if path and os.path.exists(path) and not os.access(path, os.R_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         return KernelSymbolizer.from_files(kallsyms=kallsyms, **copies)
     except OSError as error:
-        hint = ""
+        hint = FILE_FIX
         if isinstance(error, IsADirectoryError):
             hint = "give the copied file itself; only --sys-module takes a directory"
         raise HostError(f"cannot read {error.filename}: {error.strerror}", hint=hint) from error

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from otel_kprofiler.cli.output import refusal
-from otel_kprofiler.cli.terminal import say
+from otel_kprofiler.cli.terminal import FILE_FIX, describe_count, say
 from otel_kprofiler.errors import ExportError, HostError
 from otel_kprofiler.host import NewFile
 from otel_kprofiler.model import Line
@@ -54,7 +54,7 @@ def name_payload(
     try:
         data = read_file(path)
     except OSError as error:
-        raise HostError(f"cannot read {path}: {error.strerror}") from error
+        raise HostError(f"cannot read {path}: {error.strerror}", hint=FILE_FIX) from error
     file = None if output == "-" else _create(output, force=force)
     names = _Names(InstalledFiles(sources, elf_files), InstalledKernel(elf_files))
     try:
@@ -111,7 +111,7 @@ def _report(naming: Naming, missing: Counter[NamelessFile], *, as_json: bool) ->
         counts = {"nameless": naming.nameless, "named": naming.named, "missing": files}
         say(json.dumps(counts), err=True)
         return
-    say(f"named {naming.named} of {naming.nameless} locations", err=True)
+    say(f"named {naming.named:,} of {describe_count(naming.nameless, 'location')}", err=True)
     for file, count in missing.most_common(_MAX_FILES_TOLD):
         identity = f"build-id {file.build_id}" if file.build_id else f"file id {file.file_id}"
         say(f"  {count} without a name in {file.name}  {identity}", err=True)

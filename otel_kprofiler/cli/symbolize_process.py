@@ -36,7 +36,7 @@ def resolve_in_process(
         Whether there is a name for each.
     """
     if find_process(pid, Access()) is None:
-        raise HostError(f"there is no process {pid}")
+        raise HostError(f"there is no process {pid}", hint="see ps, pgrep")
     processes = ProcessesResolver(symbols=sources)
     every = True
     with Symbolizer(kernel=KernelResolver(), user=processes) as symbolizer:

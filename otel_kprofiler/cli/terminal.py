@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
-from otel_kprofiler.text import escape_controls
+from otel_kprofiler.text import describe_count, escape_controls
+
+__all__ = ["FILE_FIX", "describe_count", "say"]
+
+FILE_FIX: Final = "give the path of a file that exists, and that this user can read"
 
 
 def say(text: str, *, err: bool = False) -> None:
     """Print lines with control characters escaped, since names and messages are untrusted."""
     click.echo("\n".join(map(escape_controls, text.split("\n"))), err=err)
-
-
-def describe_count(count: int, noun: str, plural: str = "") -> str:
-    """``1 sample``, ``2,000 samples``."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

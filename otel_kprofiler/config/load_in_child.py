@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
-from otel_kprofiler.errors import ConfigError, KProfilerError
+from otel_kprofiler.errors import ConfigError, KProfilerError, describe_status
 
 if TYPE_CHECKING:
     from otel_kprofiler.config.config import Config
@@ -60,7 +60,7 @@ class PendingConfig(Generic[T]):
         content, status = self._wait()
         if status:
             raise KProfilerError(
-                f"reading {self._path} failed with status {status}",
+                f"reading {self._path} failed: {describe_status(status)}",
                 hint="run otel-kprofiler validate to see the cause",
             )
         # The data comes from our own child and can be trusted.

@@ -7,6 +7,7 @@ import enum
 import sys
 from typing import TextIO
 
+from otel_kprofiler.errors import describe_error
 from otel_kprofiler.export.base import ExportResult, ProfileExporter
 from otel_kprofiler.model import Batch, Form, LossCause
 
@@ -65,7 +66,7 @@ class DebugExporter(ProfileExporter):
         try:
             print(f"{self.name}: {', '.join(parts)}", file=self._out or sys.stdout, flush=True)
         except (OSError, ValueError) as error:
-            return ExportResult.failure(batch, LossCause.WRITE_FAILED, str(error))
+            return ExportResult.failure(batch, LossCause.WRITE_FAILED, describe_error(error))
         return ExportResult.success(batch)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from otel_kprofiler.errors import ExportError
+from otel_kprofiler.errors import ExportError, describe_error
 from otel_kprofiler.export.base import ExportResult, ProfileExporter
 from otel_kprofiler.host import AppendedFile
 from otel_kprofiler.model import AttributeForm, Batch, Form, LossCause
@@ -213,7 +213,7 @@ class FileExporter(ProfileExporter):
         try:
             _delete_backups(file, rotation, self._now())
         except OSError as error:
-            _log.warning("%s: cannot delete an old file: %s", self.name, error)
+            _log.warning("%s: cannot delete an old file: %s", self.name, describe_error(error))
 
 
 def _write_all(fd: int, data: bytes) -> None:

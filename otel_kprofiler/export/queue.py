@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from otel_kprofiler.errors import describe_error
 from otel_kprofiler.export.base import ExportResult, ProfileExporter, is_wholly_lost
 from otel_kprofiler.export.ledger import Ledgers, QueueCounts
 from otel_kprofiler.export.recovery import Stored
@@ -362,7 +363,7 @@ class ExportQueue:
         try:
             return self._spool.read(held.stored)
         except (OSError, ValueError) as error:
-            _log.warning("%s: %s", self.exporter.name, error)
+            _log.warning("%s: %s", self.exporter.name, describe_error(error))
             return None
 
     def _conclude(self, held: _Held, result: ExportResult | None, *, replaced: bool) -> bool:

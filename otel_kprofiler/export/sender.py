@@ -17,6 +17,7 @@ from otel_kprofiler.export.base import ExportResult, ProfileExporter
 from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict, attempt_until_settled
 from otel_kprofiler.model import AttributeForm, Batch, Form, LossCause, SampleCounts
 from otel_kprofiler.redact import Secrets
+from otel_kprofiler.text import describe_count
 from otel_kprofiler.version import __version__
 
 DEFAULT_MAX_BYTES = 4 * 1024 * 1024 - 64 * 1024
@@ -216,7 +217,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
             then = "retrying" if answer.verdict is Verdict.RETRY else "dropping"
             self._warn_once(answer.status, f"{answer.status}: {message}; {then}")
         elif message or answer.rejected_profiles > 0:
-            self._warn_once("partial", f"rejected {answer.rejected_profiles} profiles: {message}")
+            self._warn_once("partial", f"rejected {_profiles(answer)}: {message}")
         elif self._warned:
             self._warned.clear()
             _log.info("%s: %s: accepts data again", self.name, self.endpoint)
@@ -237,7 +238,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         if self._failures == 1:
             self._failing_since = now
         self._outage = (
-            f"{answer.status}: {answer.message} ({self._failures} attempts"
+            f"{answer.status}: {answer.message} ({describe_count(self._failures, 'attempt')}"
             f" in {now - self._failing_since:.0f} s)"
         )
 
@@ -268,6 +269,10 @@ class OtlpSender(ProfileExporter, abc.ABC):
             self._close()
 
 
+def _profiles(answer: Answer) -> str:
+    return describe_count(answer.rejected_profiles, "profile")
+
+
 def _accepted(batch: Batch, answer: Answer) -> ExportResult:
     if answer.rejected_profiles <= 0:
         return ExportResult.success(batch, answer.message)
@@ -275,7 +280,7 @@ def _accepted(batch: Batch, answer: Answer) -> ExportResult:
     for kind in batch.sample_counts:
         sizes = [profile.samples for profile in batch.profiles if profile.kind == kind]
         rejected[kind] = sum(sorted(sizes, reverse=True)[: answer.rejected_profiles])
-    message = f"{answer.rejected_profiles} profiles rejected: {answer.message}"
+    message = f"{_profiles(answer)} rejected: {answer.message}"
     return ExportResult.success(batch, message, rejected=rejected)
 
 

@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from otel_kprofiler.errors import ExportError
+from otel_kprofiler.errors import ExportError, describe_error
 from otel_kprofiler.export.recovery import Recovery, Stored, has_segments, name_segment
 from otel_kprofiler.export.segments import (
     HEADER_BYTES,
@@ -229,7 +229,9 @@ class Spool:
                     self._make_ready()
                     self._write(Kind.CLOSE, self._totals.pack())
             except OSError as error:
-                _log.warning("the spool %s: cannot be closed cleanly: %s", self._path, error)
+                _log.warning(
+                    "the spool %s: cannot be closed cleanly: %s", self._path, describe_error(error)
+                )
             self._release()
             self._closed = True
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from otel_kprofiler.formats.entries import Entry, process_id, process_name, stack_entries
 from otel_kprofiler.formats.weights import Weighed, Weights
 from otel_kprofiler.model import Stack, Window
-from otel_kprofiler.text import escape_controls
+from otel_kprofiler.text import describe_count, escape_controls
 
 _PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE)\}\}")
 _KINDS: Final = {"process": 0, "kernel": 1, "module": 2, "bpf": 3, "user": 4, "python": 5}
@@ -72,8 +72,8 @@ class _Seen:
             return "no samples"
         start = datetime.fromtimestamp(self._start_ns / 1e9, tz=UTC)
         parts = [
-            f"{self._samples:,} samples",
-            f"{len(self._cpus)} CPU{'s' * (len(self._cpus) != 1)}",
+            describe_count(self._samples, "sample"),
+            describe_count(len(self._cpus), "CPU"),
             f"{(self._end_ns - self._start_ns) / 1e9:.1f} s from {start:%Y-%m-%d %H:%M:%S} UTC",
             *(f"{rate} Hz" for rate in sorted(self._rates)),
             f"{self._lost:,} lost",

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.formats.entries import Entry, stack_entries
 from otel_kprofiler.formats.weights import unit_of
 from otel_kprofiler.model import ON_CPU, Profile, ProfileKind, Stack, Window
-from otel_kprofiler.text import escape_controls
+from otel_kprofiler.text import describe_count, escape_controls
 
 _NUMBERS: Final = 17  # "  12.3%   45.6%  "
 _MODULE: Final = 16
@@ -91,7 +91,9 @@ def _table(kind: ProfileKind, profiles: Sequence[Profile], width: int, limit: in
     ]
     rest = len(rows) - len(shown)
     unit = unit_of(kind)
-    lines += [f"{count:,} {unit}, {len(rows):,} functions" + (f", {rest:,} not shown" * bool(rest))]
+    functions = describe_count(len(rows), "function")
+    weight = describe_count(count, "sample") if unit == "samples" else f"{count:,} {unit}"
+    lines += [f"{weight}, {functions}" + (f", {rest:,} not shown" * bool(rest))]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 

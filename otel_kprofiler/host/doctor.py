@@ -27,6 +27,7 @@ from otel_kprofiler.host.kernel import (
 from otel_kprofiler.host.open_files import TOO_MANY_FILES
 from otel_kprofiler.host.privileges import PURPOSES
 from otel_kprofiler.model import MAX_FRAMES, Finding, Level
+from otel_kprofiler.text import describe_count
 
 _MEMORY_LOCK_BYTES: Final = 64 * 1024 * 1024
 _OPEN_FILES: Final = 256
@@ -188,7 +189,8 @@ def _module_sections(files: HostFiles, capabilities: Capabilities) -> Finding:
                 f"{error.strerror}; ranges of modules come from their symbols instead",
                 required, fix,
             )  # fmt: skip
-    return Finding(check, Level.OK, f"{seen} modules" if seen else "no module is loaded", required)
+    found = describe_count(seen, "module") if seen else "no module is loaded"
+    return Finding(check, Level.OK, found, required)
 
 
 def _names(files: HostFiles, path: str) -> list[str]:

@@ -29,7 +29,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
-from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.errors import KProfilerError, describe_error
 from otel_kprofiler.host.access import HostFiles
 from otel_kprofiler.host.maps import parse_mappings, read_maps
 from otel_kprofiler.model import FileKey, OpenFile
@@ -182,7 +182,7 @@ def open_mapped(
         try:
             return _open(way, request, files)
         except OSError as error:
-            outcome = outcome.or_worse(_problem_of(error), str(error))
+            outcome = outcome.or_worse(_problem_of(error), describe_error(error))
         except _OtherInodeError as error:
             has_gone |= way.route == "map_files"
             if way.route != "exe" and not has_gone:  # that mostly is another file

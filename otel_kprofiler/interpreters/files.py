@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Final
 
 from otel_kprofiler.elf import ElfError, FileSource, read_elf
+from otel_kprofiler.errors import describe_error
 from otel_kprofiler.host import (
     FileProblem,
     FileRequest,
@@ -67,7 +68,7 @@ class InterpreterFiles:
             file = self._open(pid, mapping, build_id)
         except (OSError, MappedFileError) as error:
             if _PYTHON in mapping.path.rpartition("/")[2]:
-                self._refuse(mapping, InterpreterRefused(Refusal.NOT_OPENED, str(error)))
+                self._refuse(mapping, InterpreterRefused(Refusal.NOT_OPENED, describe_error(error)))
             return None  # not kept: it may be opened for another process
         try:
             found = find_interpreter(FileSource(file.fd, file.size))

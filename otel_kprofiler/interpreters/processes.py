@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple, Protocol
 
 from otel_kprofiler.bpf import PythonLayout, PythonProcess
-from otel_kprofiler.errors import HostError
+from otel_kprofiler.errors import HostError, describe_error
 from otel_kprofiler.host import Access, ReferableFiles
 from otel_kprofiler.interpreters.binary import Interpreter
 from otel_kprofiler.interpreters.files import InterpreterFiles
@@ -184,7 +184,7 @@ class PythonTracking:
             with ProcessEvents(self._pids, children=self._children, files=self._files) as events:
                 self._follow(events)
         except (HostError, OSError) as error:
-            _log.warning("new processes will have no Python frames: %s", error)
+            _log.warning("new processes will have no Python frames: %s", describe_error(error))
 
     def _follow(self, events: ProcessEvents) -> None:
         waited_for = [events.fileno(), self._stop_fd]

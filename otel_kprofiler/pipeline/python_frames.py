@@ -7,6 +7,7 @@ import os
 from typing import Final
 
 from otel_kprofiler.bpf import PythonMaps
+from otel_kprofiler.errors import describe_error
 from otel_kprofiler.host import Access
 from otel_kprofiler.interpreters import (
     Interpreter,
@@ -95,7 +96,7 @@ class PythonFrames:
             self._add_loop(own.interpreter)
             done = maps.register(os.getpid(), own.interpreter.layout, own.process)
         except (InterpreterRefused, OSError) as error:
-            return str(error)
+            return describe_error(error)
         return "" if done else NO_ROOM
 
     def _add_loop(self, found: Interpreter) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple, Protocol
 
-from otel_kprofiler.errors import HostError, KernelFeatureError
+from otel_kprofiler.errors import HostError, KernelFeatureError, describe_error
 from otel_kprofiler.host import (
     COUNT_SW_CPU_CLOCK,
     DISABLED,
@@ -104,7 +104,7 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
         try:
             changes = self.update()
         except OSError as error:
-            _LOG.warning("CPUs that come and go are not followed: %s", error)
+            _LOG.warning("CPUs that come and go are not followed: %s", describe_error(error))
             return
         for cpu in changes.closed:
             _LOG.info("CPU %d is not sampled any more", cpu)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Final, TextIO
 
-from otel_kprofiler.errors import ConfigError, ConfigProblem
+from otel_kprofiler.errors import ConfigError, ConfigProblem, describe_error
 from otel_kprofiler.export import (
     ExportResult,
     FileExporter,
@@ -101,7 +101,7 @@ class ConsoleProfileExporter(ProfileExporter):
             out.write(self._formatter(batch))
             out.flush()
         except (OSError, ValueError) as error:
-            return ExportResult.failure(batch, LossCause.WRITE_FAILED, str(error))
+            return ExportResult.failure(batch, LossCause.WRITE_FAILED, describe_error(error))
         return ExportResult.success(batch)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from otel_kprofiler import forks
-from otel_kprofiler.errors import HostError
+from otel_kprofiler.errors import HostError, describe_error
 from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.model import Attributes, AttributeScalar, AttributeValue
 from otel_kprofiler.otlp import ProcessContext, encode_process_context
@@ -187,7 +187,9 @@ def publish_process_context(
     try:
         _publisher.publish(context, in_children)
     except OSError as error:
-        raise HostError(f"the process context cannot be published: {error}") from error
+        raise HostError(
+            f"the process context cannot be published: {describe_error(error)}"
+        ) from error
 
 
 def withdraw_process_context() -> None:

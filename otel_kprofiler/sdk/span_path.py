@@ -30,6 +30,7 @@ from otel_kprofiler.bpf import (
     SpanClass,
     SpanPath,
 )
+from otel_kprofiler.errors import describe_error
 from otel_kprofiler.sdk.label_sets import KEY as LABELS_KEY
 from otel_kprofiler.sdk.other_threads import find_tid_offset
 from otel_kprofiler.sdk.span_reader import (
@@ -110,7 +111,9 @@ def find_span_path(read: Read = read_own_memory) -> SpanPath:
         )
         _prove(SpanReader(path, read), variable)
     except OSError as error:
-        raise UnprovenError(f"this process's memory cannot be read: {error}") from error
+        raise UnprovenError(
+            f"this process's memory cannot be read: {describe_error(error)}"
+        ) from error
     return path
 
 

@@ -12,9 +12,10 @@ import os
 from typing import Final
 
 from otel_kprofiler.bpf import LibbpfLoader
-from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.errors import KProfilerError, describe_error
 from otel_kprofiler.host import HostFiles, SymbolsVisibility, read_symbols_visibility
 from otel_kprofiler.model import Finding, Level
+from otel_kprofiler.text import describe_count
 from otel_kprofiler.tracking.program_iterator import read_iterator
 
 PROC_KALLSYMS: Final = "/proc/kallsyms"
@@ -71,8 +72,8 @@ class IteratedKallsyms:
         try:
             text = read_kallsyms()
         except (OSError, KProfilerError) as error:
-            self.refused = str(error)
-            _log.info("the iterator ksym cannot read hidden symbols: %s", error)
+            self.refused = describe_error(error)
+            _log.info("the iterator ksym cannot read hidden symbols: %s", describe_error(error))
             return None
         self.is_used = True
         return text
@@ -108,6 +109,8 @@ def find_hidden_symbols(files: HostFiles) -> Finding | None:
     check, required = "hidden kernel symbols", "the BPF iterator ksym gives their addresses"
     count = kallsyms.read_bytes(PROC_KALLSYMS).count(b"\n")
     if kallsyms.is_used:
-        return Finding(check, Level.OK, f"{count} symbols read with the iterator", required)
+        return Finding(
+            check, Level.OK, f"{describe_count(count, 'symbol')} read with the iterator", required
+        )
     fix = "needs CAP_BPF and CAP_PERFMON, libbpf, and kernel 6.0 or newer with BTF"
     return Finding(check, Level.INFO, kallsyms.refused, required, fix)

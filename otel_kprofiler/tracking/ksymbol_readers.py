@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf import LibbpfLoader
-from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.errors import KProfilerError, describe_error
 from otel_kprofiler.host import HostFiles, get_capability_fix, read_capabilities
 from otel_kprofiler.model import Finding, Ksymbol, KsymbolAction, Level, ModuleKind
+from otel_kprofiler.text import describe_count
 from otel_kprofiler.tracking.ksymbol_records import PROGRAM_PREFIX
 from otel_kprofiler.tracking.program_iterator import read_programs
 from otel_kprofiler.tracking.programs import ProgramReader
@@ -71,8 +72,8 @@ class BaselineReader:
             try:
                 return Reading(KsymbolAction.PROGRAMS_READ, tuple(read()))
             except (OSError, KProfilerError, ValueError) as error:
-                self.refused.append(f"{method.name.lower()}: {error}")
-                _log.info("BPF programs cannot be %s: %s", method.value, error)
+                self.refused.append(f"{method.name.lower()}: {describe_error(error)}")
+                _log.info("BPF programs cannot be %s: %s", method.value, describe_error(error))
                 self.method = (
                     ReadMethod.ITERATOR if method is ReadMethod.WALK else ReadMethod.KALLSYMS
                 )
@@ -88,7 +89,7 @@ class BaselineReader:
         try:
             lines = self._find_lines(keep_on)
         except OSError as error:
-            _log.warning("trampolines cannot be read: %s", error)
+            _log.warning("trampolines cannot be read: %s", describe_error(error))
             return programs
         if lines is None:
             return programs
@@ -130,7 +131,7 @@ def find_ksymbol_method(files: HostFiles) -> Finding:
     reader = BaselineReader(files)
     reading = reader.read_programs()
     count = len(reading.symbols) if reading else 0
-    found = f"{count} function{'' if count == 1 else 's'} " if reading else ""
+    found = f"{describe_count(count, 'function')} " if reading else ""
     observed = found + reader.method.value
     if reader.method is ReadMethod.WALK:
         return Finding(check, Level.OK, observed, required)

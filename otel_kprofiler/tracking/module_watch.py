@@ -18,6 +18,7 @@ from typing import Final
 
 from otel_kprofiler import forks
 from otel_kprofiler.clock import SystemTime
+from otel_kprofiler.errors import describe_error
 from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.host import CpuShare, HostFiles
 from otel_kprofiler.symbols import (
@@ -188,7 +189,9 @@ class ModuleWatch(ForkAware):
         try:
             return self._open_events()
         except OSError as error:
-            self.problem = f"modules are found only by polling /proc/modules: {error}"
+            self.problem = (
+                f"modules are found only by polling /proc/modules: {describe_error(error)}"
+            )
         _log.warning("%s", self.problem)
         return NoEvents()
 
@@ -300,7 +303,7 @@ class ModuleWatch(ForkAware):
         try:
             lines = self._read_list()
         except OSError as error:
-            _log.warning("the list of modules cannot be read: %s", error)
+            _log.warning("the list of modules cannot be read: %s", describe_error(error))
             with self._lock:
                 self._added, self._removed = {**added, **self._added}, {**self._removed, **removed}
                 self._rescan = True
@@ -422,7 +425,7 @@ class ModuleWatch(ForkAware):
                         break
                     time.sleep(_YIELD_S)
         except OSError as error:
-            _log.warning("module symbols cannot be read: %s", error)
+            _log.warning("module symbols cannot be read: %s", describe_error(error))
             return {}
         return collector.lines
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from otel_kprofiler.errors import HostError
+from otel_kprofiler.errors import HostError, describe_error
 from otel_kprofiler.host import (
     COUNT_SW_DUMMY,
     EventPerCpu,
@@ -144,7 +144,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
             if error.errno in (errno.EPERM, errno.EACCES):
                 raise get_privilege_error(f"following {wanted.name}", files) from error
             raise find_open_files_error(f"following {wanted.name}", error) or HostError(
-                f"{wanted.name} cannot be followed: {error}"
+                f"{wanted.name} cannot be followed: {describe_error(error)}"
             ) from error
 
     def take(self) -> Iterator[tuple[int, bytes]]:
@@ -171,7 +171,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
             changes = self.update()
         except OSError as error:
             name = self._wanted_records.name
-            _log.warning("%s of new CPUs cannot be followed: %s", name, error)
+            _log.warning("%s of new CPUs cannot be followed: %s", name, describe_error(error))
             return
         for cpu in changes.opened:
             self._lose(RecordLoss.CPU_CAME, cpu, 0)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from otel_kprofiler.elf import ElfFile, frame_index
+from otel_kprofiler.errors import describe_status
 from otel_kprofiler.model import Segment
 from otel_kprofiler.unwinding import go_frames
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
@@ -92,7 +93,7 @@ def _run(script: str, fd: int, arguments: Iterable[str], timeout_s: float) -> by
         raise TableRefused(Refusal.NOT_INDEXED, f"took over {timeout_s:g} s") from error
     if done.returncode:
         cause = done.stdout[:_SHOWN].decode("utf-8", "replace")
-        raise TableRefused(Refusal.NOT_INDEXED, cause or f"status {done.returncode}")
+        raise TableRefused(Refusal.NOT_INDEXED, cause or describe_status(done.returncode))
     return done.stdout
 
 

@@ -1,17 +1,34 @@
 """What is wrong with an output or a file is told in two lines, by every command."""
 
+import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
+from otel_kprofiler.model import (
+    ON_CPU,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import encode_window
+
 pytestmark = pytest.mark.live
 
-READING = [
-    "check", "report", "record --replay", "symbolize --rva 1 --elf", "symbolize --payload",
-    "validate -c", "print-config -c", "run -c",
-]  # fmt: skip
+AGENT = """
+receivers: {kprofiler: {}}
+exporters: {debug: {}}
+service: {pipelines: {profiles: {receivers: [kprofiler], exporters: [debug]}}}
+"""
 
 
 def run(shell, directory="/"):
@@ -35,14 +52,127 @@ def test_a_reader_that_goes_away_is_none(words):
     assert run(f"{words} | true").stderr == ""
 
 
-@pytest.mark.parametrize("words", READING)
-def test_files_that_cannot_be_read_are_errors(words, tmp_path):
-    for path in (tmp_path, tmp_path / "none"):
-        done = run(f"{words} {path}", tmp_path)
-        assert done.returncode in (1, 2, 3), done.stderr
-        assert "Traceback" not in done.stderr
-        assert "Errno" not in done.stderr
-        assert "rror: " in done.stderr
+# Runs commands in children of one process, which has loaded them: much faster than starting each.
+RUN_ALL = """
+import importlib, json, os, sys
+from otel_kprofiler.cli.main import COMMANDS, main
+for name in COMMANDS:
+    importlib.import_module("otel_kprofiler.cli." + name.replace("-", "_"))
+cases, results = json.load(sys.stdin), []
+for words, output, as_nobody in cases:
+    told = os.memfd_create("stderr")
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(output, os.O_WRONLY), 1)
+        os.dup2(told, 2)
+        if as_nobody:
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+        try:
+            main(words)
+            status = 0
+        except SystemExit as stop:
+            status = stop.code or 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            status = 99
+        sys.stderr.flush()
+        os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    results.append([status, os.pread(told, 1 << 20, 0).decode()])
+print(json.dumps(results))
+"""
+READERS = [
+    ["check"], ["report"], ["diff", "good.otlp"], ["send", "good.otlp"], ["record", "--replay"],
+    ["symbolize", "--rva", "1", "--elf"], ["symbolize", "-o", "-", "--payload"],
+    ["symbolize", "vfs_read", "--kallsyms"], ["validate", "-c"], ["print-config", "-c"],
+    ["run", "-c"],
+]  # fmt: skip
+WRITERS = [
+    ["record", "-d", "1s", "-o"], ["record", "-d", "1s", "-o", "fine.html", "--raw"],
+    ["report", "good.otlp", "-f", "folded", "-o"],
+    ["symbolize", "--payload", "good.otlp", "-o"],
+]  # fmt: skip
+PRINTERS = [
+    ["report", "good.otlp"], ["report", "good.otlp", "--json"], ["check", "good.otlp"],
+    ["check", "good.otlp", "--json"], ["diff", "good.otlp", "good.otlp"],
+    ["report", "good.otlp", "-f", "folded"], ["report", "good.otlp", "-f", "pprof"],
+    ["symbolize", "-o", "-", "--payload", "good.otlp"], ["doctor"], ["doctor", "--json"],
+    ["print-config", "-c", "good.yaml"], ["symbolize", "vfs_read", "--json"],
+]  # fmt: skip
+
+
+@pytest.fixture
+def directory():
+    """A directory with a profile and a configuration, and what nobody else may read or write."""
+    directory = Path(tempfile.mkdtemp(dir="/tmp"))  # that of pytest is closed to others
+    directory.chmod(0o755)
+    start = 1_700_000_000_000_000_000
+    sample = WindowSample(Stack(()), 7, "main", 0, None, [start])
+    resources = [ResourceSamples(Resource({"process.pid": 1}), [sample])]
+    window = Window(start, start + 10**9, [Profile(ON_CPU, 10, resources)])
+    (directory / "good.otlp").write_bytes(encode_window(window).batches[0].payload)
+    (directory / "good.yaml").write_text(AGENT)
+    (directory / "secret").write_bytes(b"secret")
+    (directory / "secret").chmod(0o600)
+    (directory / "closed").mkdir(mode=0o700)
+    yield directory
+    shutil.rmtree(directory)
+
+
+def run_all(cases, directory):
+    """Exit status and standard error of each case: words, standard output, whether as nobody."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL],
+        input=json.dumps(cases), capture_output=True, text=True, cwd=directory, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def check_errors(cases, directory):
+    wrong = [
+        (words, status, told)
+        for (words, *_), (status, told) in zip(cases, run_all(cases, directory), strict=True)
+        if status not in (1, 2, 3)
+        or "Traceback" in told
+        or "[Errno" in told
+        or "rror: " not in told
+        or ("fix: " not in told and status != 2)
+    ]
+    assert not wrong
+
+
+def test_every_command_tells_what_is_wrong_with_a_file(directory):
+    ends = {"send": ["grpc://127.0.0.1:1"]}
+    paths = ["none", ".", "good.otlp/none", "\udcff", "x" * 300]
+    cases = [
+        [[*words, path, *ends.get(words[0], [])], os.devnull, False]
+        for words in READERS
+        for path in paths
+    ]
+    check_errors(cases, directory)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_every_command_tells_what_another_user_may_not_do(directory):
+    python = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable]
+    can = subprocess.run([*python, "-c", "import otel_kprofiler.cli.record"], capture_output=True)
+    if can.returncode:
+        pytest.skip("the packages of this environment are not readable for uid 65534")
+    ends = {"send": ["grpc://127.0.0.1:1"]}
+    reading = [[*words, "secret", *ends.get(words[0], [])] for words in READERS]
+    writing = [[*words, path] for words in WRITERS for path in ("closed/x.html", "x.html")]
+    cases = [[words, os.devnull, True] for words in (*reading, *writing)]
+    check_errors(cases, directory)
+    assert sorted(os.listdir(directory)) == ["closed", "good.otlp", "good.yaml", "secret"]
+
+
+def test_every_command_tells_that_the_disk_is_full(directory):
+    cases = [[words, "/dev/full", False] for words in PRINTERS]
+    cases.append([["report", "good.otlp", "-f", "html", "-o", "/dev/full"], os.devnull, False])
+    check_errors(cases, directory)
 
 
 # Ctrl-C arrives where a library is imported, of those that take long.

@@ -1,8 +1,11 @@
 """Untrusted names in files and on terminals."""
 
+import os
+
 import pytest
 
-from otel_kprofiler.text import escape_controls, escape_surrogates
+from otel_kprofiler.errors import describe_error, describe_status
+from otel_kprofiler.text import describe_count, escape_controls, escape_surrogates
 
 
 @pytest.mark.parametrize(
@@ -19,3 +22,31 @@ from otel_kprofiler.text import escape_controls, escape_surrogates
 def test_characters_that_cannot_be_encoded_or_printed_are_escaped(text, encodable, printable):
     assert escape_surrogates(text) == encodable
     assert escape_controls(text) == printable
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (0, "0 samples and 0 processes"),
+        (1, "1 sample and 1 process"),
+        (2000, "2,000 samples and 2,000 processes"),
+    ],
+)
+def test_one_of_something_is_singular(count, words):
+    processes = describe_count(count, "process", "processes")
+    assert f"{describe_count(count, 'sample')} and {processes}" == words
+
+
+def test_errors_of_the_system_are_told_without_their_number():
+    with pytest.raises(FileNotFoundError) as raised:
+        os.stat("/none/x")
+    assert describe_error(raised.value) == "/none/x: No such file or directory"
+    assert describe_error(OSError(1, "Operation not permitted")) == "Operation not permitted"
+    assert describe_error(OSError("text alone")) == "text alone"
+    assert describe_error(ValueError("a value")) == "a value"
+
+
+def test_ends_of_processes_are_told_by_the_names_of_signals():
+    assert describe_status(2) == "status 2"
+    assert describe_status(-9) == "SIGKILL"
+    assert describe_status(-40) == "signal 40"

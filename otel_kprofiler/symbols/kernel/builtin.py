@@ -345,7 +345,7 @@ def _reporting(path: str, problems: list[str]) -> Iterator[Callable[[str], None]
     except FileNotFoundError:
         pass
     except OSError as error:
-        problems.append(f"{path}: {error}")
+        problems.append(f"{path}: {error.strerror or error}")
 
 
 def _read_ranges(

@@ -113,7 +113,7 @@ def _read_kallsyms(files: HostFiles, problems: list[str]) -> tuple[Kallsyms, Hid
     except FileNotFoundError:
         return parse_kallsyms(()), HiddenCause.NO_FILE
     except OSError as error:
-        problems.append(f"{PROC_KALLSYMS}: {error}")
+        problems.append(f"{PROC_KALLSYMS}: {error.strerror or error}")
         return parse_kallsyms(()), HiddenCause.UNREADABLE
     if kallsyms.hidden:
         return kallsyms, find_hidden_cause(files)
@@ -152,7 +152,7 @@ def _read_build_id(files: HostFiles, problems: list[str]) -> BuildId | None:
     try:
         return find_build_id(files.read_bytes(KERNEL_NOTES))
     except OSError as error:
-        problems.append(f"{KERNEL_NOTES}: {error}")
+        problems.append(f"{KERNEL_NOTES}: {error.strerror or error}")
         return None
 
 
@@ -162,7 +162,7 @@ def _read_version(files: HostFiles, build_id: BuildId | None, problems: list[str
     try:
         return files.read_bytes(PROC_VERSION).decode("utf-8", "backslashreplace").strip()
     except OSError as error:
-        problems.append(f"{PROC_VERSION}: {error}")
+        problems.append(f"{PROC_VERSION}: {error.strerror or error}")
         return ""
 
 
@@ -175,7 +175,7 @@ def _read_proc_modules(
         listed, bad = parse_modules(files.read_bytes(PROC_MODULES))
     except OSError as error:
         if names:  # a kernel without modules lacks the file
-            problems.append(f"{PROC_MODULES}: {error}")
+            problems.append(f"{PROC_MODULES}: {error.strerror or error}")
         listed, bad = [], 0
     if bad:
         problems.append(f"{PROC_MODULES}: {bad} malformed lines skipped")

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from otel_kprofiler.elf import find_build_id
+from otel_kprofiler.errors import describe_error
 from otel_kprofiler.host import HostFiles
 from otel_kprofiler.model import AddressRange, BuildId
 from otel_kprofiler.symbols.kernel.table import SymbolTable
@@ -71,13 +72,13 @@ def read_module(files: HostFiles, name: str) -> ModuleFiles:
         for section in files.list_dir(f"{folder}/sections"):
             sections[section] = int(files.read_bytes(f"{folder}/sections/{section}"), 16)
     except (OSError, ValueError) as error:
-        sections, problem = {}, f"{folder}/sections: {error}"
+        sections, problem = {}, f"{folder}/sections: {describe_error(error)}"
     build_id = None
     try:
         for note in files.list_dir(f"{folder}/notes"):
             build_id = build_id or find_build_id(files.read_bytes(f"{folder}/notes/{note}"))
     except OSError as error:
-        problem = problem or f"{folder}/notes: {error}"
+        problem = problem or f"{folder}/notes: {error.strerror or error}"
     try:
         source_version = files.read_bytes(f"{folder}/srcversion").decode("ascii", "replace").strip()
     except OSError:  # only modules that state a version have one

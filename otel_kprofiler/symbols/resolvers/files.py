@@ -14,7 +14,7 @@ from otel_kprofiler.elf import (
     read_debug_elf,
     read_elf,
 )
-from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.errors import KProfilerError, describe_error
 from otel_kprofiler.model import USER_SIDE, FileDetails, Frame, Module, Segment, Unresolved
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.user.file import FileSymbols
@@ -133,6 +133,6 @@ def read_code_file(
     try:
         found = symbols.read(source, elf, details, root)
     except (KProfilerError, OSError) as error:
-        _log.info("no symbols for %s: %s", path, error)
+        _log.info("no symbols for %s: %s", path, describe_error(error))
         return CodeFile(details, elf.loads, Unresolved.SYMBOLS_REFUSED)
     return CodeFile(details, elf.loads, found)

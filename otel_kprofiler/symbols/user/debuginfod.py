@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 from otel_kprofiler.elf import ElfError, FileSource, read_debug_elf
+from otel_kprofiler.errors import describe_error
 from otel_kprofiler.host import CacheDirectory
 from otel_kprofiler.redact import redact_address
 from otel_kprofiler.symbols.user.debug_files import DebugFile, WantedDebugFile
@@ -138,7 +139,7 @@ class Debuginfod:
             try:
                 return self._download(build_id, kind, name)
             except OSError as error:
-                _log.warning("a debug file cannot be kept: %s", error)
+                _log.warning("a debug file cannot be kept: %s", describe_error(error))
                 return None
 
     def _download(self, build_id: str, kind: str, name: str) -> int | None:

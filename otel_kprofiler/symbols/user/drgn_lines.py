@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import IO, Final, NamedTuple, cast
 
 from otel_kprofiler.elf import FileSource
-from otel_kprofiler.errors import DependencyError
+from otel_kprofiler.errors import DependencyError, describe_error
 from otel_kprofiler.host import child_command
 from otel_kprofiler.model import Line
 from otel_kprofiler.symbols.user import drgn_worker
@@ -144,7 +144,7 @@ class _Worker:
                 bufsize=0,
             )
         except OSError as error:
-            raise LinesError(f"no process could be started: {error}") from error
+            raise LinesError(f"no process could be started: {describe_error(error)}") from error
         try:
             cause = self._read(limits.open_s)
         except BaseException:
@@ -168,7 +168,9 @@ class _Worker:
             cast("IO[bytes]", self._child.stdin).write(b"%x\n" % svma)
             return parse_answer(self._read(self._limits.answer_s))
         except (OSError, ValueError) as error:
-            raise LinesError(f"the process for source lines failed: {error}") from error
+            raise LinesError(
+                f"the process for source lines failed: {describe_error(error)}"
+            ) from error
 
     def end(self) -> None:
         """Kill it."""

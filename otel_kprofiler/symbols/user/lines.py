@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from otel_kprofiler.elf import FileSource, hash_file
-from otel_kprofiler.errors import DependencyError, KProfilerError
+from otel_kprofiler.errors import DependencyError, KProfilerError, describe_error, describe_status
 from otel_kprofiler.host import CacheDirectory, child_command
 from otel_kprofiler.symbols.user import convert_lines
 from otel_kprofiler.symbols.user.convert_lines import HEADER, MAGIC
@@ -149,11 +149,11 @@ class SymbolicLines:
         except subprocess.TimeoutExpired as error:
             raise LinesError(f"converting the DWARF took over {limits.wall_s:g} s") from error
         except OSError as error:
-            raise LinesError(f"no process could be started: {error}") from error
+            raise LinesError(f"no process could be started: {describe_error(error)}") from error
         if done.returncode:
             cause = done.stderr[-_SHOWN:].decode("utf-8", "replace").strip()
             raise LinesError(
-                f"the DWARF cannot be converted: {cause or f'status {done.returncode}'}"
+                f"the DWARF cannot be converted: {cause or describe_status(done.returncode)}"
             )
 
 
@@ -165,4 +165,4 @@ def _map(fd: int) -> SymCache:
             raise LinesError("the converted lines are damaged")
         return SymCache(memoryview(data)[HEADER.size :], base, is_partial=bool(is_partial))
     except (OSError, ValueError, struct.error) as error:
-        raise LinesError(f"the converted lines are damaged: {error}") from error
+        raise LinesError(f"the converted lines are damaged: {describe_error(error)}") from error

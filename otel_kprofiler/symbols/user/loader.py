@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from otel_kprofiler import forks
+from otel_kprofiler.errors import describe_error
 from otel_kprofiler.forks import ForkAware, ForkGate, ForkStep
 from otel_kprofiler.host import CpuShare
 from otel_kprofiler.model import (
@@ -309,7 +310,7 @@ class SymbolLoader(ForkAware):
         try:
             names = self._read_names(waiting)
         except (SymbolsRefused, OSError) as error:
-            _log.info("no symbols for %s: %s", waiting.file.details.path, error)
+            _log.info("no symbols for %s: %s", waiting.file.details.path, describe_error(error))
         except Exception:  # noqa: BLE001 - no file is a reason to stop reading
             _log.exception("reading the symbols of %s failed", waiting.file.details.path)
         self._settle(waiting.file, names, self._thread_ns() - began_ns)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from otel_kprofiler.elf import ElfFile, FileSource, Source, read_sections
-from otel_kprofiler.errors import HostError, KProfilerError
+from otel_kprofiler.errors import HostError, KProfilerError, describe_error
 from otel_kprofiler.host import Access, CacheDirectory, find_cache_path
 from otel_kprofiler.model import FileDetails
 from otel_kprofiler.symbols.user.build import MAX_SECTION_BYTES, read_functions
@@ -146,7 +146,7 @@ class SymbolSources:
                 return self._open_dwarf(self.lines, source, elf, path)
             return GoLines(source, elf, sections, go) if go else None
         except (KProfilerError, OSError) as error:  # names of functions are better than nothing
-            _log.info("no source lines of %s: %s", path, error)
+            _log.info("no source lines of %s: %s", path, describe_error(error))
             return None
 
     def _open_dwarf(

@@ -63,7 +63,7 @@ def test_what_gained_comes_first_with_both_shares(files):
     done = run(*files, "--by", "syscall")
     assert done.exit_code == 0
     lines = done.output.splitlines()
-    assert "2,000 in 20.0 s -> 2,000 in 20.0 s" in lines[0]
+    assert "2,000 samples in 20.0 s -> 2,000 samples in 20.0 s" in lines[0]
     assert lines[1].startswith("2 of 2 changed")
     rows = {line.split()[-1]: line.split() for line in lines[3:]}
     assert rows["read"][0] == "+40.00%"

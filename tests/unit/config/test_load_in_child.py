@@ -62,7 +62,7 @@ def test_all_problems_are_returned_with_their_positions(tmp_path, read):
 
 def test_a_child_that_dies_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(KProfilerError, match="failed with status 1"):
+    with pytest.raises(KProfilerError, match="failed: status 1"):
         PendingConfig("x", agent_config).get()
 
 
@@ -77,7 +77,7 @@ def test_a_failing_fork_reports_why_and_runs_no_exit_handlers(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
-    assert "reading x failed with status 1" in done.stderr
+    assert "reading x failed: status 1" in done.stderr
     assert done.stdout == "the end of the parent\n"
 
 

@@ -239,7 +239,7 @@ def test_partial_success_is_said_in_the_words_of_the_receiver(http_receiver, tmp
     assert status == 1
     assert out[0].startswith("x.otlp: sent 1 sample in 1 request to ")
     assert "1 of 2 samples did not arrive" in err[-2]
-    assert "1 profiles rejected: too old" in err[-2]
+    assert "1 profile rejected: too old" in err[-2]
     assert "the receiver took the rest" in err[-1]
     assert os.listdir() == ["x.otlp"]
 
