@@ -77,6 +77,8 @@ def make_celery(truth):
 
 def run_worker(app, work, seconds, pool):
     """Run a worker in this process's main thread while tasks are sent to it."""
+    from celery import signals
+
     alone = dict.fromkeys(("without_mingle", "without_gossip", "without_heartbeat"), True)
     worker = app.Worker(pool=pool, concurrency=2, loglevel="ERROR", quiet=True, **alone)
 
@@ -89,7 +91,12 @@ def run_worker(app, work, seconds, pool):
         app.control.shutdown()
 
     sender = threading.Thread(target=send)
-    sender.start()
+
+    def begin(**_):
+        sender.start()
+
+    # Not before: forked workers must not inherit a lock of an import that goes on in a thread.
+    signals.worker_ready.connect(begin)
     with contextlib.suppress(SystemExit):  # how a worker shuts down
         worker.start()
     sender.join()
