@@ -11,7 +11,6 @@ from otel_kprofiler.analysis.groups import (
     merge_groups,
     select_group,
 )
-from otel_kprofiler.analysis.kernel_entry import find_entry
 from otel_kprofiler.analysis.occurrences import NO_PROGRAM, NO_STACK, Key
 from otel_kprofiler.analysis.samples import Samples, load_samples
 from otel_kprofiler.analysis.sides import select_sides
@@ -34,7 +33,6 @@ __all__ = [
     "callers",
     "compare",
     "endpoints_of_spans",
-    "find_entry",
     "find_grouping",
     "group_samples",
     "load_samples",

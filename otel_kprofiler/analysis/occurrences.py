@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from os.path import basename
 from typing import Final, NamedTuple
 
-from otel_kprofiler.analysis.kernel_entry import find_entry
 from otel_kprofiler.formats import Entry, frame_entries, side_remarks, stack_entries
-from otel_kprofiler.model import KERNEL_SIDE, Frame, ModuleKind, RawFrames, Stack
+from otel_kprofiler.model import KERNEL_SIDE, Frame, ModuleKind, RawFrames, Stack, find_entry
 
 
 class Key(NamedTuple):

@@ -16,6 +16,7 @@ from otel_kprofiler.model.account import (
 )
 from otel_kprofiler.model.batch import AttributeForm, Batch, Encoding, Form, ProfileSamples
 from otel_kprofiler.model.finding import Finding, Level
+from otel_kprofiler.model.kernel_entry import UNKNOWN_ENTRY, USER_MODE, find_entry
 from otel_kprofiler.model.kind import KINDS, ON_CPU, ProfileKind, find_kind
 from otel_kprofiler.model.ksymbol import (
     Ksymbol,
@@ -130,6 +131,8 @@ __all__ = [
     "STATUS_BY_END",
     "STATUS_BY_PYTHON_END",
     "TRUNCATED_STACKS",
+    "UNKNOWN_ENTRY",
+    "USER_MODE",
     "USER_SIDE",
     "VDSO_NAME",
     "Account",
@@ -195,6 +198,7 @@ __all__ = [
     "UserStack",
     "Window",
     "WindowSample",
+    "find_entry",
     "find_kind",
     "find_user_addresses",
     "mapping_fields",

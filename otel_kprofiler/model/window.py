@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from otel_kprofiler.model.account import Losses, SampleCounts, StreamTotals
@@ -136,6 +136,20 @@ class Window:
         for profile in self.profiles:
             counts[profile.kind.name] += profile.sample_count
         return counts
+
+    def change_samples(self, change: Callable[[WindowSample], WindowSample]) -> Window:
+        """The window with another sample for each; their timestamps must stay."""
+        profiles = [
+            replace(
+                profile,
+                resources=[
+                    ResourceSamples(resource, [change(one) for one in samples])
+                    for resource, samples in profile.resources
+                ],
+            )
+            for profile in self.profiles
+        ]
+        return replace(self, profiles=profiles)
 
     @property
     def samples(self) -> Iterator[tuple[Resource, WindowSample]]:

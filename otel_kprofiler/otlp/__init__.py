@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_kprofiler.otlp.conventions import LOCAL_ROOT, SAMPLE_ATTRIBUTES, SCHEMA_URL
+from otel_kprofiler.otlp.conventions import KERNEL_ENTRY, LOCAL_ROOT, SAMPLE_ATTRIBUTES, SCHEMA_URL
 from otel_kprofiler.otlp.encode import Encoded, Scope, encode_empty, encode_window
 from otel_kprofiler.otlp.process_context import (
     ProcessContext,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from otel_kprofiler.otlp.split import encode_message
 
 __all__ = [
+    "KERNEL_ENTRY",
     "LOCAL_ROOT",
     "RULES",
     "SAMPLE_ATTRIBUTES",

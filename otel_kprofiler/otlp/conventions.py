@@ -34,6 +34,9 @@ FOUND_BY: Final = "otel_kprofiler.frame.found_by"
 LOCAL_ROOT: Final = "otel_kprofiler.local_root_span.name"
 """Ours, on samples with a link: method and route, else name, of the topmost span of the process in
 this trace."""
+KERNEL_ENTRY: Final = "otel_kprofiler.kernel.entry"
+"""Ours, on samples of services that were taken in the kernel: the system call (``read``),
+``interrupt``, ``page fault`` or other way in."""
 STACK_STATUS: Final = "otel_kprofiler.{}_stack.status"
 """Ours, on samples with an incomplete side, named by it: ``truncated`` or the name of an errno."""
 BPF_PROGRAM: Final = tuple(

@@ -10,12 +10,11 @@ import contextlib
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 from opentelemetry import context as otel_context
 
-from otel_kprofiler.model import LabelSet, ResourceSamples, Window
+from otel_kprofiler.model import LabelSet, Window
 from otel_kprofiler.otlp import SAMPLE_ATTRIBUTES
 
 MAX_LABELS: Final = 16
@@ -171,23 +170,9 @@ class LabelCounts:
         count = sum(weights[one] for one in dropped)
         self._too_many += count
         self._labelled -= count
-        profiles = [
-            replace(
-                profile,
-                resources=[
-                    ResourceSamples(
-                        resource,
-                        [
-                            one._replace(labels=()) if one.labels in dropped else one
-                            for one in samples
-                        ],
-                    )
-                    for resource, samples in profile.resources
-                ],
-            )
-            for profile in window.profiles
-        ]
-        return replace(window, profiles=profiles)
+        return window.change_samples(
+            lambda one: one._replace(labels=()) if one.labels in dropped else one
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The counts of samples and sets, as plain values."""

@@ -12,7 +12,6 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
@@ -26,7 +25,6 @@ from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.model import (
     LabelSet,
     RawSample,
-    ResourceSamples,
     SpanLink,
     Window,
     WindowSample,
@@ -292,21 +290,9 @@ class RootNames:
             return window
         named = self._choose(counts)
         labels = self._find_labels(counts)
-        profiles = [
-            replace(
-                profile,
-                resources=[
-                    ResourceSamples(
-                        resource,
-                        [_describe(one, named, labels) for one in samples],
-                    )
-                    for resource, samples in profile.resources
-                ],
-            )
-            for profile in window.profiles
-        ]
+        window = window.change_samples(lambda one: _describe(one, named, labels))
         self._forget()
-        return replace(window, profiles=profiles)
+        return window
 
     def as_dict(self) -> dict[str, object]:
         """The counts, as plain values."""

@@ -15,6 +15,7 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Account, ExporterAccount, Window
 from otel_kprofiler.pipeline import open_live, open_symbols
+from otel_kprofiler.sdk.kernel_entries import name_entries
 from otel_kprofiler.sdk.label_sets import LabelCounts
 from otel_kprofiler.sdk.links import SpanLinks
 from otel_kprofiler.sdk.local_roots import MAX_NAMES, RootNames
@@ -222,5 +223,4 @@ class Session:
         self._windows += 1
         if self.root_names is not None:
             window = self.root_names.name(window)
-        window = self._labels.limit(window)
-        self._sink(window)
+        self._sink(name_entries(self._labels.limit(window)))

@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from otel_kprofiler.model import KERNEL_SIDE, STACK_OK, Stack
+from otel_kprofiler.model.stack import KERNEL_SIDE, STACK_OK, Stack
 
-USER: Final = "user mode"
-UNKNOWN: Final = "unknown entry"
+USER_MODE: Final = "user mode"
+UNKNOWN_ENTRY: Final = "unknown entry"
 UNNAMED_CALL: Final = "system call without a name"
 
 _SYSTEM_CALL: Final = re.compile(
@@ -56,17 +56,17 @@ def find_entry(stack: Stack) -> str:
         for line in reversed(frame.lines)
     ]  # fmt: skip
     if not any(side.frames for side in sides):
-        return USER if all(side.status == STACK_OK for side in sides) else UNKNOWN
+        return USER_MODE if all(side.status == STACK_OK for side in sides) else UNKNOWN_ENTRY
     return entry_of_names(names)
 
 
 def entry_of_names(names: Iterable[str]) -> str:
     """Likewise for the names of kernel functions, outermost first."""
-    entry, in_call = UNKNOWN, False
+    entry, in_call = UNKNOWN_ENTRY, False
     for full_name in names:
         name = full_name.partition(".")[0]  # without suffixes of compilers: .isra.0
         call = _SYSTEM_CALL.fullmatch(name)
-        if call and (in_call or entry == UNKNOWN):
+        if call and (in_call or entry == UNKNOWN_ENTRY):
             entry, in_call = _ALIASES.get(call[1], call[1]), False
         elif _GATES.fullmatch(name):
             entry, in_call = UNNAMED_CALL, True

@@ -2,8 +2,15 @@
 
 import pytest
 
-from otel_kprofiler.analysis import find_entry
-from otel_kprofiler.model import KERNEL_SIDE, STACK_TRUNCATED, USER_SIDE, Frame, Line, Stack
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    STACK_TRUNCATED,
+    USER_SIDE,
+    Frame,
+    Line,
+    Stack,
+    find_entry,
+)
 
 
 def frames(side, *names):

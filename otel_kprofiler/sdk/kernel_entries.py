@@ -1,0 +1,32 @@
+"""How the kernel was entered, as an attribute of the samples of a service."""
+
+from __future__ import annotations
+
+from otel_kprofiler.model import (
+    UNKNOWN_ENTRY,
+    USER_MODE,
+    LabelSet,
+    Window,
+    WindowSample,
+    find_entry,
+)
+from otel_kprofiler.otlp import KERNEL_ENTRY
+
+
+def name_entries(window: Window) -> Window:
+    """The window with the system call, interrupt or the like on each sample of the kernel.
+
+    As ``report --by syscall`` tells it from the names of functions, so that a receiver need not.
+    Samples of user mode, and of kernel functions without names, have none.
+    """
+    known: dict[int, LabelSet] = {}  # by the identity of stacks, which the window keeps alive
+
+    def describe(sample: WindowSample) -> WindowSample:
+        found = known.get(id(sample.stack))
+        if found is None:
+            entry = find_entry(sample.stack)
+            found = () if entry in {USER_MODE, UNKNOWN_ENTRY} else ((KERNEL_ENTRY, entry),)
+            known[id(sample.stack)] = found
+        return sample._replace(labels=(*sample.labels, *found)) if found else sample
+
+    return window.change_samples(describe)

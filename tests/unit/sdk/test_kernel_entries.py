@@ -1,0 +1,62 @@
+"""How the kernel was entered, on the samples of a service."""
+
+import json
+
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    ON_CPU,
+    USER_SIDE,
+    Form,
+    Frame,
+    Line,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import decode_windows, encode_window
+from otel_kprofiler.sdk.kernel_entries import name_entries
+
+KEY = "otel_kprofiler.kernel.entry"
+GATE = "entry_SYSCALL_64_after_hwframe"
+
+
+def sample(labels, side, *names):
+    frames = [Frame(None, 1, (Line(name),), 0, side) for name in names]
+    return WindowSample(Stack.from_frames(frames), 1, "t", 0, None, (10,), (), labels)
+
+
+def window_of(*samples):
+    profile = Profile(
+        ON_CPU, 1, [ResourceSamples(Resource({"process.pid": 1}), list(samples))], taken=4
+    )
+    return Window(0, 100, [profile])
+
+
+WINDOW = window_of(
+    sample((("tenant", "a"),), KERNEL_SIDE, "vfs_read", "__x64_sys_read", GATE),
+    sample((), KERNEL_SIDE, "clear_page_erms", "asm_exc_page_fault"),
+    sample((), KERNEL_SIDE, "unknown_function"),
+    sample((), USER_SIDE, "main"),
+)
+
+
+def test_samples_in_the_kernel_say_how_it_was_entered():
+    labels = [one.labels for _, one in name_entries(WINDOW).samples]
+    assert labels == [(("tenant", "a"), (KEY, "read")), ((KEY, "page fault"),), (), ()]
+
+
+def test_receivers_get_it_as_an_attribute():
+    (batch,) = encode_window(name_entries(WINDOW), form=Form.JSON).batches
+    dictionary = json.loads(batch.payload)["dictionary"]
+    strings = dictionary["stringTable"]
+    values = [
+        one["value"]["stringValue"]
+        for one in dictionary["attributeTable"]
+        if strings[one.get("keyStrindex", 0)] == KEY
+    ]
+    assert values == ["read", "page fault"]
+    (found,) = decode_windows(batch.payload)
+    assert [one.labels for _, one in found.samples] == [(("tenant", "a"),), (), (), ()]
