@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from otel_kprofiler.cli.symbolize_words import read_words
+
 if TYPE_CHECKING:
     from otel_kprofiler.symbols import SymbolSources
 
@@ -72,19 +74,20 @@ if TYPE_CHECKING:
 @click.option("--explain", is_flag=True, help="Show every name at the address, and the reason.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def command(**given: Any) -> None:
-    """Resolve hexadecimal addresses, or find the addresses of a symbol.
+    """Resolve hexadecimal addresses, or find the addresses of symbols.
 
     \b
       otel-kprofiler symbolize ffffffff81234567
-      otel-kprofiler symbolize vfs_read
-      cat addresses | otel-kprofiler symbolize -
+      otel-kprofiler symbolize vfs_read+0x10 'ext4_*_read'
+      dmesg | grep -A30 'Call Trace' | otel-kprofiler symbolize -
       otel-kprofiler symbolize --pid 1234 7f12a5c98930 malloc
       otel-kprofiler symbolize --elf /usr/bin/node --lines 0x1234
       otel-kprofiler symbolize --elf ext4.ko.xz --rva 0x1234
       otel-kprofiler symbolize --payload profiles.json -o named.json
 
     Addresses are program counters: subtract one from a return address. They start with a digit, or
-    have more than eight.
+    have more than eight. Of the kernel, names may be patterns, and names and modules may have an
+    offset. What this command prints can be read again from standard input.
     """  # noqa: D301 - \b tells click not to wrap the paragraph
     options = Options(**given)
     _check(options)
@@ -188,7 +191,6 @@ def _open_sources(options: Options) -> SymbolSources:
 def _words(words: tuple[str, ...]) -> Iterator[str]:
     for word in words:
         if word == "-":
-            for line in sys.stdin:
-                yield from line.split()
+            yield from read_words(sys.stdin)
         else:
             yield word

@@ -12,6 +12,7 @@ from typing import Protocol
 import click
 
 from otel_kprofiler.cli.symbolize_output import parse_address, print_resolution
+from otel_kprofiler.cli.symbolize_words import parse_place
 from otel_kprofiler.cli.terminal import FILE_FIX, say
 from otel_kprofiler.elf import ElfError
 from otel_kprofiler.errors import HostError, KProfilerError
@@ -24,6 +25,9 @@ class _File(Protocol):
 
     def show(self, number: int, *, as_json: bool) -> bool:
         """Print the function at an address; whether there is one."""
+
+    def find_starts(self, name: str) -> Iterator[int]:
+        """Addresses that offsets from a name begin at."""
 
     def find(self, name: str, *, as_json: bool) -> bool:
         """Print where functions with a name are; whether there is one."""
@@ -69,6 +73,12 @@ class ElfFiles:
         if address is not None:
             return self.resolve_address(key, address, as_json=as_json)
         found = [file.find(word, as_json=as_json) for file in self._different()]
+        if not any(found) and (place := parse_place(word)):
+            found = [
+                file.show(start + place.offset, as_json=as_json)
+                for file in self._different()
+                for start in file.find_starts(place.name)
+            ]
         if not any(found):
             say(f"{word}: no such symbol", err=True)
         return any(found)
@@ -109,6 +119,7 @@ def _open(path: str, sources: SymbolSources, *, offsets: bool) -> _File:
 class _UserFile:
     def __init__(self, file: ElfResolver, *, offsets: bool) -> None:
         self._file = file
+        self._has_offsets = offsets
         self._resolve = file.resolve_offsets if offsets else file.resolve
 
     def keys(self) -> Iterator[str | None]:
@@ -117,6 +128,9 @@ class _UserFile:
     def show(self, number: int, *, as_json: bool) -> bool:
         (answer,) = self._resolve([number])
         return print_resolution(answer, as_json=as_json)
+
+    def find_starts(self, name: str) -> Iterator[int]:
+        yield from () if self._has_offsets else (one.address for one in self._file.find(name))
 
     def find(self, name: str, *, as_json: bool) -> bool:
         found = [print_resolution(one, as_json=as_json) for one in self._file.find(name)]
@@ -135,11 +149,17 @@ class _KernelFile:
         say(_as_json(self._symbols, number, match) if as_json else self._text(number, match))
         return match is not None
 
+    def find_starts(self, name: str) -> Iterator[int]:
+        """Addresses of functions with a name; 0 for the file's own name."""
+        yield from [0] if name == self._symbols.name else self._find_functions(name)
+
     def find(self, name: str, *, as_json: bool) -> bool:
-        wanted = name.encode("utf-8", "surrogateescape")
-        places = {symbol.rva: None for symbol in self._symbols.symbols if symbol.name == wanted}
-        found = [self.show(rva, as_json=as_json) for rva in places]
+        found = [self.show(rva, as_json=as_json) for rva in self._find_functions(name)]
         return any(found)
+
+    def _find_functions(self, name: str) -> Iterable[int]:
+        wanted = name.encode("utf-8", "surrogateescape")
+        return {symbol.rva: None for symbol in self._symbols.symbols if symbol.name == wanted}
 
     def _text(self, rva: int, match: ElfMatch | None) -> str:
         place = f"{self._symbols.name}+{rva:#x}"

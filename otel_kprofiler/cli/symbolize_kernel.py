@@ -6,9 +6,11 @@ import errno
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from otel_kprofiler.cli.symbolize_output import parse_address
+from otel_kprofiler.cli.symbolize_words import Place, get_fixed_prefix, parse_place
 from otel_kprofiler.cli.terminal import FILE_FIX, say
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import Access
@@ -47,7 +49,7 @@ def resolve_in_kernel(
     Returns:
         Whether all names were found.
     """
-    symbolizer = _open(kallsyms, {**copies, "elf": elf})
+    symbolizer = _open(kallsyms, copies, elf)
     if symbolizer.hidden:
         say(f"note: {symbolizer.hidden.value}; see otel-kprofiler doctor", err=True)
     omitted = [_HOST_PATHS[name] for name, path in copies.items() if kallsyms and not path]
@@ -58,24 +60,59 @@ def resolve_in_kernel(
         if address is not None:
             say(_address_text(symbolizer.explain(address), explain, as_json))
             continue
-        matches = symbolizer.find(word)
-        for match in matches:
-            say(_match_text(match, as_json))
-        if not matches:
+        texts = [_match_text(match, as_json) for match in _find(symbolizer, word)]
+        if not texts and (place := parse_place(word)):
+            known = map(symbolizer.explain, _find_places(symbolizer, place))
+            texts = [_address_text(one, explain, as_json) for one in known]
+        for text in texts:
+            say(text)
+        if not texts:
             say(f"{word}: no such symbol", err=True)
             every = False
     return every
 
 
-def _open(kallsyms: str | None, copies: Mapping[str, Any]) -> KernelSymbolizer:
+def _find(symbolizer: KernelSymbolizer, name: str) -> Sequence[Match]:
+    """Symbols by the linker's name or the one that is shown, or by a pattern."""
+    prefix = get_fixed_prefix(name)
+    if prefix is not None:
+        matches = symbolizer.find(prefix, prefix=True)
+        return [match for match in matches if fnmatchcase(match.name, name)]
+    return symbolizer.find(name) or _find_clones(symbolizer, name)
+
+
+def _find_clones(symbolizer: KernelSymbolizer, name: str) -> list[Match]:
+    """Parts and clones that are shown by the function's name, such as ``name.isra.0``."""
+    matches = symbolizer.find(f"{name}.", prefix=True)
+    return [one for one in matches if symbolizer.explain(one.address).frame.function == name]
+
+
+def _find_places(symbolizer: KernelSymbolizer, place: Place) -> list[int]:
+    """Addresses at an offset in functions with a name, or in the module with it."""
+    name, offset, size = place
+    found = [*symbolizer.find(name), *_find_clones(symbolizer, name)]
+    of_size = [one for one in found if size and one.end - one.address == size]
+    within = [one for one in of_size or found if offset < one.end - one.address]
+    if found and not within:
+        most = max(one.end - one.address for one in found)
+        say(f"note: {name} has only {most:#x} bytes", err=True)
+    if found:
+        return [one.address + offset for one in within or found]
+    module = symbolizer.module(name)
+    return [module.base + offset] if module else []
+
+
+def _open(
+    kallsyms: str | None, copies: Mapping[str, str | None], elf: Sequence[str]
+) -> KernelSymbolizer:
     if kallsyms is None:
         return KernelSymbolizer.live(IteratedKallsyms(Access()))
     try:
-        for path in (kallsyms, *copies.values()):
+        for path in (kallsyms, *copies.values(), *elf):
             # The symbolizer does without what it may not read, as on a host.
             if path and os.path.exists(path) and not os.access(path, os.R_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return KernelSymbolizer.from_files(kallsyms=kallsyms, **copies)
+        return KernelSymbolizer.from_files(kallsyms=kallsyms, elf=elf, **copies)
     except OSError as error:
         hint = FILE_FIX
         if isinstance(error, IsADirectoryError):

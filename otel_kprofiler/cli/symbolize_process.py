@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import click
 
 from otel_kprofiler.cli.symbolize_output import parse_address, print_resolution
+from otel_kprofiler.cli.symbolize_words import parse_place
 from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import Access
@@ -47,6 +48,9 @@ def resolve_in_process(
                 found = symbolizer.resolve([address], pid)
             else:
                 found = symbolizer.find(word, pid)
+                if not found and (place := parse_place(word)):
+                    starts = [one.address for one in symbolizer.find(place.name, pid)]
+                    found = symbolizer.resolve([start + place.offset for start in starts], pid)
             every = _print(word, found, as_json=as_json) and every
     return every
 

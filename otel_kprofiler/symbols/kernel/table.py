@@ -260,7 +260,10 @@ class SymbolTable:
         return None if index is None else self.address(index)
 
     def find(self, name: bytes, *, prefix: bool = False) -> Iterator[int]:
-        """Indices of the entries with a name or a prefix, by address."""
+        """Indices of the entries with a name or a prefix, by address; with an empty one, of all."""
+        if prefix and not name:
+            yield from (index for index in range(len(self._lengths)) if self._lengths[index])
+            return
         at = self._names.find(name, self._checkpoints[0])
         while name and at >= 0:
             index = self._named_at(at)

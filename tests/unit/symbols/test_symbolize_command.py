@@ -107,6 +107,8 @@ def test_addresses_and_offsets_of_a_user_file(symbolize, program):
     assert (status, by_address.split()[:2]) == (0, [f"{address + 3:#x}", "main+0x3"])
     by_offset = symbolize("--elf", program, "--file-offset", f"{found.file_offset + 3:x}")
     assert by_offset == (0, by_address, "")
+    assert symbolize("--elf", program, "main+0x3") == (0, by_address, "")
+    assert symbolize("--elf", program, "no+0x3")[0] == 1
     status, by_name, _ = symbolize("--elf", program, "main", "--json")
     told = json.loads(by_name)
     assert (told["address"], told["file_offset"]) == (f"{address:#x}", f"{found.file_offset:#x}")
@@ -186,6 +188,7 @@ def test_addresses_names_and_offsets_of_a_process(symbolize):
     assert (status, told["function"], told["pid"]) == (0, "PyObject_Call", pid)
     status, output, _ = symbolize("--pid", pid, told["address"])
     assert (status, output.split()[1]) == (0, "PyObject_Call+0x0")
+    assert symbolize("--pid", pid, "PyObject_Call+0x0") == (0, output, "")
     place = f"{told['path']}:{told['file_offset']}"
     assert symbolize("--pid", pid, "--file-offset", place) == (0, output, "")
     status, output, told = symbolize("--pid", pid, "0x10", "no_such_name")

@@ -1,0 +1,72 @@
+"""Words of ``otel-kprofiler symbolize``: names with offsets, patterns, and its own output."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+_PATTERN: Final = re.compile(r"[*?\[]")
+_PLACE: Final = re.compile(
+    r"(?P<name>.+)\+(?P<offset>0[xX][0-9a-fA-F]+)(?:/(?P<size>0[xX][0-9a-fA-F]+))?"
+)
+_PRINTED: Final = re.compile(r"(0x[0-9a-f]+|\S+\+0x[0-9a-f]+)  \S")
+"""Beginning of a line that the command has printed for people."""
+_MARK: Final = re.compile(r"\?|\[[^\[\]*]*\]")
+"""What traces of the kernel have besides places: doubtful frames, and modules."""
+
+
+class Place(NamedTuple):
+    """A name with an offset, as the command, perf and traces of the kernel write it.
+
+    Attributes:
+        name: of a function or a module.
+        offset: bytes from its start.
+        size: of the function in bytes; 0 if it is not told.
+    """
+
+    name: str
+    offset: int
+    size: int = 0
+
+
+def parse_place(word: str) -> Place | None:
+    """``vfs_read+0x10`` or ``vfs_read+0x10/0x360``; None for all else."""
+    match = _PLACE.fullmatch(word)
+    if match is None:
+        return None
+    return Place(match["name"], int(match["offset"], 16), int(match["size"] or "0", 16))
+
+
+def get_fixed_prefix(word: str) -> str | None:
+    """What names that match a pattern (``vfs_*``) begin with; None if it is no pattern."""
+    match = _PATTERN.search(word)
+    return word[: match.start()] if match else None
+
+
+def read_words(lines: Iterable[str]) -> Iterator[str]:
+    """Words of lines; of a line that the command has printed, only the address."""
+    is_printed = False
+    for line in lines:
+        if is_printed and line.startswith("  "):  # what --explain and --lines add
+            continue
+        match = _PRINTED.match(line)
+        is_printed = match is not None
+        if match:
+            yield match[1]
+        elif (address := _read_json(line)) is not None:
+            yield address
+        else:
+            yield from (word for word in line.split() if not _MARK.fullmatch(word))
+
+
+def _read_json(line: str) -> str | None:
+    """The address in a line of ``--json``; None for other lines."""
+    if not line.startswith("{"):
+        return None
+    try:
+        address = json.loads(line).get("address")
+    except ValueError:
+        return None
+    return address if isinstance(address, str) else None
