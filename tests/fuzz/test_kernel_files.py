@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from otel_kprofiler.elf import find_build_id, parse_notes
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.symbols import ElfSymbols
+from otel_kprofiler.symbols import ElfSymbols, captured, compressed
 from otel_kprofiler.symbols.captured import CapturedFiles
 from otel_kprofiler.symbols.kernel.builtin import (
     BuiltinRanges,
@@ -243,8 +243,9 @@ def sparse_archive():
     return member.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
 
 
+UNPACKED = 64 << 20  # bytes that a copy may have here: a GiB takes seconds to pack
 COPIES = {
-    "xz of zeros": ("k.xz", lambda: lzma.compress(bytes((1 << 30) + 1), preset=0)),
+    "xz of zeros": ("k.xz", lambda: lzma.compress(bytes(UNPACKED + 1), preset=0)),
     "damaged gz": ("k.gz", lambda: b"\x1f\x8b" + bytes(20)),
     "no xz": ("k.xz", lambda: b"no xz"),
     "sparse tar": ("k.tar", sparse_archive),
@@ -253,11 +254,13 @@ COPIES = {
 
 
 @pytest.mark.parametrize("copy", COPIES)
-def test_damaged_copies_and_those_that_unpack_to_very_much_are_refused(copy, tmp_path):
+def test_damaged_copies_and_those_that_unpack_to_very_much_are_refused(copy, tmp_path, monkeypatch):
+    for module in (captured, compressed):
+        monkeypatch.setattr(module, "MAX_UNPACKED_BYTES", UNPACKED)
     name, make = COPIES[copy]
     path = tmp_path / name
     path.write_bytes(make())
-    assert read_within(lambda: read_copy(path), mebibytes=4000) == REFUSED
+    assert read_within(lambda: read_copy(path), mebibytes=256) == REFUSED
 
 
 def read_copy(path):
