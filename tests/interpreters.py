@@ -1,10 +1,13 @@
 """CPython interpreters of this machine, of all versions, for tests of what is read of them."""
 
+import contextlib
 import functools
 import os
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
+
+from otel_kprofiler.bpf import ProcessSeen
 
 ROOT = Path(__file__).parents[1]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
@@ -66,20 +69,47 @@ class Journal:
 
     Attributes:
         now: layout and addresses by process.
-        all: those of each registration, in order.
+        all: those of each registration, in order, and the image.
+        seen: processes that were sampled; taken from the front.
     """
 
-    def __init__(self, room=1000):
+    def __init__(self, room=1000, registry=None):
         self.now = {}
         self.all = []
+        self.seen = []
         self._room = room
+        self._registry = registry  # of a real program, which tells what it samples
 
-    def register(self, tgid, layout, process):
+    def register(self, tgid, layout, process, image=0):
         if len(self.now) >= self._room:
             return False
+        if self._registry:
+            assert self._registry.register(tgid, layout, process, image)
         self.now[tgid] = layout, process
-        self.all.append((tgid, layout, process))
+        self.all.append((tgid, layout, process, image))
         return True
 
     def release(self, tgid):
+        if self._registry:
+            self._registry.release(tgid)
         return self.now.pop(tgid, None) is not None
+
+    def see(self, tgid, image=1):
+        """Tell of a process as if it was sampled."""
+        self.seen.append(ProcessSeen(tgid, image))
+        os.eventfd_write(self._event, 1)
+
+    def take_seen(self):
+        if self._registry:
+            return self._registry.take_seen()
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+        seen, self.seen = self.seen, []
+        return seen
+
+    def fileno(self):
+        return self._registry.fileno() if self._registry else self._event
+
+    @functools.cached_property
+    def _event(self):
+        return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -54,6 +54,7 @@ from otel_kprofiler.bpf.python import (
     PythonLayout,
     PythonProcess,
 )
+from otel_kprofiler.bpf.python_codes import ProcessSeen
 from otel_kprofiler.bpf.python_maps import (
     MAX_PYTHON_PROCESSES,
     PYTHON_OUTCOMES,
@@ -138,6 +139,7 @@ __all__ = [
     "LoadedObject",
     "Loader",
     "ObjectSpec",
+    "ProcessSeen",
     "Processor",
     "ProgramBtf",
     "ProgramConfig",

@@ -1,19 +1,34 @@
-"""Descriptions of code objects, as the program writes them to their ring (python_types.bpf.h)."""
+"""Descriptions of code objects and processes that were seen, as their ring has them.
+
+The program writes them: python_types.bpf.h.
+"""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.ring import record_spans
 from otel_kprofiler.model import PythonCode
 
-_HEAD: Final = struct.Struct("=QII")  # id, kind, bytes of a piece or process
+_HEAD: Final = struct.Struct("=QII")  # id or image, kind, bytes of a piece or process
 _DESCRIPTION: Final = struct.Struct("=QIIQQIIIHHBB6x")
-_PIECE, _WHOLE = 0, 1
+_PIECE, _WHOLE, _SEEN = 0, 1, 2
 _CPU_SHIFT: Final = 27
 _ENCODINGS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+
+
+class ProcessSeen(NamedTuple):
+    """A process that is sampled, but not registered as the program that it runs.
+
+    Attributes:
+        tgid: process id as samples have it.
+        image: tells apart programs that ran in the same process, and users of one pid.
+    """
+
+    tgid: int
+    image: int
 
 
 class CodeParser:
@@ -23,8 +38,8 @@ class CodeParser:
         # A CPU describes one code object after the other: its line table in pieces, then the rest.
         self._tables: dict[int, tuple[int, bytearray]] = {}
 
-    def parse(self, chunk: bytes) -> Iterator[PythonCode]:
-        """The code objects whose description ends in a chunk of the ring.
+    def parse(self, chunk: bytes) -> Iterator[PythonCode | ProcessSeen]:
+        """The code objects whose description ends in a chunk of the ring, and processes seen.
 
         Texts are what the process had in its memory. Those above 508 bytes are cut off.
 
@@ -33,14 +48,16 @@ class CodeParser:
         """
         for start, end in record_spans(chunk):
             if end - start < _HEAD.size:
-                raise ValueError(f"the description at byte {start} is too short")
+                raise ValueError(f"the record at byte {start} is too short")
             code_id, kind, size = _HEAD.unpack_from(chunk, start)
             if kind == _PIECE:
                 self._keep(code_id, chunk[start + _HEAD.size : end], size)
+            elif kind == _SEEN:
+                yield ProcessSeen(size, code_id)
             elif kind == _WHOLE and end - start >= _DESCRIPTION.size:
                 yield self._describe(chunk, start, end)
             else:
-                raise ValueError(f"the description at byte {start} is of unknown kind {kind}")
+                raise ValueError(f"the record at byte {start} is of unknown kind {kind}")
 
     def _keep(self, code_id: int, piece: bytes, size: int) -> None:
         if len(piece) != size:

@@ -6,26 +6,27 @@ import contextlib
 import mmap
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from otel_kprofiler.bpf.btf import find_member_offsets
+from otel_kprofiler.bpf.kernel_types import KernelTypes
 from otel_kprofiler.bpf.loader import delete_from_map, update_map
 from otel_kprofiler.bpf.python import PythonLayout, PythonProcess
-from otel_kprofiler.bpf.python_codes import CodeParser
+from otel_kprofiler.bpf.python_codes import CodeParser, ProcessSeen
 from otel_kprofiler.bpf.ring import RingMemory, RingReader
 from otel_kprofiler.model import KnownCodes, PythonCode
 
 MAX_PYTHON_PROCESSES: Final = 4096
 _MAX_LAYOUTS: Final = 64
 _THREADS: Final = 8192
+_TOLD: Final = 16384  # processes
 _OWN_THREADS: Final = 1024  # of a service, whose spans are found without frames, too
 _CODES: Final = 16384
-_CONFIG: Final = struct.Struct("=6Q")
+_CONFIG: Final = struct.Struct("=8Q")
 _PROCESS: Final = struct.Struct("=7Q")
 _CODE_KEY: Final = struct.Struct("=QQ")
 _FIRST: Final = bytes(4)
-_WORD_BYTES: Final = 8
 
 _LINE_BYTES: Final = 256
 _LINE_WORDS: Final = _LINE_BYTES // 8
@@ -40,31 +41,43 @@ PYTHON_OUTCOMES: Final = (
 class PythonOffsets(NamedTuple):
     """Offsets in the kernel's structs (``struct python_config``)."""
 
+    number_bytes: int
     task_exec_id: int
     task_pid: int
     pid_level: int
     pid_numbers: int
-    number_bytes: int
+    task_mm: int
+    mm_code_pages: int
 
 
-def find_python_offsets(btf: bytes) -> PythonOffsets | None:
-    """What the program must know of a kernel, from its BTF; None if it has other structs."""
-    task = find_member_offsets(btf, "task_struct", ("self_exec_id", "thread_pid"))
-    pid = find_member_offsets(btf, "pid", ("level", "numbers"))
-    number = find_member_offsets(btf, "upid", ("nr", "ns"))
-    if task is None or pid is None or number != (0, _WORD_BYTES):
+_MEMBERS: Final = (
+    ("task_struct", "self_exec_id"),
+    ("task_struct", "thread_pid"),
+    ("pid", "level"),
+    ("pid", "numbers"),
+    ("task_struct", "mm"),
+    ("mm_struct", "exec_vm"),
+)
+
+
+def find_python_offsets(types: KernelTypes) -> PythonOffsets | None:
+    """What the program must know of a kernel, None if it has other structs."""
+    found = [types.offset(*member) for member in _MEMBERS]
+    number_bytes = types.size("upid")
+    if types.offset("upid", "nr") != 0 or number_bytes is None or None in found:
         return None
-    return PythonOffsets(task[0], task[1], pid[0], pid[1], 2 * _WORD_BYTES)
+    return PythonOffsets(number_bytes, *(one for one in found if one is not None))
 
 
 def python_map_entries(possible_cpus: int, ring_bytes: int) -> dict[str, int]:
     """Sizes of the maps; a ring of 0 bytes: no frames are read."""
     if not ring_bytes:
-        names = ("python_processes", "codes", "python_lines")
+        names = ("python_processes", "processes_told", "codes", "python_lines")
         others = {"python_threads": _OWN_THREADS, "python_codes": mmap.PAGESIZE}
         return dict.fromkeys(names, 1) | others
     return {
         "python_processes": MAX_PYTHON_PROCESSES,
+        "processes_told": _TOLD,
         "python_threads": _THREADS,
         "codes": _CODES,
         "python_lines": possible_cpus,
@@ -103,6 +116,7 @@ class PythonMaps:
         self._is_open = True
         self._last_counts: Mapping[str, int] = {}
         self._parser = CodeParser()
+        self._seen: deque[ProcessSeen] = deque(maxlen=_TOLD)
         size = cpus * _LINE_BYTES
         with contextlib.ExitStack() as undo:
             self._lines = mmap.mmap(
@@ -127,16 +141,35 @@ class PythonMaps:
         """
         update_map(self._map_fd("python_config"), _FIRST, _CONFIG.pack(max_frames, *self._offsets))
 
-    def register(self, tgid: int, layout: PythonLayout, process: PythonProcess) -> bool:
+    def fileno(self) -> int:
+        """A descriptor that is readable when processes were seen, for poll(2)."""
+        return self._map_fd("python_codes")
+
+    def take_seen(self) -> list[ProcessSeen]:
+        """Processes that were sampled without being registered, since the last call.
+
+        Each is told once, then again when it runs another program, or has code mapped that it had
+        not; of one that maps code all the time, ever more rarely, at last every 40 seconds.
+        """
+        self.receive()
+        with self._lock:
+            seen = list(self._seen)
+            self._seen.clear()
+        return seen
+
+    def register(
+        self, tgid: int, layout: PythonLayout, process: PythonProcess, image: int = 0
+    ) -> bool:
         """Read the frames of a process from now on; False if there is no room for it.
 
-        It is known by the program that it runs when it is next sampled: after another execve(2) it
-        has no Python frames, until it is registered again.
+        After another execve(2) it has no Python frames, until it is registered again.
 
         Args:
             tgid: process id as samples have it.
             layout: of its interpreter.
             process: its addresses.
+            image: the program that it must run, as :meth:`take_seen` has it; 0: that with which it
+                is next sampled.
 
         Raises:
             OSError: the kernel refused.
@@ -158,7 +191,7 @@ class PythonMaps:
                 process.code_type,
                 process.eval_start,
                 process.eval_bytes,
-                0,
+                image,
             )
             update_map(self._map_fd("python_processes"), tgid.to_bytes(4, "little"), value)
             self._registered.add(tgid)
@@ -181,9 +214,11 @@ class PythonMaps:
         with self._lock:
             if not self._is_open:
                 return
-            data = self._ring.take().data
-            for code in self._parser.parse(data):
-                self._codes.add(code)
+            for one in self._parser.parse(self._ring.take().data):
+                if isinstance(one, ProcessSeen):
+                    self._seen.append(one)
+                else:
+                    self._codes.add(one)
 
     def counts(self) -> Mapping[str, int]:
         """What came of stacks and descriptions by :data:`PYTHON_OUTCOMES`, but for zeros.

@@ -27,11 +27,14 @@ limit (vm.max_map_count) unless paths are very long."""
 _READ_BYTES: Final = 64 * 1024
 _MINOR_BITS: Final = 20  # MKDEV, include/linux/kdev_t.h
 _DELETED: Final = " (deleted)"
-_LINE: Final = re.compile(
-    rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) ([r-][w-][x-][ps]) ([0-9a-f]{1,16})"
-    rb" ([0-9a-f]{1,8}):([0-9a-f]{1,8}) ([0-9]{1,20}) *+([^\n]*+)\n",
-    re.MULTILINE,
-)
+_LINES: Final = [
+    re.compile(
+        rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) ([r-][w-][%s][ps]) ([0-9a-f]{1,16})"
+        rb" ([0-9a-f]{1,8}):([0-9a-f]{1,8}) ([0-9]{1,20}) *+([^\n]*+)\n" % executable,
+        re.MULTILINE,
+    )
+    for executable in (b"x-", b"x")
+]
 
 # struct procmap_query: size, flags, address; start, end, flags, page size, offset, inode, major,
 # minor; sizes of the buffers for path and build id, and their addresses.
@@ -80,9 +83,14 @@ class FoundMapping(NamedTuple):
     build_id: BuildId | None
 
 
-def parse_mappings(maps: bytes) -> Iterator[MemoryMapping]:
-    """The mappings in a text of maps, by address; incomplete and other lines are skipped."""
-    for match in _LINE.finditer(maps):
+def parse_mappings(maps: bytes, *, only_code: bool = False) -> Iterator[MemoryMapping]:
+    """The mappings in a text of maps, by address; incomplete and other lines are skipped.
+
+    Args:
+        maps: the text.
+        only_code: skip those that are not executable.
+    """
+    for match in _LINES[only_code].finditer(maps):
         start, end, permissions, offset, major, minor, inode, path = match.groups()
         yield MemoryMapping(
             int(start, 16), int(end, 16), permissions.decode("ascii"), int(offset, 16),

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple, Protocol
 
-from otel_kprofiler.bpf import PythonLayout, PythonProcess
+from otel_kprofiler.bpf import ProcessSeen, PythonLayout, PythonProcess
 from otel_kprofiler.errors import HostError, describe_error
-from otel_kprofiler.host import Access, ReferableFiles
+from otel_kprofiler.host import (
+    Access,
+    MemoryMapping,
+    ReferableFiles,
+    parse_mappings,
+    read_capabilities,
+    read_maps,
+)
 from otel_kprofiler.interpreters.binary import Interpreter
 from otel_kprofiler.interpreters.files import InterpreterFiles
 from otel_kprofiler.interpreters.refusal import Refusal
+from otel_kprofiler.model import BuildId
 from otel_kprofiler.tracking import (
     Exec,
     Exited,
@@ -26,6 +36,7 @@ from otel_kprofiler.tracking import (
 )
 
 INTERVAL_S: Final = 0.25
+_TIDY_S: Final = 5.0
 _JOIN_S: Final = 5.0
 
 _log = logging.getLogger(__name__)
@@ -34,8 +45,23 @@ _log = logging.getLogger(__name__)
 class PythonRegistry(Protocol):
     """What the kernel program knows of processes, such as ``PythonMaps``; thread-safe."""
 
-    def register(self, tgid: int, layout: PythonLayout, process: PythonProcess) -> bool:
-        """Read the frames of a process from now on; False if there is no room for it."""
+    def fileno(self) -> int:
+        """A descriptor that is readable when processes were seen."""
+
+    def take_seen(self) -> list[ProcessSeen]:
+        """Processes that were sampled without being registered, since the last call."""
+
+    def register(
+        self, tgid: int, layout: PythonLayout, process: PythonProcess, image: int = 0
+    ) -> bool:
+        """Read the frames of a process from now on; False if there is no room for it.
+
+        Args:
+            tgid: the process.
+            layout: of its interpreter.
+            process: its addresses.
+            image: the program that it must run; 0: that with which it is next sampled.
+        """
 
     def release(self, tgid: int) -> bool:
         """Read them no longer; whether it was registered."""
@@ -69,7 +95,7 @@ class PythonCounts(NamedTuple):
 
 
 class PythonProcesses:
-    """Registers processes by what events tell of them. Belongs to one thread, but for ``counts``.
+    """Registers processes. Belongs to one thread, but for ``counts``.
 
     Args:
         registry: where they are registered.
@@ -84,9 +110,29 @@ class PythonProcesses:
         on_found: Callable[[Interpreter], None] | None = None,
     ) -> None:
         self._registry = registry
+        self._host = files
         self._files = InterpreterFiles(files, on_found)
         self._registered: dict[int, _Registered] = {}
         self._without_room = 0
+
+    def inspect(self, seen: ProcessSeen) -> None:
+        """Register a process that was sampled, if it runs CPython; else release it.
+
+        Raises:
+            PermissionError: its mappings cannot be read.
+            OSError: the kernel refused.
+        """
+        found = self._find(seen.tgid)
+        if found is None:
+            self._release(seen.tgid)
+        else:
+            self._register(seen.tgid, found, seen.image)
+
+    def release_ended(self) -> None:
+        """Release the processes that there are no more. Raises ``OSError``."""
+        alive = set(self._host.list_dir("/proc"))
+        for pid in [pid for pid in self._registered if str(pid) not in alive]:
+            self._release(pid)
 
     def apply(self, event: ProcessEvent) -> None:
         """Take an event of a stream that tells of all processes, in its order.
@@ -98,7 +144,7 @@ class PythonProcesses:
             case Started(parent=int(parent)) if parent in self._registered:
                 self._register(event.process.tgid, self._registered[parent])
             case Mapped() if event.process.tgid not in self._registered:
-                self._inspect(event)
+                self._register_mapped(event)
             case Exec() | Exited():
                 self._release(event.process.tgid)
             case Unmapped():
@@ -111,21 +157,39 @@ class PythonProcesses:
         refused = dict(self._files.refused)
         return PythonCounts(len(self._registered), self._without_room, refused)
 
-    def _inspect(self, event: Mapped) -> None:
-        mapping = event.mapping
-        if not mapping.path.startswith("/"):
-            return  # memory, or the vDSO
-        pid = event.process.tgid
-        found = self._files.find(pid, mapping, event.build_id)
-        if found is None:
-            return
-        load_bias = found.find_load_bias(mapping.start, mapping.file_offset)
-        if load_bias is not None:
-            process = found.in_process(load_bias)
-            self._register(pid, _Registered(found.layout, process, mapping.start))
+    def _register_mapped(self, event: Mapped) -> None:
+        found = self._look(event.process.tgid, event.mapping, event.build_id)
+        if found is not None:
+            self._register(event.process.tgid, found)
 
-    def _register(self, pid: int, registered: _Registered) -> None:
-        if self._registry.register(pid, registered.layout, registered.process):
+    def _find(self, pid: int) -> _Registered | None:
+        """The interpreter that a process has mapped; None if it has none, or has ended."""
+        try:
+            maps = read_maps(self._host, pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        for mapping in parse_mappings(maps, only_code=True):
+            found = self._look(pid, mapping, None)
+            if found is not None:
+                return found
+        return None
+
+    def _look(
+        self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
+    ) -> _Registered | None:
+        """What a mapping has of an interpreter; None if that is nothing."""
+        if not mapping.path.startswith("/"):
+            return None  # memory, or the vDSO
+        found = self._files.find(pid, mapping, build_id)
+        if found is None:
+            return None
+        load_bias = found.find_load_bias(mapping.start, mapping.file_offset)
+        if load_bias is None:
+            return None
+        return _Registered(found.layout, found.in_process(load_bias), mapping.start)
+
+    def _register(self, pid: int, registered: _Registered, image: int = 0) -> None:
+        if self._registry.register(pid, registered.layout, registered.process, image):
             self._registered[pid] = registered
         else:
             self._without_room += 1
@@ -138,10 +202,14 @@ class PythonProcesses:
 class PythonTracking:
     """Registers processes in a thread, from :meth:`start` to :meth:`close`.
 
+    The kernel program tells which processes it samples, and their mappings are read. Where that is
+    not permitted, the kernel's records of what processes map are followed instead, which cost more:
+    all of them, also of processes that are never sampled.
+
     Args:
         registry: where they are registered.
-        pids: only these; empty for all.
-        children: also the children of ``pids``, and theirs.
+        pids: follow records of only these; empty for all.
+        children: also of the children of ``pids``, and theirs.
         files: this host's.
         on_found: gets each interpreter in that thread, before a process is registered with it.
     """
@@ -155,6 +223,7 @@ class PythonTracking:
         files: Access | None = None,
         on_found: Callable[[Interpreter], None] | None = None,
     ) -> None:
+        self._registry = registry
         self._files = files or Access()
         self._pids = pids
         self._children = children
@@ -164,7 +233,7 @@ class PythonTracking:
         self._thread = threading.Thread(target=self._run, name="kprofiler-python", daemon=True)
 
     def start(self) -> None:
-        """Find the processes that there are, and follow what becomes of them."""
+        """Register processes as they are sampled from now on."""
         self._thread.start()
 
     def counts(self) -> PythonCounts:
@@ -180,14 +249,39 @@ class PythonTracking:
             os.close(self._stop_fd)
 
     def _run(self) -> None:
-        try:
-            with ProcessEvents(self._pids, children=self._children, files=self._files) as events:
-                self._follow(events)
-        except (HostError, OSError) as error:
-            _log.warning("new processes will have no Python frames: %s", describe_error(error))
+        with contextlib.ExitStack() as undo:
+            try:
+                self._follow(undo)
+            except (HostError, OSError) as error:
+                _log.warning("new processes will have no Python frames: %s", describe_error(error))
 
-    def _follow(self, events: ProcessEvents) -> None:
-        waited_for = [events.fileno(), self._stop_fd]
-        while self._stop_fd not in select.select(waited_for, [], [], INTERVAL_S)[0]:
-            for event in events.poll():
+    def _follow(self, undo: contextlib.ExitStack) -> None:
+        """Register what is sampled, until the end."""
+        waiting = select.poll()  # select(2) knows descriptors below 1024 only
+        waiting.register(self._stop_fd, select.POLLIN)
+        waiting.register(self._registry.fileno(), select.POLLIN)
+        events: ProcessEvents | None = None
+        tidied_at = time.monotonic()
+        while self._stop_fd not in dict(waiting.poll(1000 * (INTERVAL_S if events else _TIDY_S))):
+            if not self._inspect_seen() and events is None and self._lacks_right():
+                events = ProcessEvents(self._pids, children=self._children, files=self._files)
+                undo.enter_context(events)
+                waiting.register(events.fileno(), select.POLLIN)
+            for event in events.poll() if events else ():
                 self._processes.apply(event)
+            if time.monotonic() > tidied_at + _TIDY_S:
+                self._processes.release_ended()
+                tidied_at = time.monotonic()
+
+    def _inspect_seen(self) -> bool:
+        """Look at the processes that were sampled; whether that was permitted of all."""
+        permitted = True
+        for seen in self._registry.take_seen():
+            try:
+                self._processes.inspect(seen)
+            except PermissionError:
+                permitted = False
+        return permitted
+
+    def _lacks_right(self) -> bool:
+        return bool(read_capabilities(self._files, "thread-self").missing(("CAP_SYS_PTRACE",)))

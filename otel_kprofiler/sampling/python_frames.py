@@ -7,6 +7,7 @@ from typing import Final
 
 from otel_kprofiler.bpf import (
     VMLINUX_BTF,
+    KernelTypes,
     LoadedObject,
     PythonMaps,
     PythonOffsets,
@@ -32,8 +33,8 @@ def plan_python(
     if loader != "libbpf":
         return None, f"the loader {loader} cannot load the program"
     try:
-        offsets = find_python_offsets(files.read_bytes(VMLINUX_BTF))
-    except OSError:
+        offsets = find_python_offsets(KernelTypes(files.read_bytes(VMLINUX_BTF)))
+    except (OSError, ValueError):
         offsets = None
     return offsets, None if offsets else "the kernel has no BTF, or other structs"
 

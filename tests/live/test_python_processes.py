@@ -3,30 +3,74 @@
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
+from unwind_maps import compile_c
 
-from otel_kprofiler.interpreters import PythonTracking
+from otel_kprofiler.host import Access, parse_mappings, read_maps
+from otel_kprofiler.interpreters import PythonTracking, open_own
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from tests.interpreters import VERSIONS, Journal, environment, find_missing, find_pythons
 
 pytestmark = pytest.mark.live
 
 # Writes its pid and the address of its _PyRuntime; then does what each line says.
 PROGRAM = """
-import ctypes, os, sys
+import ctypes, os, select, sys
 def tell():
     at = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
     os.write(1, b"%d %d\\n" % (os.getpid(), at))
+def read():
+    line = b""
+    while not line.endswith(b"\\n"):
+        while not select.select([0], [], [], 0)[0]:
+            pass  # sampled
+        line += os.read(0, 1) or os._exit(0)
+    return line.strip()
 tell()
-for line in iter(sys.stdin.readline, ""):
-    if line == "fork\\n":
-        if not os.fork():
-            tell()
-            while True:
-                sys.stdin.readline() or os._exit(0)
-    else:
-        os.execv(line.strip(), [line.strip(), *sys.orig_argv[-2:]])
+while True:
+    line = read()
+    if line != b"fork":
+        os.execv(line, [line, *sys.orig_argv[-2:]])
+    if not os.fork():
+        tell()
+        over = select.poll()
+        over.register(0, 0)
+        while not over.poll(0):
+            pass
+        os._exit(0)
+"""
+
+# Maps code of a file, when it is told to.
+LOADS = r"""
+    #include <fcntl.h>
+    #include <poll.h>
+    #include <stdlib.h>
+    #include <sys/mman.h>
+    int main(int argc, char **argv)
+    {
+        struct pollfd told = {0, POLLIN, 0};
+        int file = open(argv[1], O_RDONLY);
+        while (!poll(&told, 1, 0))
+            ;
+        mmap(0, atol(argv[3]), PROT_READ | PROT_EXEC, MAP_PRIVATE, file, atol(argv[2]));
+        for (;;)
+            ;
+    }
+"""
+# Maps and unmaps code until the end of its input.
+CHANGES = r"""
+    #include <poll.h>
+    #include <sys/mman.h>
+    int main(void)
+    {
+        struct pollfd over = {0, 0, 0};
+        for (unsigned long bytes = 4096; !poll(&over, 1, 0); bytes = bytes % 65536 + 4096) {
+            void *at = mmap(0, bytes, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            munmap(at, bytes / 8192 * 4096);
+        }
+    }
 """
 
 
@@ -39,6 +83,10 @@ class Target:
             env=environment(),
         )  # fmt: skip
         self.pid = self._process.pid
+
+    @property
+    def is_running(self):
+        return self._process.poll() is None
 
     def heard(self):
         pid, at = self._process.stdout.readline().split()
@@ -76,25 +124,21 @@ def wait_until(holds, seconds=20):
         time.sleep(0.05)
 
 
-@pytest.fixture
-def journal():
-    return Journal()
+@pytest.fixture(scope="module")
+def changes(tmp_path_factory):
+    return compile_c(tmp_path_factory.mktemp("changes") / "changes", CHANGES)
 
 
 @contextmanager
-def tracked(*arguments, **options):
-    tracking = PythonTracking(*arguments, **options)
-    tracking.start()
-    try:
-        yield
-    finally:
-        tracking.close()
-
-
-@pytest.fixture
-def tracking(journal):
-    with tracked(journal):
-        yield
+def tracked(**options):
+    """The processes that a real sampler registers; it and they belong to the block."""
+    config = SamplerConfig(samples_per_second=999, python_frames=1, stacks="both", **options)
+    with closing(EbpfSampler(config)) as sampler:
+        sampler.start()
+        journal = Journal(registry=sampler.python)
+        with closing(PythonTracking(journal)) as tracking:
+            tracking.start()
+            yield journal
 
 
 def is_registered(journal, pid, runtime):
@@ -102,53 +146,92 @@ def is_registered(journal, pid, runtime):
 
 
 @pytest.mark.parametrize("minor", VERSIONS)
-def test_finds_processes_as_they_start_fork_and_end(start, journal, tracking, minor):
+def test_finds_processes_as_they_start_fork_and_end(start, minor):
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
-    for python in find_pythons():
-        if python.minor == minor:
-            target = start(python.command)
-            pid, runtime = target.heard()
-            wait_until(lambda: is_registered(journal, pid, runtime))  # noqa: B023
-            target.tell("fork")
-            child, runtime = target.heard()
-            wait_until(lambda: is_registered(journal, child, runtime))  # noqa: B023
-            target.end()
-            wait_until(lambda: not {pid, child} & journal.now.keys())  # noqa: B023
+    with tracked() as journal:
+        for python in find_pythons():
+            if python.minor == minor:
+                target = start(python.command)
+                pid, runtime = target.heard()
+                wait_until(lambda: is_registered(journal, pid, runtime))  # noqa: B023
+                target.tell("fork")
+                child, runtime = target.heard()
+                wait_until(lambda: is_registered(journal, child, runtime))  # noqa: B023
+                target.end()
+                wait_until(lambda: not {pid, child} & journal.now.keys())  # noqa: B023
 
 
-def test_finds_processes_that_run_already(start, journal):
+def test_finds_processes_that_run_already(start):
     target = start()
     pid, runtime = target.heard()
-    with tracked(journal):
+    with tracked() as journal:
         wait_until(lambda: is_registered(journal, pid, runtime))
 
 
-def test_finds_what_a_process_executes(start, journal, tracking):
-    pythons = find_pythons()
-    target = start(pythons[0].command)
-    for python in (*pythons[1:], pythons[0]):
-        target.heard()
-        target.tell(python.command)
-    pid, runtime = target.heard()
-    wait_until(lambda: is_registered(journal, pid, runtime))
-    target.tell("/bin/true")
-    wait_until(lambda: pid not in journal.now)
+def test_finds_what_a_process_executes(start, changes):
+    with tracked() as journal:
+        pythons = find_pythons()
+        target = start(pythons[0].command)
+        for python in (*pythons[1:], pythons[0]):
+            pid, runtime = target.heard()
+            wait_until(lambda: is_registered(journal, pid, runtime))  # noqa: B023
+            target.tell(python.command)
+        pid, runtime = target.heard()
+        wait_until(lambda: is_registered(journal, pid, runtime))
+        target.tell(changes)
+        wait_until(lambda: pid not in journal.now)
+        assert target.is_running
 
 
-def test_only_the_processes_asked_for(start, journal):
+def test_finds_an_interpreter_that_is_loaded_later(tmp_path):
+    own = open_own()
+    text = own.interpreter.texts[0]
+    offset = text.offset & ~4095
+    program = compile_c(tmp_path / "loads", LOADS)
+    path = next(
+        one.path
+        for one in parse_mappings(read_maps(Access(), "self"))
+        if one.is_executable and one.inode == own.file.inode
+    )
+    command = [program, path, str(offset), str(text.offset + text.size - offset)]
+    with tracked() as journal, subprocess.Popen(command, stdin=subprocess.PIPE) as run:
+        try:
+            time.sleep(0.5)
+            assert run.pid not in journal.now
+            run.stdin.write(b"load")
+            run.stdin.flush()
+            wait_until(lambda: run.pid in journal.now)
+        finally:
+            run.kill()
+
+
+def test_only_the_processes_that_are_sampled(start):
     """With their children: those that there are already, and those that come."""
     one, other = start(), start()
     other.heard()
     one.heard()
     one.tell("fork")
     before, _ = one.heard()
-    with tracked(journal, [one.pid], children=True):
+    with tracked(target_pids=(one.pid,), target_descendants=True) as journal:
         wait_until(lambda: {one.pid, before} <= journal.now.keys())
         one.tell("fork")
         after, runtime = one.heard()
         wait_until(lambda: is_registered(journal, after, runtime))
         assert {tgid for tgid, *_ in journal.all} == {one.pid, before, after}
+
+
+def test_a_process_that_maps_code_all_the_time_is_told_of_ever_more_rarely(changes):
+    config = SamplerConfig(samples_per_second=999, python_frames=1, stacks="both")
+    with (
+        closing(EbpfSampler(config)) as sampler,
+        subprocess.Popen([changes], stdin=subprocess.PIPE) as run,
+    ):
+        sampler.start()
+        time.sleep(2)
+        run.stdin.close()
+        seen = [one for one in sampler.python.take_seen() if one.tgid == run.pid]
+    assert 1 < len(seen) < 12
 
 
 def test_ends_without_ever_having_started():

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "python_code.bpf.h"
+#include "python_discovery.bpf.h"
 #include "python_thread.bpf.h"
 
 enum frame_owners {
@@ -212,13 +213,13 @@ INLINE int same_image(struct python_process *process, u64 image)
 INLINE int begin_python(struct python_work *w, struct python_process *process,
 			const struct python_config *c, const struct record *record)
 {
-	u64 ids = bpf_get_current_pid_tgid(), exec_id = 0;
+	u64 ids = bpf_get_current_pid_tgid();
 
 	w->cpu = record->cpu;
 	w->new_codes = 0;
-	if (!record->start_time_ns || READ_KERNEL(exec_id, bpf_get_current_task() + c->task_exec_id))
+	w->image = find_image(c, record);
+	if (!w->image)
 		return PYTHON_UNREADABLE;
-	w->image = mix(record->start_time_ns, exec_id) | 1;
 	if (!same_image(process, w->image))
 		return PYTHON_OTHER_IMAGE;
 	w->process = *process;
@@ -254,6 +255,8 @@ GLOBAL int collect_python_stack(u64 behind)
 	result = begin_python(w, process, c, &own->record);
 	if (result == PYTHON_COMPLETE)
 		result = walk_python();
+	else if (result == PYTHON_OTHER_IMAGE)
+		tell_process();
 	count_python(w, result);
 	if (result != PYTHON_COMPLETE && result != PYTHON_TRUNCATED)
 		return 0;
@@ -282,8 +285,10 @@ INLINE int begins_python(void *ctx, const struct record *record)
 	if (!c->max_frames)
 		return 0;
 	process = LOOKUP(python_processes, &record->tgid);
-	if (!process)
+	if (!process) {
+		tell_process();
 		return 0;
+	}
 	w->user_ip = 0;
 	if (process->eval_bytes)
 		bpf_get_stack(ctx, &w->user_ip, sizeof(w->user_ip), BPF_F_USER_STACK);

@@ -29,6 +29,10 @@ enum {
 	ASK_AGAIN_NS = 100000000, /* whether a thread has become one of Python */
 };
 
+/* Between two tellings of one program whose code changes. */
+#define FIRST_WAIT_NS 10000000ULL
+#define LONGEST_WAIT_NS 40960000000ULL
+
 #define FROM_C (1ULL << 62) /* in a word */
 
 enum python_flags {
@@ -39,11 +43,13 @@ enum python_flags {
 struct python_config {
 	u64 max_frames; /* 0: none are read */
 	/* offsets in the kernel's structs */
+	u64 number_bytes;
 	u64 task_exec_id;
 	u64 task_pid;
 	u64 pid_level;
 	u64 pid_numbers;
-	u64 number_bytes;
+	u64 task_mm;
+	u64 mm_code_pages;
 };
 
 /* Where an interpreter has what: see PythonLayout in python.py. */
@@ -136,6 +142,7 @@ struct python_head {
 enum code_records {
 	CODE_PIECE,
 	CODE_DESCRIPTION,
+	PROCESS_SEEN,
 };
 
 /* A part of a code object's line table; all come before its description. */
@@ -161,6 +168,21 @@ struct code_description {
 	u8 name_width;
 	u8 reserved[6];
 	u8 text[1024]; /* file, then name */
+};
+
+/* A process that is sampled and not registered. */
+struct process_seen {
+	u64 image;
+	u32 kind;
+	u32 tgid;
+};
+
+/* What was told of a process: what it ran, and how much code it had. */
+struct process_told {
+	u64 image;
+	u64 code_pages;
+	u64 time_ns;
+	u64 wait_ns; /* before it is told of again as the same program */
 };
 
 struct code_key {
@@ -228,6 +250,7 @@ struct python_work {
 ARRAY(python_config, struct python_config, 1);
 ARRAY(python_layouts, struct python_layout, MAX_PYTHON_LAYOUTS);
 HASH_OF(python_processes, u32, struct python_process, SIZED_BY_LOADER);
+LRU_HASH_OF(processes_told, u32, struct process_told, SIZED_BY_LOADER);
 LRU_HASH_OF(python_threads, u32, struct thread_state, SIZED_BY_LOADER);
 LRU_HASH_OF(codes, struct code_key, struct code_state, SIZED_BY_LOADER);
 MMAP_ARRAY(python_lines, struct python_line, SIZED_BY_LOADER);

@@ -4,7 +4,13 @@ import struct
 
 import pytest
 
-from otel_kprofiler.bpf import PYTHON_OUTCOMES, KernelTypes, PythonLayout, PythonOffsets
+from otel_kprofiler.bpf import (
+    PYTHON_OUTCOMES,
+    KernelTypes,
+    ProcessSeen,
+    PythonLayout,
+    PythonOffsets,
+)
 from otel_kprofiler.bpf.python_codes import _DESCRIPTION, _HEAD, CodeParser
 from otel_kprofiler.bpf.python_maps import _LINE_BYTES, _PROCESS
 from otel_kprofiler.model import PythonCode
@@ -86,12 +92,19 @@ def test_any_bytes_become_a_text(width):
     assert isinstance(code.function, str)
 
 
+def test_processes_that_were_seen_come_between_code_objects():
+    seen = in_ring(struct.pack("<QII", 7, 2, 5))
+    first, second, third = parse(description(), seen, description())
+    assert second == ProcessSeen(tgid=5, image=7)
+    assert first == third
+
+
 @pytest.mark.parametrize(
     "record",
     [
         in_ring(bytes(8)),
         in_ring(struct.pack("<QII", ID, 0, 9) + b"short"),
-        in_ring(struct.pack("<QII", ID, 2, 0)),
+        in_ring(struct.pack("<QII", ID, 3, 0)),
         in_ring(struct.pack("<QII", ID, 1, 0)),
         description(extra=b"more"),
     ],

@@ -34,6 +34,8 @@ ROWS = [
 def test_every_field_of_every_line_is_read():
     assert list(parse_mappings(TEXT)) == ROWS
     assert [row.is_executable for row in ROWS] == [True, False, False, True, True]
+    code = [row for row in ROWS if row.is_executable]
+    assert list(parse_mappings(TEXT, only_code=True)) == code
 
 
 def write(row):

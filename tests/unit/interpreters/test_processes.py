@@ -1,9 +1,11 @@
-"""Which processes are registered, by what events tell of them."""
+"""Which processes are registered, by what they have mapped and by what events tell of them."""
 
 import os
+import subprocess
 
 import pytest
 
+from otel_kprofiler.bpf import ProcessSeen
 from otel_kprofiler.host import Access, MemoryMapping, parse_mappings, read_maps
 from otel_kprofiler.interpreters import PythonProcesses, Refusal, open_own
 from otel_kprofiler.model import ProcessKey
@@ -11,6 +13,9 @@ from otel_kprofiler.tracking import Exec, Exited, Mapped, Started, Unmapped
 from tests.interpreters import Journal
 
 CODE = MemoryMapping(0x7000, 0x9000, "r-xp", 0, 1, 2, "/lib/libpython.so", False)
+
+
+PAST_ALL_PIDS = 1 << 22  # PID_MAX_LIMIT
 
 
 class OwnFiles(Access):
@@ -85,6 +90,42 @@ def test_a_process_is_registered_when_it_maps_an_interpreter(processes, journal,
     assert found.code_type == own.interpreter.code_type + shift(own, 0x7F0000000000)
     assert found.eval_start == own.interpreter.eval_loop[0].start + shift(own, 0x7F0000000000)
     assert processes.counts().processes == 1
+
+
+def test_a_process_that_is_sampled_is_registered_as_the_program_that_it_ran(
+    processes, journal, own
+):
+    processes.inspect(ProcessSeen(os.getpid(), 7))
+    assert journal.all == [(os.getpid(), own.interpreter.layout, own.process, 7)]
+    processes.inspect(ProcessSeen(os.getpid(), 8))
+    assert [image for *_, image in journal.all] == [7, 8]
+    processes.release_ended()
+    assert list(journal.now) == [os.getpid()]
+
+
+@pytest.fixture
+def sleeping():
+    """The pid of a process that runs something else."""
+    with subprocess.Popen(["sleep", "100"]) as run:
+        yield run.pid
+        run.kill()
+
+
+def test_a_process_that_runs_something_else_or_has_ended_is_released(
+    processes, journal, own, sleeping
+):
+    for pid in (PAST_ALL_PIDS, sleeping):
+        processes.apply(mapped(pid, own))
+        assert list(journal.now) == [pid]
+        processes.inspect(ProcessSeen(pid, 7))
+        assert journal.now == {}
+
+
+def test_processes_that_have_ended_are_found(processes, journal, own, sleeping):
+    for pid in (PAST_ALL_PIDS, sleeping):
+        processes.apply(mapped(pid, own))
+    processes.release_ended()
+    assert list(journal.now) == [sleeping]
 
 
 def test_children_inherit_until_they_execute(processes, journal, own):

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Tells user space of processes that are sampled without being registered: it finds out which of
+ * them run CPython. Each is told of once, then again when it runs another program or has code
+ * mapped that it had not; of one that maps and unmaps code all the time, ever more rarely.
+ */
+#pragma once
+
+#include "python_types.bpf.h"
+
+/* Tells the programs that processes run from each other; 0 if the kernel cannot be read. */
+INLINE u64 find_image(const struct python_config *c, const struct record *record)
+{
+	u64 exec_id = 0;
+
+	if (!record->start_time_ns || READ_KERNEL(exec_id, bpf_get_current_task() + c->task_exec_id))
+		return 0;
+	return mix(record->start_time_ns, exec_id) | 1;
+}
+
+/* Tell of the process of the record, which is not registered as what it runs. */
+GLOBAL int tell_process(void)
+{
+	u32 zero = 0;
+	const struct python_config *c = LOOKUP(python_config, &zero);
+	const struct scratch *own = LOOKUP(scratch, &zero);
+	struct process_told now = {};
+	const struct process_told *told;
+	struct process_seen seen = {};
+	u64 mm = 0;
+
+	if (!c || !own)
+		return 0;
+	seen.kind = PROCESS_SEEN;
+	seen.tgid = own->record.tgid;
+	now.image = seen.image = find_image(c, &own->record);
+	now.time_ns = own->record.time_ns;
+	if (!now.image || READ_KERNEL(mm, bpf_get_current_task() + c->task_mm) || !mm ||
+	    READ_KERNEL(now.code_pages, mm + c->mm_code_pages))
+		return 0; /* also the kernel's threads, which have no memory of their own */
+	told = LOOKUP(processes_told, &seen.tgid);
+	if (told && told->image == now.image) {
+		if (told->code_pages == now.code_pages || now.time_ns - told->time_ns < told->wait_ns)
+			return 0;
+		now.wait_ns = told->wait_ns < LONGEST_WAIT_NS ? 2 * told->wait_ns : LONGEST_WAIT_NS;
+	} else {
+		now.wait_ns = FIRST_WAIT_NS;
+	}
+	if (!RING_OUTPUT(python_codes, &seen, sizeof(seen), BPF_RB_FORCE_WAKEUP))
+		UPDATE(processes_told, &seen.tgid, &now);
+	return 0;
+}
