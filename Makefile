@@ -22,6 +22,7 @@ setup-test:  ## everything that development and the tests need
 	$(APT) install -y -qq --no-install-recommends $(RUN_PACKAGES) $(TEST_PACKAGES)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -e '.[test,dev]'
+	if command -v go >/dev/null; then $(BIN)/python -m tests.fetch_pythons; fi
 	if command -v npm >/dev/null; then cd viewer && npm ci --ignore-scripts --no-audit --no-fund; fi
 
 check:  ## lint, format and types

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from otel_kprofiler.bpf import ProcessSeen
+from tests import fetch_pythons
 
 ROOT = Path(__file__).parents[1]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
@@ -44,7 +45,8 @@ def find_pythons():
 
     That is a list of directories, as in PATH.
     """
-    places = [*os.environ.get("KPROFILER_PYTHONS", "").split(":"), *_PLACES]
+    fetched = map(str, map(fetch_pythons.directory, fetch_pythons.VERSIONS))
+    places = [*os.environ.get("KPROFILER_PYTHONS", "").split(":"), *_PLACES, *fetched]
     found = {}
     for place in filter(None, places):
         root = Path(place).expanduser()

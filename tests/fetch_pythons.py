@@ -1,0 +1,66 @@
+"""Gets interpreters that Debian has not: python-build-standalone's, as a Go module.
+
+Usage: python -m tests.fetch_pythons; prints their directories. The module proxy of Go has them on
+machines that reach no other place of downloads; the go command checks what it gets.
+"""
+# ruff: noqa: T201 - a command talks to its user
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+MODULE = "github.com/kluctl/go-embed-python"
+VERSIONS = {"3.14": "v0.0.0-3.14.6-20260610-1"}
+CACHE = Path(os.environ.get("OTEL_KPROFILER_CACHE") or Path.home() / ".cache" / "otel-kprofiler")
+
+
+def directory(minor: str) -> Path:
+    """Where the programs of a version are, once it was fetched."""
+    return CACHE / "pythons" / VERSIONS[minor] / "bin"
+
+
+def fetch(minor: str) -> None:
+    """Fetch a version, unless it is there. Raises ``OSError``, ``CalledProcessError``."""
+    target = directory(minor).parent
+    if target.exists():
+        return
+    asked = ["go", "mod", "download", "-json", f"{MODULE}@{VERSIONS[minor]}"]
+    answer = subprocess.run(asked, cwd="/", check=True, stdout=subprocess.PIPE)
+    data = Path(json.loads(answer.stdout)["Dir"], "python/internal/data/linux-amd64")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as part:
+        for file in json.loads((data / "files.json").read_text())["files"]:
+            unpack(file, data, Path(part, "root"))
+        os.rename(Path(part, "root"), target)
+
+
+def unpack(file: dict[str, str | int], data: Path, root: Path) -> None:
+    """Write one entry of the module's list of files; parents come first."""
+    path, mode = root / str(file["name"]), int(file["perm"])
+    if mode >> 31 & 1:  # os.ModeDir of Go
+        path.mkdir(parents=True)
+    elif "symlink" in file:
+        path.symlink_to(str(file["symlink"]))
+    elif file.get("compressed"):
+        with gzip.open(data / f"{file['name']}.gz") as packed, open(path, "wb") as out:
+            shutil.copyfileobj(packed, out)
+        path.chmod(stat.S_IMODE(mode))
+    else:
+        shutil.copyfile(data / str(file["name"]), path)
+        path.chmod(stat.S_IMODE(mode))
+
+
+if __name__ == "__main__":
+    if not shutil.which("go"):
+        sys.exit("fetching interpreters needs the go command")
+    for each in VERSIONS:
+        fetch(each)
+        print(directory(each))
