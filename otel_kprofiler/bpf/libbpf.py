@@ -41,6 +41,17 @@ class LibbpfLoader:
             return False
         return True
 
+    @staticmethod
+    def find_version() -> str:
+        """Version of the library, such as ``1.1.0``; empty if it is not installed."""
+        try:
+            library = ctypes.CDLL(_LIBRARY)
+        except OSError:
+            return ""
+        library.libbpf_version_string.restype = ctypes.c_char_p  # since 0.6
+        version: bytes = library.libbpf_version_string()
+        return version.decode("ascii", "replace").removeprefix("v")
+
     def load(self, spec: ObjectSpec) -> LoadedObject:
         """Load programs; see :class:`otel_kprofiler.bpf.loader.Loader`."""
         library = _open_library()

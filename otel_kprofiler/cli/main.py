@@ -14,7 +14,6 @@ import click
 
 from otel_kprofiler.cli.terminal import FILE_FIX, say
 from otel_kprofiler.errors import ConfigError, HostError, KProfilerError, SamplerError
-from otel_kprofiler.version import __version__
 
 # Help by command; here, so that --help imports no commands.
 COMMANDS: Final = {
@@ -58,8 +57,22 @@ class LazyCommands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """Print what a report of a defect should name."""
+    if wanted:
+        click.echo(importlib.import_module("otel_kprofiler.cli.versions").describe_versions())
+        ctx.exit()
+
+
 @click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="otel-kprofiler")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the versions of program, loader, interpreter and kernel.",
+)
 @click.option("--debug", is_flag=True, help="Show tracebacks and debug messages.")
 @click.pass_context
 def cli(ctx: click.Context, *, debug: bool) -> None:

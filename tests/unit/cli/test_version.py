@@ -1,0 +1,40 @@
+"""What `--version` says, and that shells complete commands."""
+
+import platform
+import re
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from otel_kprofiler.bpf import LibbpfLoader
+from otel_kprofiler.cli.main import cli
+from otel_kprofiler.version import __version__
+
+
+def test_the_version_names_what_it_runs_with():
+    said = CliRunner().invoke(cli, ["--version"])
+    assert said.exit_code == 0
+    assert re.fullmatch(
+        rf"otel-kprofiler {re.escape(__version__)} \((libbpf [0-9.]+|bcc|no loader), CPython"
+        rf" {platform.python_version()}, Linux {re.escape(platform.release())} \w+\)\n",
+        said.output,
+    )
+    assert LibbpfLoader.find_version() in said.output
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [("rec", "record"), ("record --du", "--duration"), ("symb", "symbolize")]
+)
+def test_shells_complete_commands_and_options(words, expected):
+    environment = {
+        "_OTEL_KPROFILER_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"otel-kprofiler {words}",
+        "COMP_CWORD": str(len(words.split())),
+    }
+    code = "from otel_kprofiler.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [f"plain,{expected}"]
