@@ -136,6 +136,8 @@ scalars = [text, st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allo
 values = st.one_of(*scalars, *(st.lists(each, max_size=3).map(tuple) for each in scalars))
 
 
+labels = st.dictionaries(words, text, max_size=2).map(lambda found: tuple(sorted(found.items())))
+
 KINDS = [
     (ON_CPU, 10_101_010),
     (ProfileKind("events", "events", "count"), 0),
@@ -173,6 +175,8 @@ def profiles(draw, shared, length, kind, period):
         st.integers(0, 300),
         links,
         st.lists(st.integers(START, START + length - 1), min_size=1, max_size=20),
+        st.just([]),  # each with its value below
+        labels,
     ).flatmap(with_values)
     groups = [
         ResourceSamples(
@@ -229,6 +233,7 @@ def content(*some):
             ),
             frozenset((side.kind, side.status) for side in sample.stack.sides if side.status),
             *sample[1:5],
+            sample.labels,
             time,
             value,
         )
@@ -252,7 +257,7 @@ def fixed_ids(count):
     return b"i" * count
 
 
-relaxed = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+relaxed = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=60)
 
 
 @relaxed
