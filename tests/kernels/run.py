@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -35,8 +36,8 @@ from harness.results import FAILED, Column, read_junit, render_table
 TABLE = CHECKOUT / "docs/kernels.md"
 TRIES = 2
 """Boots of a guest that dies of a fault of the emulator."""
-BOOT_TIMEOUT_S = 600
-"""Emulated CPUs of a machine that has other work take more than seven minutes."""
+BOOT_TIMEOUT_S = 1200
+"""Emulated CPUs of a machine that has other work take more than ten minutes."""
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -47,7 +48,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("-k", default="", help="pytest's expression")
     parser.add_argument("--cycles", type=int, help="how often a module is loaded to find leaks")
     parser.add_argument("--timeout", type=float, default=BOOT_TIMEOUT_S, help="seconds per boot")
-    parser.add_argument("--jobs", type=int, default=3, help="guests at a time")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="guests at a time")
     parser.add_argument("--overlay", type=Path, help="package to test in place of the checkout's")
     parser.add_argument("--prepare", action="store_true", help="only download and build")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the console")
