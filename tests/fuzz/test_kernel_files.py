@@ -102,6 +102,8 @@ def test_modules(data):
     st.integers(0, TOP),
 )
 @EXAMPLES
+@example({}, b"ffffffffffffffff T _text\nfffffff81000000 t short\n", 0)
+@example({}, b"ffffffffffffffff T _text\nffffffffffffffff", 0)
 def test_sections(sections, data, limit):
     for table in (None, parse_kallsyms([data]).core):
         ranges = ranges_from_sections(sections, table, limit)

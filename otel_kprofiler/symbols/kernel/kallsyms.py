@@ -26,6 +26,7 @@ NO_MODULES: Final = (BPF_BLOCK, *OUT_OF_LINE_BLOCKS)
 PAGE_BYTES: Final = 4096
 
 _HEX_DIGITS = 16
+_LAST_ADDRESS = (1 << 64) - 1
 _HIDDEN = b"0" * _HEX_DIGITS
 _CORE_FIELDS, _MODULE_FIELDS = 3, 4
 _MAX_ALIAS_LINES = 256  # at one address; bounds memory on hostile input
@@ -134,7 +135,7 @@ class KallsymsParser:
                 self._skip(self._rest[whole:])
                 last = int(self._last_core or b"0", 16)
                 if self._open is None and last in self._skipped:
-                    self._skipped.append(last + 1)  # its end is unknown
+                    self._end_after(last)  # its end is unknown
                 self._open = None
         self._close_block()
         core = self._core.finish()
@@ -154,7 +155,12 @@ class KallsymsParser:
         if address is not None:
             self._skipped.append(int(address, 16))
         elif self._last_core and b"\t" not in line:
-            self._skipped.append(int(self._last_core, 16) + 1)
+            self._end_after(int(self._last_core, 16))
+
+    def _end_after(self, address: int) -> None:
+        """End the function at an address there, unless nothing can follow it."""
+        if address < _LAST_ADDRESS:
+            self._skipped.append(address + 1)
 
     def _parse(self, text: bytes) -> None:
         tab = text.find(b"\t")
