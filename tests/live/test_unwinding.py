@@ -75,13 +75,13 @@ def running(*command):
 
 
 def take_loaded(dumper, pid, count=STACKS):
-    """Stacks from when no file is pending any more."""
+    """Stacks from when no file is pending any more; some files are only used now and then."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        first = dumper.take(pid, HZ, 50)
-        assert first, "no samples"
-        if all(dump.stack.end is not StackEnd.PENDING for dump in first):
-            return dumper.take(pid, HZ, count)
+        found = dumper.take(pid, HZ, count)
+        assert found, "no samples"
+        if all(dump.stack.end is not StackEnd.PENDING for dump in found):
+            return found
     raise AssertionError(f"files stay pending: {dumper.tables.counts()}")
 
 
