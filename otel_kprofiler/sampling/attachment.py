@@ -30,6 +30,7 @@ from otel_kprofiler.bpf import (
     USER_STACKS,
     VMLINUX_BTF,
     CpuLines,
+    KernelTypes,
     LoadedObject,
     Loader,
     ObjectSpec,
@@ -128,8 +129,8 @@ class Attachment:
             self.target_slots = entries["targets"]
             if config.target_cgroups:
                 _check_cgroups(read_release(files), loader)
-            offsets, problem = plan_python(config, files, loader.name)
-            program, choice = _load(config, files, loader, entries, offsets)
+            plans = _plan(config, files, loader.name)
+            program, choice = _load(config, files, loader, entries, plans)
             self._program = program
             undo.callback(program.close)
             self._targets = TargetMaps(program.map_fd)
@@ -141,7 +142,7 @@ class Attachment:
             if choice.python is not None:
                 self.python = open_python(choice.python, config, program, possible, python_codes)
                 undo.callback(self.python.close)
-            self.python_problem = tell_problem(offsets, choice.python, problem)
+            self.python_problem = tell_problem(plans.python, choice.python, plans.problem)
             most = find_sysctl(files, "kernel.perf_event_max_stack") or MAX_FRAMES
             self.stack_limit = 8 * min(config.max_frames, most)
             self._pack_config = functools.partial(
@@ -256,19 +257,34 @@ class _Choice(NamedTuple):
     python: PythonOffsets | None
 
 
+class _Plans(NamedTuple):
+    """How to unwind and to read Python frames on this host; ``problem``: why not the latter."""
+
+    unwinding: UnwindPlan | None
+    python: PythonOffsets | None
+    problem: str | None
+
+
+def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
+    # Megabytes, walked in 20 ms: once, if anything needs them.
+    read_types = functools.cache(lambda: KernelTypes(files.read_bytes(VMLINUX_BTF)))
+    return _Plans(
+        plan_unwinding(config, read_types, loader), *plan_python(config, read_types, loader)
+    )
+
+
 def _load(
     config: SamplerConfig,
     files: HostFiles,
     loader: Loader,
     entries: Mapping[str, int],
-    python: PythonOffsets | None,
+    plans: _Plans,
 ) -> tuple[LoadedObject, _Choice]:
     """Load the first program that this kernel accepts, those that do more before others."""
-    unwinding = plan_unwinding(config, files, loader.name)
     choices = [
         _Choice(name + PYTHON_SUFFIX if offsets else name, plan, offsets)
-        for plan in ((unwinding, None) if unwinding else (None,))
-        for offsets in ((python, None) if python else (None,))
+        for plan in ((plans.unwinding, None) if plans.unwinding else (None,))
+        for offsets in ((plans.python, None) if plans.python else (None,))
         for name in (BY_TABLES if plan else (FRAME_POINTERS,))
     ]
     for choice in choices[:-1]:
@@ -281,7 +297,7 @@ def _load(
     else:
         choice = choices[-1]
         loaded = _load_program(choice, config, files, loader, entries)
-    if unwinding and not choice.unwinding:
+    if plans.unwinding and not choice.unwinding:
         say_frame_pointers("this kernel does not accept the unwinder")
     return loaded, choice
 

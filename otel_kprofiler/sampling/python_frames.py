@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from otel_kprofiler.bpf import (
-    VMLINUX_BTF,
     KernelTypes,
     LoadedObject,
     PythonMaps,
     PythonOffsets,
     find_python_offsets,
 )
-from otel_kprofiler.host import HostFiles
 from otel_kprofiler.model import KnownCodes
 from otel_kprofiler.sampling.sampler import SamplerConfig
 
@@ -25,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def plan_python(
-    config: SamplerConfig, files: HostFiles, loader: str
+    config: SamplerConfig, read_types: Callable[[], KernelTypes], loader: str
 ) -> tuple[PythonOffsets | None, str | None]:
     """What the program must know of this kernel; if it cannot read Python frames here, why."""
     if not config.python_frames:
@@ -33,7 +32,7 @@ def plan_python(
     if loader != "libbpf":
         return None, f"the loader {loader} cannot load the program"
     try:
-        offsets = find_python_offsets(KernelTypes(files.read_bytes(VMLINUX_BTF)))
+        offsets = find_python_offsets(read_types())
     except (OSError, ValueError):
         offsets = None
     return offsets, None if offsets else "the kernel has no BTF, or other structs"

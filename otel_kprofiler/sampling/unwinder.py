@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import mmap
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_kprofiler.bpf import (
     PROCESSORS,
-    VMLINUX_BTF,
     KernelOffsets,
     KernelTypes,
     LoadedObject,
@@ -20,7 +19,7 @@ from otel_kprofiler.bpf import (
     update_map,
 )
 from otel_kprofiler.clock import SystemTime
-from otel_kprofiler.host import HostFiles, ReferableFiles
+from otel_kprofiler.host import ReferableFiles
 from otel_kprofiler.model import KnownFiles
 from otel_kprofiler.sampling.sampler import SamplerConfig
 
@@ -50,7 +49,9 @@ class UnwindPlan(NamedTuple):
     kernel: KernelOffsets
 
 
-def plan_unwinding(config: SamplerConfig, files: HostFiles, loader: str) -> UnwindPlan | None:
+def plan_unwinding(
+    config: SamplerConfig, read_types: Callable[[], KernelTypes], loader: str
+) -> UnwindPlan | None:
     """How to unwind user stacks with tables; None if there are none, or if this host cannot."""
     if config.stacks == "kernel" or config.user_unwinding == "frame_pointers":
         return None
@@ -62,7 +63,7 @@ def plan_unwinding(config: SamplerConfig, files: HostFiles, loader: str) -> Unwi
         reason = f"the loader {loader} cannot load the unwinder"
     else:
         try:
-            kernel = find_kernel_offsets(KernelTypes(files.read_bytes(VMLINUX_BTF)))
+            kernel = find_kernel_offsets(read_types())
             reason = "the kernel's structs are not those that the unwinder knows"
         except (OSError, ValueError):
             reason = "the kernel has no BTF"
