@@ -14,7 +14,6 @@ from otel_kprofiler.bpf.btf import (
 )
 from otel_kprofiler.bpf.call import bpf_call
 from otel_kprofiler.bpf.choice import LOADERS, get_loader
-from otel_kprofiler.bpf.inner_map import PAGE_BYTES, create_inner_map
 from otel_kprofiler.bpf.kernel_types import KernelTypes
 from otel_kprofiler.bpf.layout import (
     A64,
@@ -45,6 +44,10 @@ from otel_kprofiler.bpf.loader import (
     LoadedObject,
     Loader,
     ObjectSpec,
+)
+from otel_kprofiler.bpf.map_calls import (
+    PAGE_BYTES,
+    create_inner_map,
     delete_from_map,
     update_map,
 )

@@ -21,8 +21,9 @@ from typing import Final
 
 from otel_kprofiler.bpf import bcc_compile
 from otel_kprofiler.bpf.call import bpf_call
-from otel_kprofiler.bpf.layout import MAPS, MapShape
+from otel_kprofiler.bpf.layout import MAPS
 from otel_kprofiler.bpf.loader import LoadedObject, ObjectSpec, without_signals
+from otel_kprofiler.bpf.map_calls import MapShape, create_map
 from otel_kprofiler.errors import DependencyError, SamplerError, describe_status
 
 _PYTHON: Final = "/usr/bin/python3"
@@ -33,7 +34,6 @@ _FLAGS: Final = ("-DKPROFILER_BCC", "-Wno-incompatible-pointer-types")
 _COMPILE_TIMEOUT_S: Final = 120
 _TYPES: Final = {"kprofiler_sample": 7}  # enum bpf_prog_type; other programs need libbpf
 
-_MAP_CREATE: Final = 0
 _PROG_LOAD: Final = 5
 _NAME_BYTES: Final = 15
 _INSTRUCTION_BYTES: Final = 8
@@ -142,28 +142,12 @@ def compile_programs(spec: ObjectSpec, maps: Mapping[str, int]) -> dict[str, byt
     return dict(zip(spec.programs, codes, strict=True))
 
 
-class _MapAttributes(ctypes.Structure):
-    """``union bpf_attr`` of BPF_MAP_CREATE."""
-
-    _fields_ = (
-        ("type", ctypes.c_uint32),
-        ("key_bytes", ctypes.c_uint32),
-        ("value_bytes", ctypes.c_uint32),
-        ("entries", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("inner_fd", ctypes.c_uint32),
-        ("numa_node", ctypes.c_uint32),
-        ("name", ctypes.c_char * (_NAME_BYTES + 1)),
-    )
-
-
 def _create_map(name: str, shape: MapShape, entries: int) -> int:
-    attributes = _MapAttributes(*shape[:3], entries, shape.flags, 0, 0, name.encode())
     try:
-        return bpf_call(_MAP_CREATE, attributes)
+        return create_map(name, shape, entries)
     except PermissionError:  # kernels before 5.11 count maps as locked memory
         _raise_memory_lock()
-        return bpf_call(_MAP_CREATE, attributes)
+        return create_map(name, shape, entries)
 
 
 def _raise_memory_lock() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from otel_kprofiler.bpf.map_calls import MMAPABLE, MapShape
 from otel_kprofiler.bpf.ring import record_spans
 from otel_kprofiler.bpf.spans import SLOT_BYTES, SpanLayout
 from otel_kprofiler.model import (
@@ -94,20 +95,9 @@ class ProgramConfig(NamedTuple):
         return _CONFIG.pack(*self[:6], *self[7:-1], *(self.spans or _NO_SPANS), *words)
 
 
-class MapShape(NamedTuple):
-    """What a map is made of, for loaders that make the maps themselves."""
-
-    kind: int  # enum bpf_map_type
-    key_bytes: int
-    value_bytes: int
-    flags: int = 0
-
-
-_BPF_F_MMAPABLE: Final = 1 << 10
-
 MAPS: Final = {
     "config": MapShape(2, 4, _CONFIG.size),
-    "cpu_lines": MapShape(2, 4, _CPU_LINE_BYTES, _BPF_F_MMAPABLE),
+    "cpu_lines": MapShape(2, 4, _CPU_LINE_BYTES, MMAPABLE),
     "span_slots": MapShape(1, 4, SLOT_BYTES),
     "targets": MapShape(1, 4, 1),
     "roots": MapShape(1, 4, 1),

@@ -1,19 +1,12 @@
-"""Interface of loaders of BPF programs, and bpf(2) calls on maps."""
+"""Interface of loaders of BPF programs."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
-
-from otel_kprofiler.bpf.call import bpf_call
-
-# enum bpf_cmd, include/uapi/linux/bpf.h
-_MAP_UPDATE_ELEM: Final = 2
-_MAP_DELETE_ELEM: Final = 3
+from typing import NamedTuple, Protocol
 
 
 @contextlib.contextmanager
@@ -76,28 +69,3 @@ class Loader(Protocol):
             OSError: the kernel refused (``EPERM``, ``EACCES``) or lacks a feature.
             SamplerError: the verifier rejected a program; carries its log.
         """
-
-
-def update_map(fd: int, key: bytes, value: bytes) -> None:
-    """Set an element of a map. Raises ``OSError`` (``E2BIG`` if a hash is full)."""
-    _bpf_on_element(_MAP_UPDATE_ELEM, fd, key, value)
-
-
-def delete_from_map(fd: int, key: bytes) -> None:
-    """Delete an element of a hash. Raises ``OSError`` (``ENOENT`` if it does not exist)."""
-    _bpf_on_element(_MAP_DELETE_ELEM, fd, key, None)
-
-
-class _ElementAttributes(ctypes.Structure):
-    """``union bpf_attr`` for BPF_MAP_*_ELEM."""
-
-    _fields_ = (
-        ("map_fd", ctypes.c_uint32),
-        ("key", ctypes.c_char_p),
-        ("value", ctypes.c_char_p),
-        ("flags", ctypes.c_uint64),
-    )
-
-
-def _bpf_on_element(command: int, fd: int, key: bytes, value: bytes | None) -> None:
-    bpf_call(command, _ElementAttributes(fd, key, value, 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from otel_kprofiler.bpf.loader import update_map
+from otel_kprofiler.bpf.map_calls import update_map
 
 MAX_SPAN_CLASSES: Final = 4
 VALUES_BY_POINTER: Final = 0

@@ -10,7 +10,7 @@ import struct
 import threading
 from typing import Final, NamedTuple
 
-from otel_kprofiler.bpf.loader import delete_from_map, update_map
+from otel_kprofiler.bpf.map_calls import delete_from_map, update_map
 
 _SLOT: Final = struct.Struct("=2Q")  # struct span_slot
 SLOT_BYTES: Final = _SLOT.size

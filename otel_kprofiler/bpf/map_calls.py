@@ -1,0 +1,98 @@
+"""bpf(2) calls on maps."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final, NamedTuple
+
+from otel_kprofiler.bpf.call import bpf_call
+
+PAGE_BYTES: Final = 4096
+"""Size of an element of an inner map, whatever the size of this machine's pages is."""
+
+# include/uapi/linux/bpf.h
+_MAP_CREATE: Final = 0
+_MAP_UPDATE_ELEM: Final = 2
+_MAP_DELETE_ELEM: Final = 3
+_MAP_TYPE_ARRAY: Final = 2
+MMAPABLE: Final = 1 << 10
+_INNER_MAP: Final = 1 << 12
+"""Lets maps of any length be put in the place of one of another length (since 5.10)."""
+
+
+class MapShape(NamedTuple):
+    """What a map is made of, apart from its size."""
+
+    kind: int  # enum bpf_map_type
+    key_bytes: int
+    value_bytes: int
+    flags: int = 0
+
+
+class _CreateAttributes(ctypes.Structure):
+    """``union bpf_attr`` for BPF_MAP_CREATE, up to the map's name."""
+
+    _fields_ = (
+        ("map_type", ctypes.c_uint32),
+        ("key_size", ctypes.c_uint32),
+        ("value_size", ctypes.c_uint32),
+        ("max_entries", ctypes.c_uint32),
+        ("map_flags", ctypes.c_uint32),
+        ("inner_map_fd", ctypes.c_uint32),
+        ("numa_node", ctypes.c_uint32),
+        ("map_name", ctypes.c_char * 16),
+    )
+
+
+def create_map(name: str, shape: MapShape, entries: int) -> int:
+    """Create a map.
+
+    Args:
+        name: shown by bpftool; at most 15 letters, digits, dots and underscores.
+        shape: its type, key, value and flags.
+        entries: ``max_entries``; bytes for a ring.
+
+    Returns:
+        A descriptor, which the caller closes.
+
+    Raises:
+        OSError: no right (``EPERM``) or no memory (``ENOMEM``).
+    """
+    kind, key_bytes, value_bytes, flags = shape
+    attributes = _CreateAttributes(
+        kind, key_bytes, value_bytes, entries, flags, 0, 0, name.encode("ascii")
+    )
+    return bpf_call(_MAP_CREATE, attributes)
+
+
+def create_inner_map(pages: int, name: str) -> int:
+    """Create an array of ``pages`` elements for an array of maps to hold; mmap(2) can map it.
+
+    As ``create_map`` otherwise.
+    """
+    return create_map(name, MapShape(_MAP_TYPE_ARRAY, 4, PAGE_BYTES, MMAPABLE | _INNER_MAP), pages)
+
+
+def update_map(fd: int, key: bytes, value: bytes) -> None:
+    """Set an element of a map. Raises ``OSError`` (``E2BIG`` if a hash is full)."""
+    _bpf_on_element(_MAP_UPDATE_ELEM, fd, key, value)
+
+
+def delete_from_map(fd: int, key: bytes) -> None:
+    """Delete an element of a hash. Raises ``OSError`` (``ENOENT`` if it does not exist)."""
+    _bpf_on_element(_MAP_DELETE_ELEM, fd, key, None)
+
+
+class _ElementAttributes(ctypes.Structure):
+    """``union bpf_attr`` for BPF_MAP_*_ELEM."""
+
+    _fields_ = (
+        ("map_fd", ctypes.c_uint32),
+        ("key", ctypes.c_char_p),
+        ("value", ctypes.c_char_p),
+        ("flags", ctypes.c_uint64),
+    )
+
+
+def _bpf_on_element(command: int, fd: int, key: bytes, value: bytes | None) -> None:
+    bpf_call(command, _ElementAttributes(fd, key, value, 0))
