@@ -17,14 +17,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.cache import cache_directory
+
 MODULE = "github.com/kluctl/go-embed-python"
 VERSIONS = {"3.14": "v0.0.0-3.14.6-20260610-1"}
-CACHE = Path(os.environ.get("OTEL_KPROFILER_CACHE") or Path.home() / ".cache" / "otel-kprofiler")
 
 
 def directory(minor: str) -> Path:
     """Where the programs of a version are, once it was fetched."""
-    return CACHE / "pythons" / VERSIONS[minor] / "bin"
+    return cache_directory() / "pythons" / VERSIONS[minor] / "bin"
 
 
 def fetch(minor: str) -> None:

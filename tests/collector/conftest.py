@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cache import cache_directory
+
 VERSIONS = ("0.161.0", "0.159.0")
 GATE = "--feature-gates=service.profilesSupport"
 HERE = Path(__file__).parent
@@ -73,9 +75,14 @@ def pytest_collection_finish(session):
     wanted = any(HERE in item.path.parents for item in session.items)
     if not wanted or session.config.option.collectonly or all(map(is_built, VERSIONS)):
         return
-    command = ["nice", "-n", "19", sys.executable, __file__]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, start_new_session=True, **quiet)
+    command = ["nice", "-n", "19", sys.executable, "-m", "tests.collector.conftest"]
+    process = subprocess.Popen(
+        command,
+        cwd=session.config.rootpath,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
     def stop():
         with contextlib.suppress(ProcessLookupError):
@@ -83,11 +90,6 @@ def pytest_collection_finish(session):
         process.wait()
 
     session.config.add_cleanup(stop)
-
-
-def cache_directory():
-    named = os.environ.get("OTEL_KPROFILER_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "otel-kprofiler"
 
 
 def read_manifest(version):

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -24,6 +23,7 @@ from otel_kprofiler.model import (
     Unresolved,
     WindowSample,
 )
+from tests.cache import cache_directory
 from tests.wire import fields
 
 
@@ -111,9 +111,7 @@ PPROF = "github.com/google/pprof@v0.0.0-20260906184651-6331bc6350fe"
 @pytest.fixture(scope="session")
 def tool():
     """The pprof program, built once into the cache of the tests."""
-    named = os.environ.get("OTEL_KPROFILER_CACHE")
-    cache = Path(named) if named else Path.home() / ".cache" / "otel-kprofiler"
-    program = cache / PPROF.partition("@")[2] / "pprof"
+    program = cache_directory() / PPROF.partition("@")[2] / "pprof"
     if not program.exists():
         if not shutil.which("go"):
             pytest.skip(f"needs the go command to build pprof, or {program}")
