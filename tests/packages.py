@@ -41,6 +41,7 @@ PACKAGES = {
     "forks": Package("Fork hooks, in a defined order"),
     "checked": Package("Type checks for values of untrusted JSON"),
     "abortable": Package("HTTP connections that another thread can abort"),
+    "serving": Package("HTTP servers that limit connections", "errors"),
     "redact": Package("Redacts secrets in addresses and messages"),
     "text": Package("Texts for terminals and files: escapes untrusted names, counts in words"),
     "model": Package("Types that all packages share: samples, stacks, windows, accounts"),
@@ -104,7 +105,8 @@ PACKAGES = {
     ),
     "agent": Package(
         "The agent: life cycle, reload, health, limits, own metrics",
-        "clock config delivery errors export host model pipeline redact sampling symbols version",
+        "clock config delivery errors export host model pipeline redact sampling serving symbols "
+        "version",
     ),
     "sdk": Package(
         "Embedding in services, with the component names of opentelemetry-sdk",

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-import socket
-import sys
-import threading
-import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from http.server import BaseHTTPRequestHandler
+from typing import Final
 
-from otel_kprofiler.errors import HostError, describe_error
+from otel_kprofiler.errors import HostError
+from otel_kprofiler.serving import HttpServer
 
-MAX_CONNECTIONS: Final = 16
 CONNECTION_TIMEOUT_S: Final = 5.0
 """Time limit for a client to send its request and read the response."""
-_FREE_WAIT_S: Final = 2.0
-
-_log = logging.getLogger(__name__)
 
 Probe = Callable[[], list[str]]
 """Returns the problems, one sentence each; empty if healthy."""
@@ -41,92 +32,31 @@ class HealthServer:
     def __init__(
         self, endpoint: str, probes: dict[str, Probe], status: Callable[[], object] = dict
     ) -> None:
-        host, _, port = endpoint.rpartition(":")
         try:
-            self._server = _Server((host.strip("[]"), int(port)), probes, status)
+            self._server = _Server(endpoint, probes, status)
         except OSError as error:
             raise HostError(
                 f"cannot listen on {endpoint} for health checks: {error.strerror}",
                 hint="set another service.health.endpoint, or stop the process that listens there",
             ) from error
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="kprofiler-health", daemon=True
-        )
-        self._thread.start()
 
     @property
     def port(self) -> int:
         """The port that the server listens on."""
-        return int(self._server.server_address[1])
+        return self._server.port
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
 
-class _Server(ThreadingHTTPServer):
-    """One thread per connection; limits the number of connections and their duration."""
-
-    daemon_threads = True
-    # With the default of 5, a client beyond them waits a second until it sends its SYN again.
-    request_queue_size = 128
-
+class _Server(HttpServer):
     def __init__(
-        self, address: tuple[str, int], probes: dict[str, Probe], status: Callable[[], object]
+        self, endpoint: str, probes: dict[str, Probe], status: Callable[[], object]
     ) -> None:
         self.probes = probes
         self.status = status
-        self._open: dict[socket.socket, float] = {}  # by connection: its deadline; oldest first
-        self._changed = threading.Condition()
-        if ":" in address[0]:
-            self.address_family = socket.AF_INET6
-        super().__init__(address, _Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection; at the limit, close the oldest one first."""
-        with self._changed:
-            if len(self._open) >= MAX_CONNECTIONS:
-                _break_off(next(iter(self._open)))
-                self._changed.wait_for(lambda: len(self._open) < MAX_CONNECTIONS, _FREE_WAIT_S)
-            is_free = len(self._open) < MAX_CONNECTIONS
-            if is_free:
-                self._open[request] = time.monotonic() + CONNECTION_TIMEOUT_S
-        if is_free:
-            super().process_request(request, client_address)
-        else:
-            _log.warning("health: connection refused: %d are open", MAX_CONNECTIONS)
-            self.shutdown_request(request)
-
-    def shutdown_request(self, request: Any) -> None:
-        """Forget a connection; called however it ends."""
-        with self._changed:
-            self._open.pop(request, None)
-            self._changed.notify_all()
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Abort overdue connections, twice a second: a client may send byte by byte."""
-        with self._changed:
-            now = time.monotonic()
-            for request in [one for one, end in self._open.items() if end < now]:
-                _break_off(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log one line if the client went away, a traceback for a bug of ours."""
-        error = sys.exception()
-        client = client_address[0] if client_address else "a client"
-        if isinstance(error, OSError):
-            _log.warning("health: connection to %s lost: %s", client, describe_error(error))
-        else:
-            _log.exception("health: a request from %s failed", client)
-
-
-def _break_off(request: socket.socket) -> None:
-    """Make the serving thread see the end of the connection."""
-    with contextlib.suppress(OSError):
-        request.shutdown(socket.SHUT_RDWR)
+        super().__init__(endpoint, _Handler, name="health", timeout_s=CONNECTION_TIMEOUT_S)
 
 
 class _Handler(BaseHTTPRequestHandler):

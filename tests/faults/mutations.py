@@ -37,7 +37,7 @@ RECOVERY = "otel_kprofiler/export/recovery.py"
 REPORTING, PIPELINE = "otel_kprofiler/delivery.py", "otel_kprofiler/pipeline/pipeline.py"
 WATCHDOG, RUN = "otel_kprofiler/agent/watchdog.py", "otel_kprofiler/cli/run.py"
 LOGS, OUTPUTS = "otel_kprofiler/agent/logs.py", "tests/faults/test_outputs.py"
-HEALTH, PARTS = "otel_kprofiler/agent/health.py", "tests/unit/test_agent_parts.py"
+SERVING, PARTS = "otel_kprofiler/serving.py", "tests/unit/test_agent_parts.py"
 CLOCK, AGENT = "otel_kprofiler/clock.py", "otel_kprofiler/agent/agent.py"
 WINDOWS, EVENTS = "otel_kprofiler/pipeline/windows.py", "otel_kprofiler/sampling/events.py"
 LINKS = "otel_kprofiler/host/links.py"
@@ -103,9 +103,9 @@ MUTATIONS = [
     Mutation("foreign SIGUSR1", RUN, "    signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n", "", f"{FREEZES}::test_foreign_signals_neither_end_nor_disturb_the_agent"),
     Mutation("unread standard error", LOGS, "            self._lines.append(line)\n", "            write_all(self.fd, line)\n", f"{OUTPUTS}::test_an_unread_standard_error_does_not_block_the_agent"),
     Mutation("unread notification socket", "otel_kprofiler/agent/systemd.py", "socket.SOCK_DGRAM | socket.SOCK_NONBLOCK", "socket.SOCK_DGRAM", f"{OUTPUTS}::test_an_unread_notify_socket_does_not_block_the_agent"),
-    Mutation("health: clients holding connections", HEALTH, "                _break_off(next(iter(self._open)))\n", "                pass\n", f"{PARTS}::test_clients_that_hold_connections_do_not_lock_out_others"),
-    Mutation("health: slow client", HEALTH, "            for request in [one for one, end in self._open.items() if end < now]:\n", "            for request in ():\n", f"{PARTS}::test_a_client_that_sends_byte_by_byte_is_disconnected"),
-    Mutation("health: reset connection", HEALTH, "        if isinstance(error, OSError):\n", "        if False:\n", f"{PARTS}::test_a_reset_connection_is_one_log_line"),
+    Mutation("health: clients holding connections", SERVING, "                _break_off(next(iter(self._open)))\n", "                pass\n", f"{PARTS}::test_clients_that_hold_connections_do_not_lock_out_others"),
+    Mutation("health: slow client", SERVING, "            for request in [one for one, end in self._open.items() if end < now]:\n", "            for request in ():\n", f"{PARTS}::test_a_client_that_sends_byte_by_byte_is_disconnected"),
+    Mutation("health: reset connection", SERVING, "        if isinstance(error, OSError):\n", "        if False:\n", f"{PARTS}::test_a_reset_connection_is_one_log_line"),
     Mutation("stop with a backlog", PIPELINE, "time.monotonic() > self._deadline_s", "False", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("stop with a backlog: counted", PIPELINE, "            self._in_windows += given_up\n", "            pass\n", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("stop during encoding", REPORTING, "                self._lose(self._encoding, LossCause.SHUTDOWN)  # too late to send\n                self._encoding = None\n", "                pass\n", "tests/unit/test_delivery.py"),
