@@ -16,6 +16,7 @@ const bundled = await build({
   legalComments: "none",
   loader: { ".css": "empty" }, // the library's style is replaced by src/page.css
   metafile: true,
+  preserveSymlinks: true, // node_modules may be a link
   write: false,
 });
 const style = await build({

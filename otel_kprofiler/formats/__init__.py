@@ -1,5 +1,6 @@
 """Windows as text and pictures for people, and as files for other tools."""
 
+from otel_kprofiler.formats.columns import columns
 from otel_kprofiler.formats.entries import (
     Entry,
     frame_entries,
@@ -9,7 +10,7 @@ from otel_kprofiler.formats.entries import (
     stack_entries,
 )
 from otel_kprofiler.formats.folded import folded
-from otel_kprofiler.formats.html import html
+from otel_kprofiler.formats.html import html, page
 from otel_kprofiler.formats.pprof import pprof
 from otel_kprofiler.formats.pprof_read import is_pprof, parse_pprof
 from otel_kprofiler.formats.registry import FORMATS, OutputFormat
@@ -22,12 +23,14 @@ __all__ = [
     "Entry",
     "OutputFormat",
     "Row",
+    "columns",
     "folded",
     "frame_entries",
     "function_rows",
     "html",
     "is_pprof",
     "module_names",
+    "page",
     "parse_pprof",
     "plain_module",
     "pprof",

@@ -15,6 +15,7 @@ from otel_kprofiler.otlp import check_payload, decode_windows
 from otel_kprofiler.pipeline import WindowSchedule, replay
 from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter
 from otel_kprofiler.sampling import SamplerCounts
+from tests.page import data
 from tests.records import in_ring, pack_record
 from tests.wire import fields, varints
 
@@ -183,16 +184,17 @@ def test_each_kind_has_a_table(windows):
     assert " 100.0%  100.0%  mutex_lock" in lock_wait
 
 
-def test_the_flame_graph_has_a_root_for_each_kind_and_names_the_unit(windows):
+def test_the_page_keeps_kinds_apart_and_names_their_units(windows):
     (html,) = [row for row in FORMATS if row.name == "html"]
-    page = html.write(windows)
-    data = json.loads(page.partition('type="application/json">')[2].partition("</script>")[0])
-    names = [data["strings"][name] for name in data["frames"]["name"]]
-    nodes = zip(data["nodes"]["parent"], data["nodes"]["frame"], strict=True)
-    roots = [names[frame] for parent, frame in nodes if parent == -1]
-    assert roots == ["on_cpu (nanoseconds)", "lock_wait (nanoseconds)"]
-    assert data["unit"] == "nanoseconds"
-    assert sum(data["samples"]["count"]) == 2 * PERIOD_NS + 706
+    found = data(html.write(windows))
+    assert found["kinds"] == [
+        {"name": "on_cpu", "unit": "samples", "period_ns": PERIOD_NS, "measure": "cpu"},
+        {"name": "lock_wait", "unit": "nanoseconds", "period_ns": 0, "measure": "lock_wait"},
+    ]
+    sums = Counter()
+    for kind, count in zip(found["samples"]["kind"], found["samples"]["count"], strict=True):
+        sums[kind] += count
+    assert sums == {0: 2, 1: 706}
 
 
 def test_pprof_has_a_value_for_each_kind(windows):

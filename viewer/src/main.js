@@ -2,6 +2,7 @@ import flamegraph from "d3-flame-graph";
 import { select } from "d3-selection";
 import { colourOf, reserve } from "./colours.js";
 import { filters } from "./filters.js";
+import { fetchProfile } from "./source.js";
 import { pattern, Profile } from "./profile.js";
 
 const ROW = 18; // pixels
@@ -10,11 +11,10 @@ const LISTED = 8; // binaries in the legend
 
 const element = (id) => document.getElementById(id);
 const chartBox = element("chart");
-const profile = new Profile(JSON.parse(element("profile").textContent));
+let profile;
+let state;
 const number = new Intl.NumberFormat("en-US");
 const share = (part, whole) => `${whole ? ((100 * part) / whole).toFixed(2) : "0.00"}%`;
-
-const state = { zoomed: -1, focused: -1, inverted: false, counts: profile.count(), search: null };
 
 // The pattern of frames without a name, made when the first one of its family is drawn.
 const hatches = new Map();
@@ -230,16 +230,32 @@ function listen() {
   }).observe(chartBox);
 }
 
-filters(profile, element, (filter) => {
-  state.counts = profile.count(filter);
-  searchFor(element("search").value);
+function start(data) {
+  profile = new Profile(data);
+  state = { zoomed: -1, focused: -1, inverted: false, counts: profile.count(), search: null };
+  filters(profile, element, (filter) => {
+    state.counts = profile.count(filter);
+    searchFor(element("search").value);
+    listBinaries();
+    draw();
+    tell(state.zoomed);
+  });
+  reserve(profile.binaries(state.counts));
   listBinaries();
   draw();
-  tell(state.zoomed);
-});
-reserve(profile.binaries(state.counts));
-listBinaries();
-draw();
-tell(-1);
-listen();
-document.documentElement.dataset.openedMs = Math.round(performance.now());
+  tell(-1);
+  listen();
+  document.documentElement.dataset.openedMs = Math.round(performance.now());
+}
+
+const given = JSON.parse(element("profile").textContent);
+if (given.source) {
+  fetchProfile(given.source).then((data) => {
+    document.title = data.title;
+    document.querySelector("h1").textContent = data.title;
+    element("summary").textContent = data.summary;
+    start(data);
+  }, (error) => {
+    element("summary").textContent = error.message;
+  });
+} else start(given);

@@ -1,18 +1,34 @@
 // The recorded data: columns of numbers that point into each other and into one list of strings.
 //
-//   unit                  of the counts, such as "samples"; empty if they differ
+//   kinds                 name, unit (of counts), period_ns (time of one, 0 if it has none), measure
+//   start_ms, bin_ms      Unix time of the first bin, and the width of all
+//   bins                  their number; parts, if there are several: name, start_ms, bins
 //   strings               every text once
 //   frames                name, module, reason (indices of strings), kind (index of KINDS), inlined
 //   nodes                 the tree of all stacks: parent (a lower index, -1 at a root) and frame
 //   processes             name, pid
 //   threads               name, tid, process
-//   samples               node (of the leaf), thread, cpu, count: equal samples are one entry
+//   samples               node (of the leaf), thread, cpu, kind, bin, count: equal samples are one
+//                         entry; in the order of their bins
 
 export const KINDS = ["process", "kernel", "module", "bpf", "user", "python"];
 
+const ARRAYS = { B: Uint8Array, H: Uint16Array, I: Uint32Array, i: Int32Array, d: Float64Array };
+
+function bytes(base64) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
+  return Uint8Array.from(atob(base64), (char) => char.charCodeAt(0));
+}
+
+// Columns of numbers from "TYPE:BASE64".
+function unpack(columns) {
+  const read = (text) => new ARRAYS[text[0]](bytes(text.slice(2)).buffer);
+  return Object.fromEntries(Object.entries(columns).map(([name, text]) => [name, read(text)]));
+}
+
 export class Profile {
   constructor(data) {
-    Object.assign(this, data);
+    Object.assign(this, data, { nodes: unpack(data.nodes), samples: unpack(data.samples) });
     this.size = data.nodes.parent.length;
     this.#indexChildren();
   }
@@ -62,6 +78,10 @@ export class Profile {
     return [...found].sort((a, b) => b[1] - a[1]).map(([binary]) => binary);
   }
 
+  get unit() {
+    return this.kinds[0]?.unit ?? "samples";
+  }
+
   // Nodes from the outermost to this one, without -1.
   path(node) {
     const found = [];
@@ -70,12 +90,13 @@ export class Profile {
   }
 
   // Samples in each node itself, and in it and all below it, of what passes the filter.
-  count({ process = null, pid = null, thread = null, cpu = null } = {}) {
+  count({ kind = 0, process = null, pid = null, thread = null, cpu = null } = {}) {
     const own = new Float64Array(this.size);
-    const { node, thread: threads, cpu: cpus, count } = this.samples;
+    const { node, thread: threads, cpu: cpus, kind: kinds, count } = this.samples;
     for (let i = 0; i < count.length; i += 1) {
       const owner = this.threads.process[threads[i]];
       if (
+        kinds[i] === kind &&
         (cpu === null || cpus[i] === cpu) &&
         (thread === null || threads[i] === thread) &&
         (pid === null || owner === pid) &&

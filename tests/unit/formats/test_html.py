@@ -1,18 +1,14 @@
 """The page holds every sample once, and was built from the sources beside it."""
 
 import hashlib
-import json
 import re
 from importlib.resources import files
 from pathlib import Path
 
-from otel_kprofiler.formats import html
+from otel_kprofiler.formats import html, page
+from tests.page import data
 
 VIEWER = Path(__file__).parents[3] / "viewer"
-
-
-def data(page):
-    return json.loads(re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1])
 
 
 def test_columns_point_into_each_other_and_keep_every_sample(windows):
@@ -36,22 +32,27 @@ def test_equal_samples_are_one_entry(windows):
 
 
 def test_no_text_can_leave_its_place(windows):
-    page = html(windows, title="</title><script>{{PROFILE}}")
-    assert "</title><script>" not in page
-    assert page.count("</script>") == 2
+    text = html(windows, title="</title><script>{{PROFILE}}")
+    assert "</title><script>" not in text
+    assert text.count("</script>") == 2
+
+
+def test_only_a_page_that_fetches_may_connect():
+    assert "connect-src 'none'" in html([])
+    assert "connect-src 'self'" in page({"source": "profile.json"}, connects=True)
 
 
 def test_the_page_was_built_from_these_sources():
     digest = hashlib.sha256((VIEWER / "package-lock.json").read_bytes())
     for path in sorted((VIEWER / "src").iterdir()):
         digest.update(path.read_bytes())
-    page = files("otel_kprofiler.formats").joinpath("assets/flamegraph.html").read_text()
-    assert f"viewer {digest.hexdigest()}" in page, "run `make viewer`"
+    asset = files("otel_kprofiler.formats").joinpath("assets/flamegraph.html").read_text()
+    assert f"viewer {digest.hexdigest()}" in asset, "run `make viewer`"
 
 
 def test_the_page_refers_to_nothing_outside():
-    page = files("otel_kprofiler.formats").joinpath("assets/flamegraph.html").read_text()
-    addresses = set(re.findall(r"https?://[^\s\"'`<>)]+", page))
+    asset = files("otel_kprofiler.formats").joinpath("assets/flamegraph.html").read_text()
+    addresses = set(re.findall(r"https?://[^\s\"'`<>)]+", asset))
     assert {address for address in addresses if "www.w3.org" not in address} == set()
 
 

@@ -1,0 +1,19 @@
+"""Reads the data of pages that ``formats.html`` has written."""
+
+import base64
+import json
+import re
+from array import array
+
+
+def data(page):
+    """The object in a page, with all columns as lists."""
+    found = json.loads(re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1])
+    for name in ("nodes", "samples"):
+        found[name] = {column: unpack(packed) for column, packed in found[name].items()}
+    return found
+
+
+def unpack(packed):
+    code, _, text = packed.partition(":")
+    return array(code, base64.b64decode(text)).tolist()
