@@ -8,7 +8,7 @@ RUN_PACKAGES := python3-venv libbpf1
 TEST_PACKAGES := clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc \
 	qemu-system-x86 busybox-static kmod gcc gcc-12 g++ binutils dwz make xz-utils openssl
 
-.PHONY: help setup setup-test check format test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-unwinding-mutations test-python-truth test-python-agent test-python-mutations test-symbols-truth test-reload test-lines test-deploy test-debug-package test-user-names soak bench bench-compare bpf viewer generated dist clean
+.PHONY: help setup setup-test check format test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-mutations test-symbols-truth test-reload test-lines test-deploy test-debug-package test-user-names soak bench bench-compare bpf viewer generated dist clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -111,6 +111,9 @@ test-unwinding-truth:  ## 24,000 stacks of many programs against another unwinde
 
 test-span-truth:  ## span links of many services against what these know themselves: SECONDS=10 each
 	$(BIN)/python -m tests.spans $(or $(SECONDS),10)
+
+test-diff-truth:  ## `diff` of equal runs of a load, and with a system call at 24 instead of 20 %: PAIRS=20
+	$(BIN)/python -m tests.diffs $(or $(PAIRS),20)
 
 test-unwinding-mutations:  ## break the unwinder on purpose; each time the comparison of stacks must notice
 	$(BIN)/python -m tests.truth.mutations
