@@ -1,0 +1,55 @@
+"""Twenty Python processes that run functions of their own in deep stacks; they end by themselves.
+
+``python -m benchmarks.python_load SECONDS``.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+PROCESSES = 20
+FUNCTIONS = 100
+DEPTH = 20
+
+
+def make_functions(process: int) -> list[Callable[[int], None]]:
+    """Functions that call each other in turn, and work at the end of the chain."""
+    found: dict[str, Callable[[int], None]] = {}
+    lines = ["import json, os"]
+    for at in range(FUNCTIONS):
+        lines += [
+            f"def step_{process}_{at}(depth):",
+            "    if depth:",
+            f"        return step_{process}_{(at + 1) % FUNCTIONS}(depth - 1)",
+            "    json.loads(json.dumps(list(range(500))))",
+            "    os.listdir('/')",
+        ]
+    exec(compile("\n".join(lines), f"load_{process}.py", "exec"), found)
+    return [found[f"step_{process}_{at}"] for at in range(FUNCTIONS)]
+
+
+def work(process: int, seconds: float) -> None:
+    """Work for so long, or until the parent is gone."""
+    until, parent = time.monotonic() + seconds, os.getppid()
+    functions = make_functions(process)
+    while time.monotonic() < until and os.getppid() == parent:
+        for function in functions:
+            function(DEPTH)
+
+
+def main() -> None:
+    """Run all, or the one of this number."""
+    seconds, *numbers = sys.argv[1:]
+    if numbers:
+        work(int(numbers[0]), float(seconds))
+        return
+    command = [sys.executable, "-m", "benchmarks.python_load", seconds]
+    started = [subprocess.Popen([*command, str(at)]) for at in range(PROCESSES)]
+    for process in started:
+        process.wait()
+
+
+if __name__ == "__main__":
+    main()
