@@ -22,6 +22,7 @@ from otel_kprofiler.cli.sending import SCHEDULE as EXPORT_SCHEDULE
 from otel_kprofiler.cli.sending import Sending
 from otel_kprofiler.cli.session import Session
 from otel_kprofiler.cli.summary import summarize, summarize_sent
+from otel_kprofiler.cli.targets import check_namespace
 from otel_kprofiler.cli.terminal import describe_count, say
 from otel_kprofiler.cli.types import DurationType
 from otel_kprofiler.clock import Clock
@@ -152,7 +153,7 @@ def command(
         else:
             access, clock = Access(), Clock()
             targets = sampling.find_targets(access)
-            held = stack.enter_context(_hold(words, output)) if words else None
+            held = stack.enter_context(_hold(access, words, output)) if words else None
             raw = raw_path and stack.enter_context(RawOutput(raw_path, access, force=force))
             limit = _DEFAULT_DURATION_S if duration is None and not words else duration
             if raw:
@@ -237,8 +238,9 @@ def _refuse_settings_of_sampling() -> None:
             raise click.UsageError(f"--replay cannot be combined with {what}")
 
 
-def _hold(words: Sequence[str], output: Output | None) -> HeldCommand:
+def _hold(access: Access, words: Sequence[str], output: Output | None) -> HeldCommand:
     """Start the command, with its output apart from that of the recording."""
+    check_namespace(access)
     taken = output is not None and output.is_stdout
     return HeldCommand(words, stdout=sys.stderr.fileno() if taken else None)
 

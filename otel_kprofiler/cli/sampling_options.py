@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeVar
 
 import click
 
-from otel_kprofiler.cli.targets import Targets, find_targets
+from otel_kprofiler.cli.targets import Targets, find_namespace, find_targets
 from otel_kprofiler.cli.types import CpuListType
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import PYTHON_FRAMES
@@ -119,6 +119,7 @@ class Sampling:
             pin_cpu_ids=self.cpus,
             send_idle_frames=self.idle,
             drain_interval_s=DRAIN_INTERVAL_S,
+            target_namespace=find_namespace(access),
             child_pid=child_pid,
         )
         return targets.apply(config, access) if self.has_targets else config

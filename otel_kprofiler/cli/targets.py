@@ -40,13 +40,10 @@ class Targets:
 
     def apply(self, config: SamplerConfig, access: Access) -> SamplerConfig:
         """The configuration of a sampler for these targets."""
-        namespace = os.stat("/proc/self/ns/pid")
-        is_inner = namespace.st_ino != _INITIAL_NAMESPACE
         return replace(
             config,
             target_pids=self.follower.pids if self.follower else (),
             target_descendants=self.follower is not None and _has_btf(access),
-            target_namespace=(namespace.st_dev, namespace.st_ino) if is_inner else None,
             target_comms=tuple(map(os.fsencode, self.comms)),
             target_cgroups=tuple((cgroup.level, cgroup.id) for cgroup in self.cgroups),
         )
@@ -59,6 +56,31 @@ class Targets:
             if not self.follower.pids:
                 return True
         return bool(self.cgroups) and not any(map(is_populated, self.cgroups))
+
+
+def find_namespace(access: Access) -> tuple[int, int] | None:
+    """Device and inode of the pid namespace whose ids ``/proc`` shows; None: the initial one."""
+    namespace = os.stat("/proc/self/ns/pid")
+    is_initial = namespace.st_ino == _INITIAL_NAMESPACE or _is_proc_of_another(access)
+    return None if is_initial else (namespace.st_dev, namespace.st_ino)
+
+
+def check_namespace(access: Access) -> None:
+    """Check that ids of processes mean the same to this process and in ``/proc``.
+
+    Raises:
+        KProfilerError: they do not.
+    """
+    if _is_proc_of_another(access):
+        raise KProfilerError(
+            "/proc shows the processes of another pid namespace",
+            hint="mount -t proc proc /proc, in a mount namespace of its own: unshare --mount-proc",
+        )
+
+
+def _is_proc_of_another(access: Access) -> bool:
+    """Whether ``/proc`` belongs to a pid namespace around that of this process."""
+    return len(_read_ids(access, "self", b"NSpid:")) > 1
 
 
 def find_targets(
@@ -74,6 +96,8 @@ def find_targets(
     Raises:
         KProfilerError: a process, cgroup or container does not exist.
     """
+    if pids:
+        check_namespace(access)
     for pid in pids:
         _check_process(access, pid)
     found = [_get_cgroup(access, path) for path in cgroups]
@@ -98,16 +122,18 @@ def find_targets(
 def _check_process(access: Access, pid: int) -> None:
     if read_process(access, pid) is None:
         raise KProfilerError(f"there is no process {pid}", hint="see ps, pgrep")
-    leader = _read_leader(access, pid)
+    (leader,) = _read_ids(access, pid, b"Tgid:")
     if leader != pid:
         raise KProfilerError(
             f"{pid} is a thread of process {leader}", hint=f"use --pid {leader}, or --comm"
         )
 
 
-def _read_leader(access: Access, pid: int) -> int:
+def _read_ids(access: Access, pid: int | str, name: bytes) -> list[int]:
+    """Ids on a line of a process's status; none if the kernel does not write that line."""
     status = access.read_bytes(f"/proc/{pid}/status")
-    return next(int(line[5:]) for line in status.splitlines() if line.startswith(b"Tgid:"))
+    found = (line[len(name) :] for line in status.splitlines() if line.startswith(name))
+    return [int(word) for word in next(found, b"").split()]
 
 
 def _get_cgroup(access: Access, path: str) -> Cgroup:

@@ -176,16 +176,44 @@ def test_a_container_by_the_beginning_of_its_id(programs, cgroup, tmp_path):
     assert processes(tmp_path) - {"sleep"} == {"inside"}
 
 
-def test_ids_are_those_of_the_own_pid_namespace(tmp_path):
+@pytest.fixture
+def in_namespace(tmp_path):
+    """Runs a script in a pid namespace; ``./inner`` is a copy of the shell."""
     if os.geteuid() != 0 or not shutil.which("unshare"):
         pytest.skip("needs root and unshare")
     shutil.copy(shutil.which("sh"), tmp_path / "inner")
-    words = " ".join([*RECORD, "-o", "x.folded", "-d", "3s"])
+
+    def run(script, *options):
+        prefix = ["unshare", "--pid", "--fork", "--kill-child", *options]
+        return subprocess.run(
+            [*prefix, "sh", "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=60,
+        )  # fmt: skip
+
+    return run
+
+
+NAMESPACED = " ".join([*RECORD, "-o", "x.folded"])
+
+
+def test_ids_are_those_of_the_own_pid_namespace(in_namespace, tmp_path):
     # Process 1 is the shell, 2 the target; its child is sampled too.
-    script = f"./inner -c '(exec dd if=/dev/zero of=/dev/null bs=1M) & {LOOP}' & {words} -p 2"
-    prefix = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-    done = subprocess.run(
-        [*prefix, "sh", "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=60,
-    )  # fmt: skip
+    target = f"./inner -c '(exec dd if=/dev/zero of=/dev/null bs=1M) & {LOOP}'"
+    done = in_namespace(f"{target} & {NAMESPACED} -d 3s -p 2", "--mount-proc")
     assert done.returncode == 0, done.stderr
     assert processes(tmp_path) == {"inner", "dd"}
+
+
+def test_commands_are_found_in_the_own_pid_namespace(in_namespace, tmp_path):
+    """By the name of their file, which only /proc tells."""
+    (tmp_path / "command").symlink_to("inner")
+    done = in_namespace(f"{NAMESPACED} -- ./command -c '{WORK}'", "--mount-proc")
+    assert done.returncode == 0, done.stderr
+    assert processes(tmp_path) == {"inner"}
+
+
+@pytest.mark.parametrize("words", ["-p 1", "-- true"])
+def test_ids_that_proc_shows_otherwise_are_refused(words, in_namespace, tmp_path):
+    done = in_namespace(f"{NAMESPACED} {words}")
+    assert done.returncode == 1
+    assert "error: /proc shows the processes of another pid namespace" in done.stderr
+    assert not (tmp_path / "x.folded").exists()
