@@ -6,8 +6,9 @@ import sys
 
 import click
 
+from otel_kprofiler.cli.profiles import read_unpacked
 from otel_kprofiler.cli.terminal import describe_count, say
-from otel_kprofiler.otlp import check_file
+from otel_kprofiler.otlp import Violation, check_payload
 from otel_kprofiler.text import escape_controls
 
 
@@ -17,9 +18,13 @@ from otel_kprofiler.text import escape_controls
 def command(path: str, *, as_json: bool) -> None:
     """Check OTLP profiles in FILE: one message, JSON lines, or length-prefixed messages.
 
-    Exit status 0 if every rule holds, 1 if one is violated.
+    FILE may be compressed with gzip; - is standard input. Exit status 0 if every rule holds, 1 if
+    one is violated.
     """
-    violations = check_file(path)
+    problems: list[str] = []
+    data = read_unpacked(path, problems.append)
+    violations = [Violation("parsable", "file", problem) for problem in problems]
+    violations += check_payload(data)
     if as_json:
         import json  # noqa: PLC0415
 

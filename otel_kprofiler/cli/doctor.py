@@ -24,7 +24,7 @@ _EXIT_HOST = 3
 
 
 @click.command(name="doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print verdict and findings as JSON.")
 def command(*, as_json: bool) -> None:
     """Check whether you can profile this host, and how to fix it if not.
 
@@ -47,7 +47,9 @@ def command(*, as_json: bool) -> None:
         findings += [hidden] if hidden else []
     if as_json:
         rows = [{**asdict(finding), "level": finding.level.value} for finding in findings]
-        click.echo(json.dumps(rows, indent=1))
+        verdict, causes = judge(findings)
+        found = {"verdict": verdict, "causes": [one.check for one in causes], "findings": rows}
+        click.echo(json.dumps(found, indent=1))
     else:
         for finding in findings:
             say(describe(finding))
@@ -67,18 +69,21 @@ def describe(finding: Finding) -> str:
     return text
 
 
-def conclude(findings: Sequence[Finding]) -> Iterator[str]:
-    """The verdict, then one line for each cause: what is concerned, and the fix."""
+def judge(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
+    """The verdict, and the findings that it is due to."""
     failed = [finding for finding in findings if finding.level is Level.FAIL]
-    limits = [finding for finding in findings if finding.level is Level.WARN]
-    # That the sampler did not start is no cause if there is another one.
-    causes = [one for one in failed if one.check != "sampler"] or failed
     if failed:
-        yield f"does not work: {_name(causes)}"
-    elif limits:
-        yield f"works with limits: {_name(limits)}"
-    else:
-        yield "works"
+        # That the sampler did not start is no cause if there is another one.
+        return "does not work", [one for one in failed if one.check != "sampler"] or failed
+    limits = [finding for finding in findings if finding.level is Level.WARN]
+    return "works with limits" if limits else "works", limits
+
+
+def conclude(findings: Sequence[Finding]) -> Iterator[str]:
+    """The verdict, then one line for each fix: what it concerns, and what to do."""
+    verdict, causes = judge(findings)
+    limits = [one for one in findings if one.level is Level.WARN and one not in causes]
+    yield f"{verdict}: {_name(causes)}" if causes else verdict
     fixes = defaultdict(list)
     for finding in (*causes, *limits):
         fixes[finding.fix].append(finding)

@@ -68,6 +68,17 @@ def read_profile_file(path: str, tell: Tell) -> list[Window]:
         return _parse(data, lambda problem: tell(f"{path}: {problem}"))
 
 
+def read_unpacked(path: str, tell: Tell) -> bytes:
+    """Content of a file, or of ``-``, unpacked if it is compressed with gzip.
+
+    Raises:
+        KProfilerError: it cannot be read.
+    """
+    data = _read(path)
+    with _named(path):
+        return _unpack(data, tell) if data.startswith(_GZIP) else data
+
+
 def read_otlp_file(path: str, tell: Tell) -> bytes:
     """Content of a file of OTLP profiles in any form, unpacked; or of ``-``.
 

@@ -4,8 +4,10 @@ import gzip
 import json
 
 import pytest
+from click.testing import CliRunner
 
 from otel_kprofiler.analysis import GROUPINGS, load_samples
+from otel_kprofiler.cli import check
 from otel_kprofiler.cli.profiles import read_profile_file
 from otel_kprofiler.errors import KProfilerError, PayloadError
 from otel_kprofiler.formats import FORMATS, folded, parse_pprof
@@ -138,6 +140,22 @@ def test_the_whole_messages_of_a_cut_gzip_file_count(tmp_path):
     told = ["the end of the compressed data is missing", "left out what is damaged"]
     found = read(tmp_path, (parts[0] + parts[1])[:-40], told)
     assert load_samples(found).count == 4
+
+
+@pytest.mark.parametrize(
+    ("pack", "status", "told"),
+    [
+        (gzip.compress, 0, "ok"),
+        (lambda data: gzip.compress(b"") + gzip.compress(data), 0, "ok"),
+        (lambda data: gzip.compress(data)[:-4], 1, "the end of the compressed data is missing"),
+        (lambda data: gzip.compress(b"no profiles"), 1, "not a protobuf message"),
+    ],
+)
+def test_check_unpacks(pack, status, told, tmp_path):
+    path = tmp_path / "packed"
+    path.write_bytes(pack(WRITE["otlp"]([window()])))
+    done = CliRunner().invoke(check.command, [str(path)])
+    assert (done.exit_code, told in done.output) == (status, True), done.output
 
 
 @pytest.mark.parametrize(
