@@ -103,6 +103,9 @@ PACKAGES = {
     "analysis": Package(
         "Saved profiles: samples in columns, filtered and grouped", "formats model otlp"
     ),
+    "viewing": Package(
+        "The local page of `view`: what serves it, and what it shows", "errors serving"
+    ),
     "agent": Package(
         "The agent: life cycle, reload, health, limits, own metrics",
         "clock config delivery errors export host model pipeline redact sampling serving symbols "
@@ -116,7 +119,7 @@ PACKAGES = {
     "cli": Package(
         "Commands, one module each",
         "agent analysis bpf clock config delivery elf errors export formats host interpreters "
-        "model otlp pipeline recording redact sampling symbols text tracking version",
+        "model otlp pipeline recording redact sampling symbols text tracking version viewing",
     ),
     "__init__": Package("The public names", "sdk version"),
     "__main__": Package("`python -m otel_kprofiler`", "cli"),

@@ -132,9 +132,7 @@ def command(
     """  # noqa: D301 - \b tells click not to wrap the paragraph
     if callers_of and callees_of:
         raise click.UsageError("--callers cannot be combined with --callees")
-    samples = _select(load_profiles(paths), Filter(**filters), start, end)
-    if sides:
-        samples = select_sides(samples, sides)
+    samples = select_samples(load_profiles(paths), Filter(**filters), start, end, sides)
     if path or form:
         with Output(path or "-", form, force=force) as output:
             output.write(samples.windows())
@@ -154,13 +152,21 @@ def command(
     show(lines or ["no samples match" if samples.tables.stacks else "no samples"])
 
 
-def _select(samples: Samples, chosen: Filter, start: Moment | None, end: Moment | None) -> Samples:
+def select_samples(
+    samples: Samples,
+    chosen: Filter,
+    start: Moment | None = None,
+    end: Moment | None = None,
+    sides: tuple[str, ...] = (),
+) -> Samples:
+    """The samples and frames that are wanted."""
     if start or end:
         first = min(samples.times, default=0)
         samples = samples.between(
             start.unix_ns(first) if start else 0, end.unix_ns(first) if end else sys.maxsize
         )
-    return chosen.apply(samples)
+    samples = chosen.apply(samples)
+    return select_sides(samples, sides) if sides else samples
 
 
 def show(lines: Sequence[str]) -> None:

@@ -1,0 +1,222 @@
+"""Serves the page of ``view`` and its data over HTTP, to this page and no other.
+
+Only names and addresses of this server are answered to, so that a page elsewhere cannot read
+profiles under a name of its own that leads here (DNS rebinding). Nothing allows other origins to
+read answers (CORS), and browsers say in ``Sec-Fetch-Site`` who asks.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import zlib
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from ipaddress import ip_address
+from typing import Final, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+from otel_kprofiler.errors import HostError, KProfilerError
+from otel_kprofiler.serving import HttpServer
+
+DATA: Final = "profile.json"
+"""Where the page finds its data."""
+
+_TIMEOUT_S: Final = 120.0
+"""For a request of an hour of samples by a slow way, such as ssh."""
+_SILENCE_S: Final = 20.0
+_MAX_QUERY: Final = 2000
+_MAX_MS: Final = 1 << 50
+_GZIP_LEVEL: Final = 1
+_GZIP_WINDOW: Final = 31  # zlib: with a header of gzip
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+class QueryError(KProfilerError):
+    """A query that cannot be answered."""
+
+
+class Query(NamedTuple):
+    """What of the samples is asked for.
+
+    Attributes:
+        start_ms: Unix time in milliseconds from which on; None for the first sample.
+        end_ms: Unix time before which; None for the last sample, included.
+        last_s: only the last seconds until now; excludes the others.
+        resource: id of a resource, as the data has them; empty for all.
+    """
+
+    start_ms: float | None = None
+    end_ms: float | None = None
+    last_s: float | None = None
+    resource: str = ""
+
+
+Answer = Callable[[Query], Iterable[bytes]]
+"""The data of the page for a query, in pieces; may raise :class:`QueryError`."""
+
+
+def parse_query(text: str) -> Query:
+    """The query of an address: ``from``, ``to``, ``last``, ``resource``.
+
+    Raises:
+        QueryError: a number is none, or too large; or the query is too long.
+    """
+    if len(text) > _MAX_QUERY:
+        raise QueryError("the query is too long")
+    fields = parse_qs(text)
+    first, end, last = (_number(fields, name) for name in ("from", "to", "last"))
+    return Query(first, end, last, fields.get("resource", [""])[0])
+
+
+def _number(fields: dict[str, list[str]], name: str) -> float | None:
+    if name not in fields:
+        return None
+    text = fields[name][0]
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= _MAX_MS:
+        raise QueryError(f"{name} is no time: {text[:40]}")
+    return number
+
+
+class PageServer:
+    """Serves until it is closed.
+
+    Args:
+        endpoint: ``host:port`` to listen on, port 0 for a free one.
+        page: the page, which fetches :data:`DATA`.
+        answer: makes that; called in server threads.
+
+    Attributes:
+        address: of the page, for browsers.
+
+    Raises:
+        HostError: the endpoint cannot be listened on.
+    """
+
+    def __init__(self, endpoint: str, page: str, answer: Answer) -> None:
+        try:
+            self._server = _Server(endpoint, page.encode(), answer)
+        except OSError as error:
+            raise HostError(
+                f"cannot serve the page on {endpoint}: {error.strerror}",
+                hint="choose another address or port: --bind, --port",
+            ) from error
+        host = endpoint.rpartition(":")[0]
+        if _is_address(host.strip("[]")) and ip_address(host.strip("[]")).is_unspecified:
+            host = socket.gethostname()
+        self.address = f"http://{host}:{self._server.port}/"
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.close()
+
+
+class _Server(HttpServer):
+    def __init__(self, endpoint: str, page: bytes, answer: Answer) -> None:
+        self.page = page
+        self.answer = answer
+        host = endpoint.rpartition(":")[0].strip("[]").lower()
+        self.names = {"localhost", host, socket.gethostname().lower()}
+        super().__init__(endpoint, _Handler, name="view", timeout_s=_TIMEOUT_S)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _SILENCE_S
+    server_version = "otel-kprofiler"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        try:
+            url = urlsplit(self.path)
+        except ValueError:
+            self.send_error(HTTPStatus.BAD_REQUEST)
+            return
+        if not self._is_for_us():
+            self.send_error(HTTPStatus.FORBIDDEN, "this name does not lead to this server")
+        elif not self._is_of_us(url.path):
+            self.send_error(HTTPStatus.FORBIDDEN, "other pages cannot read profiles")
+        elif url.path == "/":
+            self._send("text/html; charset=utf-8", [self.server.page])
+        elif url.path == f"/{DATA}":
+            try:
+                self._send("application/json", self.server.answer(parse_query(url.query)))
+            except QueryError as error:
+                self.send_error(HTTPStatus.BAD_REQUEST, error.message)
+            except KProfilerError as error:
+                self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, error.with_fix())
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _is_for_us(self) -> bool:
+        try:
+            host = urlsplit(f"//{self.headers['Host']}").hostname or ""
+        except ValueError:
+            return False
+        return host in self.server.names or _is_address(host)
+
+    def _is_of_us(self, path: str) -> bool:
+        """Whether the request is not of another page, but for links that lead here."""
+        if self.headers.get("Sec-Fetch-Site", "none") in {"none", "same-origin"}:
+            return True
+        kind = (self.headers.get("Sec-Fetch-Mode"), self.headers.get("Sec-Fetch-Dest"))
+        return path == "/" and kind == ("navigate", "document")
+
+    def _send(self, media_type: str, pieces: Iterable[bytes], status: int = HTTPStatus.OK) -> None:
+        headers = getattr(self, "headers", {})  # none if the request could not be parsed
+        is_packed = "gzip" in headers.get("Accept-Encoding", "")
+        body = pack(pieces) if is_packed else b"".join(pieces)
+        self.send_response(status)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", media_type)
+        self.send_header("Content-Length", str(len(body)))
+        if is_packed:
+            self.send_header("Content-Encoding", "gzip")
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", "GET")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer with the reason as JSON, which the page shows."""
+        if code == HTTPStatus.NOT_IMPLEMENTED:  # a method without a function here
+            code, message = HTTPStatus.METHOD_NOT_ALLOWED, None
+        text = message or HTTPStatus(code).phrase
+        self.close_connection = True
+        self._send("application/json", [json.dumps({"error": text}).encode()], code)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Do not log requests, which come every few seconds."""
+
+
+def _is_address(host: str) -> bool:
+    """Whether this is an IP address, which no other site can claim."""
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def pack(pieces: Iterable[bytes]) -> bytes:
+    """The pieces compressed with gzip."""
+    packer = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WINDOW)
+    body = bytearray()
+    for piece in pieces:
+        body += packer.compress(piece)
+    return bytes(body + packer.flush())
