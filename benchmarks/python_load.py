@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 PROCESSES = 20
-FUNCTIONS = 100
+FUNCTIONS = 30
 DEPTH = 20
 
 

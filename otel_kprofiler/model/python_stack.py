@@ -105,6 +105,12 @@ def split_python_stack(raw: bytes) -> tuple[int, int, memoryview[int]]:
     return end, tag, memoryview(raw)[_HEAD.size :].cast("Q")
 
 
+def find_entries(raw: bytes) -> list[int]:
+    """Where chains of frames end, leaf first: behind each frame that C code entered."""
+    words = split_python_stack(raw)[2]
+    return [end for end, word in enumerate(words, start=1) if word & _FROM_C]
+
+
 def pack_python_stack(end: int, frames: Iterable[tuple[int, int, bool]], tag: int = 0) -> bytes:
     """The inverse of :func:`parse_python_stack`."""
     words = array("Q", [

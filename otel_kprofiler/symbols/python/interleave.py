@@ -9,10 +9,8 @@ behind the native ones, towards the root.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
-from operator import attrgetter
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
@@ -23,14 +21,14 @@ from otel_kprofiler.model import (
     KnownLoops,
     Line,
     Side,
-    parse_python_word,
-    split_python_stack,
+    SideKind,
+    find_entries,
 )
 
 _EVALUATION: Final = "_PyEval_EvalFrameDefault"
 _TAIL_CALL: Final = "_TAIL_CALL_"
 """Prefix of the functions, one for each instruction, that the loop of some builds runs in."""
-_SIDE: Final = attrgetter("side")
+_PREFIXES: Final = (_EVALUATION, _TAIL_CALL)
 
 
 class _Chains(NamedTuple):
@@ -45,12 +43,16 @@ class _Chains(NamedTuple):
     rest: tuple[Frame, ...]
 
 
-def _is_evaluation(frame: Frame, loops: KnownLoops | None) -> bool:
-    """Whether a native frame is CPython's evaluation loop, or a part that was split off from it."""
-    if frame.function:
-        return frame.function.partition(".")[0] == _EVALUATION
-    module = frame.module
-    return bool(loops and module and loops.has(module.build_id, frame.address))
+class _Marks(NamedTuple):
+    """Native frames of the interpreter, as their places in the stack.
+
+    Attributes:
+        loops: evaluation loops.
+        all: with them, the functions that a loop was split into.
+    """
+
+    loops: list[int]
+    all: list[int]
 
 
 def interleave(
@@ -74,31 +76,48 @@ def interleave(
         return tuple(sides)
     native, python = sides[place[USER_SIDE]], sides[place[PYTHON_SIDE]]
     chains = _split(python, raw[place[PYTHON_SIDE]])
-    entered = [_is_evaluation(frame, loops) for frame in native.frames]
+    marks = _find_interpreter(native.frames, loops)
     if on_replaced:
-        for frame, is_loop in zip(native.frames, entered, strict=True):
-            if is_loop and not frame.function:
-                on_replaced(replace(frame, lines=(Line(_EVALUATION),), unresolved=None))
-            elif is_loop or _is_instruction(frame):
-                on_replaced(frame)
-    if not _is_fitting(native, python, chains, sum(entered)):
+        for at in marks.all:
+            frame = native.frames[at]
+            if not frame.function:
+                frame = replace(frame, lines=(Line(_EVALUATION),), unresolved=None)
+            on_replaced(frame)
+    if not marks.all or not _is_fitting(native, python, chains, len(marks.loops)):
         return tuple(sides)
     others = tuple([side for side in sides if side.kind not in (USER_SIDE, PYTHON_SIDE)])
-    merged = _merge(native.frames, entered, chains)
-    return others + tuple(_runs(merged, native, python))
+    return others + tuple(_merge(native, python, chains, marks))
 
 
-def _is_instruction(frame: Frame) -> bool:
-    return frame.function.startswith(_TAIL_CALL)
+def _find_interpreter(frames: Iterable[Frame], loops: KnownLoops | None) -> _Marks:
+    """Frames of CPython's evaluation loop, of parts split off from it, and of its instructions."""
+    marks = _Marks([], [])
+    for at, frame in enumerate(frames):
+        lines = frame.lines
+        if lines:
+            name = lines[-1].function
+            if not name.startswith(_PREFIXES):
+                continue
+            is_loop = name.partition(".")[0] == _EVALUATION
+            if not is_loop and not name.startswith(_TAIL_CALL):
+                continue
+        else:
+            module = frame.module
+            if not (loops and module and loops.has(module.build_id, frame.address)):
+                continue
+            is_loop = True
+        marks.all.append(at)
+        if is_loop:
+            marks.loops.append(at)
+    return marks
 
 
 def _split(python: Side, raw: bytes) -> _Chains:
     closed, start = [], 0
     frames = tuple(python.frames)
-    for end, word in enumerate(split_python_stack(raw)[2], start=1):
-        if parse_python_word(word).is_from_c:
-            closed.append(frames[start:end])
-            start = end
+    for end in find_entries(raw):
+        closed.append(frames[start:end])
+        start = end
     return _Chains(closed, frames[start:])
 
 
@@ -114,23 +133,34 @@ def _is_fitting(native: Side, python: Side, chains: _Chains, loops: int) -> bool
     return not is_whole or loops >= closed + has_rest
 
 
-def _merge(native: Iterable[Frame], entered: list[bool], chains: _Chains) -> Iterator[Frame]:
+def _merge(native: Side, python: Side, chains: _Chains, marks: _Marks) -> list[Side]:
+    """Both sides in runs, one after the other; the outermost has the outcome of all."""
+    frames, runs = tuple(native.frames), list[Side]()
+
+    def put(kind: SideKind, run: tuple[Frame, ...]) -> None:
+        if runs and runs[-1].kind is kind:
+            run = (*runs.pop().frames, *run)
+        if run:
+            runs.append(Side(kind, run))
+
     left = iter([*chains.closed, chains.rest])
-    for frame, is_loop in zip(native, entered, strict=True):
-        if is_loop:
-            yield from next(left, (frame,))
-        elif not _is_instruction(frame):
-            yield frame
+    loops, start = set(marks.loops), 0
+    for at in marks.all:
+        put(USER_SIDE, frames[start:at])
+        start = at + 1
+        if at in loops:
+            chain = next(left, None)
+            if chain is None:
+                put(USER_SIDE, (frames[at],))
+            else:
+                put(PYTHON_SIDE, chain)
+    put(USER_SIDE, frames[start:])
     for chain in left:
-        yield from chain
-
-
-def _runs(frames: Iterable[Frame], *sides: Side) -> list[Side]:
-    """The sides that frames are on, one after the other; the outermost has the outcome of all."""
-    runs = [Side(kind, tuple(run)) for kind, run in groupby(frames, _SIDE)]
-    for side in sides:
+        put(PYTHON_SIDE, chain)
+    for side in (native, python):
         found = [at for at, run in enumerate(runs) if run.kind is side.kind]
-        last = runs.pop(found[-1]) if found else Side(side.kind, ())
-        at = found[-1] if found else len(runs)
-        runs.insert(at, side._replace(frames=last.frames))
+        if found:
+            runs[found[-1]] = side._replace(frames=runs[found[-1]].frames)
+        else:
+            runs.append(side._replace(frames=()))
     return runs

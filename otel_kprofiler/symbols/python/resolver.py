@@ -27,7 +27,6 @@ MAX_TABLES_CACHED: Final = 1_024
 MAX_TABLE_BYTES_CACHED: Final = 2 * 1024 * 1024
 
 UNKNOWN: Final = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
-_ENTRY: Final = 1 << 62  # that C code entered it; means nothing for its name
 
 
 class PythonResolver:
@@ -65,7 +64,10 @@ class PythonResolver:
     def make_side(self, raw: RawSide) -> Side:
         """The side as far as its code objects are described now."""
         words = split_python_stack(raw.words)[2]
-        frames = tuple([self._frame(word & ~_ENTRY) for word in words])
+        try:
+            return Side(PYTHON_SIDE, tuple(map(self._frames.__getitem__, words)), raw.status)
+        except _NotDescribedError:
+            frames = tuple(map(self._frame, words))
         is_pending = any(
             frame is UNKNOWN and parse_python_word(word).code != NO_CODE
             for frame, word in zip(frames, words, strict=True)
