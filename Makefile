@@ -8,7 +8,7 @@ RUN_PACKAGES := python3-venv libbpf1
 TEST_PACKAGES := clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc \
 	qemu-system-x86 busybox-static kmod gcc gcc-12 g++ binutils dwz make xz-utils openssl
 
-.PHONY: help setup setup-test check format test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-mutations test-symbols-truth test-reload test-lines test-deploy test-debug-package test-user-names soak bench bench-compare bpf viewer generated dist clean
+.PHONY: help setup setup-test check format test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-mutations test-symbols-truth test-reload test-lines test-deploy test-debug-package test-user-names soak bench bench-compare bpf viewer generated man dist clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -90,9 +90,12 @@ bench:  ## a table of benchmarks, as ratios measured in one run
 bench-compare:  ## benchmarks compared with another commit: BASE=commit RUNS=5 TOPICS="otlp symbols" QUICK=1
 	$(BIN)/python -m benchmarks.compare $(BASE) $(TOPICS) --runs $(or $(RUNS),5) $(if $(QUICK),--quick)
 
-generated:  ## files generated from the configuration's schema
+generated:  ## files generated from the configuration's schema, the code and the help
 	$(BIN)/python -m otel_kprofiler.config
 	$(BIN)/python -m tests.packages
+
+man:  ## manual pages of all commands, in docs/man
+	$(BIN)/python -m tests.man
 
 viewer:  ## the flame graph's page, from viewer/ (needs Node.js)
 	cd viewer && npm ci --ignore-scripts && npm run build

@@ -1,7 +1,7 @@
 """The purpose of each package, and the packages it may import.
 
 ``tests/unit/test_layers.py`` enforces this table. ``python -m tests.packages`` writes it to
-docs/architecture.md, and a list of all modules to docs/modules.md.
+docs/architecture.md, a list of all modules to docs/modules.md, and the manual pages to docs/man.
 """
 
 import ast
@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from tests import man
 
 SOURCES = Path(__file__).parents[1] / "otel_kprofiler"
 PAGE = SOURCES.parent / "docs" / "architecture.md"
@@ -182,6 +184,7 @@ def main() -> None:
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
             sys.stdout.write(f"wrote {path}\n")
+    man.main()
 
 
 if __name__ == "__main__":

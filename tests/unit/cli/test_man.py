@@ -1,0 +1,45 @@
+"""The manual pages in docs/man."""
+
+import re
+import shutil
+import subprocess
+
+import click
+import pytest
+
+from otel_kprofiler.cli.main import COMMANDS, cli
+from tests import man
+
+SECTIONS = ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS"]
+
+
+def test_the_pages_are_up_to_date():
+    written = {path.name: path.read_text() for path in man.FOLDER.iterdir()}
+    if any(not text.startswith(man.MADE_WITH) for text in written.values()):
+        pytest.skip("they were made with another version of click")
+    assert written == man.pages(), "run make generated"
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_every_command_has_a_page_with_its_options(name):
+    page = (man.FOLDER / f"{man.PROGRAM}{'-' * bool(name)}{name}.1").read_text()
+    assert re.findall("^.SH (.*)$", page, re.MULTILINE)[: len(SECTIONS)] == SECTIONS
+    command = cli.get_command(click.Context(cli), name) if name else cli
+    options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+    for known in ["--help", *(known for option in options for known in option.opts)]:
+        assert rf"\fB{man.escape(known)}\fR" in page
+
+
+@pytest.mark.skipif(not shutil.which("groff"), reason="needs groff")
+@pytest.mark.parametrize("path", sorted(man.FOLDER.iterdir()), ids=lambda path: path.stem)
+def test_groff_sets_the_pages_without_a_warning(path):
+    done = subprocess.run(
+        ["groff", "-man", "-ww", "-Tutf8", path], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{path.stem.upper()}(1)")
+
+
+def test_text_is_not_taken_for_requests():
+    assert man.escape(".so /etc/passwd \\n") == "\\&.so /etc/passwd \\en"
+    assert man.names("-n, --limit COUNT-ER") == r"\fB\-n\fR, \fB\-\-limit\fR COUNT-ER"
