@@ -1,6 +1,12 @@
 """Windows as text and pictures for people, and as files for other tools."""
 
-from otel_kprofiler.formats.columns import columns
+from otel_kprofiler.formats.columns import (
+    PROCESS,
+    About,
+    assemble,
+    choose_bin_ms,
+    columns,
+)
 from otel_kprofiler.formats.entries import (
     Entry,
     frame_entries,
@@ -20,9 +26,13 @@ from otel_kprofiler.formats.table import Row, function_rows, table
 
 __all__ = [
     "FORMATS",
+    "PROCESS",
+    "About",
     "Entry",
     "OutputFormat",
     "Row",
+    "assemble",
+    "choose_bin_ms",
     "columns",
     "folded",
     "frame_entries",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from array import array
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -18,13 +18,16 @@ from otel_kprofiler.formats.weights import unit_of
 from otel_kprofiler.model import Profile, ProfileKind, Resource, Stack, Window, WindowSample
 from otel_kprofiler.text import describe_count, escape_controls
 
-_KINDS: Final = {"process": 0, "kernel": 1, "module": 2, "bpf": 3, "user": 4, "python": 5}
+PROCESS: Final = "process"
+"""Colour of the roots, which have the names of processes."""
+_KINDS: Final = {PROCESS: 0, "kernel": 1, "module": 2, "bpf": 3, "user": 4, "python": 5}
 """Colours of frames, as the page numbers them (KINDS in ``viewer/src/profile.js``)."""
 _MOST_BINS: Final = 1500
 _STEPS: Final = (10, 20, 50, 100, 200, 500)
 """Widths of a bin in milliseconds; wider ones are whole seconds."""
 _ROW_BITS: Final = 32
-_Frame = tuple[str, str, str, int, int]
+FrameRow = tuple[str, str, str, str, int]
+"""Name, module, reason for having no name, colour, and whether it is inlined."""
 
 
 class Part(NamedTuple):
@@ -51,9 +54,9 @@ def compared_columns(parts: Sequence[Part], *, title: str = "") -> dict[str, Any
     """Likewise of several parts, one after the other on the time axis, to be compared."""
     everything = [window for part in parts for window in part.windows]
     spans = [_span(part.windows) for part in parts]
-    bin_ms = _bin_ms(sum(end - start for start, end in spans) / 1e6)
+    bin_ms = choose_bin_ms(sum(end - start for start, end in spans) / 1e6)
     bin_ns = bin_ms * 1_000_000
-    found, about = _Columns(everything), _About(everything)
+    found, about = _Columns(everything), _about(everything)
     axes: list[dict[str, Any]] = []
     bins = 0
     for part, (start_ns, end_ns) in zip(parts, spans, strict=True):
@@ -62,8 +65,8 @@ def compared_columns(parts: Sequence[Part], *, title: str = "") -> dict[str, Any
         axes.append({"name": part.name, "start_ms": start_ns / 1e6, "bins": axis.bins})
         bins += axis.bins
     return {
-        "title": escape_controls(" · ".join(filter(None, [title, about.host])) or "Profile"),
-        "summary": escape_controls(about.text()),
+        "title": about.heading(title),
+        "summary": about.text(),
         "start_ms": axes[0]["start_ms"],
         "bin_ms": bin_ms,
         "bins": bins,
@@ -79,44 +82,59 @@ def _span(windows: Sequence[Window]) -> tuple[int, int]:
     )
 
 
-def _bin_ms(span_ms: float) -> int:
+def choose_bin_ms(span_ms: float) -> int:
+    """Width of the bins of a time axis in milliseconds, 10 or more."""
     least = span_ms / _MOST_BINS
     return next((step for step in _STEPS if step >= least), 1000 * -(-int(least) // 1000))
 
 
-class _About:
-    """What the page says about the recording as a whole."""
+class About(NamedTuple):
+    """What the page says of its samples as a whole: names of hosts, releases of kernels, counts."""
 
-    def __init__(self, windows: Sequence[Window]) -> None:
-        profiles = [profile for window in windows for profile in window.profiles]
-        resources = [group.resource.attributes for one in profiles for group in one.resources]
-        self._hosts = _values(resources, "host.name")
-        self._kernels = _values(resources, "os.version")
-        self._samples = sum(profile.sample_count for profile in profiles)
-        self._lost = sum(sum(profile.lost.values()) for profile in profiles)
-        self._start_ns, self._end_ns = _span(windows)
-        self._rates = {round(1e9 / one.period_ns) for one in profiles if one.period_ns}
-        self._cpus = {sample.cpu for one in profiles for _, sample in one.samples}
+    hosts: Collection[str]
+    kernels: Collection[str]
+    samples: int
+    cpus: int
+    start_ns: int
+    end_ns: int
+    periods_ns: Collection[int]
+    lost: int
 
-    @property
-    def host(self) -> str:
-        if len(self._hosts) > 1:
-            return describe_count(len(self._hosts), "host")
-        return next(iter(self._hosts), "")
+    def heading(self, title: str) -> str:
+        """A title with the name of the host, or the number of hosts."""
+        many = len(self.hosts) > 1
+        host = describe_count(len(self.hosts), "host") if many else "".join(self.hosts)
+        return escape_controls(" · ".join(filter(None, [title, host])) or "Profile")
 
     def text(self) -> str:
-        if not self._samples:
+        """All of it in one line."""
+        if not self.samples:
             return "no samples"
-        start = datetime.fromtimestamp(self._start_ns / 1e9, tz=UTC)
+        start = datetime.fromtimestamp(self.start_ns / 1e9, tz=UTC)
+        rates = {round(1e9 / period_ns) for period_ns in self.periods_ns if period_ns}
         parts = [
-            *(f"Linux {release}" for release in sorted(self._kernels)[:2]),
-            describe_count(self._samples, "sample"),
-            describe_count(len(self._cpus), "CPU"),
-            f"{(self._end_ns - self._start_ns) / 1e9:.1f} s from {start:%Y-%m-%d %H:%M:%S} UTC",
-            *(f"{rate} Hz" for rate in sorted(self._rates)),
-            f"{self._lost:,} lost",
+            *(f"Linux {release}" for release in sorted(self.kernels)[:2]),
+            describe_count(self.samples, "sample"),
+            describe_count(self.cpus, "CPU"),
+            f"{(self.end_ns - self.start_ns) / 1e9:.1f} s from {start:%Y-%m-%d %H:%M:%S} UTC",
+            *(f"{rate} Hz" for rate in sorted(rates)),
+            f"{self.lost:,} lost",
         ]
-        return " · ".join(parts)
+        return escape_controls(" · ".join(parts))
+
+
+def _about(windows: Sequence[Window]) -> About:
+    profiles = [profile for window in windows for profile in window.profiles]
+    resources = [group.resource.attributes for one in profiles for group in one.resources]
+    return About(
+        _values(resources, "host.name"),
+        _values(resources, "os.version"),
+        sum(profile.sample_count for profile in profiles),
+        len({sample.cpu for one in profiles for _, sample in one.samples}),
+        *_span(windows),
+        {one.period_ns for one in profiles},
+        sum(sum(profile.lost.values()) for profile in profiles),
+    )
 
 
 def _values(resources: Iterable[Any], key: str) -> set[str]:
@@ -134,8 +152,7 @@ class _Axis(NamedTuple):
 
 class _Columns:
     def __init__(self, windows: Iterable[Window]) -> None:
-        self._strings: dict[str, int] = {"": 0}
-        self._frames: dict[_Frame, int] = {}
+        self._frames: dict[FrameRow, int] = {}
         self._nodes: dict[tuple[int, int], int] = {}
         self._processes: dict[tuple[str, int | None], int] = {}
         self._threads: dict[tuple[str, int, int], int] = {}
@@ -182,27 +199,18 @@ class _Columns:
             path = self._paths.get(stack)
             if path is None:
                 rows = [
-                    (one.label, one.module, one.reason, _KINDS[one.color], int(one.inlined))
+                    (one.label, one.module, one.reason, one.color, int(one.inlined))
                     for one in stack_entries(stack)
                 ]
                 path = self._paths[stack] = tuple(_index(self._frames, row) for row in rows)
-            root = _index(self._frames, (process, "", "", _KINDS["process"], 0))
+            root = _index(self._frames, (process, "", "", PROCESS, 0))
             leaf = _index(self._nodes, (-1, root))
             for frame in path:
                 leaf = _index(self._nodes, (leaf, frame))
             self._leaves[process, stack] = leaf
         return leaf
 
-    def _string(self, text: str) -> int:
-        return _index(self._strings, text)
-
     def as_json(self) -> dict[str, Any]:
-        frames = [
-            (*(self._string(text) for text in frame[:3]), *frame[3:]) for frame in self._frames
-        ]
-        processes = [(self._string(name), pid) for name, pid in self._processes]
-        threads = [(self._string(name), tid, process) for name, tid, process in self._threads]
-        nodes = _columns(list(self._nodes), "parent", "frame")
         keys = sorted(self._counts)
         rows, mask = list(self._rows), (1 << _ROW_BITS) - 1
         samples = _columns([rows[key & mask] for key in keys], "node", "thread", "cpu", "kind")
@@ -210,25 +218,62 @@ class _Columns:
             "bin": [key >> _ROW_BITS for key in keys],
             "count": [self._counts[key] for key in keys],
         }
-        return {
-            "kinds": [self._kind(kind) for kind in self._periods],
-            "strings": [escape_controls(text) for text in self._strings],
-            "frames": _columns(frames, "name", "module", "reason", "kind", "inlined"),
-            "nodes": {name: pack(column) for name, column in nodes.items()},
-            "processes": _columns(processes, "name", "pid"),
-            "threads": _columns(threads, "name", "tid", "process"),
-            "samples": {name: pack(column) for name, column in samples.items()},
-        }
+        return assemble(
+            kinds=self._periods,
+            frames=self._frames,
+            nodes=_columns(list(self._nodes), "parent", "frame"),
+            processes=self._processes,
+            threads=self._threads,
+            samples=samples,
+        )
 
-    def _kind(self, kind: ProfileKind) -> dict[str, Any]:
-        periods = self._periods[kind]
-        measure, unit = kind.measure
-        if len(periods) == 1:
-            (period_ns,) = periods
-            unit = unit_of(kind)
-        else:
-            period_ns = 0  # times are counted
-        return {"name": kind.name, "unit": unit, "period_ns": period_ns, "measure": measure}
+
+def assemble(
+    *,
+    kinds: Mapping[ProfileKind, Collection[int]],
+    frames: Iterable[FrameRow],
+    nodes: dict[str, Sequence[int]],
+    processes: Iterable[tuple[str, int | None]],
+    threads: Iterable[tuple[str, int, int]],
+    samples: dict[str, Sequence[int]],
+) -> dict[str, Any]:
+    """The tables of the page, and the columns that point into them.
+
+    Args:
+        kinds: kinds with all periods that their samples have, in nanoseconds.
+        frames: what nodes are of.
+        nodes: columns ``parent``, -1 for none, and ``frame``.
+        processes: names and ids.
+        threads: names, ids and processes.
+        samples: columns ``node``, ``thread``, ``cpu``, ``kind``, ``bin`` and ``count``. These and
+            ``nodes`` are emptied, so that no column is in memory twice.
+    """
+    strings: dict[str, int] = {"": 0}
+    frame_rows = [
+        (*(_index(strings, text) for text in (name, module, reason)), _KINDS[color], inlined)
+        for name, module, reason, color, inlined in frames
+    ]
+    process_rows = [(_index(strings, name), pid) for name, pid in processes]
+    thread_rows = [(_index(strings, name), tid, process) for name, tid, process in threads]
+    return {
+        "kinds": [_kind(kind, periods) for kind, periods in kinds.items()],
+        "strings": [escape_controls(text) for text in strings],
+        "frames": _columns(frame_rows, "name", "module", "reason", "kind", "inlined"),
+        "nodes": {name: pack(nodes.pop(name)) for name in list(nodes)},
+        "processes": _columns(process_rows, "name", "pid"),
+        "threads": _columns(thread_rows, "name", "tid", "process"),
+        "samples": {name: pack(samples.pop(name)) for name in list(samples)},
+    }
+
+
+def _kind(kind: ProfileKind, periods: Collection[int]) -> dict[str, Any]:
+    measure, unit = kind.measure
+    if len(periods) == 1:
+        (period_ns,) = periods
+        unit = unit_of(kind)
+    else:
+        period_ns = 0  # times are counted
+    return {"name": kind.name, "unit": unit, "period_ns": period_ns, "measure": measure}
 
 
 def pack(numbers: Sequence[int]) -> str:
@@ -246,5 +291,5 @@ def _index(table: dict[Any, int], key: Any) -> int:
     return table.setdefault(key, len(table))
 
 
-def _columns(rows: list[Any], *names: str) -> dict[str, list[Any]]:
+def _columns(rows: list[Any], *names: str) -> dict[str, Sequence[Any]]:
     return {name: [row[at] for row in rows] for at, name in enumerate(names)}
