@@ -137,13 +137,27 @@ class Window:
             counts[profile.kind.name] += profile.sample_count
         return counts
 
-    def change_samples(self, change: Callable[[WindowSample], WindowSample]) -> Window:
-        """The window with another sample for each; their timestamps must stay."""
+    def change_samples(
+        self,
+        change: Callable[[WindowSample], WindowSample],
+        pause: Callable[[], None] = lambda: None,
+    ) -> Window:
+        """The window with another sample for each, whose timestamps must stay.
+
+        Args:
+            change: makes the other sample.
+            pause: called before each, to let other threads run.
+        """
+
+        def gently(sample: WindowSample) -> WindowSample:
+            pause()
+            return change(sample)
+
         profiles = [
             replace(
                 profile,
                 resources=[
-                    ResourceSamples(resource, [change(one) for one in samples])
+                    ResourceSamples(resource, list(map(gently, samples)))
                     for resource, samples in profile.resources
                 ],
             )

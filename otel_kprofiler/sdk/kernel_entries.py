@@ -11,6 +11,7 @@ from otel_kprofiler.model import (
     find_entry,
 )
 from otel_kprofiler.otlp import KERNEL_ENTRY
+from otel_kprofiler.sdk.pacing import Pacer
 
 
 def name_entries(window: Window) -> Window:
@@ -29,4 +30,4 @@ def name_entries(window: Window) -> Window:
             known[id(sample.stack)] = found
         return sample._replace(labels=(*sample.labels, *found)) if found else sample
 
-    return window.change_samples(describe)
+    return window.change_samples(describe, Pacer())

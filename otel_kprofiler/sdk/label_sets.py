@@ -16,6 +16,7 @@ from opentelemetry import context as otel_context
 
 from otel_kprofiler.model import LabelSet, Window
 from otel_kprofiler.otlp import SAMPLE_ATTRIBUTES
+from otel_kprofiler.sdk.pacing import Pacer, paced
 
 MAX_LABELS: Final = 16
 MAX_NAME_CHARS: Final = 100
@@ -158,7 +159,7 @@ class LabelCounts:
     def limit(self, window: Window) -> Window:
         """The window with not too many distinct sets."""
         weights: dict[LabelSet, int] = {}
-        for _, sample in window.samples:
+        for _, sample in paced(window.samples):
             if sample.labels:
                 count = len(sample.timestamps_unix_ns)
                 weights[sample.labels] = weights.get(sample.labels, 0) + count
@@ -171,7 +172,7 @@ class LabelCounts:
         self._too_many += count
         self._labelled -= count
         return window.change_samples(
-            lambda one: one._replace(labels=()) if one.labels in dropped else one
+            lambda one: one._replace(labels=()) if one.labels in dropped else one, Pacer()
         )
 
     def as_dict(self) -> dict[str, Any]:

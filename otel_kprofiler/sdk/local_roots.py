@@ -30,6 +30,7 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.sdk.label_sets import MAX_VALUE_CHARS
+from otel_kprofiler.sdk.pacing import Pacer, paced
 
 MAX_SPANS: Final = 65_536
 MAX_NAMES: Final = 128
@@ -283,14 +284,14 @@ class RootNames:
         """The window with the names of local roots in the links of its samples."""
         self._watch()
         counts: Counter[SpanLink] = Counter()
-        for _, sample in window.samples:
+        for _, sample in paced(window.samples):
             if sample.link is not None:
                 counts[sample.link] += len(sample.timestamps_unix_ns)
         if not counts:
             return window
         named = self._choose(counts)
         labels = self._find_labels(counts)
-        window = window.change_samples(lambda one: _describe(one, named, labels))
+        window = window.change_samples(lambda one: _describe(one, named, labels), Pacer())
         self._forget()
         return window
 
@@ -322,9 +323,9 @@ class RootNames:
         """Each link with its name; those of most samples are kept if there are too many."""
         if not self._max_names:
             return {link: link for link in counts}
-        names = {link: self._find_name(link) for link in counts}
+        names = {link: self._find_name(link) for link in paced(counts)}
         weights: Counter[str] = Counter()
-        for link, count in counts.items():
+        for link, count in paced(counts.items()):
             weights[names[link]] += count
         self.unnamed["unknown_span"] += weights.pop("", 0)
         kept = dict(weights.most_common(self._max_names))
@@ -332,12 +333,12 @@ class RootNames:
         self.unnamed["too_many_names"] += weights.total() - sum(kept.values())
         return {
             link: link._replace(local_root=name) if name in kept else link
-            for link, name in names.items()
+            for link, name in paced(names.items())
         }
 
     def _find_labels(self, links: Iterable[SpanLink]) -> dict[SpanLink, LabelSet]:
         """The labels of the spans that have some."""
-        roots = {link: self._find_root(link) for link in links}
+        roots = {link: self._find_root(link) for link in paced(links)}
         return {link: root.labels for link, root in roots.items() if root and root.labels}
 
     def _find_root(self, link: SpanLink) -> LocalRoot | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 SLICE_S: Final = 0.0003
 _CALLS_PER_LOOK: Final = 6
@@ -35,3 +38,11 @@ class Pacer:
         """Pause now, such as between two long operations."""
         time.sleep(PAUSE_S)
         self._since = time.thread_time()
+
+
+def paced(items: Iterable[T]) -> Iterator[T]:
+    """The items, with pauses between them where they are due."""
+    pause = Pacer()
+    for item in items:
+        pause()
+        yield item
