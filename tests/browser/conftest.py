@@ -85,23 +85,42 @@ class Browser:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    def press(self, *keys):
+    def press(self, *keys, shift=False):
         for key in keys:
-            text = {"text": key} if len(key) == 1 else {}
-            self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
-            self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+            text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
+            held = {"modifiers": 8 if shift else 0}
+            self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **held, **text)
+            self.call("Input.dispatchKeyEvent", type="keyUp", key=key, **held)
 
-    def mouse(self, kind, selector):
-        box = self.evaluate(
+    def go_back(self):
+        history = self.call("Page.getNavigationHistory")
+        entry = history["entries"][history["currentIndex"] - 1]
+        self.call("Page.navigateToHistoryEntry", entryId=entry["id"])
+        self.evaluate("new Promise(done => setTimeout(done, 50))")
+
+    def center(self, selector):
+        return self.evaluate(
             f"(b => [b.x + b.width / 2, b.y + b.height / 2])"
             f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
         )
-        self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left",
-                  clickCount=1)  # fmt: skip
+
+    def mouse(self, kind, x, y):
+        held = 0 if kind == "mouseReleased" else 1
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, clickCount=1,
+                  button="none" if kind == "mouseMoved" else "left", buttons=held)  # fmt: skip
 
     def click(self, selector):
-        self.mouse("mousePressed", selector)
-        self.mouse("mouseReleased", selector)
+        self.click_at(*self.center(selector))
+
+    def click_at(self, x, y):
+        self.mouse("mousePressed", x, y)
+        self.mouse("mouseReleased", x, y)
+
+    def drag(self, start, end):
+        self.mouse("mousePressed", *start)
+        self.mouse("mouseMoved", (start[0] + end[0]) / 2, end[1])
+        self.mouse("mouseMoved", *end)
+        self.mouse("mouseReleased", *end)
 
     def screenshot(self, path):
         data = self.call("Page.captureScreenshot")["data"]

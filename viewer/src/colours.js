@@ -1,6 +1,8 @@
 // Colours of frames. Kinds have the hues of page.css. Each user binary has one of the tints below,
 // by its name, so that it has the same one in every profile, unless a heavier binary has taken it.
 
+import { hash } from "./hash.js";
+
 const SHADES = 4;
 // Hues between those of the kernel (240), modules (80), BPF (345), Python (40) and search (105), each
 // in two strengths: lightness on a light and on a dark page, chroma, hue (OKLCH).
@@ -9,12 +11,6 @@ const TINTS = [150, 295, 268, 192, 124, 318].flatMap((hue) => [
   [0.86, 0.45, 0.06, hue],
 ]);
 const tints = new Map(); // of the binaries that reserved one
-
-function hash(text) {
-  let found = 2166136261; // FNV-1a
-  for (let i = 0; i < text.length; i += 1) found = Math.imul(found ^ text.charCodeAt(i), 16777619);
-  return (found ^ (found >>> 15)) >>> 0;
-}
 
 const preferred = (binary) => hash(binary) % TINTS.length;
 
@@ -36,4 +32,20 @@ export function colourOf({ kind, binary }, name = "") {
   const [light, dark, chroma, hue] = TINTS[tints.get(binary) ?? preferred(binary)];
   const tone = (lightness) => `oklch(${(lightness + 0.02 * shade).toFixed(2)} ${chroma} ${hue})`;
   return `light-dark(${tone(light)}, ${tone(dark)})`;
+}
+
+// Colours of the style sheet as a canvas takes them, until the theme changes.
+const resolved = new Map();
+export function onCanvas(colour) {
+  if (!resolved.has(colour)) {
+    const probe = document.body.appendChild(document.createElement("span"));
+    probe.style.color = colour;
+    resolved.set(colour, getComputedStyle(probe).color);
+    probe.remove();
+  }
+  return resolved.get(colour);
+}
+
+export function forgetTheme() {
+  resolved.clear();
 }

@@ -1,81 +1,75 @@
-// The three lists to choose from: process, thread (and process id), CPU.
+// The three lists to choose from: process, thread (or process id), CPU. Their values are texts that
+// mean the same in every profile.
 
 const LONGEST = 1000; // options in a list
 
-function fill(list, options) {
-  list.replaceChildren(...options.slice(0, LONGEST).map(([text, value]) => new Option(text, value)));
+export const threadValue = (profile, at) =>
+  `${profile.threads.tid[at]} ${profile.strings[profile.threads.name[at]]}`;
+
+function fill(list, options, value) {
+  list.replaceChildren(...options.slice(0, LONGEST).map(([text, of]) => new Option(text, of)));
   if (options.length > LONGEST) {
     const rest = new Option(`${options.length - LONGEST} more: choose a process first`, "");
     rest.disabled = true;
     list.append(rest);
   }
+  if (value && !options.some(([, of]) => of === value)) list.append(new Option(`${value} · 0.0%`, value));
+  list.value = value;
 }
 
-function tally(profile, keyOf) {
+function tally(size, keyOf, weightOf) {
   const found = new Map();
-  const { thread, cpu, count } = profile.samples;
-  for (let i = 0; i < count.length; i += 1) {
-    const key = keyOf(thread[i], cpu[i]);
-    found.set(key, (found.get(key) ?? 0) + count[i]);
+  for (let at = 0; at < size; at += 1) {
+    if (weightOf(at)) found.set(keyOf(at), (found.get(keyOf(at)) ?? 0) + weightOf(at));
   }
   return [...found].sort((a, b) => b[1] - a[1]);
 }
 
-// Calls `changed` with what profile.count() takes whenever a choice is made.
-export function filters(profile, element, changed) {
+// 1 for each thread that passes.
+export function passing(profile, { process, thread }) {
   const { threads, processes, strings } = profile;
-  const [byProcess, byThread, byCpu] = ["process", "thread", "cpu"].map(element);
-  const all = tally(profile, () => 0)[0]?.[1] ?? 0;
-  const percent = (count) => `${((100 * count) / all).toFixed(1)}%`;
-  const perThread = tally(profile, (thread) => thread);
-  const perPid = tally(profile, (thread) => threads.process[thread]);
-
-  fill(byProcess, [
-    ["all processes", ""],
-    ...tally(profile, (thread) => processes.name[threads.process[thread]]).map(
-      ([name, count]) => [`${strings[name]} · ${percent(count)}`, name],
-    ),
-  ]);
-  fill(byCpu, [
-    ["all CPUs", ""],
-    ...tally(profile, (_, cpu) => cpu)
-      .sort((a, b) => a[0] - b[0])
-      .map(([cpu, count]) => [`CPU ${cpu} · ${percent(count)}`, cpu]),
-  ]);
-
-  function fillThreads() {
-    const inside = (process) =>
-      byProcess.value === "" || processes.name[process] === Number(byProcess.value);
-    const pids = perPid.filter(([process]) => inside(process));
-    const own = perThread.filter(([thread]) => inside(threads.process[thread]));
-    fill(byThread, [
-      ["all threads", ""],
-      ...(pids.length > 1 && byProcess.value !== ""
-        ? pids.map(([process, count]) => [
-            `process ${processes.pid[process] ?? "?"} · ${percent(count)}`, `p${process}`,
-          ])
-        : []),
-      ...own.map(([thread, count]) => [
-        `${strings[threads.name[thread]]} ${threads.tid[thread]} · ${percent(count)}`, thread,
-      ]),
-    ]);
-  }
-
-  const chosen = (list) => (list.value === "" ? null : Number(list.value));
-  function tell() {
-    const isPid = byThread.value.startsWith("p");
-    changed({
-      process: chosen(byProcess),
-      pid: isPid ? Number(byThread.value.slice(1)) : null,
-      thread: isPid ? null : chosen(byThread),
-      cpu: chosen(byCpu),
-    });
-  }
-  byProcess.addEventListener("change", () => {
-    fillThreads();
-    tell();
+  return Uint8Array.from(threads.tid, (_, at) => {
+    const owner = threads.process[at];
+    if (process && strings[processes.name[owner]] !== process) return 0;
+    if (!thread) return 1;
+    return Number(thread === `pid ${processes.pid[owner]}` || thread === threadValue(profile, at));
   });
-  byThread.addEventListener("change", tell);
-  byCpu.addEventListener("change", tell);
-  fillThreads();
+}
+
+// Fills the lists for a profile, with the choices of a state.
+export function fillFilters(profile, element, state) {
+  const { threads, processes, strings, samples } = profile;
+  const perThread = new Float64Array(threads.tid.length);
+  const perCpu = new Float64Array((profile.cpus.at(-1) ?? -1) + 1);
+  const kind = Math.max(0, profile.kinds.findIndex(({ name }) => name === state.kind));
+  for (let i = 0; i < samples.count.length; i += 1) {
+    if (samples.kind[i] !== kind) continue;
+    perThread[samples.thread[i]] += samples.count[i];
+    perCpu[samples.cpu[i]] += samples.count[i];
+  }
+  const all = perCpu.reduce((a, b) => a + b, 0) || 1;
+  const percent = (count) => `${((100 * count) / all).toFixed(1)}%`;
+  const processOf = (at) => strings[processes.name[threads.process[at]]];
+  const inside = (at) => (!state.process || processOf(at) === state.process ? perThread[at] : 0);
+  const size = threads.tid.length;
+
+  fill(element("process"), [
+    ["all processes", ""],
+    ...tally(size, processOf, (at) => perThread[at]).map(([name, count]) => [`${name} · ${percent(count)}`, name]),
+  ], state.process);
+  fill(element("cpu"), [
+    ["all CPUs", ""],
+    ...profile.cpus.map((cpu) => [`CPU ${cpu} · ${percent(perCpu[cpu])}`, String(cpu)]),
+  ], state.cpu);
+  const pids = tally(size, (at) => processes.pid[threads.process[at]], inside);
+  fill(element("thread"), [
+    ["all threads", ""],
+    ...(pids.length > 1 && state.process
+      ? pids.map(([pid, count]) => [`process ${pid ?? "?"} · ${percent(count)}`, `pid ${pid}`])
+      : []),
+    ...tally(size, (at) => threadValue(profile, at), inside).map(([value, count]) => {
+      const [tid, ...name] = value.split(" ");
+      return [`${name.join(" ")} ${tid} · ${percent(count)}`, value];
+    }),
+  ], state.thread);
 }

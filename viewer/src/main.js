@@ -1,50 +1,177 @@
-import flamegraph from "d3-flame-graph";
-import { select } from "d3-selection";
-import { colourOf, reserve } from "./colours.js";
-import { filters } from "./filters.js";
-import { fetchProfile } from "./source.js";
-import { pattern, Profile } from "./profile.js";
+// Puts the page together: one state, from which everything is drawn.
 
-const ROW = 18; // pixels
-const LEAST_WIDTH = 0.6; // pixels; narrower frames are not drawn until they are zoomed into
+import { colourOf, forgetTheme, reserve } from "./colours.js";
+import { fillFilters, passing } from "./filters.js";
+import { listen } from "./keys.js";
+import { Pane } from "./pane.js";
+import { pattern, Profile } from "./profile.js";
+import { follow } from "./source.js";
+import { read, write } from "./state.js";
+import { Strip } from "./strip.js";
+import { fitting, format, unitsOf } from "./units.js";
+
 const LISTED = 8; // binaries in the legend
 
 const element = (id) => document.getElementById(id);
-const chartBox = element("chart");
-let profile;
-let state;
-const number = new Intl.NumberFormat("en-US");
-const share = (part, whole) => `${whole ? ((100 * part) / whole).toFixed(2) : "0.00"}%`;
+let profile = null;
+let state = read(location.hash);
+let told = { name: "", chosen: "" }; // what the last box or function in focus is called
+let pending = 0;
+const panes = [];
 
-// The pattern of frames without a name, made when the first one of its family is drawn.
-const hatches = new Map();
-function hatch(family) {
-  const key = `${family.kind} ${family.binary}`;
-  if (!hatches.has(key)) {
-    const id = family.binary ? `hatch-${family.kind}-${hatches.size}` : `hatch-${family.kind}`;
-    const made = select("#hatches")
-      .append("pattern")
-      .attr("id", id)
-      .attr("width", 6)
-      .attr("height", 6)
-      .attr("patternUnits", "userSpaceOnUse")
-      .attr("patternTransform", "rotate(45)");
-    made.append("rect").attr("width", 6).attr("height", 6).style("fill", colourOf(family));
-    made.append("rect").attr("width", 2).attr("height", 6).style("fill", "var(--hatch)");
-    hatches.set(key, id);
-  }
-  return `url(#${hatches.get(key)})`;
+// The value that was made of the same inputs before, or a new one.
+const made = new Map();
+function once(name, inputs, make) {
+  const last = made.get(name);
+  if (last && inputs.every((input, at) => Object.is(input, last.inputs[at]))) return last.value;
+  const value = make();
+  made.set(name, { inputs, value });
+  return value;
 }
 
-function colour(node) {
-  if (state.search?.matches(node)) return "var(--match)";
-  const family = profile.family(node);
-  if (node >= 0 && profile.text("reason", node)) return hatch(family);
-  return colourOf(family, profile.name(node));
+// Changes the state. It gets an entry in the history unless `replaces`.
+function go(change, replaces = false) {
+  Object.assign(state, change);
+  const address = `#${write(state)}`;
+  if (address !== (location.hash || "#")) {
+    history[replaces ? "replaceState" : "pushState"](null, "", address);
+  }
+  render();
+}
+
+const zoomOut = () => go({ zoom: [] });
+
+function shownKinds() {
+  if (state.kind === "*") return profile.kinds.map((_, at) => at);
+  return [Math.max(0, profile.kinds.findIndex(({ name }) => name === state.kind))];
+}
+
+function bins(range) {
+  if (!range) return [0, profile.bins];
+  const [from, to] = range.map((ms) => Math.min(profile.bins, Math.max(0, Math.round(ms / profile.bin_ms))));
+  return [Math.min(from, profile.bins - 1), Math.max(to, from + 1)];
+}
+
+// What each kind counts, for pane.show().
+function countsOf(kind) {
+  const { process, thread, range, baseline } = state;
+  const cpu = state.cpu === "" ? null : Number(state.cpu);
+  const threads = once("threads", [profile, process, thread], () => passing(profile, state));
+  const filter = { kind, threads, cpu };
+  const count = (name, of) =>
+    once(`${name} ${kind}`, [threads, cpu, ...bins(of)], () => profile.count(filter, bins(of)));
+  const after = count("after", range);
+  if (!baseline) return { filter, counts: after, before: null, after: null };
+  const before = count("before", baseline);
+  return { filter, before, after, counts: once(`both ${kind}`, [before, after], () => mean(before, after)) };
+}
+
+// The mean of the shares of both, so that what is gone is drawn as well as what is new.
+function mean(before, after) {
+  const sides = [before, after].filter(({ all }) => all > 0);
+  return profile.sum(before.own.map((_, node) =>
+    sides.reduce((sum, { own, all }) => sum + own[node] / all / sides.length, 0)));
+}
+
+function render() {
+  cancelAnimationFrame(pending);
+  pending = 0;
+  if (!profile) return;
+  const kinds = shownKinds();
+  while (panes.length < kinds.length) panes.push(addPane());
+  panes.splice(kinds.length).forEach((pane) => pane.element.remove());
+  const search = state.search
+    ? once("search", [profile, state.search], () => profile.search(pattern(state.search)))
+    : null;
+  showControls(kinds);
+  kinds.forEach((kind, at) => {
+    const { filter, ...counts } = countsOf(kind);
+    if (at === 0) showStrip(filter, counts);
+    panes[at].show({ profile, kind: profile.kinds[kind] ?? NO_KIND, state, search, isOnly: kinds.length < 2, ...counts });
+  });
+  showMatches();
+  panes[0].tellFocused();
+}
+
+const NO_KIND = { name: "", unit: "samples", period_ns: 0, measure: "" };
+
+function addPane() {
+  const pane = new Pane({
+    zoom: (path) => go({ zoom: path }),
+    choose: (chosen) => go({ chosen }),
+    sort: (sort) => go({ sort }, true),
+    tell: (text, name, chosen) => {
+      told = { name, chosen };
+      element("details").textContent = text;
+      element("copy").disabled = !name;
+      element("around").disabled = !chosen;
+    },
+  });
+  element("panes").append(pane.element);
+  return pane;
+}
+
+function showStrip(filter, { counts, before, after }) {
+  const grid = once("grid", [filter.threads, filter.cpu, filter.kind, strip.canvas.clientWidth], () => ({
+    cells: profile.grid(filter),
+  }));
+  if (once("strip", [grid], () => ({})) !== strip.loaded) {
+    strip.loaded = made.get("strip").value;
+    strip.load(profile, grid.cells, (profile.kinds[filter.kind] ?? NO_KIND).period_ns / 1e6);
+  }
+  strip.show(state.range, state.baseline);
+  const kind = profile.kinds[filter.kind] ?? NO_KIND;
+  const amount = (of) => format(of.all, of.all, kind, state.unit === "share" ? "count" : state.unit);
+  element("brushed").textContent = before
+    ? `${strip.describe(state.range ?? [0, strip.spanMs])} · ${amount(after)}, compared with ${strip.describe(state.baseline)} · ${amount(before)}`
+    : state.range ? `${strip.describe(state.range)} · ${amount(counts)}` : "whole time: drag to choose a part";
+  element("whole").hidden = !state.range && !state.baseline;
+  element("compare").disabled = !state.range && !state.baseline;
+  element("compare").textContent = state.baseline ? "End comparison" : "Compare with …";
+}
+
+function showControls(kinds) {
+  for (const tab of document.querySelectorAll("[role=tab]")) {
+    const isChosen = tab.dataset.tab === state.tab;
+    tab.setAttribute("aria-selected", isChosen);
+    tab.tabIndex = isChosen ? 0 : -1;
+  }
+  const list = element("kind");
+  const { kinds: all } = profile;
+  once("kinds", [profile], () => list.replaceChildren(
+    ...all.map(({ name }) => new Option(name, name)), new Option("side by side", "*"),
+  ));
+  list.value = state.kind || (all[0]?.name ?? "");
+  list.parentElement.hidden = all.length < 2;
+  const kind = all[kinds[0]] ?? NO_KIND;
+  const unit = element("unit");
+  once("units", [kind], () => unit.replaceChildren(...unitsOf(kind).map(([name, text]) => new Option(text, name))));
+  [unit.value] = fitting(kind, state.unit);
+  const isGraph = state.tab === "flame" || state.tab === "callers";
+  element("invert").hidden = element("reset").hidden = !isGraph;
+  element("reset").disabled = !state.zoom.length;
+  if (element("search").value !== state.search) element("search").value = state.search;
+  once("lists", [profile, state.process, state.thread, state.cpu, state.kind], () =>
+    fillFilters(profile, element, state));
+  document.body.classList.toggle("compares", Boolean(state.baseline));
+}
+
+function showMatches(at = 0) {
+  const found = panes[0].matched();
+  const isGraph = state.tab === "flame" || state.tab === "callers";
+  const frames = found && isGraph ? panes[0].graph.matches().length : 0;
+  const shown = isGraph && frames ? ` · ${at ? `${at} of ` : ""}${frames} ${frames === 1 ? "frame" : "frames"}` : "";
+  element("matched").textContent = found ? `matched ${found}${shown}` : "";
+  element("next").disabled = element("previous").disabled = !frames;
+}
+
+function step(by) {
+  if (!element("next").disabled) showMatches(panes[0].graph.step(by));
 }
 
 function listBinaries() {
-  const found = profile.binaries(state.counts);
+  const found = profile.binaries(profile.count({ kind: 0, cpu: null, threads: passing(profile, {}) }));
+  reserve(found);
   const items = found.slice(0, LISTED).map((binary) => {
     const item = document.createElement("li");
     item.className = "binary";
@@ -53,120 +180,32 @@ function listBinaries() {
     return item;
   });
   const list = element("binaries");
-  list.replaceChildren("User code by file:", ...items);
+  list.replaceChildren(...items);
   if (found.length > LISTED) list.append(`+ ${found.length - LISTED} more`);
   list.hidden = !found.length;
 }
 
-// One line per frame: function, module, why it has no name, and its samples.
-function describe(node) {
-  const { own, total, all } = state.counts;
-  const value = node < 0 ? all : total[node];
-  const parts = [profile.name(node)];
-  if (node >= 0) {
-    const module = profile.text("module", node);
-    const reason = profile.text("reason", node);
-    if (module) parts.push(`in ${module}`);
-    if (profile.frames.inlined[profile.nodes.frame[node]]) parts.push("inlined");
-    if (reason) parts.push(`unresolved: ${reason}`);
+function load(data) {
+  const before = profile;
+  profile = new Profile(data);
+  document.title = element("title").textContent = data.title;
+  element("summary").textContent = data.summary;
+  made.clear();
+  const shift = before ? before.start_ms - profile.start_ms : 0;
+  for (const name of ["range", "baseline"]) {
+    state[name] = state[name]?.map((ms) => ms + shift) ?? null; // it stays where it is in time
   }
-  parts.push(`${number.format(value)} ${profile.unit}, ${share(value, all)}`);
-  if (node >= 0 && own[node]) parts.push(`${share(own[node], all)} in itself`);
-  if (state.zoomed >= 0) parts.push(`${share(value, total[state.zoomed])} of the zoomed frame`);
-  return parts.join(" · ");
+  listBinaries();
+  render();
 }
 
-// Draws from scratch: what is visible is some thousand frames at most, however large the profile.
-function draw() {
-  const width = chartBox.clientWidth;
-  const whole = state.zoomed < 0 ? state.counts.all : state.counts.total[state.zoomed];
-  if (!whole && state.zoomed >= 0) {
-    state.zoomed = -1; // a filter left nothing of the zoomed frame
-    draw();
-    return;
+async function copy(text, what) {
+  try {
+    await navigator.clipboard.writeText(text);
+    element("details").textContent = `Copied ${what}.`;
+  } catch (error) {
+    element("details").textContent = `Cannot copy: ${error.message}`;
   }
-  chartBox.replaceChildren();
-  element("empty").hidden = whole > 0;
-  if (!whole) return;
-  const chart = flamegraph()
-    .width(width)
-    .cellHeight(ROW)
-    .minFrameSize(LEAST_WIDTH)
-    .transitionDuration(0)
-    .inverted(state.inverted)
-    .setLabelHandler((d) => describe(d.data.node))
-    .setDetailsElement(null)
-    .setColorMapper((d) => colour(d.data.node));
-  const least = (whole * LEAST_WIDTH) / width;
-  const box = select(chartBox);
-  box.datum(profile.tree(state.counts, state.zoomed, least)).call(chart);
-  const frames = box.selectAll("g.frame").attr("id", (d) => `frame${d.data.node}`);
-  // The library lets new frames grow for a while whatever the duration; end that at once.
-  frames.select("rect").interrupt().attr("width", (d) => width * (d.x1 - d.x0));
-  frames.select("div").interrupt().text((d) => d.data.name);
-  focus(frame(state.focused) ? state.focused : state.zoomed, false);
-  frame(state.zoomed).scrollIntoView({ block: "nearest" });
-}
-
-const frame = (node) => document.getElementById(`frame${node}`);
-
-function focus(node, speak = true) {
-  frame(state.focused)?.classList.remove("focused");
-  state.focused = node;
-  const found = frame(node);
-  if (!found) return;
-  found.classList.add("focused");
-  chartBox.setAttribute("aria-activedescendant", found.id);
-  if (speak) {
-    tell(node);
-    found.scrollIntoView({ block: "nearest" });
-  }
-}
-
-function tell(node) {
-  element("details").textContent = describe(node);
-}
-
-function zoom(node) {
-  state.zoomed = node;
-  state.focused = node;
-  draw();
-  tell(node);
-}
-
-function searchFor(text) {
-  state.search = text ? profile.search(pattern(text), state.counts.own) : null;
-  const { all } = state.counts;
-  element("matched").textContent = state.search
-    ? `matched ${share(state.search.sum, all)}, ${number.format(state.search.sum)} ${profile.unit}`
-    : "";
-}
-
-// Neighbours of the focused frame as they are drawn.
-function neighbour(towards) {
-  const shown = [...chartBox.querySelectorAll("g.frame")].map((group) => group.__data__);
-  const here = shown.find((d) => d.data.node === state.focused);
-  if (!here) return null;
-  if (towards === "parent") return here.parent;
-  if (towards === "child") {
-    const children = shown.filter((d) => d.parent === here);
-    return children.sort((a, b) => b.value - a.value)[0];
-  }
-  const row = shown.filter((d) => d.depth === here.depth).sort((a, b) => a.x0 - b.x0);
-  return row[row.indexOf(here) + (towards === "right" ? 1 : -1)];
-}
-
-const KEYS = {
-  ArrowLeft: () => neighbour("left"),
-  ArrowRight: () => neighbour("right"),
-  ArrowUp: () => neighbour(state.inverted ? "parent" : "child"),
-  ArrowDown: () => neighbour(state.inverted ? "child" : "parent"),
-};
-
-function invert() {
-  state.inverted = !state.inverted;
-  element("invert").setAttribute("aria-pressed", state.inverted);
-  draw();
 }
 
 function toggleTheme() {
@@ -175,87 +214,75 @@ function toggleTheme() {
     ? root.dataset.theme === "dark"
     : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
+  repaint();
 }
 
-function listen() {
-  const nodeOf = (event) => event.target.closest?.("g.frame")?.__data__?.data.node;
-  // Before the library's own handlers, which zoom inside of what is drawn already.
-  chartBox.addEventListener(
-    "click",
-    (event) => {
-      event.stopPropagation();
-      const node = nodeOf(event);
-      if (node !== undefined) zoom(node);
-    },
-    true,
-  );
-  chartBox.addEventListener("mouseover", (event) => {
-    const node = nodeOf(event);
-    if (node !== undefined) tell(node);
-  });
-  chartBox.addEventListener("keydown", (event) => {
-    if (event.key in KEYS) {
-      const found = KEYS[event.key]();
-      if (found) focus(found.data.node);
-    } else if (event.key === "Enter" || event.key === " ") zoom(state.focused);
-    else if (event.key === "Escape" || event.key === "Home") zoom(-1);
-    else return;
-    event.preventDefault();
-  });
-  document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.target.matches("input, select")) {
-      if (event.key === "Escape") chartBox.focus();
-      return;
-    }
-    const action = { "/": () => element("search").focus(), i: invert, t: toggleTheme, r: () => zoom(-1) };
-    if (!action[event.key]) return;
-    event.preventDefault();
-    action[event.key]();
-  });
-  element("search").addEventListener("input", (event) => {
-    searchFor(event.target.value);
-    for (const group of chartBox.querySelectorAll("g.frame")) {
-      group.querySelector("rect").setAttribute("fill", colour(group.__data__.data.node));
-    }
-  });
-  element("invert").addEventListener("click", invert);
-  element("theme").addEventListener("click", toggleTheme);
-  element("reset").addEventListener("click", () => zoom(-1));
-  let width = chartBox.clientWidth;
-  new ResizeObserver(() => {
-    if (chartBox.clientWidth === width) return;
-    width = chartBox.clientWidth;
-    draw();
-  }).observe(chartBox);
+function repaint() {
+  forgetTheme();
+  if (!profile) return;
+  strip.repaint();
+  render();
 }
 
-function start(data) {
-  profile = new Profile(data);
-  state = { zoomed: -1, focused: -1, inverted: false, counts: profile.count(), search: null };
-  filters(profile, element, (filter) => {
-    state.counts = profile.count(filter);
-    searchFor(element("search").value);
-    listBinaries();
-    draw();
-    tell(state.zoomed);
-  });
-  reserve(profile.binaries(state.counts));
-  listBinaries();
-  draw();
-  tell(-1);
-  listen();
-  document.documentElement.dataset.openedMs = Math.round(performance.now());
-}
+const strip = new Strip(element("strip"), (range, isLast) => {
+  if (isLast) go(range || state.baseline ? { range } : { range: null });
+  else {
+    state.range = range;
+    pending ||= requestAnimationFrame(render);
+  }
+});
+strip.hover = (cell) => {
+  if (!cell) return;
+  const kind = profile.kinds[shownKinds()[0]] ?? NO_KIND;
+  element("details").textContent =
+    `CPU ${cell.cpu} · ${strip.describe([cell.from, cell.to])} · ${format(cell.value, cell.value, kind, "count")}`;
+};
+
+const isTop = () => (state.root || (state.tab === "callers" ? "top" : "bottom")) === "top";
+
+listen(element, {
+  tab: (tab) => go({ tab, zoom: [] }),
+  kind: (kind) => go({ kind, zoom: [] }),
+  unit: (unit) => go({ unit }, true),
+  nextUnit: () => {
+    const names = [...element("unit").options].map(({ value }) => value);
+    go({ unit: names[(names.indexOf(element("unit").value) + 1) % names.length] }, true);
+  },
+  filter: (change) => go("process" in change ? { ...change, thread: "" } : change),
+  search: (text) => go({ search: text }, true),
+  next: () => step(1),
+  previous: () => step(-1),
+  invert: () => go({ root: isTop() ? "bottom" : "top" }, true),
+  reset: zoomOut,
+  theme: toggleTheme,
+  whole: () => go({ range: null, baseline: null }),
+  compare: () => {
+    if (state.baseline) go({ baseline: null });
+    else if (state.range) go({ baseline: state.range, range: null });
+  },
+  copyName: () => told.name && copy(told.name, "the name"),
+  copyLink: () => copy(location.href, "the link to this view"),
+  around: () => told.chosen && go({ tab: "sandwich", chosen: told.chosen, zoom: [] }),
+  focus: () => (panes[0]?.isGraph ? panes[0].graph.element : document.querySelector("tbody button"))?.focus(),
+});
+
+addEventListener("popstate", () => {
+  state = read(location.hash);
+  render();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+let width = element("panes").clientWidth;
+new ResizeObserver(() => {
+  const { clientWidth } = element("panes");
+  if (clientWidth === width) return;
+  width = clientWidth;
+  render();
+}).observe(element("panes"));
+
+// What is drawn, for tests and for the console.
+window.viewer = { panes, brush: (range) => go({ range }) };
 
 const given = JSON.parse(element("profile").textContent);
-if (given.source) {
-  fetchProfile(given.source).then((data) => {
-    document.title = data.title;
-    document.querySelector("h1").textContent = data.title;
-    element("summary").textContent = data.summary;
-    start(data);
-  }, (error) => {
-    element("summary").textContent = error.message;
-  });
-} else start(given);
+if (given.source) follow(given.source, element, load);
+else load(given);
+document.documentElement.dataset.openedMs = Math.round(performance.now());

@@ -11,6 +11,8 @@
 //   samples               node (of the leaf), thread, cpu, kind, bin, count: equal samples are one
 //                         entry; in the order of their bins
 
+import { hash } from "./hash.js";
+
 export const KINDS = ["process", "kernel", "module", "bpf", "user", "python"];
 
 const ARRAYS = { B: Uint8Array, H: Uint16Array, I: Uint32Array, i: Int32Array, d: Float64Array };
@@ -27,22 +29,57 @@ function unpack(columns) {
 }
 
 export class Profile {
+  #outermost = null;
+
   constructor(data) {
     Object.assign(this, data, { nodes: unpack(data.nodes), samples: unpack(data.samples) });
-    this.size = data.nodes.parent.length;
-    this.#indexChildren();
+    this.parts ??= [{ name: "", start_ms: this.start_ms, bins: this.bins }];
+    this.size = this.nodes.parent.length;
+    this.cpus = [...new Set(this.samples.cpu)].sort((a, b) => a - b);
+    this.#nameFrames();
+    this.#sortChildren();
+    this.#findBins();
   }
 
-  #indexChildren() {
-    const { parent } = this.nodes;
-    this.first = new Int32Array(this.size + 2);
-    for (const node of parent) this.first[node + 2] += 1;
-    for (let i = 1; i < this.first.length; i += 1) this.first[i] += this.first[i - 1];
-    const next = this.first.slice();
-    this.order = new Int32Array(this.size);
-    for (let node = 0; node < this.size; node += 1) {
-      this.order[next[parent[node] + 1]++] = node;
+  // A hash of what each frame shows, the same in every profile; and the function that it is of.
+  #nameFrames() {
+    const { name, module, kind, reason } = this.frames;
+    const functions = new Map();
+    this.hashes = new Uint32Array(name.length);
+    this.functionOf = new Uint32Array(name.length);
+    for (let frame = 0; frame < name.length; frame += 1) {
+      const shown = `${this.strings[name[frame]]}\t${this.strings[module[frame]]}\t${kind[frame]}`;
+      this.hashes[frame] = hash(`${shown}\t${this.strings[reason[frame]]}\t${this.frames.inlined[frame]}`);
+      if (!functions.has(shown)) functions.set(shown, functions.size);
+      this.functionOf[frame] = functions.get(shown);
     }
+    this.functions = [...functions.keys()].map((shown) => ({ id: hash(shown).toString(36) }));
+    this.functionOf.forEach((at, frame) => (this.functions[at].frame ??= frame));
+  }
+
+  // Children of each node, in the order of their names.
+  #sortChildren() {
+    const { parent, frame } = this.nodes;
+    const { strings, frames } = this;
+    const ranks = new Uint32Array(frames.name.length);
+    [...ranks.keys()]
+      .sort((a, b) => {
+        const [one, other] = [strings[frames.name[a]], strings[frames.name[b]]];
+        return one < other ? -1 : Number(one > other);
+      })
+      .forEach((at, rank) => (ranks[at] = rank));
+    const byName = bucket(ranks.length, this.size, (node) => ranks[frame[node]]).order;
+    const { first, order } = bucket(this.size + 1, this.size, (at) => parent[byName[at]] + 1);
+    this.first = first;
+    this.order = order.map((at) => byName[at]);
+  }
+
+  // Index of the first sample of each bin, and of the end.
+  #findBins() {
+    const { bin } = this.samples;
+    this.binStart = new Uint32Array(this.bins + 1);
+    for (const at of bin) this.binStart[at + 1] += 1;
+    for (let at = 0; at < this.bins; at += 1) this.binStart[at + 1] += this.binStart[at];
   }
 
   // Children of a node (-1: the roots).
@@ -50,108 +87,126 @@ export class Profile {
     return this.order.subarray(this.first[node + 1], this.first[node + 2]);
   }
 
-  text(column, node) {
-    return this.strings[this.frames[column][this.nodes.frame[node]]];
+  text(column, frame) {
+    return this.strings[this.frames[column][frame]];
   }
 
-  name(node) {
-    return node < 0 ? "all" : this.text("name", node);
+  // Name of a frame (-1: the root of all).
+  name(frame) {
+    return frame < 0 ? "all" : this.text("name", frame);
   }
 
-  kind(node) {
-    return node < 0 ? "process" : KINDS[this.frames.kind[this.nodes.frame[node]]];
-  }
-
-  // What a node's colour stands for: its kind, and in user code its binary.
-  family(node) {
-    const kind = this.kind(node);
-    return { kind, binary: kind === "user" ? this.text("module", node) : "" };
+  // What a frame's colour stands for: its kind, and in user code its binary.
+  family(frame) {
+    const kind = frame < 0 ? "process" : KINDS[this.frames.kind[frame]];
+    return { kind, binary: kind === "user" ? this.text("module", frame) : "" };
   }
 
   // User binaries, those that take up the largest area first.
   binaries({ total }) {
+    const areas = new Float64Array(this.frames.name.length);
+    for (let node = 0; node < this.size; node += 1) areas[this.nodes.frame[node]] += total[node];
     const found = new Map();
-    for (let node = 0; node < this.size; node += 1) {
-      const { binary } = total[node] ? this.family(node) : {};
-      if (binary) found.set(binary, (found.get(binary) ?? 0) + total[node]);
-    }
+    areas.forEach((area, frame) => {
+      const { binary } = area ? this.family(frame) : {};
+      if (binary) found.set(binary, (found.get(binary) ?? 0) + area);
+    });
     return [...found].sort((a, b) => b[1] - a[1]).map(([binary]) => binary);
   }
 
-  get unit() {
-    return this.kinds[0]?.unit ?? "samples";
-  }
-
-  // Nodes from the outermost to this one, without -1.
-  path(node) {
-    const found = [];
-    for (let at = node; at >= 0; at = this.nodes.parent[at]) found.unshift(at);
-    return found;
-  }
-
-  // Samples in each node itself, and in it and all below it, of what passes the filter.
-  count({ kind = 0, process = null, pid = null, thread = null, cpu = null } = {}) {
-    const own = new Float64Array(this.size);
-    const { node, thread: threads, cpu: cpus, kind: kinds, count } = this.samples;
-    for (let i = 0; i < count.length; i += 1) {
-      const owner = this.threads.process[threads[i]];
-      if (
-        kinds[i] === kind &&
-        (cpu === null || cpus[i] === cpu) &&
-        (thread === null || threads[i] === thread) &&
-        (pid === null || owner === pid) &&
-        (process === null || this.processes.name[owner] === process)
-      ) {
-        own[node[i]] += count[i];
-      }
+  // Calls `visit` with the index of each sample that passes a filter, in the order of time.
+  //
+  // The filter has kind (an index), cpu (a number or null), threads (1 for each that passes); the
+  // range is half open, in bins.
+  #each({ kind, cpu, threads }, [from, to], visit) {
+    const { thread, cpu: cpus, kind: kinds } = this.samples;
+    const end = this.binStart[to];
+    for (let i = this.binStart[from]; i < end; i += 1) {
+      if (kinds[i] === kind && threads[thread[i]] && (cpu === null || cpus[i] === cpu)) visit(i);
     }
+  }
+
+  // Counts of each node itself, and of it and all below it, of what passes the filter.
+  count(filter, range = [0, this.bins]) {
+    const own = new Float64Array(this.size);
+    const { node, count } = this.samples;
+    this.#each(filter, range, (i) => (own[node[i]] += count[i]));
+    return this.sum(own);
+  }
+
+  sum(own) {
     const total = own.slice();
+    const { parent } = this.nodes;
     let all = 0;
     for (let at = this.size - 1; at >= 0; at -= 1) {
-      const parent = this.nodes.parent[at];
-      if (parent >= 0) total[parent] += total[at];
+      if (parent[at] >= 0) total[parent[at]] += total[at];
       else all += total[at];
     }
     return { own, total, all };
   }
 
-  // Nodes whose function or module matches, and how many samples have such a node in their stack.
-  search(pattern, own) {
-    const hits = this.frames.name.map(
-      (name, i) =>
-        pattern.test(this.strings[name]) || pattern.test(this.strings[this.frames.module[i]]),
-    );
-    const inside = new Uint8Array(this.size);
-    let sum = 0;
-    for (let node = 0; node < this.size; node += 1) {
-      const parent = this.nodes.parent[node];
-      inside[node] = hits[this.nodes.frame[node]] || (parent >= 0 && inside[parent]) ? 1 : 0;
-      if (inside[node]) sum += own[node];
-    }
-    return { matches: (node) => node >= 0 && hits[this.nodes.frame[node]], sum };
+  // Counts by CPU (a row for each of `cpus`) and bin.
+  grid(filter) {
+    const found = new Float64Array(this.cpus.length * this.bins);
+    const { cpu, bin, count } = this.samples;
+    const rows = [];
+    this.cpus.forEach((number, row) => (rows[number] = row * this.bins));
+    this.#each(filter, [0, this.bins], (i) => (found[rows[cpu[i]] + bin[i]] += count[i]));
+    return found;
   }
 
-  // What is drawn: the zoomed node below its ancestors, without whatever has fewer samples
-  // than `least`. The ancestors are as wide as the node, and `fade`d.
-  tree({ total, all }, zoomed, least) {
-    const value = (node) => (node < 0 ? all : total[node]);
-    const grow = (node) => ({
-      node,
-      name: this.name(node),
-      value: value(node),
-      children: [...this.children(node)]
-        .filter((child) => total[child] >= least && total[child] > 0)
-        .map(grow)
-        .sort((a, b) => (a.name < b.name ? -1 : 1)),
-    });
-    const outer = zoomed < 0 ? [] : [-1, ...this.path(zoomed).slice(0, -1)];
-    return outer.reduceRight(
-      (inner, node) => ({
-        node, name: this.name(node), value: value(node), fade: true, children: [inner],
-      }),
-      grow(zoomed),
-    );
+  // 1 for each node that has no caller of the same function, so that recursion counts once.
+  get outermost() {
+    if (this.#outermost) return this.#outermost;
+    const { parent, frame } = this.nodes;
+    const found = new Uint8Array(this.size);
+    for (let node = 0; node < this.size; node += 1) {
+      const of = this.functionOf[frame[node]];
+      let at = parent[node];
+      while (at >= 0 && this.functionOf[frame[at]] !== of) at = parent[at];
+      found[node] = at < 0 ? 1 : 0;
+    }
+    return (this.#outermost = found);
   }
+
+  // Counts of each function itself, and of all stacks that it is in.
+  functionCounts({ own, total }) {
+    const { frame } = this.nodes;
+    const found = {
+      own: new Float64Array(this.functions.length),
+      total: new Float64Array(this.functions.length),
+    };
+    for (let node = 0; node < this.size; node += 1) {
+      const at = this.functionOf[frame[node]];
+      found.own[at] += own[node];
+      if (this.outermost[node]) found.total[at] += total[node];
+    }
+    return found;
+  }
+
+  // Which frames match a pattern, by function or module; and which nodes are in or below such.
+  search(pattern) {
+    const { name, module } = this.frames;
+    const matched = this.strings.map((text) => pattern.test(text));
+    const frames = Uint8Array.from(name, (text, at) => matched[text] || matched[module[at]]);
+    const inside = new Uint8Array(this.size);
+    const { parent, frame } = this.nodes;
+    for (let node = 0; node < this.size; node += 1) {
+      inside[node] = frames[frame[node]] | (parent[node] >= 0 ? inside[parent[node]] : 0);
+    }
+    return { frames, inside };
+  }
+}
+
+// Numbers below `size` in the order of their keys below `keys`, and where each key begins.
+function bucket(keys, size, keyOf) {
+  const first = new Uint32Array(keys + 1);
+  for (let at = 0; at < size; at += 1) first[keyOf(at) + 1] += 1;
+  for (let key = 0; key < keys; key += 1) first[key + 1] += first[key];
+  const next = first.slice();
+  const order = new Uint32Array(size);
+  for (let at = 0; at < size; at += 1) order[next[keyOf(at)]++] = at;
+  return { first, order };
 }
 
 // A regular expression, or the text itself where it is none; ignores case.

@@ -1,0 +1,270 @@
+// Draws a tree on a canvas, and lets mouse and keys walk in it.
+//
+// Only rows in sight are drawn: the canvas stays in place while its box is scrolled.
+
+import { onCanvas } from "./colours.js";
+
+const ROW = 18; // pixels
+const LEAST_WIDTH = 0.6; // pixels; narrower boxes are not drawn until they are zoomed into
+const LEAST_TEXT = 24; // pixels; narrower boxes have no text
+const PAD = 4;
+
+export class Graph {
+  #rows = [];
+  #tree = null;
+  #look = {};
+  #size = [0, 0];
+  #focused = null;
+  #hovered = null;
+  #widths = new Map();
+
+  // `events`: zoom(path), tell(tree, box), both when the user does so.
+  constructor(label, events) {
+    this.events = events;
+    this.element = document.createElement("div");
+    this.element.className = "graph";
+    this.element.tabIndex = 0;
+    this.element.setAttribute("role", "application");
+    this.element.setAttribute("aria-label", label);
+    this.canvas = document.createElement("canvas");
+    this.canvas.setAttribute("aria-hidden", "true");
+    this.space = document.createElement("div");
+    this.element.append(this.canvas, this.space);
+    this.#listen();
+    new ResizeObserver(() => {
+      const { clientWidth, clientHeight } = this.element;
+      if (clientWidth && (clientWidth !== this.#size[0] || clientHeight !== this.#size[1])) {
+        this.show(this.#tree, this.#look);
+      }
+    }).observe(this.element);
+  }
+
+  // `look`: zoom (a path), rootAtBottom, isHatched(box), isMatch(box),
+  // and of a box and its tree: colour, text (name and amount).
+  show(tree, look) {
+    const focus = this.#focused && this.#tree ? this.#tree.path(this.#focused) : null;
+    this.#tree = tree;
+    this.#look = look;
+    this.zoomed = tree.find(look.zoom);
+    if (!this.zoomed || !(this.zoomed.value > 0)) this.zoomed = tree.root;
+    const { clientWidth: width, clientHeight: height } = this.element;
+    this.#size = [width, height];
+    this.#rows = tree.root.value > 0 && width ? tree.layout(this.zoomed, width, LEAST_WIDTH) : [];
+    this.#focused = (focus && tree.find(focus)) || this.zoomed;
+    if (!this.#placeOf(this.#focused)) this.#focused = this.zoomed;
+    this.#hovered = null;
+    const content = this.#rows.length * ROW;
+    this.canvas.style.height = `${height}px`;
+    this.space.style.height = `${Math.max(0, content - height)}px`;
+    const keeps = this.scrolledFor === look.rootAtBottom && height < content;
+    if (!keeps) this.element.scrollTop = look.rootAtBottom ? content : 0;
+    this.scrolledFor = height < content ? look.rootAtBottom : null;
+    this.draw();
+  }
+
+  get focused() {
+    return this.#focused;
+  }
+
+  #placeOf(box) {
+    const row = this.#rows.findIndex((places) => places.some((place) => place.box === box));
+    return row < 0 ? null : { row, place: this.#rows[row].find((one) => one.box === box) };
+  }
+
+  // Distance of a row from the top of the box, scrolled as it is.
+  #top(row) {
+    const { clientHeight, scrollTop } = this.element;
+    const content = this.#rows.length * ROW;
+    if (!this.#look.rootAtBottom) return row * ROW - scrollTop;
+    return Math.max(content, clientHeight) - (row + 1) * ROW - scrollTop;
+  }
+
+  draw() {
+    const { clientWidth: width, clientHeight: height } = this.element;
+    const ratio = devicePixelRatio;
+    this.canvas.width = Math.round(width * ratio);
+    this.canvas.height = Math.round(height * ratio);
+    this.canvas.style.width = `${width}px`;
+    const pen = this.canvas.getContext("2d");
+    pen.scale(ratio, ratio);
+    pen.font = `12px ${getComputedStyle(this.element).fontFamily}`;
+    pen.textBaseline = "middle";
+    const text = onCanvas("var(--text)");
+    const hatch = this.#hatch(pen);
+    this.#rows.forEach((places, row) => {
+      const top = this.#top(row);
+      if (top > height || top + ROW < 0) return;
+      for (const { box, x, width: wide, isOuter } of places) {
+        pen.globalAlpha = isOuter ? 0.55 : 1;
+        const drawn = Math.max(wide - (wide > 3 ? 0.8 : 0), 0.4);
+        pen.fillStyle = onCanvas(this.#look.isMatch(box) ? "var(--match)" : this.#look.colour(box, this.#tree));
+        pen.fillRect(x, top, drawn, ROW - 1);
+        if (wide > 3 && this.#look.isHatched(box)) {
+          pen.fillStyle = hatch;
+          pen.fillRect(x, top, drawn, ROW - 1);
+        }
+        pen.globalAlpha = 1;
+        if (wide < LEAST_TEXT) continue;
+        pen.fillStyle = text;
+        this.#write(pen, box, x + PAD, top + ROW / 2, wide - 2 * PAD);
+      }
+    });
+    if (this.#hovered) this.#frame(pen, this.#hovered, 1);
+    if (this.#focused && document.activeElement === this.element) this.#frame(pen, this.#focused, 2.5);
+  }
+
+  #frame(pen, box, line) {
+    const found = this.#placeOf(box);
+    if (!found) return;
+    pen.strokeStyle = onCanvas("var(--focus)");
+    pen.lineWidth = line;
+    const { x, width } = found.place;
+    pen.strokeRect(x + line / 2, this.#top(found.row) + line / 2, Math.max(1, width - line), ROW - 1 - line);
+  }
+
+  // The name, cut if it is too long; behind it what the box counts, if there is room.
+  #write(pen, box, x, y, room) {
+    const { name, amount } = this.#look.text(box, this.#tree);
+    const wide = this.#measure(pen, name);
+    if (wide > room) {
+      const kept = Math.floor((name.length * (room - 10)) / wide);
+      if (kept > 1) pen.fillText(`${name.slice(0, kept)}…`, x, y, room);
+      return;
+    }
+    pen.fillText(name, x, y);
+    const behind = wide + 10 + this.#measure(pen, amount);
+    if (behind > room) return;
+    pen.globalAlpha = 0.75;
+    pen.fillText(amount, x + wide + 10, y);
+    pen.globalAlpha = 1;
+  }
+
+  #measure(pen, text) {
+    let wide = this.#widths.get(text);
+    if (wide === undefined) {
+      if (this.#widths.size > 20000) this.#widths.clear();
+      this.#widths.set(text, (wide = pen.measureText(text).width));
+    }
+    return wide;
+  }
+
+  #hatch(pen) {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 6;
+    const line = tile.getContext("2d");
+    line.strokeStyle = onCanvas("var(--hatch)");
+    line.lineWidth = 2;
+    line.beginPath();
+    for (const at of [-6, 0, 6]) {
+      line.moveTo(at - 1, 7);
+      line.lineTo(at + 7, -1);
+    }
+    line.stroke();
+    return pen.createPattern(tile, "repeat");
+  }
+
+  // Everything that is drawn, also out of sight.
+  boxes() {
+    return this.#rows.flatMap((places, row) =>
+      places.map(({ box, x, width, isOuter }) => ({
+        box, x, width, isOuter, row, y: this.#top(row), height: ROW,
+        name: this.#look.text(box, this.#tree).name,
+        colour: onCanvas(this.#look.isMatch(box) ? "var(--match)" : this.#look.colour(box, this.#tree)),
+        isHatched: this.#look.isHatched(box), isMatch: this.#look.isMatch(box),
+      })),
+    );
+  }
+
+  focus(box, tells = true) {
+    this.#focused = box;
+    const found = this.#placeOf(box);
+    if (found) {
+      const { clientHeight } = this.element;
+      const top = this.#top(found.row);
+      if (top < 0) this.element.scrollTop += top;
+      else if (top + ROW > clientHeight) this.element.scrollTop += top + ROW - clientHeight;
+    }
+    this.draw();
+    if (tells) this.events.tell(this.#tree, box);
+  }
+
+  // Focuses the next match of the search, or the one before; returns its number of all, from 1.
+  step(by) {
+    const matches = this.matches();
+    if (!matches.length) return 0;
+    const here = matches.indexOf(this.#focused);
+    const next = here < 0 ? (by > 0 ? 0 : matches.length - 1) : (here + by + matches.length) % matches.length;
+    this.focus(matches[next]);
+    return next + 1;
+  }
+
+  matches() {
+    return this.#rows.flatMap((places) => places.map(({ box }) => box).filter((box) => this.#look.isMatch(box)));
+  }
+
+  #neighbour(towards) {
+    const box = this.#focused;
+    const found = this.#placeOf(box);
+    if (!found) return null;
+    if (towards === "parent") return box.parent;
+    if (towards === "child") {
+      const below = (this.#rows[found.row + 1] ?? []).filter((place) => place.box.parent === box);
+      return below.sort((a, b) => b.width - a.width)[0]?.box;
+    }
+    const places = this.#rows[found.row];
+    return places[places.indexOf(found.place) + (towards === "right" ? 1 : -1)]?.box;
+  }
+
+  #at(event) {
+    const bounds = this.element.getBoundingClientRect();
+    const [x, y] = [event.clientX - bounds.x, event.clientY - bounds.y];
+    const row = this.#rows.findIndex((_, at) => y >= this.#top(at) && y < this.#top(at) + ROW);
+    return this.#rows[row]?.find((place) => x >= place.x && x < place.x + Math.max(1, place.width))?.box;
+  }
+
+  #listen() {
+    const { element } = this;
+    element.addEventListener("click", (event) => {
+      const box = this.#at(event);
+      if (!box) return;
+      this.#focused = box;
+      this.events.zoom(this.#tree, box);
+    });
+    element.addEventListener("mousemove", (event) => {
+      const box = this.#at(event) ?? null;
+      element.style.cursor = box ? "pointer" : "";
+      if (box === this.#hovered) return;
+      this.#hovered = box;
+      this.draw();
+      if (box) this.events.tell(this.#tree, box);
+    });
+    element.addEventListener("mouseleave", () => {
+      this.#hovered = null;
+      this.draw();
+    });
+    element.addEventListener("scroll", () => this.draw());
+    element.addEventListener("focus", () => this.draw());
+    element.addEventListener("blur", () => this.draw());
+    element.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const up = this.#look.rootAtBottom ? "child" : "parent";
+      const towards = {
+        ArrowLeft: "left", ArrowRight: "right", ArrowUp: up, ArrowDown: up === "child" ? "parent" : "child",
+      }[event.key];
+      if (towards) {
+        const box = this.#neighbour(towards);
+        if (box) this.focus(box);
+      } else {
+        const { root } = this.#tree;
+        const box = {
+          Enter: this.#focused, " ": this.#focused,
+          Escape: root, Home: root, Backspace: this.zoomed.parent ?? root,
+        }[event.key];
+        if (!box) return;
+        this.#focused = box;
+        this.events.zoom(this.#tree, box);
+      }
+      event.preventDefault();
+    });
+  }
+}

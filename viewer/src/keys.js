@@ -1,0 +1,56 @@
+// Controls and keys: each calls one action.
+
+import { TABS } from "./state.js";
+
+export function listen(element, actions) {
+  const on = (id, event, act) => element(id).addEventListener(event, act);
+  for (const id of ["process", "thread", "cpu"]) {
+    on(id, "change", ({ target }) => actions.filter({ [id]: target.value }));
+  }
+  on("kind", "change", ({ target }) => actions.kind(target.value));
+  on("unit", "change", ({ target }) => actions.unit(target.value));
+  on("search", "input", ({ target }) => actions.search(target.value));
+  on("search", "keydown", (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    actions[event.shiftKey ? "previous" : "next"]();
+  });
+  for (const [id, name] of Object.entries({
+    next: "next", previous: "previous", reset: "reset", invert: "invert", theme: "theme",
+    whole: "whole", compare: "compare", copy: "copyName", link: "copyLink", around: "around",
+  })) on(id, "click", () => actions[name]());
+  on("help", "click", () => element("keys").showModal());
+  on("close", "click", () => element("keys").close());
+  element("controls").addEventListener("submit", (event) => event.preventDefault());
+
+  const tabs = element("tabs");
+  tabs.addEventListener("click", ({ target }) => target.dataset.tab && actions.tab(target.dataset.tab));
+  tabs.addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    const all = [...tabs.children];
+    const next = all[(all.indexOf(event.target) + by + all.length) % all.length];
+    actions.tab(next.dataset.tab);
+    next.focus();
+  });
+
+  const keys = {
+    "/": () => element("search").focus(),
+    "?": () => element("keys").showModal(),
+    n: actions.next, N: actions.previous, i: actions.invert, t: actions.theme, r: actions.reset,
+    u: actions.nextUnit, c: actions.copyName, l: actions.copyLink, s: actions.around,
+    d: actions.compare, w: actions.whole, g: actions.focus, b: () => element("strip").focus(),
+  };
+  TABS.forEach((tab, at) => (keys[at + 1] = () => actions.tab(tab)));
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || element("keys").open) return;
+    if (event.target.matches("input, select")) {
+      if (event.key === "Escape") actions.focus();
+      return;
+    }
+    if (!keys[event.key]) return;
+    event.preventDefault();
+    keys[event.key]();
+  });
+}

@@ -1,0 +1,292 @@
+// One kind of profile in the chosen tab: graphs and tables, and what they show of a box or function.
+
+import { colourOf } from "./colours.js";
+import { difference, inWords } from "./difference.js";
+import { Graph } from "./graph.js";
+import { Table } from "./table.js";
+import { Tree } from "./tree.js";
+import { brief, count, fitting, format, share } from "./units.js";
+
+const NUMBERS = { own: "Self", total: "Total" };
+
+export class Pane {
+  #trees = new Map();
+  #view = null;
+
+  // `events`: zoom(path), choose(function id), sort(column), tell(text, name, function id).
+  constructor(events) {
+    this.events = events;
+    const graph = (label, zoom) => new Graph(label, { zoom, tell: (tree, box) => this.tell(tree, box) });
+    const zoom = (tree, box) => {
+      events.zoom(tree.path(box));
+      this.tell(tree, box);
+    };
+    const centre = (tree, box) => {
+      if (box.frame >= 0) this.events.choose(this.#idOf(box.frame));
+      this.tell(tree, box);
+    };
+    const keys = "Arrow keys move between frames, Enter chooses, Escape goes back. The table has the same counts.";
+    this.graph = graph(`Flame graph. ${keys}`, zoom);
+    this.above = graph(`Callers of the function. ${keys}`, centre);
+    this.below = graph(`Callees of the function. ${keys}`, centre);
+    const choose = (id) => events.choose(id);
+    this.functions = new Table((rows) => `${count(rows)} functions · ${this.#unit()}`, { choose, sort: events.sort });
+    this.callers = new Table(() => "Called by", { choose });
+    this.callees = new Table(() => "Calls", { choose });
+    this.element = document.createElement("section");
+    this.heading = document.createElement("h2");
+    this.empty = document.createElement("p");
+    this.empty.className = "empty";
+    this.empty.textContent = "No samples.";
+    this.body = document.createElement("div");
+    this.element.append(this.heading, this.empty, this.body);
+  }
+
+  // `view`: profile, kind, counts, before and after (counts, or null), state, search (or null),
+  // isOnly.
+  show(view) {
+    if (view.counts !== this.#view?.counts) this.#trees.clear();
+    this.#view = view;
+    const { kind, counts, state, isOnly } = view;
+    this.heading.hidden = isOnly;
+    this.heading.textContent = `${kind.name} · ${this.amount(counts.all, counts.all)}`;
+    this.empty.hidden = counts.all > 0;
+    this.body.hidden = !counts.all;
+    this.body.className = `body ${state.tab}`;
+    if (counts.all) this[`show_${state.tab}`]();
+  }
+
+  #attach(...elements) {
+    const there = [...this.body.children];
+    if (there.length !== elements.length || there.some((one, at) => one !== elements[at])) {
+      this.body.replaceChildren(...elements);
+    }
+  }
+
+  #tree(name, make) {
+    if (!this.#trees.has(name)) this.#trees.set(name, make());
+    return this.#trees.get(name);
+  }
+
+  show_flame() {
+    const { profile, counts } = this.#view;
+    this.#attach(this.graph.element);
+    this.graph.show(this.#tree("flame", () => Tree.callees(profile, counts)), this.#look());
+  }
+
+  show_callers() {
+    const { profile, counts } = this.#view;
+    this.#attach(this.graph.element);
+    this.graph.show(this.#tree("callers", () => Tree.callers(profile, counts)), this.#look());
+  }
+
+  show_table() {
+    const found = this.#showFunctions();
+    const side = this.sides ??= box("sides", this.callers.element, this.callees.element);
+    this.#attach(this.functions.element, side);
+    const [above, below] = this.#around(found);
+    this.#showNeighbours(this.callers, above);
+    this.#showNeighbours(this.callees, below);
+  }
+
+  show_sandwich() {
+    const found = this.#showFunctions();
+    const both = this.both ??= box(
+      "sides", caption("Callers"), this.above.element, caption("Callees"), this.below.element,
+    );
+    this.#attach(this.functions.element, both);
+    const [above, below] = this.#around(found);
+    this.above.show(above, { ...this.#look(), zoom: [], rootAtBottom: true });
+    this.below.show(below, { ...this.#look(), zoom: [], rootAtBottom: false });
+  }
+
+  // The trees of callers and callees of a function.
+  #around(chosen) {
+    const { profile, counts } = this.#view;
+    return [true, false].map((up) =>
+      this.#tree(`${up} ${chosen}`, () => Tree.around(profile, counts, chosen, up)),
+    );
+  }
+
+  // Fills the table of functions; returns the index of the chosen one, or else of the first.
+  #showFunctions() {
+    const { profile, counts, before, after, state, search } = this.#view;
+    const sums = this.#tree("functions", () => profile.functionCounts(counts));
+    const compared = before && this.#tree("compared", () => [before, after].map((one) => profile.functionCounts(one)));
+    const changes = compared && Object.fromEntries(
+      Object.keys(NUMBERS).map((column) => [column, this.#changes(compared, column)]),
+    );
+    const key = NUMBERS[state.sort] ? state.sort : "own";
+    const weight = (at) => (changes ? Math.abs(changes[key][at].by) : sums[key][at]);
+    const rows = [];
+    profile.functions.forEach(({ frame, id }, at) => {
+      if (!sums.total[at] || !profile.frames.kind[frame]) return;
+      if (search && !search.frames[frame]) return;
+      rows.push({ at, id, name: profile.name(frame), module: profile.text("module", frame), family: profile.family(frame) });
+    });
+    rows.sort((a, b) => weight(b.at) - weight(a.at) || sums.total[b.at] - sums.total[a.at] || a.at - b.at);
+    const columns = Object.entries(NUMBERS).flatMap(([column, name]) => [
+      {
+        key: column, name,
+        text: ({ at }) => (compared ? share(compared[1][column][at], after.all) : this.#brief(sums[column][at])),
+        part: ({ at }) => sums[column][at] / counts.all,
+      },
+      ...(changes ? [{
+        name: "±", text: ({ at }) => inWords(changes[column][at]),
+        className: ({ at }) => sign(changes[column][at]),
+      }] : []),
+    ]);
+    const chosen = rows.find(({ id }) => id === state.chosen) ?? rows[0];
+    const known = profile.functions.findIndex(({ id }) => id === state.chosen);
+    this.functions.show({ columns, rows, sort: key, chosen: state.chosen || chosen?.id, isMatch: () => false });
+    return known >= 0 ? known : chosen?.at ?? 0;
+  }
+
+  #changes([before, after], column) {
+    const { kind, before: { all: one }, after: { all: other } } = this.#view;
+    return Array.from(before[column], (value, at) => difference(value, one, after[column][at], other, kind));
+  }
+
+  #showNeighbours(table, tree) {
+    const { profile, search } = this.#view;
+    const { root } = tree;
+    table.title = () => `${tree.up ? "Callers" : "Callees"} of ${profile.name(root.frame)}`;
+    const rows = tree.children(root).map((box) => ({
+      box, id: profile.frames.kind[box.frame] ? this.#idOf(box.frame) : "", name: profile.name(box.frame),
+      module: profile.text("module", box.frame), family: profile.family(box.frame),
+    }));
+    const own = tree.own(root, this.#view.counts);
+    if (own > 0) rows.push({ box: { value: own, origins: null }, id: "", name: "itself", module: "", family: profile.family(root.frame) });
+    rows.sort((a, b) => b.box.value - a.box.value);
+    table.show({
+      columns: [{
+        name: "Total", text: ({ box }) => this.#brief(box.value),
+        part: ({ box }) => box.value / root.value,
+      }],
+      rows, sort: "", chosen: "", isMatch: ({ box }) => Boolean(search && box.frame >= 0 && search.frames[box.frame]),
+    });
+  }
+
+  #idOf(frame) {
+    const { profile } = this.#view;
+    return profile.functions[profile.functionOf[frame]].id;
+  }
+
+  #unit() {
+    const { kind, state, before } = this.#view;
+    return before ? "%" : fitting(kind, state.unit)[1];
+  }
+
+  amount(value, all) {
+    const { kind, state, before } = this.#view;
+    return before ? share(value, all) : format(value, all, kind, state.unit);
+  }
+
+  #brief(value) {
+    const { kind, state, before, counts } = this.#view;
+    return before ? share(value, counts.all) : brief(value, counts.all, kind, state.unit);
+  }
+
+  #difference(tree, box) {
+    const { before, after, kind } = this.#view;
+    return (box.difference ??= difference(
+      tree.amount(box, before), before.all, tree.amount(box, after), after.all, kind,
+    ));
+  }
+
+  #look() {
+    const { profile, before, state, search } = this.#view;
+    const root = state.root || (state.tab === "callers" ? "top" : "bottom");
+    return {
+      zoom: state.zoom,
+      rootAtBottom: root === "bottom",
+      colour: (box, tree) => (before ? this.#difference(tree, box).colour : colourOf(profile.family(box.frame), profile.name(box.frame))),
+      isHatched: (box) => box.frame >= 0 && profile.frames.reason[box.frame] > 0,
+      isMatch: (box) => Boolean(search && box.frame >= 0 && search.frames[box.frame]),
+      text: (box, tree) => ({
+        name: profile.name(box.frame),
+        amount: before ? inWords(this.#difference(tree, box)) : this.#brief(box.value),
+      }),
+    };
+  }
+
+  // A box in words.
+  describe(tree, box) {
+    const { profile, counts, before, kind, state } = this.#view;
+    const { frame } = box;
+    const parts = [profile.name(frame)];
+    if (frame >= 0) {
+      const [module, reason] = ["module", "reason"].map((column) => profile.text(column, frame));
+      if (module) parts.push(`in ${module}`);
+      if (profile.frames.inlined[frame]) parts.push("inlined");
+      if (reason) parts.push(`unresolved: ${reason}`);
+    }
+    if (before) {
+      const found = this.#difference(tree, box);
+      parts.push(`before ${share(found.before, 1)}, after ${share(found.after, 1)}: ${inWords(found)}`);
+      if (found.isChance) parts.push("may be chance");
+      return parts.join(" · ");
+    }
+    const value = tree.amount(box, counts);
+    const text = format(value, counts.all, kind, state.unit);
+    const percent = share(value, counts.all);
+    parts.push(text === percent ? percent : `${text}, ${percent}`);
+    const own = tree.own(box, counts);
+    if (own && frame >= 0) parts.push(`${share(own, counts.all)} in itself`);
+    const { zoomed } = this.graph;
+    if (state.zoom.length && zoomed?.parent) parts.push(`${share(value, zoomed.value)} of the zoomed frame`);
+    return parts.join(" · ");
+  }
+
+  tell(tree, box) {
+    const { profile } = this.#view;
+    const isFunction = box.frame >= 0 && profile.frames.kind[box.frame] > 0;
+    this.events.tell(this.describe(tree, box), profile.name(box.frame), isFunction ? this.#idOf(box.frame) : "");
+  }
+
+  // Says what is in focus, without a change of it.
+  tellFocused() {
+    const { state, counts } = this.#view;
+    if (counts.all && this.isGraph) this.tell(this.#trees.get(state.tab), this.graph.focused);
+    else this.events.tell(counts.all ? `${this.amount(counts.all, counts.all)} in all` : "No samples.", "", state.chosen);
+  }
+
+  get isGraph() {
+    const { tab } = this.#view.state;
+    return tab === "flame" || tab === "callers";
+  }
+
+  // How much of what is shown matches the search; null without one.
+  matched() {
+    const { profile, counts, search, state } = this.#view;
+    if (!search) return null;
+    const own = counts.own.map((value, node) => (search.inside[node] ? value : 0));
+    const sums = profile.sum(own);
+    const { zoomed } = this.graph;
+    const [part, all] = this.isGraph && counts.all && zoomed.parent
+      ? [this.#trees.get(state.tab).amount(zoomed, sums), zoomed.value]
+      : [sums.all, counts.all];
+    const amount = this.amount(part, all);
+    const percent = share(part, all);
+    return amount === percent ? percent : `${percent}, ${amount}`;
+  }
+
+  redraw() {
+    if (this.#view) this.show(this.#view);
+  }
+}
+
+const sign = ({ by, isChance }) => (isChance || !by ? "" : by > 0 ? "gain" : "loss");
+
+function box(className, ...children) {
+  const made = document.createElement("div");
+  made.className = className;
+  made.append(...children);
+  return made;
+}
+
+function caption(text) {
+  const made = document.createElement("h3");
+  made.textContent = text;
+  return made;
+}

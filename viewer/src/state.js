@@ -1,0 +1,53 @@
+// What the page shows, and how that stands in its address, so that it can be linked to.
+
+export const TABS = ["flame", "callers", "table", "sandwich"];
+
+// Texts, but for `zoom` (a path of tree.js), and for ranges of milliseconds from the start of the
+// time axis: `range` (what is shown) and `baseline` (what it is compared with).
+const DEFAULTS = {
+  tab: "flame",
+  kind: "",
+  range: null,
+  baseline: null,
+  process: "",
+  thread: "",
+  cpu: "",
+  search: "",
+  unit: "",
+  root: "",
+  chosen: "",
+  sort: "own",
+  zoom: [],
+};
+
+const isRange = (name) => name === "range" || name === "baseline";
+
+function asText(name, value) {
+  if (name === "zoom") return value.join(".");
+  return isRange(name) ? value?.map((ms) => Math.round(ms)).join("-") ?? "" : value;
+}
+
+function asValue(name, text) {
+  if (name === "zoom") return text ? text.split(".") : [];
+  if (!isRange(name)) return text;
+  const range = text.split("-").map(Number);
+  return range.length === 2 && range[0] < range[1] ? range : null;
+}
+
+export function read(address) {
+  const given = new URLSearchParams(address.replace(/^#/, ""));
+  const found = { ...DEFAULTS };
+  for (const name of Object.keys(DEFAULTS)) if (given.has(name)) found[name] = asValue(name, given.get(name));
+  if (!TABS.includes(found.tab)) found.tab = DEFAULTS.tab;
+  return found;
+}
+
+// The part of an address behind "#": only what differs from the defaults.
+export function write(state) {
+  const given = new URLSearchParams();
+  for (const name of Object.keys(DEFAULTS)) {
+    const text = asText(name, state[name]);
+    if (text !== asText(name, DEFAULTS[name])) given.set(name, text);
+  }
+  return given.toString();
+}

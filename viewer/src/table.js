@@ -1,0 +1,109 @@
+// Functions as a table.
+
+import { colourOf } from "./colours.js";
+
+const FIRST = 200; // rows that are shown at once
+
+export class Table {
+  #limit = FIRST;
+  #shown = null;
+
+  // `events`: choose(id), sort(column); sort may be missing.
+  constructor(caption, events) {
+    this.events = events;
+    this.element = document.createElement("div");
+    this.element.className = "table";
+    this.table = this.element.appendChild(document.createElement("table"));
+    this.caption = this.table.createCaption();
+    this.title = caption;
+    this.head = this.table.createTHead().insertRow();
+    this.body = this.table.createTBody();
+    this.more = this.element.appendChild(document.createElement("button"));
+    this.more.type = "button";
+    this.more.className = "more";
+    this.more.addEventListener("click", () => {
+      this.#limit += 5 * FIRST;
+      this.#draw();
+    });
+    this.body.addEventListener("click", (event) => {
+      const row = event.target.closest("tr");
+      if (row?.dataset.id) events.choose(row.dataset.id);
+    });
+    this.body.addEventListener("keydown", (event) => {
+      const to = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+      const button = event.target.closest("tr")?.[to]?.querySelector("button");
+      if (!button) return;
+      event.preventDefault();
+      button.focus();
+    });
+  }
+
+  // `columns`: name, text(row), part(row) of 1 for a bar; `rows`: id ("" if it cannot be chosen),
+  // name, module, family.
+  show({ columns, rows, sort, chosen, isMatch }) {
+    if (this.#shown?.sort !== sort) this.#limit = FIRST;
+    this.#shown = { columns, rows, sort, chosen, isMatch };
+    this.#draw();
+  }
+
+  #draw() {
+    const { columns, rows, sort, chosen, isMatch } = this.#shown;
+    this.caption.textContent = this.title(rows.length);
+    const focused = document.activeElement?.closest?.("tr")?.dataset.id;
+    const holds = this.body.contains(document.activeElement);
+    this.head.replaceChildren(header("Function"), ...columns.map(({ name, key }) => {
+      const cell = header(this.events.sort && key ? "" : name);
+      cell.className = "number";
+      if (!this.events.sort || !key) return cell;
+      const button = cell.appendChild(document.createElement("button"));
+      button.type = "button";
+      button.textContent = name;
+      button.addEventListener("click", () => this.events.sort(key));
+      if (sort === key) cell.setAttribute("aria-sort", "descending");
+      return cell;
+    }));
+    this.body.replaceChildren(...rows.slice(0, this.#limit).map((row) => {
+      const line = document.createElement("tr");
+      line.dataset.id = row.id;
+      if (row.id && row.id === chosen) line.setAttribute("aria-selected", "true");
+      line.classList.toggle("matched", isMatch(row));
+      line.append(nameCell(row), ...columns.map((column) => numberCell(column, row)));
+      return line;
+    }));
+    this.more.hidden = rows.length <= this.#limit;
+    this.more.textContent = `${(rows.length - this.#limit).toLocaleString("en-US")} more`;
+    if (!holds || focused === undefined) return;
+    [...this.body.rows].find((row) => row.dataset.id === focused)?.querySelector("button")?.focus();
+  }
+}
+
+function header(text) {
+  const cell = document.createElement("th");
+  cell.scope = "col";
+  cell.textContent = text;
+  return cell;
+}
+
+function nameCell({ id, name, module, family }) {
+  const cell = document.createElement("td");
+  cell.className = "name";
+  const swatch = cell.appendChild(document.createElement("i"));
+  swatch.style.setProperty("--swatch", colourOf(family, name));
+  const text = cell.appendChild(document.createElement(id ? "button" : "span"));
+  text.textContent = name;
+  if (id) text.type = "button";
+  if (module) {
+    const place = cell.appendChild(document.createElement("small"));
+    place.textContent = module;
+  }
+  cell.title = module ? `${name} in ${module}` : name;
+  return cell;
+}
+
+function numberCell({ text, part, className }, row) {
+  const cell = document.createElement("td");
+  cell.className = `number ${className?.(row) ?? ""}`;
+  cell.textContent = text(row);
+  if (part) cell.style.setProperty("--part", `${(100 * part(row)).toFixed(1)}%`);
+  return cell;
+}
