@@ -1,0 +1,60 @@
+"""The examples of docs/export.md do what the page says."""
+
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.export import ExportQueue
+from otel_kprofiler.otlp import check_file, encode_window
+from tests.examples import examples
+
+EXAMPLES = examples("export.md")
+
+
+def run(heading, page=EXAMPLES, **given):
+    """The names that the example below a heading leaves."""
+    (code,) = page[heading]
+    exec(code, given)
+    return given
+
+
+@pytest.fixture
+def window(tmp_path, monkeypatch):
+    """That of the other page, in a directory for files."""
+    monkeypatch.chdir(tmp_path)
+    return run("Write a profile", examples("otlp.md"))["window"]
+
+
+def test_every_example_is_here():
+    assert list(EXAMPLES) == [
+        "Send a batch", "Settings from the environment", "Do not wait for receivers",
+        "Your own exporter",
+    ]  # fmt: skip
+
+
+def test_a_batch_arrives(http_receiver, window, capsys):
+    given = run("Send a batch", endpoint=http_receiver.endpoint, window=window)
+    assert capsys.readouterr().out == f"SUCCESS {window.sample_count} {{}} \n"
+    assert len(http_receiver.requests) == len(given["encoded"].batches) == 1
+
+
+def test_the_environment_selects_the_exporter(http_receiver, capsys):
+    run("Settings from the environment", endpoint=http_receiver.endpoint)
+    assert capsys.readouterr().out == "otlp_http JSON\n"
+
+
+def test_a_queue_delivers(window, capsys):
+    run("Do not wait for receivers", window=window, encode_window=encode_window)
+    assert capsys.readouterr().out == f"{window.sample_count} {{}}\n"
+    assert check_file("profiles.jsonl") == []
+    assert list(Path("spool").iterdir())
+
+
+def test_a_queue_takes_an_exporter_of_ones_own(window):
+    exporter = run("Your own exporter")["Memory"]()
+    queue = ExportQueue(exporter)
+    (batch,) = encode_window(window).batches
+    queue.put(batch)
+    queue.shutdown()
+    assert exporter.payloads == [batch.payload]
+    assert queue.counts().exported == window.sample_count

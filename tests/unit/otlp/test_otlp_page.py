@@ -1,0 +1,70 @@
+"""The examples of docs/otlp.md do what the page says."""
+
+import pytest
+
+from otel_kprofiler.model import (
+    ON_CPU,
+    USER_SIDE,
+    FileId,
+    Frame,
+    Module,
+    ModuleKind,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import decode_windows, encode_window
+from tests.examples import examples
+
+EXAMPLES = examples("otlp.md")
+
+
+@pytest.fixture(autouse=True)
+def shop(tmp_path, monkeypatch):
+    """The file that the first example writes."""
+    monkeypatch.chdir(tmp_path)
+    run("Write a profile")
+    return tmp_path / "shop.otlp"
+
+
+def run(heading):
+    (code,) = EXAMPLES[heading]
+    given = {}
+    exec(code, given)
+    return given
+
+
+def test_every_example_is_here():
+    assert list(EXAMPLES) == [
+        "Write a profile", "Read profiles", "Check payloads", "Split what others made", "Add names",
+    ]  # fmt: skip
+
+
+def test_what_is_written_can_be_read(shop, capsys):
+    run("Read profiles")
+    assert capsys.readouterr().out == "on_cpu shop price 3\n"
+
+
+def test_only_what_is_wrong_is_a_violation(capsys):
+    given = run("Check payloads")
+    assert capsys.readouterr().out == given["RULES"][given["wrong"].rule] + "\n"
+
+
+def test_a_small_message_is_one_batch(capsys):
+    run("Split what others made")
+    assert capsys.readouterr().out == "1 {}\n"
+
+
+def test_locations_get_names(shop, capsys):
+    module = Module("libshop.so", ModuleKind.USER, None, FileId("ab" * 16), 0)
+    stack = Stack.from_frames([Frame(module, 0x10, (), 0, USER_SIDE)])
+    samples = [ResourceSamples(Resource({}), [WindowSample(stack, 1, "t", 0, None, [5])])]
+    (batch,) = encode_window(Window(0, 10, [Profile(ON_CPU, 1, samples)])).batches
+    shop.write_bytes(batch.payload)
+    (named,) = decode_windows(run("Add names")["naming"].data)
+    assert capsys.readouterr().out == "1 of 1\n"
+    ((_, sample),) = named.samples
+    assert sample.stack.frames[0].function == "libshop.so+0x10"
