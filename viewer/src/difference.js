@@ -13,8 +13,9 @@ export function difference(one, ones, other, others, kind) {
     ? SURE * Math.sqrt(variance(before, ones) + variance(after, others))
     : LEAST;
   const isChance = Math.abs(by) <= margin;
-  const strength = isChance ? 0 : Math.ceil((3 * Math.abs(by)) / Math.max(before, after));
-  return { before, after, by, isChance, colour: `var(--${strength ? `${by > 0 ? "gain" : "loss"}-${strength}` : "same"})` };
+  const strength = Math.min(3, Math.ceil((3 * Math.abs(by)) / Math.max(before, after)));
+  const colour = isChance ? "same" : `${by > 0 ? "gain" : "loss"}-${strength}`;
+  return { before, after, by, isChance, colour: `var(--${colour})` };
 }
 
 // A change in points of a percent.

@@ -14,6 +14,8 @@ export class Graph {
   #tree = null;
   #look = {};
   #size = [0, 0];
+  #view = "";
+  #distance = 0; // from the root's end, in pixels: it stays when the size changes
   #focused = null;
   #hovered = null;
   #widths = new Map();
@@ -53,12 +55,13 @@ export class Graph {
     this.#focused = (focus && tree.find(focus)) || this.zoomed;
     if (!this.#placeOf(this.#focused)) this.#focused = this.zoomed;
     this.#hovered = null;
-    const content = this.#rows.length * ROW;
     this.canvas.style.height = `${height}px`;
-    this.space.style.height = `${Math.max(0, content - height)}px`;
-    const keeps = this.scrolledFor === look.rootAtBottom && height < content;
-    if (!keeps) this.element.scrollTop = look.rootAtBottom ? content : 0;
-    this.scrolledFor = height < content ? look.rootAtBottom : null;
+    this.space.style.height = `${Math.max(0, this.#rows.length * ROW - height)}px`;
+    const view = `${look.rootAtBottom} ${look.zoom}`;
+    if (view !== this.#view) this.#distance = 0;
+    this.#view = view;
+    this.element.scrollTop = look.rootAtBottom ? this.#furthest() - this.#distance : this.#distance;
+    this.#reveal(this.zoomed);
     this.draw();
   }
 
@@ -69,6 +72,20 @@ export class Graph {
   #placeOf(box) {
     const row = this.#rows.findIndex((places) => places.some((place) => place.box === box));
     return row < 0 ? null : { row, place: this.#rows[row].find((one) => one.box === box) };
+  }
+
+  #furthest() {
+    return Math.max(0, this.#rows.length * ROW - this.element.clientHeight);
+  }
+
+  // Scrolls as far as needed to see a box.
+  #reveal(box) {
+    const found = this.#placeOf(box);
+    if (!found) return;
+    const top = this.#top(found.row);
+    const over = top + ROW - this.element.clientHeight;
+    if (top < 0) this.element.scrollTop += top;
+    else if (over > 0) this.element.scrollTop += over;
   }
 
   // Distance of a row from the top of the box, scrolled as it is.
@@ -175,17 +192,11 @@ export class Graph {
     );
   }
 
-  focus(box, tells = true) {
+  focus(box) {
     this.#focused = box;
-    const found = this.#placeOf(box);
-    if (found) {
-      const { clientHeight } = this.element;
-      const top = this.#top(found.row);
-      if (top < 0) this.element.scrollTop += top;
-      else if (top + ROW > clientHeight) this.element.scrollTop += top + ROW - clientHeight;
-    }
+    this.#reveal(box);
     this.draw();
-    if (tells) this.events.tell(this.#tree, box);
+    this.events.tell(this.#tree, box);
   }
 
   // Focuses the next match of the search, or the one before; returns its number of all, from 1.
@@ -242,7 +253,12 @@ export class Graph {
       this.#hovered = null;
       this.draw();
     });
-    element.addEventListener("scroll", () => this.draw());
+    element.addEventListener("scroll", () => {
+      if (element.clientHeight !== this.#size[1]) return; // not by the user
+      const { scrollTop } = element;
+      this.#distance = this.#look.rootAtBottom ? this.#furthest() - scrollTop : scrollTop;
+      this.draw();
+    });
     element.addEventListener("focus", () => this.draw());
     element.addEventListener("blur", () => this.draw());
     element.addEventListener("keydown", (event) => {

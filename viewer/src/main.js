@@ -8,7 +8,7 @@ import { pattern, Profile } from "./profile.js";
 import { follow } from "./source.js";
 import { read, write } from "./state.js";
 import { Strip } from "./strip.js";
-import { fitting, format, unitsOf } from "./units.js";
+import { count, fitting, format, unitsOf } from "./units.js";
 
 const LISTED = 8; // binaries in the legend
 
@@ -58,11 +58,11 @@ function countsOf(kind) {
   const cpu = state.cpu === "" ? null : Number(state.cpu);
   const threads = once("threads", [profile, process, thread], () => passing(profile, state));
   const filter = { kind, threads, cpu };
-  const count = (name, of) =>
+  const narrowed = (name, of) =>
     once(`${name} ${kind}`, [threads, cpu, ...bins(of)], () => profile.count(filter, bins(of)));
-  const after = count("after", range);
+  const after = narrowed("after", range);
   if (!baseline) return { filter, counts: after, before: null, after: null };
-  const before = count("before", baseline);
+  const before = narrowed("before", baseline);
   return { filter, before, after, counts: once(`both ${kind}`, [before, after], () => mean(before, after)) };
 }
 
@@ -123,9 +123,9 @@ function showStrip(filter, { counts, before, after }) {
   const kind = profile.kinds[filter.kind] ?? NO_KIND;
   const amount = (of) => format(of.all, of.all, kind, state.unit === "share" ? "count" : state.unit);
   element("brushed").textContent = before
-    ? `${strip.describe(state.range ?? [0, strip.spanMs])} · ${amount(after)}, compared with ${strip.describe(state.baseline)} · ${amount(before)}`
+    ? `${strip.describe(state.range ?? [0, strip.spanMs])} · ${amount(after)}; before: ${strip.describe(state.baseline)} · ${amount(before)}`
     : state.range ? `${strip.describe(state.range)} · ${amount(counts)}` : "whole time: drag to choose a part";
-  element("whole").hidden = !state.range && !state.baseline;
+  element("whole").hidden = !state.range || Boolean(state.baseline);
   element("compare").disabled = !state.range && !state.baseline;
   element("compare").textContent = state.baseline ? "End comparison" : "Compare with …";
 }
@@ -148,8 +148,8 @@ function showControls(kinds) {
   once("units", [kind], () => unit.replaceChildren(...unitsOf(kind).map(([name, text]) => new Option(text, name))));
   [unit.value] = fitting(kind, state.unit);
   const isGraph = state.tab === "flame" || state.tab === "callers";
-  element("invert").hidden = element("reset").hidden = !isGraph;
-  element("reset").disabled = !state.zoom.length;
+  element("invert").hidden = !isGraph;
+  element("reset").hidden = !state.zoom.length;
   if (element("search").value !== state.search) element("search").value = state.search;
   once("lists", [profile, state.process, state.thread, state.cpu, state.kind], () =>
     fillFilters(profile, element, state));
@@ -160,7 +160,7 @@ function showMatches(at = 0) {
   const found = panes[0].matched();
   const isGraph = state.tab === "flame" || state.tab === "callers";
   const frames = found && isGraph ? panes[0].graph.matches().length : 0;
-  const shown = isGraph && frames ? ` · ${at ? `${at} of ` : ""}${frames} ${frames === 1 ? "frame" : "frames"}` : "";
+  const shown = isGraph && frames ? ` · ${at ? `${at} of ` : ""}${count(frames)} ${frames === 1 ? "frame" : "frames"}` : "";
   element("matched").textContent = found ? `matched ${found}${shown}` : "";
   element("next").disabled = element("previous").disabled = !frames;
 }

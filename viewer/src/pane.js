@@ -151,18 +151,26 @@ export class Pane {
     const { profile, search } = this.#view;
     const { root } = tree;
     table.title = () => `${tree.up ? "Callers" : "Callees"} of ${profile.name(root.frame)}`;
+    const { counts, before, after, kind } = this.#view;
     const rows = tree.children(root).map((box) => ({
       box, id: profile.frames.kind[box.frame] ? this.#idOf(box.frame) : "", name: profile.name(box.frame),
       module: profile.text("module", box.frame), family: profile.family(box.frame),
+      of: (counted) => tree.amount(box, counted),
     }));
-    const own = tree.own(root, this.#view.counts);
-    if (own > 0) rows.push({ box: { value: own, origins: null }, id: "", name: "itself", module: "", family: profile.family(root.frame) });
-    rows.sort((a, b) => b.box.value - a.box.value);
+    const itself = { box: { frame: -1 }, id: "", name: "itself", module: "", family: profile.family(root.frame),
+      of: (counted) => tree.own(root, counted) };
+    if (itself.of(counts) > 0) rows.push(itself);
+    for (const row of rows) row.value = row.of(counts);
+    rows.sort((a, b) => b.value - a.value);
+    const change = (row) => (row.change ??= difference(row.of(before), before.all, row.of(after), after.all, kind));
     table.show({
-      columns: [{
-        name: "Total", text: ({ box }) => this.#brief(box.value),
-        part: ({ box }) => box.value / root.value,
-      }],
+      columns: [
+        {
+          name: "Total", text: (row) => (before ? share(change(row).after, 1) : this.#brief(row.value)),
+          part: ({ value }) => value / root.value,
+        },
+        ...(before ? [{ name: "±", text: (row) => inWords(change(row)), className: (row) => sign(change(row)) }] : []),
+      ],
       rows, sort: "", chosen: "", isMatch: ({ box }) => Boolean(search && box.frame >= 0 && search.frames[box.frame]),
     });
   }
@@ -224,7 +232,7 @@ export class Pane {
     if (before) {
       const found = this.#difference(tree, box);
       parts.push(`before ${share(found.before, 1)}, after ${share(found.after, 1)}: ${inWords(found)}`);
-      if (found.isChance) parts.push("may be chance");
+      if (found.by && found.isChance) parts.push("may be chance");
       return parts.join(" · ");
     }
     const value = tree.amount(box, counts);
@@ -271,9 +279,6 @@ export class Pane {
     return amount === percent ? percent : `${percent}, ${amount}`;
   }
 
-  redraw() {
-    if (this.#view) this.show(this.#view);
-  }
 }
 
 const sign = ({ by, isChance }) => (isChance || !by ? "" : by > 0 ? "gain" : "loss");
