@@ -106,7 +106,8 @@ PACKAGES = {
         "Saved profiles: samples in columns, filtered and grouped", "formats model otlp"
     ),
     "viewing": Package(
-        "The local page of `view`: what serves it, and what it shows", "errors serving"
+        "The local page of `view`: what serves it, and what it shows",
+        "errors formats model serving text",
     ),
     "agent": Package(
         "The agent: life cycle, reload, health, limits, own metrics",

@@ -1,0 +1,322 @@
+"""Answers the page from the store: samples of a range of time, in the columns of the page."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.formats import About, assemble, choose_bin_ms
+from otel_kprofiler.model import ProfileKind
+from otel_kprofiler.viewing.server import Query, QueryError
+from otel_kprofiler.viewing.store import CHOICES, open_reader, read_bounds
+
+_MOST_RESOURCES: Final = 100
+_NS_PER_MS: Final = 1_000_000
+
+_COUNTS: Final = """
+SELECT thread, kind, count(*) FROM samples WHERE time_ns >= :start AND time_ns < :end
+GROUP BY thread, kind
+"""
+_SAMPLES: Final = """
+SELECT time_ns, node, thread, cpu, kind, value FROM samples
+WHERE time_ns >= :start AND time_ns < :end ORDER BY time_ns
+"""
+_NODES: Final = """
+WITH RECURSIVE used(id, parent, frame) AS (
+    SELECT id, parent, frame FROM nodes WHERE id IN (
+        SELECT node FROM samples WHERE time_ns >= :start AND time_ns < :end)
+    UNION
+    SELECT nodes.id, nodes.parent, nodes.frame FROM used JOIN nodes ON nodes.id = used.parent)
+SELECT id, parent, frame FROM used ORDER BY id
+"""
+_LOST: Final = "SELECT total(lost) FROM losses WHERE end_ns > :start AND start_ns < :end"
+
+
+class StoreAnswers:
+    """Makes the data of the page from a store, one answer at a time.
+
+    Args:
+        path: the store, to which others add meanwhile.
+        title: heading of the page.
+        now_ns: Unix time in nanoseconds.
+
+    Attributes:
+        is_live: whether new samples may come.
+    """
+
+    def __init__(self, path: str, *, title: str, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self.is_live = True
+        self._title = title
+        self._now_ns = now_ns
+        self._lock = threading.Lock()
+        self._database = open_reader(path)
+
+    def close(self) -> None:
+        """Close the store."""
+        with self._lock:
+            self._database.close()
+
+    def __call__(self, query: Query) -> Iterator[bytes]:
+        """The data in pieces of JSON.
+
+        Raises:
+            QueryError: the resource is none.
+            KProfilerError: the store cannot be read.
+        """
+        with self._lock:
+            try:
+                self._database.execute("BEGIN")  # all of one state
+                try:
+                    data = self._read(query)
+                finally:
+                    self._database.rollback()
+            except sqlite3.Error as error:
+                raise KProfilerError(f"the store cannot be read: {error}") from error
+            yield from _encode(data)
+
+    def _read(self, query: Query) -> dict[str, Any]:
+        bounds = read_bounds(self._database)
+        span = _span(query, *bounds, self._now_ns())
+        content = _Content(self._database, span, query.resource)
+        about = content.about()
+        return {
+            "title": about.heading(self._title),
+            "summary": about.text(),
+            "start_ms": span.start_ns // span.bin_ns * span.bin_ns // _NS_PER_MS,
+            "bin_ms": span.bin_ns // _NS_PER_MS,
+            "bins": -(-span.end_ns // span.bin_ns) - span.start_ns // span.bin_ns,
+            "live": self.is_live,
+            "resources": content.resources(),
+            "available": {"from_ms": bounds[0] / _NS_PER_MS, "to_ms": bounds[1] / _NS_PER_MS},
+            **content.columns(),
+        }
+
+
+class _Span(NamedTuple):
+    """A range of time, and the width of its bins, which stand at multiples of it."""
+
+    start_ns: int
+    end_ns: int
+    bin_ns: int
+
+
+def _span(query: Query, first_ns: int, end_ns: int, now_ns: int) -> _Span:
+    start_ns = first_ns
+    if query.last_s is not None:
+        start_ns, end_ns = now_ns - round(query.last_s * 1e9), now_ns
+    if query.start_ms is not None:
+        start_ns = _ns(query.start_ms)
+    if query.end_ms is not None:
+        end_ns = _ns(query.end_ms)
+    end_ns = max(start_ns + 1, end_ns)
+    return _Span(start_ns, end_ns, choose_bin_ms((end_ns - start_ns) / _NS_PER_MS) * _NS_PER_MS)
+
+
+def _ns(moment_ms: float) -> int:
+    """Milliseconds in nanoseconds, of which floating point has only some."""
+    whole = int(moment_ms)
+    return whole * _NS_PER_MS + round((moment_ms - whole) * _NS_PER_MS)
+
+
+class _Thread(NamedTuple):
+    resource: int
+    process: str
+    pid: int | None
+    name: str
+    tid: int
+
+
+class _Content:
+    """What is in a range of time.
+
+    Args:
+        database: the store, in a transaction.
+        span: the range.
+        resource: the id of a resource, of which alone the samples count; empty for all.
+
+    Raises:
+        QueryError: there is no such resource.
+    """
+
+    def __init__(self, database: sqlite3.Connection, span: _Span, resource: str) -> None:
+        self._database = database
+        self._span = span
+        self._values = {"start": span.start_ns, "end": span.end_ns}
+        counts = database.execute(_COUNTS, self._values).fetchall()
+        samples = Counter[int]()
+        for thread, _, count in counts:
+            samples[thread] += count
+        self._threads = {number: self._thread(number) for number in samples}
+        attributes = self._read_attributes()
+        self._attributes = Counter[tuple[str, str]]()
+        for thread, count in samples.items():
+            for pair in attributes[self._threads[thread].resource]:
+                self._attributes[pair] += count
+        self._chosen = set(samples)
+        if resource:
+            name, _, value = resource.partition("=")
+            if name not in CHOICES:
+                raise QueryError(f"there is no resource {resource[:100]}")
+            self._chosen = {
+                number
+                for number in samples
+                if (name, value) in attributes[self._threads[number].resource]
+            }
+        chosen = [row for row in counts if row[0] in self._chosen]
+        self._number = sum(count for _, _, count in chosen)
+        self._of_chosen = {
+            pair for number in self._chosen for pair in attributes[self._threads[number].resource]
+        }
+        self._kinds, self._periods = self._read_kinds({kind for _, kind, _ in chosen})
+        self._cpus: set[int] = set()
+        self._columns = self._read_columns()
+
+    def about(self) -> About:
+        """Counts and names of all of it."""
+        names: dict[str, list[str]] = {"host.name": [], "os.version": []}
+        for name, value in sorted(self._of_chosen):
+            names.get(name, []).append(value)
+        (lost,) = self._database.execute(_LOST, self._values).fetchone()
+        return About(
+            names["host.name"],
+            names["os.version"],
+            self._number,
+            len(self._cpus),
+            *self._span[:2],
+            {period for periods in self._periods.values() for period in periods},
+            int(lost),
+        )
+
+    def resources(self) -> list[dict[str, Any]]:
+        """Resources to choose from in this range, those with most samples first."""
+        found = sorted(self._attributes.items(), key=lambda pair: (-pair[1], pair[0]))
+        choices = [
+            {"id": f"{name}={value}", "name": f"{name} {value}", "samples": count}
+            for (name, value), count in found
+            if name in CHOICES
+        ]
+        return choices[:_MOST_RESOURCES]
+
+    def columns(self) -> dict[str, Any]:
+        """Samples, and the tables that they point into."""
+        processes: dict[tuple[str, int | None], int] = {}
+        threads = []
+        for number in self._chosen:
+            thread = self._threads[number]
+            process = processes.setdefault((thread.process, thread.pid), len(processes))
+            threads.append((thread.name, thread.tid, process))
+        nodes, frames = self._read_nodes()
+        return assemble(
+            kinds=self._periods,
+            frames=frames,
+            nodes=nodes,
+            processes=processes,
+            threads=threads,
+            samples=self._columns,
+        )
+
+    def _thread(self, number: int) -> _Thread:
+        query = "SELECT resource, process, pid, name, tid FROM threads WHERE id = ?"
+        return _Thread(*self._database.execute(query, (number,)).fetchone())
+
+    def _read_attributes(self) -> dict[int, list[tuple[str, str]]]:
+        """Attributes of resources by their numbers."""
+        query = "SELECT name, value FROM attributes WHERE resource = ?"
+        resources = {thread.resource for thread in self._threads.values()}
+        return {one: self._database.execute(query, (one,)).fetchall() for one in resources}
+
+    def _read_kinds(
+        self, wanted: set[int]
+    ) -> tuple[dict[int, tuple[ProfileKind, int]], dict[ProfileKind, set[int]]]:
+        """Kinds and periods by their numbers, and all periods of each kind."""
+        numbers: dict[int, tuple[ProfileKind, int]] = {}
+        periods: dict[ProfileKind, set[int]] = {}
+        for number, *texts, period_ns in self._database.execute("SELECT * FROM kinds ORDER BY id"):
+            if number in wanted:
+                kind = ProfileKind(*texts)
+                numbers[number] = kind, period_ns
+                periods.setdefault(kind, set()).add(period_ns)
+        return numbers, periods
+
+    def _read_columns(self) -> dict[str, Sequence[int]]:
+        """Samples with the store's numbers of nodes; equal ones of a bin are one row."""
+        order = list(self._periods)
+        kinds, factors = {}, {}
+        for number, (kind, period_ns) in self._kinds.items():
+            kinds[number] = order.index(kind)
+            factors[number] = (period_ns or 1) if len(self._periods[kind]) > 1 else 1
+        threads = {number: at for at, number in enumerate(self._chosen)}
+        nodes, places, counts = array("Q"), array("I"), array("q")
+        of_thread, cpus, of_kind = array("I"), array("i"), array("B")
+        sums: dict[tuple[int, int, int, int], int] = {}
+
+        def flush(place: int) -> None:
+            for (node, thread, cpu, kind), count in sums.items():
+                nodes.append(node)
+                of_thread.append(threads[thread])
+                cpus.append(cpu)
+                of_kind.append(kinds[kind])
+                places.append(place)
+                counts.append(int(count) * factors[kind])
+            sums.clear()
+
+        bin_ns, chosen = self._span.bin_ns, self._chosen
+        first = current = self._span.start_ns // bin_ns
+        for time_ns, node, thread, cpu, kind, value in self._database.execute(
+            _SAMPLES, self._values
+        ):
+            place = time_ns // bin_ns
+            if place != current:
+                flush(current - first)
+                current = place
+            if thread in chosen:
+                key = (node, thread, cpu, kind)
+                sums[key] = sums.get(key, 0) + value
+        flush(current - first)
+        self._cpus = set(cpus)
+        return {
+            "node": nodes,
+            "thread": of_thread,
+            "cpu": cpus,
+            "kind": of_kind,
+            "bin": places,
+            "count": counts,
+        }
+
+    def _read_nodes(self) -> tuple[dict[str, Sequence[int]], list[tuple[str, str, str, str, int]]]:
+        """Columns of nodes, and their frames; samples get their numbers."""
+        ids, parents, of_frame = array("Q"), array("i"), array("I")
+        frames: dict[int, int] = {}
+        for number, parent, frame in self._database.execute(_NODES, self._values):
+            # A node is newer than its parent, which so has come already.
+            parents.append(bisect_left(ids, parent) if parent else -1)
+            of_frame.append(frames.setdefault(frame, len(frames)))
+            ids.append(number)
+        samples = self._columns["node"]
+        leaves = {leaf: bisect_left(ids, leaf) for leaf in set(samples)}
+        self._columns["node"] = array("I", [leaves[leaf] for leaf in samples])
+        query = "SELECT label, module, reason, color, inlined FROM frames WHERE id = ?"
+        found = [self._database.execute(query, (number,)).fetchone() for number in frames]
+        return {"parent": parents, "frame": of_frame}, found
+
+
+def _encode(data: dict[str, Any]) -> Iterator[bytes]:
+    """JSON of an object, which is emptied meanwhile."""
+    before = b"{"
+    for name in list(data):
+        value = data.pop(name)
+        yield before + json.dumps(name).encode() + b":"
+        if isinstance(value, dict):
+            yield from _encode(value)
+        else:
+            yield json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+        before = b","
+    yield b"{}" if before == b"{" else b"}"

@@ -1,0 +1,444 @@
+"""The store of ``view``: the samples of the last hour in an SQLite file of bounded size.
+
+Samples are normalised. Each points to its thread and to the node of its stack in the tree of all
+calls, whose roots are the names of processes; nodes point to frames. A frame that many stacks have
+in common is stored once, as is each path from the root. The samples themselves are one tree in the
+order of their time, so that adding them, dropping old ones, and reading a range need no index.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, Self
+
+from otel_kprofiler.errors import KProfilerError, describe_error
+from otel_kprofiler.formats import (
+    PROCESS,
+    Entry,
+    frame_entries,
+    process_id,
+    process_name,
+    side_remarks,
+)
+from otel_kprofiler.model import Profile, RawFrames, Resource, Stack, Window, WindowSample
+from otel_kprofiler.text import escape_controls
+
+DEFAULT_KEEP_S: Final = 3600.0
+DEFAULT_MAX_BYTES: Final = 512 << 20
+
+CHOICES: Final = (
+    "host.name",
+    "service.name",
+    "k8s.pod.name",
+    "container.name",
+    "process.executable.name",
+)
+"""Attributes of resources by which samples can be chosen."""
+_KEPT_ATTRIBUTES: Final = (*CHOICES, "os.version")
+
+_APPLICATION: Final = 0x6B707276  # of the file format, for PRAGMA application_id
+_VERSION: Final = 1
+_MAX_CACHED: Final = 50_000
+"""Rows whose numbers are remembered; some 300 bytes each."""
+_COLLECTIONS: Final = 10
+"""How often what no sample points to is removed while samples are kept."""
+_BUSY_S: Final = 60.0
+_MAX_NUMBER: Final = 1 << 53
+_MAX_CPU: Final = 1 << 30
+_CACHE_KIB: Final = 8192
+_WAL_BYTES: Final = 16 << 20
+
+_SCHEMA: Final = f"""
+PRAGMA application_id = {_APPLICATION};
+PRAGMA user_version = {_VERSION};
+CREATE TABLE kinds (
+    id INTEGER PRIMARY KEY, name TEXT, sample_type TEXT, sample_unit TEXT, period_type TEXT,
+    period_unit TEXT, period_ns INTEGER,
+    UNIQUE (name, sample_type, sample_unit, period_type, period_unit, period_ns));
+CREATE TABLE resources (id INTEGER PRIMARY KEY, digest BLOB UNIQUE);
+CREATE TABLE attributes (
+    resource INTEGER, name TEXT, value TEXT, PRIMARY KEY (resource, name)) WITHOUT ROWID;
+CREATE TABLE threads (
+    id INTEGER PRIMARY KEY, resource INTEGER, process TEXT, pid INTEGER, name TEXT, tid INTEGER,
+    UNIQUE (resource, tid, name));
+CREATE TABLE frames (
+    id INTEGER PRIMARY KEY, label TEXT, module TEXT, reason TEXT, color TEXT, inlined INTEGER,
+    UNIQUE (label, module, reason, color, inlined));
+CREATE TABLE nodes (
+    id INTEGER PRIMARY KEY, parent INTEGER, frame INTEGER, UNIQUE (parent, frame));
+CREATE TABLE samples (
+    time_ns INTEGER, thread INTEGER, node INTEGER, cpu INTEGER, kind INTEGER, value INTEGER,
+    PRIMARY KEY (time_ns, thread, node, cpu, kind)) WITHOUT ROWID;
+CREATE TABLE losses (
+    end_ns INTEGER, start_ns INTEGER, kind INTEGER, lost INTEGER,
+    PRIMARY KEY (end_ns, start_ns, kind)) WITHOUT ROWID;
+"""
+_ADD_SAMPLE: Final = """
+INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET value = value + excluded.value
+"""
+_COLLECT: Final = """
+WITH RECURSIVE live(id) AS (
+    SELECT node FROM samples
+    UNION SELECT parent FROM nodes JOIN live USING (id) WHERE parent)
+DELETE FROM nodes WHERE id NOT IN (SELECT id FROM live);
+DELETE FROM frames WHERE id NOT IN (SELECT frame FROM nodes);
+DELETE FROM threads WHERE id NOT IN (SELECT thread FROM samples);
+DELETE FROM resources WHERE id NOT IN (SELECT resource FROM threads);
+DELETE FROM attributes WHERE resource NOT IN (SELECT id FROM resources);
+"""
+
+_Row = tuple[int, int, int, int, int, int]
+_Entry = tuple[str, str, str, str, int]
+
+
+class Added(NamedTuple):
+    """Numbers of samples: those that were added, and those that were not since they are too old.
+
+    Samples from the future count as too old: nothing would ever remove them.
+    """
+
+    kept: int
+    outdated: int
+
+
+class SampleStore:
+    """The samples of a limited time, in a file; several threads may use it.
+
+    Args:
+        path: the file, created if missing, and kept at the end; None for one that is removed.
+        keep_s: how long samples are kept, by their own time.
+        max_bytes: how large the file may be; the oldest samples go first.
+        now_ns: Unix time in nanoseconds.
+
+    Attributes:
+        path: the file.
+
+    Raises:
+        KProfilerError: it cannot be opened, is in use, or is something else.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        *,
+        keep_s: float = DEFAULT_KEEP_S,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._keep_ns = round(keep_s * 1e9)
+        self._max_bytes = max_bytes
+        self._now_ns = now_ns
+        self._lock = threading.Lock()
+        self._ids: dict[tuple[object, ...], int] = {}
+        self._own_directory = None if path else _make_directory()
+        self.path = path or os.path.join(self._own_directory or "", "samples.db")
+        try:
+            self._lock_fd = _lock(self.path)
+            try:
+                self._database = _open(self.path)
+            except BaseException:
+                os.close(self._lock_fd)
+                raise
+        except BaseException:
+            self._remove()
+            raise
+        self._collected_ns = now_ns()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, and remove it if it has no name of the user's."""
+        with self._lock:
+            self._database.close()
+            os.close(self._lock_fd)  # not before, since that would release SQLite's locks
+            self._remove()
+
+    def _remove(self) -> None:
+        if self._own_directory:
+            shutil.rmtree(self._own_directory, ignore_errors=True)
+
+    def add(self, windows: Iterable[Window]) -> Added:
+        """Add samples, and drop what is too old or too much.
+
+        Raises:
+            KProfilerError: the disk is full, or fails.
+        """
+        with self._lock:
+            now = self._now_ns()
+            oldest, latest = now - self._keep_ns, now + self._keep_ns
+            try:
+                with self._database:
+                    added = self._add(windows, oldest, latest)
+                    self._database.execute("DELETE FROM samples WHERE time_ns < ?", (oldest,))
+                    self._database.execute("DELETE FROM losses WHERE end_ns < ?", (oldest,))
+                self._shrink(now)
+            except sqlite3.Error as error:
+                self._ids.clear()  # which may be of rows that were rolled back
+                raise KProfilerError(
+                    f"cannot write {self.path}: {error}",
+                    hint="free space on its disk, or name another place: --store PATH",
+                ) from error
+            return added
+
+    def _add(self, windows: Iterable[Window], oldest: int, latest: int) -> Added:
+        outdated = kept = 0
+        paths = _Paths(self._frame, lambda *key: self._find_or_add("nodes", "parent, frame", key))
+        for window in windows:
+            for profile in window.profiles:
+                kind = self._kind(profile)
+                for resource, samples in profile.resources:
+                    rows = []
+                    for row in self._rows(resource, samples, kind, paths):
+                        if oldest <= row[0] < latest:
+                            rows.append(row)
+                        else:
+                            outdated += 1
+                    self._database.executemany(_ADD_SAMPLE, rows)
+                    kept += len(rows)
+                lost = sum(profile.lost.values())
+                if lost and oldest <= window.end_unix_ns < latest:
+                    # Each part of a window that was split has the same account.
+                    self._database.execute(
+                        "INSERT OR REPLACE INTO losses VALUES (?, ?, ?, ?)",
+                        (window.end_unix_ns, window.start_unix_ns, kind, _bounded(lost)),
+                    )
+        return Added(kept, outdated)
+
+    def _rows(
+        self,
+        resource: Resource,
+        samples: Iterable[WindowSample],
+        kind: int,
+        paths: _Paths,
+    ) -> Iterator[_Row]:
+        owner = self._resource(resource)
+        for sample in samples:
+            process = process_name(resource, sample.thread_name)
+            thread = self._id(
+                "threads",
+                "resource, process, pid, name, tid",
+                owner, escape_controls(process), process_id(resource),
+                escape_controls(sample.thread_name), _bounded(sample.tid),
+            )  # fmt: skip
+            node = paths.leaf(process, sample.stack)
+            cpu = max(0, min(sample.cpu, _MAX_CPU))
+            values = sample.values or [1] * len(sample.timestamps_unix_ns)
+            for moment, value in zip(sample.timestamps_unix_ns, values, strict=True):
+                yield moment, thread, node, cpu, kind, _bounded(value)
+
+    def _kind(self, profile: Profile) -> int:
+        kind = profile.kind
+        return self._id(
+            "kinds",
+            "name, sample_type, sample_unit, period_type, period_unit, period_ns",
+            kind.name, kind.sample_type, kind.sample_unit, kind.period_type, kind.period_unit,
+            profile.period_ns,
+        )  # fmt: skip
+
+    def _resource(self, resource: Resource) -> int:
+        text = repr(sorted(resource.attributes.items(), key=itemgetter(0)))
+        digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=16).digest()
+        is_known = ("resources", digest) in self._ids
+        number = self._id("resources", "digest", digest)
+        if not is_known:
+            found = [
+                (number, name, escape_controls(str(resource.attributes[name])))
+                for name in _KEPT_ATTRIBUTES
+                if name in resource.attributes
+            ]
+            self._database.executemany("INSERT OR IGNORE INTO attributes VALUES (?, ?, ?)", found)
+        return number
+
+    def _frame(self, entry: _Entry) -> int:
+        key = ("frame", *entry)
+        found = self._ids.get(key)
+        if found is None:
+            *texts, color, inlined = entry
+            columns = "label, module, reason, color, inlined"
+            shown = map(escape_controls, texts)
+            found = self._ids[key] = self._id("frames", columns, *shown, color, inlined)
+        return found
+
+    def _id(self, table: str, columns: str, *values: Any) -> int:
+        """The row of a table with these values, made if there is none."""
+        key = (table, *values)
+        found = self._ids.get(key)
+        if found is None:
+            found = self._ids[key] = self._find_or_add(table, columns, values)
+        return found
+
+    def _find_or_add(self, table: str, columns: str, values: Sequence[Any]) -> int:
+        find, add = _statements(table, columns)
+        if row := self._database.execute(find, values).fetchone():
+            return int(row[0])
+        return int(self._database.execute(add, values).lastrowid or 0)
+
+    def _shrink(self, now: int) -> None:
+        if len(self._ids) > _MAX_CACHED:
+            self._ids.clear()
+        if now - self._collected_ns > self._keep_ns // _COLLECTIONS:
+            self._collect(now)
+        while self._used_bytes() > self._max_bytes:
+            first, end = read_bounds(self._database)
+            if not end:
+                break
+            limit = first + max(1, (end - first) // 10)
+            self._database.execute("DELETE FROM samples WHERE time_ns < ?", (limit,))
+            self._database.commit()
+            self._collect(now)
+
+    def _collect(self, now: int) -> None:
+        """Remove what no sample points to."""
+        self._ids.clear()
+        with self._database:
+            for statement in _COLLECT.split(";"):
+                self._database.execute(statement)
+        self._collected_ns = now
+
+    def _used_bytes(self) -> int:
+        size, pages, free = (
+            self._database.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_size", "page_count", "freelist_count")
+        )
+        return int(size * (pages - free))
+
+
+class _Paths:
+    """Where stacks are in the tree; for the windows of one call, whose stacks live as long.
+
+    Args:
+        frame: the number of a frame.
+        node: the number of the node below another with a frame.
+    """
+
+    def __init__(self, frame: Callable[[_Entry], int], node: Callable[[int, int], int]) -> None:
+        self._frame = frame
+        self._node = node
+        self._leaves: dict[tuple[str, Stack], int] = {}
+        self._nodes: dict[tuple[int, int], int] = {}
+        self._frames: dict[int, tuple[int, ...]] = {}  # by identity, since frames are large
+
+    def leaf(self, process: str, stack: Stack) -> int:
+        """The node of a stack's innermost frame, below the name of its process."""
+        leaf = self._leaves.get((process, stack))
+        if leaf is None:
+            leaf = 0
+            for frame in (self._frame((process, "", "", PROCESS, 0)), *self._path(stack)):
+                key = leaf, frame
+                node = self._nodes.get(key)
+                leaf = self._nodes[key] = self._node(*key) if node is None else node
+            self._leaves[process, stack] = leaf
+        return leaf
+
+    def _path(self, stack: Stack) -> Iterator[int]:
+        for side in reversed(stack.sides):
+            yield from map(self._number, side_remarks(side))
+            is_kept = not isinstance(side.frames, RawFrames)
+            for frame in reversed(side.frames):
+                numbers = self._frames.get(id(frame)) if is_kept else None
+                if numbers is None:
+                    numbers = tuple(map(self._number, frame_entries(frame)))
+                    if is_kept:
+                        self._frames[id(frame)] = numbers
+                yield from numbers
+
+    def _number(self, one: Entry) -> int:
+        return self._frame((one.label, one.module, one.reason, one.color, int(one.inlined)))
+
+
+@cache
+def _statements(table: str, columns: str) -> tuple[str, str]:
+    """How to find, and to add, a row with some values."""
+    names = columns.split(", ")
+    which = " AND ".join(f"{name} IS ?" for name in names)
+    marks = ", ".join("?" * len(names))
+    return (
+        f"SELECT id FROM {table} WHERE {which}",  # noqa: S608 - names are our own
+        f"INSERT INTO {table} ({columns}) VALUES ({marks})",  # noqa: S608 - likewise
+    )
+
+
+def open_reader(path: str) -> sqlite3.Connection:
+    """A connection that reads a store while others write it."""
+    database = _connect(path)
+    database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+    database.execute("PRAGMA query_only = 1")
+    return database
+
+
+def read_bounds(database: sqlite3.Connection) -> tuple[int, int]:
+    """Unix time in nanoseconds of the first sample, and that after the last; 0 without samples."""
+    # Both in one statement would be a scan of all samples.
+    (first,) = database.execute("SELECT min(time_ns) FROM samples").fetchone()
+    (last,) = database.execute("SELECT max(time_ns) FROM samples").fetchone()
+    return (0, 0) if first is None else (first, last + 1)
+
+
+def _bounded(number: int) -> int:
+    """The number, which a sender chooses, or the nearest that floating point and SQLite know."""
+    return max(-_MAX_NUMBER, min(number, _MAX_NUMBER))
+
+
+def _make_directory() -> str:
+    """A directory that only this user can enter, on a disk if there is a choice."""
+    place = None if "TMPDIR" in os.environ else "/var/tmp"  # noqa: S108 - mkdtemp is safe
+    return tempfile.mkdtemp(prefix="otel-kprofiler-view-", dir=place)
+
+
+def _lock(path: str) -> int:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise KProfilerError(
+            f"cannot open {path}: {describe_error(error)}",
+            hint="name a file in a directory that this user can write",
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise KProfilerError(
+            f"{path} is in use by another `view`", hint="end that one, or name another file"
+        ) from error
+    return fd
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False)
+
+
+def _open(path: str) -> sqlite3.Connection:
+    is_new = not os.path.getsize(path)
+    database = _connect(path)
+    try:
+        names = ("application_id", "user_version")
+        found = tuple(database.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+        if not is_new and found != (_APPLICATION, _VERSION):
+            raise sqlite3.DatabaseError("it is another database, or of another version")
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        database.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+        if is_new:
+            database.executescript(_SCHEMA)
+    except sqlite3.Error as error:
+        database.close()
+        raise KProfilerError(
+            f"cannot open {path}: {error}", hint="name a file that `view` has made, or a new one"
+        ) from error
+    return database

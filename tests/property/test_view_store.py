@@ -1,0 +1,85 @@
+"""Any samples in any parts: the store of `view` shows what a list of them has."""
+
+import tempfile
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    ON_CPU,
+    Frame,
+    Line,
+    Profile,
+    ProfileKind,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.viewing import Query, SampleStore
+from tests.unit.viewing.shown import answer, expected, shown
+
+NOW, SPAN = 1_700_000_000_000_000_000, 10**11
+KINDS = (ON_CPU, 10**7), (ProfileKind("off_cpu", "off_cpu", "nanoseconds"), 0)
+RESOURCES = [
+    Resource({"process.pid": pid, "process.executable.name": name, "host.name": host})
+    for pid, name, host in ((1, "init", "a"), (2, "sh", "a"), (3, "sh", "b"))
+] + [Resource({"host.name": "b"}), Resource({})]
+
+
+@st.composite
+def stacks(draw):
+    names = draw(st.lists(st.sampled_from("fgh"), max_size=4))
+    return Stack.from_frames([Frame(None, 1, (Line(name),), 0, KERNEL_SIDE) for name in names])
+
+
+@st.composite
+def samples(draw):
+    times = draw(st.lists(st.integers(NOW - SPAN, NOW - 1), min_size=1, max_size=4))
+    values = draw(st.lists(st.integers(1, 9), min_size=len(times), max_size=len(times)))
+    return WindowSample(
+        draw(stacks()), draw(st.integers(1, 2)), draw(st.sampled_from("xy")),
+        draw(st.integers(0, 1)), None, times, draw(st.sampled_from([(), values])),
+    )  # fmt: skip
+
+
+@st.composite
+def windows(draw):
+    kind, period = draw(st.sampled_from(KINDS))
+    groups = st.builds(
+        ResourceSamples, st.sampled_from(RESOURCES), st.lists(samples(), min_size=1, max_size=3)
+    )
+    return Window(NOW - SPAN, NOW, [Profile(kind, period, draw(st.lists(groups, max_size=3)))])
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.lists(windows(), max_size=3), max_size=3),
+    st.tuples(st.integers(NOW - SPAN, NOW), st.integers(NOW - SPAN, NOW)),
+    st.sampled_from(["", "a", "b", "c"]),
+)
+def test_a_query_finds_what_a_list_has(parts, times, host):
+    start, end = (time // 1_000_000 * 1_000_000 for time in sorted(times))
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        SampleStore(f"{directory}/x.db", now_ns=lambda: NOW) as store,
+    ):
+        for part in parts:
+            store.add(part)
+        query = Query(start / 1e6, end / 1e6, None, f"host.name={host}" if host else "")
+        data = answer(store, query, NOW)
+    wanted = [
+        Window(window.start_unix_ns, window.end_unix_ns, [
+            Profile(profile.kind, profile.period_ns, [
+                group
+                for group in profile.resources
+                if host in {"", group.resource.attributes.get("host.name")}
+            ])
+            for profile in window.profiles
+        ])
+        for part in parts
+        for window in part
+    ]  # fmt: skip
+    assert shown(data) == expected(wanted, data, start, max(start + 1, end))

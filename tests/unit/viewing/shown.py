@@ -1,0 +1,77 @@
+"""What a page shows, and what it should show, in a form that can be compared."""
+
+import contextlib
+import json
+from collections import Counter
+
+from otel_kprofiler.formats import process_id, process_name, stack_entries
+from otel_kprofiler.text import escape_controls
+from otel_kprofiler.viewing.query import StoreAnswers
+from tests import page
+
+
+def answer(store, query, now_ns):
+    """The data of a store for a query, with all columns as lists."""
+    answers = StoreAnswers(store.path, title="x", now_ns=lambda: now_ns)
+    with contextlib.closing(answers):
+        return page.unpacked(json.loads(b"".join(answers(query))))
+
+
+def shown(data):
+    """Values by stack, outermost first, thread, process, CPU, kind and bin."""
+    strings, frames, nodes = data["strings"], data["frames"], data["nodes"]
+
+    def frame(at):
+        texts = [strings[frames[name][at]] for name in ("name", "module", "reason")]
+        return *texts, frames["inlined"][at]
+
+    def path(node):
+        return () if node < 0 else (*path(nodes["parent"][node]), frame(nodes["frame"][node]))
+
+    found, paths = Counter(), {}
+    samples, threads, processes = data["samples"], data["threads"], data["processes"]
+    names = ("node", "thread", "cpu", "kind", "bin", "count")
+    for node, thread, cpu, kind, place, count in zip(*map(samples.get, names), strict=True):
+        if node not in paths:
+            paths[node] = path(node)
+        process = threads["process"][thread]
+        key = (
+            paths[node],
+            (strings[threads["name"][thread]], threads["tid"][thread]),
+            (strings[processes["name"][process]], processes["pid"][process]),
+            cpu,
+            data["kinds"][kind]["name"],
+            place,
+        )
+        assert key not in found, "equal samples are one entry"
+        found[key] = count
+    return found
+
+
+def expected(windows, data, start_ns=0, end_ns=1 << 64):
+    """The same of windows, in the bins of some data; for kinds with one period each."""
+    found, bin_ns = Counter(), data["bin_ms"] * 1_000_000
+    for profile in (profile for window in windows for profile in window.profiles):
+        for resource, sample in profile.samples:
+            process = process_name(resource, sample.thread_name)
+            entries = [
+                (one.label, one.module, one.reason, int(one.inlined))
+                for one in stack_entries(sample.stack)
+            ]
+            path = tuple(
+                (*map(escape_controls, entry[:3]), entry[3])
+                for entry in [(process, "", "", 0), *entries]
+            )
+            values = sample.values or [1] * len(sample.timestamps_unix_ns)
+            for time, value in zip(sample.timestamps_unix_ns, values, strict=True):
+                if start_ns <= time < end_ns:
+                    key = (
+                        path,
+                        (escape_controls(sample.thread_name), sample.tid),
+                        (escape_controls(process), process_id(resource)),
+                        sample.cpu,
+                        profile.kind.name,
+                        time // bin_ns - data["start_ms"] // data["bin_ms"],
+                    )
+                    found[key] += value
+    return found
