@@ -61,10 +61,11 @@ def command(
     data = [json.dumps(columns(samples.windows(), title=title), separators=(",", ":")).encode()]
     del samples
     endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    with EndSignals() as signals, serving(endpoint, lambda _: data, opens=not no_browser):
+    with EndSignals() as signals:
         signals.listen(lambda: None)
-        while not signals.received:
-            time.sleep(_POLL_S)
+        with serving(endpoint, lambda _: data, opens=not no_browser):
+            while not signals.received:
+                time.sleep(_POLL_S)
     if signals.received not in {None, signal.SIGINT}:
         sys.exit(128 + signals.received)
 
