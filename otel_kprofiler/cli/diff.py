@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from typing import Any, Final
 
 import click
@@ -18,8 +20,10 @@ from otel_kprofiler.analysis import (
 from otel_kprofiler.cli import report
 from otel_kprofiler.cli.diff_table import Way, as_dict, summary, table
 from otel_kprofiler.cli.moments import Moment, MomentType
+from otel_kprofiler.cli.output import Output, reveals_addresses
 from otel_kprofiler.cli.profiles import load_profiles
 from otel_kprofiler.cli.report import GroupingType, show, terminal_width
+from otel_kprofiler.formats import Interval, compared_columns, page
 from otel_kprofiler.model import ProfileKind
 
 _FILTERS: Final = frozenset(Filter.__dataclass_fields__) - {"kinds"}
@@ -71,6 +75,11 @@ class _RangeType(click.ParamType[_Range]):
     help="Rows to show; 0 for all.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "-o", "--output", "path", metavar="OUT.html",
+    help="Write a page instead, with a flame graph of what gained and lost.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace OUT.html if it exists.")
 def command(
     *,
     before: str,
@@ -82,6 +91,8 @@ def command(
     fail_above: float | None,
     limit: int,
     as_json: bool,
+    path: str | None,
+    force: bool,
     **filters: Any,
 ) -> None:
     """Show what differs between the profiles BEFORE and AFTER, or two times of one profile.
@@ -89,6 +100,7 @@ def command(
     \b
       otel-kprofiler diff before.otlp after.otlp
       otel-kprofiler diff --by syscall --process nginx before.otlp after.otlp
+      otel-kprofiler diff -o change.html before.otlp after.otlp
       otel-kprofiler diff --time-before 0s..60s --time-after 60s..120s profile.otlp
 
     Differences that may well be chance are marked with ~. The filters are those of report.
@@ -108,7 +120,15 @@ def command(
         ]
         if all(part.samples.count for part in parts)
     ]
-    if as_json:
+    if path:
+        names = [os.path.basename(name) for name in (before, after) if name]
+        sides = names if len(set(names)) > 1 else ["before", "after"]
+        intervals = [
+            _interval(sides[0], first, chosen, time_before),
+            _interval(sides[1], second, chosen, time_after),
+        ]
+        _write_page(path, intervals, " → ".join(dict.fromkeys(names)), force=force)
+    elif as_json:
         kinds = [as_dict(kind, *parts, changes) for kind, parts, changes in found]
         click.echo(json.dumps({"by": by, "per": way, "kinds": kinds}, indent=1))
     else:
@@ -137,9 +157,27 @@ def _gain(kind: ProfileKind, change: Change, way: Way) -> float:
     return gain / 1e9 if way is Way.TIME and kind.measure[1] == "nanoseconds" else gain
 
 
+def _write_page(path: str, intervals: Sequence[Interval], title: str, *, force: bool) -> None:
+    windows = [window for interval in intervals for window in interval.windows]
+    with Output(path, "html", force=force) as output:
+        written = page(compared_columns(intervals, title=title))
+        output.write_content(written, private=reveals_addresses(windows))
+
+
+def _interval(name: str, samples: Samples, chosen: Filter, times: _Range | None) -> Interval:
+    part = _cut(samples, samples.kinds, chosen, times)
+    return Interval(name, part.samples.windows(), part.start_ns, part.end_ns)
+
+
 def _part(samples: Samples, kind: ProfileKind, chosen: Filter, times: _Range | None) -> Part:
-    samples = Filter(kinds=(kind.name,)).apply(samples)
-    windows = [one for one in samples.tables.origins if one.profile.kind == kind]
+    return _cut(Filter(kinds=(kind.name,)).apply(samples), [kind], chosen, times)
+
+
+def _cut(
+    samples: Samples, kinds: Sequence[ProfileKind], chosen: Filter, times: _Range | None
+) -> Part:
+    """What is chosen of some samples, and the time that it covers."""
+    windows = [one for one in samples.tables.origins if one.profile.kind in kinds]
     start = min(window.start_unix_ns for window in windows)
     end = max(window.end_unix_ns for window in windows)
     if times:

@@ -130,17 +130,27 @@ class Output:
     def _is_packed(self) -> bool:
         return self.path.lower().endswith(_GZIP)
 
-    def write(self, windows: Sequence[Window]) -> None:
+    def write(self, windows: Sequence[Window], title: str = "") -> None:
         """Write the recording; only the owner may read a file with kernel addresses.
 
         If the name has been given to another file meanwhile, a numbered one is chosen.
+
+        Args:
+            windows: the recording.
+            title: heading, in formats that have one.
         """
-        written = self._format.write(windows)
+        titled = self._format.write_titled
+        written = titled(windows, title) if titled else self._format.write(windows)
+        private = self._format.has_addresses or reveals_addresses(windows)
+        self.write_content(written, private=private)
+
+    def write_content(self, written: str | bytes, *, private: bool) -> None:
+        """Write what is in the format already; ``private`` if only the owner may read it."""
         content = written.encode() if isinstance(written, str) else written
         if self._is_packed and not self._format.is_compressed:
             content = gzip.compress(content, mtime=0)
         try:
-            self._write(content, private=self._format.has_addresses or _reveals_addresses(windows))
+            self._write(content, private=private)
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -230,7 +240,7 @@ def refusal(path: str, option: str, error: OSError) -> ExportError:
     )
 
 
-def _reveals_addresses(windows: Sequence[Window]) -> bool:
+def reveals_addresses(windows: Sequence[Window]) -> bool:
     """Whether a kernel frame has only its runtime address, which reveals the kernel's layout."""
     return any(
         frame.module is None

@@ -182,7 +182,8 @@ def command(
             session.wait_for_command()
         if output:
             windows = _select(windows, modules) if modules else windows
-            output.write(windows)
+            # arguments may be secret, so that the page shows the program's name alone
+            output.write(windows, os.path.basename(words[0]) if words else "")
     if output:
         say(summarize(session, output, windows), err=True)
     if sending:

@@ -3,9 +3,11 @@
 from otel_kprofiler.formats.columns import (
     PROCESS,
     About,
+    Interval,
     assemble,
     choose_bin_ms,
     columns,
+    compared_columns,
 )
 from otel_kprofiler.formats.entries import (
     Entry,
@@ -29,11 +31,13 @@ __all__ = [
     "PROCESS",
     "About",
     "Entry",
+    "Interval",
     "OutputFormat",
     "Row",
     "assemble",
     "choose_bin_ms",
     "columns",
+    "compared_columns",
     "folded",
     "frame_entries",
     "function_rows",

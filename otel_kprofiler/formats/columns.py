@@ -30,11 +30,13 @@ FrameRow = tuple[str, str, str, str, int]
 """Name, module, reason for having no name, colour, and whether it is inlined."""
 
 
-class Part(NamedTuple):
-    """Windows that share a time axis, under a name."""
+class Interval(NamedTuple):
+    """Windows of an interval of Unix time, end exclusive, under a name."""
 
     name: str
     windows: Sequence[Window]
+    start_ns: int
+    end_ns: int
 
 
 def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
@@ -47,22 +49,27 @@ def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
     Returns:
         An object for JSON; counts are in the unit of each sample's kind.
     """
-    return compared_columns([Part("", list(windows))], title=title)
+    windows = list(windows)
+    start = min((window.start_unix_ns for window in windows), default=0)
+    end = max((window.end_unix_ns for window in windows), default=0)
+    return compared_columns([Interval("", windows, start, end)], title=title)
 
 
-def compared_columns(parts: Sequence[Part], *, title: str = "") -> dict[str, Any]:
-    """Likewise of several parts, one after the other on the time axis, to be compared."""
-    everything = [window for part in parts for window in part.windows]
-    spans = [_span(part.windows) for part in parts]
-    bin_ms = choose_bin_ms(sum(end - start for start, end in spans) / 1e6)
+def compared_columns(intervals: Sequence[Interval], *, title: str = "") -> dict[str, Any]:
+    """Likewise of some intervals, one after the other on the time axis.
+
+    Of two, the page shows how the second differs from the first.
+    """
+    bin_ms = choose_bin_ms(sum(one.end_ns - one.start_ns for one in intervals) / 1e6)
     bin_ns = bin_ms * 1_000_000
-    found, about = _Columns(everything), _about(everything)
+    found = _Columns(window for interval in intervals for window in interval.windows)
+    about = _about(intervals)
     axes: list[dict[str, Any]] = []
     bins = 0
-    for part, (start_ns, end_ns) in zip(parts, spans, strict=True):
+    for name, windows, start_ns, end_ns in intervals:
         axis = _Axis(bins, max(1, -(-(end_ns - start_ns) // bin_ns)), start_ns, bin_ns)
-        found.add(part.windows, axis)
-        axes.append({"name": part.name, "start_ms": start_ns / 1e6, "bins": axis.bins})
+        found.add(windows, axis)
+        axes.append({"name": escape_controls(name), "start_ms": start_ns / 1e6, "bins": axis.bins})
         bins += axis.bins
     return {
         "title": about.heading(title),
@@ -75,13 +82,6 @@ def compared_columns(parts: Sequence[Part], *, title: str = "") -> dict[str, Any
     }
 
 
-def _span(windows: Sequence[Window]) -> tuple[int, int]:
-    return (
-        min((window.start_unix_ns for window in windows), default=0),
-        max((window.end_unix_ns for window in windows), default=0),
-    )
-
-
 def choose_bin_ms(span_ms: float) -> int:
     """Width of the bins of a time axis in milliseconds, 10 or more."""
     least = span_ms / _MOST_BINS
@@ -89,7 +89,10 @@ def choose_bin_ms(span_ms: float) -> int:
 
 
 class About(NamedTuple):
-    """What the page says of its samples as a whole: names of hosts, releases of kernels, counts."""
+    """What the page says of its samples as a whole: names of hosts, releases of kernels, counts.
+
+    ``later`` has start and end of what follows on the time axis.
+    """
 
     hosts: Collection[str]
     kernels: Collection[str]
@@ -99,6 +102,7 @@ class About(NamedTuple):
     end_ns: int
     periods_ns: Collection[int]
     lost: int
+    later: Sequence[tuple[int, int]] = ()
 
     def heading(self, title: str) -> str:
         """A title with the name of the host, or the number of hosts."""
@@ -110,30 +114,37 @@ class About(NamedTuple):
         """All of it in one line."""
         if not self.samples:
             return "no samples"
-        start = datetime.fromtimestamp(self.start_ns / 1e9, tz=UTC)
         rates = {round(1e9 / period_ns) for period_ns in self.periods_ns if period_ns}
         parts = [
             *(f"Linux {release}" for release in sorted(self.kernels)[:2]),
             describe_count(self.samples, "sample"),
             describe_count(self.cpus, "CPU"),
-            f"{(self.end_ns - self.start_ns) / 1e9:.1f} s from {start:%Y-%m-%d %H:%M:%S} UTC",
+            *(_time(*times) for times in ((self.start_ns, self.end_ns), *self.later)),
             *(f"{rate} Hz" for rate in sorted(rates)),
             f"{self.lost:,} lost",
         ]
         return escape_controls(" · ".join(parts))
 
 
-def _about(windows: Sequence[Window]) -> About:
+def _time(start_ns: int, end_ns: int) -> str:
+    start = datetime.fromtimestamp(start_ns / 1e9, tz=UTC)
+    return f"{(end_ns - start_ns) / 1e9:.1f} s from {start:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _about(intervals: Sequence[Interval]) -> About:
+    windows = [window for interval in intervals for window in interval.windows]
     profiles = [profile for window in windows for profile in window.profiles]
+    times, *later = [(interval.start_ns, interval.end_ns) for interval in intervals]
     resources = [group.resource.attributes for one in profiles for group in one.resources]
     return About(
         _values(resources, "host.name"),
         _values(resources, "os.version"),
         sum(profile.sample_count for profile in profiles),
         len({sample.cpu for one in profiles for _, sample in one.samples}),
-        *_span(windows),
+        *times,
         {one.period_ns for one in profiles},
         sum(sum(profile.lost.values()) for profile in profiles),
+        later,
     )
 
 
@@ -142,7 +153,7 @@ def _values(resources: Iterable[Any], key: str) -> set[str]:
 
 
 class _Axis(NamedTuple):
-    """The bins of a part."""
+    """The bins of an interval."""
 
     first: int
     bins: int
@@ -168,7 +179,7 @@ class _Columns:
         self._kinds = {kind: at for at, kind in enumerate(self._periods)}
 
     def add(self, windows: Iterable[Window], axis: _Axis) -> None:
-        """Add the windows of a part."""
+        """Add the windows of an interval."""
         for window in windows:
             for profile in window.profiles:
                 kind, factor = self._kinds[profile.kind], self._factor(profile)

@@ -28,6 +28,7 @@ class OutputFormat:
             its owner only then.
         other_suffixes: suffixes that stand for it, too.
         is_compressed: whether its content is compressed with gzip already.
+        write_titled: likewise under a heading; None if it has none.
     """
 
     name: str
@@ -37,10 +38,17 @@ class OutputFormat:
     has_addresses: bool = False
     other_suffixes: tuple[str, ...] = ()
     is_compressed: bool = False
+    write_titled: Callable[[Sequence[Window], str], str] | None = None
 
 
 FORMATS: Final = [
-    OutputFormat("html", ".html", html, "open {} in a browser"),
+    OutputFormat(
+        "html",
+        ".html",
+        html,
+        "open {} in a browser",
+        write_titled=lambda windows, title: html(windows, title=title),
+    ),
     OutputFormat("otlp", ".otlp", otlp, "otel-kprofiler report {}"),
     OutputFormat(
         "otlp-json",

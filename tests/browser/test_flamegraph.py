@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from otel_kprofiler.formats import html
+from otel_kprofiler.formats import Interval, compared_columns, html
+from otel_kprofiler.formats import page as page_of
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     ON_CPU,
@@ -456,6 +457,9 @@ def test_two_times_can_be_compared(timeline):
     timeline.drag(strip_place(timeline, 0), strip_place(timeline, 0.5))
     timeline.press("d")
     timeline.drag(strip_place(timeline, 0.5), strip_place(timeline, 1))
+    assert brushed(timeline) == (
+        "5.00 s - 10.00 s · 60 samples, against 0.00 s - 5.00 s · 40 samples"
+    )
     drawn = {box["name"]: box for box in boxes(timeline)}
     colours = {name: box["colour"] for name, box in drawn.items()}
     assert colours["all"] == colours["x"]
@@ -485,6 +489,22 @@ def test_differences_that_may_be_chance_have_no_colour(browser, tmp_path):
     assert len(set(colours)) == 1
     browser.mouse("mouseMoved", *place(browser, "one"))
     assert "may be chance" in text(browser, "details")
+
+
+def test_a_page_of_two_intervals_compares_them(browser, tmp_path):
+    def interval(name, start, count):
+        found = window(("x", 1, [sample([frame("same")], 50), sample([frame("new")], count)]))
+        return Interval(name, [found], start, start + 5 * 10**9)
+
+    path = tmp_path / "x.html"
+    intervals = [interval("a.otlp", 10**18, 1), interval("b.otlp", 10**18, 50)]
+    path.write_text(page_of(compared_columns(intervals, title="a → b")))
+    browser.open(path.as_uri())
+    assert brushed(browser) == "b.otlp · 100 samples, against a.otlp · 51 samples"
+    browser.press("3")
+    assert rows(browser)[0] == ["new", "50.00%", "+48.04", "50.00%", "+48.04"]
+    browser.press("d", "w", "1")
+    assert "151 samples" in text(browser, "details")
 
 
 def test_units_are_samples_time_and_shares(page):

@@ -123,7 +123,7 @@ function showStrip(filter, { counts, before, after }) {
   const kind = profile.kinds[filter.kind] ?? NO_KIND;
   const amount = (of) => format(of.all, of.all, kind, state.unit === "share" ? "count" : state.unit);
   element("brushed").textContent = before
-    ? `${strip.describe(state.range ?? [0, strip.spanMs])} · ${amount(after)}; before: ${strip.describe(state.baseline)} · ${amount(before)}`
+    ? `${strip.describe(state.range ?? [0, strip.spanMs])} · ${amount(after)}, against ${strip.describe(state.baseline)} · ${amount(before)}`
     : state.range ? `${strip.describe(state.range)} · ${amount(counts)}` : "whole time: drag to choose a part";
   element("whole").hidden = !state.range || Boolean(state.baseline);
   element("compare").disabled = !state.range && !state.baseline;
@@ -147,6 +147,7 @@ function showControls(kinds) {
   const unit = element("unit");
   once("units", [kind], () => unit.replaceChildren(...unitsOf(kind).map(([name, text]) => new Option(text, name))));
   [unit.value] = fitting(kind, state.unit);
+  unit.parentElement.hidden = Boolean(state.baseline); // shares alone are compared
   const isGraph = state.tab === "flame" || state.tab === "callers";
   element("invert").hidden = !isGraph;
   element("reset").hidden = !state.zoom.length;
@@ -194,6 +195,10 @@ function load(data) {
   const shift = before ? before.start_ms - profile.start_ms : 0;
   for (const name of ["range", "baseline"]) {
     state[name] = state[name]?.map((ms) => ms + shift) ?? null; // it stays where it is in time
+  }
+  if (profile.parts.length === 2 && !location.hash) {
+    const middle = profile.parts[0].bins * profile.bin_ms;
+    Object.assign(state, { baseline: [0, middle], range: [middle, profile.bins * profile.bin_ms] });
   }
   listBinaries();
   render();

@@ -131,7 +131,7 @@ export class Strip {
       for (let ms = 0; ms <= span; ms += step) {
         const x = this.#x(from + ms);
         const text = ms === 0 && name ? name : seconds(ms, step);
-        if (x + pen.measureText(text).width > this.canvas.clientWidth) break;
+        if (ms && x + pen.measureText(text).width + 3 > this.#x(from + span)) break;
         pen.fillStyle = onCanvas("var(--line)");
         pen.fillRect(x, plot, 1, 4);
         pen.fillStyle = onCanvas("var(--dim)");
@@ -170,6 +170,7 @@ export class Strip {
       return false;
     }) ?? parts[0];
     const name = part.name ? `${part.name}: ` : "";
+    if (name && from === start && to === start + part.bins * binMs) return part.name;
     return `${name}${seconds(from - start, binMs)} – ${seconds(to - start, binMs)}`;
   }
 

@@ -87,13 +87,14 @@ function header(text) {
 function nameCell({ id, name, module, family }) {
   const cell = document.createElement("td");
   cell.className = "name";
-  const swatch = cell.appendChild(document.createElement("i"));
+  const line = cell.appendChild(document.createElement("div"));
+  const swatch = line.appendChild(document.createElement("i"));
   swatch.style.setProperty("--swatch", colourOf(family, name));
-  const text = cell.appendChild(document.createElement(id ? "button" : "span"));
+  const text = line.appendChild(document.createElement(id ? "button" : "span"));
   text.textContent = name;
   if (id) text.type = "button";
   if (module) {
-    const place = cell.appendChild(document.createElement("small"));
+    const place = line.appendChild(document.createElement("small"));
     place.textContent = module;
   }
   cell.title = module ? `${name} in ${module}` : name;

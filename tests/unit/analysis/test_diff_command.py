@@ -1,6 +1,7 @@
 """The command `diff` on files of profiles."""
 
 import json
+from collections import Counter
 
 import pytest
 from click.testing import CliRunner
@@ -19,6 +20,7 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp import encode_window
+from tests.page import data
 
 SECOND = 10**9
 START = 1_600_000_000 * SECOND
@@ -128,3 +130,39 @@ def test_one_file_needs_two_times(files, words, message):
     done = run(files[0], *words)
     assert done.exit_code == 2
     assert message in done.output
+
+
+def test_a_page_has_both_sides_one_after_the_other(files, tmp_path):
+    path = tmp_path / "change.html"
+    assert run("-o", str(path), *files).exit_code == 0
+    found = data(path.read_text())
+    assert found["title"] == "a → b"
+    half = found["bins"] // 2
+    assert [(part["name"], part["bins"]) for part in found["parts"]] == [("a", half), ("b", half)]
+    names = [found["strings"][name] for name in found["frames"]["name"]]
+    sums = Counter()
+    columns = (found["samples"][name] for name in ("node", "bin", "count"))
+    for node, bin_number, count in zip(*columns, strict=True):
+        sums[bin_number >= half, names[found["nodes"]["frame"][node]]] += count
+    assert sums == {
+        (False, "vfs_read"): 400, (False, "vfs_write"): 1600,
+        (True, "vfs_read"): 1200, (True, "vfs_write"): 800,
+    }  # fmt: skip
+
+
+def test_a_page_of_two_times_has_only_these(files, tmp_path):
+    path = tmp_path / "change.html"
+    times = ("--time-before", "0s..5s", "--time-after", "10s..20s")
+    assert run("-o", str(path), *times, files[0]).exit_code == 0
+    found = data(path.read_text())
+    assert (found["title"], sum(found["samples"]["count"])) == ("a", 1500)
+    assert [part["name"] for part in found["parts"]] == ["before", "after"]
+    assert "5.0 s from 2020-09-13 12:26:40 UTC · 10.0 s from" in found["summary"]
+
+
+def test_a_page_replaces_a_file_only_if_told_to(files, tmp_path):
+    path = tmp_path / "change.html"
+    path.write_text("mine")
+    assert "already exists" in str(run("-o", str(path), *files).exception)
+    assert path.read_text() == "mine"
+    assert run("--force", "-o", str(path), *files).exit_code == 0

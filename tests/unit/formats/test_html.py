@@ -6,7 +6,7 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-from otel_kprofiler.formats import html, page
+from otel_kprofiler.formats import FORMATS, html, page
 from tests.page import data
 
 VIEWER = Path(__file__).parents[3] / "viewer"
@@ -36,6 +36,12 @@ def test_no_text_can_leave_its_place(windows):
     text = html(windows, title="</title><script>{{PROFILE}}")
     assert "</title><script>" not in text
     assert text.count("</script>") == 2
+
+
+def test_the_title_names_what_was_recorded(windows):
+    (row,) = [row for row in FORMATS if row.name == "html"]
+    assert data(row.write_titled(windows, "make"))["title"] == "make"
+    assert data(row.write(windows))["title"] == "Profile"
 
 
 def test_only_a_page_that_fetches_may_connect():
