@@ -69,11 +69,21 @@ function countsOf(kind) {
 // The mean of the shares of both, so that what is gone is drawn as well as what is new.
 function mean(before, after) {
   const sides = [before, after].filter(({ all }) => all > 0);
-  return profile.sum(before.own.map((_, node) =>
-    sides.reduce((sum, { own, all }) => sum + own[node] / all / sides.length, 0)));
+  const own = new Float64Array(profile.size);
+  for (const side of sides) {
+    const scale = 1 / side.all / sides.length;
+    for (let node = 0; node < own.length; node += 1) own[node] += side.own[node] * scale;
+  }
+  return profile.sum(own);
 }
 
+// Draws everything, and says what is in focus.
 function render() {
+  draw();
+  panes[0]?.tellFocused();
+}
+
+function draw() {
   cancelAnimationFrame(pending);
   pending = 0;
   if (!profile) return;
@@ -90,7 +100,6 @@ function render() {
     panes[at].show({ profile, kind: profile.kinds[kind] ?? NO_KIND, state, search, isOnly: kinds.length < 2, ...counts });
   });
   showMatches();
-  panes[0].tellFocused();
 }
 
 const NO_KIND = { name: "", unit: "samples", period_ns: 0, measure: "" };
@@ -226,7 +235,7 @@ function repaint() {
   forgetTheme();
   if (!profile) return;
   strip.repaint();
-  render();
+  draw();
 }
 
 const strip = new Strip(element("strip"), (range, isLast) => {
@@ -281,7 +290,7 @@ new ResizeObserver(() => {
   const { clientWidth } = element("panes");
   if (clientWidth === width) return;
   width = clientWidth;
-  render();
+  draw();
 }).observe(element("panes"));
 
 // What is drawn, for tests and for the console.

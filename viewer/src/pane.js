@@ -268,8 +268,7 @@ export class Pane {
   matched() {
     const { profile, counts, search, state } = this.#view;
     if (!search) return null;
-    const own = counts.own.map((value, node) => (search.inside[node] ? value : 0));
-    const sums = profile.sum(own);
+    const sums = profile.only(search.inside, counts);
     const { zoomed } = this.graph;
     const [part, all] = this.isGraph && counts.all && zoomed.parent
       ? [this.#trees.get(state.tab).amount(zoomed, sums), zoomed.value]

@@ -176,12 +176,30 @@ export class Profile {
       own: new Float64Array(this.functions.length),
       total: new Float64Array(this.functions.length),
     };
+    const { outermost, functionOf } = this;
     for (let node = 0; node < this.size; node += 1) {
-      const at = this.functionOf[frame[node]];
+      const at = functionOf[frame[node]];
       found.own[at] += own[node];
-      if (this.outermost[node]) found.total[at] += total[node];
+      if (outermost[node]) found.total[at] += total[node];
     }
     return found;
+  }
+
+  // The outermost nodes of a function.
+  nodesOf(chosen) {
+    const { outermost, functionOf, nodes: { frame } } = this;
+    const found = [];
+    for (let node = 0; node < this.size; node += 1) {
+      if (functionOf[frame[node]] === chosen && outermost[node]) found.push(node);
+    }
+    return found;
+  }
+
+  // Counts of only those nodes that are marked with 1.
+  only(marks, { own }) {
+    const found = own.slice();
+    for (let node = 0; node < this.size; node += 1) if (!marks[node]) found[node] = 0;
+    return this.sum(found);
   }
 
   // Which frames match a pattern, by function or module; and which nodes are in or below such.

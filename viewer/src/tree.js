@@ -13,17 +13,13 @@ export class Tree {
   // All stacks, from their leaf.
   static callers(profile, counts) {
     const leaves = [];
-    counts.own.forEach((own, node) => own > 0 && leaves.push(node));
+    for (let node = 0; node < profile.size; node += 1) if (counts.own[node] > 0) leaves.push(node);
     return new Tree(profile, counts, leaves, { weight: "own", up: true });
   }
 
   // The stacks that have a function, from there on.
   static around(profile, counts, chosen, up) {
-    const { frame } = profile.nodes;
-    const nodes = [];
-    counts.total.forEach((total, node) => {
-      if (total > 0 && profile.functionOf[frame[node]] === chosen && profile.outermost[node]) nodes.push(node);
-    });
+    const nodes = profile.nodesOf(chosen).filter((node) => counts.total[node] > 0);
     return new Tree(profile, counts, nodes, { weight: "total", up, of: profile.functions[chosen].frame });
   }
 
