@@ -34,8 +34,8 @@ format:  ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test:  ## all tests that this machine can run
-	$(PYTEST)
+test:  ## all tests that this machine can run, two files at a time
+	$(PYTEST) -n 2 --dist loadfile
 
 test-live:  ## only the tests against the running kernel
 	$(PYTEST) -m live

@@ -73,7 +73,10 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish(session):
     """Build what is missing while the first tests run."""
     wanted = any(HERE in item.path.parents for item in session.items)
-    if not wanted or session.config.option.collectonly or all(map(is_built, VERSIONS)):
+    is_first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
+    if not wanted or not is_first or session.config.option.collectonly:
+        return
+    if all(map(is_built, VERSIONS)):
         return
     command = ["nice", "-n", "19", sys.executable, "-m", "tests.collector.conftest"]
     process = subprocess.Popen(

@@ -188,7 +188,7 @@ def test_what_was_dropped_is_described_again():
         sampler.stop()
         sampler.drain()
         described = sampler.python.counts()["described"]
-        known = {code.function for code in sampler.python_codes}
+        known = list(sampler.python_codes)
         dropped = sampler.python_codes.dropped
     assert dropped > 20
     assert described == dropped + len(known)

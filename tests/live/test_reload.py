@@ -352,6 +352,10 @@ def test_a_host_takes_no_samples_in_intervals_without_sampling(agent, receiver):
     quick = {**settings(0), "interval": "300ms"}
     agent.write(**quick)
     set_threshold(80)
+    received = -1
+    while received != len(receiver.windows):  # a busy agent needs a while
+        received = len(receiver.windows)
+        time.sleep(1)
     paused_ns = time.time_ns()
     time.sleep(1.5)
     resumed_ns = time.time_ns()
@@ -363,6 +367,6 @@ def test_a_host_takes_no_samples_in_intervals_without_sampling(agent, receiver):
         is_empty = paused_ns < window.start_unix_ns and window.end_unix_ns < resumed_ns
         assert not is_empty, "an empty window is not sent"
     for stamps in times_by_cpu(receiver.windows).values():
-        assert not [stamp for stamp in stamps if paused_ns + NEAR_NS < stamp < resumed_ns]
+        assert not [stamp for stamp in stamps if paused_ns < stamp < resumed_ns]
     assert account["gaps"] == []
     assert not account["lost"]
