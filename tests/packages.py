@@ -107,7 +107,7 @@ PACKAGES = {
     ),
     "viewing": Package(
         "The local page of `view`: what serves it, and what it shows",
-        "errors formats model serving text",
+        "errors formats model otlp serving text",
     ),
     "agent": Package(
         "The agent: life cycle, reload, health, limits, own metrics",

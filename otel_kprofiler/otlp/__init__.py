@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from otel_kprofiler.otlp.check import RULES, Violation, check_file, check_payload
     from otel_kprofiler.otlp.decode import decode_windows, read_profiles
     from otel_kprofiler.otlp.nameless import Nameless, NamelessFile, Naming, name_locations
-    from otel_kprofiler.otlp.payloads import parse_payloads, read_file
+    from otel_kprofiler.otlp.payloads import DamagedProfilesError, parse_payloads, read_file
     from otel_kprofiler.otlp.split import encode_message
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "RULES",
     "SAMPLE_ATTRIBUTES",
     "SCHEMA_URL",
+    "DamagedProfilesError",
     "Encoded",
     "Nameless",
     "NamelessFile",
@@ -52,6 +53,7 @@ __all__ = [
 ]
 
 _LATE: Final = {
+    "DamagedProfilesError": "payloads",
     "Nameless": "nameless",
     "NamelessFile": "nameless",
     "Naming": "nameless",

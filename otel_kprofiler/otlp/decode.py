@@ -7,7 +7,8 @@ stack without a status is complete, or was not collected if it has no frames.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -43,7 +44,13 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import conventions as names
 from otel_kprofiler.otlp.account import parse_account
-from otel_kprofiler.otlp.payloads import OnDamage, TruncatedError, parse_payloads, read_file
+from otel_kprofiler.otlp.payloads import (
+    DamagedProfilesError,
+    OnDamage,
+    TruncatedError,
+    parse_payloads,
+    read_file,
+)
 from otel_kprofiler.otlp.values import Values, as_text
 
 _MAX_BUILTIN: Final = 100
@@ -124,6 +131,16 @@ def parse_status(text: str) -> StackStatus:
     return StackStatus(_integer(text) or -errno.EIO)
 
 
+@contextmanager
+def _indices_checked() -> Iterator[None]:
+    try:
+        yield
+    except IndexError as error:
+        raise PayloadError(
+            "an index points outside of its table", hint="see `otel-kprofiler check FILE`"
+        ) from error
+
+
 class _Decoder:
     """Collects windows from several messages, which share equal values."""
 
@@ -147,29 +164,34 @@ class _Decoder:
         return found
 
     def add(self, message: Any) -> None:
-        try:
-            self._add(message)
-        except IndexError as error:
-            raise PayloadError(
-                "an index points outside of its table", hint="see `otel-kprofiler check FILE`"
-            ) from error
-
-    def _add(self, message: Any) -> None:
-        tables = _Tables(message.dictionary, self)
+        """Add all that can be read of a message; raises an error if that is not all."""
+        with _indices_checked():
+            tables = _Tables(message.dictionary, self)
+        problems: list[PayloadError] = []
         for resource_profiles in message.resource_profiles:
-            resource = self._resource(resource_profiles, tables.values)
+            with _indices_checked():
+                resource = self._resource(resource_profiles, tables.values)
             for scope_profiles in resource_profiles.scope_profiles:
                 for profile in scope_profiles.profiles:
-                    key = tables.profile_key(profile)
-                    if profile.attribute_indices:
-                        self._accounts[key] = tables.attributes(profile.attribute_indices)
-                    samples = self._profiles.setdefault(key, {}).setdefault(resource, {})
-                    for sample in profile.samples:
-                        identity = tables.identity(sample)
-                        series = samples.get(identity)
-                        if series is None:
-                            series = samples[identity] = _Series()
-                        series.add(profile, sample)
+                    try:
+                        with _indices_checked():
+                            self._add(profile, resource, tables)
+                    except PayloadError as error:
+                        problems.append(error)
+        if problems:
+            raise DamagedProfilesError(problems[0], len(problems))
+
+    def _add(self, profile: Any, resource: _ResourceKey, tables: _Tables) -> None:
+        key = tables.profile_key(profile)
+        if profile.attribute_indices:
+            self._accounts[key] = tables.attributes(profile.attribute_indices)
+        samples = self._profiles.setdefault(key, {}).setdefault(resource, {})
+        for sample in profile.samples:
+            identity = tables.identity(sample)
+            series = samples.get(identity)
+            if series is None:
+                series = samples[identity] = _Series()
+            series.add(profile, sample)
 
     def _resource(self, resource_profiles: Any, values: Values) -> _ResourceKey:
         attributes = dict(values.read_all(resource_profiles.resource.attributes))

@@ -87,6 +87,19 @@ class TruncatedError(PayloadError):
     """The end of the last message is missing, as in a file that is still being written."""
 
 
+class DamagedProfilesError(PayloadError):
+    """Some profiles of a message cannot be read, or not to their end.
+
+    Args:
+        error: what is wrong with the first of them.
+        count: how many there are.
+    """
+
+    def __init__(self, error: PayloadError, count: int) -> None:
+        super().__init__(error.message, hint=error.hint)
+        self.count = count
+
+
 OnDamage = Callable[[PayloadError], None]
 """Called for each message that cannot be read; it may raise the error."""
 

@@ -1,4 +1,12 @@
-"""The local page of ``view``: what serves it, and what it shows."""
+"""The local page of ``view``: what serves it, and what it shows.
+
+Receivers load gRPC and protobuf, and so on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from otel_kprofiler.viewing.query import StoreAnswers
 from otel_kprofiler.viewing.server import DATA, Answer, PageServer, Query, QueryError
@@ -9,15 +17,31 @@ from otel_kprofiler.viewing.store import (
     SampleStore,
 )
 
+if TYPE_CHECKING:
+    from otel_kprofiler.viewing.receiver import Counts, GrpcReceiver, HttpReceiver, Intake
+
 __all__ = [
     "DATA",
     "DEFAULT_KEEP_S",
     "DEFAULT_MAX_BYTES",
     "Added",
     "Answer",
+    "Counts",
+    "GrpcReceiver",
+    "HttpReceiver",
+    "Intake",
     "PageServer",
     "Query",
     "QueryError",
     "SampleStore",
     "StoreAnswers",
 ]
+
+_LATE = frozenset({"Counts", "GrpcReceiver", "HttpReceiver", "Intake"})
+
+
+def __getattr__(name: str) -> Any:
+    """Import the receivers on first use."""
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.receiver"), name)

@@ -7,11 +7,12 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 
 import pytest
 
-from otel_kprofiler.cli.view import has_browser
+from otel_kprofiler.cli import view as view_command
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     ON_CPU,
@@ -55,24 +56,26 @@ def get(address, path=""):
         return answer.read()
 
 
-@pytest.fixture
-def profile(tmp_path):
-    """Three samples of nginx and one of dd, a second apart."""
+def write(path, times, start):
+    """A file with samples of some processes."""
     frame = Frame(VMLINUX, 1, (Line("vfs_read"),), 0, KERNEL_SIDE)
     groups = [
         ResourceSamples(
             Resource({"process.pid": pid, "process.executable.name": name, "host.name": "web-1"}),
-            [WindowSample(Stack.from_frames([frame]), pid, name, 0, None, times)],
+            [WindowSample(Stack.from_frames([frame]), pid, name, 0, None, its_times)],
         )
-        for pid, name, times in (
-            (7, "nginx", [START, START + SECOND, START + 2 * SECOND]),
-            (8, "dd", [START + SECOND]),
-        )
+        for pid, (name, its_times) in enumerate(times.items(), 7)
     ]
-    path = tmp_path / "profile.otlp"
-    window = Window(START, START + 3 * SECOND, [Profile(ON_CPU, 10**7, groups)])
+    window = Window(start, start + 3 * SECOND, [Profile(ON_CPU, 10**7, groups)])
     path.write_bytes(encode_window(window).batches[0].payload)
     return str(path)
+
+
+@pytest.fixture
+def profile(tmp_path):
+    """Three samples of nginx and one of dd, a second apart."""
+    times = {"nginx": [START + at * SECOND for at in range(3)], "dd": [START + SECOND]}
+    return write(tmp_path / "profile.otlp", times, START)
 
 
 def test_a_file_is_shown_as_its_html_shows_it(profile, tmp_path):
@@ -97,6 +100,95 @@ def test_filters_are_those_of_report(profile):
     assert "dd" not in data["strings"]
 
 
+def listen(*words):
+    return view("--listen", "127.0.0.1:0", "--listen-http", "127.0.0.1:0", *words)
+
+
+def send(command, profile):
+    """Send a file of now to both receivers of a command."""
+    said = [command.stderr.readline().decode() for _ in range(2)]
+    grpc, http = (re.fullmatch(r"receiving .* at (127\S+)\n", line)[1] for line in said)
+    for address in (f"grpc://{grpc}", f"http://{http}"):
+        sending = [*VIEW[:-1], "send", profile, address]
+        subprocess.run(sending, check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture
+def recent(tmp_path):
+    """A sample of nginx and one of dd, both of now."""
+    now = time.time_ns()
+    return write(tmp_path / "now.otlp", {"nginx": [now - SECOND], "dd": [now]}, now - SECOND)
+
+
+def test_what_comes_in_is_shown_and_counted(recent, tmp_path):
+    with listen("--no-browser") as (command, address):
+        send(command, recent)
+        data = page.unpacked(json.loads(get(address, "profile.json?last=60")))
+        assert sum(data["samples"]["count"]) == 4
+        assert data["title"] == "view · web-1"
+        part = page.unpacked(json.loads(get(address, "profile.json?resource=host.name%3Dother")))
+        assert part["samples"]["count"] == []
+        command.send_signal(signal.SIGTERM)
+        assert command.wait(20) == 128 + 15
+        assert command.stderr.read().decode() == (
+            "received 4 requests: 4 samples kept, 0 too old; 0 requests refused\n"  # two are empty
+        )
+
+
+def test_filters_choose_what_is_kept_of_what_comes_in(recent):
+    with listen("--process", "nginx") as (command, address):
+        send(command, recent)
+        data = page.unpacked(json.loads(get(address, "profile.json")))
+    assert sum(data["samples"]["count"]) == 2
+    assert "dd" not in data["strings"]
+
+
+def test_a_named_store_shows_what_came_in_before(recent, tmp_path):
+    store = str(tmp_path / "x.db")
+    for expected in (4, 8):
+        with listen("--store", store) as (command, address):
+            send(command, recent)
+            data = page.unpacked(json.loads(get(address, "profile.json")))
+            command.send_signal(signal.SIGINT)
+            assert command.wait(20) == 0
+        assert sum(data["samples"]["count"]) == expected
+
+
+def test_no_file_is_left_behind(monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with listen() as (command, _):
+        assert len(os.listdir(tmp_path)) == 1
+        command.send_signal(signal.SIGTERM)
+        command.wait(20)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "name FILEs, or where to --listen"),
+        (["x.otlp", "--listen", "127.0.0.1:0"], "name FILEs, or where to --listen"),
+        (["--listen", "4317"], "no address such as"),
+        (["--listen", ":4317"], "no address such as"),
+        (["--listen", "127.0.0.1:70000"], "no address such as"),
+        (["--listen", "127.0.0.1:0", "--from", "5s"], "are for FILEs"),
+    ],
+)
+def test_contradictions_are_usage_errors(words, problem):
+    done = subprocess.run([*VIEW, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert problem in done.stderr
+
+
+def test_other_hosts_are_let_in_only_by_name():
+    assert list(view_command._describe("gRPC", "127.0.0.1:0", 7)) == [
+        "receiving OTLP profiles over gRPC at 127.0.0.1:7"
+    ]
+    for host in ("0.0.0.0", "[::]", "192.0.2.1", "web.example"):
+        _, warning = view_command._describe("gRPC", f"{host}:0", 7)
+        assert warning == f"other hosts that reach {host}:7 can send profiles, too"
+
+
 @pytest.mark.parametrize(
     ("number", "status"), [("SIGINT", 0), ("SIGTERM", 128 + 15), ("SIGHUP", 128 + 1)]
 )
@@ -108,7 +200,7 @@ def test_signals_end_it(profile, number, status):
 
 
 def test_errors_are_those_of_report(tmp_path):
-    for words in (["missing.otlp"], [str(tmp_path)], []):
+    for words in (["missing.otlp"], [str(tmp_path)]):
         command = "view", *words
         said = [
             subprocess.run([*VIEW[:-1], name, *words], capture_output=True, text=True, timeout=60)
@@ -130,4 +222,4 @@ def test_errors_are_those_of_report(tmp_path):
 )
 def test_a_browser_opens_only_in_front_of_the_user(monkeypatch, environ, user, expected):
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    assert has_browser(environ) is expected
+    assert view_command.has_browser(environ) is expected

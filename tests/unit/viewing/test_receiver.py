@@ -1,0 +1,305 @@
+"""The receivers of `view`, with our exporters as clients and with what no exporter would send."""
+
+import contextlib
+import gzip
+import http.client
+import json
+import socket
+import struct
+import threading
+import time
+import zlib
+
+import grpc
+import pytest
+from google.rpc import status_pb2
+from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
+    ExportProfilesServiceRequest,
+    ExportProfilesServiceResponse,
+)
+
+from otel_kprofiler.errors import HostError, KProfilerError
+from otel_kprofiler.export import OtlpGrpcExporter, OtlpHttpExporter, RetryPolicy
+from otel_kprofiler.export.grpc import METHOD, parse_retry_delay
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    ON_CPU,
+    Form,
+    Frame,
+    Line,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import encode_window
+from otel_kprofiler.viewing import Counts, GrpcReceiver, HttpReceiver, Intake, Query, SampleStore
+from otel_kprofiler.viewing.receiver import MAX_BYTES, PATH
+from tests.unit.viewing.shown import answer, expected, shown
+
+NOW = 1_700_000_000_000_000_000
+PROTOBUF, JSON = {"Content-Type": "application/x-protobuf"}, {"Content-Type": "application/json"}
+
+
+def window(count=3, start=NOW - 10**9):
+    frame = Frame(None, 1, (Line("vfs_read"),), 0, KERNEL_SIDE)
+    sample = WindowSample(
+        Stack.from_frames([frame]), 7, "x", 0, None, [start + at for at in range(count)]
+    )
+    resource = Resource({"process.pid": 7, "process.executable.name": "nginx", "host.name": "web"})
+    return Window(
+        start, start + 10**9, [Profile(ON_CPU, 10**7, [ResourceSamples(resource, [sample])])]
+    )
+
+
+def payload(one=None, form=Form.PROTOBUF):
+    (batch,) = encode_window(one or window(), form=form).batches
+    return batch.payload
+
+
+@pytest.fixture
+def store(tmp_path):
+    with SampleStore(str(tmp_path / "x.db"), now_ns=lambda: NOW) as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def opened():
+    """Both receivers, on free ports, and where their requests go."""
+    intake = Intake(None)
+    with contextlib.ExitStack() as stack:
+        receivers = [
+            stack.enter_context(contextlib.closing(kind("127.0.0.1:0", intake)))
+            for kind in (GrpcReceiver, HttpReceiver)
+        ]
+        yield intake, receivers
+
+
+@pytest.fixture
+def intake(opened, store):
+    opened[0].counts, opened[0]._add = Counts(), store.add
+    return opened[0]
+
+
+@pytest.fixture
+def receivers(opened, intake):
+    return opened[1]
+
+
+def call(receivers, body, method=METHOD, **options):
+    """The response over gRPC, or the error that it is."""
+    with grpc.insecure_channel(
+        f"127.0.0.1:{receivers[0].port}", [("grpc.max_send_message_length", -1)]
+    ) as channel:
+        return channel.unary_unary(method)(body, timeout=20, **options)
+
+
+def refused(receivers, body, **options):
+    with pytest.raises(grpc.RpcError) as raised:
+        call(receivers, body, **options)
+    return raised.value
+
+
+def post(receivers, body, path=PATH, method="POST", **headers):
+    """Status, headers and body of the answer over HTTP."""
+    client = http.client.HTTPConnection("127.0.0.1", receivers[1].port, timeout=20)
+    with contextlib.closing(client):
+        client.request(method, path, body, headers or PROTOBUF)
+        found = client.getresponse()
+        return found.status, found.headers, found.read()
+
+
+def message(body):
+    return status_pb2.Status.FromString(body).message
+
+
+@pytest.mark.parametrize("form", [Form.PROTOBUF, Form.JSON])
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_our_exporters_deliver_all(store, intake, receivers, form, compression):
+    endpoint = f"http://127.0.0.1:{receivers[1].port}"
+    exporters = [OtlpHttpExporter(endpoint, form=form, compression=compression, proxy_url="")]
+    if form is Form.PROTOBUF:
+        endpoint = f"http://127.0.0.1:{receivers[0].port}"
+        exporters.append(OtlpGrpcExporter(endpoint, compression=compression))
+    windows = [window(start=NOW - (at + 1) * 10**9) for at in range(len(exporters))]
+    for exporter, one in zip(exporters, windows, strict=True):
+        (batch,) = encode_window(one, form=form).batches
+        result = exporter.export(batch)
+        assert result.exported == 3, result
+        exporter.shutdown()
+    data = answer(store, Query(), NOW)
+    assert shown(data) == expected(windows, data)
+    assert (intake.counts.requests, intake.counts.kept) == (len(windows), 3 * len(windows))
+
+
+def test_an_empty_request_is_accepted(receivers):
+    assert call(receivers, b"") == b""
+    assert post(receivers, b"")[::2] == (200, b"")
+    assert json.loads(post(receivers, b"{}", **JSON)[2]) == {}
+
+
+def test_other_signals_get_the_reason(receivers):
+    error = refused(
+        receivers, b"", method="/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+    )
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert error.details() == "only profiles are received here"
+    status, _, body = post(receivers, b"", "/v1/traces")
+    assert (status, message(body)) == (404, f"only profiles are received here, at {PATH}")
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xff" * 50, b"\x0a\xff", b"{" * 10_000, b"GET / HTTP/1.1", b"\0" * 9]
+)
+def test_what_is_no_profile_is_refused(intake, receivers, body):
+    assert refused(receivers, body).code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert post(receivers, body)[0] == 400
+    status, headers, answered = post(receivers, body, **JSON)
+    assert (status, headers["Content-Type"]) == (400, "application/json")
+    assert json.loads(answered)["message"]
+    assert (intake.counts.refused, intake.counts.requests) == (3, 0)
+
+
+def test_of_a_damaged_request_the_rest_counts(store, receivers):
+    request = ExportProfilesServiceRequest.FromString(payload())
+    good = request.resource_profiles[0].scope_profiles[0].profiles[0]
+    for number in (10**6, -5):
+        bad = request.resource_profiles[0].scope_profiles[0].profiles.add()
+        bad.CopyFrom(good)
+        bad.samples[0].stack_index = number
+    request.resource_profiles[0].scope_profiles[0].profiles.append(good)
+    said = ExportProfilesServiceResponse.FromString(call(receivers, request.SerializeToString()))
+    assert said.partial_success.rejected_profiles == 2
+    assert "outside of its table" in said.partial_success.error_message
+    assert sum(answer(store, Query(), NOW)["samples"]["count"]) == 6
+
+
+def test_samples_that_are_too_old_are_told(store, intake, receivers):
+    old = payload(window(start=NOW - 7200 * 10**9))
+    said = ExportProfilesServiceResponse.FromString(post(receivers, old)[2])
+    assert said.partial_success.rejected_profiles == 1
+    assert said.partial_success.error_message.startswith("3 samples not kept: older than")
+    assert intake.counts.outdated == 3
+
+
+def test_requests_are_limited_before_and_after_unpacking(intake, receivers):
+    large = b"\0" * (MAX_BYTES + 1)
+    assert refused(receivers, large).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert post(receivers, large)[0] == 413
+    bomb = b"\0" * (40 * MAX_BYTES)
+    error = refused(receivers, bomb, compression=grpc.Compression.Gzip)
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    packed = {"gzip": gzip.compress(bomb, 1), "deflate": zlib.compress(bomb, 1)}
+    for encoding, body in packed.items():
+        status, _, said = post(receivers, body, **PROTOBUF, **{"Content-Encoding": encoding})
+        assert (status, message(said)) == (413, "the request is larger than 8 MiB")
+    assert intake.counts.requests == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body"),
+    [
+        (415, {"Content-Type": "text/plain"}, b""),
+        (415, {"X": ""}, b""),
+        (415, PROTOBUF | {"Content-Encoding": "zstd"}, b""),
+        (400, PROTOBUF | {"Content-Encoding": "gzip"}, b"not gzip"),
+        (400, PROTOBUF | {"Content-Encoding": "gzip"}, gzip.compress(b"x" * 1000)[:-9]),
+        (403, PROTOBUF | {"Origin": "http://evil.example"}, b""),
+        (403, PROTOBUF | {"Origin": "null"}, b""),
+        (403, PROTOBUF | {"Sec-Fetch-Site": "same-origin"}, b""),
+    ],
+)
+def test_unusable_requests_are_refused(intake, receivers, status, headers, body):
+    assert post(receivers, body, **headers)[0] == status
+    assert intake.counts.requests == 0
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "OPTIONS", "HEAD"])
+def test_only_posts_are_answered(receivers, method):
+    status, headers, _ = post(receivers, None, method=method, **PROTOBUF)
+    assert (status, headers["Allow"]) == (405, "POST")
+    assert not [name for name in headers if name.lower().startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"POST " + PATH.encode() + b" HTTP/1.1\r\nContent-Type: application/json\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: \xb2\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\nx",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"\0\xff\xfe\r\n\r\n",
+        b"POST\r\n\r\n",
+    ],
+)
+def test_hostile_requests_are_refused_without_a_traceback(receivers, capfd, caplog, request_):
+    with (
+        socket.create_connection(("127.0.0.1", receivers[1].port), timeout=20) as client,
+        contextlib.suppress(ConnectionError),
+    ):
+        client.sendall(request_)
+        client.shutdown(socket.SHUT_WR)
+        said = client.makefile("rb").read()
+        assert b" 4" in said[:20] or b"Bad request" in said
+    assert post(receivers, payload())[0] == 200
+    assert capfd.readouterr().err == ""
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_client_that_resets_its_connection_ends_nothing(receivers):
+    for port in (one.port for one in receivers):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\nx")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert post(receivers, payload())[0] == 200
+    assert call(receivers, payload()) == b""
+
+
+def test_overload_says_when_to_try_again(receivers, intake, monkeypatch):
+    monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 0.05)
+    with intake._lock:
+        error = refused(receivers, payload())
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        details = dict(error.trailing_metadata())["grpc-status-details-bin"]
+        assert parse_retry_delay(details) == 5
+        status, headers, _ = post(receivers, payload())
+        assert (status, headers["Retry-After"]) == (503, "5")
+        assert intake.counts.refused == 2
+        # Senders try again, and lose nothing.
+        monkeypatch.setattr("otel_kprofiler.viewing.receiver._RETRY_S", 0)
+        policy = RetryPolicy(initial_interval_s=0.05, max_interval_s=0.05)
+        exporter = OtlpGrpcExporter(f"http://127.0.0.1:{receivers[0].port}", retry=policy)
+        (batch,) = encode_window(window()).batches
+        results = []
+        sender = threading.Thread(target=lambda: results.append(exporter.export(batch)))
+        sender.start()
+        while intake.counts.refused < 4:
+            time.sleep(0.01)
+    sender.join(20)
+    exporter.shutdown()
+    assert results[0].exported == 3
+    assert intake.counts.kept == 3
+
+
+def test_a_store_that_fails_is_overload(receivers, intake):
+    def fail(_windows):
+        raise KProfilerError("cannot write x.db: full", hint="free space")
+
+    intake._add = fail
+    error = refused(receivers, payload())
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.details() == "cannot write x.db: full (fix: free space)"
+    assert post(receivers, payload())[0] == 503
+
+
+def test_ports_in_use_are_told(intake):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
+        for kind, option in ((GrpcReceiver, "--listen"), (HttpReceiver, "--listen-http")):
+            with pytest.raises(HostError, match=f"cannot listen on {endpoint}") as raised:
+                kind(endpoint, intake)
+            assert raised.value.hint.endswith(option)
