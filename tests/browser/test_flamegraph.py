@@ -496,7 +496,9 @@ def test_differences_that_may_be_chance_have_no_colour(browser, tmp_path):
     profile = replace(window(("x", 1, samples)), end_unix_ns=10**18 + 10**10)
     path = tmp_path / "x.html"
     path.write_text(html([profile]))
-    browser.open(path.as_uri() + "#baseline=0-5000&range=5000-9990")
+    browser.open(
+        path.as_uri() + "#baseline=1000000000000-1000000005000&range=1000000005000-1000000009990"
+    )
     colours = [fill(browser, name) for name in ("one", "other", "all")]
     assert len(set(colours)) == 1
     hover(browser, "one")
@@ -532,6 +534,7 @@ def test_units_are_samples_time_and_shares(page):
 
 def test_a_link_leads_to_the_same_view(page, browser):
     choose(page, "process", "dd")
+    page.evaluate("viewer.brush([0, 1000])")
     page.press("2", "/", *"ext4")
     page.click_at(*place(page, "ext4_read"))
     shown, details = boxes(page), text(page, "details")
@@ -543,6 +546,7 @@ def test_a_link_leads_to_the_same_view(page, browser):
     assert text(page, "details") == details
     assert page.evaluate("document.getElementById('search').value") == "ext4"
     assert page.evaluate("document.getElementById('process').value") == "dd"
+    assert "0.00 s" in text(page, "brushed")
 
 
 @pytest.fixture

@@ -32,11 +32,20 @@ function once(name, inputs, make) {
 // Changes the state. It gets an entry in the history unless `replaces`.
 function go(change, replaces = false) {
   Object.assign(state, change);
-  const address = `#${write(state)}`;
+  const address = `#${write(moved(state, origin(profile)))}`;
   if (address !== (location.hash || "#")) {
     history[replaces ? "replaceState" : "pushState"](null, "", address);
   }
   render();
+}
+
+// Times in addresses are Unix times, those of the state are counted from the start of the profile; of
+// several intervals, both are counted from the start of the first.
+const origin = ({ parts, start_ms: startMs }) => (parts.length > 1 ? 0 : startMs);
+
+function moved(from, by) {
+  const move = (range) => range?.map((ms) => ms + by) ?? null;
+  return { ...from, range: move(from.range), baseline: move(from.baseline) };
 }
 
 const zoomOut = () => go({ zoom: [] });
@@ -200,11 +209,9 @@ function load(data) {
   profile = new Profile(data);
   document.title = element("title").textContent = data.title;
   element("summary").textContent = data.summary;
+  document.body.classList.remove("waiting");
   made.clear();
-  const shift = before ? before.start_ms - profile.start_ms : 0;
-  for (const name of ["range", "baseline"]) {
-    state[name] = state[name]?.map((ms) => ms + shift) ?? null; // it stays where it is in time
-  }
+  state = moved(state, (before ? origin(before) : 0) - origin(profile));
   if (profile.parts.length === 2 && !location.hash) {
     const middle = profile.parts[0].bins * profile.bin_ms;
     Object.assign(state, { baseline: [0, middle], range: [middle, profile.bins * profile.bin_ms] });
@@ -281,7 +288,8 @@ listen(element, {
 });
 
 addEventListener("popstate", () => {
-  state = read(location.hash);
+  if (!profile) return;
+  state = moved(read(location.hash), -origin(profile));
   render();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
@@ -297,6 +305,8 @@ new ResizeObserver(() => {
 window.viewer = { panes, brush: (range) => go({ range }) };
 
 const given = JSON.parse(element("profile").textContent);
-if (given.source) follow(given.source, element, load);
-else load(given);
+if (given.source) {
+  document.body.classList.add("waiting");
+  follow(given.source, element, load);
+} else load(given);
 document.documentElement.dataset.openedMs = Math.round(performance.now());

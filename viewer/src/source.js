@@ -33,6 +33,7 @@ export function follow(address, element, loaded) {
       isLive = Boolean(data.live);
       fillResources(data.resources ?? []);
       pause.hidden = !isLive;
+      bar.hidden = !isLive && !data.available && resource.options.length < 3; // nothing to choose
       loaded(data);
     } catch (error) {
       if (own !== number) return;

@@ -2,8 +2,8 @@
 
 export const TABS = ["flame", "callers", "table", "sandwich"];
 
-// Texts, but for `zoom` (a path of tree.js), and for ranges of milliseconds from the start of the
-// time axis: `range` (what is shown) and `baseline` (what it is compared with).
+// Texts, but for `zoom` (a path of tree.js), and for ranges of milliseconds: `range` (what is shown)
+// and `baseline` (what it is compared with).
 const DEFAULTS = {
   tab: "flame",
   kind: "",

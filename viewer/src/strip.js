@@ -121,6 +121,7 @@ export class Strip {
 
   #times(pen, plot) {
     const { parts, bin_ms: binMs } = this.#profile;
+    const labelled = this.#label();
     pen.textBaseline = "bottom";
     let from = 0;
     for (const { name, bins } of parts) {
@@ -130,7 +131,7 @@ export class Strip {
       const step = decade * ([1, 2, 5].find((times) => times * decade >= least) ?? 10);
       for (let ms = 0; ms <= span; ms += step) {
         const x = this.#x(from + ms);
-        const text = ms === 0 && name ? name : seconds(ms, step);
+        const text = ms === 0 && name ? name : labelled(ms, step);
         if (ms && x + pen.measureText(text).width + 3 > this.#x(from + span)) break;
         pen.fillStyle = onCanvas("var(--line)");
         pen.fillRect(x, plot, 1, 4);
@@ -171,7 +172,14 @@ export class Strip {
     }) ?? parts[0];
     const name = part.name ? `${part.name}: ` : "";
     if (name && from === start && to === start + part.bins * binMs) return part.name;
-    return `${name}${seconds(from - start, binMs)} – ${seconds(to - start, binMs)}`;
+    const labelled = this.#label();
+    return `${name}${labelled(from - start, binMs)} – ${labelled(to - start, binMs)}`;
+  }
+
+  // What times are called: of a running host the time of day in UTC, otherwise since the start.
+  #label() {
+    const { live, start_ms: startMs } = this.#profile;
+    return live ? (ms, step) => new Date(startMs + ms).toISOString().slice(11, step < 1000 ? 23 : 19) : seconds;
   }
 
   #cell(event) {
