@@ -48,6 +48,18 @@ class SystemTime:
         return time.time_ns()
 
 
+def suspended_ns() -> int:
+    """How long the host has been suspended since it was booted: ``CLOCK_MONOTONIC`` stood still."""
+    best_width = best = 0
+    for attempt in range(SYNC_TRIES):
+        first = time.monotonic_ns()
+        boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        width = time.monotonic_ns() - first
+        if attempt == 0 or width < best_width:
+            best_width, best = width, boot - (first + width // 2)
+    return max(0, best)
+
+
 class Clock:
     """Converts boot time to Unix time with an offset that is measured again on demand.
 

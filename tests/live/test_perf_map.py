@@ -1,4 +1,4 @@
-"""Perf maps of JIT compilers that are installed here."""
+"""Perf maps and jitdumps of JIT compilers that are installed here."""
 
 import shutil
 import subprocess
@@ -10,6 +10,8 @@ import pytest
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import TICK_NS, Access, ProcessMaps, read_start_ticks
 from otel_kprofiler.model import ProcessKey
+from otel_kprofiler.symbols import ProcessesResolver
+from otel_kprofiler.symbols.user.jitdump import JitDumpParser, Loaded
 from otel_kprofiler.symbols.user.perf_map import PerfMap, parse_perf_map
 
 pytestmark = pytest.mark.live
@@ -69,7 +71,49 @@ def test_functions_of_a_jit_compiler_have_names(command, wanted, request, tmp_pa
     assert code_in_memory.mapping.is_executable
     assert not code_in_memory.mapping.path.startswith("/")
     for address in (hot.start, hot.end - 1):
-        assert perf_map.lookup(address, now) == (hot.start, hot.end, hot.name.decode())
+        assert perf_map.lookup(address, now)[:3] == (hot.start, hot.end, hot.name.decode())
     assert not perf_map.update(now + 1)  # it can be read to its end when the process has ended
     assert perf_map.lookup(hot.start, now + 1)
     assert perf_map.counts().functions > 10
+
+
+LINES = """function hot(n) {
+    let s = 0;
+    for (let i = 0; i < n; i++) s += Math.sqrt(i) % 3;
+    return s;
+}
+let x = 0;
+for (let i = 0; i < 2000; i++) x += hot(20000);
+for (let i = 0; i < 300; i++) x += new Function(`return ${i}`)();  // fills V8's buffer
+console.log(x);
+process.stdin.resume();
+"""
+
+
+@pytest.mark.parametrize("option", ["--no-perf-prof-delete-file", "--perf-prof-delete-file"])
+def test_functions_and_lines_of_a_jitdump_are_found(option, tmp_path):
+    if not shutil.which("node"):
+        pytest.skip("node is not installed")
+    script = tmp_path / "hot.js"
+    script.write_text(LINES)
+    command = ["node", "--always-sparkplug", "--perf-prof", option, script]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, **pipes) as process:
+        assert process.stdout.readline()
+        with open(f"/proc/{process.pid}/maps") as maps:
+            (name,) = {line.split()[0] for line in maps if f"jit-{process.pid}.dump" in line}
+        text = Path(f"/proc/{process.pid}/map_files/{name}").read_bytes()
+        parsed = JitDumpParser(process.pid).parse(text, len(text))
+        loads = [one.code for one in parsed.events if isinstance(one, Loaded)]
+        (*_, hot) = [code for code in loads if code.name.startswith(b"JS:*hot ")]
+        resolver = ProcessesResolver()
+        answers = resolver.resolve(range(hot.start, hot.end), process.pid)
+        (behind,) = resolver.resolve([hot.end], process.pid)
+        resolver.close()
+        process.stdin.close()
+    assert not parsed.damaged
+    assert {answer.function for answer in answers} == {hot.name.decode()}
+    places = {(line.file, line.line) for answer in answers for line in answer.lines if line.line}
+    assert places <= {(str(script), line) for line in range(1, 6)}
+    assert {line for _, line in places} >= {3, 4}
+    assert behind.function != hot.name.decode()

@@ -86,9 +86,13 @@ def test_names_of_an_installed_debug_file_are_used(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
-def test_code_of_a_jit_compiler_has_the_names_of_its_perf_map(tmp_path):
-    script = "function hot(n){let s=0;for(let i=0;i<n;i++)s+=i%7;return s}for(;;)hot(1e6)"
-    with running("env", "-C", tmp_path, "node", "--perf-basic-prof", "-e", script):
+@pytest.mark.parametrize("option", ["--perf-basic-prof", "--perf-prof"])
+def test_code_of_a_jit_compiler_has_the_names_that_it_tells(option, tmp_path):
+    script = (
+        "function hot(n){let s=0;for(let i=0;i<n;i++)s+=i%7;return s}"
+        "for(let i=0;;i++){hot(1e6);new Function(`return ${i}`)()}"
+    )
+    with running("env", "-C", tmp_path, "node", "--always-sparkplug", option, "-e", script):
         windows = sample_host(4.0)
     frames = [
         frame
@@ -101,3 +105,5 @@ def test_code_of_a_jit_compiler_has_the_names_of_its_perf_map(tmp_path):
     named = [frame.function for frame in frames if frame.lines]
     assert any(name.startswith("JS:*hot ") for name in named), {one.unresolved for one in frames}
     assert len(named) > len(frames) / 2
+    has_lines = any(frame.lines[0].line for frame in frames if frame.function.startswith("JS:*hot"))
+    assert has_lines == (option == "--perf-prof")

@@ -1,4 +1,4 @@
-"""Names of code that processes make at run time, read in the background from their perf maps."""
+"""Names of code that processes make at run time, read in the background."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ from typing import Final
 from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.user.file import NO_FILE, PENDING, NamedAddress
-from otel_kprofiler.symbols.user.functions import Function
-from otel_kprofiler.symbols.user.perf_map import PerfMap
+from otel_kprofiler.symbols.user.jit_code import ProcessCode, make_named
 
 MAX_PROCESSES: Final = 512
-"""Processes whose map is known, or known not to exist."""
-MAX_MAP_BYTES: Final = 16 << 20
-"""Memory for all maps; those not used for longest are forgotten."""
+"""Processes whose code is known, or known not to be told."""
+MAX_BYTES: Final = 16 << 20
+"""Memory for the code of all processes; those not used for longest are forgotten."""
 LOOK_AGAIN_NS: Final = 5_000_000_000
-"""After this, a process that had no map is looked at again."""
+"""After this, a process that told nothing is looked at again."""
 _MAX_NAMES: Final = 4096
 
 
 class _Process:
-    """One process; ``map`` is None where there is none."""
+    """One process."""
 
-    __slots__ = ("is_waiting", "key", "looked_ns", "map", "nbytes")
+    __slots__ = ("code", "is_waiting", "key", "looked_ns", "nbytes")
 
-    def __init__(self, key: ProcessKey, found: PerfMap) -> None:
+    def __init__(self, key: ProcessKey, code: ProcessCode) -> None:
         self.key = key
-        self.map = found
-        self.looked_ns = -1  # boot time at which it was found to have none
+        self.code = code
+        self.looked_ns = -1  # boot time at which it was found to tell nothing
         self.is_waiting = False
         self.nbytes = 0
 
@@ -39,18 +38,16 @@ class JitNames:
     """Looks up for the thread that drains samples, and reads in another; thread-safe.
 
     Args:
-        open_map: the map of a process, not read yet.
-        make_named: a function as frames have it.
+        open_code: the code of a process, not read yet.
         boot_ns: the current boot time.
     """
 
     def __init__(
         self,
-        open_map: Callable[[ProcessKey], PerfMap],
-        make_named: Callable[[Function], NamedAddress],
+        open_code: Callable[[ProcessKey], ProcessCode],
         boot_ns: Callable[[], int],
     ) -> None:
-        self._open_map = open_map
+        self._open_code = open_code
         self._boot_ns = boot_ns
         self._lock = threading.Lock()
         self._processes: dict[ProcessKey, _Process] = {}  # the one not used for longest first
@@ -75,9 +72,9 @@ class JitNames:
         if process.looked_ns >= 0:
             is_due = self._boot_ns() - process.looked_ns >= LOOK_AGAIN_NS
             return NO_FILE, is_due and self._ask(process)
-        if at_ns > process.map.read_ns:
+        if at_ns > process.code.read_ns:
             return PENDING, self._ask(process)
-        function = process.map.lookup(address, at_ns)
+        function = process.code.lookup(address, at_ns)
         return (self._named[function] if function else NO_FILE), False
 
     def read_one(self) -> None:
@@ -89,7 +86,7 @@ class JitNames:
         now_ns = self._boot_ns()
         has_more = False
         try:
-            has_more = process.map.update(now_ns)
+            has_more = process.code.update(now_ns)
             process.looked_ns = -1
         except OSError:
             process.looked_ns = now_ns
@@ -97,7 +94,7 @@ class JitNames:
             process.is_waiting = has_more
             if has_more:
                 self._waiting.append(process)
-            nbytes = process.map.counts().nbytes
+            nbytes = process.code.counts().nbytes
             if self._processes.get(process.key) is process:
                 self._bytes += nbytes - process.nbytes
                 process.nbytes = nbytes
@@ -108,13 +105,13 @@ class JitNames:
         with self._lock:
             self._waiting.clear()
             for process in self._processes.values():
-                process.map.close()
+                process.code.close()
             self._processes.clear()
             self._bytes = 0
 
     def _add(self, key: ProcessKey) -> _Process:
         with self._lock:
-            process = self._processes[key] = _Process(key, self._open_map(key))
+            process = self._processes[key] = _Process(key, self._open_code(key))
             if len(self._processes) > MAX_PROCESSES:
                 self._forget(next(iter(self._processes.values())))
             return process
@@ -130,7 +127,7 @@ class JitNames:
 
     def _make_space(self, new: _Process) -> None:
         for process in list(self._processes.values()):
-            if self._bytes <= MAX_MAP_BYTES:
+            if self._bytes <= MAX_BYTES:
                 return
             if process is not new:
                 self._forget(process)
@@ -139,4 +136,4 @@ class JitNames:
         del self._processes[process.key]
         self._bytes -= process.nbytes
         if not process.is_waiting:  # else whoever reads it uses it still
-            process.map.close()
+            process.code.close()

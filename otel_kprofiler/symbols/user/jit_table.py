@@ -11,23 +11,29 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from typing import Final, NamedTuple
 
-from otel_kprofiler.symbols.user.functions import Function
-
 MAX_BYTES: Final = 8 << 20
 """Limit on a process's table: 60,000 functions with names of 64 bytes."""
 MAX_FORMER: Final = 1024
 """Functions of which is still known that they were at an address before another."""
 MAX_CODE_BYTES: Final = 1 << 30
-_ROW_BYTES: Final = 88  # of a function without its name: five arrays, a list, an object
+_ROW_BYTES: Final = 96  # of a function without its name: five arrays, two lists, an object
 _FOREVER: Final = (1 << 64) - 1
 
 
 class JitCode(NamedTuple):
-    """A function at ``[start, end)``, which a process has made; ``name`` as it was written."""
+    """A function at ``[start, end)``, which a process has made.
+
+    Attributes:
+        start: runtime address.
+        end: first address behind it.
+        name: as it was written.
+        lines: of its source, in any form.
+    """
 
     start: int
     end: int
     name: bytes
+    lines: bytes = b""
 
 
 class _Former(NamedTuple):
@@ -58,6 +64,7 @@ class JitTable:
         self._until = array("Q")
         self._seen = array("Q")
         self._names: list[bytes] = []
+        self._lines: list[bytes] = []
         self._former: deque[_Former] = deque(maxlen=MAX_FORMER)
         self._last_end_ns = -1  # of all former ones
         self.dropped = 0
@@ -77,7 +84,7 @@ class JitTable:
             gone_ns: until when those that it overlaps were at theirs, as far as known.
         """
         first, last = self._overlapped(code)
-        if self._is_only(code, first, last):
+        if self._is_only(code, first, last) and since_ns <= self._until[first]:
             self._until[first] = _FOREVER
             return
         left = self._starts[first] if first < last else code.start
@@ -102,23 +109,36 @@ class JitTable:
             else:
                 self._names[index] = b""
 
-    def lookup(self, address: int, at_ns: int) -> Function | None:
+    def lookup(self, address: int, at_ns: int) -> JitCode | None:
         """The function that was at an address at a time; None if that is not known."""
-        index = bisect_right(self._starts, address) - 1
-        is_named = index >= 0 and address < self._end(index) and self._names[index]
-        if is_named and self._since[index] <= at_ns <= self._until[index]:
-            return _function(self._code(index))
+        index = self._find(address)
+        if index >= 0 and self._since[index] <= at_ns <= self._until[index]:
+            return self._code(index)
         if at_ns <= self._last_end_ns:
             for code, since_ns, until_ns in reversed(self._former):
                 if code.start <= address < code.end and since_ns <= at_ns <= until_ns:
-                    return _function(code)
+                    return code
         return None
+
+    def last_at(self, address: int) -> JitCode | None:
+        """The function that is at an address after all that was added."""
+        index = self._find(address)
+        is_there = index >= 0 and self._until[index] == _FOREVER
+        return self._code(index) if is_there else None
+
+    def _find(self, address: int) -> int:
+        """The row of the last function at an address; -1 if there is none."""
+        index = bisect_right(self._starts, address) - 1
+        is_named = index >= 0 and address < self._end(index) and self._names[index]
+        return index if is_named else -1
 
     def _end(self, index: int) -> int:
         return self._starts[index] + self._sizes[index]
 
     def _code(self, index: int) -> JitCode:
-        return JitCode(self._starts[index], self._end(index), self._names[index])
+        return JitCode(
+            self._starts[index], self._end(index), self._names[index], self._lines[index]
+        )
 
     def _overlapped(self, code: JitCode) -> tuple[int, int]:
         """The rows that a function overlaps, as a range of indices."""
@@ -131,29 +151,31 @@ class JitTable:
         return last - first == 1 and self._code(first) == code
 
     def _insert(self, index: int, code: JitCode, since_ns: int, seen_ns: int) -> None:
-        if self.nbytes + _ROW_BYTES + len(code.name) > self._max_bytes:
+        if self.nbytes + _size(code) > self._max_bytes:
             self.dropped += 1
             return
-        self.nbytes += _ROW_BYTES + len(code.name)
+        self.nbytes += _size(code)
         self._starts.insert(index, code.start)
         self._sizes.insert(index, code.end - code.start)
         self._since.insert(index, since_ns)
         self._until.insert(index, _FOREVER)
         self._seen.insert(index, seen_ns)
         self._names.insert(index, code.name)
+        self._lines.insert(index, code.lines)
 
     def _remove(self, first: int, last: int, gone_ns: int) -> None:
         for index in range(first, last):
             code = self._code(index)
-            self.nbytes -= _ROW_BYTES + len(code.name)
+            self.nbytes -= _size(code)
             if code.name and self._seen[index] <= gone_ns:
                 until_ns = min(self._until[index], gone_ns)
                 self._former.append(_Former(code, self._since[index], until_ns))
                 self._last_end_ns = max(self._last_end_ns, until_ns)
-        columns = (self._starts, self._sizes, self._since, self._until, self._seen, self._names)
+        columns = (self._starts, self._sizes, self._since, self._until, self._seen,
+                   self._names, self._lines)  # fmt: skip
         for column in columns:
             del column[first:last]
 
 
-def _function(code: JitCode) -> Function:
-    return Function(code.start, code.end, code.name.decode("utf-8", "backslashreplace"))
+def _size(code: JitCode) -> int:
+    return _ROW_BYTES + len(code.name) + len(code.lines)

@@ -11,9 +11,9 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.elf import ElfError, FileSource, ImageSource, Source, hash_file, read_elf
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access, open_regular
-from otel_kprofiler.model import FileDetails, Line, OpenFile
-from otel_kprofiler.symbols.user.file import FileSymbols, NamedAddress
-from otel_kprofiler.symbols.user.functions import Function
+from otel_kprofiler.model import FileDetails, OpenFile
+from otel_kprofiler.symbols.user.file import FileSymbols
+from otel_kprofiler.symbols.user.jit_code import ProcessCode
 from otel_kprofiler.symbols.user.jit_names import JitNames
 from otel_kprofiler.symbols.user.loader import (
     DEFAULT_CPU_SHARE,
@@ -21,7 +21,6 @@ from otel_kprofiler.symbols.user.loader import (
     SymbolLoader,
     SymbolsRefused,
 )
-from otel_kprofiler.symbols.user.perf_map import PerfMap
 from otel_kprofiler.symbols.user.sources import SymbolSources
 
 MAX_FILE_BYTES: Final = 1 << 30
@@ -58,7 +57,7 @@ def open_user_names(settings: UserSymbolSettings) -> SymbolLoader | None:
         return read_names(sources, details, content)
 
     access, clock = Access(), Clock()
-    code = JitNames(lambda key: PerfMap(key, access, clock), _make_named, clock.boot_ns)
+    code = JitNames(lambda key: ProcessCode(key, access, clock), clock.boot_ns)
     return SymbolLoader(
         read,
         code=code,
@@ -67,10 +66,6 @@ def open_user_names(settings: UserSymbolSettings) -> SymbolLoader | None:
         cpu_share=settings.cpu_share,
         workers=_WORKERS[settings.detail],
     )
-
-
-def _make_named(function: Function) -> NamedAddress:
-    return NamedAddress((Line(function.name),), function.start, None)
 
 
 def read_names(

@@ -2,12 +2,10 @@
 
 import pytest
 
-from otel_kprofiler.model import Line, ProcessKey, Unresolved
+from otel_kprofiler.model import ProcessKey, Unresolved
 from otel_kprofiler.symbols.user import jit_names as module
-from otel_kprofiler.symbols.user.file import NamedAddress
-from otel_kprofiler.symbols.user.functions import Function
+from otel_kprofiler.symbols.user.jit_file import JitCounts, MadeFunction
 from otel_kprofiler.symbols.user.jit_names import LOOK_AGAIN_NS, JitNames
-from otel_kprofiler.symbols.user.perf_map import PerfMapCounts
 
 
 class Map:
@@ -33,7 +31,7 @@ class Map:
         return self.functions.get(address)
 
     def counts(self):
-        return PerfMapCounts(0, 0, 0, 0, self.nbytes)
+        return JitCounts(0, 0, 0, 0, self.nbytes)
 
     def close(self):
         self.closed = True
@@ -43,13 +41,10 @@ class Host:
     def __init__(self):
         self.now_ns = 1000
         self.maps = {}
-        self.names = JitNames(self.open_map, self.make_named, lambda: self.now_ns)
+        self.names = JitNames(self.open_map, lambda: self.now_ns)
 
     def open_map(self, key):
         return self.maps.setdefault(key, Map())
-
-    def make_named(self, function):
-        return NamedAddress((Line(function.name),), function.start, None)
 
     def ask(self, key, address=0x10, at_ns=500):
         found, _ = self.names.name(key, address, at_ns)
@@ -70,7 +65,7 @@ def host():
 
 def test_a_name_is_pending_until_the_map_is_read_up_to_the_sample(host):
     assert host.ask(ONE) is Unresolved.SYMBOLS_PENDING
-    host.maps[ONE].functions[0x10] = Function(0x10, 0x20, "hot")
+    host.maps[ONE].functions[0x10] = MadeFunction(0x10, 0x20, "hot")
     host.read()
     assert host.ask(ONE) == "hot"
     assert host.ask(ONE, at_ns=2000) is Unresolved.SYMBOLS_PENDING
@@ -82,7 +77,7 @@ def test_a_name_is_pending_until_the_map_is_read_up_to_the_sample(host):
 
 def test_a_later_process_with_the_pid_has_its_own_map(host):
     host.ask(ONE), host.ask(TWO)
-    host.maps[ONE].functions[0x10] = Function(0x10, 0x20, "old")
+    host.maps[ONE].functions[0x10] = MadeFunction(0x10, 0x20, "old")
     host.read()
     assert (host.ask(ONE), host.ask(TWO)) == ("old", Unresolved.NO_FILE)
 
@@ -105,14 +100,14 @@ def test_a_process_without_a_map_is_looked_at_again_later(host):
     assert not host.names.has_work
     host.now_ns += LOOK_AGAIN_NS
     host.maps[ONE].exists = True
-    host.maps[ONE].functions[0x10] = Function(0x10, 0x20, "hot")
+    host.maps[ONE].functions[0x10] = MadeFunction(0x10, 0x20, "hot")
     host.ask(ONE)
     host.read()
     assert host.ask(ONE) == "hot"
 
 
 def test_the_maps_used_longest_ago_are_forgotten(host, monkeypatch):
-    monkeypatch.setattr(module, "MAX_MAP_BYTES", 250)
+    monkeypatch.setattr(module, "MAX_BYTES", 250)
     for number in range(3):
         host.ask(ProcessKey(number, 1))
         host.read()

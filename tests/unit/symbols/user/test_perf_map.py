@@ -10,14 +10,9 @@ from hypothesis import strategies as st
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import TICK_NS, Access, read_start_ticks
 from otel_kprofiler.model import ProcessKey
+from otel_kprofiler.symbols.user.jit_file import MAX_NAME_BYTES, MAX_UPDATE_BYTES, MadeFunction
 from otel_kprofiler.symbols.user.jit_table import JitCode, JitTable
-from otel_kprofiler.symbols.user.perf_map import (
-    MAX_NAME_BYTES,
-    MAX_UPDATE_BYTES,
-    PerfMap,
-    open_perf_map,
-    parse_perf_map,
-)
+from otel_kprofiler.symbols.user.perf_map import PerfMap, open_perf_map, parse_perf_map
 
 ME = ProcessKey(os.getpid(), read_start_ticks(Access(), "self") * TICK_NS)
 
@@ -52,10 +47,10 @@ def test_lines_of_all_writers_are_read():
     )
     codes, damaged = parse_perf_map(text)
     assert codes == [
-        (0x18C4000, 0x18C4300, b"Builtin:DeoptimizationEntry_Eager"),
-        (0x7F3736FC5B80, 0x7F3736FC5CE8, b"JS:^hot /a b/j.js:1:13"),
-        (0x7F0000001000, 0x7F0000001010, b"java.lang.Object::<init>"),
-        (0x10, 0x15, b"\xff"),
+        JitCode(0x18C4000, 0x18C4300, b"Builtin:DeoptimizationEntry_Eager"),
+        JitCode(0x7F3736FC5B80, 0x7F3736FC5CE8, b"JS:^hot /a b/j.js:1:13"),
+        JitCode(0x7F0000001000, 0x7F0000001010, b"java.lang.Object::<init>"),
+        JitCode(0x10, 0x15, b"\xff"),
     ]
     assert damaged == 0
 
@@ -121,7 +116,7 @@ def test_no_name_is_wrong_at_any_time(tmp_path_factory, rounds, address):
                 if at > now:
                     assert found is None
                 elif owner and found:
-                    assert found == (owner.start, owner.end, owner.name.decode())
+                    assert found == MadeFunction(owner.start, owner.end, owner.name.decode())
                 answered[at] = found
                 if at == now:
                     assert bool(owner) == bool(found)
@@ -131,7 +126,7 @@ def test_no_name_is_wrong_at_any_time(tmp_path_factory, rounds, address):
 def test_what_was_appended_is_read_and_the_newer_name_counts(path, opened):
     path.write_bytes(b"100 10 first\n200 10 other\n")
     assert not opened.update(10)
-    assert opened.lookup(0x105, 10) == (0x100, 0x110, "first")
+    assert opened.lookup(0x105, 10) == MadeFunction(0x100, 0x110, "first")
     assert opened.lookup(0x110, 10) is None
     assert opened.lookup(0x105, 11) is None  # not read since
     with open(path, "ab") as file:

@@ -1,0 +1,237 @@
+"""Files in which processes tell of the code that they make, read as they grow."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from otel_kprofiler.host import TICK_NS, HostFiles, read_start_ticks
+from otel_kprofiler.model import ProcessKey
+from otel_kprofiler.symbols.user.jit_table import JitCode, JitTable
+
+MAX_FILE_BYTES: Final = 256 << 20
+"""What is behind this is not read: some five million functions of a perf map."""
+MAX_UPDATE_BYTES: Final = 1 << 20
+"""What one update reads: some 20,000 lines of a perf map, 100 ms."""
+MAX_NAME_BYTES: Final = 1024
+"""Longer names are cut off."""
+ADDRESS_LIMIT: Final = 1 << 64
+
+EventT = TypeVar("EventT")
+
+
+class MadeFunction(NamedTuple):
+    """A function at ``[start, end)`` that a process has made, as of one address of it.
+
+    Attributes:
+        start: runtime address.
+        end: first address behind it.
+        name: as the compiler tells it.
+        file: source file of the address; empty if unknown.
+        line: 1-based source line of it; 0 if unknown.
+    """
+
+    start: int
+    end: int
+    name: str
+    file: str = ""
+    line: int = 0
+
+
+class JitCounts(NamedTuple):
+    """Counters of a file.
+
+    Attributes:
+        functions: those known now.
+        damaged: lines or records that are none, or too long.
+        dropped: functions that did not fit into memory.
+        unread_bytes: of the file, at the last read.
+        nbytes: memory in use.
+    """
+
+    functions: int
+    damaged: int
+    dropped: int
+    unread_bytes: int
+    nbytes: int
+
+
+class Parsed(NamedTuple, Generic[EventT]):
+    """What a piece of a file tells.
+
+    Attributes:
+        events: in order.
+        used: bytes of the file that this is all of; the rest of the piece is parsed again.
+        damaged: lines or records that are none.
+    """
+
+    events: Sequence[EventT]
+    used: int
+    damaged: int
+
+
+class JitFile(ABC, Generic[EventT]):
+    """The file of one process. Thread-safe; ``update`` is for one thread.
+
+    Args:
+        process: whose file, with its start time: that of a later process with its pid is not read.
+        files: for ``/proc``.
+    """
+
+    def __init__(self, process: ProcessKey, files: HostFiles) -> None:
+        self._process, self._files = process, files
+        self._lock = threading.Lock()  # guards the table and what was read
+        self._table = JitTable()
+        self._read_ns = -1  # the last complete read began
+        self._damaged = 0
+        self._fd = -1
+        self._offset = 0
+        self._mark, self._mark_at = b"", 0  # bytes that stay as long as the file is the same
+        self._unread = 0
+
+    def update(self, now_ns: int) -> bool:
+        """Read what the process has added; call again at once if that was not all.
+
+        Reads at most :data:`MAX_UPDATE_BYTES`. Waits for the disk, or for whatever file system
+        the process has put the file on.
+
+        Args:
+            now_ns: the current boot time.
+
+        Returns:
+            Whether there is more to read.
+
+        Raises:
+            OSError: the process has no such file, or one that others could have written.
+        """
+        self._open()
+        size = os.fstat(self._fd).st_size
+        with self._lock:
+            if self._is_written_anew(size):
+                self._begin_anew()
+        left = min(size, MAX_FILE_BYTES) - self._offset
+        text = os.pread(self._fd, min(left, MAX_UPDATE_BYTES), self._offset)
+        parsed = self._parse(text, left)
+        has_more = parsed.used > 0 and max(len(text), parsed.used) < left
+        with self._lock:
+            for event in parsed.events:
+                self._apply(event, now_ns)
+            self._damaged += parsed.damaged
+            self._offset += parsed.used
+            self._set_mark(text[: parsed.used])
+            self._unread = size - self._offset
+            if not has_more:
+                self._read_ns = now_ns
+        return has_more
+
+    def lookup(self, address: int, at_ns: int) -> MadeFunction | None:
+        """The function that was at an address at a boot time; None if that is not known."""
+        with self._lock:
+            if at_ns > self._read_ns:
+                return None
+            code = self._table.lookup(address, at_ns)
+            return self._describe(code, address) if code else None
+
+    @property
+    def read_ns(self) -> int:
+        """Times up to this one can be looked up; -1 before the first complete read."""
+        return self._read_ns
+
+    def counts(self) -> JitCounts:
+        """The counters."""
+        with self._lock:
+            table = self._table
+            return JitCounts(
+                len(table), self._damaged, table.dropped, self._unread, self._nbytes
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Close the file; what is known remains."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    @abstractmethod
+    def _open_file(self) -> int:
+        """Open the file as it is found now. Raises ``OSError``."""
+
+    @abstractmethod
+    def _parse(self, text: bytes, left: int) -> Parsed[EventT]:
+        """Parse the next piece of the file; ``left`` bytes are there from its beginning on."""
+
+    @abstractmethod
+    def _apply(self, event: EventT, now_ns: int) -> None:
+        """Enter what the file tells into the table."""
+
+    @abstractmethod
+    def _set_mark(self, text: bytes) -> None:
+        """Note bytes that were read, by which it is seen that the file is still the same."""
+
+    @property
+    def _nbytes(self) -> int:
+        return self._table.nbytes
+
+    def _describe(self, code: JitCode, address: int) -> MadeFunction:
+        return MadeFunction(code.start, code.end, code.name.decode("utf-8", "backslashreplace"))
+
+    def _add(self, code: JitCode, now_ns: int) -> None:
+        """Add a function of which no time is known but that it came since the last read."""
+        since_ns = 0 if self._table.is_first(code) else now_ns
+        self._table.add(code, since_ns=since_ns, seen_ns=now_ns, gone_ns=self._read_ns)
+
+    def _is_written_anew(self, size: int) -> bool:
+        mark = os.pread(self._fd, len(self._mark), self._mark_at)
+        return size < self._offset or mark != self._mark
+
+    def _begin_anew(self) -> None:
+        self._table.end_all(self._read_ns)
+        self._offset, self._mark = 0, b""
+
+    def _open(self) -> None:
+        """Open the file as it is found now; after the end of the process, go on with it."""
+        try:
+            fd = self._open_file()
+        except OSError:
+            if self._fd < 0:
+                raise
+            return
+        if self._fd >= 0:
+            if os.path.samestat(os.fstat(fd), os.fstat(self._fd)):
+                os.close(fd)
+                return
+            os.close(self._fd)
+            with self._lock:
+                self._begin_anew()
+        self._fd = fd
+
+
+class Writer(NamedTuple):
+    """The process that writes a file: its effective user, and its pid as it sees that itself."""
+
+    user: int
+    pid: int
+
+
+def read_writer(process: ProcessKey, files: HostFiles) -> Writer:
+    """Read ``/proc/PID/status`` (proc_pid_status(5)). Raises ``OSError``."""
+    status = files.read_bytes(f"/proc/{process.tgid}/status")
+    fields = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
+    try:
+        return Writer(int(fields[b"Uid"].split()[1]), int(fields[b"NSpid"].split()[-1]))
+    except (KeyError, ValueError, IndexError) as error:
+        raise FileNotFoundError("the status of a process is not readable") from error
+
+
+def is_only_of(writer: Writer, status: os.stat_result) -> bool:
+    """Whether a file is a regular one that nobody else but root could have written."""
+    is_private = stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IWOTH
+    return is_private and status.st_uid in (writer.user, 0)
+
+
+def is_running(process: ProcessKey, files: HostFiles) -> bool:
+    """Whether the process has not ended, and its pid is not another's by now."""
+    return read_start_ticks(files, process.tgid) == (process.start_time_ns or 0) // TICK_NS

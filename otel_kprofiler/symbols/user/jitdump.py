@@ -1,0 +1,409 @@
+"""Functions and lines of JIT compilers, from the file ``jit-PID.dump`` that some write for perf(1).
+
+Its format is that of tools/perf/Documentation/jitdump-specification.txt of Linux. Among the writers
+are V8 (``--perf-prof``), OpenJDK (libperf-jvmti of perf), LLVM's perf listener, .NET, and wasmtime.
+A process maps the file that it writes, and only such a file is read.
+
+Records have times, so a name is given from its record on until that of other code at the address,
+until the code is moved, or until the compiler closes the file or unmaps it. Times are those of
+``CLOCK_MONOTONIC``, which stands still while the host is suspended: what was replaced then has its
+former name until the suspension at the latest, and the new one from its end on. Records with times
+of another clock are treated as lines of a perf map, by when they were read.
+
+Whoever writes through a buffer, as V8 does, tells its last functions late: they have no name until
+then, and other code that was at their addresses keeps its name.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from bisect import bisect_right
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from otel_kprofiler.clock import suspended_ns
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.host import (
+    FileRequest,
+    HostFiles,
+    MemoryMapping,
+    ReferableFiles,
+    open_mapped,
+    parse_mappings,
+    read_maps,
+)
+from otel_kprofiler.model import FileKey, ProcessKey
+from otel_kprofiler.symbols.user.jit_file import (
+    ADDRESS_LIMIT,
+    MAX_NAME_BYTES,
+    JitFile,
+    MadeFunction,
+    Parsed,
+    is_only_of,
+    is_running,
+    read_writer,
+)
+from otel_kprofiler.symbols.user.jit_table import MAX_CODE_BYTES, JitCode
+
+MAX_SOURCE_BYTES: Final = 1 << 20
+"""Memory for names of source files of a process; others are not known."""
+_NAME: Final = re.compile(r"/jit-(\d+)\.dump$")
+_MAGIC: Final = 0x4A695444
+_HEADER: Final = struct.Struct("=IIIIIIQQ")
+_OTHER_CLOCK: Final = 1  # JITDUMP_FLAGS_ARCH_TIMESTAMP
+_RECORD: Final = struct.Struct("=IIQ")
+_LOAD, _MOVE, _LINES, _CLOSE = 0, 1, 2, 3
+_CODE: Final = struct.Struct("=IIQQQQ")
+_MOVED: Final = struct.Struct("=IIQQQQQ")
+_TABLE: Final = struct.Struct("=QQ")
+_ENTRY: Final = struct.Struct("=QII")
+_SAME_FILE: Final = b"\xff"
+_V8_PADDING: Final = 0xDEADBEEF
+_V8_SHIFT: Final = 64
+"""V8 tells lines as if an ELF header were in front of the code, as perf once read them."""
+_V8_ALIGNMENT: Final = 8
+_PLACE: Final = struct.Struct("=III")  # distance from the start of a function, line, file
+
+
+class Loaded(NamedTuple):
+    """Code came; ``time_ns`` is that of the record."""
+
+    time_ns: int
+    code: JitCode
+
+
+class Moved(NamedTuple):
+    """Code was moved, with a new end."""
+
+    time_ns: int
+    old: int
+    new: int
+    size: int
+
+
+class Closed(NamedTuple):
+    """No more code will run."""
+
+    time_ns: int
+
+
+Record = Loaded | Moved | Closed
+
+
+class NotADumpError(OSError):
+    """A file that is no jitdump of the process."""
+
+
+class JitDumpParser:
+    """Parses a file in pieces, from its beginning on.
+
+    Attributes:
+        pid: of the process, as it sees it itself; records of others, its children, are skipped.
+        header: of the file; empty until it was parsed.
+        has_other_clock: times are not of ``CLOCK_MONOTONIC``.
+        sources: names of source files, by their numbers; the first one stands for none.
+        nbytes: memory of these names.
+    """
+
+    def __init__(self, pid: int = 0) -> None:
+        self.pid = pid
+        self.sources = [""]
+        self.nbytes = 0
+        self._numbers = {b"": 0}
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin another file of the process; numbers of source files remain."""
+        self.header = b""
+        self.has_other_clock = False
+        self._shift = 0
+        self._lines = b""  # of the code to come: a record's body
+
+    def parse(self, text: bytes, left: int) -> Parsed[Record]:
+        """Parse the next piece.
+
+        Args:
+            text: bytes that follow those which were used before.
+            left: so many bytes of the file are there, ``text`` first.
+
+        Raises:
+            NotADumpError: the header is that of another file.
+        """
+        records: list[Record] = []
+        damaged = 0
+        at = 0 if self.header else self._parse_header(text)
+        while self.header and at + _RECORD.size <= len(text):
+            kind, size, time_ns = _RECORD.unpack_from(text, at)
+            if size < _RECORD.size or at + size > left:
+                break  # it is being written, or damaged: then nothing behind it can be found
+            end = min(at + size, len(text))
+            if at and end < at + size:
+                break
+            try:
+                record = self._parse_record(kind, time_ns, text, at + _RECORD.size, end)
+            except (struct.error, ValueError):
+                damaged += 1
+            else:
+                records += [record] if record else []
+            at += size
+        return Parsed(records, at, damaged)
+
+    def _parse_header(self, text: bytes) -> int:
+        """Where the records begin; 0 if that is not known yet."""
+        if len(text) < _HEADER.size:
+            return 0
+        magic, _, size, _, padding, pid, _, flags = _HEADER.unpack_from(text)
+        if magic != _MAGIC or pid != self.pid or not _HEADER.size <= size <= len(text):
+            raise NotADumpError(f"no jitdump of process {self.pid}")
+        self.header = text[: _HEADER.size]
+        self.has_other_clock = bool(flags & _OTHER_CLOCK)
+        self._shift = _V8_SHIFT if padding == _V8_PADDING else 0
+        return int(size)
+
+    def _parse_record(
+        self, kind: int, time_ns: int, text: bytes, at: int, end: int
+    ) -> Record | None:
+        """A record of this process that tells something; raises ``ValueError`` if it is damaged."""
+        if kind == _LINES:
+            self._lines = text[at:end]
+        elif kind == _CLOSE:
+            return Closed(time_ns)
+        elif kind == _LOAD:
+            pid, _, _, start, size, _ = _CODE.unpack_from(text, at)
+            at += _CODE.size
+            name = text[at : min(end, at + MAX_NAME_BYTES)].partition(b"\0")[0]
+            body, self._lines = self._lines, b""
+            _check(start, size)
+            if pid == self.pid and size:
+                code = JitCode(start, start + size, name)
+                with suppress(struct.error, ValueError):  # then it has no lines
+                    code = code._replace(lines=self._parse_lines(body, code))
+                return Loaded(time_ns, code)
+        elif kind == _MOVE:
+            pid, _, _, old, new, size, _ = _MOVED.unpack_from(text, at)
+            _check(new, size)
+            if pid == self.pid and size:
+                return Moved(time_ns, old, new, size)
+        return None
+
+    def _parse_lines(self, body: bytes, code: JitCode) -> bytes:
+        """The places of a function where another line or file begins, if they are sound."""
+        if not body:
+            return b""
+        start, count = _TABLE.unpack_from(body)
+        size = code.end - code.start
+        entries = (self._shift and _split_evenly(body, count, code.name)) or _split(body, count)
+        found = [(at - start - self._shift, line, self._number(file)) for at, line, file in entries]
+        if start != code.start or any(not 0 <= offset <= size for offset, _, _ in found):
+            return b""
+        found.sort(key=lambda entry: entry[0])
+        places, last = [], (0, 0)
+        for offset, line, file in found:
+            if (line, file) != last:
+                last = line, file
+                places.append(_PLACE.pack(offset, line, file))
+        return b"".join(places)
+
+    def _number(self, name: bytes) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            size = 2 * len(name) + 200
+            if self.nbytes + size > MAX_SOURCE_BYTES:
+                return 0
+            self.nbytes += size
+            number = self._numbers[name] = len(self.sources)
+            self.sources.append(name.decode("utf-8", "backslashreplace"))
+        return number
+
+
+_Entry = tuple[int, int, bytes]
+"""An address, and line and file of what begins there."""
+
+
+def _split(body: bytes, count: int) -> list[_Entry]:
+    """The entries of a record of lines. Raises ``ValueError`` and ``struct.error``."""
+    entries = []
+    at, file = _TABLE.size, b""
+    for _ in range(min(count, len(body) // _ENTRY.size)):
+        address, line, _ = _ENTRY.unpack_from(body, at)
+        at += _ENTRY.size
+        end = body.index(b"\0", at)
+        if body[at:end] != _SAME_FILE:
+            file = body[at : min(end, at + MAX_NAME_BYTES)]
+        entries.append((address, line, file))
+        at = end + 1
+    return entries
+
+
+def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
+    """The entries if all are of the file that ends a function's name, as in ``JS:*f a.js:1:13``.
+
+    V8 may write names of files that it has freed. Their sizes are right all the same.
+    """
+    file = name.rpartition(b":")[0].rpartition(b":")[0]
+    while file := file.partition(b" ")[2]:
+        size = _ENTRY.size + len(file) + 1
+        if 0 <= len(body) - _TABLE.size - count * size < _V8_ALIGNMENT:
+            starts = range(_TABLE.size, _TABLE.size + count * size, size)
+            return [(*_ENTRY.unpack_from(body, at)[:2], file) for at in starts]
+    return []
+
+
+def find_place(lines: bytes, offset: int) -> tuple[int, int]:
+    """Number of the source file, and the line, of a place in a function; zeros if unknown."""
+    count = len(lines) // _PLACE.size
+    index = bisect_right(range(count), offset, key=lambda row: _place(lines, row)[0]) - 1
+    if index < 0:
+        return 0, 0
+    _, line, file = _place(lines, index)
+    return file, line
+
+
+def _place(lines: bytes, row: int) -> tuple[int, int, int]:
+    offset, line, file = _PLACE.unpack_from(lines, row * _PLACE.size)
+    return offset, line, file
+
+
+def _check(start: int, size: int) -> None:
+    if size > MAX_CODE_BYTES or start + size > ADDRESS_LIMIT:
+        raise ValueError("code of an impossible size")
+
+
+class JitDump(JitFile[Record]):
+    """The jitdump of one process. Thread-safe; ``update`` is for one thread.
+
+    Args:
+        process: whose dump, with its start time: that of a later process with its pid is not read.
+        files: for ``/proc``.
+        get_suspended_ns: how long the host has been suspended since it was booted.
+    """
+
+    def __init__(
+        self,
+        process: ProcessKey,
+        files: ReferableFiles,
+        get_suspended_ns: Callable[[], int] = suspended_ns,
+    ) -> None:
+        super().__init__(process, files)
+        self._referable = files
+        self._get_suspended_ns = get_suspended_ns
+        self._parser = JitDumpParser()
+        self._is_mapped = True
+        self._shift_ns = 0  # of its clock
+        self._suspended_ns = 0
+        self._slack_ns = 0  # so much of the suspensions may have been after a record
+
+    def update(self, now_ns: int) -> bool:
+        """As :meth:`JitFile.update`."""
+        before_ns, self._suspended_ns = self._suspended_ns, self._get_suspended_ns()
+        self._slack_ns = max(0, self._suspended_ns - before_ns)
+        last_ns = self._read_ns
+        has_more = super().update(now_ns)
+        if not has_more and not self._is_mapped:
+            with self._lock:
+                self._table.end_all(last_ns)
+        return has_more
+
+    def _open_file(self) -> int:
+        """Open what the process has mapped under the name of a dump."""
+        writer = read_writer(self._process, self._files)
+        maps = read_maps(self._files, self._process.tgid)
+        shift_ns = _read_clock_shift(self._process, self._files)
+        if not maps or not is_running(self._process, self._files):
+            raise ProcessLookupError(f"process {self._process.tgid} has ended")
+        mapping = find_dump(maps, writer.pid)
+        self._is_mapped = mapping is not None
+        if mapping is None:
+            raise FileNotFoundError(f"process {self._process.tgid} has no jitdump")
+        pid = self._process.tgid
+        request = FileRequest(
+            FileKey(mapping.inode, mapping.device, 0), mapping.start, mapping.end,
+            mapping.file_offset, pid, pid, 0, 0,
+        )  # fmt: skip
+        try:
+            opened = open_mapped(request, self._referable)
+        except KProfilerError as error:
+            raise FileNotFoundError(str(error)) from error
+        if not is_only_of(writer, opened.status):
+            opened.close()
+            raise PermissionError(f"others can write the jitdump of process {pid}")
+        self._parser.pid = writer.pid
+        self._shift_ns = shift_ns
+        return opened.fd
+
+    def _parse(self, text: bytes, left: int) -> Parsed[Record]:
+        return self._parser.parse(text, left)
+
+    def _apply(self, event: Record, now_ns: int) -> None:
+        time_ns = event.time_ns - self._shift_ns + self._suspended_ns
+        if not 0 <= time_ns <= now_ns or self._parser.has_other_clock:
+            self._apply_at(event, None, now_ns)
+        else:
+            self._apply_at(event, time_ns, now_ns)
+
+    def _apply_at(self, record: Record, time_ns: int | None, now_ns: int) -> None:
+        """Enter a record of a boot time; None if that is not known."""
+        until_ns = self._read_ns if time_ns is None else time_ns - self._slack_ns - 1
+        if isinstance(record, Closed):
+            self._table.end_all(until_ns)
+            return
+        codes = [record.code] if isinstance(record, Loaded) else self._move(record)
+        for code in codes:
+            if time_ns is None:
+                self._add(code, now_ns)
+            else:
+                self._table.add(code, since_ns=time_ns, seen_ns=time_ns, gone_ns=until_ns)
+
+    def _move(self, record: Moved) -> list[JitCode]:
+        """What takes the place of code: nothing of a name at the old one, itself at the new."""
+        code = self._table.last_at(record.old)
+        end = record.new + record.size
+        if code is None or code.start != record.old:
+            return [JitCode(record.new, end, b"")]
+        return [code._replace(name=b"", lines=b""), code._replace(start=record.new, end=end)]
+
+    def _begin_anew(self) -> None:
+        super()._begin_anew()
+        self._parser.begin()
+
+    def _set_mark(self, text: bytes) -> None:
+        self._mark = self._parser.header
+
+    @property
+    def _nbytes(self) -> int:
+        return self._table.nbytes + self._parser.nbytes
+
+    def _describe(self, code: JitCode, address: int) -> MadeFunction:
+        file, line = find_place(code.lines, address - code.start)
+        name = super()._describe(code, address)
+        return name._replace(file=self._parser.sources[file], line=line) if line else name
+
+
+def find_dump(maps: bytes, pid: int) -> MemoryMapping | None:
+    """The mapping by which a process tells of its dump; None if there is none.
+
+    Args:
+        maps: text of the process's maps.
+        pid: as the process sees it.
+    """
+    for mapping in parse_mappings(maps, only_code=True):
+        named = _NAME.search(mapping.path)
+        if named and named[1] == str(pid):
+            return mapping
+    return None
+
+
+def _read_clock_shift(process: ProcessKey, files: HostFiles) -> int:
+    """By how much the process's ``CLOCK_MONOTONIC`` is ahead of ours (time_namespaces(7))."""
+    try:
+        text = files.read_bytes(f"/proc/{process.tgid}/timens_offsets")
+    except FileNotFoundError:  # before Linux 5.5 there are none
+        return 0
+    for line in text.splitlines():
+        name, *numbers = line.split()
+        if name == b"monotonic":
+            seconds, ns = map(int, numbers)
+            return seconds * 1_000_000_000 + ns
+    return 0

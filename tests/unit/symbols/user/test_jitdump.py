@@ -1,0 +1,433 @@
+"""Functions of JIT compilers: jitdumps, and what they say about addresses at a time."""
+
+import mmap
+import os
+import struct
+import tempfile
+import time
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_kprofiler.clock import Clock, suspended_ns
+from otel_kprofiler.host import TICK_NS, Access, read_start_ticks
+from otel_kprofiler.model import ProcessKey
+from otel_kprofiler.symbols.user.jit_code import ProcessCode
+from otel_kprofiler.symbols.user.jit_file import MAX_NAME_BYTES, MAX_UPDATE_BYTES
+from otel_kprofiler.symbols.user.jitdump import JitDump, JitDumpParser, Loaded, find_place
+
+PID = os.getpid()
+ME = ProcessKey(PID, read_start_ticks(Access(), "self") * TICK_NS)
+V8 = 0xDEADBEEF
+SECOND = 1_000_000_000
+
+
+def header(*, pid=PID, padding=0, flags=0, magic=0x4A695444, time_ns=1):
+    return struct.pack("=IIIIIIQQ", magic, 1, 40, 62, padding, pid, time_ns, flags)
+
+
+def record(kind, time_ns, body):
+    return struct.pack("=IIQ", kind, 16 + len(body), time_ns) + body
+
+
+def load(time_ns, start, size, name, *, pid=PID, code=b""):
+    body = struct.pack("=IIQQQQ", pid, pid, start, start, size, 0) + name + b"\0" + code
+    return record(0, time_ns, body)
+
+
+def move(time_ns, old, new, size, *, pid=PID):
+    return record(1, time_ns, struct.pack("=IIQQQQQ", pid, pid, new, old, new, size, 0))
+
+
+def lines(start, *entries):
+    body = struct.pack("=QQ", start, len(entries))
+    for address, line, file in entries:
+        body += struct.pack("=QII", address, line, 0) + file + b"\0"
+    return record(2, 1, body)
+
+
+def close(time_ns):
+    return record(3, time_ns, b"")
+
+
+@contextmanager
+def mapped(path):
+    """The mapping by which this process tells of a file."""
+    with open(path, "rb") as file:
+        marker = mmap.mmap(file.fileno(), 1, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+    try:
+        yield
+    finally:
+        marker.close()
+
+
+@contextmanager
+def written(*parts, suspended=lambda: 0, files=None, is_mapped=True):
+    """A dump of this process."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / f"jit-{PID}.dump"
+        path.write_bytes(b"".join(parts))
+        dump = JitDump(ME, files or Access(), suspended)
+        try:
+            with mapped(path) if is_mapped else nullcontext():
+                yield dump, path
+        finally:
+            dump.close()
+
+
+def append(path, *parts):
+    with open(path, "ab") as file:
+        file.write(b"".join(parts))
+
+
+def name_at(dump, address, at_ns):
+    found = dump.lookup(address, at_ns)
+    return found and found.name
+
+
+def test_a_name_is_given_from_its_record_on():
+    with written(header(), load(5, 0x100, 0x10, b"first")) as (dump, path):
+        assert not dump.update(10)
+        assert dump.lookup(0x10F, 7)[:3] == (0x100, 0x110, "first")
+        assert dump.lookup(0x110, 7) is None
+        assert [name_at(dump, 0x100, at) for at in (4, 5, 10, 11)] == [None, "first", "first", None]
+        append(path, load(12, 0x108, 0x10, b"second"), load(18, 0x100, 4, b"third"))
+        dump.update(20)
+        assert [name_at(dump, 0x10A, at) for at in (11, 12, 20)] == ["first", "second", "second"]
+        assert [name_at(dump, 0x100, at) for at in (11, 12, 18)] == ["first", None, "third"]
+        append(path, move(22, 0x108, 0x200, 0x10), close(28))
+        dump.update(30)
+        assert [name_at(dump, 0x10A, at) for at in (21, 22)] == ["second", None]
+        assert [name_at(dump, 0x20A, at) for at in (21, 22, 28)] == [None, "second", None]
+        assert dump.counts()[1:4] == (0, 0, 0)
+
+
+def test_lines_are_those_of_the_place():
+    told = (
+        header(),
+        lines(0x100, (0x104, 7, b"/a.js"), (0x108, 7, b"\xff"), (0x10C, 9, b"\xff"),
+              (0x110, 2, b"/b.js"), (0x10E, 8, b"/a.js")),
+        load(1, 0x100, 0x20, b"one"),
+        load(1, 0x200, 0x20, b"two"),
+    )  # fmt: skip
+    with written(*told) as (dump, _):
+        dump.update(10)
+        found = [dump.lookup(0x100 + at, 10)[3:] for at in (0, 4, 0xB, 0xC, 0xE, 0x1F)]
+        assert found == [
+            ("", 0), ("/a.js", 7), ("/a.js", 7), ("/a.js", 9), ("/a.js", 8), ("/b.js", 2),
+        ]  # fmt: skip
+        assert dump.lookup(0x204, 10)[2:] == ("two", "", 0)
+
+
+@pytest.mark.parametrize("file", [b"/tmp/a b/h.js", b"h.js"])
+def test_names_of_files_that_v8_has_freed_are_those_of_its_functions(file):
+    freed = (b"\xfa\0\0x" * 9)[: len(file)]
+    entries = [(0x140 + at, 1 + at, freed) for at in range(9)]
+    body = lines(0x100, *entries)[16:]
+    told = (header(padding=V8), record(2, 1, body + bytes(-len(body) % 8)))
+    with written(*told, load(1, 0x100, 0x20, b"JS:*hot " + file + b":1:13")) as (dump, _):
+        dump.update(10)
+        assert [dump.lookup(0x100 + at, 10)[3:] for at in (0, 8)] == [
+            (file.decode(), 1), (file.decode(), 9),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [lines(0x100, (0x100, 7, b"a"), (0x121, 8, b"a")), record(2, 1, b"short"),
+     record(2, 1, struct.pack("=QQ", 0x100, 9) + b"x" * 20)],
+)  # fmt: skip
+def test_a_function_with_damaged_lines_has_a_name(damaged):
+    with written(header(), damaged, load(1, 0x100, 0x20, b"one")) as (dump, _):
+        dump.update(10)
+        assert dump.lookup(0x100, 10)[2:] == ("one", "", 0)
+
+
+def test_lines_of_v8_have_no_elf_header_in_front():
+    told = (header(padding=V8), lines(0x100, (0x140, 7, b"a"), (0x150, 8, b"a")))
+    with written(*told, load(1, 0x100, 0x20, b"one")) as (dump, _):
+        dump.update(10)
+        assert [dump.lookup(at, 10).line for at in (0x100, 0x10F, 0x110)] == [7, 7, 8]
+
+
+def test_moved_code_keeps_its_lines():
+    told = (header(), lines(0x100, (0x104, 7, b"a")), load(1, 0x100, 0x20, b"one"))
+    with written(*told, move(3, 0x100, 0x110, 0x20), move(4, 0x900, 0x118, 8)) as (dump, _):
+        dump.update(10)
+        assert dump.lookup(0x118, 3)[2:] == ("one", "a", 7)
+        assert name_at(dump, 0x118, 2) == "one"
+        assert name_at(dump, 0x108, 3) is None
+        assert name_at(dump, 0x118, 4) is None  # something of which nothing was told
+
+
+CODES = st.tuples(st.just("load"), st.integers(0, 60), st.integers(1, 20), st.integers(0, 9))
+MOVES = st.tuples(st.just("move"), st.integers(0, 60), st.integers(0, 60), st.integers(1, 20))
+ENDS = st.just(("close",))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(CODES | CODES | MOVES | ENDS, max_size=6), min_size=1, max_size=5))
+def test_names_are_right_at_any_time(rounds):
+    """Events at times 10, 20, …; the dump is read after each round."""
+    codes = []  # [start, end, name] that are there
+    history = [[]]  # what was there in each ten
+    with written(header()) as (dump, path):
+        for events in rounds:
+            for event in events:
+                now = 10 * len(history)
+                if event[0] == "load":
+                    _, start, size, number = event
+                    append(path, load(now, start, size, b"f%d" % number))
+                    new = (start, start + size, f"f{number}")
+                elif event[0] == "move":
+                    _, old, start, size = event
+                    append(path, move(now, old, start, size))
+                    name = next((name for at, _, name in codes if at == old), None)
+                    codes = [code for code in codes if code[0] != old]
+                    new = (start, start + size, name)
+                else:
+                    append(path, close(now))
+                    codes, new = [], None
+                if new:
+                    codes = [one for one in codes if one[1] <= new[0] or one[0] >= new[1]]
+                    codes += [new] if new[2] else []
+                history.append(codes)
+            dump.update(10 * len(history) - 1)
+            for at, there in enumerate(history):
+                for address in range(0, 82, 3):
+                    owner = [code for code in there if code[0] <= address < code[1]]
+                    found = dump.lookup(address, 10 * at + 5)
+                    assert (found and found[:3]) == (owner[0] if owner else None)
+
+
+def test_across_a_suspension_no_name_is_certain():
+    suspended = 0
+    told = (header(), load(10, 0x100, 0x10, b"old"))
+    with written(*told, suspended=lambda: suspended) as (dump, path):
+        dump.update(15)
+        suspended = 1000
+        append(path, load(20, 0x100, 0x10, b"new"))  # before or after it
+        dump.update(1030)
+        found = [name_at(dump, 0x100, at) for at in (19, 20, 21, 1019, 1020)]
+        assert found == ["old", None, None, None, "new"]
+        append(path, load(40, 0x100, 0x10, b"newest"))
+        dump.update(1050)
+        assert [name_at(dump, 0x100, at) for at in (1039, 1040)] == ["new", "newest"]
+
+
+class ShiftedClock(Access):
+    def read_bytes(self, path):
+        if path.endswith("timens_offsets"):
+            return b"monotonic          -5       100\nboottime           7         0\n"
+        return super().read_bytes(path)
+
+
+def test_the_clock_of_the_time_namespace_counts():
+    with written(header(), load(3, 1, 1, b"a"), files=ShiftedClock()) as (dump, _):
+        dump.update(10 * SECOND)
+        at = 5 * SECOND - 100 + 3
+        assert [name_at(dump, 1, one) for one in (at - 1, at)] == [None, "a"]
+
+
+@pytest.mark.parametrize(("flags", "time_ns"), [(1, 5), (0, 1 << 63), (0, 1000)])
+def test_without_a_known_time_that_of_reading_counts(flags, time_ns):
+    told = (header(flags=flags), load(time_ns, 0x100, 0x10, b"old"))
+    with written(*told) as (dump, path):
+        dump.update(10)
+        append(path, load(time_ns, 0x108, 0x10, b"new"))
+        dump.update(20)
+        assert [name_at(dump, 0x108, at) for at in (1, 10, 11, 19, 20)] == [
+            "old", "old", None, None, "new",
+        ]  # fmt: skip
+
+
+def test_records_of_child_processes_do_not_count():
+    told = (load(1, 1, 1, b"mine"), load(2, 1, 1, b"its", pid=PID + 1), move(3, 1, 5, 1, pid=1))
+    with written(header(), *told) as (dump, _):
+        dump.update(10)
+        assert name_at(dump, 1, 10) == "mine"
+
+
+def test_a_record_is_read_when_it_is_whole():
+    whole = load(1, 0x100, 0x10, b"name", code=bytes(50))
+    with written(header()[:20]) as (dump, path):
+        assert not dump.update(5)
+        append(path, header()[20:], whole[:30])
+        assert not dump.update(10)
+        assert dump.lookup(0x100, 10) is None
+        append(path, whole[30:-1])
+        assert not dump.update(20)
+        append(path, whole[-1:])
+        assert not dump.update(30)
+        assert name_at(dump, 0x100, 20) == "name"
+        assert dump.counts()[1:4] == (0, 0, 0)
+
+
+def test_records_larger_than_a_piece_are_read():
+    large = load(1, 0x100, 0x10, b"large", code=bytes(3 * MAX_UPDATE_BYTES))
+    with written(header(), load(1, 1, 1, b"a"), large, load(2, 2, 1, b"b")) as (dump, _):
+        updates = 1
+        while dump.update(10):
+            updates += 1
+        assert updates <= 3
+        assert [name_at(dump, at, 10) for at in (1, 2, 0x100)] == ["a", "b", "large"]
+        assert dump.counts()[1:4] == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [record(0, 1, b"short"), record(1, 1, bytes(20)),
+     load(1, (1 << 64) - 1, 2, b"beyond"), load(1, 1, 1 << 40, b"huge")],
+)  # fmt: skip
+def test_a_damaged_record_is_counted(damaged):
+    unknown = record(99, 1, b"whatever")
+    with written(header(), unknown, damaged, load(1, 5, 1, b"a")) as (dump, _):
+        dump.update(10)
+        assert name_at(dump, 5, 10) == "a"
+        assert dump.counts().damaged == 1
+
+
+def test_behind_a_record_without_size_nothing_is_read():
+    with written(header(), load(1, 1, 1, b"a"), bytes(16), load(1, 2, 1, b"b")) as (dump, _):
+        assert not dump.update(10)
+        assert (name_at(dump, 1, 10), name_at(dump, 2, 10)) == ("a", None)
+        assert dump.counts().unread_bytes > 16
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_dump_that_is_written_anew_is_read_anew(replace):
+    with written(header(), load(1, 1, 1, b"old"), load(1, 2, 1, b"gone")) as (dump, path):
+        dump.update(10)
+        if replace:
+            path.unlink()
+        path.write_bytes(header(time_ns=9) + load(15, 1, 1, b"new") + load(16, 3, 1, b"more"))
+        if not replace:
+            dump.update(20)
+        else:
+            dump.update(12)  # what is mapped counts, not what is in its place
+            assert name_at(dump, 1, 12) == "old"
+    if not replace:
+        assert [name_at(dump, 1, at) for at in (10, 12, 15)] == ["old", None, "new"]
+        assert [name_at(dump, 2, at) for at in (10, 12)] == ["gone", None]
+
+
+def test_what_is_unmapped_names_nothing_that_runs_later():
+    with written(header(), load(1, 1, 1, b"a"), is_mapped=False) as (dump, path):
+        with mapped(path):
+            dump.update(10)
+            append(path, load(12, 2, 1, b"b"))
+        dump.update(20)
+        assert [name_at(dump, 1, at) for at in (10, 11)] == ["a", None]
+        assert name_at(dump, 2, 15) is None
+
+
+def write_for_all(path):
+    path.chmod(0o666)
+
+
+def write_of_another_user(path):
+    os.chown(path, 12345, -1)
+
+
+def write_of_another_process(path):
+    path.write_bytes(header(pid=1))
+
+
+def write_of_another_format(path):
+    path.write_bytes(header(magic=0x4454694A))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [write_for_all, write_of_another_process, write_of_another_format]
+    + [write_of_another_user] * (os.geteuid() == 0),
+)  # fmt: skip
+def test_a_dump_that_others_could_have_written_is_not_read(change):
+    with written(header(), load(1, 1, 1, b"a")) as (dump, path):
+        change(path)
+        with pytest.raises(OSError):
+            dump.update(10)
+        assert dump.lookup(1, 5) is None
+
+
+def test_only_what_the_process_has_mapped_is_read(tmp_path):
+    path = tmp_path / f"jit-{PID}.dump"
+    path.write_bytes(header())
+    other = tmp_path / f"jit-{PID + 1}.dump"
+    other.write_bytes(header())
+    with mapped(other), pytest.raises(FileNotFoundError):
+        JitDump(ME, Access()).update(10)
+    with mapped(path), pytest.raises(OSError):
+        JitDump(ME._replace(start_time_ns=ME.start_time_ns - TICK_NS), Access()).update(10)
+
+
+def test_the_dump_counts_where_there_is_a_perf_map_too():
+    path = Path(f"/tmp/perf-{PID}.map")
+    if path.exists():
+        pytest.skip("this process has a perf map")
+    now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    told = now - suspended_ns() - SECOND
+    code = ProcessCode(ME, Access(), Clock())
+    path.write_bytes(b"1 1 map\n3 1 map\n")
+    path.chmod(0o600)
+    try:
+        with written(header(), load(told, 1, 1, b"dump")):
+            assert not code.update(now)
+            assert [code.lookup(at, now) and code.lookup(at, now).name for at in (1, 3)] == [
+                "dump", None,
+            ]  # fmt: skip
+        code.close()
+        code = ProcessCode(ME, Access(), Clock())
+        assert not code.update(now)
+        assert code.lookup(1, now).name == "map"
+    finally:
+        path.unlink()
+        code.close()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.binary(max_size=80)
+        | st.builds(record, st.integers(0, 5), st.integers(0, 1 << 64 - 1), st.binary(max_size=90))
+        | st.builds(load, st.integers(0, 9), st.integers(0, 99), st.integers(0, 99), st.binary())
+        | st.builds(lines, st.integers(0, 99), st.tuples(
+            st.integers(0, 999), st.integers(0, 99), st.binary(max_size=3))),
+        max_size=6,
+    ),
+    st.integers(0, 400),
+)  # fmt: skip
+def test_any_bytes_are_records_or_none(parts, cut):
+    text = b"".join([header(), *parts])
+    parser = JitDumpParser(PID)
+    at = 0
+    for end in (min(cut, len(text)), len(text)):
+        parsed = parser.parse(text[at:end], end - at)
+        at += parsed.used
+        assert at <= end
+        for one in parsed.events:
+            if isinstance(one, Loaded):
+                for offset in (0, 1, 50):
+                    file, line = find_place(one.code.lines, offset)
+                    assert 0 <= file < len(parser.sources)
+                    assert line >= 0
+
+
+def test_memory_and_time_are_bounded():
+    """Functions without end, of long names and many source files."""
+    parts = [header()]
+    for at in range(20_000):
+        entry = (at * 16, at, b"%d" % at * 20)
+        parts += [lines(at * 16, entry, entry), load(1, at * 16, 16, b"name" * (at % 600))]
+    with written(*parts) as (dump, path):
+        began, updates = time.process_time(), 1
+        while dump.update(10):
+            assert dump.counts().nbytes < 10 << 20
+            updates += 1
+        assert updates >= path.stat().st_size // MAX_UPDATE_BYTES
+        assert time.process_time() - began < 30
+        assert dump.counts().dropped
+        assert len(dump.lookup(299 * 16, 10).name) == MAX_NAME_BYTES
