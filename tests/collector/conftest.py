@@ -45,6 +45,7 @@ exporters:
   file: {{path: "{output}", flush_interval: 50ms}}
   file/traces: {{path: "{traces}", flush_interval: 50ms}}
   file/metrics: {{path: "{metrics}", flush_interval: 50ms}}
+  {exporters}
 service:
   telemetry: {{metrics: {{level: none}}}}
   pipelines:
@@ -163,7 +164,7 @@ class Collector:
         log: file with its log.
     """
 
-    def __init__(self, version, directory, *, profiles=True, pipelines=PROFILES):
+    def __init__(self, version, directory, *, profiles=True, pipelines=PROFILES, exporters=""):
         self.version = version
         self.output = directory / "profiles.jsonl"
         self.traces = directory / "traces.jsonl"
@@ -175,7 +176,8 @@ class Collector:
         config = directory / "collector.yaml"
         pipeline = pipelines if profiles else TRACES_ONLY
         files = {"output": self.output, "traces": self.traces, "metrics": self.metrics}
-        config.write_text(CONFIG.format(grpc=grpc, http=http, pipeline=pipeline, **files))
+        settings = {"pipeline": pipeline, "exporters": exporters, **files}
+        config.write_text(CONFIG.format(grpc=grpc, http=http, **settings))
         arguments = [build(version), "--config", config, *([GATE] if profiles else [])]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT)

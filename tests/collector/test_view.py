@@ -1,0 +1,160 @@
+"""``view --listen`` behind a real Collector: it shows what `report` says of the Collector's file.
+
+``KPROFILER_VIEW_S=600`` runs the agent for ten minutes instead of some seconds, and compares
+minutes instead of windows of five seconds (``make test-view MINUTES=10``).
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from datetime import UTC, datetime
+
+import pytest
+
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import Level
+from tests import page
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
+
+SECONDS = float(os.environ.get("KPROFILER_VIEW_S", "7"))
+STEP_S = 60 if SECONDS > 120 else 3
+SIDES = {1: "[kernel]", 4: "[user]", 5: "[python]"}
+"""By the colours of the page."""
+MAX_RSS_KIB = 150 << 10
+COMMAND = [sys.executable, "-m", "otel_kprofiler"]
+PIPELINES = """
+    profiles: {receivers: [otlp], exporters: [file, debug, %s]}
+"""
+AGENT = """
+receivers:
+  kprofiler: {{samples_per_second: 99, stacks: both, user_symbols: names, reporter_interval: 1s}}
+exporters:
+  otlp_grpc: {{endpoint: "{endpoint}", tls: {{insecure: true}}}}
+service:
+  telemetry: {{metrics: {{level: none}}}}
+  pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grpc]}}}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _host_can():
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+
+
+@pytest.fixture
+def view():
+    """A running view: its process, its page, and its receivers."""
+    free = ["--listen", "127.0.0.1:0", "--listen-http", "127.0.0.1:0", "--no-browser"]
+    command = subprocess.Popen(
+        [*COMMAND, "view", *free], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with command:
+        try:
+            grpc, http = (command.stderr.readline().split()[-1] for _ in range(2))
+            address = re.search(r"http://\S+", command.stdout.readline())[0]
+            yield command, address, grpc, http
+        finally:
+            command.kill()
+
+
+def run_agent(directory, endpoint):
+    config = directory / "agent.yaml"
+    config.write_text(AGENT.format(endpoint=endpoint))
+    agent = subprocess.Popen([*COMMAND, "run", "-c", config], stdout=subprocess.DEVNULL)
+    load = subprocess.Popen(["nice", sys.executable, "-m", "benchmarks.mixed_load", str(SECONDS)])
+    load.wait(SECONDS + 60)
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(60) == 0
+
+
+def ask(address, **query):
+    words = "&".join(f"{name}={value}" for name, value in query.items())
+    with urllib.request.urlopen(f"{address}profile.json?{words}", timeout=60) as answer:
+        return page.unpacked(json.load(answer))
+
+
+def functions(data):
+    """Samples in, and with, each function, by name and module; lines of Python functions add up."""
+    strings, frames, nodes = data["strings"], data["frames"], data["nodes"]
+
+    def key(node):
+        at = nodes["frame"][node]
+        name, module, reason = (strings[frames[one][at]] for one in ("name", "module", "reason"))
+        if reason and not name.startswith(("[truncated", "[no ", "fun_")):
+            name = f"[{reason}]"
+        base = re.escape(module.rpartition("/")[2])
+        name = re.sub(rf" \({base}(:\d+)?\)$", "", name)
+        return name, module or SIDES[frames["kind"][at]]
+
+    own, total = Counter(), Counter()
+    for leaf, count in zip(data["samples"]["node"], data["samples"]["count"], strict=True):
+        node, path = leaf, []
+        while nodes["parent"][node] >= 0:  # the root is the process
+            path.append(key(node))
+            node = nodes["parent"][node]
+        path = path or [("[no stack]", "")]
+        own[path[0]] += count
+        total.update(dict.fromkeys(path, count))
+    return own, total
+
+
+def reported(path, start, end):
+    """The same, as `report` says of a file, and its number of samples."""
+    times = (datetime.fromtimestamp(one, tz=UTC).isoformat() for one in (start, end))
+    words = zip(("--from", "--to"), times, strict=True)
+    done = subprocess.run(
+        [*COMMAND, "report", str(path), "--json", *(word for pair in words for word in pair)],
+        stdout=subprocess.PIPE, check=True, timeout=300,
+    )  # fmt: skip
+    kinds = json.loads(done.stdout)["kinds"]
+    own, total = Counter(), Counter()
+    for group in (group for kind in kinds for group in kind["groups"]):
+        key = group["name"], group["place"] or ""
+        period = kinds[0]["total"] // kinds[0]["samples"]
+        own[key], total[key] = group["samples"], group["total"] // period
+    return own, total, sum(kind["samples"] for kind in kinds)
+
+
+def high_water_kib(pid):
+    with open(f"/proc/{pid}/status") as status:
+        return int(re.search(r"VmHWM:\s+(\d+)", status.read())[1])
+
+
+@pytest.mark.parametrize("kind", ["otlp", "otlphttp"][: 1 if SECONDS > 120 else 2])
+def test_it_shows_what_report_says_of_the_collectors_file(open_collector, view, tmp_path, kind):
+    command, address, grpc, http = view
+    exporter = f"{kind}: {{endpoint: '{grpc if kind == 'otlp' else f'http://{http}'}'"
+    collector = open_collector(
+        pipelines=PIPELINES % kind, exporters=f"{exporter}, tls: {{insecure: true}}}}"
+    )
+    started = time.time()
+    run_agent(tmp_path, collector.grpc_endpoint)
+    ended = time.time()
+    collector.stop()  # and so it has delivered all
+    whole = ask(address)
+    count = sum(whole["samples"]["count"])
+    compared = 0
+    for start in range(int(started), int(ended) + 1, STEP_S):
+        shown = ask(address, **{"from": start * 1000, "to": (start + STEP_S) * 1000})
+        own, total, samples = reported(collector.output, start, start + STEP_S)
+        assert sum(shown["samples"]["count"]) == samples
+        assert functions(shown) == (+own, +total)
+        compared += samples
+    assert compared == count > 99
+    peak = high_water_kib(command.pid)
+    size = f"{count:,} samples, {len(whole['nodes']['frame']):,} nodes"
+    sys.stdout.write(f"{size}, at most {peak >> 10} MB\n")
+    assert peak <= MAX_RSS_KIB
+    command.send_signal(signal.SIGINT)
+    assert command.wait(20) == 0
+    said = command.stderr.read()
+    assert f"{count:,} samples kept, 0 too old; 0 requests refused" in said
