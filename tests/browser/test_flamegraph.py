@@ -232,6 +232,29 @@ def test_search_marks_frames_and_says_their_share(page):
     assert text(page, "matched") == "matched 0.00%, 0 samples"
 
 
+def test_escape_leaves_the_field_and_keeps_the_search(page):
+    page.press("/", *"ext4", "Escape")
+    assert page.evaluate("document.getElementById('search').value") == "ext4"
+    assert page.evaluate("document.activeElement.className") == "graph"
+    assert text(page, "matched").startswith("matched 60.00%")
+
+
+HOSTILE = "<img src=x onerror=window.harmed=1>"
+
+
+@pytest.mark.parametrize("tab", ["flame", "callers", "table", "sandwich"])
+def test_no_name_becomes_part_of_the_page(browser, tmp_path, tab):
+    path = tmp_path / "x.html"
+    module = Module(HOSTILE, ModuleKind.USER, None, FileId("5" * 32), 0)
+    stack = [user(HOSTILE + name, module) for name in ("", "2")]
+    path.write_text(html([window((HOSTILE, 1, [sample(stack, 5)]))], title=HOSTILE))
+    browser.open(path.as_uri() + f"#tab={tab}&search=img")
+    browser.press("g", "ArrowUp", "ArrowRight", "c")
+    assert browser.evaluate("document.images.length") == 0
+    assert browser.evaluate("window.harmed") is None
+    assert browser.evaluate("document.title") == HOSTILE
+
+
 def test_search_walks_through_what_is_shown_while_zoomed(page):
     page.press("/", *"do_sys", "Enter")
     assert text(page, "matched") == "matched 100.00%, 100 samples · 1 of 3 frames"
@@ -354,6 +377,8 @@ def test_the_table_has_functions_with_callers_and_callees(page):
     assert rows(page)[0] == ["do_syscall_64", "0", "100"]
     assert page.evaluate("document.querySelector('[aria-sort]').textContent") == "Total"
     page.evaluate("document.querySelector('tbody button').click()")
+    details = "do_syscall_64 · in vmlinux · self 0 samples, 0.00% · total 100 samples, 100.00%"
+    assert text(page, "details") == details
     assert rows(page, "callers") == [["[0x401000]", "60"], ["sh", "25"], ["dd", "15"]]
     assert rows(page, "callees") == [
         ["vfs_read", "70"], ["[vmlinux+0x300]", "25"], ["bpf_prog_1", "5"],

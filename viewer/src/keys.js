@@ -46,7 +46,9 @@ export function listen(element, actions) {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || element("keys").open) return;
     if (event.target.matches("input, select")) {
-      if (event.key === "Escape") actions.focus();
+      if (event.key !== "Escape") return;
+      event.preventDefault(); // the search stays
+      actions.focus();
       return;
     }
     if (!keys[event.key]) return;

@@ -118,13 +118,14 @@ export class Pane {
     );
     const key = NUMBERS[state.sort] ? state.sort : "own";
     const weight = (at) => (changes ? Math.abs(changes[key][at].by) : sums[key][at]);
-    const rows = [];
+    let rows = [];
     profile.functions.forEach(({ frame, id }, at) => {
       if (!sums.total[at] || !profile.frames.kind[frame]) return;
-      if (search && !search.frames[frame]) return;
       rows.push({ at, id, name: profile.name(frame), module: profile.text("module", frame), family: profile.family(frame) });
     });
     rows.sort((a, b) => weight(b.at) - weight(a.at) || sums.total[b.at] - sums.total[a.at] || a.at - b.at);
+    const [first] = rows;
+    if (search) rows = rows.filter(({ at }) => search.frames[profile.functions[at].frame]);
     const columns = Object.entries(NUMBERS).flatMap(([column, name]) => [
       {
         key: column, name,
@@ -136,10 +137,10 @@ export class Pane {
         className: ({ at }) => sign(changes[column][at]),
       }] : []),
     ]);
-    const chosen = rows.find(({ id }) => id === state.chosen) ?? rows[0];
+    const chosen = rows.find(({ id }) => id === state.chosen) ?? rows[0] ?? first;
     const known = profile.functions.findIndex(({ id }) => id === state.chosen);
     this.functions.show({ columns, rows, sort: key, chosen: state.chosen || chosen?.id, isMatch: () => false });
-    return known >= 0 ? known : chosen?.at ?? 0;
+    return (this.chosen = known >= 0 ? known : chosen?.at ?? 0);
   }
 
   #changes([before, after], column) {
@@ -252,11 +253,24 @@ export class Pane {
     this.events.tell(this.describe(tree, box), profile.name(box.frame), isFunction ? this.#idOf(box.frame) : "");
   }
 
-  // Says what is in focus, without a change of it.
+  // Says what is in focus, or which function is chosen.
   tellFocused() {
-    const { state, counts } = this.#view;
-    if (counts.all && this.isGraph) this.tell(this.#trees.get(state.tab), this.graph.focused);
-    else this.events.tell(counts.all ? `${this.amount(counts.all, counts.all)} in all` : "No samples.", "", state.chosen);
+    const { counts } = this.#view;
+    if (!counts.all) this.events.tell("No samples.", "", "");
+    else if (this.isGraph) this.tell(this.#trees.get(this.#view.state.tab), this.graph.focused);
+    else this.#tellFunction();
+  }
+
+  #tellFunction() {
+    const { profile, counts } = this.#view;
+    const { id, frame } = profile.functions[this.chosen];
+    const { own, total } = this.#trees.get("functions");
+    const module = profile.text("module", frame);
+    const parts = [profile.name(frame), ...(module ? [`in ${module}`] : [])];
+    for (const [name, sums] of [["self", own], ["total", total]]) {
+      parts.push(`${name} ${this.amount(sums[this.chosen], counts.all)}, ${share(sums[this.chosen], counts.all)}`);
+    }
+    this.events.tell(parts.join(" · "), profile.name(frame), id);
   }
 
   get isGraph() {
