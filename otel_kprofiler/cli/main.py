@@ -19,7 +19,7 @@ from otel_kprofiler.errors import ConfigError, HostError, KProfilerError, Sample
 COMMANDS: Final = {
     "record": "Profile this host, or one command, into a file.",
     "report": "Show what is in profiles: functions, system calls, processes.",
-    "view": "Show profiles in the browser: saved ones, or those that come in.",
+    "view": "Show profiles in the browser: saved ones, those that come in, or this host.",
     "diff": "Compare two profiles: what gained, what lost, what may be chance.",
     "send": "Send saved profiles to an OTLP receiver.",
     "top": "Show live what runs: functions, processes, system calls.",

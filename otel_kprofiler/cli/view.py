@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-import time
 import webbrowser
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from ipaddress import ip_address
-from os.path import basename
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
-from otel_kprofiler.analysis import Filter, load_samples
-from otel_kprofiler.cli import report
+from otel_kprofiler.analysis import Filter
+from otel_kprofiler.cli import report, top
 from otel_kprofiler.cli.end_signals import EndSignals
-from otel_kprofiler.cli.profiles import load_profiles
-from otel_kprofiler.cli.report import select_samples
-from otel_kprofiler.cli.terminal import describe_count, say
+from otel_kprofiler.cli.sampling_options import Sampling
+from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.cli.types import DurationType
-from otel_kprofiler.formats import columns, page
-from otel_kprofiler.model import Window
+from otel_kprofiler.cli.view_sources import choose_by, open_files, open_receivers, open_sampler
+from otel_kprofiler.formats import page
 from otel_kprofiler.viewing import (
     DATA,
     DEFAULT_KEEP_S,
     DEFAULT_MAX_BYTES,
     Answer,
-    GrpcReceiver,
-    HttpReceiver,
-    Intake,
     PageServer,
     SampleStore,
     StoreAnswers,
 )
 
 _SELECTION: Final = frozenset(Filter.__dataclass_fields__) | {"start", "end", "sides"}
-_HTTP_PORT: Final = 4318
+_SAMPLING: Final = ("rate", "stacks", "user_symbols", "python", "loader", "idle")
+_EVERYTHING: Final[dict[str, Any]] = dict.fromkeys(
+    ("pids", "comms", "cgroups", "containers", "cpus"), ()
+)
+_STORING: Final = frozenset({"keep_s", "keep_megabytes", "store_path"})
 _POLL_S: Final = 0.2
 
 
@@ -68,6 +65,7 @@ class EndpointType(click.ParamType[str]):
     "--listen-http", "http_endpoint", type=EndpointType(), metavar="HOST:PORT",
     help="Likewise over HTTP. Default with --listen: its host, port 4318.",
 )  # fmt: skip
+@click.option("--live", "is_live", is_flag=True, help="Show what runs on this host from now on.")
 @click.option(
     "--keep", "keep_s", type=DurationType(), default=f"{DEFAULT_KEEP_S:.0f}s", show_default="1h",
     help="How long what comes in is kept.",
@@ -93,6 +91,7 @@ def command(
     paths: tuple[str, ...],
     grpc_endpoint: str | None,
     http_endpoint: str | None,
+    is_live: bool,
     keep_s: float,
     keep_megabytes: int,
     store_path: str | None,
@@ -107,98 +106,60 @@ def command(
       otel-kprofiler view profile.otlp
       otel-kprofiler view --process nginx --from 10s --to 20s profile.otlp
       otel-kprofiler view --listen 127.0.0.1:4317
+      otel-kprofiler view --live
 
     With --listen it receives the profiles of any OTLP sender, keeps the last hour on disk, and
-    shows any part of it. The filters are those of report; of what comes in, it keeps what they
-    match.
+    shows any part of it; with --live the samples of this host. The filters are those of report; of
+    what comes in, it keeps what they match.
     """  # noqa: D301 - \b tells click not to wrap the paragraph
+    sampling = {name: filters.pop(name) for name in _SAMPLING}
     is_listening = bool(grpc_endpoint or http_endpoint)
-    if bool(paths) == is_listening:
-        raise click.UsageError("name FILEs, or where to --listen")
-    if is_listening and (filters["start"] or filters["end"]):
-        raise click.UsageError("--from and --to are for FILEs; choose times on the page")
-    choose = chooser(filters)
-    intake: Intake | None = None
+    _check(bool(paths), is_listening, is_live, has_times=any(map(filters.get, ("start", "end"))))
+    choose = choose_by(filters)
     endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     with EndSignals() as signals, ExitStack() as stack:
         if paths:
-            answer = _file_answer(paths, filters)
+            source = open_files(paths, filters)
         else:
             store = SampleStore(store_path, keep_s=keep_s, max_bytes=keep_megabytes << 20)
             stack.enter_context(store)
             answer = stack.enter_context(closing(StoreAnswers(store.path, title="view")))
-            intake = Intake(lambda windows: store.add(choose(windows)))
-            for line in _listen(stack, intake, grpc_endpoint, http_endpoint):
-                say(line, err=True)
-        signals.listen(lambda: None)
-        with serving(endpoint, answer, opens=not no_browser):
+            source = (
+                open_sampler(stack, store, answer, choose, Sampling(**sampling, **_EVERYTHING))
+                if is_live
+                else open_receivers(stack, store, answer, choose, (grpc_endpoint, http_endpoint))
+            )
+        signals.listen(source.wake)
+        with serving(endpoint, source.answer, opens=not no_browser):
+            source.start()
             while not signals.received:
-                time.sleep(_POLL_S)
-    if intake:
-        _tell(intake)
+                source.step(_POLL_S)
+            source.stop()
+        if said := source.describe():
+            say(said, err=True)
     if signals.received != signal.SIGINT:
         sys.exit(128 + signals.received)
 
 
 command.params += [one for one in report.command.params if one.name in _SELECTION]
+command.params += [one for one in top.command.params if one.name in _SAMPLING]
 
 
-def _file_answer(paths: Sequence[str], filters: Mapping[str, Any]) -> Answer:
-    samples = _select(load_profiles(paths), filters)
-    title = basename(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
-    data = [json.dumps(columns(samples.windows(), title=title), separators=(",", ":")).encode()]
-    return lambda _: data
-
-
-def _select(samples: Any, filters: Mapping[str, Any]) -> Any:
-    chosen = dict(filters)
-    start, end, sides = (chosen.pop(name) for name in ("start", "end", "sides"))
-    return select_samples(samples, Filter(**chosen), start, end, sides)
-
-
-def chooser(filters: Mapping[str, Any]) -> Callable[[Sequence[Window]], Sequence[Window]]:
-    """What keeps of windows that come in what the filters match."""
-    if not any(filters.values()):
-        return lambda windows: windows
-    return lambda windows: _select(load_samples(windows), filters).windows()
-
-
-def _listen(
-    stack: ExitStack, intake: Intake, grpc_endpoint: str | None, http_endpoint: str | None
-) -> Iterator[str]:
-    """Open the receivers, and say where they are."""
-    if grpc_endpoint:
-        receiver = stack.enter_context(closing(GrpcReceiver(grpc_endpoint, intake)))
-        yield from _describe("gRPC", grpc_endpoint, receiver.port)
-        http_endpoint = http_endpoint or f"{_host(grpc_endpoint)}:{_HTTP_PORT}"
-    if http_endpoint:
-        other = stack.enter_context(closing(HttpReceiver(http_endpoint, intake)))
-        yield from _describe("HTTP", http_endpoint, other.port)
-
-
-def _host(endpoint: str) -> str:
-    return endpoint.rpartition(":")[0]
-
-
-def _describe(protocol: str, endpoint: str, port: int) -> Iterator[str]:
-    host = _host(endpoint)
-    yield f"receiving OTLP profiles over {protocol} at {host}:{port}"
-    try:
-        is_local = host == "localhost" or ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        is_local = False
-    if not is_local:
-        yield f"other hosts that reach {host}:{port} can send profiles, too"
-
-
-def _tell(intake: Intake) -> None:
-    counts = intake.counts
-    say(
-        f"received {describe_count(counts.requests, 'request')}: "
-        f"{describe_count(counts.kept, 'sample')} kept, {counts.outdated:,} too old; "
-        f"{describe_count(counts.refused, 'request')} refused",
-        err=True,
-    )
+def _check(has_files: bool, is_listening: bool, is_live: bool, *, has_times: bool) -> None:
+    """Refuse what contradicts itself, or has no effect."""
+    if has_files + is_listening + is_live != 1:
+        raise click.UsageError("name FILEs, or --live, or where to --listen")
+    if has_times and not has_files:
+        raise click.UsageError("--from and --to are for FILEs; choose times on the page")
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is ParameterSource.COMMANDLINE and (
+            (parameter.name in _SAMPLING and not is_live)
+            or (parameter.name in _STORING and has_files)
+        ):
+            other = "FILEs" if has_files else "--listen"
+            raise click.UsageError(f"{parameter.opts[-1]} has no effect with {other}")
 
 
 @contextmanager

@@ -12,7 +12,8 @@ import urllib.request
 
 import pytest
 
-from otel_kprofiler.cli import view as view_command
+from otel_kprofiler.cli.view import has_browser
+from otel_kprofiler.cli.view_sources import describe_endpoint
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     ON_CPU,
@@ -166,12 +167,16 @@ def test_no_file_is_left_behind(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([], "name FILEs, or where to --listen"),
-        (["x.otlp", "--listen", "127.0.0.1:0"], "name FILEs, or where to --listen"),
+        ([], "name FILEs, or --live, or where to --listen"),
+        (["x.otlp", "--listen", "127.0.0.1:0"], "name FILEs, or --live, or where to --listen"),
         (["--listen", "4317"], "no address such as"),
         (["--listen", ":4317"], "no address such as"),
         (["--listen", "127.0.0.1:70000"], "no address such as"),
         (["--listen", "127.0.0.1:0", "--from", "5s"], "are for FILEs"),
+        (["--listen", "127.0.0.1:0", "--live"], "name FILEs, or --live"),
+        (["--listen", "127.0.0.1:0", "--rate", "9"], "--rate has no effect with --listen"),
+        (["x.otlp", "--no-python"], "--python has no effect with FILEs"),
+        (["x.otlp", "--keep", "1h"], "--keep has no effect with FILEs"),
     ],
 )
 def test_contradictions_are_usage_errors(words, problem):
@@ -181,11 +186,11 @@ def test_contradictions_are_usage_errors(words, problem):
 
 
 def test_other_hosts_are_let_in_only_by_name():
-    assert list(view_command._describe("gRPC", "127.0.0.1:0", 7)) == [
+    assert list(describe_endpoint("gRPC", "127.0.0.1", 7)) == [
         "receiving OTLP profiles over gRPC at 127.0.0.1:7"
     ]
     for host in ("0.0.0.0", "[::]", "192.0.2.1", "web.example"):
-        _, warning = view_command._describe("gRPC", f"{host}:0", 7)
+        _, warning = describe_endpoint("gRPC", host, 7)
         assert warning == f"other hosts that reach {host}:7 can send profiles, too"
 
 
@@ -222,4 +227,4 @@ def test_errors_are_those_of_report(tmp_path):
 )
 def test_a_browser_opens_only_in_front_of_the_user(monkeypatch, environ, user, expected):
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    assert view_command.has_browser(environ) is expected
+    assert has_browser(environ) is expected

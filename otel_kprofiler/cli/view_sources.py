@@ -1,0 +1,168 @@
+"""What ``view`` shows: files, what comes in as OTLP, or samples of this host."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from ipaddress import ip_address
+from os.path import basename
+from typing import Any, Final
+
+from otel_kprofiler.analysis import Filter, Samples, load_samples
+from otel_kprofiler.cli.profiles import load_profiles
+from otel_kprofiler.cli.report import select_samples
+from otel_kprofiler.cli.sampling_options import Sampling
+from otel_kprofiler.cli.summary import describe_losses
+from otel_kprofiler.cli.terminal import describe_count, say
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.formats import columns
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import Window
+from otel_kprofiler.pipeline import WindowSchedule, open_live, open_resources, open_symbols
+from otel_kprofiler.viewing import Answer, GrpcReceiver, HttpReceiver, Intake, SampleStore
+
+_HTTP_PORT: Final = 4318
+_SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
+"""How often new samples of this host are shown; the first time soon."""
+
+Choose = Callable[[Sequence[Window]], Sequence[Window]]
+"""Keeps what the filters match."""
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the page gets its data from.
+
+    Attributes:
+        answer: makes the data.
+        start: begins once the page can be opened.
+        step: does what there is to do, for so many seconds at most.
+        wake: ends a step; called from signal handlers.
+        stop: takes what is left.
+        describe: says at the end what was taken; empty if there is nothing to say.
+    """
+
+    answer: Answer
+    start: Callable[[], None] = _nothing
+    step: Callable[[float], None] = time.sleep
+    wake: Callable[[], None] = _nothing
+    stop: Callable[[], None] = _nothing
+    describe: Callable[[], str] = str
+
+
+def open_files(paths: Sequence[str], filters: Mapping[str, Any]) -> Source:
+    """All that is in some files."""
+    samples = _select(load_profiles(paths), filters)
+    title = basename(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
+    data = [json.dumps(columns(samples.windows(), title=title), separators=(",", ":")).encode()]
+    return Source(lambda _: data)
+
+
+def _select(samples: Samples, filters: Mapping[str, Any]) -> Samples:
+    chosen = dict(filters)
+    start, end, sides = (chosen.pop(name) for name in ("start", "end", "sides"))
+    return select_samples(samples, Filter(**chosen), start, end, sides)
+
+
+def choose_by(filters: Mapping[str, Any]) -> Choose:
+    """What keeps of windows what the filters match."""
+    if not any(filters.values()):
+        return lambda windows: windows
+    return lambda windows: _select(load_samples(windows), filters).windows()
+
+
+def open_receivers(
+    stack: ExitStack,
+    store: SampleStore,
+    answer: Answer,
+    choose: Choose,
+    endpoints: tuple[str | None, str | None],
+) -> Source:
+    """What is sent to these endpoints, of gRPC and HTTP; says where they are.
+
+    Raises:
+        HostError: one cannot be listened on.
+    """
+    intake = Intake(lambda windows: store.add(choose(windows)))
+    grpc_endpoint, http_endpoint = endpoints
+    receivers = stack.enter_context(ExitStack())
+    if grpc_endpoint:
+        receiver = receivers.enter_context(closing(GrpcReceiver(grpc_endpoint, intake)))
+        _tell("gRPC", grpc_endpoint, receiver.port)
+        http_endpoint = http_endpoint or f"{_host(grpc_endpoint)}:{_HTTP_PORT}"
+    if http_endpoint:
+        other = receivers.enter_context(closing(HttpReceiver(http_endpoint, intake)))
+        _tell("HTTP", http_endpoint, other.port)
+
+    def describe() -> str:
+        counts = intake.counts
+        return (
+            f"received {describe_count(counts.requests, 'request')}: "
+            f"{describe_count(counts.kept, 'sample')} kept, {counts.outdated:,} too old; "
+            f"{describe_count(counts.refused, 'request')} refused"
+        )
+
+    return Source(answer, stop=receivers.close, describe=describe)
+
+
+def _host(endpoint: str) -> str:
+    return endpoint.rpartition(":")[0]
+
+
+def _tell(protocol: str, endpoint: str, port: int) -> None:
+    for line in describe_endpoint(protocol, _host(endpoint), port):
+        say(line, err=True)
+
+
+def describe_endpoint(protocol: str, host: str, port: int) -> Iterator[str]:
+    """Where profiles are received, and whether others can send, too."""
+    yield f"receiving OTLP profiles over {protocol} at {host}:{port}"
+    try:
+        is_local = host == "localhost" or ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        is_local = False
+    if not is_local:
+        yield f"other hosts that reach {host}:{port} can send profiles, too"
+
+
+def open_sampler(
+    stack: ExitStack, store: SampleStore, answer: Answer, choose: Choose, sampling: Sampling
+) -> Source:
+    """What runs on this host.
+
+    Raises:
+        HostError: it cannot be sampled.
+    """
+    access, clock = Access(), Clock()
+
+    def add(window: Window) -> None:
+        store.add(choose([window]))
+
+    pipeline = open_live(
+        sampling.config(access, sampling.find_targets(access), None),
+        _SCHEDULE,
+        add,
+        access=access,
+        clock=clock,
+        resources=open_resources(access, clock, {}),
+        symbolizer=open_symbols(access),
+        user_names=sampling.open_user_names(),
+        loader=sampling.loader,
+    )
+    stack.callback(pipeline.close)
+
+    def describe() -> str:
+        account = pipeline.account()
+        count = describe_count(account.received, "sample")
+        return f"sampled {count}, lost {describe_losses(account.lost)}"
+
+    return Source(
+        answer, pipeline.start, pipeline.step, pipeline.wake, pipeline.stop, describe=describe
+    )

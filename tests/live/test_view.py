@@ -1,0 +1,85 @@
+"""``view --live``: the page shows what runs on this host."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import Level
+from tests import page
+
+pytestmark = pytest.mark.live
+
+VIEW = [sys.executable, "-m", "otel_kprofiler", "view", "--no-browser", "--live"]
+
+
+@pytest.fixture(autouse=True)
+def _host_can():
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+
+
+@pytest.fixture
+def busy(tmp_path):
+    """A process that burns CPU time in a function of Python."""
+    program = tmp_path / "busy.py"
+    program.write_text("def burn_cpu_time():\n    while True:\n        pass\nburn_cpu_time()\n")
+    with subprocess.Popen([sys.executable, program]) as process:
+        yield process
+        process.kill()
+
+
+@contextlib.contextmanager
+def view(*words):
+    command = subprocess.Popen(
+        [*VIEW, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with command:
+        try:
+            yield command, re.search(r"http://\S+", command.stdout.readline())[0]
+        finally:
+            command.kill()
+
+
+def wait_for(address, is_there):
+    """The first data with something in it."""
+    deadline = time.monotonic() + 45
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(f"{address}profile.json", timeout=20) as answer:
+            data = page.unpacked(json.load(answer))
+        if is_there(data):
+            return data
+        time.sleep(0.1)
+    raise AssertionError(data["summary"], data["strings"])
+
+
+def test_it_shows_this_host_as_it_runs(busy):
+    with view() as (command, address):
+        data = wait_for(
+            address, lambda data: any("burn_cpu_time" in text for text in data["strings"])
+        )
+        assert busy.pid in data["processes"]["pid"]
+        assert data["live"] is True
+        assert data["title"] == f"view · {os.uname().nodename}"
+        before = sum(data["samples"]["count"])
+        wait_for(address, lambda data: sum(data["samples"]["count"]) > before)
+        command.send_signal(signal.SIGINT)
+        assert command.wait(30) == 0
+        said = re.fullmatch(r"sampled ([\d,]+) samples, lost 0\n", command.stderr.read())
+        assert int(said[1].replace(",", "")) > before
+
+
+def test_filters_choose_what_is_kept(busy):
+    with view("--process", str(busy.pid), "--stacks", "user", "-F", "199") as (_, address):
+        data = wait_for(address, lambda data: data["samples"]["count"])
+    assert data["processes"]["pid"] == [busy.pid]
+    assert data["kinds"][0]["period_ns"] == 10**9 // 199
