@@ -5,7 +5,6 @@ usage: python -m tests.diffs [--rate HZ] [PAIRS] [SECONDS]
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -100,5 +99,4 @@ def main():
 
 
 if __name__ == "__main__":
-    os.nice(-5)
     sys.exit(main())
