@@ -92,7 +92,7 @@ def compare(before: Part, after: Part, grouping: Grouping, *, per_second: bool) 
         )
         for key in keys
     ]
-    chances = [2 * min(own.chance, total.chance) for _, own, total in found]
+    chances = [min(own.chance, total.chance) for _, own, total in found]
     changed = _reject(chances)
     changes = [Change(*one, is_changed=at in changed) for at, one in enumerate(found)]
     return sorted(changes, key=_importance)
@@ -160,11 +160,16 @@ def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None
 
 
 def _reject(chances: Sequence[float]) -> set[int]:
-    """Which of all are changed, so that the chance of any mistake is at most ``LEVEL``."""
+    """Which of all are changed, so that the chance of any mistake is at most ``LEVEL``.
+
+    Args:
+        chances: the smaller one of self and total, 1 where there are too few samples: the number of
+            tests must not depend on how they end.
+    """
     tested = sorted((chance, at) for at, chance in enumerate(chances) if chance < 1)
     changed = set()
     for rank, (chance, at) in enumerate(tested):
-        if chance * (len(tested) - rank) > LEVEL:
+        if 2 * chance * (len(tested) - rank) > LEVEL:
             break
         changed.add(at)
     return changed

@@ -1,6 +1,9 @@
 """``diff`` of equal runs, and of runs with a planted difference, as a table.
 
-usage: python -m tests.diffs [--rate HZ] [PAIRS] [SECONDS]
+usage: python -m tests.diffs [--rate HZ] [--keep DIRECTORY] [PAIRS] [SECONDS]
+
+The runs that are compared run at the same time: what else the machine does preempts and interrupts
+them, which is a difference, too, if it happens to one of them alone.
 """
 
 import argparse
@@ -8,7 +11,9 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.live.programs import holds_sampler
@@ -22,7 +27,7 @@ MOST_FALSE, PAIRS = 2, 20
 """At most so many of so many equal pairs may have a change: 5 % each, within what is chance."""
 
 
-def record(program, path, *, shares, seconds, rate):
+def record(program, path, begin, *, shares, seconds, rate):
     """Record a run of the load, from its first system call to its end."""
     words = [program, str(seconds), *map(str, shares)]
     with subprocess.Popen(words, stdin=subprocess.PIPE) as load:
@@ -32,13 +37,26 @@ def record(program, path, *, shares, seconds, rate):
         ) as recording:
             while not holds_sampler(recording.pid):
                 if recording.poll() is not None:
+                    begin.abort()
                     raise RuntimeError(recording.communicate()[1])
                 time.sleep(0.05)
+            begin.wait()
             load.stdin.close()
             _, errors = recording.communicate()
     if load.returncode or recording.returncode:
         raise RuntimeError(f"{words} ended with {load.returncode}: {errors}")
     return path
+
+
+def record_all(program, folder, runs, **options):
+    """The recordings of runs at the same time, by name, each with its shares."""
+    begin = threading.Barrier(len(runs))
+    with ThreadPoolExecutor(len(runs)) as pool:
+        started = [
+            pool.submit(record, program, folder / f"{name}.otlp", begin, shares=shares, **options)
+            for name, shares in runs.items()
+        ]
+        return [one.result() for one in started]
 
 
 def compare(before, after, by):
@@ -74,13 +92,14 @@ def main():
         command = ["gcc", "-O1", "-Wall", "-Werror", "-pthread", SOURCE, "-o", program]
         subprocess.run(command, check=True)
         for pair in range(options.pairs):
-            before, after, planted = (
-                record(
-                    program, folder / f"{pair}-{name}.otlp",
-                    shares=shares, seconds=options.seconds, rate=options.rate,
-                )
-                for name, shares in (("before", EQUAL), ("after", EQUAL), ("planted", PLANTED))
-            )  # fmt: skip
+            runs = {"before": EQUAL, "after": EQUAL, "planted": PLANTED}
+            before, after, planted = record_all(
+                program,
+                folder,
+                {f"{pair}-{name}": shares for name, shares in runs.items()},
+                seconds=options.seconds,
+                rate=options.rate,
+            )
             equal = compare(before, after, "function")
             calls = compare(before, planted, "syscall")
             counts = [equal["before"], equal["after"], calls["after"]]

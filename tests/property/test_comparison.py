@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from otel_kprofiler.analysis import GROUPINGS, Part, compare, load_samples
+from otel_kprofiler.analysis import GROUPINGS, Part, compare, comparison, load_samples
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     ON_CPU,
@@ -93,6 +93,12 @@ def test_of_equal_profiles_at_most_five_of_a_hundred_have_any_change(count):
         for _ in range(MANY)
     )  # fmt: skip
     assert false <= MOST
+
+
+def test_groups_that_hardly_differ_count_as_tests_and_rare_ones_do_not():
+    """Or the level would depend on how the tests end."""
+    assert comparison._reject([0.0004, *[0.7] * 100]) == set()
+    assert comparison._reject([0.0004, *[1.0] * 100]) == {0}
 
 
 @pytest.mark.parametrize(("by", "per_second"), [("function", False), ("syscall", True)])
