@@ -542,6 +542,7 @@ def test_a_page_of_two_intervals_compares_them(browser, tmp_path):
     assert brushed(browser) == "b.otlp · 100 samples, against a.otlp · 51 samples"
     browser.press("3")
     assert rows(browser)[0] == ["new", "50.00%", "+48.04", "50.00%", "+48.04"]
+    browser.go_back()
     browser.press("d", "w", "1")
     assert "151 samples" in text(browser, "details")
 

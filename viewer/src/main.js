@@ -6,7 +6,7 @@ import { listen } from "./keys.js";
 import { Pane } from "./pane.js";
 import { pattern, Profile } from "./profile.js";
 import { follow } from "./source.js";
-import { read, write } from "./state.js";
+import { isGraph, read, rootOf, write } from "./state.js";
 import { Strip } from "./strip.js";
 import { count, fitting, format, unitsOf } from "./units.js";
 
@@ -31,6 +31,7 @@ function once(name, inputs, make) {
 
 // Changes the state. It gets an entry in the history unless `replaces`.
 function go(change, replaces = false) {
+  if (!profile) return;
   Object.assign(state, change);
   const address = `#${write(moved(state, origin(profile)))}`;
   if (address !== (location.hash || "#")) {
@@ -47,8 +48,6 @@ function moved(from, by) {
   const move = (range) => range?.map((ms) => ms + by) ?? null;
   return { ...from, range: move(from.range), baseline: move(from.baseline) };
 }
-
-const zoomOut = () => go({ zoom: [] });
 
 function shownKinds() {
   if (state.kind === "*") return profile.kinds.map((_, at) => at);
@@ -130,18 +129,14 @@ function addPane() {
 }
 
 function showStrip(filter, { counts, before, after }) {
-  const grid = once("grid", [filter.threads, filter.cpu, filter.kind, strip.canvas.clientWidth], () => ({
-    cells: profile.grid(filter),
-  }));
-  if (once("strip", [grid], () => ({})) !== strip.loaded) {
-    strip.loaded = made.get("strip").value;
-    strip.load(profile, grid.cells, (profile.kinds[filter.kind] ?? NO_KIND).period_ns / 1e6);
-  }
-  strip.show(state.range, state.baseline);
   const kind = profile.kinds[filter.kind] ?? NO_KIND;
+  once("strip", [filter.threads, filter.cpu, kind, strip.canvas.clientWidth], () =>
+    strip.load(profile, profile.grid(filter), kind.period_ns / 1e6));
+  strip.show(state.range, state.baseline);
   const amount = (of) => format(of.all, of.all, kind, state.unit === "share" ? "count" : state.unit);
   element("brushed").textContent = before
-    ? `${strip.describe(state.range ?? [0, strip.spanMs])} · ${amount(after)}, against ${strip.describe(state.baseline)} · ${amount(before)}`
+    ? `${strip.describe(state.range ?? [0, strip.spanMs])} · ${amount(after)}, ` +
+      `against ${strip.describe(state.baseline)} · ${amount(before)}`
     : state.range ? `${strip.describe(state.range)} · ${amount(counts)}` : "whole time: drag to choose a part";
   element("whole").hidden = !state.range || Boolean(state.baseline);
   element("compare").disabled = !state.range && !state.baseline;
@@ -166,8 +161,7 @@ function showControls(kinds) {
   once("units", [kind], () => unit.replaceChildren(...unitsOf(kind).map(([name, text]) => new Option(text, name))));
   [unit.value] = fitting(kind, state.unit);
   unit.parentElement.hidden = Boolean(state.baseline); // shares alone are compared
-  const isGraph = state.tab === "flame" || state.tab === "callers";
-  element("invert").hidden = !isGraph;
+  element("invert").hidden = !isGraph(state);
   element("reset").hidden = !state.zoom.length;
   if (element("search").value !== state.search) element("search").value = state.search;
   once("lists", [profile, state.process, state.thread, state.cpu, state.kind], () =>
@@ -177,9 +171,9 @@ function showControls(kinds) {
 
 function showMatches(at = 0) {
   const found = panes[0].matched();
-  const isGraph = state.tab === "flame" || state.tab === "callers";
-  const frames = found && isGraph ? panes[0].graph.matches().length : 0;
-  const shown = isGraph && frames ? ` · ${at ? `${at} of ` : ""}${count(frames)} ${frames === 1 ? "frame" : "frames"}` : "";
+  const frames = found && isGraph(state) ? panes[0].graph.matches().length : 0;
+  const place = at ? `${at} of ` : "";
+  const shown = frames ? ` · ${place}${count(frames)} ${frames === 1 ? "frame" : "frames"}` : "";
   element("matched").textContent = found ? `matched ${found}${shown}` : "";
   element("next").disabled = element("previous").disabled = !frames;
 }
@@ -217,11 +211,12 @@ function load(data) {
     Object.assign(state, { baseline: [0, middle], range: [middle, profile.bins * profile.bin_ms] });
   }
   listBinaries();
-  render();
+  go({}, true);
 }
 
 async function copy(text, what) {
   try {
+    if (!navigator.clipboard) throw new Error("browsers let only pages of https and this host do that");
     await navigator.clipboard.writeText(text);
     element("details").textContent = `Copied ${what}.`;
   } catch (error) {
@@ -245,12 +240,12 @@ function repaint() {
   draw();
 }
 
-const strip = new Strip(element("strip"), (range, isLast) => {
-  if (isLast) go(range || state.baseline ? { range } : { range: null });
-  else {
+const strip = new Strip(element("strip"), {
+  drag: (range) => {
     state.range = range;
     pending ||= requestAnimationFrame(render);
-  }
+  },
+  choose: (range, replaces) => go({ range }, replaces),
 });
 strip.hover = (cell) => {
   if (!cell) return;
@@ -258,8 +253,6 @@ strip.hover = (cell) => {
   element("details").textContent =
     `CPU ${cell.cpu} · ${strip.describe([cell.from, cell.to])} · ${format(cell.value, cell.value, kind, "count")}`;
 };
-
-const isTop = () => (state.root || (state.tab === "callers" ? "top" : "bottom")) === "top";
 
 listen(element, {
   tab: (tab) => go({ tab, zoom: [] }),
@@ -273,8 +266,8 @@ listen(element, {
   search: (text) => go({ search: text }, true),
   next: () => step(1),
   previous: () => step(-1),
-  invert: () => go({ root: isTop() ? "bottom" : "top" }, true),
-  reset: zoomOut,
+  invert: () => go({ root: rootOf(state) === "top" ? "bottom" : "top" }, true),
+  reset: () => go({ zoom: [] }),
   theme: toggleTheme,
   whole: () => go({ range: null, baseline: null }),
   compare: () => {
@@ -284,7 +277,7 @@ listen(element, {
   copyName: () => told.name && copy(told.name, "the name"),
   copyLink: () => copy(location.href, "the link to this view"),
   around: () => told.chosen && go({ tab: "sandwich", chosen: told.chosen, zoom: [] }),
-  focus: () => (panes[0]?.isGraph ? panes[0].graph.element : document.querySelector("tbody button"))?.focus(),
+  focus: () => (isGraph(state) && panes.length ? panes[0].graph.element : document.querySelector("tbody button"))?.focus(),
 });
 
 addEventListener("popstate", () => {

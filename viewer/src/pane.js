@@ -3,10 +3,13 @@
 import { colourOf } from "./colours.js";
 import { difference, inWords } from "./difference.js";
 import { Graph } from "./graph.js";
+import { isGraph, rootOf } from "./state.js";
 import { Table } from "./table.js";
 import { Tree } from "./tree.js";
 import { brief, count, fitting, format, share } from "./units.js";
 
+const KEYS =
+  "Arrow keys move between frames, Enter chooses, Escape goes back. The table has the same counts.";
 const NUMBERS = { own: "Self", total: "Total" };
 
 export class Pane {
@@ -16,7 +19,8 @@ export class Pane {
   // `events`: zoom(path), choose(function id), sort(column), tell(text, name, function id).
   constructor(events) {
     this.events = events;
-    const graph = (label, zoom) => new Graph(label, { zoom, tell: (tree, box) => this.tell(tree, box) });
+    const graph = (label, zoom) =>
+      new Graph(`${label}. ${KEYS}`, { zoom, tell: (tree, box) => this.tell(tree, box) });
     const zoom = (tree, box) => {
       events.zoom(tree.path(box));
       this.tell(tree, box);
@@ -25,14 +29,13 @@ export class Pane {
       if (box.frame >= 0) this.events.choose(this.#idOf(box.frame));
       this.tell(tree, box);
     };
-    const keys = "Arrow keys move between frames, Enter chooses, Escape goes back. The table has the same counts.";
-    this.graph = graph(`Flame graph. ${keys}`, zoom);
-    this.above = graph(`Callers of the function. ${keys}`, centre);
-    this.below = graph(`Callees of the function. ${keys}`, centre);
+    this.graph = graph("Flame graph", zoom);
+    this.above = graph("Callers of the function", centre);
+    this.below = graph("Callees of the function", centre);
     const choose = (id) => events.choose(id);
-    this.functions = new Table((rows) => `${count(rows)} functions · ${this.#unit()}`, { choose, sort: events.sort });
-    this.callers = new Table(() => "Called by", { choose });
-    this.callees = new Table(() => "Calls", { choose });
+    this.functions = new Table({ choose, sort: events.sort });
+    this.callers = new Table({ choose });
+    this.callees = new Table({ choose });
     this.element = document.createElement("section");
     this.heading = document.createElement("h2");
     this.empty = document.createElement("p");
@@ -112,7 +115,8 @@ export class Pane {
   #showFunctions() {
     const { profile, counts, before, after, state, search } = this.#view;
     const sums = this.#tree("functions", () => profile.functionCounts(counts));
-    const compared = before && this.#tree("compared", () => [before, after].map((one) => profile.functionCounts(one)));
+    const compared =
+      before && this.#tree("compared", () => [before, after].map((one) => profile.functionCounts(one)));
     const changes = compared && Object.fromEntries(
       Object.keys(NUMBERS).map((column) => [column, this.#changes(compared, column)]),
     );
@@ -121,15 +125,17 @@ export class Pane {
     let rows = [];
     profile.functions.forEach(({ frame, id }, at) => {
       if (!sums.total[at] || !profile.frames.kind[frame]) return;
-      rows.push({ at, id, name: profile.name(frame), module: profile.text("module", frame), family: profile.family(frame) });
+      rows.push({ at, id, ...this.#shown(frame) });
     });
-    rows.sort((a, b) => weight(b.at) - weight(a.at) || sums.total[b.at] - sums.total[a.at] || a.at - b.at);
+    const { total } = sums;
+    rows.sort((a, b) => weight(b.at) - weight(a.at) || total[b.at] - total[a.at] || a.at - b.at);
     const [first] = rows;
     if (search) rows = rows.filter(({ at }) => search.frames[profile.functions[at].frame]);
     const columns = Object.entries(NUMBERS).flatMap(([column, name]) => [
       {
         key: column, name,
-        text: ({ at }) => (compared ? share(compared[1][column][at], after.all) : this.#brief(sums[column][at])),
+        text: ({ at }) =>
+          compared ? share(compared[1][column][at], after.all) : this.#brief(sums[column][at]),
         part: ({ at }) => sums[column][at] / counts.all,
       },
       ...(changes ? [{
@@ -139,41 +145,59 @@ export class Pane {
     ]);
     const chosen = rows.find(({ id }) => id === state.chosen) ?? rows[0] ?? first;
     const known = profile.functions.findIndex(({ id }) => id === state.chosen);
-    this.functions.show({ columns, rows, sort: key, chosen: state.chosen || chosen?.id, isMatch: () => false });
+    this.functions.show({
+      caption: `${count(rows.length)} functions · ${this.#unit()}`,
+      columns, rows, sort: key, chosen: state.chosen || chosen?.id,
+    });
     return (this.chosen = known >= 0 ? known : chosen?.at ?? 0);
   }
 
   #changes([before, after], column) {
     const { kind, before: { all: one }, after: { all: other } } = this.#view;
-    return Array.from(before[column], (value, at) => difference(value, one, after[column][at], other, kind));
+    return Array.from(before[column], (value, at) =>
+      difference(value, one, after[column][at], other, kind));
   }
 
   #showNeighbours(table, tree) {
     const { profile, search } = this.#view;
     const { root } = tree;
-    table.title = () => `${tree.up ? "Callers" : "Callees"} of ${profile.name(root.frame)}`;
     const { counts, before, after, kind } = this.#view;
     const rows = tree.children(root).map((box) => ({
-      box, id: profile.frames.kind[box.frame] ? this.#idOf(box.frame) : "", name: profile.name(box.frame),
-      module: profile.text("module", box.frame), family: profile.family(box.frame),
+      ...this.#shown(box.frame),
+      id: profile.frames.kind[box.frame] ? this.#idOf(box.frame) : "",
+      isMatch: Boolean(search?.frames[box.frame]),
       of: (counted) => tree.amount(box, counted),
     }));
-    const itself = { box: { frame: -1 }, id: "", name: "itself", module: "", family: profile.family(root.frame),
-      of: (counted) => tree.own(root, counted) };
+    const itself = {
+      ...this.#shown(root.frame), id: "", name: "itself", module: "",
+      of: (counted) => tree.own(root, counted),
+    };
     if (itself.of(counts) > 0) rows.push(itself);
     for (const row of rows) row.value = row.of(counts);
     rows.sort((a, b) => b.value - a.value);
-    const change = (row) => (row.change ??= difference(row.of(before), before.all, row.of(after), after.all, kind));
+    const change = (row) =>
+      (row.change ??= difference(row.of(before), before.all, row.of(after), after.all, kind));
     table.show({
+      caption: `${tree.up ? "Callers" : "Callees"} of ${profile.name(root.frame)}`,
       columns: [
         {
           name: "Total", text: (row) => (before ? share(change(row).after, 1) : this.#brief(row.value)),
           part: ({ value }) => value / root.value,
         },
-        ...(before ? [{ name: "±", text: (row) => inWords(change(row)), className: (row) => sign(change(row)) }] : []),
+        ...(before
+          ? [{ name: "±", text: (row) => inWords(change(row)), className: (row) => sign(change(row)) }]
+          : []),
       ],
-      rows, sort: "", chosen: "", isMatch: ({ box }) => Boolean(search && box.frame >= 0 && search.frames[box.frame]),
+      rows, sort: "", chosen: "",
     });
+  }
+
+  // What tables show of a frame.
+  #shown(frame) {
+    const { profile } = this.#view;
+    return {
+      name: profile.name(frame), module: profile.text("module", frame), family: profile.family(frame),
+    };
   }
 
   #idOf(frame) {
@@ -205,10 +229,9 @@ export class Pane {
 
   #look() {
     const { profile, before, state, search } = this.#view;
-    const root = state.root || (state.tab === "callers" ? "top" : "bottom");
     return {
       zoom: state.zoom,
-      rootAtBottom: root === "bottom",
+      rootAtBottom: rootOf(state) === "bottom",
       colour: (box, tree) => (before ? this.#difference(tree, box).colour : colourOf(profile.family(box.frame), profile.name(box.frame))),
       isHatched: (box) => box.frame >= 0 && profile.frames.reason[box.frame] > 0,
       isMatch: (box) => Boolean(search && box.frame >= 0 && search.frames[box.frame]),
@@ -257,7 +280,7 @@ export class Pane {
   tellFocused() {
     const { counts } = this.#view;
     if (!counts.all) this.events.tell("No samples.", "", "");
-    else if (this.isGraph) this.tell(this.#trees.get(this.#view.state.tab), this.graph.focused);
+    else if (isGraph(this.#view.state)) this.tell(this.#trees.get(this.#view.state.tab), this.graph.focused);
     else this.#tellFunction();
   }
 
@@ -273,18 +296,13 @@ export class Pane {
     this.events.tell(parts.join(" · "), profile.name(frame), id);
   }
 
-  get isGraph() {
-    const { tab } = this.#view.state;
-    return tab === "flame" || tab === "callers";
-  }
-
   // How much of what is shown matches the search; null without one.
   matched() {
     const { profile, counts, search, state } = this.#view;
     if (!search) return null;
     const sums = profile.only(search.inside, counts);
     const { zoomed } = this.graph;
-    const [part, all] = this.isGraph && counts.all && zoomed.parent
+    const [part, all] = isGraph(state) && counts.all && zoomed.parent
       ? [this.#trees.get(state.tab).amount(zoomed, sums), zoomed.value]
       : [sums.all, counts.all];
     const amount = this.amount(part, all);

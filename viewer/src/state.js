@@ -20,6 +20,12 @@ const DEFAULTS = {
   zoom: [],
 };
 
+// Whether the tab is a single graph.
+export const isGraph = ({ tab }) => tab === "flame" || tab === "callers";
+
+// Where its root is.
+export const rootOf = ({ root, tab }) => root || (tab === "callers" ? "top" : "bottom");
+
 const isRange = (name) => name === "range" || name === "baseline";
 
 function asText(name, value) {

@@ -16,9 +16,10 @@ export class Strip {
   #baseline = null;
   #drag = null;
 
-  // `changed(range, isLast)`: the user brushes; null for the whole time.
-  constructor(element, changed) {
-    Object.assign(this, { element, changed });
+  // `events`: drag(range) while the user brushes, choose(range, isByKey) at the end; null is the whole
+  // time.
+  constructor(element, events) {
+    Object.assign(this, { element, events });
     this.canvas = element.querySelector("canvas");
     this.#listen();
   }
@@ -214,14 +215,14 @@ export class Strip {
       this.#drag.moved ||= Math.abs(at(event) - this.#drag.x) > 2;
       if (!this.#drag.moved) return;
       this.#drag.range = this.#between(this.#drag.start, this.#ms(at(event)));
-      this.changed(this.#drag.range, false);
+      this.events.drag(this.#drag.range);
     });
     const end = () => {
       if (!this.#drag) return;
       const { moved, range } = this.#drag;
       this.#drag = null;
-      if (!moved) this.changed(null, true);
-      else if (range) this.changed(range, true);
+      if (!moved) this.events.choose(null, false);
+      else if (range) this.events.choose(range, false);
     };
     canvas.addEventListener("pointerup", end);
     canvas.addEventListener("pointercancel", end);
@@ -229,7 +230,7 @@ export class Strip {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (by) this.#move(by, event.shiftKey);
-      else if (event.key === "Escape") this.changed(null, true);
+      else if (event.key === "Escape") this.events.choose(null, true);
       else return;
       event.preventDefault();
     });
@@ -244,14 +245,14 @@ export class Strip {
   #move(by, isEnd) {
     const step = Math.max(1, Math.round(this.#profile.bins / 50)) * this.#profile.bin_ms;
     if (!this.#range) {
-      this.changed([0, Math.min(this.spanMs, 5 * step)], true);
+      this.events.choose([0, Math.min(this.spanMs, 5 * step)], true);
       return;
     }
     let [from, to] = this.#range;
     const moved = by * step;
     if (isEnd) to = Math.min(this.spanMs, Math.max(from + step, to + moved));
     else if (from + moved >= 0 && to + moved <= this.spanMs) [from, to] = [from + moved, to + moved];
-    this.changed([from, to], true);
+    this.events.choose([from, to], true);
   }
 }
 

@@ -9,13 +9,12 @@ export class Table {
   #shown = null;
 
   // `events`: choose(id), sort(column); sort may be missing.
-  constructor(caption, events) {
+  constructor(events) {
     this.events = events;
     this.element = document.createElement("div");
     this.element.className = "table";
     this.table = this.element.appendChild(document.createElement("table"));
     this.caption = this.table.createCaption();
-    this.title = caption;
     this.head = this.table.createTHead().insertRow();
     this.body = this.table.createTBody();
     this.more = this.element.appendChild(document.createElement("button"));
@@ -38,17 +37,17 @@ export class Table {
     });
   }
 
-  // `columns`: name, text(row), part(row) of 1 for a bar; `rows`: id ("" if it cannot be chosen),
-  // name, module, family.
-  show({ columns, rows, sort, chosen, isMatch }) {
+  // `caption`; `columns`: name, text(row), part(row) of 1 for a bar; `rows`: id ("" for none),
+  // name, module, family, isMatch.
+  show({ caption, columns, rows, sort, chosen }) {
     if (this.#shown?.sort !== sort) this.#limit = FIRST;
-    this.#shown = { columns, rows, sort, chosen, isMatch };
+    this.#shown = { caption, columns, rows, sort, chosen };
     this.#draw();
   }
 
   #draw() {
-    const { columns, rows, sort, chosen, isMatch } = this.#shown;
-    this.caption.textContent = this.title(rows.length);
+    const { caption, columns, rows, sort, chosen } = this.#shown;
+    this.caption.textContent = caption;
     const focused = document.activeElement?.closest?.("tr")?.dataset.id;
     const holds = this.body.contains(document.activeElement);
     this.head.replaceChildren(header("Function"), ...columns.map(({ name, key }) => {
@@ -66,7 +65,7 @@ export class Table {
       const line = document.createElement("tr");
       line.dataset.id = row.id;
       if (row.id && row.id === chosen) line.setAttribute("aria-selected", "true");
-      line.classList.toggle("matched", isMatch(row));
+      line.classList.toggle("matched", Boolean(row.isMatch));
       line.append(nameCell(row), ...columns.map((column) => numberCell(column, row)));
       return line;
     }));
