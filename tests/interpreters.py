@@ -79,6 +79,7 @@ class Journal:
         self.now = {}
         self.all = []
         self.seen = []
+        self.passed_over = []
         self._room = room
         self._registry = registry  # of a real program, which tells what it samples
 
@@ -90,6 +91,11 @@ class Journal:
         self.now[tgid] = layout, process
         self.all.append((tgid, layout, process, image))
         return True
+
+    def pass_over(self, program):
+        if self._registry:
+            self._registry.pass_over(program)
+        self.passed_over.append(program)
 
     def release(self, tgid):
         if self._registry:

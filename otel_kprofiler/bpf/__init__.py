@@ -57,7 +57,7 @@ from otel_kprofiler.bpf.python import (
     PythonLayout,
     PythonProcess,
 )
-from otel_kprofiler.bpf.python_codes import ProcessSeen
+from otel_kprofiler.bpf.python_codes import ProcessSeen, Program
 from otel_kprofiler.bpf.python_maps import (
     MAX_PYTHON_PROCESSES,
     PYTHON_OUTCOMES,
@@ -144,6 +144,7 @@ __all__ = [
     "ObjectSpec",
     "ProcessSeen",
     "Processor",
+    "Program",
     "ProgramBtf",
     "ProgramConfig",
     "ProgramCounts",

@@ -13,10 +13,25 @@ from otel_kprofiler.bpf.ring import record_spans
 from otel_kprofiler.model import PythonCode
 
 _HEAD: Final = struct.Struct("=QII")  # id or image, kind, bytes of a piece or process
+_PROGRAM: Final = struct.Struct("=3Q")
 _DESCRIPTION: Final = struct.Struct("=QIIQQIIIHHBB6x")
 _PIECE, _WHOLE, _SEEN = 0, 1, 2
 _CPU_SHIFT: Final = 27
 _ENCODINGS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+
+
+class Program(NamedTuple):
+    """A program by its file, with what it has loaded by how much code that is.
+
+    Attributes:
+        device: of the file's inode, as the kernel has it (``MKDEV``).
+        inode: of the file; 0 if it is not known.
+        code_pages: executable memory of the process, in pages.
+    """
+
+    device: int
+    inode: int
+    code_pages: int
 
 
 class ProcessSeen(NamedTuple):
@@ -29,6 +44,7 @@ class ProcessSeen(NamedTuple):
 
     tgid: int
     image: int
+    program: Program = Program(0, 0, 0)
 
 
 class CodeParser:
@@ -52,8 +68,9 @@ class CodeParser:
             code_id, kind, size = _HEAD.unpack_from(chunk, start)
             if kind == _PIECE:
                 self._keep(code_id, chunk[start + _HEAD.size : end], size)
-            elif kind == _SEEN:
-                yield ProcessSeen(size, code_id)
+            elif kind == _SEEN and end - start >= _HEAD.size + _PROGRAM.size:
+                program = Program._make(_PROGRAM.unpack_from(chunk, start + _HEAD.size))
+                yield ProcessSeen(size, code_id, program)
             elif kind == _WHOLE and end - start >= _DESCRIPTION.size:
                 yield self._describe(chunk, start, end)
             else:

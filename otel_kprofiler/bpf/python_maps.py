@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
@@ -13,7 +14,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.bpf.kernel_types import KernelTypes
 from otel_kprofiler.bpf.map_calls import delete_from_map, update_map
 from otel_kprofiler.bpf.python import PythonLayout, PythonProcess
-from otel_kprofiler.bpf.python_codes import CodeParser, ProcessSeen
+from otel_kprofiler.bpf.python_codes import CodeParser, ProcessSeen, Program
 from otel_kprofiler.bpf.ring import RingMemory, RingReader
 from otel_kprofiler.model import KnownCodes, PythonCode
 
@@ -21,11 +22,15 @@ MAX_PYTHON_PROCESSES: Final = 4096
 _MAX_LAYOUTS: Final = 64
 _THREADS: Final = 8192
 _TOLD: Final = 16384  # processes
+_OTHER_PROGRAMS: Final = 4096
+_OTHER_PROGRAM_NS: Final = 60 * 10**9
 _OWN_THREADS: Final = 1024  # of a service, whose spans are found without frames, too
 _CODES: Final = 16384
-_CONFIG: Final = struct.Struct("=8Q")
+_CONFIG: Final = struct.Struct("=13Q")
 _PROCESS: Final = struct.Struct("=7Q")
 _CODE_KEY: Final = struct.Struct("=QQ")
+_PROGRAM: Final = struct.Struct("=3Q")
+_TIME: Final = struct.Struct("=Q")
 _FIRST: Final = bytes(4)
 
 _LINE_BYTES: Final = 256
@@ -48,6 +53,11 @@ class PythonOffsets(NamedTuple):
     pid_numbers: int
     task_mm: int
     mm_code_pages: int
+    mm_exe: int
+    file_inode: int
+    inode_super: int
+    inode_number: int
+    super_device: int
 
 
 _MEMBERS: Final = (
@@ -57,6 +67,11 @@ _MEMBERS: Final = (
     ("pid", "numbers"),
     ("task_struct", "mm"),
     ("mm_struct", "exec_vm"),
+    ("mm_struct", "exe_file"),
+    ("file", "f_inode"),
+    ("inode", "i_sb"),
+    ("inode", "i_ino"),
+    ("super_block", "s_dev"),
 )
 
 
@@ -72,12 +87,13 @@ def find_python_offsets(types: KernelTypes) -> PythonOffsets | None:
 def python_map_entries(possible_cpus: int, ring_bytes: int) -> dict[str, int]:
     """Sizes of the maps; a ring of 0 bytes: no frames are read."""
     if not ring_bytes:
-        names = ("python_processes", "processes_told", "codes", "python_lines")
+        names = ("python_processes", "processes_told", "other_programs", "codes", "python_lines")
         others = {"python_threads": _OWN_THREADS, "python_codes": mmap.PAGESIZE}
         return dict.fromkeys(names, 1) | others
     return {
         "python_processes": MAX_PYTHON_PROCESSES,
         "processes_told": _TOLD,
+        "other_programs": _OTHER_PROGRAMS,
         "python_threads": _THREADS,
         "codes": _CODES,
         "python_lines": possible_cpus,
@@ -205,6 +221,18 @@ class PythonMaps:
             self._registered.remove(tgid)
             delete_from_map(self._map_fd("python_processes"), tgid.to_bytes(4, "little"))
             return True
+
+    def pass_over(self, program: Program) -> None:
+        """Tell of no process with this program for a minute: it runs no interpreter.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        until_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + _OTHER_PROGRAM_NS
+        with self._lock:
+            if self._is_open:
+                key, value = _PROGRAM.pack(*program), _TIME.pack(until_ns)
+                update_map(self._map_fd("other_programs"), key, value)
 
     def receive(self) -> None:
         """Take the descriptions that are in the ring.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import select
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
 
-from otel_kprofiler.bpf import ProcessSeen, PythonLayout, PythonProcess
+from otel_kprofiler.bpf import ProcessSeen, Program, PythonLayout, PythonProcess
 from otel_kprofiler.errors import HostError, describe_error
 from otel_kprofiler.host import (
     Access,
@@ -36,6 +37,7 @@ from otel_kprofiler.tracking import (
 )
 
 INTERVAL_S: Final = 0.25
+_PAGE_BYTES: Final = resource.getpagesize()
 _TIDY_S: Final = 5.0
 _JOIN_S: Final = 5.0
 
@@ -62,6 +64,9 @@ class PythonRegistry(Protocol):
             process: its addresses.
             image: the program that it must run; 0: that with which it is next sampled.
         """
+
+    def pass_over(self, program: Program) -> None:
+        """Tell of no process with this program for a while."""
 
     def release(self, tgid: int) -> bool:
         """Read them no longer; whether it was registered."""
@@ -122,11 +127,15 @@ class PythonProcesses:
             PermissionError: its mappings cannot be read.
             OSError: the kernel refused.
         """
-        found = self._find(seen.tgid)
-        if found is None:
-            self._release(seen.tgid)
-        else:
-            self._register(seen.tgid, found, seen.image)
+        mappings = self._read_code(seen.tgid)
+        for mapping in mappings:
+            found = self._look(seen.tgid, mapping, None)
+            if found is not None:
+                self._register(seen.tgid, found, seen.image)
+                return
+        self._release(seen.tgid)
+        if _is_of(mappings, seen.program):
+            self._registry.pass_over(seen.program)
 
     def release_ended(self) -> None:
         """Release the processes that there are no more. Raises ``OSError``."""
@@ -162,17 +171,13 @@ class PythonProcesses:
         if found is not None:
             self._register(event.process.tgid, found)
 
-    def _find(self, pid: int) -> _Registered | None:
-        """The interpreter that a process has mapped; None if it has none, or has ended."""
+    def _read_code(self, pid: int) -> list[MemoryMapping]:
+        """The executable mappings of a process; none if it has ended."""
         try:
             maps = read_maps(self._host, pid)
         except (FileNotFoundError, ProcessLookupError):
-            return None
-        for mapping in parse_mappings(maps, only_code=True):
-            found = self._look(pid, mapping, None)
-            if found is not None:
-                return found
-        return None
+            return []
+        return list(parse_mappings(maps, only_code=True))
 
     def _look(
         self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
@@ -197,6 +202,18 @@ class PythonProcesses:
     def _release(self, pid: int) -> None:
         if self._registered.pop(pid, None) is not None:
             self._registry.release(pid)
+
+
+def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
+    """Whether mappings are those of a program, not of what the process ran before or after.
+
+    They may differ without that: some file systems tell maps of another inode than the program's.
+    """
+    code = [one for one in mappings if one.permissions.startswith("r-x")]  # not [vsyscall]
+    pages = sum(one.end - one.start for one in code) // _PAGE_BYTES
+    return pages == program.code_pages and any(
+        (one.device, one.inode) == (program.device, program.inode) for one in code if one.inode
+    )
 
 
 class PythonTracking:

@@ -1,5 +1,7 @@
 """CPython processes of this machine are found, with the addresses that they say themselves."""
 
+import contextlib
+import mmap
 import subprocess
 import sys
 import time
@@ -9,7 +11,7 @@ import pytest
 from unwind_maps import compile_c
 
 from otel_kprofiler.host import Access, parse_mappings, read_maps
-from otel_kprofiler.interpreters import PythonTracking, open_own
+from otel_kprofiler.interpreters import PythonProcesses, PythonTracking, open_own
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from tests.interpreters import VERSIONS, Journal, environment, find_missing, find_pythons
 
@@ -232,6 +234,44 @@ def test_a_process_that_maps_code_all_the_time_is_told_of_ever_more_rarely(chang
         run.stdin.close()
         seen = [one for one in sampler.python.take_seen() if one.tgid == run.pid]
     assert 1 < len(seen) < 12
+
+
+def test_of_programs_without_an_interpreter_each_is_told_of_once_a_minute(start, tmp_path):
+    config = SamplerConfig(samples_per_second=999, python_frames=1, stacks="both")
+    spins = compile_c(tmp_path / "spins", "int main(void) { for (;;); }")
+    with closing(EbpfSampler(config)) as sampler, contextlib.ExitStack() as ends:
+        sampler.start()
+        seen = {}
+
+        def see():
+            seen.update((one.tgid, one) for one in sampler.python.take_seen())
+
+        def spin():
+            run = ends.enter_context(subprocess.Popen([spins]))
+            ends.callback(run.kill)
+            return run.pid
+
+        def is_whole():
+            see()
+            code = [
+                one
+                for one in parse_mappings(read_maps(Access(), first), only_code=True)
+                if one.permissions == "r-xp"
+            ]
+            pages = sum(one.end - one.start for one in code) // mmap.PAGESIZE
+            return first in seen and seen[first].program == (code[0].device, code[0].inode, pages)
+
+        first = spin()
+        wait_until(is_whole)
+        journal = Journal(registry=sampler.python)
+        PythonProcesses(journal, Access()).inspect(seen[first])
+        assert journal.passed_over == [seen[first].program]
+        second, python = spin(), start()
+        wait_until(lambda: see() or python.pid in seen)
+        time.sleep(0.5)
+        see()
+        if second in seen:  # as it was being loaded
+            assert seen[second].program.code_pages < seen[first].program.code_pages
 
 
 def test_ends_without_ever_having_started():

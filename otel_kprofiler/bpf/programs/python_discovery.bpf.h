@@ -2,7 +2,8 @@
 /*
  * Tells user space of processes that are sampled without being registered: it finds out which of
  * them run CPython. Each is told of once, then again when it runs another program or has code
- * mapped that it had not; of one that maps and unmaps code all the time, ever more rarely.
+ * mapped that it had not; of one that maps and unmaps code all the time, ever more rarely. Of short
+ * programs that are run again and again, and have no interpreter, it is told once a minute.
  */
 #pragma once
 
@@ -18,6 +19,21 @@ INLINE u64 find_image(const struct python_config *c, const struct record *record
 	return mix(record->start_time_ns, exec_id) | 1;
 }
 
+/* Find out what a process runs; its inode stays 0 if the kernel cannot be read. */
+INLINE void find_program(const struct python_config *c, u64 mm, struct program_key *key)
+{
+	u64 file = 0, inode = 0, super = 0;
+	u32 device = 0;
+
+	if (READ_KERNEL(file, mm + c->mm_exe) || !file ||
+	    READ_KERNEL(inode, file + c->file_inode) || !inode ||
+	    READ_KERNEL(super, inode + c->inode_super) ||
+	    READ_KERNEL(device, super + c->super_device))
+		return;
+	key->device = device;
+	READ_KERNEL(key->inode, inode + c->inode_number);
+}
+
 /* Tell of the process of the record, which is not registered as what it runs. */
 GLOBAL int tell_process(void)
 {
@@ -27,6 +43,7 @@ GLOBAL int tell_process(void)
 	struct process_told now = {};
 	const struct process_told *told;
 	struct process_seen seen = {};
+	const u64 *until;
 	u64 mm = 0;
 
 	if (!c || !own)
@@ -46,7 +63,11 @@ GLOBAL int tell_process(void)
 	} else {
 		now.wait_ns = FIRST_WAIT_NS;
 	}
-	if (!RING_OUTPUT(python_codes, &seen, sizeof(seen), BPF_RB_FORCE_WAKEUP))
+	find_program(c, mm, &seen.program);
+	seen.program.code_pages = now.code_pages;
+	until = LOOKUP(other_programs, &seen.program);
+	if ((until && now.time_ns < *until) ||
+	    !RING_OUTPUT(python_codes, &seen, sizeof(seen), BPF_RB_FORCE_WAKEUP))
 		UPDATE(processes_told, &seen.tgid, &now);
 	return 0;
 }

@@ -50,6 +50,11 @@ struct python_config {
 	u64 pid_numbers;
 	u64 task_mm;
 	u64 mm_code_pages;
+	u64 mm_exe;
+	u64 file_inode;
+	u64 inode_super;
+	u64 inode_number;
+	u64 super_device;
 };
 
 /* Where an interpreter has what: see PythonLayout in python.py. */
@@ -170,11 +175,19 @@ struct code_description {
 	u8 text[1024]; /* file, then name */
 };
 
+/* A program by its file, with what it has loaded by how much code that is. */
+struct program_key {
+	u64 device;
+	u64 inode;
+	u64 code_pages;
+};
+
 /* A process that is sampled and not registered. */
 struct process_seen {
 	u64 image;
 	u32 kind;
 	u32 tgid;
+	struct program_key program;
 };
 
 /* What was told of a process: what it ran, and how much code it had. */
@@ -251,6 +264,7 @@ ARRAY(python_config, struct python_config, 1);
 ARRAY(python_layouts, struct python_layout, MAX_PYTHON_LAYOUTS);
 HASH_OF(python_processes, u32, struct python_process, SIZED_BY_LOADER);
 LRU_HASH_OF(processes_told, u32, struct process_told, SIZED_BY_LOADER);
+LRU_HASH_OF(other_programs, struct program_key, u64, SIZED_BY_LOADER);
 LRU_HASH_OF(python_threads, u32, struct thread_state, SIZED_BY_LOADER);
 LRU_HASH_OF(codes, struct code_key, struct code_state, SIZED_BY_LOADER);
 MMAP_ARRAY(python_lines, struct python_line, SIZED_BY_LOADER);

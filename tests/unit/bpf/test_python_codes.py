@@ -93,9 +93,9 @@ def test_any_bytes_become_a_text(width):
 
 
 def test_processes_that_were_seen_come_between_code_objects():
-    seen = in_ring(struct.pack("<QII", 7, 2, 5))
+    seen = in_ring(struct.pack("<QII3Q", 7, 2, 5, 11, 12, 13))
     first, second, third = parse(description(), seen, description())
-    assert second == ProcessSeen(tgid=5, image=7)
+    assert second == ProcessSeen(tgid=5, image=7, program=(11, 12, 13))
     assert first == third
 
 

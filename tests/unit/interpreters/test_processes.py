@@ -1,11 +1,14 @@
 """Which processes are registered, by what they have mapped and by what events tell of them."""
 
+import mmap
 import os
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.bpf import ProcessSeen
+from otel_kprofiler.bpf import ProcessSeen, Program
 from otel_kprofiler.host import Access, MemoryMapping, parse_mappings, read_maps
 from otel_kprofiler.interpreters import PythonProcesses, Refusal, open_own
 from otel_kprofiler.model import ProcessKey
@@ -119,6 +122,38 @@ def test_a_process_that_runs_something_else_or_has_ended_is_released(
         assert list(journal.now) == [pid]
         processes.inspect(ProcessSeen(pid, 7))
         assert journal.now == {}
+
+
+def test_a_program_without_an_interpreter_is_passed_over(processes, journal, sleeping):
+    wait_until_loaded(sleeping)
+    code = list(parse_mappings(read_maps(Access(), sleeping), only_code=True))
+    file = next(one for one in code if one.path.endswith("/sleep"))
+    pages = sum(one.end - one.start for one in code if one.permissions == "r-xp") // mmap.PAGESIZE
+    program = Program(file.device, file.inode, pages)
+    for other in (
+        program._replace(code_pages=pages - 1),
+        program._replace(inode=1),
+        program._replace(device=1),
+    ):
+        processes.inspect(ProcessSeen(sleeping, 7, other))
+    processes.inspect(ProcessSeen(PAST_ALL_PIDS, 7, program))
+    assert not journal.passed_over, "it is not what was looked at"
+    processes.inspect(ProcessSeen(sleeping, 7, program))
+    assert journal.passed_over == [program]
+
+
+def test_an_interpreter_is_not_passed_over(processes, journal, own):
+    code = own_code(own)
+    pages = (code.end - code.start) // mmap.PAGESIZE
+    processes.inspect(ProcessSeen(os.getpid(), 7, Program(code.device, code.inode, pages)))
+    assert not journal.passed_over
+
+
+def wait_until_loaded(pid):
+    end = time.monotonic() + 20
+    while b"nanosleep" not in Path(f"/proc/{pid}/wchan").read_bytes():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_processes_that_have_ended_are_found(processes, journal, own, sleeping):
