@@ -1,5 +1,6 @@
 """Names for people, source lines and inlined functions, beside other tools."""
 
+import contextlib
 import itertools
 import os
 import random
@@ -13,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.rows import Row
-from otel_kprofiler.elf import FileSource
+from otel_kprofiler.elf import FileSource, read_elf, read_sections
 from otel_kprofiler.host import CacheDirectory
 from otel_kprofiler.symbols.user.demangle import demangle
 from otel_kprofiler.symbols.user.drgn_lines import DrgnLines
+from otel_kprofiler.symbols.user.go import GoLines, find_go_section, read_go_symbols
 from otel_kprofiler.symbols.user.lines import SymbolicLines
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "symbols"
@@ -122,7 +124,35 @@ def line_rows(folder: str, rounds: int) -> Iterator[Row]:
     os.close(fd)
 
 
+def go_rows(rounds: int) -> Iterator[Row]:
+    """Lines and inlined calls of the program ``go``, in functions that are met once each."""
+    path = shutil.which("go")
+    if not path:
+        return
+    fd = os.open(path, os.O_RDONLY)
+    source = FileSource(fd, os.fstat(fd).st_size)
+    elf = read_elf(source, None)
+    sections = read_sections(source, elf)
+    section = find_go_section(sections)
+    if section:
+        symbols = read_go_symbols(source, elf, sections)
+        functions = [pair for pair in zip(symbols.values, symbols.sizes, strict=True) if pair[1]]
+        choice = random.Random(1)
+        met = choice.sample(functions, min(3000, len(functions)))
+        addresses = [choice.randrange(start, start + size) for start, size in met]
+        each, frames = float("inf"), 0.0
+        for _ in range(rounds):
+            with contextlib.closing(GoLines(source, elf, sections, section)) as table:
+                each = min(each, microseconds_each(table.lookup, addresses, 1))
+                frames = sum(len(table.lookup(one)) for one in addresses) / len(addresses)
+        yield Row(
+            "lines: Go, a function not met before", f"{each:.1f} us", f"{frames:.1f} functions",
+            goal="<= 20 us",
+        )  # fmt: skip
+    os.close(fd)
+
+
 def rows(quick: bool) -> list[Row]:
     rounds = 3 if quick else 10
     with tempfile.TemporaryDirectory() as folder:
-        return [*demangle_rows(rounds), *line_rows(folder, rounds)]
+        return [*demangle_rows(rounds), *line_rows(folder, rounds), *go_rows(rounds)]

@@ -18,7 +18,8 @@ import struct
 import threading
 from array import array
 from bisect import bisect_right
-from contextlib import suppress
+from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from operator import sub
 from typing import Final, NamedTuple
@@ -44,15 +45,19 @@ MAX_INLINED: Final = 64
 """Calls inlined into each other."""
 MAX_PC_TABLE_BYTES: Final = 16 * 1024
 """Of one function: some 5,000 places, which are read in 2 ms and take 100 KB."""
-_KEPT: Final = 256  # functions, pc tables and names that look-ups needed last
+_KEPT: Final = 1024  # functions, pc tables and names that look-ups needed last
+_LONG_KEPT: Final = 128  # long pc tables
 _MAX_NAME_BYTES: Final = 4096
-_MOST_PC_TABLES_BYTES, _MOST_NAMES_BYTES = 256, 128  # read first
+_MOST_PC_TABLES_BYTES, _MOST_NAMES_BYTES, _MOST_FUNCTIONS_BYTES = 256, 128, 128  # read first
 
 _SECTIONS: Final = (b".gopclntab", b".data.rel.ro.gopclntab")
 _SHT_PROGBITS, _SHF_WRITE = 1, 1
 _HEADER: Final = struct.Struct("<IHBB8Q")
+_FUNCTION: Final = struct.Struct("<8I")
+_WORD: Final = struct.Struct("<I")
 _QUANTA: Final = (1, 2, 4)
 _POINTER_BYTES: Final = 8
+_FOREVER: Final = (1 << 64) - 1
 _NO_OFFSET: Final = 0xFFFFFFFF
 _SPAN_LIMIT: Final = 1 << 32
 _FUNCTION_KIND: Final = STB_LOCAL << 4 | STT_FUNC
@@ -93,21 +98,48 @@ class _Function(NamedTuple):
     calls: int | None  # offset of these calls
 
 
-class PcTable(NamedTuple):
+class PcTable:
     """What holds at the places of a function, counted in its instructions' least size.
 
-    Attributes:
-        ends: where each value ends.
-        values: what holds until there.
+    It is pairs of numbers in pieces of seven bits: by how much the value changes (in zigzag form),
+    and for how many places it holds. A change of 0 that is not the first ends it. Pairs are decoded
+    up to the furthest place that was asked for. Not thread-safe.
+
+    Args:
+        data: from the beginning of the table on.
     """
 
-    ends: array[int]
-    values: array[int]
+    __slots__ = ("_ends", "_left", "_values")
+
+    def __init__(self, data: bytes) -> None:
+        self._left = iter(data)
+        self._ends = array("Q")
+        self._values = array("q")
 
     def find(self, place: int) -> int:
-        """The value at a place; -1 if there is none."""
-        index = bisect_right(self.ends, place)
-        return self.values[index] if index < len(self.values) else -1
+        """The value at a place; -1 if there is none.
+
+        Raises:
+            StopIteration: the table goes on behind ``data``.
+        """
+        ends, values, left = self._ends, self._values, self._left
+        if ends and place < ends[-1]:
+            return values[bisect_right(ends, place)]
+        value, end = (values[-1], ends[-1]) if ends else (-1, 0)
+        while place >= end:
+            delta = next(left)
+            if delta & 0x80:
+                delta = _read_long_number(delta, left)
+            elif not delta and ends:
+                ends.append(_FOREVER)
+                values.append(-1)
+                return -1
+            value += -(delta >> 1) - 1 if delta & 1 else delta >> 1
+            step = next(left)
+            end += step if step < 0x80 else _read_long_number(step, left)
+            ends.append(end)
+            values.append(value)
+        return value
 
 
 class _Module(NamedTuple):
@@ -121,7 +153,7 @@ def find_go_section(sections: list[Section]) -> Section | None:
 
 
 class GoTable:
-    """The table of a Go program. Thread-safe.
+    """The table of a Go program. Not thread-safe.
 
     Args:
         source: the file.
@@ -144,7 +176,10 @@ class GoTable:
         if form is None or zeros or self._quantum not in _QUANTA or pointer != _POINTER_BYTES:
             raise ElfError(ElfProblem.NO_SECTION, f"a Go table of a known version: {magic:#x}")
         self._form = form
-        self._tables = BoundedCache(_KEPT, self._read_pc_table)
+        self._tables = BoundedCache(_KEPT, partial(self._read_pc_table, _MOST_PC_TABLES_BYTES))
+        self._long_tables = BoundedCache(
+            _LONG_KEPT, partial(self._read_pc_table, MAX_PC_TABLE_BYTES)
+        )
         self._known_functions = BoundedCache(_KEPT, self._read_function)
         self._texts = BoundedCache(_KEPT, self._read_text)
         self._paths = BoundedCache(_KEPT, self._read_path)
@@ -163,9 +198,8 @@ class GoTable:
         at = self._functions
         functions = self._read(at, max(self._structs) + self._form.count_at + 1)
         names = self._read(self._names, self._part_end(self._names) - self._names)
-        name = struct.Struct("<I")
         field = struct.calcsize(self._form.start)
-        names_at = [name.unpack_from(functions, at + field)[0] for at in self._structs]
+        names_at = [_WORD.unpack_from(functions, at + field)[0] for at in self._structs]
         if max(names_at, default=0) >= len(names):
             raise _damaged("a name")
         sizes = list(map(sub, self._starts[1:], self._starts))
@@ -221,31 +255,40 @@ class GoTable:
         return starts, structs
 
     def _read_function(self, at: int) -> _Function:
+        count_at = self._form.count_at
         at += self._functions
-        field = struct.calcsize(self._form.start)
-        head = self._read(at, self._form.count_at + 1)
-        name_at, _, _, _, files, lines, count, unit = struct.unpack_from("<8I", head, field)
-        pcdata = at + len(head)
-        inlined = self._word(pcdata + 4 * _PC_INLINED) if count > _PC_INLINED else 0
-        calls = None
-        if inlined and self._module.calls is not None and head[-1] > _DATA_INLINED:
-            offset = self._word(pcdata + 4 * (count + _DATA_INLINED))
-            if offset != _NO_OFFSET:
-                address = self._module.calls + offset
-                calls = find_offset(self._elf.loads, address, _INLINED_CALL.size)
+        data = self._read_most(at, _MOST_FUNCTIONS_BYTES)
+        try:
+            fields = _FUNCTION.unpack_from(data, struct.calcsize(self._form.start))
+            name_at, _, _, _, files, lines, count, unit = fields
+            inlined, calls = 0, None
+            if count > _PC_INLINED:
+                (inlined,) = _WORD.unpack_from(data, count_at + 1 + 4 * _PC_INLINED)
+            if inlined and self._module.calls is not None and data[count_at] > _DATA_INLINED:
+                offset = self._word(at + count_at + 1 + 4 * (count + _DATA_INLINED))
+                if offset != _NO_OFFSET:
+                    address = self._module.calls + offset
+                    calls = find_offset(self._elf.loads, address, _INLINED_CALL.size)
+        except (struct.error, IndexError) as error:
+            raise _damaged("a function") from error
         return _Function(name_at, files, lines, unit, inlined, calls)
 
     def _pc_value(self, table: int, target: int) -> int:
         """The value of a pc table at an offset in its function; -1 if it has none."""
-        return self._tables[table].find(target // self._quantum) if table else -1
+        if not table:
+            return -1
+        place = target // self._quantum
+        try:
+            return self._tables[table].find(place)
+        except StopIteration:
+            pass  # one that goes on
+        try:
+            return self._long_tables[table].find(place)
+        except StopIteration as error:
+            raise _damaged("a pc table without end") from error
 
-    def _read_pc_table(self, table: int) -> PcTable:
-        at = self._pc_tables + table
-        for size in (_MOST_PC_TABLES_BYTES, MAX_PC_TABLE_BYTES):
-            data = self._read(at, max(min(size, self._size - at), 0))
-            with suppress(IndexError):
-                return parse_pc_table(data)
-        raise _damaged("a pc table without end")
+    def _read_pc_table(self, size: int, table: int) -> PcTable:
+        return PcTable(self._read_most(self._pc_tables + table, size))
 
     def _find_module(self, sections: list[Section], address: int) -> _Module:
         """The data of the module: it begins with the addresses of the table and of its names."""
@@ -277,6 +320,13 @@ class GoTable:
             raise _damaged(f"{size} bytes at {at} of {self._size}")
         return self._source.read(self._at + at, size)
 
+    def _read_most(self, at: int, size: int) -> bytes:
+        """So many bytes, or fewer at the end."""
+        size = min(size, self._size - at)
+        if at < 0 or size < 0:
+            raise _damaged(f"a part at {at} of {self._size}")
+        return self._source.read(self._at + at, size)
+
     def _word(self, at: int) -> int:
         return int.from_bytes(self._read(at, 4), "little")
 
@@ -287,7 +337,7 @@ class GoTable:
 
     def _read_text(self, at: int) -> str:
         for size in (_MOST_NAMES_BYTES, _MAX_NAME_BYTES):
-            data = self._read(at, max(min(size, self._size - at), 0))
+            data = self._read_most(at, size)
             if b"\0" in data:
                 break
         return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
@@ -354,44 +404,15 @@ def read_go_symbols(source: Source, elf: ElfFile, sections: list[Section]) -> Sy
         return None
 
 
-def parse_pc_table(data: bytes) -> PcTable:
-    """A pc table.
-
-    It is pairs of numbers in pieces of seven bits: by how much the value changes (in zigzag form),
-    and for how many places it holds. A change of 0 that is not the first ends it.
-
-    Raises:
-        IndexError: the table goes on behind ``data``.
-    """
-    ends, values = array("Q"), array("q")
-    value, end, at = -1, 0, 0
-    while True:
-        delta = data[at]
-        at += 1
-        if delta & 0x80:
-            delta, at = _read_long_number(data, at - 1)
-        if not delta and ends:
-            return PcTable(ends, values)
-        value += -(delta >> 1) - 1 if delta & 1 else delta >> 1
-        step = data[at]
-        at += 1
-        if step & 0x80:
-            step, at = _read_long_number(data, at - 1)
-        end += step
-        ends.append(end)
-        values.append(value)
-
-
-def _read_long_number(data: bytes, at: int) -> tuple[int, int]:
-    """A number of 32 bits, and where it ends. Raises ``IndexError``."""
-    value = 0
-    for shift in range(0, 35, 7):
-        byte = data[at]
-        at += 1
+def _read_long_number(byte: int, left: Iterator[int]) -> int:
+    """The number that begins with a byte, of 32 bits. Raises ``StopIteration``."""
+    value = byte & 0x7F
+    for shift in range(7, 35, 7):
+        byte = next(left)
         value |= (byte & 0x7F) << shift
         if not byte & 0x80:
             break
-    return value & 0xFFFFFFFF, at
+    return value & 0xFFFFFFFF
 
 
 def _damaged(what: str) -> ElfError:

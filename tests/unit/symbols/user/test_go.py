@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from otel_kprofiler.elf import ElfError, ElfProblem, FileSource, read_elf, read_sections
 from otel_kprofiler.model import Line
 from otel_kprofiler.symbols.user.build import read_functions
-from otel_kprofiler.symbols.user.go import GoLines, find_go_section, parse_pc_table
+from otel_kprofiler.symbols.user.go import GoLines, PcTable, find_go_section
 from tests.unit.symbols.user.go_tables import (
     MAGIC,
     TEXT,
@@ -47,18 +47,22 @@ def test_tables_of_all_versions_are_read(version):
     assert table.lookup(TEXT + 247) == (Line("_rt0_amd64_linux", "", "a.go", 2),)
 
 
-@given(st.lists(st.tuples(st.integers(1, 1 << 20), st.integers(0, 1 << 30)), max_size=20))
-def test_a_place_has_the_value_that_was_written(steps):
-    table, place = pc_table(steps), 0
-    if not steps:
-        return
-    found = parse_pc_table(table)
+@given(
+    st.lists(st.tuples(st.integers(1, 1 << 20), st.integers(0, 1 << 30)), min_size=1, max_size=20),
+    st.randoms(use_true_random=False),
+)
+def test_a_place_has_the_value_that_was_written(steps, random):
+    data = pc_table(steps)
+    table, place = PcTable(data), 0
+    wanted = []
     for size, value in steps:
-        assert found.find(place) == found.find(place + size - 1) == value
+        wanted += [(place, value), (place + size - 1, value)]
         place += size
-    assert found.find(place) == -1
-    with pytest.raises(IndexError):
-        parse_pc_table(table[:-1])
+    wanted.append((place, -1))
+    random.shuffle(wanted)
+    assert [table.find(at) for at, _ in wanted] == [value for _, value in wanted]
+    with pytest.raises(StopIteration):
+        PcTable(data[:-1]).find(place)
 
 
 @settings(max_examples=600, deadline=10_000)
