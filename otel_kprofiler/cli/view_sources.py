@@ -105,7 +105,8 @@ def open_receivers(
         counts = intake.counts
         return (
             f"received {describe_count(counts.requests, 'request')}: "
-            f"{describe_count(counts.kept, 'sample')} kept, {counts.outdated:,} too old; "
+            f"{describe_count(counts.kept, 'sample')} kept, {counts.outdated:,} too old, "
+            f"{counts.repeated:,} repeated; "
             f"{describe_count(counts.refused, 'request')} refused"
         )
 

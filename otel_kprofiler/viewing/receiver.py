@@ -65,12 +65,14 @@ class Counts:
         refused: not accepted.
         kept: samples that were added.
         outdated: samples that were too old to be added.
+        repeated: samples that had been received before.
     """
 
     requests: int = 0
     refused: int = 0
     kept: int = 0
     outdated: int = 0
+    repeated: int = 0
 
 
 class OverloadedError(KProfilerError):
@@ -92,8 +94,14 @@ class Intake:
         self._add = add
         self._lock = threading.Lock()
 
-    def take(self, body: bytes) -> ExportProfilesServiceResponse:
+    def take(
+        self, body: bytes, is_wanted: Callable[[], bool] = lambda: True
+    ) -> ExportProfilesServiceResponse:
         """Add the samples of a request.
+
+        Args:
+            body: the request.
+            is_wanted: whether the sender still waits; otherwise it sends the request again.
 
         Raises:
             PayloadError: nothing of it can be read.
@@ -103,6 +111,8 @@ class Intake:
             self.counts.refused += 1
             raise OverloadedError("other requests take too long")
         try:
+            if not is_wanted():
+                raise OverloadedError("the sender has given up")
             problems: list[PayloadError] = []
             windows = decode_windows(body, on_damage=problems.append)
             if problems and not windows:
@@ -119,6 +129,7 @@ class Intake:
         self.counts.requests += 1
         self.counts.kept += added.kept
         self.counts.outdated += added.outdated
+        self.counts.repeated += added.repeated
         return _response(windows, problems, added)
 
 
@@ -131,7 +142,7 @@ def _response(
     if added.outdated:
         count = describe_count(added.outdated, "sample")
         said.append(f"{count} not kept: older than what is kept, or from the future")
-        if not added.kept:
+        if not added.kept + added.repeated:
             rejected += sum(len(window.profiles) for window in windows)
     response = ExportProfilesServiceResponse()
     if said:
@@ -193,7 +204,7 @@ class _Methods(grpc.GenericRpcHandler):
 
     def _export(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         try:
-            return self._intake.take(body).SerializeToString()
+            return self._intake.take(body, context.is_active).SerializeToString()
         except PayloadError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.with_fix())
         except OverloadedError as error:

@@ -83,10 +83,7 @@ CREATE TABLE losses (
     end_ns INTEGER, start_ns INTEGER, kind INTEGER, lost INTEGER,
     PRIMARY KEY (end_ns, start_ns, kind)) WITHOUT ROWID;
 """
-_ADD_SAMPLE: Final = """
-INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET value = value + excluded.value
-"""
+_ADD_SAMPLE: Final = "INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?, ?)"
 _COLLECT: Final = """
 WITH RECURSIVE live(id) AS (
     SELECT node FROM samples
@@ -103,13 +100,18 @@ _Entry = tuple[str, str, str, str, int]
 
 
 class Added(NamedTuple):
-    """Numbers of samples: those that were added, and those that were not since they are too old.
+    """Numbers of samples.
 
-    Samples from the future count as too old: nothing would ever remove them.
+    Attributes:
+        kept: samples that were added.
+        outdated: samples that were not, since they are older than what is kept; or as far in the
+            future, from where nothing would remove them.
+        repeated: samples that were there already: senders repeat what they had no answer to.
     """
 
     kept: int
     outdated: int
+    repeated: int
 
 
 class SampleStore:
@@ -142,11 +144,13 @@ class SampleStore:
         self._lock = threading.Lock()
         self._ids: dict[tuple[object, ...], int] = {}
         self._own_directory = None if path else _make_directory()
+        # What is removed at the end need not survive a crash of the kernel.
+        synchronous = "NORMAL" if path else "OFF"
         self.path = path or os.path.join(self._own_directory or "", "samples.db")
         try:
             self._lock_fd = _lock(self.path)
             try:
-                self._database = _open(self.path)
+                self._database = _open(self.path, synchronous)
             except BaseException:
                 os.close(self._lock_fd)
                 raise
@@ -196,20 +200,21 @@ class SampleStore:
             return added
 
     def _add(self, windows: Iterable[Window], oldest: int, latest: int) -> Added:
-        outdated = kept = 0
+        outdated = count = 0
         paths = _Paths(self._frame, lambda *key: self._find_or_add("nodes", "parent, frame", key))
+        found: dict[tuple[int, int, int, int, int], int] = {}
         for window in windows:
             for profile in window.profiles:
                 kind = self._kind(profile)
                 for resource, samples in profile.resources:
-                    rows = []
-                    for row in self._rows(resource, samples, kind, paths):
-                        if oldest <= row[0] < latest:
-                            rows.append(row)
+                    for *key, value in self._rows(resource, samples, kind, paths):
+                        if oldest <= key[0] < latest:
+                            # Of profiles without times, samples of several spans are equal here.
+                            identity = (key[0], key[1], key[2], key[3], key[4])
+                            found[identity] = found.get(identity, 0) + value
+                            count += 1
                         else:
                             outdated += 1
-                    self._database.executemany(_ADD_SAMPLE, rows)
-                    kept += len(rows)
                 lost = sum(profile.lost.values())
                 if lost and oldest <= window.end_unix_ns < latest:
                     # Each part of a window that was split has the same account.
@@ -217,7 +222,11 @@ class SampleStore:
                         "INSERT OR REPLACE INTO losses VALUES (?, ?, ?, ?)",
                         (window.end_unix_ns, window.start_unix_ns, kind, _bounded(lost)),
                     )
-        return Added(kept, outdated)
+        added = self._database.executemany(
+            _ADD_SAMPLE, ((*key, value) for key, value in found.items())
+        )
+        repeated = len(found) - max(0, added.rowcount)
+        return Added(count - repeated, outdated, repeated)
 
     def _rows(
         self,
@@ -422,7 +431,7 @@ def _connect(path: str) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False)
 
 
-def _open(path: str) -> sqlite3.Connection:
+def _open(path: str, synchronous: str) -> sqlite3.Connection:
     is_new = not os.path.getsize(path)
     database = _connect(path)
     try:
@@ -431,7 +440,7 @@ def _open(path: str) -> sqlite3.Connection:
         if not is_new and found != (_APPLICATION, _VERSION):
             raise sqlite3.DatabaseError("it is another database, or of another version")
         database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute(f"PRAGMA synchronous = {synchronous}")
         database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         database.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         if is_new:

@@ -94,7 +94,7 @@ def store(tmp_path):
 
 
 def test_all_samples_are_shown_as_they_came(store):
-    assert store.add(WINDOWS) == (8, 0)
+    assert store.add(WINDOWS) == (8, 0, 0)
     data = answer(store, Query(), NOW)
     assert shown(data) == expected(WINDOWS, data)
     assert data["title"] == "x · 2 hosts"
@@ -155,6 +155,22 @@ def test_an_empty_store_is_no_error(store):
     assert answer(store, Query(), NOW)["bins"] == 1
 
 
+def test_what_senders_repeat_counts_once(store):
+    store.add(WINDOWS[:1])
+    assert store.add(WINDOWS) == (1, 0, 7)
+    assert store.add(WINDOWS) == (0, 0, 8)
+    data = answer(store, Query(), NOW)
+    assert shown(data) == expected(WINDOWS, data)
+
+
+def test_equal_samples_of_one_request_add_up(store):
+    twice = window(
+        [ResourceSamples(resource(7), [sample(READ, [NOW - 5]), sample(READ, [NOW - 5])])]
+    )
+    assert store.add([twice]) == (2, 0, 0)
+    assert answer(store, Query(), NOW)["samples"]["count"] == [2]
+
+
 def test_losses_are_counted_once_for_each_window(store):
     lost = window([], lost={"ring_full": 3, "other": 4})
     store.add([lost])
@@ -180,7 +196,7 @@ def test_old_samples_go_and_take_with_them_what_they_alone_point_to(tmp_path):
         store.add(WINDOWS)
         now[0] += 3599 * SECOND
         later = window([ResourceSamples(resource(1, "init"), [sample(WRITE, [now[0] - 1])])])
-        assert store.add([later]) == (1, 0)
+        assert store.add([later]) == (1, 0, 0)
         data = answer(store, Query(), now[0])
         assert sum(data["samples"]["count"]) == 2 + 5_000, "two of the last second, and the new"
         now[0] += 400 * SECOND
@@ -201,7 +217,7 @@ def test_old_samples_go_and_take_with_them_what_they_alone_point_to(tmp_path):
 
 def test_samples_outside_of_the_kept_time_are_not_added(store):
     times = [1, NOW - 3600 * SECOND - 1, NOW - 3600 * SECOND, NOW + 3600 * SECOND, 2**64 - 1]
-    assert store.add([window([ResourceSamples(resource(7), [sample(READ, times)])])]) == (1, 4)
+    assert store.add([window([ResourceSamples(resource(7), [sample(READ, times)])])]) == (1, 4, 0)
     assert answer(store, Query(), NOW)["samples"]["count"] == [1]
 
 
@@ -228,7 +244,7 @@ def test_hostile_numbers_and_names_are_no_error(store):
         sample(READ, [NOW - 1], tid=-huge, cpu=-5, values=[-huge], name="\udcff\0" * 1000),
     ]
     odd = Resource({"process.pid": True, "host.name": (1, "\udcff"), "service.name": float("nan")})
-    assert store.add([window([ResourceSamples(odd, samples)], lost={"x": huge})]) == (3, 0)
+    assert store.add([window([ResourceSamples(odd, samples)], lost={"x": huge})]) == (3, 0, 0)
     data = answer(store, Query(), NOW)
     assert len(data["samples"]["count"]) == 2
     assert max(data["samples"]["cpu"]) < 2**31
@@ -278,7 +294,7 @@ def test_answers_are_of_one_state_while_samples_come(store):
     pieces = StoreAnswers(store.path, title="x", now_ns=lambda: NOW)
     try:
         before = b"".join(pieces(Query()))
-        store.add([WINDOWS[0]])
+        store.add([window([ResourceSamples(resource(7), [sample(READ, [NOW - 9])])])])
         assert b"".join(pieces(Query())) != before
     finally:
         pieces.close()
@@ -291,7 +307,7 @@ def test_a_full_disk_is_told(store):
         store.add([window([ResourceSamples(resource(7), many)])])
     assert "--store" in raised.value.hint
     store._database.execute("PRAGMA max_page_count = 1000000")
-    assert store.add(WINDOWS) == (8, 0)
+    assert store.add(WINDOWS) == (8, 0, 0)
     data = answer(store, Query(), NOW)
     assert shown(data) == expected(WINDOWS, data)
 
