@@ -35,6 +35,8 @@ export class Strip {
     const most = periodMs ? this.spanMs / (PERIODS * periodMs) : bins;
     this.columns = Math.max(1, Math.floor(Math.min(bins, this.#width() / COLUMN, most)));
     this.cells = new Float64Array(this.columns * this.rows);
+    this.widths = new Float64Array(this.columns); // in bins
+    for (let bin = 0; bin < bins; bin += 1) this.widths[Math.floor((bin * this.columns) / bins)] += 1;
     for (let row = 0; row < cpus.length; row += 1) {
       const drawn = Math.floor((row * this.rows) / cpus.length) * this.columns;
       for (let bin = 0; bin < bins; bin += 1) {
@@ -55,8 +57,9 @@ export class Strip {
     const pen = image.getContext("2d");
     const pixels = pen.createImageData(this.columns, this.rows);
     const [red, green, blue] = onCanvas("var(--heat)").match(/\d+/g).map(Number);
-    const most = this.cells.reduce((a, b) => Math.max(a, b), 0) || 1;
-    this.cells.forEach((value, at) => {
+    const densities = this.cells.map((value, at) => value / this.widths[at % this.columns]);
+    const most = densities.reduce((a, b) => Math.max(a, b), 0) || 1;
+    densities.forEach((value, at) => {
       pixels.data.set([red, green, blue, value ? 40 + 215 * (value / most) ** 0.7 : 0], 4 * at);
     });
     pen.putImageData(pixels, 0, 0);
