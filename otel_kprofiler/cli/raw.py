@@ -11,8 +11,14 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Attributes, Frame, ProcessKey, Resource, Window
-from otel_kprofiler.recording import RecordingFacts, RecordingWriter, UserNameCollector
+from otel_kprofiler.recording import (
+    CodeNameCollector,
+    RecordingFacts,
+    RecordingWriter,
+    UserNameCollector,
+)
 from otel_kprofiler.sampling import EbpfSampler
+from otel_kprofiler.symbols import NamedAddress
 from otel_kprofiler.tracking import IteratedKallsyms
 
 
@@ -40,6 +46,7 @@ class RawOutput:
         self._since_unix_ns = self._until_unix_ns = 0
         self._processes: dict[ProcessKey, Attributes] = {}
         self._names = UserNameCollector()
+        self._code = CodeNameCollector()
         with self._convert_errors():
             self._writer.capture(IteratedKallsyms(access))
 
@@ -67,6 +74,10 @@ class RawOutput:
         """Note the name of a native frame in whose place Python frames stand."""
         self._names.add_frame(frame)
 
+    def add_code(self, process: ProcessKey, address: int, at_ns: int, named: NamedAddress) -> None:
+        """Note the name of code without a file."""
+        self._code.add(process, address, at_ns, named)
+
     def finish(self, clock: Clock, sampler: EbpfSampler) -> None:
         """Complete the file after sampling has stopped."""
         offset_ns = clock.to_unix_ns(0)
@@ -82,7 +93,7 @@ class RawOutput:
             self._writer.add_resources(self._processes)
             self._writer.add_user_files(sampler.user_files)
             self._writer.add_python_codes(sampler.python_codes)
-            self._writer.add_user_names(self._names)
+            self._writer.add_user_names(self._names, self._code)
             self._writer.finish(facts)
         self._finished = True
 

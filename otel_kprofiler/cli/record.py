@@ -169,7 +169,7 @@ def command(
                     access, clock, {}, on_new=raw.add_process if raw else None
                 ),
                 symbolizer=open_symbols(access, event_sink=raw.add_event if raw else None),
-                user_names=sampling.open_user_names(),
+                user_names=sampling.open_user_names(raw.add_code if raw else None),
                 loader=sampling.loader,
                 raw_sink=raw.add_records if raw else None,
                 replaced_sink=raw.add_frame if raw else None,

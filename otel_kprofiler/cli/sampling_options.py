@@ -14,7 +14,7 @@ from otel_kprofiler.host import Access
 from otel_kprofiler.model import PYTHON_FRAMES
 from otel_kprofiler.pipeline import DRAIN_INTERVAL_S
 from otel_kprofiler.sampling import SamplerConfig
-from otel_kprofiler.symbols import UserNames, UserSymbolSettings, open_user_names
+from otel_kprofiler.symbols import CodeSink, UserNames, UserSymbolSettings, open_user_names
 
 _SYMBOL_BYTES: Final = 256 << 20
 CommandT = TypeVar("CommandT", bound=Callable[..., None])
@@ -124,8 +124,12 @@ class Sampling:
         )
         return targets.apply(config, access) if self.has_targets else config
 
-    def open_user_names(self) -> UserNames | None:
-        """What names user frames; the caller closes it, or the pipeline that it is given to."""
+    def open_user_names(self, code_sink: CodeSink | None = None) -> UserNames | None:
+        """What names user frames; the caller closes it, or the pipeline that it is given to.
+
+        ``code_sink`` takes the names of code without files as they are given.
+        """
         return open_user_names(
-            UserSymbolSettings(detail=self.user_symbols, max_bytes=_SYMBOL_BYTES, cpu_share=1.0)
+            UserSymbolSettings(detail=self.user_symbols, max_bytes=_SYMBOL_BYTES, cpu_share=1.0),
+            code_sink,
         )

@@ -4,9 +4,10 @@ from otel_kprofiler.recording.ksymbols import EventSink, RecordedKsymbols, Repla
 from otel_kprofiler.recording.modules import RecordedModules, ReplayedModules
 from otel_kprofiler.recording.recording import Recording, RecordingFacts, RecordingWriter
 from otel_kprofiler.recording.replay import ReplaySampler
-from otel_kprofiler.recording.user_names import UserNameCollector
+from otel_kprofiler.recording.user_names import CodeNameCollector, UserNameCollector
 
 __all__ = [
+    "CodeNameCollector",
     "EventSink",
     "RecordedKsymbols",
     "RecordedModules",

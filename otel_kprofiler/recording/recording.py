@@ -9,6 +9,7 @@ A recording is a zip archive::
     user_files.json         files that user stacks lie in, if they were collected
     python_codes/000000 …   code objects of Python frames: blocks without a time
     user_names.json         names of user frames, if there are any
+    code_names.json         names of code without files, likewise
     files/…                 the host's files that symbols come from
     errors.json             errno of those that could not be read
 
@@ -44,11 +45,16 @@ from otel_kprofiler.recording.python_codes import STREAM as PYTHON_CODES
 from otel_kprofiler.recording.python_codes import pack_python_code, parse_python_code
 from otel_kprofiler.recording.user_files import NAME as USER_FILES
 from otel_kprofiler.recording.user_files import pack_user_files, parse_user_files
+from otel_kprofiler.recording.user_names import CODE_NAME as CODE_NAMES
 from otel_kprofiler.recording.user_names import NAME as USER_NAMES
 from otel_kprofiler.recording.user_names import (
+    CodeNameCollector,
+    CodePlace,
+    NamedRun,
     Place,
     RecordedNames,
     UserNameCollector,
+    parse_code_names,
     parse_user_names,
 )
 from otel_kprofiler.sampling import DAMAGED, MAX_JSON_BYTES, Archive, SamplerCounts
@@ -155,9 +161,10 @@ class RecordingWriter:
         for code in codes:
             self._append(PYTHON_CODES, 0, pack_python_code(code))
 
-    def add_user_names(self, names: UserNameCollector) -> None:
-        """Add the names of user frames; call once."""
+    def add_user_names(self, names: UserNameCollector, code: CodeNameCollector) -> None:
+        """Add the names of user frames, in files and without; call once."""
         self._write_json(USER_NAMES, names.rows())
+        self._write_json(CODE_NAMES, code.rows())
 
     def finish(self, facts: RecordingFacts) -> None:
         """Write the rest and give the file its name."""
@@ -251,7 +258,7 @@ class Recording:
             self.files: HostFiles = RecordedFiles(self._archive, errors)
             self.resources = self._resources()
             self.user_files = self._user_files()
-            self.user_names = RecordedNames(self.user_files, self._user_names())
+            self.user_names = RecordedNames(self.user_files, self._user_names(), self._code_names())
             self.python_codes = self._python_codes()
         except DAMAGED as error:
             self.close()
@@ -287,6 +294,11 @@ class Recording:
         if USER_NAMES not in self._archive.names(USER_NAMES):
             return {}
         return parse_user_names(self._archive.read_json(USER_NAMES))
+
+    def _code_names(self) -> dict[CodePlace, list[NamedRun]]:
+        if CODE_NAMES not in self._archive.names(CODE_NAMES):
+            return {}
+        return parse_code_names(self._archive.read_json(CODE_NAMES))
 
     def _user_files(self) -> KnownFiles:
         if USER_FILES not in self._archive.names(USER_FILES):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from otel_kprofiler.checked import checked_number, checked_text
 from otel_kprofiler.model import (
@@ -27,10 +27,54 @@ NAME: Final = "user_names.json"
 """Name in the archive. A row has the build id and hash of a file, an address (SVMA), where its
 function starts (0 if it is in none), why it has no name (else empty), and the lines."""
 
+CODE_NAME: Final = "code_names.json"
+"""Likewise, of code without files. A row has pid and start time of a process, an address, and what
+was there: from when to when (boot time in ns), then as above from the start of the function on."""
+
 Place = tuple[BuildId | None, FileId, int]
+CodePlace = tuple[ProcessKey, int]
 _UNKNOWN: Final = NamedAddress((), 0, Unresolved.USER_ADDRESS)
 _NO_FILE: Final = NamedAddress((), 0, Unresolved.NO_FILE)
 _REASONS: Final = {reason.name: reason for reason in Unresolved}
+
+
+class NamedRun(NamedTuple):
+    """What was at an address from one sample to another, in ns of boot time."""
+
+    since_ns: int
+    until_ns: int
+    named: NamedAddress
+
+    def distance(self, at_ns: int) -> tuple[int, int]:
+        """How far a time is from it, and how long it is, to find the one that is meant."""
+        away = max(self.since_ns - at_ns, at_ns - self.until_ns, 0)
+        return away, self.until_ns - self.since_ns
+
+
+class CodeNameCollector:
+    """Collects the names of code without files as they are given; not thread-safe."""
+
+    def __init__(self) -> None:
+        self._runs: dict[CodePlace, list[NamedRun]] = {}
+
+    def add(self, process: ProcessKey, address: int, at_ns: int, named: NamedAddress) -> None:
+        """Take what is at an address of a process at a boot time."""
+        if named.unresolved is Unresolved.SYMBOLS_PENDING:
+            return  # asked for again
+        runs = self._runs.setdefault((process, address), [])
+        if runs and runs[-1].named == named:
+            since_ns, until_ns, _ = runs.pop()
+            runs.append(NamedRun(min(since_ns, at_ns), max(until_ns, at_ns), named))
+        else:
+            runs.append(NamedRun(at_ns, at_ns, named))
+
+    def rows(self) -> list[list[object]]:
+        """Rows for JSON; none for addresses that never had a name."""
+        return [
+            [*process, address, [[since, until, *_pack(named)] for since, until, named in runs]]
+            for (process, address), runs in self._runs.items()
+            if any(run.named.lines for run in runs)
+        ]
 
 
 class UserNameCollector:
@@ -59,8 +103,8 @@ class UserNameCollector:
     def rows(self) -> list[list[object]]:
         """Rows for JSON."""
         return [
-            [build_id, file_id, address, start, reason.name if reason else "", lines]
-            for (build_id, file_id, address), (lines, start, reason) in self._named.items()
+            [build_id, file_id, address, *_pack(named)]
+            for (build_id, file_id, address), named in self._named.items()
         ]
 
 
@@ -70,12 +114,18 @@ class RecordedNames:
     Args:
         files: the files of the recording.
         named: what is at an address of a file, by build id, hash and address.
+        code: what was at an address of a process, in the order in which it was seen.
     """
 
     version = 0
 
-    def __init__(self, files: KnownFiles, named: Mapping[Place, NamedAddress]) -> None:
-        self._files, self._named = files, named
+    def __init__(
+        self,
+        files: KnownFiles,
+        named: Mapping[Place, NamedAddress],
+        code: Mapping[CodePlace, Sequence[NamedRun]],
+    ) -> None:
+        self._files, self._named, self._code = files, named, code
 
     def add(self, key: FileKey, details: FileDetails, content: OpenFile | bytes) -> None:
         """Nothing is opened during a replay."""
@@ -88,8 +138,9 @@ class RecordedNames:
         return self._named.get((details.build_id, details.file_id, address), _UNKNOWN)
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """Names of code without files are not recorded."""
-        return _NO_FILE
+        """What was recorded of an address at the time, or at the nearest one."""
+        runs = self._code.get((process, address))
+        return min(runs, key=lambda run: run.distance(at_ns)).named if runs else _NO_FILE
 
     def finish(self, timeout_s: float) -> None:
         """Everything is known."""
@@ -105,23 +156,45 @@ def parse_user_names(rows: Iterable[Any]) -> dict[Place, NamedAddress]:
         ValueError: a row is damaged; or ``TypeError`` or ``KeyError``.
     """
     named = {}
-    for build_id, file_id, address, start, reason, lines in rows:
+    for build_id, file_id, address, *rest in rows:
         place = (
             None if build_id is None else BuildId(checked_text(build_id)),
             FileId(checked_text(file_id)),
             checked_number(address),
         )
-        found = tuple(
-            Line(
-                checked_text(name), checked_text(system), checked_text(file), *_parse_numbers(rest)
-            )
-            for name, system, file, *rest in lines
-        )
-        why = _REASONS[checked_text(reason)] if reason else None
-        if (why is None) != bool(found):
-            raise ValueError("a frame needs a name, or the reason for none")
-        named[place] = NamedAddress(found, checked_number(start), why)
+        named[place] = _parse(*rest)
     return named
+
+
+def parse_code_names(rows: Iterable[Any]) -> dict[CodePlace, list[NamedRun]]:
+    """The inverse of :meth:`CodeNameCollector.rows`; raises as :func:`parse_user_names` does."""
+    code = {}
+    for tgid, start_ns, address, runs in rows:
+        process = ProcessKey(
+            checked_number(tgid), None if start_ns is None else checked_number(start_ns)
+        )
+        code[process, checked_number(address)] = [
+            NamedRun(checked_number(since), checked_number(until), _parse(*rest))
+            for since, until, *rest in runs
+        ]
+    return code
+
+
+def _pack(named: NamedAddress) -> tuple[object, ...]:
+    lines, start, reason = named
+    return start, reason.name if reason else "", lines
+
+
+def _parse(start: Any, reason: Any, lines: Any) -> NamedAddress:
+    """The inverse of :func:`_pack`."""
+    found = tuple(
+        Line(checked_text(name), checked_text(system), checked_text(file), *_parse_numbers(rest))
+        for name, system, file, *rest in lines
+    )
+    why = _REASONS[checked_text(reason)] if reason else None
+    if (why is None) != bool(found):
+        raise ValueError("a frame needs a name, or the reason for none")
+    return NamedAddress(found, checked_number(start), why)
 
 
 def _parse_numbers(rest: Iterable[Any]) -> tuple[int, int]:

@@ -64,7 +64,7 @@ from otel_kprofiler.symbols.python.resolver import PythonResolver
 from otel_kprofiler.symbols.resolution import Resolution, Resolver
 from otel_kprofiler.symbols.resolver import RawAddresses, SideResolver, StackResolver, VariableSide
 from otel_kprofiler.symbols.user.file import NamedAddress
-from otel_kprofiler.symbols.user.loader import SymbolLoader
+from otel_kprofiler.symbols.user.loader import CodeSink, SymbolLoader
 from otel_kprofiler.symbols.user.names import UserSymbolSettings, open_user_names
 from otel_kprofiler.symbols.user.resolver import UserNames, UserResolver
 
@@ -113,6 +113,7 @@ __all__ = [
     "CachedResolver",
     "CapturedFiles",
     "ChainResolver",
+    "CodeSink",
     "DebugFile",
     "DebugFileFinder",
     "DebugLinkDirectories",

@@ -200,6 +200,36 @@ def test_a_raw_recording_replays_to_the_same_stacks_and_times(tmp_path):
     assert said_of(replayed)[3].endswith(" s")
 
 
+@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
+def test_a_replay_has_the_names_of_code_without_files(tmp_path):
+    raw, recorded, again = (tmp_path / name for name in ("x.raw", "a.otlp", "b.otlp"))
+    script = (
+        "function hot(n){let s=0;for(let i=0;i<n;i++)s+=i%7;return s}"
+        "for(let i=0;;i++){hot(1e6);new Function(`return ${i}`)()}"
+    )
+    node = ["env", "-C", tmp_path, "node", "--always-sparkplug", "--perf-prof", "-e", script]
+    output = ["--stacks", "both", "--raw", raw, "-o", recorded]
+    done = call("record", "-d", "2s", "-F", 499, *output, "--", *node)
+    assert done.returncode == 0, done.stderr
+    replayed = call("record", "--replay", raw, "-o", again)
+    assert replayed.returncode == 0, replayed.stderr
+    (first,) = map(made_code, read_profiles(str(recorded)))
+    (window,) = map(made_code, read_profiles(str(again)))
+    assert any(line.function.startswith("JS:*hot ") and line.line for line in first)
+    # Stacks that wait for a name get those of one of their samples when recorded.
+    assert sum(((first - window) + (window - first)).values()) <= 0.05 * sum(first.values())
+
+
+def made_code(window):
+    """Number of samples by the line of their leaf, which is in no file."""
+    found = Counter()
+    for (*_, frames), count in stacks_in(window).items():
+        module, _, lines, _ = frames[0] if frames else ("", 0, (), None)
+        if module is None and lines:
+            found[lines[0]] += count
+    return found
+
+
 def stacks_in(window):
     """Number of samples by CPU, thread and frames."""
     found = Counter()

@@ -41,6 +41,10 @@ ReadSymbols = Callable[[FileDetails, OpenFile | bytes], FileSymbols]
 """Reads the symbols of an open file, or of an image in memory; raises ``SymbolsRefused``."""
 
 
+CodeSink = Callable[[ProcessKey, int, int, NamedAddress], None]
+"""Takes what is at an address of a process at a boot time."""
+
+
 class SymbolsRefused(Exception):  # noqa: N818 - an outcome, not a failure
     """Symbols that cannot be used; the message says why."""
 
@@ -92,6 +96,7 @@ class SymbolLoader(ForkAware):
     Args:
         read: reads the symbols of a file.
         code: names code without files; closed with the loader. None: there are no such names.
+        code_sink: takes the names of such code as they are given.
         reopen: opens an evicted file again that is still needed; None if it cannot be.
         max_bytes: memory for tables; those not used for a while are evicted first. A table of more
             than half of it is refused.
@@ -106,6 +111,7 @@ class SymbolLoader(ForkAware):
         read: ReadSymbols,
         *,
         code: JitNames | None = None,
+        code_sink: CodeSink | None = None,
         reopen: Callable[[FileDetails], OpenFile | None] = lambda _: None,
         max_bytes: int = DEFAULT_MAX_BYTES,
         cpu_share: float = DEFAULT_CPU_SHARE,
@@ -114,6 +120,7 @@ class SymbolLoader(ForkAware):
         cpu_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         self._read, self._reopen, self._code = read, reopen, code
+        self._code_sink = code_sink
         self._max_bytes = max_bytes
         self._workers = workers
         self._now_ns, self._thread_ns = now_ns, cpu_ns
@@ -193,6 +200,8 @@ class SymbolLoader(ForkAware):
             with self._changed:
                 self._start()
                 self._changed.notify_all()
+        if self._code_sink is not None:
+            self._code_sink(process, address, at_ns, found)
         return found
 
     def finish(self, timeout_s: float) -> None:

@@ -18,6 +18,7 @@ from otel_kprofiler.symbols.user.jit_names import JitNames
 from otel_kprofiler.symbols.user.loader import (
     DEFAULT_CPU_SHARE,
     DEFAULT_MAX_BYTES,
+    CodeSink,
     SymbolLoader,
     SymbolsRefused,
 )
@@ -42,8 +43,14 @@ class UserSymbolSettings:
     cpu_share: float = DEFAULT_CPU_SHARE
 
 
-def open_user_names(settings: UserSymbolSettings) -> SymbolLoader | None:
+def open_user_names(
+    settings: UserSymbolSettings, code_sink: CodeSink | None = None
+) -> SymbolLoader | None:
     """What names user frames; None if nothing shall. The caller closes it.
+
+    Args:
+        settings: what shall be read.
+        code_sink: takes the names of code without files as they are given.
 
     Raises:
         DependencyError: the library for source lines is not installed.
@@ -61,6 +68,7 @@ def open_user_names(settings: UserSymbolSettings) -> SymbolLoader | None:
     return SymbolLoader(
         read,
         code=code,
+        code_sink=code_sink,
         reopen=reopen,
         max_bytes=settings.max_bytes,
         cpu_share=settings.cpu_share,

@@ -26,10 +26,13 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.recording.user_names import (
+    CodeNameCollector,
     RecordedNames,
     UserNameCollector,
+    parse_code_names,
     parse_user_names,
 )
+from otel_kprofiler.symbols import NamedAddress
 
 KEY = FileKey(1, 2, 3)
 DETAILS = FileDetails("/lib/libx.so", BuildId("ab" * 20), FileId("1" * 32))
@@ -54,7 +57,7 @@ def recorded():
 def test_names_and_reasons_are_those_of_the_recording():
     known = KnownFiles()
     known.add(KEY, DETAILS)
-    names = RecordedNames(known, parse_user_names(recorded()))
+    names = RecordedNames(known, parse_user_names(recorded()), {})
     for frame in FRAMES[:4]:
         lines, start, reason = names.name(KEY, frame.address)
         assert (lines, reason) == (frame.lines, frame.unresolved)
@@ -63,7 +66,7 @@ def test_names_and_reasons_are_those_of_the_recording():
 
 def test_what_was_not_recorded_is_an_address():
     known = KnownFiles()
-    names = RecordedNames(known, parse_user_names(recorded()))
+    names = RecordedNames(known, parse_user_names(recorded()), {})
     assert names.name(KEY, 0x1010).unresolved is Unresolved.USER_ADDRESS
     assert names.name_code(ProcessKey(1, 1), 0x7000, 1).unresolved is Unresolved.NO_FILE
 
@@ -84,3 +87,52 @@ def test_damaged_rows_are_refused(damage):
     damage(rows[0])
     with pytest.raises((ValueError, TypeError, KeyError)):
         parse_user_names(rows)
+
+
+PROCESS = ProcessKey(7, 100)
+NO_NAME = NamedAddress((), 0, Unresolved.NO_FILE)
+PENDING = NamedAddress((), 0, Unresolved.SYMBOLS_PENDING)
+
+
+def made(name):
+    return NamedAddress((Line(name, file="a.js", line=3),), 0x7000, None)
+
+
+def recorded_code(*given):
+    collector = CodeNameCollector()
+    for at_ns, named in given:
+        collector.add(PROCESS, 0x7004, at_ns, named)
+    return json.loads(json.dumps(collector.rows()))
+
+
+def test_code_without_a_file_has_the_names_of_its_time():
+    given = [(5, NO_NAME), (10, made("old")), (12, PENDING), (20, made("old")), (18, made("old")),
+             (30, made("new")), (40, made("old"))]  # fmt: skip
+    names = RecordedNames(KnownFiles(), {}, parse_code_names(recorded_code(*given)))
+    wanted = {5: NO_NAME, 10: made("old"), 12: made("old"), 20: made("old"), 30: made("new"),
+              31: made("new"), 40: made("old"), 99: made("old")}  # fmt: skip
+    assert {at: names.name_code(PROCESS, 0x7004, at) for at in wanted} == wanted
+    assert names.name_code(ProcessKey(7, 101), 0x7004, 10) == NO_NAME
+    assert names.name_code(PROCESS, 0x7005, 10) == NO_NAME
+
+
+def test_code_that_never_had_a_name_is_not_kept():
+    assert recorded_code((5, NO_NAME), (6, PENDING)) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda row: row.pop(),
+        lambda row: row.__setitem__(0, "7"),
+        lambda row: row.__setitem__(2, -1),
+        lambda row: row[3][0].pop(),
+        lambda row: row[3][0].__setitem__(0, None),
+        lambda row: row[3][0].__setitem__(4, []),
+    ],
+)
+def test_damaged_rows_of_code_are_refused(damage):
+    rows = recorded_code((5, made("a")))
+    damage(rows[0])
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        parse_code_names(rows)
