@@ -29,6 +29,7 @@ from otel_kprofiler.viewing import (
     PageServer,
     SampleStore,
     StoreAnswers,
+    is_loopback,
 )
 
 _SELECTION: Final = frozenset(Filter.__dataclass_fields__) | {"start", "end", "sides"}
@@ -167,6 +168,8 @@ def serving(endpoint: str, answer: Answer, *, opens: bool) -> Iterator[None]:
     """Serve the page, and tell its address; open it in a browser if there is one."""
     with closing(PageServer(endpoint, page({"source": DATA}, connects=True), answer)) as server:
         say(f"the page is at {server.address} until Ctrl-C")
+        if not is_loopback(endpoint.rpartition(":")[0]):
+            say("other hosts that reach this address can read it, too", err=True)
         sys.stdout.flush()
         if opens and has_browser(os.environ):
             webbrowser.open(server.address)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from ipaddress import ip_address
 from os.path import basename
 from typing import Any, Final
 
@@ -22,7 +22,14 @@ from otel_kprofiler.formats import columns
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Window
 from otel_kprofiler.pipeline import WindowSchedule, open_live, open_resources, open_symbols
-from otel_kprofiler.viewing import Answer, GrpcReceiver, HttpReceiver, Intake, SampleStore
+from otel_kprofiler.viewing import (
+    Answer,
+    GrpcReceiver,
+    HttpReceiver,
+    Intake,
+    SampleStore,
+    is_loopback,
+)
 
 _HTTP_PORT: Final = 4318
 _SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
@@ -62,6 +69,7 @@ def open_files(paths: Sequence[str], filters: Mapping[str, Any]) -> Source:
     samples = _select(load_profiles(paths), filters)
     title = basename(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
     data = [json.dumps(columns(samples.windows(), title=title), separators=(",", ":")).encode()]
+    gc.enable()  # the page may stay open for long
     return Source(lambda _: data)
 
 
@@ -125,11 +133,7 @@ def _tell(protocol: str, endpoint: str, port: int) -> None:
 def describe_endpoint(protocol: str, host: str, port: int) -> Iterator[str]:
     """Where profiles are received, and whether others can send, too."""
     yield f"receiving OTLP profiles over {protocol} at {host}:{port}"
-    try:
-        is_local = host == "localhost" or ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        is_local = False
-    if not is_local:
+    if not is_loopback(host):
         yield f"other hosts that reach {host}:{port} can send profiles, too"
 
 

@@ -9,7 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from otel_kprofiler.viewing.query import StoreAnswers
-from otel_kprofiler.viewing.server import DATA, Answer, PageServer, Query, QueryError
+from otel_kprofiler.viewing.server import (
+    DATA,
+    Answer,
+    PageServer,
+    Query,
+    QueryError,
+    is_loopback,
+)
 from otel_kprofiler.viewing.store import (
     DEFAULT_KEEP_S,
     DEFAULT_MAX_BYTES,
@@ -35,6 +42,7 @@ __all__ = [
     "QueryError",
     "SampleStore",
     "StoreAnswers",
+    "is_loopback",
 ]
 
 _LATE = frozenset({"Counts", "GrpcReceiver", "HttpReceiver", "Intake"})

@@ -130,7 +130,9 @@ class _Server(HttpServer):
         self.page = page
         self.answer = answer
         host = endpoint.rpartition(":")[0].strip("[]").lower()
-        self.names = {"localhost", host, socket.gethostname().lower()}
+        self.names = {"localhost", host}
+        if not is_loopback(host):
+            self.names.add(socket.gethostname().lower())
         super().__init__(endpoint, _Handler, name="view", timeout_s=_TIMEOUT_S)
 
 
@@ -202,6 +204,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Do not log requests, which come every few seconds."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host reaches this name or address."""
+    address = host.strip("[]")
+    return host == "localhost" or (_is_address(address) and ip_address(address).is_loopback)
 
 
 def _is_address(host: str) -> bool:

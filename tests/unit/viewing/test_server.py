@@ -99,6 +99,14 @@ def test_names_of_others_that_lead_here_are_refused(server, asked, host):
     assert asked == []
 
 
+def test_the_name_of_this_host_is_answered_only_to_other_hosts():
+    name = socket.gethostname()
+    for host, status in (("127.0.0.1", 403), ("0.0.0.0", 200)):
+        with contextlib.closing(PageServer(f"{host}:0", "", answer)) as server:
+            assert ask(server, Host=f"{name}:80")[0] == status
+    assert server.address.startswith(f"http://{name}:")
+
+
 def test_a_request_without_host_is_refused(server, asked):
     with socket.create_connection(("127.0.0.1", port(server)), timeout=20) as client:
         client.sendall(b"GET /profile.json HTTP/1.0\r\n\r\n")
