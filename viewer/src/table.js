@@ -64,7 +64,7 @@ export class Table {
     this.body.replaceChildren(...rows.slice(0, this.#limit).map((row) => {
       const line = document.createElement("tr");
       line.dataset.id = row.id;
-      if (row.id && row.id === chosen) line.setAttribute("aria-selected", "true");
+      if (row.id && row.id === chosen) line.setAttribute("aria-current", "true");
       line.classList.toggle("matched", Boolean(row.isMatch));
       line.append(nameCell(row), ...columns.map((column) => numberCell(column, row)));
       return line;
