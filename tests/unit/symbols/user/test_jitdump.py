@@ -281,6 +281,7 @@ def test_records_larger_than_a_piece_are_read():
     "damaged",
     [record(0, 1, b"short"), record(1, 1, bytes(20)),
      load(1, (1 << 64) - 1, 2, b"beyond"), load(1, 1, 1 << 40, b"huge")],
+    ids=["short", "without a name", "beyond memory", "huge"],
 )  # fmt: skip
 def test_a_damaged_record_is_counted(damaged):
     unknown = record(99, 1, b"whatever")
