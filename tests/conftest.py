@@ -30,6 +30,11 @@ def pytest_configure(config):
         settings.load_profile("kprofiler")
 
 
+def pytest_make_parametrize_id(val, argname):
+    """Bytes are numbered: those with a time or a pid would differ between processes of one run."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.fixture(scope="session")
 def descriptors_kept():
     """What was open before the tests, and what may stay open after them."""
