@@ -88,6 +88,9 @@ def parse_document(text: str, *, path: str, environ: Mapping[str, str]) -> Docum
     except YAMLError as error:  # forbidden characters; has no mark
         message = " ".join(str(error).split())
         document.problems.append(ConfigProblem(path, 0, 0, "", f"not YAML: {message}"))
+    except (AssertionError, KeyError):  # of the library, by its versions
+        problem = "not YAML: unknown version behind %YAML"
+        document.problems.append(ConfigProblem(path, 0, 0, "", problem))
     except RecursionError:
         document.problems.append(ConfigProblem(path, 0, 0, "", "not YAML: nested too deeply"))
     else:

@@ -71,6 +71,7 @@ SNIPPETS = [
 @settings(max_examples=150, deadline=20_000)
 @example([(0, len(SAMPLE), 'receivers: {kprofiler: {resource: {a: "\\ud800"}}}')], "")
 @example([(0, len(SAMPLE), "exporters: {file: {path: .nan}}")], "")
+@example([(1, 0, "%YAML 9.9\n---\n"), (1, 0, "%YAML 9.9\n---\n")], "")
 def test_a_damaged_file_is_read_or_refused(changes, value):
     text = SAMPLE
     for at, cut, new in changes:

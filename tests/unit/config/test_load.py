@@ -88,6 +88,7 @@ def test_variables_have_types_and_appear_as_origins():
         ("", "receivers: is required"),
         ("[]", "should be a mapping"),
         ("a: [", "not YAML"),
+        ("%YAML 1.9\n---\na: 1\n", "not YAML: unknown version"),
         ("a: \x07", "not YAML"),
         (MINIMAL.replace("debug:", "otlp:", 1), "not available: use otlp_grpc"),
         (MINIMAL.replace("debug:", "debgu:", 1), "did you mean debug?"),
