@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import re
+import signal
 import time
 from collections import Counter
 
@@ -22,6 +23,8 @@ NUMBER = re.compile(r":\[\d+\]$")
 
 
 def pytest_configure(config):
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background jobs
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.pluginmanager.hasplugin("hypothesispytest"):
         from hypothesis import HealthCheck, settings
 

@@ -122,7 +122,7 @@ def test_every_log_line_is_json_without_secrets(tmp_path, context):
                 assert time.monotonic() < deadline, missing
                 time.sleep(0.2)
             agent.send_signal(signal.SIGTERM)
-            assert agent.wait(60) == 0
+            assert agent.wait(60) == 0, log.read_text()
         finally:
             agent.kill()
             agent.wait()

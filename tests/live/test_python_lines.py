@@ -54,13 +54,16 @@ def read_samples(path):
 
 
 def innermost_lines(samples, entry="getdents64"):
-    """Innermost lines of Python of the samples in a system call, from the first that has one."""
+    """Innermost lines of Python of the samples in a system call, once the interpreter has started.
+
+    Importing reads directories, too.
+    """
     lines = [
         next((frame.lines for frame in stack.frames if frame.side is PYTHON_SIDE), None)
         for _, stack in samples
         if any(entry in frame.function for frame in stack.frames)
     ]
-    return Counter(dropwhile(lambda line: line is None, lines))
+    return Counter(dropwhile(lambda found: not found or found[0].file.startswith("<"), lines))
 
 
 def check_hot_line(samples, program, hot_line):
