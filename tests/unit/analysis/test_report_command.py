@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -28,6 +30,10 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp import decode_windows, encode_window
+from tests.page import data
+
+PEER = Path(__file__).parents[2] / "data" / "otlp" / "ebpf-profiler.otlp.gz"
+TICK = 50_000_000  # nanoseconds between its samples
 
 SECOND = 10**9
 START = 1_600_000_000 * SECOND
@@ -264,3 +270,31 @@ def test_a_closed_pipe_ends_the_command_quietly(profile):
     command = f"{sys.executable} -m otel_kprofiler report {profile} | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_request_of_another_profiler_gives_the_right_table():
+    def samples(*options):
+        return {name: (own / TICK, total / TICK) for name, (own, total) in rows(*options).items()}
+
+    functions = samples(PEER)
+    assert functions["read_zero"] == (90, 94)
+    assert functions["get_random_bytes_user"] == (11, 85)
+    assert functions["read_urandom"] == (0, 86)
+    assert functions["count"] == (3, 19)
+    assert functions["main"] == (0, 105)
+    assert samples("--by", "syscall", PEER)["read"] == (182, 182)
+    assert samples("--by", "line", PEER)["read_urandom (app.py:5)"] == (86, 86)
+    processes = samples("--by", "process", PEER)
+    assert {name.split()[0] for name in processes} == {"python3.11", "dd", "kdamond.0"}
+
+
+def test_a_request_of_another_profiler_gives_the_right_page(tmp_path):
+    path = tmp_path / "peer.html"
+    report("-o", path, PEER)
+    found = data(path.read_text())
+    names, frames, nodes = found["strings"], found["frames"]["name"], found["nodes"]["frame"]
+    own = Counter()
+    for node, count in zip(found["samples"]["node"], found["samples"]["count"], strict=True):
+        own[names[frames[nodes[node]]]] += count
+    assert own.total() == 209
+    assert (own["read_zero"], own["chacha_permute"]) == (90, 51)
