@@ -1,13 +1,15 @@
 """Windows as text and pictures for people, and as files for other tools."""
 
 from otel_kprofiler.formats.columns import (
-    PROCESS,
     About,
+    FrameRow,
     Interval,
     assemble,
     choose_bin_ms,
     columns,
     compared_columns,
+    frame_row,
+    process_row,
 )
 from otel_kprofiler.formats.entries import (
     Entry,
@@ -28,9 +30,9 @@ from otel_kprofiler.formats.table import Row, function_rows, table
 
 __all__ = [
     "FORMATS",
-    "PROCESS",
     "About",
     "Entry",
+    "FrameRow",
     "Interval",
     "OutputFormat",
     "Row",
@@ -40,6 +42,7 @@ __all__ = [
     "compared_columns",
     "folded",
     "frame_entries",
+    "frame_row",
     "function_rows",
     "html",
     "is_pprof",
@@ -50,6 +53,7 @@ __all__ = [
     "pprof",
     "process_id",
     "process_name",
+    "process_row",
     "select_modules",
     "side_remarks",
     "speedscope",

@@ -13,14 +13,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from otel_kprofiler.formats.entries import process_id, process_name, stack_entries
+from otel_kprofiler.formats.entries import Entry, process_id, process_name, stack_entries
 from otel_kprofiler.formats.weights import unit_of
 from otel_kprofiler.model import Profile, ProfileKind, Resource, Stack, Window, WindowSample
 from otel_kprofiler.text import describe_count, escape_controls
 
-PROCESS: Final = "process"
-"""Colour of the roots, which have the names of processes."""
-_KINDS: Final = {PROCESS: 0, "kernel": 1, "module": 2, "bpf": 3, "user": 4, "python": 5}
+_KINDS: Final = {"process": 0, "kernel": 1, "module": 2, "bpf": 3, "user": 4, "python": 5}
 """Colours of frames, as the page numbers them (KINDS in ``viewer/src/profile.js``)."""
 _MOST_BINS: Final = 1500
 _STEPS: Final = (10, 20, 50, 100, 200, 500)
@@ -28,6 +26,16 @@ _STEPS: Final = (10, 20, 50, 100, 200, 500)
 _ROW_BITS: Final = 32
 FrameRow = tuple[str, str, str, str, int]
 """Name, module, reason for having no name, colour, and whether it is inlined."""
+
+
+def frame_row(entry: Entry) -> FrameRow:
+    """The row of an entry of a stack."""
+    return entry.label, entry.module, entry.reason, entry.color, int(entry.inlined)
+
+
+def process_row(name: str) -> FrameRow:
+    """The row of the root that the stacks of a process stand on."""
+    return name, "", "", "process", 0
 
 
 class Interval(NamedTuple):
@@ -209,12 +217,9 @@ class _Columns:
         if leaf is None:
             path = self._paths.get(stack)
             if path is None:
-                rows = [
-                    (one.label, one.module, one.reason, one.color, int(one.inlined))
-                    for one in stack_entries(stack)
-                ]
+                rows = map(frame_row, stack_entries(stack))
                 path = self._paths[stack] = tuple(_index(self._frames, row) for row in rows)
-            root = _index(self._frames, (process, "", "", PROCESS, 0))
+            root = _index(self._frames, process_row(process))
             leaf = _index(self._nodes, (-1, root))
             for frame in path:
                 leaf = _index(self._nodes, (leaf, frame))

@@ -23,11 +23,12 @@ from typing import Any, Final, NamedTuple, Self
 
 from otel_kprofiler.errors import KProfilerError, describe_error
 from otel_kprofiler.formats import (
-    PROCESS,
-    Entry,
+    FrameRow,
     frame_entries,
+    frame_row,
     process_id,
     process_name,
+    process_row,
     side_remarks,
 )
 from otel_kprofiler.model import Profile, RawFrames, Resource, Stack, Window, WindowSample
@@ -96,7 +97,6 @@ DELETE FROM attributes WHERE resource NOT IN (SELECT id FROM resources);
 """
 
 _Row = tuple[int, int, int, int, int, int]
-_Entry = tuple[str, str, str, str, int]
 
 
 class Added(NamedTuple):
@@ -273,11 +273,11 @@ class SampleStore:
             self._database.executemany("INSERT OR IGNORE INTO attributes VALUES (?, ?, ?)", found)
         return number
 
-    def _frame(self, entry: _Entry) -> int:
-        key = ("frame", *entry)
+    def _frame(self, row: FrameRow) -> int:
+        key = ("frame", *row)
         found = self._ids.get(key)
         if found is None:
-            *texts, color, inlined = entry
+            *texts, color, inlined = row
             columns = "label, module, reason, color, inlined"
             shown = map(escape_controls, texts)
             found = self._ids[key] = self._id("frames", columns, *shown, color, inlined)
@@ -335,7 +335,7 @@ class _Paths:
         node: the number of the node below another with a frame.
     """
 
-    def __init__(self, frame: Callable[[_Entry], int], node: Callable[[int, int], int]) -> None:
+    def __init__(self, frame: Callable[[FrameRow], int], node: Callable[[int, int], int]) -> None:
         self._frame = frame
         self._node = node
         self._leaves: dict[tuple[str, Stack], int] = {}
@@ -347,7 +347,7 @@ class _Paths:
         leaf = self._leaves.get((process, stack))
         if leaf is None:
             leaf = 0
-            for frame in (self._frame((process, "", "", PROCESS, 0)), *self._path(stack)):
+            for frame in (self._frame(process_row(process)), *self._path(stack)):
                 key = leaf, frame
                 node = self._nodes.get(key)
                 leaf = self._nodes[key] = self._node(*key) if node is None else node
@@ -356,18 +356,15 @@ class _Paths:
 
     def _path(self, stack: Stack) -> Iterator[int]:
         for side in reversed(stack.sides):
-            yield from map(self._number, side_remarks(side))
+            yield from map(self._frame, map(frame_row, side_remarks(side)))
             is_kept = not isinstance(side.frames, RawFrames)
             for frame in reversed(side.frames):
                 numbers = self._frames.get(id(frame)) if is_kept else None
                 if numbers is None:
-                    numbers = tuple(map(self._number, frame_entries(frame)))
+                    numbers = tuple(map(self._frame, map(frame_row, frame_entries(frame))))
                     if is_kept:
                         self._frames[id(frame)] = numbers
                 yield from numbers
-
-    def _number(self, one: Entry) -> int:
-        return self._frame((one.label, one.module, one.reason, one.color, int(one.inlined)))
 
 
 @cache
