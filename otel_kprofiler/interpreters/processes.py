@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import os
-import resource
 import select
 import threading
 import time
@@ -37,7 +37,6 @@ from otel_kprofiler.tracking import (
 )
 
 INTERVAL_S: Final = 0.25
-_PAGE_BYTES: Final = resource.getpagesize()
 _TIDY_S: Final = 5.0
 _JOIN_S: Final = 5.0
 
@@ -210,7 +209,7 @@ def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
     They may differ without that: some file systems tell maps of another inode than the program's.
     """
     code = [one for one in mappings if one.permissions.startswith("r-x")]  # not [vsyscall]
-    pages = sum(one.end - one.start for one in code) // _PAGE_BYTES
+    pages = sum(one.end - one.start for one in code) // mmap.PAGESIZE
     return pages == program.code_pages and any(
         (one.device, one.inode) == (program.device, program.inode) for one in code if one.inode
     )

@@ -51,7 +51,7 @@ class _Marks(NamedTuple):
         all: with them, the functions that a loop was split into.
     """
 
-    loops: list[int]
+    loops: set[int]
     all: list[int]
 
 
@@ -91,7 +91,7 @@ def interleave(
 
 def _find_interpreter(frames: Iterable[Frame], loops: KnownLoops | None) -> _Marks:
     """Frames of CPython's evaluation loop, of parts split off from it, and of its instructions."""
-    marks = _Marks([], [])
+    marks = _Marks(set(), [])
     for at, frame in enumerate(frames):
         lines = frame.lines
         if lines:
@@ -108,7 +108,7 @@ def _find_interpreter(frames: Iterable[Frame], loops: KnownLoops | None) -> _Mar
             is_loop = True
         marks.all.append(at)
         if is_loop:
-            marks.loops.append(at)
+            marks.loops.add(at)
     return marks
 
 
@@ -144,11 +144,11 @@ def _merge(native: Side, python: Side, chains: _Chains, marks: _Marks) -> list[S
             runs.append(Side(kind, run))
 
     left = iter([*chains.closed, chains.rest])
-    loops, start = set(marks.loops), 0
+    start = 0
     for at in marks.all:
         put(USER_SIDE, frames[start:at])
         start = at + 1
-        if at in loops:
+        if at in marks.loops:
             chain = next(left, None)
             if chain is None:
                 put(USER_SIDE, (frames[at],))
