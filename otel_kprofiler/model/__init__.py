@@ -17,7 +17,7 @@ from otel_kprofiler.model.account import (
 from otel_kprofiler.model.batch import AttributeForm, Batch, Encoding, Form, ProfileSamples
 from otel_kprofiler.model.finding import Finding, Level
 from otel_kprofiler.model.kernel_entry import UNKNOWN_ENTRY, USER_MODE, find_entry
-from otel_kprofiler.model.kind import KINDS, ON_CPU, ProfileKind, find_kind
+from otel_kprofiler.model.kind import KINDS, OFF_CPU, ON_CPU, ProfileKind, find_kind
 from otel_kprofiler.model.ksymbol import (
     Ksymbol,
     KsymbolAction,
@@ -101,6 +101,7 @@ from otel_kprofiler.model.user_stack import (
     split_user_stack,
     user_stack_bytes,
 )
+from otel_kprofiler.model.wait import NO_WAITS, Wait, WaitState, WaitTotals, Waker
 from otel_kprofiler.model.window import (
     Attributes,
     AttributeScalar,
@@ -122,6 +123,8 @@ __all__ = [
     "NO_CODE",
     "NO_INSTRUCTION",
     "NO_MAPPING",
+    "NO_WAITS",
+    "OFF_CPU",
     "ON_CPU",
     "PYTHON_FRAMES",
     "PYTHON_SIDE",
@@ -197,6 +200,10 @@ __all__ = [
     "StreamTotals",
     "Unresolved",
     "UserStack",
+    "Wait",
+    "WaitState",
+    "WaitTotals",
+    "Waker",
     "Window",
     "WindowSample",
     "find_entries",

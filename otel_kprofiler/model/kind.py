@@ -36,7 +36,11 @@ class ProfileKind(NamedTuple):
 ON_CPU: Final = ProfileKind("on_cpu", "samples", "count", "cpu", "nanoseconds", number=1)
 """Periodic samples of what runs on a CPU; each counts 1."""
 
-KINDS: Final[list[ProfileKind]] = [ON_CPU]
+OFF_CPU: Final = ProfileKind("off_cpu", "off_cpu", "nanoseconds", number=2)
+"""Waits of threads, sampled; each counts the time that it stands for. Type and unit are those of
+opentelemetry-ebpf-profiler."""
+
+KINDS: Final[list[ProfileKind]] = [ON_CPU, OFF_CPU]
 """The kinds that samplers produce, one row each, in the order of profiles in a window."""
 
 

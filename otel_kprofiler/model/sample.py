@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from otel_kprofiler.model.kind import ProfileKind
 from otel_kprofiler.model.stack import STACK_OK, SideKind, StackStatus
+from otel_kprofiler.model.wait import Wait
 
 _WORD_BYTES: Final = 8
 
@@ -70,6 +71,7 @@ class RawSample(NamedTuple):
         stacks: the words of each of them, as :class:`RawSide` has them.
         link: the span that was current in the thread, if it is known.
         labels: number of the set of labels that was current likewise; 0 for none.
+        wait: what is known of the wait; None for kinds that are no waits.
     """
 
     kind: ProfileKind
@@ -85,6 +87,7 @@ class RawSample(NamedTuple):
     stacks: tuple[bytes, ...]
     link: SpanLink | None
     labels: int = 0
+    wait: Wait | None = None
 
     @property
     def process(self) -> ProcessKey:
