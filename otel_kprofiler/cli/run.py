@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
@@ -65,6 +66,13 @@ def command(debug: bool, path: str) -> None:
     del symbolizer  # the agent owns it and may discard it
     account = agent.run()
     _print(json.dumps(account.as_dict(), indent=1) + "\n")
+    _end()
+
+
+def _end() -> NoReturn:
+    """End without tearing down the interpreter, which is not safe while gRPC's threads run."""
+    logging.shutdown()
+    os._exit(0)
 
 
 def _convert(config: Config) -> AgentConfig:

@@ -374,9 +374,7 @@ def test_a_malformed_proxy_is_reported_without_its_password(open_exporter, batch
 @pytest.mark.parametrize(
     "answer", [(503, {}, b""), (429, {"Retry-After": "99"}, b""), trickle_body]
 )
-def test_shutdown_ends_a_back_off_and_an_attempt(
-    http_receiver, open_exporter, batch, answer
-):
+def test_shutdown_ends_a_back_off_and_an_attempt(http_receiver, open_exporter, batch, answer):
     http_receiver.answer(answer)
     exporter = open_exporter(retry=RetryPolicy(initial_interval_s=60, max_elapsed_time_s=0))
     results = []
