@@ -29,6 +29,7 @@ class Processor(NamedTuple):
         mask: bits of a return address that are address.
         sigreturn: the code of a signal trampoline without an entry; empty: all have one.
         saved_at: what it finds the registers at, from the stack pointer on, by DWARF number.
+        instruction: bytes of the shortest.
     """
 
     sp: int
@@ -38,6 +39,7 @@ class Processor(NamedTuple):
     mask: int
     sigreturn: bytes = b""
     saved_at: tuple[int, ...] = ()
+    instruction: int = 1
 
 
 X86_64 = Processor(_SP, _PC, _PC, (0, 1, 2, 4, 5, 8, 9, 10, 11), _WORD)
@@ -45,7 +47,7 @@ X86_64 = Processor(_SP, _PC, _PC, (0, 1, 2, 4, 5, 8, 9, 10, 11), _WORD)
 # fault's address, x0 to x30, sp, pc.
 ARM64 = Processor(
     31, 32, 30, (*range(19), 30), (1 << 48) - 1, bytes.fromhex("681180d2010000d4"),
-    tuple(128 + 176 + 8 + 8 * number for number in range(33)),
+    tuple(128 + 176 + 8 + 8 * number for number in range(33)), 4,
 )  # fmt: skip
 
 _PROLOGUE = b"\x55\x48\x89\xe5"  # push %rbp; mov %rsp, %rbp
@@ -53,7 +55,7 @@ _RETURN = b"\xc3"
 _SYSCALL = b"\x0f\x05"
 
 # What Go's runtime does with stacks: runtime/asm_amd64.s, runtime/sys_linux_amd64.s
-_GO_OUTERMOST = ("runtime.mstart", "runtime.rt0_go")
+_GO_OUTERMOST = ("runtime.mstart", "runtime.rt0_go", "runtime.goexit")
 _GO_INJECTED = ("runtime.asyncPreempt", "runtime.sigpanic")
 _GO_SWITCHES = (
     "runtime.systemstack",
@@ -243,15 +245,22 @@ def _step(
     found = _caller(tables, row, own, dump, processor)
     if found is None or not found.get(processor.pc):
         raise _EndError("end")
-    if _at_goexit(maps, tables, found[processor.pc]):
+    if _starts_goroutine(maps, tables, found[processor.pc], processor):
         raise _EndError("end")
     return found, row.signal or function in _GO_INJECTED
 
 
-def _at_goexit(maps: Maps, tables: ElfTables, pc: int) -> bool:
+def _starts_goroutine(maps: Maps, tables: ElfTables, pc: int, processor: Processor) -> bool:
+    """Whether it is the return address of a goroutine's first function, which nobody called.
+
+    ``runtime.goexit1``, in contrast, is called by ``runtime.goexit``.
+    """
     mapping = maps.find(pc) if tables.go else None
     address = tables.address(pc - mapping[0] + mapping[3]) if mapping else None
-    return address is not None and tables.go_function(address) == "runtime.goexit"
+    if address is None or tables.go_function(address) != "runtime.goexit":
+        return False
+    first = address - processor.instruction
+    return tables.go_function(first) == "runtime.goexit" != tables.go_function(first - 1)
 
 
 def _without_table(
