@@ -15,16 +15,21 @@ class KnownLoops:
 
     def __init__(self) -> None:
         self._loops: dict[BuildId, tuple[range, ...]] = {}
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """Grows whenever a loop is added."""
+        return self._version
 
     def add(self, build_id: BuildId | None, loop: tuple[range, ...]) -> None:
         """Add a file, if it has a build id: SVMAs of the loop."""
         if build_id is not None and len(self._loops) < MAX_LOOPS:
             self._loops[build_id] = loop
+            self._version += 1
 
     def has(self, build_id: BuildId | None, address: int) -> bool:
         """Whether an SVMA of a file is in its loop."""
         if build_id is not None:
-            for part in self._loops.get(build_id, ()):  # any() takes twice the time
-                if address in part:
-                    return True
+            return any(address in part for part in self._loops.get(build_id, ()))
         return False

@@ -105,10 +105,9 @@ def split_python_stack(raw: bytes) -> tuple[int, int, memoryview[int]]:
     return end, tag, memoryview(raw)[_HEAD.size :].cast("Q")
 
 
-def find_entries(raw: bytes) -> list[int]:
-    """Where chains of frames end, leaf first: behind each frame that C code entered."""
-    words = split_python_stack(raw)[2]
-    return [end for end, word in enumerate(words, start=1) if word & _FROM_C]
+def find_entries(words: Iterable[int]) -> tuple[int, ...]:
+    """Places behind each frame that C code entered, by the words of :func:`split_python_stack`."""
+    return tuple([end for end, word in enumerate(words, start=1) if word & _FROM_C])
 
 
 def pack_python_stack(end: int, frames: Iterable[tuple[int, int, bool]], tag: int = 0) -> bytes:

@@ -278,12 +278,14 @@ class Side(NamedTuple):
         frames: its frames, leaf first. Those of a tuple live as long as the side.
         status: outcome of collecting it.
         is_provisional: whether more may be known when the window is closed.
+        entries: of a Python side, the places behind frames that C code entered.
     """
 
     kind: SideKind
     frames: tuple[Frame, ...] | RawFrames
     status: StackStatus = STACK_OK
     is_provisional: bool = False
+    entries: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from otel_kprofiler.bpf import get_loader
@@ -43,6 +42,7 @@ from otel_kprofiler.recording import (
 )
 from otel_kprofiler.sampling import DAMAGED, EbpfSampler, RawSink, SamplerConfig
 from otel_kprofiler.symbols import (
+    Interleaver,
     KernelSymbolizer,
     KsymbolSource,
     ModuleSource,
@@ -51,7 +51,6 @@ from otel_kprofiler.symbols import (
     StackResolver,
     UserNames,
     UserResolver,
-    interleave,
 )
 from otel_kprofiler.tracking import IteratedKallsyms, KsymbolWatch, ModuleWatch
 
@@ -202,8 +201,7 @@ def _make_stacks(
         USER_SIDE: native,
         PYTHON_SIDE: PythonResolver(codes),
     }
-    arrange = partial(interleave, loops=loops, on_replaced=on_replaced)
-    return StackResolver({**own, **others}, arrange)
+    return StackResolver({**own, **others}, Interleaver(loops, on_replaced))
 
 
 def change_attributes(

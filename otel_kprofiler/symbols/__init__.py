@@ -59,7 +59,7 @@ from otel_kprofiler.symbols.kernel.timeline import (
     ModuleSource,
     Removal,
 )
-from otel_kprofiler.symbols.python.interleave import interleave
+from otel_kprofiler.symbols.python.interleave import Interleaver
 from otel_kprofiler.symbols.python.resolver import PythonResolver
 from otel_kprofiler.symbols.resolution import Resolution, Resolver
 from otel_kprofiler.symbols.resolver import RawAddresses, SideResolver, StackResolver, VariableSide
@@ -128,6 +128,7 @@ __all__ = [
     "HiddenCause",
     "InstalledFiles",
     "InstalledKernel",
+    "Interleaver",
     "Kallsyms",
     "KernelResolver",
     "KernelSymbolizer",
@@ -172,7 +173,6 @@ __all__ = [
     "demangle",
     "find_process",
     "find_servers",
-    "interleave",
     "is_kernel_file",
     "lookup_addresses",
     "make_file_id",

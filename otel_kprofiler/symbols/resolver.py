@@ -17,6 +17,7 @@ from otel_kprofiler.model import (
     Side,
     SideKind,
     Stack,
+    StackStatus,
     Unresolved,
     find_user_addresses,
 )
@@ -28,8 +29,9 @@ MAX_STACK_BYTES_CACHED: Final = 512 * 1024
 """Limit on the raw stacks cached; the resolved ones take about three times as much again."""
 
 StateT = TypeVar("StateT", bound=Hashable)
-Arrange = Callable[[Sequence[Side], Sequence[bytes]], tuple[Side, ...]]
-"""Arranges the sides of a stack, from leaf to root; gets the words of each, too."""
+Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]
+"""Arranges the sides of a stack, from leaf to root."""
+_SideKey = tuple[bytes, StackStatus, Any]  # with the state of its resolver
 _StackKey = tuple[Collected, tuple[bytes, ...], Any]  # with the states of resolvers
 
 
@@ -130,10 +132,10 @@ class StackResolver:
     def __init__(
         self, resolvers: Mapping[SideKind, SideResolver[Any]], arrange: Arrange | None = None
     ) -> None:
-        self._arrange = arrange or (lambda sides, _: tuple(sides))
+        self._arrange = arrange or tuple
         raw = {kind: RawAddresses(kind) for kind in SIDES}
         self._resolvers: dict[SideKind, SideResolver[Any]] = {**raw, **resolvers}
-        self._resolve = {kind: one.resolve for kind, one in self._resolvers.items()}
+        self._sides = {kind: _cache_sides(kind, one) for kind, one in self._resolvers.items()}
         self._with_state = tuple(resolvers)
         self._state = _join([resolver.state for resolver in resolvers.values()])
         self._stacks: BoundedCache[_StackKey, Stack | _VariableStack] = BoundedCache(
@@ -168,19 +170,32 @@ class StackResolver:
 
     def _make_stack(self, key: _StackKey) -> Stack | _VariableStack:
         collected, stacks, state = key
-        kinds, resolve, new = self._with_state, self._resolve, tuple.__new__
+        kinds, cached = self._with_state, self._sides
         states = {kinds[0]: state} if len(kinds) == 1 else dict(zip(kinds, state, strict=True))
         sides: list[Side | VariableSide] = []
         known: list[Side] = []
         for (kind, status), words in zip(collected, stacks, strict=True):
-            raw = new(RawSide, (kind, words, status))  # a third of the time of RawSide(…)
-            side = resolve[kind](raw, states.get(kind))
+            side = cached[kind][words, status, states.get(kind)]
             sides.append(side)
             if isinstance(side, Side):
                 known.append(side)
         if len(known) == len(sides):
-            return Stack(self._arrange(known, stacks))
-        return _VariableStack(sides, stacks, self._arrange)
+            return Stack(self._arrange(known))
+        return _VariableStack(sides, self._arrange)
+
+
+def _cache_sides(
+    kind: SideKind, resolver: SideResolver[Any]
+) -> BoundedCache[_SideKey, Side | VariableSide]:
+    """The sides of one kind: many stacks that differ have one in common."""
+    resolve, new = resolver.resolve, tuple.__new__
+    return BoundedCache(
+        MAX_STACKS_CACHED,
+        # A third of the time of RawSide(…).
+        lambda key: resolve(new(RawSide, (kind, key[0], key[1])), key[2]),
+        weigh=lambda key: len(key[0]),
+        max_weight=MAX_STACK_BYTES_CACHED // 2,
+    )
 
 
 def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSample], Hashable]:
@@ -191,12 +206,10 @@ def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSam
 class _VariableStack:
     """A stack with sides that differ between samples."""
 
-    __slots__ = ("_arrange", "_last", "_raw", "_sides", "_stack")
+    __slots__ = ("_arrange", "_last", "_sides", "_stack")
 
-    def __init__(
-        self, sides: list[Side | VariableSide], raw: tuple[bytes, ...], arrange: Arrange
-    ) -> None:
-        self._sides, self._raw, self._arrange = sides, raw, arrange
+    def __init__(self, sides: list[Side | VariableSide], arrange: Arrange) -> None:
+        self._sides, self._arrange = sides, arrange
         self._last: list[Side] = []
         self._stack = Stack()
 
@@ -204,5 +217,5 @@ class _VariableStack:
         """The stack of a sample; the same object as long as no side differs."""
         sides = [side if isinstance(side, Side) else side.of(sample) for side in self._sides]
         if list(map(id, sides)) != list(map(id, self._last)):
-            self._last, self._stack = sides, Stack(self._arrange(sides, self._raw))
+            self._last, self._stack = sides, Stack(self._arrange(sides))
         return self._stack

@@ -17,14 +17,12 @@ from otel_kprofiler.model import (
     Line,
     Module,
     ModuleKind,
-    PythonEnd,
     Side,
     Stack,
     StackStatus,
     Unresolved,
-    pack_python_stack,
 )
-from otel_kprofiler.symbols import interleave
+from otel_kprofiler.symbols import Interleaver
 
 KERNEL = Side(KERNEL_SIDE, (Frame(None, 1, (Line("vfs_read"),), 0, KERNEL_SIDE),))
 CUT = StackStatus(21)
@@ -50,26 +48,31 @@ class Calls:
     """What was called, and the two sides that tell of it."""
 
     def __init__(self, calls, start):
-        self.truth, self.native, self.python, self.words = [], [], [], []
+        self.truth, self.native, self.python, self.entries = [], [], [], []
         for c_names, loop, chain in calls:
             c_frames, own = [native(name) for name in c_names], [python(name) for name in chain]
             self.truth += c_frames + own
             self.native += [*c_frames, native(loop)]
             self.python += own
-            self.words += [(1, 0, at == len(chain)) for at in range(1, len(chain) + 1)]
+            self.entries.append(len(self.python))
         outer = [native(name) for name in start]
         self.native += outer
         self.truth += outer
 
     def sides(self, native_frames=None, python_frames=None):
-        """The sides with the words of each; cut off where fewer frames are asked for."""
+        """The sides; cut off where fewer frames are asked for."""
         user, own = self.native[:native_frames], self.python[:python_frames]
         is_whole, is_own_whole = len(user) == len(self.native), len(own) == len(self.python)
         return (
             KERNEL,
             Side(USER_SIDE, tuple(user), STACK_OK if is_whole else CUT),
-            Side(PYTHON_SIDE, tuple(own), STACK_OK if is_own_whole else STACK_TRUNCATED),
-        ), (b"", b"", pack_python_stack(PythonEnd.COMPLETE, self.words[:python_frames]))
+            Side(
+                PYTHON_SIDE,
+                tuple(own),
+                STACK_OK if is_own_whole else STACK_TRUNCATED,
+                entries=tuple(end for end in self.entries if end <= len(own)),
+            ),
+        )
 
 
 def outside_kernel(sides):
@@ -83,7 +86,7 @@ def is_loop(frame):
 @given(CALLS, C_FRAMES)
 def test_whole_stacks_are_what_was_called(calls, start):
     one = Calls(calls, start)
-    merged = interleave(*one.sides())
+    merged = Interleaver()(one.sides())
     assert list(map(id, outside_kernel(merged))) == list(map(id, one.truth))
     assert merged[0] is KERNEL
     assert all(before.kind is not after.kind for before, after in pairwise(merged) if after.frames)
@@ -92,8 +95,8 @@ def test_whole_stacks_are_what_was_called(calls, start):
 @given(CALLS, C_FRAMES, st.integers(0, 20), st.integers(0, 20))
 def test_of_stacks_that_are_cut_off_no_frame_is_lost_or_moved(calls, start, kept, kept_python):
     one = Calls(calls, start)
-    sides, raw = one.sides(kept, kept_python)
-    merged = interleave(sides, raw)
+    sides = one.sides(kept, kept_python)
+    merged = Interleaver()(sides)
     found = [frame for frame in outside_kernel(merged) if not is_loop(frame)]
     truth = iter(one.truth)
     assert all(any(frame is called for called in truth) for frame in found), "in that order"
@@ -106,49 +109,50 @@ def test_of_stacks_that_are_cut_off_no_frame_is_lost_or_moved(calls, start, kept
 @given(CALLS, C_FRAMES, st.data())
 def test_numbers_that_do_not_fit_leave_the_sides_as_they_are(calls, start, data):
     one = Calls(calls, start)
-    sides, raw = one.sides()
+    sides = one.sides()
     at = data.draw(st.integers(0, len(one.native)))
     frames = (*one.native[:at], native("_PyEval_EvalFrameDefault"), *one.native[at:])
     more = (sides[0], sides[1]._replace(frames=frames), sides[2])
-    assert interleave(more, raw) == more
+    assert Interleaver()(more) == more
 
 
 def test_native_frames_without_proof_are_not_counted_on_where_a_side_is_cut_off():
     """By frame pointers alone, a loop may be missing."""
     one = Calls([(["memcpy"], "_PyEval_EvalFrameDefault", ["f1"])] * 3, [])
-    sides, raw = one.sides(4)
-    assert len(interleave(sides, raw)) > 3
+    sides = one.sides(4)
+    assert len(Interleaver()(sides)) > 3
     doubtful = tuple(replace(frame, found_by="frame_pointer") for frame in sides[1].frames)
     sides = (sides[0], sides[1]._replace(frames=doubtful), sides[2])
-    assert interleave(sides, raw) == sides
+    assert Interleaver()(sides) == sides
 
 
 def test_functions_that_the_loop_was_split_into_are_a_part_of_it():
     one = Calls([(["memcpy", "_TAIL_CALL_CALL"], "_PyEval_EvalFrameDefault", ["f1"])], [])
-    merged = outside_kernel(interleave(*one.sides()))
+    merged = outside_kernel(Interleaver()(one.sides()))
     assert [frame.function for frame in merged] == ["memcpy", "f1"]
 
 
 def test_loops_without_a_name_are_known_by_their_addresses():
     """Those that were replaced get their name, so that replays know them, too."""
     one = Calls([(["memcpy"], "_PyEval_EvalFrameDefault", ["f1"])], [])
-    sides, raw = one.sides()
+    sides = one.sides()
     module = Module("python3", ModuleKind.USER, BUILD_ID, b"f" * 16, 0)
     loop = Frame(module, 0x500, (), 0, USER_SIDE, Unresolved.USER_ADDRESS)
     sides = (sides[0], sides[1]._replace(frames=(one.native[0], loop)), sides[2])
     loops, replaced = KnownLoops(), []
-    assert interleave(sides, raw, loops=loops) == sides
+    by_loops = Interleaver(loops)
+    assert by_loops(sides) == sides
     loops.add(None, (range(0x1000),))
     loops.add(BUILD_ID, (range(0x100, 0x200), range(0x400, 0x500)))
-    assert interleave(sides, raw, loops=loops) == sides
+    assert by_loops(sides) == sides
     loops.add(BUILD_ID, (range(0x100, 0x200), range(0x500, 0x501)))
-    merged = outside_kernel(interleave(sides, raw, loops=loops, on_replaced=replaced.append))
+    merged = outside_kernel(Interleaver(loops, replaced.append)(sides))
     assert [frame.function for frame in merged] == ["memcpy", "f1"]
     named = sides[1]._replace(frames=(one.native[0], *replaced))
-    assert outside_kernel(interleave((sides[0], named, sides[2]), raw)) == merged
+    assert outside_kernel(Interleaver()((sides[0], named, sides[2]))) == merged
 
 
 def test_kernel_and_python_alone_stay_as_they_are():
     one = Calls([([], "_PyEval_EvalFrameDefault", ["f1"])], [])
-    (kernel, _, own), (*_, words) = one.sides()
-    assert interleave((kernel, own), (b"", words)) == (kernel, own)
+    kernel, _, own = one.sides()
+    assert Interleaver()((kernel, own)) == (kernel, own)

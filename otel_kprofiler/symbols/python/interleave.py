@@ -9,7 +9,8 @@ behind the native ones, towards the root.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import enum
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -22,13 +23,13 @@ from otel_kprofiler.model import (
     Line,
     Side,
     SideKind,
-    find_entries,
 )
 
 _EVALUATION: Final = "_PyEval_EvalFrameDefault"
 _TAIL_CALL: Final = "_TAIL_CALL_"
 """Prefix of the functions, one for each instruction, that the loop of some builds runs in."""
-_PREFIXES: Final = (_EVALUATION, _TAIL_CALL)
+
+MAX_FRAMES_MARKED: Final = 16_384
 
 
 class _Chains(NamedTuple):
@@ -43,79 +44,92 @@ class _Chains(NamedTuple):
     rest: tuple[Frame, ...]
 
 
-class _Marks(NamedTuple):
-    """Native frames of the interpreter, as their places in the stack.
+class _Mark(enum.Enum):
+    """What a native frame is to the interpreter."""
 
-    Attributes:
-        loops: evaluation loops.
-        all: with them, the functions that a loop was split into.
-    """
+    LOOP = enum.auto()
+    PART = enum.auto()
+    """In a function that the loop was split into."""
 
-    loops: set[int]
-    all: list[int]
+    OTHER = enum.auto()
 
 
-def interleave(
-    sides: Sequence[Side],
-    raw: Sequence[bytes],
-    *,
-    loops: KnownLoops | None = None,
-    on_replaced: Callable[[Frame], None] | None = None,
-) -> tuple[Side, ...]:
-    """The sides of a stack, with Python frames in the place of evaluation loops.
+class Interleaver:
+    """Puts Python frames among native ones. Belongs to one thread.
 
     Args:
-        sides: from leaf to root, each kind once.
-        raw: the words of each.
         loops: evaluation loops in files, for frames without a name.
         on_replaced: gets the native frames that may be replaced, all with their names, so that a
             replay knows as many.
     """
-    place = {side.kind: number for number, side in enumerate(sides)}
-    if USER_SIDE not in place or PYTHON_SIDE not in place:
-        return tuple(sides)
-    native, python = sides[place[USER_SIDE]], sides[place[PYTHON_SIDE]]
-    chains = _split(python, raw[place[PYTHON_SIDE]])
-    marks = _find_interpreter(native.frames, loops)
-    if on_replaced:
-        for at in marks.all:
-            frame = native.frames[at]
-            if not frame.function:
-                frame = replace(frame, lines=(Line(_EVALUATION),), unresolved=None)
-            on_replaced(frame)
-    if not marks.all or not _is_fitting(native, python, chains, len(marks.loops)):
-        return tuple(sides)
-    others = tuple([side for side in sides if side.kind not in (USER_SIDE, PYTHON_SIDE)])
-    return others + tuple(_merge(native, python, chains, marks))
+
+    def __init__(
+        self,
+        loops: KnownLoops | None = None,
+        on_replaced: Callable[[Frame], None] | None = None,
+    ) -> None:
+        self._loops = loops or KnownLoops()
+        self._on_replaced = on_replaced
+        # By id(), since comparing frames takes long; the frames are kept for that.
+        self._marks: dict[int, _Mark] = {}
+        self._marked: list[Frame] = []
+        self._version = self._loops.version
+
+    def __call__(self, sides: Sequence[Side]) -> tuple[Side, ...]:
+        """The sides of a stack, with Python frames in the place of evaluation loops.
+
+        Args:
+            sides: from leaf to root, each kind once.
+        """
+        place = {side.kind: number for number, side in enumerate(sides)}
+        if USER_SIDE not in place or PYTHON_SIDE not in place:
+            return tuple(sides)
+        native, python = sides[place[USER_SIDE]], sides[place[PYTHON_SIDE]]
+        marks = self._find_interpreter(tuple(native.frames))
+        if self._on_replaced:
+            for at in marks:
+                self._on_replaced(_with_name(native.frames[at]))
+        if not marks:
+            return tuple(sides)
+        chains = _split(python)
+        if not _is_fitting(native, python, chains, list(marks.values()).count(_Mark.LOOP)):
+            return tuple(sides)
+        others = tuple([side for side in sides if side.kind not in (USER_SIDE, PYTHON_SIDE)])
+        return others + tuple(_merge(native, python, chains, marks))
+
+    def _find_interpreter(self, frames: tuple[Frame, ...]) -> dict[int, _Mark]:
+        """Places of evaluation loops, and of the functions that they were split into."""
+        if self._version != self._loops.version or len(self._marked) > MAX_FRAMES_MARKED:
+            self._version = self._loops.version
+            self._marks.clear()
+            self._marked.clear()
+        known, other = self._marks, _Mark.OTHER
+        marks = [known.get(id(frame)) or self._mark(frame) for frame in frames]
+        return {at: mark for at, mark in enumerate(marks) if mark is not other}
+
+    def _mark(self, frame: Frame) -> _Mark:
+        mark, module, name = _Mark.OTHER, frame.module, frame.function
+        if name.partition(".")[0] == _EVALUATION or (
+            not frame.lines and module and self._loops.has(module.build_id, frame.address)
+        ):
+            mark = _Mark.LOOP
+        elif name.startswith(_TAIL_CALL):
+            mark = _Mark.PART
+        self._marked.append(frame)
+        self._marks[id(frame)] = mark
+        return mark
 
 
-def _find_interpreter(frames: Iterable[Frame], loops: KnownLoops | None) -> _Marks:
-    """Frames of CPython's evaluation loop, of parts split off from it, and of its instructions."""
-    marks = _Marks(set(), [])
-    for at, frame in enumerate(frames):
-        lines = frame.lines
-        if lines:
-            name = lines[-1].function
-            if not name.startswith(_PREFIXES):
-                continue
-            is_loop = name.partition(".")[0] == _EVALUATION
-            if not is_loop and not name.startswith(_TAIL_CALL):
-                continue
-        else:
-            module = frame.module
-            if not (loops and module and loops.has(module.build_id, frame.address)):
-                continue
-            is_loop = True
-        marks.all.append(at)
-        if is_loop:
-            marks.loops.add(at)
-    return marks
+def _with_name(frame: Frame) -> Frame:
+    if frame.function:
+        return frame
+    return replace(frame, lines=(Line(_EVALUATION),), unresolved=None)
 
 
-def _split(python: Side, raw: bytes) -> _Chains:
+def _split(python: Side) -> _Chains:
     closed, start = [], 0
     frames = tuple(python.frames)
-    for end in find_entries(raw):
+    for end in python.entries:
         closed.append(frames[start:end])
         start = end
     return _Chains(closed, frames[start:])
@@ -133,7 +147,7 @@ def _is_fitting(native: Side, python: Side, chains: _Chains, loops: int) -> bool
     return not is_whole or loops >= closed + has_rest
 
 
-def _merge(native: Side, python: Side, chains: _Chains, marks: _Marks) -> list[Side]:
+def _merge(native: Side, python: Side, chains: _Chains, marks: Mapping[int, _Mark]) -> list[Side]:
     """Both sides in runs, one after the other; the outermost has the outcome of all."""
     frames, runs = tuple(native.frames), list[Side]()
 
@@ -145,10 +159,10 @@ def _merge(native: Side, python: Side, chains: _Chains, marks: _Marks) -> list[S
 
     left = iter([*chains.closed, chains.rest])
     start = 0
-    for at in marks.all:
+    for at, mark in marks.items():
         put(USER_SIDE, frames[start:at])
         start = at + 1
-        if at in marks.loops:
+        if mark is _Mark.LOOP:
             chain = next(left, None)
             if chain is None:
                 put(USER_SIDE, (frames[at],))
@@ -157,10 +171,11 @@ def _merge(native: Side, python: Side, chains: _Chains, marks: _Marks) -> list[S
     put(USER_SIDE, frames[start:])
     for chain in left:
         put(PYTHON_SIDE, chain)
+    kinds = [run.kind for run in runs]
     for side in (native, python):
-        found = [at for at, run in enumerate(runs) if run.kind is side.kind]
-        if found:
-            runs[found[-1]] = side._replace(frames=runs[found[-1]].frames)
-        else:
-            runs.append(side._replace(frames=()))
+        if side.kind not in kinds:
+            runs.append(Side(side.kind, (), side.status, side.is_provisional))
+        elif side.status or side.is_provisional:
+            last = max(at for at, kind in enumerate(kinds) if kind is side.kind)
+            runs[last] = Side(side.kind, runs[last].frames, side.status, side.is_provisional)
     return runs

@@ -15,6 +15,7 @@ from otel_kprofiler.model import (
     RawSide,
     Side,
     Unresolved,
+    find_entries,
     parse_python_word,
     split_python_stack,
 )
@@ -65,14 +66,15 @@ class PythonResolver:
         """The side as far as its code objects are described now."""
         words = split_python_stack(raw.words)[2]
         try:
-            return Side(PYTHON_SIDE, tuple(map(self._frames.__getitem__, words)), raw.status)
+            frames = tuple(map(self._frames.__getitem__, words))
+            return Side(PYTHON_SIDE, frames, raw.status, entries=find_entries(words))
         except _NotDescribedError:
             frames = tuple(map(self._frame, words))
         is_pending = any(
             frame is UNKNOWN and parse_python_word(word).code != NO_CODE
             for frame, word in zip(frames, words, strict=True)
         )
-        return Side(PYTHON_SIDE, frames, raw.status, is_pending)
+        return Side(PYTHON_SIDE, frames, raw.status, is_pending, find_entries(words))
 
     def advance(self, now_boot_ns: int) -> int:
         """Nothing to wait for: the sampler reads descriptions before the samples that need them."""
