@@ -20,6 +20,7 @@ from otel_kprofiler.analysis import (
 )
 from otel_kprofiler.model import (
     KERNEL_SIDE,
+    OFF_CPU,
     ON_CPU,
     USER_SIDE,
     FileId,
@@ -28,7 +29,6 @@ from otel_kprofiler.model import (
     Module,
     ModuleKind,
     Profile,
-    ProfileKind,
     Resource,
     ResourceSamples,
     SpanLink,
@@ -38,7 +38,6 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import decode_windows, encode_window
 
-OFF_CPU = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
 BPF = Module("bpf_prog_0123456789abcdef_watch", ModuleKind.BPF, None, FileId(""), 0)
 MODULES = [
     None, BPF, *(Module(name, ModuleKind.USER, None, FileId(""), 0) for name in ("m", "n"))

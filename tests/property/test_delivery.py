@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from otel_kprofiler.delivery import Reporter
 from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter, Spool
 from otel_kprofiler.model import (
+    OFF_CPU,
     ON_CPU,
     Account,
     Form,
     LossCause,
     Profile,
-    ProfileKind,
     Resource,
     ResourceSamples,
     SampleCounts,
@@ -24,7 +24,6 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
 
-OFF_CPU = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
 """A second kind, whose samples have values."""
 KINDS = (ON_CPU, OFF_CPU)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import (
     KERNEL_SIDE,
+    OFF_CPU,
     ON_CPU,
     STACK_OK,
     STACK_TRUNCATED,
@@ -141,7 +142,7 @@ labels = st.dictionaries(words, text, max_size=2).map(lambda found: tuple(sorted
 KINDS = [
     (ON_CPU, 10_101_010),
     (ProfileKind("events", "events", "count"), 0),
-    (ProfileKind("off_cpu", "off_cpu", "nanoseconds"), 0),
+    (OFF_CPU, 0),
 ]
 
 

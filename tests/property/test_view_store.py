@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from otel_kprofiler.model import (
     KERNEL_SIDE,
+    OFF_CPU,
     ON_CPU,
     Frame,
     Line,
     Profile,
-    ProfileKind,
     Resource,
     ResourceSamples,
     Stack,
@@ -23,7 +23,7 @@ from otel_kprofiler.viewing import Query, SampleStore
 from tests.unit.viewing.shown import answer, expected, shown
 
 NOW, SPAN = 1_700_000_000_000_000_000, 10**11
-KINDS = (ON_CPU, 10**7), (ProfileKind("off_cpu", "off_cpu", "nanoseconds"), 0)
+KINDS = (ON_CPU, 10**7), (OFF_CPU, 0)
 RESOURCES = [
     Resource({"process.pid": pid, "process.executable.name": name, "host.name": host})
     for pid, name, host in ((1, "init", "a"), (2, "sh", "a"), (3, "sh", "b"))

@@ -13,6 +13,7 @@ from otel_kprofiler.export import (
     Spool,
 )
 from otel_kprofiler.model import (
+    OFF_CPU,
     ON_CPU,
     Account,
     AttributeForm,
@@ -20,7 +21,6 @@ from otel_kprofiler.model import (
     Form,
     LossCause,
     Profile,
-    ProfileKind,
     ProfileSamples,
     Resource,
     ResourceSamples,
@@ -30,8 +30,6 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp import Encoded, check_payload, decode_windows
-
-OFF_CPU = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
 
 
 class Collecting(ProfileExporter):
