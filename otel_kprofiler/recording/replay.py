@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from otel_kprofiler.bpf import parse_records
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.model import RawSample, SampleCounts
+from otel_kprofiler.model import ProcessKey, RawSample, SampleCounts, WaitTotals
 from otel_kprofiler.recording.recording import Recording
 from otel_kprofiler.sampling import SamplerCounts
 
@@ -68,6 +68,15 @@ class ReplaySampler:
     def complete_until_ns(self) -> int:
         """Recorded boot time before which every sample has been returned."""
         return self._complete_until_ns
+
+    def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
+        """Nothing: recordings have no totals of waits."""
+        return {}
+
+    @property
+    def wait_threshold_ns(self) -> int:
+        """0: recordings do not tell it."""
+        return 0
 
     def boot_ns(self) -> int:
         """The recorded host's boot time."""

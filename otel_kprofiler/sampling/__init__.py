@@ -1,8 +1,9 @@
-"""The on-CPU eBPF sampler and its raw samples."""
+"""The eBPF sampler and its raw samples."""
 
 from otel_kprofiler.sampling.archive import DAMAGED, MAX_JSON_BYTES, Archive
 from otel_kprofiler.sampling.command import CommandError, HeldCommand
 from otel_kprofiler.sampling.follower import ProcessFollower
+from otel_kprofiler.sampling.off_cpu import OffCpuConfig
 from otel_kprofiler.sampling.on_cpu import EbpfSampler, RawSink
 from otel_kprofiler.sampling.sampler import MAX_RING_BYTES, Sampler, SamplerConfig, SamplerCounts
 
@@ -14,6 +15,7 @@ __all__ = [
     "CommandError",
     "EbpfSampler",
     "HeldCommand",
+    "OffCpuConfig",
     "ProcessFollower",
     "RawSink",
     "Sampler",

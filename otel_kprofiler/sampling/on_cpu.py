@@ -30,7 +30,9 @@ from otel_kprofiler.model import (
     KnownCodes,
     KnownFiles,
     LossCause,
+    ProcessKey,
     RawSample,
+    WaitTotals,
 )
 from otel_kprofiler.sampling.attachment import Attachment
 from otel_kprofiler.sampling.events import CpuEvents
@@ -142,6 +144,8 @@ class EbpfSampler(ForkAware):
         """Load the program, open the events and start sampling."""
         try:
             loader = self._loader or get_loader()
+            if self.config.off_cpu is not None:
+                raise SamplerError("off-CPU time is not sampled by this version")
             self._attached = Attachment(
                 self.config, self._files, loader, self.user_files, self.python_codes
             )
@@ -249,6 +253,15 @@ class EbpfSampler(ForkAware):
     def complete_until_ns(self) -> int:
         """Boot time before which every sample has been drained."""
         return self._complete_until_ns
+
+    def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
+        """Totals of waits since the call before, by process."""
+        return {}
+
+    @property
+    def wait_threshold_ns(self) -> int:
+        """Duration from which a wait is surely sampled; 0 if none is sampled."""
+        return 0
 
     def counts(self) -> Mapping[str, SamplerCounts]:
         """The counters of :data:`ON_CPU` samples at the last :meth:`drain`."""

@@ -13,7 +13,15 @@ from otel_kprofiler.bpf import (
     SpanLayout,
     SpanPath,
 )
-from otel_kprofiler.model import MAX_FRAMES, PYTHON_FRAMES, LossCause, RawSample
+from otel_kprofiler.model import (
+    MAX_FRAMES,
+    PYTHON_FRAMES,
+    LossCause,
+    ProcessKey,
+    RawSample,
+    WaitTotals,
+)
+from otel_kprofiler.sampling.off_cpu import OffCpuConfig
 
 MAX_SAMPLES_PER_SECOND: Final = 10_000
 MAX_RING_BYTES: Final = 1 << 30
@@ -66,6 +74,8 @@ class SamplerConfig:
         check_kernel: reject kernels that are too old instead of trying.
         verifier_log_level: log level of the kernel's verifier, 0 to 2; its output is logged at
             level INFO.
+        on_cpu: sample what runs on the CPUs.
+        off_cpu: how waits are sampled; None: they are not followed at all.
     """
 
     samples_per_second: int = 19
@@ -94,6 +104,8 @@ class SamplerConfig:
     child_pid: int | None = None
     check_kernel: bool = True
     verifier_log_level: int = 0
+    on_cpu: bool = True
+    off_cpu: OffCpuConfig | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -111,6 +123,8 @@ class SamplerConfig:
             raise ValueError("target_descendants needs target_pids")
         if any(not 1 <= level <= MAX_CGROUP_LEVEL for level, _ in self.target_cgroups):
             raise ValueError(f"a cgroup is not 1 to {MAX_CGROUP_LEVEL} levels below the root")
+        if not self.on_cpu and self.off_cpu is None:
+            raise ValueError("on_cpu is off and off_cpu is not set: nothing is sampled")
         if len(self.interrupt_ranges) > MAX_INTERRUPT_RANGES:
             raise ValueError(f"more than {MAX_INTERRUPT_RANGES} interrupt ranges")
 
@@ -165,6 +179,17 @@ class Sampler(Protocol):
 
     def complete_until_ns(self) -> int:
         """Boot time before which every sample has been returned by :meth:`drain`."""
+
+    def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
+        """Time that the threads of each process were off the CPU since the call before.
+
+        Without sampling error; waits that go on count with what has passed. Processes without any
+        are left out; empty if waits are not followed. Call it once for each window.
+        """
+
+    @property
+    def wait_threshold_ns(self) -> int:
+        """Duration from which a wait is surely sampled; 0 if none is sampled."""
 
     def counts(self) -> Mapping[str, SamplerCounts]:
         """The counters of each kind sampled at the last :meth:`drain`, by the kind's name.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from otel_kprofiler.errors import KernelFeatureError
-from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
 from otel_kprofiler.sampling.attachment import plan_ring_bytes
 
 
@@ -61,3 +61,21 @@ def test_an_unsupported_kernel_is_named_in_the_error():
         sampler.start()
     assert "5.10" in raised.value.hint
     sampler.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        ({"samples_per_second": -1}, "samples_per_second is -1, must be 0 to 10000"),
+        ({"min_duration_ns": 1 << 32}, "min_duration_ns is 4294967296, must be 0 to 4294967295"),
+    ],
+)
+def test_settings_of_waits_have_limits(settings, wrong):
+    with pytest.raises(ValueError, match=wrong):
+        OffCpuConfig(**settings)
+
+
+def test_a_sampler_samples_something():
+    assert SamplerConfig(on_cpu=False, off_cpu=OffCpuConfig()).off_cpu == OffCpuConfig()
+    with pytest.raises(ValueError, match="nothing is sampled"):
+        SamplerConfig(on_cpu=False)

@@ -1,0 +1,35 @@
+"""Settings of the off-CPU sampler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+MAX_WAITS_PER_SECOND: Final = 10_000
+MAX_THRESHOLD_NS: Final = (1 << 32) - 1
+"""The longest threshold, 4.29 s: the program counts it in 32 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffCpuConfig:
+    """What is told of waits, beside the exact totals.
+
+    Attributes:
+        samples_per_second: how many waits are sampled on each CPU, on average, 0 to 10000; the
+            threshold from which a wait is surely sampled follows from it. 0: totals only.
+        min_duration_ns: shorter waits are never sampled, 0 to 4.29 s; the totals count them.
+        wakers: also tell which thread ended a wait.
+    """
+
+    samples_per_second: int = 20
+    min_duration_ns: int = 1_000
+    wakers: bool = False
+
+    def __post_init__(self) -> None:
+        for name, high in (
+            ("samples_per_second", MAX_WAITS_PER_SECOND),
+            ("min_duration_ns", MAX_THRESHOLD_NS),
+        ):
+            value = getattr(self, name)
+            if not 0 <= value <= high:
+                raise ValueError(f"{name} is {value}, must be 0 to {high}")
