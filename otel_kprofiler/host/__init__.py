@@ -10,9 +10,10 @@ from otel_kprofiler.host.capabilities import (
     parse_capabilities,
     read_capabilities,
 )
+from otel_kprofiler.host.cgroup_names import CgroupNames, parse_cgroup, parse_cgroup_path
 from otel_kprofiler.host.cgroups import Cgroup, find_cgroup, is_populated, parse_cgroup_mount
 from otel_kprofiler.host.child import child_command, limit_resources
-from otel_kprofiler.host.containers import CONTAINER_ID, Container, find_containers
+from otel_kprofiler.host.containers import Container, find_containers
 from otel_kprofiler.host.cpu_share import CpuShare
 from otel_kprofiler.host.cpus import parse_cpu_list, read_online_cpus, read_possible_cpus
 from otel_kprofiler.host.doctor import doctor
@@ -77,7 +78,6 @@ from otel_kprofiler.host.uevents import Uevents
 from otel_kprofiler.host.writing import AppendedFile, NewFile, PrivateDirectory
 
 __all__ = [
-    "CONTAINER_ID",
     "COUNT_SW_CPU_CLOCK",
     "COUNT_SW_DUMMY",
     "DISABLED",
@@ -92,6 +92,7 @@ __all__ = [
     "CacheDirectory",
     "Capabilities",
     "Cgroup",
+    "CgroupNames",
     "Container",
     "CpuChanges",
     "CpuShare",
@@ -141,7 +142,9 @@ __all__ = [
     "open_regular",
     "open_special",
     "parse_capabilities",
+    "parse_cgroup",
     "parse_cgroup_mount",
+    "parse_cgroup_path",
     "parse_cpu_list",
     "parse_mappings",
     "parse_release",

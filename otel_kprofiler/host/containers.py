@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from otel_kprofiler.host.access import HostFiles
+from otel_kprofiler.host.cgroup_names import parse_cgroup, parse_unified_path
 
-CONTAINER_ID: Final = re.compile(rb"(?:^|[^0-9a-f])([0-9a-f]{64}|[0-9a-f]{32}-\d{8,})(?![0-9a-f])")
-"""The forms that opentelemetry-ebpf-profiler accepts: a plain id, and that of AWS ECS."""
 _DOCKER: Final = "/var/lib/docker/containers"
 _PODMAN: Final = "/var/lib/containers/storage/overlay-containers/containers.json"
 _KUBERNETES: Final = "/var/log/containers"
@@ -51,9 +50,8 @@ def find_containers(files: HostFiles) -> list[Container]:
             text = files.read_bytes(f"/proc/{entry}/cgroup")
         except OSError:
             continue  # it has ended
-        matches = list(CONTAINER_ID.finditer(text))
-        if matches:
-            found = matches[-1][1].decode("ascii")
+        found = parse_cgroup(text).container
+        if found:
             pids.setdefault(found, []).append(int(entry))
             cgroups[found] = cgroups.get(found) or _cut_cgroup(text, found)
     return [
@@ -64,12 +62,9 @@ def find_containers(files: HostFiles) -> list[Container]:
 
 def _cut_cgroup(text: bytes, container: str) -> str:
     """The path of a container's cgroup of version 2, without what is below it."""
-    for line in text.decode("utf-8", "replace").splitlines():
-        path = line.removeprefix("0::")
-        if path != line and container in path:
-            end = path.find("/", path.rindex(container))
-            return path if end < 0 else path[:end]
-    return ""
+    path = parse_unified_path(text)
+    before, found, after = path.rpartition(container)
+    return f"{before}{found}{after.partition('/')[0]}" if found else ""
 
 
 def _find_names(files: HostFiles, container: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.host import CONTAINER_ID, TICK_NS, HostFiles, read_start_ticks
+from otel_kprofiler.host import TICK_NS, HostFiles, parse_cgroup, read_start_ticks
 from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey, RawSample, Resource
 from otel_kprofiler.processes.contexts import ProcessContexts
 from otel_kprofiler.text import decode_name, escape_surrogates
@@ -36,12 +36,6 @@ def read_host_attributes(files: HostFiles) -> dict[str, AttributeValue]:
     if machine_id:
         attributes["host.id"] = machine_id
     return attributes
-
-
-def parse_container_id(cgroup: bytes) -> str | None:
-    """Container id from ``/proc/PID/cgroup``; None outside containers."""
-    matches = CONTAINER_ID.findall(cgroup)
-    return matches[-1].decode("ascii") if matches else None
 
 
 def format_time(unix_ns: int) -> str:
@@ -199,11 +193,13 @@ class ProcessResources:
         """Attributes from ``/proc``; None if the process exited or its pid was reused."""
         attributes: dict[str, AttributeValue] = {}
         try:
-            container = parse_container_id(self._files.read_bytes(f"/proc/{key.tgid}/cgroup"))
+            names = parse_cgroup(self._files.read_bytes(f"/proc/{key.tgid}/cgroup"))
         except OSError:
             return None
-        if container:
-            attributes["container.id"] = container
+        if names.container:
+            attributes["container.id"] = names.container
+        if names.pod and names.container:
+            attributes["k8s.pod.uid"] = names.pod
         try:
             link = self._files.read_link(f"/proc/{key.tgid}/exe")
             path = escape_surrogates(link.removesuffix(" (deleted)"))

@@ -8,7 +8,6 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access, parse_stat
 from otel_kprofiler.model import ON_CPU, ProcessKey, RawSample
 from otel_kprofiler.processes import ProcessResources, read_host_attributes
-from otel_kprofiler.processes.resources import parse_container_id
 
 CONTAINER = "3f2a" * 16
 TICK_NS = 10_000_000
@@ -140,19 +139,6 @@ def test_the_own_process_matches_proc():
     sample = raw(os.getpid(), ticks * TICK_NS + 1)
     attributes = ProcessResources(Access(), Clock(), {}).get(sample).attributes
     assert attributes["process.executable.path"] == os.readlink("/proc/self/exe")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (b"0::/\n", None),
-        (f"0::/docker/{CONTAINER}\n".encode(), CONTAINER),
-        (f"1:a:/{CONTAINER}abc\n".encode(), None),
-        (b"0::/ecs/task/" + b"ab" * 16 + b"-1234567890\n", "ab" * 16 + "-1234567890"),
-    ],
-)
-def test_container_ids_are_parsed(text, expected):
-    assert parse_container_id(text) == expected
 
 
 @pytest.mark.parametrize("stat", [b"", b"1 (x", b"1 (x) S 1", b"1 (x) " + b"S " * 30])

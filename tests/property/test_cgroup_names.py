@@ -1,0 +1,45 @@
+"""Paths of cgroups: any bytes are read, and no id is taken from what is no container."""
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_kprofiler.host import parse_cgroup, parse_cgroup_path
+
+HEX = st.text("0123456789abcdef", min_size=64, max_size=64)
+PARTS = st.one_of(
+    st.sampled_from(["..", "docker", "system.slice", "kubepods", "libpod_parent", "ecs", "a:b:c"]),
+    HEX,
+    st.builds("{}-{}.scope".format, st.sampled_from(["docker", "crio", "conmon", "x"]), HEX),
+    st.builds("{}.service".format, st.text("ab@-_", min_size=1)),
+    st.text(st.characters(exclude_characters="/\n")),
+)
+PATHS = st.lists(PARTS, max_size=6).map(lambda parts: "/" + "/".join(parts))
+
+
+@given(st.binary())
+def test_any_bytes_can_be_read(text):
+    assert parse_cgroup(text) == parse_cgroup(text)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "cpu", "name=systemd"]), PATHS)))
+def test_what_is_found_is_in_the_text(lines):
+    text = "".join(f"{at}:{name}:{path}\n" for at, (name, path) in enumerate(lines))
+    found = parse_cgroup(text.encode("utf-8", "surrogatepass"))
+    for name in (found.container, found.unit, found.user_unit):
+        assert name in text
+    assert re.fullmatch("([0-9a-f]{64})?", found.container)
+
+
+@given(PATHS, HEX)
+def test_the_innermost_container_is_found_below_anything(path, container):
+    assert parse_cgroup_path(f"{path}/docker-{container}.scope").container == container
+    assert parse_cgroup_path(f"{path}/crio-{container}/container").container == container
+
+
+@given(st.lists(st.sampled_from(["system.slice", "a.service", "init.scope", "user.slice"])), HEX)
+def test_what_stands_beside_a_container_is_not_in_it(parts, container):
+    above = "/" + "/".join(parts)
+    for name in ("crio-conmon-{}.scope", "libpod-conmon-{}.scope", "{}.service", "{}0", "x{}"):
+        assert not parse_cgroup_path(f"{above}/{name.format(container)}").container
