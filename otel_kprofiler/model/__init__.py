@@ -102,6 +102,7 @@ from otel_kprofiler.model.user_stack import (
     user_stack_bytes,
 )
 from otel_kprofiler.model.wait import NO_WAITS, Wait, WaitState, WaitTotals, Waker
+from otel_kprofiler.model.wait_cause import WaitCause, find_cause, find_stack_cause
 from otel_kprofiler.model.window import (
     Attributes,
     AttributeScalar,
@@ -201,14 +202,17 @@ __all__ = [
     "Unresolved",
     "UserStack",
     "Wait",
+    "WaitCause",
     "WaitState",
     "WaitTotals",
     "Waker",
     "Window",
     "WindowSample",
+    "find_cause",
     "find_entries",
     "find_entry",
     "find_kind",
+    "find_stack_cause",
     "find_user_addresses",
     "mapping_fields",
     "pack_python_stack",

@@ -1,0 +1,225 @@
+"""What threads wait for, by the kernel functions that they wait in.
+
+Names are those of Linux 5.10 to 6.18. Functions that compilers inline into their callers have those
+callers in the table, too.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from otel_kprofiler.model.stack import KERNEL_SIDE, USER_SIDE, Stack
+from otel_kprofiler.model.wait import WaitState
+
+
+class WaitCause(enum.Enum):
+    """What a thread waits for; the value is what reports and receivers are told."""
+
+    RUN_QUEUE = "run_queue"
+    """It could run, but another thread has the CPU."""
+    THROTTLED = "throttled"
+    """Its cgroup has used up its quota of CPU time."""
+    DISK = "disk"
+    """A block device: reads and writes, and the pages and buffers of a file."""
+    PAGE_FAULT = "page_fault"
+    """Memory that is not there yet, such as of a mapped file that is read at first use."""
+    MEMORY_RECLAIM = "memory_reclaim"
+    """Memory is short: it must free some, or is slowed down because its cgroup has too much."""
+    KERNEL_LOCK = "kernel_lock"
+    """A lock in the kernel, such as that of the mappings of its process."""
+    FILE_LOCK = "file_lock"
+    """``flock``, ``lockf`` and record locks of ``fcntl``."""
+    FUTEX = "futex"
+    """A futex: locks, condition variables and the like of user space."""
+    GIL = "gil"
+    """The lock of CPython's interpreter."""
+    PIPE = "pipe"
+    """Data in a pipe or FIFO, room in it, or its other end."""
+    SOCKET_RECEIVE = "socket_receive"
+    SOCKET_SEND = "socket_send"
+    SOCKET_ACCEPT = "socket_accept"
+    SOCKET_CONNECT = "socket_connect"
+    POLL = "poll"
+    """``poll`` and ``select``."""
+    EPOLL = "epoll"
+    IO_URING = "io_uring"
+    """Completions of an ``io_uring``, of whatever operations."""
+    SLEEP = "sleep"
+    """A time: ``nanosleep`` and the like, or a ``timerfd`` that is read."""
+    SIGNAL = "signal"
+    """``pause``, ``sigsuspend``, ``sigwait`` and the like."""
+    TERMINAL = "terminal"
+    """Input from a terminal."""
+    CHILD = "child"
+    """The end of a child process, or that it executes a program after ``vfork``."""
+    STOP = "stop"
+    """Stopped by a signal, a debugger or the freezer."""
+    KERNEL_THREAD = "kernel_thread"
+    """A kernel thread without work."""
+    OTHER = "other"
+
+    __hash__ = object.__hash__  # that of Enum is Python code
+
+    @property
+    def label(self) -> str:
+        """The name in reports and on the wire."""
+        return self.value
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether threads without work wait so, which says nothing of what slows a program."""
+        return self in _IDLE
+
+
+_IDLE: Final = frozenset({
+    WaitCause.SOCKET_ACCEPT, WaitCause.POLL, WaitCause.EPOLL, WaitCause.IO_URING, WaitCause.SLEEP,
+    WaitCause.SIGNAL, WaitCause.TERMINAL, WaitCause.KERNEL_THREAD,
+})  # fmt: skip
+
+PROOFS: Final[Mapping[WaitCause, str]] = {
+    WaitCause.PAGE_FAULT: "handle_mm_fault exc_page_fault do_user_addr_fault do_page_fault"
+    " do_mem_abort faultin_page",
+    WaitCause.MEMORY_RECLAIM: "try_to_free_pages try_to_free_mem_cgroup_pages shrink_node"
+    " shrink_lruvec reclaim_throttle throttle_direct_reclaim congestion_wait"
+    " mem_cgroup_handle_over_high __mem_cgroup_handle_over_high try_to_compact_pages"
+    " mem_cgroup_oom_synchronize out_of_memory",
+    WaitCause.KERNEL_LOCK: "__mutex_lock mutex_lock mutex_lock_killable mutex_lock_interruptible"
+    " mutex_lock_io __mutex_lock_slowpath __mutex_lock_killable_slowpath"
+    " __mutex_lock_interruptible_slowpath ww_mutex_lock __ww_mutex_lock"
+    " rwsem_down_read_slowpath rwsem_down_write_slowpath down_read down_write down_read_killable"
+    " down_write_killable __down __down_common __down_interruptible __down_killable"
+    " __down_timeout __percpu_down_read percpu_down_write percpu_rwsem_wait __vma_start_write"
+    " rt_spin_lock rtlock_slowlock rtlock_slowlock_locked rt_mutex_slowlock rwbase_read_lock"
+    " rwbase_write_lock __rwbase_read_lock __lock_sock",
+    WaitCause.FILE_LOCK: "locks_lock_inode_wait flock_lock_inode_wait posix_lock_inode_wait"
+    " locks_lock_file_wait do_lock_file_wait fcntl_setlk fcntl_setlk64 __do_sys_flock"
+    " __break_lease",
+    WaitCause.FUTEX: "do_futex futex_wait __futex_wait futex_wait_queue futex_wait_queue_me"
+    " futex_do_wait futex_lock_pi futex_wait_requeue_pi futex_wait_multiple"
+    " futex_wait_restart",
+    WaitCause.PIPE: "pipe_read pipe_write anon_pipe_read anon_pipe_write fifo_pipe_read"
+    " fifo_pipe_write pipe_wait pipe_wait_readable pipe_wait_writable wait_for_partner"
+    " fifo_open",
+    WaitCause.SOCKET_RECEIVE: "sock_recvmsg sock_read_iter sock_splice_read __sys_recvfrom"
+    " __sys_recvmsg ___sys_recvmsg ____sys_recvmsg do_recvmmsg kernel_recvmsg",
+    WaitCause.SOCKET_SEND: "sock_sendmsg __sock_sendmsg sock_write_iter __sys_sendto"
+    " __sys_sendmsg ___sys_sendmsg ____sys_sendmsg __sys_sendmmsg kernel_sendmsg",
+    WaitCause.SOCKET_ACCEPT: "do_accept __sys_accept4 __sys_accept4_file inet_csk_accept"
+    " inet_accept unix_accept",
+    WaitCause.SOCKET_CONNECT: "__sys_connect __sys_connect_file inet_stream_connect"
+    " __inet_stream_connect unix_stream_connect",
+    WaitCause.POLL: "do_sys_poll do_poll do_select core_sys_select poll_schedule_timeout"
+    " do_pselect",
+    WaitCause.EPOLL: "do_epoll_wait ep_poll do_epoll_pwait",
+    WaitCause.IO_URING: "io_cqring_wait io_cqring_wait_schedule io_cqring_schedule_timeout",
+    WaitCause.SLEEP: "hrtimer_nanosleep do_nanosleep common_nsleep common_nsleep_timens"
+    " alarm_timer_nsleep timerfd_read timerfd_read_iter",
+    WaitCause.SIGNAL: "do_sigtimedwait sigsuspend signalfd_read signalfd_read_iter"
+    " signalfd_dequeue",
+    WaitCause.TERMINAL: "n_tty_read",
+    WaitCause.CHILD: "do_wait kernel_wait4 kernel_waitid wait_for_vfork_done",
+    WaitCause.STOP: "do_signal_stop ptrace_stop ptrace_notify do_freezer_trap __refrigerator"
+    " do_jobctl_trap",
+}
+"""Names of functions that prove a cause when the thread waits in them, or in what they call; of
+several on a stack the innermost decides."""
+
+DIRECT_PROOFS: Final[Mapping[WaitCause, str]] = {
+    WaitCause.CHILD: "kernel_clone",
+    WaitCause.SIGNAL: "__x64_sys_pause __ia32_sys_pause __arm64_sys_pause __do_sys_pause"
+    " __se_sys_pause sys_pause",
+    WaitCause.KERNEL_THREAD: "kthreadd io_wq_worker vhost_task_fn",
+}
+"""Names that prove a cause if they wait themselves: what they call waits for other things."""
+
+DISK_PROOFS: Final = (
+    "io_schedule io_schedule_timeout submit_bio_wait blk_wait_io wait_for_completion_io "
+    "wait_for_completion_io_timeout jbd2_log_wait_commit folio_wait_writeback "
+    "wait_on_page_writeback balance_dirty_pages"
+)
+"""Names that prove :attr:`WaitCause.DISK` where nothing else is proved: page faults and the reclaim
+of memory wait for disks, too."""
+
+GIL_PROOFS: Final = "take_gil drop_gil drop_gil_impl"
+"""Functions of CPython that wait for the GIL, or for another thread to take it. A futex is taken
+for the GIL only if the user stack has one of them, by the symbols of the interpreter."""
+
+
+def _invert(table: Mapping[WaitCause, str]) -> dict[str, WaitCause]:
+    return {name: cause for cause, names in table.items() for name in names.split()}
+
+
+_CAUSES: Final = _invert(PROOFS)
+_DIRECT: Final = _invert(DIRECT_PROOFS)
+_DISK: Final = frozenset(DISK_PROOFS.split())
+_GIL: Final = frozenset(GIL_PROOFS.split())
+_OF_STATE: Final = {
+    WaitState.STOPPED: WaitCause.STOP,
+    WaitState.IDLE: WaitCause.KERNEL_THREAD,
+}
+_WAITING: Final = re.compile(
+    r"(?:__)?(?:io_|freezable_|preempt_)?schedule(?:_\w+)?|__cond_resched|__wait_for_common"
+    r"|do_wait_for_common|wait_for_completion\w*|wait_for_common|do_wait_intr(?:_irq)?|wait_woken"
+    r"|bpf_\w+|__bpf_\w+|__traceiter_\w+|trace_\w+|ftrace_trampoline"
+)
+"""How threads wait, whatever for, and what looks at them there."""
+
+
+def find_cause(
+    state: WaitState,
+    kernel: Sequence[str],
+    user: Iterable[str] = (),
+    *,
+    in_iowait: bool = False,
+    is_throttled: bool = False,
+) -> WaitCause:
+    """What a thread waits for; in doubt the wider cause, at last :attr:`WaitCause.OTHER`.
+
+    The state decides first: who can run waits for a CPU, whatever its stack. Then
+    :data:`DIRECT_PROOFS`, :data:`PROOFS`, kernel threads whose main function waits, and disks.
+
+    Args:
+        state: in which it waits.
+        kernel: names of the kernel functions on its stack, leaf first; suffixes of compilers
+            (``.isra.0``) are ignored. Empty if they are hidden or unknown.
+        user: likewise of native code.
+        in_iowait: the task's flag of waits for block I/O.
+        is_throttled: its cgroup has used up its quota of CPU time.
+    """
+    names = [name.partition(".")[0] for name in kernel]
+    if state is WaitState.RUNNABLE:
+        throttled = is_throttled or "throttle_cfs_rq_work" in names
+        return WaitCause.THROTTLED if throttled else WaitCause.RUN_QUEUE
+    cause = _OF_STATE.get(state) or _find_proved(state, names)
+    if cause is WaitCause.FUTEX and not _GIL.isdisjoint(name.partition(".")[0] for name in user):
+        return WaitCause.GIL
+    if cause is None and (in_iowait or not _DISK.isdisjoint(names)):
+        return WaitCause.DISK
+    return cause or WaitCause.OTHER
+
+
+def _find_proved(state: WaitState, names: Sequence[str]) -> WaitCause | None:
+    """The cause that the functions prove, but for disks."""
+    waiting = next((at for at, name in enumerate(names) if not _WAITING.fullmatch(name)), 0)
+    direct = [_DIRECT[name] for name in names[waiting : waiting + 1] if name in _DIRECT]
+    if found := direct or [_CAUSES[name] for name in names if name in _CAUSES]:
+        return found[0]
+    is_main = names[waiting + 1 : waiting + 2] == ["kthread"]
+    return WaitCause.KERNEL_THREAD if is_main and state is WaitState.INTERRUPTIBLE else None
+
+
+def find_stack_cause(
+    state: WaitState, stack: Stack, *, in_iowait: bool = False, is_throttled: bool = False
+) -> WaitCause:
+    """Likewise of a resolved stack."""
+    kernel: list[str] = []
+    user: list[str] = []
+    for side in stack.sides:
+        if side.kind is KERNEL_SIDE:
+            kernel += [line.function for frame in side.frames for line in frame.lines]
+        elif side.kind is USER_SIDE:
+            user += [line.function for frame in side.frames for line in frame.lines]
+    return find_cause(state, kernel, user, in_iowait=in_iowait, is_throttled=is_throttled)

@@ -1,0 +1,158 @@
+"""Causes of waits, on stacks of Linux 6.18 as perf took them when known programs went to sleep."""
+
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    USER_SIDE,
+    Frame,
+    Line,
+    RawFrames,
+    Side,
+    Stack,
+    Unresolved,
+    WaitCause,
+    WaitState,
+    find_cause,
+    find_stack_cause,
+)
+
+WAITS = Path("tests/data/waits")
+CAUSES = {
+    "child": "child waitid vfork",
+    "disk": "buffered_read direct_read directory_read fsync_flush fsync_inode fsync_pages",
+    "epoll": "epoll",
+    "file_lock": "flock posix_lock",
+    "futex": "futex futex_pi futex_timeout",
+    "kernel_lock": "kernel_lock_in_fault kernel_lock_of_mapping kernel_lock_write",
+    "kernel_thread": "kernel_thread_of_cpu kernel_worker",
+    "other": "affinity eventfd inotify message_queue semaphore",
+    "page_fault": "fault_of_loader page_fault user_fault",
+    "pipe": "fifo_open pipe_read pipe_write",
+    "poll": "poll select",
+    "signal": "pause signal sigsuspend",
+    "sleep": "sleep timerfd",
+    "socket_accept": "tcp_accept unix_accept",
+    "socket_connect": "tcp_connect unix_connect",
+    "socket_receive": "tcp_receive udp_receive unix_dgram_receive unix_receive",
+    "socket_send": "tcp_send unix_send",
+    "stop": "stop trace",
+    "terminal": "terminal",
+}
+EXPECTED = [(name, cause) for cause, names in CAUSES.items() for name in names.split()]
+FUTEX = ("schedule", "futex_wait_queue", "futex_wait", "do_futex", "__x64_sys_futex")
+TAKE_GIL = ("pthread_cond_timedwait", "take_gil.constprop.0", "PyEval_RestoreThread")
+
+
+def captured(name):
+    return (WAITS / f"{name}.txt").read_text().split()
+
+
+@pytest.mark.parametrize(("name", "cause"), EXPECTED, ids=[name for name, _ in EXPECTED])
+def test_captured_waits_have_their_cause(name, cause):
+    assert find_cause(WaitState.INTERRUPTIBLE, captured(name)).label == cause
+
+
+@pytest.mark.parametrize("name", [name for name, _ in EXPECTED])
+def test_frames_of_the_program_that_looks_do_not_matter(name):
+    above = [
+        "bpf_prog_0123456789abcdef_on_switch",
+        "bpf_trace_run4",
+        "__bpf_trace_sched_switch",
+        "__traceiter_sched_switch",
+        "__schedule",
+    ]
+    kernel = captured(name)
+    assert find_cause(WaitState.INTERRUPTIBLE, [*above, *kernel]) is find_cause(
+        WaitState.INTERRUPTIBLE, kernel
+    )
+
+
+def test_every_capture_is_tested():
+    tested = {name for name, _ in EXPECTED} | {"preempted"}
+    assert tested == {path.stem for path in WAITS.glob("*.txt")}
+
+
+def test_idle_causes():
+    assert {cause.label for cause in WaitCause if cause.is_idle} == {
+        "epoll", "io_uring", "kernel_thread", "poll", "signal", "sleep", "socket_accept",
+        "terminal",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "flags", "cause"),
+    [
+        (WaitState.RUNNABLE, {}, WaitCause.RUN_QUEUE),
+        (WaitState.RUNNABLE, {"is_throttled": True}, WaitCause.THROTTLED),
+        (WaitState.RUNNABLE, {"in_iowait": True}, WaitCause.RUN_QUEUE),
+        (WaitState.STOPPED, {}, WaitCause.STOP),
+        (WaitState.IDLE, {}, WaitCause.KERNEL_THREAD),
+        (WaitState.UNINTERRUPTIBLE, {}, WaitCause.PAGE_FAULT),
+    ],
+)
+def test_the_state_decides_before_the_stack(state, flags, cause):
+    assert find_cause(state, captured("page_fault"), **flags) is cause
+
+
+def test_preempted_threads_want_a_cpu():
+    assert find_cause(WaitState.RUNNABLE, captured("preempted")) is WaitCause.RUN_QUEUE
+
+
+def test_since_6_18_throttled_threads_are_told_by_their_stack():
+    kernel = ["schedule", "throttle_cfs_rq_work", "task_work_run", "exit_to_user_mode_loop"]
+    assert find_cause(WaitState.RUNNABLE, kernel) is WaitCause.THROTTLED
+
+
+@pytest.mark.parametrize(
+    ("kernel", "cause"),
+    [
+        # The innermost of several proofs decides.
+        (["io_schedule", "shrink_node", "try_to_free_pages", "handle_mm_fault"], "memory_reclaim"),
+        (["schedule", "__mutex_lock", "pipe_write", "vfs_write"], "kernel_lock"),
+        (["io_schedule", "filemap_fault", "handle_mm_fault", "pipe_read"], "page_fault"),
+        # 5.10
+        (["schedule", "futex_wait_queue_me", "futex_wait", "do_futex"], "futex"),
+        (["schedule", "pipe_wait_readable", "pipe_read", "new_sync_read"], "pipe"),
+        (["schedule", "wait_for_completion_killable", "kernel_clone"], "child"),
+        (["schedule", "synchronize_rcu", "kernel_clone"], "other"),
+        # Workers that work.
+        (["io_schedule", "blk_wait_io", "process_one_work", "worker_thread", "kthread"], "disk"),
+        (["schedule", "synchronize_rcu", "process_one_work", "worker_thread", "kthread"], "other"),
+        (["schedule"], "other"),
+        ([], "other"),
+    ],
+)  # fmt: skip
+def test_order_of_proofs(kernel, cause):
+    assert find_cause(WaitState.INTERRUPTIBLE, kernel).label == cause
+
+
+def test_kernel_threads_that_wait_uninterruptibly_are_not_idle():
+    kernel = captured("kernel_worker")
+    assert find_cause(WaitState.UNINTERRUPTIBLE, kernel) is WaitCause.OTHER
+
+
+def test_hidden_symbols_leave_the_flag_of_block_io():
+    assert find_cause(WaitState.UNINTERRUPTIBLE, [], in_iowait=True) is WaitCause.DISK
+
+
+def test_a_futex_is_the_gil_only_if_it_is_proved():
+    assert find_cause(WaitState.INTERRUPTIBLE, FUTEX, TAKE_GIL) is WaitCause.GIL
+    lock = ("pthread_cond_timedwait", "PyThread_acquire_lock_timed", "lock_PyThread_acquire_lock")
+    assert find_cause(WaitState.INTERRUPTIBLE, FUTEX, lock) is WaitCause.FUTEX
+    assert find_cause(WaitState.INTERRUPTIBLE, captured("sleep"), TAKE_GIL) is WaitCause.SLEEP
+
+
+def frames(side, names):
+    return Side(side, tuple(Frame(None, 1, (Line(name),), 0, side) for name in names))
+
+
+def test_resolved_stacks():
+    stack = Stack((frames(KERNEL_SIDE, FUTEX), frames(USER_SIDE, TAKE_GIL)))
+    assert find_stack_cause(WaitState.INTERRUPTIBLE, stack) is WaitCause.GIL
+    without_names = Side(USER_SIDE, RawFrames(USER_SIDE, [1, 2], Unresolved.USER_ADDRESS))
+    stack = Stack((frames(KERNEL_SIDE, FUTEX), without_names))
+    assert find_stack_cause(WaitState.INTERRUPTIBLE, stack) is WaitCause.FUTEX
+    assert find_stack_cause(WaitState.RUNNABLE, stack, is_throttled=True) is WaitCause.THROTTLED
