@@ -111,8 +111,8 @@ PACKAGES = {
     ),
     "agent": Package(
         "The agent: life cycle, reload, health, limits, own metrics",
-        "clock config delivery errors export host model pipeline redact sampling serving symbols "
-        "version",
+        "clock config delivery errors export host model pipeline processes redact sampling "
+        "serving symbols version",
     ),
     "sdk": Package(
         "Embedding in services, with the component names of opentelemetry-sdk",

@@ -188,6 +188,7 @@ class Agent:
                 exporters=reporter.accounts,
                 loader=config.loader,
                 pause=self._alive_sometimes,
+                grain=config.grain,
             )
             pipeline.start()
         except (HostError, SamplerError) as error:
@@ -332,6 +333,7 @@ class Agent:
             pipeline.change_windows(changed_ns, new.schedule)
         if new.resource != old.resource:
             change_attributes(pipeline, self._access, new.resource)
+        pipeline.grain = new.grain
         self._configure_timers(new)
         fixed = find_fixed(old, new)
         if fixed:

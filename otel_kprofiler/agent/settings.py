@@ -16,10 +16,12 @@ from otel_kprofiler.pipeline import (
     DRAIN_INTERVAL_S,
     WindowSchedule,
     resource_attributes,
+    resource_grain,
     sampler_config,
     user_symbol_settings,
     window_schedule,
 )
+from otel_kprofiler.processes import Grain
 from otel_kprofiler.sampling import MAX_RING_BYTES, SamplerConfig
 from otel_kprofiler.symbols import UserSymbolSettings
 
@@ -38,6 +40,7 @@ class AgentConfig:
         loader: library that loads the BPF program.
         schedule: the length of windows.
         resource: attributes of every Resource.
+        grain: what has a Resource of its own.
         exporters: exporters of the pipeline, by id and in order.
         must_sample: exit with an error if sampling cannot start.
         sampling_percent: probability that this host samples during a ``sampling_interval_s``.
@@ -58,6 +61,7 @@ class AgentConfig:
     loader: str
     schedule: WindowSchedule
     resource: Mapping[str, AttributeValue]
+    grain: Grain
     exporters: Mapping[str, ExporterSettings]
     must_sample: bool
     sampling_percent: int
@@ -111,6 +115,7 @@ def agent_config(config: Config) -> AgentConfig:
         loader=receiver.loader,
         schedule=_window_schedule(receiver, limits),
         resource=resource_attributes(receiver),
+        grain=resource_grain(receiver),
         exporters=config.running_exporters,
         must_sample=receiver.error_mode == "propagate",
         sampling_percent=receiver.probabilistic_threshold,

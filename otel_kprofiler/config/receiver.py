@@ -188,6 +188,15 @@ class Receiver(Section):
         "process.",
     )
 
+    resources: Annotated[
+        Literal["process", "executable", "container", "service", "host"], BeforeValidator(lower)
+    ] = Field(
+        default="process",
+        description="What has a Resource of its own; samples of several processes are merged "
+        "before they are sent. Coarser ones make fewer series and smaller requests, and keep "
+        "threads apart (see docs/fleet.md).",
+    )
+
     @field_validator("pin_cpu_ids")
     @classmethod
     def _check_cpus(cls, value: str) -> str:

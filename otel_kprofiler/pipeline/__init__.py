@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from otel_kprofiler.pipeline.pipeline import Pipeline, WindowSink
     from otel_kprofiler.pipeline.receiver_settings import (
         resource_attributes,
+        resource_grain,
         sampler_config,
         user_symbol_settings,
         window_schedule,
@@ -50,6 +51,7 @@ __all__ = [
     "open_symbols",
     "replay",
     "resource_attributes",
+    "resource_grain",
     "sampler_config",
     "user_symbol_settings",
     "window_schedule",
@@ -65,6 +67,7 @@ _LATE: Final = {
     "open_symbols": "composition",
     "replay": "composition",
     "resource_attributes": "receiver_settings",
+    "resource_grain": "receiver_settings",
     "sampler_config": "receiver_settings",
     "user_symbol_settings": "receiver_settings",
     "window_schedule": "receiver_settings",

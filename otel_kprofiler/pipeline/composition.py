@@ -30,7 +30,12 @@ from otel_kprofiler.model import (
 from otel_kprofiler.pipeline.pipeline import Pipeline, WindowSink
 from otel_kprofiler.pipeline.python_frames import PythonFrames
 from otel_kprofiler.pipeline.windows import WindowSchedule
-from otel_kprofiler.processes import ProcessContexts, ProcessResources, read_host_attributes
+from otel_kprofiler.processes import (
+    Grain,
+    ProcessContexts,
+    ProcessResources,
+    read_host_attributes,
+)
 from otel_kprofiler.recording import (
     EventSink,
     RecordedKsymbols,
@@ -122,6 +127,7 @@ def open_live(
     pause: Callable[[], None] | None = None,
     on_drained: Callable[[Sequence[RawSample]], None] | None = None,
     find_labels: Callable[[int], LabelSet] | None = None,
+    grain: Grain = Grain.PROCESS,
 ) -> Pipeline[EbpfSampler]:
     """A pipeline that samples this host; loads no program before it is started.
 
@@ -144,6 +150,7 @@ def open_live(
         pause: called repeatedly during long work.
         on_drained: sees the samples of each drain.
         find_labels: the labels with a number that a sample has.
+        grain: what has a Resource of its own.
 
     Raises:
         DependencyError: the loader's library is missing.
@@ -184,6 +191,7 @@ def open_live(
         pause=pause,
         on_drained=on_drained,
         find_labels=find_labels,
+        grain=grain,
     )
 
 

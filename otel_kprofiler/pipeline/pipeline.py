@@ -43,7 +43,7 @@ from otel_kprofiler.pipeline.windows import (
     WindowCounts,
     WindowSchedule,
 )
-from otel_kprofiler.processes import ProcessResources
+from otel_kprofiler.processes import Grain, ProcessResources, merge_resources
 from otel_kprofiler.sampling import Sampler, SamplerCounts
 from otel_kprofiler.symbols import StackResolver
 
@@ -76,6 +76,10 @@ class Pipeline(Generic[SamplerT]):
         python: registers the processes that run CPython; closed with the pipeline.
         on_drained: sees the samples of each drain, before they wait for their symbols.
         find_labels: the labels with a number; without it, samples have none.
+        grain: what has a Resource of its own; windows are merged as they are closed.
+
+    Attributes:
+        grain: as given; may be changed at any time.
     """
 
     def __init__(
@@ -94,8 +98,10 @@ class Pipeline(Generic[SamplerT]):
         python: PythonFrames | None = None,
         on_drained: Callable[[Sequence[RawSample]], None] | None = None,
         find_labels: Callable[[int], LabelSet] | None = None,
+        grain: Grain = Grain.PROCESS,
     ) -> None:
         self.sampler = sampler
+        self.grain = grain
         self._on_drained = on_drained
         self._find_labels = find_labels
         self.python = python
@@ -205,7 +211,7 @@ class Pipeline(Generic[SamplerT]):
             self._in_windows += given_up
         self._close_window(now_ns, given_up)
         if self._whole and self._whole_sink:
-            self._whole_sink(self._close_whole(self._whole, now_ns, given_up))
+            self._whole_sink(self._merge(self._close_whole(self._whole, now_ns, given_up)))
 
     def close(self) -> None:
         """Close sampler, resolvers and resources."""
@@ -315,7 +321,7 @@ class Pipeline(Generic[SamplerT]):
         with self._lock:
             self._handing_over = self._count()
         try:
-            self._sink(window)
+            self._sink(self._merge(window))
         finally:
             with self._lock:
                 self._in_windows = SampleCounts()
@@ -333,6 +339,9 @@ class Pipeline(Generic[SamplerT]):
             resolve_again=self._stacks.resolve,
             renew=self._find_renewed,
         )
+
+    def _merge(self, window: Window) -> Window:
+        return merge_resources(window, self.grain, self.resources.common)
 
     def _renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
         renewed = self.resources.renew(resources)

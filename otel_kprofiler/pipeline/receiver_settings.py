@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from otel_kprofiler.pipeline.windows import FIRST_WINDOW_NS, WindowSchedule
+from otel_kprofiler.processes import Grain
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.symbols import UserSymbolSettings
 
@@ -54,3 +55,8 @@ def resource_attributes(receiver: Receiver) -> dict[str, AttributeValue]:
         name: tuple(value) if isinstance(value, list) else value
         for name, value in receiver.resource.items()
     }
+
+
+def resource_grain(receiver: Receiver) -> Grain:
+    """What has a Resource of its own."""
+    return Grain(receiver.resources)

@@ -1,4 +1,4 @@
-"""Attributes samples to processes: identity, Resources, published contexts."""
+"""Attributes samples to processes: identity, Resources, their grain, published contexts."""
 
 from otel_kprofiler.processes.contexts import (
     CONTEXT_HEADER,
@@ -7,6 +7,7 @@ from otel_kprofiler.processes.contexts import (
     ProcessContexts,
     read_process_context,
 )
+from otel_kprofiler.processes.grain import Grain, merge_resources
 from otel_kprofiler.processes.resources import SCHEMA_URL, ProcessResources, read_host_attributes
 
 __all__ = [
@@ -14,8 +15,10 @@ __all__ = [
     "CONTEXT_SIGNATURE",
     "CONTEXT_VERSION",
     "SCHEMA_URL",
+    "Grain",
     "ProcessContexts",
     "ProcessResources",
+    "merge_resources",
     "read_host_attributes",
     "read_process_context",
 ]

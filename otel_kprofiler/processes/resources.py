@@ -138,6 +138,11 @@ class ProcessResources:
                 renewed[old] = self._set(key, attributes)
         return renewed
 
+    @property
+    def common(self) -> Collection[str]:
+        """Names of the attributes that all Resources have: the host's and the configured ones."""
+        return self._base.keys()
+
     def rebase(self, base: Attributes) -> None:
         """Replace the common attributes of all Resources from now on."""
         self._base = dict(base)

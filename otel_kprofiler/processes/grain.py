@@ -1,0 +1,107 @@
+"""The grain of Resources: the samples of several processes as one Resource, before encoding."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from otel_kprofiler.model import (
+    Attributes,
+    AttributeValue,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Window,
+    WindowSample,
+)
+
+_SERVICE: Final = (
+    "deployment.environment.name",
+    "service.name",
+    "service.namespace",
+    "service.version",
+)
+_CONTAINER: Final = ("container.", "k8s.")
+_EXECUTABLE: Final = "process.executable."
+_EXECUTABLE_NAME: Final = "process.executable.name"
+_EXECUTABLE_PATH: Final = "process.executable.path"
+_NUMBERED: Final = re.compile(r"[/:].*", re.DOTALL)
+"""What the names of kernel threads end with, such as ``kworker/0:1H``."""
+
+
+class Grain(enum.Enum):
+    """What has a Resource of its own, from the finest to the coarsest."""
+
+    PROCESS = "process"
+    EXECUTABLE = "executable"
+    """An executable file, in a container, of a service."""
+    CONTAINER = "container"
+    """A container; several services in one stay apart."""
+    SERVICE = "service"
+    """A service, by name, namespace, version and environment."""
+    HOST = "host"
+
+    def select(self, attributes: Attributes, common: Collection[str]) -> dict[str, AttributeValue]:
+        """The attributes of a process that its Resource has.
+
+        Args:
+            attributes: of the process.
+            common: names of the attributes that all Resources have.
+        """
+        prefixes, names = _KEPT[self]
+        selected = {
+            key: value
+            for key, value in attributes.items()
+            if key in common or key in names or key.startswith(prefixes)
+        }
+        if self is Grain.EXECUTABLE and _EXECUTABLE_PATH not in selected:
+            name = selected.get(_EXECUTABLE_NAME)
+            if isinstance(name, str):
+                selected[_EXECUTABLE_NAME] = _NUMBERED.sub("", name)
+        return selected
+
+
+_KEPT: Final[dict[Grain, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    Grain.PROCESS: (("",), ()),
+    Grain.EXECUTABLE: ((*_CONTAINER, _EXECUTABLE), _SERVICE),
+    Grain.CONTAINER: (_CONTAINER, _SERVICE),
+    Grain.SERVICE: ((), _SERVICE),
+    Grain.HOST: ((), ()),
+}
+"""Prefixes and names of attributes."""
+
+
+def merge_resources(window: Window, grain: Grain, common: Collection[str]) -> Window:
+    """The window with Resources of this grain; no sample is changed or lost.
+
+    A profile has no two Resources with equal attributes then.
+
+    Args:
+        window: with a Resource for each process.
+        grain: of the Resources.
+        common: names of the attributes that all Resources have.
+    """
+    if grain is Grain.PROCESS:
+        return window
+    merged: dict[tuple[object, ...], Resource] = {}
+    coarse: dict[Resource, Resource] = {}
+    for profile in window.profiles:
+        for resource, _ in profile.resources:
+            if resource in coarse:
+                continue
+            selected = grain.select(resource.attributes, common)
+            types = tuple(type(value) for _, value in sorted(selected.items()))  # 1 equals True
+            key = (resource.schema_url, frozenset(selected.items()), types)
+            coarse[resource] = merged.setdefault(key, Resource(selected, resource.schema_url))
+    profiles = [_merge(profile, coarse) for profile in window.profiles]
+    return replace(window, profiles=profiles)
+
+
+def _merge(profile: Profile, coarse: dict[Resource, Resource]) -> Profile:
+    groups: dict[Resource, list[WindowSample]] = {}
+    for resource, samples in profile.resources:
+        groups.setdefault(coarse[resource], []).extend(samples)
+    return replace(profile, resources=[ResourceSamples(*group) for group in groups.items()])

@@ -1,0 +1,182 @@
+"""Grain of Resources: what is merged, and that no sample changes or is lost by it."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
+    ExportProfilesServiceRequest,
+)
+
+from benchmarks.bench_grain import CONTAINERS, EXECUTABLES, PROCESSES, SERVICES, make_windows
+from benchmarks.bench_otlp import HOST
+from otel_kprofiler.model import (
+    OFF_CPU,
+    ON_CPU,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
+from otel_kprofiler.processes import Grain, merge_resources
+
+START = 1_750_000_000_000_000_000
+PATH = "process.executable.path"
+NAME = "process.executable.name"
+
+
+@pytest.fixture(scope="module")
+def of_processes():
+    """A window with 500 processes and two kinds of samples."""
+    (window,) = make_windows(1)
+    (on_cpu,) = window.profiles
+    waits = [
+        group._replace(
+            samples=[
+                sample._replace(values=[7 * sample.cpu + 3] * len(sample.timestamps_unix_ns))
+                for sample in group.samples
+            ]
+        )
+        for group in on_cpu.resources[::3]
+    ]
+    return replace(window, profiles=[on_cpu, Profile(OFF_CPU, 0, waits)])
+
+
+def count_samples(window):
+    """How often each kind, stack, thread, CPU, time and value occur, whatever the Resource."""
+    counts = Counter()
+    for profile in window.profiles:
+        for _, sample in profile.samples:
+            stack = tuple((frame.address, frame.function) for frame in sample.stack.frames)
+            thread = (sample.tid, sample.thread_name, sample.cpu)
+            values = sample.values or [1] * len(sample.timestamps_unix_ns)
+            for time, value in zip(sample.timestamps_unix_ns, values, strict=True):
+                counts[profile.kind.name, stack, thread, time, value] += 1
+    return counts
+
+
+def labels_of(payload):
+    """Of each profile in a request what Pyroscope tells profiles apart by."""
+    request = ExportProfilesServiceRequest.FromString(payload)
+    strings = request.dictionary.string_table
+    return [
+        (
+            frozenset((one.key, str(one.value)) for one in group.resource.attributes),
+            strings[profile.sample_type.type_strindex],
+            profile.time_unix_nano,
+        )
+        for group in request.resource_profiles
+        for scope in group.scope_profiles
+        for profile in scope.profiles
+    ]
+
+
+@pytest.mark.parametrize(
+    ("grain", "resources"),
+    [
+        (Grain.PROCESS, PROCESSES),
+        (Grain.EXECUTABLE, EXECUTABLES),
+        (Grain.CONTAINER, CONTAINERS - 1),  # each tenth process is in none
+        (Grain.SERVICE, SERVICES),
+        (Grain.HOST, 1),
+    ],
+)
+@pytest.mark.parametrize("max_bytes", [None, 60_000], ids=["one request", "many requests"])
+def test_all_samples_of_500_processes_arrive_in_profiles_with_different_labels(
+    of_processes, grain, resources, max_bytes
+):
+    merged = merge_resources(of_processes, grain, HOST.keys())
+    assert count_samples(merged) == count_samples(of_processes)
+    assert len(merged.profiles[0].resources) == resources
+    encoded = encode_window(merged, max_bytes=max_bytes)
+    assert not encoded.too_large
+    assert len(encoded.batches) > 1 if max_bytes else len(encoded.batches) == 1
+    sent = Counter()
+    for batch in encoded.batches:
+        labels = labels_of(batch.payload)
+        assert len(set(labels)) == len(labels)
+        assert not list(check_payload(batch.payload))
+        for window in decode_windows(batch.payload):
+            sent += count_samples(window)
+    assert sent == count_samples(of_processes)
+
+
+PROCESS = {
+    "host.name": "box",
+    "cluster": "blue",
+    "process.pid": 7,
+    "process.creation.time": "2025-06-15T15:06:40.123Z",
+    NAME: "server",
+    PATH: "/usr/bin/server",
+    "process.runtime.name": "cpython",
+    "container.id": "3f2a",
+    "k8s.pod.uid": "77",
+    "service.name": "shop",
+    "service.version": "2",
+    "service.instance.id": "11",
+}
+COMMON = ("host.name", "cluster")
+OF_CONTAINER = {*COMMON, "container.id", "k8s.pod.uid", "service.name", "service.version"}
+
+
+@pytest.mark.parametrize(
+    ("grain", "kept"),
+    [
+        (Grain.PROCESS, {*PROCESS}),
+        (Grain.EXECUTABLE, {*OF_CONTAINER, NAME, PATH}),
+        (Grain.CONTAINER, OF_CONTAINER),
+        (Grain.SERVICE, {*COMMON, "service.name", "service.version"}),
+        (Grain.HOST, {*COMMON}),
+    ],
+)
+def test_a_coarser_resource_tells_less_and_nothing_else(grain, kept):
+    assert grain.select(PROCESS, COMMON) == {key: PROCESS[key] for key in kept}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "name"),
+    [
+        ({NAME: "kworker/0:1H"}, "kworker"),
+        ({NAME: "ksoftirqd/1"}, "ksoftirqd"),
+        ({NAME: "kswapd0"}, "kswapd0"),
+        ({NAME: "a:b", PATH: "/opt/a:b"}, "a:b"),
+    ],
+)
+def test_kernel_threads_that_are_numbered_are_one_executable(attributes, name):
+    assert Grain.EXECUTABLE.select(attributes, ())[NAME] == name
+
+
+def test_values_that_python_takes_for_equal_stay_apart():
+    window = Window(
+        START,
+        START + 10,
+        [
+            Profile(
+                ON_CPU,
+                1,
+                [
+                    ResourceSamples(
+                        Resource({"host.name": value}),
+                        [WindowSample(Stack.from_frames(()), 1, "a", 0, None, [START])],
+                    )
+                    for value in (1, True, 1.0, "1", 1)
+                ],
+            )
+        ],
+    )
+    (profile,) = merge_resources(window, Grain.HOST, ["host.name"]).profiles
+    values = [group.resource.attributes["host.name"] for group in profile.resources]
+    assert [repr(value) for value in values] == ["1", "True", "1.0", "'1'"]
+    assert profile.sample_count == 5
+
+
+def test_the_same_resource_stands_for_a_process_in_profiles_of_all_kinds(of_processes):
+    on_cpu, off_cpu = merge_resources(of_processes, Grain.HOST, HOST.keys()).profiles
+    assert on_cpu.resources[0].resource is off_cpu.resources[0].resource
+
+
+def test_the_finest_grain_leaves_windows_alone(of_processes):
+    assert merge_resources(of_processes, Grain.PROCESS, ()) is of_processes
