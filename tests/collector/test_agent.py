@@ -44,6 +44,12 @@ def run_agent(directory, endpoint, seconds):
     agent = subprocess.Popen(
         [sys.executable, "-m", "otel_kprofiler", "run", "-c", config], stdout=subprocess.PIPE
     )
+    own = directory / "own.jsonl"
+    deadline = time.monotonic() + 60
+    while not own.exists() or not own.stat().st_size:  # it samples, and its exporters work
+        assert agent.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     load = subprocess.Popen(["nice", sys.executable, "-m", "benchmarks.mixed_load", str(seconds)])
     time.sleep(seconds)
     load.wait(30)

@@ -30,6 +30,8 @@ SECONDS = float(os.environ.get("KPROFILER_DEPLOY_SECONDS", "5"))
 GATE = "--feature-gates=service.profilesSupport"
 NOBODY = "65534"
 TOOLS = ("unshare", "nsenter", "setpriv", "ip")
+PROFILES = '"otelcol.signal": "profiles"'
+"""In the log of the Collector's debug exporter."""
 
 
 def parse_unit(text):
@@ -142,8 +144,17 @@ def run_collector(namespaces, collector_program, tmp_path):
         process.wait()
 
 
-def run_unit(namespaces, seconds):
-    """Run the unit's command as its user for a while; returns account and log."""
+def busy(seconds):
+    """Load for the agent to sample."""
+    loop = f"timeout {seconds} sh -c 'while cat /proc/stat; do :; done' > /dev/null"
+    subprocess.run(loop, shell=True)
+
+
+def run_unit(namespaces, seconds, is_sampling):
+    """Run the unit's command as its user, from its first profile for a while.
+
+    Returns account, log and status in /proc.
+    """
     settings = parse_unit(UNIT.read_text())
     (start,) = settings["ExecStart"]
     agent = subprocess.Popen(
@@ -154,8 +165,12 @@ def run_unit(namespaces, seconds):
         cwd="/",
     )
     try:
-        busy = f"timeout {seconds} sh -c 'while cat /proc/stat; do :; done' > /dev/null"
-        subprocess.run(busy, shell=True)
+        deadline = time.monotonic() + 60
+        while not is_sampling():
+            assert agent.poll() is None, agent.stderr.read()
+            assert time.monotonic() < deadline
+            busy(0.5)
+        busy(seconds)
         with open(f"/proc/{agent.pid}/status") as file:
             status = {line.partition(":")[0]: line.partition(":")[2].strip() for line in file}
         agent.send_signal(signal.SIGTERM)
@@ -181,7 +196,12 @@ def test_the_installed_wheel_delivers_everything_as_the_units_user(
     installed, run_collector, tmp_path
 ):
     collector, _ = run_collector("file.yaml")
-    account, log, status = run_unit(installed, SECONDS)
+    file = tmp_path / "profiles.jsonl"
+
+    def has_content():
+        return file.exists() and file.stat().st_size > 0
+
+    account, log, status = run_unit(installed, SECONDS, has_content)
     collector.send_signal(signal.SIGTERM)
     collector.wait(10)
     assert status["Uid"].split()[1] == NOBODY
@@ -192,8 +212,8 @@ def test_the_installed_wheel_delivers_everything_as_the_units_user(
     assert account["gaps"] == []
     exported = account["exporters"]["otlp_grpc"]["exported"]
     assert exported == account["taken"] > SECONDS * 5
-    assert count_timestamps(tmp_path / "profiles.jsonl") == exported
-    profiles = (tmp_path / "profiles.jsonl").read_text()
+    assert count_timestamps(file) == exported
+    profiles = file.read_text()
     assert '"vmlinux"' in profiles
     assert "do_syscall_64" in profiles, "names of kernel functions"
     assert "kprofiler.sample.taken" in (tmp_path / "metrics.jsonl").read_text()
@@ -204,10 +224,10 @@ def test_the_installed_wheel_delivers_everything_as_the_units_user(
 
 def test_the_agents_profiles_appear_in_the_collectors_output(installed, run_collector):
     _, collector_log = run_collector("debug.yaml")
-    account, _, _ = run_unit(installed, 4)
+    account, _, _ = run_unit(installed, 4, lambda: PROFILES in collector_log.read_text())
     assert account["gaps"] == []
     shown = collector_log.read_text()
-    assert '"otelcol.signal": "profiles"' in shown
+    assert PROFILES in shown
     assert '"otelcol.signal": "metrics"' in shown
 
 

@@ -27,6 +27,11 @@ def run(code, *, wrapper=(), env=None, timeout=120):
     return done
 
 
+def problems(log):
+    """Lines of a service's log, but for BPF symbols lost because the machine was busy."""
+    return [line for line in log.splitlines() if not line.startswith("BPF symbol records lost")]
+
+
 class ToFile:
     """A file to which a service writes its profiles."""
 

@@ -165,6 +165,8 @@ class Dumps:
             *((go.g_m, go.g_stack, go.g_sched, go.m_curg) if go else (0, 0, 0, 0)),
         )  # fmt: skip
         update_map(self._object.map_fd("dump_config"), bytes(4), config)
+        while self._ring.take().data:  # of the process before
+            pass
         found: list[StackDump] = []
         with self._running(hz):
             end = time.monotonic() + timeout_s
