@@ -14,46 +14,21 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.config import load_config
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
+from tests.collector.units import ROOT, UNIT, as_the_unit_says, count_timestamps, parse_unit
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parents[2]
-UNIT = ROOT / "config/systemd/otel-kprofiler.service"
 SECONDS = float(os.environ.get("KPROFILER_DEPLOY_SECONDS", "5"))
 GATE = "--feature-gates=service.profilesSupport"
 NOBODY = "65534"
 TOOLS = ("unshare", "nsenter", "setpriv", "ip")
 PROFILES = '"otelcol.signal": "profiles"'
 """In the log of the Collector's debug exporter."""
-
-
-def parse_unit(text):
-    """Settings of a unit, each with the list of its values."""
-    settings = {}
-    for line in text.splitlines():
-        if "=" in line and not line.startswith("#"):
-            name, _, value = line.partition("=")
-            settings.setdefault(name, []).append(value)
-    return settings
-
-
-def as_the_unit_says(settings):
-    """The setpriv command with the unit's user and capabilities."""
-    assert settings["DynamicUser"] == ["yes"]
-    assert settings["AmbientCapabilities"] == settings["CapabilityBoundingSet"]
-    names = settings["AmbientCapabilities"][0].split()
-    sets = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in names)])
-    return [
-        *("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--no-new-privs"),
-        *(f"--bounding-set={sets}", f"--inh-caps={sets}", f"--ambient-caps={sets}"),
-    ]
 
 
 class Namespaces:
@@ -158,7 +133,7 @@ def run_unit(namespaces, seconds, is_sampling):
     settings = parse_unit(UNIT.read_text())
     (start,) = settings["ExecStart"]
     agent = subprocess.Popen(
-        namespaces.command(*as_the_unit_says(settings), *start.split()),
+        namespaces.command(*as_the_unit_says(settings, NOBODY), *start.split()),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -179,17 +154,6 @@ def run_unit(namespaces, seconds, is_sampling):
         agent.kill()
     assert agent.returncode == 0, log
     return json.loads(out), log, status
-
-
-def count_timestamps(path):
-    return sum(
-        len(sample["timestampsUnixNano"])
-        for line in path.read_text().splitlines()
-        for resource in json.loads(line)["resourceProfiles"]
-        for scope in resource["scopeProfiles"]
-        for profile in scope["profiles"]
-        for sample in profile["samples"]
-    )
 
 
 def test_the_installed_wheel_delivers_everything_as_the_units_user(
@@ -243,26 +207,3 @@ def test_systemd_accepts_the_unit(installed):
         capture_output=True, text=True,
     )  # fmt: skip
     assert rated.returncode == 0, rated.stdout[-500:]
-
-
-def test_the_kubernetes_manifest_contains_a_valid_configuration(tmp_path):
-    from ruamel.yaml import YAML
-
-    documents = list(YAML(typ="safe").load_all(ROOT / "config/kubernetes/daemonset.yaml"))
-    (config,) = [found for found in documents if found["kind"] == "ConfigMap"]
-    path = tmp_path / "agent.yaml"
-    path.write_text(config["data"]["agent.yaml"])
-    environ = {"NODE_IP": "10.0.0.1", "NODE_NAME": "worker"}
-    loaded = load_config(str(path), environ=environ).config
-    assert loaded.exporters["otlp_grpc"].endpoint == "10.0.0.1:4317"
-    (daemons,) = [found for found in documents if found["kind"] == "DaemonSet"]
-    pod = daemons["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert pod["hostPID"]
-    names = {entry["name"] for entry in container["env"]}
-    assert names == environ.keys()
-    capabilities = container["securityContext"]["capabilities"]
-    unit = parse_unit(UNIT.read_text())["AmbientCapabilities"][0].split()
-    assert [f"CAP_{name}" for name in capabilities["add"]] == unit
-    port = int(loaded.service.health.endpoint.rpartition(":")[2])
-    assert container["livenessProbe"]["httpGet"]["port"] == port

@@ -1,0 +1,401 @@
+"""The Debian package on a clean Debian root: installed, run, upgraded, removed and purged.
+
+The root has the packages of Essential and the dependencies that the package names, no more; it is
+made once by mmdebstrap from this system's mirror and cached. There is no systemd in it, so the
+unit's command runs under the user and capabilities of the installed unit by setpriv. The
+network is a namespace of its own, where the agent's and the Collector's default ports are free.
+
+``KPROFILER_DEB_TWICE=1`` builds the package twice and compares the bytes.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import Level
+from tests.cache import cache_directory
+from tests.collector.units import ROOT, as_the_unit_says, count_timestamps, parse_unit
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1500)]
+
+TOOLS = ("dpkg-deb", "mmdebstrap", "unshare", "nsenter", "chroot", "ip", "strip")
+GATE = "--feature-gates=service.profilesSupport"
+UNIT = "usr/lib/systemd/system/otel-kprofiler.service"
+CONFIG = "etc/otel-kprofiler/agent.yaml"
+STATE = "var/lib/otel-kprofiler"
+CACHE = "var/cache/otel-kprofiler"
+ACCOUNTS = ("passwd", "group", "shadow", "gshadow")
+NOT_OURS = re.compile(
+    r"(dev|proc|run|sys|tmp|var/lib/dpkg|var/log|root)/|etc/(passwd|g?shadow|group)-$"
+)
+"""What dpkg, adduser and the kernel keep for themselves."""
+
+
+def build(directory, compression="none"):
+    done = subprocess.run(
+        [ROOT / "config/debian/build.sh", directory],
+        env={**os.environ, "COMPRESSION": compression},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        pytest.fail(f"building the package failed:\n{done.stdout[-3000:]}")
+    return Path(done.stdout.splitlines()[-1])
+
+
+def read_field(package, name):
+    return subprocess.check_output(["dpkg-deb", "-f", package, name], text=True).strip()
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """The package, and a later revision of the same."""
+    if os.geteuid() or not all(map(shutil.which, TOOLS)):
+        pytest.skip(f"needs root and {', '.join(TOOLS)}")
+    directory = tmp_path_factory.mktemp("packages")
+    first = build(directory)
+    tree = directory / "tree"
+    subprocess.run(["dpkg-deb", "--raw-extract", first, tree], check=True)
+    control = tree / "DEBIAN/control"
+    version = read_field(first, "Version")
+    later = version.replace("-1", "-2")
+    control.write_text(control.read_text().replace(version, later))
+    second = directory / first.name.replace(version, later)
+    subprocess.run(
+        ["dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, second],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    shutil.rmtree(tree)
+    yield first, second
+    shutil.rmtree(directory)
+
+
+def make_archive(names):
+    """A tar file of a clean root with these packages, from the cache if it is there."""
+    codename = platform.freedesktop_os_release()["VERSION_CODENAME"]
+    digest = hashlib.sha256(f"{codename} {names}".encode()).hexdigest()[:12]
+    archive = cache_directory() / f"root-{codename}-{platform.machine()}-{digest}.tar"
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with open(archive.parent / "root.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not archive.exists():
+            part = archive.with_suffix(".part.tar")
+            done = subprocess.run(
+                [
+                    *("mmdebstrap", "--mode=root", "--variant=essential"),
+                    *(f"--include={names.replace(' ', '')}", codename, part),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=900,
+            )
+            if done.returncode:
+                pytest.skip(f"mmdebstrap makes no root of {codename} here: {done.stdout[-500:]}")
+            part.rename(archive)
+    return archive
+
+
+class CleanRoot:
+    """A Debian root with a network of its own."""
+
+    def __init__(self, path, archive):
+        self.path = path
+        subprocess.run(["tar", "-C", path, "-xf", archive, "--exclude=./dev/*"], check=True)
+        mounts = "".join(
+            f" && mount --rbind /{name} {path}/{name}" for name in ("dev", "proc", "sys")
+        )
+        script = f"ip link set lo up{mounts} && echo ready && exec sleep infinity"
+        self._holder = subprocess.Popen(
+            ["unshare", "--mount", "--net", "sh", "-c", script], stdout=subprocess.PIPE, text=True
+        )
+        assert self._holder.stdout.readline() == "ready\n"
+
+    def beside(self, *words):
+        """The words of a command in this network, with the files of the host."""
+        return ["nsenter", "-t", str(self._holder.pid), "-n", "--", *map(str, words)]
+
+    def command(self, *words):
+        """The words of a command inside."""
+        enter = ["nsenter", "-t", str(self._holder.pid), "-m", "-n", "--", "chroot", self.path]
+        return [*map(str, enter), *map(str, words)]
+
+    def run(self, *words):
+        """Run a command inside, without what the environment of the test says; its output."""
+        done = subprocess.run(
+            self.command(*words),
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 0, f"{words}:\n{done.stdout}"
+        return done.stdout
+
+    def dpkg(self, *words):
+        """Run dpkg, which must not complain."""
+        *options, last = words
+        if os.path.exists(last):
+            shutil.copy(last, self.path / "tmp/package.deb")
+            last = "/tmp/package.deb"
+        output = self.run("dpkg", *options, last)
+        assert not re.search("warning|error|fail", output, re.IGNORECASE), output
+        return output
+
+    def list_files(self):
+        """Every file by path: type, mode, owner, and what it contains or where it leads."""
+        found = {}
+        for directory, names, files in os.walk(self.path):
+            for name in [*names, *files]:
+                path = Path(directory, name)
+                relative = str(path.relative_to(self.path))
+                if NOT_OURS.match(relative):
+                    continue
+                about = path.lstat()
+                content = ""
+                if stat.S_ISLNK(about.st_mode):
+                    content = os.readlink(path)
+                elif stat.S_ISREG(about.st_mode) and name not in ACCOUNTS:
+                    content = hashlib.sha256(path.read_bytes()).hexdigest()
+                found[relative] = (oct(about.st_mode), about.st_uid, about.st_gid, content)
+            names[:] = [name for name in names if name not in ("dev", "proc", "sys")]
+        for name in ACCOUNTS:
+            lines = (self.path / "etc" / name).read_text().splitlines()
+            found[f"etc/{name}"] = sorted(lines)
+        return found
+
+    def close(self):
+        self._holder.kill()
+        self._holder.communicate()
+
+
+@pytest.fixture
+def root(packages, tmp_path):
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+    archive = make_archive(read_field(packages[0], "Depends"))
+    path = tmp_path / "root"
+    path.mkdir()
+    root = CleanRoot(path, archive)
+    yield root
+    root.close()
+    shutil.rmtree(path)
+
+
+class Unit:
+    """The installed unit, started as systemd would, but for the sandbox."""
+
+    def __init__(self, root):
+        self._root = root
+        settings = parse_unit((root.path / UNIT).read_text())
+        environ = {"PATH": "/usr/sbin:/usr/bin"}
+        for kind, parent in (("StateDirectory", "/var/lib"), ("CacheDirectory", "/var/cache")):
+            (name,) = settings[kind]
+            directory = f"{parent}/{name}"
+            owner = [settings["User"][0], settings["Group"][0]]
+            root.run("install", "-d", "-o", owner[0], "-g", owner[1], directory)
+            environ[re.sub("(?<=[a-z])(?=[A-Z])", "_", kind).upper()] = directory
+        (start,) = settings["ExecStart"]
+        self._busy = subprocess.Popen(["sh", "-c", "while cat /proc/stat; do :; done > /dev/null"])
+        with open(root.path / "tmp/agent.log", "wb") as log:
+            self.process = subprocess.Popen(
+                root.command(*as_the_unit_says(settings), *start.split()),
+                env=environ,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd="/",
+                text=True,
+            )
+
+    @property
+    def log(self):
+        return (self._root.path / "tmp/agent.log").read_text()
+
+    def status(self):
+        with open(f"/proc/{self.process.pid}/status") as file:
+            return {line.partition(":")[0]: line.partition(":")[2].strip() for line in file}
+
+    def wait_until(self, condition, seconds=180):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.2)
+
+    def stop(self):
+        """End it as systemd does; returns the account."""
+        self.process.send_signal(signal.SIGTERM)
+        output, _ = self.process.communicate(timeout=120)
+        assert self.process.returncode == 0, self.log
+        return json.loads(output)
+
+    def close(self):
+        for process in (self._busy, self.process):
+            process.kill()
+            process.communicate()
+
+
+@contextlib.contextmanager
+def started(thing):
+    try:
+        yield thing
+    finally:
+        thing.close()
+
+
+@contextlib.contextmanager
+def run_collector(root, program, directory):
+    """The Collector with the configuration that the package has as an example."""
+    config = root.path / "usr/share/doc/otel-kprofiler/examples/collector/file.yaml"
+    with open(directory / "collector.log", "wb") as log:
+        process = subprocess.Popen(
+            root.beside(program, "--config", config, GATE),
+            env={**os.environ, "OTELCOL_DATA": str(directory)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield directory / "profiles.jsonl"
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+
+
+SEGMENT_HEAD = 1000
+"""More bytes than a segment of the spool without batches has; the smallest batch has more."""
+
+
+def spooled_bytes(root):
+    segments = (root.path / STATE / "spool").rglob("*.spool")
+    return {str(path): path.read_bytes() for path in segments}
+
+
+def test_install_run_upgrade_remove_and_purge(packages, root, collector_program, tmp_path):
+    first, second = packages
+    before = root.list_files()
+
+    root.dpkg("--install", first)
+    assert root.run("dpkg", "--verify", "otel-kprofiler") == ""
+    version = read_field(first, "Version").rpartition("-")[0]
+    assert version in root.run("otel-kprofiler", "--version")
+    root.run("otel-kprofiler", "validate", "-c", f"/{CONFIG}")
+    completion = "/usr/share/bash-completion/completions/otel-kprofiler"
+    assert "otel-kprofiler" in root.run(
+        "bash", "-c", f". {completion} && complete -p otel-kprofiler"
+    )
+    root.run("/usr/lib/otel-kprofiler/bin/python3", "-c", "import grpc, symbolic, zstandard")
+    wanted = root.path / "etc/systemd/system/multi-user.target.wants/otel-kprofiler.service"
+    assert wanted.is_symlink(), "enabled, as services of Debian are"
+    (user,) = [
+        line.split(":")
+        for line in (root.path / "etc/passwd").read_text().splitlines()
+        if line.startswith("otel-kprofiler:")
+    ]
+    assert 100 <= int(user[2]) < 1000
+    assert user[5:] == ["/nonexistent", "/usr/sbin/nologin"]
+
+    # No receiver yet: what was sampled waits on disk.
+    with started(Unit(root)) as unit:
+        unit.wait_until(lambda: len(b"".join(spooled_bytes(root).values())) > SEGMENT_HEAD)
+        status = unit.status()
+        assert status["Uid"].split() == [user[2]] * 4
+        assert status["NoNewPrivs"] == "1"
+        # CAP_SYSLOG, CAP_PERFMON, CAP_BPF: bits 34, 38 and 39; some are given up after the start.
+        assert int(status["CapBnd"], 16) == 1 << 34 | 1 << 38 | 1 << 39
+        assert int(status["CapEff"], 16) & ~int(status["CapBnd"], 16) == 0
+        waiting = unit.stop()
+    assert waiting["taken"] > 0
+    assert waiting["exporters"]["otlp_grpc"]["exported"] == 0
+
+    # An upgrade keeps the administrator's changes and the spool.
+    config = root.path / CONFIG
+    config.write_text(
+        config.read_text().replace("kprofiler:\n", "kprofiler: {user_symbols: lines}\n")
+    )
+    kept = config.read_text()
+    spooled = spooled_bytes(root)
+    root.dpkg("--install", second)
+    assert root.run("dpkg-query", "-Wf", "${Version}", "otel-kprofiler") == read_field(
+        second, "Version"
+    )
+    assert config.read_text() == kept
+    assert spooled_bytes(root) == spooled
+    with run_collector(root, collector_program, tmp_path) as output, started(Unit(root)) as unit:
+        unit.wait_until(lambda: output.exists() and output.read_bytes().count(b"\n") >= 2)
+        account = unit.stop()
+    assert count_timestamps(output) == waiting["taken"] + account["taken"]
+    assert account["gaps"] == []
+    assert '"vmlinux"' in output.read_text()
+    assert '"level": "error"' not in unit.log
+
+    # Removal leaves the configuration and the state, as Debian's policy wants it; purge nothing.
+    root.dpkg("--remove", "otel-kprofiler")
+    left = {name for name, about in root.list_files().items() if before.get(name) != about}
+    left -= {f"etc/{name}" for name in ACCOUNTS}
+    own = (STATE, CACHE, "etc/otel-kprofiler", "etc/systemd", "var/lib/systemd")
+    assert [name for name in sorted(left) if not name.startswith(own)] == []
+    assert CONFIG in left
+    root.dpkg("--purge", "otel-kprofiler")
+    after = root.list_files()
+    assert {name: about for name, about in after.items() if before.get(name) != about} == {}
+    assert before.keys() - after.keys() == set()
+
+
+def test_systemd_accepts_the_installed_unit(packages, tmp_path):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("needs systemd-analyze")
+    tree = tmp_path / "tree"
+    subprocess.run(["dpkg-deb", "--extract", packages[0], tree], check=True)
+    unit = tmp_path / "otel-kprofiler.service"
+    text = (tree / UNIT).read_text()
+    assert "/opt/" not in text
+    # The command of the unit is looked for on this system.
+    unit.write_text(text.replace("/usr/bin/", f"{tree}/usr/bin/"))
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    rated = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", "--threshold=30", unit],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert rated.returncode == 0, rated.stdout[-500:]
+
+
+def test_nothing_in_the_package_is_from_the_machine_that_built_it(packages, tmp_path):
+    tree = tmp_path / "tree"
+    subprocess.run(["dpkg-deb", "--extract", packages[0], tree], check=True)
+    found = subprocess.run(
+        ["grep", "-rlF", "-e", f"{ROOT}/", "-e", "/tmp/tmp.", tree], capture_output=True, text=True
+    )
+    assert found.stdout == ""
+    owners = subprocess.check_output(["dpkg-deb", "--contents", packages[0]], text=True)
+    assert {line.split()[1] for line in owners.splitlines()} == {"root/root"}
+    files = [line for line in owners.splitlines() if not line.startswith("l")]
+    assert not [line for line in files if line[3] == "s" or line[8] == "w"]
+    shutil.rmtree(tree)
+
+
+@pytest.mark.skipif(
+    "KPROFILER_DEB_TWICE" not in os.environ, reason="`make test-deb` builds the package twice"
+)
+def test_the_same_sources_make_the_same_package(packages, tmp_path):
+    assert build(tmp_path).read_bytes() == packages[0].read_bytes()

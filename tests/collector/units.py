@@ -1,0 +1,45 @@
+"""What the systemd unit says, done without systemd."""
+
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+UNIT = ROOT / "config/systemd/otel-kprofiler.service"
+
+
+def parse_unit(text):
+    """Settings of a unit, each with the list of its values."""
+    settings = {}
+    for line in text.splitlines():
+        if "=" in line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            settings.setdefault(name, []).append(value)
+    return settings
+
+
+def as_the_unit_says(settings, dynamic=None):
+    """The setpriv command with the unit's capabilities and user, or one given for DynamicUser=."""
+    if dynamic is None:
+        (user,), (group,) = settings["User"], settings["Group"]
+    else:
+        assert settings["DynamicUser"] == ["yes"]
+        user = group = dynamic
+    assert settings["AmbientCapabilities"] == settings["CapabilityBoundingSet"]
+    names = settings["AmbientCapabilities"][0].split()
+    sets = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in names)])
+    return [
+        *("setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--no-new-privs"),
+        *(f"--bounding-set={sets}", f"--inh-caps={sets}", f"--ambient-caps={sets}"),
+    ]
+
+
+def count_timestamps(path):
+    """Samples in a Collector's file."""
+    return sum(
+        len(sample["timestampsUnixNano"])
+        for line in path.read_text().splitlines()
+        for resource in json.loads(line)["resourceProfiles"]
+        for scope in resource["scopeProfiles"]
+        for profile in scope["profiles"]
+        for sample in profile["samples"]
+    )
