@@ -28,7 +28,7 @@ from otel_kprofiler.export import (
     SpoolSettings,
 )
 from otel_kprofiler.export import Tls as TlsSettings
-from otel_kprofiler.model import AttributeForm
+from otel_kprofiler.model import AttributeForm, UnnamedFrames
 
 DEFAULT_MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
 """gRPC's default limit of 4 MiB, minus a margin for headers."""
@@ -216,6 +216,13 @@ class _Client(Exporter):
         "split. The default is just below the 4 MiB limit of gRPC receivers.",
     )
     attributes: AttributesKey = "inline"
+    unnamed_frames: Literal["addresses", "names"] = Field(
+        default="addresses",
+        description="How frames without a function name are sent. addresses: file and address "
+        "only, by which back ends find names. names: also a function named after file, address "
+        "and reason, such as vmlinux+0x1234 [no_symbol]; for back ends that drop frames without "
+        "one, such as Pyroscope.",
+    )
 
     @field_validator("headers")
     @classmethod
@@ -269,6 +276,7 @@ class OtlpGrpc(_Client):
             tls=self.tls.settings(),
             max_bytes=self.max_message_bytes,
             attributes=AttributeForm(self.attributes),
+            unnamed_frames=UnnamedFrames(self.unnamed_frames),
             queue=self.sending_queue.settings(),
         )
 
@@ -310,5 +318,6 @@ class OtlpHttp(_Client):
             tls=self.tls.settings(),
             max_bytes=self.max_message_bytes,
             attributes=AttributeForm(self.attributes),
+            unnamed_frames=UnnamedFrames(self.unnamed_frames),
             queue=self.sending_queue.settings(),
         )

@@ -20,6 +20,7 @@ from otel_kprofiler.model import (
     LossCause,
     Losses,
     SampleCounts,
+    UnnamedFrames,
     sum_losses,
 )
 
@@ -112,17 +113,19 @@ class ProfileExporter(abc.ABC):
         form: required form of batches.
         max_bytes: largest payload that this exporter sends, before compression; None for no limit.
         attributes: how resource and scope attributes are written in batches for this exporter.
+        unnamed_frames: how frames without a function name are written in them.
     """
 
     name: str
     form: Form
     max_bytes: int | None
     attributes: AttributeForm = AttributeForm.INLINE
+    unnamed_frames: UnnamedFrames = UnnamedFrames.ADDRESSES
 
     @property
     def encoding(self) -> Encoding:
         """How windows must be encoded for this exporter."""
-        return Encoding(self.form, self.max_bytes, self.attributes)
+        return Encoding(self.form, self.max_bytes, self.attributes, self.unnamed_frames)
 
     @abc.abstractmethod
     def export(self, batch: Batch) -> ExportResult:

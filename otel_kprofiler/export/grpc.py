@@ -25,7 +25,7 @@ from otel_kprofiler.export.sender import (
     parse_partial_success,
     user_agent,
 )
-from otel_kprofiler.model import AttributeForm, Batch, Form
+from otel_kprofiler.model import AttributeForm, Batch, Form, UnnamedFrames
 from otel_kprofiler.redact import Secrets, redact_address
 
 METHOD: Final = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
@@ -72,6 +72,7 @@ class OtlpGrpcExporter(OtlpSender):
         retry: how often and how long to retry; see :class:`RetryPolicy`.
         max_bytes: largest request, before compression.
         attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
+        unnamed_frames: how frames without a function name are written.
         development_version: send ``otlp-profiles-development-version: 1``.
         name: component id.
 
@@ -91,6 +92,7 @@ class OtlpGrpcExporter(OtlpSender):
         retry: RetryPolicy | None = None,
         max_bytes: int | None = DEFAULT_MAX_BYTES,
         attributes: AttributeForm = AttributeForm.INLINE,
+        unnamed_frames: UnnamedFrames = UnnamedFrames.ADDRESSES,
         development_version: bool = False,
         name: str = "otlp_grpc",
     ) -> None:
@@ -103,6 +105,7 @@ class OtlpGrpcExporter(OtlpSender):
             form=Form.PROTOBUF,
             max_bytes=max_bytes,
             attributes=attributes,
+            unnamed_frames=unnamed_frames,
             timeout_s=timeout_s,
             retry=retry,
         )

@@ -36,7 +36,7 @@ from otel_kprofiler.export.sender import (
     parse_partial_success,
     user_agent,
 )
-from otel_kprofiler.model import AttributeForm, Batch, Form
+from otel_kprofiler.model import AttributeForm, Batch, Form, UnnamedFrames
 from otel_kprofiler.redact import Secrets, redact_address
 
 PATH: Final = "/v1development/profiles"
@@ -61,6 +61,7 @@ class OtlpHttpExporter(OtlpSender):
         retry: how often and how long to retry; see :class:`RetryPolicy`.
         max_bytes: largest request, before compression.
         attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
+        unnamed_frames: how frames without a function name are written.
         development_version: send ``otlp-profiles-development-version: 1``.
         name: component id.
 
@@ -82,6 +83,7 @@ class OtlpHttpExporter(OtlpSender):
         retry: RetryPolicy | None = None,
         max_bytes: int | None = DEFAULT_MAX_BYTES,
         attributes: AttributeForm = AttributeForm.INLINE,
+        unnamed_frames: UnnamedFrames = UnnamedFrames.ADDRESSES,
         development_version: bool = False,
         name: str = "otlp_http",
     ) -> None:
@@ -97,6 +99,7 @@ class OtlpHttpExporter(OtlpSender):
             form=form,
             max_bytes=max_bytes,
             attributes=attributes,
+            unnamed_frames=unnamed_frames,
             timeout_s=timeout_s,
             retry=retry,
         )

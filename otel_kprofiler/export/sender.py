@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export.base import ExportResult, ProfileExporter
 from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict, attempt_until_settled
-from otel_kprofiler.model import AttributeForm, Batch, Form, LossCause, SampleCounts
+from otel_kprofiler.model import AttributeForm, Batch, Form, LossCause, SampleCounts, UnnamedFrames
 from otel_kprofiler.redact import Secrets
 from otel_kprofiler.text import describe_count
 from otel_kprofiler.version import __version__
@@ -124,6 +124,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         form: form of the batches.
         max_bytes: largest payload to send.
         attributes: how resource and scope attributes of the batches are written.
+        unnamed_frames: how frames without a function name are written in them.
         timeout_s: upper bound of one attempt, seconds, > 0.
         retry: how often and how long to retry.
     """
@@ -137,6 +138,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         form: Form,
         max_bytes: int | None,
         attributes: AttributeForm,
+        unnamed_frames: UnnamedFrames,
         timeout_s: float,
         retry: RetryPolicy | None,
     ) -> None:
@@ -146,6 +148,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         self.form = form
         self.max_bytes = max_bytes
         self.attributes = attributes
+        self.unnamed_frames = unnamed_frames
         self._timeout_s = timeout_s
         self._retry = retry or RetryPolicy()
         self._stop = threading.Event()

@@ -19,7 +19,7 @@ from otel_kprofiler.export.queue import DEFAULT_QUEUE_SIZE
 from otel_kprofiler.export.retry import RetryPolicy
 from otel_kprofiler.export.sender import Tls
 from otel_kprofiler.export.spool import Spool
-from otel_kprofiler.model import AttributeForm, Form
+from otel_kprofiler.model import AttributeForm, Form, UnnamedFrames
 
 if TYPE_CHECKING:
     from otel_kprofiler.export.base import ProfileExporter
@@ -99,6 +99,7 @@ class ClientSettings(ExporterSettings):
     tls: Tls
     max_bytes: int
     attributes: AttributeForm
+    unnamed_frames: UnnamedFrames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,7 @@ class GrpcSettings(ClientSettings):
             retry=self.retry,
             max_bytes=self.max_bytes,
             attributes=self.attributes,
+            unnamed_frames=self.unnamed_frames,
             name=name,
         )
 
@@ -148,6 +150,7 @@ class HttpSettings(ClientSettings):
             retry=self.retry,
             max_bytes=self.max_bytes,
             attributes=self.attributes,
+            unnamed_frames=self.unnamed_frames,
             name=name,
         )
 

@@ -14,7 +14,14 @@ from otel_kprofiler.model.account import (
     StreamTotals,
     sum_losses,
 )
-from otel_kprofiler.model.batch import AttributeForm, Batch, Encoding, Form, ProfileSamples
+from otel_kprofiler.model.batch import (
+    AttributeForm,
+    Batch,
+    Encoding,
+    Form,
+    ProfileSamples,
+    UnnamedFrames,
+)
 from otel_kprofiler.model.finding import Finding, Level
 from otel_kprofiler.model.kernel_entry import UNKNOWN_ENTRY, USER_MODE, find_entry
 from otel_kprofiler.model.kind import KINDS, OFF_CPU, ON_CPU, ProfileKind, find_kind
@@ -199,6 +206,7 @@ __all__ = [
     "StackMapping",
     "StackStatus",
     "StreamTotals",
+    "UnnamedFrames",
     "Unresolved",
     "UserStack",
     "Wait",

@@ -25,6 +25,16 @@ class AttributeForm(enum.Enum):
     """As indices into the string table: smaller, but most receivers find empty keys."""
 
 
+class UnnamedFrames(enum.Enum):
+    """How frames without a function name are written."""
+
+    ADDRESSES = "addresses"
+    """Without functions: file and address, by which back ends find names."""
+    NAMES = "names"
+    """With a function named after file, address and reason, such as ``vmlinux+0x40 [no_symbol]``;
+    after the reason alone if no file is known. For back ends that drop frames without one."""
+
+
 class Encoding(NamedTuple):
     """How windows are encoded for a receiver.
 
@@ -32,11 +42,13 @@ class Encoding(NamedTuple):
         form: protobuf, or JSON by OTLP's mapping.
         max_bytes: upper limit of a request before compression; None for no limit.
         attributes: how resource and scope attributes are written.
+        unnamed_frames: how frames without a function name are written.
     """
 
     form: Form = Form.PROTOBUF
     max_bytes: int | None = None
     attributes: AttributeForm = AttributeForm.INLINE
+    unnamed_frames: UnnamedFrames = UnnamedFrames.ADDRESSES
 
 
 class ProfileSamples(NamedTuple):

@@ -28,7 +28,8 @@ MODULE_BUILTIN: Final = "otel_kprofiler.module.builtin"
 """Ours, on locations in vmlinux: the module whose code is built in; an array if several share
 it."""
 UNRESOLVED: Final = "otel_kprofiler.unresolved"
-"""Ours, on locations without a name: the reason, as the lower-case name of an ``Unresolved``."""
+"""Ours, on locations without a name, or with one that is made up: the reason, as the lower-case
+name of an ``Unresolved``."""
 FOUND_BY: Final = "otel_kprofiler.frame.found_by"
 """Ours, on locations that were found in a way that is no proof: ``frame_pointer`` or ``guess``."""
 LOCAL_ROOT: Final = "otel_kprofiler.local_root_span.name"

@@ -407,6 +407,8 @@ class _Tables:
             found = self._frame_attributes[indices] = self._read_frame_attributes(indices)
         side, reason, builtin, found_by = found
         lines = tuple([self._line(line) for line in entry.lines]) if entry.lines else ()
+        if lines and reason in _REASONS and lines[-1].function.endswith(f"[{reason}]"):
+            lines = ()  # a name that is none: see UnnamedFrames
         module = None
         if entry.mapping_index:
             modules = self._modules if side is KERNEL_SIDE else self._user_modules

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from otel_kprofiler.model import (
     STACK_TRUNCATED,
@@ -20,6 +20,7 @@ from otel_kprofiler.model import (
     SpanLink,
     Stack,
     StackStatus,
+    UnnamedFrames,
     Unresolved,
     WindowSample,
 )
@@ -63,6 +64,20 @@ def status_text(status: StackStatus) -> str:
     if status in TRUNCATED_STACKS:
         return TRUNCATED_STACKS[status].name.lower()
     return errno.errorcode.get(-status, str(status))
+
+
+def name_unnamed(module: Module | None, address: int, reason: Unresolved | None) -> str:
+    """What stands for the name of a function, such as ``vmlinux+0x1234 [no_symbol]``.
+
+    Without a file that is the reason alone, because addresses of one process mean nothing in
+    another one.
+    """
+    told = f"[{reason.name.lower() if reason else 'unknown'}]"
+    return f"{module.name.rpartition('/')[2]}+{address:#x} {told}" if module else told
+
+
+def _has_name(line: Line) -> bool:
+    return bool(line.function or line.system_name)
 
 
 class Tables:
@@ -109,16 +124,22 @@ class Tables:
 class _RawLocations(dict[int, Token]):
     """Location tokens of raw addresses, created on first use."""
 
-    __slots__ = ("_attributes", "_tables", "_writer")
+    __slots__ = ("_attributes", "_lines", "_tables", "_writer")
 
-    def __init__(self, tables: Tables, writer: Writer, attributes: bytes) -> None:
+    def __init__(
+        self, tables: Tables, writer: Writer, lines: Sequence[tuple[Token, int]], attributes: bytes
+    ) -> None:
         super().__init__()
+        self._lines = lines
         self._tables = tables
         self._writer = writer
         self._attributes = attributes
 
     def __missing__(self, address: int) -> Token:
-        entry = self._writer.raw_location(address, self._attributes)
+        if self._lines:
+            entry = self._writer.location(b"", address, self._lines, self._attributes)
+        else:
+            entry = self._writer.raw_location(address, self._attributes)
         token = self[address] = self._tables.intern(LOCATION, entry)
         return token
 
@@ -133,8 +154,14 @@ class Dictionary:
         tables: the entries.
     """
 
-    def __init__(self, writer: Writer, attribute_form: AttributeForm) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        attribute_form: AttributeForm,
+        unnamed_frames: UnnamedFrames = UnnamedFrames.ADDRESSES,
+    ) -> None:
         self._writer = writer
+        self._names_all = unnamed_frames is UnnamedFrames.NAMES
         self._by_reference = attribute_form is AttributeForm.REFERENCES
         self.tables = Tables(writer)
         self._strings: dict[str, Token] = {"": b""}
@@ -246,11 +273,19 @@ class Dictionary:
         known = self._raw.get(key)
         if known is None:
             attributes = self._frame_attributes(*key)
-            known = self._raw[key] = _RawLocations(self.tables, self._writer, attributes)
+            name = name_unnamed(None, 0, frames.reason)
+            lines = self._lines((Line(name),)) if self._names_all else ()
+            known = self._raw[key] = _RawLocations(self.tables, self._writer, lines, attributes)
         return known
 
     def _add_frame(self, frame: Frame) -> Token:
         module, address, lines = frame.module, frame.address, frame.lines
+        if self._names_all and not (lines and all(map(_has_name, lines))):
+            name = name_unnamed(module, address, frame.unresolved)
+            lines = tuple(
+                line if _has_name(line) else line._replace(function=name)
+                for line in lines or (Line(""),)
+            )
         entry = self._writer.location(
             self._mapping(module, address) if module else b"",
             address,
@@ -281,7 +316,8 @@ class Dictionary:
         attributes: dict[str, AttributeValue] = {FRAME_TYPE: side.frame_type}
         if builtin:
             attributes[MODULE_BUILTIN] = builtin if len(builtin) > 1 else builtin[0]
-        if unresolved not in (None, side.usual_reason):
+        usual = None if self._names_all else side.usual_reason
+        if unresolved not in (None, usual):
             attributes[UNRESOLVED] = unresolved.name.lower()
         if found_by:
             attributes[FOUND_BY] = found_by

@@ -26,6 +26,7 @@ from otel_kprofiler.model import (
     ProfileSamples,
     Resource,
     SampleCounts,
+    UnnamedFrames,
     Window,
     WindowSample,
 )
@@ -76,6 +77,7 @@ class _Options:
     writer: Writer
     scope: Scope
     attribute_form: AttributeForm
+    unnamed_frames: UnnamedFrames
     max_bytes: int | None
     new_id: Callable[[int], bytes]
     accounts: Mapping[ProfileKind, Attributes]
@@ -108,6 +110,7 @@ def encode_window(
     form: Form = Form.PROTOBUF,
     max_bytes: int | None = None,
     attributes: AttributeForm = AttributeForm.INLINE,
+    unnamed_frames: UnnamedFrames = UnnamedFrames.ADDRESSES,
     new_id: Callable[[int], bytes] = os.urandom,
     pause: Callable[[], None] | None = None,
 ) -> Encoded:
@@ -124,6 +127,8 @@ def encode_window(
         max_bytes: limit of a batch's payload before compression; None for no limit.
         attributes: how resource and scope attributes are written. Most receivers show those by
             reference as empty: Collectors up to v0.162, Pyroscope and Parca.
+        unnamed_frames: how frames without a function name are written. Pyroscope drops those that
+            only have addresses.
         new_id: returns the given number of random bytes. A profile id is 12 random bytes per
             batch, followed by the profile's number in the batch, starting at 1.
         pause: called frequently, to let other threads run.
@@ -133,6 +138,7 @@ def encode_window(
         writer=_WRITERS[form],
         scope=scope or Scope(),
         attribute_form=attributes,
+        unnamed_frames=unnamed_frames,
         max_bytes=max_bytes,
         new_id=new_id,
         accounts={profile.kind: account_attributes(profile) for profile in window.profiles},
@@ -170,7 +176,7 @@ def _encode_account(options: _Options) -> Iterator[Batch]:
     counted = [one for one in window.profiles if one.resources and options.accounts[one.kind]]
     if not counted:
         return
-    dictionary = Dictionary(writer, options.attribute_form)
+    dictionary = Dictionary(writer, options.attribute_form, options.unnamed_frames)
     envelopes = _envelopes(options, dictionary, counted)
     scope = _scope(options, dictionary)
     owner = _owner(counted[0].resources[0].resource)
@@ -271,7 +277,7 @@ def _encode(
     If it is too large: None and the number of samples to try instead, 0 if there is only one.
     """
     writer, limit = options.writer, options.max_bytes
-    dictionary = Dictionary(writer, options.attribute_form)
+    dictionary = Dictionary(writer, options.attribute_form, options.unnamed_frames)
     tables = dictionary.tables
     envelopes = _envelopes(options, dictionary, [group.profile for group, _ in units])
     scope = _scope(options, dictionary)

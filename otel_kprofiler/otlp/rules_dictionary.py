@@ -342,9 +342,10 @@ def kernel_address(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def kernel_names(contents: Contents) -> Iterator[Problem]:
-    """Kernel functions are bare symbols: no +0x offset, no [module]."""
+    """Kernel functions are bare symbols: no +0x offset, no [module]; unless a reason tells why."""
     for where, entry in contents.table("location_table"):
-        for line in entry.lines if contents.is_kernel(entry) else ():
+        told = names.UNRESOLVED in contents.attributes(entry.attribute_indices)
+        for line in entry.lines if contents.is_kernel(entry) and not told else ():
             function = contents.entry("function_table", line.function_index)
             name = contents.string(function.name_strindex) if function else ""
             if _OFFSET_OR_MODULE.search(name):

@@ -28,9 +28,12 @@ from otel_kprofiler.model import (
     ModuleKind,
     ProfileKind,
     ProfileSamples,
+    RawFrames,
     Resource,
     ResourceSamples,
+    Side,
     Stack,
+    UnnamedFrames,
     Unresolved,
     WindowSample,
 )
@@ -224,6 +227,68 @@ def test_unresolved_frames_keep_their_address_and_reason(window):
         "profile.frame.type": "kernel",
         "otel_kprofiler.unresolved": "module_gone",
     }
+
+
+def names_by_address(payload):
+    """Names of the functions of each location, and its other attributes."""
+    reader = Reader(payload)
+    functions = reader.dictionary.function_table
+    return {
+        location.address: (
+            [
+                reader.strings[functions[line.function_index].name_strindex]
+                for line in location.lines
+            ],
+            reader.attributes(location).get("otel_kprofiler.unresolved"),
+        )
+        for location in list(reader.dictionary.location_table)[1:]
+    }
+
+
+UNNAMED = {"unnamed_frames": UnnamedFrames.NAMES}
+
+
+@pytest.mark.parametrize("form", Form)
+def test_frames_without_a_name_get_one_on_request(window, form):
+    raw = Side(USER_SIDE, RawFrames(USER_SIDE, [0x7F00AA, 0x7F00BB], Unresolved.USER_ADDRESS))
+    gap = Frame(
+        Module("/lib/libz.so.1", ModuleKind.USER, None, FileId("9" * 32), 0), 0x99, (), 0,
+        USER_SIDE, Unresolved.NO_NAME,
+    )  # fmt: skip
+    part = Frame(None, 0x98, (Line("", file="a.py", line=3), Line("named")), 0, USER_SIDE)
+    (profile,) = window.profiles
+    stacks = [Stack((raw,)), Stack.from_frames((gap, part))]
+    group = profile.resources[0]
+    more = [group.samples[0]._replace(stack=stack) for stack in stacks]
+    groups = [group._replace(samples=[*group.samples, *more]), *profile.resources[1:]]
+    window = replace(window, profiles=[replace(profile, resources=groups)])
+    (batch,) = encode_window(window, form=form, **UNNAMED).batches
+    assert not list(check_payload(batch.payload))
+    found = names_by_address(batch.payload)
+    assert all(names and all(names) for names, _ in found.values())
+    assert found[0x99] == (["libz.so.1+0x99 [no_name]"], "no_name")
+    assert found[0x98] == (["[unknown]", "named"], None)
+    assert found[0x7F00AA] == found[0x7F00BB] == (["[user_address]"], "user_address")
+    assert found[0x30] == (["[kprobe_insn_page]+0x30 [no_symbol]"], "no_symbol")
+    assert found[0xFFFFFFFFC0001234] == (["[module_gone]"], "module_gone")
+    assert found[0x900][0] == ["vfs_read"]
+
+
+@pytest.mark.parametrize("form", Form)
+def test_names_that_are_none_are_read_as_reasons(window, form):
+    with_names, without = (
+        decode_windows(encode_window(window, form=form, **options).batches[0].payload)
+        for options in (UNNAMED, {})
+    )
+
+    def frames(windows):
+        return [
+            (frame.address, frame.lines, frame.unresolved)
+            for _, sample in windows[0].samples
+            for frame in sample.stack.frames
+        ]
+
+    assert frames(with_names) == frames(without)
 
 
 def test_a_name_in_two_modules_is_one_function_at_two_locations(window):
