@@ -41,6 +41,7 @@ from benchmarks.usage import cpu_seconds
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.model import USER_SIDE, Frame
 from otel_kprofiler.otlp import check_payload, decode_windows
+from otel_kprofiler.processes import Grain
 
 RATE = 99
 WARM_UP_S = 10.0
@@ -246,7 +247,13 @@ def sizes(ours: Stacks, theirs: Stacks) -> Iterator[Row]:
 
 
 def run(
-    program: str, seconds: float, tracers: str, without: Collection[str], keep: str
+    program: str,
+    seconds: float,
+    *,
+    tracers: str,
+    without: Collection[str],
+    keep: str,
+    grain: str,
 ) -> Iterator[Row]:
     """Both beside each other under the load, then what they sent."""
     receivers = Receiver(), Receiver()
@@ -260,6 +267,7 @@ def run(
             samples_per_second=RATE,
             stacks="both",
             python_frames=python_frames,
+            resources=grain,
         )
         peer = Peer(program, receivers[1].endpoint, tracers)
         pids = (agent.process.pid, peer.process.pid)
@@ -310,9 +318,23 @@ def main() -> None:
         help="programs to leave out, such as one of which it has no whole stacks",
     )
     parser.add_argument("--keep", default="", metavar="DIR", help="keep the requests of both here")
+    parser.add_argument(
+        "--resources",
+        default=Grain.PROCESS.value,
+        choices=[grain.value for grain in Grain],
+        help="what has a Resource of its own at ours",
+    )
     given = parser.parse_args()
     print("measuring …", file=sys.stderr, flush=True)
-    print_rows(list(run(given.program, given.seconds, given.tracers, given.without, given.keep)))
+    found = run(
+        given.program,
+        given.seconds,
+        tracers=given.tracers,
+        without=given.without,
+        keep=given.keep,
+        grain=given.resources,
+    )
+    print_rows(list(found))
 
 
 if __name__ == "__main__":
