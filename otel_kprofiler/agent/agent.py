@@ -182,7 +182,12 @@ class Agent:
                 reporter,
                 access=self._access,
                 clock=self._clock,
-                resources=open_resources(self._access, self._clock, config.resource),
+                resources=open_resources(
+                    self._access,
+                    self._clock,
+                    config.resource,
+                    service_sources=config.service_sources,
+                ),
                 symbolizer=symbolizer,
                 user_names=self._user_names,
                 exporters=reporter.accounts,
@@ -331,9 +336,9 @@ class Agent:
         changed_ns = pipeline.sampler.reconfigure(new.sampler)
         if pipeline.sampler.period_ns != period_ns or new.schedule != old.schedule:
             pipeline.change_windows(changed_ns, new.schedule)
-        if new.resource != old.resource:
-            change_attributes(pipeline, self._access, new.resource)
         pipeline.grain = new.grain
+        if (new.resource, new.service_sources) != (old.resource, old.service_sources):
+            change_attributes(pipeline, self._access, new.resource, new.service_sources)
         self._configure_timers(new)
         fixed = find_fixed(old, new)
         if fixed:

@@ -18,6 +18,7 @@ from otel_kprofiler.pipeline import (
     resource_attributes,
     resource_grain,
     sampler_config,
+    service_sources,
     user_symbol_settings,
     window_schedule,
 )
@@ -41,6 +42,7 @@ class AgentConfig:
         schedule: the length of windows.
         resource: attributes of every Resource.
         grain: what has a Resource of its own.
+        service_sources: what names services that say no name themselves.
         exporters: exporters of the pipeline, by id and in order.
         must_sample: exit with an error if sampling cannot start.
         sampling_percent: probability that this host samples during a ``sampling_interval_s``.
@@ -62,6 +64,7 @@ class AgentConfig:
     schedule: WindowSchedule
     resource: Mapping[str, AttributeValue]
     grain: Grain
+    service_sources: tuple[str, ...]
     exporters: Mapping[str, ExporterSettings]
     must_sample: bool
     sampling_percent: int
@@ -116,6 +119,7 @@ def agent_config(config: Config) -> AgentConfig:
         schedule=_window_schedule(receiver, limits),
         resource=resource_attributes(receiver),
         grain=resource_grain(receiver),
+        service_sources=service_sources(receiver),
         exporters=config.running_exporters,
         must_sample=receiver.error_mode == "propagate",
         sampling_percent=receiver.probabilistic_threshold,

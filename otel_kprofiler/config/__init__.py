@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from otel_kprofiler.config.generate import json_schema, sample
     from otel_kprofiler.config.load import LoadedConfig, load_config, parse_config
     from otel_kprofiler.config.load_in_child import PendingConfig
-    from otel_kprofiler.config.receiver import Receiver
+    from otel_kprofiler.config.receiver import Receiver, ServiceName
     from otel_kprofiler.config.section import Exporter
     from otel_kprofiler.config.service import Service
 
@@ -30,6 +30,7 @@ __all__ = [
     "PendingConfig",
     "Receiver",
     "Service",
+    "ServiceName",
     "dump_config",
     "find_exposure",
     "json_schema",
@@ -48,7 +49,7 @@ _MODULES = {
     "exporters": {"EXPORTERS"},
     "exposure": {"find_exposure"},
     "load": {"LoadedConfig", "load_config", "parse_config"},
-    "receiver": {"Receiver"},
+    "receiver": {"Receiver", "ServiceName"},
     "section": {"Exporter"},
     "service": {"Service"},
 }

@@ -37,7 +37,10 @@ def dump_config(loaded: LoadedConfig, *, origins: bool = False) -> str:
 def yaml_lines(value: Any, path: Path, comment: Callable[[Path], str]) -> Iterator[str]:
     """Lines of a mapping or section, indented by the depth of ``path``."""
     items = (
-        [(name, getattr(value, name)) for name in type(value).model_fields]
+        [
+            (field.alias or name, getattr(value, name))
+            for name, field in type(value).model_fields.items()
+        ]
         if isinstance(value, Section)
         else list(value.items())
     )

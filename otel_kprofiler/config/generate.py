@@ -15,7 +15,7 @@ from otel_kprofiler.config.dump import scalar
 from otel_kprofiler.config.exporters import EXPORTERS
 from otel_kprofiler.config.load import section_of
 from otel_kprofiler.config.receiver import Receiver
-from otel_kprofiler.config.section import Exporter, Section
+from otel_kprofiler.config.section import Exporter, Section, keys_of
 from otel_kprofiler.config.service import Service
 
 _WIDTH: Final = 96
@@ -40,7 +40,7 @@ def sample() -> str:
 
 def _sample_lines(model: type[Section], depth: int) -> Iterator[str]:
     indent = "  " * depth
-    for name, field in model.model_fields.items():
+    for name, field in keys_of(model).items():
         section = section_of(field)
         if section is not None:
             yield from _comment(section, depth)
@@ -194,7 +194,7 @@ def _table(model: type[Section]) -> Iterator[str]:
 
 
 def _rows(model: type[Section], prefix: str) -> Iterator[str]:
-    for name, field in model.model_fields.items():
+    for name, field in keys_of(model).items():
         section = section_of(field)
         if section is None:
             default = "required" if field.is_required() else f"`{scalar(field.default)}`"

@@ -19,7 +19,7 @@ from otel_kprofiler.config.document import Document, Path, dotted, parse_documen
 from otel_kprofiler.config.durations import Duration
 from otel_kprofiler.config.exporters import EXPORTERS
 from otel_kprofiler.config.otlp import ADDRESSES
-from otel_kprofiler.config.section import Section
+from otel_kprofiler.config.section import Section, keys_of
 from otel_kprofiler.errors import ConfigError, ConfigProblem
 from otel_kprofiler.redact import redact_address
 
@@ -140,7 +140,7 @@ def _explain(document: Document, model: type[Section], prefix: Path, detail: Any
     path = (*prefix, *inner)
     if detail["type"] == "extra_forbidden":
         owner = _section(model, inner[:-1])
-        message = _unknown(str(inner[-1]), owner.model_fields, owner.unsupported, "key")
+        message = _unknown(str(inner[-1]), keys_of(owner), owner.unsupported, "key")
         document.complain(path, message, at_key=True)
     elif detail["type"] == "missing":
         document.complain(path, "is required")
@@ -174,7 +174,7 @@ def _unknown(name: str, known: Mapping[str, Any], reasons: Mapping[str, str], no
 
 def _section(model: type[Section], path: Path) -> type[Section]:
     for key in path:
-        model = section_of(model.model_fields[str(key)]) or model
+        model = section_of(keys_of(model)[str(key)]) or model
     return model
 
 
@@ -192,7 +192,7 @@ def _fill(model: type[Section], values: Any) -> Any:
     if not isinstance(values, dict):
         return values
     filled = dict(values)
-    for name, field in model.model_fields.items():
+    for name, field in keys_of(model).items():
         section = section_of(field)
         optional = type(None) in get_args(field.annotation)
         if name not in filled or (optional and filled[name] is None):

@@ -37,10 +37,31 @@ def _count(value: Any) -> Any:
     return 0 if value is False or value in ("off", "false") else value
 
 
+def _words(value: Any) -> Any:
+    """A single word as a list of it."""
+    return [value] if isinstance(value, str) else value
+
+
 _Scalar = str | bool | int | float
 Attribute = Annotated[
     _Scalar | list[str] | list[bool] | list[int] | list[float], WrapValidator(_attribute)
 ]
+
+
+class ServiceName(Section):
+    """What names the service of a process that says no name itself."""
+
+    sources: Annotated[
+        list[Literal["container", "unit", "executable"]], BeforeValidator(_words)
+    ] = Field(
+        default=[],
+        alias="from",
+        description="The first of these that a process has becomes its service.name, unless the "
+        "process publishes one, or has OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES in its "
+        "environment (see docs/processes.md): container (its name in the pod, in Docker or "
+        "podman), unit (of a service of systemd), executable (name of the file; of kernel threads "
+        "their purpose, as in [kworker]). Empty: no name is made up.",
+    )
 
 
 class Receiver(Section):
@@ -181,6 +202,7 @@ class Receiver(Section):
         default=False,
         description="Log in detail (the same as service.telemetry.logs.level: debug).",
     )
+    service_name: ServiceName = ServiceName()
     resource: dict[AttributeName, Attribute] = Field(
         default={},
         description="Attributes of every profile's Resource, such as "

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 from otel_kprofiler.config.durations import parse_duration
 from otel_kprofiler.export import ExporterSettings
@@ -44,6 +45,11 @@ class Exporter(Section, ABC):
     @abstractmethod
     def settings(self) -> ExporterSettings:
         """Convert to settings, which open the exporter."""
+
+
+def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of a section by their keys in the file."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def lower(value: Any) -> Any:

@@ -15,8 +15,9 @@ RECEIVER: Final[Mapping[str, str]] = {
     "tracers": "interpreted languages are not unwound; remove it",
     "off_cpu_threshold": "only on-CPU time is sampled; remove it",
     "probes": "samples come from timers only, without probes; remove it",
-    "include_env_vars": "environment variables of processes are never exported, because they may "
-    "hold secrets; put fixed attributes under resource",
+    "include_env_vars": "of the environment of processes, only what OTEL_SERVICE_NAME and "
+    "OTEL_RESOURCE_ATTRIBUTES say of the service is exported, because others may hold secrets; put "
+    "fixed attributes under resource",
     "send_error_frames": "unresolved frames are always exported, as addresses with the reason; "
     "remove it",
     "frame_cache_size": "resolved stacks are cached while their symbols are valid, without a "

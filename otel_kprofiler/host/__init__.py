@@ -10,9 +10,29 @@ from otel_kprofiler.host.capabilities import (
     parse_capabilities,
     read_capabilities,
 )
-from otel_kprofiler.host.cgroup_names import CgroupNames, parse_cgroup, parse_cgroup_path
-from otel_kprofiler.host.cgroups import Cgroup, find_cgroup, is_populated, parse_cgroup_mount
+from otel_kprofiler.host.cgroup_names import (
+    CgroupNames,
+    parse_cgroup,
+    parse_cgroup_path,
+    parse_unified_path,
+)
+from otel_kprofiler.host.cgroups import (
+    Cgroup,
+    find_cgroup,
+    find_cgroup_root,
+    is_in_cgroup_namespace,
+    is_populated,
+    parse_mount_points,
+    walk_cgroups,
+)
 from otel_kprofiler.host.child import child_command, limit_resources
+from otel_kprofiler.host.container_names import (
+    ContainerNames,
+    OwnContainer,
+    parse_own_container,
+    read_pod_names,
+    read_runtime_name,
+)
 from otel_kprofiler.host.containers import Container, find_containers
 from otel_kprofiler.host.cpu_share import CpuShare
 from otel_kprofiler.host.cpus import parse_cpu_list, read_online_cpus, read_possible_cpus
@@ -71,7 +91,13 @@ from otel_kprofiler.host.privileges import (
     read_threads,
     run_unprivileged,
 )
-from otel_kprofiler.host.process_stat import TICK_NS, ProcessStat, parse_stat, read_start_ticks
+from otel_kprofiler.host.process_stat import (
+    TICK_NS,
+    ProcessStat,
+    parse_stat,
+    read_start_ticks,
+    read_stat,
+)
 from otel_kprofiler.host.process_tree import find_descendants, read_process, read_processes
 from otel_kprofiler.host.special_files import open_special
 from otel_kprofiler.host.uevents import Uevents
@@ -94,6 +120,7 @@ __all__ = [
     "Cgroup",
     "CgroupNames",
     "Container",
+    "ContainerNames",
     "CpuChanges",
     "CpuShare",
     "EventPerCpu",
@@ -107,6 +134,7 @@ __all__ = [
     "MemoryMapping",
     "NewFile",
     "OpenedFile",
+    "OwnContainer",
     "PerfAttributes",
     "PrivateDirectory",
     "Privileges",
@@ -122,6 +150,7 @@ __all__ = [
     "enable_event",
     "find_cache_path",
     "find_cgroup",
+    "find_cgroup_root",
     "find_containers",
     "find_descendants",
     "find_lockdown",
@@ -132,6 +161,7 @@ __all__ = [
     "get_privilege_error",
     "give_up_capabilities",
     "held_capabilities",
+    "is_in_cgroup_namespace",
     "is_in_user_namespace",
     "is_populated",
     "keep_only",
@@ -143,22 +173,28 @@ __all__ = [
     "open_special",
     "parse_capabilities",
     "parse_cgroup",
-    "parse_cgroup_mount",
     "parse_cgroup_path",
     "parse_cpu_list",
     "parse_mappings",
+    "parse_mount_points",
+    "parse_own_container",
     "parse_release",
     "parse_stat",
+    "parse_unified_path",
     "read_capabilities",
     "read_maps",
     "read_online_cpus",
+    "read_pod_names",
     "read_possible_cpus",
     "read_process",
     "read_processes",
     "read_release",
+    "read_runtime_name",
     "read_start_ticks",
+    "read_stat",
     "read_symbols_visibility",
     "read_threads",
     "run_unprivileged",
     "set_period",
+    "walk_cgroups",
 ]

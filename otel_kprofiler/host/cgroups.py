@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from otel_kprofiler.host.access import HostFiles
+from otel_kprofiler.host.cgroup_names import parse_unified_path
+from otel_kprofiler.host.process_stat import read_stat
 
-_MOUNTS: Final = "/proc/self/mounts"
+_MOUNTS: Final = "/proc/self/mountinfo"
+_INITIAL: Final = "cgroup:[4026531835]"  # PROC_CGROUP_INIT_INO, include/linux/proc_ns.h
+_KTHREADD: Final = 2  # always in the root of the hierarchy
+_MOST: Final = 20_000
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
 class Cgroup(NamedTuple):
@@ -24,13 +32,76 @@ class Cgroup(NamedTuple):
     id: int
 
 
-def parse_cgroup_mount(mounts: bytes) -> str | None:
-    """Where the hierarchy of version 2 is mounted; from ``/proc/self/mounts``, see fstab(5)."""
-    for line in mounts.splitlines():
-        fields = line.split(b" ")
-        if len(fields) > 2 and fields[2] == b"cgroup2":
-            return os.fsdecode(fields[1])
-    return None
+class MountPoint(NamedTuple):
+    """Where a part of a hierarchy is mounted.
+
+    Attributes:
+        path: its directory.
+        root: which cgroup that is, relative to the own cgroup namespace: ``/`` is the own root,
+            ``/..`` its parent.
+    """
+
+    path: str
+    root: str
+
+
+def parse_mount_points(mountinfo: bytes, kind: str) -> list[MountPoint]:
+    """Mounts of a type of file system; from ``/proc/PID/mountinfo``, see proc_pid_mountinfo(5)."""
+    found = []
+    for line in mountinfo.decode("utf-8", "surrogateescape").splitlines():
+        fields, _, rest = line.partition(" - ")
+        parts = fields.split(" ")
+        if len(parts) >= 5 and rest.partition(" ")[0] == kind:
+            found.append(MountPoint(_unescape(parts[4]), _unescape(parts[3])))
+    return found
+
+
+def _unescape(text: str) -> str:
+    return _OCTAL.sub(lambda found: chr(int(found[1], 8)), text)
+
+
+def is_in_cgroup_namespace(files: HostFiles) -> bool:
+    """Whether this process is in a cgroup namespace of its own, as in most containers."""
+    try:
+        return files.read_link("/proc/self/ns/cgroup") != _INITIAL
+    except OSError:
+        return False  # a kernel without them
+
+
+def find_cgroup_root(files: HostFiles) -> Cgroup | None:
+    """The cgroup of version 2 that is mounted nearest to the root of the hierarchy.
+
+    None if none is mounted, or if a cgroup namespace hides at what depth it is.
+
+    Raises:
+        OSError: the mounts cannot be read.
+    """
+    own_level = _find_own_level(files)
+    if own_level is None:
+        return None
+    found = []
+    for path, root in parse_mount_points(files.read_bytes(_MOUNTS), "cgroup2"):
+        parts = [part for part in root.split("/") if part]
+        level = own_level + sum(-1 if part == ".." else 1 for part in parts)
+        try:
+            found.append(Cgroup(path, level, os.stat(path).st_ino))
+        except OSError:
+            continue  # hidden by another mount
+    return min(found, key=lambda one: one.level, default=None)
+
+
+def _find_own_level(files: HostFiles) -> int | None:
+    """Depth of the root of the own cgroup namespace; None if it cannot be told."""
+    if not is_in_cgroup_namespace(files):
+        return 0
+    first = read_stat(files, _KTHREADD)
+    if first is None or not first.is_kernel_thread:
+        return None  # a pid namespace
+    try:
+        path = parse_unified_path(files.read_bytes(f"/proc/{_KTHREADD}/cgroup"))
+    except OSError:
+        return None
+    return path.count("..")
 
 
 def find_cgroup(files: HostFiles, path: str) -> Cgroup | None:
@@ -41,17 +112,36 @@ def find_cgroup(files: HostFiles, path: str) -> Cgroup | None:
     Raises:
         OSError: it cannot be read.
     """
-    root = parse_cgroup_mount(files.read_bytes(_MOUNTS))
+    root = find_cgroup_root(files)
     if root is None:
         return None
-    for candidate in (path, os.path.join(root, path.lstrip("/"))):
+    for candidate in (path, os.path.join(root.path, path.lstrip("/"))):
         directory = os.path.realpath(candidate)
         if os.path.isfile(os.path.join(directory, "cgroup.procs")) and (
-            directory == root or directory.startswith(root + "/")
+            directory == root.path or directory.startswith(root.path + "/")
         ):
-            level = len([part for part in directory[len(root) :].split("/") if part])
-            return Cgroup(directory, level, os.stat(directory).st_ino)
+            below = [part for part in directory[len(root.path) :].split("/") if part]
+            return Cgroup(directory, root.level + len(below), os.stat(directory).st_ino)
     return None
+
+
+def walk_cgroups(root: Cgroup) -> Iterator[Cgroup]:
+    """All cgroups below one, each before those below it; at most 20,000."""
+    rest, left = [root], _MOST
+    while rest and left:
+        above = rest.pop()
+        try:
+            with os.scandir(above.path) as entries:
+                below = [
+                    Cgroup(entry.path, above.level + 1, entry.inode())
+                    for entry in entries
+                    if entry.is_dir(follow_symlinks=False)
+                ]
+        except OSError:
+            continue  # it has been removed
+        left -= min(left, len(below))
+        yield from below
+        rest += below
 
 
 def is_populated(cgroup: Cgroup) -> bool:

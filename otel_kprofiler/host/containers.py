@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from otel_kprofiler.host.access import HostFiles
 from otel_kprofiler.host.cgroup_names import parse_cgroup, parse_unified_path
+from otel_kprofiler.host.container_names import read_pod_names, read_runtime_name
 
-_DOCKER: Final = "/var/lib/docker/containers"
-_PODMAN: Final = "/var/lib/containers/storage/overlay-containers/containers.json"
-_KUBERNETES: Final = "/var/log/containers"
-_LOG_NAME: Final = re.compile(
-    r"(?P<pod>.+)_(?P<namespace>[^_]+)_(?P<name>.+)-(?P<id>[0-9a-f]{64})\.log"
-)
 _SHORTEST_ID: Final = 4
 
 
@@ -54,8 +46,13 @@ def find_containers(files: HostFiles) -> list[Container]:
         if found:
             pids.setdefault(found, []).append(int(entry))
             cgroups[found] = cgroups.get(found) or _cut_cgroup(text, found)
+    in_pods = read_pod_names(files) if pids else {}
+    names = {
+        one: in_pods[one].all if one in in_pods else (read_runtime_name(files, one),)
+        for one in pids
+    }
     return [
-        Container(one, _find_names(files, one), cgroups[one], tuple(pids[one]))
+        Container(one, tuple(filter(None, names[one])), cgroups[one], tuple(pids[one]))
         for one in sorted(pids)
     ]
 
@@ -65,46 +62,3 @@ def _cut_cgroup(text: bytes, container: str) -> str:
     path = parse_unified_path(text)
     before, found, after = path.rpartition(container)
     return f"{before}{found}{after.partition('/')[0]}" if found else ""
-
-
-def _find_names(files: HostFiles, container: str) -> tuple[str, ...]:
-    return tuple(
-        dict.fromkeys(
-            [
-                *_read_docker(files, container),
-                *_read_podman(files, container),
-                *_read_kubernetes(files, container),
-            ]
-        )
-    )
-
-
-def _read_docker(files: HostFiles, container: str) -> Iterable[str]:
-    try:
-        settings = json.loads(files.read_bytes(f"{_DOCKER}/{container}/config.v2.json"))
-        return [settings["Name"].removeprefix("/")]
-    except (OSError, ValueError, LookupError, AttributeError, TypeError):
-        return []
-
-
-def _read_podman(files: HostFiles, container: str) -> Iterable[str]:
-    try:
-        rows = json.loads(files.read_bytes(_PODMAN))
-        return [str(name) for row in rows if row["id"] == container for name in row["names"]]
-    except (OSError, ValueError, LookupError, TypeError):
-        return []
-
-
-def _read_kubernetes(files: HostFiles, container: str) -> Iterable[str]:
-    """Names of container, pod, and both, from the log's name: ``POD_NAMESPACE_NAME-ID.log``."""
-    try:
-        logs = files.list_dir(_KUBERNETES)
-    except OSError:
-        return []
-    found = [match for log in logs if (match := _LOG_NAME.fullmatch(log))]
-    return [
-        name
-        for match in found
-        if match["id"] == container
-        for name in (match["name"], match["pod"], f"{match['pod']}/{match['name']}")
-    ]

@@ -9,6 +9,7 @@ from otel_kprofiler.host.access import HostFiles
 
 TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 """Resolution of start times in ``/proc``, in nanoseconds."""
+_PF_KTHREAD: Final = 0x00200000  # include/linux/sched.h
 
 
 class ProcessStat(NamedTuple):
@@ -18,27 +19,44 @@ class ProcessStat(NamedTuple):
         parent: pid of the parent.
         has_ended: whether its main thread has; others may be left.
         start_ticks: start time in clock ticks since boot.
+        is_kernel_thread: whether it runs in the kernel alone.
+        name: of its main thread (``comm``).
     """
 
     parent: int
     has_ended: bool
     start_ticks: int
+    is_kernel_thread: bool = False
+    name: bytes = b""
 
 
 def parse_stat(stat: bytes) -> ProcessStat:
-    """Fields 3, 4 and 22 of proc_pid_stat(5); the name in field 2 may contain blanks and ) too.
+    """Fields 2, 3, 4, 9 and 22 of proc_pid_stat(5); the name may contain blanks and ) too.
 
     Raises ``ValueError`` on malformed input.
     """
-    fields = stat[stat.rindex(b")") + 2 :].split(b" ", 20)
+    end = stat.rindex(b")")
+    fields = stat[end + 2 :].split(b" ", 20)
     if len(fields) < 21:
         raise ValueError("too few fields in a stat line")
-    return ProcessStat(int(fields[1]), fields[0] in (b"Z", b"X"), int(fields[19]))
+    return ProcessStat(
+        int(fields[1]),
+        fields[0] in (b"Z", b"X"),
+        int(fields[19]),
+        bool(int(fields[6]) & _PF_KTHREAD),
+        stat[stat.find(b"(") + 1 : end],
+    )
+
+
+def read_stat(files: HostFiles, pid: int | str) -> ProcessStat | None:
+    """A process; None if there is no such process."""
+    try:
+        return parse_stat(files.read_bytes(f"/proc/{pid}/stat"))
+    except (OSError, ValueError):
+        return None
 
 
 def read_start_ticks(files: HostFiles, pid: int | str) -> int | None:
     """Start time of a process in ticks; None if there is no such process."""
-    try:
-        return parse_stat(files.read_bytes(f"/proc/{pid}/stat")).start_ticks
-    except (OSError, ValueError):
-        return None
+    found = read_stat(files, pid)
+    return found.start_ticks if found else None

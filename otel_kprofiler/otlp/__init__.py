@@ -9,7 +9,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_kprofiler.otlp.conventions import KERNEL_ENTRY, LOCAL_ROOT, SAMPLE_ATTRIBUTES, SCHEMA_URL
+from otel_kprofiler.otlp.conventions import (
+    KERNEL_ENTRY,
+    KERNEL_THREAD,
+    LOCAL_ROOT,
+    SAMPLE_ATTRIBUTES,
+    SCHEMA_URL,
+    UNIT,
+    USER_UNIT,
+)
 from otel_kprofiler.otlp.encode import Encoded, Scope, encode_empty, encode_window
 from otel_kprofiler.otlp.process_context import (
     ProcessContext,
@@ -26,10 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KERNEL_ENTRY",
+    "KERNEL_THREAD",
     "LOCAL_ROOT",
     "RULES",
     "SAMPLE_ATTRIBUTES",
     "SCHEMA_URL",
+    "UNIT",
+    "USER_UNIT",
     "DamagedProfilesError",
     "Encoded",
     "Nameless",

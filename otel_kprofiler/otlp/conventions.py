@@ -22,6 +22,14 @@ BUILD_ID_GNU: Final = "process.executable.build_id.gnu"
 BUILD_ID_GO: Final = "process.executable.build_id.go"
 BUILD_ID_HTLHASH: Final = "process.executable.build_id.htlhash"
 
+UNIT: Final = "systemd.unit.name"
+"""As the Collector's systemd receiver: the unit of the system's systemd."""
+USER_UNIT: Final = "otel_kprofiler.systemd.user_unit.name"
+"""Ours: the unit of a user's systemd."""
+KERNEL_THREAD: Final = "otel_kprofiler.kernel_thread"
+"""Ours, on Resources of kernel threads: what threads of the same purpose have in common, such as
+``kworker`` of ``kworker/0:1``."""
+
 MODULE_KIND: Final = "otel_kprofiler.module.kind"
 """Ours, on mappings of kernel code that no file backs: ``bpf`` or ``ool`` (out-of-line pages)."""
 MODULE_BUILTIN: Final = "otel_kprofiler.module.builtin"
@@ -71,6 +79,6 @@ SAMPLE_ATTRIBUTES: Final = frozenset({THREAD_NAME, THREAD_ID, CPU, LOCAL_ROOT})
 """Attributes of samples with a meaning of their own; others are labels, unless they are ours."""
 
 INTEGER_ATTRIBUTES: Final = frozenset(
-    {"process.pid", "process.parent_pid", "process.vpid", THREAD_ID, CPU}
+    {"process.pid", "process.parent_pid", "process.user.id", "process.vpid", THREAD_ID, CPU}
 )
 """Attributes whose value the conventions define as an integer."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         resource_attributes,
         resource_grain,
         sampler_config,
+        service_sources,
         user_symbol_settings,
         window_schedule,
     )
@@ -53,6 +54,7 @@ __all__ = [
     "resource_attributes",
     "resource_grain",
     "sampler_config",
+    "service_sources",
     "user_symbol_settings",
     "window_schedule",
 ]
@@ -69,6 +71,7 @@ _LATE: Final = {
     "resource_attributes": "receiver_settings",
     "resource_grain": "receiver_settings",
     "sampler_config": "receiver_settings",
+    "service_sources": "receiver_settings",
     "user_symbol_settings": "receiver_settings",
     "window_schedule": "receiver_settings",
 }

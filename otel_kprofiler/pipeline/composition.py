@@ -95,17 +95,27 @@ def open_resources(
     attributes: Attributes,
     *,
     on_new: Callable[[ProcessKey, Resource], None] | None = None,
+    service_sources: Sequence[str] = (),
 ) -> ProcessResources:
-    """The Resources of all processes of this host, including their process contexts.
+    """The Resources of all processes of this host, including what they say of themselves.
 
     Args:
         access: the host's files.
         clock: the host's clocks.
         attributes: configured resource attributes; they override detected ones.
         on_new: called with each new process and its Resource, and when the Resource changes.
+        service_sources: what names services that say no name themselves, from
+            ``SERVICE_SOURCES`` of :mod:`otel_kprofiler.processes`.
     """
     base = {**read_host_attributes(access), **attributes}
-    return ProcessResources(access, clock, base, on_new=on_new, contexts=ProcessContexts(access))
+    return ProcessResources(
+        access,
+        clock,
+        base,
+        on_new=on_new,
+        contexts=ProcessContexts(access),
+        service_sources=service_sources,
+    )
 
 
 def open_live(
@@ -213,10 +223,13 @@ def _make_stacks(
 
 
 def change_attributes(
-    pipeline: Pipeline[EbpfSampler], access: Access, attributes: Attributes
+    pipeline: Pipeline[EbpfSampler],
+    access: Access,
+    attributes: Attributes,
+    service_sources: Sequence[str] = (),
 ) -> None:
-    """Change the configured attributes of Resources from :func:`open_resources`."""
-    pipeline.resources.rebase({**read_host_attributes(access), **attributes})
+    """Change the settings of Resources from :func:`open_resources`."""
+    pipeline.resources.rebase({**read_host_attributes(access), **attributes}, service_sources)
 
 
 def _open_ksymbols(

@@ -60,3 +60,8 @@ def resource_attributes(receiver: Receiver) -> dict[str, AttributeValue]:
 def resource_grain(receiver: Receiver) -> Grain:
     """What has a Resource of its own."""
     return Grain(receiver.resources)
+
+
+def service_sources(receiver: Receiver) -> tuple[str, ...]:
+    """What services are named after that say no name themselves."""
+    return tuple(receiver.service_name.sources)

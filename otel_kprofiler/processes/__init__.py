@@ -1,5 +1,6 @@
 """Attributes samples to processes: identity, Resources, their grain, published contexts."""
 
+from otel_kprofiler.otlp import SCHEMA_URL
 from otel_kprofiler.processes.contexts import (
     CONTEXT_HEADER,
     CONTEXT_SIGNATURE,
@@ -8,13 +9,18 @@ from otel_kprofiler.processes.contexts import (
     read_process_context,
 )
 from otel_kprofiler.processes.grain import Grain, merge_resources
-from otel_kprofiler.processes.resources import SCHEMA_URL, ProcessResources, read_host_attributes
+from otel_kprofiler.processes.resources import (
+    SERVICE_SOURCES,
+    ProcessResources,
+    read_host_attributes,
+)
 
 __all__ = [
     "CONTEXT_HEADER",
     "CONTEXT_SIGNATURE",
     "CONTEXT_VERSION",
     "SCHEMA_URL",
+    "SERVICE_SOURCES",
     "Grain",
     "ProcessContexts",
     "ProcessResources",

@@ -1,4 +1,4 @@
-"""Reads process contexts, which services publish in their own memory.
+"""Reads what processes say of themselves: published process contexts, and the environment.
 
 Format and reading protocol: OTEP 4719 (oteps/profiles/4719-process-ctx.md of the OpenTelemetry
 specification), version 2. A mapping with a known name starts with a header of 32 bytes in the
@@ -32,6 +32,7 @@ from otel_kprofiler.host import (
 )
 from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey
 from otel_kprofiler.otlp import ProcessContext, decode_process_context
+from otel_kprofiler.processes.environment import read_environment
 
 CONTEXT_SIGNATURE: Final = b"OTEL_CTX"
 CONTEXT_VERSION: Final = 2
@@ -70,6 +71,31 @@ class Published(NamedTuple):
     published_at_ns: int
     size: int
     context: ProcessContext
+
+
+class Claims(NamedTuple):
+    """What a process says of itself.
+
+    Attributes:
+        published: its context.
+        environment: attributes from its environment; none if the context names the service.
+    """
+
+    published: Published | None
+    environment: Attributes
+
+    @property
+    def attributes(self) -> Attributes:
+        """All of them; a context goes before the environment."""
+        if self.published is None:
+            return self.environment
+        return {**self.environment, **self.published.context.resource}
+
+    @property
+    def size(self) -> int:
+        """Size in bytes, about."""
+        size = sum(len(key) + len(str(value)) for key, value in self.environment.items())
+        return size + (self.published.size if self.published else 0)
 
 
 def parse_context_addresses(maps: bytes) -> list[int]:
@@ -167,7 +193,7 @@ def _opened(files: HostFiles, path: str) -> Iterator[int]:
 
 
 class ProcessContexts:
-    """Reads the contexts of sampled processes. Thread-safe.
+    """Reads the contexts and environments of sampled processes. Thread-safe.
 
     A process's memory may be on a file system that hangs, so a separate thread reads it, and
     callers wait only briefly.
@@ -189,7 +215,7 @@ class ProcessContexts:
         self._files = files
         self._first_look_s = first_look_s
         self._answer_timeout_s = answer_timeout_s
-        self._known: OrderedDict[ProcessKey, Published] = OrderedDict()
+        self._known: OrderedDict[ProcessKey, Claims] = OrderedDict()
         self._known_bytes = 0
         self._not_before: dict[int, float] = {}
         self._expected: deque[tuple[float, ProcessKey]] = deque(maxlen=_CAPACITY)
@@ -224,7 +250,7 @@ class ProcessContexts:
         return True
 
     def look(self, keys: Collection[ProcessKey]) -> Mapping[ProcessKey, Attributes]:
-        """The current contexts of these processes; of those that exited, the last ones.
+        """What these processes say now; of those that exited, the last.
 
         Processes that exited are then forgotten.
         """
@@ -244,9 +270,9 @@ class ProcessContexts:
             self._late = not answered
             answer = {key: found for key, found in last.items() if key in self._gone}
             answer |= self._get(keys)
-        return {key: found.context.resource for key, found in answer.items()}
+        return {key: found.attributes for key, found in answer.items()}
 
-    def _get(self, keys: Collection[ProcessKey]) -> dict[ProcessKey, Published]:
+    def _get(self, keys: Collection[ProcessKey]) -> dict[ProcessKey, Claims]:
         return {key: found for key in keys if (found := self._known.get(key))}
 
     def close(self) -> None:
@@ -260,7 +286,7 @@ class ProcessContexts:
             for key in keys:
                 found = None
                 try:
-                    found = self._read_context(key)
+                    found = self._read_claims(key)
                 except (FileNotFoundError, ProcessLookupError):
                     self._gone.add(key)
                 except OSError:
@@ -270,8 +296,8 @@ class ProcessContexts:
                 self._busy = False
                 self._changed.notify_all()
 
-    def _keep(self, key: ProcessKey, found: Published | None) -> None:
-        """Remember the context of a process; at a limit, those seen longest ago are forgotten."""
+    def _keep(self, key: ProcessKey, found: Claims | None) -> None:
+        """Remember what a process says; at a limit, those seen longest ago are forgotten."""
         before = self._known.pop(key, None)
         self._known_bytes -= before.size if before else 0
         if found:
@@ -296,22 +322,40 @@ class ProcessContexts:
                 self._changed.wait(wait_s and max(wait_s, _BATCH_S))
         return []
 
-    def _read_context(self, key: ProcessKey) -> Published | None:
+    def _read_claims(self, key: ProcessKey) -> Claims | None:
         started = time.monotonic()
         known = self._known.get(key)
-        if known is None and started < self._not_before.get(key.tgid, 0):
-            return None
-        with _opened(self._files, f"/proc/{key.tgid}/mem") as memory:
-            # The open descriptor is bound to one process: check that it is the sampled one.
-            if read_start_ticks(self._files, key.tgid) != (key.start_time_ns or 0) // TICK_NS:
+        before = known.published if known else None
+        if before is None and started < self._not_before.get(key.tgid, 0):
+            return known
+        try:
+            published = self._read_context(key, before)
+        except PermissionError:
+            published = None  # the environment needs less
+        if known and published and published is before:
+            return known
+        claims = Claims(published, {})
+        if "service.name" not in claims.attributes:
+            claims = Claims(published, read_environment(self._files, key.tgid))
+            if not self._is_running(key):
                 return None
-            found = _find(self._files, key.tgid, memory, known)
-        if found and found is not known:
-            claims = filter_claims(found.context.resource)
-            found = found._replace(context=ProcessContext(claims, {}))
         took = time.monotonic() - started
         # A process with very many mappings must not keep the thread busy.
         if len(self._not_before) > _CAPACITY:
             self._not_before.clear()
         self._not_before[key.tgid] = started + took * _SCAN_SHARE
+        return claims if claims.attributes or published else None
+
+    def _read_context(self, key: ProcessKey, known: Published | None) -> Published | None:
+        with _opened(self._files, f"/proc/{key.tgid}/mem") as memory:
+            # The open descriptor is bound to one process: check that it is the sampled one.
+            if not self._is_running(key):
+                return None
+            found = _find(self._files, key.tgid, memory, known)
+        if found and found is not known:
+            claims = filter_claims(found.context.resource)
+            found = found._replace(context=ProcessContext(claims, {}))
         return found
+
+    def _is_running(self, key: ProcessKey) -> bool:
+        return read_start_ticks(self._files, key.tgid) == (key.start_time_ns or 0) // TICK_NS

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import platform
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.host import TICK_NS, HostFiles, parse_cgroup, read_start_ticks
+from otel_kprofiler.host import TICK_NS, HostFiles, read_start_ticks
 from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey, RawSample, Resource
+from otel_kprofiler.otlp import KERNEL_THREAD, SCHEMA_URL, UNIT, USER_UNIT
 from otel_kprofiler.processes.contexts import ProcessContexts
-from otel_kprofiler.text import decode_name, escape_surrogates
+from otel_kprofiler.processes.reader import ProcessReader
+from otel_kprofiler.text import decode_name
 
-SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
-"""Version of the semantic conventions for the attribute names."""
-
+_IDLE: Final = "swapper"  # of all CPUs; not in /proc
+_SERVICE: Final = ".service"
+_SOURCES: Final[Mapping[str, Sequence[str]]] = {
+    "container": ("k8s.container.name", "container.name"),
+    "unit": (USER_UNIT, UNIT),
+    "executable": (KERNEL_THREAD, "process.executable.name"),
+}
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm32"}
 
 
@@ -44,12 +51,47 @@ def format_time(unix_ns: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+SERVICE_SOURCES: Final = ("container", "unit", "executable")
+"""What a service can be named after when neither it nor its environment says its name."""
+
+
+def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
+    """Name of the service of a process by the first of these sources that it has; else empty.
+
+    Args:
+        attributes: of the process.
+        sources: from ``SERVICE_SOURCES``: ``container`` is the name in the pod, in Docker or
+            podman; ``unit`` that of a service of systemd, of a user before the system's;
+            ``executable`` the name of the file, and the purpose of kernel threads in brackets.
+    """
+    for source in sources:
+        for key in _SOURCES[source]:
+            name = str(attributes.get(key, ""))
+            if source == "unit":
+                name = name.removesuffix(_SERVICE) if name.endswith(_SERVICE) else ""
+            if key == KERNEL_THREAD and name:
+                name = f"[{name}]"
+            if name:
+                return name
+    return ""
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    """A process in one cgroup; ``own`` are its attributes without those that it publishes."""
+
+    key: ProcessKey
+    own: Attributes
+    resource: Resource
+    places: int = 0
+
+
 class ProcessResources:
     """One Resource per process, read from ``/proc`` when the process is first seen.
 
-    A process is (pid, start time), so a reused pid gets a new Resource. A process that exits
-    before it can be read gets a Resource with what its sample contains. Not thread-safe; an LRU
-    cache of ``capacity`` entries.
+    A process is (pid, start time), so a reused pid gets a new Resource, as does a process that
+    moves to another container. A process that exits before it can be read gets a Resource with
+    what its sample contains. Not thread-safe; an LRU cache of ``capacity`` entries.
 
     Args:
         files: the host's files.
@@ -61,6 +103,7 @@ class ProcessResources:
         on_new: called with a process and its Resource when first seen and on changes.
         contexts: what processes publish about themselves (service.name, …); closed with this
             object. Configured and observed attributes take precedence.
+        service_sources: see :func:`find_service_name`; used for processes that publish no name.
     """
 
     def __init__(
@@ -73,6 +116,7 @@ class ProcessResources:
         capacity: int = 2048,
         on_new: Callable[[ProcessKey, Resource], None] | None = None,
         contexts: ProcessContexts | None = None,
+        service_sources: Sequence[str] = (),
     ) -> None:
         self._files = files
         self._boot_unix_ns = clock.to_unix_ns(0)
@@ -80,12 +124,14 @@ class ProcessResources:
         self._capacity = capacity
         self._on_new = on_new
         self._known = known or {}
-        self._resources: OrderedDict[ProcessKey, Resource] = OrderedDict()
+        self._service_sources = tuple(service_sources)
+        self._resources: OrderedDict[tuple[int, int | None, int], _Process] = OrderedDict()
         self._checked: dict[int, ProcessKey] = {}
         self._contexts = contexts
-        self._keys: dict[Resource, ProcessKey] = {}
-        self._own: dict[ProcessKey, Attributes] = {}  # without published attributes
+        self._latest: dict[ProcessKey, _Process] = {}
+        self._running: dict[Resource, _Process] = {}  # those whose attributes may change
         self._fixed: dict[int, Resource] = {}
+        self._reader = ProcessReader(files)
 
     def fix(self, pid: int, resource: Resource) -> None:
         """Set the Resource of a process that outlives the profiler."""
@@ -94,48 +140,87 @@ class ProcessResources:
     def describe(self, pid: int) -> Attributes:
         """Attributes of a running process from ``/proc``."""
         key = self._key_from_proc(pid)
-        return {**self._identity(key), **(self._read_process(key) or {})}
+        return {**self._identity(key), **(self._reader.read(key, 0) or {})}
 
     def get(self, sample: RawSample) -> Resource:
         """The Resource of the sample's process."""
-        if self._fixed and (fixed := self._fixed.get(sample.tgid)):
+        tgid, start_ns = sample.tgid, sample.start_time_ns
+        if self._fixed and (fixed := self._fixed.get(tgid)):
             return fixed
-        key = ProcessKey(sample.tgid, sample.start_time_ns)
-        if sample.start_time_ns is None and sample.tgid:
-            key = self._key_from_proc(sample.tgid)
-        resource = self._resources.get(key)
-        if resource is not None:
-            self._resources.move_to_end(key)
-            return resource
-        attributes = self._known.get(key)
-        if attributes is None:
-            found = self._read_process(key) if key.tgid else None
-            attributes = {**self._base, **self._attributes(key, sample, found or {})}
-            if self._contexts and found is not None:
-                self._contexts.expect(key)
-                self._own[key] = attributes
-        resource = self._set(key, attributes)
+        if start_ns is None and tgid:
+            start_ns = self._key_from_proc(tgid).start_time_ns
+        place = (tgid, start_ns, sample.cgroup_id)
+        process = self._resources.get(place)
+        if process is not None:
+            self._resources.move_to_end(place)
+            return process.resource
+        process = self._resources[place] = self._find(ProcessKey(tgid, start_ns), sample)
+        process.places += 1
         if len(self._resources) > self._capacity:
-            oldest, dropped = self._resources.popitem(last=False)
-            self._keys.pop(dropped, None)
-            self._own.pop(oldest, None)
-        return resource
+            self._forget(self._resources.popitem(last=False)[1])
+        return process.resource
+
+    def _find(self, key: ProcessKey, sample: RawSample) -> _Process:
+        """A process in a cgroup that it was not seen in before."""
+        attributes = self._known.get(key)
+        if attributes is not None:
+            return self._latest.get(key) or self._add(key, attributes)
+        latest = self._latest.get(key)
+        found = self._reader.read(key, sample.cgroup_id) if key.tgid else None
+        if found is None and latest is not None:
+            return latest
+        own = {**self._base, **self._attributes(key, sample, found)}
+        if latest is not None and latest.own == own:
+            return latest
+        process = self._add(key, own)
+        if found is not None:
+            self._running[process.resource] = process
+            if self._contexts:
+                self._contexts.expect(key)
+        return process
+
+    def _add(self, key: ProcessKey, own: Attributes) -> _Process:
+        resource = Resource(self._complete(own, {}), SCHEMA_URL)
+        process = self._latest[key] = _Process(key, own, resource)
+        if self._on_new:
+            self._on_new(key, resource)
+        return process
+
+    def _forget(self, process: _Process) -> None:
+        process.places -= 1
+        if not process.places:
+            self._running.pop(process.resource, None)
+            if self._latest.get(process.key) is process:
+                del self._latest[process.key]
+
+    def _complete(self, own: Attributes, published: Attributes) -> Attributes:
+        if not self._service_sources or "service.name" in own or "service.name" in published:
+            return {**published, **own} if published else own
+        name = find_service_name(own, self._service_sources)
+        return {**published, **own, "service.name": name} if name else {**published, **own}
 
     def renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
         """The Resources of a window that have changed, with their replacements.
 
-        A Resource changes when its process publishes, updates or removes a context.
+        A Resource changes when its process publishes, updates or removes a context, and when the
+        names of its container become known.
         """
-        if not self._contexts:
-            return {}
-        keys = {key: old for old in resources if (key := self._keys.get(old)) in self._own}
-        published = self._contexts.look(keys.keys())
+        running = {old: found for old in resources if (found := self._running.get(old))}
+        contexts = self._contexts
+        published = contexts.look({one.key for one in running.values()}) if contexts else {}
         renewed = {}
-        for key, old in keys.items():
-            attributes = {**published.get(key, {}), **self._own[key]}
+        for old, process in running.items():
+            if "container.id" in process.own:
+                named = self._reader.name(process.own)
+                if not named.items() <= process.own.items():
+                    process.own = {**named, **process.own}
+            attributes = self._complete(process.own, published.get(process.key, {}))
             if attributes != old.attributes:
-                del self._keys[old]
-                renewed[old] = self._set(key, attributes)
+                del self._running[old]
+                renewed[old] = process.resource = Resource(attributes, SCHEMA_URL)
+                self._running[process.resource] = process
+                if self._on_new:
+                    self._on_new(process.key, process.resource)
         return renewed
 
     @property
@@ -143,24 +228,17 @@ class ProcessResources:
         """Names of the attributes that all Resources have: the host's and the configured ones."""
         return self._base.keys()
 
-    def rebase(self, base: Attributes) -> None:
-        """Replace the common attributes of all Resources from now on."""
+    def rebase(self, base: Attributes, service_sources: Sequence[str] = ()) -> None:
+        """Replace the common attributes of all Resources, and how services are named."""
         self._base = dict(base)
-        for known in (self._resources, self._keys, self._own):
+        self._service_sources = tuple(service_sources)
+        for known in (self._resources, self._latest, self._running):
             known.clear()
 
     def close(self) -> None:
         """Stop reading process contexts."""
         if self._contexts:
             self._contexts.close()
-
-    def _set(self, key: ProcessKey, attributes: Attributes) -> Resource:
-        resource = self._resources[key] = Resource(attributes, SCHEMA_URL)
-        if key in self._own:
-            self._keys[resource] = key
-        if self._on_new:
-            self._on_new(key, resource)
-        return resource
 
     def next_window(self) -> None:
         """Check pids again whose samples lack a start time."""
@@ -169,22 +247,23 @@ class ProcessResources:
     def _key_from_proc(self, tgid: int) -> ProcessKey:
         key = self._checked.get(tgid)
         if key is None:
-            start = self._find_start_ns(tgid)
-            key = self._checked[tgid] = ProcessKey(tgid, start)
+            ticks = read_start_ticks(self._files, tgid)
+            start_ns = None if ticks is None else ticks * TICK_NS
+            key = self._checked[tgid] = ProcessKey(tgid, start_ns)
         return key
 
-    def _find_start_ns(self, tgid: int) -> int | None:
-        ticks = read_start_ticks(self._files, tgid)
-        return None if ticks is None else ticks * TICK_NS
-
     def _attributes(
-        self, key: ProcessKey, sample: RawSample, found: Attributes
+        self, key: ProcessKey, sample: RawSample, found: Attributes | None
     ) -> dict[str, AttributeValue]:
-        attributes = {**self._identity(key), **found}
+        attributes = {**self._identity(key), **(found or {})}
+        if found is None and key.tgid:
+            attributes |= self._reader.find(sample.cgroup_id)
         if "process.executable.name" not in attributes and sample.tid == sample.tgid:
             # The process exited, or is a kernel thread or the idle task without an executable.
             comm = decode_name(sample.comm)
-            attributes["process.executable.name"] = comm if key.tgid else "swapper"
+            attributes["process.executable.name"] = comm if key.tgid else _IDLE
+        if not key.tgid:
+            attributes[KERNEL_THREAD] = _IDLE
         return attributes
 
     def _identity(self, key: ProcessKey) -> dict[str, AttributeValue]:
@@ -192,29 +271,4 @@ class ProcessResources:
         if key.start_time_ns is not None:
             started = format_time(self._boot_unix_ns + key.start_time_ns)
             attributes["process.creation.time"] = started
-        return attributes
-
-    def _read_process(self, key: ProcessKey) -> dict[str, AttributeValue] | None:
-        """Attributes from ``/proc``; None if the process exited or its pid was reused."""
-        attributes: dict[str, AttributeValue] = {}
-        try:
-            names = parse_cgroup(self._files.read_bytes(f"/proc/{key.tgid}/cgroup"))
-        except OSError:
-            return None
-        if names.container:
-            attributes["container.id"] = names.container
-        if names.pod and names.container:
-            attributes["k8s.pod.uid"] = names.pod
-        try:
-            link = self._files.read_link(f"/proc/{key.tgid}/exe")
-            path = escape_surrogates(link.removesuffix(" (deleted)"))
-            attributes["process.executable.path"] = path
-            attributes["process.executable.name"] = path.rpartition("/")[2]
-        except OSError:
-            pass  # a kernel thread, or no permission
-        # Checked last: the data above is of the sampled process only if the pid still has its
-        # start time, to the tick that /proc shows.
-        known_ns = key.start_time_ns
-        if known_ns is None or self._find_start_ns(key.tgid) != known_ns // TICK_NS * TICK_NS:
-            return None
         return attributes

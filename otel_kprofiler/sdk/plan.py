@@ -52,6 +52,7 @@ class Plan:
         user_symbols: what user frames carry besides their addresses.
         loader: library that loads the BPF program.
         attributes: resource attributes that override the service's.
+        service_sources: what names other services that say no name themselves.
         span_links: link samples to spans.
         link_unsampled_spans: also link to spans that are not sampled.
         local_root_names: name linked samples after the local root of their span.
@@ -69,6 +70,7 @@ class Plan:
     )
     loader: str = "auto"
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+    service_sources: tuple[str, ...] = ()
     span_links: bool = True
     link_unsampled_spans: bool = False
     local_root_names: bool = True
@@ -148,6 +150,6 @@ def set_service(resources: ProcessResources, plan: Plan, service: Resource, acce
         base = {
             key: value for key, value in attributes.items() if not key.startswith(_OF_ONE_PROCESS)
         }
-    resources.rebase(base)
+    resources.rebase(base, plan.service_sources)
     own = {**resources.describe(os.getpid()), **attributes}
     resources.fix(os.getpid(), model.Resource(own, service.schema_url or SCHEMA_URL))

@@ -9,11 +9,12 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic import Field, ValidationError
 
-from otel_kprofiler.config import Receiver
+from otel_kprofiler.config import Receiver, ServiceName
 from otel_kprofiler.errors import ConfigError, ConfigProblem
 from otel_kprofiler.pipeline import (
     resource_attributes,
     sampler_config,
+    service_sources,
     user_symbol_settings,
     window_schedule,
 )
@@ -132,9 +133,10 @@ def _typed(key: str, text: str) -> Any:
             return float(text) if kind is float else int(text)
         except ValueError:
             return text
-    if kind is not None and get_origin(kind) is list:
+    if kind is ServiceName or (kind is not None and get_origin(kind) is list):
         parts = [part.strip() for part in text.split(",")]
-        return [int(part) if part.isdecimal() else part for part in parts]
+        items = [int(part) if part.isdecimal() else part for part in parts]
+        return {"from": items} if kind is ServiceName else items
     if get_args(kind) and all(isinstance(word, str) for word in get_args(kind)):
         return text.lower()
     return text
@@ -166,6 +168,7 @@ def make_plan(settings: Settings) -> Plan:
         user_symbols=user_symbol_settings(settings),
         loader=settings.loader,
         attributes=resource_attributes(settings),
+        service_sources=service_sources(settings),
         span_links=settings.span_links,
         link_unsampled_spans=settings.link_unsampled_spans,
         local_root_names=settings.local_root_names,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from programs import holds_sampler
 
-from otel_kprofiler.host import parse_cgroup_mount
+from otel_kprofiler.host import Access, find_cgroup_root
 
 pytestmark = pytest.mark.live
 
@@ -71,10 +71,10 @@ def programs(tmp_path):
 @pytest.fixture
 def cgroup():
     """A new cgroup of version 2, with processes of its own."""
-    mount = parse_cgroup_mount(Path("/proc/self/mounts").read_bytes())
-    if mount is None or os.geteuid() != 0:
+    root = find_cgroup_root(Access())
+    if root is None or os.geteuid() != 0:
         pytest.skip("needs root and a hierarchy of cgroups of version 2")
-    path = Path(mount) / f"kprofiler-test-{os.getpid()}"
+    path = Path(root.path) / f"kprofiler-test-{os.getpid()}"
     try:
         path.mkdir()
     except OSError as error:

@@ -9,7 +9,7 @@ from otel_kprofiler.host import (
     ProcessStat,
     find_containers,
     find_descendants,
-    parse_cgroup_mount,
+    parse_mount_points,
     parse_stat,
 )
 
@@ -55,15 +55,20 @@ def test_a_container_is_called_by_name_or_beginning_of_its_id(host):
     assert pod.is_called("shop-7f-x/cart")
 
 
-def test_the_hierarchy_of_version_2_is_found():
-    mounts = b"proc /proc proc rw 0 0\ncgroup /c/cpu cgroup rw 0 0\nx /c/two cgroup2 rw 0 0\n"
-    assert parse_cgroup_mount(mounts) == "/c/two"
-    assert parse_cgroup_mount(b"proc /proc proc rw 0 0\n") is None
+def test_mounts_of_a_type_are_found():
+    mounts = (
+        b"30 24 0:26 / /proc rw - proc proc rw\n"
+        b"31 24 0:27 / /c/cpu rw shared:9 - cgroup cgroup rw,cpu\n"
+        b"32 24 0:28 /../.. /c/a\\040b rw,nosuid shared:10 master:1 - cgroup2 x rw\n"
+        b"cut\n"
+    )
+    assert parse_mount_points(mounts, "cgroup2") == [("/c/a b", "/../..")]
+    assert parse_mount_points(mounts, "tmpfs") == []
 
 
 def test_a_line_of_stat_with_parentheses_in_the_name():
     line = b"7 (a) (b) Z 3 " + b" ".join(b"%d" % number for number in range(5, 60))
-    assert parse_stat(line) == ProcessStat(parent=3, has_ended=True, start_ticks=22)
+    assert parse_stat(line) == ProcessStat(3, has_ended=True, start_ticks=22, name=b"a) (b")
     with pytest.raises(ValueError, match="too few"):
         parse_stat(b"7 (a) S 3")
 

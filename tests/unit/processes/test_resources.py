@@ -1,13 +1,16 @@
 """Resources: the identity of processes and their attributes from /proc."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access, parse_stat
 from otel_kprofiler.model import ON_CPU, ProcessKey, RawSample
-from otel_kprofiler.processes import ProcessResources, read_host_attributes
+from otel_kprofiler.processes import SERVICE_SOURCES, ProcessResources, read_host_attributes
+from otel_kprofiler.processes.owners import parse_user_name
+from otel_kprofiler.processes.resources import find_service_name
 
 CONTAINER = "3f2a" * 16
 TICK_NS = 10_000_000
@@ -34,10 +37,10 @@ def raw(tgid, start_ns, comm=b"main", tid=None):
 def proc(tmp_path):
     """A /proc tree; call it to add a process."""
 
-    def add(pid, ticks, exe="/usr/bin/server", cgroup="0::/\n", comm="a ) b"):
+    def add(pid, ticks, exe="/usr/bin/server", cgroup="0::/\n", comm="a ) b", *, flags=0):
         directory = tmp_path / "proc" / str(pid)
         directory.mkdir(parents=True, exist_ok=True)
-        rest = " ".join(["S", *["0"] * 18, str(ticks), *["0"] * 30])
+        rest = " ".join(["S", "1", *["0"] * 4, str(flags), *["0"] * 12, str(ticks), *["0"] * 30])
         (directory / "stat").write_text(f"{pid} ({comm}) {rest}\n")
         (directory / "cgroup").write_text(cgroup)
         if exe:
@@ -47,6 +50,11 @@ def proc(tmp_path):
 
     add.root = str(tmp_path)
     return add
+
+
+def passwd(root, text):
+    (Path(root) / "etc").mkdir(exist_ok=True)
+    (Path(root) / "etc/passwd").write_text(text)
 
 
 def resources(proc, **kwargs):
@@ -96,6 +104,120 @@ def test_a_kernel_thread_is_named_after_its_thread(proc):
     proc(12, 3, exe="")
     found = resources(proc).get(raw(12, 3 * TICK_NS, comm=b"kworker/0:1"))
     assert found.attributes["process.executable.name"] == "kworker/0:1"
+
+
+def test_kernel_threads_are_marked_with_their_purpose(proc):
+    proc(12, 3, exe="", comm="kworker/0:1-events", flags=0x208040)
+    found = resources(proc).get(raw(12, 3 * TICK_NS, comm=b"kworker/0:1")).attributes
+    assert found["otel_kprofiler.kernel_thread"] == "kworker"
+    assert not {"process.owner", "process.user.id", "process.parent_pid"} & found.keys()
+    idle = resources(proc).get(raw(0, None, comm=b"swapper/1")).attributes
+    assert idle["otel_kprofiler.kernel_thread"] == "swapper"
+    proc(13, 3)
+    other = resources(proc).get(raw(13, 3 * TICK_NS)).attributes
+    assert "otel_kprofiler.kernel_thread" not in other
+
+
+def test_a_process_has_parent_and_owner(proc):
+    proc(5, 300)
+    passwd(proc.root, f"root:x:0:0::/:/bin/sh\nme:x:{os.geteuid()}:1::/:\n")
+    (Path(proc.root) / "proc/self").mkdir()
+    (Path(proc.root) / "proc/self/cgroup").write_text("0::/user.slice\n")
+    found = resources(proc).get(raw(5, 300 * TICK_NS)).attributes
+    assert found["process.parent_pid"] == 1
+    assert found["process.owner"] == ("root" if os.geteuid() == 0 else "me")
+    assert "process.user.id" not in found
+
+
+def test_a_user_without_a_name_has_a_number(proc):
+    """In a container, /etc/passwd is that of its image."""
+    proc(5, 300)
+    passwd(proc.root, f"me:x:{os.geteuid()}:1::/:\n")
+    (Path(proc.root) / "proc/self").mkdir()
+    (Path(proc.root) / "proc/self/cgroup").write_text(f"0::/docker/{CONTAINER}\n")
+    found = resources(proc).get(raw(5, 300 * TICK_NS)).attributes
+    assert found["process.user.id"] == os.geteuid()
+    assert "process.owner" not in found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"root:x:0:0:root:/root:/bin/sh\nweb:x:33:33::/:\n", "web"),
+        (b"x:web:330:33::/:\nlast:*:33:1", "last"),
+        (b"#web:x:33:33\nweb:33:33\n:x:33:1\n", ""),
+        (b"a:x:1:33:33:\n", ""),
+        (b"\xff:x:33:1::\n", "\\xff"),
+        (b"", ""),
+    ],
+)
+def test_names_of_users(text, expected):
+    assert parse_user_name(text, 33) == expected
+
+
+def moved(proc, tgid, cgroup_id):
+    return raw(tgid, 300 * TICK_NS)._replace(cgroup_id=cgroup_id)
+
+
+def test_a_process_that_moves_to_a_container_gets_a_new_resource(proc):
+    proc(5, 300, cgroup="0::/system.slice/runtime.service\n")
+    found = resources(proc)
+    before = found.get(moved(proc, 5, 1))
+    assert found.get(moved(proc, 5, 2)) is before  # nothing has changed
+    proc(5, 300, cgroup=f"0::/docker/{CONTAINER}\n")
+    after = found.get(moved(proc, 5, 3))
+    assert "container.id" not in before.attributes
+    assert after.attributes["container.id"] == CONTAINER
+    assert found.get(moved(proc, 5, 1)) is before
+    assert found.renew([before, after]) == {}
+    (Path(proc.root) / "proc/5/cgroup").unlink()
+    assert found.get(moved(proc, 5, 4)) is after  # exited
+
+
+def test_a_forgotten_process_is_read_again(proc):
+    proc(5, 300)
+    found = resources(proc, capacity=1)
+    first = found.get(raw(5, 300 * TICK_NS))
+    found.get(raw(6, 1))
+    assert not found._running
+    assert found.get(raw(5, 300 * TICK_NS)) is not first
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        ((), ""),
+        (("container",), "cart"),
+        (("unit", "container"), "a"),
+        (("executable",), "server"),
+    ],
+)
+def test_a_service_is_named_after_what_is_configured(sources, expected):
+    attributes = {
+        "process.executable.name": "server",
+        "systemd.unit.name": "user@1.service",
+        "otel_kprofiler.systemd.user_unit.name": "a.service",
+        "container.name": "k8s_cart",
+        "k8s.container.name": "cart",
+    }
+    assert find_service_name(attributes, sources) == expected
+
+
+def test_sessions_are_no_services_and_kernel_threads_are_in_brackets():
+    assert find_service_name({"systemd.unit.name": "session-3.scope"}, ("unit",)) == ""
+    thread = {"otel_kprofiler.kernel_thread": "kworker", "process.executable.name": "kworker/0:1"}
+    assert find_service_name(thread, SERVICE_SOURCES) == "[kworker]"
+
+
+def test_a_configured_name_goes_before_all_sources(proc):
+    proc(5, 300, cgroup="0::/system.slice/web.service\n")
+    sample = raw(5, 300 * TICK_NS)
+    found = resources(proc, service_sources=("unit",))
+    assert found.get(sample).attributes["service.name"] == "web"
+    found.rebase({"service.name": "all"}, ("unit",))
+    assert found.get(sample).attributes["service.name"] == "all"
+    found.rebase({}, ("executable",))
+    assert found.get(sample).attributes["service.name"] == "server"
 
 
 def test_the_creation_time_survives_a_clock_synchronisation(proc):

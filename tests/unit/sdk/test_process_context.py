@@ -432,3 +432,28 @@ def test_without_another_thread_there_are_no_contexts_and_one_warning(process, m
     contexts.expect(key)
     assert contexts.look([key]) == {}
     assert len([r for r in caplog.records if "can't start new thread" in r.message]) == 1
+
+
+def test_the_environment_names_a_service_until_its_context_does(process, resources):
+    directory = process(name="/tmp/other")
+    environ = b"OTEL_RESOURCE_ATTRIBUTES=service.name=env,service.version=1\0"
+    (directory / "environ").write_bytes(environ)
+    resource = resources.get(raw(5, 300 * TICK_NS))
+    (resource,) = close_window(resources, resource)
+    assert resource.attributes["service.name"] == "env"
+    assert resource.attributes["service.version"] == "1"
+    process()
+    deadline = time.monotonic() + 60  # processes without a context are scanned less often
+    while resource.attributes["service.name"] == "env":
+        assert time.monotonic() < deadline
+        (resource,) = close_window(resources, resource)
+    assert resource.attributes["service.name"] == "svc"
+    assert "service.version" not in resource.attributes
+
+
+def test_a_source_names_a_service_that_says_nothing(process, resources):
+    directory = process(name="/tmp/other")
+    resources.rebase({}, ("executable",))
+    (directory / "exe").symlink_to("/usr/bin/web")
+    (resource,) = close_window(resources, resources.get(raw(5, 300 * TICK_NS)))
+    assert resource.attributes["service.name"] == "web"

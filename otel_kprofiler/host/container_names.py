@@ -1,0 +1,105 @@
+"""What people call containers and pods, from files of runtimes and of the kubelet."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final, NamedTuple
+
+from otel_kprofiler.host.access import HostFiles
+
+_DOCKER: Final = "/var/lib/docker/containers"
+_PODMAN: Final = "/var/lib/containers/storage/overlay-containers/containers.json"
+_KUBERNETES: Final = "/var/log/containers"
+_LOG_NAME: Final = re.compile(
+    r"(?P<pod>.+)_(?P<namespace>[^_]+)_(?P<name>.+)-(?P<id>[0-9a-f]{64})\.log"
+)
+_TERMINATION_LOG: Final = re.compile(
+    r" \S*/pods/(?P<uid>[0-9a-f-]{32,36})/containers/(?P<name>[a-z0-9-]{1,63})/[0-9a-f]{8} "
+)
+_OWN_DOCKER: Final = re.compile(r" \S*/containers/([0-9a-f]{64})/hostname /etc/hostname ")
+_OWN_PODMAN: Final = re.compile(
+    r" \S*/overlay-containers/([0-9a-f]{64})/userdata/\.containerenv /run/\.containerenv "
+)
+
+
+class ContainerNames(NamedTuple):
+    """What people call a container; empty where no readable file tells.
+
+    Attributes:
+        name: its name in Docker or podman.
+        pod_container: its name in its Kubernetes pod.
+        pod: name of the pod.
+        namespace: Kubernetes namespace of the pod.
+    """
+
+    name: str = ""
+    pod_container: str = ""
+    pod: str = ""
+    namespace: str = ""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """What it can be called on the command line."""
+        named = (self.name, self.pod_container, self.pod)
+        both = f"{self.pod}/{self.pod_container}" if self.pod else ""
+        return tuple(dict.fromkeys(filter(None, (*named, both))))
+
+
+class OwnContainer(NamedTuple):
+    """The container that a process sees itself in; empty where its mounts do not tell."""
+
+    id: str = ""
+    pod: str = ""
+    pod_container: str = ""
+
+
+def read_pod_names(files: HostFiles) -> dict[str, ContainerNames]:
+    """Containers of pods by id, from the names of the kubelet's logs: ``POD_NAMESPACE_NAME-ID.log``
+    (pkg/kubelet/kuberuntime/legacy.go)."""  # noqa: D205, D209 - one sentence
+    try:
+        logs = files.list_dir(_KUBERNETES)
+    except OSError:
+        return {}
+    matches = [found for log in logs if (found := _LOG_NAME.fullmatch(log))]
+    return {
+        found["id"]: ContainerNames("", found["name"], found["pod"], found["namespace"])
+        for found in matches
+    }
+
+
+def read_runtime_name(files: HostFiles, container: str) -> str:
+    """Name of a container in Docker or podman; empty if their files do not tell."""
+    return _read_docker(files, container) or _read_podman(files, container)
+
+
+def _read_docker(files: HostFiles, container: str) -> str:
+    try:
+        settings = json.loads(files.read_bytes(f"{_DOCKER}/{container}/config.v2.json"))
+        return str(settings["Name"]).removeprefix("/")
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
+def _read_podman(files: HostFiles, container: str) -> str:
+    try:
+        rows = json.loads(files.read_bytes(_PODMAN))
+        return next(
+            (str(row["names"][0]) for row in rows if row["id"] == container and row["names"]), ""
+        )
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
+def parse_own_container(mountinfo: bytes) -> OwnContainer:
+    """What the mounts of a process in a container tell of it.
+
+    They come from the runtime, but a process may add its own: only for what is known to be one's
+    own container, or to confirm what the cgroup says.
+    """
+    text = mountinfo.decode("utf-8", "replace")
+    own = _OWN_DOCKER.search(text) or _OWN_PODMAN.search(text)
+    in_pod = _TERMINATION_LOG.search(text)
+    if in_pod is None:
+        return OwnContainer(own[1] if own else "")
+    return OwnContainer("", in_pod["uid"], in_pod["name"])

@@ -1,0 +1,78 @@
+"""What the environment of a process says of its service, as OpenTelemetry's SDKs understand it.
+
+See the specification, "Environment Variable Specification": ``OTEL_SERVICE_NAME`` goes before
+``service.name`` in ``OTEL_RESOURCE_ATTRIBUTES``, whose values are percent-encoded, and which is
+ignored as a whole if any part of it is malformed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from otel_kprofiler.host import HostFiles
+from otel_kprofiler.model import AttributeValue
+from otel_kprofiler.text import escape_surrogates
+
+_MAX_BYTES: Final = 256 * 1024
+"""Limit on what is read of an environment; the rest is ignored."""
+_MAX_VALUE_BYTES: Final = 16 * 1024
+_NAME: Final = b"OTEL_SERVICE_NAME="
+_ATTRIBUTES: Final = b"OTEL_RESOURCE_ATTRIBUTES="
+_TAKEN: Final = ("service.", "deployment.")
+"""Prefixes of the attributes that are taken: nothing that says where a process runs."""
+
+
+def parse_environment(environ: bytes) -> dict[str, AttributeValue]:
+    """Attributes of the service from ``/proc/PID/environ``; never raises."""
+    if b"OTEL_" not in environ:
+        return {}
+    # Of a variable that is there twice, getenv(3) returns the first.
+    name = attributes = b""
+    for entry in reversed(environ.split(b"\0")):
+        if entry.startswith(_NAME):
+            name = entry[len(_NAME) :]
+        elif entry.startswith(_ATTRIBUTES):
+            attributes = entry[len(_ATTRIBUTES) :]
+    found = _parse_attributes(attributes)
+    if name and len(name) <= _MAX_VALUE_BYTES:
+        found["service.name"] = escape_surrogates(os.fsdecode(name))
+    return found
+
+
+def _parse_attributes(text: bytes) -> dict[str, AttributeValue]:
+    found: dict[str, AttributeValue] = {}
+    if not text.strip() or len(text) > _MAX_VALUE_BYTES:
+        return found
+    for pair in text.split(b","):
+        key, equals, value = pair.partition(b"=")
+        if not equals or not key.strip():
+            return {}
+        try:
+            found[key.strip().decode("ascii")] = unquote_to_bytes(value.strip()).decode()
+        except UnicodeDecodeError:
+            return {}
+    return {key: value for key, value in found.items() if value and key.startswith(_TAKEN)}
+
+
+def read_environment(files: HostFiles, pid: int) -> dict[str, AttributeValue]:
+    """Attributes of the service from the environment that a program was started with.
+
+    Reads memory of the process, which needs the right to trace it, and can block. Empty if it
+    cannot be read.
+    """
+    try:
+        fd = files.open_fd(f"/proc/{pid}/environ")
+    except OSError:
+        return {}
+    try:
+        parts, left = [], _MAX_BYTES
+        while left and (part := os.read(fd, left)):
+            parts.append(part)
+            left -= len(part)
+    except OSError:
+        return {}
+    finally:
+        os.close(fd)
+    return parse_environment(b"".join(parts))

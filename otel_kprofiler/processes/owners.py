@@ -1,0 +1,89 @@
+"""Names of the users that processes run as."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from typing import Final
+
+from otel_kprofiler.host import HostFiles, is_in_cgroup_namespace, parse_cgroup
+from otel_kprofiler.text import decode_name
+
+_HOST: Final = "/proc/1/root/etc/passwd"
+_OWN: Final = "/etc/passwd"
+_MAX_BYTES: Final = 4 << 20
+_KEPT_S: Final = 60.0
+_MOST: Final = 4096
+
+
+class Owners:
+    """Names by user id, from the host's ``/etc/passwd``; not thread-safe.
+
+    In a container, the own file is that of its image and says nothing of the host; then only the
+    file that process 1 sees is used, which needs the right to trace it. Other sources of names
+    (LDAP and the like) are not asked: they may block.
+
+    Args:
+        files: the host's files.
+        monotonic: the clock, in seconds.
+    """
+
+    def __init__(self, files: HostFiles, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._files = files
+        self._monotonic = monotonic
+        self._names: dict[int, str] = {}
+        self._forget_at = 0.0
+        self._path: str | None = None
+
+    def find(self, uid: int) -> str:
+        """Name of a user; empty if it cannot be told. Answers hold for a minute."""
+        now = self._monotonic()
+        if now >= self._forget_at or len(self._names) >= _MOST:
+            self._names.clear()
+            self._forget_at = now + _KEPT_S
+        name = self._names.get(uid)
+        if name is None:
+            name = self._names[uid] = parse_user_name(self._read(), uid)
+        return name
+
+    def find_owner(self, pid: int) -> int | None:
+        """Effective user id of a process; None if it has exited."""
+        try:
+            fd = self._files.open_fd(f"/proc/{pid}")
+        except OSError:
+            return None
+        try:
+            # That of the directory is the process's, also where those of its files are not:
+            # task_dump_owner() in fs/proc/base.c.
+            return os.fstat(fd).st_uid
+        finally:
+            os.close(fd)
+
+    def _read(self) -> bytes:
+        for path in (_HOST, _OWN) if self._path is None else (self._path,):
+            if path == _OWN and _is_in_container(self._files):
+                break
+            try:
+                text = self._files.read_bytes(path)
+            except OSError:
+                continue
+            self._path = path
+            return text[:_MAX_BYTES]
+        return b""
+
+
+def parse_user_name(passwd: bytes, uid: int) -> str:
+    """The first name with a user id, from passwd(5); empty if there is none."""
+    found = re.search(rb"^([^:\n#][^:\n]*):[^:\n]*:0*%d:" % uid, passwd, re.MULTILINE)
+    return decode_name(found[1]) if found else ""
+
+
+def _is_in_container(files: HostFiles) -> bool:
+    if is_in_cgroup_namespace(files):
+        return True
+    try:
+        return bool(parse_cgroup(files.read_bytes("/proc/self/cgroup")).container)
+    except OSError:
+        return True

@@ -1,0 +1,180 @@
+"""Where processes run: container, pod and unit, as attributes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from otel_kprofiler.host import (
+    CgroupNames,
+    ContainerNames,
+    HostFiles,
+    OwnContainer,
+    find_cgroup_root,
+    is_in_cgroup_namespace,
+    parse_cgroup,
+    parse_cgroup_path,
+    parse_own_container,
+    parse_unified_path,
+    read_pod_names,
+    read_runtime_name,
+    walk_cgroups,
+)
+from otel_kprofiler.model import AttributeValue
+from otel_kprofiler.otlp import UNIT, USER_UNIT
+from otel_kprofiler.text import escape_surrogates
+
+_NAMES: Final = ("container.name", "k8s.container.name", "k8s.pod.name", "k8s.namespace.name")
+"""Attributes of the fields of :class:`ContainerNames`."""
+_MOST: Final = 4096
+_FIRST_RETRY_S: Final = 1.0
+_LAST_RETRY_S: Final = 60.0
+_WALK_SHARE: Final = 200
+_SHORTEST_WALK_S: Final = 1.0
+
+
+class _Asked(NamedTuple):
+    """Names of a container, and when to ask again for those that are missing."""
+
+    attributes: Mapping[str, AttributeValue]
+    again_at: float
+    wait_s: float
+
+
+class Places:
+    """Attributes of what processes run in; not thread-safe.
+
+    Args:
+        files: the host's files.
+        monotonic: the clock, in seconds.
+    """
+
+    def __init__(self, files: HostFiles, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._files = files
+        self._monotonic = monotonic
+        self._asked: dict[str, _Asked] = {}
+        self._paths: dict[int, str] = {}
+        self._walk_at = 0.0
+        self._in_namespace = is_in_cgroup_namespace(files)
+        self._own: OwnContainer | None = None
+
+    def read(self, pid: int, cgroup_id: int = 0) -> dict[str, AttributeValue]:
+        """Attributes of a running process.
+
+        Args:
+            pid: the process.
+            cgroup_id: the cgroup of version 2 that its sample was taken in; 0: unknown.
+
+        Raises:
+            OSError: it has exited.
+        """
+        text = self._files.read_bytes(f"/proc/{pid}/cgroup")
+        names = parse_cgroup(text)
+        if self._in_namespace:
+            names = self._find_around(names, parse_unified_path(text), cgroup_id)
+        return self._describe(names, pid)
+
+    def find(self, cgroup_id: int) -> dict[str, AttributeValue]:
+        """Attributes of a process that has exited, by the cgroup of version 2 that it was in."""
+        return self._describe(parse_cgroup_path(self._find_path(cgroup_id)), None)
+
+    def name(self, attributes: Mapping[str, AttributeValue]) -> Mapping[str, AttributeValue]:
+        """Names of the container in these attributes, if they are known by now.
+
+        Runtimes and the kubelet write them while the container starts.
+        """
+        container = attributes.get("container.id")
+        return self._ask(str(container), "", None) if container else {}
+
+    def _find_around(self, names: CgroupNames, path: str, cgroup_id: int) -> CgroupNames:
+        """Complete what a path says that is relative to the own cgroup namespace."""
+        if not names.container:
+            found = parse_cgroup_path(self._find_path(cgroup_id))
+            if any(found):
+                return found
+            if path and not path.startswith("/.."):
+                own = self._find_own()
+                return CgroupNames(own.id, own.pod)
+        return names._replace(unit="", user_unit="")  # of which systemd, it does not say
+
+    def _find_own(self) -> OwnContainer:
+        if self._own is None:
+            try:
+                self._own = parse_own_container(self._files.read_bytes("/proc/self/mountinfo"))
+            except OSError:
+                self._own = OwnContainer()
+        return self._own
+
+    def _find_path(self, cgroup_id: int) -> str:
+        """Path of a cgroup of version 2 by its id; empty if it is not known.
+
+        Looks at all cgroups, with at most half a per cent of a core.
+        """
+        path, now = self._paths.get(cgroup_id), self._monotonic()
+        if path is not None or not cgroup_id or now < self._walk_at:
+            return path or ""
+        try:
+            root = find_cgroup_root(self._files)
+        except OSError:
+            root = None
+        if root is not None:
+            above = "/.." * root.level
+            self._paths = {root.id: above or "/"}
+            for one in walk_cgroups(root):
+                self._paths[one.id] = above + one.path[len(root.path) :]
+        ended = self._monotonic()
+        self._walk_at = ended + max(_SHORTEST_WALK_S, _WALK_SHARE * (ended - now))
+        return self._paths.get(cgroup_id, "")
+
+    def _describe(self, names: CgroupNames, pid: int | None) -> dict[str, AttributeValue]:
+        attributes: dict[str, AttributeValue] = {}
+        if names.container:
+            attributes["container.id"] = names.container
+        if names.pod and names.container:
+            attributes["k8s.pod.uid"] = names.pod
+        elif names.pod and self._own and self._own.pod == names.pod:
+            attributes["k8s.pod.uid"] = names.pod
+            attributes["k8s.container.name"] = self._own.pod_container
+        if names.container:
+            attributes |= self._ask(names.container, names.pod, pid)
+        if names.unit:
+            attributes[UNIT] = names.unit
+        if names.user_unit:
+            attributes[USER_UNIT] = names.user_unit
+        return attributes
+
+    def _ask(self, container: str, pod: str, pid: int | None) -> Mapping[str, AttributeValue]:
+        """Names of a container; ``pid`` is a process in it."""
+        known, now = self._asked.get(container), self._monotonic()
+        if known and now < known.again_at:
+            return known.attributes
+        names = read_pod_names(self._files).get(container)
+        if names is None:
+            names = ContainerNames(read_runtime_name(self._files, container))
+        is_complete = any(names)
+        if pod and pid and not names.pod_container:
+            names = ContainerNames(pod_container=self._read_pod_container(pid, pod))
+        found = dict(zip(_NAMES, names, strict=True))
+        attributes: dict[str, AttributeValue] = {
+            key: escape_surrogates(value) for key, value in found.items() if value
+        }
+        if known:
+            attributes = {**known.attributes, **attributes}
+        if len(self._asked) >= _MOST:
+            self._asked.clear()
+        wait_s = min(2 * known.wait_s, _LAST_RETRY_S) if known else _FIRST_RETRY_S
+        again_at = float("inf") if is_complete else now + wait_s
+        self._asked[container] = _Asked(attributes, again_at, wait_s)
+        return attributes
+
+    def _read_pod_container(self, pid: int, pod: str) -> str:
+        """Name of a container in its pod, from a mount that the kubelet makes in each.
+
+        Processes can make such mounts, but not in the cgroup of another pod.
+        """
+        try:
+            found = parse_own_container(self._files.read_bytes(f"/proc/{pid}/mountinfo"))
+        except OSError:
+            return ""
+        return found.pod_container if found.pod == pod else ""
