@@ -92,6 +92,16 @@ from otel_kprofiler.bpf.unwind import (
     find_kernel_offsets,
     pack_unwind_config,
 )
+from otel_kprofiler.bpf.waits import (
+    WaitCounts,
+    WaitLines,
+    WaitOffsets,
+    WaitThread,
+    find_wait_offsets,
+    pack_wait_config,
+    parse_threads,
+    read_threads,
+)
 
 PROGRAMS: Final = Path(__file__).with_name("programs")
 """Sources and objects of the BPF programs."""
@@ -159,18 +169,26 @@ __all__ = [
     "SpanLayout",
     "SpanPath",
     "SpanSlots",
+    "WaitCounts",
+    "WaitLines",
+    "WaitOffsets",
+    "WaitThread",
     "bpf_call",
     "create_inner_map",
     "delete_from_map",
     "find_kernel_offsets",
     "find_member_offsets",
     "find_python_offsets",
+    "find_wait_offsets",
     "get_loader",
     "pack_unwind_config",
+    "pack_wait_config",
     "parse_counts",
     "parse_program_btf",
     "parse_records",
+    "parse_threads",
     "python_map_entries",
+    "read_threads",
     "record_spans",
     "ring_bytes",
     "set_span_path",

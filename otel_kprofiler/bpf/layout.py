@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.bpf.map_calls import MMAPABLE, MapShape
 from otel_kprofiler.bpf.ring import record_spans
 from otel_kprofiler.bpf.spans import SLOT_BYTES, SpanLayout
+from otel_kprofiler.bpf.waits import THREAD_ENDED, WaitThread, parse_threads
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     MAX_FRAMES,
@@ -50,7 +51,7 @@ MAX_CGROUP_LEVEL: Final = 15
 
 _NO_SPANS: Final = (0,) * len(SpanLayout._fields)
 _CONFIG: Final = struct.Struct(f"={14 + len(_NO_SPANS) + 2 * MAX_INTERRUPT_RANGES}Q")
-_RECORD: Final = struct.Struct("=QQQQQQQIIHHhhh2xI16s")
+_RECORD: Final = struct.Struct("=QQQQQQQIIHHhhhHI16s")
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
 _USER_STACK_BYTES: Final = 1536
@@ -162,17 +163,25 @@ def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
     return ProgramCounts(*totals), not any(words[_IN_FLIGHT_WORD::_CPU_LINE_WORDS])
 
 
-def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSample]:
+def parse_records(
+    chunk: bytes, stack_limit: int = STACK_BYTES, ended: list[WaitThread] | None = None
+) -> list[RawSample]:
     """All samples of a chunk that was taken from the ring.
 
     A kernel stack that fills ``stack_limit`` bytes is marked truncated: whether it had just that
     many frames cannot be known.
+
+    Args:
+        chunk: the records.
+        stack_limit: see there.
+        ended: the sums of threads that have ended are appended to it.
 
     Raises:
         ValueError: the chunk is damaged, or has samples of an unknown kind.
     """
     unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []
     kinds: dict[int, ProfileKind] = {}
+    threads = [] if ended is None else ended
     # Most stacks of a chunk repeat; a backlog of them would take several times the memory.
     known: dict[bytes, bytes] = {}
     shared = known.setdefault
@@ -182,8 +191,11 @@ def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSampl
         (
             time_ns, start_time_ns, cgroup_id, trace_high, trace_low, span_id, value,
             tgid, tid, cpu, number, kernel_bytes, user_bytes, python_bytes,
-            labels, comm,
+            phase, labels, comm,
         ) = unpack(chunk, start)  # fmt: skip
+        if phase == THREAD_ENDED:
+            threads += parse_threads(chunk[start + RECORD_HEADER_BYTES : end])
+            continue
         kernel = start + RECORD_HEADER_BYTES
         user = kernel + kernel_bytes if kernel_bytes > 0 else kernel
         python = user + user_bytes if user_bytes > 0 else user
@@ -207,11 +219,13 @@ def parse_records(chunk: bytes, stack_limit: int = STACK_BYTES) -> list[RawSampl
                 collected = _BOTH  # complete
                 stacks = (kernel_words, user_words)
             else:
-                user_status = _status(user_bytes, stack_limit)
-                if user_bytes > 0:
-                    user_status = STATUS_BY_END[chunk[user]]
-                statuses = _status(kernel_bytes, stack_limit), user_status
-                collected, stacks = _keep(statuses, (kernel_words, user_words))
+                collected, stacks = _keep(
+                    (
+                        _status(kernel_bytes, stack_limit),
+                        _user_status(user_bytes, stack_limit, user_words),
+                    ),
+                    (kernel_words, user_words),
+                )
         if python_bytes > 0:
             collected = _with_python(collected, chunk[python])
             stacks = (*stacks, shared(words := chunk[python:end], words))
@@ -263,6 +277,10 @@ _BOTH: Final = _collected(STACK_OK, STACK_OK)
 @lru_cache(256)
 def _with_python(collected: Collected, end: int) -> Collected:
     return (*collected, (PYTHON_SIDE, STATUS_BY_PYTHON_END[end]))
+
+
+def _user_status(stack_bytes: int, stack_limit: int, words: bytes) -> StackStatus | None:
+    return STATUS_BY_END[words[0]] if words else _status(stack_bytes, stack_limit)
 
 
 def _status(stack_bytes: int, stack_limit: int) -> StackStatus | None:

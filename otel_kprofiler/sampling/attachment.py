@@ -40,6 +40,7 @@ from otel_kprofiler.bpf import (
     RingMemory,
     RingReader,
     SpanSlots,
+    WaitOffsets,
     find_member_offsets,
     python_map_entries,
     ring_bytes,
@@ -59,7 +60,7 @@ from otel_kprofiler.host import (
     read_release,
 )
 from otel_kprofiler.model import MAX_FRAMES, KnownCodes, KnownFiles
-from otel_kprofiler.sampling.events import ChildEvents, CpuEvents, Events
+from otel_kprofiler.sampling.events import ChildEvents, CpuEvents, Events, NoEvents
 from otel_kprofiler.sampling.python_frames import (
     PYTHON_SUFFIX,
     open_python,
@@ -78,6 +79,7 @@ from otel_kprofiler.sampling.unwinder import (
     plan_unwinding,
     say_frame_pointers,
 )
+from otel_kprofiler.sampling.waits import WAIT_PROGRAMS, open_waits, plan_waits, wait_map_entries
 
 if TYPE_CHECKING:
     from otel_kprofiler.unwinding import TableStore
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
 _PLANNED_FRAMES: Final = 64
 _PLANNED_DRAINS: Final = 4
 _MIN_RING_BYTES: Final = 256 * 1024
+_MIN_WAIT_RING_BYTES: Final = 1 << 20  # threads that end leave their sums in it
 _CGROUPS_SINCE: Final = (5, 15)  # bpf_get_current_ancestor_cgroup_id for tracing programs
 _FIRST = bytes(4)  # key of an array's only element
 
@@ -105,6 +108,7 @@ class Attachment:
         tables: unwind tables of user files; None if user stacks are not unwound with them.
         python: processes whose Python frames are read; None if none are.
         python_problem: why not, although they are wanted.
+        waits: the programs that follow threads off the CPU; None if they are not wanted.
     """
 
     def __init__(
@@ -130,6 +134,7 @@ class Attachment:
             if config.target_cgroups:
                 _check_cgroups(read_release(files), loader)
             plans = _plan(config, files, loader.name)
+            entries |= wait_map_entries(plans.waits, files, possible)
             program, choice = _load(config, files, loader, entries, plans)
             self._program = program
             undo.callback(program.close)
@@ -143,8 +148,7 @@ class Attachment:
                 self.python = open_python(choice.python, config, program, possible, python_codes)
                 undo.callback(self.python.close)
             self.python_problem = tell_problem(plans.python, choice.python, plans.problem)
-            most = find_sysctl(files, "kernel.perf_event_max_stack") or MAX_FRAMES
-            self.stack_limit = 8 * min(config.max_frames, most)
+            self.stack_limit = _find_stack_limit(config, files)
             self._pack_config = functools.partial(
                 _pack_config,
                 offsets=_find_task_offsets(files),
@@ -157,14 +161,12 @@ class Attachment:
             ring_fd = program.map_fd("ring")
             self.ring = RingReader(RingMemory(ring_fd, size), size)
             undo.callback(self.ring.close)
-            self.spans = None
+            self.spans: SpanSlots | None = None
             self.follows_spans = False
             if config.span_layout is not None:
                 self.spans = SpanSlots(program.map_fd("span_slots"), config.span_slots)
                 undo.callback(self.spans.close)
-                if config.span_path is not None and loader.name == "libbpf":
-                    set_span_path(program.map_fd("span_path"), config.span_path)
-                    self.follows_spans = True
+                self.follows_spans = _follow_spans(program, config, loader.name)
             self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.callback(os.close, self._wake_fd)
             self._epoll = select.epoll()
@@ -172,8 +174,9 @@ class Attachment:
             self._epoll.register(self._wake_fd, select.EPOLLIN)
             # Edge-triggered: otherwise a ring that is never empty would end every wait at once.
             self._epoll.register(ring_fd, select.EPOLLIN | select.EPOLLET)
-            self.events = _events(config, files, program.program_fd(choice.name), self.lines.runs)
+            self.events = _events(config, files, program, choice.name, self.lines.runs)
             undo.callback(self.events.close)
+            self.waits = open_waits(plans.waits, program, files, possible, undo.callback)
             self.events.open()
             self._close = undo.pop_all().close
 
@@ -218,12 +221,30 @@ class Attachment:
         self._close()
 
 
+def _find_stack_limit(config: SamplerConfig, files: HostFiles) -> int:
+    most = find_sysctl(files, "kernel.perf_event_max_stack") or MAX_FRAMES
+    return 8 * min(config.max_frames, most)
+
+
+def _follow_spans(program: LoadedObject, config: SamplerConfig, loader: str) -> bool:
+    """Let the program read the current span from the interpreter, if it can."""
+    if config.span_path is None or loader != "libbpf":
+        return False
+    set_span_path(program.map_fd("span_path"), config.span_path)
+    return True
+
+
 def plan_ring_bytes(config: SamplerConfig, cpus: int) -> int:
-    """Ring size: four drain intervals of 64 frames, at least 256 KiB, at most the limit."""
+    """Ring size.
+
+    Four drain intervals of 64 frames, at least 256 KiB (1 MiB with waits), at most
+    the limit.
+    """
     record = RECORD_OVERHEAD + RECORD_HEADER_BYTES + 8 * _PLANNED_FRAMES
     rate = config.samples_per_second * (len(config.pin_cpu_ids) or cpus)
     planned = int(rate * config.drain_interval_s * record * _PLANNED_DRAINS)
-    wanted = max(planned, _MIN_RING_BYTES) << config.map_scale_factor
+    least = _MIN_RING_BYTES if config.off_cpu is None else _MIN_WAIT_RING_BYTES
+    wanted = max(planned, least) << config.map_scale_factor
     return min(ring_bytes(wanted), ring_bytes(config.max_ring_bytes // 2 + 1))
 
 
@@ -258,18 +279,21 @@ class _Choice(NamedTuple):
 
 
 class _Plans(NamedTuple):
-    """How to unwind and to read Python frames on this host; ``problem``: why not the latter."""
+    """How to unwind, to read Python frames (``problem``: why not) and to follow waits here."""
 
     unwinding: UnwindPlan | None
     python: PythonOffsets | None
     problem: str | None
+    waits: WaitOffsets | None
 
 
 def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
     # Megabytes, walked in 20 ms: once, if anything needs them.
     read_types = functools.cache(lambda: KernelTypes(files.read_bytes(VMLINUX_BTF)))
     return _Plans(
-        plan_unwinding(config, read_types, loader), *plan_python(config, read_types, loader)
+        plan_unwinding(config, read_types, loader),
+        *plan_python(config, read_types, loader),
+        plan_waits(config, read_types, loader),
     )
 
 
@@ -316,9 +340,10 @@ def _load_program(
         **map_entries(choice.unwinding, cpus),
         **python_map_entries(cpus, python_ring),
     }
-    spec = ObjectSpec(
-        SAMPLER_SOURCE, SAMPLER_OBJECT, (choice.name,), sizes, config.verifier_log_level
-    )
+    programs: tuple[str, ...] = (choice.name,) if config.on_cpu else ()
+    if config.off_cpu is not None:
+        programs += WAIT_PROGRAMS
+    spec = ObjectSpec(SAMPLER_SOURCE, SAMPLER_OBJECT, programs, sizes, config.verifier_log_level)
     try:
         return loader.load(spec)
     except OSError as error:
@@ -385,8 +410,15 @@ def _find_task_offsets(files: HostFiles) -> tuple[int, ...] | None:
 
 
 def _events(
-    config: SamplerConfig, files: HostFiles, program_fd: int, runs: Callable[[int], int]
+    config: SamplerConfig,
+    files: HostFiles,
+    program: LoadedObject,
+    name: str,
+    runs: Callable[[int], int],
 ) -> Events:
+    if not config.on_cpu:
+        return NoEvents()
+    program_fd = program.program_fd(name)
     if config.child_pid is not None:
         return ChildEvents(files, program_fd, config.period_ns, config.child_pid)
     return CpuEvents(files, program_fd, config.period_ns, config.pin_cpu_ids, runs)

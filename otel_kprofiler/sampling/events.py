@@ -51,6 +51,22 @@ class Events(Protocol):
         """Close the descriptors only, so that it may be called in a forked child."""
 
 
+class NoEvents:
+    """No events: nothing is sampled on the CPUs."""
+
+    def open(self) -> None:
+        """Nothing to open."""
+
+    def follow(self) -> None:
+        """Nothing to adapt."""
+
+    def disable(self) -> None:
+        """Nothing runs."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
 class _CpuEvent(NamedTuple):
     fd: int
     runs: int

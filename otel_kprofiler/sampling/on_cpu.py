@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,6 +15,8 @@ from otel_kprofiler.bpf import (
     ProgramCounts,
     PythonMaps,
     SpanSlots,
+    WaitCounts,
+    WaitThread,
     get_loader,
     parse_counts,
     parse_records,
@@ -144,8 +147,6 @@ class EbpfSampler(ForkAware):
         """Load the program, open the events and start sampling."""
         try:
             loader = self._loader or get_loader()
-            if self.config.off_cpu is not None:
-                raise SamplerError("off-CPU time is not sampled by this version")
             self._attached = Attachment(
                 self.config, self._files, loader, self.user_files, self.python_codes
             )
@@ -170,12 +171,14 @@ class EbpfSampler(ForkAware):
             HostError: a CPU does not exist, or there are too many targets; nothing has changed.
             SamplerError: the kernel refused (before 5.19 without CAP_BPF); nothing has changed.
         """
-        attached, events, old = self._attachment(), self._cpu_events(), self.config
+        attached, old = self._attachment(), self.config
+        events = self._cpu_events() if old.on_cpu else None
         if len({*config.target_pids, *old.target_pids}) > attached.target_slots:
             raise HostError(
                 f"so many target_pids (above {attached.target_slots}, old and new) need a restart"
             )
-        events.check(config.pin_cpu_ids)
+        if events is not None:
+            events.check(config.pin_cpu_ids)
         config = replace(
             old,
             samples_per_second=config.samples_per_second,
@@ -188,11 +191,12 @@ class EbpfSampler(ForkAware):
         )
         if config == old:
             return self._time.boot_ns()
-        events.between_samples(lambda: attached.configure(config, _NEVER_NS))
-        if config.pin_cpu_ids != old.pin_cpu_ids:
-            events.select(config.pin_cpu_ids)
-        if config.period_ns != old.period_ns:
-            events.set_period(config.period_ns)
+        if events is not None:
+            events.between_samples(lambda: attached.configure(config, _NEVER_NS))
+            if config.pin_cpu_ids != old.pin_cpu_ids:
+                events.select(config.pin_cpu_ids)
+            if config.period_ns != old.period_ns:
+                events.set_period(config.period_ns)
         changed_ns = self._time.boot_ns()
         attached.configure(config, changed_ns)
         if old.stacks == "kernel" != config.stacks and config.user_unwinding == "auto":
@@ -207,13 +211,20 @@ class EbpfSampler(ForkAware):
 
     def pause(self) -> None:
         """Take no samples until :meth:`resume`."""
-        self._cpu_events().pause()
+        attached = self._attachment()
+        if self.config.on_cpu:
+            self._cpu_events().pause()
+        if attached.waits is not None:
+            attached.waits.pause()
 
     def resume(self) -> None:
         """Take samples again."""
-        events = self._cpu_events()
-        self._attachment().configure(self.config, self._time.boot_ns())
-        events.resume()
+        attached = self._attachment()
+        attached.configure(self.config, self._time.boot_ns())
+        if self.config.on_cpu:
+            self._cpu_events().resume()
+        if attached.waits is not None:
+            attached.waits.resume()
 
     def wait(self, timeout_s: float) -> None:
         """Block until the ring passes its fill mark, :meth:`wake` is called, or the timeout."""
@@ -236,7 +247,10 @@ class EbpfSampler(ForkAware):
             data, complete = attached.ring.take(position)
             if attached.python is not None:
                 attached.python.receive()
-        samples = parse_records(data, self.stack_limit)
+        ended: list[WaitThread] = []
+        samples = parse_records(data, self.stack_limit, ended)
+        if attached.waits is not None:
+            attached.waits.add_ended(ended)
         before = self._counts[ON_CPU.name]
         truncated = _count_truncated(samples, before.truncated)
         self._counts = _name_counts(counts, before.received + len(samples), truncated)
@@ -255,8 +269,21 @@ class EbpfSampler(ForkAware):
         return self._complete_until_ns
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
-        """Totals of waits since the call before, by process."""
-        return {}
+        """Totals of waits since the call before, by process. Raises ``SamplerError``."""
+        waits = self._attachment().waits
+        if waits is None:
+            return {}
+        try:
+            with self._lock:
+                return waits.read(time.monotonic_ns())
+        except OSError as error:
+            raise SamplerError(f"the totals of waits cannot be read: {error}") from error
+
+    @property
+    def wait_counts(self) -> WaitCounts | None:
+        """What the totals of waits lack; None if waits are not followed."""
+        waits = self._attachment().waits
+        return waits.counts() if waits else None
 
     @property
     def wait_threshold_ns(self) -> int:
@@ -270,7 +297,10 @@ class EbpfSampler(ForkAware):
     def stop(self) -> None:
         """Disable the events; after it returns, no samples are taken."""
         self._next_follow_ns = 1 << 63  # open no more events
-        self._attachment().events.disable()
+        attached = self._attachment()
+        attached.events.disable()
+        if attached.waits is not None:
+            attached.waits.detach()
 
     def close(self) -> None:
         """Release all resources; :meth:`counts` still returns the last counts."""

@@ -125,6 +125,8 @@ class SamplerConfig:
             raise ValueError(f"a cgroup is not 1 to {MAX_CGROUP_LEVEL} levels below the root")
         if not self.on_cpu and self.off_cpu is None:
             raise ValueError("on_cpu is off and off_cpu is not set: nothing is sampled")
+        if self.child_pid is not None and self.off_cpu is not None:
+            raise ValueError("off_cpu cannot follow child_pid: set it as target_pids instead")
         if len(self.interrupt_ranges) > MAX_INTERRUPT_RANGES:
             raise ValueError(f"more than {MAX_INTERRUPT_RANGES} interrupt ranges")
 

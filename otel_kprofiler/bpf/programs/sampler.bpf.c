@@ -23,6 +23,7 @@ enum {
 	MAX_RANGES = 4,
 	LONGEST_GAP_NS = 500000000, /* of a CPU that was online, with two periods */
 	ON_CPU = 1, /* kind of the samples, as in model/kind.py */
+	OFF_CPU = 2,
 	IN_FLIGHT = 1, /* a record is being made; its time is not read yet */
 };
 
@@ -106,7 +107,7 @@ struct record {
 	s16 kernel_bytes; /* or a negative errno, or NOT_COLLECTED */
 	s16 user_bytes;
 	s16 python_bytes;
-	u16 reserved;
+	u16 phase; /* of a wait; 0 on a CPU */
 	u32 labels; /* number of the set; 0: none */
 	char comm[16];
 	/* kernel, user (user_stack.bpf.h), Python (python_types.bpf.h): what is used of them */
@@ -256,6 +257,14 @@ GLOBAL int collect_span(void)
 	return 0;
 }
 
+/* A band above the mark: two CPUs may jump over it, and beyond it the reader is awake. */
+INLINE u64 find_wakeup(const struct config *options)
+{
+	return RING_USED(ring) - options->wakeup_bytes < options->wakeup_bytes / 8 ?
+		       BPF_RB_FORCE_WAKEUP :
+		       BPF_RB_NO_WAKEUP;
+}
+
 INLINE void sample(void *ctx, struct config *options, struct record *record,
 		   struct cpu_line *line, enum user_frames by, int python)
 {
@@ -265,7 +274,6 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 	struct namespace_ids inner = {};
 	int in_namespace = 1;
 	long result;
-	int wake;
 
 	record->tgid = ids >> 32;
 	record->tid = (u32)ids;
@@ -327,10 +335,8 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 	if (flags & SPAN_LINKS && in_namespace)
 		collect_span();
 	line->taken++;
-	/* A band above the mark: two CPUs may jump over it, and beyond it the reader is awake. */
-	wake = RING_USED(ring) - options->wakeup_bytes < options->wakeup_bytes / 8;
 	if (RING_OUTPUT(ring, record, HEADER_BYTES + kernel_bytes + user_bytes + python_bytes,
-			wake ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP))
+			find_wakeup(options)))
 		line->ring_full++;
 #ifndef KPROFILER_BCC
 	else if (python_bytes)
@@ -388,6 +394,7 @@ INLINE int run(void *ctx, enum user_frames by, int python)
 	*(volatile u64 *)&line->in_flight = record->time_ns;
 	record->cpu = cpu;
 	record->kind = ON_CPU;
+	record->phase = 0;
 	record->value = 1;
 	count_missed(options, &own->last, line, record->time_ns);
 	sample(ctx, options, record, line, by, python);
@@ -426,4 +433,6 @@ PROGRAM("perf_event") int kprofiler_unwind_5_10_python(void *ctx)
 {
 	return run(ctx, BY_TABLES_5_10, 1);
 }
+
+#include "wait.bpf.h"
 #endif

@@ -153,8 +153,10 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     assert find_member_offsets(
         btf, "record",
         ("time_ns", "start_time_ns", "cgroup_id", "span", "value", "tgid", "tid", "cpu", "kind",
-         "kernel_bytes", "user_bytes", "python_bytes", "labels", "comm", "frames"),
-    ) == (0, 8, 16, 24, 48, 56, 60, 64, 66, 68, 70, 72, 76, 80, RECORD_HEADER_BYTES)  # fmt: skip
+         "kernel_bytes", "user_bytes", "python_bytes", "phase", "labels", "comm", "frames"),
+    ) == (
+        0, 8, 16, 24, 48, 56, 60, 64, 66, 68, 70, 72, 74, 76, 80, RECORD_HEADER_BYTES
+    )  # fmt: skip
     assert find_member_offsets(btf, "span", ("trace_id", "span_id")) == (0, 16)
     numbers = tuple(name for name in ProgramConfig._fields if name != "interrupt_ranges")
     assert find_member_offsets(btf, "config", numbers) == tuple(range(0, 120, 8))

@@ -1,0 +1,283 @@
+"""Exact totals of off-CPU time, against the kernel's own account and against the clock."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from otel_kprofiler.bpf import BccLoader, LibbpfLoader
+from otel_kprofiler.errors import HostError
+from otel_kprofiler.model import NO_WAITS, ProcessKey, WaitState, WaitTotals
+from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
+]
+
+TOTALS = OffCpuConfig(samples_per_second=0)
+# Each says "ready" when it runs, works for the seconds of its argument, and tells the nanoseconds
+# of CLOCK_MONOTONIC from then on, those on a CPU, and its schedstat before and after.
+FRAME = """
+import os, sys, threading, time
+def stat():
+    return [int(word) for word in open("/proc/thread-self/schedstat").read().split()]
+time.sleep(0.2)
+print("ready", flush=True)
+sys.stdin.readline()
+start, before = time.monotonic_ns(), stat()
+end = time.monotonic() + float(sys.argv[1])
+{body}
+after = stat()
+print(time.monotonic_ns() - start, after[0] - before[0], after[1] - before[1], flush=True)
+sys.stdin.readline()
+"""
+SLEEP = "while time.monotonic() < end: time.sleep(0.01)"
+SPIN = "while time.monotonic() < end: pass"
+
+
+@contextlib.contextmanager
+def running(**settings):
+    sampler = EbpfSampler(SamplerConfig(on_cpu=False, off_cpu=TOTALS, **settings))
+    sampler.start()
+    try:
+        yield sampler
+    finally:
+        sampler.close()
+
+
+class Program:
+    """A process that waits in a known way when it is told to."""
+
+    def __init__(self, body, seconds, *, cpu=None):
+        pin = [] if cpu is None else ["taskset", "-c", str(cpu)]
+        self.process = subprocess.Popen(
+            [*pin, sys.executable, "-S", "-c", FRAME.format(body=body), str(seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout.readline() == "ready\n"
+
+    def go(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def told(self):
+        """Nanoseconds that passed, on a CPU, and waiting for one."""
+        return [int(word) for word in self.process.stdout.readline().split()]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def read(sampler):
+    """Totals since the last reading, by process id."""
+    sampler.drain()
+    found = {}
+    for process, totals in sampler.read_waits().items():
+        before = found.get(process.tgid, NO_WAITS)
+        found[process.tgid] = WaitTotals(
+            tuple(a + b for a, b in zip(before.by_state, totals.by_state, strict=True)),
+            before.switches + totals.switches,
+        )
+    return found
+
+
+def measure(*programs):
+    """What each program tells, its totals meanwhile, and the nanoseconds that only they have."""
+    with running() as sampler, contextlib.ExitStack() as stack:
+        started = [stack.enter_context(Program(*one[:2], **one[2])) for one in programs]
+        time.sleep(0.2)
+        start = time.monotonic_ns()
+        read(sampler)
+        for one in started:
+            one.go()
+        told = [one.told() for one in started]
+        totals = read(sampler)
+        passed = time.monotonic_ns() - start
+    # Before it was told to go, and since it told, a program may have been off the CPU, too.
+    return [
+        (numbers, totals[one.process.pid], passed - numbers[0])
+        for numbers, one in zip(told, started, strict=True)
+    ]
+
+
+def test_totals_and_time_on_cpus_are_the_time_that_passed():
+    (((wall, on_cpu, delay), totals, more),) = measure((SLEEP, 3, {}))
+    assert wall - on_cpu == pytest.approx(totals.total_ns, rel=0.005, abs=more)
+    # It wants a CPU from the begin of its wake-up; the kernel's account begins in its queue.
+    more += 100_000 * totals.switches
+    assert totals.by_state[WaitState.RUNNABLE] == pytest.approx(delay, rel=0.005, abs=more)
+    assert totals.by_state[WaitState.INTERRUPTIBLE] > 0.5 * wall
+    assert totals.switches > 50
+
+
+def test_threads_that_want_the_same_cpu_wait_for_it():
+    cpu = min(os.sched_getaffinity(0))
+    spinners = [(SPIN, 4, {"cpu": cpu})] * 3
+    for (wall, on_cpu, delay), totals, more in measure(*spinners):
+        assert delay > 0.3 * wall, "three of them share a CPU"
+        assert totals.by_state[WaitState.RUNNABLE] == pytest.approx(delay, rel=0.005, abs=more)
+        assert wall - on_cpu == pytest.approx(totals.total_ns, rel=0.005, abs=more)
+
+
+def test_a_stopped_process_waits_until_it_goes_on():
+    with running() as sampler, Program(SPIN, 60) as program:
+        program.go()
+        read(sampler)
+        os.kill(program.process.pid, 19)  # SIGSTOP
+        time.sleep(1)
+        first = read(sampler)[program.process.pid]
+        time.sleep(1)
+        second = read(sampler)[program.process.pid]
+        os.kill(program.process.pid, 18)  # SIGCONT
+    assert first.by_state[WaitState.STOPPED] > 0.5e9
+    assert second.by_state[WaitState.STOPPED] >= 1e9
+    assert second.switches == 0, "it goes on, and counts all the same"
+
+
+def test_waits_that_go_on_are_told_once():
+    with running() as sampler, Program("time.sleep(60)", 60) as program:
+        program.go()
+        time.sleep(0.5)
+        read(sampler)
+        start = time.monotonic_ns()
+        told = 0
+        for _ in range(5):
+            time.sleep(0.2)
+            told += read(sampler)[program.process.pid].total_ns
+        passed = time.monotonic_ns() - start
+    assert told == pytest.approx(passed, rel=0.01, abs=50e6)
+
+
+def test_threads_that_ended_while_off_leave_their_totals():
+    body = """
+for _ in range(200):
+    threads = [threading.Thread(target=time.sleep, args=(0.05,)) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    if time.monotonic() > end: break
+"""
+    (((wall, _, _), totals, _),) = measure((body, 60, {}))
+    # 800 threads of 50 ms, and the main thread beside them.
+    assert totals.by_state[WaitState.INTERRUPTIBLE] >= 800 * 0.05e9
+    assert totals.total_ns < 800 * 0.05e9 + wall + 0.05 * 40e9 + 4 * wall * 0.5
+
+
+def test_processes_that_come_and_go_are_told_apart():
+    """Each has slept; none inherits from another, whoever had its task or id before."""
+    with running() as sampler:
+        read(sampler)
+        pids = set()
+        for _ in range(300):
+            process = subprocess.Popen(["sleep", "0.02"])
+            process.wait()
+            pids.add(process.pid)
+        sampler.drain()
+        totals = sampler.read_waits()
+        counts = sampler.wait_counts
+    mine = {key: one for key, one in totals.items() if key.tgid in pids}
+    assert {key.tgid for key in mine} == pids
+    assert len({key.start_time_ns for key in mine}) == len(pids)
+    # The kernel does not tell every switch: a few waits begin late.
+    late = [one for one in mine.values() if one.by_state[WaitState.INTERRUPTIBLE] < 0.02e9]
+    assert len(late) < 15
+    assert counts.lost == counts.no_room == 0
+    with running() as sampler:
+        assert not {key for key in sampler.read_waits() if key in mine}
+
+
+def test_only_targets_are_followed():
+    with (
+        Program(SLEEP, 60) as wanted,
+        Program(SLEEP, 60) as other,
+        running(target_pids=(wanted.process.pid,)) as sampler,
+    ):
+        wanted.go()
+        other.go()
+        time.sleep(1)
+        totals = sampler.read_waits()
+        sampler.retarget((other.process.pid,))
+        time.sleep(0.2)
+        sampler.read_waits()
+        time.sleep(1)
+        later = sampler.read_waits()
+    assert {key.tgid for key in totals} == {wanted.process.pid}
+    assert {key.tgid for key in later} == {other.process.pid}
+
+
+def test_a_pause_is_no_wait():
+    with running() as sampler, Program(SLEEP, 60) as program:
+        program.go()
+        time.sleep(0.5)
+        sampler.pause()
+        read(sampler)
+        time.sleep(1)
+        assert read(sampler) == {}
+        sampler.resume()
+        time.sleep(0.5)
+        totals = read(sampler)[program.process.pid]
+    assert 0 < totals.total_ns < 0.9e9
+
+
+def program_names():
+    """Names of the programs that this process has loaded or attached."""
+    names = []
+    for fd in Path("/proc/self/fdinfo").iterdir():
+        with contextlib.suppress(OSError):
+            names += [line for line in fd.read_text().splitlines() if line.startswith("prog_type")]
+    return names
+
+
+def test_without_off_cpu_nothing_of_it_is_loaded():
+    before = len(program_names())
+    sampler = EbpfSampler(SamplerConfig())
+    sampler.start()
+    try:
+        assert len(program_names()) == before + 1
+        assert sampler.read_waits() == {}
+        assert sampler.wait_threshold_ns == 0
+    finally:
+        sampler.close()
+    with running():
+        assert len(program_names()) > before + 1
+    assert len(program_names()) == before
+
+
+def test_totals_are_read_after_the_stop():
+    with running() as sampler, Program(SLEEP, 60) as program:
+        program.go()
+        time.sleep(0.5)
+        sampler.stop()
+        assert read(sampler)[program.process.pid].total_ns > 0.1e9
+
+
+@pytest.mark.skipif(not BccLoader.is_installed(), reason="python3-bpfcc is not installed")
+def test_bcc_cannot_load_it_and_says_what_can():
+    sampler = EbpfSampler(SamplerConfig(off_cpu=TOTALS), loader=BccLoader())
+    with pytest.raises(HostError, match="bcc cannot load the programs for off-CPU time") as raised:
+        sampler.start()
+    assert "libbpf1" in raised.value.hint
+
+
+def test_a_process_key_is_that_of_samples():
+    with running() as sampler, Program(SLEEP, 60) as program:
+        program.go()
+        time.sleep(0.5)
+        (key,) = {key for key in sampler.read_waits() if key.tgid == program.process.pid}
+        stat = Path(f"/proc/{program.process.pid}/stat").read_text()
+    assert isinstance(key, ProcessKey)
+    assert key.start_time_ns // 10_000_000 == int(stat.rsplit(")", 1)[1].split()[19])
