@@ -39,6 +39,7 @@ processors:
     attributes:
       - {{key: service.copy, from_attribute: service.name, action: insert}}
       - {{key: process.pid, action: delete}}
+  {processors}
 exporters:
   debug:
   debug/detailed: {{verbosity: detailed}}
@@ -164,7 +165,9 @@ class Collector:
         log: file with its log.
     """
 
-    def __init__(self, version, directory, *, profiles=True, pipelines=PROFILES, exporters=""):
+    def __init__(
+        self, version, directory, *, profiles=True, pipelines=PROFILES, exporters="", processors=""
+    ):
         self.version = version
         self.output = directory / "profiles.jsonl"
         self.traces = directory / "traces.jsonl"
@@ -176,7 +179,7 @@ class Collector:
         config = directory / "collector.yaml"
         pipeline = pipelines if profiles else TRACES_ONLY
         files = {"output": self.output, "traces": self.traces, "metrics": self.metrics}
-        settings = {"pipeline": pipeline, "exporters": exporters, **files}
+        settings = {"pipeline": pipeline, "exporters": exporters, "processors": processors, **files}
         config.write_text(CONFIG.format(grpc=grpc, http=http, **settings))
         arguments = [build(version), "--config", config, *([GATE] if profiles else [])]
         with open(self.log, "wb") as log:

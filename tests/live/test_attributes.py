@@ -1,36 +1,32 @@
-"""Receivers that reject attributes without a key, as Pyroscope and Parca do, accept ours."""
+"""Receivers that are as strict as Pyroscope and Parca accept what we send, and drop none of it."""
 
-import gzip
-import http.server
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from concurrent import futures
 
-import grpc
 import pytest
-from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
-    ExportProfilesServiceRequest,
-)
 
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
-from otel_kprofiler.otlp import decode_windows
+from tests.strict_receiver import NO_FUNCTION, NO_SERVICE, StrictReceiver
 
 pytestmark = pytest.mark.live
 
-SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
 AGENT = """
 receivers:
-  kprofiler: {{samples_per_second: 199, send_idle_frames: true, reporter_interval: 500ms}}
+  kprofiler:
+    samples_per_second: 199
+    stacks: both
+    send_idle_frames: true
+    reporter_interval: 500ms
+    {receiver}
 exporters:
-  otlp_grpc: {{endpoint: "{grpc}", tls: {{insecure: true}}, attributes: {attributes}}}
-  otlp_http/proto: {{endpoint: "{http}", attributes: {attributes}}}
-  otlp_http/json: {{endpoint: "{http}", encoding: json, attributes: {attributes}}}
+  otlp_grpc: {{endpoint: "{grpc}", tls: {{insecure: true}}, {exporter}}}
+  otlp_http/proto: {{endpoint: "{http}", {exporter}}}
+  otlp_http/json: {{endpoint: "{http}", encoding: json, {exporter}}}
 service:
   telemetry: {{metrics: {{level: none}}}}
   pipelines:
@@ -51,121 +47,6 @@ def _host_can():
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
-def find_fault(attributes):
-    """Why a strict receiver rejects attributes; empty if it accepts them."""
-    for index, attribute in enumerate(attributes):
-        if not attribute.get("key"):
-            return f"attribute key at index {index} in resource attributes is empty"
-        if not set(attribute.get("value", {})) - {"stringValueStrindex"}:
-            return f"attribute {attribute['key']} has no value"
-    return ""
-
-
-def find_faults(groups):
-    """All reasons to reject ``groups``, which is ``resourceProfiles`` in OTLP JSON."""
-    holders = [group["resource"] for group in groups]
-    holders += [scope["scope"] for group in groups for scope in group["scopeProfiles"]]
-    return [fault for holder in holders if (fault := find_fault(holder.get("attributes", ())))]
-
-
-def as_json(attributes):
-    return [
-        {
-            "key": attribute.key,
-            "value": {attribute.value.WhichOneof("value"): True}
-            if attribute.value.WhichOneof("value") not in (None, "string_value_strindex")
-            else {},
-        }
-        for attribute in attributes
-    ]
-
-
-def groups_of(payload):
-    """The part of ``resourceProfiles`` that ``find_faults`` checks, from either form."""
-    if payload.startswith(b"{"):
-        return json.loads(payload)["resourceProfiles"]
-    return [
-        {
-            "resource": {"attributes": as_json(group.resource.attributes)},
-            "scopeProfiles": [
-                {"scope": {"attributes": as_json(scope.scope.attributes)}}
-                for scope in group.scope_profiles
-            ],
-        }
-        for group in ExportProfilesServiceRequest.FromString(payload).resource_profiles
-    ]
-
-
-class StrictReceiver:
-    """OTLP over gRPC and HTTP on loopback.
-
-    Attributes:
-        accepted: requests, by ``grpc`` or the content type.
-        refused: reasons.
-    """
-
-    def __init__(self):
-        self.accepted, self.refused = {}, []
-        options = (("grpc.so_reuseport", 0),)
-        self._grpc = grpc.server(futures.ThreadPoolExecutor(2), options=options)
-        handler = grpc.unary_unary_rpc_method_handler(self._export)
-        self._grpc.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(SERVICE, {"Export": handler})]
-        )
-        self.grpc = f"127.0.0.1:{self._grpc.add_insecure_port('127.0.0.1:0')}"
-        self._grpc.start()
-        receiver = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                if self.headers.get("Content-Encoding") == "gzip":
-                    body = gzip.decompress(body)
-                kind = self.headers["Content-Type"]
-                status = 400 if receiver.take(kind, body) else 200
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                answer = b"{}" if kind == "application/json" else b""
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *_):
-                pass
-
-        self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.http = f"http://127.0.0.1:{self._http.server_address[1]}"
-        threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
-
-    def take(self, kind, payload):
-        faults = find_faults(groups_of(payload))
-        self.refused += faults
-        if not faults:
-            self.accepted.setdefault(kind, []).append(payload)
-        return faults
-
-    def _export(self, request, context):
-        if faults := self.take("grpc", request):
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, faults[0])
-        return b""
-
-    def samples(self, kind):
-        """Number of accepted samples."""
-        return sum(
-            window.sample_count
-            for payload in self.accepted.get(kind, ())
-            for window in decode_windows(payload)
-        )
-
-    def close(self):
-        self._grpc.stop(0).wait()
-        self._http.shutdown()
-        self._http.server_close()
-
-
 @pytest.fixture
 def receiver():
     receiver = StrictReceiver()
@@ -176,9 +57,13 @@ def receiver():
 KINDS = ("grpc", "application/x-protobuf", "application/json")
 
 
-def run_agent(receiver, path, attributes):
-    """Run the agent until each kind of request has arrived; returns its account."""
-    path.write_text(AGENT.format(grpc=receiver.grpc, http=receiver.http, attributes=attributes))
+def run_agent(receiver, path, *, exporter="", of_receiver=""):
+    """Run the agent until each kind of request has arrived twice; returns its account."""
+    path.write_text(
+        AGENT.format(
+            grpc=receiver.grpc, http=receiver.http, exporter=exporter, receiver=of_receiver
+        )
+    )
     agent = subprocess.Popen(
         [sys.executable, "-m", "otel_kprofiler", "run", "-c", path],
         stdout=subprocess.PIPE,
@@ -186,7 +71,7 @@ def run_agent(receiver, path, attributes):
     )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and len(receiver.refused) < 3:
-        if receiver.accepted.keys() == set(KINDS):
+        if min(len(receiver.accepted.get(kind, ())) for kind in KINDS) > 1:
             break
         time.sleep(0.1)
     agent.send_signal(signal.SIGTERM)
@@ -195,15 +80,30 @@ def run_agent(receiver, path, attributes):
     return json.loads(out)["exporters"], log.decode()
 
 
-def test_strict_receivers_accept_the_agents_attributes(receiver, tmp_path):
-    exporters, log = run_agent(receiver, tmp_path / "agent.yaml", "inline")
+@pytest.mark.parametrize("grain", ["process", "executable", "host"])
+def test_strict_receivers_have_nothing_to_complain_of(receiver, tmp_path, grain):
+    exporters, log = run_agent(
+        receiver,
+        tmp_path / "agent.yaml",
+        exporter="unnamed_frames: names",
+        of_receiver=f"resources: {grain}\n    resource: {{service.name: fleet}}",
+    )
     assert receiver.refused == []
+    assert receiver.complaints == {kind: {} for kind in KINDS}
     for name, kind in zip(exporters, KINDS, strict=True):
         assert exporters[name]["exported"] == receiver.samples(kind) > 0, log
 
 
+def test_by_default_they_miss_the_names_of_services_and_frames(receiver, tmp_path):
+    """Which is what the settings of the test before are for."""
+    run_agent(receiver, tmp_path / "agent.yaml")
+    assert receiver.refused == []
+    for complaints in receiver.complaints.values():
+        assert complaints.keys() == {NO_SERVICE, NO_FUNCTION}
+
+
 def test_strict_receivers_reject_references_and_the_loss_is_counted(receiver, tmp_path):
-    exporters, log = run_agent(receiver, tmp_path / "agent.yaml", "references")
+    exporters, log = run_agent(receiver, tmp_path / "agent.yaml", exporter="attributes: references")
     assert receiver.accepted == {}
     assert "attribute key at index 0 in resource attributes is empty" in log
     for account in exporters.values():

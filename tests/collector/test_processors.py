@@ -1,0 +1,131 @@
+"""What the processors and exporters of real Collectors make of our requests, as the next receiver
+sees it: every sample, with names and values as sent."""
+
+import pytest
+
+from otel_kprofiler.export import ExportOutcome
+from otel_kprofiler.otlp import encode_window
+from otel_kprofiler.processes import Grain, merge_resources
+from tests.collector.test_delivery import expected, make_window, open_exporter
+from tests.strict_receiver import EQUAL_LABELS, NO_FUNCTION, StrictReceiver
+
+KINDS = ["grpc", "http/protobuf", "http/json"]
+PROCESSORS = """
+  memory_limiter: {check_interval: 1s, limit_mib: 1024}
+  filter:
+    error_mode: propagate
+    profiles: {resource: ['attributes["service.name"] == "service-3"']}
+  transform:
+    error_mode: propagate
+    profile_statements:
+      - context: resource
+        statements: ['set(attributes["deployment.environment.name"], "test")']
+  resource/add:
+    attributes: [{key: service.copy, from_attribute: service.name, action: insert}]
+  resource/remove:
+    attributes: [{key: process.pid, action: delete}, {key: service.name, action: delete}]
+"""
+EXPORTERS = """
+  otlp:
+    endpoint: {grpc}
+    tls: {{insecure: true}}
+    sending_queue:
+      batch: {{flush_timeout: 2s, min_size: 1000000, max_size: 0}}
+  otlphttp:
+    profiles_endpoint: {http}/v1development/profiles
+    tls: {{insecure: true}}
+"""
+PIPELINE = "profiles: {{receivers: [otlp], processors: [{}], exporters: [{}]}}"
+ALL = "memory_limiter, filter, transform, resource/add"
+
+
+@pytest.fixture
+def receiver():
+    receiver = StrictReceiver()
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+def send(open_collector, receiver):
+    """Function: send windows through a Collector; returns what arrived at the strict receiver."""
+
+    def run(version, kind, windows, processors, exporter="otlp"):
+        collector = open_collector(
+            version,
+            pipelines=PIPELINE.format(processors, exporter),
+            processors=PROCESSORS.strip(),
+            exporters=EXPORTERS.format(grpc=receiver.grpc, http=receiver.http).strip(),
+        )
+        client = open_exporter(kind, collector)
+        for window in windows:
+            for batch in encode_window(window, **client.encoding._asdict()).batches:
+                assert client.export(batch).outcome is ExportOutcome.SUCCESS
+        client.shutdown()
+        collector.stop()  # which sends what waits to be batched
+        return collector
+
+    return run
+
+
+def changed(sample):
+    """A sample as it leaves the processors; None if the filter drops it."""
+    resource = dict(sample[0])
+    if resource["service.name"] == "service-3":
+        return None
+    resource |= {
+        "deployment.environment.name": "test",
+        "service.copy": resource["service.name"],
+    }
+    return (tuple(sorted(resource.items())), *sample[1:])
+
+
+def later(window, seconds):
+    """The same window at another time."""
+    by = seconds * 10**9
+    moved = window.change_samples(
+        lambda sample: sample._replace(
+            timestamps_unix_ns=[time + by for time in sample.timestamps_unix_ns]
+        )
+    )
+    return type(window)(window.start_unix_ns + by, window.end_unix_ns + by, moved.profiles)
+
+
+@pytest.mark.parametrize("version", ["0.161.0", "0.159.0"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_processors_and_batching_change_what_they_should_and_no_sample(
+    send, receiver, samples_of, version, kind
+):
+    windows = [later(make_window(), second) for second in range(10)]
+    send(version, kind, windows, ALL)
+    sent = [sample for window in windows for sample in expected(window)]
+    wanted = [after for sample in sent if (after := changed(sample))]
+    assert 0 < len(wanted) < len(sent)
+    assert receiver.refused == []
+    assert len(receiver.accepted["grpc"]) < len(windows), "requests are merged"
+    assert sorted(samples_of(receiver.requests("grpc"))) == sorted(wanted)
+    assert receiver.complaints["grpc"].keys() == {NO_FUNCTION}
+
+
+def test_over_http_newer_collectors_write_references(send, receiver, samples_of):
+    """Why a Collector in front of Pyroscope should use gRPC; over HTTP v0.159 writes in place."""
+    window = make_window()
+    send("0.161.0", "grpc", [window], "memory_limiter", "otlphttp")
+    assert receiver.accepted == {}
+    assert receiver.refused[0] == "attribute key at index 0 in resource attributes is empty"
+    send("0.159.0", "grpc", [window], "memory_limiter", "otlphttp")
+    arrived = samples_of(receiver.requests("application/x-protobuf"))
+    assert sorted(arrived) == sorted(expected(window))
+
+
+@pytest.mark.parametrize("version", ["0.161.0", "0.159.0"])
+def test_what_is_removed_behind_us_makes_labels_equal_what_is_merged_here_does_not(
+    send, receiver, samples_of, version
+):
+    window = make_window()
+    send(version, "grpc", [window], "resource/remove")
+    assert receiver.complaints["grpc"][EQUAL_LABELS] == len(window.profiles[0].resources) - 1
+    merged = merge_resources(later(window, 60), Grain.HOST, ())
+    send(version, "grpc", [merged], "resource/remove")
+    assert receiver.complaints["grpc"][EQUAL_LABELS] == len(window.profiles[0].resources) - 1
+    assert len(samples_of(receiver.requests("grpc"))) == 2 * window.sample_count
