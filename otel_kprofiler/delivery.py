@@ -394,7 +394,7 @@ def _profile_for_receiver(profile: Profile, account: ExporterAccount) -> Profile
 def _account_only(window: Window, before: Window | None) -> Window:
     """A window with the account alone, for the attributes that all its resources share."""
     common: Resource | None = None
-    for resource, _ in chain(*(profile.resources for profile in window.profiles)):
+    for resource, *_ in chain(*(profile.resources for profile in window.profiles)):
         attributes = resource.attributes
         if common:
             items = attributes.items()

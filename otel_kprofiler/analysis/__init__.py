@@ -15,6 +15,7 @@ from otel_kprofiler.analysis.occurrences import NO_PROGRAM, NO_STACK, Key
 from otel_kprofiler.analysis.samples import Samples, load_samples
 from otel_kprofiler.analysis.sides import select_sides
 from otel_kprofiler.analysis.spans import endpoints_of_spans, spans_with_lines
+from otel_kprofiler.analysis.waits import WaitSummary, summarize_waits
 
 __all__ = [
     "GROUPINGS",
@@ -29,6 +30,7 @@ __all__ = [
     "Key",
     "Part",
     "Samples",
+    "WaitSummary",
     "callees",
     "callers",
     "compare",
@@ -40,4 +42,5 @@ __all__ = [
     "select_group",
     "select_sides",
     "spans_with_lines",
+    "summarize_waits",
 ]

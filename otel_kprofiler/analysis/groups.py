@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 from otel_kprofiler.analysis.occurrences import OF_STACKS, Key, Occurrence, only
 from otel_kprofiler.analysis.samples import Samples, Thread
 from otel_kprofiler.formats import process_id, process_name
-from otel_kprofiler.model import KERNEL_SIDE, AttributeValue, SpanLink, Stack
-from otel_kprofiler.otlp import LOCAL_ROOT
+from otel_kprofiler.model import KERNEL_SIDE, AttributeValue, SpanLink, Stack, WindowWait
+from otel_kprofiler.otlp import LOCAL_ROOT, WAIT_CAUSE, WAIT_STATE
 
 
 class Group(NamedTuple):
@@ -124,6 +124,29 @@ def _by_kind(samples: Samples) -> Assignment:
     return Assignment(samples.origins, lambda at: only(Key(origins[at].profile.kind.name)))
 
 
+def _by_wait(samples: Samples, key: Callable[[WindowWait], str]) -> Assignment:
+    """What is told of waits."""
+    waits = samples.tables.waits
+
+    def find(at: int) -> Occurrence:
+        wait = waits[at]
+        return only(Key(key(wait) if wait else NONE))
+
+    return Assignment(samples.waits, find)
+
+
+def _cause(wait: WindowWait) -> str:
+    return wait.cause.label if wait.cause else NONE
+
+
+def _state(wait: WindowWait) -> str:
+    return wait.state.label
+
+
+def _waker(wait: WindowWait) -> str:
+    return f"{wait.waker.name} ({wait.waker.tid})" if wait.waker else NONE
+
+
 SERVICE: Final = ("service.name",)
 CONTAINER: Final = ("container.name", "k8s.container.name", "container.id")
 _OF_COLUMNS: Final[dict[str, Callable[[Samples], Assignment]]] = {
@@ -137,6 +160,11 @@ _OF_COLUMNS: Final[dict[str, Callable[[Samples], Assignment]]] = {
     LOCAL_ROOT: _by_endpoint,
     "service": partial(_by_attribute, names=SERVICE),
     "kind": _by_kind,
+    "cause": partial(_by_wait, key=_cause),
+    "state": partial(_by_wait, key=_state),
+    WAIT_CAUSE: partial(_by_wait, key=_cause),
+    WAIT_STATE: partial(_by_wait, key=_state),
+    "waker": partial(_by_wait, key=_waker),
 }
 
 
@@ -170,7 +198,8 @@ GROUPINGS: Final[dict[str, Callable[[Samples], list[Group]]]] = {
     name: partial(group_samples, by=name)
     for name in (
         "function", "line", "module", "syscall", "bpf", "process", "thread", "comm", "container",
-        "cpu", "span", "endpoint", "service", "kind",
+        "cpu", "span", "endpoint", "service", "kind", "cause", "state",
+        "waker",
     )
 }  # fmt: skip
 """By the names that ``report --by`` takes."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, compress
 from operator import itemgetter
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
+    NO_WAITS,
     LabelSet,
     Profile,
     ProfileKind,
@@ -18,8 +19,10 @@ from otel_kprofiler.model import (
     ResourceSamples,
     SpanLink,
     Stack,
+    WaitTotals,
     Window,
     WindowSample,
+    WindowWait,
 )
 
 _END: Final = 1 << 64
@@ -64,6 +67,9 @@ class Tables(NamedTuple):
     stacks: Sequence[Stack]
     links: Sequence[SpanLink | None]
     cpus: Sequence[int]
+    waits: Sequence[WindowWait | None]
+    totals: Mapping[tuple[int, int], WaitTotals]
+    """Exact time off the CPU, by indices of origin and resource."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +85,7 @@ class Samples:
         stacks: likewise into ``tables.stacks``.
         links: likewise into ``tables.links``.
         cpus: likewise into ``tables.cpus``, the logical CPUs.
+        waits: likewise into ``tables.waits``.
         ends: column of the ends of rows in ``times``, where the next row begins.
         times: Unix times in nanoseconds, row by row.
         values: the value at each time, in the unit of the kind; empty if all are 1.
@@ -90,6 +97,7 @@ class Samples:
     stacks: array[int]
     links: array[int]
     cpus: array[int]
+    waits: array[int]
     ends: array[int]
     times: array[int]
     values: array[int]
@@ -138,6 +146,11 @@ class Samples:
             weight * factors[origin] for weight, origin in zip(weights, self.origins, strict=True)
         ]
 
+    def without_idle(self) -> Samples:
+        """The samples that are no waits of threads without work; see :class:`WaitCause`."""
+        idle = [wait is not None and wait.is_idle for wait in self.tables.waits]
+        return self.select([not idle[wait] for wait in self.waits]) if any(idle) else self
+
     def select(self, keep: Sequence[bool]) -> Samples:
         """The rows that are marked."""
         times, values = array("Q"), array("q")
@@ -180,40 +193,44 @@ class Samples:
         return [self._take(part) for part in parts]
 
     def _take(self, part: _Part) -> Samples:
-        columns = (self.origins, self.threads, self.stacks, self.links, self.cpus)
-        origins, threads, stacks, links, cpus = (
-            array("I", [column[row] for row in part.rows]) for column in columns
-        )
+        columns = [array("I", [column[row] for row in part.rows]) for column in self._columns()]
+        return self._with(columns, part.ends, part.times, part.values)
+
+    def _with(
+        self, columns: Iterable[array[int]], ends: array[int], times: array[int], values: array[int]
+    ) -> Samples:
+        origins, threads, stacks, links, cpus, waits = columns
         return Samples(
-            self.tables, origins, threads, stacks, links, cpus, part.ends, part.times, part.values
+            self.tables, origins, threads, stacks, links, cpus, waits, ends, times, values
         )
+
+    def _columns(self) -> tuple[array[int], ...]:
+        return self.origins, self.threads, self.stacks, self.links, self.cpus, self.waits
 
     def _kept(
         self, keep: Sequence[int], lengths: Iterable[int], times: array[int], values: array[int]
     ) -> Samples:
-        columns = (self.origins, self.threads, self.stacks, self.links, self.cpus)
-        origins, threads, stacks, links, cpus = (
-            array("I", compress(column, keep)) for column in columns
-        )
-        ends = array("Q", accumulate(lengths))
-        return Samples(self.tables, origins, threads, stacks, links, cpus, ends, times, values)
+        columns = [array("I", compress(column, keep)) for column in self._columns()]
+        return self._with(columns, array("Q", accumulate(lengths)), times, values)
 
     def windows(self) -> list[Window]:
         """The samples as windows again; a profile that lost some counts them as never taken."""
         tables = self.tables
         rows: dict[tuple[int, int], list[WindowSample]] = {}
-        columns = (self.origins, self.threads, self.stacks, self.links, self.cpus, self.spans())
-        for origin, thread, stack, link, cpu, (start, end) in zip(*columns, strict=True):
+        rows_and_spans = zip(zip(*self._columns(), strict=True), self.spans(), strict=True)
+        for (origin, thread, stack, link, cpu, wait), (start, end) in rows_and_spans:
             resource, tid, name, labels = tables.threads[thread]
             rows.setdefault((origin, resource), []).append(
                 WindowSample(
                     tables.stacks[stack], tid, name, tables.cpus[cpu], tables.links[link],
-                    self.times[start:end], self.values[start:end], labels,
+                    self.times[start:end], self.values[start:end], labels, tables.waits[wait],
                 )
             )  # fmt: skip
         groups: dict[int, list[ResourceSamples]] = {}
-        for (number, resource), samples in rows.items():
-            group = ResourceSamples(tables.resources[resource], samples)
+        for number, resource in dict.fromkeys([*rows, *tables.totals]):
+            key = (number, resource)
+            totals = tables.totals.get(key)
+            group = ResourceSamples(tables.resources[resource], rows.get(key, []), totals)
             groups.setdefault(number, []).append(group)
         profiles: dict[tuple[int, int, int], list[Profile]] = {}
         for number, origin in enumerate(tables.origins):
@@ -234,7 +251,9 @@ def _restore(origin: Origin, resources: list[ResourceSamples]) -> Profile:
     profile = replace(origin.profile, resources=resources)
     if profile.sample_count == origin.sample_count:
         return profile
-    return replace(profile, taken=profile.sample_count, lost={}, totals=None)
+    kept = [group._replace(waits=None) for group in resources if group.samples]
+    count = profile.sample_count
+    return replace(profile, resources=kept, taken=count, lost={}, totals=None)
 
 
 def load_samples(windows: Iterable[Window]) -> Samples:
@@ -246,32 +265,42 @@ def load_samples(windows: Iterable[Window]) -> Samples:
     stacks: dict[Stack, int] = {}
     links: dict[SpanLink | None, int] = {}
     cpus: dict[int, int] = {}
-    numbers, of_thread, of_stack, of_link, of_cpu = (array("I") for _ in range(5))
+    waits: dict[WindowWait | None, int] = {}
+    all_totals: dict[tuple[int, int], WaitTotals] = {}
+    numbers, of_thread, of_stack, of_link, of_cpu, of_wait = (array("I") for _ in range(6))
     ends, times, values = array("Q"), array("Q"), array("q")
     for number, window in enumerate(windows):
         for profile in window.profiles:
             bare, count = replace(profile, resources=()), profile.sample_count
             origin = len(origins)
             origins.append(Origin(number, window.start_unix_ns, window.end_unix_ns, bare, count))
-            for resource, samples in profile.resources:
+            for resource, samples, totals in profile.resources:
                 owner = resources.setdefault(_identity(resource), len(resources))
                 if owner == len(kept):
                     kept.append(resource)
-                for stack, tid, name, cpu, link, stamps, its_values, labels in samples:
+                if totals:
+                    earlier = all_totals.get((origin, owner), NO_WAITS)
+                    all_totals[origin, owner] = earlier.plus(totals)
+                for stack, tid, name, cpu, link, stamps, its_values, labels, wait in samples:
                     numbers.append(origin)
                     thread = Thread(owner, tid, name, labels)
                     of_thread.append(threads.setdefault(thread, len(threads)))
                     of_stack.append(stacks.setdefault(stack, len(stacks)))
                     of_link.append(links.setdefault(link, len(links)))
                     of_cpu.append(cpus.setdefault(cpu, len(cpus)))
+                    of_wait.append(waits.setdefault(wait, len(waits)))
                     if its_values and not values:
                         values.extend([1] * len(times))
                     times.extend(stamps)
                     if values or its_values:
                         values.extend(its_values or [1] * len(stamps))
                     ends.append(len(times))
-    tables = Tables(origins, kept, list(threads), list(stacks), list(links), list(cpus))
-    return Samples(tables, numbers, of_thread, of_stack, of_link, of_cpu, ends, times, values)
+    tables = Tables(
+        origins, kept, list(threads), list(stacks), list(links), list(cpus), list(waits), all_totals
+    )
+    return Samples(
+        tables, numbers, of_thread, of_stack, of_link, of_cpu, of_wait, ends, times, values
+    )
 
 
 def _identity(resource: Resource) -> tuple[object, ...]:

@@ -13,9 +13,10 @@ from typing import Final, Self
 from otel_kprofiler.cli.part_file import PartFile, find_dead
 from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.formats import FORMATS, OutputFormat
+from otel_kprofiler.formats import FORMATS, OutputFormat, leave_out_idle
 from otel_kprofiler.host import NewFile, open_special
 from otel_kprofiler.model import KERNEL_SIDE, Window
+from otel_kprofiler.text import describe_count
 
 _STDOUT: Final = "-"
 _GZIP: Final = ".gz"
@@ -130,7 +131,7 @@ class Output:
     def _is_packed(self) -> bool:
         return self.path.lower().endswith(_GZIP)
 
-    def write(self, windows: Sequence[Window], title: str = "") -> None:
+    def write(self, windows: Sequence[Window], title: str = "", *, idle: bool = True) -> None:
         """Write the recording; only the owner may read a file with kernel addresses.
 
         If the name has been given to another file meanwhile, a numbered one is chosen.
@@ -138,7 +139,18 @@ class Output:
         Args:
             windows: the recording.
             title: heading, in formats that have one.
+            idle: whether waits of threads without work are shown; files of profiles have them
+                anyhow.
         """
+        if not idle and not self._format.is_profile:
+            windows, left = leave_out_idle(windows)
+            if left.samples:
+                title = " · ".join(filter(None, [title, "without idle waits"]))
+                say(
+                    f"{describe_count(left.samples, 'idle wait')} left out, "
+                    f"{left.weight_ns / 1e9:,.1f} s; --idle shows them",
+                    err=True,
+                )
         titled = self._format.write_titled
         written = titled(windows, title) if titled else self._format.write(windows)
         private = self._format.has_addresses or reveals_addresses(windows)

@@ -104,6 +104,10 @@ class GroupingType(click.ParamType[str]):
     "--side", "sides", multiple=True, metavar="NAME",
     help="Only frames of this side: kernel, user, python, jvm. What they call is then their own.",
 )  # fmt: skip
+@click.option(
+    "--idle", is_flag=True,
+    help="Also show waits of threads without work: poll, accept, sleep, idle kernel threads.",
+)  # fmt: skip
 def command(
     *,
     paths: tuple[str, ...],
@@ -118,6 +122,7 @@ def command(
     start: Moment | None,
     end: Moment | None,
     sides: tuple[str, ...],
+    idle: bool,
     **filters: Any,
 ) -> None:
     """Show what is in profiles, whoever wrote them; several FILEs are merged.
@@ -132,12 +137,13 @@ def command(
     """  # noqa: D301 - \b tells click not to wrap the paragraph
     if callers_of and callees_of:
         raise click.UsageError("--callers cannot be combined with --callees")
-    samples = select_samples(load_profiles(paths), Filter(**filters), start, end, sides)
+    loaded = load_profiles(paths)
+    samples = select_samples(loaded, Filter(**filters), start, end, sides)
     if path or form:
         with Output(path or "-", form, force=force) as output:
-            output.write(samples.windows())
+            output.write(samples.windows(), idle=idle)
         return
-    report = Report(by, callers_of, callees_of)
+    report = Report(loaded, by, callers_of, callees_of, idle=idle)
     parts = [
         (kind, part)
         for kind in samples.kinds

@@ -13,14 +13,16 @@ from otel_kprofiler.analysis import (
     Group,
     Key,
     Samples,
+    WaitSummary,
     callees,
     callers,
     endpoints_of_spans,
     find_grouping,
     spans_with_lines,
+    summarize_waits,
 )
 from otel_kprofiler.cli.report_table import amount, table, unit_name
-from otel_kprofiler.model import ProfileKind
+from otel_kprofiler.model import ProfileKind, WaitState
 from otel_kprofiler.text import escape_controls
 
 _LINES_OF_SPAN: Final = 3
@@ -31,14 +33,18 @@ class Report:
     """Samples of a kind in groups.
 
     Attributes:
+        loaded: all samples of any kind, for the totals of waits.
         by: a name of :data:`GROUPINGS`, or of an attribute.
         callers_of: if not None, groups are the callers of this function instead.
         callees_of: likewise what it calls.
+        idle: whether to show waits of threads without work.
     """
 
+    loaded: Samples
     by: str
     callers_of: str | None = None
     callees_of: str | None = None
+    idle: bool = False
 
     def lines(
         self, kind: ProfileKind, samples: Samples, limit: int, width: int | None
@@ -51,10 +57,14 @@ class Report:
             limit: number of rows, 0 for all.
             width: columns of the terminal; None for no limit.
         """
-        groups, lines_of_spans = self._groups(samples)
+        every, samples = samples, self._shown(samples)
         function = self.callers_of or self.callees_of
         unit, whole = kind.measure[1], sum(samples.weights())
-        yield _summary(kind, samples, whole)
+        yield _summary(kind, samples, whole, every.times)
+        yield from self._beside(kind, every, samples)
+        if not samples:
+            return
+        groups, lines_of_spans = self._groups(samples)
         if function:
             part = sum(group.own for group in groups)
             share = f"{part / whole:.1%}" if whole else "0"
@@ -77,16 +87,19 @@ class Report:
 
     def as_dict(self, kind: ProfileKind, samples: Samples) -> dict[str, Any]:
         """The report as plain values, with all groups."""
+        every, samples = samples, self._shown(samples)
         groups, lines_of_spans = self._groups(samples)
         endpoints = self._endpoints(samples)
+        found = summarize_waits(self.loaded, kind)
         return {
             "kind": kind.name,
             "unit": kind.measure[1],
             "samples": samples.count,
             "total": sum(samples.weights()),
-            "start_unix_ns": min(samples.times),
-            "end_unix_ns": max(samples.times) + 1,
+            "start_unix_ns": min(every.times),
+            "end_unix_ns": max(every.times) + 1,
             "lost": _lost(kind, samples),
+            **({"waits": _waits_as_dict(found, every, samples)} if found else {}),
             "groups": [
                 _as_dict(group)
                 | ({"endpoint": endpoints[group.key]} if group.key in endpoints else {})
@@ -98,6 +111,29 @@ class Report:
                 for group in groups
             ],
         }
+
+    def _shown(self, samples: Samples) -> Samples:
+        return samples if self.idle else samples.without_idle()
+
+    def _beside(self, kind: ProfileKind, every: Samples, shown: Samples) -> Iterator[str]:
+        """What there is beside the samples that are shown."""
+        unit = kind.measure[1]
+        if found := summarize_waits(self.loaded, kind):
+            states = ", ".join(
+                f"{state.label} {amount(part, unit)}"
+                for state, part in zip(WaitState, found.exact.by_state, strict=True)
+                if part
+            )
+            yield (
+                f"all waits: {amount(found.exact.total_ns, unit)} ms exactly ({states}); "
+                f"by samples {amount(found.estimate_ns, unit)} ± {amount(found.error_ns, unit)} ms"
+            )
+        if left := every.count - shown.count:
+            weight = sum(every.weights()) - sum(shown.weights())
+            yield (
+                f"idle waits, not shown without --idle: {left:,} "
+                f"sample{'s' * (left != 1)}, {amount(weight, unit)} {unit_name(unit)}"
+            )
 
     def _groups(self, samples: Samples) -> tuple[Sequence[Group], dict[Group, list[Group]]]:
         """The groups; of spans also their lines."""
@@ -116,8 +152,8 @@ class Report:
         return endpoints_of_spans(samples) if is_span else {}
 
 
-def _summary(kind: ProfileKind, samples: Samples, whole: int) -> str:
-    first, last = min(samples.times), max(samples.times)
+def _summary(kind: ProfileKind, samples: Samples, whole: int, times: Sequence[int]) -> str:
+    first, last = min(times), max(times)
     start = datetime.fromtimestamp(first / 1e9, tz=UTC)
     parts = [
         f"{escape_controls(kind.name)}: {samples.count:,} sample{'s' * (samples.count != 1)}",
@@ -132,6 +168,20 @@ def _lost(kind: ProfileKind, samples: Samples) -> int:
     """Samples that were lost before they reached the profile, of all processes."""
     profiles = [origin.profile for origin in samples.tables.origins]
     return sum(sum(profile.lost.values()) for profile in profiles if profile.kind == kind)
+
+
+def _waits_as_dict(found: WaitSummary, every: Samples, shown: Samples) -> dict[str, Any]:
+    states = zip(WaitState, found.exact.by_state, strict=True)
+    return {
+        "exact_ns": {state.label: part for state, part in states if part},
+        "switches": found.exact.switches,
+        "below_ns": found.exact.below_ns,
+        "estimate_ns": found.estimate_ns,
+        "standard_error_ns": found.error_ns,
+        "threshold_ns": found.threshold_ns,
+        "idle_samples": every.count - shown.count,
+        "idle_ns": sum(every.weights()) - sum(shown.weights()),
+    }
 
 
 def _as_dict(group: Group) -> dict[str, Any]:

@@ -24,7 +24,12 @@ from otel_kprofiler.formats.html import html, page
 from otel_kprofiler.formats.pprof import pprof
 from otel_kprofiler.formats.pprof_read import is_pprof, parse_pprof
 from otel_kprofiler.formats.registry import FORMATS, OutputFormat
-from otel_kprofiler.formats.select import module_names, plain_module, select_modules
+from otel_kprofiler.formats.select import (
+    leave_out_idle,
+    module_names,
+    plain_module,
+    select_modules,
+)
 from otel_kprofiler.formats.speedscope import speedscope
 from otel_kprofiler.formats.table import Row, function_rows, table
 
@@ -46,6 +51,7 @@ __all__ = [
     "function_rows",
     "html",
     "is_pprof",
+    "leave_out_idle",
     "module_names",
     "page",
     "parse_pprof",

@@ -28,6 +28,7 @@ class OutputFormat:
             its owner only then.
         other_suffixes: suffixes that stand for it, too.
         is_compressed: whether its content is compressed with gzip already.
+        is_profile: whether all that is known can be read back from it.
         write_titled: likewise under a heading; None if it has none.
     """
 
@@ -38,6 +39,7 @@ class OutputFormat:
     has_addresses: bool = False
     other_suffixes: tuple[str, ...] = ()
     is_compressed: bool = False
+    is_profile: bool = False
     write_titled: Callable[[Sequence[Window], str], str] | None = None
 
 
@@ -49,13 +51,14 @@ FORMATS: Final = [
         "open {} in a browser",
         write_titled=lambda windows, title: html(windows, title=title),
     ),
-    OutputFormat("otlp", ".otlp", otlp, "otel-kprofiler report {}"),
+    OutputFormat("otlp", ".otlp", otlp, "otel-kprofiler report {}", is_profile=True),
     OutputFormat(
         "otlp-json",
         ".otlp.jsonl",
         otlp_lines,
         "otel-kprofiler report {}",
         other_suffixes=(".json", ".jsonl"),
+        is_profile=True,
     ),
     OutputFormat("folded", ".folded", folded, "flamegraph.pl {} > profile.svg"),
     OutputFormat("table", ".txt", table, "less -S {}"),

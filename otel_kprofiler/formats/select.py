@@ -1,10 +1,11 @@
-"""Only the samples that ran in certain modules."""
+"""Only the samples that ran in certain modules, or that are no idle waits."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 from otel_kprofiler.model import Frame, Profile, ResourceSamples, Stack, Window
 
@@ -31,6 +32,35 @@ def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Wi
         return replace(kept, taken=kept.sample_count)
 
     return [replace(window, profiles=list(map(select, window.profiles))) for window in windows]
+
+
+class LeftOut(NamedTuple):
+    """Number and weight of samples that are not shown."""
+
+    samples: int
+    weight_ns: int
+
+
+def leave_out_idle(windows: Iterable[Window]) -> tuple[list[Window], LeftOut]:
+    """Windows without waits of threads that have no work, and what those are together.
+
+    The totals of waits stay: they are of all.
+    """
+    samples = weight_ns = 0
+    kept = []
+    for window in windows:
+        profiles = []
+        for profile in window.profiles:
+            groups = [
+                group._replace(samples=[one for one in group.samples if not one.is_idle])
+                for group in profile.resources
+            ]
+            busy = replace(profile, resources=groups)
+            samples += profile.sample_count - busy.sample_count
+            weight_ns += profile.weight - busy.weight
+            profiles.append(busy)
+        kept.append(replace(window, profiles=profiles))
+    return kept, LeftOut(samples, weight_ns)
 
 
 def module_names(frame: Frame) -> set[str]:

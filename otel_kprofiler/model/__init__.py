@@ -119,6 +119,8 @@ from otel_kprofiler.model.window import (
     ResourceSamples,
     Window,
     WindowSample,
+    WindowWait,
+    WindowWaker,
 )
 
 __all__ = [
@@ -216,6 +218,8 @@ __all__ = [
     "Waker",
     "Window",
     "WindowSample",
+    "WindowWait",
+    "WindowWaker",
     "find_cause",
     "find_entries",
     "find_entry",

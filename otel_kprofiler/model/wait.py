@@ -91,5 +91,14 @@ class WaitTotals(NamedTuple):
         """Nanoseconds in all states."""
         return sum(self.by_state)
 
+    def plus(self, other: WaitTotals) -> WaitTotals:
+        """The sums of both."""
+        states = zip(self.by_state, other.by_state, strict=True)
+        return WaitTotals(
+            tuple([own + more for own, more in states]),
+            self.switches + other.switches,
+            self.below_ns + other.below_ns,
+        )
+
 
 NO_WAITS: Final = WaitTotals((0,) * len(WaitState), 0)

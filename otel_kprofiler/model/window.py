@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import NamedTuple
 
 from otel_kprofiler.model.account import Losses, SampleCounts, StreamTotals
 from otel_kprofiler.model.kind import ProfileKind
 from otel_kprofiler.model.sample import LabelSet, SpanLink
 from otel_kprofiler.model.stack import Stack
+from otel_kprofiler.model.wait import WaitState, WaitTotals
+from otel_kprofiler.model.wait_cause import WaitCause
 
 AttributeScalar = str | bool | int | float
 
@@ -27,6 +30,35 @@ class Resource:
     schema_url: str = ""
 
 
+class WindowWaker(NamedTuple):
+    """The thread that ended a wait; ids as in :class:`otel_kprofiler.model.Waker`."""
+
+    pid: int
+    tid: int
+    name: str
+
+
+class WindowWait(NamedTuple):
+    """What waits of a window have in common.
+
+    Attributes:
+        state: of the thread meanwhile.
+        cause: what it waited for; None if that was not looked for.
+        is_ended: False for waits that went on when the window ended.
+        waker: who ended them, if it is known.
+    """
+
+    state: WaitState
+    cause: WaitCause | None
+    is_ended: bool = True
+    waker: WindowWaker | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether threads without work wait so."""
+        return self.cause is not None and self.cause.is_idle
+
+
 class WindowSample(NamedTuple):
     """Samples of one window that are equal but for their time.
 
@@ -39,6 +71,7 @@ class WindowSample(NamedTuple):
         timestamps_unix_ns: when each was taken; never empty, in the order of arrival.
         values: value of each timestamp, in the unit of the profile's kind; empty if all are 1.
         labels: what the service has set in this context.
+        wait: of samples of waits, what is known of them.
     """
 
     stack: Stack
@@ -49,6 +82,12 @@ class WindowSample(NamedTuple):
     timestamps_unix_ns: Sequence[int]
     values: Sequence[int] = ()
     labels: LabelSet = ()
+    wait: WindowWait | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is a wait without work; see :class:`WaitCause`."""
+        return self.wait is not None and self.wait.is_idle
 
     @property
     def weight(self) -> int:
@@ -57,10 +96,18 @@ class WindowSample(NamedTuple):
 
 
 class ResourceSamples(NamedTuple):
-    """All samples of one resource in a window; empty where the account alone is to be told."""
+    """All samples of one resource in a window; empty where the account alone is to be told.
+
+    Attributes:
+        resource: what they are of.
+        samples: the samples.
+        waits: time that its threads were off the CPU in the window, without sampling error; None
+            if that is not known.
+    """
 
     resource: Resource
     samples: Sequence[WindowSample]
+    waits: WaitTotals | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +121,8 @@ class Profile:
         taken: samples that the kernel program took in the window.
         lost: how many of those were lost before they reached the window, by cause.
         totals: the account of the whole stream, if it is known.
+        threshold_ns: duration from which each wait is sampled, when the window ended; 0 if it is
+            not known, or for kinds that are no waits.
     """
 
     kind: ProfileKind
@@ -82,6 +131,13 @@ class Profile:
     taken: int = 0
     lost: Losses = field(default_factory=dict)
     totals: StreamTotals | None = None
+    threshold_ns: int = 0
+
+    @property
+    def waits(self) -> WaitTotals | None:
+        """The sums of all resources; None if they are not known."""
+        known = [one.waits for one in self.resources if one.waits is not None]
+        return reduce(WaitTotals.plus, known) if known else None
 
     @property
     def samples(self) -> Iterator[tuple[Resource, WindowSample]]:
@@ -157,8 +213,8 @@ class Window:
             replace(
                 profile,
                 resources=[
-                    ResourceSamples(resource, list(map(gently, samples)))
-                    for resource, samples in profile.resources
+                    group._replace(samples=list(map(gently, group.samples)))
+                    for group in profile.resources
                 ],
             )
             for profile in self.profiles

@@ -17,6 +17,8 @@ from otel_kprofiler.otlp.conventions import (
     SCHEMA_URL,
     UNIT,
     USER_UNIT,
+    WAIT_CAUSE,
+    WAIT_STATE,
 )
 from otel_kprofiler.otlp.encode import Encoded, Scope, encode_empty, encode_window
 from otel_kprofiler.otlp.process_context import (
@@ -41,6 +43,8 @@ __all__ = [
     "SCHEMA_URL",
     "UNIT",
     "USER_UNIT",
+    "WAIT_CAUSE",
+    "WAIT_STATE",
     "DamagedProfilesError",
     "Encoded",
     "Nameless",

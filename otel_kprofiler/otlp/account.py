@@ -10,8 +10,15 @@ missing: samples that arrived, plus the stream's losses except those in the kern
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from otel_kprofiler.model import AttributeValue, LossCause, Losses, Profile, StreamTotals
+from otel_kprofiler.model import (
+    AttributeValue,
+    LossCause,
+    Losses,
+    Profile,
+    StreamTotals,
+)
 from otel_kprofiler.otlp.conventions import (
     EARLIER_LOST,
     STREAM_ID,
@@ -20,6 +27,7 @@ from otel_kprofiler.otlp.conventions import (
     STREAM_SAMPLES,
     STREAM_TAKEN,
     STREAM_UNKNOWN_SINCE,
+    WAIT_THRESHOLD,
     WINDOW_LOST,
     WINDOW_SAMPLES,
     WINDOW_TAKEN,
@@ -46,13 +54,22 @@ def account_attributes(profile: Profile) -> dict[str, AttributeValue]:
         attributes |= _losses(EARLIER_LOST, totals.earlier_lost)
         if totals.unknown_since_unix_ns:
             attributes[STREAM_UNKNOWN_SINCE] = totals.unknown_since_unix_ns
+    if profile.threshold_ns:
+        attributes[WAIT_THRESHOLD] = profile.threshold_ns
     return attributes
 
 
-def parse_account(
-    attributes: Mapping[str, AttributeValue],
-) -> tuple[int, Losses, StreamTotals | None]:
-    """Taken and lost samples of the window, and the totals of its stream if present."""
+class WindowAccount(NamedTuple):
+    """The account of a kind in a window: fields of :class:`otel_kprofiler.model.Profile`."""
+
+    taken: int
+    lost: Losses
+    totals: StreamTotals | None
+    threshold_ns: int
+
+
+def parse_account(attributes: Mapping[str, AttributeValue]) -> WindowAccount:
+    """Inverse of :func:`account_attributes`."""
     totals = None
     if STREAM_ID in attributes:
         totals = StreamTotals(
@@ -65,7 +82,8 @@ def parse_account(
             missed=_count(attributes.get(STREAM_MISSED)),
         )
     lost = _parse_losses(WINDOW_LOST, attributes)
-    return _count(attributes.get(WINDOW_TAKEN)), lost, totals
+    taken, threshold_ns = (_count(attributes.get(key)) for key in (WINDOW_TAKEN, WAIT_THRESHOLD))
+    return WindowAccount(taken, lost, totals, threshold_ns)
 
 
 def _losses(prefix: str, lost: Losses) -> dict[str, AttributeValue]:

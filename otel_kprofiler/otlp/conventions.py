@@ -75,6 +75,29 @@ EARLIER_LOST: Final = "otel_kprofiler.earlier.lost."
 STREAM_UNKNOWN_SINCE: Final = "otel_kprofiler.stream.unknown_since_unix_ns"
 """Likewise: the previous run was killed; what it took after this time is unknown."""
 
+WAIT_STATE: Final = "otel_kprofiler.wait.state"
+"""Ours, on samples of waits: state of the thread, as the lower-case name of a ``WaitState``."""
+WAIT_CAUSE: Final = "otel_kprofiler.wait.cause"
+"""Likewise: what it waited for, as the value of a ``WaitCause``."""
+WAIT_IS_ENDED: Final = "otel_kprofiler.wait.is_ended"
+"""Likewise: false on waits that went on when the window ended; absent on others."""
+WAKER_PID: Final = "otel_kprofiler.wait.waker.process.pid"
+"""Likewise: process of the thread that ended the wait, if it is known; 0 for an idle CPU's
+interrupt."""
+WAKER_TID: Final = "otel_kprofiler.wait.waker.thread.id"
+WAKER_NAME: Final = "otel_kprofiler.wait.waker.thread.name"
+
+WAIT_TOTAL: Final = "otel_kprofiler.wait.total_ns."
+"""Ours, on each profile of waits, followed by a state: nanoseconds that the threads of the resource
+were off the CPU in this window, without sampling error; absent if 0."""
+WAIT_SWITCHES: Final = "otel_kprofiler.wait.switches"
+"""Likewise: waits of the resource that ended in this window."""
+WAIT_BELOW: Final = "otel_kprofiler.wait.below_ns"
+"""Likewise: the part of the totals in waits that are too short to be sampled; absent if 0."""
+WAIT_THRESHOLD: Final = "otel_kprofiler.wait.threshold_ns"
+"""Likewise, on the first profile of waits of a request: duration from which each wait is sampled
+when the window ends; shorter ones by chance, in proportion."""
+
 SAMPLE_ATTRIBUTES: Final = frozenset({THREAD_NAME, THREAD_ID, CPU, LOCAL_ROOT})
 """Attributes of samples with a meaning of their own; others are labels, unless they are ours."""
 

@@ -39,8 +39,10 @@ from otel_kprofiler.model import (
     Stack,
     StackStatus,
     Unresolved,
+    WaitTotals,
     Window,
     WindowSample,
+    WindowWait,
 )
 from otel_kprofiler.otlp import conventions as names
 from otel_kprofiler.otlp.account import parse_account
@@ -52,6 +54,7 @@ from otel_kprofiler.otlp.payloads import (
     read_file,
 )
 from otel_kprofiler.otlp.values import Values, as_text
+from otel_kprofiler.otlp.waits import parse_totals, parse_wait
 
 _MAX_BUILTIN: Final = 100
 """Limit of the modules of a frame; real code has one, rarely a few."""
@@ -71,9 +74,10 @@ _ERRNO_NUMBERS: Final = {name: number for number, name in errno.errorcode.items(
 
 _Statuses = tuple[tuple[SideKind, StackStatus], ...]
 _ResourceKey = tuple[object, ...]
-_Identity = tuple[Stack, int, str, int, SpanLink | None, LabelSet]
-_SampleAttributes = tuple[_Statuses, int, str, int, str, LabelSet]
-"""Outcomes of collecting the sides of the stack, thread, CPU, name of the local root, labels."""
+_Identity = tuple[Stack, int, str, int, SpanLink | None, LabelSet, WindowWait | None]
+_SampleAttributes = tuple[_Statuses, int, str, int, str, LabelSet, WindowWait | None]
+"""Outcomes of collecting the sides of the stack, thread, CPU, name of the local root, labels, what
+is known of a wait."""
 _ProfileKey = tuple[ProfileKind, int, int, int]
 """Kind, period, start and end."""
 _ProfileSamples = dict[_ResourceKey, dict[_Identity, "_Series"]]
@@ -146,7 +150,8 @@ class _Decoder:
 
     def __init__(self) -> None:
         self._profiles: dict[_ProfileKey, _ProfileSamples] = {}
-        self._accounts: dict[_ProfileKey, Mapping[str, AttributeValue]] = {}
+        self._accounts: dict[_ProfileKey, dict[str, AttributeValue]] = {}
+        self._waits: dict[tuple[_ProfileKey, _ResourceKey], WaitTotals] = {}
         self._resources: dict[_ResourceKey, Resource] = {}
         self.modules: dict[Module, Module] = {}
         self.frames: dict[tuple[object, ...], Frame] = {}
@@ -184,7 +189,10 @@ class _Decoder:
     def _add(self, profile: Any, resource: _ResourceKey, tables: _Tables) -> None:
         key = tables.profile_key(profile)
         if profile.attribute_indices:
-            self._accounts[key] = tables.attributes(profile.attribute_indices)
+            attributes = tables.attributes(profile.attribute_indices)
+            self._accounts.setdefault(key, {}).update(attributes)
+            if waits := parse_totals(attributes):
+                self._waits[key, resource] = waits
         samples = self._profiles.setdefault(key, {}).setdefault(resource, {})
         for sample in profile.samples:
             identity = tables.identity(sample)
@@ -204,9 +212,10 @@ class _Decoder:
     def windows(self) -> list[Window]:
         """Windows of equal intervals are one, unless a kind is in both."""
         found: dict[tuple[int, int], list[list[Profile]]] = {}
-        for (kind, period, start, end), resources in self._profiles.items():
-            account = parse_account(self._accounts.get((kind, period, start, end), {}))
-            profile = Profile(kind, period, self._groups(resources), *account)
+        for key, resources in self._profiles.items():
+            kind, period, start, end = key
+            account = parse_account(self._accounts.get(key, {}))
+            profile = Profile(kind, period, self._groups(key, resources), *account)
             groups = found.setdefault((start, end), [])
             for group in groups:
                 if all(other.kind != kind for other in group):
@@ -216,18 +225,19 @@ class _Decoder:
                 groups.append([profile])
         return [_window(*key, group) for key, groups in found.items() for group in groups]
 
-    def _groups(self, resources: _ProfileSamples) -> list[ResourceSamples]:
+    def _groups(self, key: _ProfileKey, resources: _ProfileSamples) -> list[ResourceSamples]:
         return [
             ResourceSamples(
                 self._resources[resource],
                 [
-                    WindowSample(*identity[:5], series.times, series.values, identity[5])
+                    WindowSample(*identity[:5], series.times, series.values, *identity[5:])
                     for identity, series in samples.items()
                     if series.times
                 ],
+                self._waits.get((key, resource)),
             )
             for resource, samples in resources.items()
-            if any(series.times for series in samples.values())
+            if (key, resource) in self._waits or any(one.times for one in samples.values())
         ]
 
 
@@ -235,9 +245,9 @@ def _window(start: int, end: int, profiles: list[Profile]) -> Window:
     """A window extended to include all its samples; a peer's profile may be narrower."""
     for profile in profiles:
         for group in profile.resources:
-            start = min(start, *(min(sample.timestamps_unix_ns) for sample in group.samples))
-            latest = max(max(sample.timestamps_unix_ns) for sample in group.samples)
-            end = max(end, latest + 1)
+            for sample in group.samples:
+                start = min(start, *sample.timestamps_unix_ns)
+                end = max(end, max(sample.timestamps_unix_ns) + 1)
     return Window(start, end, profiles)
 
 
@@ -339,7 +349,7 @@ class _Tables:
         found = self._taken.get(indices)
         if found is None:
             found = self._taken[indices] = self._read_sample_attributes(indices)
-        statuses, tid, thread_name, cpu, local_root, labels = found
+        statuses, tid, thread_name, cpu, local_root, labels, wait = found
         stack_key = (sample.stack_index, statuses)
         stack = self._by_index.get(stack_key)
         if stack is None:
@@ -347,7 +357,7 @@ class _Tables:
         link = self._links[sample.link_index] if sample.link_index else None
         if link is not None and local_root:
             link = link._replace(local_root=local_root)
-        return stack, tid, thread_name, cpu, link, labels
+        return stack, tid, thread_name, cpu, link, labels, wait
 
     def _read_sample_attributes(self, indices: Iterable[int]) -> _SampleAttributes:
         attributes = self.attributes(indices)
@@ -365,6 +375,7 @@ class _Tables:
             _integer(attributes.get(names.CPU)),
             as_text(attributes.get(names.LOCAL_ROOT, "")),
             _labels(attributes),
+            parse_wait(attributes),
         )
 
     def _stack(self, index: int, statuses: _Statuses) -> Stack:

@@ -39,6 +39,7 @@ from otel_kprofiler.otlp.conventions import (
     THREAD_NAME,
     UNRESOLVED,
 )
+from otel_kprofiler.otlp.waits import wait_attributes
 from otel_kprofiler.otlp.writer import (
     ATTRIBUTE,
     FUNCTION,
@@ -222,7 +223,7 @@ class Dictionary:
             token = self._add_stack(stack)
         statuses = self._statuses.get(id(stack), ()) if self._statuses else ()
         root = link.local_root if link else ""
-        shortcut = (tid, thread_name, cpu, statuses, root, sample.labels)
+        shortcut = (tid, thread_name, cpu, statuses, root, sample.labels, sample.wait)
         attributes = self._shortcuts.get(shortcut)
         if attributes is None:
             attributes = self._shortcuts[shortcut] = self._sample_attributes(sample, statuses)
@@ -237,6 +238,8 @@ class Dictionary:
         if sample.link and sample.link.local_root:
             attributes[LOCAL_ROOT] = sample.link.local_root
         attributes |= sample.labels
+        if sample.wait:
+            attributes |= wait_attributes(sample.wait)
         for side, status in statuses:
             attributes[STACK_STATUS.format(side.name)] = status_text(status)
         return self._writer.sample_attributes(self.attributes(attributes))

@@ -26,7 +26,9 @@ from otel_kprofiler.model import (
     ProfileSamples,
     Resource,
     SampleCounts,
+    Stack,
     UnnamedFrames,
+    WaitTotals,
     Window,
     WindowSample,
 )
@@ -36,6 +38,7 @@ from otel_kprofiler.otlp.dictionary import Dictionary
 from otel_kprofiler.otlp.frequent import intern_frequent
 from otel_kprofiler.otlp.json_form import JsonWriter
 from otel_kprofiler.otlp.protobuf import ProtobufWriter
+from otel_kprofiler.otlp.waits import total_attributes
 from otel_kprofiler.otlp.writer import Envelope, ProfileTypes, Writer
 from otel_kprofiler.version import __version__
 
@@ -98,9 +101,13 @@ class _Group(NamedTuple):
 
     owner: _Owner
     profile: Profile
+    waits: WaitTotals | None
 
 
 _Unit = tuple[_Group, WindowSample]
+_NOTHING: Final = WindowSample(Stack(), 0, "", 0, None, (), (0,))
+"""Counts nothing: the sample of a profile that only tells totals, because Collectors drop those
+without samples."""
 
 
 def encode_window(
@@ -202,15 +209,21 @@ def _units(options: _Options) -> list[_Unit]:
     """Samples by Resource, then by kind; equal Resources are merged."""
     merged: dict[_Owner, list[_Unit]] = {}
     for profile in options.window.profiles:
-        groups: dict[_Owner, _Group] = {}
-        for resource, samples in profile.resources:
+        waits: dict[_Owner, WaitTotals | None] = {}
+        found: dict[_Owner, list[WindowSample]] = {}
+        for resource, samples, totals in profile.resources:
             owner = _owner(resource)
-            group = groups.setdefault(owner, _Group(owner, profile))
-            units = merged.setdefault(owner, [])
+            earlier = waits.get(owner)
+            waits[owner] = earlier.plus(totals) if earlier and totals else earlier or totals
+            own = found.setdefault(owner, [])
             for sample in samples:
                 if sample.timestamps_unix_ns:
-                    units.append((group, sample))
+                    own.append(sample)
                 options.pause()
+        for owner, own in found.items():
+            group = _Group(owner, profile, waits[owner])
+            told = own or ([_NOTHING] if group.waits else [])
+            merged.setdefault(owner, []).extend([(group, sample) for sample in told])
     return [unit for units in merged.values() for unit in units]
 
 
@@ -286,7 +299,9 @@ def _encode(
         intern_frequent(dictionary, [sample.stack for _, sample in units], options.pause)
     id_prefix = options.new_id(_ID_PREFIX_BYTES)
     # For the first profile of each kind.
-    accounts = {kind: dictionary.attributes(options.accounts[kind]) for kind in envelopes}
+    accounts = {kind: options.accounts[kind] for kind in envelopes}
+    for account in accounts.values():
+        dictionary.attributes(account)
     # All samples of a profile must have the same shape: all with values, or none if each is 1.
     with_values = {group.profile.kind for group, sample in units if sample.values}
     profiles: list[tuple[Envelope, bytes]] = []  # with their resources
@@ -309,7 +324,9 @@ def _encode(
         body, count = written
         counts.append(ProfileSamples(kind.name, count))
         profile_id = id_prefix + len(counts).to_bytes(4, "big")
-        profile = writer.profile(envelopes[kind], body, profile_id, accounts.pop(kind, b""))
+        attributes = {**accounts.pop(kind, {}), **total_attributes(group.waits)}
+        told = dictionary.attributes(attributes)
+        profile = writer.profile(envelopes[kind], body, profile_id, told)
         profiles.append((resource, profile))
         complete_size += len(profile)
     groups = [
@@ -347,7 +364,7 @@ def _write_samples(
     values: dict[bytes, bytes] = {}
     count = 0
     for sample in units:
-        head = dictionary.sample_head(sample)
+        head = dictionary.sample_head(sample) if sample is not _NOTHING else b""
         times = writer.timestamps(sample.timestamps_unix_ns)
         size += len(times)
         earlier = samples.get(head)

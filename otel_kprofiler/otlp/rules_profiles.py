@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
+from otel_kprofiler.model import WaitCause, WaitState
 from otel_kprofiler.otlp.conventions import (
     EARLIER_LOST,
     STREAM_LOST,
@@ -14,6 +15,13 @@ from otel_kprofiler.otlp.conventions import (
     STREAM_SAMPLES,
     STREAM_TAKEN,
     STREAM_UNKNOWN_SINCE,
+    WAIT_BELOW,
+    WAIT_CAUSE,
+    WAIT_IS_ENDED,
+    WAIT_STATE,
+    WAIT_SWITCHES,
+    WAIT_THRESHOLD,
+    WAIT_TOTAL,
     WINDOW_LOST,
     WINDOW_SAMPLES,
     WINDOW_TAKEN,
@@ -27,7 +35,7 @@ _PROFILE_ID_BYTES: Final = 16
 COUNTS: Final = (
     WINDOW_SAMPLES, WINDOW_TAKEN, WINDOW_LOST,
     STREAM_SAMPLES, STREAM_TAKEN, STREAM_MISSED, STREAM_LOST, EARLIER_LOST,
-    STREAM_UNKNOWN_SINCE,
+    STREAM_UNKNOWN_SINCE, WAIT_TOTAL, WAIT_SWITCHES, WAIT_BELOW, WAIT_THRESHOLD,
 )  # fmt: skip
 _ON_CPU: Final = ("samples", "count")
 _ISO_8601_UTC: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
@@ -222,6 +230,21 @@ def account(contents: Contents) -> Iterator[Problem]:
                 if attributes[key].int_value < at_least:
                     yield where, f"{key} is below {at_least}, which it includes"
                 at_least = attributes[key].int_value
+
+
+@rule
+def waits(contents: Contents) -> Iterator[Problem]:
+    """Samples of waits have a known state and cause, and is_ended is a truth value."""
+    states, causes = {one.label for one in WaitState}, {one.label for one in WaitCause}
+    for where, sample in contents.samples:
+        attributes = contents.attributes(sample.attribute_indices)
+        for key, known in ((WAIT_STATE, states), (WAIT_CAUSE, causes)):
+            if key in attributes and contents.text(attributes[key]) not in known:
+                yield where, f"{key} is {contents.text(attributes[key])!r}, which is unknown"
+        if WAIT_CAUSE in attributes and WAIT_STATE not in attributes:
+            yield where, f"{WAIT_CAUSE} is set without {WAIT_STATE}"
+        if WAIT_IS_ENDED in attributes and not attributes[WAIT_IS_ENDED].HasField("bool_value"):
+            yield where, f"{WAIT_IS_ENDED} is no truth value"
 
 
 def _window(profile: Any) -> tuple[object, ...]:

@@ -24,6 +24,8 @@ from typing import Final, Generic, TypeVar
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.model import (
+    NO_WAITS,
+    OFF_CPU,
     Account,
     ExporterAccount,
     LabelSet,
@@ -32,6 +34,7 @@ from otel_kprofiler.model import (
     Resource,
     SampleCounts,
     StreamTotals,
+    WaitTotals,
     Window,
 )
 from otel_kprofiler.pipeline.gate import MAX_WAIT_NS, EventTimeGate, count_kinds
@@ -112,6 +115,7 @@ class Pipeline(Generic[SamplerT]):
         self._whole_sink = whole_sink
         self._whole: WindowBuilder | None = None
         self._renewed: dict[Resource, Resource] = {}
+        self._all_waits: dict[Resource, WaitTotals] = {}  # for the whole
         self._exporters = exporters
         self._clock = clock
         self._pause = pause
@@ -305,11 +309,12 @@ class Pipeline(Generic[SamplerT]):
         self, end_boot_ns: int | None, given_up: Mapping[str, int] = MappingProxyType({})
     ) -> None:
         collected = self._collected + self._in_windows
+        waits = self._read_waits()
         window = self._get_windows().close(
             end_boot_ns,
             counts={
                 kind: self._count_window(
-                    kind, collected[kind], given_up.get(kind, 0), self._reported
+                    kind, collected[kind], given_up.get(kind, 0), self._reported, waits
                 )
                 for kind in self._counts
             },
@@ -333,7 +338,9 @@ class Pipeline(Generic[SamplerT]):
         return whole.close(
             end_boot_ns,
             counts={
-                kind: self._count_window(kind, self._collected[kind], given_up.get(kind, 0), {})
+                kind: self._count_window(
+                    kind, self._collected[kind], given_up.get(kind, 0), {}, self._all_waits
+                )
                 for kind in self._counts
             },
             resolve_again=self._stacks.resolve,
@@ -342,6 +349,17 @@ class Pipeline(Generic[SamplerT]):
 
     def _merge(self, window: Window) -> Window:
         return merge_resources(window, self.grain, self.resources.common)
+
+    def _read_waits(self) -> Mapping[Resource, WaitTotals]:
+        """Time off the CPU since the window before, by Resource."""
+        waits: dict[Resource, WaitTotals] = {}
+        for process, totals in self.sampler.read_waits().items():
+            resource = self.resources.get_of(process)
+            waits[resource] = waits.get(resource, NO_WAITS).plus(totals)
+        if self._whole:
+            for resource, totals in waits.items():
+                self._all_waits[resource] = self._all_waits.get(resource, NO_WAITS).plus(totals)
+        return waits
 
     def _renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
         renewed = self.resources.renew(resources)
@@ -360,7 +378,12 @@ class Pipeline(Generic[SamplerT]):
         return latest
 
     def _count_window(
-        self, kind: str, collected: int, given_up: int, reported: Mapping[str, SamplerCounts]
+        self,
+        kind: str,
+        collected: int,
+        given_up: int,
+        reported: Mapping[str, SamplerCounts],
+        waits: Mapping[Resource, WaitTotals],
     ) -> WindowCounts:
         """The counts of the window that followed the one with the counts ``reported``."""
         counts = self._counts[kind]
@@ -370,7 +393,10 @@ class Pipeline(Generic[SamplerT]):
         totals = StreamTotals(
             self._stream_id, collected, counts.taken, counts.lost, missed=counts.missed
         )
-        return WindowCounts(counts.taken - before.taken, dict(lost), totals)
+        taken = counts.taken - before.taken
+        if kind != OFF_CPU.name:
+            return WindowCounts(taken, dict(lost), totals)
+        return WindowCounts(taken, dict(lost), totals, self.sampler.wait_threshold_ns, waits)
 
     def _get_windows(self) -> WindowBuilder:
         if self._windows is None:

@@ -22,8 +22,14 @@ from otel_kprofiler.model import (
     SpanLink,
     Stack,
     StreamTotals,
+    Wait,
+    WaitState,
+    WaitTotals,
     Window,
     WindowSample,
+    WindowWait,
+    WindowWaker,
+    find_stack_cause,
 )
 from otel_kprofiler.text import decode_name
 
@@ -32,7 +38,10 @@ DRAIN_INTERVAL_S: Final = 0.25
 FIRST_WINDOW_NS: Final = 100_000_000
 """Length of the first window, except in recordings to a file."""
 
-_Key = tuple[Stack, int, bytes, int, SpanLink | None, LabelSet]
+_WaitKey = tuple[WaitState, bool, bool, bool, tuple[int, int, bytes] | None]
+"""State, whether it has ended, is for block I/O, and is throttled; process, thread and its name of
+the waker."""
+_Key = tuple[Stack, int, bytes, int, SpanLink | None, LabelSet, _WaitKey | None]
 _Group = dict[_Key, list[int]]
 """Times and values of equal samples, alternating."""
 
@@ -72,11 +81,15 @@ class WindowCounts:
         taken: samples that the kernel took in this window.
         lost: how many of them were lost, by cause.
         totals: the account of the stream, this window included.
+        threshold_ns: duration from which each wait is sampled; 0 for kinds that are no waits.
+        waits: time off the CPU in this window by Resource; empty likewise.
     """
 
     taken: int = 0
     lost: Losses = field(default_factory=dict)
     totals: StreamTotals | None = None
+    threshold_ns: int = 0
+    waits: Mapping[Resource, WaitTotals] = field(default_factory=dict)
 
 
 class WindowBuilder:
@@ -158,7 +171,8 @@ class WindowBuilder:
         if group is None:
             group = groups[resource] = {}
         labels = self._find_labels(sample.labels) if sample.labels and self._find_labels else ()
-        key = (stack, sample.tid, sample.comm, sample.cpu, sample.link, labels)
+        wait = _wait_key(sample.wait) if sample.wait else None
+        key = (stack, sample.tid, sample.comm, sample.cpu, sample.link, labels, wait)
         series = group.get(key)
         if series is not None:
             series += (sample.time_ns, sample.value)
@@ -187,19 +201,33 @@ class WindowBuilder:
         interval = self._interval(self.end_boot_ns if end_boot_ns is None else end_boot_ns)
         again = self._resolved_again(resolve_again) if resolve_again else {}
         resources = {resource: resource for groups in self._kinds.values() for resource in groups}
+        resources |= {resource: resource for one in counts.values() for resource in one.waits}
         resources |= renew(resources.keys()) if renew else {}
         profiles = []
         for kind in KINDS:
             if kind.name not in counts and kind not in self._kinds:
                 continue
             counted = counts.get(kind.name, WindowCounts())
+            sampled = self._kinds.get(kind, {})
             groups = [
-                ResourceSamples(resources[resource], _samples(group, again, interval, self._pause))
-                for resource, group in self._kinds.get(kind, {}).items()
+                ResourceSamples(
+                    resources[resource],
+                    _samples(sampled.get(resource, {}), again, interval, self._pause),
+                    counted.waits.get(resource),
+                )
+                for resource in dict.fromkeys([*sampled, *counted.waits])
             ]
             period_ns = self.period_ns if kind.period_type else 0
             profiles.append(
-                Profile(kind, period_ns, groups, counted.taken, counted.lost, counted.totals)
+                Profile(
+                    kind,
+                    period_ns,
+                    groups,
+                    counted.taken,
+                    counted.lost,
+                    counted.totals,
+                    counted.threshold_ns,
+                )
             )
         self._is_first = self._is_first and not self._kinds
         if self._limit_ns is not None:
@@ -238,7 +266,8 @@ def _samples(
     pause: Callable[[], None] | None,
 ) -> list[WindowSample]:
     samples = []
-    for (stack, tid, comm, cpu, link, labels), series in group.items():
+    waits: dict[tuple[Stack, _WaitKey], WindowWait] = {}
+    for (stack, tid, comm, cpu, link, labels, key), series in group.items():
         if pause:
             pause()
         name = decode_name(comm)
@@ -246,5 +275,28 @@ def _samples(
         if values.count(1) == len(values):
             values = []
         found = again.get(stack, stack)
-        samples.append(WindowSample(found, tid, name, cpu, link, times, values, labels))
+        wait = None
+        if key:
+            wait = waits.get((found, key))
+            if wait is None:
+                wait = waits[found, key] = _window_wait(found, key)
+        samples.append(WindowSample(found, tid, name, cpu, link, times, values, labels, wait))
     return samples
+
+
+def _wait_key(wait: Wait) -> _WaitKey:
+    waker = wait.waker
+    return (
+        wait.state,
+        wait.is_ended,
+        wait.in_iowait,
+        wait.is_throttled,
+        waker and (waker.tgid, waker.tid, waker.comm),
+    )
+
+
+def _window_wait(stack: Stack, key: _WaitKey) -> WindowWait:
+    state, is_ended, in_iowait, is_throttled, waker = key
+    cause = find_stack_cause(state, stack, in_iowait=in_iowait, is_throttled=is_throttled)
+    by = WindowWaker(*waker[:2], decode_name(waker[2])) if waker else None
+    return WindowWait(state, cause, is_ended, by)

@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Final
 
 from otel_kprofiler.model import (
+    NO_WAITS,
     Attributes,
     AttributeValue,
     Profile,
     Resource,
     ResourceSamples,
+    WaitTotals,
     Window,
     WindowSample,
 )
@@ -89,7 +91,7 @@ def merge_resources(window: Window, grain: Grain, common: Collection[str]) -> Wi
     merged: dict[tuple[object, ...], Resource] = {}
     coarse: dict[Resource, Resource] = {}
     for profile in window.profiles:
-        for resource, _ in profile.resources:
+        for resource, *_ in profile.resources:
             if resource in coarse:
                 continue
             selected = grain.select(resource.attributes, common)
@@ -102,6 +104,13 @@ def merge_resources(window: Window, grain: Grain, common: Collection[str]) -> Wi
 
 def _merge(profile: Profile, coarse: dict[Resource, Resource]) -> Profile:
     groups: dict[Resource, list[WindowSample]] = {}
-    for resource, samples in profile.resources:
+    waits: dict[Resource, WaitTotals] = {}
+    for resource, samples, totals in profile.resources:
         groups.setdefault(coarse[resource], []).extend(samples)
-    return replace(profile, resources=[ResourceSamples(*group) for group in groups.items()])
+        if totals:
+            waits[coarse[resource]] = waits.get(coarse[resource], NO_WAITS).plus(totals)
+    resources = [
+        ResourceSamples(resource, samples, waits.get(resource))
+        for resource, samples in groups.items()
+    ]
+    return replace(profile, resources=resources)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,15 @@ from datetime import UTC, datetime
 from typing import Final
 
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.host import TICK_NS, HostFiles, read_start_ticks
-from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey, RawSample, Resource
+from otel_kprofiler.host import TICK_NS, HostFiles, read_start_ticks, read_stat
+from otel_kprofiler.model import (
+    OFF_CPU,
+    Attributes,
+    AttributeValue,
+    ProcessKey,
+    RawSample,
+    Resource,
+)
 from otel_kprofiler.otlp import KERNEL_THREAD, SCHEMA_URL, UNIT, USER_UNIT
 from otel_kprofiler.processes.contexts import ProcessContexts
 from otel_kprofiler.processes.reader import ProcessReader
@@ -24,6 +32,7 @@ _SOURCES: Final[Mapping[str, Sequence[str]]] = {
     "unit": (USER_UNIT, UNIT),
     "executable": (KERNEL_THREAD, "process.executable.name"),
 }
+_WORKER: Final = re.compile(rb"(kworker/\w+:\w+)[-+].*", re.DOTALL)
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm32"}
 
 
@@ -159,6 +168,20 @@ class ProcessResources:
         if len(self._resources) > self._capacity:
             self._forget(self._resources.popitem(last=False)[1])
         return process.resource
+
+    def get_of(self, process: ProcessKey) -> Resource:
+        """The Resource of a process that may have no sample."""
+        latest = self._latest.get(process)
+        if latest is not None:
+            return latest.resource
+        tgid, start_ns = process
+        comm = b""
+        stat = read_stat(self._files, tgid) if tgid and start_ns is not None else None
+        if stat and start_ns is not None and stat.start_ticks == start_ns // TICK_NS:
+            # /proc adds what a worker does: kworker/0:1-events
+            comm = _WORKER.sub(rb"\1", stat.name)
+        tid = tgid if comm or not tgid else 0  # 0: not the thread that a process is named after
+        return self.get(RawSample(OFF_CPU, 0, 0, 0, tgid, tid, start_ns, 0, comm, (), (), None))
 
     def _find(self, key: ProcessKey, sample: RawSample) -> _Process:
         """A process in a cgroup that it was not seen in before."""

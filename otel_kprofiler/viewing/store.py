@@ -206,7 +206,7 @@ class SampleStore:
         for window in windows:
             for profile in window.profiles:
                 kind = self._kind(profile)
-                for resource, samples in profile.resources:
+                for resource, samples, _ in profile.resources:
                     for *key, value in self._rows(resource, samples, kind, paths):
                         if oldest <= key[0] < latest:
                             # Of profiles without times, samples of several spans are equal here.

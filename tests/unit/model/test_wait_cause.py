@@ -1,5 +1,6 @@
 """Causes of waits, on stacks of Linux 6.18 as perf took them when known programs went to sleep."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from otel_kprofiler.model import (
     find_stack_cause,
 )
 
+PAGE = Path("docs/report.md")
 WAITS = Path("tests/data/waits")
 CAUSES = {
     "child": "child waitid vfork",
@@ -156,3 +158,9 @@ def test_resolved_stacks():
     stack = Stack((frames(KERNEL_SIDE, FUTEX), without_names))
     assert find_stack_cause(WaitState.INTERRUPTIBLE, stack) is WaitCause.FUTEX
     assert find_stack_cause(WaitState.RUNNABLE, stack, is_throttled=True) is WaitCause.THROTTLED
+
+
+def test_the_page_lists_every_cause_and_whether_it_is_idle():
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (yes )?\|$", PAGE.read_text(), re.MULTILINE)
+    listed = {name: bool(idle) for name, idle in rows}
+    assert listed == {cause.label: cause.is_idle for cause in WaitCause}

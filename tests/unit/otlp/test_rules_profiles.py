@@ -203,7 +203,7 @@ def sample_twice(m):
 def account(m, **counts):
     for key, count in counts.items():
         value = {"int_value": count} if isinstance(count, int) else {"string_value": count}
-        name = f"otel_kprofiler.{key.replace('_', '.')}"
+        name = f"otel_kprofiler.{key.replace('__', '~').replace('_', '.').replace('~', '_')}"
         m.profile().attribute_indices.append(m.attribute(name, **value))
 
 
@@ -234,6 +234,44 @@ def negative_losses(m):
 
 def test_a_consistent_account_violates_no_rule(mutable):
     account(mutable, window_samples=11, window_taken=3, stream_samples=11, stream_taken=14)
+    assert mutable.broken_rules() == set()
+
+
+@breaks("account")
+def totals_of_waits_that_are_no_number(m):
+    account(m, wait_total__ns_interruptible="long")
+
+
+def wait(m, **values):
+    """Add attributes to a sample."""
+    for key, value in values.items():
+        field = "bool_value" if isinstance(value, bool) else "string_value"
+        index = m.attribute(f"otel_kprofiler.wait.{key}", **{field: value})
+        m.profile().samples[0].attribute_indices.append(index)
+
+
+@breaks("waits")
+def unknown_state(m):
+    wait(m, state="sleepy")
+
+
+@breaks("waits")
+def unknown_cause(m):
+    wait(m, state="interruptible", cause="boredom")
+
+
+@breaks("waits")
+def cause_without_a_state(m):
+    wait(m, cause="pipe")
+
+
+@breaks("waits")
+def text_in_place_of_a_truth_value(m):
+    wait(m, state="interruptible", is_ended="no")
+
+
+def test_consistent_waits_violate_no_rule(mutable):
+    wait(mutable, state="interruptible", cause="pipe", is_ended=False)
     assert mutable.broken_rules() == set()
 
 

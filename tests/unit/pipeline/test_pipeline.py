@@ -68,6 +68,9 @@ class ScriptedSampler:
         taken = self.received + sum(self.lost.values())
         return {"on_cpu": SamplerCounts(taken, dict(self.lost), self.received, {})}
 
+    def read_waits(self):
+        return {}
+
     def stop(self):
         self.running = False
 

@@ -17,6 +17,7 @@ from otel_kprofiler.model import (
     Resource,
     ResourceSamples,
     Stack,
+    WaitTotals,
     Window,
     WindowSample,
 )
@@ -176,6 +177,17 @@ def test_values_that_python_takes_for_equal_stay_apart():
 def test_the_same_resource_stands_for_a_process_in_profiles_of_all_kinds(of_processes):
     on_cpu, off_cpu = merge_resources(of_processes, Grain.HOST, HOST.keys()).profiles
     assert on_cpu.resources[0].resource is off_cpu.resources[0].resource
+
+
+def test_exact_times_off_the_cpu_add_up():
+    waits = WaitTotals((1, 20, 0, 0, 0), 3, 1)
+    groups = [
+        ResourceSamples(Resource({"process.pid": pid, "host.name": "h"}), [], totals)
+        for pid, totals in ((1, waits), (2, None), (3, waits))
+    ]
+    window = Window(START, START + 9, [Profile(OFF_CPU, 0, groups)])
+    (profile,) = merge_resources(window, Grain.HOST, ["host.name"]).profiles
+    assert [group.waits for group in profile.resources] == [waits.plus(waits)]
 
 
 def test_the_finest_grain_leaves_windows_alone(of_processes):

@@ -106,6 +106,31 @@ def test_a_kernel_thread_is_named_after_its_thread(proc):
     assert found.attributes["process.executable.name"] == "kworker/0:1"
 
 
+@pytest.mark.parametrize(
+    ("comm", "name"),
+    [
+        ("kworker/0:1-events", "kworker/0:1"),
+        ("kworker/u8:0+flush-8:0", "kworker/u8:0"),
+        ("kworker/0:1H", "kworker/0:1H"),
+        ("md-raid+1", "md-raid+1"),
+    ],
+)
+def test_a_kernel_thread_without_samples_is_named_after_what_proc_shows(proc, comm, name):
+    proc(12, 3, exe="", comm=comm, flags=0x208040)
+    found = resources(proc)
+    resource = found.get_of(ProcessKey(12, 3 * TICK_NS))
+    assert resource.attributes["process.executable.name"] == name
+    assert found.get_of(ProcessKey(12, 3 * TICK_NS)) is resource
+    assert found.get(raw(12, 3 * TICK_NS, comm=name.encode())) is resource
+
+
+def test_a_process_without_samples_that_has_exited_has_no_name(proc):
+    proc(99, 8)
+    attributes = resources(proc).get_of(ProcessKey(99, 7 * TICK_NS)).attributes
+    assert attributes["process.pid"] == 99
+    assert "process.executable.name" not in attributes
+
+
 def test_kernel_threads_are_marked_with_their_purpose(proc):
     proc(12, 3, exe="", comm="kworker/0:1-events", flags=0x208040)
     found = resources(proc).get(raw(12, 3 * TICK_NS, comm=b"kworker/0:1")).attributes

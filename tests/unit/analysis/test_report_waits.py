@@ -1,0 +1,157 @@
+"""The command `report` on profiles of waits: by cause and state, idle waits, exact totals."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from otel_kprofiler.cli.report import command
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    OFF_CPU,
+    FileId,
+    Frame,
+    Line,
+    Module,
+    ModuleKind,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    WaitCause,
+    WaitState,
+    WaitTotals,
+    Window,
+    WindowSample,
+    WindowWait,
+    WindowWaker,
+)
+from otel_kprofiler.otlp import encode_window, read_profiles
+from tests.page import data
+
+MS = 1_000_000
+START = 1_600_000_000_000_000_000
+VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("cd" * 16), 0)
+PIPE = WindowWait(WaitState.INTERRUPTIBLE, WaitCause.PIPE, True, WindowWaker(3, 4, "writer"))
+QUEUE = WindowWait(WaitState.RUNNABLE, WaitCause.RUN_QUEUE)
+POLL = WindowWait(WaitState.INTERRUPTIBLE, WaitCause.POLL, is_ended=False)
+
+
+def sample(function, wait, *values):
+    stack = Stack.from_frames([Frame(VMLINUX, 1, (Line(function),), 0, KERNEL_SIDE)])
+    times = [START + at * MS for at in range(len(values))]
+    return WindowSample(stack, 7, "nginx", 0, None, times, values, (), wait)
+
+
+@pytest.fixture
+def profile(tmp_path):
+    """10 s of polling, 3 + 3 ms for a pipe, 1 + 4 ms for a CPU; none from 3 ms on is missed."""
+    nginx = Resource({"process.pid": 7, "process.executable.name": "nginx"})
+    quiet = Resource({"process.pid": 8, "process.executable.name": "quiet"})
+    samples = [
+        sample("do_sys_poll", POLL, 10_000 * MS),
+        sample("anon_pipe_read", PIPE, 3 * MS, 3 * MS),
+        sample("anon_pipe_read", QUEUE, 1 * MS, 4 * MS),
+    ]
+    groups = [
+        ResourceSamples(nginx, samples, WaitTotals((4 * MS, 10_008 * MS, 0, 0, 0), 9)),
+        ResourceSamples(quiet, [], WaitTotals((0, 0, 2 * MS, 0, 0), 1, 2 * MS)),
+    ]
+    window = Window(
+        START, START + 10**10, [Profile(OFF_CPU, 0, groups, taken=5, threshold_ns=3 * MS)]
+    )
+    path = tmp_path / "waits.otlp"
+    path.write_bytes(encode_window(window).batches[0].payload)
+    return str(path)
+
+
+def report(*arguments):
+    done = CliRunner().invoke(command, list(map(str, arguments)))
+    assert done.exit_code == 0, done.output
+    return done
+
+
+# The root of 2 (3² + 3² + 1²): what is longer than the threshold has no error
+TOTALS = (
+    "all waits: 10,014.0 ms exactly (runnable 4.0, interruptible 10,008.0, uninterruptible 2.0); "
+    "by samples 10,011.0 ± 6.2 ms"
+)
+
+
+def test_waits_by_cause_leave_out_the_idle_ones_but_tell_of_them(profile):
+    assert report("--by", "cause", profile).output.splitlines() == [
+        "off_cpu: 4 samples, 11.0 ms, 0.0 s from 2020-09-13 12:26:40 UTC, 0 lost",
+        TOTALS,
+        "idle waits, not shown without --idle: 1 sample, 10,000.0 ms",
+        " ms  share  kernel  samples  cause",
+        "6.0  54.5%    100%        2  pipe",
+        "5.0  45.5%    100%        2  run_queue",
+    ]
+
+
+def test_idle_waits_are_shown_on_request(profile):
+    lines = report("--by", "cause", "--idle", profile).output.splitlines()
+    assert lines[:2] == [
+        "off_cpu: 5 samples, 10,011.0 ms, 0.0 s from 2020-09-13 12:26:40 UTC, 0 lost",
+        TOTALS,
+    ]
+    assert [line.split()[-1] for line in lines[3:]] == ["poll", "pipe", "run_queue"]
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ("state", {"interruptible": 6 * MS, "runnable": 5 * MS}),
+        ("waker", {"writer (4)": 6 * MS, "-": 5 * MS}),
+        ("function", {"anon_pipe_read": 11 * MS}),
+        ("otel_kprofiler.wait.cause", {"pipe": 6 * MS, "run_queue": 5 * MS}),
+    ],
+)
+def test_waits_are_grouped(profile, by, expected):
+    (kind,) = json.loads(report("--by", by, "--json", profile).output)["kinds"]
+    assert {row["name"]: row["self"] for row in kind["groups"]} == expected
+    assert kind["waits"] == {
+        "exact_ns": {
+            "runnable": 4 * MS,
+            "interruptible": 10_008 * MS,
+            "uninterruptible": 2 * MS,
+        },
+        "switches": 10,
+        "below_ns": 2 * MS,
+        "estimate_ns": 10_011 * MS,
+        "standard_error_ns": pytest.approx(6.164 * MS, rel=1e-3),
+        "threshold_ns": 3 * MS,
+        "idle_samples": 1,
+        "idle_ns": 10_000 * MS,
+    }
+
+
+def test_only_idle_waits_are_told_of_without_a_table(profile):
+    lines = report("--function", "do_sys_poll", profile).output.splitlines()
+    assert lines[0].startswith("off_cpu: 0 samples, 0.0 ms")
+    assert lines[1:] == [TOTALS, "idle waits, not shown without --idle: 1 sample, 10,000.0 ms"]
+
+
+def test_pictures_leave_out_idle_waits_and_say_so(profile, tmp_path):
+    done = report("-o", tmp_path / "page.html", profile)
+    assert "1 idle wait left out, 10.0 s; --idle shows them" in done.stderr
+    found = data((tmp_path / "page.html").read_text())
+    assert "without idle waits" in found["title"]
+    assert sum(found["samples"]["count"]) == 11 * MS
+    done = report("-o", tmp_path / "all.html", "--idle", profile)
+    assert done.stderr == ""
+    found = data((tmp_path / "all.html").read_text())
+    assert sum(found["samples"]["count"]) == 10_011 * MS
+
+
+def test_files_of_profiles_keep_everything(profile, tmp_path):
+    done = report("-o", tmp_path / "again.otlp", profile)
+    assert done.stderr == ""
+    windows = [read_profiles(path)[0] for path in (profile, str(tmp_path / "again.otlp"))]
+    first, again = (
+        [(one.resource.attributes["process.pid"], one.waits) for one in found.profiles[0].resources]
+        for found in windows
+    )
+    assert first == again
+    assert len(first) == 2
+    assert [one.wait for _, one in windows[1].samples] == [POLL, PIPE, QUEUE]

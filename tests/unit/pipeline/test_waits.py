@@ -1,0 +1,192 @@
+"""Waits on their way: causes in windows, and exact totals beside the samples."""
+
+import pytest
+
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    OFF_CPU,
+    Frame,
+    Line,
+    ProcessKey,
+    RawSample,
+    Stack,
+    Wait,
+    WaitCause,
+    WaitState,
+    WaitTotals,
+    Waker,
+    WindowWaker,
+)
+from otel_kprofiler.pipeline import WindowSchedule
+from otel_kprofiler.pipeline.pipeline import Pipeline
+from otel_kprofiler.processes import ProcessResources
+from otel_kprofiler.sampling import SamplerCounts
+
+SECOND = 1_000_000_000
+PIPE = ("schedule", "anon_pipe_read", "vfs_read")
+UNKNOWN = ("schedule", "synchronize_rcu")
+
+
+class Source:
+    """Scripted samples of waits and totals; it is the clock, too."""
+
+    period_ns = SECOND // 100
+    wait_threshold_ns = 2_000_000
+
+    def __init__(self):
+        self.boot, self.ready, self.totals, self.received = 1000 * SECOND, [], {}, 0
+
+    def boot_ns(self):
+        return self.boot
+
+    def unix_ns(self):
+        return self.boot + 10**18
+
+    def start(self):
+        pass
+
+    def wait(self, timeout_s):
+        self.boot += round(timeout_s * SECOND)
+
+    def drain(self):
+        samples, self.ready = self.ready, []
+        self.received += len(samples)
+        return samples
+
+    def complete_until_ns(self):
+        return self.boot
+
+    def read_waits(self):
+        totals, self.totals = self.totals, {}
+        return totals
+
+    def counts(self):
+        counts = SamplerCounts(self.received, {}, self.received, {})
+        return {"on_cpu": SamplerCounts(0, {}, 0, {}), "off_cpu": counts}
+
+    def stop(self):
+        pass
+
+
+class Symbols:
+    """Gives each sample the stack that is told for its thread."""
+
+    def __init__(self):
+        self.stacks = {}
+
+    def add(self, tid, names, *, is_provisional=False):
+        frames = [Frame(None, 1, (Line(name),), 0, KERNEL_SIDE) for name in names]
+        stack = Stack.from_frames(frames)
+        if is_provisional:
+            stack = Stack(tuple(side._replace(is_provisional=True) for side in stack.sides))
+        self.stacks[tid] = stack
+
+    def finish(self, timeout_s):
+        pass
+
+    def advance(self, now_ns):
+        return now_ns
+
+    def resolve(self, sample):
+        return self.stacks[sample.tid]
+
+
+@pytest.fixture
+def parts(tmp_path):
+    source, symbols, windows, whole = Source(), Symbols(), [], []
+    clock = Clock(source)
+    pipeline = Pipeline(
+        sampler=source,
+        stacks=symbols,
+        resources=ProcessResources(Access(str(tmp_path)), clock, {}),
+        schedule=WindowSchedule(SECOND),
+        sink=windows.append,
+        whole_sink=whole.append,
+        clock=clock,
+    )
+    pipeline.start()
+    return pipeline, source, symbols, windows, whole
+
+
+def raw(source, tid, wait, value=700, tgid=5):
+    return RawSample(
+        OFF_CPU, value, source.boot + 5, 0, tgid, tid, 3, 1, b"work", (), (), None, 0, wait
+    )
+
+
+def sleep(**facts):
+    state = facts.pop("state", WaitState.INTERRUPTIBLE)
+    return Wait(state, 0, 0, **facts)
+
+
+def off_cpu(window):
+    (profile,) = [one for one in window.profiles if one.kind == OFF_CPU]
+    return profile
+
+
+def test_samples_have_the_cause_of_their_stack_and_state(parts):
+    pipeline, source, symbols, windows, _ = parts
+    symbols.add(1, PIPE)
+    symbols.add(2, UNKNOWN)
+    source.ready = [
+        raw(source, 1, sleep()),
+        raw(source, 1, sleep(state=WaitState.RUNNABLE)),
+        raw(source, 1, sleep(state=WaitState.RUNNABLE, is_throttled=True)),
+        raw(source, 1, sleep(is_ended=False)),
+        raw(source, 2, sleep(in_iowait=True)),
+        raw(source, 2, sleep(waker=Waker(8, 9, b"writer"))),
+        raw(source, 2, sleep(waker=Waker(8, 9, b"writer"))),
+        raw(source, 2, None),
+    ]
+    pipeline.step(1.5)
+    found = [
+        (one.wait and (one.wait.cause, one.wait.is_ended, one.wait.waker), len(one.values))
+        for _, one in off_cpu(windows[0]).samples
+    ]
+    assert found == [
+        ((WaitCause.PIPE, True, None), 1),
+        ((WaitCause.RUN_QUEUE, True, None), 1),
+        ((WaitCause.THROTTLED, True, None), 1),
+        ((WaitCause.PIPE, False, None), 1),
+        ((WaitCause.DISK, True, None), 1),
+        ((WaitCause.OTHER, True, WindowWaker(8, 9, "writer")), 2),
+        (None, 1),
+    ]
+
+
+def test_causes_are_found_when_a_window_is_closed(parts):
+    pipeline, source, symbols, windows, _ = parts
+    symbols.add(1, ("unknown",), is_provisional=True)
+    source.ready = [raw(source, 1, sleep())]
+    pipeline.step(0.5)
+    symbols.add(1, PIPE)
+    pipeline.step(1)
+    ((_, sample),) = off_cpu(windows[0]).samples
+    assert sample.wait.cause is WaitCause.PIPE
+
+
+def test_totals_are_those_of_each_window_and_their_sum_of_the_whole(parts):
+    pipeline, source, symbols, windows, whole = parts
+    symbols.add(1, PIPE)
+    sampled, quiet = ProcessKey(5, 3), ProcessKey(6, 4)
+    first, second = WaitTotals((1, 2, 3, 4, 5), 6, 1), WaitTotals((10, 0, 0, 0, 0), 1)
+    source.ready = [raw(source, 1, sleep())]
+    source.totals = {sampled: first, quiet: second}
+    pipeline.step(1.5)
+    source.totals = {quiet: second}
+    pipeline.step(1)
+    source.totals = {sampled: second}
+    pipeline.stop()
+
+    def totals(window):
+        groups = off_cpu(window).resources
+        return {one.resource.attributes["process.pid"]: one.waits for one in groups}
+
+    assert list(map(totals, windows)) == [{5: first, 6: second}, {6: second}, {5: second}]
+    assert off_cpu(windows[0]).threshold_ns == 2_000_000
+    assert [one.waits for one in windows[0].profiles if one.kind != OFF_CPU] == [None]
+    (everything,) = whole
+    assert totals(everything) == {5: first.plus(second), 6: second.plus(second)}
+    assert off_cpu(everything).waits.total_ns == 15 + 3 * 10
