@@ -42,24 +42,34 @@ def _compiled(name: str, *flags: str, arguments: Sequence[str] = ()) -> Program:
 
 
 _ALL = ("signals", "threads")
+_GO_SHARE = 0.95
+"""The busier the machine, the more often Go's runtime changes stacks."""
 PROGRAMS = (
     _compiled("PIE", "-O2", "-fomit-frame-pointer", arguments=_ALL),
     _compiled("fixed", "-O2", "-no-pie", "-fomit-frame-pointer", arguments=_ALL),
     _compiled("static", "-O3", "-static", "-fomit-frame-pointer", arguments=_ALL),
     _compiled("rules", "-O2", "-no-pie", arguments=("rules",)),
     Program("Rust", ("rustc",), ("{made}",), ("rustc", "-O", "{source}/work.rs", "-o", "{made}")),
-    Program("Go", ("go",), ("{made}",), ("go", "build", "-o", "{made}", "{source}/work.go")),
+    Program(
+        "Go",
+        ("go",),
+        ("{made}",),
+        ("go", "build", "-o", "{made}", "{source}/work.go"),
+        share=_GO_SHARE,
+    ),
     Program(
         "Go PIE",
         ("go",),
         ("{made}",),
         ("go", "build", "-buildmode=pie", "-o", "{made}", "{source}/work.go"),
+        share=_GO_SHARE,
     ),
     Program(
         "Go linked by gcc",
         ("go", "gcc"),
         ("{made}",),
         ("go", "build", "-ldflags=-linkmode=external", "-o", "{made}", "{source}/work.go"),
+        share=_GO_SHARE,
     ),
     Program("node", ("node",), ("node", "{source}/work.js"), share=0.92),
     Program("python3", ("/usr/bin/python3",), ("/usr/bin/python3", "-c", _INTERPRETED)),
