@@ -81,7 +81,7 @@ PACKAGES = {
     ),
     "sampling": Package(
         "Loads and attaches the sampler, drains its ring: `RawSample`s",
-        "bpf clock errors forks host model unwinding",
+        "bpf clock errors forks host model text unwinding",
     ),
     "recording": Package(
         "Raw recordings, and what replays them",

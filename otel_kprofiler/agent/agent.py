@@ -22,6 +22,7 @@ from otel_kprofiler.agent.memory import give_back_memory, limit_allocator, settl
 from otel_kprofiler.agent.reload import ConfigReader, Lottery
 from otel_kprofiler.agent.settings import AgentConfig, find_fixed
 from otel_kprofiler.agent.systemd import Notifier
+from otel_kprofiler.agent.targets import AgentTargets
 from otel_kprofiler.agent.telemetry import Telemetry
 from otel_kprofiler.agent.watchdog import Watchdog
 from otel_kprofiler.clock import Clock
@@ -99,6 +100,7 @@ class Agent:
         self._exporters: dict[str, RunningExporter] = {}
         self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
+        self._targets: AgentTargets | None = None  # likewise
         self._symbolizer: KernelSymbolizer | None = None  # of the pipeline
         self._user_names: SymbolLoader | None = None  # likewise
         self._health: HealthServer | None = None
@@ -176,8 +178,9 @@ class Agent:
         try:
             symbolizer = prepared or open_symbols(self._access)
             self._user_names = open_user_names(config.user_symbols)
+            self._targets = AgentTargets(self._access, config)
             pipeline = open_live(
-                config.sampler,
+                self._targets.sampler,
                 config.schedule,
                 reporter,
                 access=self._access,
@@ -218,6 +221,8 @@ class Agent:
     def _go_round(self) -> None:
         if self._pipeline:
             self._pipeline.step()
+            if self._targets:
+                self._targets.follow(self._pipeline.sampler)
         else:
             time.sleep(DRAIN_INTERVAL_S)
         self._alive()
@@ -333,7 +338,9 @@ class Agent:
             return
         pipeline = self._pipeline
         period_ns = pipeline.sampler.period_ns  # not the configured one if a limit applies
-        changed_ns = pipeline.sampler.reconfigure(new.sampler)
+        targets = AgentTargets(self._access, new)
+        changed_ns = pipeline.sampler.reconfigure(targets.sampler)
+        self._targets = targets
         if pipeline.sampler.period_ns != period_ns or new.schedule != old.schedule:
             pipeline.change_windows(changed_ns, new.schedule)
         pipeline.grain = new.grain

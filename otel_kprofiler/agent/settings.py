@@ -19,11 +19,12 @@ from otel_kprofiler.pipeline import (
     resource_grain,
     sampler_config,
     service_sources,
+    target_groups,
     user_symbol_settings,
     window_schedule,
 )
 from otel_kprofiler.processes import Grain
-from otel_kprofiler.sampling import MAX_RING_BYTES, SamplerConfig
+from otel_kprofiler.sampling import MAX_RING_BYTES, Groups, SamplerConfig
 from otel_kprofiler.symbols import UserSymbolSettings
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class AgentConfig:
 
     Attributes:
         sampler: settings of the sampler.
+        groups: containers, pods and units to sample.
         user_symbols: what user frames carry besides their addresses.
         loader: library that loads the BPF program.
         schedule: the length of windows.
@@ -59,6 +61,7 @@ class AgentConfig:
     """
 
     sampler: SamplerConfig
+    groups: Groups
     user_symbols: UserSymbolSettings
     loader: str
     schedule: WindowSchedule
@@ -114,6 +117,7 @@ def agent_config(config: Config) -> AgentConfig:
     )
     return AgentConfig(
         sampler=_sampler_config(receiver, limits, drop_all=service.privileges.drop_all),
+        groups=target_groups(receiver),
         user_symbols=user_symbol_settings(receiver),
         loader=receiver.loader,
         schedule=_window_schedule(receiver, limits),

@@ -15,6 +15,7 @@ from otel_kprofiler.model import MAX_FRAMES, PYTHON_FRAMES
 
 _MAX_PID = 4_194_304  # PID_MAX_LIMIT, include/linux/threads.h
 
+Target = Annotated[str, StringConstraints(min_length=1)]
 AttributeName = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -137,6 +138,26 @@ class Receiver(Section):
     target_pids: list[Annotated[int, Field(ge=1, le=_MAX_PID)]] = Field(
         default=[],
         description="Processes to sample, as ids in the host's pid namespace. Empty: all.",
+    )
+    target_containers: list[Target] = Field(
+        default=[],
+        description="Containers to sample, by name (in Docker, in podman, in their pod, or "
+        "POD/NAME), or by at least four first digits of the id. They need not run yet. If one of "
+        "target_containers, target_pods and target_units is set, a sample must be of one that "
+        "these name, and pass all other filters (see docs/processes.md).",
+    )
+    target_pods: list[Target] = Field(
+        default=[],
+        description="Kubernetes pods to sample, by UID, name, or NAMESPACE/NAME.",
+    )
+    target_units: list[Target] = Field(
+        default=[],
+        description="Units of systemd to sample, such as nginx.service; .service may be left out.",
+    )
+    target_comms: list[Target] = Field(
+        default=[],
+        description="Names of threads to sample, or of processes (of their main threads); only the "
+        "first 15 bytes count. Those of processes need BTF. Empty: all.",
     )
     pin_cpu_ids: str = Field(
         default="", description='CPUs to sample, such as "0-3,8". Empty: all online CPUs.'

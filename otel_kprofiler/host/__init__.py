@@ -28,10 +28,10 @@ from otel_kprofiler.host.cgroups import (
 from otel_kprofiler.host.child import child_command, limit_resources
 from otel_kprofiler.host.container_names import (
     ContainerNames,
+    KnownContainers,
     OwnContainer,
     parse_own_container,
-    read_pod_names,
-    read_runtime_name,
+    read_pods,
 )
 from otel_kprofiler.host.containers import Container, find_containers
 from otel_kprofiler.host.cpu_share import CpuShare
@@ -130,6 +130,7 @@ __all__ = [
     "FoundMapping",
     "HostFiles",
     "KernelRelease",
+    "KnownContainers",
     "MappedFileError",
     "MemoryMapping",
     "NewFile",
@@ -184,12 +185,11 @@ __all__ = [
     "read_capabilities",
     "read_maps",
     "read_online_cpus",
-    "read_pod_names",
+    "read_pods",
     "read_possible_cpus",
     "read_process",
     "read_processes",
     "read_release",
-    "read_runtime_name",
     "read_start_ticks",
     "read_stat",
     "read_symbols_visibility",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from otel_kprofiler.host.access import HostFiles
@@ -11,6 +13,10 @@ from otel_kprofiler.host.access import HostFiles
 _DOCKER: Final = "/var/lib/docker/containers"
 _PODMAN: Final = "/var/lib/containers/storage/overlay-containers/containers.json"
 _KUBERNETES: Final = "/var/log/containers"
+_PODS: Final = "/var/log/pods"
+_MOST: Final = 4096
+_FIRST_RETRY_S: Final = 1.0
+_LAST_RETRY_S: Final = 60.0
 _LOG_NAME: Final = re.compile(
     r"(?P<pod>.+)_(?P<namespace>[^_]+)_(?P<name>.+)-(?P<id>[0-9a-f]{64})\.log"
 )
@@ -66,6 +72,64 @@ def read_pod_names(files: HostFiles) -> dict[str, ContainerNames]:
         found["id"]: ContainerNames("", found["name"], found["pod"], found["namespace"])
         for found in matches
     }
+
+
+class PodName(NamedTuple):
+    """Namespace and name of a pod."""
+
+    namespace: str
+    name: str
+
+
+def read_pods(files: HostFiles) -> dict[str, PodName]:
+    """Pods of this host by UID, from the kubelet's directories for their logs
+    (``BuildPodLogsDirectory`` in pkg/kubelet/kuberuntime): ``NAMESPACE_NAME_UID``."""  # noqa: D205, D209 - one sentence
+    try:
+        entries = files.list_dir(_PODS)
+    except OSError:
+        return {}
+    parts = [entry.split("_") for entry in entries]
+    return {one[2]: PodName(one[0], one[1]) for one in parts if len(one) == 3}
+
+
+class _Asked(NamedTuple):
+    """Names of a container, and when to ask again."""
+
+    names: ContainerNames
+    again_at: float
+    wait_s: float
+
+
+class KnownContainers:
+    """Remembers the names of containers; not thread-safe.
+
+    Runtimes and the kubelet write them while a container starts, so that they are asked for again
+    after 1, 2, 4 and up to 60 seconds.
+
+    Args:
+        files: the host's files.
+        monotonic: the clock, in seconds.
+    """
+
+    def __init__(self, files: HostFiles, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._files = files
+        self._monotonic = monotonic
+        self._asked: dict[str, _Asked] = {}
+
+    def find(self, container: str) -> ContainerNames:
+        """The names of a container, as far as they are known by now."""
+        known, now = self._asked.get(container), self._monotonic()
+        if known and now < known.again_at:
+            return known.names
+        names = read_pod_names(self._files).get(container)
+        if names is None:
+            names = ContainerNames(read_runtime_name(self._files, container))
+        if len(self._asked) >= _MOST:
+            self._asked.clear()
+        wait_s = min(2 * known.wait_s, _LAST_RETRY_S) if known else _FIRST_RETRY_S
+        again_at = float("inf") if any(names) else now + wait_s
+        self._asked[container] = _Asked(names, again_at, wait_s)
+        return names
 
 
 def read_runtime_name(files: HostFiles, container: str) -> str:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         resource_grain,
         sampler_config,
         service_sources,
+        target_groups,
         user_symbol_settings,
         window_schedule,
     )
@@ -55,6 +56,7 @@ __all__ = [
     "resource_grain",
     "sampler_config",
     "service_sources",
+    "target_groups",
     "user_symbol_settings",
     "window_schedule",
 ]
@@ -72,6 +74,7 @@ _LATE: Final = {
     "resource_grain": "receiver_settings",
     "sampler_config": "receiver_settings",
     "service_sources": "receiver_settings",
+    "target_groups": "receiver_settings",
     "user_symbol_settings": "receiver_settings",
     "window_schedule": "receiver_settings",
 }

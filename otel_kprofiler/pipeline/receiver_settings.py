@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from otel_kprofiler.pipeline.windows import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.processes import Grain
-from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.sampling import Groups, SamplerConfig
 from otel_kprofiler.symbols import UserSymbolSettings
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def sampler_config(receiver: Receiver) -> SamplerConfig:
         max_tables_bytes=receiver.max_unwind_table_megabytes << 20,
         max_table_bytes=receiver.max_unwind_file_megabytes << 20,
         target_pids=tuple(receiver.target_pids),
+        target_comms=tuple(map(os.fsencode, receiver.target_comms)),
         send_idle_frames=receiver.send_idle_frames,
         min_process_age_ns=int(receiver.filter_min_process_age),
         map_scale_factor=receiver.map_scale_factor,
@@ -60,6 +62,15 @@ def resource_attributes(receiver: Receiver) -> dict[str, AttributeValue]:
 def resource_grain(receiver: Receiver) -> Grain:
     """What has a Resource of its own."""
     return Grain(receiver.resources)
+
+
+def target_groups(receiver: Receiver) -> Groups:
+    """The containers, pods and units to sample; if none is named, all processes are."""
+    return Groups(
+        tuple(receiver.target_containers),
+        tuple(receiver.target_pods),
+        tuple(receiver.target_units),
+    )
 
 
 def service_sources(receiver: Receiver) -> tuple[str, ...]:

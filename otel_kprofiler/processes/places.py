@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from otel_kprofiler.host import (
     CgroupNames,
-    ContainerNames,
     HostFiles,
+    KnownContainers,
     OwnContainer,
     find_cgroup_root,
     is_in_cgroup_namespace,
@@ -17,8 +17,6 @@ from otel_kprofiler.host import (
     parse_cgroup_path,
     parse_own_container,
     parse_unified_path,
-    read_pod_names,
-    read_runtime_name,
     walk_cgroups,
 )
 from otel_kprofiler.model import AttributeValue
@@ -28,18 +26,8 @@ from otel_kprofiler.text import escape_surrogates
 _NAMES: Final = ("container.name", "k8s.container.name", "k8s.pod.name", "k8s.namespace.name")
 """Attributes of the fields of :class:`ContainerNames`."""
 _MOST: Final = 4096
-_FIRST_RETRY_S: Final = 1.0
-_LAST_RETRY_S: Final = 60.0
 _WALK_SHARE: Final = 200
 _SHORTEST_WALK_S: Final = 1.0
-
-
-class _Asked(NamedTuple):
-    """Names of a container, and when to ask again for those that are missing."""
-
-    attributes: Mapping[str, AttributeValue]
-    again_at: float
-    wait_s: float
 
 
 class Places:
@@ -53,7 +41,8 @@ class Places:
     def __init__(self, files: HostFiles, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._files = files
         self._monotonic = monotonic
-        self._asked: dict[str, _Asked] = {}
+        self._containers = KnownContainers(files, monotonic)
+        self._mounted: dict[str, str] = {}  # names in pods, by container
         self._paths: dict[int, str] = {}
         self._walk_at = 0.0
         self._in_namespace = is_in_cgroup_namespace(files)
@@ -85,7 +74,7 @@ class Places:
         Runtimes and the kubelet write them while the container starts.
         """
         container = attributes.get("container.id")
-        return self._ask(str(container), "", None) if container else {}
+        return self._find_names(str(container)) if container else {}
 
     def _find_around(self, names: CgroupNames, path: str, cgroup_id: int) -> CgroupNames:
         """Complete what a path says that is relative to the own cgroup namespace."""
@@ -137,36 +126,23 @@ class Places:
             attributes["k8s.pod.uid"] = names.pod
             attributes["k8s.container.name"] = self._own.pod_container
         if names.container:
-            attributes |= self._ask(names.container, names.pod, pid)
+            if names.pod and pid and names.container not in self._mounted:
+                if len(self._mounted) >= _MOST:
+                    self._mounted.clear()
+                self._mounted[names.container] = self._read_pod_container(pid, names.pod)
+            attributes |= self._find_names(names.container)
         if names.unit:
             attributes[UNIT] = names.unit
         if names.user_unit:
             attributes[USER_UNIT] = names.user_unit
         return attributes
 
-    def _ask(self, container: str, pod: str, pid: int | None) -> Mapping[str, AttributeValue]:
-        """Names of a container; ``pid`` is a process in it."""
-        known, now = self._asked.get(container), self._monotonic()
-        if known and now < known.again_at:
-            return known.attributes
-        names = read_pod_names(self._files).get(container)
-        if names is None:
-            names = ContainerNames(read_runtime_name(self._files, container))
-        is_complete = any(names)
-        if pod and pid and not names.pod_container:
-            names = ContainerNames(pod_container=self._read_pod_container(pid, pod))
-        found = dict(zip(_NAMES, names, strict=True))
-        attributes: dict[str, AttributeValue] = {
-            key: escape_surrogates(value) for key, value in found.items() if value
-        }
-        if known:
-            attributes = {**known.attributes, **attributes}
-        if len(self._asked) >= _MOST:
-            self._asked.clear()
-        wait_s = min(2 * known.wait_s, _LAST_RETRY_S) if known else _FIRST_RETRY_S
-        again_at = float("inf") if is_complete else now + wait_s
-        self._asked[container] = _Asked(attributes, again_at, wait_s)
-        return attributes
+    def _find_names(self, container: str) -> dict[str, AttributeValue]:
+        names = self._containers.find(container)
+        if not names.pod_container:
+            names = names._replace(pod_container=self._mounted.get(container, ""))
+        found = zip(_NAMES, names, strict=True)
+        return {key: escape_surrogates(value) for key, value in found if value}
 
     def _read_pod_container(self, pid: int, pod: str) -> str:
         """Name of a container in its pod, from a mount that the kubelet makes in each.

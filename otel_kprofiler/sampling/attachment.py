@@ -69,7 +69,12 @@ from otel_kprofiler.sampling.python_frames import (
     tell_problem,
 )
 from otel_kprofiler.sampling.sampler import SamplerConfig
-from otel_kprofiler.sampling.targets import INITIAL_NAMESPACE, TargetMaps, target_map_entries
+from otel_kprofiler.sampling.targets import (
+    INITIAL_NAMESPACE,
+    TargetMaps,
+    check_cgroups,
+    target_map_entries,
+)
 from otel_kprofiler.sampling.unwinder import (
     BY_TABLES,
     FRAME_POINTERS,
@@ -88,7 +93,6 @@ _PLANNED_FRAMES: Final = 64
 _PLANNED_DRAINS: Final = 4
 _MIN_RING_BYTES: Final = 256 * 1024
 _MIN_WAIT_RING_BYTES: Final = 1 << 20  # threads that end leave their sums in it
-_CGROUPS_SINCE: Final = (5, 15)  # bpf_get_current_ancestor_cgroup_id for tracing programs
 _FIRST = bytes(4)  # key of an array's only element
 
 _log = logging.getLogger(__name__)
@@ -132,7 +136,7 @@ class Attachment:
             }
             self.target_slots = entries["targets"]
             if config.target_cgroups:
-                _check_cgroups(read_release(files), loader)
+                check_cgroups(files, loader.name)
             plans = _plan(config, files, loader.name)
             entries |= wait_map_entries(plans.waits, files, possible)
             program, choice = _load(config, files, loader, entries, plans)
@@ -254,19 +258,6 @@ def _check_release(release: KernelRelease) -> None:
         raise KernelFeatureError(
             f"kernel {release.text} is too old",
             hint=f"run on {oldest} or later: older ones lack CAP_BPF or the BPF ring buffer",
-        )
-
-
-def _check_cgroups(release: KernelRelease, loader: Loader) -> None:
-    if loader.name != "libbpf":
-        raise HostError(
-            f"the loader {loader.name} cannot filter by cgroup",
-            hint="apt-get install libbpf1, and use the loader libbpf",
-        )
-    if release[:2] < _CGROUPS_SINCE:
-        raise KernelFeatureError(
-            f"kernel {release.text} cannot filter by cgroup",
-            hint="run on 5.15 or later, or filter by process or name",
         )
 
 

@@ -186,6 +186,9 @@ class EbpfSampler(ForkAware):
             pin_cpu_ids=config.pin_cpu_ids,
             send_idle_frames=config.send_idle_frames,
             target_pids=config.target_pids,
+            target_comms=config.target_comms,
+            target_cgroups=config.target_cgroups,
+            target_descendants=config.target_descendants,
             min_process_age_ns=config.min_process_age_ns,
             python_frames=config.python_frames,
         )

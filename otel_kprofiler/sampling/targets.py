@@ -6,10 +6,14 @@ from collections.abc import Callable
 from typing import Final
 
 from otel_kprofiler.bpf import COMM_BYTES, delete_from_map, update_map
+from otel_kprofiler.errors import HostError, KernelFeatureError
+from otel_kprofiler.host import HostFiles, read_release
 from otel_kprofiler.sampling.sampler import SamplerConfig
 
 INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
-_SLOTS: Final = 1024
+SLOTS: Final = 1024
+"""Least number of targets of each sort that fit, so that they can be changed."""
+_CGROUPS_SINCE: Final = (5, 15)  # bpf_get_current_ancestor_cgroup_id for tracing programs
 _PRESENT: Final = b"\1"
 
 
@@ -46,12 +50,12 @@ class TargetMaps:
 
 def target_map_entries(config: SamplerConfig) -> dict[str, int]:
     """Sizes of the maps."""
-    pids = max(_SLOTS, len(config.target_pids))
+    pids = max(SLOTS, len(config.target_pids))
     return {
         "targets": pids,
         "roots": pids,
-        "comms": max(1, len(config.target_comms)),
-        "cgroups": max(1, len(config.target_cgroups)),
+        "comms": max(SLOTS, len(config.target_comms)),
+        "cgroups": max(SLOTS, len(config.target_cgroups)),
     }
 
 
@@ -67,3 +71,22 @@ def _find_keys(config: SamplerConfig) -> frozenset[tuple[str, bytes]]:
     }
     keys |= {("cgroups", inode.to_bytes(8, "little")) for _, inode in config.target_cgroups}
     return frozenset(keys)
+
+
+def check_cgroups(files: HostFiles, loader: str) -> None:
+    """Check that the program can filter by cgroup.
+
+    Raises:
+        HostError: the loader or the kernel cannot.
+    """
+    if loader != "libbpf":
+        raise HostError(
+            f"the loader {loader} cannot filter by cgroup",
+            hint="apt-get install libbpf1, and use the loader libbpf",
+        )
+    release = read_release(files)
+    if release[:2] < _CGROUPS_SINCE:
+        raise KernelFeatureError(
+            f"kernel {release.text} cannot filter by cgroup",
+            hint="run on 5.15 or later, or filter by process or name",
+        )

@@ -148,6 +148,12 @@ def make_plan(settings: Settings) -> Plan:
     Raises:
         ConfigError: ``target_pids`` does not fit the target, or a key cannot be a label's.
     """
+    for key in ("target_containers", "target_pods", "target_units"):
+        if getattr(settings, key):
+            raise ConfigError(
+                [ConfigProblem("settings", 0, 0, key, "only for the agent")],
+                hint="remove it: a service is profiled by its process",
+            )
     if settings.target_pids and settings.target != "host":
         raise ConfigError(
             [ConfigProblem("settings", 0, 0, "target_pids", "only for the target 'host'")],

@@ -1,0 +1,54 @@
+"""What the agent samples: follows the configured containers, pods and units."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from otel_kprofiler.errors import HostError, SamplerError
+from otel_kprofiler.sampling import GroupFollower
+
+if TYPE_CHECKING:
+    from otel_kprofiler.agent.settings import AgentConfig
+    from otel_kprofiler.host import HostFiles
+    from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+
+_log = logging.getLogger(__name__)
+
+
+class AgentTargets:
+    """The targets of one configuration.
+
+    Args:
+        files: the host's files.
+        config: the configuration.
+
+    Attributes:
+        sampler: settings of the sampler, for what runs now.
+    """
+
+    def __init__(self, files: HostFiles, config: AgentConfig) -> None:
+        self._pids = config.sampler.target_pids
+        self._follower: GroupFollower | None = None
+        self.sampler = config.sampler
+        if config.groups:
+            self._follower = GroupFollower(files, config.groups, loader=config.loader)
+            self._follower.look()
+            self.sampler = self._follower.apply(config.sampler)
+            _log.info("sampling %s", self._follower.describe())
+
+    def follow(self, sampler: EbpfSampler) -> None:
+        """Change what is sampled if containers, pods or units have come or gone."""
+        if self._follower is None or not self._follower.look():
+            return
+        try:
+            sampler.reconfigure(self._follower.apply(self._without_targets(sampler.config)))
+        except (HostError, SamplerError) as error:
+            _log.error("new containers or units are not sampled: %s", error.with_fix())
+            return
+        _log.info("sampling %s", self._follower.describe())
+
+    def _without_targets(self, config: SamplerConfig) -> SamplerConfig:
+        """A running configuration with the targets that do not change; its rate may be lowered."""
+        return replace(config, target_pids=self._pids, target_cgroups=(), target_descendants=False)

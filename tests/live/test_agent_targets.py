@@ -1,0 +1,246 @@
+"""Containers, pods and units: the agent tells them, and samples only those it is told to."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.host import Access, doctor, find_cgroup_root
+from otel_kprofiler.model import Level
+from otel_kprofiler.otlp import read_profiles
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+
+CONFIG = """
+receivers:
+  kprofiler: {{samples_per_second: 499, stacks: both, reporter_interval: 1s, {targets}}}
+exporters: {{file: {{path: {path}}}}}
+service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [file]}}}}}}
+"""
+WAIT_S = 90
+LOOP = "while :; do :; done"
+UID = "ccf19bc6-503b-4dd0-b33d-e5717fe6613c"
+POD = f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID.replace('-', '_')}.slice"
+UNIT = f"kprofiler-test-{os.getpid()}.service"
+
+
+def container_id(number):
+    return f"c{number:07x}{os.getpid():056x}"
+
+
+FORMS = {
+    "docker": "docker/{}",
+    "dockerscope": "system.slice/docker-{}.scope",
+    "containerd": POD + "/cri-containerd-{}.scope",
+    "podfs": f"kubepods/besteffort/pod{UID}/{{}}",
+    "crio": POD + "/crio-{}.scope/container",
+    "podman": "machine.slice/libpod-{}.scope/container",
+    "podmanfs": "libpod_parent/libpod-{}",
+    "ecs": "ecs/73bd0b8c4a9e4f7e8a0b1c2d3e4f5a6b/{}",
+    "nested": f"docker/{container_id(99)}/docker/{{}}",
+}
+"""Cgroups as runtimes name them, by what the test names the process in it."""
+
+
+@pytest.fixture(autouse=True)
+def _host_can():
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Starts copies of the shell under other names, in new cgroups."""
+    root = find_cgroup_root(Access())
+    if root is None or os.geteuid() != 0:
+        pytest.skip("needs root and a hierarchy of cgroups of version 2")
+    started, made = [], []
+
+    def make(path):
+        directory = Path(root.path)
+        for part in path.split("/"):
+            directory /= part
+            try:
+                directory.mkdir()
+            except FileExistsError:
+                continue
+            except OSError as error:
+                pytest.skip(f"cannot make a cgroup: {error}")
+            made.append(directory)
+        return directory
+
+    def start(name, path="", *prefix, script=LOOP):
+        program = tmp_path / "programs" / name
+        program.parent.mkdir(exist_ok=True)
+        if not program.exists():
+            shutil.copy(shutil.which("sh"), program)
+        command = [*prefix, program, "-c", script]
+        if path:
+            enter = f'echo $$ > {make(path)}/cgroup.procs && exec "$@"'
+            command = ["sh", "-c", enter, "sh", *command]
+        started.append(subprocess.Popen(command, start_new_session=True))
+        return started[-1]
+
+    start.make = make
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.wait()
+    for directory in reversed(made):
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                directory.rmdir()
+                break
+            except OSError:
+                assert time.monotonic() < deadline, directory
+                time.sleep(0.05)
+
+
+@pytest.fixture
+def agent(tmp_path, place):
+    """Starts an agent; returns what reads the attributes of all processes so far.
+
+    It ends before the cgroups are removed.
+    """
+    running = []
+
+    def start(targets="", prefix=()):
+        config, path = tmp_path / "agent.yaml", tmp_path / f"profiles-{len(running)}.otlp.jsonl"
+        config.write_text(CONFIG.format(path=path, targets=targets))
+        command = [*prefix, sys.executable, "-m", "otel_kprofiler", "run", "-c", config]
+        running.append(subprocess.Popen(command))
+
+        def read():
+            assert running[-1].poll() is None
+            windows = read_profiles(str(path)) if path.exists() and path.stat().st_size else []
+            return [
+                group.resource.attributes
+                for window in windows
+                for profile in window.profiles
+                for group in profile.resources
+                if group.samples
+            ]
+
+        read.process = running[-1]
+        read.config = config
+        read.path = path
+        return read
+
+    yield start
+    for process in running:
+        process.terminate()
+        process.wait(60)
+
+
+def wait_for(read, is_there):
+    """The attributes, once there are those that are waited for."""
+    deadline = time.monotonic() + WAIT_S
+    while not is_there(found := read()):
+        names = {one.get("process.executable.name") for one in found}
+        assert time.monotonic() < deadline, sorted(map(str, names))
+        time.sleep(0.5)
+    return found
+
+
+def by_name(found):
+    return {
+        one["process.executable.name"]: one for one in found if "process.executable.name" in one
+    }
+
+
+def test_the_container_is_right_for_every_runtime(agent, place):
+    expected = {}
+    for number, (name, form) in enumerate(FORMS.items()):
+        expected[name] = container_id(number)
+        place(name, form.format(expected[name]))
+    # in a cgroup namespace of its own, as runtimes make it
+    expected["private"] = container_id(50)
+    place("private", f"docker/{expected['private']}", "unshare", "--cgroup")
+    place("monitor", f"machine.slice/libpod-conmon-{container_id(51)}.scope")
+    place("service", f"system.slice/{UNIT}")
+    place("outside")
+    names = {*expected, "monitor", "service", "outside"}
+    found = by_name(wait_for(agent(), lambda found: names <= by_name(found).keys()))
+    assert {name: found[name].get("container.id") for name in names} == {
+        **dict.fromkeys(names),
+        **expected,
+    }
+    in_pod = {name for name in names if found[name].get("k8s.pod.uid") == UID}
+    assert in_pod == {"containerd", "podfs", "crio"}
+    assert found["service"]["systemd.unit.name"] == UNIT
+    assert found["service"]["process.owner"] == "root"
+    assert found["service"]["process.parent_pid"] == os.getpid()
+    assert "systemd.unit.name" not in found["dockerscope"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "path"),
+    [
+        (f"target_containers: [{container_id(1)[:12]}]", f"docker/{container_id(1)}"),
+        (f"target_pods: [{UID}]", f"{POD}/cri-containerd-{container_id(1)}.scope"),
+        (f"target_units: [{UNIT.removesuffix('.service')}]", f"system.slice/{UNIT}"),
+    ],
+    ids=["container", "pod", "unit"],
+)
+def test_only_what_is_named_is_sampled_from_its_start_on(targets, path, agent, place):
+    """Those that start later, too, and in a cgroup namespace of their own."""
+    other = path.replace(container_id(1), container_id(2)).replace(UID.replace("-", "_"), "0" * 32)
+    place("beside", other.replace("kprofiler-test", "another-test"))
+    place("outside")
+    read = agent(targets)
+    time.sleep(5)  # there is something to sample, but nothing that is wanted
+    assert read() == []
+    place("inside", path)
+    place("private", path, "unshare", "--cgroup")
+    place("below", f"{path}/below")
+    found = wait_for(read, lambda found: {"inside", "private", "below"} <= by_name(found).keys())
+    # the shell that enters the cgroup, and unshare, are in it as well
+    assert by_name(found).keys() <= {"inside", "private", "below", "dash", "sh", "bash", "unshare"}
+
+
+def test_a_filter_by_name_and_its_change_at_a_reload(agent, place):
+    for name in ("one", "another", "third"):
+        place(name)
+    read = agent("target_comms: [one, another]")
+    found = wait_for(read, lambda found: {"one", "another"} <= by_name(found).keys())
+    assert by_name(found).keys() == {"one", "another"}
+    place("inside", f"docker/{container_id(1)}")
+    targets = f"target_containers: [{container_id(1)}]"
+    read.config.write_text(CONFIG.format(path=read.path, targets=targets))
+    read.process.send_signal(signal.SIGHUP)
+    wait_for(read, lambda found: "inside" in by_name(found))
+    assert "third" not in by_name(read())
+
+
+def test_an_agent_in_a_cgroup_namespace(agent, place):
+    """As in a container: it sees its own cgroup as the root of all."""
+    if not shutil.which("unshare"):
+        pytest.skip("needs unshare")
+    own = place.make(f"docker/{container_id(3)}")
+    place("inside", f"docker/{container_id(1)}")
+    place("sibling", f"docker/{container_id(3)}")
+    place("beside", f"{POD}/cri-containerd-{container_id(2)}.scope")
+    enter = ["sh", "-c", f'echo $$ > {own}/cgroup.procs && exec unshare --cgroup "$@"', "sh"]
+    read = agent(prefix=enter)
+    names = {"inside", "sibling", "beside"}
+    found = by_name(wait_for(read, lambda found: names <= by_name(found).keys()))
+    assert {name: found[name].get("container.id") for name in names} == {
+        "inside": container_id(1),
+        "sibling": container_id(3),
+        "beside": container_id(2),
+    }
+    assert found["beside"]["k8s.pod.uid"] == UID
+    read.process.terminate()
+    read.process.wait(60)
+    read = agent(f"target_containers: [{container_id(1)}]", prefix=enter)
+    found = wait_for(read, lambda found: "inside" in by_name(found))
+    assert by_name(found).keys() == {"inside"}
