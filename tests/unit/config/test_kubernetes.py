@@ -1,27 +1,119 @@
-"""The manifests of config/kubernetes."""
+"""The manifests of config/kubernetes fit the agent, the unit and each other."""
 
+from pathlib import Path
+
+import pytest
 from ruamel.yaml import YAML
 
 from otel_kprofiler.config import load_config
-from tests.collector.units import ROOT, UNIT, parse_unit
+from tests.collector.units import UNIT, parse_unit
+
+DIRECTORY = Path(__file__).parents[3] / "config/kubernetes"
 
 
-def test_the_kubernetes_manifest_contains_a_valid_configuration(tmp_path):
-    documents = list(YAML(typ="safe").load_all(ROOT / "config/kubernetes/daemonset.yaml"))
-    (config,) = [found for found in documents if found["kind"] == "ConfigMap"]
+def read(name):
+    return list(YAML(typ="safe").load_all(DIRECTORY / name))
+
+
+def only(documents, kind):
+    (found,) = [document for document in documents if document["kind"] == kind]
+    return found
+
+
+@pytest.fixture
+def agent(tmp_path):
+    """The DaemonSet's pod, and the configuration that its ConfigMap has."""
+    documents = read("daemonset.yaml")
+    pod = only(documents, "DaemonSet")["spec"]["template"]["spec"]
     path = tmp_path / "agent.yaml"
-    path.write_text(config["data"]["agent.yaml"])
-    environ = {"NODE_IP": "10.0.0.1", "NODE_NAME": "worker"}
-    loaded = load_config(str(path), environ=environ).config
-    assert loaded.exporters["otlp_grpc"].endpoint == "10.0.0.1:4317"
-    (daemons,) = [found for found in documents if found["kind"] == "DaemonSet"]
-    pod = daemons["spec"]["template"]["spec"]
+    path.write_text(only(documents, "ConfigMap")["data"]["agent.yaml"])
+    environ = {entry["name"]: "worker" for entry in pod["containers"][0]["env"]}
+    assert environ.keys() == {"NODE_NAME"}
+    return pod, load_config(str(path), environ=environ).config
+
+
+def test_the_agent_has_the_privileges_of_the_unit_and_no_more(agent):
+    pod, _ = agent
     (container,) = pod["containers"]
     assert pod["hostPID"]
-    names = {entry["name"] for entry in container["env"]}
-    assert names == environ.keys()
-    capabilities = container["securityContext"]["capabilities"]
+    assert not pod["automountServiceAccountToken"]
+    security = container["securityContext"]
     unit = parse_unit(UNIT.read_text())["AmbientCapabilities"][0].split()
-    assert [f"CAP_{name}" for name in capabilities["add"]] == unit
-    port = int(loaded.service.health.endpoint.rpartition(":")[2])
-    assert container["livenessProbe"]["httpGet"]["port"] == port
+    assert security["capabilities"]["drop"] == ["ALL"]
+    assert [f"CAP_{name}" for name in security["capabilities"]["add"]] == unit
+    assert security["readOnlyRootFilesystem"]
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not security["privileged"]
+    assert not security["allowPrivilegeEscalation"]
+
+
+def test_the_agents_probes_ask_its_health_endpoint(agent):
+    pod, config = agent
+    (container,) = pod["containers"]
+    port = int(config.service.health.endpoint.rpartition(":")[2])
+    for kind in ("livenessProbe", "readinessProbe", "startupProbe"):
+        probe = container[kind]["httpGet"]
+        assert probe["port"] == port
+        assert probe["path"] in ("/livez", "/readyz")
+
+
+def test_the_agents_spool_is_on_a_volume_of_the_node(agent):
+    pod, config = agent
+    (container,) = pod["containers"]
+    storage = config.exporters["otlp_grpc"].sending_queue.storage
+    (mount,) = [
+        mount for mount in container["volumeMounts"] if storage.startswith(f"{mount['mountPath']}/")
+    ]
+    assert not mount.get("readOnly")
+    (volume,) = [volume for volume in pod["volumes"] if volume["name"] == mount["name"]]
+    assert "hostPath" in volume, "it outlives the pod"
+
+
+def test_the_agent_sends_to_the_gateway(agent):
+    _, config = agent
+    gateway = read("gateway.yaml")
+    service = only(gateway, "Service")
+    host, _, port = config.exporters["otlp_grpc"].endpoint.rpartition(":")
+    assert host == f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
+    (entry,) = [entry for entry in service["spec"]["ports"] if entry["port"] == int(port)]
+    template = only(gateway, "Deployment")["spec"]["template"]
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    (container,) = template["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    collector = YAML(typ="safe").load(only(gateway, "ConfigMap")["data"]["collector.yaml"])
+    protocols = collector["receivers"]["otlp"]["protocols"]
+    assert protocols["grpc"]["endpoint"] == f"0.0.0.0:{ports[entry['targetPort']]}"
+    assert protocols["http"]["endpoint"] == f"0.0.0.0:{ports['otlp-http']}"
+    health = collector["extensions"]["health_check"]["endpoint"]
+    assert health == f"0.0.0.0:{ports['health']}"
+    for kind in ("livenessProbe", "readinessProbe", "startupProbe"):
+        assert container[kind]["httpGet"]["port"] == "health"
+    (rule,) = only(gateway, "NetworkPolicy")["spec"]["ingress"]
+    assert {entry["port"] for entry in rule["ports"]} == {ports["otlp-grpc"], ports["otlp-http"]}
+    (sender,) = rule["from"]
+    daemon = only(read("daemonset.yaml"), "DaemonSet")
+    labels = daemon["spec"]["template"]["metadata"]["labels"]
+    assert sender["podSelector"]["matchLabels"].items() <= labels.items()
+    (namespace,) = sender["namespaceSelector"]["matchLabels"].values()
+    assert namespace == daemon["metadata"]["namespace"]
+
+
+def test_the_gateway_knows_the_variables_of_its_configuration():
+    gateway = read("gateway.yaml")
+    (container,) = only(gateway, "Deployment")["spec"]["template"]["spec"]["containers"]
+    text = only(gateway, "ConfigMap")["data"]["collector.yaml"]
+    used = {part.partition("}")[0] for part in text.split("${env:")[1:]}
+    assert used == {entry["name"] for entry in container["env"]} - {"GOMEMLIMIT"}
+
+
+def test_the_gateway_may_read_pods_and_nothing_else():
+    gateway = read("gateway.yaml")
+    (rule,) = only(gateway, "ClusterRole")["rules"]
+    assert rule == {
+        "apiGroups": [""],
+        "resources": ["pods"],
+        "verbs": ["get", "list", "watch"],
+    }
+    account = only(gateway, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"]
+    (subject,) = only(gateway, "ClusterRoleBinding")["subjects"]
+    assert subject["name"] == only(gateway, "ServiceAccount")["metadata"]["name"] == account

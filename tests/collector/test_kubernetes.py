@@ -1,0 +1,329 @@
+"""The manifests of config/kubernetes, judged by Kubernetes' own code and run with a Collector.
+
+The API server of the gateway's test is a stand-in that serves the objects of a cluster: what is
+tested is that agents send what the processor finds pods by.
+"""
+
+import contextlib
+import hashlib
+import http.server
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from ruamel.yaml import YAML
+
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import Level
+from tests.cache import cache_directory
+from tests.collector.conftest import GATE, build, free_ports
+
+pytestmark = pytest.mark.timeout(2400)
+
+HERE = Path(__file__).parent
+DIRECTORY = HERE.parents[1] / "config/kubernetes"
+CONTAINER = "4c01db0b339c8f9a9f6e1d0c7c5d0a1be4d6a1d3d0d2b1e7c5f3a9b8c7d6e5f4"
+WITH_KUBERNETES = "0.159.0"
+"""The Collector of the tests that has the processor and the extension of the gateway."""
+WITH_CLICKHOUSE = "0.161.0"
+
+
+def documents(name):
+    return list(YAML(typ="safe").load_all(DIRECTORY / name))
+
+
+def configuration(name, key):
+    (found,) = [found for found in documents(name) if found["kind"] == "ConfigMap"]
+    return YAML(typ="safe").load(found["data"][key])
+
+
+def build_validator():
+    """Path of the program of manifests/, built now if the cache has none of these sources."""
+    sources = HERE / "manifests"
+    texts = b"".join(path.read_bytes() for path in sorted(sources.iterdir()))
+    digest = hashlib.sha256(texts).hexdigest()[:12]
+    program = cache_directory() / f"manifests-{digest}"
+    if not program.exists():
+        if not shutil.which("go"):
+            pytest.skip(f"needs the go command to build the validator, or {program}")
+        program.parent.mkdir(parents=True, exist_ok=True)
+        part = program.with_name(f"{program.name}.{os.getpid()}")
+        done = subprocess.run(
+            ["go", "build", "-o", part, "."],
+            cwd=sources,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if done.returncode:
+            pytest.fail(f"building the validator failed:\n{done.stdout[-3000:]}")
+        part.rename(program)
+    return program
+
+
+def validate(text):
+    done = subprocess.run([build_validator()], input=text, stdout=subprocess.PIPE, text=True)
+    return done.returncode, done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", ["daemonset.yaml", "gateway.yaml"])
+def test_an_api_server_takes_the_manifests(name):
+    status, lines = validate((DIRECTORY / name).read_text())
+    assert lines == [f"{found['kind']} valid" for found in documents(name)]
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "complaint"),
+    [
+        ("verbs:", "verb:", 'unknown field "rules[0].verb"'),
+        ("IfNotPresent", "Sometimes", "imagePullPolicy: Unsupported value"),
+        ("memory: 1Gi", "memory: 1 GB", "quantities must match"),
+        ("runAsNonRoot: true", "runAsNonRoot: false", "runAsNonRoot"),
+        ("drop: [ALL]", "drop: [SYS_ADMIN]", "unrestricted capabilities"),
+        ("targetPort: otlp-http", "targetPort: OTLP", "targetPort"),
+    ],
+)
+def test_a_wrong_manifest_would_be_noticed(right, wrong, complaint):
+    text = (DIRECTORY / "gateway.yaml").read_text()
+    assert right in text
+    status, lines = validate(text.replace(right, wrong))
+    assert status == 1
+    assert [line for line in lines if complaint in line], lines
+
+
+def test_the_collector_knows_every_key_of_the_gateway(tmp_path):
+    """By two Collectors, as neither has all that the distribution of the image has."""
+    whole = configuration("gateway.yaml", "collector.yaml")
+    for version in (WITH_KUBERNETES, WITH_CLICKHOUSE):
+        config = json.loads(json.dumps(whole))
+        pipelines = config["service"]["pipelines"].values()
+        if version == WITH_KUBERNETES:
+            config["exporters"] = {"debug": None}
+            for pipeline in pipelines:
+                pipeline["exporters"] = ["debug"]
+        else:
+            del config["processors"]["k8s_attributes"], config["extensions"]
+            del config["service"]["extensions"]
+            for pipeline in pipelines:
+                pipeline["processors"] = ["memory_limiter"]
+        path = tmp_path / f"{version}.json"
+        path.write_text(json.dumps(config))
+        environ = {"CLICKHOUSE": "tcp://127.0.0.1:9000", "CLICKHOUSE_USER": "default"}
+        done = subprocess.run(
+            [build(version), "validate", "--config", path, GATE],
+            env={**os.environ, **environ, "CLICKHOUSE_PASSWORD": "secret"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+POD = {
+    "metadata": {
+        "name": "cart-6f7d9c8b5d-x2x7p",
+        "namespace": "shop",
+        "labels": {"pod-template-hash": "6f7d9c8b5d"},
+        "uid": "3f1c8a54-6f0e-4a53-9a0c-0c7d6ad1b9c2",
+        "resourceVersion": "7",
+        "ownerReferences": [
+            {
+                "apiVersion": "apps/v1",
+                "kind": "ReplicaSet",
+                "name": "cart-6f7d9c8b5d",
+                "uid": "b6f5e3b1-0d4f-4c53-8d3e-7f1f5b8f2a11",
+                "controller": True,
+            }
+        ],
+    },
+    "spec": {
+        "nodeName": "worker",
+        "containers": [{"name": "app", "image": "registry.example/cart:1.4.2"}],
+    },
+    "status": {
+        "phase": "Running",
+        "podIP": "10.1.2.3",
+        "startTime": "2026-01-01T00:00:00Z",
+        "containerStatuses": [
+            {
+                "name": "app",
+                "image": "registry.example/cart:1.4.2",
+                "imageID": "registry.example/cart@sha256:" + "0" * 64,
+                "containerID": f"containerd://{CONTAINER}",
+                "restartCount": 0,
+                "ready": True,
+            }
+        ],
+    },
+}
+OBJECTS = {"/api/v1/pods": ("Pod", POD)}
+
+
+class ApiServer(http.server.ThreadingHTTPServer):
+    """Serves a pod, by list and watch; notes what is asked for."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), ApiHandler)
+        self.asked = set()
+        self.closing = threading.Event()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.closing.set()
+        self.shutdown()
+        self.server_close()
+
+
+class ApiHandler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+    def do_GET(self):
+        parts = urlsplit(self.path)
+        query = parse_qs(parts.query)
+        self.server.asked.add(parts.path)
+        if parts.path not in OBJECTS:
+            self.send_error(403)
+            return
+        kind, found = OBJECTS[parts.path]
+        found = {"apiVersion": "v1", "kind": kind, **found}
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        if query.get("watch") in (["true"], ["1"]):
+            if query.get("sendInitialEvents") == ["true"]:
+                done = {
+                    "resourceVersion": "9",
+                    "annotations": {"k8s.io/initial-events-end": "true"},
+                }
+                bookmark = {"apiVersion": "v1", "kind": kind, "metadata": done}
+                for event, about in (("ADDED", found), ("BOOKMARK", bookmark)):
+                    self.write({"type": event, "object": about})
+            self.server.closing.wait(120)
+            return
+        listed = {"apiVersion": "v1", "kind": f"{kind}List", "metadata": {"resourceVersion": "9"}}
+        self.write({**listed, "items": [found]})
+
+    def write(self, value):
+        self.wfile.write(json.dumps(value).encode() + b"\n")
+        self.wfile.flush()
+
+
+def wait_until(condition, process, log, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def running(command, log, environ):
+    with open(log, "wb") as file:
+        process = subprocess.Popen(
+            command, env={**os.environ, **environ}, stdout=file, stderr=subprocess.STDOUT
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers(url):
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def read_resources(path):
+    """Attributes of every Resource in a Collector's file; their strings are in the dictionary."""
+    for line in path.read_text().splitlines():
+        request = json.loads(line)
+        strings = request["dictionary"]["stringTable"]
+        for found in request["resourceProfiles"]:
+            yield {
+                strings[entry["keyStrindex"]]: strings[entry["value"].get("stringValueStrindex", 0)]
+                for entry in found["resource"]["attributes"]
+            }
+
+
+@pytest.mark.live
+def test_the_gateway_names_the_pods_of_containers(tmp_path):
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+    program = build(WITH_KUBERNETES)
+    grpc, http_port, health, agent_health = free_ports(4)
+    output = tmp_path / "profiles.jsonl"
+    gateway = configuration("gateway.yaml", "collector.yaml")
+    protocols = gateway["receivers"]["otlp"]["protocols"]
+    protocols["grpc"]["endpoint"] = f"127.0.0.1:{grpc}"
+    protocols["http"]["endpoint"] = f"127.0.0.1:{http_port}"
+    gateway["extensions"]["health_check"]["endpoint"] = f"127.0.0.1:{health}"
+    gateway["processors"]["k8s_attributes"]["auth_type"] = "kubeConfig"
+    gateway["exporters"] = {"file": {"path": str(output), "flush_interval": "50ms"}, "debug": None}
+    gateway["service"]["pipelines"]["profiles"]["exporters"] = ["file"]
+    gateway["service"]["pipelines"]["metrics"]["exporters"] = ["debug"]
+    gateway["service"]["telemetry"] = {"metrics": {"level": "none"}}
+    agent = configuration("daemonset.yaml", "agent.yaml")
+    receiver = agent["receivers"]["kprofiler"]
+    receiver["resource"]["container.id"] = CONTAINER
+    receiver["reporter_interval"] = "1s"
+    exporter = agent["exporters"]["otlp_grpc"]
+    exporter["endpoint"] = f"127.0.0.1:{grpc}"
+    exporter["sending_queue"]["storage"] = str(tmp_path / "spool")
+    agent["service"]["health"]["endpoint"] = f"127.0.0.1:{agent_health}"
+    (tmp_path / "gateway.json").write_text(json.dumps(gateway))
+    (tmp_path / "agent.yaml").write_text(json.dumps(agent))
+    cluster = {"name": "test", "cluster": {}}
+    api = ApiServer()
+    cluster["cluster"]["server"] = f"http://127.0.0.1:{api.server_port}"
+    access = {"apiVersion": "v1", "kind": "Config", "clusters": [cluster], "users": []}
+    access["contexts"] = [{"name": "test", "context": {"cluster": "test", "user": ""}}]
+    access["current-context"] = "test"
+    (tmp_path / "kubeconfig").write_text(json.dumps(access))
+    collector = [program, "--config", tmp_path / "gateway.json", GATE]
+    run = [sys.executable, "-m", "otel_kprofiler", "run", "-c", tmp_path / "agent.yaml"]
+    logs = tmp_path / "gateway.log", tmp_path / "agent.log"
+    with (
+        contextlib.closing(api),
+        running(collector, logs[0], {"KUBECONFIG": str(tmp_path / "kubeconfig")}) as receiving,
+    ):
+        wait_until(lambda: answers(f"http://127.0.0.1:{health}/"), receiving, logs[0])
+        with running(run, logs[1], {"NODE_NAME": "worker"}) as sending:
+            for path in ("livez", "readyz"):
+                url = f"http://127.0.0.1:{agent_health}/{path}"
+                wait_until(lambda url=url: answers(url), sending, logs[1])
+            wait_until(lambda: output.exists() and output.read_bytes(), sending, logs[1])
+            sending.send_signal(signal.SIGTERM)
+            assert sending.wait(60) == 0, logs[1].read_text()
+    resources = list(read_resources(output))
+    expected = {
+        "container.id": CONTAINER,
+        "k8s.container.name": "app",
+        "k8s.deployment.name": "cart",
+        "k8s.namespace.name": "shop",
+        "k8s.node.name": "worker",
+        "k8s.pod.name": "cart-6f7d9c8b5d-x2x7p",
+        "k8s.pod.uid": "3f1c8a54-6f0e-4a53-9a0c-0c7d6ad1b9c2",
+        "container.image.name": "registry.example/cart",
+        "container.image.tag": "1.4.2",
+    }
+    assert resources
+    for attributes in resources:
+        assert expected.items() <= attributes.items()
+    assert api.asked == {"/api/v1/pods"}, "the ClusterRole allows no more"
