@@ -24,6 +24,7 @@ exporters: {{file: {{path: {path}}}}}
 service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [file]}}}}}}
 """
 WAIT_S = 90
+VERSION_1 = "/sys/fs/cgroup/cpu"
 LOOP = "while :; do :; done"
 UID = "ccf19bc6-503b-4dd0-b33d-e5717fe6613c"
 POD = f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID.replace('-', '_')}.slice"
@@ -64,7 +65,8 @@ def place(tmp_path):
     started, made = [], []
 
     def make(path):
-        directory = Path(root.path)
+        directory = Path(VERSION_1 if path.startswith("v1/") else root.path)
+        path = path.removeprefix("v1/")
         for part in path.split("/"):
             directory /= part
             try:
@@ -205,6 +207,20 @@ def test_only_what_is_named_is_sampled_from_its_start_on(targets, path, agent, p
     found = wait_for(read, lambda found: {"inside", "private", "below"} <= by_name(found).keys())
     # the shell that enters the cgroup, and unshare, are in it as well
     assert by_name(found).keys() <= {"inside", "private", "below", "dash", "sh", "bash", "unshare"}
+
+
+@pytest.mark.skipif(not Path(VERSION_1, "cgroup.procs").exists(), reason="needs version 1")
+def test_containers_of_version_1_are_sampled_by_their_processes(agent, place):
+    """With their descendants at once, and others that enter within a second."""
+    for number, name in ((1, "early"), (2, "beside")):
+        place(name, f"v1/docker/{container_id(number)}")
+    place("outside")
+    read = agent(f"target_containers: [{container_id(1)}]")
+    wait_for(read, lambda found: "early" in by_name(found))
+    place("late", f"v1/docker/{container_id(1)}")
+    found = by_name(wait_for(read, lambda found: "late" in by_name(found)))
+    assert {found[name]["container.id"] for name in ("early", "late")} == {container_id(1)}
+    assert not {"beside", "outside"} & found.keys()
 
 
 def test_a_filter_by_name_and_its_change_at_a_reload(agent, place):
