@@ -19,6 +19,7 @@ from otel_kprofiler.model import (
     Window,
     WindowSample,
 )
+from otel_kprofiler.otlp import KERNEL_THREAD
 
 _SERVICE: Final = (
     "deployment.environment.name",
@@ -68,7 +69,7 @@ class Grain(enum.Enum):
 
 _KEPT: Final[dict[Grain, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     Grain.PROCESS: (("",), ()),
-    Grain.EXECUTABLE: ((*_CONTAINER, _EXECUTABLE), _SERVICE),
+    Grain.EXECUTABLE: ((*_CONTAINER, _EXECUTABLE), (*_SERVICE, KERNEL_THREAD)),
     Grain.CONTAINER: (_CONTAINER, _SERVICE),
     Grain.SERVICE: ((), _SERVICE),
     Grain.HOST: ((), ()),

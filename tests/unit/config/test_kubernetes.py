@@ -57,6 +57,23 @@ def test_the_agents_probes_ask_its_health_endpoint(agent):
         assert probe["path"] in ("/livez", "/readyz")
 
 
+def test_the_agent_sees_the_hosts_cgroups_and_names_of_pods(agent):
+    """Read-only; in /host, where they do not hide those of the container."""
+    pod, _ = agent
+    (container,) = pod["containers"]
+    paths = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in pod["volumes"]}
+    mounted = {
+        mount["mountPath"]: paths[mount["name"]]
+        for mount in container["volumeMounts"]
+        if mount.get("readOnly") and paths[mount["name"]]
+    }
+    assert mounted == {
+        "/host/sys/fs/cgroup": "/sys/fs/cgroup",
+        "/var/log/containers": "/var/log/containers",
+        "/var/log/pods": "/var/log/pods",
+    }
+
+
 def test_the_agents_spool_is_on_a_volume_of_the_node(agent):
     pod, config = agent
     (container,) = pod["containers"]

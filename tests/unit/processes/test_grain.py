@@ -150,6 +150,11 @@ def test_kernel_threads_that_are_numbered_are_one_executable(attributes, name):
     assert Grain.EXECUTABLE.select(attributes, ())[NAME] == name
 
 
+def test_executables_that_are_kernel_threads_stay_marked():
+    thread = {NAME: "kworker/0:1H", "otel_kprofiler.kernel_thread": "kworker"}
+    assert Grain.EXECUTABLE.select(thread, ()) == {**thread, NAME: "kworker"}
+
+
 def test_values_that_python_takes_for_equal_stay_apart():
     window = Window(
         START,
