@@ -58,6 +58,11 @@ class KernelTypes:
             name: the struct's tag.
             path: names of members, each but the first in the struct that the one before is.
         """
+        bit = self.bit_offset(name, *path)
+        return None if bit is None else bit // 8
+
+    def bit_offset(self, name: str, *path: str) -> int | None:
+        """As :meth:`offset` in bits, from the lowest of each byte on: of bit fields."""
         at = self._struct(name)
         return None if at is None else self._member(at, path, _MAX_DEPTH)
 
@@ -89,7 +94,7 @@ class KernelTypes:
         _, info, _ = _TYPE.unpack_from(self._types, at)
         end = at + _TYPE.size + (info & 0xFFFF) * 12
         for name, kind, bits in struct.iter_unpack("=III", self._types[at + _TYPE.size : end]):
-            offset = (bits & 0xFFFFFF if info >> 31 else bits) // 8
+            offset = bits & 0xFFFFFF if info >> 31 else bits
             if name and name == wanted:
                 if len(path) == 1:
                     return int(offset)

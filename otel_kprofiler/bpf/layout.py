@@ -11,7 +11,15 @@ from typing import Final, NamedTuple
 from otel_kprofiler.bpf.map_calls import MMAPABLE, MapShape
 from otel_kprofiler.bpf.ring import record_spans
 from otel_kprofiler.bpf.spans import SLOT_BYTES, SpanLayout
-from otel_kprofiler.bpf.waits import THREAD_ENDED, WaitThread, parse_threads
+from otel_kprofiler.bpf.waits import (
+    THREAD_ENDED,
+    WAIT_END_BYTES,
+    WAIT_ENDED,
+    WaitRecord,
+    WaitRecords,
+    parse_threads,
+    parse_wait_end,
+)
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     MAX_FRAMES,
@@ -164,7 +172,7 @@ def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
 
 
 def parse_records(
-    chunk: bytes, stack_limit: int = STACK_BYTES, ended: list[WaitThread] | None = None
+    chunk: bytes, stack_limit: int = STACK_BYTES, waits: WaitRecords | None = None
 ) -> list[RawSample]:
     """All samples of a chunk that was taken from the ring.
 
@@ -174,14 +182,14 @@ def parse_records(
     Args:
         chunk: the records.
         stack_limit: see there.
-        ended: the sums of threads that have ended are appended to it.
+        waits: receives what is told of waits.
 
     Raises:
         ValueError: the chunk is damaged, or has samples of an unknown kind.
     """
     unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []
     kinds: dict[int, ProfileKind] = {}
-    threads = [] if ended is None else ended
+    of_waits = waits or WaitRecords([], [])
     # Most stacks of a chunk repeat; a backlog of them would take several times the memory.
     known: dict[bytes, bytes] = {}
     shared = known.setdefault
@@ -193,22 +201,22 @@ def parse_records(
             tgid, tid, cpu, number, kernel_bytes, user_bytes, python_bytes,
             phase, labels, comm,
         ) = unpack(chunk, start)  # fmt: skip
-        if phase == THREAD_ENDED:
-            threads += parse_threads(chunk[start + RECORD_HEADER_BYTES : end])
-            continue
         kernel = start + RECORD_HEADER_BYTES
+        if phase == THREAD_ENDED:
+            of_waits.ended.extend(parse_threads(chunk[kernel:end]))
+            continue
+        wait_end = parse_wait_end(chunk, kernel, end) if phase == WAIT_ENDED else None
+        kernel += WAIT_END_BYTES if wait_end else 0
         user = kernel + kernel_bytes if kernel_bytes > 0 else kernel
         python = user + user_bytes if user_bytes > 0 else user
         last = python + python_bytes if python_bytes > 0 else python
         if last != end:
             raise ValueError(f"the record at byte {start} and its stacks differ in length")
-        if user_bytes > 0 and user_stack_bytes(chunk, user) != user_bytes:
-            raise ValueError(f"the user stack of the record at byte {start} is damaged")
-        if python_bytes > 0 and python_stack_bytes(chunk, python) != python_bytes:
-            raise ValueError(f"the Python stack of the record at byte {start} is damaged")
-        kind = kinds.get(number)
-        if kind is None:
-            kind = kinds[number] = find_kind(number)
+        user_damaged = user_bytes > 0 and user_stack_bytes(chunk, user) != user_bytes
+        if user_damaged or (python_bytes > 0 and python_stack_bytes(chunk, python) != python_bytes):
+            side = "user" if user_damaged else "Python"
+            raise ValueError(f"the {side} stack of the record at byte {start} is damaged")
+        kind = kinds.get(number) or kinds.setdefault(number, find_kind(number))
         kernel_words = shared(words := chunk[kernel:user], words)
         if user_bytes == _NOT_COLLECTED and 0 <= kernel_bytes < stack_limit:
             collected: Collected = _KERNEL
@@ -245,7 +253,11 @@ def parse_records(
             labels,
             None,
         )
-        samples.append(new(RawSample, fields))  # a third of the time of RawSample(*fields)
+        sample = new(RawSample, fields)  # a third of the time of RawSample(*fields)
+        if phase:
+            of_waits.waits.append(WaitRecord(sample, wait_end))
+        else:
+            samples.append(sample)
     return samples
 
 

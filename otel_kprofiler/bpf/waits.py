@@ -11,25 +11,41 @@ from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.call import bpf_call
 from otel_kprofiler.bpf.kernel_types import KernelTypes
-from otel_kprofiler.model import WaitState
+from otel_kprofiler.model import RawSample, WaitState, Waker
 
+WAIT_BEGUN: Final = 1
+WAIT_ENDED: Final = 2
 THREAD_ENDED: Final = 3
 """``enum wait_phases``."""
+WAIT_HAS_BEGUN: Final = 1
+WAIT_KEPT: Final = 2
+WAIT_IN_IOWAIT: Final = 4
+WAIT_IS_THROTTLED: Final = 8
+WAIT_WOKEN: Final = 16
+"""``enum wait_flags``."""
 
 _MAP_LOOKUP_BATCH: Final = 24  # enum bpf_cmd
 _BATCH: Final = 1024
-_LINE_BYTES: Final = 64
+_LINE_BYTES: Final = 128
+_COUNTERS: Final = 6
 _LINE_WORDS: Final = _LINE_BYTES // 8
-_CONFIG: Final = struct.Struct("=3Q")
-_THREAD: Final = struct.Struct(f"={7 + len(WaitState)}Q6I")
+_CONFIG: Final = struct.Struct("=12Q")
+_THREAD: Final = struct.Struct(f"={8 + len(WaitState)}Q12I16s")
+_END: Final = struct.Struct("=3Q6I16s")
+WAIT_END_BYTES: Final = _END.size
 THREAD_BYTES: Final = _THREAD.size
 
 
 class WaitOffsets(NamedTuple):
-    """Offsets in the kernel's ``task_struct``."""
+    """Offsets in the kernel's structs, up to ``epoch`` of ``struct wait_config``."""
 
     state: int
     on_rq: int
+    iowait: int = 0
+    iowait_mask: int = 0
+    throttled: int = 0
+    cfs_rq: int = 0
+    throttle_count: int = 0
 
 
 def find_wait_offsets(types: KernelTypes) -> WaitOffsets | None:
@@ -38,12 +54,33 @@ def find_wait_offsets(types: KernelTypes) -> WaitOffsets | None:
     if state is None:
         state = types.offset("task_struct", "state")
     on_rq = types.offset("task_struct", "on_rq")
-    return None if state is None or on_rq is None else WaitOffsets(state, on_rq)
+    if state is None or on_rq is None:
+        return None
+    iowait = types.bit_offset("task_struct", "in_iowait")
+    queue = types.offset("task_struct", "se", "cfs_rq")
+    count = types.offset("cfs_rq", "throttle_count")
+    return WaitOffsets(
+        state,
+        on_rq,
+        *((0, 0) if iowait is None else (iowait // 8, 1 << iowait % 8)),
+        types.offset("task_struct", "throttled") or 0,
+        *((0, 0) if queue is None or count is None else (queue, count)),
+    )
 
 
-def pack_wait_config(offsets: WaitOffsets, epoch: int) -> bytes:
-    """``struct wait_config``; epoch 0: threads are not followed now."""
-    return _CONFIG.pack(*offsets, epoch)
+class WaitConfig(NamedTuple):
+    """What the programs do: the rest of ``struct wait_config``. See there."""
+
+    epoch: int = 0
+    threshold_ns: int = 0
+    min_ns: int = 0
+    begin_ns: int = 0
+    wakers: int = 0
+
+
+def pack_wait_config(offsets: WaitOffsets, config: WaitConfig) -> bytes:
+    """``struct wait_config``."""
+    return _CONFIG.pack(*offsets, *config)
 
 
 class WaitThread(NamedTuple):
@@ -60,6 +97,8 @@ class WaitThread(NamedTuple):
     tid: int
     state: int
     epoch: int
+    threshold_ns: int
+    flags: int
 
     def passed(self, now_ns: int) -> tuple[int, int]:
         """What has passed of the wait: in its state, and since the wake-up.
@@ -82,19 +121,62 @@ def parse_threads(data: bytes) -> Iterator[WaitThread]:
         raise ValueError("a thread of the off-CPU totals is cut off")
     states = len(WaitState)
     for words in _THREAD.iter_unpack(data):
-        *times, waits, below, tgid, tid, _, state, epoch, _ = words
+        one, _, start, since, woken = words[:5]
+        waits, below, _, tgid, tid, _, state, epoch, _, threshold, _, flags = words[
+            5 + states : 17 + states
+        ]
         yield WaitThread(
-            times[0], times[2], times[3], times[4], tuple(times[5 : 5 + states]),
-            waits, below, tgid, tid, state if state < states else 0, epoch,
+            one, start, since, woken, words[5 : 5 + states], waits, below, tgid, tid,
+            state if state < states else 0, epoch, threshold, flags,
         )  # fmt: skip
+
+
+class WaitEnd(NamedTuple):
+    """``struct wait_end``: how long a wait was. See there."""
+
+    since_ns: int
+    asleep_ns: int
+    runnable_ns: int
+    threshold_ns: int
+    state: WaitState
+    flags: int
+    waker: Waker | None
+
+
+def parse_wait_end(data: bytes, at: int, until: int) -> WaitEnd:
+    """The struct at a place. Raises ``ValueError`` if it does not end before ``until``."""
+    if until - at < WAIT_END_BYTES:
+        raise ValueError("the end of a wait is cut off")
+    *times, threshold, state, flags, tgid, tid, _, comm = _END.unpack_from(data, at)
+    since, asleep, runnable = times
+    known = WaitState(state) if state < len(WaitState) else WaitState.RUNNABLE
+    waker = Waker(tgid, tid, comm[: comm.find(b"\0")]) if flags & WAIT_WOKEN else None
+    return WaitEnd(since, asleep, runnable, threshold, known, flags, waker)
+
+
+class WaitRecord(NamedTuple):
+    """A record of a wait; ``end`` is None at its begin, and the sample's value ``since_ns``."""
+
+    sample: RawSample
+    end: WaitEnd | None
+
+
+class WaitRecords(NamedTuple):
+    """What a chunk tells of waits, in its order."""
+
+    waits: list[WaitRecord]
+    ended: list[WaitThread]
 
 
 class WaitCounts(NamedTuple):
     """Counters of the programs over all CPUs (``struct wait_line``)."""
 
+    taken: int
+    ring_full: int
     no_room: int
     missed: int
     lost: int
+    begun: int
 
 
 class WaitLines:
@@ -107,14 +189,25 @@ class WaitLines:
         )
         self._words = memoryview(self._mapped)[:size].cast("Q")
 
+    def copy(self) -> bytes:
+        """The counters of all CPUs as they are."""
+        lines = range(0, len(self._words), _LINE_WORDS)
+        return b"".join([bytes(self._words[at : at + _COUNTERS]) for at in lines])
+
     def counts(self) -> WaitCounts:
         """The sums over all CPUs."""
-        return WaitCounts(*(sum(self._words[at::_LINE_WORDS]) for at in range(3)))
+        return parse_wait_counts(self.copy())
 
     def close(self) -> None:
         """Unmap."""
         self._words.release()
         self._mapped.close()
+
+
+def parse_wait_counts(counters: bytes) -> WaitCounts:
+    """The sums over all CPUs of what :meth:`WaitLines.copy` has returned."""
+    words = memoryview(counters).cast("Q")
+    return WaitCounts(*(sum(words[at::_COUNTERS]) for at in range(_COUNTERS)))
 
 
 class _BatchAttributes(ctypes.Structure):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from otel_kprofiler.bpf import parse_records
+from otel_kprofiler.bpf import WaitRecords, parse_records
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.model import ProcessKey, RawSample, SampleCounts, WaitTotals
+from otel_kprofiler.model import OFF_CPU, ProcessKey, RawSample, SampleCounts, WaitTotals
 from otel_kprofiler.recording.recording import Recording
-from otel_kprofiler.sampling import SamplerCounts
+from otel_kprofiler.sampling import SamplerCounts, WaitJoiner
 
 
 class ReplaySampler:
@@ -25,6 +25,7 @@ class ReplaySampler:
         self._facts = recording.facts
         self._blocks = recording.blocks()
         self._received = SampleCounts()
+        self._joiner = WaitJoiner()
         self._complete_until_ns = recording.facts.since_ns or self._find_start(recording)
         self.exhausted = False
 
@@ -50,18 +51,22 @@ class ReplaySampler:
             self._complete_until_ns = max(self._complete_until_ns, self._facts.until_ns)
             return []
         self._complete_until_ns, data = block
-        samples = self._parse(data)
+        records = WaitRecords([], [])
+        samples = self._parse(data, records) + self._joiner.join(records.waits)
+        self._joiner.forget(records.ended)
         self._received.update(sample.kind.name for sample in samples)
         return samples
 
     def _find_start(self, recording: Recording) -> int:
         """The time of the first sample, of recordings that do not tell when sampling started."""
         _, data = next(recording.blocks(), (0, b""))
-        return min([sample.time_ns for sample in self._parse(data)], default=self._facts.until_ns)
+        records = WaitRecords([], [])
+        samples = self._parse(data, records) + [record.sample for record in records.waits]
+        return min([sample.time_ns for sample in samples], default=self._facts.until_ns)
 
-    def _parse(self, data: bytes) -> list[RawSample]:
+    def _parse(self, data: bytes, records: WaitRecords) -> list[RawSample]:
         try:
-            return parse_records(data, self._facts.stack_limit)
+            return parse_records(data, self._facts.stack_limit, records)
         except ValueError as error:
             raise KProfilerError(f"the recording is damaged: {error}") from error
 
@@ -88,10 +93,13 @@ class ReplaySampler:
 
     def counts(self) -> Mapping[str, SamplerCounts]:
         """The recorded sampler's counters, with the numbers of samples returned so far."""
-        return {
-            kind: counts._replace(received=self._received[kind])
-            for kind, counts in self._facts.counts.items()
-        }
+        found = {}
+        for kind, counts in self._facts.counts.items():
+            received, taken = self._received[kind], counts.taken
+            if kind == OFF_CPU.name:  # waits that go on are not told before their end
+                taken = received + sum(counts.lost.values())
+            found[kind] = counts._replace(taken=taken, received=received)
+        return found
 
     def stop(self) -> None:
         """Nothing to do."""

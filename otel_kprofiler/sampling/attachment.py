@@ -84,7 +84,7 @@ from otel_kprofiler.sampling.unwinder import (
     plan_unwinding,
     say_frame_pointers,
 )
-from otel_kprofiler.sampling.waits import WAIT_PROGRAMS, open_waits, plan_waits, wait_map_entries
+from otel_kprofiler.sampling.waits import open_waits, plan_waits, wait_map_entries, wait_programs
 
 if TYPE_CHECKING:
     from otel_kprofiler.unwinding import TableStore
@@ -180,7 +180,10 @@ class Attachment:
             self._epoll.register(ring_fd, select.EPOLLIN | select.EPOLLET)
             self.events = _events(config, files, program, choice.name, self.lines.runs)
             undo.callback(self.events.close)
-            self.waits = open_waits(plans.waits, program, files, possible, undo.callback)
+            waits = wait_programs(config, choice.name)
+            self.waits = undo.enter_context(
+                open_waits(plans.waits, program, waits, config=config, files=files, cpus=possible)
+            )
             self.events.open()
             self._close = undo.pop_all().close
 
@@ -332,8 +335,7 @@ def _load_program(
         **python_map_entries(cpus, python_ring),
     }
     programs: tuple[str, ...] = (choice.name,) if config.on_cpu else ()
-    if config.off_cpu is not None:
-        programs += WAIT_PROGRAMS
+    programs += wait_programs(config, choice.name)
     spec = ObjectSpec(SAMPLER_SOURCE, SAMPLER_OBJECT, programs, sizes, config.verifier_log_level)
     try:
         return loader.load(spec)

@@ -16,16 +16,18 @@ from otel_kprofiler.bpf import (
     PythonMaps,
     SpanSlots,
     WaitCounts,
-    WaitThread,
+    WaitRecords,
     get_loader,
     parse_counts,
     parse_records,
+    parse_wait_counts,
 )
 from otel_kprofiler.clock import SystemTime, TimeSource
 from otel_kprofiler.errors import HostError, SamplerError
 from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.host import Access, ReferableFiles, find_open_files_error
 from otel_kprofiler.model import (
+    OFF_CPU,
     ON_CPU,
     STACK_OK,
     TRUNCATED_STACKS,
@@ -39,6 +41,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.sampling.attachment import Attachment
 from otel_kprofiler.sampling.events import CpuEvents
+from otel_kprofiler.sampling.off_cpu import OffCpuConfig
 from otel_kprofiler.sampling.sampler import SamplerConfig, SamplerCounts
 from otel_kprofiler.sampling.unwinder import say_frame_pointers
 
@@ -104,7 +107,12 @@ class EbpfSampler(ForkAware):
         self.stack_limit = 0
         self._complete_until_ns = 0
         self._next_follow_ns = 0
-        self._counts = _name_counts(ProgramCounts(0, 0, 0, 0, 0, 0, 0), 0, {})
+        none = SamplerCounts(0, {}, 0, {})
+        self._counts: Mapping[str, SamplerCounts] = {}
+        if config.on_cpu:
+            self._counts |= _name_counts(ProgramCounts(0, 0, 0, 0, 0, 0, 0), [], none)
+        if config.off_cpu is not None:
+            self._counts |= {OFF_CPU.name: none}
 
     @property
     def period_ns(self) -> int:
@@ -191,6 +199,7 @@ class EbpfSampler(ForkAware):
             target_descendants=config.target_descendants,
             min_process_age_ns=config.min_process_age_ns,
             python_frames=config.python_frames,
+            off_cpu=_choose_off_cpu(old.off_cpu, config.off_cpu),
         )
         if config == old:
             return self._time.boot_ns()
@@ -200,6 +209,8 @@ class EbpfSampler(ForkAware):
                 events.select(config.pin_cpu_ids)
             if config.period_ns != old.period_ns:
                 events.set_period(config.period_ns)
+        if attached.waits is not None and config.off_cpu is not None:
+            attached.waits.configure(config.off_cpu)
         changed_ns = self._time.boot_ns()
         attached.configure(config, changed_ns)
         if old.stacks == "kernel" != config.stacks and config.user_unwinding == "auto":
@@ -246,17 +257,21 @@ class EbpfSampler(ForkAware):
             # In this order: a record in neither of them is newer than the horizon.
             now = self._time.boot_ns()
             horizon = _horizon(now, attached)
-            counts, position = _snapshot(attached)
+            counts, wait_counts, position = _snapshot(attached)
             data, complete = attached.ring.take(position)
             if attached.python is not None:
                 attached.python.receive()
-        ended: list[WaitThread] = []
-        samples = parse_records(data, self.stack_limit, ended)
+        records = WaitRecords([], [])
+        samples = parse_records(data, self.stack_limit, records)
+        after: dict[str, SamplerCounts] = {}
+        if self.config.on_cpu:
+            after |= _name_counts(counts, samples, self._counts[ON_CPU.name])
         if attached.waits is not None:
-            attached.waits.add_ended(ended)
-        before = self._counts[ON_CPU.name]
-        truncated = _count_truncated(samples, before.truncated)
-        self._counts = _name_counts(counts, before.received + len(samples), truncated)
+            waits = attached.waits.receive(records, time.monotonic_ns())
+            before = self._counts[OFF_CPU.name]
+            after |= _name_wait_counts(wait_counts, attached.waits.added, waits, before)
+            samples += waits
+        self._counts = after
         if complete:
             self._complete_until_ns = max(self._complete_until_ns, horizon)
         if data and self._raw_sink is not None:
@@ -278,7 +293,7 @@ class EbpfSampler(ForkAware):
             return {}
         try:
             with self._lock:
-                return waits.read(time.monotonic_ns())
+                return waits.read(time.monotonic_ns(), self._time.boot_ns())
         except OSError as error:
             raise SamplerError(f"the totals of waits cannot be read: {error}") from error
 
@@ -291,10 +306,11 @@ class EbpfSampler(ForkAware):
     @property
     def wait_threshold_ns(self) -> int:
         """Duration from which a wait is surely sampled; 0 if none is sampled."""
-        return 0
+        waits = self._attachment().waits
+        return waits.threshold_ns if waits else 0
 
     def counts(self) -> Mapping[str, SamplerCounts]:
-        """The counters of :data:`ON_CPU` samples at the last :meth:`drain`."""
+        """The counters of each kind at the last :meth:`drain`."""
         return self._counts
 
     def stop(self) -> None:
@@ -350,20 +366,27 @@ class EbpfSampler(ForkAware):
         return self._attached
 
 
-def _snapshot(attached: Attachment) -> tuple[ProgramCounts, int]:
+def _choose_off_cpu(old: OffCpuConfig | None, new: OffCpuConfig | None) -> OffCpuConfig | None:
+    """The new settings, if the loaded programs can do what they want."""
+    if old is None or new is None or bool(old.samples_per_second) != bool(new.samples_per_second):
+        return old
+    return new
+
+
+def _snapshot(attached: Attachment) -> tuple[ProgramCounts, WaitCounts, int]:
     """The counters, and the ring position up to which they count records.
 
     They are consistent if the counters did not change while the position was read. If samples
     come too fast for that, the counters may be a few records ahead.
     """
+    waits = attached.waits
     for _ in range(_CUT_TRIES):
-        lines = attached.lines.copy()
+        lines = attached.lines.copy(), waits.copy() if waits else b""
         position = attached.ring.reserved()
-        if attached.lines.copy() == lines:
-            counts, at_rest = parse_counts(lines)
-            if at_rest:
-                return counts, position
-    return parse_counts(lines)[0], position
+        again = attached.lines.copy(), waits.copy() if waits else b""
+        if again == lines and parse_counts(lines[0])[1]:  # at rest
+            break
+    return parse_counts(lines[0])[0], parse_wait_counts(lines[1]), position
 
 
 def _count_truncated(samples: list[RawSample], before: Mapping[str, int]) -> Mapping[str, int]:
@@ -377,12 +400,23 @@ def _count_truncated(samples: list[RawSample], before: Mapping[str, int]) -> Map
 
 
 def _name_counts(
-    counts: ProgramCounts, received: int, truncated: Mapping[str, int]
+    counts: ProgramCounts, samples: list[RawSample], before: SamplerCounts
 ) -> Mapping[str, SamplerCounts]:
     lost = {LossCause.RING_FULL: counts.ring_full} if counts.ring_full else {}
     filtered = {name: getattr(counts, name) for name in ("idle", "target", "age", "empty")}
+    truncated = _count_truncated(samples, before.truncated)
+    received = before.received + len(samples)
     one = SamplerCounts(counts.taken, lost, received, filtered, counts.missed, truncated)
     return {ON_CPU.name: one}
+
+
+def _name_wait_counts(
+    counts: WaitCounts, added: int, samples: list[RawSample], before: SamplerCounts
+) -> Mapping[str, SamplerCounts]:
+    lost = {LossCause.RING_FULL: counts.ring_full} if counts.ring_full else {}
+    truncated = _count_truncated(samples, before.truncated)
+    received = before.received + len(samples)
+    return {OFF_CPU.name: SamplerCounts(counts.taken + added, lost, received, {}, 0, truncated)}
 
 
 def _horizon(now: int, attached: Attachment) -> int:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from otel_kprofiler.bpf import (
     KernelTypes,
     LoadedObject,
+    WaitConfig,
     WaitCounts,
     WaitLines,
     WaitOffsets,
+    WaitRecords,
     WaitThread,
     bpf_call,
     find_wait_offsets,
@@ -23,15 +27,21 @@ from otel_kprofiler.bpf import (
 )
 from otel_kprofiler.errors import HostError, KernelFeatureError
 from otel_kprofiler.host import HostFiles, get_privilege_error
-from otel_kprofiler.model import NO_WAITS, ProcessKey, WaitTotals
+from otel_kprofiler.model import NO_WAITS, ProcessKey, RawSample, WaitTotals
+from otel_kprofiler.sampling.off_cpu import OffCpuConfig
 from otel_kprofiler.sampling.sampler import SamplerConfig
+from otel_kprofiler.sampling.wait_joiner import ThresholdControl, WaitJoiner
 
-WAIT_PROGRAMS: Final = ("kprofiler_switch", "kprofiler_waking")
+_SWITCH: Final = "kprofiler_switch"
+_WAKING: Final = "kprofiler_waking"
+_BEGINS_PER_SAMPLE: Final = 4
+"""More begins than that are told on no CPU, on average: most waits turn out short."""
 
 _RAW_TRACEPOINT_OPEN: Final = 17  # enum bpf_cmd
 _LOADAVG: Final = "/proc/loadavg"
 _MIN_THREADS: Final = 16_384
 _MAX_THREADS: Final = 1 << 20
+_NS_PER_S: Final = 1_000_000_000
 _FIRST: Final = bytes(4)
 
 
@@ -80,58 +90,123 @@ def wait_map_entries(
     }
 
 
+def wait_programs(config: SamplerConfig, on_cpu: str) -> tuple[str, ...]:
+    """Names of the programs to load, none if waits are not wanted.
+
+    Args:
+        config: what to sample.
+        on_cpu: the program for samples on a CPU: stacks are taken as it does.
+    """
+    if config.off_cpu is None:
+        return ()
+    if not config.off_cpu.samples_per_second:
+        return _SWITCH, _WAKING
+    return on_cpu.replace("kprofiler", _SWITCH), _WAKING
+
+
 class WaitFollower:
     """The attached programs; not thread-safe.
 
     Args:
         program: the loaded object.
+        names: its programs that are to be attached.
         offsets: of the running kernel.
+        config: what to tell of waits.
         cpus: number of possible CPUs.
 
     Raises:
         OSError: the kernel refused to attach or to map something; nothing stays attached.
     """
 
-    def __init__(self, program: LoadedObject, offsets: WaitOffsets, cpus: int) -> None:
+    def __init__(
+        self,
+        program: LoadedObject,
+        names: Iterable[str],
+        offsets: WaitOffsets,
+        config: OffCpuConfig,
+        cpus: int,
+    ) -> None:
         self._program = program
         self._offsets = offsets
-        self._epoch = self._current = 0
+        self._wanted = config
+        self._cpus = cpus
+        self._epochs = self._epoch = 0
         self._links: list[int] = []
         self._totals = WaitSums()
+        self._joiner = WaitJoiner()
+        self._control = ThresholdControl(config.min_duration_ns, time.monotonic_ns())
+        self._told: list[RawSample] = []
         self._lines = WaitLines(program.map_fd("wait_lines"), cpus)
         try:
             self.resume()
-            for name in WAIT_PROGRAMS:
+            for name in names:
                 self._links.append(_attach(program.program_fd(name)))
         except BaseException:
             self.close()
             raise
 
+    @property
+    def threshold_ns(self) -> int:
+        """Duration from which a wait is surely sampled; 0 if none is sampled."""
+        return self._control.threshold_ns if self._wanted.samples_per_second else 0
+
+    def copy(self) -> bytes:
+        """The programs' counters as they are."""
+        return self._lines.copy()
+
     def counts(self) -> WaitCounts:
-        """Counters of the programs."""
+        """The programs' counters."""
         return self._lines.counts()
 
-    def add_ended(self, threads: Iterable[WaitThread]) -> None:
-        """Take over the sums of threads that have ended."""
-        self._totals.add_ended(threads)
+    @property
+    def added(self) -> int:
+        """Samples that came to those that the program has counted."""
+        return self._joiner.added
 
-    def read(self, now_ns: int) -> Mapping[ProcessKey, WaitTotals]:
-        """What came to the totals since the call before.
+    def receive(self, records: WaitRecords, now_ns: int) -> list[RawSample]:
+        """The samples that records complete, and those of :meth:`read`.
+
+        Args:
+            records: those since the last call.
+            now_ns: time of ``CLOCK_MONOTONIC``.
+        """
+        samples = self._joiner.join(records.waits)
+        self._joiner.forget(records.ended)
+        self._totals.add_ended(records.ended)
+        told, self._told = self._told, []
+        rate = self._wanted.samples_per_second * self._cpus
+        if rate and self._epoch and self._control.update(now_ns, self.counts().taken, rate):
+            self._configure()
+        return samples + told
+
+    def read(self, now_ns: int, boot_ns: int) -> Mapping[ProcessKey, WaitTotals]:
+        """What came to the totals since the call before; long waits that go on become samples.
 
         Args:
             now_ns: time of ``CLOCK_MONOTONIC``.
+            boot_ns: time of ``CLOCK_BOOTTIME``.
         """
-        data = read_threads(self._program.map_fd("threads"))
-        return self._totals.read(parse_threads(data), now_ns, self._current)
+        threads = list(parse_threads(read_threads(self._program.map_fd("threads"))))
+        self._told += self._joiner.tell(threads, now_ns, boot_ns, self._epoch)
+        return self._totals.read(threads, now_ns, self._epoch)
+
+    def configure(self, config: OffCpuConfig) -> None:
+        """Tell something else of waits; whether any is sampled cannot change."""
+        self._wanted = config
+        self._control = ThresholdControl(config.min_duration_ns, time.monotonic_ns())
+        self._configure()
 
     def pause(self) -> None:
         """Follow no thread until :meth:`resume`."""
-        self._configure(0)
+        self._epoch = 0
+        self._joiner.clear()
+        self._configure()
 
     def resume(self) -> None:
         """Follow the threads that leave their CPUs from now on."""
-        self._epoch += 1
-        self._configure(self._epoch)
+        self._epochs += 1
+        self._epoch = self._epochs
+        self._configure()
 
     def detach(self) -> None:
         """Run the programs no more; what they have counted stays."""
@@ -143,33 +218,45 @@ class WaitFollower:
         self.detach()
         self._lines.close()
 
-    def _configure(self, epoch: int) -> None:
-        self._current = epoch
-        packed = pack_wait_config(self._offsets, epoch)
+    def _configure(self) -> None:
+        wanted = self._wanted
+        begins = _BEGINS_PER_SAMPLE * wanted.samples_per_second
+        config = WaitConfig(
+            self._epoch,
+            self.threshold_ns,
+            wanted.min_duration_ns,
+            _NS_PER_S // begins if begins else 0,
+            int(wanted.wakers),
+        )
+        packed = pack_wait_config(self._offsets, config)
         update_map(self._program.map_fd("wait_config"), _FIRST, packed)
 
 
+@contextlib.contextmanager
 def open_waits(
     offsets: WaitOffsets | None,
     program: LoadedObject,
+    names: Iterable[str],
+    *,
+    config: SamplerConfig,
     files: HostFiles,
     cpus: int,
-    undo: Callable[[Callable[[], None]], object],
-) -> WaitFollower | None:
-    """Attach the loaded programs, and give what detaches them to ``undo``; None without offsets.
+) -> Iterator[WaitFollower | None]:
+    """Attach the loaded programs while a context lasts; None without offsets.
 
     Raises:
         HostError: no right to attach them.
         OSError: the kernel refused.
     """
-    if offsets is None:
-        return None
+    if offsets is None or config.off_cpu is None:
+        yield None
+        return
     try:
-        follower = WaitFollower(program, offsets, cpus)
+        follower = WaitFollower(program, names, offsets, config.off_cpu, cpus)
     except PermissionError as error:
         raise get_privilege_error("attaching the BPF programs for off-CPU time", files) from error
-    undo(follower.close)
-    return follower
+    with contextlib.closing(follower):
+        yield follower
 
 
 class WaitSums:

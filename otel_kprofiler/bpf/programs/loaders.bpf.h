@@ -87,6 +87,7 @@ static long (*bpf_map_update_elem)(void *map, const void *key, const void *value
 	(void *)2;
 static long (*bpf_map_delete_elem)(void *map, const void *key) = (void *)3;
 static u64 (*bpf_ktime_get_ns)(void) = (void *)5;
+static u32 (*bpf_get_prandom_u32)(void) = (void *)7;
 static u32 (*bpf_get_smp_processor_id)(void) = (void *)8;
 static u64 (*bpf_get_current_pid_tgid)(void) = (void *)14;
 static long (*bpf_get_current_comm)(void *buffer, u32 size) = (void *)16;
@@ -106,6 +107,8 @@ static long (*bpf_seq_printf)(void *seq, const char *format, u32 size, const voi
 static long (*bpf_seq_write)(void *seq, const void *data, u32 size) = (void *)127;
 static long (*bpf_ringbuf_output)(void *ring, void *data, u64 size, u64 flags) = (void *)130;
 static u64 (*bpf_ringbuf_query)(void *ring, u64 flags) = (void *)134;
+static long (*bpf_get_task_stack)(void *task, void *buffer, u32 size, u64 flags) =
+	(void *)141; /* 5.9 */
 static void *(*bpf_get_current_task_btf)(void) = (void *)158; /* 5.11 */
 static u64 (*bpf_task_pt_regs)(void *task) = (void *)175;    /* 5.15 */
 

@@ -48,6 +48,12 @@ enum user_frames {
 	BY_TABLES_5_10, /* registers from the top of the kernel stack */
 };
 
+enum written {
+	WRITTEN,
+	NO_ROOM,
+	NO_FRAMES,
+};
+
 struct range {
 	u64 start;
 	u64 size;
@@ -265,48 +271,20 @@ INLINE u64 find_wakeup(const struct config *options)
 		       BPF_RB_NO_WAKEUP;
 }
 
-INLINE void sample(void *ctx, struct config *options, struct record *record,
-		   struct cpu_line *line, enum user_frames by, int python)
+/*
+ * Write the current thread, whose ids are in the record, with its stacks to the ring. `skip`: the
+ * innermost kernel frames, which are the sampler's own.
+ */
+INLINE enum written write_thread(void *ctx, struct config *options, struct record *record, u64 skip,
+				 enum user_frames by, int python, int in_namespace)
 {
-	u64 ids = bpf_get_current_pid_tgid();
 	u64 flags = options->flags, limit = stack_bytes(options->stack_bytes);
 	u64 kernel_bytes = 0, user_bytes = 0, python_bytes = 0;
-	struct namespace_ids inner = {};
-	int in_namespace = 1;
 	long result;
 
-	record->tgid = ids >> 32;
-	record->tid = (u32)ids;
-	if (flags & NAMESPACE) {
-		in_namespace = !bpf_get_ns_current_pid_tgid(options->namespace_device,
-							    options->namespace_inode, &inner,
-							    sizeof(inner));
-		if (in_namespace) {
-			record->tgid = inner.tgid;
-			record->tid = inner.pid;
-		}
-	}
-	if (!is_wanted(options, record, in_namespace)) {
-		line->target++;
-		return;
-	}
-	record->start_time_ns = start_time(options);
-	if (options->min_age_ns && record->start_time_ns &&
-	    record->time_ns - record->start_time_ns < options->min_age_ns) {
-		line->age++;
-		return;
-	}
-
-	if (!record->tid && !(flags & KEEP_IDLE)) {
-		result = bpf_get_stack(ctx, record->frames, STACK_BYTES, 0);
-		if (!in_interrupt(options, record, stack_bytes(result))) {
-			line->idle++;
-			return;
-		}
-	}
 	record->kernel_bytes = record->user_bytes = record->python_bytes = NOT_COLLECTED;
 	if (flags & KERNEL_STACKS) {
-		result = bpf_get_stack(ctx, record->frames, limit, 0);
+		result = bpf_get_stack(ctx, record->frames, limit, skip);
 		record->kernel_bytes = result;
 		kernel_bytes = stack_bytes(result);
 	}
@@ -315,10 +293,8 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 						(u8 *)record->frames + kernel_bytes, limit, by);
 	/* Only one side is wanted, and the interrupt hit the other: not an error, not a sample. */
 	if ((record->kernel_bytes == 0 && record->user_bytes == NOT_COLLECTED) ||
-	    (record->user_bytes == 0 && record->kernel_bytes == NOT_COLLECTED)) {
-		line->empty++;
-		return;
-	}
+	    (record->user_bytes == 0 && record->kernel_bytes == NOT_COLLECTED))
+		return NO_FRAMES;
 #ifndef KPROFILER_BCC
 	if (python && in_namespace && begins_python(ctx, record)) {
 		python_bytes = collect_python_stack(kernel_bytes + user_bytes);
@@ -334,14 +310,70 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 	record->labels = 0;
 	if (flags & SPAN_LINKS && in_namespace)
 		collect_span();
-	line->taken++;
 	if (RING_OUTPUT(ring, record, HEADER_BYTES + kernel_bytes + user_bytes + python_bytes,
 			find_wakeup(options)))
-		line->ring_full++;
+		return NO_ROOM;
 #ifndef KPROFILER_BCC
-	else if (python_bytes)
+	if (python_bytes)
 		describe_codes();
 #endif
+	return WRITTEN;
+}
+
+/* Whether the current thread passes the filters; writes its ids into the record. */
+INLINE int is_followed(const struct config *options, struct record *record, int *in_namespace)
+{
+	u64 ids = bpf_get_current_pid_tgid();
+	struct namespace_ids inner = {};
+
+	record->tgid = ids >> 32;
+	record->tid = (u32)ids;
+	*in_namespace = 1;
+	if (options->flags & NAMESPACE) {
+		*in_namespace = !bpf_get_ns_current_pid_tgid(options->namespace_device,
+							     options->namespace_inode, &inner,
+							     sizeof(inner));
+		if (*in_namespace) {
+			record->tgid = inner.tgid;
+			record->tid = inner.pid;
+		}
+	}
+	return is_wanted(options, record, *in_namespace);
+}
+
+INLINE void sample(void *ctx, struct config *options, struct record *record,
+		   struct cpu_line *line, enum user_frames by, int python)
+{
+	enum written written;
+	int in_namespace;
+	long result;
+
+	if (!is_followed(options, record, &in_namespace)) {
+		line->target++;
+		return;
+	}
+	record->start_time_ns = start_time(options);
+	if (options->min_age_ns && record->start_time_ns &&
+	    record->time_ns - record->start_time_ns < options->min_age_ns) {
+		line->age++;
+		return;
+	}
+
+	if (!record->tid && !(options->flags & KEEP_IDLE)) {
+		result = bpf_get_stack(ctx, record->frames, STACK_BYTES, 0);
+		if (!in_interrupt(options, record, stack_bytes(result))) {
+			line->idle++;
+			return;
+		}
+	}
+	written = write_thread(ctx, options, record, 0, by, python, in_namespace);
+	if (written == NO_FRAMES) {
+		line->empty++;
+		return;
+	}
+	line->taken++;
+	if (written == NO_ROOM)
+		line->ring_full++;
 }
 
 /*

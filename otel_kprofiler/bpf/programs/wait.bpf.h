@@ -23,27 +23,6 @@ INLINE u32 find_wait_state(u64 state, int preempted)
 	return INTERRUPTIBLE;
 }
 
-/* Whether the current process is to be followed; writes its ids into the record. */
-INLINE int is_followed(const struct config *options, struct record *record)
-{
-	u64 flags = options->flags, ids = bpf_get_current_pid_tgid();
-	struct namespace_ids inner = {};
-	int in_namespace = 1;
-
-	record->tgid = ids >> 32;
-	record->tid = ids;
-	if (flags & NAMESPACE) {
-		in_namespace = !bpf_get_ns_current_pid_tgid(options->namespace_device,
-							    options->namespace_inode, &inner,
-							    sizeof(inner));
-		if (in_namespace) {
-			record->tgid = inner.tgid;
-			record->tid = inner.pid;
-		}
-	}
-	return is_wanted(options, record, in_namespace);
-}
-
 INLINE int is_too_young(const struct config *options, u64 start_time_ns)
 {
 	return options->min_age_ns && start_time_ns &&
@@ -59,11 +38,12 @@ GLOBAL int add_thread(u64 now)
 	struct config *options = LOOKUP(config, &zero);
 	struct scratch *own = LOOKUP(scratch, &zero);
 	struct thread *thread = LOOKUP(new_thread, &zero);
+	int in_namespace;
 
 	if (!line || !options || !own || !thread)
 		return 0;
-	if (!(options->flags & WAIT_FILTERS))
-		is_followed(options, &own->record); /* for its ids */
+	is_followed(options, &own->record, &in_namespace); /* for its ids */
+	thread->in_namespace = in_namespace;
 	thread->id = ids << 32 | (u32)(now >> 10);
 	thread->task = task;
 	thread->start_time_ns = start_time(options);
@@ -100,54 +80,255 @@ GLOBAL int remove_thread(u64 task)
 	return 0;
 }
 
-/* The current thread leaves its CPU. */
-INLINE void leave(const struct wait_config *c, u64 task, u64 now, u64 state, int preempted)
+/* Whether the task is kept from running by its cgroup's quota, as far as the kernel tells it. */
+INLINE int is_throttled(const struct wait_config *c, u64 task)
+{
+	u64 queue = 0;
+	u32 count = 0;
+	u8 throttled = 0;
+
+	if (c->throttled_offset && !READ_KERNEL(throttled, task + c->throttled_offset) && throttled)
+		return 1;
+	return c->cfs_rq_offset && !READ_KERNEL(queue, task + c->cfs_rq_offset) && queue &&
+	       !READ_KERNEL(count, queue + c->throttle_count_offset) && count;
+}
+
+/* Whether something happens with the chance part / whole; both are below 2^32. */
+INLINE int by_chance(u64 part, u64 whole)
+{
+	return part >= whole || (u64)bpf_get_prandom_u32() * whole >> 32 < part;
+}
+
+/*
+ * Choose whether the begin of this wait is told. How long it will be is not known: the longer the
+ * thread's waits usually are, the likelier. Too many begins on a CPU have no chance; the end makes
+ * up for all of that.
+ */
+INLINE int chooses_begin(const struct wait_config *c, struct thread *thread, struct wait_line *line,
+			 u64 now)
+{
+	u64 threshold = (u32)c->threshold_ns, likely = threshold;
+
+	thread->threshold_ns = threshold;
+	thread->likely_ns = 0;
+	if (!threshold || line->next_begin_ns > now + BURST_NS)
+		return 0;
+	if (thread->usual_ns && thread->usual_ns < threshold / LIKELY_FACTOR)
+		likely = thread->usual_ns * LIKELY_FACTOR;
+	thread->likely_ns = likely;
+	return by_chance(likely, threshold);
+}
+
+/* The current thread leaves its CPU; whether a record of that is to be written. */
+GLOBAL int leave(u64 task, u64 now, u64 state, u32 preempted, u32 sampled)
 {
 	struct thread *thread = LOOKUP(threads, &task);
-	u32 zero = 0, tid = bpf_get_current_pid_tgid();
+	u32 zero = 0, cpu = bpf_get_smp_processor_id(), tid = bpf_get_current_pid_tgid();
+	const struct wait_config *c = LOOKUP(wait_config, &zero);
+	struct wait_line *line = LOOKUP(wait_lines, &cpu);
 	struct config *options = LOOKUP(config, &zero);
 	struct scratch *own = LOOKUP(scratch, &zero);
+	int in_namespace;
 
-	if (!tid || !options || !own)
-		return;
+	if (!tid || !c || !line || !options || !own)
+		return 0;
 	if (thread && (thread->initial_tid != tid || state & TASK_DEAD)) {
 		remove_thread(task);
 		thread = 0;
 	}
 	if (state & TASK_DEAD)
-		return;
-	if (options->flags & WAIT_FILTERS && !is_followed(options, &own->record)) {
+		return 0;
+	if (options->flags & WAIT_FILTERS && !is_followed(options, &own->record, &in_namespace)) {
 		if (thread)
 			thread->off_since_ns = 0;
-		return;
+		return 0;
 	}
 	if (!thread) {
 		add_thread(now);
 		thread = LOOKUP(threads, &task);
 		if (!thread)
-			return;
+			return 0;
 	}
 	if (is_too_young(options, thread->start_time_ns))
-		return;
+		return 0;
 	thread->epoch = c->epoch;
 	thread->state = find_wait_state(state, preempted);
 	/* It was woken between the decision to sleep and now. */
 	thread->woken_ns = thread->woken_ns && thread->state != RUNNABLE ? now : 0;
 	thread->off_since_ns = now;
+	thread->flags = 0;
+	if (!sampled)
+		return 0;
+	if (thread->state == RUNNABLE && is_throttled(c, task))
+		thread->flags = WAIT_THROTTLED;
+	return chooses_begin(c, thread, line, now);
 }
 
-/* A thread came to a CPU. */
-INLINE void arrive(const struct wait_config *c, struct thread *thread, u64 now)
+/* Write the record of the current thread's wait. */
+INLINE void begin_wait(void *ctx, u64 task, u64 now, struct wait_line *line, enum user_frames by,
+		       int python)
 {
+	u32 zero = 0, cpu = bpf_get_smp_processor_id();
+	const struct wait_config *c = LOOKUP(wait_config, &zero);
+	struct thread *thread = LOOKUP(threads, &task);
+	struct config *options = LOOKUP(config, &zero);
+	struct scratch *own = LOOKUP(scratch, &zero);
+	struct record *record;
+
+	if (!c || !thread || !options || !own)
+		return;
+	line->next_begin_ns = (line->next_begin_ns > now ? line->next_begin_ns : now) + c->begin_ns;
+	record = &own->record;
+	record->time_ns = bpf_ktime_get_boot_ns();
+	record->start_time_ns = thread->start_time_ns;
+	record->tgid = thread->tgid;
+	record->tid = thread->tid;
+	record->cpu = cpu;
+	record->kind = OFF_CPU;
+	record->phase = WAIT_BEGUN;
+	record->value = now;
+	if (write_thread(ctx, options, record, OWN_FRAMES, by, python, thread->in_namespace) ==
+	    WRITTEN) {
+		line->begun++;
+		thread->flags |= WAIT_HAS_BEGUN;
+	} else {
+		thread->likely_ns = 0; /* as if there had been no chance */
+	}
+}
+
+/*
+ * Whether a wait is sampled, now that its duration is known: the longer, the likelier, those from
+ * the threshold on surely. The chance of its begin has to be taken out.
+ */
+INLINE int is_kept(const struct wait_config *c, const struct thread *thread, u64 duration)
+{
+	u64 threshold = thread->threshold_ns, likely = thread->likely_ns;
+	u64 wanted = duration < threshold ? duration : threshold;
+
+	if (!threshold || duration < c->min_ns)
+		return 0;
+	if (thread->flags & WAIT_HAS_BEGUN)
+		return by_chance(wanted, likely);
+	return wanted > likely && by_chance(wanted - likely, threshold - likely);
+}
+
+/* Write the end of a wait that is in the record, with so many bytes of kernel stack behind it. */
+GLOBAL int write_end(u64 kernel_bytes)
+{
+	u32 zero = 0, cpu = bpf_get_smp_processor_id();
+	struct wait_line *line = LOOKUP(wait_lines, &cpu);
+	struct cpu_line *times = LOOKUP(cpu_lines, &cpu);
+	struct config *options = LOOKUP(config, &zero);
+	struct scratch *own = LOOKUP(scratch, &zero);
+	const struct wait_end *end;
+	struct record *record;
+	int is_kept;
+
+	if (!line || !times || !options || !own)
+		return 0;
+	record = &own->record;
+	end = (const struct wait_end *)record->frames;
+	is_kept = end->flags & WAIT_KEPT;
+	*(volatile u64 *)&times->in_flight = IN_FLIGHT;
+	record->time_ns = bpf_ktime_get_boot_ns();
+	*(volatile u64 *)&times->in_flight = record->time_ns;
+	record->cpu = cpu;
+	if (is_kept)
+		line->taken++;
+	if (RING_OUTPUT(ring, record, HEADER_BYTES + sizeof(*end) + stack_bytes(kernel_bytes),
+			find_wakeup(options)) &&
+	    is_kept)
+		line->ring_full++;
+	*(volatile u64 *)&times->in_flight = 0;
+	return 0;
+}
+
+/* Put the end of a wait into the record. */
+INLINE void prepare_end(const struct config *options, struct record *record,
+			const struct thread *thread, u64 since, u32 flags)
+{
+	struct wait_end *end = (struct wait_end *)record->frames;
+
+	record->start_time_ns = thread->start_time_ns;
+	record->cgroup_id = 0;
+	record->span.trace_id[0] = record->span.trace_id[1] = record->span.span_id = 0;
+	record->labels = 0;
+	record->tgid = thread->tgid;
+	record->tid = thread->tid;
+	record->kind = OFF_CPU;
+	record->phase = WAIT_ENDED;
+	record->value = since;
+	record->kernel_bytes = options->flags & KERNEL_STACKS ? NOT_RUNNING : NOT_COLLECTED;
+	record->user_bytes = options->flags & USER_STACKS ? NOT_RUNNING : NOT_COLLECTED;
+	record->python_bytes = NOT_COLLECTED;
+	__builtin_memset(record->comm, 0, sizeof(record->comm));
+	if (options->comm_offset && !(flags & WAIT_HAS_BEGUN))
+		bpf_probe_read_kernel_str(record->comm, sizeof(record->comm),
+					  (void *)(thread->task + options->comm_offset));
+	end->since_ns = since;
+	end->threshold_ns = thread->threshold_ns;
+	end->state = thread->state;
+	end->flags = flags;
+	end->waker_tgid = thread->waker_tgid;
+	end->waker_tid = thread->waker_tid;
+	end->reserved = 0;
+	__builtin_memcpy(end->waker_comm, thread->waker_comm, sizeof(end->waker_comm));
+}
+
+/*
+ * A wait has ended; whether it is in the record and is to be written with a kernel stack. One whose
+ * begin was told is written at once.
+ */
+INLINE int end_wait(const struct wait_config *c, struct thread *thread, u64 since, u64 asleep,
+		    u64 runnable)
+{
+	u64 duration = asleep + runnable, usual = thread->usual_ns;
+	u32 zero = 0, flags = thread->flags;
+	struct config *options = LOOKUP(config, &zero);
+	struct scratch *own = LOOKUP(scratch, &zero);
+	struct wait_end *end;
+	u8 iowait = 0;
+
+	if (!options || !own)
+		return 0;
+	usual = usual ? usual - usual / 4 + duration / 4 : duration;
+	thread->usual_ns = usual ? usual : 1;
+	if (duration < c->min_ns)
+		thread->below_ns += duration;
+	if (is_kept(c, thread, duration))
+		flags |= WAIT_KEPT;
+	if (!(flags & (WAIT_KEPT | WAIT_HAS_BEGUN)))
+		return 0;
+	if (c->iowait_mask && !READ_KERNEL(iowait, thread->task + c->iowait_offset) &&
+	    iowait & c->iowait_mask)
+		flags |= WAIT_IOWAIT;
+	prepare_end(options, &own->record, thread, since, flags);
+	end = (struct wait_end *)own->record.frames;
+	end->asleep_ns = asleep;
+	end->runnable_ns = runnable;
+	if (!(flags & WAIT_HAS_BEGUN))
+		return 1;
+	write_end(0);
+	return 0;
+}
+
+/* A thread came to a CPU; as end_wait(). */
+GLOBAL int arrive(u64 task, u64 now, u32 sampled)
+{
+	u32 zero = 0, cpu = bpf_get_smp_processor_id();
+	const struct wait_config *c = LOOKUP(wait_config, &zero);
+	struct thread *thread = LOOKUP(threads, &task);
 	u64 since, until;
 
-	if (!thread->off_since_ns)
-		return;
+	if (!c || !thread)
+		return 0;
+	thread->cpu = cpu;
 	since = thread->off_since_ns;
-	if (thread->epoch != c->epoch) {
-		thread->off_since_ns = 0; /* it may have run meanwhile */
-		return;
-	}
+	if (!since)
+		return 0;
+	thread->off_since_ns = 0;
+	if (thread->epoch != c->epoch)
+		return 0; /* it may have run meanwhile */
 	if (now < since)
 		now = since;
 	until = thread->state == RUNNABLE ? since : thread->woken_ns;
@@ -157,21 +338,28 @@ INLINE void arrive(const struct wait_config *c, struct thread *thread, u64 now)
 	thread->total_ns[thread->state < WAIT_STATES ? thread->state : 0] += until - since;
 	thread->waits++;
 	thread->woken_ns = 0;
-	thread->off_since_ns = 0;
+	return sampled ? end_wait(c, thread, since, until - since, now - until) : 0;
 }
 
-/*
- * The tracepoint tells the state since 5.18, at this place since 5.19; before, a waker on another
- * CPU may have changed it already.
- */
-INLINE u64 read_task_state(const struct wait_config *c, u64 *ctx, u64 task)
+/* Write the end that is in the record, with the kernel stack of its task, which does not run. */
+INLINE void write_late(void *task)
 {
-	u32 state = 0;
+	u32 zero = 0;
+	struct config *options = LOOKUP(config, &zero);
+	struct scratch *own = LOOKUP(scratch, &zero);
+	long result;
 
-	if (LINUX_KERNEL_VERSION >= (5 << 16 | 19 << 8))
-		return (u32)ctx[3];
-	READ_KERNEL(state, task + c->state_offset);
-	return state;
+	if (!options || !own)
+		return;
+	if (options->flags & KERNEL_STACKS) {
+		result = bpf_get_task_stack(task,
+					    (u8 *)own->record.frames + sizeof(struct wait_end),
+					    stack_bytes(options->stack_bytes), 0);
+		own->record.kernel_bytes = result;
+		write_end(stack_bytes(result));
+	} else {
+		write_end(0);
+	}
 }
 
 /*
@@ -191,41 +379,92 @@ GLOBAL int repair(u64 task, u64 now)
 		return 0;
 	line->missed++;
 	thread = LOOKUP(threads, &task);
-	if (thread)
-		arrive(c, thread, thread->woken_ns ? thread->woken_ns : line->switched_ns);
+	if (thread && arrive(task, thread->woken_ns ? thread->woken_ns : line->switched_ns, 1))
+		write_end(0);
 	other = line->task;
 	thread = LOOKUP(threads, &other);
 	if (!thread || thread->off_since_ns || thread->cpu != cpu ||
 	    READ_KERNEL(state, other + c->state_offset) || state & TASK_DEAD)
 		return 0;
 	thread->epoch = c->epoch;
+	thread->flags = thread->likely_ns = 0;
+	thread->threshold_ns = c->threshold_ns;
 	thread->state = find_wait_state(state, 0);
 	thread->off_since_ns = now;
 	return 0;
 }
 
-PROGRAM("tp_btf/sched_switch") int kprofiler_switch(u64 *ctx)
+/*
+ * The tracepoint tells the state since 5.18, at this place since 5.19; before, a waker on another
+ * CPU may have changed it already.
+ */
+INLINE u64 read_task_state(const struct wait_config *c, u64 *ctx, u64 task)
 {
-	u64 now = bpf_ktime_get_ns(), task = bpf_get_current_task(), next = ctx[2];
+	u32 state = 0;
+
+	if (LINUX_KERNEL_VERSION >= (5 << 16 | 19 << 8))
+		return (u32)ctx[3];
+	READ_KERNEL(state, task + c->state_offset);
+	return state;
+}
+
+INLINE int follow(u64 *ctx, int sampled, enum user_frames by, int python)
+{
+	u64 now = bpf_ktime_get_ns(), task = bpf_get_current_task();
 	u32 zero = 0, cpu = bpf_get_smp_processor_id();
 	struct wait_line *line = LOOKUP(wait_lines, &cpu);
 	const struct wait_config *c = LOOKUP(wait_config, &zero);
-	struct thread *thread;
 
 	if (!line || !c || !c->epoch)
 		return 0;
 	if (line->task != task && line->task && line->epoch == c->epoch)
 		repair(task, now);
-	leave(c, task, now, read_task_state(c, ctx, task), (u8)ctx[0]);
+	if (leave(task, now, read_task_state(c, ctx, task), (u8)ctx[0], sampled))
+		begin_wait(ctx, task, now, line, by, python);
 	line->epoch = c->epoch;
-	line->task = next;
+	line->task = ctx[2];
 	line->switched_ns = now;
-	thread = LOOKUP(threads, &next);
-	if (thread) {
-		arrive(c, thread, now);
-		thread->cpu = cpu;
-	}
+	/* Out of memory it is a number, which functions take. */
+	if (arrive(*(volatile u64 *)&line->task, now, sampled) && sampled)
+		write_late((void *)ctx[2]);
 	return 0;
+}
+
+/* Totals only. */
+PROGRAM("tp_btf/sched_switch") int kprofiler_switch(u64 *ctx)
+{
+	return follow(ctx, 0, BY_FRAME_POINTERS, 0);
+}
+
+/* The same with samples, whose stacks are those of the program for samples on a CPU. */
+PROGRAM("tp_btf/sched_switch") int kprofiler_switch_sample(u64 *ctx)
+{
+	return follow(ctx, 1, BY_FRAME_POINTERS, 0);
+}
+
+PROGRAM("tp_btf/sched_switch") int kprofiler_switch_unwind(u64 *ctx)
+{
+	return follow(ctx, 1, BY_TABLES, 0);
+}
+
+PROGRAM("tp_btf/sched_switch") int kprofiler_switch_unwind_5_10(u64 *ctx)
+{
+	return follow(ctx, 1, BY_TABLES_5_10, 0);
+}
+
+PROGRAM("tp_btf/sched_switch") int kprofiler_switch_sample_python(u64 *ctx)
+{
+	return follow(ctx, 1, BY_FRAME_POINTERS, 1);
+}
+
+PROGRAM("tp_btf/sched_switch") int kprofiler_switch_unwind_python(u64 *ctx)
+{
+	return follow(ctx, 1, BY_TABLES, 1);
+}
+
+PROGRAM("tp_btf/sched_switch") int kprofiler_switch_unwind_5_10_python(u64 *ctx)
+{
+	return follow(ctx, 1, BY_TABLES_5_10, 1);
 }
 
 /*
@@ -238,6 +477,7 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 	struct thread *thread = LOOKUP(threads, &task);
 	const struct wait_config *c;
 	u32 zero = 0, on_rq = 1;
+	u64 ids;
 
 	if (!thread || thread->woken_ns)
 		return 0;
@@ -247,5 +487,13 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 			return 0;
 	}
 	thread->woken_ns = bpf_ktime_get_ns();
+	c = LOOKUP(wait_config, &zero);
+	if (c && c->wakers) {
+		ids = bpf_get_current_pid_tgid();
+		thread->waker_tgid = ids >> 32;
+		thread->waker_tid = ids;
+		bpf_get_current_comm(thread->waker_comm, sizeof(thread->waker_comm));
+		thread->flags |= WAIT_WOKEN;
+	}
 	return 0;
 }

@@ -16,7 +16,7 @@ OFF = SamplerConfig(off_cpu=OffCpuConfig())
 
 
 def thread(number=1, by_state=(0,) * 5, *, since=0, woken=0, waits=0, tgid=100, state=1, epoch=1):
-    return WaitThread(number, 5, since, woken, by_state, waits, 0, tgid, tgid, state, epoch)
+    return WaitThread(number, 5, since, woken, by_state, waits, 0, tgid, tgid, state, epoch, 0, 0)
 
 
 def test_each_reading_tells_what_is_new():

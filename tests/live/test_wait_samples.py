@@ -1,0 +1,293 @@
+"""Sampled waits against exact totals, and against what programs know of their waits."""
+
+import bisect
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from otel_kprofiler.bpf import LibbpfLoader
+from otel_kprofiler.model import KERNEL_SIDE, OFF_CPU, ON_CPU, USER_SIDE, WaitState
+from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter, ReplaySampler
+from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
+]
+
+
+@contextlib.contextmanager
+def running(rate=1000, *, wakers=False, sink=None, **settings):
+    settings.setdefault("on_cpu", False)
+    off_cpu = OffCpuConfig(samples_per_second=rate, wakers=wakers)
+    sampler = EbpfSampler(SamplerConfig(off_cpu=off_cpu, **settings), raw_sink=sink)
+    sampler.start()
+    try:
+        yield sampler
+    finally:
+        sampler.close()
+
+
+@contextlib.contextmanager
+def program(code, *arguments):
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", code, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def drain_while(sampler, going_on, timeout_s=60):
+    samples, end = [], time.monotonic() + timeout_s
+    while going_on():
+        assert time.monotonic() < end
+        sampler.wait(0.05)
+        samples += sampler.drain()
+    return samples + sampler.drain()
+
+
+def collect(sampler, seconds):
+    end = time.monotonic() + seconds
+    return drain_while(sampler, lambda: time.monotonic() < end)
+
+
+@pytest.fixture(scope="module")
+def functions():
+    """Gives the names of a sample's kernel functions, leaf first."""
+    places = []
+    for line in Path("/proc/kallsyms").read_text().splitlines():
+        address, kind, name = line.split()[:3]
+        if kind in "tTwW":
+            places.append((int(address, 16), name))
+    places.sort()
+
+    def find(sample):
+        addresses = next(side for side in sample.sides if side.kind is KERNEL_SIDE).addresses()
+        return [places[bisect.bisect(places, (one, "~")) - 1][1] for one in addresses]
+
+    return find
+
+
+MIXED = """
+import random, sys, threading, time
+rng, end = random.Random(int(sys.argv[1])), time.monotonic() + float(sys.argv[2])
+def wait():
+    while time.monotonic() < end:
+        time.sleep(min(rng.lognormvariate(-7, 1.5), 0.2))
+threads = [threading.Thread(target=wait) for _ in range(3)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+def test_weights_estimate_the_totals():
+    """Ten processes, sampled sparsely; waits that are too short count in neither."""
+    with running(rate=150) as sampler:
+        started = [subprocess.Popen([sys.executable, "-S", "-c", MIXED, str(seed), "8"])
+                   for seed in range(10)]  # fmt: skip
+        samples = drain_while(sampler, lambda: any(one.poll() is None for one in started))
+        totals = {}
+        for process, one in sampler.read_waits().items():
+            totals[process.tgid] = one.total_ns - one.below_ns
+        threshold = sampler.wait_threshold_ns
+        counts = sampler.counts()["off_cpu"]
+    assert counts.taken == counts.received + sum(counts.lost.values())
+    assert counts.received == len(samples)
+    assert threshold > 1_000_000, "or everything was sampled"
+    waits = defaultdict(lambda: [0, 0])
+    for sample in samples:
+        wait = waits[sample.tgid, sample.tid, sample.wait.start_ns]
+        wait[0] += sample.value
+        wait[1] += sample.wait.duration_ns
+    close = 0
+    estimate, exact, variance = 0, 0, 0.0
+    for process in started:
+        of_process = [wait for key, wait in waits.items() if key[0] == process.pid]
+        weight = sum(value for value, _ in of_process)
+        spread = sum(value * (value - duration) for value, duration in of_process)
+        error = math.sqrt(spread) + 0.01 * totals[process.pid]
+        close += abs(weight - totals[process.pid]) <= 3 * error
+        estimate, exact, variance = (
+            estimate + weight, exact + totals[process.pid], variance + spread,
+        )  # fmt: skip
+    assert close >= 9, "within 3 standard errors"
+    assert abs(estimate - exact) <= 4 * math.sqrt(variance) + 0.01 * exact
+
+
+KNOWN = """
+import json, os, sys, threading, time
+def clock(wait):
+    start = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    wait()
+    return start, time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+reader, writer = os.pipe()
+def write():
+    for _ in range(20):
+        time.sleep(0.03)
+        os.write(writer, b"x")
+thread = threading.Thread(target=write)
+sys.stdin.readline()
+found = {"sleep": [clock(lambda: time.sleep(0.02)) for _ in range(20)]}
+thread.start()
+found["pipe"] = [clock(lambda: os.read(reader, 1)) for _ in range(20)]
+thread.join()
+locked = threading.Lock()
+locked.acquire()
+found["futex"] = [clock(lambda: locked.acquire(timeout=0.02)) for _ in range(20)]
+print(json.dumps(found), flush=True)
+sys.stdin.readline()
+"""
+SLEEPS_IN = {"sleep": "hrtimer_nanosleep", "pipe": "pipe_read", "futex": "futex_wait"}
+
+
+def test_known_waits_have_their_durations_and_stacks(functions):
+    with running(stacks="both") as sampler, program(KNOWN) as process:
+        collect(sampler, 0.5)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        samples = collect(sampler, 4)
+        known = json.loads(process.stdout.readline())
+        samples += sampler.drain()
+    mine = [one for one in samples if one.tid == process.pid]
+    for name, waits in known.items():
+        found, unknown = 0, 0
+        for start, end in waits:
+            parts = [one for one in mine if start <= one.wait.start_ns <= end]
+            asleep = [one for one in parts if one.wait.state is WaitState.INTERRUPTIBLE]
+            if not asleep:
+                unknown += 1  # shorter than the threshold: a pipe that was written already
+                continue
+            found += any(SLEEPS_IN[name] in " ".join(functions(one)) for one in asleep)
+            assert sum(one.wait.duration_ns for one in parts) <= end - start
+            if name == "sleep":
+                assert max(one.wait.duration_ns for one in asleep) >= 0.019e9
+        assert found >= 15, name
+        assert found + unknown >= 19, name
+
+
+def test_stacks_are_those_of_the_thread_that_sleeps(functions):
+    with (
+        running(stacks="both") as sampler,
+        program("import time\nwhile 1: time.sleep(0.05)") as one,
+    ):
+        samples = [s for s in collect(sampler, 3) if s.tid == one.pid]
+    known = [s for s in samples if s.words(USER_SIDE)]
+    assert len(known) > len(samples) / 2 > 10
+    assert functions(known[-1])[0] == "__schedule", "without the frames of the program"
+    assert len({s.comm for s in samples}) == 1
+    assert {s.kind for s in samples} == {OFF_CPU}
+    assert len({s.start_time_ns for s in samples}) == 1
+
+
+def test_a_wait_that_goes_on_is_seen(functions):
+    with running() as sampler, program("import time; time.sleep(60)") as process:
+        collect(sampler, 1)
+        sampler.read_waits()
+        first = [s for s in collect(sampler, 1) if s.tgid == process.pid]
+        sampler.read_waits()
+        second = [s for s in sampler.drain() if s.tgid == process.pid]
+    (one,), (two,) = first, second
+    assert not one.wait.is_ended
+    assert one.wait.start_ns == two.wait.start_ns
+    assert one.value >= 0.5e9
+    assert two.value == two.wait.duration_ns >= 1e9, "what came since then"
+    assert "nanosleep" in " ".join(functions(two))
+
+
+def test_preempted_threads_want_a_cpu():
+    cpu = min(os.sched_getaffinity(0))
+    spin = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nwhile 1: pass"
+    with running() as sampler, program(spin) as one, program(spin) as two:
+        samples = [s for s in collect(sampler, 3) if s.tgid in (one.pid, two.pid)]
+    states = defaultdict(int)
+    for sample in samples[len(samples) // 2 :]:
+        states[sample.wait.state] += sample.value
+    assert states[WaitState.RUNNABLE] > 0.9 * sum(states.values()) > 0
+
+
+def test_the_waker_is_told():
+    code = """
+import os, time
+a, b = os.pipe()
+c, d = os.pipe()
+child = os.fork()
+if child:
+    print(child, flush=True)
+while True:
+    if child:
+        os.write(b, b"x")
+        os.read(c, 1)
+        time.sleep(0.01)
+    else:
+        os.read(a, 1)
+        os.write(d, b"x")
+"""
+    with running(wakers=True) as sampler, program(code) as process:
+        child = int(process.stdout.readline())
+        samples = collect(sampler, 3)
+    wakers = [
+        s.wait.waker.tid
+        for s in samples
+        if s.tid == child and s.wait.waker and s.wait.state is WaitState.INTERRUPTIBLE
+    ]
+    assert wakers.count(process.pid) > 0.9 * len(wakers) > 10
+    names = {s.wait.waker.comm for s in samples if s.tid == child and s.wait.waker}
+    assert any(name.startswith(b"python") for name in names)
+
+
+def test_both_kinds_are_sampled_together():
+    with running(on_cpu=True, samples_per_second=199) as sampler:
+        samples = collect(sampler, 2)
+        counts = sampler.counts()
+    assert {s.kind for s in samples} == {ON_CPU, OFF_CPU}
+    for kind in (ON_CPU, OFF_CPU):
+        one = counts[kind.name]
+        assert one.received == sum(s.kind is kind for s in samples)
+        assert one.taken == one.received + sum(one.lost.values())
+
+
+def test_fewer_samples_are_taken_when_fewer_are_wanted():
+    with running(rate=500) as sampler, program("import time\nwhile 1: time.sleep(0.001)"):
+        collect(sampler, 4)
+        before = sampler.wait_threshold_ns
+        off_cpu = OffCpuConfig(samples_per_second=5)
+        sampler.reconfigure(SamplerConfig(on_cpu=False, off_cpu=off_cpu))
+        collect(sampler, 8)
+        assert sampler.wait_threshold_ns > before
+
+
+def test_replays_tell_the_same(tmp_path):
+    path = str(tmp_path / "raw")
+    writer = RecordingWriter(path)
+    with running(sink=writer.add_records) as sampler:
+        samples = collect(sampler, 2)
+        sampler.stop()
+        samples += sampler.drain()
+        until = sampler.complete_until_ns()
+        counts = sampler.counts()
+        writer.finish(RecordingFacts(0, sampler.period_ns, sampler.stack_limit, until, counts))
+    with contextlib.closing(Recording(path)) as recording:
+        replay, again = ReplaySampler(recording), []
+        while not replay.exhausted:
+            again += replay.drain()
+    assert again == samples
+    assert replay.counts() == counts
+    assert counts["off_cpu"].received == len(samples) > 0

@@ -1,0 +1,219 @@
+"""Samples of waits out of begins and ends."""
+
+import random
+from collections import defaultdict
+
+import pytest
+
+from otel_kprofiler.bpf import WaitEnd, WaitRecord, WaitThread
+from otel_kprofiler.bpf.waits import (
+    WAIT_HAS_BEGUN,
+    WAIT_IN_IOWAIT,
+    WAIT_IS_THROTTLED,
+    WAIT_KEPT,
+)
+from otel_kprofiler.model import KERNEL_SIDE, OFF_CPU, STACK_OK, RawSample, WaitState, Waker
+from otel_kprofiler.sampling import WaitJoiner
+from otel_kprofiler.sampling.wait_joiner import (
+    FIRST_THRESHOLD_NS,
+    MAX_THRESHOLD_NS,
+    ThresholdControl,
+)
+
+SECOND = 10**9
+BOOT = 50 * SECOND  # ahead of CLOCK_MONOTONIC
+SLEEPING = WaitState.INTERRUPTIBLE
+BOTH = WAIT_HAS_BEGUN | WAIT_KEPT
+
+
+def sample(time_ns, since, *, tid=7, cpu=0, stack=b""):
+    return RawSample(
+        OFF_CPU, since, BOOT + time_ns, cpu, 5, tid, 3, 0, b"waiter",
+        ((KERNEL_SIDE, STACK_OK),) if stack else (), (stack,) if stack else (), None,
+    )  # fmt: skip
+
+
+def begin(since, **more):
+    return WaitRecord(sample(since, since, stack=b"12345678", **more), None)
+
+
+def end(
+    since, asleep, runnable=0, *, flags=BOTH, threshold=100, state=SLEEPING, waker=None, **more
+):
+    return WaitRecord(
+        sample(since + asleep + runnable, since, **more),
+        WaitEnd(since, asleep, runnable, threshold, state, flags, waker),
+    )
+
+
+def thread(since, *, woken=0, flags=WAIT_HAS_BEGUN, threshold=100, state=1, tid=7, epoch=1):
+    return WaitThread(tid, 3, since, woken, (0,) * 5, 0, 0, 5, tid, state, epoch, threshold, flags)
+
+
+def test_a_long_wait_stands_for_itself():
+    joiner, waker = WaitJoiner(), Waker(8, 9, b"other")
+    (one,) = joiner.join([begin(1000), end(1000, 500, waker=waker, cpu=3)])
+    assert one.value == one.wait.duration_ns == 500
+    assert one.wait.state is SLEEPING
+    assert one.wait.is_ended
+    assert one.wait.waker == waker
+    assert one.wait.start_ns == BOOT + 1000
+    assert (one.time_ns, one.cpu, one.stacks) == (BOOT + 1500, 3, (b"12345678",))
+    assert joiner.added == 0
+
+
+def test_a_short_wait_stands_for_others():
+    (one,) = WaitJoiner().join([begin(1000), end(1000, 20)])
+    assert (one.value, one.wait.duration_ns) == (100, 20)
+
+
+def test_sleep_and_run_queue_share_the_weight():
+    joiner = WaitJoiner()
+    asleep, runnable = joiner.join([begin(1000), end(1000, 20, 10, flags=BOTH | WAIT_IN_IOWAIT)])
+    assert (asleep.wait.state, runnable.wait.state) == (SLEEPING, WaitState.RUNNABLE)
+    assert (asleep.wait.duration_ns, runnable.wait.duration_ns) == (20, 10)
+    assert (asleep.value, runnable.value) == (66, 34), "together the threshold"
+    assert asleep.stacks == runnable.stacks
+    assert (asleep.wait.in_iowait, runnable.wait.in_iowait) == (True, False)
+    assert joiner.added == 1
+
+
+def test_a_preemption_has_no_sleep():
+    flags = BOTH | WAIT_IS_THROTTLED
+    (one,) = WaitJoiner().join([begin(1), end(1, 0, 150, state=WaitState.RUNNABLE, flags=flags)])
+    assert (one.value, one.wait.state, one.wait.is_throttled) == (150, WaitState.RUNNABLE, True)
+
+
+def test_a_wait_that_is_not_kept_is_dropped():
+    joiner = WaitJoiner()
+    assert joiner.join([begin(1000), end(1000, 20, flags=WAIT_HAS_BEGUN)]) == []
+    (one,) = joiner.join([end(1000, 20, flags=WAIT_KEPT, stack=b"late    ")])
+    assert one.stacks == (b"late    ",), "that of the end: the begin is gone"
+    assert one.wait.start_ns == BOOT + 1000
+
+
+def test_a_begin_is_that_of_its_own_wait():
+    """The end of the one before was lost, or the other thread's."""
+    joiner = WaitJoiner()
+    (one,) = joiner.join([begin(1000), end(5000, 200, flags=WAIT_KEPT)])
+    assert one.stacks == ()
+    assert joiner.join([begin(6000), end(6000, 200, tid=8, flags=WAIT_HAS_BEGUN)]) == []
+    (one,) = joiner.join([end(6000, 200)])
+    assert one.stacks == (b"12345678",)
+
+
+def test_waits_that_go_on_are_told_once():
+    joiner = WaitJoiner()
+    joiner.join([begin(1000)])
+    (first,) = joiner.tell([thread(1000)], 1300, 77, 1)
+    assert (first.value, first.wait.duration_ns, first.wait.is_ended) == (300, 300, False)
+    assert (first.time_ns, first.stacks) == (77, (b"12345678",))
+    asleep, runnable = joiner.tell([thread(1000, woken=1350)], 1400, 88, 1)
+    assert (asleep.value, runnable.value) == (50, 50)
+    (rest,) = joiner.join([end(1000, 350, 200)])
+    assert (rest.value, rest.wait.state) == (150, WaitState.RUNNABLE)
+    assert joiner.added == 3
+
+
+@pytest.mark.parametrize(
+    "asleep",
+    [
+        thread(1000, threshold=301),  # not long enough to be sampled for sure
+        thread(1000, flags=0),
+        thread(1000, epoch=2),
+        thread(999),
+        thread(0),
+        thread(1000, tid=8),
+    ],
+)
+def test_other_waits_are_not_told(asleep):
+    joiner = WaitJoiner()
+    joiner.join([begin(1000)])
+    assert joiner.tell([asleep], 1300, 77, 1) == []
+
+
+def test_threads_that_ended_are_forgotten():
+    joiner = WaitJoiner()
+    joiner.join([begin(1000), begin(1000, tid=8)])
+    joiner.forget([thread(1000)])
+    assert [one.tid for one in joiner.tell([thread(1000), thread(1000, tid=8)], 1300, 7, 1)] == [8]
+    joiner.clear()
+    assert joiner.tell([thread(1000, tid=8)], 1400, 7, 1) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_course_of_waits_is_told_exactly(seed):
+    """Against a plain account of each wait: its duration, or the threshold if it is shorter."""
+    rng = random.Random(seed)
+    joiner, now = WaitJoiner(), 1000
+    waiting, expected, told, kept, taken = {}, {}, defaultdict(int), 0, 0
+    for _ in range(3000):
+        now += rng.randrange(1, 60)
+        tid = rng.randrange(10)
+        records, found = [], []
+        if tid not in waiting:
+            has_begun = rng.random() < 0.7
+            waiting[tid] = now, has_begun, rng.randrange(1, 200)
+            if has_begun:
+                records.append(begin(now, tid=tid))
+        elif rng.random() < 0.5:
+            since, has_begun, threshold = waiting.pop(tid)
+            duration = now - since
+            runnable = rng.randrange(duration + 1)
+            keeps = duration >= threshold or rng.random() < 0.5
+            flags = has_begun * WAIT_HAS_BEGUN | keeps * WAIT_KEPT
+            if flags:
+                records.append(
+                    end(since, duration - runnable, runnable, flags=flags, threshold=threshold,
+                        tid=tid)
+                )  # fmt: skip
+            if keeps:
+                taken += 1
+                expected[tid, since] = max(duration, threshold)
+        if rng.random() < 0.2:
+            threads = [
+                thread(since, flags=has_begun * WAIT_HAS_BEGUN, threshold=threshold, tid=one)
+                for one, (since, has_begun, threshold) in waiting.items()
+            ]
+            found = joiner.tell(threads, now, BOOT + now, 1)
+            for one in found:
+                since, _, threshold = waiting[one.tid]
+                assert now - since >= threshold
+                told[one.tid, since] += one.value
+        for one in joiner.join(records):
+            told[one.tid, one.wait.start_ns - BOOT] += one.value
+            kept += 1
+        kept += len(found)
+    going_on = {
+        (tid, since): now - since for tid, (since, *_) in waiting.items() if (tid, since) in told
+    }
+    assert {key: value for key, value in told.items() if key not in going_on} == expected
+    assert all(told[key] <= passed for key, passed in going_on.items())
+    assert kept == taken + joiner.added
+
+
+def test_the_threshold_follows_the_rate():
+    control = ThresholdControl(1000, 0)
+    assert control.threshold_ns == FIRST_THRESHOLD_NS
+    assert not control.update(SECOND // 2, 500, 10), "once a second"
+    assert control.update(SECOND, 15, 10)
+    assert control.threshold_ns == 1.5 * FIRST_THRESHOLD_NS
+    assert not control.update(2 * SECOND, 25, 10)
+    for second in range(3, 40):
+        control.update(second * SECOND, 25, 10)
+    assert control.threshold_ns == 1000, "nothing shorter is wanted"
+    for second in range(40, 80):
+        control.update(second * SECOND, second * 10**6, 10)
+    assert control.threshold_ns == MAX_THRESHOLD_NS
+
+
+def test_the_threshold_settles():
+    """Waits of many durations: as many are sampled as are wanted."""
+    rng, control, taken = random.Random(3), ThresholdControl(1, 0), 0
+    for second in range(1, 30):
+        before = taken
+        for _ in range(5000):
+            duration = rng.lognormvariate(14, 2)
+            taken += rng.random() < min(1, duration / control.threshold_ns)
+        control.update(second * SECOND, taken, 40)
+    assert taken - before == pytest.approx(40, rel=0.7)
