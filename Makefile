@@ -8,7 +8,7 @@ RUN_PACKAGES := python3-venv libbpf1
 TEST_PACKAGES := clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc mmdebstrap \
 	qemu-system-x86 busybox-static kmod gcc gcc-12 g++ binutils dwz make xz-utils openssl
 
-.PHONY: help setup setup-test check format test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-mutations test-symbols-truth test-reload test-lines test-deploy test-deb test-view test-debug-package test-user-names soak bench bench-compare bpf viewer generated man dist deb clean
+.PHONY: help setup setup-test check format test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-mutations test-symbols-truth test-reload test-lines test-deploy test-deb test-view test-debug-package test-user-names soak bench bench-compare fleet bpf viewer generated man dist deb clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -92,6 +92,10 @@ test-user-names:  ## names of frames against programs that say what they run: SE
 
 bench:  ## a table of benchmarks, as ratios measured in one run
 	$(BIN)/python -m benchmarks
+
+fleet:  ## replay windows as many hosts against a Collector, and write the figures: HOSTS=200 SECONDS=300 RESTART=20
+	$(BIN)/python -m benchmarks.fleet --hosts $(or $(HOSTS),200) --seconds $(or $(SECONDS),300) \
+		--restart $(or $(RESTART),20) --write docs/fleet.md
 
 bench-compare:  ## benchmarks compared with another commit: BASE=commit RUNS=5 TOPICS="otlp symbols" QUICK=1
 	$(BIN)/python -m benchmarks.compare $(BASE) $(TOPICS) --runs $(or $(RUNS),5) $(if $(QUICK),--quick)

@@ -1,0 +1,60 @@
+"""Many hosts, by simulation: windows and retries keep them apart."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from otel_kprofiler.config import Receiver
+from otel_kprofiler.config.otlp import RetryOnFailure
+from otel_kprofiler.pipeline import window_schedule
+
+HOSTS = 500
+SECOND_NS = 1_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    random.seed(17)
+
+
+def count_by_second(times):
+    return Counter(int(time) for time in times)
+
+
+def ends_of_windows(schedule, until_s):
+    """Of hosts that all start at 0; in seconds."""
+    for _ in range(HOSTS):
+        now = 0.0
+        while now < until_s:
+            now += schedule.length_ns(random.random()) / SECOND_NS
+            yield now
+
+
+def test_hosts_that_start_at_once_drift_apart_within_minutes():
+    schedule = window_schedule(Receiver())
+    requests = count_by_second(ends_of_windows(schedule, 180))
+    mean = HOSTS / 5
+    assert requests[4] + requests[5] > HOSTS * 0.9
+    assert max(requests[second] for second in range(120, 180)) < 1.5 * mean
+
+
+def test_without_jitter_they_stay_together():
+    schedule = window_schedule(Receiver(reporter_jitter=0.0))
+    requests = count_by_second(ends_of_windows(schedule, 180))
+    assert set(requests.values()) == {HOSTS}
+
+
+@pytest.mark.parametrize("away_s", [10, 60, 600])
+def test_hosts_that_failed_together_do_not_come_back_together(away_s):
+    policy = RetryOnFailure(max_elapsed_time="0s").settings()
+    back = []
+    for _ in range(HOSTS):
+        now, failures = 0.0, 0
+        while now < away_s:
+            failures += 1
+            now += policy.interval_s(failures)
+        back.append(now - away_s)
+    longest = policy.max_interval_s * (1 + policy.randomization_factor)
+    assert max(back) <= longest
+    assert max(count_by_second(back).values()) < HOSTS / 5
