@@ -197,6 +197,7 @@ class Agent:
                 loader=config.loader,
                 pause=self._alive_sometimes,
                 grain=config.grain,
+                leaves_out_self_profiled=config.leaves_out_self_profiled,
             )
             pipeline.start()
         except (HostError, SamplerError) as error:
@@ -344,6 +345,7 @@ class Agent:
         if pipeline.sampler.period_ns != period_ns or new.schedule != old.schedule:
             pipeline.change_windows(changed_ns, new.schedule)
         pipeline.grain = new.grain
+        pipeline.leaves_out_self_profiled = new.leaves_out_self_profiled
         if (new.resource, new.service_sources) != (old.resource, old.service_sources):
             change_attributes(pipeline, self._access, new.resource, new.service_sources)
         self._configure_timers(new)

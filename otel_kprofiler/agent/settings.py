@@ -44,6 +44,7 @@ class AgentConfig:
         schedule: the length of windows.
         resource: attributes of every Resource.
         grain: what has a Resource of its own.
+        leaves_out_self_profiled: whether processes that sample themselves are left out.
         service_sources: what names services that say no name themselves.
         exporters: exporters of the pipeline, by id and in order.
         must_sample: exit with an error if sampling cannot start.
@@ -67,6 +68,7 @@ class AgentConfig:
     schedule: WindowSchedule
     resource: Mapping[str, AttributeValue]
     grain: Grain
+    leaves_out_self_profiled: bool
     service_sources: tuple[str, ...]
     exporters: Mapping[str, ExporterSettings]
     must_sample: bool
@@ -123,6 +125,7 @@ def agent_config(config: Config) -> AgentConfig:
         schedule=_window_schedule(receiver, limits),
         resource=resource_attributes(receiver),
         grain=resource_grain(receiver),
+        leaves_out_self_profiled=receiver.self_profiled == "leave_out",
         service_sources=service_sources(receiver),
         exporters=config.running_exporters,
         must_sample=receiver.error_mode == "propagate",

@@ -231,6 +231,13 @@ class Receiver(Section):
         "process.",
     )
 
+    self_profiled: Annotated[Literal["leave_out", "mark"], BeforeValidator(lower)] = Field(
+        default="leave_out",
+        description="On-CPU samples of services that profile themselves with this package: "
+        "leave_out counts their CPU time only once (as samples lost to self_profiled); mark sends "
+        "them, too, with otel_kprofiler.self_profiled on the Resource, as it is on samples of "
+        "other kinds (see docs/fleet.md).",
+    )
     resources: Annotated[
         Literal["process", "executable", "container", "service", "host"], BeforeValidator(lower)
     ] = Field(

@@ -32,6 +32,8 @@ class LossCause(enum.Enum):
     """An output file could not be written, such as for want of space."""
     NOT_OFFERED = "not_offered"
     """Its window was closed while the exporter was not configured, such as before a reload."""
+    SELF_PROFILED = "self_profiled"
+    """Its process samples itself and counts that time, so that it is left out, as configured."""
     SHUTDOWN = "shutdown"
     """The time for shutting down ended before the data was delivered."""
     INTERNAL = "internal"

@@ -138,6 +138,7 @@ def open_live(
     on_drained: Callable[[Sequence[RawSample]], None] | None = None,
     find_labels: Callable[[int], LabelSet] | None = None,
     grain: Grain = Grain.PROCESS,
+    leaves_out_self_profiled: bool = False,
 ) -> Pipeline[EbpfSampler]:
     """A pipeline that samples this host; loads no program before it is started.
 
@@ -161,6 +162,7 @@ def open_live(
         on_drained: sees the samples of each drain.
         find_labels: the labels with a number that a sample has.
         grain: what has a Resource of its own.
+        leaves_out_self_profiled: leave out on-CPU samples of processes that sample themselves.
 
     Raises:
         DependencyError: the loader's library is missing.
@@ -202,6 +204,7 @@ def open_live(
         on_drained=on_drained,
         find_labels=find_labels,
         grain=grain,
+        leaves_out_self_profiled=leaves_out_self_profiled,
     )
 
 

@@ -30,6 +30,7 @@ from otel_kprofiler.model import (
     ExporterAccount,
     LabelSet,
     LossCause,
+    Losses,
     RawSample,
     Resource,
     SampleCounts,
@@ -46,7 +47,13 @@ from otel_kprofiler.pipeline.windows import (
     WindowCounts,
     WindowSchedule,
 )
-from otel_kprofiler.processes import Grain, ProcessResources, merge_resources
+from otel_kprofiler.processes import (
+    Grain,
+    ProcessResources,
+    is_self_profiled,
+    leave_out_self_profiled,
+    merge_resources,
+)
 from otel_kprofiler.sampling import Sampler, SamplerCounts
 from otel_kprofiler.symbols import StackResolver
 
@@ -80,9 +87,12 @@ class Pipeline(Generic[SamplerT]):
         on_drained: sees the samples of each drain, before they wait for their symbols.
         find_labels: the labels with a number; without it, samples have none.
         grain: what has a Resource of its own; windows are merged as they are closed.
+        leaves_out_self_profiled: whether windows are without on-CPU samples of processes that
+            sample themselves; these are counted as lost.
 
     Attributes:
         grain: as given; may be changed at any time.
+        leaves_out_self_profiled: likewise.
     """
 
     def __init__(
@@ -102,9 +112,13 @@ class Pipeline(Generic[SamplerT]):
         on_drained: Callable[[Sequence[RawSample]], None] | None = None,
         find_labels: Callable[[int], LabelSet] | None = None,
         grain: Grain = Grain.PROCESS,
+        leaves_out_self_profiled: bool = False,
     ) -> None:
         self.sampler = sampler
         self.grain = grain
+        self.leaves_out_self_profiled = leaves_out_self_profiled
+        self._left_out = SampleCounts()
+        self._no_longer_self_profiled: set[Resource] = set()
         self._on_drained = on_drained
         self._find_labels = find_labels
         self.python = python
@@ -238,8 +252,8 @@ class Pipeline(Generic[SamplerT]):
         sampled = {
             kind: Account(
                 counts.taken,
-                counts.received,
-                counts.lost,
+                counts.received - self._left_out[kind],
+                self._add_left_out(kind, counts.lost),
                 waiting[kind],
                 missed=counts.missed,
                 truncated=counts.truncated,
@@ -321,6 +335,12 @@ class Pipeline(Generic[SamplerT]):
             resolve_again=self._stacks.resolve,
             renew=self._renew,
         )
+        if self.leaves_out_self_profiled:
+            window, left = leave_out_self_profiled(window, self._no_longer_self_profiled)
+            collected -= left
+            with self._lock:
+                self._in_windows -= left
+                self._left_out += left
         self._collected, self._reported = collected, self._counts
         self.resources.next_window()
         with self._lock:
@@ -363,6 +383,9 @@ class Pipeline(Generic[SamplerT]):
 
     def _renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
         renewed = self.resources.renew(resources)
+        self._no_longer_self_profiled = {
+            new for old, new in renewed.items() if is_self_profiled(old)
+        }
         if self._whole:
             self._renewed.update(renewed)
         return renewed
@@ -391,12 +414,21 @@ class Pipeline(Generic[SamplerT]):
         lost = Counter(counts.lost) - Counter(before.lost)
         lost += Counter({LossCause.SHUTDOWN: given_up})
         totals = StreamTotals(
-            self._stream_id, collected, counts.taken, counts.lost, missed=counts.missed
+            self._stream_id,
+            collected,
+            counts.taken,
+            self._add_left_out(kind, counts.lost),
+            missed=counts.missed,
         )
         taken = counts.taken - before.taken
         if kind != OFF_CPU.name:
             return WindowCounts(taken, dict(lost), totals)
         return WindowCounts(taken, dict(lost), totals, self.sampler.wait_threshold_ns, waits)
+
+    def _add_left_out(self, kind: str, lost: Losses) -> Losses:
+        """The losses of a kind with what was left out of windows so far."""
+        count = self._left_out[kind]
+        return {**lost, LossCause.SELF_PROFILED: count} if count else lost
 
     def _get_windows(self) -> WindowBuilder:
         if self._windows is None:

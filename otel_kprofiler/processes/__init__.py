@@ -14,16 +14,26 @@ from otel_kprofiler.processes.resources import (
     ProcessResources,
     read_host_attributes,
 )
+from otel_kprofiler.processes.self_profiled import (
+    SELF_PROFILED,
+    TARGET,
+    is_self_profiled,
+    leave_out_self_profiled,
+)
 
 __all__ = [
     "CONTEXT_HEADER",
     "CONTEXT_SIGNATURE",
     "CONTEXT_VERSION",
     "SCHEMA_URL",
+    "SELF_PROFILED",
     "SERVICE_SOURCES",
+    "TARGET",
     "Grain",
     "ProcessContexts",
     "ProcessResources",
+    "is_self_profiled",
+    "leave_out_self_profiled",
     "merge_resources",
     "read_host_attributes",
     "read_process_context",

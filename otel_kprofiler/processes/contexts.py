@@ -33,6 +33,7 @@ from otel_kprofiler.host import (
 from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey
 from otel_kprofiler.otlp import ProcessContext, decode_process_context
 from otel_kprofiler.processes.environment import read_environment
+from otel_kprofiler.processes.self_profiled import SELF_PROFILED, TARGET, profiles_itself
 
 CONTEXT_SIGNATURE: Final = b"OTEL_CTX"
 CONTEXT_VERSION: Final = 2
@@ -89,7 +90,9 @@ class Claims(NamedTuple):
         """All of them; a context goes before the environment."""
         if self.published is None:
             return self.environment
-        return {**self.environment, **self.published.context.resource}
+        context = self.published.context
+        mark = {SELF_PROFILED: True} if context.extra else {}
+        return {**self.environment, **context.resource, **mark}
 
     @property
     def size(self) -> int:
@@ -354,7 +357,10 @@ class ProcessContexts:
             found = _find(self._files, key.tgid, memory, known)
         if found and found is not known:
             claims = filter_claims(found.context.resource)
-            found = found._replace(context=ProcessContext(claims, {}))
+            extra = found.context.extra
+            proven = profiles_itself(self._files, key.tgid, extra)
+            kept = {TARGET: extra[TARGET]} if proven else {}
+            found = found._replace(context=ProcessContext(claims, kept))
         return found
 
     def _is_running(self, key: ProcessKey) -> bool:

@@ -19,7 +19,8 @@ from otel_kprofiler.model import (
     Window,
     WindowSample,
 )
-from otel_kprofiler.otlp import KERNEL_THREAD
+from otel_kprofiler.otlp import KERNEL_THREAD, USER_UNIT
+from otel_kprofiler.processes.self_profiled import SELF_PROFILED
 
 _SERVICE: Final = (
     "deployment.environment.name",
@@ -27,7 +28,7 @@ _SERVICE: Final = (
     "service.namespace",
     "service.version",
 )
-_CONTAINER: Final = ("container.", "k8s.")
+_CONTAINER: Final = ("container.", "k8s.", "systemd.", USER_UNIT)
 _EXECUTABLE: Final = "process.executable."
 _EXECUTABLE_NAME: Final = "process.executable.name"
 _EXECUTABLE_PATH: Final = "process.executable.path"
@@ -40,9 +41,9 @@ class Grain(enum.Enum):
 
     PROCESS = "process"
     EXECUTABLE = "executable"
-    """An executable file, in a container, of a service."""
+    """An executable file, in a container or unit of systemd, of a service."""
     CONTAINER = "container"
-    """A container; several services in one stay apart."""
+    """A container, outside of these a unit; several services in one stay apart."""
     SERVICE = "service"
     """A service, by name, namespace, version and environment."""
     HOST = "host"
@@ -58,7 +59,7 @@ class Grain(enum.Enum):
         selected = {
             key: value
             for key, value in attributes.items()
-            if key in common or key in names or key.startswith(prefixes)
+            if key in common or key in names or key.startswith(prefixes) or key == SELF_PROFILED
         }
         if self is Grain.EXECUTABLE and _EXECUTABLE_PATH not in selected:
             name = selected.get(_EXECUTABLE_NAME)

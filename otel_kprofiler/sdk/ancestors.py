@@ -6,10 +6,9 @@ import os
 from typing import Final
 
 from otel_kprofiler.model import Attributes
-from otel_kprofiler.processes import read_process_context
+from otel_kprofiler.processes import TARGET, read_process_context
 
-_TARGET: Final = "otel_kprofiler.target"
-SAMPLES_DESCENDANTS: Final[Attributes] = {_TARGET: "children"}
+SAMPLES_DESCENDANTS: Final[Attributes] = {TARGET: "children"}
 """Extra attributes in the process context of a process that samples its descendants."""
 
 

@@ -19,8 +19,9 @@ from otel_kprofiler.export import OtlpSettings
 from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.model import MAX_FRAMES, PYTHON_FRAMES, AttributeValue, Window
 from otel_kprofiler.pipeline import FIRST_WINDOW_NS, WindowSchedule
+from otel_kprofiler.processes import TARGET
 from otel_kprofiler.sampling import SamplerConfig
-from otel_kprofiler.sdk.ancestors import SAMPLES_DESCENDANTS, find_sampling_ancestor
+from otel_kprofiler.sdk.ancestors import find_sampling_ancestor
 from otel_kprofiler.sdk.environment import Wanted, read_environment, read_options
 from otel_kprofiler.sdk.exporters import ExporterFactory
 from otel_kprofiler.sdk.plan import Plan, Target
@@ -355,6 +356,7 @@ class KernelProfiler(ForkAware):
             if self._exporters:
                 provider.shutdown(0)
             raise
+        self._publish(sampling=True)  # again: readers look for a proof, which is there only now
         provider.attach(self)
         self._problem = ""
         _running = self
@@ -379,16 +381,15 @@ class KernelProfiler(ForkAware):
         return self._given_provider or get_profiler_provider()
 
     def _publish_end(self) -> None:
-        """Announce that descendants are no longer sampled."""
-        if self._plan.target == "children":
-            self._publish(sampling=False)
+        """Announce that nothing is sampled any more."""
+        self._publish(sampling=False)
 
     def _publish(self, *, sampling: bool) -> None:
-        """Publish the profiles' Resource, and whether descendants are sampled."""
+        """Publish the profiles' Resource, and what is sampled."""
         if not self._plan.publish_context:
             return
         try:
-            extra = SAMPLES_DESCENDANTS if sampling and self._plan.target == "children" else None
+            extra = {TARGET: self._plan.target} if sampling else None
             publish_process_context(self._published(), extra, in_children=self._published)
         except HostError as error:
             _log.warning("%s", error.with_fix())

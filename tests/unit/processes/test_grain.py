@@ -115,12 +115,21 @@ PROCESS = {
     "process.runtime.name": "cpython",
     "container.id": "3f2a",
     "k8s.pod.uid": "77",
+    "systemd.unit.name": "containerd.service",
+    "process.parent_pid": 1,
     "service.name": "shop",
     "service.version": "2",
     "service.instance.id": "11",
 }
 COMMON = ("host.name", "cluster")
-OF_CONTAINER = {*COMMON, "container.id", "k8s.pod.uid", "service.name", "service.version"}
+OF_CONTAINER = {
+    *COMMON,
+    "container.id",
+    "k8s.pod.uid",
+    "systemd.unit.name",
+    "service.name",
+    "service.version",
+}
 
 
 @pytest.mark.parametrize(

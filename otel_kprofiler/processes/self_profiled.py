@@ -1,0 +1,86 @@
+"""Processes that profile themselves, so that no CPU time is counted twice.
+
+They say so in their process context (:data:`TARGET`). Anyone can publish that, so it counts only
+from a process that holds BPF maps: making one takes the rights to profile, where unprivileged BPF
+is disabled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from otel_kprofiler.host import HostFiles
+from otel_kprofiler.model import ON_CPU, Attributes, LossCause, Resource, SampleCounts, Window
+
+TARGET: Final = "otel_kprofiler.target"
+"""Ours, in the attributes of a process context: what the process samples, ``self`` or more."""
+SELF_PROFILED: Final = "otel_kprofiler.self_profiled"
+"""Ours, on Resources: true if the process samples its own on-CPU time."""
+_BPF_MAP: Final = "anon_inode:bpf-map"
+
+
+def profiles_itself(files: HostFiles, pid: int, extra: Attributes) -> bool:
+    """Whether a process samples itself: says so, and can.
+
+    Args:
+        files: the host's files.
+        pid: the process.
+        extra: attributes of its context that are not part of the Resource.
+
+    Raises:
+        OSError: its descriptors cannot be read.
+    """
+    if not extra.get(TARGET):
+        return False
+    for name in files.list_dir(f"/proc/{pid}/fd"):
+        try:
+            if files.read_link(f"/proc/{pid}/fd/{name}") == _BPF_MAP:
+                return True
+        except FileNotFoundError:
+            continue  # closed meanwhile
+    return False
+
+
+def is_self_profiled(resource: Resource) -> bool:
+    """Whether a Resource is of a process that samples itself."""
+    return resource.attributes.get(SELF_PROFILED) is True
+
+
+def leave_out_self_profiled(
+    window: Window, others: Collection[Resource] = ()
+) -> tuple[Window, SampleCounts]:
+    """The window without on-CPU samples of processes that sample themselves; counts them as lost.
+
+    Args:
+        window: with a Resource for each process.
+        others: Resources of processes that did so during a part of the window.
+
+    Returns:
+        The window, and how many samples of each kind were left out.
+    """
+    profiles, left = [], SampleCounts()
+    for profile in window.profiles:
+        kept = [
+            group
+            for group in profile.resources
+            if profile.kind is not ON_CPU
+            or not (is_self_profiled(group.resource) or group.resource in others)
+        ]
+        count = profile.sample_count
+        changed = replace(profile, resources=kept)
+        count -= changed.sample_count
+        if count:
+            left[profile.kind.name] += count
+            lost = {LossCause.SELF_PROFILED: count}
+            totals = profile.totals
+            if totals:
+                earlier = totals.lost.get(LossCause.SELF_PROFILED, 0)
+                totals = totals._replace(
+                    samples=totals.samples - count,
+                    lost={**totals.lost, LossCause.SELF_PROFILED: earlier + count},
+                )
+            changed = replace(changed, lost={**profile.lost, **lost}, totals=totals)
+        profiles.append(changed)
+    return replace(window, profiles=profiles), left

@@ -1,0 +1,172 @@
+"""Agent and embedded profiler on one host: no CPU time is counted twice."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import Level
+from otel_kprofiler.otlp import decode_windows
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+
+CONFIG = """
+receivers:
+  kprofiler:
+    samples_per_second: 199
+    reporter_interval: 300ms
+    self_profiled: {mode}
+exporters:
+  file: {{path: "{path}"}}
+service:
+  telemetry: {{metrics: {{level: none}}}}
+  pipelines: {{profiles: {{receivers: [kprofiler], exporters: [file]}}}}
+"""
+AGENT = "from otel_kprofiler.cli import main; main()"
+SERVICE = """
+import os, signal, sys
+from otel_kprofiler.sdk import KernelProfiler
+stopped = []
+signal.signal(signal.SIGUSR1, lambda *_: stopped.append(1))
+profiler = KernelProfiler.from_env()
+profiler.start()
+while True:
+    os.listdir("/proc/self/task")
+    if stopped:
+        profiler.stop()
+        stopped.clear()
+"""
+IMPOSTOR = """
+import os
+from otel_kprofiler.sdk import publish_process_context
+publish_process_context({"service.name": "impostor"}, {"otel_kprofiler.target": "self"})
+while True:
+    os.listdir("/proc/self/task")
+"""
+MARK = "otel_kprofiler.self_profiled"
+
+
+@pytest.fixture(autouse=True)
+def _host_can():
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+
+
+class Parts:
+    """The agent, and the processes that it samples."""
+
+    def __init__(self, stack, directory):
+        self._stack, self._directory = stack, directory
+        self._log = directory / "agent.log"
+        self._log.touch()
+        self.path = directory / "agent.jsonl"
+        self.own = directory / "service.jsonl"
+
+    def start(self, *arguments, **options):
+        process = self._stack.enter_context(subprocess.Popen(arguments, **options))
+        self._stack.callback(process.kill)
+        return process
+
+    def start_service(self):
+        env = {
+            **os.environ,
+            "OTEL_SERVICE_NAME": "shop",
+            "OTEL_PROFILES_EXPORTER": "otlp_json_file",
+            "OTEL_KPROFILER_FILE": str(self.own),
+            "OTEL_KPROFILER_REPORTER_INTERVAL": "300ms",
+        }
+        return self.start(sys.executable, "-c", SERVICE, env=env)
+
+    def start_agent(self, mode):
+        config = self._directory / "agent.yaml"
+        config.write_text(CONFIG.format(mode=mode, path=self.path))
+        with open(self._log, "wb") as log:
+            command = [sys.executable, "-c", AGENT, "run", "-c", config]
+            return self.start(*command, stdout=subprocess.PIPE, stderr=log)
+
+    def windows(self, path=None):
+        """Of each window the samples and the Resource of each process, by pid."""
+        path = path or self.path
+        data = path.read_bytes() if path.exists() else b""
+        whole = data[: data.rfind(b"\n") + 1]
+        found = []
+        for window in decode_windows(whole) if whole else []:
+            counts = {}
+            for resource, sample in window.profiles[0].samples:
+                pid = resource.attributes.get("process.pid")
+                count = counts.get(pid, (0, resource))[0] + len(sample.timestamps_unix_ns)
+                counts[pid] = count, resource
+            found.append(counts)
+        return found
+
+    def wait_for(self, condition):
+        deadline = time.monotonic() + 90
+        while not condition():
+            assert time.monotonic() < deadline, self._log.read_text()
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def parts(tmp_path):
+    with contextlib.ExitStack() as stack:
+        yield Parts(stack, tmp_path)
+
+
+def stop(agent):
+    """Stop the agent; its account."""
+    agent.send_signal(signal.SIGTERM)
+    out, _ = agent.communicate(timeout=60)
+    assert agent.returncode == 0
+    return json.loads(out)
+
+
+def test_the_agent_leaves_a_service_out_while_that_profiles_itself(parts):
+    service, impostor = parts.start_service(), parts.start(sys.executable, "-c", IMPOSTOR)
+    parts.wait_for(lambda: any(service.pid in one for one in parts.windows(parts.own)))
+    agent = parts.start_agent("leave_out")
+
+    def without_service():
+        """Windows in which the impostor was sampled, but not the service."""
+        return [one for one in parts.windows() if impostor.pid in one and service.pid not in one]
+
+    parts.wait_for(lambda: len(without_service()) >= 5)
+    # Before its context has been read, which takes place at the end of a window, it may be there.
+    assert service.pid not in parts.windows()[-1]
+    (_, resource) = parts.windows()[-1].get(impostor.pid, (0, None))
+    assert resource is None or MARK not in resource.attributes
+    service.send_signal(signal.SIGUSR1)
+    parts.wait_for(lambda: service.pid in parts.windows()[-1])
+    assert MARK not in parts.windows()[-1][service.pid][1].attributes
+    account = stop(agent)
+    assert account["gaps"] == []
+    assert account["kinds"]["on_cpu"]["lost"]["self_profiled"] > 0
+    sent = sum(count for one in parts.windows() for count, _ in one.values())
+    assert account["exporters"]["file"]["exported"] == sent
+    told = sum(account["lost"].values()) + account["received"]
+    assert told == account["taken"]
+
+
+def test_with_mark_the_agent_sends_and_marks_them(parts):
+    service = parts.start_service()
+    parts.wait_for(lambda: any(service.pid in one for one in parts.windows(parts.own)))
+    agent = parts.start_agent("mark")
+
+    def marked():
+        return [
+            one[service.pid]
+            for one in parts.windows()
+            if service.pid in one and one[service.pid][1].attributes.get(MARK) is True
+        ]
+
+    parts.wait_for(lambda: len(marked()) >= 2)
+    assert marked()[-1][0] > 0
+    account = stop(agent)
+    assert account["gaps"] == []
+    assert "self_profiled" not in account["lost"]
