@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 RUN_PACKAGES := python3-venv libbpf1
-TEST_PACKAGES := clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc mmdebstrap \
+TEST_PACKAGES := clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc mmdebstrap buildah \
 	qemu-system-x86 busybox-static kmod gcc gcc-12 g++ binutils dwz make xz-utils openssl
 
 .PHONY: help setup setup-test check format test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-mutations test-symbols-truth test-reload test-lines test-deploy test-deb test-view test-debug-package test-user-names soak bench bench-compare fleet bpf viewer generated man dist deb clean

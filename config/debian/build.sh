@@ -43,7 +43,7 @@ install -d "$output" "$root$home" "$root/DEBIAN" "$doc/examples"
 python=$("$work/tool/bin/python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
 /usr/bin/python3 -m venv --without-pip "$root$home"
 "$work/tool/bin/python" -m pip -q --disable-pip-version-check --python "$root$home/bin/python" \
-	install --no-compile ${CONSTRAINTS:+--constraint "$CONSTRAINTS"} "$source[dwarf,zstd]"
+	install --no-compile ${CONSTRAINTS:+--constraint "$CONSTRAINTS"} "${source}[dwarf,zstd]"
 
 # Then with its own. Other commands of the bundled packages are left out.
 packages=$root$home/lib/$python/site-packages
@@ -84,7 +84,7 @@ for page in "$source"/docs/man/*.1; do
 	install -Dm644 "$page" "$root/usr/share/man/man1/${page##*/}"
 	gzip -9n "$root/usr/share/man/man1/${page##*/}"
 done
-complete() { # SHELL FILE
+completion() { # SHELL FILE
 	install -d "$(dirname "$root/usr/share/$2")"
 	_OTEL_KPROFILER_COMPLETE=${1}_source PYTHONDONTWRITEBYTECODE=1 "$work/tool/bin/python" -c '
 import sys
@@ -93,9 +93,9 @@ sys.argv[0] = "otel-kprofiler"
 from otel_kprofiler.cli import main
 main()' "$packages" > "$root/usr/share/$2"
 }
-complete bash bash-completion/completions/otel-kprofiler
-complete zsh zsh/vendor-completions/_otel-kprofiler
-complete fish fish/vendor_completions.d/otel-kprofiler.fish
+completion bash bash-completion/completions/otel-kprofiler
+completion zsh zsh/vendor-completions/_otel-kprofiler
+completion fish fish/vendor_completions.d/otel-kprofiler.fish
 install -m644 "$source/README.md" "$source/SECURITY.md" "$doc"
 cp -R "$source/config/agent.yaml" "$source/config/collector" "$doc/examples"
 gzip -9nc "$source/CHANGELOG.md" > "$doc/changelog.gz"

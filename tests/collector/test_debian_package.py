@@ -9,11 +9,9 @@ network is a namespace of its own, where the agent's and the Collector's default
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -26,7 +24,7 @@ import pytest
 
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
-from tests.cache import cache_directory
+from tests.collector.roots import Root, make_archive
 from tests.collector.units import ROOT, as_the_unit_says, count_timestamps, parse_unit
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1500)]
@@ -85,69 +83,8 @@ def packages(tmp_path_factory):
     shutil.rmtree(directory)
 
 
-def make_archive(names):
-    """A tar file of a clean root with these packages, from the cache if it is there."""
-    codename = platform.freedesktop_os_release()["VERSION_CODENAME"]
-    digest = hashlib.sha256(f"{codename} {names}".encode()).hexdigest()[:12]
-    archive = cache_directory() / f"root-{codename}-{platform.machine()}-{digest}.tar"
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with open(archive.parent / "root.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not archive.exists():
-            part = archive.with_suffix(".part.tar")
-            done = subprocess.run(
-                [
-                    *("mmdebstrap", "--mode=root", "--variant=essential"),
-                    *(f"--include={names.replace(' ', '')}", codename, part),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=900,
-            )
-            if done.returncode:
-                pytest.skip(f"mmdebstrap makes no root of {codename} here: {done.stdout[-500:]}")
-            part.rename(archive)
-    return archive
-
-
-class CleanRoot:
-    """A Debian root with a network of its own."""
-
-    def __init__(self, path, archive):
-        self.path = path
-        subprocess.run(["tar", "-C", path, "-xf", archive, "--exclude=./dev/*"], check=True)
-        mounts = "".join(
-            f" && mount --rbind /{name} {path}/{name}" for name in ("dev", "proc", "sys")
-        )
-        script = f"ip link set lo up{mounts} && echo ready && exec sleep infinity"
-        self._holder = subprocess.Popen(
-            ["unshare", "--mount", "--net", "sh", "-c", script], stdout=subprocess.PIPE, text=True
-        )
-        assert self._holder.stdout.readline() == "ready\n"
-
-    def beside(self, *words):
-        """The words of a command in this network, with the files of the host."""
-        return ["nsenter", "-t", str(self._holder.pid), "-n", "--", *map(str, words)]
-
-    def command(self, *words):
-        """The words of a command inside."""
-        enter = ["nsenter", "-t", str(self._holder.pid), "-m", "-n", "--", "chroot", self.path]
-        return [*map(str, enter), *map(str, words)]
-
-    def run(self, *words):
-        """Run a command inside, without what the environment of the test says; its output."""
-        done = subprocess.run(
-            self.command(*words),
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert done.returncode == 0, f"{words}:\n{done.stdout}"
-        return done.stdout
+class CleanRoot(Root):
+    """A Debian root that lists its files and does not put up with what dpkg complains of."""
 
     def dpkg(self, *words):
         """Run dpkg, which must not complain."""
@@ -181,20 +118,18 @@ class CleanRoot:
             found[f"etc/{name}"] = sorted(lines)
         return found
 
-    def close(self):
-        self._holder.kill()
-        self._holder.communicate()
-
 
 @pytest.fixture
 def root(packages, tmp_path):
     missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
     if missing:
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
-    archive = make_archive(read_field(packages[0], "Depends"))
+    needed = read_field(packages[0], "Depends").replace(" ", "").split(",")
+    archive = make_archive("essential", *needed)
     path = tmp_path / "root"
     path.mkdir()
-    root = CleanRoot(path, archive)
+    subprocess.run(["tar", "-C", path, "-xf", archive, "--exclude=./dev/*"], check=True)
+    root = CleanRoot(path)
     yield root
     root.close()
     shutil.rmtree(path)

@@ -1,0 +1,82 @@
+"""Debian roots, made once from this system's mirror, in a network of their own."""
+
+import fcntl
+import hashlib
+import platform
+import subprocess
+
+import pytest
+
+from tests.cache import cache_directory
+
+ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+
+
+def make_archive(variant, *packages):
+    """A tar file of a root of this release, from the cache if it is there.
+
+    ``variant`` is one of mmdebstrap: ``essential``, or ``minbase``, which has apt.
+    """
+    codename = platform.freedesktop_os_release()["VERSION_CODENAME"]
+    digest = hashlib.sha256(f"{codename} {variant} {packages}".encode()).hexdigest()[:12]
+    archive = cache_directory() / f"root-{codename}-{platform.machine()}-{digest}.tar"
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with open(archive.parent / "root.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not archive.exists():
+            part = archive.with_suffix(".part.tar")
+            included = [f"--include={','.join(packages)}"] if packages else []
+            done = subprocess.run(
+                ["mmdebstrap", "--mode=root", f"--variant={variant}", *included, codename, part],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=900,
+            )
+            if done.returncode:
+                pytest.skip(f"mmdebstrap makes no root of {codename} here: {done.stdout[-500:]}")
+            part.rename(archive)
+    return archive
+
+
+class Root:
+    """A root directory with the kernel's file systems and a network of its own."""
+
+    def __init__(self, path, read_only=False):
+        self.path = path
+        steps = ["ip link set lo up"]
+        if read_only:
+            steps += [f"mount --bind {path} {path}", f"mount -o remount,bind,ro {path}"]
+        steps += [f"mount --rbind /{name} {path}/{name}" for name in ("dev", "proc", "sys")]
+        script = " && ".join([*steps, "echo ready", "exec sleep infinity"])
+        self._holder = subprocess.Popen(
+            ["unshare", "--mount", "--net", "sh", "-c", script], stdout=subprocess.PIPE, text=True
+        )
+        assert self._holder.stdout.readline() == "ready\n"
+
+    def beside(self, *words):
+        """The words of a command in this network, with the files of the host."""
+        return ["nsenter", "-t", str(self._holder.pid), "-n", "--", *map(str, words)]
+
+    def command(self, *words):
+        """The words of a command inside."""
+        enter = ["nsenter", "-t", str(self._holder.pid), "-m", "-n", "--", "chroot", self.path]
+        return [*map(str, enter), *map(str, words)]
+
+    def run(self, *words):
+        """Run a command inside, without what the environment of the test says; its output."""
+        done = subprocess.run(
+            self.command(*words),
+            env=ENVIRON,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 0, f"{words}:\n{done.stdout}"
+        return done.stdout
+
+    def close(self):
+        self._holder.kill()
+        self._holder.communicate()

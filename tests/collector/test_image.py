@@ -1,0 +1,130 @@
+"""The image of config/kubernetes, built by buildah and run with what the DaemonSet allows it.
+
+No registry is needed: the Containerfile starts from a root of this release that mmdebstrap makes.
+No container runtime is needed: setpriv and mounts do what it would set, but for seccomp.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+from ruamel.yaml import YAML
+
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import Level
+from tests.collector.roots import Root, make_archive
+from tests.collector.units import ROOT
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1500)]
+
+TOOLS = ("buildah", "mmdebstrap", "unshare", "nsenter", "chroot", "setpriv", "ip")
+DIRECTORY = ROOT / "config/kubernetes"
+BASE = "localhost/base:test"
+IMAGE = "localhost/otel-kprofiler:test"
+
+
+class Storage:
+    """A place for images of its own."""
+
+    def __init__(self, path):
+        self._place = ["--root", path / "images", "--runroot", path / "run"]
+
+    def run(self, *words):
+        done = subprocess.run(
+            ["buildah", *self._place, *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, f"{words}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        return done.stdout.strip()
+
+
+def trust(directory):
+    """Options that let pip trust whom it trusts here, such as a mirror with certificates."""
+    asked = subprocess.run(
+        ["/usr/bin/python3", "-m", "pip", "config", "get", "global.cert"],
+        env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        capture_output=True,
+        text=True,
+    )
+    certificates = os.environ.get("PIP_CERT") or asked.stdout.strip()
+    if not certificates:
+        return []
+    config = directory / "pip.conf"
+    config.write_text("[global]\ncert = /run/certificates.crt\n")
+    return [
+        *("--volume", f"{config}:/etc/pip.conf:ro"),
+        *("--volume", f"{certificates}:/run/certificates.crt:ro"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    """Where the image's files are mounted, and its configuration."""
+    if os.geteuid() or not all(map(shutil.which, TOOLS)):
+        pytest.skip(f"needs root and {', '.join(TOOLS)}")
+    directory = tmp_path_factory.mktemp("image")
+    storage = Storage(directory)
+    archive = make_archive("minbase")
+    base = storage.run("from", "scratch")
+    storage.run("add", "--quiet", base, archive, "/")
+    storage.run("commit", "--quiet", "--rm", base, BASE)
+    storage.run(
+        *("build", "--isolation", "chroot", "--network", "host", "--build-arg", f"BASE={BASE}"),
+        *(*trust(directory), "-f", DIRECTORY / "Containerfile", "-t", IMAGE, ROOT),
+    )
+    container = storage.run("from", IMAGE)
+    about = json.loads(storage.run("inspect", "--type", "image", IMAGE))
+    path = storage.run("mount", container)
+    yield path, about["OCIv1"]["config"]
+    storage.run("umount", container)
+    storage.run("rm", "--all")
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def root(image):
+    root = Root(image[0], read_only=True)
+    yield root
+    root.close()
+
+
+def test_the_image_is_nobodys_and_has_no_tools(image, root):
+    path, config = image
+    assert config["User"] == "65534:65534"
+    (program,) = config["Entrypoint"]
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs")
+    assert root.run(*nobody, program, "--version").startswith("otel-kprofiler")
+    root.run(
+        *nobody, f"{os.path.dirname(program)}/python", "-c", "import grpc, symbolic, zstandard"
+    )
+    for tool in ("bin/pip", "bin/gcc", "bin/strip", "tool"):
+        assert not os.path.exists(f"{path}/usr/{tool}")
+        assert not os.path.exists(f"{path}/opt/otel-kprofiler/{tool}")
+    assert not os.path.exists(f"{path}/src")
+
+
+def test_the_image_samples_with_what_the_daemonset_allows(image, root):
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+    _, config = image
+    documents = YAML(typ="safe").load_all(DIRECTORY / "daemonset.yaml")
+    (daemons,) = [found for found in documents if found["kind"] == "DaemonSet"]
+    (container,) = daemons["spec"]["template"]["spec"]["containers"]
+    security = container["securityContext"]
+    assert security["capabilities"]["drop"] == ["ALL"]
+    sets = ",".join(["-all", *(f"+{name.lower()}" for name in security["capabilities"]["add"])])
+    assert security["readOnlyRootFilesystem"]
+    assert not security["allowPrivilegeEscalation"]
+    output = root.run(
+        *("setpriv", f"--reuid={security['runAsUser']}", "--clear-groups", "--no-new-privs"),
+        *(f"--bounding-set={sets}", f"--inh-caps={sets}"),
+        *(*config["Entrypoint"], "record", "--duration", "3s", "--idle", "--format", "table"),
+        *("--output", "-"),
+    )
+    assert "vmlinux" in output
+    assert "lost 0" in output
