@@ -47,7 +47,7 @@ class AgentTargets:
         except (HostError, SamplerError) as error:
             _log.error("new containers or units are not sampled: %s", error.with_fix())
             return
-        _log.info("sampling %s", self._follower.describe())
+        _log.debug("sampling %s", self._follower.describe())
 
     def _without_targets(self, config: SamplerConfig) -> SamplerConfig:
         """A running configuration with the targets that do not change; its rate may be lowered."""

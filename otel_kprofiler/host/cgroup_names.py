@@ -92,7 +92,7 @@ def parse_unified_path(text: bytes) -> str:
     return next((line.path for line in parse_cgroup_lines(text) if not line.controllers), "")
 
 
-@lru_cache(1024)
+@lru_cache(256)
 def parse_cgroup(text: bytes) -> CgroupNames:
     """What ``/proc/PID/cgroup`` says, of the hierarchy that says most; never raises."""
     if text == b"0::/\n":

@@ -184,6 +184,21 @@ def test_the_container_is_right_for_every_runtime(agent, place):
     assert "systemd.unit.name" not in found["dockerscope"]
 
 
+def test_processes_that_exit_at_once_are_in_their_container(agent, place):
+    """By the cgroup that the sample carries: nothing in /proc tells of them any more."""
+    brief = "while :; do ( i=0; while [ $i -lt 500 ]; do i=$((i+1)); done ); done"
+    place("spawns", f"docker/{container_id(1)}", script=brief)
+
+    def exited(found):
+        return [one for one in found if "process.parent_pid" not in one and one.get("process.pid")]
+
+    found = wait_for(
+        agent(f"target_containers: [{container_id(1)}]"),
+        lambda found: any("container.id" in one for one in exited(found)),
+    )
+    assert {one.get("container.id", container_id(1)) for one in found} == {container_id(1)}
+
+
 @pytest.mark.parametrize(
     ("targets", "path"),
     [
