@@ -15,6 +15,7 @@ _MOUNTS: Final = "/proc/self/mountinfo"
 _INITIAL: Final = "cgroup:[4026531835]"  # PROC_CGROUP_INIT_INO, include/linux/proc_ns.h
 _KTHREADD: Final = 2  # always in the root of the hierarchy
 _MOST: Final = 20_000
+_NONE_BELOW: Final = 2  # links of a directory without others in it: kernfs_set_inode_attr()
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
@@ -131,6 +132,8 @@ def walk_cgroups(root: Cgroup) -> Iterator[Cgroup]:
     while rest and left:
         above = rest.pop()
         try:
+            if os.stat(above.path).st_nlink == _NONE_BELOW:
+                continue
             with os.scandir(above.path) as entries:
                 below = [
                     Cgroup(entry.path, above.level + 1, entry.inode())

@@ -58,7 +58,12 @@ def find_containers(files: HostFiles) -> list[Container]:
 
 
 def _cut_cgroup(text: bytes, container: str) -> str:
-    """The path of a container's cgroup of version 2, without what is below it."""
+    """The path of a container's cgroup of version 2, without what is below it.
+
+    Empty if a cgroup namespace hides where it begins.
+    """
     path = parse_unified_path(text)
+    if path.startswith("/.."):
+        return ""
     before, found, after = path.rpartition(container)
     return f"{before}{found}{after.partition('/')[0]}" if found else ""

@@ -33,8 +33,8 @@ from otel_kprofiler.sampling.targets import SLOTS, check_cgroups
 from otel_kprofiler.text import describe_count
 
 _INTERVAL_S: Final = 1.0
-_SHARE: Final = 200
-"""Looking takes at most half a per cent of a core."""
+_SHARE: Final = 400
+"""Looking takes at most a quarter of a per cent of a core."""
 _SHORTEST_ID: Final = 4
 _NO_CGROUP: Final = (1, 0)
 """A level and an id that no cgroup has: nothing is sampled."""

@@ -5,7 +5,13 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_kprofiler.host import parse_cgroup, parse_cgroup_path
+from otel_kprofiler.host import (
+    parse_cgroup,
+    parse_cgroup_path,
+    parse_mount_points,
+    parse_own_container,
+)
+from otel_kprofiler.processes.owners import parse_user_name
 
 HEX = st.text("0123456789abcdef", min_size=64, max_size=64)
 PARTS = st.one_of(
@@ -43,3 +49,11 @@ def test_what_stands_beside_a_container_is_not_in_it(parts, container):
     above = "/" + "/".join(parts)
     for name in ("crio-conmon-{}.scope", "libpod-conmon-{}.scope", "{}.service", "{}0", "x{}"):
         assert not parse_cgroup_path(f"{above}/{name.format(container)}").container
+
+
+@given(st.binary(), st.integers(0, 2**32 - 1))
+def test_any_mounts_and_users_can_be_read(text, uid):
+    line = b"1 2 3:4 / /x rw - cgroup2 none rw\n"
+    assert ("/x", "/") in parse_mount_points(text + b"\n" + line, "cgroup2")
+    assert re.fullmatch("([0-9a-f]{64})?", parse_own_container(text).id)
+    assert parse_user_name(text.replace(b":", b"") + b"\nme:x:%d:" % uid, uid) == "me"

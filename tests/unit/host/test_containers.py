@@ -6,6 +6,7 @@ import pytest
 
 from otel_kprofiler.host import (
     Access,
+    Container,
     ProcessStat,
     find_containers,
     find_descendants,
@@ -44,6 +45,12 @@ def test_containers_have_names_and_cgroups(host):
     # Damaged rows of another container hide no name.
     assert podman == (PODMAN, ("db",), "", (20,))
     assert pod.names == ("cart", "shop-7f-x", "shop-7f-x/cart")
+
+
+def test_a_path_of_another_cgroup_namespace_is_not_one_of_this(tmp_path):
+    (tmp_path / "proc/40").mkdir(parents=True)
+    (tmp_path / "proc/40/cgroup").write_text(f"0::/../docker-{DOCKER}.scope\n")
+    assert find_containers(Access(str(tmp_path))) == [Container(DOCKER, (), "", (40,))]
 
 
 def test_a_container_is_called_by_name_or_beginning_of_its_id(host):
