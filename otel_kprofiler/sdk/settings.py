@@ -22,6 +22,14 @@ from otel_kprofiler.sdk.environment import PREFIX, read_variables
 from otel_kprofiler.sdk.label_sets import check_name
 from otel_kprofiler.sdk.plan import Plan
 
+_OF_AGENTS: Final = (
+    "target_containers",
+    "target_pods",
+    "target_units",
+    "resources",
+    "self_profiled",
+)
+"""Keys of the receiver that mean nothing in a service."""
 _WORDS: Final = {"true": True, "false": False}
 
 
@@ -148,11 +156,11 @@ def make_plan(settings: Settings) -> Plan:
     Raises:
         ConfigError: ``target_pids`` does not fit the target, or a key cannot be a label's.
     """
-    for key in ("target_containers", "target_pods", "target_units"):
-        if getattr(settings, key):
+    for key in _OF_AGENTS:
+        if getattr(settings, key) != Receiver.model_fields[key].default:
             raise ConfigError(
                 [ConfigProblem("settings", 0, 0, key, "only for the agent")],
-                hint="remove it: a service is profiled by its process",
+                hint="remove it: a service is profiled by its process, and not with others",
             )
     if settings.target_pids and settings.target != "host":
         raise ConfigError(

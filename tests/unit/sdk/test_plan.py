@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from otel_kprofiler.errors import ConfigError
 from otel_kprofiler.pipeline import WindowSchedule
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.sdk import KernelProfiler
@@ -37,3 +38,16 @@ def test_targets_on_all_cpus_are_drained_more_often_on_larger_hosts(monkeypatch)
 def test_the_defaults_equal_those_of_the_schema():
     """The defaults apply without importing the schema."""
     assert KernelProfiler()._plan == make_plan(read_settings({}))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("RESOURCES", "container"),
+        ("SELF_PROFILED", "mark"),
+        ("TARGET_CONTAINERS", "3f2a3f2a3f2a"),
+    ],
+)
+def test_keys_that_mean_nothing_in_a_service_are_refused(variable, value):
+    with pytest.raises(ConfigError, match="only for the agent"):
+        make_plan(read_settings({f"OTEL_KPROFILER_{variable}": value}))
