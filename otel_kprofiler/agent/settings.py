@@ -89,6 +89,7 @@ FIXED_AT_START: Final[Mapping[str, Callable[[AgentConfig], object]]] = {
     "loader": lambda config: config.loader,
     "map_scale_factor": lambda config: config.sampler.map_scale_factor,
     "python_frames": lambda config: config.sampler.python_frames,
+    "off_cpu": lambda config: config.sampler.off_cpu,
     "max_frames": lambda config: config.sampler.max_frames,
     "user_unwinding": lambda config: config.sampler.user_unwinding,
     "max_unwind_work": lambda config: config.sampler.max_unwind_work,

@@ -22,7 +22,7 @@ from otel_kprofiler.cli.diff_table import Way, as_dict, summary, table
 from otel_kprofiler.cli.moments import Moment, MomentType
 from otel_kprofiler.cli.output import Output, reveals_addresses
 from otel_kprofiler.cli.profiles import load_profiles
-from otel_kprofiler.cli.report import GroupingType, show, terminal_width
+from otel_kprofiler.cli.report import GroupingType, drop_idle, show, terminal_width
 from otel_kprofiler.formats import Interval, compared_columns, page
 from otel_kprofiler.model import ProfileKind
 
@@ -93,6 +93,7 @@ def command(
     as_json: bool,
     path: str | None,
     force: bool,
+    idle: bool,
     **filters: Any,
 ) -> None:
     """Show what differs between the profiles BEFORE and AFTER, or two times of one profile.
@@ -108,8 +109,8 @@ def command(
     if not after and not (time_before and time_after):
         raise click.UsageError("name two files, or two times of one: --time-before, --time-after")
     way, chosen = Way(per), Filter(**filters)
-    first = load_profiles([before])
-    second = load_profiles([after]) if after else first
+    first = drop_idle(load_profiles([before]), idle=idle)
+    second = drop_idle(load_profiles([after]), idle=idle) if after else first
     grouping = find_grouping(by)
     found = [
         (kind, parts, compare(*parts, grouping, per_second=way is Way.TIME))
@@ -148,7 +149,7 @@ def command(
         raise click.exceptions.Exit(_TOO_MUCH)
 
 
-command.params += [one for one in report.command.params if one.name in _FILTERS]
+command.params += [one for one in report.command.params if one.name in (*_FILTERS, "idle")]
 
 
 def _gain(kind: ProfileKind, change: Change, way: Way) -> float:

@@ -76,6 +76,10 @@ _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_p
     type=click.Choice([row.name for row in FORMATS]),
     help="Output format. Default: by the file's suffix; .gz compresses.",
 )
+@click.option(
+    "--on-cpu/--no-on-cpu", "on_cpu", default=True, show_default=True,
+    help="Sample what runs on CPUs.",
+)  # fmt: skip
 @sampling_options
 @click.option(
     "--module",
@@ -183,7 +187,8 @@ def command(
         if output:
             windows = _select(windows, modules) if modules else windows
             # arguments may be secret, so that the page shows the program's name alone
-            output.write(windows, os.path.basename(words[0]) if words else "")
+            title = os.path.basename(words[0]) if words else ""
+            output.write(windows, title, idle=sampling.idle)
     if output:
         say(summarize(session, output, windows), err=True)
     if sending:

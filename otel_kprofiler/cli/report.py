@@ -20,6 +20,7 @@ from otel_kprofiler.cli.moments import Moment, MomentType
 from otel_kprofiler.cli.output import Output
 from otel_kprofiler.cli.profiles import load_profiles
 from otel_kprofiler.cli.report_text import Report
+from otel_kprofiler.cli.terminal import describe_count, say
 from otel_kprofiler.cli.types import CpuListType
 from otel_kprofiler.formats import FORMATS
 
@@ -173,6 +174,14 @@ def select_samples(
         )
     samples = chosen.apply(samples)
     return select_sides(samples, sides) if sides else samples
+
+
+def drop_idle(samples: Samples, *, idle: bool) -> Samples:
+    """The samples without waits of threads that have no work; says so if there are any."""
+    kept = samples if idle else samples.without_idle()
+    if left := samples.count - kept.count:
+        say(f"{describe_count(left, 'idle wait')} left out; --idle shows them", err=True)
+    return kept
 
 
 def show(lines: Sequence[str]) -> None:

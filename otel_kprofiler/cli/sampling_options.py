@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
 
 import click
@@ -13,7 +13,7 @@ from otel_kprofiler.cli.types import CpuListType
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import PYTHON_FRAMES
 from otel_kprofiler.pipeline import DRAIN_INTERVAL_S
-from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.sampling import OffCpuConfig, SamplerConfig
 from otel_kprofiler.symbols import CodeSink, UserNames, UserSymbolSettings, open_user_names
 
 _SYMBOL_BYTES: Final = 256 << 20
@@ -61,10 +61,24 @@ _OPTIONS: Final = (
         help="Functions and lines of Python, of processes that run CPython 3.11 or newer.",
     ),
     click.option(
+        "--off-cpu", "off_cpu", is_flag=True,
+        help="Also sample waits: where threads wait, what for, and how long.",
+    ),
+    click.option(
+        "--off-cpu-rate", "off_cpu_rate", type=click.IntRange(1, 10_000), default=20,
+        show_default=True,
+        help="Samples of waits per second on each CPU; all long ones are among them.",
+    ),
+    click.option("--wakers", is_flag=True, help="Also tell which thread ended a wait."),
+    click.option(
         "--loader", type=click.Choice(["auto", "libbpf", "bcc"]), default="auto",
         help="Library that loads the eBPF program; auto prefers libbpf over bcc.",
     ),
-    click.option("--idle", is_flag=True, help="Sample the idle task too."),
+    click.option(
+        "--idle", is_flag=True,
+        help="Sample the idle task too, and show waits of threads without work (poll, accept, "
+        "sleep and so on).",
+    ),
 )  # fmt: skip
 
 
@@ -88,8 +102,18 @@ class Sampling:
     stacks: Literal["kernel", "user", "both"]
     user_symbols: Literal["off", "names", "lines"]
     python: bool
+    off_cpu: bool
+    off_cpu_rate: int
+    wakers: bool
     loader: str
     idle: bool
+    on_cpu: bool = True
+
+    def __post_init__(self) -> None:
+        if self.wakers and not self.off_cpu:
+            raise click.UsageError("--wakers needs --off-cpu")
+        if not self.on_cpu and not self.off_cpu:
+            raise click.UsageError("--no-on-cpu needs --off-cpu")
 
     @property
     def has_targets(self) -> bool:
@@ -112,6 +136,7 @@ class Sampling:
 
     def config(self, access: Access, targets: Targets, child_pid: int | None) -> SamplerConfig:
         """The configuration of the sampler; ``child_pid`` is a command that was started for it."""
+        waits = OffCpuConfig(samples_per_second=self.off_cpu_rate, wakers=self.wakers)
         config = SamplerConfig(
             samples_per_second=self.rate,
             stacks=self.stacks,
@@ -120,8 +145,13 @@ class Sampling:
             send_idle_frames=self.idle,
             drain_interval_s=DRAIN_INTERVAL_S,
             target_namespace=find_namespace(access),
-            child_pid=child_pid,
+            on_cpu=self.on_cpu,
+            off_cpu=waits if self.off_cpu else None,
         )
+        if child_pid is not None and self.off_cpu:
+            # Switches are seen on all CPUs; perf events of the command alone do not tell them.
+            return replace(config, target_pids=(child_pid,), target_descendants=True)
+        config = replace(config, child_pid=child_pid)
         return targets.apply(config, access) if self.has_targets else config
 
     def open_user_names(self, code_sink: CodeSink | None = None) -> UserNames | None:

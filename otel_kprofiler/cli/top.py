@@ -27,7 +27,7 @@ from otel_kprofiler.cli.top_windows import SlidingWindow
 from otel_kprofiler.cli.types import DurationType
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import Window
+from otel_kprofiler.model import OFF_CPU, ON_CPU, Window
 from otel_kprofiler.pipeline import (
     DRAIN_INTERVAL_S,
     Pipeline,
@@ -78,15 +78,19 @@ def command(
 ) -> None:
     """Show live what runs on this host, by the samples of the last seconds.
 
+    With --off-cpu it shows where threads wait instead.
+
     \b
       otel-kprofiler top
       otel-kprofiler top --by syscall --stacks kernel
       otel-kprofiler top -p 4242
+      otel-kprofiler top --off-cpu --by cause
       otel-kprofiler top --once --by process > processes.txt
 
     Keys: f functions, p processes, t threads, s system calls, c containers, m modules, l lines,
-    b BPF programs; Enter shows callers and callees, space freezes, / filters, h shows all keys, q
-    quits. When all processes of --pid, --cgroup or --container have ended, the last screen stays.
+    b BPF programs, w causes of waits; Enter shows callers and callees, space freezes, / filters,
+    h shows all keys, q quits. When all processes of --pid, --cgroup or --container have ended, the
+    last screen stays.
     """  # noqa: D301 - \b tells click not to wrap the paragraph
     if not _SHORTEST_S <= window_s <= _LONGEST_S:
         raise click.UsageError(f"--window must be 1s to 60s, not {window_s:g}s")
@@ -95,10 +99,14 @@ def command(
     is_plain = once or batch
     if not is_plain:
         check_terminal()
-    sampling = Sampling(**options)
+    is_waiting = options["off_cpu"]
+    sampling = Sampling(**options, on_cpu=not is_waiting)
+    sliding = SlidingWindow(
+        window_s, OFF_CPU if is_waiting else ON_CPU, idle=sampling.idle or not is_waiting
+    )
     ended_by: int | None = None
     with EndSignals() as signals:
-        live = Live(sampling, SlidingWindow(window_s))
+        live = Live(sampling, sliding)
         with live, _hold_messages(is_plain):
             signals.listen(live.request_end)
             live.pipeline.start()
@@ -131,7 +139,8 @@ class Live:
         access, clock = Access(), Clock()
         host = os.uname()
         self.sliding = sliding
-        self.status = Status(host.nodename, host.release, sampling.rate)
+        rate = "waits" if sampling.off_cpu else f"{sampling.rate} Hz"
+        self.status = Status(host.nodename, host.release, rate)
         self.seconds = 0.0
         self.on_woken: Callable[[], None] | None = None
         self._woken = threading.Event()

@@ -50,12 +50,14 @@ _HINTS: Final[Sequence[tuple[str, str, int]]] = (
 _HELP: Final = (
     ("f", "functions"), ("p", "processes"), ("t", "threads"), ("s", "system calls"),
     ("c", "containers"), ("m", "modules"), ("l", "lines"), ("b", "BPF"),
+    ("w", "causes"),
     ("S/T", "sort"), ("/", "filter"), ("space", "freeze"), ("↑↓", "select"),
     ("Enter", "open"), ("Esc", "back"), ("q", "quit"),
 )  # fmt: skip
 _LONG_HELP: Final = """\
 f functions    p processes   t threads   s system calls, interrupts, faults
-c containers   m modules     l lines     b BPF programs   Left, Right  next one
+c containers   m modules     l lines     b BPF programs   w what waits are for
+Left, Right  next one
 
 S, T       sort by self or by total
 /          filter: only rows with a text; Enter keeps it, Esc removes it
@@ -68,7 +70,7 @@ q, Ctrl-C  quit
 self       share of all samples that were taken in it
 total      share of all samples with it anywhere in their stack
 kernel     share of its time that was spent in the kernel
-ms/s       milliseconds of CPU time per second, of the sorted column
+ms/s       milliseconds of CPU time, or of waits, per second, of the sorted column
 lost       samples that were taken but are not shown, by cause
 own        CPU time of this program; 100 % is one CPU
 
@@ -82,14 +84,14 @@ class Status:
     Attributes:
         host: name of the host.
         kernel: its release.
-        rate: samples per second on each CPU.
+        rate: how often, or what is sampled.
         own_share: CPU time of this process, in shares of one CPU; None before it is measured.
         has_ended: whether no more samples come, since what is sampled has ended.
     """
 
     host: str
     kernel: str
-    rate: int
+    rate: str
     own_share: float | None = None
     has_ended: bool = False
 
@@ -136,7 +138,7 @@ def _head_parts(shown: Shown, status: Status) -> Iterator[tuple[str, str, int]]:
     """Parts of the head line: long, short, and how important."""
     yield escape_controls(status.host), escape_controls(status.host), 2
     yield escape_controls(status.kernel), "", 1
-    yield f"{status.rate} Hz", f"{status.rate} Hz", 3
+    yield status.rate, status.rate, 3
     yield f"{shown.seconds:.1f} s", f"{shown.seconds:.0f} s", 5
     speed = f"{shown.samples / (shown.seconds or 1):,.0f}/s"
     yield f"{shown.samples / (shown.seconds or 1):,.0f} samples/s", speed, 4

@@ -31,6 +31,7 @@ GROUPING_KEYS: Final = {
     "m": "module",
     "l": "line",
     "b": "bpf",
+    "w": "cause",
 }
 """Groupings by their keys, in the order of the arrow keys."""
 ORDERS: Final = ("self", "total")

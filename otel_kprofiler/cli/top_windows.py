@@ -18,7 +18,7 @@ from otel_kprofiler.analysis import (
     merge_groups,
     select_group,
 )
-from otel_kprofiler.model import ON_CPU, Losses, Window, sum_losses
+from otel_kprofiler.model import ON_CPU, Losses, ProfileKind, Window, sum_losses
 
 CALLERS: Final = "callers"
 CALLEES: Final = "callees"
@@ -47,7 +47,7 @@ class Part:
         start_unix_ns: start of that time.
         end_unix_ns: its end.
         samples: what was taken in it.
-        weight: of all its samples, in nanoseconds of CPU time.
+        weight: of all its samples, in nanoseconds of the kind's time.
         lost: samples that were lost in it, by cause.
     """
 
@@ -98,16 +98,20 @@ class SlidingWindow:
 
     Args:
         seconds: its length.
+        kind: of the samples.
+        idle: whether waits of threads without work are among them.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, kind: ProfileKind = ON_CPU, *, idle: bool = True) -> None:
         self._length_ns = round(seconds * 1e9)
+        self._kind, self._idle = kind, idle
         self._parts: deque[Part] = deque()
 
     def add(self, window: Window) -> None:
         """Add the next window of the sampler, and drop what is too old."""
-        profiles = [profile for profile in window.profiles if profile.kind == ON_CPU]
+        profiles = [profile for profile in window.profiles if profile.kind == self._kind]
         samples = load_samples([replace(window, profiles=profiles)])
+        samples = samples if self._idle else samples.without_idle()
         lost = sum_losses(profile.lost for profile in profiles)
         weight = sum(samples.weights())
         self._parts.append(Part(window.start_unix_ns, window.end_unix_ns, samples, weight, lost))

@@ -33,7 +33,10 @@ from otel_kprofiler.viewing import (
 )
 
 _SELECTION: Final = frozenset(Filter.__dataclass_fields__) | {"start", "end", "sides"}
-_SAMPLING: Final = ("rate", "stacks", "user_symbols", "python", "loader", "idle")
+_SAMPLING: Final = (
+    "rate", "stacks", "user_symbols", "python", "off_cpu", "off_cpu_rate", "wakers", "loader",
+    "idle",
+)  # fmt: skip
 _EVERYTHING: Final[dict[str, Any]] = dict.fromkeys(
     ("pids", "comms", "cgroups", "containers", "cpus"), ()
 )
@@ -116,11 +119,12 @@ def command(
     sampling = {name: filters.pop(name) for name in _SAMPLING}
     is_listening = bool(grpc_endpoint or http_endpoint)
     _check(bool(paths), is_listening, is_live, has_times=any(map(filters.get, ("start", "end"))))
-    choose = choose_by(filters)
+    idle = bool(sampling["idle"])
+    choose = choose_by(filters, idle=idle)
     endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     with EndSignals() as signals, ExitStack() as stack:
         if paths:
-            source = open_files(paths, filters)
+            source = open_files(paths, filters, idle=idle)
         else:
             store = SampleStore(store_path, keep_s=keep_s, max_bytes=keep_megabytes << 20)
             stack.enter_context(store)
@@ -156,7 +160,7 @@ def _check(has_files: bool, is_listening: bool, is_live: bool, *, has_times: boo
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if source is ParameterSource.COMMANDLINE and (
-            (parameter.name in _SAMPLING and not is_live)
+            (parameter.name in _SAMPLING and parameter.name != "idle" and not is_live)
             or (parameter.name in _STORING and has_files)
         ):
             other = "FILEs" if has_files else "--listen"

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from otel_kprofiler.analysis import Filter, Samples, load_samples
 from otel_kprofiler.cli.profiles import load_profiles
-from otel_kprofiler.cli.report import select_samples
+from otel_kprofiler.cli.report import drop_idle, select_samples
 from otel_kprofiler.cli.sampling_options import Sampling
 from otel_kprofiler.cli.summary import describe_losses
 from otel_kprofiler.cli.terminal import describe_count, say
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.formats import columns
+from otel_kprofiler.formats import columns, leave_out_idle
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Window
 from otel_kprofiler.pipeline import WindowSchedule, open_live, open_resources, open_symbols
@@ -64,9 +64,9 @@ class Source:
     describe: Callable[[], str] = str
 
 
-def open_files(paths: Sequence[str], filters: Mapping[str, Any]) -> Source:
-    """All that is in some files."""
-    samples = _select(load_profiles(paths), filters)
+def open_files(paths: Sequence[str], filters: Mapping[str, Any], *, idle: bool) -> Source:
+    """All that is in some files; without idle waits, unless those are wanted."""
+    samples = drop_idle(_select(load_profiles(paths), filters), idle=idle)
     title = basename(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
     data = [json.dumps(columns(samples.windows(), title=title), separators=(",", ":")).encode()]
     gc.enable()  # the page may stay open for long
@@ -79,11 +79,15 @@ def _select(samples: Samples, filters: Mapping[str, Any]) -> Samples:
     return select_samples(samples, Filter(**chosen), start, end, sides)
 
 
-def choose_by(filters: Mapping[str, Any]) -> Choose:
-    """What keeps of windows what the filters match."""
-    if not any(filters.values()):
-        return lambda windows: windows
-    return lambda windows: _select(load_samples(windows), filters).windows()
+def choose_by(filters: Mapping[str, Any], *, idle: bool) -> Choose:
+    """What keeps of windows what the filters match, and idle waits if those are wanted."""
+
+    def choose(windows: Sequence[Window]) -> Sequence[Window]:
+        if any(filters.values()):
+            windows = _select(load_samples(windows), filters).windows()
+        return windows if idle else leave_out_idle(windows)[0]
+
+    return choose
 
 
 def open_receivers(

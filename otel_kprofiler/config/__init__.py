@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from otel_kprofiler.config.generate import json_schema, sample
     from otel_kprofiler.config.load import LoadedConfig, load_config, parse_config
     from otel_kprofiler.config.load_in_child import PendingConfig
-    from otel_kprofiler.config.receiver import Receiver, ServiceName
+    from otel_kprofiler.config.receiver import OffCpu, Receiver, ServiceName
     from otel_kprofiler.config.section import Exporter
     from otel_kprofiler.config.service import Service
 
@@ -27,6 +27,7 @@ __all__ = [
     "Duration",
     "Exporter",
     "LoadedConfig",
+    "OffCpu",
     "PendingConfig",
     "Receiver",
     "Service",
@@ -49,7 +50,7 @@ _MODULES = {
     "exporters": {"EXPORTERS"},
     "exposure": {"find_exposure"},
     "load": {"LoadedConfig", "load_config", "parse_config"},
-    "receiver": {"Receiver", "ServiceName"},
+    "receiver": {"OffCpu", "Receiver", "ServiceName"},
     "section": {"Exporter"},
     "service": {"Service"},
 }

@@ -49,6 +49,40 @@ Attribute = Annotated[
 ]
 
 
+def _enabled(value: Any) -> Any:
+    """``true`` and ``false`` in place of the keys, also as an environment variable has them."""
+    words = {"true": True, "on": True, "false": False, "off": False}
+    value = words.get(value.lower(), value) if isinstance(value, str) else value
+    return {"enabled": value} if isinstance(value, bool) else value
+
+
+class OffCpu(Section):
+    """Waits of threads, beside what runs."""
+
+    enabled: bool = Field(
+        default=False,
+        description="Also sample where threads wait, and count for each process its exact time off "
+        "the CPU. Costs CPU time at every switch between threads (see docs/off-cpu.md).",
+    )
+    samples_per_second_per_cpu: int = Field(
+        default=20,
+        ge=0,
+        le=10_000,
+        description="Samples of waits per second on each CPU, on average, 0 to 10000. Long waits "
+        "are always among them, shorter ones by chance, in proportion; 0 only counts.",
+    )
+    min_duration: Duration = duration(
+        "1us", "Shorter waits are only counted, 0s to 4s.", ge="0s", le="4s"
+    )
+    wakers: bool = Field(
+        default=False,
+        description="Also tell which thread ended a wait; makes more distinct samples.",
+    )
+    causes: bool = Field(
+        default=True, description="Tell what threads wait for (disk, pipe, poll and so on)."
+    )
+
+
 class ServiceName(Section):
     """What names the service of a process that says no name itself."""
 
@@ -135,6 +169,7 @@ class Receiver(Section):
         "off reads none. They have source lines, and need CPython 3.11 or newer (see "
         "docs/python.md).",
     )
+    off_cpu: Annotated[OffCpu, BeforeValidator(_enabled)] = OffCpu()
     target_pids: list[Annotated[int, Field(ge=1, le=_MAX_PID)]] = Field(
         default=[],
         description="Processes to sample, as ids in the host's pid namespace. Empty: all.",

@@ -13,7 +13,7 @@ RECEIVER: Final[Mapping[str, str]] = {
     "interpreters": "interpreted languages are not unwound; remove it (stacks: both exports "
     "user frames as addresses in files)",
     "tracers": "interpreted languages are not unwound; remove it",
-    "off_cpu_threshold": "only on-CPU time is sampled; remove it",
+    "off_cpu_threshold": "use off_cpu: {enabled: true}",
     "probes": "samples come from timers only, without probes; remove it",
     "include_env_vars": "of the environment of processes, only what OTEL_SERVICE_NAME and "
     "OTEL_RESOURCE_ATTRIBUTES say of the service is exported, because others may hold secrets; put "

@@ -203,6 +203,7 @@ def open_live(
         pause=pause,
         on_drained=on_drained,
         find_labels=find_labels,
+        find_causes=config.off_cpu is None or config.off_cpu.causes,
         grain=grain,
         leaves_out_self_profiled=leaves_out_self_profiled,
     )

@@ -86,6 +86,7 @@ class Pipeline(Generic[SamplerT]):
         python: registers the processes that run CPython; closed with the pipeline.
         on_drained: sees the samples of each drain, before they wait for their symbols.
         find_labels: the labels with a number; without it, samples have none.
+        find_causes: whether to find what threads wait for.
         grain: what has a Resource of its own; windows are merged as they are closed.
         leaves_out_self_profiled: whether windows are without on-CPU samples of processes that
             sample themselves; these are counted as lost.
@@ -111,6 +112,7 @@ class Pipeline(Generic[SamplerT]):
         python: PythonFrames | None = None,
         on_drained: Callable[[Sequence[RawSample]], None] | None = None,
         find_labels: Callable[[int], LabelSet] | None = None,
+        find_causes: bool = True,
         grain: Grain = Grain.PROCESS,
         leaves_out_self_profiled: bool = False,
     ) -> None:
@@ -121,6 +123,7 @@ class Pipeline(Generic[SamplerT]):
         self._no_longer_self_profiled: set[Resource] = set()
         self._on_drained = on_drained
         self._find_labels = find_labels
+        self._find_causes = find_causes
         self.python = python
         self._stacks = stacks
         self.resources = resources
@@ -171,6 +174,7 @@ class Pipeline(Generic[SamplerT]):
             period_ns=self.sampler.period_ns,
             pause=self._pause,
             find_labels=self._find_labels,
+            find_causes=self._find_causes,
         )
 
     def change_windows(self, at_boot_ns: int, schedule: WindowSchedule) -> None:

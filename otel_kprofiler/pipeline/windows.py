@@ -105,6 +105,7 @@ class WindowBuilder:
         random_unit: returns random numbers in [0, 1), for jitter.
         pause: called repeatedly while a window is closed, to let other threads run.
         find_labels: the labels with a number; without it, samples have none.
+        find_causes: whether to find what threads wait for.
     """
 
     def __init__(
@@ -117,7 +118,9 @@ class WindowBuilder:
         random_unit: Callable[[], float] = random.random,
         pause: Callable[[], None] | None = None,
         find_labels: Callable[[int], LabelSet] | None = None,
+        find_causes: bool = True,
     ) -> None:
+        self._find_causes = find_causes
         self._clock = StreamClock(clock)
         self._find_labels = find_labels
         self._schedule = schedule
@@ -212,7 +215,7 @@ class WindowBuilder:
             groups = [
                 ResourceSamples(
                     resources[resource],
-                    _samples(sampled.get(resource, {}), again, interval, self._pause),
+                    self._samples(sampled.get(resource, {}), again, interval),
                     counted.waits.get(resource),
                 )
                 for resource in dict.fromkeys([*sampled, *counted.waits])
@@ -258,30 +261,27 @@ class WindowBuilder:
     def _resolved_again(self, resolve: Callable[[RawSample], Stack]) -> dict[Stack, Stack]:
         return {stack: resolve(sample) for stack, sample in self._unfinished.items()}
 
-
-def _samples(
-    group: _Group,
-    again: dict[Stack, Stack],
-    interval: Interval,
-    pause: Callable[[], None] | None,
-) -> list[WindowSample]:
-    samples = []
-    waits: dict[tuple[Stack, _WaitKey], WindowWait] = {}
-    for (stack, tid, comm, cpu, link, labels, key), series in group.items():
-        if pause:
-            pause()
-        name = decode_name(comm)
-        times, values = interval.to_unix_ns(series[::2]), series[1::2]
-        if values.count(1) == len(values):
-            values = []
-        found = again.get(stack, stack)
-        wait = None
-        if key:
-            wait = waits.get((found, key))
-            if wait is None:
-                wait = waits[found, key] = _window_wait(found, key)
-        samples.append(WindowSample(found, tid, name, cpu, link, times, values, labels, wait))
-    return samples
+    def _samples(
+        self, group: _Group, again: dict[Stack, Stack], interval: Interval
+    ) -> list[WindowSample]:
+        samples = []
+        waits: dict[tuple[Stack, _WaitKey], WindowWait] = {}
+        for (stack, tid, comm, cpu, link, labels, key), series in group.items():
+            if self._pause:
+                self._pause()
+            name = decode_name(comm)
+            times, values = interval.to_unix_ns(series[::2]), series[1::2]
+            if values.count(1) == len(values):
+                values = []
+            found = again.get(stack, stack)
+            wait = None
+            if key:
+                wait = waits.get((found, key))
+                if wait is None:
+                    known = found if self._find_causes else None
+                    wait = waits[found, key] = _window_wait(known, key)
+            samples.append(WindowSample(found, tid, name, cpu, link, times, values, labels, wait))
+        return samples
 
 
 def _wait_key(wait: Wait) -> _WaitKey:
@@ -295,8 +295,11 @@ def _wait_key(wait: Wait) -> _WaitKey:
     )
 
 
-def _window_wait(stack: Stack, key: _WaitKey) -> WindowWait:
+def _window_wait(stack: Stack | None, key: _WaitKey) -> WindowWait:
+    """What is known of waits; without a stack, their cause is left out."""
     state, is_ended, in_iowait, is_throttled, waker = key
-    cause = find_stack_cause(state, stack, in_iowait=in_iowait, is_throttled=is_throttled)
+    cause = None
+    if stack is not None:
+        cause = find_stack_cause(state, stack, in_iowait=in_iowait, is_throttled=is_throttled)
     by = WindowWaker(*waker[:2], decode_name(waker[2])) if waker else None
     return WindowWait(state, cause, is_ended, by)

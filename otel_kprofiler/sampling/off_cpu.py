@@ -19,11 +19,13 @@ class OffCpuConfig:
             threshold from which a wait is surely sampled follows from it. 0: totals only.
         min_duration_ns: shorter waits are never sampled, 0 to 4.29 s; the totals count them.
         wakers: also tell which thread ended a wait.
+        causes: find what threads wait for, by their stacks.
     """
 
     samples_per_second: int = 20
     min_duration_ns: int = 1_000
     wakers: bool = False
+    causes: bool = True
 
     def __post_init__(self) -> None:
         for name, high in (

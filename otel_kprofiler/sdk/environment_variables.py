@@ -34,6 +34,9 @@ OTEL_KPROFILER_PYTHON_FRAMES = "OTEL_KPROFILER_PYTHON_FRAMES"
 """Maximum functions of Python per stack, 1 to 127, with their lines; ``off`` for none; 64 by
 default."""
 
+OTEL_KPROFILER_OFF_CPU = "OTEL_KPROFILER_OFF_CPU"
+"""``true`` to also sample where threads wait, and what for."""
+
 OTEL_KPROFILER_REPORTER_INTERVAL = "OTEL_KPROFILER_REPORTER_INTERVAL"
 """Length of a window, such as ``5s`` (default)."""
 

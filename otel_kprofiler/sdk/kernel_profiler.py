@@ -20,7 +20,7 @@ from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.model import MAX_FRAMES, PYTHON_FRAMES, AttributeValue, Window
 from otel_kprofiler.pipeline import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.processes import TARGET
-from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.sampling import OffCpuConfig, SamplerConfig
 from otel_kprofiler.sdk.ancestors import find_sampling_ancestor
 from otel_kprofiler.sdk.environment import Wanted, read_environment, read_options
 from otel_kprofiler.sdk.exporters import ExporterFactory
@@ -67,6 +67,7 @@ class KernelProfiler(ForkAware):
         target: this process, it and its descendants, or the host.
         max_frames: maximum frames per side of a stack, 1 to 127.
         python_frames: maximum functions of Python per stack, 0 to 127; 0 reads none.
+        off_cpu: also sample where threads of the target wait, and what for.
         reporter_interval_s: length of a window in seconds.
         attributes: attributes of the profiles' Resource; they override the service's.
         span_links: link samples to the span that was active in their thread.
@@ -94,6 +95,7 @@ class KernelProfiler(ForkAware):
         target: Target = "self",
         max_frames: int = MAX_FRAMES,
         python_frames: int = PYTHON_FRAMES,
+        off_cpu: bool = False,
         reporter_interval_s: float = 5.0,
         attributes: Mapping[str, AttributeValue] | None = None,
         span_links: bool = True,
@@ -113,6 +115,7 @@ class KernelProfiler(ForkAware):
                 max_frames=max_frames,
                 python_frames=python_frames,
                 span_slots=max_threads,
+                off_cpu=OffCpuConfig() if off_cpu else None,
             ),
             schedule=WindowSchedule(
                 int(reporter_interval_s * 1e9), jitter=0.2, first_ns=FIRST_WINDOW_NS

@@ -5,7 +5,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from otel_kprofiler.analysis import Filter
+from otel_kprofiler.cli.diff import command as diff
 from otel_kprofiler.cli.report import command
+from otel_kprofiler.cli.view_sources import choose_by, open_files
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     OFF_CPU,
@@ -27,7 +30,7 @@ from otel_kprofiler.model import (
     WindowWaker,
 )
 from otel_kprofiler.otlp import encode_window, read_profiles
-from tests.page import data
+from tests.page import data, unpacked
 
 MS = 1_000_000
 START = 1_600_000_000_000_000_000
@@ -155,3 +158,26 @@ def test_files_of_profiles_keep_everything(profile, tmp_path):
     assert first == again
     assert len(first) == 2
     assert [one.wait for _, one in windows[1].samples] == [POLL, PIPE, QUEUE]
+
+
+def test_comparisons_and_views_leave_out_idle_waits(profile):
+    times = ["--time-before", "0s..1s", "--time-after", "0s..1s"]
+    runner = CliRunner()
+    without = runner.invoke(diff, [profile, "--by", "cause", "--json", *times])
+    assert "1 idle wait left out; --idle shows them" in without.stderr
+    rows = json.loads(without.stdout)["kinds"][0]["groups"]
+    assert {row["name"] for row in rows} == {"pipe", "run_queue"}
+    with_idle = runner.invoke(diff, [profile, "--by", "cause", "--idle", "--json", *times])
+    assert with_idle.stderr == ""
+    rows = json.loads(with_idle.stdout)["kinds"][0]["groups"]
+    assert {row["name"] for row in rows} == {"pipe", "run_queue", "poll"}
+
+
+@pytest.mark.parametrize(("idle", "weight_ms"), [(False, 11), (True, 10_011)])
+def test_pages_of_files_and_receivers_leave_out_idle_waits(profile, idle, weight_ms, capsys):
+    none = dict.fromkeys([*Filter.__dataclass_fields__, "start", "end", "sides"], ())
+    (shown,) = open_files([profile], none, idle=idle).answer("")
+    assert sum(unpacked(json.loads(shown))["samples"]["count"]) == weight_ms * MS
+    assert ("--idle shows them" in capsys.readouterr().err) is not idle
+    (chosen,) = choose_by(none, idle=idle)(read_profiles(profile))
+    assert sum(sample.weight for _, sample in chosen.samples) == weight_ms * MS

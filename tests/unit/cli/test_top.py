@@ -1,5 +1,7 @@
 """The state and the page of `top`: what keys show of recorded samples."""
 
+from dataclasses import replace
+
 import click
 import pytest
 
@@ -22,6 +24,7 @@ from otel_kprofiler.cli.top_state import GROUPING_KEYS, TopState
 from otel_kprofiler.cli.top_windows import SlidingWindow
 from otel_kprofiler.model import (
     KERNEL_SIDE,
+    OFF_CPU,
     ON_CPU,
     PYTHON_SIDE,
     USER_SIDE,
@@ -35,8 +38,11 @@ from otel_kprofiler.model import (
     Resource,
     ResourceSamples,
     Stack,
+    WaitCause,
+    WaitState,
     Window,
     WindowSample,
+    WindowWait,
 )
 from otel_kprofiler.otlp import decode_windows, encode_window
 
@@ -99,7 +105,7 @@ def filled(*windows, seconds=5.0):
     return sliding
 
 
-STATUS = Status("host", "6.12", 99, 0.012)
+STATUS = Status("host", "6.12", "99 Hz", 0.012)
 
 
 def screen(state, shown, width=80, height=24, **more):
@@ -127,6 +133,34 @@ def names(state, shown):
 def press(state, shown, *keys):
     for key in keys:
         state.press(key, shown)
+
+
+def waiting(number):
+    """A second with 3 ms for a pipe and 900 ms of polling, beside one of what runs."""
+    nginx = Resource({"process.pid": 7, "process.executable.name": "nginx"})
+    waits = [
+        WindowSample(READ, 7, "nginx", 0, None, [START + number * SECOND], [value], (), wait)
+        for value, wait in [
+            (3_000_000, WindowWait(WaitState.INTERRUPTIBLE, WaitCause.PIPE)),
+            (900_000_000, WindowWait(WaitState.INTERRUPTIBLE, WaitCause.POLL)),
+        ]
+    ]
+    made = window(number)
+    profile = Profile(OFF_CPU, 0, [ResourceSamples(nginx, waits)], 2)
+    return replace(made, profiles=[*made.profiles, profile])
+
+
+@pytest.mark.parametrize(
+    ("idle", "expected"), [(False, {"pipe": 15.0}), (True, {"poll": 4500.0, "pipe": 15.0})]
+)
+def test_waits_are_shown_by_cause_without_idle_ones_unless_asked_for(idle, expected):
+    sliding = SlidingWindow(5, OFF_CPU, idle=idle)
+    for number in range(5):
+        sliding.add(waiting(number))
+    state, shown = TopState(), sliding.shown()
+    press(state, shown, "w")
+    (section,) = state.sections(shown)
+    assert {group.key.name: group.own / 1e6 for group in section.groups} == expected
 
 
 def test_only_the_last_seconds_are_shown_and_kept():
@@ -177,7 +211,7 @@ def test_arrows_go_through_all_groupings():
     assert seen == list(GROUPING_KEYS.values())
     assert state.level.view.by == "function"
     press(state, shown, LEFT)
-    assert state.level.view.by == "bpf"
+    assert state.level.view.by == "cause"
 
 
 def test_order_by_self_and_total():

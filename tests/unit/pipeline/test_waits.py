@@ -190,3 +190,23 @@ def test_totals_are_those_of_each_window_and_their_sum_of_the_whole(parts):
     (everything,) = whole
     assert totals(everything) == {5: first.plus(second), 6: second.plus(second)}
     assert off_cpu(everything).waits.total_ns == 15 + 3 * 10
+
+
+def test_causes_can_be_left_out(parts, tmp_path):
+    _, source, symbols, _, _ = parts
+    windows, clock = [], Clock(source)
+    pipeline = Pipeline(
+        sampler=source,
+        stacks=symbols,
+        resources=ProcessResources(Access(str(tmp_path)), clock, {}),
+        schedule=WindowSchedule(SECOND),
+        sink=windows.append,
+        clock=clock,
+        find_causes=False,
+    )
+    pipeline.start()
+    symbols.add(1, PIPE)
+    source.ready = [raw(source, 1, sleep())]
+    pipeline.step(1.5)
+    ((_, sample),) = off_cpu(windows[0]).samples
+    assert (sample.wait.state, sample.wait.cause) == (WaitState.INTERRUPTIBLE, None)

@@ -1,0 +1,81 @@
+"""The key `off_cpu`: what it sets, its short form, and what is refused."""
+
+import pytest
+
+from otel_kprofiler.agent import agent_config
+from otel_kprofiler.config import parse_config
+from otel_kprofiler.errors import ConfigError
+from otel_kprofiler.sampling import OffCpuConfig
+from otel_kprofiler.sdk.settings import make_plan, read_settings
+
+TEXT = """
+receivers:
+  kprofiler:
+    {line}
+exporters:
+  debug:
+service:
+  pipelines:
+    profiles: {{receivers: [kprofiler], exporters: [debug]}}
+"""
+
+
+EVERYTHING = (
+    "off_cpu: {enabled: true, samples_per_second_per_cpu: 0, min_duration: 2ms, wakers: true, "
+    "causes: false}"
+)
+
+
+def load(line):
+    config = parse_config(TEXT.format(line=line), path="agent.yaml", environ={}).config
+    return agent_config(config).sampler.off_cpu
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("stacks: kernel", None),
+        ("off_cpu: false", None),
+        ("off_cpu: {samples_per_second_per_cpu: 5}", None),
+        ("off_cpu: true", OffCpuConfig()),
+        ("off_cpu: {enabled: true}", OffCpuConfig()),
+        (
+            EVERYTHING,
+            OffCpuConfig(
+                samples_per_second=0, min_duration_ns=2_000_000, wakers=True, causes=False
+            ),
+        ),
+    ],
+)
+def test_what_the_sampler_gets(line, expected):
+    assert load(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("off_cpu: {enabled: true, samples_per_second_per_cpu: 10001}", "10000"),
+        ("off_cpu: {enabled: true, min_duration: 5s}", "4s"),
+        ("off_cpu: {threshold: 1}", "threshold"),
+        ("off_cpu: 7", "off_cpu"),
+    ],
+)
+def test_mistakes_are_told(line, message):
+    with pytest.raises(ConfigError) as caught:
+        load(line)
+    (problem,) = caught.value.problems
+    assert message in f"{problem.key} {problem.message}"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("true", OffCpuConfig()), ("false", None), ("", None)]
+)
+def test_services_take_a_word(text, expected):
+    plan = make_plan(read_settings({"OTEL_KPROFILER_OFF_CPU": text}))
+    assert plan.sampler.off_cpu == expected
+
+
+def test_services_refuse_other_words():
+    with pytest.raises(ConfigError) as caught:
+        read_settings({"OTEL_KPROFILER_OFF_CPU": "sometimes"})
+    assert [one.key for one in caught.value.problems] == ["OTEL_KPROFILER_OFF_CPU"]
