@@ -5,6 +5,7 @@ from otel_kprofiler.analysis.comparison import Amount, Change, Part, compare
 from otel_kprofiler.analysis.filters import Filter
 from otel_kprofiler.analysis.groups import (
     GROUPINGS,
+    WAIT_GROUPINGS,
     Group,
     find_grouping,
     group_samples,
@@ -23,6 +24,7 @@ __all__ = [
     "NO_CALLER",
     "NO_PROGRAM",
     "NO_STACK",
+    "WAIT_GROUPINGS",
     "Amount",
     "Change",
     "Filter",

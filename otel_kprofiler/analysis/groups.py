@@ -205,6 +205,10 @@ GROUPINGS: Final[dict[str, Callable[[Samples], list[Group]]]] = {
 """By the names that ``report --by`` takes."""
 
 
+WAIT_GROUPINGS: Final = frozenset({"cause", "state", "waker", WAIT_CAUSE, WAIT_STATE})
+"""Those that tell of waits alone."""
+
+
 def find_grouping(name: str) -> Callable[[Samples], list[Group]]:
     """The one of ``GROUPINGS`` with a name, or that by the attribute of this name."""
     return partial(group_samples, by=name)

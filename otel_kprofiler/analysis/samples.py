@@ -146,6 +146,12 @@ class Samples:
             weight * factors[origin] for weight, origin in zip(weights, self.origins, strict=True)
         ]
 
+    @property
+    def has_waits(self) -> bool:
+        """Whether something is known of a wait."""
+        waits = self.tables.waits
+        return any(waits[wait] is not None for wait in self.waits)
+
     def without_idle(self) -> Samples:
         """The samples that are no waits of threads without work; see :class:`WaitCause`."""
         idle = [wait is not None and wait.is_idle for wait in self.tables.waits]

@@ -12,6 +12,7 @@ import click
 
 from otel_kprofiler.analysis import (
     GROUPINGS,
+    WAIT_GROUPINGS,
     Filter,
     Samples,
     select_sides,
@@ -150,6 +151,8 @@ def command(
         for kind in samples.kinds
         if (part := Filter(kinds=(kind.name,)).apply(samples))
     ]
+    if by in WAIT_GROUPINGS:  # of samples that are no waits there is nothing to tell
+        parts = [(kind, part) for kind, part in parts if part.has_waits] or parts
     if as_json:
         document = {"by": by, "kinds": [report.as_dict(*part) for part in parts]}
         click.echo(json.dumps(document, indent=1))

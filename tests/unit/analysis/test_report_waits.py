@@ -12,6 +12,7 @@ from otel_kprofiler.cli.view_sources import choose_by, open_files
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     OFF_CPU,
+    ON_CPU,
     FileId,
     Frame,
     Line,
@@ -127,6 +128,18 @@ def test_waits_are_grouped(profile, by, expected):
         "idle_samples": 1,
         "idle_ns": 10_000 * MS,
     }
+
+
+def test_what_runs_is_no_part_of_causes(profile, tmp_path):
+    stack = sample("vfs_read", None, 1)._replace(values=())
+    nginx = Resource({"process.pid": 7})
+    running = Profile(ON_CPU, 10 * MS, [ResourceSamples(nginx, [stack])])
+    path = tmp_path / "running.otlp"
+    path.write_bytes(encode_window(Window(START, START + MS, [running])).batches[0].payload)
+    kinds = json.loads(report("--by", "state", "--json", path, profile).output)["kinds"]
+    assert [kind["kind"] for kind in kinds] == ["off_cpu"]
+    kinds = json.loads(report("--by", "state", "--json", path).output)["kinds"]
+    assert [kind["kind"] for kind in kinds] == ["on_cpu"]
 
 
 def test_only_idle_waits_are_told_of_without_a_table(profile):

@@ -43,6 +43,10 @@ CAUSES = {
     "stop": "stop trace",
     "terminal": "terminal",
 }
+SCHEDULER = re.compile(
+    r"(io_)?schedule\w*|rt_mutex_s\w+|do_nanosleep|__wait_(for|on)\w+|out_of_line_wait\w+|bit_wait_io"
+    r"|wait_for_completion\w*|rwsem_down\w+|down_\w+"
+)
 EXPECTED = [(name, cause) for cause, names in CAUSES.items() for name in names.split()]
 FUTEX = ("schedule", "futex_wait_queue", "futex_wait", "do_futex", "__x64_sys_futex")
 TAKE_GIL = ("pthread_cond_timedwait", "take_gil.constprop.0", "PyEval_RestoreThread")
@@ -70,6 +74,17 @@ def test_frames_of_the_program_that_looks_do_not_matter(name):
     assert find_cause(WaitState.INTERRUPTIBLE, [*above, *kernel]) is find_cause(
         WaitState.INTERRUPTIBLE, kernel
     )
+
+
+@pytest.mark.parametrize(("name", "cause"), EXPECTED, ids=[name for name, _ in EXPECTED])
+def test_stacks_of_threads_that_sleep_already_have_their_cause(name, cause):
+    """The kernel leaves out the functions of its section .sched.text, such as those of locks."""
+    kernel = [one for one in captured(name) if not SCHEDULER.fullmatch(one)]
+    found = find_cause(WaitState.INTERRUPTIBLE, kernel, in_iowait=cause == "disk")
+    if cause == "kernel_lock":  # what it was taken for is left
+        assert found in (WaitCause.OTHER, WaitCause.PAGE_FAULT, WaitCause.KERNEL_LOCK)
+    else:
+        assert found.label == cause
 
 
 def test_every_capture_is_tested():
