@@ -12,7 +12,15 @@ from dataclasses import replace
 from typing import Final
 
 from otel_kprofiler.host import HostFiles
-from otel_kprofiler.model import ON_CPU, Attributes, LossCause, Resource, SampleCounts, Window
+from otel_kprofiler.model import (
+    ON_CPU,
+    Attributes,
+    LossCause,
+    Profile,
+    Resource,
+    SampleCounts,
+    Window,
+)
 
 TARGET: Final = "otel_kprofiler.target"
 """Ours, in the attributes of a process context: what the process samples, ``self`` or more."""
@@ -60,27 +68,30 @@ def leave_out_self_profiled(
     Returns:
         The window, and how many samples of each kind were left out.
     """
-    profiles, left = [], SampleCounts()
-    for profile in window.profiles:
-        kept = [
-            group
-            for group in profile.resources
-            if profile.kind is not ON_CPU
-            or not (is_self_profiled(group.resource) or group.resource in others)
-        ]
-        count = profile.sample_count
-        changed = replace(profile, resources=kept)
-        count -= changed.sample_count
-        if count:
-            left[profile.kind.name] += count
-            lost = {LossCause.SELF_PROFILED: count}
-            totals = profile.totals
-            if totals:
-                earlier = totals.lost.get(LossCause.SELF_PROFILED, 0)
-                totals = totals._replace(
-                    samples=totals.samples - count,
-                    lost={**totals.lost, LossCause.SELF_PROFILED: earlier + count},
-                )
-            changed = replace(changed, lost={**profile.lost, **lost}, totals=totals)
-        profiles.append(changed)
-    return replace(window, profiles=profiles), left
+    left = SampleCounts()
+    profiles = [
+        _leave_out(profile, others, left) if profile.kind is ON_CPU else profile
+        for profile in window.profiles
+    ]
+    return (replace(window, profiles=profiles), left) if left else (window, left)
+
+
+def _leave_out(profile: Profile, others: Collection[Resource], left: SampleCounts) -> Profile:
+    kept, count = [], 0
+    for group in profile.resources:
+        if is_self_profiled(group.resource) or group.resource in others:
+            count += sum(len(sample.timestamps_unix_ns) for sample in group.samples)
+        else:
+            kept.append(group)
+    if not count:
+        return profile
+    left[profile.kind.name] += count
+    totals = profile.totals
+    if totals:
+        earlier = totals.lost.get(LossCause.SELF_PROFILED, 0)
+        totals = totals._replace(
+            samples=totals.samples - count,
+            lost={**totals.lost, LossCause.SELF_PROFILED: earlier + count},
+        )
+    lost = {**profile.lost, LossCause.SELF_PROFILED: count}
+    return replace(profile, resources=kept, lost=lost, totals=totals)
