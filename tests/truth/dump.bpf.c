@@ -51,8 +51,6 @@ ARRAY(dumps, struct dump, 64);
 ARRAY(skipped, u64, 1);
 RING(ring);
 
-static u64 (*bpf_ktime_get_ns)(void) = (void *)5;
-
 /* Whatever this CPU has cached of tables and processes. */
 INLINE void forget(struct unwind_work *w)
 {
