@@ -78,9 +78,34 @@ class WaitConfig(NamedTuple):
     wakers: int = 0
 
 
-def pack_wait_config(offsets: WaitOffsets, config: WaitConfig) -> bytes:
-    """``struct wait_config``."""
-    return _CONFIG.pack(*offsets, *config)
+class WaitSettings:
+    """``struct wait_config``, mapped: changing it needs no system call, and no right.
+
+    Args:
+        map_fd: the map.
+        offsets: of the running kernel.
+    """
+
+    def __init__(self, map_fd: int, offsets: WaitOffsets) -> None:
+        self._mapped = mmap.mmap(map_fd, mmap.PAGESIZE, mmap.MAP_SHARED)
+        self._words = memoryview(self._mapped)[: _CONFIG.size].cast("Q")
+        self._first = len(offsets)
+        for at, word in enumerate(offsets):
+            self._words[at] = word
+
+    def change(self, config: WaitConfig) -> None:
+        """Change the settings, the epoch last: before, threads are not followed."""
+        epoch, *rest = config
+        if self._words[self._first] != epoch:
+            self._words[self._first] = 0
+        for at, word in enumerate(rest, self._first + 1):
+            self._words[at] = word
+        self._words[self._first] = epoch
+
+    def close(self) -> None:
+        """Unmap."""
+        self._words.release()
+        self._mapped.close()
 
 
 class WaitThread(NamedTuple):

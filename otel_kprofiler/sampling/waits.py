@@ -17,13 +17,12 @@ from otel_kprofiler.bpf import (
     WaitLines,
     WaitOffsets,
     WaitRecords,
+    WaitSettings,
     WaitThread,
     bpf_call,
     find_wait_offsets,
-    pack_wait_config,
     parse_threads,
     read_threads,
-    update_map,
 )
 from otel_kprofiler.errors import HostError, KernelFeatureError
 from otel_kprofiler.host import HostFiles, get_privilege_error
@@ -42,7 +41,6 @@ _LOADAVG: Final = "/proc/loadavg"
 _MIN_THREADS: Final = 16_384
 _MAX_THREADS: Final = 1 << 20
 _NS_PER_S: Final = 1_000_000_000
-_FIRST: Final = bytes(4)
 
 
 def plan_waits(
@@ -127,7 +125,6 @@ class WaitFollower:
         cpus: int,
     ) -> None:
         self._program = program
-        self._offsets = offsets
         self._wanted = config
         self._cpus = cpus
         self._epochs = self._epoch = 0
@@ -137,6 +134,7 @@ class WaitFollower:
         self._control = ThresholdControl(config.min_duration_ns, time.monotonic_ns())
         self._told: list[RawSample] = []
         self._lines = WaitLines(program.map_fd("wait_lines"), cpus)
+        self._settings = WaitSettings(program.map_fd("wait_config"), offsets)
         try:
             self.resume()
             for name in names:
@@ -216,20 +214,21 @@ class WaitFollower:
     def close(self) -> None:
         """Detach, and unmap."""
         self.detach()
+        self._settings.close()
         self._lines.close()
 
     def _configure(self) -> None:
         wanted = self._wanted
         begins = _BEGINS_PER_SAMPLE * wanted.samples_per_second
-        config = WaitConfig(
-            self._epoch,
-            self.threshold_ns,
-            wanted.min_duration_ns,
-            _NS_PER_S // begins if begins else 0,
-            int(wanted.wakers),
+        self._settings.change(
+            WaitConfig(
+                self._epoch,
+                self.threshold_ns,
+                wanted.min_duration_ns,
+                _NS_PER_S // begins if begins else 0,
+                int(wanted.wakers),
+            )
         )
-        packed = pack_wait_config(self._offsets, config)
-        update_map(self._program.map_fd("wait_config"), _FIRST, packed)
 
 
 @contextlib.contextmanager

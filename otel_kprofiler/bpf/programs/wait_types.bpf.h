@@ -130,6 +130,6 @@ struct wait_end {
 
 /* Keys are addresses of task_struct: nothing of a task has to be read to find it. */
 HASH_OF(threads, u64, struct thread, SIZED_BY_LOADER);
-ARRAY(wait_config, struct wait_config, 1);
+MMAP_ARRAY(wait_config, struct wait_config, 1); /* changed without a system call */
 MMAP_ARRAY(wait_lines, struct wait_line, SIZED_BY_LOADER);
 SCRATCH(new_thread, struct thread);

@@ -1,5 +1,6 @@
 """Threads off the CPU, as the programs keep them."""
 
+import mmap
 import struct
 
 import pytest
@@ -9,7 +10,6 @@ from otel_kprofiler.bpf import (
     WaitOffsets,
     find_member_offsets,
     find_wait_offsets,
-    pack_wait_config,
     parse_records,
     parse_threads,
 )
@@ -22,6 +22,7 @@ from otel_kprofiler.bpf.waits import (
     WaitConfig,
     WaitCounts,
     WaitRecords,
+    WaitSettings,
     WaitThread,
 )
 from otel_kprofiler.model import OFF_CPU, WaitState, Waker
@@ -54,8 +55,16 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     names = [f"{name}_offset" for name in WaitOffsets._fields if name != "iowait_mask"]
     names = [*names[:3], "iowait_mask", *names[3:], *WaitConfig._fields]
     assert find_member_offsets(btf, "wait_config", names) == tuple(range(0, 96, 8))
-    packed = pack_wait_config(WaitOffsets(*range(1, 8)), WaitConfig(*range(8, 13)))
-    assert packed == struct.pack("=12Q", *range(1, 13))
+
+
+def test_settings_are_written_where_the_program_reads_them(tmp_path):
+    path = tmp_path / "map"
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    with open(path, "r+b") as file:
+        settings = WaitSettings(file.fileno(), WaitOffsets(*range(1, 8)))
+        settings.change(WaitConfig(*range(8, 13)))
+        settings.close()
+    assert path.read_bytes() == struct.pack("=12Q", *range(1, 13)).ljust(mmap.PAGESIZE, b"\0")
 
 
 def test_threads_are_parsed():
