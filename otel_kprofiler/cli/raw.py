@@ -10,7 +10,15 @@ from otel_kprofiler.cli.output import refusal
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import Attributes, Frame, ProcessKey, Resource, Window
+from otel_kprofiler.model import (
+    NO_WAITS,
+    Attributes,
+    Frame,
+    ProcessKey,
+    Resource,
+    WaitTotals,
+    Window,
+)
 from otel_kprofiler.recording import (
     CodeNameCollector,
     RecordingFacts,
@@ -45,6 +53,9 @@ class RawOutput:
         self._finished = False
         self._since_unix_ns = self._until_unix_ns = 0
         self._processes: dict[ProcessKey, Attributes] = {}
+        self._keys: dict[Resource, ProcessKey] = {}
+        self._waits: dict[ProcessKey, WaitTotals] = {}
+        self._threshold_ns = 0
         self._names = UserNameCollector()
         self._code = CodeNameCollector()
         with self._convert_errors():
@@ -63,12 +74,19 @@ class RawOutput:
     def add_process(self, key: ProcessKey, resource: Resource) -> None:
         """Note the Resource of a process."""
         self._processes[key] = resource.attributes
+        self._keys[resource] = key
 
     def add_window(self, window: Window) -> None:
-        """Note when windows begin and end, and the names of their frames."""
+        """Note when windows begin and end, the names of their frames, and totals of waits."""
         self._since_unix_ns = self._since_unix_ns or window.start_unix_ns
         self._until_unix_ns = window.end_unix_ns
         self._names.add(window)
+        for profile in window.profiles:
+            self._threshold_ns = profile.threshold_ns or self._threshold_ns
+            for resource, _, totals in profile.resources:
+                if totals:
+                    process = self._keys[resource]
+                    self._waits[process] = self._waits.get(process, NO_WAITS).plus(totals)
 
     def add_frame(self, frame: Frame) -> None:
         """Note the name of a native frame in whose place Python frames stand."""
@@ -88,6 +106,8 @@ class RawOutput:
             until_ns=max(0, self._until_unix_ns - offset_ns),
             counts=sampler.counts(),
             since_ns=max(0, self._since_unix_ns - offset_ns),
+            waits=self._waits,
+            wait_threshold_ns=self._threshold_ns,
         )
         with self._convert_errors():
             self._writer.add_resources(self._processes)

@@ -26,6 +26,7 @@ import struct
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from otel_kprofiler.bpf import RECORD_VERSION
@@ -40,6 +41,8 @@ from otel_kprofiler.model import (
     LossCause,
     ProcessKey,
     PythonCode,
+    WaitState,
+    WaitTotals,
 )
 from otel_kprofiler.recording.python_codes import STREAM as PYTHON_CODES
 from otel_kprofiler.recording.python_codes import pack_python_code, parse_python_code
@@ -94,6 +97,8 @@ class RecordingFacts(NamedTuple):
         until_ns: boot time at which sampling stopped.
         counts: the sampler's counters at that time, by kind.
         since_ns: boot time at which sampling started; 0 if it is not known.
+        waits: exact time off the CPU of each process meanwhile; empty if it was not counted.
+        wait_threshold_ns: duration from which each wait was sampled at last; 0 likewise.
     """
 
     offset_ns: int
@@ -102,6 +107,8 @@ class RecordingFacts(NamedTuple):
     until_ns: int
     counts: Mapping[str, SamplerCounts]
     since_ns: int = 0
+    waits: Mapping[ProcessKey, WaitTotals] = MappingProxyType({})
+    wait_threshold_ns: int = 0
 
 
 class RecordingWriter:
@@ -177,6 +184,10 @@ class RecordingWriter:
                 "version": FORMAT_VERSION,
                 "record_version": RECORD_VERSION,
                 **facts._asdict(),
+                "waits": [
+                    [*process, list(totals.by_state), totals.switches, totals.below_ns]
+                    for process, totals in facts.waits.items()
+                ],
                 "counts": {
                     kind: {
                         **counts._asdict(),
@@ -416,7 +427,18 @@ def _parse_facts(header: dict[str, Any]) -> RecordingFacts:
         checked_number(header["until_ns"], 0, _END_NS),
         {str(kind): _parse_counts(counts) for kind, counts in header["counts"].items()},
         checked_number(header.get("since_ns", 0), 0, _END_NS),
+        dict(map(_parse_waits, header.get("waits", ()))),
+        checked_number(header.get("wait_threshold_ns", 0), 0, _END_NS),
     )
+
+
+def _parse_waits(row: list[Any]) -> tuple[ProcessKey, WaitTotals]:
+    tgid, start, states, switches, below = row
+    if len(states) != len(WaitState):
+        raise ValueError(f"{len(states)} states of threads")
+    by_state = tuple([checked_number(part) for part in states])
+    process = ProcessKey(checked_number(tgid), None if start is None else checked_number(start))
+    return process, WaitTotals(by_state, checked_number(switches), checked_number(below))
 
 
 def _parse_counts(counts: dict[str, Any]) -> SamplerCounts:

@@ -27,7 +27,7 @@ class ReplaySampler:
         self._received = SampleCounts()
         self._joiner = WaitJoiner()
         self._complete_until_ns = recording.facts.since_ns or self._find_start(recording)
-        self.exhausted = False
+        self.exhausted = self._has_told_waits = False
 
     @property
     def period_ns(self) -> int:
@@ -75,13 +75,16 @@ class ReplaySampler:
         return self._complete_until_ns
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
-        """Nothing: recordings have no totals of waits."""
-        return {}
+        """Once all samples were returned, the totals of the whole recording; before, nothing."""
+        if not self.exhausted or self._has_told_waits:
+            return {}
+        self._has_told_waits = True
+        return self._facts.waits
 
     @property
     def wait_threshold_ns(self) -> int:
-        """0: recordings do not tell it."""
-        return 0
+        """Duration from which each wait was sampled at last; 0 if that is not known."""
+        return self._facts.wait_threshold_ns
 
     def boot_ns(self) -> int:
         """The recorded host's boot time."""

@@ -1,5 +1,6 @@
 """Recordings return what was recorded, and nothing of the replaying host."""
 
+import contextlib
 import errno
 import json
 import os
@@ -12,7 +13,7 @@ from otel_kprofiler.bpf import parse_records
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import STACK_TRUNCATED, LossCause, ProcessKey
+from otel_kprofiler.model import STACK_TRUNCATED, LossCause, ProcessKey, WaitTotals
 from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter, ReplaySampler
 from otel_kprofiler.sampling import SamplerCounts
 from tests.records import in_ring, pack_record
@@ -115,6 +116,44 @@ def test_events_and_resources_survive_a_round_trip(recorded):
     assert recording.resources == {ProcessKey(3, 1): {"process.pid": 3, "tags": ("a", "b")}}
     assert recording.facts == FACTS
     recording.close()
+
+
+def test_totals_of_waits_come_once_after_all_samples(tmp_path, tree):
+    waits = {
+        ProcessKey(3, 1): WaitTotals((1, 2, 3, 4, 5), 6, 7),
+        ProcessKey(4, None): WaitTotals((0, 9, 0, 0, 0), 1),
+    }
+    path = str(tmp_path / "waits.kprofile")
+    writer = RecordingWriter(path)
+    writer.capture(tree)
+    writer.add_records(ring_record(100, [1, 2]), 150)
+    writer.finish(FACTS._replace(waits=waits, wait_threshold_ns=2_000))
+    with contextlib.closing(Recording(path)) as recording:
+        assert recording.facts.waits == waits
+        sampler = ReplaySampler(recording)
+        assert sampler.wait_threshold_ns == 2_000
+        told = []
+        while not sampler.exhausted:
+            told.append(sampler.read_waits())
+            sampler.drain()
+        assert told == [{}, {}]
+        assert [sampler.read_waits(), sampler.read_waits()] == [waits, {}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [[1, 2, [1, 2, 3, 4], 5, 6], [1, 2, [1, 2, 3, 4, -5], 5, 6], [1, 2, 3], 7, [1, 2, 3, 4, 5]],
+)
+def test_damaged_totals_of_waits_are_refused(recorded, tmp_path, row):
+    damaged = str(tmp_path / "damaged.kprofile")
+    with zipfile.ZipFile(recorded) as source, zipfile.ZipFile(damaged, "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            if name == "recording.json":
+                content = json.dumps({**json.loads(content), "waits": [row]}).encode()
+            target.writestr(name, content)
+    with pytest.raises(KProfilerError, match="damaged"):
+        Recording(damaged)
 
 
 def test_blocks_keep_their_order_across_many_entries(tmp_path, monkeypatch):
