@@ -13,7 +13,7 @@ from otel_kprofiler.cli.types import CpuListType
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import PYTHON_FRAMES
 from otel_kprofiler.pipeline import DRAIN_INTERVAL_S
-from otel_kprofiler.sampling import OffCpuConfig, SamplerConfig
+from otel_kprofiler.sampling import Groups, OffCpuConfig, SamplerConfig
 from otel_kprofiler.symbols import CodeSink, UserNames, UserSymbolSettings, open_user_names
 
 _SYMBOL_BYTES: Final = 256 << 20
@@ -41,6 +41,14 @@ _OPTIONS: Final = (
     click.option(
         "--container", "containers", multiple=True, metavar="NAME|ID",
         help="Only this container; the first digits of its id are enough. Ends with it.",
+    ),
+    click.option(
+        "--pod", "pods", multiple=True, metavar="NAME|UID",
+        help="Only this Kubernetes pod; also NAMESPACE/NAME. Ends with it.",
+    ),
+    click.option(
+        "--unit", "units", multiple=True, metavar="NAME",
+        help="Only this unit of systemd, such as nginx.service. Ends with its last process.",
     ),
     click.option(
         "--cpus", type=CpuListType(), default=(), metavar="LIST", help="Only these CPUs: 0-3,8."
@@ -98,6 +106,8 @@ class Sampling:
     comms: tuple[str, ...]
     cgroups: tuple[str, ...]
     containers: tuple[str, ...]
+    pods: tuple[str, ...]
+    units: tuple[str, ...]
     cpus: tuple[int, ...]
     stacks: Literal["kernel", "user", "both"]
     user_symbols: Literal["off", "names", "lines"]
@@ -118,13 +128,15 @@ class Sampling:
     @property
     def has_targets(self) -> bool:
         """Whether only some processes are sampled."""
-        return bool(self.pids or self.comms or self.cgroups or self.containers)
+        return bool(
+            self.pids or self.comms or self.cgroups or self.containers or self.pods or self.units
+        )
 
     def find_targets(self, access: Access) -> Targets:
         """The processes to sample.
 
         Raises:
-            KProfilerError: a process, cgroup or container does not exist.
+            KProfilerError: a process, cgroup, container, pod or unit does not exist.
         """
         return find_targets(
             access,
@@ -132,6 +144,11 @@ class Sampling:
             comms=self.comms,
             cgroups=self.cgroups,
             containers=self.containers,
+            groups=[
+                *(Groups(pods=(pod,)) for pod in self.pods),
+                *(Groups(units=(unit,)) for unit in self.units),
+            ],
+            loader=self.loader,
         )
 
     def config(self, access: Access, targets: Targets, child_pid: int | None) -> SamplerConfig:

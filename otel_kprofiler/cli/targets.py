@@ -19,8 +19,19 @@ from otel_kprofiler.host import (
     is_populated,
     read_process,
 )
-from otel_kprofiler.sampling import EbpfSampler, ProcessFollower, SamplerConfig
+from otel_kprofiler.sampling import (
+    EbpfSampler,
+    GroupFollower,
+    Groups,
+    ProcessFollower,
+    SamplerConfig,
+)
 
+_GROUP_HINTS: Final = {
+    True: "crictl pods shows them; names need /var/log/pods of the host, UIDs do not",
+    False: "systemctl list-units shows them; units of users are in user@UID.service",
+}
+"""What to do if there is no such unit, or no such pod."""
 _INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 
 
@@ -29,9 +40,10 @@ class Targets:
     """What is sampled, and whether any of it is left.
 
     Attributes:
-        follower: the processes of ``--pid`` and of containers without a cgroup of version 2.
+        follower: the processes of ``--pid``, and of containers, pods and units without a cgroup
+            of version 2.
         comms: names of threads and processes.
-        cgroups: those of ``--cgroup`` and ``--container``.
+        cgroups: those of ``--cgroup``, ``--container``, ``--pod`` and ``--unit``.
     """
 
     follower: ProcessFollower | None
@@ -90,11 +102,22 @@ def find_targets(
     comms: Sequence[str],
     cgroups: Sequence[str],
     containers: Sequence[str],
+    groups: Sequence[Groups] = (),
+    loader: str = "auto",
 ) -> Targets:
     """Check the filters against what runs now.
 
+    Args:
+        access: the host's files.
+        pids: processes, with their descendants.
+        comms: names of threads and processes.
+        cgroups: paths of cgroups of version 2.
+        containers: names, or beginnings of ids.
+        groups: pods and units, one in each.
+        loader: library that loads the program, ``auto``, ``libbpf`` or ``bcc``.
+
     Raises:
-        KProfilerError: a process, cgroup or container does not exist.
+        KProfilerError: a process, cgroup, container, pod or unit does not exist.
     """
     if pids:
         check_namespace(access)
@@ -107,16 +130,28 @@ def find_targets(
         for container in _get_containers(listed, name):
             if container.cgroup:
                 found.append(_get_cgroup(access, container.cgroup))
-            elif pids:
-                raise KProfilerError(
-                    f"the container {name} has no cgroup of version 2, so that --pid cannot be "
-                    "combined with it",
-                    hint="use one of the two",
-                )
             else:
-                followed += container.pids
+                followed += _take_pids(f"container {name}", container.pids, pids)
+    for group in groups:
+        name = f"pod {group.pods[0]}" if group.pods else f"unit {group.units[0]}"
+        directories, processes = GroupFollower(access, group, loader=loader).find()
+        if not directories and not processes:
+            raise KProfilerError(f"there is no {name}", hint=_GROUP_HINTS[bool(group.pods)])
+        found += directories
+        if processes:
+            followed += _take_pids(name, processes, pids)
     follower = ProcessFollower(access, followed, time.monotonic) if followed else None
     return Targets(follower, comms, found)
+
+
+def _take_pids(name: str, found: Sequence[int], pids: Sequence[int]) -> Sequence[int]:
+    """Processes of what the kernel cannot filter by cgroup."""
+    if pids:
+        raise KProfilerError(
+            f"the {name} has no cgroup of version 2, so that --pid cannot be combined with it",
+            hint="use one of the two",
+        )
+    return found
 
 
 def _check_process(access: Access, pid: int) -> None:

@@ -38,7 +38,7 @@ _SAMPLING: Final = (
     "idle",
 )  # fmt: skip
 _EVERYTHING: Final[dict[str, Any]] = dict.fromkeys(
-    ("pids", "comms", "cgroups", "containers", "cpus"), ()
+    ("pids", "comms", "cgroups", "containers", "pods", "units", "cpus"), ()
 )
 _STORING: Final = frozenset({"keep_s", "keep_megabytes", "store_path"})
 _POLL_S: Final = 0.2

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -94,6 +94,7 @@ class GroupFollower:
         self._uids: frozenset[str] = frozenset()
         self._names: dict[int, CgroupNames] = {}
         self._has_btf = _has_btf(files)
+        self._found: list[Cgroup] = []
         self._cgroups: tuple[tuple[int, int], ...] = ()
         self._pids: tuple[int, ...] | None = None  # of processes that no cgroup filter finds
         self._said_limit = False
@@ -108,6 +109,11 @@ class GroupFollower:
         ended = self._monotonic()
         self._next_look = ended + max(_INTERVAL_S, _SHARE * (ended - started))
         return before != (self._cgroups, self._pids)
+
+    def find(self) -> tuple[Sequence[Cgroup], Sequence[int]]:
+        """The cgroups of the groups now; or their processes, where the kernel cannot filter so."""
+        self._look()
+        return self._found, self._pids or ()
 
     def apply(self, config: SamplerConfig) -> SamplerConfig:
         """The configuration of a sampler for what was found; ``target_pids`` in it hold, too."""
@@ -135,6 +141,7 @@ class GroupFollower:
             if pod.name in self._pods or f"{pod.namespace}/{pod.name}" in self._pods
         }
         root = self._find_root()
+        self._found = []
         if root is None:
             self._pids = self._limit(self._find_pids(()))
             return
@@ -144,7 +151,7 @@ class GroupFollower:
         if outside or any(one.level > MAX_CGROUP_LEVEL for one in found):
             self._pids = self._limit(self._find_pids(()))
             return
-        self._pids = None
+        self._pids, self._found = None, found
         self._cgroups = self._limit(sorted((one.level, one.id) for one in found))
 
     def _find_root(self) -> Cgroup | None:

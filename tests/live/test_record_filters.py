@@ -96,6 +96,8 @@ def test_what_does_not_exist_is_an_error_at_once(tmp_path):
         (["-p", 2**22 - 1], "there is no process 4194303"),
         (["--cgroup", "/no/such"], "there is no cgroup /no/such of version 2"),
         (["--container", "nosuch"], "there is no running container nosuch"),
+        (["--pod", "nosuch"], "there is no pod nosuch"),
+        (["--unit", "nosuch"], "there is no unit nosuch"),
     ):
         done = record(tmp_path, *LONG, *words)
         assert done.returncode == 1
@@ -173,6 +175,17 @@ def test_a_container_by_the_beginning_of_its_id(programs, cgroup, tmp_path):
     process = programs("inside", f"{WAIT}; {WORK}")
     (scope / "cgroup.procs").write_text(str(process.pid))
     record_from_go(tmp_path, "--container", container[:12])
+    assert processes(tmp_path) - {"sleep"} == {"inside"}
+
+
+def test_a_pod_by_its_uid(programs, cgroup, tmp_path):
+    uid = f"ccf19bc6-503b-4dd0-b33d-{os.getpid():012x}"
+    pod = cgroup / f"pod{uid}"
+    pod.mkdir()
+    programs("beside", LOOP)
+    process = programs("inside", f"{WAIT}; {WORK}")
+    (pod / "cgroup.procs").write_text(str(process.pid))
+    record_from_go(tmp_path, "--pod", uid)
     assert processes(tmp_path) - {"sleep"} == {"inside"}
 
 

@@ -9,8 +9,8 @@ from otel_kprofiler.host import Access
 from otel_kprofiler.sampling import OffCpuConfig
 
 OPTIONS = {
-    "rate": 99, "pids": (), "comms": (), "cgroups": (), "containers": (), "cpus": (),
-    "stacks": "both", "user_symbols": "names", "python": True, "off_cpu": False,
+    "rate": 99, "pids": (), "comms": (), "cgroups": (), "containers": (), "pods": (), "units": (),
+    "cpus": (), "stacks": "both", "user_symbols": "names", "python": True, "off_cpu": False,
     "off_cpu_rate": 20, "wakers": False, "loader": "auto", "idle": False,
 }  # fmt: skip
 
