@@ -105,6 +105,10 @@ PACKAGES = {
     "analysis": Package(
         "Saved profiles: samples in columns, filtered and grouped", "formats model otlp"
     ),
+    "clickhouse": Package(
+        "Profiles in ClickHouse: queries, and samples from their rows",
+        "analysis errors formats model otlp redact",
+    ),
     "viewing": Package(
         "The local page of `view`: what serves it, and what it shows",
         "errors formats model otlp serving text",
@@ -121,8 +125,9 @@ PACKAGES = {
     ),
     "cli": Package(
         "Commands, one module each",
-        "agent analysis bpf clock config delivery elf errors export formats host interpreters "
-        "model otlp pipeline recording redact sampling symbols text tracking version viewing",
+        "agent analysis bpf clickhouse clock config delivery elf errors export formats host "
+        "interpreters model otlp pipeline recording redact sampling symbols text tracking version "
+        "viewing",
     ),
     "__init__": Package("The public names", "sdk version"),
     "__main__": Package("`python -m otel_kprofiler`", "cli"),

@@ -2,9 +2,12 @@
 
 from otel_kprofiler.analysis.callers import ITSELF, NO_CALLER, callees, callers
 from otel_kprofiler.analysis.comparison import Amount, Change, Part, compare
-from otel_kprofiler.analysis.filters import Filter
+from otel_kprofiler.analysis.filters import Filter, matcher
 from otel_kprofiler.analysis.groups import (
+    CONTAINER,
     GROUPINGS,
+    LABEL,
+    SERVICE,
     WAIT_GROUPINGS,
     Group,
     find_grouping,
@@ -12,24 +15,29 @@ from otel_kprofiler.analysis.groups import (
     merge_groups,
     select_group,
 )
-from otel_kprofiler.analysis.occurrences import NO_PROGRAM, NO_STACK, Key
-from otel_kprofiler.analysis.samples import Samples, load_samples
+from otel_kprofiler.analysis.occurrences import NO_PROGRAM, NO_STACK, OF_STACKS, Key
+from otel_kprofiler.analysis.samples import Origin, Samples, load_samples
 from otel_kprofiler.analysis.sides import select_sides
 from otel_kprofiler.analysis.spans import endpoints_of_spans, spans_with_lines
 from otel_kprofiler.analysis.waits import WaitSummary, summarize_waits
 
 __all__ = [
+    "CONTAINER",
     "GROUPINGS",
     "ITSELF",
+    "LABEL",
     "NO_CALLER",
     "NO_PROGRAM",
     "NO_STACK",
+    "OF_STACKS",
+    "SERVICE",
     "WAIT_GROUPINGS",
     "Amount",
     "Change",
     "Filter",
     "Group",
     "Key",
+    "Origin",
     "Part",
     "Samples",
     "WaitSummary",
@@ -40,6 +48,7 @@ __all__ = [
     "find_grouping",
     "group_samples",
     "load_samples",
+    "matcher",
     "merge_groups",
     "select_group",
     "select_sides",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 
@@ -50,6 +50,10 @@ class Filter:
     endpoints: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
+
+    def with_attributes(self, attributes: Sequence[str]) -> Filter:
+        """The filter with more attributes."""
+        return replace(self, attributes=(*self.attributes, *attributes))
 
     def apply(self, samples: Samples) -> Samples:
         """The samples that have all of it."""

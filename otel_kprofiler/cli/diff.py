@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -23,6 +22,8 @@ from otel_kprofiler.cli.moments import Moment, MomentType
 from otel_kprofiler.cli.output import Output, reveals_addresses
 from otel_kprofiler.cli.profiles import load_profiles
 from otel_kprofiler.cli.report import GroupingType, drop_idle, show, terminal_width
+from otel_kprofiler.cli.sources import Choice, describe_source, is_table, load_table
+from otel_kprofiler.clickhouse import PAGE, Need, need_of
 from otel_kprofiler.formats import Interval, compared_columns, page
 from otel_kprofiler.model import ProfileKind
 
@@ -103,30 +104,39 @@ def command(
       otel-kprofiler diff --by syscall --process nginx before.otlp after.otlp
       otel-kprofiler diff -o change.html before.otlp after.otlp
       otel-kprofiler diff --time-before 0s..60s --time-after 60s..120s profile.otlp
+      otel-kprofiler diff --time-before -2h..-1h --time-after -1h..-0s clickhouse://localhost/otel
+      otel-kprofiler diff 'clickhouse://localhost/otel?service.version=1.2' \\
+                          'clickhouse://localhost/otel?service.version=1.3'
 
+    BEFORE and AFTER are files, or addresses of ClickHouse, where samples can be chosen by
+    attributes on each side, and are those of the last hour if no time is named.
     Differences that may well be chance are marked with ~. The filters are those of report.
     """  # noqa: D301 - \b tells click not to wrap the paragraph
     if not after and not (time_before and time_after):
-        raise click.UsageError("name two files, or two times of one: --time-before, --time-after")
+        raise click.UsageError("name two sources, or two times of one: --time-before, --time-after")
     way, chosen = Way(per), Filter(**filters)
-    first = drop_idle(load_profiles([before]), idle=idle)
-    second = drop_idle(load_profiles([after]), idle=idle) if after else first
+    need = (PAGE if path else need_of(chosen, by).with_times()) | need_of(chosen)
+    first, time_first = _load(before, chosen, time_before, need, idle=idle)
+    if after or is_table(before):
+        second, time_second = _load(after or before, chosen, time_after, need, idle=idle)
+    else:
+        second, time_second = first, time_after
     grouping = find_grouping(by)
     found = [
         (kind, parts, compare(*parts, grouping, per_second=way is Way.TIME))
         for kind in first.kinds
         if kind in second.kinds
         for parts in [
-            (_part(first, kind, chosen, time_before), _part(second, kind, chosen, time_after))
+            (_part(first, kind, chosen, time_first), _part(second, kind, chosen, time_second))
         ]
         if all(part.samples.count for part in parts)
     ]
     if path:
-        names = [os.path.basename(name) for name in (before, after) if name]
+        names = [describe_source(name) for name in (before, after) if name]
         sides = names if len(set(names)) > 1 else ["before", "after"]
         intervals = [
-            _interval(sides[0], first, chosen, time_before),
-            _interval(sides[1], second, chosen, time_after),
+            _interval(sides[0], first, chosen, time_first),
+            _interval(sides[1], second, chosen, time_second),
         ]
         _write_page(path, intervals, " → ".join(dict.fromkeys(names)), force=force)
     elif as_json:
@@ -150,6 +160,17 @@ def command(
 
 
 command.params += [one for one in report.command.params if one.name in (*_FILTERS, "idle")]
+
+
+def _load(
+    source: str, chosen: Filter, times: _Range | None, need: Need, *, idle: bool
+) -> tuple[Samples, _Range | None]:
+    """The samples of a source, and the times that are still to be chosen."""
+    if is_table(source):
+        samples, times = load_table(source, Choice(chosen, *(times or ())), need), None
+    else:
+        samples = load_profiles([source])
+    return drop_idle(samples, idle=idle), times
 
 
 def _gain(kind: ProfileKind, change: Change, way: Way) -> float:
@@ -182,8 +203,9 @@ def _cut(
     start = min(window.start_unix_ns for window in windows)
     end = max(window.end_unix_ns for window in windows)
     if times:
-        first = min(samples.times, default=start)
-        start = max(start, times[0].unix_ns(first))
-        end = max(start + 1, min(end, times[1].unix_ns(first)))
+        first, last = min(samples.times, default=start), max(samples.times, default=end - 1)
+        from_, to = (moment.unix_ns(first, last + 1) for moment in times)
+        start = max(start, from_)
+        end = max(start + 1, min(end, to))
         samples = samples.between(start, end)
     return Part(chosen.apply(samples), start, end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
+from math import copysign
 
 import click
 
@@ -16,15 +17,24 @@ _SECOND_NS = 10**9
 class Moment:
     """A time of a profile: seconds after its first sample, a time of that day, or a date and time.
 
-    Times without a zone are UTC.
+    Negative seconds are back from the end. Times without a zone are UTC.
     """
 
     value: float | time | datetime
 
-    def unix_ns(self, first_unix_ns: int) -> int:
-        """Unix time in nanoseconds, in a profile with this first sample."""
+    @property
+    def is_from_start(self) -> bool:
+        """Whether it depends on when the profile began."""
+        return isinstance(self.value, float) and copysign(1, self.value) > 0
+
+    def unix_ns(self, first_unix_ns: int, end_unix_ns: int) -> int:
+        """Unix time in nanoseconds, in a profile with this first sample, and end.
+
+        A time of day is of the day of the first sample.
+        """
         if isinstance(self.value, float):
-            return first_unix_ns + round(self.value * _SECOND_NS)
+            begin = first_unix_ns if self.is_from_start else end_unix_ns
+            return max(0, begin + round(self.value * _SECOND_NS))
         moment = self.value
         if isinstance(moment, time):
             day = datetime.fromtimestamp(first_unix_ns // _SECOND_NS, tz=UTC)
@@ -35,7 +45,7 @@ class Moment:
 
 
 class MomentType(click.ParamType[Moment]):
-    """A duration in Go's syntax or seconds, or a date and time in the form of ISO 8601."""
+    """A duration in Go's syntax or seconds, also negative, or a date and time of ISO 8601."""
 
     name = "time"
 
@@ -48,9 +58,11 @@ class MomentType(click.ParamType[Moment]):
         text = str(value)
         try:
             if ":" not in text and "T" not in text:
-                return Moment(parse_duration(f"{text}s" if text.isdecimal() else text).seconds)
+                sign, plain = (-1, text[1:]) if text.startswith("-") else (1, text)
+                found = parse_duration(f"{plain}s" if plain.isdecimal() else plain)
+                return Moment(copysign(found.seconds, sign))
             if "T" in text or "-" in text:
                 return Moment(datetime.fromisoformat(text))
             return Moment(time.fromisoformat(text))
         except ValueError:
-            self.fail(f"{text!r} is not a time such as 10s, 12:30:05 or 2026-01-31T12:30:05")
+            self.fail(f"{text!r} is not a time such as 10s, -1h, 12:30:05 or 2026-01-31T12:30:05")

@@ -10,19 +10,14 @@ from typing import Any, Final
 
 import click
 
-from otel_kprofiler.analysis import (
-    GROUPINGS,
-    WAIT_GROUPINGS,
-    Filter,
-    Samples,
-    select_sides,
-)
+from otel_kprofiler.analysis import GROUPINGS, WAIT_GROUPINGS, Filter, Samples
 from otel_kprofiler.cli.moments import Moment, MomentType
 from otel_kprofiler.cli.output import Output
-from otel_kprofiler.cli.profiles import load_profiles
 from otel_kprofiler.cli.report_text import Report
+from otel_kprofiler.cli.sources import Choice, load_choice
 from otel_kprofiler.cli.terminal import describe_count, say
 from otel_kprofiler.cli.types import CpuListType
+from otel_kprofiler.clickhouse import ALL, need_of
 from otel_kprofiler.formats import FORMATS
 
 _FORMATS: Final = [row.name for row in FORMATS]
@@ -48,7 +43,7 @@ class GroupingType(click.ParamType[str]):
 
 
 @click.command(name="report")
-@click.argument("paths", nargs=-1, required=True, metavar="FILE...")
+@click.argument("paths", nargs=-1, required=True, metavar="SOURCE...")
 @click.option(
     "--by", type=GroupingType(), default="function", show_default=True, metavar="WHAT",
     help=f"What to group samples by: {_GROUPINGS}, an attribute such as k8s.pod.name, label:NAME.",
@@ -67,7 +62,8 @@ class GroupingType(click.ParamType[str]):
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option(
     "--from", "start", type=MomentType(), metavar="TIME",
-    help="Only from here on: 10s after the start, 12:30:05 or 2026-01-31T12:30:05 in UTC.",
+    help="Only from here on: 10s after the start, -10s before the end, 12:30:05 or "
+    "2026-01-31T12:30:05 in UTC.",
 )  # fmt: skip
 @click.option("--to", "end", type=MomentType(), metavar="TIME", help="Only before this.")
 @click.option(
@@ -127,21 +123,26 @@ def command(
     idle: bool,
     **filters: Any,
 ) -> None:
-    """Show what is in profiles, whoever wrote them; several FILEs are merged.
+    """Show what is in profiles, whoever wrote them; several SOURCEs are merged.
+
+    A SOURCE is a file, or clickhouse://HOST:PORT/DATABASE that a Collector writes to.
 
     \b
       otel-kprofiler report profile.otlp
       otel-kprofiler report --by syscall --process nginx profile.otlp
       otel-kprofiler report --callers vfs_read profile.otlp
       otel-kprofiler report --module ext4 -o ext4.html profile.otlp
+      otel-kprofiler report --service shop --from -1h clickhouse://localhost:8123/otel
 
     Filters may be repeated: a sample must match one of each. Names may be patterns: 'ext4_*'.
     """  # noqa: D301 - \b tells click not to wrap the paragraph
     if callers_of and callees_of:
         raise click.UsageError("--callers cannot be combined with --callees")
-    loaded = load_profiles(paths)
-    samples = select_samples(loaded, Filter(**filters), start, end, sides)
-    if path or form:
+    chosen, is_written = Filter(**filters), bool(path or form)
+    of_stacks = bool(callers_of or callees_of or sides)
+    need = ALL if is_written else need_of(chosen, by, of_stacks=of_stacks)
+    loaded, samples = load_choice(paths, Choice(chosen, start, end, sides), need)
+    if is_written:
         with Output(path or "-", form, force=force) as output:
             output.write(samples.windows(), idle=idle)
         return
@@ -160,23 +161,6 @@ def command(
     width = terminal_width()
     lines = [line for part in parts for line in report.lines(*part, limit, width)]
     show(lines or ["no samples match" if samples.tables.stacks else "no samples"])
-
-
-def select_samples(
-    samples: Samples,
-    chosen: Filter,
-    start: Moment | None = None,
-    end: Moment | None = None,
-    sides: tuple[str, ...] = (),
-) -> Samples:
-    """The samples and frames that are wanted."""
-    if start or end:
-        first = min(samples.times, default=0)
-        samples = samples.between(
-            start.unix_ns(first) if start else 0, end.unix_ns(first) if end else sys.maxsize
-        )
-    samples = chosen.apply(samples)
-    return select_sides(samples, sides) if sides else samples
 
 
 def drop_idle(samples: Samples, *, idle: bool) -> Samples:

@@ -19,7 +19,7 @@ from otel_kprofiler.cli.end_signals import EndSignals
 from otel_kprofiler.cli.sampling_options import Sampling
 from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.cli.types import DurationType
-from otel_kprofiler.cli.view_sources import choose_by, open_files, open_receivers, open_sampler
+from otel_kprofiler.cli.view_sources import choose_by, open_receivers, open_sampler, open_saved
 from otel_kprofiler.formats import page
 from otel_kprofiler.viewing import (
     DATA,
@@ -60,7 +60,7 @@ class EndpointType(click.ParamType[str]):
 
 
 @click.command(name="view")
-@click.argument("paths", nargs=-1, metavar="[FILE...]")
+@click.argument("paths", nargs=-1, metavar="[SOURCE...]")
 @click.option(
     "--listen", "grpc_endpoint", type=EndpointType(), metavar="HOST:PORT",
     help="Show what comes in as OTLP over gRPC here, such as 127.0.0.1:4317.",
@@ -104,11 +104,14 @@ def command(
     no_browser: bool,
     **filters: Any,
 ) -> None:
-    """Show profiles as a page in the browser, until Ctrl-C; several FILEs are merged.
+    """Show profiles as a page in the browser, until Ctrl-C; several SOURCEs are merged.
+
+    A SOURCE is a file, or clickhouse://HOST:PORT/DATABASE that a Collector writes to.
 
     \b
       otel-kprofiler view profile.otlp
       otel-kprofiler view --process nginx --from 10s --to 20s profile.otlp
+      otel-kprofiler view --service shop --from -1h clickhouse://localhost:8123/otel
       otel-kprofiler view --listen 127.0.0.1:4317
       otel-kprofiler view --live
 
@@ -124,7 +127,7 @@ def command(
     endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     with EndSignals() as signals, ExitStack() as stack:
         if paths:
-            source = open_files(paths, filters, idle=idle)
+            source = open_saved(paths, filters, idle=idle)
         else:
             store = SampleStore(store_path, keep_s=keep_s, max_bytes=keep_megabytes << 20)
             stack.enter_context(store)
@@ -153,9 +156,9 @@ command.params += [one for one in top.command.params if one.name in _SAMPLING]
 def _check(has_files: bool, is_listening: bool, is_live: bool, *, has_times: bool) -> None:
     """Refuse what contradicts itself, or has no effect."""
     if has_files + is_listening + is_live != 1:
-        raise click.UsageError("name FILEs, or --live, or where to --listen")
+        raise click.UsageError("name SOURCEs, or --live, or where to --listen")
     if has_times and not has_files:
-        raise click.UsageError("--from and --to are for FILEs; choose times on the page")
+        raise click.UsageError("--from and --to are for SOURCEs; choose times on the page")
     context = click.get_current_context()
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
@@ -163,7 +166,7 @@ def _check(has_files: bool, is_listening: bool, is_live: bool, *, has_times: boo
             (parameter.name in _SAMPLING and parameter.name != "idle" and not is_live)
             or (parameter.name in _STORING and has_files)
         ):
-            other = "FILEs" if has_files else "--listen"
+            other = "SOURCEs" if has_files else "--listen"
             raise click.UsageError(f"{parameter.opts[-1]} has no effect with {other}")
 
 

@@ -1,4 +1,4 @@
-"""What ``view`` shows: files, what comes in as OTLP, or samples of this host."""
+"""What ``view`` shows: files, tables, what comes in as OTLP, or samples of this host."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from os.path import basename
 from typing import Any, Final
 
-from otel_kprofiler.analysis import Filter, Samples, load_samples
-from otel_kprofiler.cli.profiles import load_profiles
-from otel_kprofiler.cli.report import drop_idle, select_samples
+from otel_kprofiler.analysis import load_samples
+from otel_kprofiler.cli.report import drop_idle
 from otel_kprofiler.cli.sampling_options import Sampling
+from otel_kprofiler.cli.sources import Choice, describe_source, load_choice
 from otel_kprofiler.cli.summary import describe_losses
 from otel_kprofiler.cli.terminal import describe_count, say
+from otel_kprofiler.clickhouse import PAGE, need_of
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.formats import columns, leave_out_idle
 from otel_kprofiler.host import Access
@@ -64,27 +64,25 @@ class Source:
     describe: Callable[[], str] = str
 
 
-def open_files(paths: Sequence[str], filters: Mapping[str, Any], *, idle: bool) -> Source:
-    """All that is in some files; without idle waits, unless those are wanted."""
-    samples = drop_idle(_select(load_profiles(paths), filters), idle=idle)
-    title = basename(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
+def open_saved(sources: Sequence[str], filters: Mapping[str, Any], *, idle: bool) -> Source:
+    """All that is in some files and tables; without idle waits, unless those are wanted."""
+    choice = Choice.of(filters)
+    found = load_choice(sources, choice, PAGE | need_of(choice.chosen)).chosen
+    samples = drop_idle(found, idle=idle)
+    count = len(sources)
+    title = describe_source(sources[0]) if count == 1 else f"{count} sources"
     data = [json.dumps(columns(samples.windows(), title=title), separators=(",", ":")).encode()]
     gc.enable()  # the page may stay open for long
     return Source(lambda _: data)
 
 
-def _select(samples: Samples, filters: Mapping[str, Any]) -> Samples:
-    chosen = dict(filters)
-    start, end, sides = (chosen.pop(name) for name in ("start", "end", "sides"))
-    return select_samples(samples, Filter(**chosen), start, end, sides)
-
-
 def choose_by(filters: Mapping[str, Any], *, idle: bool) -> Choose:
     """What keeps of windows what the filters match, and idle waits if those are wanted."""
+    choice = Choice.of(filters)
 
     def choose(windows: Sequence[Window]) -> Sequence[Window]:
         if any(filters.values()):
-            windows = _select(load_samples(windows), filters).windows()
+            windows = choice.apply(load_samples(windows)).windows()
         return windows if idle else leave_out_idle(windows)[0]
 
     return choose

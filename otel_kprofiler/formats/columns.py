@@ -147,13 +147,18 @@ def _about(intervals: Sequence[Interval]) -> About:
     return About(
         _values(resources, "host.name"),
         _values(resources, "os.version"),
-        sum(profile.sample_count for profile in profiles),
+        sum(map(_count, profiles)),
         len({sample.cpu for one in profiles for _, sample in one.samples}),
         *times,
         {one.period_ns for one in profiles},
         sum(sum(profile.lost.values()) for profile in profiles),
         later,
     )
+
+
+def _count(profile: Profile) -> int:
+    """Samples: values of kinds that count, else timestamps."""
+    return profile.weight if profile.kind.sample_unit == "count" else profile.sample_count
 
 
 def _values(resources: Iterable[Any], key: str) -> set[str]:

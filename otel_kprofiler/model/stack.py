@@ -149,6 +149,7 @@ class Unresolved(enum.Enum):
     FILE_UNREADABLE = "the file of the code could not be opened or read"
     LEFT_OUT = "the process is left out by a filter"
     CODE_UNKNOWN = "the code object was not described in time"
+    NOT_KEPT = "no name, and the store does not keep why"
 
     __hash__ = object.__hash__  # that of Enum is Python code, which each frame would run
 

@@ -9,16 +9,25 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_kprofiler.otlp.account import parse_account
 from otel_kprofiler.otlp.conventions import (
+    BOOLEAN_ATTRIBUTES,
     KERNEL_ENTRY,
     KERNEL_THREAD,
     LOCAL_ROOT,
     SAMPLE_ATTRIBUTES,
     SCHEMA_URL,
+    STACK_STATUS,
+    STREAM_ID,
+    TYPED_INTEGERS,
     UNIT,
     USER_UNIT,
     WAIT_CAUSE,
     WAIT_STATE,
+    WAKER_NAME,
+    WAKER_PID,
+    WAKER_TID,
+    WINDOW_PREFIX,
 )
 from otel_kprofiler.otlp.encode import Encoded, Scope, encode_empty, encode_window
 from otel_kprofiler.otlp.process_context import (
@@ -29,28 +38,38 @@ from otel_kprofiler.otlp.process_context import (
 
 if TYPE_CHECKING:
     from otel_kprofiler.otlp.check import RULES, Violation, check_file, check_payload
-    from otel_kprofiler.otlp.decode import decode_windows, read_profiles
+    from otel_kprofiler.otlp.decode import decode_windows, find_profile_kind, read_profiles
     from otel_kprofiler.otlp.nameless import Nameless, NamelessFile, Naming, name_locations
     from otel_kprofiler.otlp.payloads import DamagedProfilesError, parse_payloads, read_file
+    from otel_kprofiler.otlp.sample_attributes import SampleAttributes, read_sample_attributes
     from otel_kprofiler.otlp.split import encode_message
 
 __all__ = [
+    "BOOLEAN_ATTRIBUTES",
     "KERNEL_ENTRY",
     "KERNEL_THREAD",
     "LOCAL_ROOT",
     "RULES",
     "SAMPLE_ATTRIBUTES",
     "SCHEMA_URL",
+    "STACK_STATUS",
+    "STREAM_ID",
+    "TYPED_INTEGERS",
     "UNIT",
     "USER_UNIT",
     "WAIT_CAUSE",
     "WAIT_STATE",
+    "WAKER_NAME",
+    "WAKER_PID",
+    "WAKER_TID",
+    "WINDOW_PREFIX",
     "DamagedProfilesError",
     "Encoded",
     "Nameless",
     "NamelessFile",
     "Naming",
     "ProcessContext",
+    "SampleAttributes",
     "Scope",
     "Violation",
     "check_file",
@@ -61,10 +80,13 @@ __all__ = [
     "encode_message",
     "encode_process_context",
     "encode_window",
+    "find_profile_kind",
     "name_locations",
+    "parse_account",
     "parse_payloads",
     "read_file",
     "read_profiles",
+    "read_sample_attributes",
 ]
 
 _LATE: Final = {
@@ -73,15 +95,18 @@ _LATE: Final = {
     "NamelessFile": "nameless",
     "Naming": "nameless",
     "RULES": "check",
+    "SampleAttributes": "sample_attributes",
     "Violation": "check",
     "check_file": "check",
     "check_payload": "check",
     "decode_windows": "decode",
     "encode_message": "split",
+    "find_profile_kind": "decode",
     "name_locations": "nameless",
     "parse_payloads": "payloads",
     "read_file": "payloads",
     "read_profiles": "decode",
+    "read_sample_attributes": "sample_attributes",
 }
 
 

@@ -54,6 +54,8 @@ BPF_PROGRAM: Final = tuple(
 )
 """Ours, on mappings of BPF programs, where known: the fields of ``BpfProgram``."""
 
+WINDOW_PREFIX: Final = "otel_kprofiler.window."
+"""Of the names of all that follow which are of one window."""
 WINDOW_SAMPLES: Final = "otel_kprofiler.window.samples"
 """Ours, on the first profile of a request: samples of the window, in all its requests."""
 WINDOW_TAKEN: Final = "otel_kprofiler.window.taken"
@@ -105,3 +107,8 @@ INTEGER_ATTRIBUTES: Final = frozenset(
     {"process.pid", "process.parent_pid", "process.user.id", "process.vpid", THREAD_ID, CPU}
 )
 """Attributes whose value the conventions define as an integer."""
+
+TYPED_INTEGERS: Final = INTEGER_ATTRIBUTES | {WAKER_PID, WAKER_TID}
+"""Attributes of resources and samples that are integers, for stores that keep texts."""
+BOOLEAN_ATTRIBUTES: Final = frozenset({WAIT_IS_ENDED})
+"""Likewise, that are true or false."""

@@ -6,7 +6,6 @@ stack without a status is complete, or was not collected if it has no frames.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,8 +16,6 @@ from otel_kprofiler.model import (
     KERNEL_SIDE,
     KINDS,
     SIDES,
-    STACK_TRUNCATED,
-    TRUNCATED_STACKS,
     USER_SIDE,
     AddressRange,
     AttributeValue,
@@ -53,13 +50,16 @@ from otel_kprofiler.otlp.payloads import (
     parse_payloads,
     read_file,
 )
+from otel_kprofiler.otlp.sample_attributes import (
+    SampleAttributes,
+    as_integer,
+    read_sample_attributes,
+)
 from otel_kprofiler.otlp.values import Values, as_text
-from otel_kprofiler.otlp.waits import parse_totals, parse_wait
+from otel_kprofiler.otlp.waits import parse_totals
 
 _MAX_BUILTIN: Final = 100
 """Limit of the modules of a frame; real code has one, rarely a few."""
-
-_MAX_LABELS: Final = 100
 
 _MACHINE_CODE: Final = frozenset({"go", "rust"})
 """Types of frames whose functions belong to modules, besides those of our sides."""
@@ -69,15 +69,10 @@ _MODULE_KINDS: Final = {
 }
 
 _REASONS: Final = {name.lower(): reason for name, reason in Unresolved.__members__.items()}
-_TRUNCATED: Final = {end.name.lower(): status for status, end in TRUNCATED_STACKS.items()}
-_ERRNO_NUMBERS: Final = {name: number for number, name in errno.errorcode.items()}
 
 _Statuses = tuple[tuple[SideKind, StackStatus], ...]
 _ResourceKey = tuple[object, ...]
 _Identity = tuple[Stack, int, str, int, SpanLink | None, LabelSet, WindowWait | None]
-_SampleAttributes = tuple[_Statuses, int, str, int, str, LabelSet, WindowWait | None]
-"""Outcomes of collecting the sides of the stack, thread, CPU, name of the local root, labels, what
-is known of a wait."""
 _ProfileKey = tuple[ProfileKind, int, int, int]
 """Kind, period, start and end."""
 _ProfileSamples = dict[_ResourceKey, dict[_Identity, "_Series"]]
@@ -122,17 +117,6 @@ def decode_windows(
             except PayloadError as error:
                 on_damage(error)
     return decoder.windows()
-
-
-def parse_status(text: str) -> StackStatus:
-    """Inverse of what the encoder writes for an incomplete stack."""
-    if text == "truncated":
-        return STACK_TRUNCATED
-    if text in _TRUNCATED:
-        return _TRUNCATED[text]
-    if text in _ERRNO_NUMBERS:
-        return StackStatus(-_ERRNO_NUMBERS[text])
-    return StackStatus(_integer(text) or -errno.EIO)
 
 
 @contextmanager
@@ -251,7 +235,7 @@ def _window(start: int, end: int, profiles: list[Profile]) -> Window:
     return Window(start, end, profiles)
 
 
-def _find_kind(type_: str, unit: str, period_type: str, period_unit: str) -> ProfileKind:
+def find_profile_kind(type_: str, unit: str, period_type: str, period_unit: str) -> ProfileKind:
     """The kind with these types; one of its own for what we do not sample."""
     found = ProfileKind(type_, type_, unit, period_type, period_unit)
     for kind in KINDS:
@@ -308,12 +292,11 @@ class _Tables:
         self.strings = _Table(dictionary.string_table or [""])
         self.values = Values(self.strings)
         self._shared = shared
-        self._status_keys = [(side, names.STACK_STATUS.format(side.name)) for side in SIDES]
         self._frame_attributes: dict[
             tuple[int, ...], tuple[SideKind, str, tuple[str, ...], str]
         ] = {}
         self._by_index: dict[tuple[int, _Statuses], Stack] = {}
-        self._taken: dict[tuple[int, ...], _SampleAttributes] = {}
+        self._taken: dict[tuple[int, ...], SampleAttributes] = {}
         self._links = _Table(SpanLink(one.trace_id, one.span_id) for one in dictionary.link_table)
         self._functions = _Table(dictionary.function_table)
         self._attributes = _Table(
@@ -333,7 +316,7 @@ class _Tables:
     def profile_key(self, profile: Any) -> _ProfileKey:
         strings, kind, period = self.strings, profile.sample_type, profile.period_type
         return (
-            _find_kind(
+            find_profile_kind(
                 strings[kind.type_strindex],
                 strings[kind.unit_strindex],
                 strings[period.type_strindex],
@@ -348,7 +331,7 @@ class _Tables:
         indices = tuple(sample.attribute_indices)
         found = self._taken.get(indices)
         if found is None:
-            found = self._taken[indices] = self._read_sample_attributes(indices)
+            found = self._taken[indices] = read_sample_attributes(self.attributes(indices))
         statuses, tid, thread_name, cpu, local_root, labels, wait = found
         stack_key = (sample.stack_index, statuses)
         stack = self._by_index.get(stack_key)
@@ -358,25 +341,6 @@ class _Tables:
         if link is not None and local_root:
             link = link._replace(local_root=local_root)
         return stack, tid, thread_name, cpu, link, labels, wait
-
-    def _read_sample_attributes(self, indices: Iterable[int]) -> _SampleAttributes:
-        attributes = self.attributes(indices)
-        statuses = tuple(
-            [
-                (side, parse_status(as_text(attributes[key])))
-                for side, key in self._status_keys
-                if key in attributes
-            ]
-        )
-        return (
-            statuses,
-            _integer(attributes.get(names.THREAD_ID)),
-            as_text(attributes.get(names.THREAD_NAME, "")),
-            _integer(attributes.get(names.CPU)),
-            as_text(attributes.get(names.LOCAL_ROOT, "")),
-            _labels(attributes),
-            parse_wait(attributes),
-        )
 
     def _stack(self, index: int, statuses: _Statuses) -> Stack:
         frames: tuple[Frame, ...] = self._stacks[index]
@@ -465,23 +429,9 @@ def _program(fields: Sequence[AttributeValue]) -> BpfProgram | None:
         return None
     number, kind, tag, load_time_ns, attached_to = fields
     return BpfProgram(
-        _integer(number), as_text(kind), as_text(tag), _integer(load_time_ns), as_text(attached_to)
+        as_integer(number),
+        as_text(kind),
+        as_text(tag),
+        as_integer(load_time_ns),
+        as_text(attached_to),
     )
-
-
-def _labels(attributes: Mapping[str, AttributeValue]) -> LabelSet:
-    found = [
-        (key, value)
-        for key, value in attributes.items()
-        if isinstance(value, str)
-        and key not in names.SAMPLE_ATTRIBUTES
-        and not key.startswith("otel_kprofiler.")
-    ]
-    return tuple(sorted(found)[:_MAX_LABELS])
-
-
-def _integer(value: AttributeValue | None) -> int:
-    try:
-        return int(value) if isinstance(value, int | str) else 0
-    except ValueError:
-        return 0

@@ -122,7 +122,7 @@ def test_filters_leave_nothing_to_compare(files):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "name two files, or two times of one"),
+        ((), "name two sources, or two times of one"),
         (("--time-before", "3s", "--time-after", "1s..2s"), "is no range such as 0s..30s"),
     ],
 )

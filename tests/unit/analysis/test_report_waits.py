@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from otel_kprofiler.analysis import Filter
 from otel_kprofiler.cli.diff import command as diff
 from otel_kprofiler.cli.report import command
-from otel_kprofiler.cli.view_sources import choose_by, open_files
+from otel_kprofiler.cli.view_sources import choose_by, open_saved
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     OFF_CPU,
@@ -189,7 +189,7 @@ def test_comparisons_and_views_leave_out_idle_waits(profile):
 @pytest.mark.parametrize(("idle", "weight_ms"), [(False, 11), (True, 10_011)])
 def test_pages_of_files_and_receivers_leave_out_idle_waits(profile, idle, weight_ms, capsys):
     none = dict.fromkeys([*Filter.__dataclass_fields__, "start", "end", "sides"], ())
-    (shown,) = open_files([profile], none, idle=idle).answer("")
+    (shown,) = open_saved([profile], none, idle=idle).answer("")
     assert sum(unpacked(json.loads(shown))["samples"]["count"]) == weight_ms * MS
     assert ("--idle shows them" in capsys.readouterr().err) is not idle
     (chosen,) = choose_by(none, idle=idle)(read_profiles(profile))

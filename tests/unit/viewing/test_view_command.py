@@ -168,16 +168,16 @@ def test_no_file_is_left_behind(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([], "name FILEs, or --live, or where to --listen"),
-        (["x.otlp", "--listen", "127.0.0.1:0"], "name FILEs, or --live, or where to --listen"),
+        ([], "name SOURCEs, or --live, or where to --listen"),
+        (["x.otlp", "--listen", "127.0.0.1:0"], "name SOURCEs, or --live, or where to --listen"),
         (["--listen", "4317"], "no address such as"),
         (["--listen", ":4317"], "no address such as"),
         (["--listen", "127.0.0.1:70000"], "no address such as"),
-        (["--listen", "127.0.0.1:0", "--from", "5s"], "are for FILEs"),
-        (["--listen", "127.0.0.1:0", "--live"], "name FILEs, or --live"),
+        (["--listen", "127.0.0.1:0", "--from", "5s"], "are for SOURCEs"),
+        (["--listen", "127.0.0.1:0", "--live"], "name SOURCEs, or --live"),
         (["--listen", "127.0.0.1:0", "--rate", "9"], "--rate has no effect with --listen"),
-        (["x.otlp", "--no-python"], "--python has no effect with FILEs"),
-        (["x.otlp", "--keep", "1h"], "--keep has no effect with FILEs"),
+        (["x.otlp", "--no-python"], "--python has no effect with SOURCEs"),
+        (["x.otlp", "--keep", "1h"], "--keep has no effect with SOURCEs"),
     ],
 )
 def test_contradictions_are_usage_errors(words, problem):

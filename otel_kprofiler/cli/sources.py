@@ -1,0 +1,136 @@
+"""What commands read profiles from: files, and tables of ClickHouse."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from os.path import basename
+from typing import Any, Final, NamedTuple
+
+from otel_kprofiler.analysis import Filter, Samples, load_samples, select_sides
+from otel_kprofiler.cli.moments import Moment
+from otel_kprofiler.cli.profiles import load_profiles
+from otel_kprofiler.cli.terminal import say
+from otel_kprofiler.clickhouse import SCHEME, Need, ProfileStore, Range, Selection, parse_address
+
+_DEFAULT_NS: Final = 3_600_000_000_000
+"""How much of a table is read if no time is named."""
+
+
+class Choice(NamedTuple):
+    """What is wanted of the samples of a source.
+
+    Attributes:
+        chosen: what they must have.
+        start: only from here on.
+        end: only before this.
+        sides: only these sides of stacks.
+    """
+
+    chosen: Filter
+    start: Moment | None = None
+    end: Moment | None = None
+    sides: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Choice:
+        """By the options of ``report`` for that."""
+        fields = dict(options)
+        start, end, sides = (fields.pop(name) for name in ("start", "end", "sides"))
+        return cls(Filter(**fields), start, end, sides)
+
+    def apply(self, samples: Samples) -> Samples:
+        """What is wanted of samples that are all there are."""
+        if self.start or self.end:
+            first, last = min(samples.times, default=0), max(samples.times, default=0)
+            samples = samples.between(
+                self.start.unix_ns(first, last + 1) if self.start else 0,
+                self.end.unix_ns(first, last + 1) if self.end else sys.maxsize,
+            )
+        return self.apply_sides(self.chosen.apply(samples))
+
+    def apply_sides(self, samples: Samples) -> Samples:
+        """Samples with the frames that are wanted."""
+        return select_sides(samples, self.sides) if self.sides else samples
+
+
+def is_table(source: str) -> bool:
+    """Whether a source is a table, and no file."""
+    return source.startswith(SCHEME)
+
+
+def describe_source(source: str) -> str:
+    """A short name for pages, without secrets."""
+    return parse_address(source, os.environ).label if is_table(source) else basename(source)
+
+
+class Loaded(NamedTuple):
+    """Samples of sources.
+
+    Attributes:
+        all: all that were read.
+        chosen: those of them that are wanted.
+    """
+
+    all: Samples
+    chosen: Samples
+
+
+def load_choice(sources: Sequence[str], choice: Choice, need: Need) -> Loaded:
+    """The samples of files and tables that are wanted.
+
+    Args:
+        sources: names of files, or addresses of tables.
+        choice: what is wanted.
+        need: what of a table must be read.
+
+    Raises:
+        KProfilerError: something cannot be read.
+    """
+    files = [source for source in sources if not is_table(source)]
+    parts = [load_table(source, choice, need) for source in sources if is_table(source)]
+    if files:
+        loaded = load_profiles(files)
+        parts.append(choice.apply(loaded))
+        if len(sources) == len(files):
+            return Loaded(loaded, parts[0])
+    found = parts[0]
+    if len(parts) > 1:
+        found = load_samples(window for part in parts for window in part.windows())
+    return Loaded(found, found)
+
+
+def load_table(source: str, choice: Choice, need: Need) -> Samples:
+    """The samples of a table that are wanted; of the last hour if no time is named.
+
+    For commands that end soon: garbage collection is off from then on.
+
+    Raises:
+        KProfilerError: it cannot be read.
+    """
+    gc.disable()
+    address = parse_address(source, os.environ)
+    chosen = choice.chosen.with_attributes(address.attributes)
+    need |= Need.of_attributes(address.attributes)
+    with ProfileStore(address) as store:
+        times = _times(store, choice)
+        if choice.start is None and choice.end is None:
+            say(f"{address.place}: the last hour; name other times with --from and --to", err=True)
+        found = store.read(Selection(chosen, times), need, lambda text: say(text, err=True))
+    samples = chosen.apply(found)
+    if not samples:
+        say(f"{address.place} has no such samples in this time", err=True)
+    return choice.apply_sides(samples)
+
+
+def _times(store: ProfileStore, choice: Choice) -> Range:
+    """Times of a table end now; durations are from the first profile on, or back from now."""
+    now = time.time_ns()
+    needs_first = any(one is not None and one.is_from_start for one in (choice.start, choice.end))
+    first = store.first_unix_ns() if needs_first else now
+    end = choice.end.unix_ns(first, now) if choice.end else now
+    start = choice.start.unix_ns(first, now) if choice.start else max(0, end - _DEFAULT_NS)
+    return Range(start, max(start, end))

@@ -1,0 +1,19 @@
+"""ClickHouse as a source of saved profiles: what the Collector's exporter has written there."""
+
+from otel_kprofiler.clickhouse.address import SCHEME, Address, parse_address
+from otel_kprofiler.clickhouse.need import ALL, PAGE, Need, need_of
+from otel_kprofiler.clickhouse.queries import Range
+from otel_kprofiler.clickhouse.store import ProfileStore, Selection
+
+__all__ = [
+    "ALL",
+    "PAGE",
+    "SCHEME",
+    "Address",
+    "Need",
+    "ProfileStore",
+    "Range",
+    "Selection",
+    "need_of",
+    "parse_address",
+]

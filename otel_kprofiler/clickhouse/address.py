@@ -1,0 +1,107 @@
+"""Addresses of tables: ``clickhouse://[user:password@]host[:port]/database[?…]``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.redact import Secrets, redact_address
+
+SCHEME: Final = "clickhouse://"
+_PORT: Final = 8123
+_SECURE_PORT: Final = 8443
+_DATABASE: Final = "default"
+_TABLE: Final = "otel_profiles"
+"""Defaults of the Collector's exporter."""
+_USER: Final = "default"
+_HINT: Final = (
+    "clickhouse://USER:PASSWORD@HOST:8123/DATABASE; after ? also secure=true, table=NAME, and "
+    "attributes such as service.version=1.2"
+)
+_TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where profiles are, and which of them.
+
+    Attributes:
+        host: name or address of the server.
+        port: of its HTTP interface.
+        database: name of the database.
+        table: that of profiles.
+        user: name of the user.
+        password: of the user.
+        secure: whether the connection is by TLS.
+        attributes: ``NAME=VALUE`` of attributes that samples must have.
+        secrets: redacts the password, and the like, from messages.
+    """
+
+    host: str
+    port: int
+    database: str
+    table: str
+    user: str
+    password: str = field(repr=False)
+    secure: bool
+    attributes: tuple[str, ...]
+    secrets: Secrets = field(repr=False, compare=False)
+
+    @property
+    def place(self) -> str:
+        """Server and database, without secrets."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{SCHEME}{host}:{self.port}/{self.database}"
+
+    @property
+    def label(self) -> str:
+        """What pages call it: the database, and the attributes."""
+        return " ".join((self.database, *self.attributes))
+
+
+def parse_address(text: str, environ: Mapping[str, str]) -> Address:
+    """The parts of an address.
+
+    Args:
+        text: the address; only the host is required.
+        environ: has ``CLICKHOUSE_USER`` and ``CLICKHOUSE_PASSWORD``, which are taken if the address
+            has no user, so that the password is not in the list of processes.
+
+    Raises:
+        KProfilerError: it is none.
+    """
+    problem = f"{redact_address(text)} is no address of ClickHouse"
+    try:
+        parts = urlsplit(text)
+        port, host = parts.port, parts.hostname
+        query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError as error:
+        raise KProfilerError(problem, hint=_HINT) from error
+    database = unquote(parts.path.strip("/"))
+    if not host or "/" in database or not text.startswith(SCHEME):
+        raise KProfilerError(problem, hint=_HINT)
+    settings = {name: value for name, value in query if "." not in name}
+    secure = settings.pop("secure", "false").lower()
+    table = settings.pop("table", _TABLE)
+    if settings or secure not in _TRUTH or not table:
+        name = next(iter(settings), "secure" if table else "table")
+        raise KProfilerError(f"{problem}: {name} is unknown or has no such value", hint=_HINT)
+    if parts.username:
+        user, password = unquote(parts.username), unquote(parts.password or "")
+    else:
+        user = environ.get("CLICKHOUSE_USER", _USER)
+        password = environ.get("CLICKHOUSE_PASSWORD", "")
+    return Address(
+        host,
+        port or (_SECURE_PORT if _TRUTH[secure] else _PORT),
+        database or _DATABASE,
+        table,
+        user,
+        password,
+        _TRUTH[secure],
+        tuple(f"{name}={value}" for name, value in query if "." in name),
+        Secrets([text.partition("?")[0]], {"password": password}),
+    )

@@ -1,0 +1,116 @@
+"""Filters as conditions of SQL.
+
+They leave out rows early; what is exact about patterns is left to the filter itself, which is
+applied to what is read. So a condition may hold for more rows than the filter, never for fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from otel_kprofiler.analysis import CONTAINER, Filter
+from otel_kprofiler.formats import plain_module
+from otel_kprofiler.otlp import LOCAL_ROOT
+
+_WILD: Final = "*?["
+_LIKE_ESCAPES: Final = str.maketrans({"\\": r"\\", "%": r"\%", "_": r"\_"})
+_ESCAPES: Final = str.maketrans({"\\": r"\\", "'": r"\'", "\0": r"\0"})
+
+
+def literal(text: str) -> str:
+    """A text as SQL has it."""
+    return f"'{text.translate(_ESCAPES)}'"
+
+
+def identifier(name: str) -> str:
+    """The name of a table or database as SQL has it."""
+    escaped = name.replace("\\", r"\\").replace("`", r"\`")
+    return f"`{escaped}`"
+
+
+def literals(texts: Iterable[str]) -> str:
+    """Texts as a list of SQL, in an order of its own."""
+    return ", ".join(map(literal, sorted(texts)))
+
+
+def filter_conditions(chosen: Filter, rows: str) -> Iterator[str]:
+    """Conditions that hold for all rows that match a filter; kinds are chosen by other columns.
+
+    Args:
+        chosen: the filter.
+        rows: table and condition of the time, for a query in the query.
+    """
+    if chosen.processes:
+        name, thread = _resource("process.executable.name"), _sample("thread.name")
+        yield _any(
+            _matches(f"if({name} != '', {name}, {thread})", chosen.processes),
+            _matches(_resource("process.pid"), chosen.processes),
+        )
+    if chosen.threads:
+        yield _any(*(_matches(_sample(f"thread.{one}"), chosen.threads) for one in ("name", "id")))
+    if chosen.services:
+        yield _any(
+            _matches("ServiceName", chosen.services),
+            _matches(_sample("service.name"), chosen.services),
+        )
+    if chosen.containers:
+        names = [*chosen.containers, *(f"{one}*" for one in chosen.containers)]
+        yield _any(*(_matches(column(name), names) for name in CONTAINER for column in _COLUMNS))
+    for pair in chosen.attributes:
+        name, _, value = pair.partition("=")
+        yield _any(*(_matches(column(name), [value]) for column in _COLUMNS))
+    if chosen.cpus:
+        yield f"{_sample('cpu.logical_number')} IN ({literals(map(str, chosen.cpus))})"
+    if chosen.modules:
+        is_one = _matches(
+            "replaceAll(one, '-', '_')", [plain_module(one) for one in chosen.modules]
+        )
+        yield f"arrayExists(one -> {is_one}, MappingFileNames)"
+    if chosen.functions and all(map(_is_function, chosen.functions)):
+        yield f"arrayExists(one -> {_matches('one', chosen.functions)}, FunctionNames)"
+    if chosen.spans:
+        ids = [f"{one.lower()}*" for one in chosen.spans]
+        yield _any(_matches("TraceId", ids), _matches("SpanId", ids))
+    if chosen.endpoints:
+        named = _matches(_sample(LOCAL_ROOT), chosen.endpoints)
+        yield f"SpanId IN (SELECT SpanId FROM {rows} AND {named})"  # noqa: S608 - literals
+
+
+def _resource(name: str) -> str:
+    return f"ResourceAttributes[{literal(name)}]"
+
+
+def _sample(name: str) -> str:
+    return f"SampleAttributes[{literal(name)}]"
+
+
+_COLUMNS: Final = (_resource, _sample)
+
+
+def _is_function(pattern: str) -> bool:
+    """Whether only names of functions match, and none of the remarks, which begin with ``[``."""
+    return pattern[:1] not in {"", *_WILD}
+
+
+def _any(*conditions: str) -> str:
+    return f"({' OR '.join(conditions)})"
+
+
+def _matches(text: str, patterns: Sequence[str]) -> str:
+    """Condition that a text matches a pattern, as far as ``LIKE`` can say."""
+    found = [f"{text} IN ({literals(patterns)})"]  # a name may look like a pattern
+    found += [
+        f"{text} LIKE {literal(_like(pattern))}"
+        for pattern in patterns
+        if not set(_WILD).isdisjoint(pattern)
+    ]
+    return _any(*found)
+
+
+def _like(pattern: str) -> str:
+    """A pattern of ``LIKE`` that all match that match this: its ``%`` is any text."""
+    begin, bracket, rest = pattern.partition("[")
+    end = rest.rpartition("]")[2] if "]" in rest else ""
+    words = (begin + "*" + end if bracket else begin).replace("?", "*")
+    return "%".join(word.translate(_LIKE_ESCAPES) for word in words.split("*"))

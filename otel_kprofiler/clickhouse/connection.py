@@ -1,0 +1,111 @@
+"""A connection to a server: queries whose rows are streamed, and errors with what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from otel_kprofiler.clickhouse.address import Address
+from otel_kprofiler.errors import DependencyError, KProfilerError
+
+_CONNECT_S: Final = 10
+_QUERY_S: Final = 300
+_CODE: Final = re.compile(r"\bcode:? *(\d+)", re.IGNORECASE)
+_LESS: Final = "ask for less: a shorter time by --from and --to, one --service, one --process"
+_FIXES: Final = {
+    "60": "name the database, or ?table=NAME, of the Collector's clickhouse exporter, which makes "
+    "the table when it starts with a pipeline of profiles",
+    "81": "name the database that the Collector's clickhouse exporter writes to",
+    "47": "the table must be that of the Collector's clickhouse exporter of v0.161 or later",
+    "497": "let the user read the table: GRANT SELECT",
+    "516": "name the user: clickhouse://USER:PASSWORD@HOST/…, or CLICKHOUSE_USER and "
+    "CLICKHOUSE_PASSWORD",
+    "159": _LESS,
+    "241": _LESS,
+}
+"""By the server's numbers of errors (``system.errors`` names them)."""
+_REACH: Final = "is this its HTTP interface, by default port 8123, or 8443 with ?secure=true?"
+_MAX_MESSAGE: Final = 300
+
+Row = Sequence[Any]
+
+
+class Connection:
+    """Queries a server; not thread-safe.
+
+    Args:
+        address: of the server.
+
+    Raises:
+        DependencyError: the client library is not installed.
+        KProfilerError: the server does not answer, or refuses the user.
+    """
+
+    def __init__(self, address: Address) -> None:
+        try:
+            import clickhouse_connect  # noqa: PLC0415 - optional
+            from clickhouse_connect.driver.exceptions import (  # noqa: PLC0415
+                ClickHouseError,
+            )
+            from clickhouse_connect.driver.httputil import get_pool_manager  # noqa: PLC0415
+            from urllib3.exceptions import HTTPError  # noqa: PLC0415
+        except ImportError as error:
+            raise DependencyError(
+                f"profiles in ClickHouse need the library clickhouse-connect: {error}",
+                hint="pip install 'otel-kprofiler[clickhouse]'",
+            ) from error
+        self._address = address
+        self._errors = (ClickHouseError, HTTPError, OSError)
+        self._pool = get_pool_manager()
+        try:
+            with self._explained():
+                self._client = clickhouse_connect.get_client(
+                    host=address.host,
+                    port=address.port,
+                    username=address.user,
+                    password=address.password,
+                    secure=address.secure,
+                    connect_timeout=_CONNECT_S,
+                    send_receive_timeout=_QUERY_S,
+                    query_retries=0,
+                    autogenerate_session_id=False,  # which would forbid a second query meanwhile
+                    client_name="otel-kprofiler",
+                    pool_mgr=self._pool,
+                )
+        except BaseException:
+            self._pool.clear()
+            raise
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+        self._pool.clear()
+
+    def rows(self, query: str) -> Iterator[Row]:
+        """The rows of a query."""
+        for block in self.blocks(query):
+            yield from block
+
+    def blocks(self, query: str) -> Iterator[Sequence[Row]]:
+        """The rows of a query, in blocks as the server sends them.
+
+        Raises:
+            KProfilerError: the server refuses the query, or the connection ended.
+        """
+        with self._explained(), self._client.query_row_block_stream(query) as stream:
+            yield from stream
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            place = self._address.place
+            text = " ".join(self._address.secrets.redact(str(error)).split())
+            found = _CODE.search(text)
+            code = str(getattr(error, "code", None) or (found[1] if found else ""))
+            what = f"{place} refuses" if code else f"cannot read {place}"
+            hint = _FIXES.get(code, "") if code else _REACH
+            raise KProfilerError(f"{what}: {text[:_MAX_MESSAGE]}", hint=hint) from None

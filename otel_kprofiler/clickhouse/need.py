@@ -1,0 +1,127 @@
+"""What of samples a report needs: the server merges those that differ in nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from otel_kprofiler.analysis import CONTAINER, LABEL, OF_STACKS, SERVICE, Filter
+from otel_kprofiler.otlp import (
+    LOCAL_ROOT,
+    WAIT_CAUSE,
+    WAIT_STATE,
+    WAKER_NAME,
+    WAKER_PID,
+    WAKER_TID,
+)
+
+_PROCESS: Final = ("process.executable.name", "process.pid")
+_THREAD: Final = ("thread.name", "thread.id")
+_CPU: Final = ("cpu.logical_number",)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What is read.
+
+    Attributes:
+        resources: names of attributes of resources; None for all.
+        samples: names of attributes of samples; None for all.
+        links: whether spans are.
+        stacks: whether stacks are; otherwise only whether they have kernel frames.
+        times: whether times are; otherwise only the first and the last of merged samples.
+    """
+
+    resources: frozenset[str] | None = frozenset()
+    samples: frozenset[str] | None = frozenset()
+    links: bool = False
+    stacks: bool = False
+    times: bool = False
+
+    def __or__(self, other: Need) -> Need:
+        return Need(
+            _both(self.resources, other.resources),
+            _both(self.samples, other.samples),
+            self.links or other.links,
+            self.stacks or other.stacks,
+            self.times or other.times,
+        )
+
+    @classmethod
+    def of_attributes(cls, pairs: Iterable[str]) -> Need:
+        """What a filter by ``NAME=VALUE`` needs, of resources or samples."""
+        return _attributes(*(pair.partition("=")[0] for pair in pairs))
+
+    def with_times(self) -> Need:
+        """The same with the time of each sample."""
+        return replace(self, times=True)
+
+
+def _both(one: frozenset[str] | None, other: frozenset[str] | None) -> frozenset[str] | None:
+    return None if one is None or other is None else one | other
+
+
+def _attributes(*names: str) -> Need:
+    return Need(frozenset(names), frozenset(names))
+
+
+ALL: Final = Need(None, None, links=True, stacks=True, times=True)
+"""For files, which have all that the table has."""
+
+PAGE: Final = Need(
+    frozenset({*_PROCESS, "host.name", "os.version"}),
+    frozenset({*_THREAD, *_CPU}),
+    stacks=True,
+    times=True,
+)
+"""For flame graphs."""
+
+_THREADS: Final = Need(samples=frozenset(_THREAD))
+_PROCESSES: Final = Need(frozenset(_PROCESS), frozenset({"thread.name"}))
+_STACKS: Final = Need(stacks=True)
+_SPANS: Final = Need(samples=frozenset({LOCAL_ROOT}), links=True)
+_GROUPINGS: Final = {
+    "process": _PROCESSES,
+    "thread": _PROCESSES | _THREADS,
+    "comm": Need(samples=frozenset({"thread.name"})),
+    "container": _attributes(*CONTAINER),
+    "cpu": Need(samples=frozenset(_CPU)),
+    "span": _SPANS | _STACKS,
+    "endpoint": _SPANS,
+    LOCAL_ROOT: _SPANS,
+    "service": _attributes(*SERVICE),
+    "kind": Need(),
+    **dict.fromkeys(("cause", "state", WAIT_CAUSE, WAIT_STATE), Need()),
+    "waker": Need(samples=frozenset({WAKER_NAME, WAKER_PID, WAKER_TID})),
+    **dict.fromkeys(OF_STACKS, _STACKS),
+}
+_FILTERS: Final = {
+    "processes": _PROCESSES,
+    "threads": _THREADS,
+    "containers": _attributes(*CONTAINER),
+    "services": _attributes(*SERVICE),
+    "cpus": Need(samples=frozenset(_CPU)),
+    "modules": _STACKS,
+    "functions": _STACKS,
+    "spans": Need(links=True),
+    "endpoints": _SPANS,
+    "kinds": Need(),
+}
+
+
+def need_of(chosen: Filter, by: str = "", *, of_stacks: bool = False) -> Need:
+    """What a report needs.
+
+    Args:
+        chosen: the filter, which is applied to what is read, too.
+        by: what samples are grouped by; empty if they are not.
+        of_stacks: whether only some frames of stacks are shown.
+    """
+    need = Need(stacks=of_stacks)
+    if by:
+        need |= _GROUPINGS.get(by) or _attributes(by.removeprefix(LABEL))
+    for name, needed in _FILTERS.items():
+        if getattr(chosen, name):
+            need |= needed
+    return need | Need.of_attributes(chosen.attributes)

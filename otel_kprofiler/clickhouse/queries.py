@@ -1,0 +1,178 @@
+"""The queries: SQL of ClickHouse, on the table that the Collector's exporter makes.
+
+The table has a row for each sample of OTLP, and in it the times of all samples that are equal but
+for their time. Each query restricts times exactly; ``Timestamp``, the start of a profile, is in the
+table's order and leaves out most of the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from otel_kprofiler.clickhouse.conditions import identifier, literal, literals
+from otel_kprofiler.clickhouse.need import Need
+from otel_kprofiler.model import SIDES
+from otel_kprofiler.otlp import STACK_STATUS, STREAM_ID, WAIT_CAUSE, WAIT_STATE, WINDOW_PREFIX
+
+_LONGEST_PROFILE_NS: Final = 3_600_000_000_000
+"""Samples are looked for in profiles that began so long before the time that is asked for."""
+KIND: Final = "SampleType, SampleUnit, PeriodType, PeriodUnit, Period"
+_STACK: Final = "Addresses, FunctionNames, FileNames, LineNumbers, MappingFileNames"
+STACK_ID: Final = f"cityHash64({_STACK})"
+KERNEL_MAPPINGS: Final = r"^(vmlinux|\[kernel.*|bpf_(prog|trampoline|dispatcher)_.*)$"
+"""Mappings that only code of the kernel has; those of modules may be the names of files, too."""
+KERNEL_FLOOR: Final = 1 << 63
+"""Lowest address of the kernel, where code has no mapping."""
+_IN_KERNEL: Final = (
+    f"arrayExists((name, address) -> match(name, {literal(KERNEL_MAPPINGS)}) "
+    f"OR name = '' AND address >= {KERNEL_FLOOR}, MappingFileNames, Addresses)"
+)
+
+
+class Range(NamedTuple):
+    """Unix time in nanoseconds, end exclusive."""
+
+    start_ns: int
+    end_ns: int
+
+
+def first_time(table: str) -> str:
+    """When the first sample was taken; 0 if there is none."""
+    first = f"SELECT min(Timestamp) FROM {table}"  # noqa: S608
+    start = "toUInt64(toUnixTimestamp64Nano(Timestamp))"
+    return (
+        f"SELECT min(if(empty(TimestampsUnixNano), {start}, arrayMin(TimestampsUnixNano))) "  # noqa: S608
+        f"FROM {table} WHERE Timestamp <= ({first}) + INTERVAL 1 HOUR"
+    )
+
+
+def table_name(database: str, table: str) -> str:
+    """A table of a database."""
+    return f"{identifier(database)}.{identifier(table)}"
+
+
+def rows_between(table: str, times: Range) -> str:
+    """A table, and the condition that its profiles may have samples of some time."""
+    start, end = max(0, times.start_ns - _LONGEST_PROFILE_NS), times.end_ns
+    return (
+        f"{table} WHERE Timestamp >= fromUnixTimestamp64Nano(toInt64({start})) "
+        f"AND Timestamp < fromUnixTimestamp64Nano(toInt64({end}))"
+    )
+
+
+def is_kind(kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
+    """The condition that samples are of some kinds."""
+    listed = (f"({', '.join(map(literal, one[:4]))}, {one[4]})" for one in kinds)
+    return f"({KIND}) IN ({', '.join(listed)})"
+
+
+def totals(rows: str, conditions: Sequence[str], times: Range) -> str:
+    """Each kind, with its samples, and start and end of its profiles."""
+    return (
+        f"SELECT {KIND}, sum(length(times)), "  # noqa: S608 - all parts are quoted
+        "toUnixTimestamp64Nano(min(Timestamp)), "
+        "max(toUnixTimestamp64Nano(Timestamp) + DurationNano) "
+        f"FROM {_samples(rows, conditions, times)} GROUP BY ALL ORDER BY ALL"
+    )
+
+
+def samples(
+    rows: str, conditions: Sequence[str], times: Range, need: Need, step_ns: int | None
+) -> str:
+    """Rows of samples that are equal in what is needed.
+
+    Columns: kind, attributes of resource and sample, stack, link, number, sum of the values, times
+    and values. Times are the first and the last, without values, if they are not needed or a step
+    is given.
+
+    Args:
+        rows: as :func:`rows_between` has them.
+        conditions: of rows.
+        times: of samples.
+        need: what is needed.
+        step_ns: samples are merged as well if they are in the same step.
+    """
+    always = {WAIT_STATE, WAIT_CAUSE}  # since reports leave out waits of threads without work
+    if need.stacks:
+        always |= {STACK_STATUS.format(side.name) for side in SIDES}
+    wanted = None if need.samples is None else need.samples | always
+    columns = [
+        KIND,
+        f"{_attributes('ResourceAttributes', need.resources)} AS resource",
+        f"{_attributes('SampleAttributes', wanted)} AS attributes",
+        f"{STACK_ID if need.stacks else _IN_KERNEL} AS stack",
+        "TraceId, SpanId" if need.links else "'' AS trace, '' AS span",
+    ]
+    source = _samples(rows, conditions, times)
+    if need.times and step_ns:
+        columns.append(f"intDiv(time, {step_ns}) AS step")
+        merged = "count(), sum(value), [min(time), max(time)], []"
+        source += " ARRAY JOIN times AS time, values AS value"
+    elif need.times:
+        merged = (
+            "sum(length(times)), sum(arraySum(values)), groupArrayArray(times), "
+            "if(arrayAll(value -> value = 1, groupArrayArray(values)), [], groupArrayArray(values))"
+        )
+    else:
+        merged = (
+            "sum(length(times)), sum(arraySum(values)), "
+            "[min(arrayMin(times)), max(arrayMax(times))], []"
+        )
+    return f"SELECT {', '.join(columns)}, {merged} FROM {source} GROUP BY ALL"  # noqa: S608
+
+
+def stacks(rows: str, conditions: Sequence[str], times: Range) -> str:
+    """Each stack of these samples by its number, with its frames, leaf first, in columns."""
+    frames = ", ".join(f"any({column})" for column in _STACK.split(", "))
+    source = _samples(rows, conditions, times)
+    return f"SELECT {STACK_ID} AS stack, {frames} FROM {source} GROUP BY stack"  # noqa: S608
+
+
+def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
+    """Counts of samples that were taken and lost, by kind.
+
+    Each part of a window has the account of the whole window, and so has each of its samples.
+    """
+    stream = f"ProfileAttributes[{literal(STREAM_ID)}]"
+    counts = (
+        "mapApply((name, count) -> (name, toUInt64OrZero(count)), "
+        f"mapFilter((name, count) -> startsWith(name, {literal(WINDOW_PREFIX)}), "
+        "ProfileAttributes))"
+    )
+    windows = (
+        f"SELECT {KIND}, Timestamp, DurationNano, {stream}, ResourceAttributes['host.name'], "  # noqa: S608
+        f"any({counts}) AS counts FROM {rows} AND {is_kind(kinds)} "
+        "AND notEmpty(ProfileAttributes) GROUP BY ALL"
+    )
+    return f"SELECT {KIND}, sumMap(counts) FROM ({windows}) GROUP BY ALL"  # noqa: S608
+
+
+def _samples(rows: str, conditions: Sequence[str], times: Range) -> str:
+    """Rows with the times of samples that lie in a range, and their values.
+
+    A row with values but without times has the time of its profile; one that counts nothing is
+    left out.
+    """
+    all_times = "if(empty(TimestampsUnixNano), [start], TimestampsUnixNano)"
+    all_values = (
+        "if(empty(TimestampsUnixNano), [arraySum(Values)], "
+        "arrayResize(Values, length(TimestampsUnixNano), toInt64(1)))"
+    )
+    is_inside = f"time >= {times.start_ns} AND time < {times.end_ns}"
+    chosen = "".join(f" AND {one}" for one in conditions)
+    return (
+        "(SELECT *, toUInt64(toUnixTimestamp64Nano(Timestamp)) AS start, "  # noqa: S608
+        f"arrayFilter(time -> {is_inside}, {all_times}) AS times, "
+        f"arrayFilter((value, time) -> {is_inside}, {all_values}, {all_times}) AS values "
+        f"FROM {rows}{chosen} AND (notEmpty(TimestampsUnixNano) OR arraySum(Values) != 0) "
+        "AND notEmpty(times))"
+    )
+
+
+def _attributes(column: str, names: frozenset[str] | None) -> str:
+    if names is None:
+        return f"mapSort({column})"
+    if not names:
+        return "CAST(map(), 'Map(String, String)')"
+    return f"mapSort(mapFilter((name, _) -> name IN ({literals(names)}), {column}))"

@@ -1,0 +1,172 @@
+"""Windows from rows of samples, as :func:`queries.samples` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from otel_kprofiler.clickhouse.connection import Row
+from otel_kprofiler.clickhouse.queries import Range
+from otel_kprofiler.clickhouse.stacks import IN_KERNEL, NOT_IN_KERNEL, Stacks
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.model import (
+    AttributeValue,
+    Profile,
+    ProfileKind,
+    Resource,
+    ResourceSamples,
+    SpanLink,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import (
+    BOOLEAN_ATTRIBUTES,
+    TYPED_INTEGERS,
+    SampleAttributes,
+    find_profile_kind,
+    read_sample_attributes,
+)
+
+MAX_TIMES: Final = 20_000_000
+"""Limit of times that are kept; each takes 8 bytes, and 8 more if it has a value."""
+
+_Pairs = tuple[tuple[str, str], ...]
+
+
+class Kind(NamedTuple):
+    """A kind of samples in the table: its types and period."""
+
+    sample_type: str
+    sample_unit: str
+    period_type: str
+    period_unit: str
+    period: int
+
+    @property
+    def kind(self) -> ProfileKind:
+        """Of the model."""
+        return find_profile_kind(*self[:4])
+
+
+class RowReader:
+    """Makes windows of blocks of rows; equal values of all of them are one.
+
+    Args:
+        times: that the windows cover.
+        stacks: those of the rows; None if rows only say whether they are in the kernel.
+        has_times: whether rows have the time of each sample, or the first and the last.
+    """
+
+    def __init__(self, times: Range, stacks: Stacks | None, *, has_times: bool) -> None:
+        self._times = times
+        self._stacks = stacks
+        self._has_times = has_times
+        self._kinds: dict[tuple[object, ...], Kind] = {}
+        self._resources: dict[_Pairs, Resource] = {}
+        self._attributes: dict[_Pairs, SampleAttributes] = {}
+        self._links: dict[tuple[str, str, str], SpanLink | None] = {}
+        self._kept = 0
+
+    def window(self, rows: Iterable[Row]) -> Window:
+        """The window of a block.
+
+        Raises:
+            KProfilerError: there are more samples than fit into memory.
+        """
+        found: dict[Kind, dict[int, tuple[Resource, list[WindowSample]]]] = {}
+        for row in rows:
+            head = tuple(row[:5])
+            kind = self._kinds.get(head)
+            if kind is None:
+                kind = self._kinds[head] = Kind(*head)
+            resource = self._resource(row[5])
+            groups = found.setdefault(kind, {})
+            samples = groups.setdefault(id(resource), (resource, []))[1]
+            samples.append(self._sample(kind, row))
+            self._kept += len(samples[-1].timestamps_unix_ns)
+            if self._kept > MAX_TIMES:
+                raise KProfilerError(
+                    f"there are more than {MAX_TIMES:,} samples that cannot be merged",
+                    hint="a shorter time by --from and --to, one --service, one --process",
+                )
+        profiles = [
+            Profile(kind.kind, kind.period, [ResourceSamples(*group) for group in groups.values()])
+            for kind, groups in found.items()
+        ]
+        return Window(*self._times, profiles)
+
+    def _sample(self, kind: Kind, row: Row) -> WindowSample:
+        attributes, stack, trace, span = row[6:10]
+        read = self._read(attributes)
+        times, values = row[-2:]
+        if not self._has_times:
+            times, values = _spread(kind, *row[-4:-1])
+        return WindowSample(
+            self._stack(stack, read),
+            read.tid,
+            read.thread_name,
+            read.cpu,
+            self._link(trace, span, read.local_root),
+            times,
+            values,
+            read.labels,
+            read.wait,
+        )
+
+    def _resource(self, attributes: Mapping[str, str]) -> Resource:
+        key = tuple(attributes.items())
+        found = self._resources.get(key)
+        if found is None:
+            found = self._resources[key] = Resource(_typed(key))
+        return found
+
+    def _read(self, attributes: Mapping[str, str]) -> SampleAttributes:
+        key = tuple(attributes.items())
+        found = self._attributes.get(key)
+        if found is None:
+            found = self._attributes[key] = read_sample_attributes(_typed(key))
+        return found
+
+    def _link(self, trace: str, span: str, local_root: str) -> SpanLink | None:
+        if not span:
+            return None
+        key = trace, span, local_root
+        found = self._links.get(key)
+        if found is None:
+            found = SpanLink(bytes.fromhex(trace), bytes.fromhex(span), local_root)
+            self._links[key] = found
+        return found
+
+    def _stack(self, number: int, read: SampleAttributes) -> Stack:
+        if self._stacks is None:
+            return IN_KERNEL if number else NOT_IN_KERNEL
+        if number not in self._stacks:
+            raise KProfilerError(
+                "samples arrived or were removed while they were read", hint="try again"
+            )
+        return self._stacks.get(number, read.statuses)
+
+
+def _typed(pairs: _Pairs) -> dict[str, AttributeValue]:
+    """Attributes of the table, where all values are texts, with their types."""
+    typed: dict[str, AttributeValue] = dict(pairs)
+    for name, value in pairs:
+        if name in TYPED_INTEGERS and value.isdecimal():
+            typed[name] = int(value)
+        elif name in BOOLEAN_ATTRIBUTES:
+            typed[name] = value == "true"
+    return typed
+
+
+def _spread(kind: Kind, count: int, total: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Times and values of merged samples, with their number, sum, and first and last time.
+
+    Kinds that count need no more than two times; of others, the number of times is that of samples.
+    """
+    first, last = ends
+    number = min(count, 2) if kind.sample_unit == "count" else count
+    times = [first] * (number - 1) + [last]
+    if total == number:
+        return times, []
+    return times, [total - total // number * (number - 1), *([total // number] * (number - 1))]

@@ -1,0 +1,161 @@
+"""Stacks from the columns of their frames.
+
+The table keeps names, files, lines and addresses. What it does not keep is found by what it does:
+the side of a frame by its mapping and file, inlined functions by their common address. Why a frame
+has no name is known only if senders gave it a name that says so (``UnnamedFrames.NAMES``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+from otel_kprofiler.clickhouse.queries import KERNEL_FLOOR, KERNEL_MAPPINGS
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    PYTHON_SIDE,
+    USER_SIDE,
+    FileId,
+    Frame,
+    Line,
+    Module,
+    ModuleKind,
+    Side,
+    SideKind,
+    Stack,
+    StackStatus,
+    Unresolved,
+)
+
+_KERNEL: Final = re.compile(KERNEL_MAPPINGS)
+_REASONS: Final = {f"[{name.lower()}]": reason for name, reason in Unresolved.__members__.items()}
+_SIDES: Final = {
+    SideKind(name, name, USER_SIDE.color, has_files=True): suffixes
+    for name, suffixes in {
+        "jvm": (".java", ".kt", ".scala", ".clj", ".groovy"),
+        "ruby": (".rb",),
+        "php": (".php",),
+        "perl": (".pl", ".pm"),
+        "v8js": (".js", ".mjs", ".cjs", ".ts"),
+        "dotnet": (".cs", ".fs", ".vb"),
+        "luajit": (".lua",),
+        "beam": (".erl", ".ex"),
+    }.items()
+} | {PYTHON_SIDE: (".py", ".pyx", ">")}
+"""Sides of frames without a mapping by what their files end with; ``<frozen os>`` is Python's."""
+
+IN_KERNEL: Final = Stack(
+    (Side(KERNEL_SIDE, (Frame(None, KERNEL_FLOOR, (), 0, KERNEL_SIDE, Unresolved.NOT_KEPT),)),)
+)
+NOT_IN_KERNEL: Final = Stack()
+"""In the place of stacks that were not read."""
+
+Statuses = tuple[tuple[SideKind, StackStatus], ...]
+
+
+class _Row(NamedTuple):
+    """One function of a stack, as the table has it."""
+
+    address: int
+    function: str
+    file: str
+    line: int
+    mapping: str
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it can only be code of the kernel."""
+        if self.mapping:
+            return _KERNEL.match(self.mapping) is not None
+        return self.address >= KERNEL_FLOOR
+
+    @property
+    def reason(self) -> Unresolved | None:
+        """Why it has no name; None if it has one."""
+        if not self.function:
+            return Unresolved.NOT_KEPT
+        place, _, told = self.function.rpartition(" ")
+        name = self.mapping.rpartition("/")[2]
+        is_made_up = place == (f"{name}+{self.address:#x}" if name else "")
+        return _REASONS.get(told) if is_made_up else None
+
+
+class Stacks:
+    """Stacks by their number; equal frames and stacks are one."""
+
+    def __init__(self) -> None:
+        self._frames: dict[int, tuple[Frame, ...]] = {}
+        self._known: dict[tuple[SideKind, tuple[_Row, ...]], Frame] = {}
+        self._modules: dict[tuple[str, bool], Module] = {}
+        self._stacks: dict[tuple[int, Statuses], Stack] = {}
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._frames
+
+    def add(self, number: int, columns: Iterable[Sequence[Any]]) -> None:
+        """Add a stack; the columns of its rows are leaf first."""
+        self._frames[number] = tuple(self._make(list(map(_Row, *columns))))
+
+    def get(self, number: int, statuses: Statuses) -> Stack:
+        """A stack with these outcomes of collecting its sides."""
+        key = number, statuses
+        found = self._stacks.get(key)
+        if found is None:
+            found = self._stacks[key] = Stack.from_frames(self._frames[number], dict(statuses))
+        return found
+
+    def _make(self, rows: Sequence[_Row]) -> Iterator[Frame]:
+        # Modules of the kernel are called by vmlinux, and so have a name of a file, but are below.
+        kernel = max((at + 1 for at, row in enumerate(rows) if row.is_kernel), default=0)
+        for part, is_kernel in ((rows[:kernel], True), (rows[kernel:], False)):
+            for lines in _frames(part):
+                side = KERNEL_SIDE if is_kernel else _side(lines[0])
+                key = side, lines
+                frame = self._known.get(key)
+                if frame is None:
+                    frame = self._known[key] = self._frame(side, lines)
+                yield frame
+
+    def _frame(self, side: SideKind, rows: tuple[_Row, ...]) -> Frame:
+        first = rows[0]
+        module = self._module(first.mapping, side is KERNEL_SIDE) if first.mapping else None
+        if reason := first.reason:
+            return Frame(module, first.address, (), 0, side, reason)
+        lines = tuple(Line(row.function, "", row.file, row.line) for row in rows)
+        return Frame(module, first.address, lines, 0, side)
+
+    def _module(self, name: str, is_kernel: bool) -> Module:
+        found = self._modules.get((name, is_kernel))
+        if found is None:
+            kind = ModuleKind.USER
+            if is_kernel:
+                kind = ModuleKind.BPF if name.startswith("bpf_") else ModuleKind.LOADED
+                kind = ModuleKind.VMLINUX if name == "vmlinux" else kind
+            found = self._modules[name, is_kernel] = Module(name, kind, None, FileId(""), 0)
+        return found
+
+
+def _frames(rows: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
+    """The functions of each frame: those at one address, each of them once."""
+    for (address, mapping), group in groupby(rows, key=itemgetter(0, 4)):
+        found: list[_Row] = []
+        for row in group:
+            is_inlined = bool(address and mapping and not row.reason) and row not in found
+            if found and not is_inlined:  # a call from the same place: recursion
+                yield tuple(found)
+                found = []
+            found.append(row)
+        yield tuple(found)
+
+
+def _side(row: _Row) -> SideKind:
+    """The side of a frame that is not of the kernel."""
+    if row.mapping or not row.file:
+        return USER_SIDE
+    return next((side for side, ends in _SIDES.items() if row.file.endswith(ends)), USER_SIDE)

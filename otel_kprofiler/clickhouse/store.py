@@ -1,0 +1,176 @@
+"""Reads samples from a table of ClickHouse: few rows of them, since the server merges them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from types import TracebackType
+from typing import Final, NamedTuple
+
+from otel_kprofiler.analysis import Filter, Origin, Samples, load_samples, matcher
+from otel_kprofiler.clickhouse import queries
+from otel_kprofiler.clickhouse.address import Address
+from otel_kprofiler.clickhouse.conditions import filter_conditions
+from otel_kprofiler.clickhouse.connection import Connection
+from otel_kprofiler.clickhouse.need import Need
+from otel_kprofiler.clickhouse.queries import Range
+from otel_kprofiler.clickhouse.rows import Kind, RowReader
+from otel_kprofiler.clickhouse.stacks import Stacks
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.model import KINDS, Profile
+from otel_kprofiler.otlp import parse_account
+
+MAX_STACKS: Final = 1_000_000
+"""Limit of different stacks that are read; each takes about a kilobyte."""
+EXACT_TIMES: Final = 2_000_000
+"""So many samples are read with the time of each; of more, those of a step are merged."""
+_STEPS: Final = 1200
+"""A multiple of the intervals of ``diff``, and about the bins of a page."""
+
+
+class Selection(NamedTuple):
+    """What is read.
+
+    Attributes:
+        chosen: the filter; what does not match may be among what is read.
+        times: of the samples.
+    """
+
+    chosen: Filter
+    times: Range
+
+
+class _Found(NamedTuple):
+    """Samples of a kind: their number, and start and end of their profiles."""
+
+    samples: int
+    start_ns: int
+    end_ns: int
+
+
+class ProfileStore(AbstractContextManager["ProfileStore"]):
+    """A table of profiles; not thread-safe.
+
+    Args:
+        address: where it is.
+
+    Raises:
+        DependencyError: the client library is not installed.
+        KProfilerError: there is no answer.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._table = queries.table_name(address.database, address.table)
+        self._connection = Connection(address)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._connection.close()
+
+    def first_unix_ns(self) -> int:
+        """When the first sample of the table was taken; 0 if there is none.
+
+        Raises:
+            KProfilerError: it cannot be read.
+        """
+        rows = self._connection.rows(queries.first_time(self._table))
+        return next((int(row[0]) for row in rows), 0)
+
+    def read(self, selection: Selection, need: Need, tell: Callable[[str], None]) -> Samples:
+        """The samples of a selection, and some that its filter leaves out.
+
+        They are of one window, which is the time that their profiles cover; of several if the
+        period changed meanwhile.
+
+        Args:
+            selection: what is read.
+            need: what of it.
+            tell: called with a sentence if times of samples were merged.
+
+        Raises:
+            KProfilerError: it cannot be read, or is more than fits into memory.
+        """
+        chosen, times = selection
+        rows = queries.rows_between(self._table, times)
+        conditions = list(filter_conditions(chosen, rows))
+        found = self._find(rows, conditions, selection)
+        if not found:
+            return load_samples(())
+        conditions.append(queries.is_kind(found))
+        start = max(times.start_ns, min(one.start_ns for one in found.values()))
+        end = max(start + 1, min(times.end_ns, max(one.end_ns for one in found.values())))
+        count, step = sum(one.samples for one in found.values()), None
+        if need.times and count > EXACT_TIMES:
+            step = max(1, -(-(end - start) // _STEPS))
+            tell(f"of {count:,} samples, those of {step / 1e9:.3g} s have one time")
+        stacks = self._stacks(queries.stacks(rows, conditions, times)) if need.stacks else None
+        reader = RowReader(Range(start, end), stacks, has_times=need.times and not step)
+        query = queries.samples(rows, conditions, times, need, step)
+        samples = load_samples(map(reader.window, self._connection.blocks(query)))
+        counted = {
+            Kind(*kind): counts
+            for *kind, counts in self._connection.rows(queries.accounts(rows, found))
+        }
+        return _as_one_window(samples, list(found), counted, Range(start, end))
+
+    def _find(
+        self, rows: str, conditions: Sequence[str], selection: Selection
+    ) -> dict[Kind, _Found]:
+        """The kinds that are chosen, with what there is of them."""
+        query = queries.totals(rows, conditions, selection.times)
+        found = {
+            Kind(*kind): _Found(*counts)
+            for *kind, count, start, end in self._connection.rows(query)
+            for counts in [(int(count), int(start), int(end))]
+        }
+        named = matcher(selection.chosen.kinds or ["*"])
+        kinds = sorted((kind for kind in found if named(kind.kind.name)), key=_order)
+        return {kind: found[kind] for kind in kinds}
+
+    def _stacks(self, query: str) -> Stacks:
+        stacks = Stacks()
+        for row in self._connection.rows(query):
+            stacks.add(row[0], row[1:])
+            if len(stacks) > MAX_STACKS:
+                raise KProfilerError(
+                    f"there are more than {MAX_STACKS:,} different stacks",
+                    hint="a shorter time by --from and --to, one --service, one --process",
+                )
+        return stacks
+
+
+def _order(kind: Kind) -> tuple[int, Kind]:
+    """Our kinds come in their order, then all others."""
+    found = kind.kind
+    return (KINDS.index(found) if found in KINDS else len(KINDS)), kind
+
+
+def _as_one_window(
+    samples: Samples,
+    kinds: Sequence[Kind],
+    counted: Mapping[Kind, Mapping[str, int]],
+    times: Range,
+) -> Samples:
+    """The samples of many blocks as those of the whole time, with its account."""
+    numbers = {(kind.kind, kind.period): number for number, kind in enumerate(kinds)}
+    origins = [
+        numbers[origin.profile.kind, origin.profile.period_ns] for origin in samples.tables.origins
+    ]
+    column = array("I", [origins[origin] for origin in samples.origins])
+    sizes = [0] * len(kinds)
+    for number, (start, end) in zip(column, samples.spans(), strict=True):
+        sizes[number] += end - start
+    merged: list[Origin] = []
+    for kind, size in zip(kinds, sizes, strict=True):
+        account = parse_account(counted.get(kind, {}))
+        window = sum(one.profile.kind == kind.kind for one in merged)  # which has each kind once
+        profile = Profile(kind.kind, kind.period, (), account.taken, account.lost)
+        merged.append(Origin(window, *times, profile, size))
+    tables = samples.tables._replace(origins=merged)
+    return replace(samples, origins=column, tables=tables)

@@ -1,0 +1,97 @@
+"""What the attributes of samples say, however a receiver or store has kept them."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from otel_kprofiler.model import (
+    SIDES,
+    STACK_TRUNCATED,
+    TRUNCATED_STACKS,
+    AttributeValue,
+    LabelSet,
+    SideKind,
+    StackStatus,
+    WindowWait,
+)
+from otel_kprofiler.otlp import conventions as names
+from otel_kprofiler.otlp.values import as_text
+from otel_kprofiler.otlp.waits import parse_wait
+
+_MAX_LABELS: Final = 100
+_TRUNCATED: Final = {end.name.lower(): status for status, end in TRUNCATED_STACKS.items()}
+_ERRNO_NUMBERS: Final = {name: number for number, name in errno.errorcode.items()}
+
+
+def parse_status(text: str) -> StackStatus:
+    """Inverse of what the encoder writes for an incomplete stack."""
+    if text == "truncated":
+        return STACK_TRUNCATED
+    if text in _TRUNCATED:
+        return _TRUNCATED[text]
+    if text in _ERRNO_NUMBERS:
+        return StackStatus(-_ERRNO_NUMBERS[text])
+    return StackStatus(as_integer(text) or -errno.EIO)
+
+
+class SampleAttributes(NamedTuple):
+    """What the attributes of a sample say.
+
+    Attributes:
+        statuses: outcomes of collecting the sides of the stack that are incomplete.
+        tid: thread id.
+        thread_name: thread name (``comm``).
+        cpu: logical CPU.
+        local_root: name of the topmost span of its process in the trace; empty if unknown.
+        labels: all that have no meaning of their own.
+        wait: what is known of a wait; None if it is none.
+    """
+
+    statuses: tuple[tuple[SideKind, StackStatus], ...]
+    tid: int
+    thread_name: str
+    cpu: int
+    local_root: str
+    labels: LabelSet
+    wait: WindowWait | None
+
+
+def read_sample_attributes(attributes: Mapping[str, AttributeValue]) -> SampleAttributes:
+    """What the attributes of a sample say; numbers may be texts."""
+    statuses = tuple(
+        [
+            (side, parse_status(as_text(attributes[key])))
+            for side in SIDES
+            if (key := names.STACK_STATUS.format(side.name)) in attributes
+        ]
+    )
+    return SampleAttributes(
+        statuses,
+        as_integer(attributes.get(names.THREAD_ID)),
+        as_text(attributes.get(names.THREAD_NAME, "")),
+        as_integer(attributes.get(names.CPU)),
+        as_text(attributes.get(names.LOCAL_ROOT, "")),
+        _labels(attributes),
+        parse_wait(attributes),
+    )
+
+
+def _labels(attributes: Mapping[str, AttributeValue]) -> LabelSet:
+    found = [
+        (key, value)
+        for key, value in attributes.items()
+        if isinstance(value, str)
+        and key not in names.SAMPLE_ATTRIBUTES
+        and not key.startswith("otel_kprofiler.")
+    ]
+    return tuple(sorted(found)[:_MAX_LABELS])
+
+
+def as_integer(value: AttributeValue | None) -> int:
+    """A number, also if it is a text; 0 if it is none."""
+    try:
+        return int(value) if isinstance(value, int | str) else 0
+    except ValueError:
+        return 0

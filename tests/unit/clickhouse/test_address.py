@@ -1,0 +1,59 @@
+"""Addresses of tables, and what of them may be shown."""
+
+import pytest
+
+from otel_kprofiler.clickhouse import parse_address
+from otel_kprofiler.errors import KProfilerError
+
+
+def test_parts_of_an_address():
+    found = parse_address(
+        "clickhouse://me:p%40ss@db.example:18123/otel?table=mine&service.version=1.2&host.name=a",
+        {"CLICKHOUSE_USER": "not me"},
+    )
+    assert (found.host, found.port, found.secure) == ("db.example", 18123, False)
+    assert (found.database, found.table) == ("otel", "mine")
+    assert (found.user, found.password) == ("me", "p@ss")
+    assert found.attributes == ("service.version=1.2", "host.name=a")
+    assert found.label == "otel service.version=1.2 host.name=a"
+
+
+def test_defaults_are_those_of_the_exporter_and_the_environment():
+    found = parse_address("clickhouse://[::1]", {})
+    assert (found.host, found.port, found.user, found.password) == ("::1", 8123, "default", "")
+    assert (found.database, found.table) == ("default", "otel_profiles")
+    assert found.place == "clickhouse://[::1]:8123/default"
+    found = parse_address(
+        "clickhouse://db/otel?secure=true",
+        {"CLICKHOUSE_USER": "reader", "CLICKHOUSE_PASSWORD": "s3cret"},
+    )
+    assert (found.port, found.secure) == (8443, True)
+    assert (found.user, found.password) == ("reader", "s3cret")
+
+
+def test_secrets_are_not_shown():
+    found = parse_address("clickhouse://me:s3cret-word@db/otel", {})
+    assert "s3cret" not in repr(found) + found.place + found.label
+    assert found.secrets.redact("failed for me with s3cret-word") == "failed for me with [REDACTED]"
+    found = parse_address("clickhouse://db/otel", {"CLICKHOUSE_PASSWORD": "s3cret-word"})
+    assert "s3cret" not in found.secrets.redact("failed with s3cret-word")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "clickhouse://",
+        "clickhouse:///otel",
+        "clickhouse://me:s3cret@host:port/otel",
+        "clickhouse://me:s3cret@host/otel/table",
+        "clickhouse://host/otel?tabel=x",
+        "clickhouse://host/otel?secure=maybe",
+        "clickhouse://host/otel?table=",
+        "clickhouse://host/otel?service.version",
+    ],
+)
+def test_what_is_no_address_is_refused_with_an_example(address):
+    with pytest.raises(KProfilerError, match="is no address of ClickHouse") as raised:
+        parse_address(address, {})
+    assert "s3cret" not in str(raised.value)
+    assert "clickhouse://USER:PASSWORD@HOST:8123/DATABASE" in raised.value.hint

@@ -1,0 +1,72 @@
+"""What is asked for and how it is said in SQL; the engine's answers are in tests/collector."""
+
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+from otel_kprofiler.analysis import GROUPINGS, Filter
+from otel_kprofiler.cli.moments import MomentType
+from otel_kprofiler.clickhouse import need_of
+from otel_kprofiler.clickhouse.conditions import filter_conditions, identifier, literal
+from otel_kprofiler.clickhouse.need import _FILTERS
+from otel_kprofiler.clickhouse.rows import Kind, _spread
+
+ON_CPU = Kind("samples", "count", "cpu", "nanoseconds", 10)
+OFF_CPU = Kind("off_cpu", "nanoseconds", "", "", 0)
+
+
+def test_every_filter_and_grouping_has_what_it_needs():
+    assert {*_FILTERS, "attributes"} == {field.name for field in fields(Filter)}
+    for by in GROUPINGS:
+        assert need_of(Filter(), by) is not None
+    need = need_of(Filter(attributes=("tenant=acme",), cpus=(1,)), "label:region")
+    assert need.resources == {"tenant", "region"}
+    assert need.samples == {"tenant", "region", "cpu.logical_number"}
+    assert (need.stacks, need.links, need.times) == (False, False, False)
+
+
+def test_texts_and_names_are_quoted():
+    assert literal(r"it's \ ") == r"'it\'s \\ '"
+    assert identifier("a`b\\") == r"`a\`b\\`"
+
+
+def test_conditions_hold_for_all_that_a_pattern_matches():
+    (found,) = filter_conditions(Filter(services=("a_%[bc]d*?",)), "t")
+    assert r"ServiceName LIKE 'a\\_\\%%d%%'" in found
+    assert "ServiceName IN ('a_%[bc]d*?')" in found
+
+
+@pytest.mark.parametrize("function", ["[truncated]", "*", "?ead", "[rw]*"])
+def test_functions_that_may_be_remarks_are_left_to_the_filter(function):
+    assert not list(filter_conditions(Filter(functions=("read", function)), "t"))
+
+
+def test_merged_samples_keep_number_sum_and_both_ends():
+    assert _spread(ON_CPU, 1, 1, [5, 5]) == ([5], [])
+    assert _spread(ON_CPU, 2, 2, [5, 9]) == ([5, 9], [])
+    times, values = _spread(ON_CPU, 7, 7, [5, 9])
+    assert (times, sum(values)) == ([5, 9], 7)
+    times, values = _spread(OFF_CPU, 3, 100, [5, 9])
+    assert (times, sum(values)) == ([5, 5, 9], 100)
+
+
+def test_negative_durations_are_back_from_the_end():
+    moments = [MomentType().convert(text, None, None) for text in ("10s", "-1m", "-0s", "-90")]
+    assert [one.unix_ns(10**12, 2 * 10**12) for one in moments] == [
+        10**12 + 10 * 10**9, 2 * 10**12 - 60 * 10**9, 2 * 10**12, 2 * 10**12 - 90 * 10**9,
+    ]  # fmt: skip
+    assert [one.is_from_start for one in moments] == [True, False, False, False]
+
+
+def test_without_the_library_the_extra_is_named():
+    code = (
+        "import sys; sys.modules['clickhouse_connect'] = None\n"
+        "from otel_kprofiler.cli import main; sys.argv[1:] = ['report', 'clickhouse://h/otel']\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    assert "need the library clickhouse-connect" in done.stderr
+    assert "fix: pip install 'otel-kprofiler[clickhouse]'" in done.stderr
