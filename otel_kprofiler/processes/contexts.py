@@ -41,7 +41,7 @@ CONTEXT_HEADER: Final = struct.Struct("=8sIIQQ")
 MAX_PAYLOAD_BYTES: Final = 16 * 1024
 MAX_VALUES: Final = 128
 """Limit on the values used of one context, including items of lists."""
-RESERVED: Final = ("container.", "host.", "k8s.", "otel_kprofiler.")
+RESERVED: Final = ("container.", "host.", "k8s.", "otel_kprofiler.", "systemd.")
 """Prefixes of attributes about where a process runs, which are never taken from the process."""
 _NAMES: Final = ("[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]", "/memfd:OTEL_CTX")
 _TRIES: Final = 4

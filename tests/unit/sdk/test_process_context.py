@@ -389,6 +389,7 @@ def test_a_process_with_unresponsive_memory_delays_nothing(process, tmp_path, ca
 def test_a_process_cannot_claim_another_location(process, resources):
     claims = {
         "container.id": "c" * 64, "container.name": "db", "k8s.pod.uid": "u", "host.id": "h",
+        "systemd.unit.name": "a.service",
         "otel_kprofiler.stream.taken": 7, "service.name": "svc", "hostname.of.mine": "ok",
     }  # fmt: skip
     process(payload=encode_process_context(ProcessContext(claims, {})))
