@@ -13,10 +13,11 @@ import click
 
 from otel_kprofiler.bpf import BccLoader, LibbpfLoader
 from otel_kprofiler.cli.terminal import describe_count, say
+from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access, doctor, is_in_user_namespace
 from otel_kprofiler.interpreters import InterpreterRefused, open_own
 from otel_kprofiler.model import Finding, Level
-from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
 from otel_kprofiler.tracking import find_hidden_symbols, find_ksymbol_method
 
 _MARKS = {Level.OK: "ok  ", Level.INFO: "info", Level.WARN: "WARN", Level.FAIL: "FAIL"}
@@ -133,6 +134,26 @@ class _Trial:
             )
         finally:
             sampler.close()
+            self.findings.append(_find_off_cpu())
+
+
+def _find_off_cpu() -> Finding:
+    """Whether the waits of threads can be followed."""
+    check, required = "off-CPU time", "libbpf, and a kernel with BTF that accepts the programs"
+    sampler = EbpfSampler(SamplerConfig(on_cpu=False, off_cpu=OffCpuConfig(samples_per_second=0)))
+    try:
+        sampler.start()
+        sampler.wait(0.1)
+        sampler.drain()
+        processes = len(sampler.read_waits())
+    except KProfilerError as error:
+        fix = error.hint or "see docs/off-cpu.md; everything else works without it"
+        return Finding(check, Level.INFO, str(error), required, fix)
+    finally:
+        sampler.close()
+    return Finding(
+        check, Level.OK, f"counted of {describe_count(processes, 'process', 'processes')}", required
+    )
 
 
 def _find_python_frames(problem: str | None) -> Iterator[Finding]:

@@ -1,6 +1,8 @@
 """Waits of known programs: `record --off-cpu` tells what each waits for."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -138,3 +140,13 @@ def test_a_program_that_waits_in_one_way_has_that_cause(cause, file, tmp_path):
     # A process may wait for pages or locks of the kernel on its way out.
     assert found.total() - found[cause] <= max(2, found.total() // 100), found
     assert weights[cause] >= 0.9 * weights.total(), weights
+
+
+def test_the_doctor_says_whether_waits_can_be_followed():
+    command = [sys.executable, "-m", "otel_kprofiler", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    (found,) = [
+        one for one in json.loads(done.stdout)["findings"] if one["check"] == "off-CPU time"
+    ]
+    assert found["level"] == "ok", found
+    assert re.fullmatch(r"counted of \d+ processes", found["observed"])
