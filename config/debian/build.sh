@@ -123,7 +123,7 @@ Version: $full
 Architecture: $architecture
 Maintainer: $maintainer
 Installed-Size: $(du -sk --apparent-size --exclude=DEBIAN "$root" | cut -f1)
-Depends: $python, libbpf1, libc6, libgcc-s1, libstdc++6, adduser
+Depends: $python, libbpf1, libc6, libgcc-s1, libstdc++6, adduser, procps
 Section: utils
 Priority: optional
 Homepage: https://opentelemetry.io/docs/concepts/signals/profiles/

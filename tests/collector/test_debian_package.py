@@ -24,6 +24,7 @@ import pytest
 
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
+from tests.collector.debian import build, build_twice, dependencies, read_field
 from tests.collector.roots import Root, make_archive
 from tests.collector.units import ROOT, as_the_unit_says, count_timestamps, parse_unit
 
@@ -42,44 +43,13 @@ NOT_OURS = re.compile(
 """What dpkg, adduser and the kernel keep for themselves."""
 
 
-def build(directory, compression="none"):
-    done = subprocess.run(
-        [ROOT / "config/debian/build.sh", directory],
-        env={**os.environ, "COMPRESSION": compression},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode:
-        pytest.fail(f"building the package failed:\n{done.stdout[-3000:]}")
-    return Path(done.stdout.splitlines()[-1])
-
-
-def read_field(package, name):
-    return subprocess.check_output(["dpkg-deb", "-f", package, name], text=True).strip()
-
-
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
     """The package, and a later revision of the same."""
     if os.geteuid() or not all(map(shutil.which, TOOLS)):
         pytest.skip(f"needs root and {', '.join(TOOLS)}")
     directory = tmp_path_factory.mktemp("packages")
-    first = build(directory)
-    tree = directory / "tree"
-    subprocess.run(["dpkg-deb", "--raw-extract", first, tree], check=True)
-    control = tree / "DEBIAN/control"
-    version = read_field(first, "Version")
-    later = version.replace("-1", "-2")
-    control.write_text(control.read_text().replace(version, later))
-    second = directory / first.name.replace(version, later)
-    subprocess.run(
-        ["dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, second],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    shutil.rmtree(tree)
-    yield first, second
+    yield build_twice(directory)
     shutil.rmtree(directory)
 
 
@@ -124,8 +94,7 @@ def root(packages, tmp_path):
     missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
     if missing:
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
-    needed = read_field(packages[0], "Depends").replace(" ", "").split(",")
-    archive = make_archive("essential", *needed)
+    archive = make_archive("essential", *dependencies(packages[0]))
     path = tmp_path / "root"
     path.mkdir()
     subprocess.run(["tar", "-C", path, "-xf", archive, "--exclude=./dev/*"], check=True)
