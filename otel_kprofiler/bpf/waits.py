@@ -29,7 +29,7 @@ _BATCH: Final = 1024
 _LINE_BYTES: Final = 128
 _COUNTERS: Final = 6
 _LINE_WORDS: Final = _LINE_BYTES // 8
-_CONFIG: Final = struct.Struct("=12Q")
+_CONFIG: Final = struct.Struct("=14Q")
 _THREAD: Final = struct.Struct(f"={8 + len(WaitState)}Q12I16s")
 _END: Final = struct.Struct("=3Q6I16s")
 WAIT_END_BYTES: Final = _END.size
@@ -46,6 +46,8 @@ class WaitOffsets(NamedTuple):
     throttled: int = 0
     cfs_rq: int = 0
     throttle_count: int = 0
+    runtime: int = 0
+    picked: int = 0
 
 
 def find_wait_offsets(types: KernelTypes) -> WaitOffsets | None:
@@ -59,12 +61,15 @@ def find_wait_offsets(types: KernelTypes) -> WaitOffsets | None:
     iowait = types.bit_offset("task_struct", "in_iowait")
     queue = types.offset("task_struct", "se", "cfs_rq")
     count = types.offset("cfs_rq", "throttle_count")
+    runtime = types.offset("task_struct", "se", "sum_exec_runtime")
+    picked = types.offset("task_struct", "se", "prev_sum_exec_runtime")
     return WaitOffsets(
         state,
         on_rq,
         *((0, 0) if iowait is None else (iowait // 8, 1 << iowait % 8)),
         types.offset("task_struct", "throttled") or 0,
         *((0, 0) if queue is None or count is None else (queue, count)),
+        *((0, 0) if runtime is None or picked is None else (runtime, picked)),
     )
 
 

@@ -117,9 +117,10 @@ def measure(*programs):
 
 def test_totals_and_time_on_cpus_are_the_time_that_passed():
     (((wall, on_cpu, delay), totals, more),) = measure((SLEEP, 3, {}))
-    assert wall - on_cpu == pytest.approx(totals.total_ns, rel=0.005, abs=more)
-    # It wants a CPU from the begin of its wake-up; the kernel's account begins in its queue.
+    # In the kernel's account a thread that is woken on an idle CPU may run from then on: its clock
+    # is not read again (rq_clock_skip_update, kernel/sched/core.c). Here it wants a CPU.
     more += 100_000 * totals.switches
+    assert wall - on_cpu == pytest.approx(totals.total_ns, rel=0.005, abs=more)
     assert totals.by_state[WaitState.RUNNABLE] == pytest.approx(delay, rel=0.005, abs=more)
     assert totals.by_state[WaitState.INTERRUPTIBLE] > 0.5 * wall
     assert totals.switches > 50

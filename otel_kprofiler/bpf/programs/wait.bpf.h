@@ -362,10 +362,21 @@ INLINE void write_late(void *task)
 	}
 }
 
+/* How long a task has run since it came to a CPU last, without interrupts; 0: unknown. */
+INLINE u64 find_run_ns(const struct wait_config *c, u64 task)
+{
+	u64 now = 0, before = 0;
+
+	if (!c->runtime_offset || READ_KERNEL(now, task + c->runtime_offset) ||
+	    READ_KERNEL(before, task + c->picked_offset) || now < before)
+		return 0;
+	return now - before;
+}
+
 /*
  * The kernel does not tell every switch (a few of a thousand, measured on 6.18): the task that
- * leaves is not the one that came last. When it came is not known, nor when the other one left: the
- * waits end, and begin, so that none is too long.
+ * leaves is not the one that came last. How long both have run tells when one left and the other
+ * came; where that is not known the waits are the shortest that they can be.
  */
 GLOBAL int repair(u64 task, u64 now)
 {
@@ -373,24 +384,27 @@ GLOBAL int repair(u64 task, u64 now)
 	const struct wait_config *c = LOOKUP(wait_config, &zero);
 	struct wait_line *line = LOOKUP(wait_lines, &cpu);
 	struct thread *thread;
-	u64 other;
+	u64 other, since, ran;
 
 	if (!line || !c)
 		return 0;
 	line->missed++;
-	thread = LOOKUP(threads, &task);
-	if (thread && arrive(task, thread->woken_ns ? thread->woken_ns : line->switched_ns, 1))
+	since = line->switched_ns;
+	ran = find_run_ns(c, task);
+	if (LOOKUP(threads, &task) &&
+	    arrive(task, ran && ran < now - since ? now - ran : since, 1))
 		write_end(0);
 	other = line->task;
 	thread = LOOKUP(threads, &other);
 	if (!thread || thread->off_since_ns || thread->cpu != cpu ||
 	    READ_KERNEL(state, other + c->state_offset) || state & TASK_DEAD)
 		return 0;
+	ran = find_run_ns(c, other);
 	thread->epoch = c->epoch;
 	thread->flags = thread->likely_ns = 0;
 	thread->threshold_ns = c->threshold_ns;
 	thread->state = find_wait_state(state, 0);
-	thread->off_since_ns = now;
+	thread->off_since_ns = ran && ran < now - since ? since + ran : now;
 	return 0;
 }
 

@@ -63,6 +63,8 @@ struct wait_config {
 	u64 throttled_offset; /* of task_struct.throttled, since 6.18; 0: there is none */
 	u64 cfs_rq_offset;    /* of task_struct.se.cfs_rq; 0: there is none */
 	u64 throttle_count_offset; /* of cfs_rq.throttle_count */
+	u64 runtime_offset;	   /* of task_struct.se.sum_exec_runtime; 0: unknown */
+	u64 picked_offset;	   /* likewise prev_sum_exec_runtime: when it came to a CPU */
 	u64 epoch;	  /* 0: paused; after a pause another one */
 	u64 threshold_ns; /* waits from this on are all sampled, below 2^32; 0: none are */
 	u64 min_ns;	  /* shorter ones never are */

@@ -54,17 +54,17 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     assert counters == tuple(range(0, 8 * len(WaitCounts._fields), 8))
     names = [f"{name}_offset" for name in WaitOffsets._fields if name != "iowait_mask"]
     names = [*names[:3], "iowait_mask", *names[3:], *WaitConfig._fields]
-    assert find_member_offsets(btf, "wait_config", names) == tuple(range(0, 96, 8))
+    assert find_member_offsets(btf, "wait_config", names) == tuple(range(0, 112, 8))
 
 
 def test_settings_are_written_where_the_program_reads_them(tmp_path):
     path = tmp_path / "map"
     path.write_bytes(bytes(mmap.PAGESIZE))
     with open(path, "r+b") as file:
-        settings = WaitSettings(file.fileno(), WaitOffsets(*range(1, 8)))
-        settings.change(WaitConfig(*range(8, 13)))
+        settings = WaitSettings(file.fileno(), WaitOffsets(*range(1, 10)))
+        settings.change(WaitConfig(*range(10, 15)))
         settings.close()
-    assert path.read_bytes() == struct.pack("=12Q", *range(1, 13)).ljust(mmap.PAGESIZE, b"\0")
+    assert path.read_bytes() == struct.pack("=14Q", *range(1, 15)).ljust(mmap.PAGESIZE, b"\0")
 
 
 def test_threads_are_parsed():
