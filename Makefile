@@ -96,7 +96,7 @@ bench:  ## a table of benchmarks, as ratios measured in one run
 
 fleet:  ## replay windows as many hosts against a Collector, and write the figures: HOSTS=200 SECONDS=300 RESTART=20
 	$(BIN)/python -m benchmarks.fleet --hosts $(or $(HOSTS),200) --seconds $(or $(SECONDS),300) \
-		--restart $(or $(RESTART),20) --write docs/fleet.md
+		--restart $(or $(RESTART),20) --write docs/backends.md
 
 bench-compare:  ## benchmarks compared with another commit: BASE=commit RUNS=5 TOPICS="otlp symbols" QUICK=1
 	$(BIN)/python -m benchmarks.compare $(BASE) $(TOPICS) --runs $(or $(RUNS),5) $(if $(QUICK),--quick)
