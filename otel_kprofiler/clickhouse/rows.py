@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from otel_kprofiler.clickhouse.connection import Row
@@ -30,7 +30,10 @@ from otel_kprofiler.otlp import (
 
 MAX_TIMES: Final = 20_000_000
 """Limit of times that are kept; each takes 8 bytes, and 8 more if it has a value."""
+MAX_ROWS: Final = 2_000_000
+"""Limit of rows that are kept; each takes about 500 bytes until it is written or shown."""
 
+_NARROWER: Final = "name a shorter time by --from and --to, one --service or one --process"
 _Pairs = tuple[tuple[str, str], ...]
 
 
@@ -67,13 +70,19 @@ class RowReader:
         self._attributes: dict[_Pairs, SampleAttributes] = {}
         self._links: dict[tuple[str, str, str], SpanLink | None] = {}
         self._kept = 0
+        self._rows = 0
 
-    def window(self, rows: Iterable[Row]) -> Window:
+    def window(self, rows: Sequence[Row]) -> Window:
         """The window of a block.
 
         Raises:
             KProfilerError: there are more samples than fit into memory.
         """
+        self._rows += len(rows)
+        if self._rows > MAX_ROWS:
+            raise KProfilerError(
+                f"there are more than {MAX_ROWS:,} different samples", hint=_NARROWER
+            )
         found: dict[Kind, dict[int, tuple[Resource, list[WindowSample]]]] = {}
         for row in rows:
             head = tuple(row[:5])
@@ -88,7 +97,7 @@ class RowReader:
             if self._kept > MAX_TIMES:
                 raise KProfilerError(
                     f"there are more than {MAX_TIMES:,} samples that cannot be merged",
-                    hint="a shorter time by --from and --to, one --service, one --process",
+                    hint=_NARROWER,
                 )
         profiles = [
             Profile(kind.kind, kind.period, [ResourceSamples(*group) for group in groups.values()])

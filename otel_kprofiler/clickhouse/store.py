@@ -140,7 +140,7 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
             if len(stacks) > MAX_STACKS:
                 raise KProfilerError(
                     f"there are more than {MAX_STACKS:,} different stacks",
-                    hint="a shorter time by --from and --to, one --service, one --process",
+                    hint="name a shorter time by --from and --to, one --service or one --process",
                 )
         return stacks
 

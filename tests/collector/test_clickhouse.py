@@ -24,7 +24,16 @@ from click.testing import CliRunner
 
 from otel_kprofiler.analysis import GROUPINGS, Filter, group_samples
 from otel_kprofiler.cli.report import command as report_command
-from otel_kprofiler.clickhouse import ALL, ProfileStore, Range, Selection, parse_address, store
+from otel_kprofiler.clickhouse import (
+    ALL,
+    ProfileStore,
+    Range,
+    Selection,
+    parse_address,
+    rows,
+    store,
+)
+from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import (
     KERNEL_SIDE,
@@ -441,6 +450,20 @@ def test_of_many_samples_those_of_a_step_have_one_time(engine, stored, monkeypat
     assert sum(exact.weights()) == sum(merged.weights())
     groups = [{one.key: one for one in group_samples(samples, "function")} for samples in read]
     assert groups[0] == groups[1]
+
+
+@pytest.mark.parametrize(
+    ("module", "limit"), [(rows, "MAX_ROWS"), (rows, "MAX_TIMES"), (store, "MAX_STACKS")]
+)
+def test_what_does_not_fit_into_memory_is_refused(engine, stored, monkeypatch, module, limit):
+    monkeypatch.setattr(module, limit, 2)
+    chosen = Selection(Filter(), Range(START, START + WINDOWS * SECOND))
+    with (
+        ProfileStore(parse_address(engine.address(), {})) as profiles,
+        pytest.raises(KProfilerError, match="more than 2 ") as raised,
+    ):
+        profiles.read(chosen, ALL, pytest.fail)
+    assert "name a shorter time" in raised.value.hint
 
 
 def test_sources_of_both_kinds_are_merged(engine, stored):
