@@ -51,3 +51,10 @@ def test_the_defaults_equal_those_of_the_schema():
 def test_keys_that_mean_nothing_in_a_service_are_refused(variable, value):
     with pytest.raises(ConfigError, match="only for the agent"):
         make_plan(read_settings({f"OTEL_KPROFILER_{variable}": value}))
+
+
+def test_waits_are_sampled_if_the_service_says_so():
+    assert KernelProfiler()._plan.sampler.off_cpu is None
+    assert KernelProfiler(off_cpu=True)._plan == make_plan(
+        read_settings({"OTEL_KPROFILER_OFF_CPU": "true"})
+    )
