@@ -322,6 +322,7 @@ def test_the_gateway_names_the_pods_of_containers(tmp_path):
         "k8s.pod.uid": "3f1c8a54-6f0e-4a53-9a0c-0c7d6ad1b9c2",
         "container.image.name": "registry.example/cart",
         "container.image.tag": "1.4.2",
+        "service.name": "cart",
     }
     assert resources
     for attributes in resources:
