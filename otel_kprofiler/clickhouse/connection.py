@@ -27,6 +27,8 @@ _FIXES: Final = {
 }
 """By the server's numbers of errors (``system.errors`` names them)."""
 _REACH: Final = "is this its HTTP interface, by default port 8123, or 8443 with ?secure=true?"
+_UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
+_TRUST: Final = "name the file of its CA in SSL_CERT_FILE, and the host as its certificate does"
 _MAX_MESSAGE: Final = 300
 
 Row = Sequence[Any]
@@ -107,5 +109,5 @@ class Connection:
             found = _CODE.search(text)
             code = str(getattr(error, "code", None) or (found[1] if found else ""))
             what = f"{place} refuses" if code else f"cannot read {place}"
-            hint = _FIXES.get(code, "") if code else _REACH
+            hint = _FIXES.get(code, "") if code else _TRUST if _UNTRUSTED in text else _REACH
             raise KProfilerError(f"{what}: {text[:_MAX_MESSAGE]}", hint=hint) from None
