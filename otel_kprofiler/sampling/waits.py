@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,14 +34,21 @@ from otel_kprofiler.sampling.wait_joiner import ThresholdControl, WaitJoiner
 
 _SWITCH: Final = "kprofiler_switch"
 _WAKING: Final = "kprofiler_waking"
+_WAITING: Final = "kprofiler_waiting"
 _BEGINS_PER_SAMPLE: Final = 4
 """More begins than that are told on no CPU, on average: most waits turn out short."""
 
-_RAW_TRACEPOINT_OPEN: Final = 17  # enum bpf_cmd
+# include/uapi/linux/bpf.h
+_RAW_TRACEPOINT_OPEN: Final = 17
+_LINK_CREATE: Final = 28
+_ITER_CREATE: Final = 33
+_TRACE_ITER: Final = 28
 _LOADAVG: Final = "/proc/loadavg"
 _MIN_THREADS: Final = 16_384
 _MAX_THREADS: Final = 1 << 20
 _NS_PER_S: Final = 1_000_000_000
+
+_log = logging.getLogger(__name__)
 
 
 def plan_waits(
@@ -99,7 +107,7 @@ def wait_programs(config: SamplerConfig, on_cpu: str) -> tuple[str, ...]:
         return ()
     if not config.off_cpu.samples_per_second:
         return _SWITCH, _WAKING
-    return on_cpu.replace("kprofiler", _SWITCH), _WAKING
+    return on_cpu.replace("kprofiler", _SWITCH), _WAKING, _WAITING
 
 
 class WaitFollower:
@@ -129,6 +137,8 @@ class WaitFollower:
         self._cpus = cpus
         self._epochs = self._epoch = 0
         self._links: list[int] = []
+        self._iteration: int | None = None
+        self._next_look_ns = 0
         self._totals = WaitSums()
         self._joiner = WaitJoiner()
         self._control = ThresholdControl(config.min_duration_ns, time.monotonic_ns())
@@ -138,7 +148,9 @@ class WaitFollower:
         try:
             self.resume()
             for name in names:
-                self._links.append(_attach(program.program_fd(name)))
+                attach = _iterate if name == _WAITING else _attach
+                self._links.append(attach(program.program_fd(name)))
+            self._iteration = self._links[-1] if _WAITING in names else None
         except BaseException:
             self.close()
             raise
@@ -172,6 +184,7 @@ class WaitFollower:
         self._joiner.forget(records.ended)
         self._totals.add_ended(records.ended)
         told, self._told = self._told, []
+        self._look_at_waiting(now_ns)
         rate = self._wanted.samples_per_second * self._cpus
         if rate and self._epoch and self._control.update(now_ns, self.counts().taken, rate):
             self._configure()
@@ -206,8 +219,25 @@ class WaitFollower:
         self._epoch = self._epochs
         self._configure()
 
+    def _look_at_waiting(self, now_ns: int) -> None:
+        """Once a second: let long waits whose begin was not told tell it; the ring gets them."""
+        if self._iteration is None or now_ns < self._next_look_ns:
+            return
+        self._next_look_ns = now_ns + _NS_PER_S
+        try:
+            # union bpf_attr of BPF_ITER_CREATE: link, flags
+            fd = bpf_call(_ITER_CREATE, (ctypes.c_uint32 * 2)(self._iteration, 0))
+        except PermissionError as error:
+            # Before 5.19 without CAP_BPF: they are told when they end.
+            _log.info("some waits are not told before they end: %s", error)
+            self._iteration = None
+            return
+        with open(fd, "rb", buffering=0) as tasks:
+            tasks.read(1)  # nothing is written: this runs the program for all of them
+
     def detach(self) -> None:
         """Run the programs no more; what they have counted stays."""
+        self._iteration = None
         while self._links:
             os.close(self._links.pop())
 
@@ -318,6 +348,12 @@ class WaitSums:
         before = self._ready.get(key, NO_WAITS)
         total = tuple([a + b for a, b in zip(before.by_state, new, strict=True)])
         self._ready[key] = WaitTotals(total, before.switches + waits, before.below_ns + below)
+
+
+def _iterate(program_fd: int) -> int:
+    """A link of a program that runs for each task; reading from its iterators does."""
+    # union bpf_attr of BPF_LINK_CREATE: program, target, type, flags
+    return bpf_call(_LINK_CREATE, (ctypes.c_uint32 * 4)(program_fd, 0, _TRACE_ITER, 0))
 
 
 def _attach(program_fd: int) -> int:

@@ -212,6 +212,37 @@ def test_a_wait_that_goes_on_is_seen(functions):
     assert "nanosleep" in " ".join(functions(two))
 
 
+def test_a_thread_that_gets_stuck_is_seen_although_its_waits_were_short(functions):
+    """Twenty of them: the begins of most waits are not told, as they will be short."""
+    code = """
+import sys, threading, time
+def work():
+    for _ in range(300):
+        time.sleep(0.0001)
+    time.sleep(60)
+for _ in range(20):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(60)
+"""
+    with running(rate=5) as sampler, program(code) as process:
+        found, end = {}, time.monotonic() + 40
+        while len(found) < 21:
+            assert time.monotonic() < end, found
+            collect(sampler, 1)
+            sampler.read_waits()
+            found |= {
+                one.tid: one
+                for one in sampler.drain()
+                if one.tgid == process.pid and not one.wait.is_ended
+            }
+        counts = sampler.counts()["off_cpu"]
+    assert counts.taken == counts.received + sum(counts.lost.values())
+    for one in found.values():
+        assert "nanosleep" in " ".join(functions(one))
+        assert one.comm
+        assert one.wait.state is WaitState.INTERRUPTIBLE
+
+
 def test_preempted_threads_want_a_cpu():
     cpu = min(os.sched_getaffinity(0))
     spin = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nwhile 1: pass"

@@ -9,6 +9,8 @@
 
 #include "wait_types.bpf.h"
 
+SCRATCH(late_begin, struct record);
+
 /* The state in which a task leaves its CPU. */
 INLINE u32 find_wait_state(u64 state, int preempted)
 {
@@ -509,5 +511,58 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 		bpf_get_current_comm(thread->waker_comm, sizeof(thread->waker_comm));
 		thread->flags |= WAIT_WOKEN;
 	}
+	return 0;
+}
+
+/*
+ * Run for each task now and then: those whose wait is sampled for sure by now, but whose begin was
+ * not told, tell it late, so that a thread that is stuck is seen before its wait ends. Has scratch
+ * memory of its own, as it can be interrupted.
+ */
+PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
+{
+	void *typed = (void *)ctx[1]; /* after the iteration's own struct */
+	u64 task = (u64)typed, now = bpf_ktime_get_ns(), bytes = 0, since;
+	u32 zero = 0;
+	const struct wait_config *c = LOOKUP(wait_config, &zero);
+	struct config *options = LOOKUP(config, &zero);
+	struct record *record = LOOKUP(late_begin, &zero);
+	struct thread *thread;
+	long result;
+
+	if (!typed || !c || !options || !record)
+		return 0;
+	thread = LOOKUP(threads, &task);
+	if (!thread)
+		return 0;
+	since = thread->off_since_ns;
+	if (!since || thread->epoch != c->epoch || thread->flags & WAIT_HAS_BEGUN ||
+	    !thread->threshold_ns || now < since || now - since < thread->threshold_ns ||
+	    now - since < c->min_ns)
+		return 0;
+	record->kernel_bytes = record->python_bytes = NOT_COLLECTED;
+	record->user_bytes = options->flags & USER_STACKS ? NOT_RUNNING : NOT_COLLECTED;
+	if (options->flags & KERNEL_STACKS) {
+		result = bpf_get_task_stack(typed, record->frames,
+					    stack_bytes(options->stack_bytes), 0);
+		record->kernel_bytes = result;
+		bytes = stack_bytes(result);
+	}
+	record->time_ns = bpf_ktime_get_boot_ns() - (now - since);
+	record->start_time_ns = thread->start_time_ns;
+	record->tgid = thread->tgid;
+	record->tid = thread->tid;
+	record->cpu = thread->cpu;
+	record->kind = OFF_CPU;
+	record->phase = WAIT_BEGUN;
+	record->value = since;
+	if (options->comm_offset)
+		bpf_probe_read_kernel_str(record->comm, sizeof(record->comm),
+					  (void *)(thread->task + options->comm_offset));
+	if (RING_OUTPUT(ring, record, HEADER_BYTES + bytes, BPF_RB_NO_WAKEUP) ||
+	    thread->off_since_ns != since)
+		return 0;
+	thread->likely_ns = thread->threshold_ns; /* the chance of a wait this long */
+	thread->flags |= WAIT_HAS_BEGUN;
 	return 0;
 }
