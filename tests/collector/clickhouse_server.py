@@ -16,8 +16,6 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-from chdb import session
-
 USER, PASSWORD = "reader", "s3cret-word"
 """Checked if a client names a user."""
 _INSERT = re.compile(r"insert\s+into\s+(\S+)\s*\((.*?)\)", re.IGNORECASE | re.DOTALL)
@@ -57,6 +55,8 @@ class Engine:
     """One session of chDB, which takes one query at a time."""
 
     def __init__(self, directory):
+        from chdb import session  # not for those who want the names of this module only
+
         self._session = session.Session(directory)
         self._lock = threading.Lock()
 
