@@ -37,8 +37,13 @@ from otel_kprofiler.model import (
     StackStatus,
     StreamTotals,
     Unresolved,
+    WaitCause,
+    WaitState,
+    WaitTotals,
     Window,
     WindowSample,
+    WindowWait,
+    WindowWaker,
 )
 from otel_kprofiler.otlp import SCHEMA_URL, check_payload, decode_windows, encode_window
 from otel_kprofiler.otlp.payloads import parse_payloads
@@ -138,6 +143,20 @@ values = st.one_of(*scalars, *(st.lists(each, max_size=3).map(tuple) for each in
 
 
 labels = st.dictionaries(words, text, max_size=2).map(lambda found: tuple(sorted(found.items())))
+ids = st.integers(0, 2**22)
+waits = st.none() | st.builds(
+    WindowWait,
+    st.sampled_from(WaitState),
+    st.none() | st.sampled_from(WaitCause),
+    st.booleans(),
+    st.none() | st.builds(WindowWaker, ids, ids, text),
+)
+wait_totals = st.none() | st.builds(
+    WaitTotals,
+    st.tuples(*[st.integers(0, 2**60)] * len(WaitState)),
+    st.integers(0, 2**40),
+    st.integers(0, 2**60),
+)
 
 KINDS = [
     (ON_CPU, 10_101_010),
@@ -178,11 +197,13 @@ def profiles(draw, shared, length, kind, period):
         st.lists(st.integers(START, START + length - 1), min_size=1, max_size=20),
         st.just([]),  # each with its value below
         labels,
+        waits,
     ).flatmap(with_values)
     groups = [
         ResourceSamples(
             Resource({**draw(st.dictionaries(words, values, max_size=2)), "process.pid": pid % 3}),
             draw(st.lists(samples, min_size=1, max_size=6)),
+            draw(wait_totals),
         )
         for pid in range(draw(st.integers(0, 4)))
     ]
@@ -235,6 +256,7 @@ def content(*some):
             frozenset((side.kind, side.status) for side in sample.stack.sides if side.status),
             *sample[1:5],
             sample.labels,
+            sample.wait,
             time,
             value,
         )
