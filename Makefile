@@ -6,10 +6,10 @@ PYTEST := $(BIN)/python -m pytest
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 RUN_PACKAGES := python3-venv libbpf1
 TEST_PACKAGES := clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc \
-	mmdebstrap buildah systemd-container \
 	qemu-system-x86 busybox-static kmod gcc gcc-12 g++ binutils dwz make xz-utils openssl
+ROOT_PACKAGES := mmdebstrap buildah systemd-container
 
-.PHONY: help setup setup-test check format test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-mutations test-symbols-truth test-reload test-lines test-deploy test-deb test-view test-debug-package test-user-names soak bench bench-compare fleet bpf viewer generated man dist deb clean
+.PHONY: help setup setup-test check format test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-mutations test-symbols-truth test-reload test-lines test-deploy test-packages test-view test-debug-package test-user-names soak bench bench-compare fleet bpf viewer generated man dist deb clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -68,8 +68,9 @@ test-lines:  ## source lines and inlined functions of six builds at 3,000 addres
 test-deploy:  ## the wheel under the unit's user and capabilities for five minutes (as root)
 	KPROFILER_DEPLOY_SECONDS=300 $(PYTEST) tests/collector/test_deployment.py
 
-test-deb:  ## the Debian package: built twice to the same bytes, installed, booted, purged (as root)
-	KPROFILER_DEB_TWICE=1 KPROFILER_DEB_BOOT=1 $(PYTEST) -rP tests/collector/test_debian_*.py
+test-packages:  ## the Debian package, built twice, installed, booted and purged, and the container image (as root)
+	$(APT) install -y -qq --no-install-recommends $(ROOT_PACKAGES)
+	KPROFILER_PACKAGES=1 $(PYTEST) -rP tests/collector/test_debian_*.py tests/collector/test_image.py
 
 test-view:  ## agent, Collector, file and view: each minute of the page is what report says: MINUTES=10
 	KPROFILER_VIEW_S=$$(( 60 * $(or $(MINUTES),10) )) $(PYTEST) -rP tests/collector/test_view.py

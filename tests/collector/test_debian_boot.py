@@ -1,4 +1,4 @@
-"""The Debian package under systemd as PID 1, which systemd-nspawn boots: ``make test-deb``.
+"""The Debian package under systemd as PID 1, which systemd-nspawn boots: ``make test-packages``.
 
 What test_debian_package.py cannot see without: maintainer scripts that start and stop the agent,
 the whole sandbox of the unit, its notifications and reload.
@@ -15,7 +15,13 @@ from otel_kprofiler.model import Level
 from tests.collector.debian import build_twice, dependencies
 from tests.collector.roots import make_archive
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(1500)]
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(
+        "KPROFILER_PACKAGES" not in os.environ, reason="`make test-packages` makes roots"
+    ),
+]
 
 TOOLS = ("dpkg-deb", "mmdebstrap", "strip", "systemd-nspawn")
 NAME = "otel-kprofiler"
@@ -49,8 +55,6 @@ STEPS = {
 @pytest.fixture
 def machine(tmp_path):
     """A directory with a system that boots, runs the steps and powers off."""
-    if "KPROFILER_DEB_BOOT" not in os.environ:
-        pytest.skip("`make test-deb` boots a system")
     if os.geteuid() or not all(map(shutil.which, TOOLS)):
         pytest.skip(f"needs root and {', '.join(TOOLS)}")
     missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]

@@ -28,7 +28,13 @@ from tests.collector.debian import build, build_twice, dependencies, read_field
 from tests.collector.roots import Root, make_archive
 from tests.collector.units import ROOT, as_the_unit_says, count_timestamps, parse_unit
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(1500)]
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(
+        "KPROFILER_PACKAGES" not in os.environ, reason="`make test-packages` makes roots"
+    ),
+]
 
 TOOLS = ("dpkg-deb", "mmdebstrap", "unshare", "nsenter", "chroot", "ip", "strip")
 GATE = "--feature-gates=service.profilesSupport"
@@ -298,8 +304,5 @@ def test_nothing_in_the_package_is_from_the_machine_that_built_it(packages, tmp_
     shutil.rmtree(tree)
 
 
-@pytest.mark.skipif(
-    "KPROFILER_DEB_TWICE" not in os.environ, reason="`make test-deb` builds the package twice"
-)
 def test_the_same_sources_make_the_same_package(packages, tmp_path):
     assert build(tmp_path).read_bytes() == packages[0].read_bytes()

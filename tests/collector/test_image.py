@@ -17,7 +17,13 @@ from otel_kprofiler.model import Level
 from tests.collector.roots import Root, make_archive
 from tests.collector.units import ROOT
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(1500)]
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(
+        "KPROFILER_PACKAGES" not in os.environ, reason="`make test-packages` makes roots"
+    ),
+]
 
 TOOLS = ("buildah", "mmdebstrap", "unshare", "nsenter", "chroot", "setpriv", "ip")
 DIRECTORY = ROOT / "config/kubernetes"
