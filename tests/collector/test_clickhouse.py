@@ -506,7 +506,12 @@ def test_without_times_it_is_the_last_hour_which_may_be_empty(engine, stored):
 
 AGENT = """
 receivers:
-  kprofiler: {{samples_per_second: 99, stacks: both, user_symbols: names, reporter_interval: 1s}}
+  kprofiler:
+    samples_per_second: 99
+    stacks: both
+    user_symbols: names
+    self_profiled: mark
+    reporter_interval: 1s
 exporters:
   otlp_grpc: {{endpoint: "{endpoint}", tls: {{insecure: true}}}}
 service:

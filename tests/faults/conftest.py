@@ -26,6 +26,7 @@ CONFIG = """
 receivers:
   kprofiler:
     samples_per_second: {rate}
+    self_profiled: mark
     stacks: {stacks}
     send_idle_frames: true
     reporter_interval: {interval}

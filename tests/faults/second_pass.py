@@ -34,7 +34,11 @@ ROOT = Path(__file__).parents[2]
 WINDOW_S = 0.5
 CONFIG = """
 receivers:
-  kprofiler: {{samples_per_second: {rate}, send_idle_frames: true, reporter_interval: 500ms}}
+  kprofiler:
+    samples_per_second: {rate}
+    self_profiled: mark
+    send_idle_frames: true
+    reporter_interval: 500ms
 exporters:
   otlp_http:
     endpoint: http://127.0.0.1:{port}

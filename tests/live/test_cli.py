@@ -234,8 +234,8 @@ def stacks_in(window):
     """Number of samples by CPU, thread and frames."""
     found = Counter()
     for profile in window.profiles:
-        for _, samples in profile.resources:
-            for sample in samples:
+        for group in profile.resources:
+            for sample in group.samples:
                 frames = tuple(
                     (frame.module and frame.module.name, frame.address, frame.lines, frame.side)
                     for frame in sample.stack.frames

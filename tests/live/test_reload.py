@@ -36,6 +36,7 @@ CONFIG = """
 receivers:
   kprofiler:
     samples_per_second: {rate}
+    self_profiled: mark
     stacks: both
     send_idle_frames: true
     reporter_interval: {interval}
