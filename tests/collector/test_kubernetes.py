@@ -241,6 +241,18 @@ def running(command, log, environ):
         process.wait()
 
 
+@contextlib.contextmanager
+def spinning(path, environ):
+    """Run a program of that name, and so with that comm, which uses a CPU."""
+    shutil.copy("/bin/bash", path)
+    process = subprocess.Popen([path, "-c", "while :; do :; done"], env={**os.environ, **environ})
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 def answers(url):
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
@@ -249,9 +261,9 @@ def answers(url):
         return False
 
 
-def read_resources(path):
+def read_resources(text):
     """Attributes of every Resource in a Collector's file; their strings are in the dictionary."""
-    for line in path.read_text().splitlines():
+    for line in text.splitlines():
         request = json.loads(line)
         strings = request["dictionary"]["stringTable"]
         for found in request["resourceProfiles"]:
@@ -259,6 +271,14 @@ def read_resources(path):
                 strings[entry["keyStrindex"]]: strings[entry["value"].get("stringValueStrindex", 0)]
                 for entry in found["resource"]["attributes"]
             }
+
+
+def services(path):
+    """Names of services in a Collector's file so far; the last line may be half written."""
+    if not path.exists():
+        return set()
+    whole = path.read_text().rpartition("\n")[0]
+    return {attributes.get("service.name") for attributes in read_resources(whole)}
 
 
 @pytest.mark.live
@@ -282,6 +302,7 @@ def test_the_gateway_names_the_pods_of_containers(tmp_path):
     agent = configuration("daemonset.yaml", "agent.yaml")
     receiver = agent["receivers"]["kprofiler"]
     receiver["resource"]["container.id"] = CONTAINER
+    receiver["target_comms"] = ["unnamed", "named"]
     receiver["reporter_interval"] = "1s"
     exporter = agent["exporters"]["otlp_grpc"]
     exporter["endpoint"] = f"127.0.0.1:{grpc}"
@@ -301,6 +322,8 @@ def test_the_gateway_names_the_pods_of_containers(tmp_path):
     logs = tmp_path / "gateway.log", tmp_path / "agent.log"
     with (
         contextlib.closing(api),
+        spinning(tmp_path / "unnamed", {}),
+        spinning(tmp_path / "named", {"OTEL_SERVICE_NAME": "checkout"}),
         running(collector, logs[0], {"KUBECONFIG": str(tmp_path / "kubeconfig")}) as receiving,
     ):
         wait_until(lambda: answers(f"http://127.0.0.1:{health}/"), receiving, logs[0])
@@ -308,10 +331,10 @@ def test_the_gateway_names_the_pods_of_containers(tmp_path):
             for path in ("livez", "readyz"):
                 url = f"http://127.0.0.1:{agent_health}/{path}"
                 wait_until(lambda url=url: answers(url), sending, logs[1])
-            wait_until(lambda: output.exists() and output.read_bytes(), sending, logs[1])
+            wait_until(lambda: services(output) == {"cart", "checkout"}, sending, logs[1])
             sending.send_signal(signal.SIGTERM)
             assert sending.wait(60) == 0, logs[1].read_text()
-    resources = list(read_resources(output))
+    resources = list(read_resources(output.read_text()))
     expected = {
         "container.id": CONTAINER,
         "k8s.container.name": "app",
@@ -322,9 +345,9 @@ def test_the_gateway_names_the_pods_of_containers(tmp_path):
         "k8s.pod.uid": "3f1c8a54-6f0e-4a53-9a0c-0c7d6ad1b9c2",
         "container.image.name": "registry.example/cart",
         "container.image.tag": "1.4.2",
-        "service.name": "cart",
     }
-    assert resources
     for attributes in resources:
         assert expected.items() <= attributes.items()
+        service = {"unnamed": "cart", "named": "checkout"}[attributes["process.executable.name"]]
+        assert attributes["service.name"] == service
     assert api.asked == {"/api/v1/pods"}, "the ClusterRole allows no more"
