@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Self
 
 import click
+from click.core import ParameterSource
 
+from otel_kprofiler.analysis import Filter
+from otel_kprofiler.cli.cpu_meter import CpuMeter
 from otel_kprofiler.cli.end_signals import EndSignals
 from otel_kprofiler.cli.sampling_options import Sampling, sampling_options
 from otel_kprofiler.cli.screen import Screen, check_terminal
@@ -23,7 +24,8 @@ from otel_kprofiler.cli.targets import Targets
 from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.cli.top_page import Size, Status, page, plain_table
 from otel_kprofiler.cli.top_state import GROUPING_KEYS, ORDERS, TopState
-from otel_kprofiler.cli.top_windows import SlidingWindow
+from otel_kprofiler.cli.top_table import Table
+from otel_kprofiler.cli.top_windows import Shown, SlidingWindow
 from otel_kprofiler.cli.types import DurationType
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
@@ -42,6 +44,11 @@ _SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
 """How often the screen is renewed; the first time soon."""
 _SHORTEST_S: Final = 1.0
 _LONGEST_S: Final = 60.0
+_LONGEST_OF_TABLE_S: Final = 3600.0
+_DEFAULT_S: Final = 5.0
+_DEFAULT_OF_TABLE_S: Final = 60.0
+_WITH_TABLE: Final = frozenset({"pids", "comms", "containers", "cpus", "off_cpu", "idle"})
+"""The options of sampling that choose samples of a table, too."""
 _PLAIN_ROWS: Final = 20
 _KEPT_MESSAGES: Final = 20
 
@@ -56,12 +63,21 @@ _KEPT_MESSAGES: Final = 20
     help="Order of the rows.",
 )  # fmt: skip
 @click.option(
-    "--window", "window_s", type=DurationType(), default="5s", show_default=True,
-    help="Show the samples of so much time: 1s to 60s.",
+    "--window", "window_s", type=DurationType(),
+    help="Show the samples of so much time: 1s to 60s (default: 5s), or 1s to 1h (default: 1m) "
+    "with --from.",
 )  # fmt: skip
 @click.option(
     "-n", "--lines", "rows", type=click.IntRange(1),
     help="Most rows to show. Default: as the screen has room for, or 20.",
+)  # fmt: skip
+@click.option(
+    "--from", "table", metavar="ADDRESS",
+    help="Show what comes into a table of ClickHouse, not this host: clickhouse://HOST:PORT/DATABASE.",
+)  # fmt: skip
+@click.option(
+    "--service", "services", multiple=True, metavar="NAME",
+    help="Only this service, with --from.",
 )  # fmt: skip
 @click.option("--once", is_flag=True, help="Print one table after that time, as plain text.")
 @click.option("--batch", is_flag=True, help="Print a table each time that time is over.")
@@ -70,8 +86,10 @@ def command(
     *,
     by: str,
     order: str,
-    window_s: float,
+    window_s: float | None,
     rows: int | None,
+    table: str | None,
+    services: tuple[str, ...],
     once: bool,
     batch: bool,
     **options: Any,
@@ -86,30 +104,44 @@ def command(
       otel-kprofiler top -p 4242
       otel-kprofiler top --off-cpu --by cause
       otel-kprofiler top --once --by process > processes.txt
+      otel-kprofiler top --from clickhouse://localhost:8123/otel --service shop
 
     Keys: f functions, p processes, t threads, s system calls, c containers, m modules, l lines,
     b BPF programs, w causes of waits; Enter shows callers and callees, space freezes, / filters,
     h shows all keys, q quits. When all processes of --pid, --cgroup or --container have ended, the
     last screen stays.
     """  # noqa: D301 - \b tells click not to wrap the paragraph
-    if not _SHORTEST_S <= window_s <= _LONGEST_S:
-        raise click.UsageError(f"--window must be 1s to 60s, not {window_s:g}s")
+    longest_s = _LONGEST_S if table is None else _LONGEST_OF_TABLE_S
+    if window_s is None:
+        window_s = _DEFAULT_S if table is None else _DEFAULT_OF_TABLE_S
+    if not _SHORTEST_S <= window_s <= longest_s:
+        raise click.UsageError(f"--window must be 1s to {longest_s:g}s, not {window_s:g}s")
     if once and batch:
         raise click.UsageError("--once cannot be combined with --batch")
+    if services and table is None:
+        raise click.UsageError("--service needs --from")
+    if table is not None:
+        _refuse_settings_of_sampling()
     is_plain = once or batch
     if not is_plain:
         check_terminal()
-    is_waiting = options["off_cpu"]
-    sampling = Sampling(**options, on_cpu=not is_waiting)
-    sliding = SlidingWindow(
-        window_s, OFF_CPU if is_waiting else ON_CPU, idle=sampling.idle or not is_waiting
-    )
+    kind = OFF_CPU if options["off_cpu"] else ON_CPU
     ended_by: int | None = None
     with EndSignals() as signals:
-        live = Live(sampling, sliding)
+        live: Live | Table
+        if table is not None:
+            chosen = Filter(
+                processes=tuple(map(str, options["pids"])), threads=options["comms"],
+                containers=options["containers"], services=services, cpus=options["cpus"],
+            )  # fmt: skip
+            live = Table(table, chosen, kind, window_s, idle=options["idle"] or kind == ON_CPU)
+        else:
+            sampling = Sampling(**options, on_cpu=kind == ON_CPU)
+            idle = sampling.idle or kind == ON_CPU
+            live = Live(sampling, SlidingWindow(window_s, kind, idle=idle))
         with live, _hold_messages(is_plain):
             signals.listen(live.request_end)
-            live.pipeline.start()
+            live.start()
             state = TopState(by, order)
             if is_plain:
                 _print(live, signals, state, window_s, rows or _PLAIN_ROWS, once=once)
@@ -160,13 +192,21 @@ class Live:
             loader=sampling.loader,
             pause=self._pause,
         )
-        self._used = (time.monotonic(), _read_cpu_s())
+        self._meter = CpuMeter()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.pipeline.close()
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self.pipeline.start()
+
+    def shown(self) -> Shown:
+        """The samples of the last seconds."""
+        return self.sliding.shown()
 
     def wake(self) -> None:
         """End the wait of a :meth:`step`; callable from any thread or signal handler."""
@@ -201,13 +241,20 @@ class Live:
     def _add(self, window: Window) -> None:
         self.sliding.add(window)
         self.seconds += (window.end_unix_ns - window.start_unix_ns) / 1e9
-        now = time.monotonic(), _read_cpu_s()
-        wall, cpu = (after - before for after, before in zip(now, self._used, strict=True))
-        self._used = now
-        self.status.own_share = cpu / wall if wall > 0 else None
+        self.status.own_share = self._meter.share()
 
 
-def _show(live: Live, signals: EndSignals, state: TopState, rows: int | None) -> bool:
+def _refuse_settings_of_sampling() -> None:
+    """Refuse what would have no effect on a table."""
+    context = click.get_current_context()
+    for name in Sampling.__dataclass_fields__:
+        source = context.get_parameter_source(name)
+        if name not in _WITH_TABLE and source is ParameterSource.COMMANDLINE:
+            (option,) = [one.opts[-1] for one in context.command.params if one.name == name]
+            raise click.UsageError(f"--from cannot be combined with {option}")
+
+
+def _show(live: Live | Table, signals: EndSignals, state: TopState, rows: int | None) -> bool:
     """Show the screen until the user or a signal ends it; False if the terminal was closed."""
     color = not os.environ.get("NO_COLOR")
     is_new = True
@@ -217,14 +264,14 @@ def _show(live: Live, signals: EndSignals, state: TopState, rows: int | None) ->
             """Take keys, and draw what is new."""
             nonlocal is_new
             for key in screen.take_keys():
-                state.press(key, live.sliding.shown())
+                state.press(key, live.shown())
                 is_new = True
             if state.has_quit:
                 live.request_end()
             elif is_new or screen.is_empty:
                 columns, lines = screen.size()
                 size = Size(columns, lines, rows)
-                drawn = page(state, live.sliding.shown(), live.status, size, color=color)
+                drawn = page(state, live.shown(), live.status, size, color=color)
                 is_new = not screen.draw(drawn)
             else:
                 screen.flush()
@@ -239,7 +286,13 @@ def _show(live: Live, signals: EndSignals, state: TopState, rows: int | None) ->
 
 
 def _print(
-    live: Live, signals: EndSignals, state: TopState, window_s: float, rows: int, *, once: bool
+    live: Live | Table,
+    signals: EndSignals,
+    state: TopState,
+    window_s: float,
+    rows: int,
+    *,
+    once: bool,
 ) -> None:
     printed_s = 0.0
     while not (signals.received or live.status.has_ended):
@@ -249,15 +302,9 @@ def _print(
         if printed_s:
             click.echo()
         printed_s = live.seconds
-        click.echo("\n".join(plain_table(state, live.sliding.shown(), live.status, rows)))
+        click.echo("\n".join(plain_table(state, live.shown(), live.status, rows)))
         if once:
             return
-
-
-def _read_cpu_s() -> float:
-    """CPU time of this process and of those that it has started and waited for."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 class _Kept(logging.Handler):

@@ -82,11 +82,12 @@ class Status:
     """What the head line says beside the samples.
 
     Attributes:
-        host: name of the host.
-        kernel: its release.
+        host: name of the host, or address of the table.
+        kernel: release of its kernel; empty for a table.
         rate: how often, or what is sampled.
         own_share: CPU time of this process, in shares of one CPU; None before it is measured.
         has_ended: whether no more samples come, since what is sampled has ended.
+        is_stale: whether the last try to read new samples failed.
     """
 
     host: str
@@ -94,6 +95,7 @@ class Status:
     rate: str
     own_share: float | None = None
     has_ended: bool = False
+    is_stale: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ def page(state: TopState, shown: Shown, status: Status, size: Size, *, color: bo
 def plain_table(state: TopState, shown: Shown, status: Status, rows: int | None) -> list[str]:
     """Head line and table without escape sequences, for files and pipes."""
     (section,) = state.sections(shown)
-    head = "  ".join(text for text, _, _ in _head_parts(shown, status))
+    head = "  ".join(text for text, _, _ in _head_parts(shown, status) if text)
     return [head, *_table(section, section.groups[:rows], shown.seconds, state.order, None)]
 
 
@@ -155,6 +157,7 @@ def _losses(lost: Losses) -> str:
 
 def _head(state: TopState, shown: Shown, status: Status, width: int, color: bool) -> str:
     mark = "ENDED" if status.has_ended else "FROZEN" if state.frozen else ""
+    mark = mark or ("STALE" if status.is_stale else "")
     parts = list(_head_parts(shown, status))
     room = width - (len(mark) + 2 if mark else 0)
     texts = [long for long, _, _ in parts]

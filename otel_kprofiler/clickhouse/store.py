@@ -71,6 +71,10 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
         self._connection.close()
 
     def first_unix_ns(self) -> int:

@@ -24,6 +24,8 @@ from click.testing import CliRunner
 
 from otel_kprofiler.analysis import GROUPINGS, Filter, group_samples
 from otel_kprofiler.cli.report import command as report_command
+from otel_kprofiler.cli.top_table import Table
+from otel_kprofiler.cli.top_windows import View
 from otel_kprofiler.clickhouse import (
     ALL,
     ProfileStore,
@@ -407,6 +409,61 @@ def test_view_serves_a_table(engine, stored):
     assert data["title"].startswith("otel")
 
 
+def newest(engine, seconds, service):
+    """What ``top`` reads of the end of the table."""
+    chosen = Filter(services=(service,))
+    end = START + WINDOWS * SECOND
+    return Table(engine.address(), chosen, ON_CPU, seconds, idle=True, now=lambda: end)
+
+
+def wait_for_step(table):
+    deadline = time.monotonic() + PATIENCE_S
+    while not table.step():
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("by", ["function", "process", "syscall", "thread"])
+def test_top_shows_the_last_seconds_of_a_table(engine, stored, by):
+    seconds = 11
+    with newest(engine, seconds, "shop") as table:
+        table.start()
+        wait_for_step(table)
+        shown = table.shown()
+    words = ["--service", "shop", "--kind", "on_cpu", "--by", by, "-n", "0"]
+    (told,) = report(*words, "--from", f"{WINDOWS - seconds}s", engine.address())
+    groups = Counter({group.key.name: group.own for group in shown.groups(View(by))})
+    assert sum(groups.values()) == shown.weight > 0
+    expected = Counter()
+    for group in told["groups"]:
+        expected[group["name"]] += group["self"]
+    assert +groups == +expected
+    assert (shown.samples, shown.seconds) == (told["samples"], seconds)
+
+
+def test_top_keeps_what_it_has_while_a_table_does_not_answer(engine, stored, monkeypatch, caplog):
+    def refuse(*_):
+        raise KProfilerError("no answer")
+
+    with newest(engine, 11, "shop") as table:
+        table.start()
+        wait_for_step(table)
+        before = table.shown()
+        with monkeypatch.context() as patch:
+            patch.setattr(ProfileStore, "read", refuse)
+            wait_for_step(table)
+            assert table.status.is_stale
+            assert table.shown() is before
+        assert [one.getMessage() for one in caplog.records] == ["no answer"]
+        wait_for_step(table)
+        assert not table.status.is_stale
+        assert table.shown().samples == before.samples
+
+
+def test_top_ends_if_a_table_cannot_be_read_at_first(engine, stored):
+    words = ["top", "--once", "--from", f"{engine.address()}?table=none"]
+    assert "none" in run(*words, status=1)
+
+
 def test_diff_compares_attributes_and_times_of_a_table(engine, stored, tmp_path):
     sides = [f"{engine.address()}?service.name={name}" for name in ("shop", "shipping")]
     times = [f"--time-{side}=0s..{WINDOWS}s" for side in ("before", "after")]
@@ -579,3 +636,10 @@ def test_what_an_agent_takes_is_what_report_says_of_the_table(
         assert of_table == report("--by", by, file)
         assert of_table[0]["samples"] == taken
     assert own(report("--from", began, engine.address())) == own(report(file))
+    words = ["--once", "--by", "process", "-n", "1000", "--window", "10m"]
+    head, _, *rows = run("top", *words, "--from", engine.address()).splitlines()
+    assert head.startswith("clickhouse://127.0.0.1:")
+    (of_file,) = report("--by", "process", file)
+    assert [row.split(maxsplit=3)[-1] for row in rows if row] == [
+        one["name"] for one in of_file["groups"]
+    ]

@@ -378,6 +378,12 @@ def test_names_of_processes_reach_the_terminal_escaped():
     assert "\\u202e" in screen(state, shown)[-1]
 
 
+def test_what_could_not_be_renewed_is_marked():
+    status = Status("clickhouse://db:8123/otel", "", "on_cpu", is_stale=True)
+    head, *_ = page(TopState(), filled().shown(), status, Size(80, 24), color=False)
+    assert click.unstyle(head).startswith("STALE  clickhouse://db:8123/otel  on_cpu  ")
+
+
 def test_no_color_leaves_bold_and_reverse():
     state, shown = TopState(), filled(window(0, lost=1)).shown()
     press(state, shown, " ")

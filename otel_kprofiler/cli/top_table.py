@@ -1,0 +1,152 @@
+"""What ``top --from`` shows: the newest profiles of a table of ClickHouse, read again and again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, Self
+
+from otel_kprofiler.analysis import Filter
+from otel_kprofiler.cli.cpu_meter import CpuMeter
+from otel_kprofiler.cli.top_page import Status
+from otel_kprofiler.cli.top_state import GROUPING_KEYS
+from otel_kprofiler.cli.top_windows import Part, Shown
+from otel_kprofiler.clickhouse import Need, ProfileStore, Range, Selection, need_of, parse_address
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.model import ProfileKind, sum_losses
+
+_log: Final = logging.getLogger(__name__)
+_PAUSE_S: Final = 1.0
+"""Least time between two readings; at least as long as the last one took."""
+_STEP_S: Final = 0.1
+_END_S: Final = 1.0
+"""How long the end waits for a reading."""
+
+
+class Table:
+    """Reads a table in a thread of its own; a context manager that ends it.
+
+    Args:
+        source: address of the table.
+        chosen: what samples must have.
+        kind: of the samples.
+        window_s: seconds before each reading that are shown.
+        idle: whether waits of threads without work are shown.
+        now: tells the Unix time in nanoseconds.
+
+    Attributes:
+        status: what is known beside the samples.
+        seconds: from the begin of the first window to the end of the last.
+        on_woken: never called, since no step has much to do.
+
+    Raises:
+        DependencyError: the client library is not installed.
+        KProfilerError: there is no such table, or no answer.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        chosen: Filter,
+        kind: ProfileKind,
+        window_s: float,
+        *,
+        idle: bool,
+        now: Callable[[], int] = time.time_ns,
+    ) -> None:
+        address = parse_address(source, os.environ)
+        self._chosen = replace(chosen, kinds=(kind.name,)).with_attributes(address.attributes)
+        self._need = Need.of_attributes(self._chosen.attributes)
+        for by in GROUPING_KEYS.values():
+            self._need |= need_of(self._chosen, by)
+        self._kind, self._length_ns, self._idle = kind, round(window_s * 1e9), idle
+        self._now = now
+        self._store = ProfileStore(address)
+        self.status = Status(address.place, "", kind.name)
+        self.seconds = 0.0
+        self.on_woken: Callable[[], None] | None = None
+        self._shown = Shown(())
+        self._begin_ns = 0
+        self._is_new, self._is_over = threading.Event(), threading.Event()
+        self._woken = threading.Event()
+        self._problem: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="kprofiler-table", daemon=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        if self._thread.ident is not None:
+            self._thread.join(_END_S)
+        if not self._thread.is_alive():
+            self._store.close()
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def shown(self) -> Shown:
+        """What was read last."""
+        return self._shown
+
+    def wake(self) -> None:
+        """End the wait of a :meth:`step`; callable from any thread or signal handler."""
+        self._woken.set()
+
+    def request_end(self) -> None:
+        """Make the :meth:`step` that runs return; callable likewise."""
+        self._is_over.set()
+        self._woken.set()
+
+    def step(self) -> bool:
+        """Wait a moment, or until something wakes us; whether there is something new.
+
+        Raises:
+            KProfilerError: the first reading failed.
+        """
+        self._woken.wait(_STEP_S)
+        self._woken.clear()
+        if self._problem:
+            raise self._problem
+        is_new = self._is_new.is_set()
+        self._is_new.clear()
+        return is_new
+
+    def _run(self) -> None:
+        meter = CpuMeter()
+        while not self._is_over.is_set():
+            began = time.monotonic()
+            try:
+                self._read()
+                self.status.is_stale = False
+            except KProfilerError as error:
+                if not self.seconds:
+                    self._problem = error
+                elif not self.status.is_stale:
+                    _log.warning("%s", error)
+                self.status.is_stale = True
+            except Exception as error:  # noqa: BLE001 - step() raises it
+                self._problem = error
+            self.status.own_share = meter.share()
+            self._is_new.set()
+            self._woken.set()
+            self._is_over.wait(max(_PAUSE_S, time.monotonic() - began))
+
+    def _read(self) -> None:
+        end = self._now()
+        start = end - self._length_ns
+        self._begin_ns = self._begin_ns or start
+        chosen = self._chosen
+        selection = Selection(chosen, Range(start, end))
+        samples = chosen.apply(self._store.read(selection, self._need, _log.info))
+        if not self._idle:
+            samples = samples.without_idle()
+        origins = [one.profile for one in samples.tables.origins if one.profile.kind == self._kind]
+        lost = sum_losses(profile.lost for profile in origins)
+        self._shown = Shown([Part(start, end, samples, sum(samples.weights()), lost)])
+        self.seconds = (end - self._begin_ns) / 1e9
