@@ -107,9 +107,9 @@ def command(
       otel-kprofiler top --from clickhouse://localhost:8123/otel --service shop
 
     Keys: f functions, p processes, t threads, s system calls, c containers, m modules, l lines,
-    b BPF programs, w causes of waits; Enter shows callers and callees, space freezes, / filters,
-    h shows all keys, q quits. When all processes of --pid, --cgroup or --container have ended, the
-    last screen stays.
+    b BPF programs, v services, w causes of waits; Enter shows callers and callees, space freezes,
+    / filters, h shows all keys, q quits. When all processes of --pid, --cgroup or --container have
+    ended, the last screen stays.
     """  # noqa: D301 - \b tells click not to wrap the paragraph
     longest_s = _LONGEST_S if table is None else _LONGEST_OF_TABLE_S
     if window_s is None:

@@ -37,7 +37,7 @@ _FOOT_FROM: Final = 5
 _MILLIS: Final = 1e6
 
 _HINTS: Final[Sequence[tuple[str, str, int]]] = (
-    ("fptscmlb", "view", 2),
+    ("fptscmlbv", "view", 2),
     ("S/T", "sort", 3),
     ("/", "filter", 4),
     ("space", "freeze", 5),
@@ -50,14 +50,14 @@ _HINTS: Final[Sequence[tuple[str, str, int]]] = (
 _HELP: Final = (
     ("f", "functions"), ("p", "processes"), ("t", "threads"), ("s", "system calls"),
     ("c", "containers"), ("m", "modules"), ("l", "lines"), ("b", "BPF"),
-    ("w", "causes"),
+    ("w", "causes"), ("v", "services"),
     ("S/T", "sort"), ("/", "filter"), ("space", "freeze"), ("↑↓", "select"),
     ("Enter", "open"), ("Esc", "back"), ("q", "quit"),
 )  # fmt: skip
 _LONG_HELP: Final = """\
 f functions    p processes   t threads   s system calls, interrupts, faults
-c containers   m modules     l lines     b BPF programs   w what waits are for
-Left, Right  next one
+c containers   m modules     l lines     b BPF programs   v services
+w what waits are for         Left, Right  next one
 
 S, T       sort by self or by total
 /          filter: only rows with a text; Enter keeps it, Esc removes it

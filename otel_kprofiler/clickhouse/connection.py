@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,7 @@ class Connection:
                 hint="pip install 'otel-kprofiler[clickhouse]'",
             ) from error
         self._address = address
+        logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)  # it raises what it logs
         self._errors = (ClickHouseError, HTTPError, OSError)
         self._pool = get_pool_manager()
         try:
@@ -105,9 +107,19 @@ class Connection:
             yield
         except self._errors as error:
             place = self._address.place
-            text = " ".join(self._address.secrets.redact(str(error)).split())
+            text = " ".join(self._address.secrets.redact(_words(error)).split())
             found = _CODE.search(text)
             code = str(getattr(error, "code", None) or (found[1] if found else ""))
             what = f"{place} refuses" if code else f"cannot read {place}"
             hint = _FIXES.get(code, "") if code else _TRUST if _UNTRUSTED in text else _REACH
             raise KProfilerError(f"{what}: {text[:_MAX_MESSAGE]}", hint=hint) from None
+
+
+def _words(error: BaseException) -> str:
+    """What the system says of a failed connection; else what the library or the server does."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, OSError) and inner.strerror:
+            return inner.strerror
+        inner = inner.__cause__ or inner.__context__
+    return str(error)

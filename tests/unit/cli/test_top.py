@@ -79,6 +79,7 @@ def window(number, *, reads=5, computes=3, sends=2, lost=0):
 
     nginx = Resource({
         "process.pid": 7, "process.executable.name": "nginx", "container.name": "web",
+        "service.name": "shop",
     })  # fmt: skip
     evil = Resource({"process.pid": 8, "process.executable.name": "e\x1b[2Jvil\r"})
     made = [
@@ -192,6 +193,7 @@ def test_rows_have_shares_and_milliseconds_per_second():
         ("m", "module", "50.0% 70.0% 50.0 vmlinux"),
         ("l", "line of code", "70.0% 70.0% 70.0 [no line]"),
         ("b", "function of a BPF program", "20.0% 20.0% 20.0 0123456789abcdef watch"),
+        ("v", "service", "70.0% 100% 70.0 shop"),
     ],
 )
 def test_a_key_for_each_grouping(key, title, row):
@@ -211,7 +213,7 @@ def test_arrows_go_through_all_groupings():
     assert seen == list(GROUPING_KEYS.values())
     assert state.level.view.by == "function"
     press(state, shown, LEFT)
-    assert state.level.view.by == "cause"
+    assert state.level.view.by == "service"
 
 
 def test_order_by_self_and_total():
