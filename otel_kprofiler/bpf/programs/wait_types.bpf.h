@@ -47,7 +47,7 @@ enum wait_flags {
 };
 
 enum {
-	OWN_FRAMES = 3, /* the program, bpf_trace_run4(), __traceiter_sched_switch() */
+	OWN_FRAMES = 2, /* the program, bpf_trace_run4(); of several tracers also __traceiter_*() */
 	NOT_RUNNING = -3, /* -ESRCH: a stack of a thread that does not run */
 	LIKELY_FACTOR = 4, /* how much longer than usual a wait may be and surely has a begin */
 	BURST_NS = 1000000000, /* of begins: as many at once as in this time */
