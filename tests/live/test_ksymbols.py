@@ -239,22 +239,34 @@ def test_the_table_is_exact_after_a_forced_loss():
 
 
 def test_frames_from_the_time_of_a_loss_have_no_name():
-    """A program was unloaded unseen, and another may have been loaded at its address."""
-    with watching(queue_bytes=4096) as (symbolizer, watch), programs(1, name="kprof_lost") as fds:
-        catch_up(symbolizer)
-        ((start, name),) = (s for s in known(symbolizer) if s[1].endswith("_kprof_lost"))
-        before_ns = now_ns()
-        catch_up(symbolizer)
-        with programs(200):
-            close_all(fds)
-            wait_unloaded({(start, name)})
-            doubt_ns = now_ns()
-        catch_up(symbolizer)
-        assert set(watch.count_lost()) == {"queue_full"}
-        (before,) = symbolizer.resolve_addresses([start], time_ns=before_ns)
-        (meanwhile,) = symbolizer.resolve_addresses([start], time_ns=doubt_ns)
+    """A program was unloaded unseen, and another may have been loaded at its address.
+
+    Where all symbols were read again before that time, it is known that there was none.
+    """
+    found = set()
+    for _ in range(10):
+        with (
+            watching(queue_bytes=4096) as (symbolizer, watch),
+            programs(1, name="kprof_lost") as fds,
+        ):
+            catch_up(symbolizer)
+            ((start, name),) = (s for s in known(symbolizer) if s[1].endswith("_kprof_lost"))
+            before_ns = now_ns()
+            catch_up(symbolizer)
+            with programs(200):
+                close_all(fds)
+                wait_unloaded({(start, name)})
+                doubt_ns = now_ns()
+            catch_up(symbolizer)
+            assert set(watch.count_lost()) == {"queue_full"}
+            (before,) = symbolizer.resolve_addresses([start], time_ns=before_ns)
+            (meanwhile,) = symbolizer.resolve_addresses([start], time_ns=doubt_ns)
         assert before.function == name
-        assert meanwhile.unresolved is Unresolved.RECORDS_LOST
+        found.add(meanwhile.unresolved)
+        if Unresolved.RECORDS_LOST in found:
+            break
+    assert found <= {Unresolved.RECORDS_LOST, Unresolved.UNMAPPED}
+    assert Unresolved.RECORDS_LOST in found
 
 
 def test_a_full_queue_is_counted_and_repaired():
