@@ -5,7 +5,6 @@ from otel_kprofiler.host.cache_directory import CacheDirectory, find_cache_path
 from otel_kprofiler.host.capabilities import (
     Capabilities,
     get_capability_fix,
-    get_privilege_error,
     is_in_user_namespace,
     parse_capabilities,
     read_capabilities,
@@ -81,6 +80,7 @@ from otel_kprofiler.host.perf import (
     open_perf_event,
     set_period,
 )
+from otel_kprofiler.host.privilege_errors import get_privilege_error
 from otel_kprofiler.host.privileges import (
     PURPOSES,
     SAMPLING,

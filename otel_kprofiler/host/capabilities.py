@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from otel_kprofiler.errors import PrivilegeError
 from otel_kprofiler.host.access import HostFiles
 
 CAPABILITIES: Final = {
@@ -96,53 +95,6 @@ def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> st
         f"setpriv --reuid={os.getuid()} --regid={os.getgid()} --clear-groups "
         f"--inh-caps={sets} --ambient-caps={sets} {command}"
     )
-
-
-def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
-    """The error for an ``EPERM`` or ``EACCES`` during the setup of sampling.
-
-    Args:
-        action: what was refused, as a noun phrase ("loading the BPF program").
-        files: the host.
-    """
-    if is_in_user_namespace(files):
-        return PrivilegeError(
-            f"the kernel refused {action}: this process is in a user namespace, and its "
-            "capabilities count only there",
-            hint=USER_NAMESPACE_FIX,
-        )
-    capabilities = read_capabilities(files)
-    missing = capabilities.missing(SAMPLING)
-    paranoid = "" if _has(capabilities.effective, "CAP_SYS_ADMIN") else _paranoid_fix(files)
-    if not missing and paranoid:
-        return PrivilegeError(
-            f"the kernel refused {action}: kernel.perf_event_paranoid is above 2, "
-            "where Debian and Ubuntu kernels require CAP_SYS_ADMIN",
-            missing=("CAP_SYS_ADMIN",),
-            hint=paranoid,
-        )
-    if not missing:
-        return PrivilegeError(
-            f"the kernel refused {action}, although no capability is missing",
-            hint="a security module, a seccomp profile or kernel lockdown forbids it: "
-            "check `dmesg` and the container's security profile",
-        )
-    hint = "; then ".join(filter(None, [paranoid, get_capability_fix(missing, capabilities)]))
-    return PrivilegeError(
-        f"the kernel refused {action}: {' and '.join(missing)} missing", missing=missing, hint=hint
-    )
-
-
-def _paranoid_fix(files: HostFiles) -> str:
-    """The fix for levels above 2; otherwise an empty text.
-
-    Debian and Ubuntu patch the kernel to require CAP_SYS_ADMIN there; others accept CAP_PERFMON.
-    """
-    try:
-        level = int(files.read_bytes("/proc/sys/kernel/perf_event_paranoid"))
-    except (OSError, ValueError):
-        return ""
-    return "run as root: sysctl -w kernel.perf_event_paranoid=2" if level > 2 else ""
 
 
 def _has(mask: int, name: str) -> bool:

@@ -25,6 +25,7 @@ from otel_kprofiler.host.kernel import (
     read_symbols_visibility,
 )
 from otel_kprofiler.host.open_files import TOO_MANY_FILES
+from otel_kprofiler.host.privilege_errors import MEMORY_LOCK_FIX, counts_locked_memory
 from otel_kprofiler.host.privileges import PURPOSES
 from otel_kprofiler.model import MAX_FRAMES, Finding, Level
 from otel_kprofiler.text import describe_count
@@ -260,16 +261,11 @@ def _read_limit(files: HostFiles, name: str) -> tuple[str, str]:
 
 
 def _memory_lock(files: HostFiles) -> Finding:
-    """Before 5.11, BPF maps counted as the user's locked memory (commit 97306be45fbe)."""
     check = "memory lock"
-    if read_release(files)[:2] >= (5, 11):
+    if not counts_locked_memory(files):
         return Finding(check, Level.OK, "not needed on this kernel", "")
     limit, _ = _read_limit(files, "Max locked memory")
-    required = f"{_MEMORY_LOCK_BYTES} bytes or more, for the ring buffer"
+    required = f"{_MEMORY_LOCK_BYTES} bytes or more, for rings and maps"
     if limit == "unlimited" or int(limit) >= _MEMORY_LOCK_BYTES:
         return Finding(check, Level.OK, limit, required)
-    fix = (
-        "sudo prlimit --pid $$ --memlock=unlimited:unlimited, and start it from the same shell; "
-        "in a systemd unit: LimitMEMLOCK=infinity"
-    )
-    return Finding(check, Level.WARN, f"{limit} bytes", required, fix)
+    return Finding(check, Level.WARN, f"{limit} bytes", required, MEMORY_LOCK_FIX)

@@ -8,15 +8,25 @@ from contextlib import contextmanager
 from typing import Literal
 
 from otel_kprofiler.model import RawSample
-from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
 
 
 @contextmanager
 def sampler(
-    samples_per_second: int = 199, *, stacks: Literal["kernel", "user", "both"] = "kernel"
+    samples_per_second: int = 199,
+    *,
+    stacks: Literal["kernel", "user", "both"] = "kernel",
+    off_cpu: OffCpuConfig | None = None,
 ) -> Iterator[EbpfSampler]:
-    """A running sampler; closed at the end."""
-    running = EbpfSampler(SamplerConfig(samples_per_second=samples_per_second, stacks=stacks))
+    """A running sampler, of waits alone if they are asked for; closed at the end."""
+    running = EbpfSampler(
+        SamplerConfig(
+            samples_per_second=samples_per_second,
+            stacks=stacks,
+            on_cpu=off_cpu is None,
+            off_cpu=off_cpu,
+        )
+    )
     running.start()
     try:
         yield running

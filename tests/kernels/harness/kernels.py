@@ -143,6 +143,7 @@ KERNELS: dict[str, Kernel] = {
                 "test_symbols.py",
                 "test_unwinding.py",
                 "test_python_frames.py",
+                "test_waits.py",
             ),
         ),
         DebianKernel("6.1", "linux-image-amd64", "linux-headers-amd64"),

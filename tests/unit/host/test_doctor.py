@@ -11,6 +11,7 @@ from otel_kprofiler.host import (
     SymbolsVisibility,
     doctor,
     find_lockdown,
+    get_privilege_error,
     parse_release,
     read_symbols_visibility,
 )
@@ -260,3 +261,12 @@ def test_capabilities_kept_while_sampling_are_listed_with_their_purpose():
     assert "CAP_PERFMON (sampling CPUs" in found.observed
     assert "CAP_SYS_PTRACE" not in found.observed
     assert "CAP_BPF (BPF programs, after" in found.observed
+
+
+@pytest.mark.parametrize(("release", "is_told"), [("5.10.0-46-amd64", True), ("5.11.0", False)])
+def test_a_refusal_by_an_old_kernel_may_be_for_locked_memory(release, is_told):
+    host = FakeHost(**{"/proc/sys/kernel/osrelease": release})
+    error = get_privilege_error("loading the BPF program", host)
+    assert "although no capability is missing" in str(error)
+    assert "security module" in error.hint
+    assert ("LimitMEMLOCK=infinity" in error.hint) == is_told
