@@ -259,7 +259,9 @@ def test_of_programs_without_an_interpreter_each_is_told_of_once_a_minute(start,
                 if one.permissions == "r-xp"
             ]
             pages = sum(one.end - one.start for one in code) // mmap.PAGESIZE
-            return first in seen and seen[first].program == (code[0].device, code[0].inode, pages)
+            program = code[0].device, code[0].inode, pages
+            is_loaded = any("/libc." in one.path for one in code)  # the last that it maps
+            return is_loaded and first in seen and seen[first].program == program
 
         first = spin()
         wait_until(is_whole)
