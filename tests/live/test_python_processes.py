@@ -258,10 +258,11 @@ def test_of_programs_without_an_interpreter_each_is_told_of_once_a_minute(start,
                 for one in parse_mappings(read_maps(Access(), first), only_code=True)
                 if one.permissions == "r-xp"
             ]
+            paths = [one.path for one in code]
+            if str(spins) not in paths or not any("/libc." in path for path in paths):
+                return False  # it is not executed yet, or has not mapped the last of its code
             pages = sum(one.end - one.start for one in code) // mmap.PAGESIZE
-            program = code[0].device, code[0].inode, pages
-            is_loaded = any("/libc." in one.path for one in code)  # the last that it maps
-            return is_loaded and first in seen and seen[first].program == program
+            return first in seen and seen[first].program == (code[0].device, code[0].inode, pages)
 
         first = spin()
         wait_until(is_whole)
