@@ -9,9 +9,9 @@ from contextlib import ExitStack, closing
 from typing import Any, Final
 
 import click
-from click.core import ParameterSource
 
 from otel_kprofiler.cli.end_signals import EndSignals
+from otel_kprofiler.cli.named import named_parameters
 from otel_kprofiler.cli.output import DEFAULT_NAME, Output
 from otel_kprofiler.cli.part_file import SCHEDULE as PART_SCHEDULE
 from otel_kprofiler.cli.progress import open_progress
@@ -235,12 +235,9 @@ class Sinks:
 
 def _refuse_settings_of_sampling() -> None:
     """Refuse what would have no effect, because the samples have been taken."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        source = context.get_parameter_source(name)
-        if name not in _WITH_REPLAY and source is ParameterSource.COMMANDLINE:
-            what = "a COMMAND" if name == "words" else parameter.opts[-1]
+    for parameter in named_parameters():
+        if parameter.name not in _WITH_REPLAY:
+            what = "a COMMAND" if parameter.name == "words" else parameter.opts[-1]
             raise click.UsageError(f"--replay cannot be combined with {what}")
 
 

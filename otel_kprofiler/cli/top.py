@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import Any, Final, Self
 
 import click
-from click.core import ParameterSource
 
 from otel_kprofiler.analysis import Filter
 from otel_kprofiler.cli.cpu_meter import CpuMeter
 from otel_kprofiler.cli.end_signals import EndSignals
+from otel_kprofiler.cli.named import named_parameters
 from otel_kprofiler.cli.sampling_options import Sampling, sampling_options
 from otel_kprofiler.cli.screen import Screen, check_terminal
 from otel_kprofiler.cli.targets import Targets
@@ -43,10 +43,9 @@ from otel_kprofiler.sampling import EbpfSampler
 _SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
 """How often the screen is renewed; the first time soon."""
 _SHORTEST_S: Final = 1.0
-_LONGEST_S: Final = 60.0
-_LONGEST_OF_TABLE_S: Final = 3600.0
-_DEFAULT_S: Final = 5.0
-_DEFAULT_OF_TABLE_S: Final = 60.0
+_WINDOW_S: Final = (5.0, 60.0)
+"""Of this host: by default, and at most."""
+_WINDOW_OF_TABLE_S: Final = (60.0, 3600.0)
 _WITH_TABLE: Final = frozenset({"pids", "comms", "containers", "cpus", "off_cpu", "idle"})
 """The options of sampling that choose samples of a table, too."""
 _PLAIN_ROWS: Final = 20
@@ -111,9 +110,8 @@ def command(
     / filters, h shows all keys, q quits. When all processes of --pid, --cgroup or --container have
     ended, the last screen stays.
     """  # noqa: D301 - \b tells click not to wrap the paragraph
-    longest_s = _LONGEST_S if table is None else _LONGEST_OF_TABLE_S
-    if window_s is None:
-        window_s = _DEFAULT_S if table is None else _DEFAULT_OF_TABLE_S
+    default_s, longest_s = _WINDOW_S if table is None else _WINDOW_OF_TABLE_S
+    window_s = default_s if window_s is None else window_s
     if not _SHORTEST_S <= window_s <= longest_s:
         raise click.UsageError(f"--window must be 1s to {longest_s:g}s, not {window_s:g}s")
     if once and batch:
@@ -129,16 +127,12 @@ def command(
     ended_by: int | None = None
     with EndSignals() as signals:
         live: Live | Table
-        if table is not None:
-            chosen = Filter(
-                processes=tuple(map(str, options["pids"])), threads=options["comms"],
-                containers=options["containers"], services=services, cpus=options["cpus"],
-            )  # fmt: skip
-            live = Table(table, chosen, kind, window_s, idle=options["idle"] or kind == ON_CPU)
-        else:
+        idle = options["idle"] or kind == ON_CPU
+        if table is None:
             sampling = Sampling(**options, on_cpu=kind == ON_CPU)
-            idle = sampling.idle or kind == ON_CPU
             live = Live(sampling, SlidingWindow(window_s, kind, idle=idle))
+        else:
+            live = Table(table, _choose(services, **options), kind, window_s, idle=idle)
         with live, _hold_messages(is_plain):
             signals.listen(live.request_end)
             live.start()
@@ -244,14 +238,27 @@ class Live:
         self.status.own_share = self._meter.share()
 
 
+def _choose(
+    services: tuple[str, ...],
+    *,
+    pids: tuple[int, ...],
+    comms: tuple[str, ...],
+    containers: tuple[str, ...],
+    cpus: tuple[int, ...],
+    **_: object,
+) -> Filter:
+    """Samples of a table, by the options that choose what is sampled on this host."""
+    return Filter(
+        processes=tuple(map(str, pids)), threads=comms, containers=containers,
+        services=services, cpus=cpus,
+    )  # fmt: skip
+
+
 def _refuse_settings_of_sampling() -> None:
     """Refuse what would have no effect on a table."""
-    context = click.get_current_context()
-    for name in Sampling.__dataclass_fields__:
-        source = context.get_parameter_source(name)
-        if name not in _WITH_TABLE and source is ParameterSource.COMMANDLINE:
-            (option,) = [one.opts[-1] for one in context.command.params if one.name == name]
-            raise click.UsageError(f"--from cannot be combined with {option}")
+    for parameter in named_parameters():
+        if parameter.name in Sampling.__dataclass_fields__.keys() - _WITH_TABLE:
+            raise click.UsageError(f"--from cannot be combined with {parameter.opts[-1]}")
 
 
 def _show(live: Live | Table, signals: EndSignals, state: TopState, rows: int | None) -> bool:

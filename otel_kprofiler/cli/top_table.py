@@ -40,12 +40,12 @@ class Table:
 
     Attributes:
         status: what is known beside the samples.
-        seconds: from the begin of the first window to the end of the last.
+        seconds: from the start of the first window to the end of the last.
         on_woken: never called, since no step has much to do.
 
     Raises:
         DependencyError: the client library is not installed.
-        KProfilerError: there is no such table, or no answer.
+        KProfilerError: the address is none, or nobody answers there.
     """
 
     def __init__(
@@ -63,16 +63,14 @@ class Table:
         self._need = Need.of_attributes(self._chosen.attributes)
         for by in GROUPING_KEYS.values():
             self._need |= need_of(self._chosen, by)
-        self._kind, self._length_ns, self._idle = kind, round(window_s * 1e9), idle
-        self._now = now
+        self._length_ns, self._idle, self._now = round(window_s * 1e9), idle, now
         self._store = ProfileStore(address)
         self.status = Status(address.place, "", kind.name)
         self.seconds = 0.0
         self.on_woken: Callable[[], None] | None = None
         self._shown = Shown(())
-        self._begin_ns = 0
-        self._is_new, self._is_over = threading.Event(), threading.Event()
-        self._woken = threading.Event()
+        self._first_ns = 0
+        self._is_over, self._woken = threading.Event(), threading.Event()
         self._problem: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="kprofiler-table", daemon=True)
 
@@ -104,18 +102,17 @@ class Table:
         self._woken.set()
 
     def step(self) -> bool:
-        """Wait a moment, or until something wakes us; whether there is something new.
+        """Wait a moment; whether there may be something new, or something else has woken us.
 
         Raises:
             KProfilerError: the first reading failed.
         """
-        self._woken.wait(_STEP_S)
-        self._woken.clear()
+        is_woken = self._woken.wait(_STEP_S)
+        if is_woken:  # otherwise what comes just now would be lost
+            self._woken.clear()
         if self._problem:
             raise self._problem
-        is_new = self._is_new.is_set()
-        self._is_new.clear()
-        return is_new
+        return is_woken
 
     def _run(self) -> None:
         meter = CpuMeter()
@@ -133,20 +130,18 @@ class Table:
             except Exception as error:  # noqa: BLE001 - step() raises it
                 self._problem = error
             self.status.own_share = meter.share()
-            self._is_new.set()
             self._woken.set()
             self._is_over.wait(max(_PAUSE_S, time.monotonic() - began))
 
     def _read(self) -> None:
         end = self._now()
         start = end - self._length_ns
-        self._begin_ns = self._begin_ns or start
+        self._first_ns = self._first_ns or start
         chosen = self._chosen
         selection = Selection(chosen, Range(start, end))
         samples = chosen.apply(self._store.read(selection, self._need, _log.info))
         if not self._idle:
             samples = samples.without_idle()
-        origins = [one.profile for one in samples.tables.origins if one.profile.kind == self._kind]
-        lost = sum_losses(profile.lost for profile in origins)
-        self._shown = Shown([Part(start, end, samples, sum(samples.weights()), lost)])
-        self.seconds = (end - self._begin_ns) / 1e9
+        lost = sum_losses(origin.profile.lost for origin in samples.tables.origins)
+        self._shown = Shown([Part(start, end, samples, lost)])
+        self.seconds = (end - self._first_ns) / 1e9

@@ -47,16 +47,19 @@ class Part:
         start_unix_ns: start of that time.
         end_unix_ns: its end.
         samples: what was taken in it.
-        weight: of all its samples, in nanoseconds of the kind's time.
         lost: samples that were lost in it, by cause.
+        weight: of all its samples, in nanoseconds of the kind's time.
     """
 
     start_unix_ns: int
     end_unix_ns: int
     samples: Samples
-    weight: int
     lost: Losses
+    weight: int = field(init=False)
     _groups: dict[View, list[Group]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.weight = sum(self.samples.weights())
 
     def groups(self, view: View) -> list[Group]:
         """The groups of a view; those of the views of the last screens are kept."""
@@ -113,8 +116,7 @@ class SlidingWindow:
         samples = load_samples([replace(window, profiles=profiles)])
         samples = samples if self._idle else samples.without_idle()
         lost = sum_losses(profile.lost for profile in profiles)
-        weight = sum(samples.weights())
-        self._parts.append(Part(window.start_unix_ns, window.end_unix_ns, samples, weight, lost))
+        self._parts.append(Part(window.start_unix_ns, window.end_unix_ns, samples, lost))
         # Half of a part may be too much: windows end a little later than planned.
         limit_ns = window.end_unix_ns - self._length_ns
         while (self._parts[0].start_unix_ns + self._parts[0].end_unix_ns) // 2 < limit_ns:

@@ -11,11 +11,11 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any, Final
 
 import click
-from click.core import ParameterSource
 
 from otel_kprofiler.analysis import Filter
 from otel_kprofiler.cli import report, top
 from otel_kprofiler.cli.end_signals import EndSignals
+from otel_kprofiler.cli.named import named_parameters
 from otel_kprofiler.cli.sampling_options import Sampling
 from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.cli.types import DurationType
@@ -159,12 +159,9 @@ def _check(has_files: bool, is_listening: bool, is_live: bool, *, has_times: boo
         raise click.UsageError("name SOURCEs, or --live, or where to --listen")
     if has_times and not has_files:
         raise click.UsageError("--from and --to are for SOURCEs; choose times on the page")
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if source is ParameterSource.COMMANDLINE and (
-            (parameter.name in _SAMPLING and parameter.name != "idle" and not is_live)
-            or (parameter.name in _STORING and has_files)
+    for parameter in named_parameters():
+        if (parameter.name in _SAMPLING and parameter.name != "idle" and not is_live) or (
+            parameter.name in _STORING and has_files
         ):
             other = "SOURCEs" if has_files else "--listen"
             raise click.UsageError(f"{parameter.opts[-1]} has no effect with {other}")

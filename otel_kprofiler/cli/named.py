@@ -1,0 +1,17 @@
+"""What the user has named on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+from click.core import ParameterSource
+
+
+def named_parameters() -> Iterator[click.Parameter]:
+    """The parameters of the command that runs which are not left at their defaults."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is ParameterSource.COMMANDLINE:
+            yield parameter
