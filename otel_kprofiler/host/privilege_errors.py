@@ -13,7 +13,7 @@ from otel_kprofiler.host.capabilities import (
     is_in_user_namespace,
     read_capabilities,
 )
-from otel_kprofiler.host.kernel import read_release
+from otel_kprofiler.host.kernel import find_sysctl, read_release
 
 MEMORY_LOCK_FIX: Final = (
     "sudo prlimit --pid $$ --memlock=unlimited:unlimited, and start it from the same shell; "
@@ -61,7 +61,10 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
 
 
 def counts_locked_memory(files: HostFiles) -> bool:
-    """Whether BPF maps count as the user's locked memory: before 5.11 (commit 97306be45fbe)."""
+    """Whether BPF maps count as the user's locked memory: before 5.11 (commit 97306be45fbe).
+
+    False if the release cannot be read.
+    """
     try:
         return read_release(files)[:2] < (5, 11)
     except (OSError, ValueError):
@@ -73,8 +76,5 @@ def _paranoid_fix(files: HostFiles) -> str:
 
     Debian and Ubuntu patch the kernel to require CAP_SYS_ADMIN there; others accept CAP_PERFMON.
     """
-    try:
-        level = int(files.read_bytes("/proc/sys/kernel/perf_event_paranoid"))
-    except (OSError, ValueError):
-        return ""
+    level = find_sysctl(files, "kernel.perf_event_paranoid") or 0
     return "run as root: sysctl -w kernel.perf_event_paranoid=2" if level > 2 else ""
