@@ -68,10 +68,9 @@ def test_waits_are_counted_exactly_and_sampled_without_root():
     assert len(waits) > 10
     symbols = read_symbols()
     for state, addresses in waits:
-        found = [bisect.bisect(symbols, (one, "~")) - 1 for one in addresses]
-        names = [symbols[at][1] for at in found]
         if state is WaitState.RUNNABLE:
             continue
+        names = [symbols[bisect.bisect(symbols, (one, "~")) - 1][1] for one in addresses]
         assert find_cause(state, names) is WaitCause.SLEEP, names
         while names[0].endswith("_sched_switch"):  # the tracepoint's
             del names[0]
