@@ -17,9 +17,10 @@ from benchmarks.rows import Row
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.bpf import PAGE_BYTES, create_inner_map
 from otel_kprofiler.elf import FileSource, find_section, read_elf
+from otel_kprofiler.host import FileRequest, modification_time
 from otel_kprofiler.model import USER_SIDE, FileKey, StackEnd, parse_user_stack
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
-from otel_kprofiler.unwinding import FileRequest, TableStore, modification_time
+from otel_kprofiler.unwinding import TableStore
 from otel_kprofiler.unwinding.image import image_pages, write_image
 from otel_kprofiler.unwinding.indexing import index_frames
 from otel_kprofiler.unwinding.table import find_tables
