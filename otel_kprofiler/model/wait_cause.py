@@ -9,9 +9,10 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Final
 
-from otel_kprofiler.model.stack import KERNEL_SIDE, USER_SIDE, Stack
+from otel_kprofiler.model.stack import KERNEL_SIDE, PYTHON_SIDE, USER_SIDE, Stack
 from otel_kprofiler.model.wait import WaitState
 
 
@@ -144,8 +145,14 @@ DISK_PROOFS: Final = (
 of memory wait for disks, too."""
 
 GIL_PROOFS: Final = "take_gil drop_gil drop_gil_impl"
-"""Functions of CPython that wait for the GIL, or for another thread to take it. A futex is taken
-for the GIL only if the user stack has one of them, by the symbols of the interpreter."""
+"""Functions of CPython that wait for the GIL, or for another thread to take it."""
+
+GIL_TAKERS: Final = (
+    "PyEval_RestoreThread PyEval_AcquireThread PyEval_AcquireLock PyGILState_Ensure"
+    " _PyThreadState_Attach _PyEval_EvalFrameDefault"
+)
+"""Exported functions of CPython that call ``take_gil()``, and wait on no other condition variable
+(``Python/ceval_gil.c``). Distributions strip the name of ``take_gil()`` itself."""
 
 
 def _invert(table: Mapping[WaitCause, str]) -> dict[str, WaitCause]:
@@ -156,6 +163,8 @@ _CAUSES: Final = _invert(PROOFS)
 _DIRECT: Final = _invert(DIRECT_PROOFS)
 _DISK: Final = frozenset(DISK_PROOFS.split())
 _GIL: Final = frozenset(GIL_PROOFS.split())
+_GIL_TAKERS: Final = frozenset(GIL_TAKERS.split())
+_CONDITION_WAITS: Final = frozenset({"pthread_cond_timedwait", "pthread_cond_wait"})
 _OF_STATE: Final = {
     WaitState.STOPPED: WaitCause.STOP,
     WaitState.IDLE: WaitCause.KERNEL_THREAD,
@@ -222,4 +231,31 @@ def find_stack_cause(
             kernel += [line.function for frame in side.frames for line in frame.lines]
         elif side.kind is USER_SIDE:
             user += [line.function for frame in side.frames for line in frame.lines]
-    return find_cause(state, kernel, user, in_iowait=in_iowait, is_throttled=is_throttled)
+    cause = find_cause(state, kernel, user, in_iowait=in_iowait, is_throttled=is_throttled)
+    return WaitCause.GIL if cause is WaitCause.FUTEX and _takes_gil(stack) else cause
+
+
+def _takes_gil(stack: Stack) -> bool:
+    """Whether a condition variable is waited on by an unnamed function that must be take_gil().
+
+    It is a function of the interpreter's own file, called by one of :data:`GIL_TAKERS`. Python
+    frames stand for the evaluation loop.
+    """
+    frames = [
+        frame for side in stack.sides if side.kind in (USER_SIDE, PYTHON_SIDE)
+        for frame in side.frames
+    ]  # fmt: skip
+    waits = (at for at, frame in enumerate(frames) if frame.function in _CONDITION_WAITS)
+    callers = frames[next(waits, len(frames)) + 1 :]
+    unnamed = list(takewhile(lambda frame: frame.side is USER_SIDE and not frame.lines, callers))
+    if len(unnamed) == len(callers):
+        return False
+    taker = callers[len(unnamed)]
+    interpreters = {
+        frame.module
+        for frame in callers
+        if frame.side is USER_SIDE and frame.function.startswith(("Py", "_Py"))
+    }
+    return (taker.side is PYTHON_SIDE or taker.function in _GIL_TAKERS) and all(
+        frame.module in interpreters for frame in unnamed
+    )

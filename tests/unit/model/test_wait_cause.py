@@ -7,9 +7,13 @@ import pytest
 
 from otel_kprofiler.model import (
     KERNEL_SIDE,
+    PYTHON_SIDE,
     USER_SIDE,
+    FileId,
     Frame,
     Line,
+    Module,
+    ModuleKind,
     RawFrames,
     Side,
     Stack,
@@ -173,6 +177,40 @@ def test_resolved_stacks():
     stack = Stack((frames(KERNEL_SIDE, FUTEX), without_names))
     assert find_stack_cause(WaitState.INTERRUPTIBLE, stack) is WaitCause.FUTEX
     assert find_stack_cause(WaitState.RUNNABLE, stack, is_throttled=True) is WaitCause.THROTTLED
+
+
+INTERPRETER = Module("python3.11", ModuleKind.USER, None, FileId("1"), 0)
+EXTENSION = Module("lz4.so", ModuleKind.USER, None, FileId("2"), 0)
+
+
+def native(module, *names):
+    """Frames of a file; of functions without a name for the empty ones."""
+    return tuple(Frame(module, 1, (Line(name),) if name else (), 0, USER_SIDE) for name in names)
+
+
+MAIN = native(INTERPRETER, "Py_RunMain")
+PYTHON_FRAMES = frames(PYTHON_SIDE, ("work",))
+WAITING = native(None, "", "pthread_cond_timedwait")
+
+
+@pytest.mark.parametrize(
+    ("sides", "cause"),
+    [
+        ([native(INTERPRETER, "", "PyEval_RestoreThread")], WaitCause.GIL),
+        ([native(INTERPRETER, "PyEval_RestoreThread")], WaitCause.GIL),
+        ([native(INTERPRETER, "", "", "_PyEval_EvalFrameDefault")], WaitCause.GIL),
+        ([native(INTERPRETER, "", ""), PYTHON_FRAMES, MAIN], WaitCause.GIL),
+        ([native(EXTENSION, ""), PYTHON_FRAMES, MAIN], WaitCause.FUTEX),
+        ([native(EXTENSION, ""), native(INTERPRETER, "_PyEval_EvalFrameDefault")], WaitCause.FUTEX),
+        ([native(EXTENSION, "poll_queue"), PYTHON_FRAMES], WaitCause.FUTEX),
+        ([native(INTERPRETER, "", "PyThread_acquire_lock")], WaitCause.FUTEX),
+        ([native(INTERPRETER, "")], WaitCause.FUTEX),
+    ],
+)
+def test_an_unnamed_function_between_others_takes_the_gil(sides, cause):
+    sides = [one if isinstance(one, Side) else Side(USER_SIDE, one) for one in sides]
+    stack = Stack((frames(KERNEL_SIDE, FUTEX), Side(USER_SIDE, WAITING), *sides))
+    assert find_stack_cause(WaitState.INTERRUPTIBLE, stack) is cause
 
 
 def test_the_page_lists_every_cause_and_whether_it_is_idle():
