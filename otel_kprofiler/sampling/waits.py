@@ -35,7 +35,7 @@ from otel_kprofiler.sampling.wait_joiner import ThresholdControl, WaitJoiner
 _SWITCH: Final = "kprofiler_switch"
 _WAKING: Final = "kprofiler_waking"
 _WAITING: Final = "kprofiler_waiting"
-_BEGINS_PER_SAMPLE: Final = 4
+_BEGINS_PER_SAMPLE: Final = 10
 """More begins than that are told on no CPU, on average: most waits turn out short."""
 
 # include/uapi/linux/bpf.h
@@ -141,7 +141,9 @@ class WaitFollower:
         self._next_look_ns = 0
         self._totals = WaitSums()
         self._joiner = WaitJoiner()
-        self._control = ThresholdControl(config.min_duration_ns, time.monotonic_ns())
+        self._control = ThresholdControl(
+            config.min_duration_ns, time.monotonic_ns(), config.samples_per_second
+        )
         self._told: list[RawSample] = []
         self._lines = WaitLines(program.map_fd("wait_lines"), cpus)
         self._settings = WaitSettings(program.map_fd("wait_config"), offsets)
@@ -204,7 +206,9 @@ class WaitFollower:
     def configure(self, config: OffCpuConfig) -> None:
         """Tell something else of waits; whether any is sampled cannot change."""
         self._wanted = config
-        self._control = ThresholdControl(config.min_duration_ns, time.monotonic_ns())
+        self._control = ThresholdControl(
+            config.min_duration_ns, time.monotonic_ns(), config.samples_per_second
+        )
         self._configure()
 
     def pause(self) -> None:

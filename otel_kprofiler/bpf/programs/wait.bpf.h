@@ -109,14 +109,15 @@ INLINE int by_chance(u64 part, u64 whole)
 INLINE int chooses_begin(const struct wait_config *c, struct thread *thread, struct wait_line *line,
 			 u64 now)
 {
-	u64 threshold = (u32)c->threshold_ns, likely = threshold;
+	u64 threshold = (u32)c->threshold_ns, likely = threshold, usual;
 
 	thread->threshold_ns = threshold;
 	thread->likely_ns = 0;
 	if (!threshold || line->next_begin_ns > now + BURST_NS)
 		return 0;
-	if (thread->usual_ns && thread->usual_ns < threshold / LIKELY_FACTOR)
-		likely = thread->usual_ns * LIKELY_FACTOR;
+	usual = thread->state == RUNNABLE ? thread->usual_preempted_ns : thread->usual_ns;
+	if (usual && usual < threshold / LIKELY_FACTOR)
+		likely = usual * LIKELY_FACTOR;
 	thread->likely_ns = likely;
 	return by_chance(likely, threshold);
 }
@@ -277,6 +278,15 @@ INLINE void prepare_end(const struct config *options, struct record *record,
 	__builtin_memcpy(end->waker_comm, thread->waker_comm, sizeof(end->waker_comm));
 }
 
+/* The longer waits of a thread of late: a long one counts at once, and less with each shorter one. */
+INLINE u32 find_usual(u64 usual, u64 duration)
+{
+	usual -= usual >> USUAL_SHIFT;
+	if (duration > usual)
+		usual = duration;
+	return usual < (u32)-1 ? usual + 1 : (u32)-1;
+}
+
 /*
  * A wait has ended; whether it is in the record and is to be written with a kernel stack. One whose
  * begin was told is written at once.
@@ -284,7 +294,7 @@ INLINE void prepare_end(const struct config *options, struct record *record,
 INLINE int end_wait(const struct wait_config *c, struct thread *thread, u64 since, u64 asleep,
 		    u64 runnable)
 {
-	u64 duration = asleep + runnable, usual = thread->usual_ns;
+	u64 duration = asleep + runnable;
 	u32 zero = 0, flags = thread->flags;
 	struct config *options = LOOKUP(config, &zero);
 	struct scratch *own = LOOKUP(scratch, &zero);
@@ -293,8 +303,10 @@ INLINE int end_wait(const struct wait_config *c, struct thread *thread, u64 sinc
 
 	if (!options || !own)
 		return 0;
-	usual = usual ? usual - usual / 4 + duration / 4 : duration;
-	thread->usual_ns = usual ? usual : 1;
+	if (thread->state == RUNNABLE)
+		thread->usual_preempted_ns = find_usual(thread->usual_preempted_ns, duration);
+	else
+		thread->usual_ns = find_usual(thread->usual_ns, duration);
 	if (duration < c->min_ns)
 		thread->below_ns += duration;
 	if (is_kept(c, thread, duration))

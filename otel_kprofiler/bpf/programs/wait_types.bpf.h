@@ -49,7 +49,8 @@ enum wait_flags {
 enum {
 	OWN_FRAMES = 2, /* the program, bpf_trace_run4(); of several tracers also __traceiter_*() */
 	NOT_RUNNING = -3, /* -ESRCH: a stack of a thread that does not run */
-	LIKELY_FACTOR = 4, /* how much longer than usual a wait may be and surely has a begin */
+	LIKELY_FACTOR = 2, /* how much longer than usual a wait may be and surely has a begin */
+	USUAL_SHIFT = 4,   /* each shorter wait takes 1/16 off what is usual */
 	BURST_NS = 1000000000, /* of begins: as many at once as in this time */
 };
 
@@ -100,7 +101,8 @@ struct thread {
 	u64 total_ns[WAIT_STATES];
 	u64 waits;    /* that have ended */
 	u64 below_ns; /* in those that are too short to be sampled */
-	u64 usual_ns; /* of a wait; 0: unknown */
+	u32 usual_ns; /* of its longer sleeps of late; 0: unknown */
+	u32 usual_preempted_ns; /* likewise of waits for a CPU after preemptions */
 	u32 tgid;     /* as in records */
 	u32 tid;
 	u32 initial_tid; /* in the initial namespace */

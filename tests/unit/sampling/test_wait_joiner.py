@@ -193,7 +193,7 @@ def test_any_course_of_waits_is_told_exactly(seed):
 
 
 def test_the_threshold_follows_the_rate():
-    control = ThresholdControl(1000, 0)
+    control = ThresholdControl(1000, 0, 20)
     assert control.threshold_ns == FIRST_THRESHOLD_NS
     assert not control.update(SECOND // 2, 500, 10), "once a second"
     assert control.update(SECOND, 15, 10)
@@ -207,9 +207,17 @@ def test_the_threshold_follows_the_rate():
     assert control.threshold_ns == MAX_THRESHOLD_NS
 
 
+@pytest.mark.parametrize(
+    ("rate", "first"), [(0, 10**7), (5, 10**7), (200, 10**6), (10_000, 20_000)]
+)
+def test_the_first_threshold_is_shorter_if_more_samples_are_wanted(rate, first):
+    assert ThresholdControl(1000, 0, rate).threshold_ns == first
+    assert ThresholdControl(10**8, 0, rate).threshold_ns == 10**8
+
+
 def test_the_threshold_settles():
     """Waits of many durations: as many are sampled as are wanted."""
-    rng, control, taken = random.Random(3), ThresholdControl(1, 0), 0
+    rng, control, taken = random.Random(3), ThresholdControl(1, 0, 20), 0
     for second in range(1, 30):
         before = taken
         for _ in range(5000):
