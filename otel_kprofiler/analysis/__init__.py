@@ -18,6 +18,7 @@ from otel_kprofiler.analysis.groups import (
 from otel_kprofiler.analysis.occurrences import NO_PROGRAM, NO_STACK, OF_STACKS, Key
 from otel_kprofiler.analysis.samples import Origin, Samples, load_samples
 from otel_kprofiler.analysis.sides import select_sides
+from otel_kprofiler.analysis.span_parts import PART, SpanParts, find_span_parts
 from otel_kprofiler.analysis.spans import endpoints_of_spans, spans_with_lines
 from otel_kprofiler.analysis.waits import WaitSummary, summarize_waits
 
@@ -30,6 +31,7 @@ __all__ = [
     "NO_PROGRAM",
     "NO_STACK",
     "OF_STACKS",
+    "PART",
     "SERVICE",
     "WAIT_GROUPINGS",
     "Amount",
@@ -40,12 +42,14 @@ __all__ = [
     "Origin",
     "Part",
     "Samples",
+    "SpanParts",
     "WaitSummary",
     "callees",
     "callers",
     "compare",
     "endpoints_of_spans",
     "find_grouping",
+    "find_span_parts",
     "group_samples",
     "load_samples",
     "matcher",

@@ -6,14 +6,22 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import click
 
-from otel_kprofiler.analysis import GROUPINGS, WAIT_GROUPINGS, Filter, Samples
+from otel_kprofiler.analysis import (
+    GROUPINGS,
+    PART,
+    WAIT_GROUPINGS,
+    Filter,
+    Samples,
+    find_span_parts,
+)
 from otel_kprofiler.cli.moments import Moment, MomentType
 from otel_kprofiler.cli.output import Output
-from otel_kprofiler.cli.report_text import Report
+from otel_kprofiler.cli.report_text import Report, span_part_lines, span_parts_as_dict
 from otel_kprofiler.cli.sources import Choice, load_choice
 from otel_kprofiler.cli.terminal import describe_count, say
 from otel_kprofiler.cli.types import CpuListType
@@ -21,7 +29,7 @@ from otel_kprofiler.clickhouse import ALL, need_of
 from otel_kprofiler.formats import FORMATS
 
 _FORMATS: Final = [row.name for row in FORMATS]
-_GROUPINGS: Final = ", ".join(GROUPINGS)
+_GROUPINGS: Final = ", ".join([*GROUPINGS, PART])
 
 
 class GroupingType(click.ParamType[str]):
@@ -34,7 +42,7 @@ class GroupingType(click.ParamType[str]):
     ) -> str:
         """Return the value; fails with a usage error."""
         name = str(value)
-        if name not in GROUPINGS and "." not in name and ":" not in name:
+        if name not in GROUPINGS and name != PART and "." not in name and ":" not in name:
             self.fail(
                 f"{name!r} is none of {_GROUPINGS}, and no attribute, which has a dot; "
                 f"a label is label:{name}"
@@ -139,6 +147,13 @@ def command(
     if callers_of and callees_of:
         raise click.UsageError("--callers cannot be combined with --callees")
     chosen, is_written = Filter(**filters), bool(path or form)
+    if by == PART:
+        if is_written or callers_of or callees_of or sides:
+            raise click.UsageError(
+                "--by part makes a table of spans; leave out -o, -f, --callers, --callees, --side"
+            )
+        _report_parts(paths, chosen, start, end, as_json=as_json)
+        return
     of_stacks = bool(callers_of or callees_of or sides)
     need = ALL if is_written else need_of(chosen, by, of_stacks=of_stacks)
     loaded, samples = load_choice(paths, Choice(chosen, start, end, sides), need)
@@ -161,6 +176,24 @@ def command(
     width = terminal_width()
     lines = [line for part in parts for line in report.lines(*part, limit, width)]
     show(lines or ["no samples match" if samples.tables.stacks else "no samples"])
+
+
+def _report_parts(
+    paths: Sequence[str],
+    chosen: Filter,
+    start: Moment | None,
+    end: Moment | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what the time of spans went to; of what their threads did meanwhile all is needed."""
+    around = replace(chosen, spans=(), endpoints=(), functions=(), modules=())
+    every = load_choice(paths, Choice(around, start, end), need_of(chosen, PART)).chosen
+    found = find_span_parts(chosen.apply(every), every)
+    if as_json:
+        click.echo(json.dumps(span_parts_as_dict(found), indent=1))
+    else:
+        show(list(span_part_lines(found, terminal_width())))
 
 
 def drop_idle(samples: Samples, *, idle: bool) -> Samples:

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from otel_kprofiler.analysis import Group, Key
+from otel_kprofiler.analysis import PART, Group, Key
 from otel_kprofiler.cli.columns import Column, cut, layout
 from otel_kprofiler.text import escape_controls
 
@@ -23,7 +23,9 @@ _PLACES: Final = {
     "span": "trace",
 }
 """Groupings that show the place of their keys, with its title."""
-_WITHOUT_KERNEL: Final = frozenset({"function", "callers", "callees", "module", "syscall", "bpf"})
+_WITHOUT_KERNEL: Final = frozenset(
+    {"function", "callers", "callees", "module", "syscall", "bpf", PART}
+)
 _MIN_PLACE: Final = 12
 _MAX_PLACE: Final = 32
 _NOTEWORTHY: Final = 0.05

@@ -10,9 +10,11 @@ from typing import Any, Final
 import click
 
 from otel_kprofiler.analysis import (
+    PART,
     Group,
     Key,
     Samples,
+    SpanParts,
     WaitSummary,
     callees,
     callers,
@@ -26,6 +28,7 @@ from otel_kprofiler.model import ProfileKind, WaitState
 from otel_kprofiler.text import escape_controls
 
 _LINES_OF_SPAN: Final = 3
+NS: Final = "nanoseconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,27 @@ class Report:
         """Of spans, the names of their local roots."""
         is_span = self.by == "span" and not self.callers_of and not self.callees_of
         return endpoints_of_spans(samples) if is_span else {}
+
+
+def span_part_lines(found: SpanParts, width: int | None) -> Iterator[str]:
+    """What the time of spans went to, as text for a terminal of so many columns."""
+    if not found.parts:
+        yield "no samples of spans match"
+        return
+    whole = sum(part.own for part in found.parts)
+    yield f"{found.traces:,} trace{'s' * (found.traces != 1)}, {amount(whole, NS)} ms on threads"
+    yield from table(PART, found.parts, whole, NS, width=width, endpoints={})
+
+
+def span_parts_as_dict(found: SpanParts) -> dict[str, Any]:
+    """Likewise as plain values."""
+    return {
+        "by": PART,
+        "unit": NS,
+        "traces": found.traces,
+        "total": sum(part.own for part in found.parts),
+        "groups": list(map(_as_dict, found.parts)),
+    }
 
 
 def _summary(kind: ProfileKind, samples: Samples, whole: int, times: Sequence[int]) -> str:

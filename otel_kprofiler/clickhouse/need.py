@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from otel_kprofiler.analysis import CONTAINER, LABEL, OF_STACKS, SERVICE, Filter
+from otel_kprofiler.analysis import CONTAINER, LABEL, OF_STACKS, PART, SERVICE, Filter
 from otel_kprofiler.otlp import (
     LOCAL_ROOT,
     WAIT_CAUSE,
@@ -88,6 +88,7 @@ _GROUPINGS: Final = {
     "container": _attributes(*CONTAINER),
     "cpu": Need(samples=frozenset(_CPU)),
     "span": _SPANS | _STACKS,
+    PART: _PROCESSES | _THREADS | _SPANS | _STACKS | Need(times=True),
     "endpoint": _SPANS,
     LOCAL_ROOT: _SPANS,
     "service": _attributes(*SERVICE),

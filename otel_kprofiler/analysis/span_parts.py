@@ -1,0 +1,186 @@
+"""Where the time of spans went: code, the kernel, waits, and what else their threads did meanwhile.
+
+All of that is in the samples: a thread that leaves a span for a while, as event loops do at each
+``await``, is sampled in other spans, in none, or waiting for events.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from otel_kprofiler.analysis.groups import Group, is_in_kernel
+from otel_kprofiler.analysis.occurrences import Key
+from otel_kprofiler.analysis.samples import Samples
+from otel_kprofiler.model import WaitCause, WindowWait
+
+PART: Final = "part"
+"""Name of this grouping."""
+
+USER: Final = "user code"
+KERNEL: Final = "kernel"
+WAIT: Final = "wait: "
+"""Before the cause of waits in spans."""
+OTHER_SPANS: Final = "other spans of the trace"
+OTHER_TASKS: Final = "other tasks"
+"""What the thread ran, or waited for, that belongs to no span of the trace."""
+EVENT_LOOP: Final = "event loop waited"
+
+_EVENTS: Final = frozenset({WaitCause.POLL, WaitCause.EPOLL, WaitCause.IO_URING})
+
+_Span = tuple[bytes, bytes]
+"""Ids of its trace and its own."""
+
+
+class SpanParts(NamedTuple):
+    """The time of some spans.
+
+    Attributes:
+        traces: number of traces that the spans belong to.
+        parts: what it went to, most of it first; weights are nanoseconds.
+    """
+
+    traces: int
+    parts: list[Group]
+
+
+class _Event(NamedTuple):
+    """A sample of a thread; ``part`` is what it counts for in a span, if it was in one."""
+
+    time: int
+    weight: int
+    part: str
+    span: _Span | None
+    is_wait: bool
+    is_loop: bool
+
+
+class _Sums:
+    """Weights and numbers of samples by part."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+
+    def add(self, part: str, weight: int, count: int = 1) -> None:
+        self._sums[part][0] += weight
+        self._sums[part][1] += count
+
+    def groups(self) -> list[Group]:
+        groups = [
+            Group(Key(part), weight, weight, weight if part == KERNEL else 0, count)
+            for part, (weight, count) in self._sums.items()
+            if weight
+        ]
+        return sorted(groups, key=lambda group: (-group.total, group.key))
+
+
+def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
+    """Find what the time of spans went to.
+
+    For each trace and thread, that is what was sampled in the spans, and whatever else the thread
+    did between their first and last sample. So the parts add up to the duration of the spans, but
+    for the errors of sampling; of several threads, to the sum of their times.
+
+    Args:
+        chosen: samples whose spans are meant; those without a span are ignored.
+        every: all samples of the same threads and times.
+    """
+    links = every.tables.links
+    spans: set[_Span] = {link[:2] for link in map(links.__getitem__, set(chosen.links)) if link}
+    sums, traces = _Sums(), set[bytes]()
+    for events in _find_threads(every, spans):
+        events.sort()
+        traces |= _add_thread(sums, _complete(events), spans)
+    return SpanParts(len(traces), sums.groups())
+
+
+def _add_thread(sums: _Sums, events: Sequence[_Event], spans: Collection[_Span]) -> set[bytes]:
+    """Add what a thread did from the first to the last sample of each trace; returns the traces."""
+    places: defaultdict[bytes, list[int]] = defaultdict(list)
+    for at, event in enumerate(events):
+        if event.span:
+            places[event.span[0]].append(at)
+    weights = [0, *accumulate(event.weight for event in events)]
+    loops = [0, *accumulate(event.weight * event.is_loop for event in events)]
+    loop_counts = [0, *accumulate(event.is_loop for event in events)]
+    found = set[bytes]()
+    for trace, inside in places.items():
+        wanted = [at for at in inside if events[at].span in spans]
+        if not wanted:
+            continue
+        found.add(trace)
+        start, end = wanted[0], wanted[-1] + 1
+        inside = [at for at in inside if start <= at < end]  # noqa: PLW2901 - only those matter
+        for at in inside:
+            event = events[at]
+            sums.add(event.part if event.span in spans else OTHER_SPANS, event.weight)
+        loop, loop_count = loops[end] - loops[start], loop_counts[end] - loop_counts[start]
+        sums.add(EVENT_LOOP, loop, loop_count)
+        own = sum(events[at].weight for at in inside)
+        sums.add(
+            OTHER_TASKS,
+            weights[end] - weights[start] - loop - own,
+            end - start - loop_count - len(inside),
+        )
+    return found
+
+
+def _complete(events: list[_Event]) -> list[_Event]:
+    """Waits between two samples of the same span are in it, too.
+
+    Not all waits carry their span: see :mod:`otel_kprofiler.sampling` on begins that are not told.
+    """
+    found, last, pending = list[_Event](), None, list[int]()
+    for event in events:
+        if event.is_wait and event.span is None and not event.is_loop:
+            pending.append(len(found))
+        elif not event.is_loop:
+            if event.span and event.span == last:
+                for at in pending:
+                    found[at] = found[at]._replace(span=last)
+            pending.clear()
+            last = event.span
+        found.append(event)
+    return found
+
+
+def _find_threads(samples: Samples, spans: Collection[_Span]) -> Iterator[list[_Event]]:
+    """The samples of each thread that was in one of the spans."""
+    tables, values = samples.tables, samples.values
+    links = [link[:2] if link else None for link in tables.links]
+    in_kernel = list(map(is_in_kernel, tables.stacks))
+    factors = [
+        origin.profile.measure(1) if origin.profile.kind.measure[1] == "nanoseconds" else 0
+        for origin in tables.origins
+    ]
+    threads = [(thread.resource, thread.tid) for thread in tables.threads]
+    wanted = {
+        threads[thread]
+        for thread, link in zip(samples.threads, samples.links, strict=True)
+        if links[link] in spans
+    }
+    found: defaultdict[tuple[int, int], list[_Event]] = defaultdict(list)
+    columns = zip(
+        samples.origins, samples.threads, samples.stacks, samples.links, samples.waits,
+        samples.spans(), strict=True,
+    )  # fmt: skip
+    for origin, thread, stack, link, at, (start, end) in columns:
+        factor, span, wait = factors[origin], links[link], tables.waits[at]
+        if not factor or threads[thread] not in wanted:
+            continue
+        part = _name_part(wait, is_kernel=in_kernel[stack])
+        is_loop = wait is not None and wait.cause in _EVENTS and span is None
+        weights = values[start:end] if values else [1] * (end - start)
+        found[threads[thread]] += [
+            _Event(time, weight * factor, part, span, wait is not None, is_loop)
+            for time, weight in zip(samples.times[start:end], weights, strict=True)
+        ]
+    yield from found.values()
+
+
+def _name_part(wait: WindowWait | None, *, is_kernel: bool) -> str:
+    if wait is not None:
+        return WAIT + (wait.cause.label if wait.cause else wait.state.label)
+    return KERNEL if is_kernel else USER

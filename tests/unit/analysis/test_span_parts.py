@@ -1,0 +1,160 @@
+"""What the time of spans went to: `report --by part`."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from otel_kprofiler.cli.report import command
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    OFF_CPU,
+    ON_CPU,
+    USER_SIDE,
+    FileId,
+    Frame,
+    Line,
+    Module,
+    ModuleKind,
+    Profile,
+    Resource,
+    ResourceSamples,
+    SpanLink,
+    Stack,
+    WaitCause,
+    WaitState,
+    Window,
+    WindowSample,
+    WindowWait,
+)
+from otel_kprofiler.otlp import encode_window
+
+MS = 1_000_000
+START = 1_600_000_000_000_000_000
+VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("cd" * 16), 0)
+SERVICE = Resource({"process.pid": 7, "process.executable.name": "shop"})
+
+
+def stack(side):
+    return Stack.from_frames([Frame(VMLINUX, 1, (Line("work"),), 0, side)])
+
+
+STACKS = {"user": stack(USER_SIDE), "kernel": stack(KERNEL_SIDE)}
+A, B, CHILD = (
+    SpanLink(b"\1" * 16, b"\4" * 8, "GET /a"),
+    SpanLink(b"\2" * 16, b"\5" * 8, "GET /b"),
+    SpanLink(b"\1" * 16, b"\3" * 8, "GET /a"),
+)
+
+
+def write(path, *timeline):
+    """A profile of what threads did: (milliseconds from the start, span, what, how long, thread).
+
+    What runs is sampled each millisecond.
+    """
+    running, waiting = [], []
+    for at, link, what, length, *thread in timeline:
+        tid = thread[0] if thread else 7
+        if what in STACKS:
+            times = [START + (at + more) * MS for more in range(length)]
+            running.append(WindowSample(STACKS[what], tid, "shop", 0, link, times))
+        else:
+            wait = WindowWait(WaitState.INTERRUPTIBLE, WaitCause(what))
+            waiting.append(
+                WindowSample(
+                    STACKS["kernel"], tid, "shop", 0, link, [START + at * MS], [length * MS], (),
+                    wait,
+                )
+            )  # fmt: skip
+    profiles = [
+        Profile(ON_CPU, MS, [ResourceSamples(SERVICE, running)]),
+        Profile(OFF_CPU, 0, [ResourceSamples(SERVICE, waiting)]),
+    ]
+    window = Window(START, START + 10**10, profiles)
+    path.write_bytes(encode_window(window).batches[0].payload)
+    return str(path)
+
+
+def parts(*arguments):
+    done = CliRunner().invoke(command, ["--by", "part", "--json", *map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert found["total"] == sum(row["self"] for row in found["groups"])
+    return {row["name"]: row["self"] // MS for row in found["groups"]}
+
+
+@pytest.fixture
+def synchronous(tmp_path):
+    """Two requests one after the other, with other work around them."""
+    return write(
+        tmp_path / "sync.otlp",
+        (0, None, "user", 5),
+        (5, A, "user", 2), (7, A, "sleep", 4), (11, A, "kernel", 3),
+        (14, None, "poll", 100),
+        (114, B, "futex", 6), (120, B, "user", 1),
+        (121, None, "user", 9),
+    )  # fmt: skip
+
+
+def test_parts_of_synchronous_spans_are_their_durations(synchronous):
+    assert parts(synchronous) == {
+        "user code": 3, "kernel": 3, "wait: sleep": 4, "wait: futex": 6,
+    }  # fmt: skip
+    assert parts("--span", A.span_id.hex(), synchronous) == {
+        "user code": 2, "kernel": 3, "wait: sleep": 4,
+    }  # fmt: skip
+    assert parts("--endpoint", "GET /b", synchronous) == {"user code": 1, "wait: futex": 6}
+
+
+@pytest.fixture
+def asynchronous(tmp_path):
+    """Two tasks of a loop; the first awaits the second, an event, and a callback of no span."""
+    return write(
+        tmp_path / "async.otlp",
+        (0, None, "epoll", 50),
+        (50, A, "user", 2),
+        (52, B, "user", 3), (55, B, "kernel", 1), (56, None, "epoll", 10),
+        (66, None, "user", 4), (70, CHILD, "user", 2), (72, A, "user", 1),
+        (73, B, "user", 5),
+        (0, None, "user", 60, 8), (60, B, "user", 1, 8), (61, None, "user", 40, 8),
+    )  # fmt: skip
+
+
+def test_parts_of_asynchronous_spans_tell_what_else_the_thread_did(asynchronous):
+    assert parts("--span", A.span_id.hex(), asynchronous) == {
+        "user code": 3, "other tasks": 3 + 1 + 4, "event loop waited": 10,
+        "other spans of the trace": 2,
+    }  # fmt: skip
+    assert parts("--span", A.trace_id.hex(), asynchronous) == {
+        "user code": 5, "other tasks": 8, "event loop waited": 10,
+    }  # fmt: skip
+
+
+def test_a_span_on_two_threads_has_the_time_of_both(asynchronous):
+    assert parts("--endpoint", "GET /b", asynchronous) == {
+        "user code": 3 + 5 + 1, "kernel": 1, "event loop waited": 10, "other tasks": 4 + 2 + 1,
+    }  # fmt: skip
+
+
+def test_the_table(synchronous):
+    done = CliRunner().invoke(command, ["--by", "part", "--thread", "7", synchronous])
+    assert done.output.splitlines() == [
+        "2 traces, 16.0 ms on threads",
+        " ms  share  samples  part",
+        "6.0  37.5%        1  wait: futex",
+        "4.0  25.0%        1  wait: sleep",
+        "3.0  18.8%        3  kernel",
+        "3.0  18.8%        3  user code",
+    ]
+
+
+def test_without_spans_it_says_so(tmp_path):
+    path = write(tmp_path / "none.otlp", (0, None, "user", 5))
+    done = CliRunner().invoke(command, ["--by", "part", path])
+    assert done.output == "no samples of spans match\n"
+
+
+def test_only_a_table_can_be_made(synchronous, tmp_path):
+    done = CliRunner().invoke(command, ["--by", "part", "-o", tmp_path / "x.html", synchronous])
+    assert done.exit_code == 2
+    assert "leave out -o" in done.output
