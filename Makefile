@@ -130,6 +130,10 @@ test-span-truth:  ## span links of many services against what these know themsel
 test-diff-truth:  ## `diff` of equal runs of a load, and with a system call at 24 instead of 20 %: PAIRS=20
 	$(BIN)/python -m tests.diffs $(or $(PAIRS),20)
 
+test-waits-truth:  ## 1,000 waits of each cause, their durations, 500 spans, and 20 sums against exact totals
+	KPROFILER_WAITS=1000 KPROFILER_SPANS=500 KPROFILER_RUNS=20 $(PYTEST) -rP tests/live/test_wait_causes.py \
+		tests/live/test_wait_services.py tests/live/test_wait_samples.py
+
 test-unwinding-mutations:  ## break the unwinder on purpose; each time the comparison of stacks must notice
 	$(BIN)/python -m tests.truth.mutations
 

@@ -98,11 +98,15 @@ threads = [threading.Thread(target=wait) for _ in range(3)]
 """
 
 
-def test_weights_estimate_the_totals():
+RUNS = int(os.environ.get("KPROFILER_RUNS", "1"))
+
+
+@pytest.mark.parametrize("run", range(RUNS))
+def test_weights_estimate_the_totals(run):
     """Ten processes, sampled sparsely; waits that are too short count in neither."""
     with running(rate=150) as sampler:
         started = [subprocess.Popen([sys.executable, "-S", "-c", MIXED, str(seed), "8"])
-                   for seed in range(10)]  # fmt: skip
+                   for seed in range(10 * run, 10 * run + 10)]  # fmt: skip
         samples = drain_while(sampler, lambda: any(one.poll() is None for one in started))
         totals = {}
         for process, one in sampler.read_waits().items():
@@ -128,8 +132,13 @@ def test_weights_estimate_the_totals():
         estimate, exact, variance = (
             estimate + weight, exact + totals[process.pid], variance + spread,
         )  # fmt: skip
+    error = math.sqrt(variance)
+    sys.stdout.write(
+        f"exactly {exact / 1e6:.1f} ms, by samples {estimate / 1e6:.1f} ± {error / 1e6:.1f} ms:"
+        f" {(estimate - exact) / error:+.2f} standard errors\n"
+    )
     assert close >= 9, "within 3 standard errors"
-    assert abs(estimate - exact) <= 4 * math.sqrt(variance) + 0.01 * exact
+    assert abs(estimate - exact) <= 3 * error + 0.01 * exact
 
 
 KNOWN = """
@@ -139,36 +148,40 @@ def clock(wait):
     wait()
     return start, time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 reader, writer = os.pipe()
+times = int(sys.argv[1])
 def write():
-    for _ in range(20):
+    for _ in range(times):
         time.sleep(0.03)
         os.write(writer, b"x")
 thread = threading.Thread(target=write)
 sys.stdin.readline()
-found = {"sleep": [clock(lambda: time.sleep(0.02)) for _ in range(20)]}
+found = {"sleep": [clock(lambda: time.sleep(0.02)) for _ in range(times)]}
 thread.start()
-found["pipe"] = [clock(lambda: os.read(reader, 1)) for _ in range(20)]
+found["pipe"] = [clock(lambda: os.read(reader, 1)) for _ in range(times)]
 thread.join()
 locked = threading.Lock()
 locked.acquire()
-found["futex"] = [clock(lambda: locked.acquire(timeout=0.02)) for _ in range(20)]
+found["futex"] = [clock(lambda: locked.acquire(timeout=0.02)) for _ in range(times)]
 print(json.dumps(found), flush=True)
 sys.stdin.readline()
 """
 SLEEPS_IN = {"sleep": "hrtimer_nanosleep", "pipe": "pipe_read", "futex": "futex_wait"}
 
 
+WAITS = int(os.environ.get("KPROFILER_WAITS", "20"))
+
+
 def test_known_waits_have_their_durations_and_stacks(functions):
-    with running(stacks="both") as sampler, program(KNOWN) as process:
+    with running(stacks="both") as sampler, program(KNOWN, WAITS) as process:
         collect(sampler, 0.5)
         process.stdin.write("\n")
         process.stdin.flush()
-        samples = collect(sampler, 4)
+        samples = collect(sampler, 2 + 0.1 * WAITS)
         known = json.loads(process.stdout.readline())
         samples += sampler.drain()
     mine = [one for one in samples if one.tid == process.pid]
     for name, waits in known.items():
-        found, unknown = 0, 0
+        found, unknown, missing = 0, 0, []
         for start, end in waits:
             parts = [one for one in mine if start <= one.wait.start_ns <= end]
             asleep = [one for one in parts if one.wait.state is WaitState.INTERRUPTIBLE]
@@ -176,11 +189,14 @@ def test_known_waits_have_their_durations_and_stacks(functions):
                 unknown += 1  # shorter than the threshold: a pipe that was written already
                 continue
             found += any(SLEEPS_IN[name] in " ".join(functions(one)) for one in asleep)
-            assert sum(one.wait.duration_ns for one in parts) <= end - start
+            missing.append(end - start - sum(one.wait.duration_ns for one in parts))
+            assert missing[-1] >= 0
             if name == "sleep":
                 assert max(one.wait.duration_ns for one in asleep) >= 0.019e9
-        assert found >= 15, name
-        assert found + unknown >= 19, name
+        within = sum(one < 100_000 for one in missing) / len(missing)
+        sys.stdout.write(f"{name}: {found} of {len(waits)}, {within:.1%} within 0.1 ms\n")
+        assert found >= 0.75 * WAITS, name
+        assert found + unknown >= 0.95 * WAITS, name
 
 
 def test_stacks_are_those_of_the_thread_that_sleeps(functions):

@@ -1,6 +1,12 @@
 """A service that samples its own waits: causes, spans and totals of its threads alone."""
 
+import contextlib
 import json
+import os
+import socket
+import subprocess
+import sys
+import time
 from collections import Counter
 
 import pytest
@@ -66,3 +72,132 @@ def test_waits_are_not_sampled_unless_asked_for(tmp_path):
     if file.exists():  # a service that only sleeps may have no sample of what runs
         kinds = {one.kind for window in read_profiles(str(file.path)) for one in window.profiles}
         assert OFF_CPU not in kinds
+
+
+APP = """
+import os, threading, time
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from otel_kprofiler import KernelProfiler
+
+trace.set_tracer_provider(TracerProvider(shutdown_on_exit=False))
+tracer = trace.get_tracer("shop")
+profiler = KernelProfiler.from_env().start("raise")
+truth = os.open("truth", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+locked = threading.Lock()
+locked.acquire()
+
+def work(seconds, action):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        action()
+
+def app(environ, start_response):
+    with tracer.start_as_current_span("GET /"):
+        start = time.monotonic_ns()
+        work(0.004, lambda: sum(range(500)))
+        time.sleep(0.012)
+        work(0.004, lambda: os.listdir("/proc/self/task"))
+        locked.acquire(timeout=0.008)
+        took = time.monotonic_ns() - start
+    os.write(truth, f"{took}\\n".encode())
+    start_response("200 OK", [("Content-Length", "0")])
+    return []
+"""
+SPANS = int(os.environ.get("KPROFILER_SPANS", "150"))
+
+
+def test_parts_of_spans_add_up_to_their_duration(tmp_path):
+    """Code, kernel and waits of requests under gunicorn, which know how long they took."""
+    file, place = ToFile(tmp_path / "profiles.jsonl"), tmp_path / "socket"
+    (tmp_path / "shop.py").write_text(APP)
+    command = [
+        sys.executable, "-m", "gunicorn", "--workers", "1", "--bind", f"unix:{place}", "shop:app",
+    ]  # fmt: skip
+    env = {
+        **os.environ, **file.env, "OTEL_KPROFILER_OFF_CPU": "true",
+        "OTEL_KPROFILER_STACKS": "both",
+        "OTEL_KPROFILER_SAMPLES_PER_SECOND": "499",
+    }  # fmt: skip
+    server = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE)
+    try:
+        answered, deadline = 0, time.monotonic() + 120
+        while answered < SPANS:
+            assert time.monotonic() < deadline
+            assert server.poll() is None, server.stderr.read().decode()
+            with contextlib.suppress(OSError):  # it does not listen yet
+                ask(place)
+                answered += 1
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+    durations = [int(line) for line in (tmp_path / "truth").read_text().split()]
+    parts = report_parts(file, durations)
+    assert sum(parts.values()) == pytest.approx(sum(durations), rel=0.1), parts
+    assert parts["wait: sleep"] >= 0.9 * 0.012e9 * len(durations)
+    assert min(parts["user code"], parts["kernel"]) > 0.0025e9 * len(durations)
+
+
+LOOP = """
+    import asyncio, json, time
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from otel_kprofiler import KernelProfiler
+
+    trace.set_tracer_provider(TracerProvider(shutdown_on_exit=False))
+    profiler = KernelProfiler.from_env().start("raise")
+    truth = []
+    async def request():
+        with trace.get_tracer("service").start_as_current_span("request"):
+            start = time.monotonic_ns()
+            for _ in range(5):
+                work(0.004)
+                await asyncio.sleep(0.03)
+            work(0.004)
+            truth.append(time.monotonic_ns() - start)
+    async def client():
+        for _ in range(8):
+            await request()
+    async def background():
+        while True:
+            work(0.002)
+            await asyncio.sleep(0.01)
+    async def main():
+        other = asyncio.create_task(background())
+        await asyncio.gather(*[client() for _ in range(3)])
+        other.cancel()
+    asyncio.run(main())
+    profiler.stop()
+    print(json.dumps(truth))
+"""
+
+
+def test_parts_of_asynchronous_spans_have_what_else_the_loop_did(tmp_path):
+    file = ToFile(tmp_path / "profiles.jsonl")
+    env = {**file.env, "OTEL_KPROFILER_OFF_CPU": "true", "OTEL_KPROFILER_STACKS": "both"}
+    durations = json.loads(run(LOOP, env=env).stdout)
+    parts = report_parts(file, durations)
+    assert sum(parts.values()) == pytest.approx(sum(durations), rel=0.15), parts
+    own = parts.get("user code", 0) + parts["kernel"]
+    assert own == pytest.approx(6 * 0.004e9 * len(durations), rel=0.2)
+    assert parts["other tasks"] > own / 2
+    assert parts["event loop waited"] > 0.1 * sum(durations)
+
+
+def report_parts(file, durations):
+    done = subprocess.run(
+        [sys.executable, "-m", "otel_kprofiler", "report", "--by", "part", "--json", file.path],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert found["traces"] == pytest.approx(len(durations), rel=0.05)
+    return {group["name"]: group["self"] for group in found["groups"]}
+
+
+def ask(place):
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(30)
+        client.connect(str(place))
+        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        while client.recv(4096):
+            pass
