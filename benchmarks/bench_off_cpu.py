@@ -1,8 +1,10 @@
 """Off-CPU time: what following every context switch costs, with totals alone and with samples."""
 
 import contextlib
+import ctypes
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -11,9 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.rows import Row
+from otel_kprofiler.bpf import bpf_call
 from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
 
 STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
+TRACEPOINT = Path("/sys/kernel/tracing/events/sched/sched_switch")
 PING_PONG = """
 import os, sys, time
 a, b = os.pipe()
@@ -31,6 +35,10 @@ while time.monotonic() < end:
     count += 200
 print(count / float(sys.argv[1]))
 """
+# mov r0, 0; exit
+EMPTY = bytes.fromhex("b7000000000000009500000000000000")
+# include/uapi/linux/bpf.h
+PROG_LOAD, RAW_TRACEPOINT_OPEN, PROG_TYPE_RAW_TRACEPOINT = 5, 17, 17
 SWITCHES = ["stress-ng", "--switch", "0", "--metrics-brief", "-t"]
 
 
@@ -56,6 +64,40 @@ def following(off_cpu: OffCpuConfig | None) -> Iterator[EbpfSampler | None]:
         done.set()
         thread.join()
         sampler.close()
+
+
+@contextlib.contextmanager
+def empty_programs() -> Iterator[None]:
+    """Programs that do nothing at every switch and wake-up: what any program there costs."""
+    code, licence = ctypes.create_string_buffer(EMPTY), ctypes.create_string_buffer(b"GPL")
+    attributes = (ctypes.c_uint64 * 3)(
+        PROG_TYPE_RAW_TRACEPOINT | len(EMPTY) // 8 << 32,
+        ctypes.addressof(code),
+        ctypes.addressof(licence),
+    )
+    program = bpf_call(PROG_LOAD, attributes)
+    links = []
+    try:
+        for name in (b"sched_switch", b"sched_waking"):
+            text = ctypes.create_string_buffer(name)
+            attached = (ctypes.c_uint64 * 2)(ctypes.addressof(text), program)
+            links.append(bpf_call(RAW_TRACEPOINT_OPEN, attached))
+        yield
+    finally:
+        for fd in [*links, program]:
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def perf_record() -> Iterator[None]:
+    """perf, as it records each switch with its kernel stack; it needs tracefs."""
+    command = ["perf", "record", "-q", "-e", "sched:sched_switch", "-a", "-g", "-o", "/dev/null"]
+    perf = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        perf.send_signal(signal.SIGINT)
+        perf.wait()
 
 
 def ping_pong(seconds: float) -> float:
@@ -89,8 +131,8 @@ def run_ns(off_cpu: OffCpuConfig, seconds: float) -> tuple[float, float]:
                         found[int(facts["run_cnt"])] = int(facts["run_time_ns"])
     finally:
         STATS.write_text(before)
-    # There are fewer wake-ups than switches.
-    waking, switch = min(found), max(found)
+    # There are fewer wake-ups than switches, and few looks at all threads.
+    switch, waking = sorted(found, reverse=True)[:2]
     return found[switch] / switch, found[waking] / waking
 
 
@@ -110,18 +152,34 @@ def rows(quick: bool) -> Iterator[Row]:
     loads = {"pipe ping-pong": ping_pong}
     if shutil.which("stress-ng"):
         loads["stress-ng switch"] = stress
+    has_perf = bool(shutil.which("perf")) and TRACEPOINT.exists()
     for load, measure in loads.items():
-        for name, (off_cpu, goal) in settings.items():
-            ratios, plain = [], []
-            for _ in range(rounds):
-                without = measure(seconds)
+        plain, empty, perf = [], [], []
+        ratios: dict[str, list[float]] = {name: [] for name in settings}
+        for _ in range(rounds):
+            plain.append(measure(seconds))
+            with empty_programs():
+                empty.append(measure(seconds) / plain[-1])
+            if has_perf:
+                with perf_record():
+                    perf.append(measure(seconds) / plain[-1])
+            for name, (off_cpu, _) in settings.items():
                 with following(off_cpu):
-                    ratios.append(measure(seconds) / without)
-                plain.append(without)
+                    ratios[name].append(measure(seconds) / plain[-1])
+        floor, without = statistics.median(empty), statistics.median(plain)
+        yield Row(f"empty programs: {load}", f"{floor * without:.0f} switches/s",
+                  f"without {without:.0f}", floor)  # fmt: skip
+        if perf:
+            ratio = statistics.median(perf)
+            yield Row(f"perf record -e sched:sched_switch -g: {load}",
+                      f"{ratio * without:.0f} switches/s", f"without {without:.0f}",
+                      ratio)  # fmt: skip
+        for name, (_, goal) in settings.items():
+            ratio = statistics.median(ratios[name])
             yield Row(
                 f"off-CPU, {name}: {load}",
-                f"{statistics.median(ratios) * statistics.median(plain):.0f} switches/s",
-                f"without {statistics.median(plain):.0f}",
-                statistics.median(ratios),
+                f"{ratio * without:.0f} switches/s",
+                f"without {without:.0f}, with empty programs {floor * without:.0f}",
+                ratio,
                 goal,
             )
