@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_kprofiler.otlp.account import parse_account
 from otel_kprofiler.otlp.conventions import (
     BOOLEAN_ATTRIBUTES,
+    ENDED_PROCESSES,
     KERNEL_ENTRY,
     KERNEL_THREAD,
     LOCAL_ROOT,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BOOLEAN_ATTRIBUTES",
+    "ENDED_PROCESSES",
     "KERNEL_ENTRY",
     "KERNEL_THREAD",
     "LOCAL_ROOT",

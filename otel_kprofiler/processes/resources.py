@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -20,7 +20,7 @@ from otel_kprofiler.model import (
     RawSample,
     Resource,
 )
-from otel_kprofiler.otlp import KERNEL_THREAD, SCHEMA_URL, UNIT, USER_UNIT
+from otel_kprofiler.otlp import ENDED_PROCESSES, KERNEL_THREAD, SCHEMA_URL, UNIT, USER_UNIT
 from otel_kprofiler.processes.contexts import ProcessContexts
 from otel_kprofiler.processes.reader import ProcessReader
 from otel_kprofiler.text import decode_name
@@ -140,6 +140,7 @@ class ProcessResources:
         self._latest: dict[ProcessKey, _Process] = {}
         self._running: dict[Resource, _Process] = {}  # those whose attributes may change
         self._fixed: dict[int, Resource] = {}
+        self._ended: Resource | None = None
         self._reader = ProcessReader(files)
 
     def fix(self, pid: int, resource: Resource) -> None:
@@ -169,19 +170,46 @@ class ProcessResources:
             self._forget(self._resources.popitem(last=False)[1])
         return process.resource
 
-    def get_of(self, process: ProcessKey) -> Resource:
-        """The Resource of a process that may have no sample."""
-        latest = self._latest.get(process)
-        if latest is not None:
-            return latest.resource
+    def get_of(self, processes: Iterable[ProcessKey]) -> Iterator[Resource]:
+        """The Resource of each process; they may have no sample.
+
+        Those that have ended before they had one share a Resource: there may be hundreds a second.
+        """
+        running: set[str] | None = None
+        for process in processes:
+            latest = self._latest.get(process)
+            if latest is not None:
+                yield latest.resource
+                continue
+            if process in self._known or process.tgid in self._fixed:
+                yield self._get_quiet(process, b"")
+                continue
+            if running is None:
+                running = set(self._files.list_dir("/proc"))
+            name = self._read_name(process, running)
+            yield self._get_ended() if name is None else self._get_quiet(process, name)
+
+    def _read_name(self, process: ProcessKey, running: Collection[str]) -> bytes | None:
+        """Name of a process, empty if it cannot be told; None if it has ended."""
         tgid, start_ns = process
-        comm = b""
-        stat = read_stat(self._files, tgid) if tgid and start_ns is not None else None
-        if stat and start_ns is not None and stat.start_ticks == start_ns // TICK_NS:
-            # /proc adds what a worker does: kworker/0:1-events
-            comm = _WORKER.sub(rb"\1", stat.name)
+        if not tgid or start_ns is None:
+            return b""
+        stat = read_stat(self._files, tgid) if str(tgid) in running else None
+        if stat is None or stat.start_ticks != start_ns // TICK_NS:
+            return None
+        # /proc adds what a worker does: kworker/0:1-events
+        return _WORKER.sub(rb"\1", stat.name)
+
+    def _get_quiet(self, process: ProcessKey, comm: bytes) -> Resource:
+        tgid, start_ns = process
         tid = tgid if comm or not tgid else 0  # 0: not the thread that a process is named after
         return self.get(RawSample(OFF_CPU, 0, 0, 0, tgid, tid, start_ns, 0, comm, (), (), None))
+
+    def _get_ended(self) -> Resource:
+        if self._ended is None:
+            own = {**self._base, ENDED_PROCESSES: True}
+            self._ended = Resource(self._complete(own, {}), SCHEMA_URL)
+        return self._ended
 
     def _find(self, key: ProcessKey, sample: RawSample) -> _Process:
         """A process in a cgroup that it was not seen in before."""
@@ -257,6 +285,7 @@ class ProcessResources:
         self._service_sources = tuple(service_sources)
         for known in (self._resources, self._latest, self._running):
             known.clear()
+        self._ended = None
 
     def close(self) -> None:
         """Stop reading process contexts."""

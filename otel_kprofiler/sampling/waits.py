@@ -35,7 +35,7 @@ from otel_kprofiler.sampling.wait_joiner import ThresholdControl, WaitJoiner
 _SWITCH: Final = "kprofiler_switch"
 _WAKING: Final = "kprofiler_waking"
 _WAITING: Final = "kprofiler_waiting"
-_BEGINS_PER_SAMPLE: Final = 10
+_BEGINS_PER_SAMPLE: Final = 6
 """More begins than that are told on no CPU, on average: most waits turn out short."""
 
 # include/uapi/linux/bpf.h

@@ -48,6 +48,10 @@ GLOBAL int tell_process(void)
 
 	if (!c || !own)
 		return 0;
+	/* Short programs wait all the time, and are gone before anything can be done for them. */
+	if (own->record.kind == OFF_CPU &&
+	    own->record.time_ns - own->record.start_time_ns < LEAST_AGE_NS)
+		return 0;
 	seen.kind = PROCESS_SEEN;
 	seen.tgid = own->record.tgid;
 	now.image = seen.image = find_image(c, &own->record);

@@ -32,6 +32,8 @@ enum {
 /* Between two tellings of one program whose code changes. */
 #define FIRST_WAIT_NS 10000000ULL
 #define LONGEST_WAIT_NS 40960000000ULL
+/* Of processes that wait: a younger one is told of when it runs in a sample. */
+#define LEAST_AGE_NS 1000000000ULL
 
 #define FROM_C (1ULL << 62) /* in a word */
 

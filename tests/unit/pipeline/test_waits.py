@@ -95,6 +95,7 @@ class Symbols:
 
 @pytest.fixture
 def parts(tmp_path):
+    (tmp_path / "proc").mkdir()
     source, symbols, windows, whole = Source(), Symbols(), [], []
     clock = Clock(source)
     pipeline = Pipeline(
@@ -170,25 +171,25 @@ def test_causes_are_found_when_a_window_is_closed(parts):
 def test_totals_are_those_of_each_window_and_their_sum_of_the_whole(parts):
     pipeline, source, symbols, windows, whole = parts
     symbols.add(1, PIPE)
-    sampled, quiet = ProcessKey(5, 3), ProcessKey(6, 4)
+    sampled, ended = ProcessKey(5, 3), ProcessKey(1 << 22, 4)
     first, second = WaitTotals((1, 2, 3, 4, 5), 6, 1), WaitTotals((10, 0, 0, 0, 0), 1)
     source.ready = [raw(source, 1, sleep())]
-    source.totals = {sampled: first, quiet: second}
+    source.totals = {sampled: first, ended: second}
     pipeline.step(1.5)
-    source.totals = {quiet: second}
+    source.totals = {ended: second}
     pipeline.step(1)
     source.totals = {sampled: second}
     pipeline.stop()
 
     def totals(window):
         groups = off_cpu(window).resources
-        return {one.resource.attributes["process.pid"]: one.waits for one in groups}
+        return {one.resource.attributes.get("process.pid"): one.waits for one in groups}
 
-    assert list(map(totals, windows)) == [{5: first, 6: second}, {6: second}, {5: second}]
+    assert list(map(totals, windows)) == [{5: first, None: second}, {None: second}, {5: second}]
     assert off_cpu(windows[0]).threshold_ns == 2_000_000
     assert [one.waits for one in windows[0].profiles if one.kind != OFF_CPU] == [None]
     (everything,) = whole
-    assert totals(everything) == {5: first.plus(second), 6: second.plus(second)}
+    assert totals(everything) == {5: first.plus(second), None: second.plus(second)}
     assert off_cpu(everything).waits.total_ns == 15 + 3 * 10
 
 
