@@ -10,12 +10,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from benchmarks.receiver import Receiver
 from benchmarks.rows import Row
 from benchmarks.usage import cpu_seconds
 from otel_kprofiler.agent.memory import read_resident_bytes
+
+LOAD_START_S = 6.0
+"""Until twenty interpreters have started."""
 
 
 @contextlib.contextmanager
@@ -79,32 +83,45 @@ def perf_cpu(seconds: float, rate: int) -> float | None:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """CPU and RSS at three rates, kernel stacks and both, with names, and with Python frames."""
+    """CPU and RSS by rate and sides of stacks, with names, waits, and many Python processes."""
     seconds = 8 if quick else 25
-    for rate, stacks in ((19, "kernel"), (99, "kernel"), (99, "both"), (999, "both")):
-        yield from _run(rate, stacks, seconds)
-    yield from _run(99, "both", seconds, "names")
-    yield from _run(99, "both", seconds, load="python_load")
+    kernel, both = "<= 60 / <= 25", "<= 99 / <= 34"
+    for case in (
+        Case("19 Hz, kernel stacks", {"samples_per_second": 19}, "", wire_goal=kernel),
+        Case("99 Hz, kernel stacks", {}, "<= 1 %", wire_goal=kernel),
+        Case("99 Hz, both stacks", {"stacks": "both", "python_frames": 0}, "<= 1.5 %",
+             wire_goal=both),
+        Case("99 Hz, both stacks, names", {"stacks": "both", "user_symbols": "names"}, "<= 2 %",
+             rss_goal="<= 80 MB"),
+        Case("99 Hz, kernel stacks, waits", {"off_cpu": {"enabled": True}}, "<= 2 %"),
+        Case("99 Hz, 20 Python processes", {}, "<= 1.2 %", load="python_load"),
+        Case("99 Hz, both stacks, 20 Python processes", {"stacks": "both"}, "",
+             load="python_load"),
+        Case("999 Hz, both stacks", {"samples_per_second": 999, "stacks": "both"}, "",
+             rss_goal="", wire_goal=both),
+    ):  # fmt: skip
+        yield from _run(case, seconds)
 
 
-def _run(
-    rate: int, stacks: str, seconds: int, names: str = "off", load: str = "mixed_load"
-) -> Iterator[Row]:
-    name = f"{rate} Hz, {stacks} stacks"
-    cpu_goal, rss_goal = "<= 1 %" if rate == 99 else "", "<= 60 MB"
-    wire_goal = "<= 60 / <= 25" if stacks == "kernel" else "<= 99 / <= 34"
-    if load == "python_load":
-        name += ", 20 Python processes"
-        cpu_goal, wire_goal = "<= 1.2 %", ""
-    if names != "off":
-        name += f", {names}"
-        cpu_goal, rss_goal, wire_goal = "<= 2 %", "<= 80 MB", ""
+class Case(NamedTuple):
+    """A load, keys of the receiver, and what is wanted."""
+
+    name: str
+    receiver: Mapping[str, object]
+    cpu_goal: str
+    rss_goal: str = "<= 60 MB"
+    wire_goal: str = ""
+    load: str = "mixed_load"
+
+
+def _run(case: Case, seconds: int) -> Iterator[Row]:
+    name = case.name
+    settings = {"samples_per_second": 99, "stacks": "kernel", "user_symbols": "off"}
+    settings |= case.receiver
     receiver = Receiver()
-    with tempfile.TemporaryDirectory() as directory, running(load, 2 * seconds + 20):
-        time.sleep(1)
-        run = AgentRun(
-            directory, receiver.endpoint, samples_per_second=rate, stacks=stacks, user_symbols=names
-        )
+    with tempfile.TemporaryDirectory() as directory, running(case.load, 2 * seconds + 30):
+        time.sleep(LOAD_START_S)
+        run = AgentRun(directory, receiver.endpoint, **settings)
         first = receiver.wait_first(30) - run.started
         time.sleep(2)
         before, began = cpu_seconds(run.process.pid), time.monotonic()
@@ -112,7 +129,7 @@ def _run(
         used = (cpu_seconds(run.process.pid) - before) / (time.monotonic() - began)
         rss = read_resident_bytes(run.process.pid)
         account = run.stop()
-        perf = perf_cpu(seconds, rate)
+        perf = perf_cpu(seconds, settings["samples_per_second"])
     receiver.close()
     payloads = [request for _, request in receiver.requests]
     samples = account["exporters"]["otlp_grpc"]["exported"]
@@ -123,10 +140,12 @@ def _run(
         f"{used:.2%} of a core",
         "" if perf is None else f"perf record {perf:.2%}",
         None if not perf else used / perf,
-        cpu_goal,
+        case.cpu_goal,
     )
-    yield Row(f"agent RSS, {name}", f"{rss / 2**20:.1f} MiB", goal=rss_goal)
+    yield Row(f"agent RSS, {name}", f"{rss / 2**20:.1f} MiB", goal=case.rss_goal)
     yield Row(f"start to first export, {name}", f"{first:.2f} s", goal="<= 1.5 s")
-    yield Row(f"wire bytes per sample, {name}", f"{raw:.0f} raw, {zipped:.0f} gzip", goal=wire_goal)
+    yield Row(
+        f"wire bytes per sample, {name}", f"{raw:.0f} raw, {zipped:.0f} gzip", goal=case.wire_goal
+    )
     lost = account["taken"] - samples
     yield Row(f"samples not delivered, {name}", f"{lost} of {account['taken']}", goal="0")
