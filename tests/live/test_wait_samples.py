@@ -66,7 +66,7 @@ def drain_while(sampler, going_on, timeout_s=60):
 
 def collect(sampler, seconds):
     end = time.monotonic() + seconds
-    return drain_while(sampler, lambda: time.monotonic() < end)
+    return drain_while(sampler, lambda: time.monotonic() < end, seconds + 60)
 
 
 @pytest.fixture(scope="module")

@@ -191,6 +191,8 @@ def report_parts(file, durations):
     )  # fmt: skip
     found = json.loads(done.stdout)
     assert found["traces"] == pytest.approx(len(durations), rel=0.05)
+    share = found["total"] / sum(durations)
+    sys.stdout.write(f"{found['traces']} of {len(durations)} spans, {share:.1%} of their time\n")
     return {group["name"]: group["self"] for group in found["groups"]}
 
 
