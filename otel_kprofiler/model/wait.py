@@ -80,11 +80,13 @@ class WaitTotals(NamedTuple):
         by_state: nanoseconds by state; waits that go on count with what has passed.
         switches: number of waits that have ended.
         below_ns: how much of the time was in waits that are too short to be sampled.
+        has_ended: whether no thread of the process lives that has waited; not kept in profiles.
     """
 
     by_state: tuple[int, ...]
     switches: int
     below_ns: int = 0
+    has_ended: bool = False
 
     @property
     def total_ns(self) -> int:

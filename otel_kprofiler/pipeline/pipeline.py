@@ -377,9 +377,8 @@ class Pipeline(Generic[SamplerT]):
     def _read_waits(self) -> Mapping[Resource, WaitTotals]:
         """Time off the CPU since the window before, by Resource."""
         waits: dict[Resource, WaitTotals] = {}
-        found = self.sampler.read_waits()
-        resources = self.resources.get_of(found)
-        for resource, totals in zip(resources, found.values(), strict=True):
+        for process, totals in self.sampler.read_waits().items():
+            resource = self.resources.get_of(process, has_ended=totals.has_ended)
             waits[resource] = waits.get(resource, NO_WAITS).plus(totals)
         if self._whole:
             for resource, totals in waits.items():

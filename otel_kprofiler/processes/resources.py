@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -170,38 +170,22 @@ class ProcessResources:
             self._forget(self._resources.popitem(last=False)[1])
         return process.resource
 
-    def get_of(self, processes: Iterable[ProcessKey]) -> Iterator[Resource]:
-        """The Resource of each process; they may have no sample.
+    def get_of(self, process: ProcessKey, *, has_ended: bool = False) -> Resource:
+        """The Resource of a process that may have no sample.
 
         Those that have ended before they had one share a Resource: there may be hundreds a second.
         """
-        running: set[str] | None = None
-        for process in processes:
-            latest = self._latest.get(process)
-            if latest is not None:
-                yield latest.resource
-                continue
-            if process in self._known or process.tgid in self._fixed:
-                yield self._get_quiet(process, b"")
-                continue
-            if running is None:
-                running = set(self._files.list_dir("/proc"))
-            name = self._read_name(process, running)
-            yield self._get_ended() if name is None else self._get_quiet(process, name)
-
-    def _read_name(self, process: ProcessKey, running: Collection[str]) -> bytes | None:
-        """Name of a process, empty if it cannot be told; None if it has ended."""
+        latest = self._latest.get(process)
+        if latest is not None:
+            return latest.resource
         tgid, start_ns = process
-        if not tgid or start_ns is None:
-            return b""
-        stat = read_stat(self._files, tgid) if str(tgid) in running else None
-        if stat is None or stat.start_ticks != start_ns // TICK_NS:
-            return None
-        # /proc adds what a worker does: kworker/0:1-events
-        return _WORKER.sub(rb"\1", stat.name)
-
-    def _get_quiet(self, process: ProcessKey, comm: bytes) -> Resource:
-        tgid, start_ns = process
+        if has_ended and process not in self._known and tgid not in self._fixed:
+            return self._get_ended()
+        comm = b""
+        stat = read_stat(self._files, tgid) if tgid and start_ns is not None else None
+        if stat and start_ns is not None and stat.start_ticks == start_ns // TICK_NS:
+            # /proc adds what a worker does: kworker/0:1-events
+            comm = _WORKER.sub(rb"\1", stat.name)
         tid = tgid if comm or not tgid else 0  # 0: not the thread that a process is named after
         return self.get(RawSample(OFF_CPU, 0, 0, 0, tgid, tid, start_ns, 0, comm, (), (), None))
 

@@ -75,11 +75,17 @@ class ReplaySampler:
         return self._complete_until_ns
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
-        """Once all samples were returned, the totals of the whole recording; before, nothing."""
+        """Once all samples were returned, the totals of the whole recording; before, nothing.
+
+        Processes that lived without a sample are known by the recording, so that others have ended.
+        """
         if not self.exhausted or self._has_told_waits:
             return {}
         self._has_told_waits = True
-        return self._facts.waits
+        return {
+            process: totals._replace(has_ended=True)
+            for process, totals in self._facts.waits.items()
+        }
 
     @property
     def wait_threshold_ns(self) -> int:

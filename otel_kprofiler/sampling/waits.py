@@ -318,7 +318,9 @@ class WaitSums:
             epoch: waits of another one are not known to last.
         """
         self._round += 1
+        living = set[ProcessKey]()
         for thread in threads:
+            living.add(_process_of(thread))
             by_state = thread.by_state
             if thread.off_since_ns and thread.epoch == epoch:
                 asleep, woken = thread.passed(now_ns)
@@ -332,6 +334,8 @@ class WaitSums:
         for one in old:
             del self._told[one]
         ready, self._ready = self._ready, {}
+        for process in ready.keys() - living:
+            ready[process] = ready[process]._replace(has_ended=True)
         return ready
 
     def _add(self, thread: WaitThread, by_state: tuple[int, ...]) -> None:
@@ -348,10 +352,14 @@ class WaitSums:
         self._told[thread.id] = self._round, by_state, thread.waits, thread.below_ns
         if not waits and not any(new):
             return
-        key = ProcessKey(thread.tgid, thread.start_time_ns or None)
+        key = _process_of(thread)
         before = self._ready.get(key, NO_WAITS)
         total = tuple([a + b for a, b in zip(before.by_state, new, strict=True)])
         self._ready[key] = WaitTotals(total, before.switches + waits, before.below_ns + below)
+
+
+def _process_of(thread: WaitThread) -> ProcessKey:
+    return ProcessKey(thread.tgid, thread.start_time_ns or None)
 
 
 def _iterate(program_fd: int) -> int:

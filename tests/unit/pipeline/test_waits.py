@@ -95,7 +95,6 @@ class Symbols:
 
 @pytest.fixture
 def parts(tmp_path):
-    (tmp_path / "proc").mkdir()
     source, symbols, windows, whole = Source(), Symbols(), [], []
     clock = Clock(source)
     pipeline = Pipeline(
@@ -171,12 +170,13 @@ def test_causes_are_found_when_a_window_is_closed(parts):
 def test_totals_are_those_of_each_window_and_their_sum_of_the_whole(parts):
     pipeline, source, symbols, windows, whole = parts
     symbols.add(1, PIPE)
-    sampled, ended = ProcessKey(5, 3), ProcessKey(1 << 22, 4)
+    sampled, ended = ProcessKey(5, 3), ProcessKey(6, 4)
     first, second = WaitTotals((1, 2, 3, 4, 5), 6, 1), WaitTotals((10, 0, 0, 0, 0), 1)
+    rest = second._replace(has_ended=True)
     source.ready = [raw(source, 1, sleep())]
-    source.totals = {sampled: first, ended: second}
+    source.totals = {sampled: first, ended: rest}
     pipeline.step(1.5)
-    source.totals = {ended: second}
+    source.totals = {ended: rest}
     pipeline.step(1)
     source.totals = {sampled: second}
     pipeline.stop()

@@ -100,12 +100,6 @@ def test_without_start_times_in_samples_proc_distinguishes_reused_pids(proc):
     assert found.get(raw(5, None)).attributes["process.executable.name"] == "other"
 
 
-def one(found, process):
-    """The Resource of a process that may have no sample."""
-    (resource,) = found.get_of([process])
-    return resource
-
-
 def test_a_kernel_thread_is_named_after_its_thread(proc):
     proc(12, 3, exe="")
     found = resources(proc).get(raw(12, 3 * TICK_NS, comm=b"kworker/0:1"))
@@ -124,22 +118,27 @@ def test_a_kernel_thread_is_named_after_its_thread(proc):
 def test_a_kernel_thread_without_samples_is_named_after_what_proc_shows(proc, comm, name):
     proc(12, 3, exe="", comm=comm, flags=0x208040)
     found = resources(proc)
-    resource = one(found, ProcessKey(12, 3 * TICK_NS))
+    resource = found.get_of(ProcessKey(12, 3 * TICK_NS))
     assert resource.attributes["process.executable.name"] == name
-    assert one(found, ProcessKey(12, 3 * TICK_NS)) is resource
+    assert found.get_of(ProcessKey(12, 3 * TICK_NS)) is resource
     assert found.get(raw(12, 3 * TICK_NS, comm=name.encode())) is resource
 
 
 def test_processes_that_ended_without_a_sample_share_a_resource(proc):
-    proc(99, 8)
     found = resources(proc)
-    resource = one(found, ProcessKey(99, 7 * TICK_NS))
+    sampled = found.get(raw(97, TICK_NS))
+    resource = found.get_of(ProcessKey(99, 7 * TICK_NS), has_ended=True)
     assert resource.attributes["otel_kprofiler.ended_processes"] is True
     assert "process.pid" not in resource.attributes
-    assert one(found, ProcessKey(98, TICK_NS)) is resource
-    assert one(found, ProcessKey(99, 8 * TICK_NS)).attributes["process.pid"] == 99
-    sampled = found.get(raw(97, TICK_NS))
-    assert one(found, ProcessKey(97, TICK_NS)) is sampled, "it ended after its sample"
+    assert found.get_of(ProcessKey(98, TICK_NS), has_ended=True) is resource
+    assert found.get_of(ProcessKey(97, TICK_NS), has_ended=True) is sampled
+
+
+def test_a_process_without_samples_that_cannot_be_read_has_no_name(proc):
+    proc(99, 8)
+    attributes = resources(proc).get_of(ProcessKey(99, 7 * TICK_NS)).attributes
+    assert attributes["process.pid"] == 99
+    assert "process.executable.name" not in attributes
 
 
 def test_kernel_threads_are_marked_with_their_purpose(proc):

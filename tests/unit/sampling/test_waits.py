@@ -57,10 +57,10 @@ def test_a_thread_that_ends_leaves_the_rest():
     sums.read([thread(since=50)], 100, 1)
     sums.add_ended([thread(by_state=(1, 80, 0, 0, 0), waits=1)])
     sums.add_ended([thread(2, by_state=(0, 7, 0, 0, 0), waits=1, tgid=200)])
-    assert sums.read([], 200, 1) == {
+    assert sums.read([thread(3)], 200, 1) == {
         KEY: WaitTotals((1, 30, 0, 0, 0), 1),
-        ProcessKey(200, 5): WaitTotals((0, 7, 0, 0, 0), 1),
-    }
+        ProcessKey(200, 5): WaitTotals((0, 7, 0, 0, 0), 1, has_ended=True),
+    }, "another thread of the first process lives"
 
 
 def test_readings_add_up_to_what_the_threads_have():
