@@ -355,6 +355,14 @@ def test_every_grouping_says_the_same_of_table_and_file(engine, stored, by):
     assert {kind["kind"]: kind["lost"] for kind in of_file}.items() <= LOST.items()
 
 
+def test_parts_of_spans_are_the_same(engine, stored):
+    of_file = json.loads(run("report", "--json", "--by", "part", stored))
+    words = ["--json", "--by", "part", *ALL_TIMES, engine.address()]
+    assert json.loads(run("report", *words)) == of_file
+    assert of_file["traces"] > 0
+    assert {"kernel", "wait: run_queue"} <= {group["name"] for group in of_file["groups"]}
+
+
 def test_callers_and_callees_are_the_same(engine, stored):
     for option in ("--callers", "--callees"):
         of_file = report(option, "ksys_read", stored)
