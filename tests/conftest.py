@@ -25,6 +25,8 @@ NUMBER = re.compile(r":\[\d+\]$")
 def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background jobs
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if config.pluginmanager.hasplugin("hypothesispytest"):
         from hypothesis import HealthCheck, settings
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -236,6 +237,7 @@ def test_another_process_with_the_pid_is_not_answered_for(processes, first):
         child.tell("load", first, "first")
         resolver = ProcessResolver(child.pid, processes)
     pid = child.pid
+    time.sleep(0.02)  # start times are told to 10 ms
     try:
         with open("/proc/sys/kernel/ns_last_pid", "w") as file:
             file.write(str(pid - 1))
