@@ -202,7 +202,7 @@ def check(cause, found, weights, *, beside=""):
     """All waits have the cause, or the one that is expected beside it."""
     del found[beside], weights[beside]
     # Long waits are all sampled; the others are too few to count on if the disk is fast.
-    assert found[cause] >= (WAITS or (1 if cause in OF_FILES else 20)), found
+    assert found[cause] >= (WAITS or (1 if cause in OF_FILES else 5)), found
     # A process may wait for pages or locks of the kernel on its way out.
     # On a busy machine the begin of some waits cannot be told, and with it what they are for.
     share = 0.01 if WAITS else 0.1
