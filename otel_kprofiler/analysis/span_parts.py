@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
+from operator import attrgetter
 from typing import Final, NamedTuple
 
-from otel_kprofiler.analysis.groups import Group, is_in_kernel
+from otel_kprofiler.analysis.groups import Group, is_in_kernel, merge_groups
 from otel_kprofiler.analysis.occurrences import Key
 from otel_kprofiler.analysis.samples import Samples
 from otel_kprofiler.model import WaitCause, WindowWait
@@ -29,6 +30,8 @@ OTHER_TASKS: Final = "other tasks"
 EVENT_LOOP: Final = "event loop waited"
 
 _EVENTS: Final = frozenset({WaitCause.POLL, WaitCause.EPOLL, WaitCause.IO_URING})
+
+_TIME: Final = attrgetter("time")
 
 _Span = tuple[bytes, bytes]
 """Ids of its trace and its own."""
@@ -57,25 +60,6 @@ class _Event(NamedTuple):
     is_loop: bool
 
 
-class _Sums:
-    """Weights and numbers of samples by part."""
-
-    def __init__(self) -> None:
-        self._sums: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-
-    def add(self, part: str, weight: int, count: int = 1) -> None:
-        self._sums[part][0] += weight
-        self._sums[part][1] += count
-
-    def groups(self) -> list[Group]:
-        groups = [
-            Group(Key(part), weight, weight, weight if part == KERNEL else 0, count)
-            for part, (weight, count) in self._sums.items()
-            if weight
-        ]
-        return sorted(groups, key=lambda group: (-group.total, group.key))
-
-
 def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
     """Find what the time of spans went to.
 
@@ -89,15 +73,19 @@ def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
     """
     links = every.tables.links
     spans: set[_Span] = {link[:2] for link in map(links.__getitem__, set(chosen.links)) if link}
-    sums, traces = _Sums(), set[bytes]()
-    for events in _find_threads(every, spans):
-        events.sort()
-        traces |= _add_thread(sums, _complete(events), spans)
-    return SpanParts(len(traces), sums.groups())
+    found = [
+        trace_and_parts
+        for events in _find_threads(every, spans)
+        for trace_and_parts in _find_parts(_complete(sorted(events, key=_TIME)), spans)
+    ]
+    parts = merge_groups(parts for _, parts in found)
+    return SpanParts(len({trace for trace, _ in found}), [part for part in parts if part.own])
 
 
-def _add_thread(sums: _Sums, events: Sequence[_Event], spans: Collection[_Span]) -> set[bytes]:
-    """Add what a thread did from the first to the last sample of each trace; returns the traces."""
+def _find_parts(
+    events: Sequence[_Event], spans: Collection[_Span]
+) -> Iterator[tuple[bytes, list[Group]]]:
+    """What a thread did from the first to the last sample of each trace."""
     places: defaultdict[bytes, list[int]] = defaultdict(list)
     for at, event in enumerate(events):
         if event.span:
@@ -105,33 +93,34 @@ def _add_thread(sums: _Sums, events: Sequence[_Event], spans: Collection[_Span])
     weights = [0, *accumulate(event.weight for event in events)]
     loops = [0, *accumulate(event.weight * event.is_loop for event in events)]
     loop_counts = [0, *accumulate(event.is_loop for event in events)]
-    found = set[bytes]()
-    for trace, inside in places.items():
-        wanted = [at for at in inside if events[at].span in spans]
+    for trace, in_trace in places.items():
+        wanted = [at for at in in_trace if events[at].span in spans]
         if not wanted:
             continue
-        found.add(trace)
         start, end = wanted[0], wanted[-1] + 1
-        inside = [at for at in inside if start <= at < end]  # noqa: PLW2901 - only those matter
-        for at in inside:
-            event = events[at]
-            sums.add(event.part if event.span in spans else OTHER_SPANS, event.weight)
+        inside = [events[at] for at in in_trace if start <= at < end]
+        own = sum(event.weight for event in inside)
         loop, loop_count = loops[end] - loops[start], loop_counts[end] - loop_counts[start]
-        sums.add(EVENT_LOOP, loop, loop_count)
-        own = sum(events[at].weight for at in inside)
-        sums.add(
-            OTHER_TASKS,
-            weights[end] - weights[start] - loop - own,
-            end - start - loop_count - len(inside),
+        others, other_count = weights[end] - weights[start] - loop - own, end - start - loop_count
+        yield (
+            trace,
+            [
+                *(
+                    _part(event.part if event.span in spans else OTHER_SPANS, event.weight, 1)
+                    for event in inside
+                ),
+                _part(EVENT_LOOP, loop, loop_count),
+                _part(OTHER_TASKS, others, other_count - len(inside)),
+            ],
         )
-    return found
+
+
+def _part(name: str, weight: int, count: int) -> Group:
+    return Group(Key(name), weight, weight, weight if name == KERNEL else 0, count)
 
 
 def _complete(events: list[_Event]) -> list[_Event]:
-    """Waits between two samples of the same span are in it, too.
-
-    Not all waits carry their span: see :mod:`otel_kprofiler.sampling` on begins that are not told.
-    """
+    """Waits between two samples of the same span are in it, too: not all carry their span."""
     found, last, pending = list[_Event](), None, list[int]()
     for event in events:
         if event.is_wait and event.span is None and not event.is_loop:

@@ -28,7 +28,7 @@ from otel_kprofiler.model import ProfileKind, WaitState
 from otel_kprofiler.text import escape_controls
 
 _LINES_OF_SPAN: Final = 3
-NS: Final = "nanoseconds"
+_NS: Final = "nanoseconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +161,15 @@ def span_part_lines(found: SpanParts, width: int | None) -> Iterator[str]:
         yield "no samples of spans match"
         return
     whole = sum(part.own for part in found.parts)
-    yield f"{found.traces:,} trace{'s' * (found.traces != 1)}, {amount(whole, NS)} ms on threads"
-    yield from table(PART, found.parts, whole, NS, width=width, endpoints={})
+    yield f"{found.traces:,} trace{'s' * (found.traces != 1)}, {amount(whole, _NS)} ms on threads"
+    yield from table(PART, found.parts, whole, _NS, width=width, endpoints={})
 
 
 def span_parts_as_dict(found: SpanParts) -> dict[str, Any]:
     """Likewise as plain values."""
     return {
         "by": PART,
-        "unit": NS,
+        "unit": _NS,
         "traces": found.traces,
         "total": sum(part.own for part in found.parts),
         "groups": list(map(_as_dict, found.parts)),

@@ -136,6 +136,12 @@ def test_a_span_on_two_threads_has_the_time_of_both(asynchronous):
     }  # fmt: skip
 
 
+def test_samples_of_one_time_may_be_in_a_span_and_in_none(tmp_path):
+    same = [(0, link, "user", 1) for link in (None, A)]
+    path = write(tmp_path / "same.otlp", *same, (1, A, "user", 1))
+    assert parts(path) == {"user code": 2}
+
+
 def test_the_table(synchronous):
     done = CliRunner().invoke(command, ["--by", "part", "--thread", "7", synchronous])
     assert done.output.splitlines() == [
