@@ -1,6 +1,7 @@
 """Services for tests: separate processes that profile themselves."""
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -25,6 +26,16 @@ def run(code, *, wrapper=(), env=None, timeout=120):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done
+
+
+def ask(place, timeout_s):
+    """Ask a web service at a Unix socket for its page, whatever it answers."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(timeout_s)
+        client.connect(str(place))
+        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        while client.recv(4096):
+            pass
 
 
 def problems(log):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from operator import itemgetter
 
 import pytest
 from planted import HOT, write_program
+from services import ask
 
 from otel_kprofiler.model import KERNEL_SIDE, PYTHON_SIDE, USER_SIDE
 from otel_kprofiler.otlp import read_profiles
@@ -180,15 +180,6 @@ def app(environ, start_response):
 """
 
 
-def ask(place):
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(5)
-        client.connect(str(place))
-        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        while client.recv(4096):
-            pass
-
-
 def test_report_shows_the_hot_line_of_a_service_under_gunicorn_first(program, hot_line, tmp_path):
     program.write_text(program.read_text().replace("\n\nif __name__", f"{APP}\n\nif __name__"))
     path, place = tmp_path / "x.otlp", tmp_path / "socket"
@@ -203,7 +194,7 @@ def test_report_shows_the_hot_line_of_a_service_under_gunicorn_first(program, ho
     )  # fmt: skip
     while recording.poll() is None:
         try:
-            ask(place)
+            ask(place, timeout_s=5)
         except OSError:  # it does not listen yet, or no more
             time.sleep(0.05)
     assert recording.returncode == 0

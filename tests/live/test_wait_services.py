@@ -3,14 +3,13 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 from collections import Counter
 
 import pytest
-from services import ToFile, run
+from services import ToFile, ask, run
 
 from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.model import OFF_CPU
@@ -128,7 +127,7 @@ def test_parts_of_spans_add_up_to_their_duration(tmp_path):
             assert time.monotonic() < deadline
             assert server.poll() is None, server.stderr.read().decode()
             with contextlib.suppress(OSError):  # it does not listen yet
-                ask(place)
+                ask(place, timeout_s=30)
                 answered += 1
     finally:
         server.terminate()
@@ -196,12 +195,3 @@ def report_parts(file, durations):
     share = found["total"] / sum(durations)
     sys.stdout.write(f"{found['traces']} of {len(durations)} spans, {share:.1%} of their time\n")
     return {group["name"]: group["self"] for group in found["groups"]}
-
-
-def ask(place):
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(30)
-        client.connect(str(place))
-        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        while client.recv(4096):
-            pass
