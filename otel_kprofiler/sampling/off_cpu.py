@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_WAITS_PER_SECOND: Final = 10_000
+USUAL_WAITS_PER_SECOND: Final = 20
 MAX_THRESHOLD_NS: Final = (1 << 32) - 1
 """The longest threshold, 4.29 s: the program counts it in 32 bits."""
 
@@ -22,7 +23,7 @@ class OffCpuConfig:
         causes: find what threads wait for, by their stacks.
     """
 
-    samples_per_second: int = 20
+    samples_per_second: int = USUAL_WAITS_PER_SECOND
     min_duration_ns: int = 1_000
     wakers: bool = False
     causes: bool = True

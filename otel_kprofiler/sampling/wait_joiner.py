@@ -16,14 +16,13 @@ from otel_kprofiler.bpf import (
     WaitThread,
 )
 from otel_kprofiler.model import OFF_CPU, RawSample, Wait, WaitState
+from otel_kprofiler.sampling.off_cpu import MAX_THRESHOLD_NS, USUAL_WAITS_PER_SECOND
 
 _INTERVAL_NS: Final = 1_000_000_000
-_USUAL_RATE: Final = 20
 _LONGEST_STEP: Final = 2.0
 _SMALLEST_CHANGE: Final = 0.02
-MAX_THRESHOLD_NS: Final = (1 << 32) - 1
 FIRST_THRESHOLD_NS: Final = 10_000_000
-"""With 20 samples a second wanted on each CPU; with more, it is as much shorter."""
+"""At the usual rate; with more samples wanted, it is as much shorter."""
 
 
 @dataclass(slots=True)
@@ -171,7 +170,8 @@ class ThresholdControl:
 
     def __init__(self, least_ns: int, now_ns: int, per_second: int) -> None:
         self._least_ns = max(1, least_ns)
-        first = FIRST_THRESHOLD_NS * _USUAL_RATE // max(per_second, _USUAL_RATE)
+        usual = USUAL_WAITS_PER_SECOND
+        first = FIRST_THRESHOLD_NS * usual // max(per_second, usual)
         self.threshold_ns = max(first, self._least_ns)
         self._since_ns = now_ns
         self._taken = 0

@@ -14,11 +14,8 @@ from otel_kprofiler.bpf.waits import (
 )
 from otel_kprofiler.model import KERNEL_SIDE, OFF_CPU, STACK_OK, RawSample, WaitState, Waker
 from otel_kprofiler.sampling import WaitJoiner
-from otel_kprofiler.sampling.wait_joiner import (
-    FIRST_THRESHOLD_NS,
-    MAX_THRESHOLD_NS,
-    ThresholdControl,
-)
+from otel_kprofiler.sampling.off_cpu import MAX_THRESHOLD_NS
+from otel_kprofiler.sampling.wait_joiner import FIRST_THRESHOLD_NS, ThresholdControl
 
 SECOND = 10**9
 BOOT = 50 * SECOND  # ahead of CLOCK_MONOTONIC
