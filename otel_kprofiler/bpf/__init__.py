@@ -93,10 +93,13 @@ from otel_kprofiler.bpf.unwind import (
     pack_unwind_config,
 )
 from otel_kprofiler.bpf.waits import (
+    PLACES,
     WAIT_HAS_BEGUN,
     WAIT_IN_IOWAIT,
     WAIT_IS_THROTTLED,
     WAIT_KEPT,
+    WAIT_LAYOUT,
+    ThreadTable,
     WaitConfig,
     WaitCounts,
     WaitEnd,
@@ -109,7 +112,6 @@ from otel_kprofiler.bpf.waits import (
     find_wait_offsets,
     parse_threads,
     parse_wait_counts,
-    read_threads,
 )
 
 PROGRAMS: Final = Path(__file__).with_name("programs")
@@ -134,6 +136,7 @@ __all__ = [
     "ONLY_COMMS",
     "ONLY_TARGETS",
     "PAGE_BYTES",
+    "PLACES",
     "PROCESSORS",
     "PROGRAMS",
     "PYTHON_CFRAME",
@@ -156,6 +159,7 @@ __all__ = [
     "WAIT_IN_IOWAIT",
     "WAIT_IS_THROTTLED",
     "WAIT_KEPT",
+    "WAIT_LAYOUT",
     "BccLoader",
     "CpuLines",
     "Fence",
@@ -182,6 +186,7 @@ __all__ = [
     "SpanLayout",
     "SpanPath",
     "SpanSlots",
+    "ThreadTable",
     "WaitConfig",
     "WaitCounts",
     "WaitEnd",
@@ -206,7 +211,6 @@ __all__ = [
     "parse_threads",
     "parse_wait_counts",
     "python_map_entries",
-    "read_threads",
     "record_spans",
     "ring_bytes",
     "set_span_path",

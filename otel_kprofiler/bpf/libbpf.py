@@ -85,14 +85,14 @@ class _LibbpfObject:
         self._program_fds: dict[str, int] = {}
 
     def load(self) -> None:
-        """Size the maps, load, and collect the descriptors."""
+        """Size and fill the maps, load, and collect the descriptors."""
         library, spec = self._library, self._spec
         for name, entries in spec.map_entries.items():
-            found = self._checked(
-                library.bpf_object__find_map_by_name(self._object, name.encode()), f"map {name} of"
-            )
-            if library.bpf_map__set_max_entries(found, entries):
+            if library.bpf_map__set_max_entries(self._find_map(name), entries):
                 raise self._failure(f"sizing map {name} of", ctypes.get_errno())
+        for name, data in spec.constants.items():
+            if library.bpf_map__set_initial_value(self._find_map(name), data, len(data)):
+                raise self._failure(f"setting {name} of", ctypes.get_errno())
         programs = {name: self._find_program(name) for name in spec.programs}
         for program in self._programs():
             library.bpf_program__set_autoload(program, program in programs.values())
@@ -111,6 +111,10 @@ class _LibbpfObject:
     def program_fd(self, name: str) -> int:
         """Descriptor of a program."""
         return self._program_fds[name]
+
+    def _find_map(self, name: str) -> int:
+        found = self._library.bpf_object__find_map_by_name(self._object, name.encode())
+        return self._checked(found, f"map {name} of")
 
     def _find_program(self, name: str) -> int:
         found = self._library.bpf_object__find_program_by_name(self._object, name.encode())
@@ -214,6 +218,7 @@ def _open_library() -> Any:
         ("bpf_object__open_file", pointer, [text, pointer]),
         ("bpf_object__find_map_by_name", pointer, [pointer, text]),
         ("bpf_map__set_max_entries", integer, [pointer, ctypes.c_uint32]),
+        ("bpf_map__set_initial_value", integer, [pointer, text, ctypes.c_size_t]),
         ("bpf_map__fd", integer, [pointer]),
         ("bpf_object__load", integer, [pointer]),
         ("bpf_object__find_program_by_name", pointer, [pointer, text]),

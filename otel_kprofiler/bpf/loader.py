@@ -6,6 +6,7 @@ import contextlib
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 
@@ -34,6 +35,7 @@ class ObjectSpec(NamedTuple):
         map_entries: ``max_entries`` by map, chosen at run time (bytes for a ring).
         log_level: level of the verifier's log: 0 only if it rejects a program, 1 each
             instruction's state, 2 all branches. Loaders log it at level INFO.
+        constants: contents of sections of constants, by name; only libbpf sets them.
     """
 
     source: Path
@@ -41,6 +43,7 @@ class ObjectSpec(NamedTuple):
     programs: tuple[str, ...]
     map_entries: Mapping[str, int]
     log_level: int = 0
+    constants: Mapping[str, bytes] = MappingProxyType({})
 
 
 class LoadedObject(Protocol):

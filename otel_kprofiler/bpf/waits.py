@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import mmap
 import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from otel_kprofiler.bpf.call import bpf_call
 from otel_kprofiler.bpf.kernel_types import KernelTypes
 from otel_kprofiler.model import RawSample, WaitState, Waker
 
@@ -24,21 +21,26 @@ WAIT_IS_THROTTLED: Final = 8
 WAIT_WOKEN: Final = 16
 """``enum wait_flags``."""
 
-_MAP_LOOKUP_BATCH: Final = 24  # enum bpf_cmd
-_BATCH: Final = 1024
 _LINE_BYTES: Final = 128
 _COUNTERS: Final = 6
 _LINE_WORDS: Final = _LINE_BYTES // 8
-_CONFIG: Final = struct.Struct("=14Q")
-_THREAD: Final = struct.Struct(f"={8 + len(WaitState)}Q12I16s")
+_CONFIG: Final = struct.Struct("=5Q")
+_LAYOUT: Final = struct.Struct("=15Q")
+_THREAD: Final = struct.Struct(f"=3Q10I{len(WaitState)}Q3Q2Q8I16s")
 _END: Final = struct.Struct("=3Q6I16s")
 WAIT_END_BYTES: Final = _END.size
 THREAD_BYTES: Final = _THREAD.size
+WAIT_LAYOUT: Final = ".rodata.waits"
+"""Section of the constant ``wait_layout``."""
+PLACES: Final = 16
+"""In a bucket of threads."""
+_PLACES_AT_ONCE: Final = 4096  # their threads fill whole pages
 
 
 class WaitOffsets(NamedTuple):
-    """Offsets in the kernel's structs, up to ``epoch`` of ``struct wait_config``."""
+    """Offsets in the kernel's structs: ``struct wait_layout``. See there."""
 
+    pid: int
     state: int
     on_rq: int
     iowait: int = 0
@@ -48,33 +50,55 @@ class WaitOffsets(NamedTuple):
     throttle_count: int = 0
     runtime: int = 0
     picked: int = 0
+    run_delay: int = 0
+    queued: int = 0
+    rq: int = 0
+    clock: int = 0
+
+    @property
+    def has_run_delay(self) -> bool:
+        """Whether the kernel accounts for how long a thread wants a CPU."""
+        return self.run_delay != 0
+
+    def pack(self, buckets: int) -> bytes:
+        """The struct, for so many buckets, a power of two."""
+        return _LAYOUT.pack(*self, buckets - 1)
 
 
 def find_wait_offsets(types: KernelTypes) -> WaitOffsets | None:
     """What the programs must know of a kernel, None if it has other structs."""
-    state = types.offset("task_struct", "__state")  # since 5.14
+
+    def task(*path: str) -> int | None:
+        return types.offset("task_struct", *path)
+
+    state = task("__state")  # since 5.14
     if state is None:
-        state = types.offset("task_struct", "state")
-    on_rq = types.offset("task_struct", "on_rq")
-    if state is None or on_rq is None:
+        state = task("state")
+    pid, on_rq = task("pid"), task("on_rq")
+    if pid is None or state is None or on_rq is None:
         return None
+    found = WaitOffsets(pid, state, on_rq, throttled=task("throttled") or 0)
     iowait = types.bit_offset("task_struct", "in_iowait")
-    queue = types.offset("task_struct", "se", "cfs_rq")
-    count = types.offset("cfs_rq", "throttle_count")
-    runtime = types.offset("task_struct", "se", "sum_exec_runtime")
-    picked = types.offset("task_struct", "se", "prev_sum_exec_runtime")
-    return WaitOffsets(
-        state,
-        on_rq,
-        *((0, 0) if iowait is None else (iowait // 8, 1 << iowait % 8)),
-        types.offset("task_struct", "throttled") or 0,
-        *((0, 0) if queue is None or count is None else (queue, count)),
-        *((0, 0) if runtime is None or picked is None else (runtime, picked)),
+    if iowait is not None:
+        found = found._replace(iowait=iowait // 8, iowait_mask=1 << iowait % 8)
+    runtime, picked = task("se", "sum_exec_runtime"), task("se", "prev_sum_exec_runtime")
+    if runtime is not None and picked is not None:
+        found = found._replace(runtime=runtime, picked=picked)
+    cfs_rq = task("se", "cfs_rq")  # with CONFIG_FAIR_GROUP_SCHED
+    if cfs_rq is None:
+        return found
+    found = found._replace(
+        cfs_rq=cfs_rq, throttle_count=types.offset("cfs_rq", "throttle_count") or 0
     )
+    run_delay, queued = task("sched_info", "run_delay"), task("sched_info", "last_queued")
+    rq, clock = types.offset("cfs_rq", "rq"), types.offset("rq", "clock")
+    if run_delay is None or queued is None or rq is None or clock is None:
+        return found
+    return found._replace(run_delay=run_delay, queued=queued, rq=rq, clock=clock)
 
 
 class WaitConfig(NamedTuple):
-    """What the programs do: the rest of ``struct wait_config``. See there."""
+    """What the programs do: ``struct wait_config``. See there."""
 
     epoch: int = 0
     threshold_ns: int = 0
@@ -88,24 +112,20 @@ class WaitSettings:
 
     Args:
         map_fd: the map.
-        offsets: of the running kernel.
     """
 
-    def __init__(self, map_fd: int, offsets: WaitOffsets) -> None:
+    def __init__(self, map_fd: int) -> None:
         self._mapped = mmap.mmap(map_fd, mmap.PAGESIZE, mmap.MAP_SHARED)
         self._words = memoryview(self._mapped)[: _CONFIG.size].cast("Q")
-        self._first = len(offsets)
-        for at, word in enumerate(offsets):
-            self._words[at] = word
 
     def change(self, config: WaitConfig) -> None:
         """Change the settings, the epoch last: before, threads are not followed."""
         epoch, *rest = config
-        if self._words[self._first] != epoch:
-            self._words[self._first] = 0
-        for at, word in enumerate(rest, self._first + 1):
+        if self._words[0] != epoch:
+            self._words[0] = 0
+        for at, word in enumerate(rest, 1):
             self._words[at] = word
-        self._words[self._first] = epoch
+        self._words[0] = epoch
 
     def close(self) -> None:
         """Unmap."""
@@ -139,9 +159,9 @@ class WaitThread(NamedTuple):
         since = self.off_since_ns
         if not since or now_ns <= since:
             return 0, 0
-        if not self.woken_ns or self.state == WaitState.RUNNABLE:
+        if self.woken_ns < since or self.state == WaitState.RUNNABLE:
             return now_ns - since, 0
-        woken = min(max(self.woken_ns, since), now_ns)
+        woken = min(self.woken_ns, now_ns)
         return woken - since, now_ns - woken
 
 
@@ -151,12 +171,10 @@ def parse_threads(data: bytes) -> Iterator[WaitThread]:
         raise ValueError("a thread of the off-CPU totals is cut off")
     states = len(WaitState)
     for words in _THREAD.iter_unpack(data):
-        one, _, start, since, woken = words[:5]
-        waits, below, _, tgid, tid, _, state, epoch, _, threshold, _, flags = words[
-            5 + states : 17 + states
-        ]
+        _, since, _, _, state, epoch, _, flags, threshold = words[:9]
+        waits, below, start, one, woken, tgid, tid = words[13 + states : 20 + states]
         yield WaitThread(
-            one, start, since, woken, words[5 : 5 + states], waits, below, tgid, tid,
+            one, start, since, woken, words[13 : 13 + states], waits, below, tgid, tid,
             state if state < states else 0, epoch, threshold, flags,
         )  # fmt: skip
 
@@ -214,9 +232,7 @@ class WaitLines:
 
     def __init__(self, map_fd: int, cpus: int) -> None:
         size = cpus * _LINE_BYTES
-        self._mapped = mmap.mmap(
-            map_fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ
-        )
+        self._mapped = _map_part(map_fd, 0, size)
         self._words = memoryview(self._mapped)[:size].cast("Q")
 
     def copy(self) -> bytes:
@@ -240,45 +256,42 @@ def parse_wait_counts(counters: bytes) -> WaitCounts:
     return WaitCounts(*(sum(words[at::_COUNTERS]) for at in range(_COUNTERS)))
 
 
-class _BatchAttributes(ctypes.Structure):
-    """``union bpf_attr`` for BPF_MAP_LOOKUP_BATCH."""
+class ThreadTable:
+    """The maps ``buckets`` and ``threads``, mapped while they are read: mapped memory is resident.
 
-    _fields_ = (
-        ("in_batch", ctypes.c_void_p),
-        ("out_batch", ctypes.c_void_p),
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("count", ctypes.c_uint32),
-        ("map_fd", ctypes.c_uint32),
-        ("element_flags", ctypes.c_uint64),
-        ("flags", ctypes.c_uint64),
-    )
-
-
-def read_threads(map_fd: int) -> bytes:
-    """All values of the map ``threads``, for :func:`parse_threads`.
-
-    Each thread that is in it all the time is there once. Raises ``OSError``.
+    Args:
+        buckets_fd: the buckets.
+        threads_fd: the threads.
+        buckets: how many there are, a power of two.
     """
-    keys = (ctypes.c_uint64 * _BATCH)()
-    values = ctypes.create_string_buffer(_BATCH * THREAD_BYTES)
-    place = ctypes.c_uint32()
-    found, first = [], True
-    while True:
-        attributes = _BatchAttributes(
-            None if first else ctypes.addressof(place),
-            ctypes.addressof(place),
-            ctypes.addressof(keys),
-            ctypes.addressof(values),
-            _BATCH,
-            map_fd,
-        )
-        try:
-            bpf_call(_MAP_LOOKUP_BATCH, attributes)
-        except OSError as error:
-            if error.errno != errno.ENOENT:  # that was the last bucket
-                raise
-            found.append(values.raw[: attributes.count * THREAD_BYTES])
-            return b"".join(found)
-        found.append(values.raw[: attributes.count * THREAD_BYTES])
-        first = False
+
+    def __init__(self, buckets_fd: int, threads_fd: int, buckets: int) -> None:
+        self._buckets_fd = buckets_fd
+        self._threads_fd = threads_fd
+        self._places = buckets * PLACES
+
+    def read(self) -> bytes:
+        """All threads, for :func:`parse_threads`; those that are there all the time are in it.
+
+        Raises ``OSError``.
+        """
+        found, step = [], min(_PLACES_AT_ONCE, self._places)
+        for first in range(0, self._places, step):
+            with (
+                _map_part(self._buckets_fd, first * 8, step * 8) as buckets,
+                _map_part(self._threads_fd, first * THREAD_BYTES, step * THREAD_BYTES) as threads,
+            ):
+                tasks = buckets[: step * 8]
+                if any(tasks):
+                    found += [
+                        threads[at * THREAD_BYTES : (at + 1) * THREAD_BYTES]
+                        for at, task in enumerate(memoryview(tasks).cast("Q"))
+                        if task
+                    ]
+        return b"".join(found)
+
+
+def _map_part(fd: int, offset: int, size: int) -> mmap.mmap:
+    """Map a part of an array, from a page on, for reading."""
+    whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    return mmap.mmap(fd, whole, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset)

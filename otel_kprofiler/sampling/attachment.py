@@ -84,7 +84,13 @@ from otel_kprofiler.sampling.unwinder import (
     plan_unwinding,
     say_frame_pointers,
 )
-from otel_kprofiler.sampling.waits import open_waits, plan_waits, wait_map_entries, wait_programs
+from otel_kprofiler.sampling.waits import (
+    open_waits,
+    plan_waits,
+    wait_constants,
+    wait_map_entries,
+    wait_programs,
+)
 
 if TYPE_CHECKING:
     from otel_kprofiler.unwinding import TableStore
@@ -182,7 +188,7 @@ class Attachment:
             undo.callback(self.events.close)
             waits = wait_programs(config, choice.name)
             self.waits = undo.enter_context(
-                open_waits(plans.waits, program, waits, config=config, files=files, cpus=possible)
+                open_waits(plans.waits, program, waits, config=config, files=files, entries=entries)
             )
             self.events.open()
             self._close = undo.pop_all().close
@@ -305,16 +311,24 @@ def _load(
         for offsets in ((plans.python, None) if plans.python else (None,))
         for name in (BY_TABLES if plan else (FRAME_POINTERS,))
     ]
+    load = functools.partial(
+        _load_program,
+        config=config,
+        files=files,
+        loader=loader,
+        entries=entries,
+        constants=wait_constants(plans.waits, entries),
+    )
     for choice in choices[:-1]:
         try:
-            loaded = _load_program(choice, config, files, loader, entries)
+            loaded = load(choice)
         except SamplerError as error:  # a kernel without its helpers, or another verifier
             _log.debug("%s is not accepted: %s\n%s", choice.name, error, error.log)
             continue
         break
     else:
         choice = choices[-1]
-        loaded = _load_program(choice, config, files, loader, entries)
+        loaded = load(choice)
     if plans.unwinding and not choice.unwinding:
         say_frame_pointers("this kernel does not accept the unwinder")
     return loaded, choice
@@ -322,10 +336,12 @@ def _load(
 
 def _load_program(
     choice: _Choice,
+    *,
     config: SamplerConfig,
     files: HostFiles,
     loader: Loader,
     entries: Mapping[str, int],
+    constants: Mapping[str, bytes],
 ) -> LoadedObject:
     cpus = entries["cpu_lines"]
     python_ring = python_ring_bytes(config) if choice.python else 0
@@ -336,7 +352,14 @@ def _load_program(
     }
     programs: tuple[str, ...] = (choice.name,) if config.on_cpu else ()
     programs += wait_programs(config, choice.name)
-    spec = ObjectSpec(SAMPLER_SOURCE, SAMPLER_OBJECT, programs, sizes, config.verifier_log_level)
+    spec = ObjectSpec(
+        SAMPLER_SOURCE,
+        SAMPLER_OBJECT,
+        programs,
+        sizes,
+        config.verifier_log_level,
+        constants,
+    )
     try:
         return loader.load(spec)
     except OSError as error:

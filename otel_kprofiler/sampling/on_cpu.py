@@ -203,6 +203,11 @@ class EbpfSampler(ForkAware):
         )
         if config == old:
             return self._time.boot_ns()
+        if attached.waits is not None and config.off_cpu is not None:
+            try:
+                attached.waits.note_wakers(config.off_cpu)
+            except OSError as error:
+                raise SamplerError(f"wakers cannot be noted without a restart: {error}") from error
         if events is not None:
             events.between_samples(lambda: attached.configure(config, _NEVER_NS))
             if config.pin_cpu_ids != old.pin_cpu_ids:

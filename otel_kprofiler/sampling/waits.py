@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from otel_kprofiler.bpf import (
+    PLACES,
+    WAIT_LAYOUT,
     KernelTypes,
     LoadedObject,
+    ThreadTable,
     WaitConfig,
     WaitCounts,
     WaitLines,
@@ -23,7 +26,6 @@ from otel_kprofiler.bpf import (
     bpf_call,
     find_wait_offsets,
     parse_threads,
-    read_threads,
 )
 from otel_kprofiler.errors import HostError, KernelFeatureError
 from otel_kprofiler.host import HostFiles, get_privilege_error
@@ -81,19 +83,24 @@ def plan_waits(
 def wait_map_entries(
     offsets: WaitOffsets | None, files: HostFiles, possible_cpus: int
 ) -> dict[str, int]:
-    """Sizes of the maps: room for twice as many threads as there are now, and some more."""
+    """Sizes of the maps: room for four times as many threads as there are now.
+
+    Where half of the places are taken, some buckets are full.
+    """
     if offsets is None:
-        return {"threads": 1, "wait_lines": 1}
+        return {"buckets": 1, "threads": 1, "wait_lines": 1}
     try:
         # "0.00 0.00 0.00 1/234 5678": runnable and existing threads
         threads = int(files.read_bytes(_LOADAVG).split()[3].split(b"/")[1])
     except (OSError, LookupError, ValueError):
         threads = 0
-    room = 1 << (2 * threads).bit_length()
-    return {
-        "threads": min(max(room, _MIN_THREADS), _MAX_THREADS),
-        "wait_lines": possible_cpus,
-    }
+    room = min(max(1 << (4 * threads).bit_length(), _MIN_THREADS), _MAX_THREADS)
+    return {"buckets": room // PLACES, "threads": room, "wait_lines": possible_cpus}
+
+
+def wait_constants(offsets: WaitOffsets | None, entries: Mapping[str, int]) -> dict[str, bytes]:
+    """Constants of the programs, for maps of these sizes."""
+    return {} if offsets is None else {WAIT_LAYOUT: offsets.pack(entries["buckets"])}
 
 
 def wait_programs(config: SamplerConfig, on_cpu: str) -> tuple[str, ...]:
@@ -106,7 +113,7 @@ def wait_programs(config: SamplerConfig, on_cpu: str) -> tuple[str, ...]:
     if config.off_cpu is None:
         return ()
     if not config.off_cpu.samples_per_second:
-        return _SWITCH, _WAKING
+        return _SWITCH, _WAKING, _WAITING
     return on_cpu.replace("kprofiler", _SWITCH), _WAKING, _WAITING
 
 
@@ -115,10 +122,10 @@ class WaitFollower:
 
     Args:
         program: the loaded object.
-        names: its programs that are to be attached.
+        names: its programs for waits.
         offsets: of the running kernel.
         config: what to tell of waits.
-        cpus: number of possible CPUs.
+        entries: sizes of the maps.
 
     Raises:
         OSError: the kernel refused to attach or to map something; nothing stays attached.
@@ -130,14 +137,14 @@ class WaitFollower:
         names: Iterable[str],
         offsets: WaitOffsets,
         config: OffCpuConfig,
-        cpus: int,
+        entries: Mapping[str, int],
     ) -> None:
         self._program = program
         self._wanted = config
-        self._cpus = cpus
+        self._cpus = entries["wait_lines"]
+        self._has_run_delay = offsets.has_run_delay
         self._epochs = self._epoch = 0
-        self._links: list[int] = []
-        self._iteration: int | None = None
+        self._links: dict[str, int] = {}
         self._next_look_ns = 0
         self._totals = WaitSums()
         self._joiner = WaitJoiner()
@@ -145,17 +152,21 @@ class WaitFollower:
             config.min_duration_ns, time.monotonic_ns(), config.samples_per_second
         )
         self._told: list[RawSample] = []
-        self._lines = WaitLines(program.map_fd("wait_lines"), cpus)
-        self._settings = WaitSettings(program.map_fd("wait_config"), offsets)
-        try:
+        with contextlib.ExitStack() as undo:
+            self._lines = WaitLines(program.map_fd("wait_lines"), self._cpus)
+            undo.callback(self._lines.close)
+            self._table = ThreadTable(
+                program.map_fd("buckets"), program.map_fd("threads"), entries["buckets"]
+            )
+            self._settings = WaitSettings(program.map_fd("wait_config"))
+            undo.callback(self._settings.close)
+            undo.callback(self._close_links)
             self.resume()
             for name in names:
-                attach = _iterate if name == _WAITING else _attach
-                self._links.append(attach(program.program_fd(name)))
-            self._iteration = self._links[-1] if _WAITING in names else None
-        except BaseException:
-            self.close()
-            raise
+                if name != _WAKING:
+                    self._attach(name)
+            self.note_wakers(config)
+            self._close = undo.pop_all().close
 
     @property
     def threshold_ns(self) -> int:
@@ -186,8 +197,9 @@ class WaitFollower:
         self._joiner.forget(records.ended)
         self._totals.add_ended(records.ended)
         told, self._told = self._told, []
-        self._look_at_waiting(now_ns)
         rate = self._wanted.samples_per_second * self._cpus
+        if rate and now_ns >= self._next_look_ns:
+            self._look_at_waiting(now_ns)
         if rate and self._epoch and self._control.update(now_ns, self.counts().taken, rate):
             self._configure()
         return samples + told
@@ -199,7 +211,8 @@ class WaitFollower:
             now_ns: time of ``CLOCK_MONOTONIC``.
             boot_ns: time of ``CLOCK_BOOTTIME``.
         """
-        threads = list(parse_threads(read_threads(self._program.map_fd("threads"))))
+        self._look_at_waiting(now_ns)
+        threads = list(parse_threads(self._table.read()))
         self._told += self._joiner.tell(threads, now_ns, boot_ns, self._epoch)
         return self._totals.read(threads, now_ns, self._epoch)
 
@@ -223,33 +236,51 @@ class WaitFollower:
         self._epoch = self._epochs
         self._configure()
 
+    def note_wakers(self, config: OffCpuConfig) -> None:
+        """Follow wake-ups if the settings, or a kernel that tells no time in run queues, need it.
+
+        Raises ``OSError`` (before 5.19 without CAP_BPF).
+        """
+        if not config.wakers and self._has_run_delay:
+            if link := self._links.pop(_WAKING, None):
+                os.close(link)
+        elif _WAKING not in self._links:
+            self._attach(_WAKING)
+
+    def _attach(self, name: str) -> None:
+        attach = _iterate if name == _WAITING else _attach
+        self._links[name] = attach(self._program.program_fd(name))
+
     def _look_at_waiting(self, now_ns: int) -> None:
-        """Once a second: let long waits whose begin was not told tell it; the ring gets them."""
-        if self._iteration is None or now_ns < self._next_look_ns:
+        """Let waiting threads tell since when they want a CPU, and long waits their begin."""
+        if _WAITING not in self._links:
             return
         self._next_look_ns = now_ns + _NS_PER_S
         try:
             # union bpf_attr of BPF_ITER_CREATE: link, flags
-            fd = bpf_call(_ITER_CREATE, (ctypes.c_uint32 * 2)(self._iteration, 0))
+            fd = bpf_call(_ITER_CREATE, (ctypes.c_uint32 * 2)(self._links[_WAITING], 0))
         except PermissionError as error:
             # Before 5.19 without CAP_BPF: they are told when they end.
             _log.info("some waits are not told before they end: %s", error)
-            self._iteration = None
+            os.close(self._links.pop(_WAITING))
             return
         with open(fd, "rb", buffering=0) as tasks:
             tasks.read(1)  # nothing is written: this runs the program for all of them
 
     def detach(self) -> None:
         """Run the programs no more; what they have counted stays."""
-        self._iteration = None
+        try:
+            self._look_at_waiting(time.monotonic_ns())
+        finally:
+            self._close_links()
+
+    def _close_links(self) -> None:
         while self._links:
-            os.close(self._links.pop())
+            os.close(self._links.popitem()[1])
 
     def close(self) -> None:
         """Detach, and unmap."""
-        self.detach()
-        self._settings.close()
-        self._lines.close()
+        self._close()
 
     def _configure(self) -> None:
         wanted = self._wanted
@@ -273,7 +304,7 @@ def open_waits(
     *,
     config: SamplerConfig,
     files: HostFiles,
-    cpus: int,
+    entries: Mapping[str, int],
 ) -> Iterator[WaitFollower | None]:
     """Attach the loaded programs while a context lasts; None without offsets.
 
@@ -285,7 +316,7 @@ def open_waits(
         yield None
         return
     try:
-        follower = WaitFollower(program, names, offsets, config.off_cpu, cpus)
+        follower = WaitFollower(program, names, offsets, config.off_cpu, entries)
     except PermissionError as error:
         raise get_privilege_error("attaching the BPF programs for off-CPU time", files) from error
     with contextlib.closing(follower):
@@ -344,9 +375,8 @@ class WaitSums:
         new = by_state
         if told is not None:
             _, told_states, told_waits, told_below = told
-            # What was told as one state may turn out as another: never take back.
             if by_state != told_states:
-                by_state = tuple(map(max, by_state, told_states))
+                by_state = _keep_told(by_state, told_states)
             new = tuple([a - b for a, b in zip(by_state, told_states, strict=True)])
             waits, below = waits - told_waits, below - told_below
         self._told[thread.id] = self._round, by_state, thread.waits, thread.below_ns
@@ -356,6 +386,17 @@ class WaitSums:
         before = self._ready.get(key, NO_WAITS)
         total = tuple([a + b for a, b in zip(before.by_state, new, strict=True)])
         self._ready[key] = WaitTotals(total, before.switches + waits, before.below_ns + below)
+
+
+def _keep_told(by_state: tuple[int, ...], told: tuple[int, ...]) -> tuple[int, ...]:
+    """Sums that are nowhere below those that were told.
+
+    Sleep that was told may turn out as time in which the thread wanted a CPU: that is less then.
+    """
+    kept = list(map(max, by_state, told))
+    excess = sum(kept) - sum(by_state)
+    kept[0] = max(kept[0] - excess, told[0])
+    return tuple(kept)
 
 
 def _process_of(thread: WaitThread) -> ProcessKey:

@@ -274,8 +274,7 @@ def test_preempted_threads_want_a_cpu():
     assert states[WaitState.RUNNABLE] > 0.9 * sum(states.values()) > 0
 
 
-def test_the_waker_is_told():
-    code = """
+TWO_THAT_WAKE_EACH_OTHER = """
 import os, time
 a, b = os.pipe()
 c, d = os.pipe()
@@ -291,7 +290,10 @@ while True:
         os.read(a, 1)
         os.write(d, b"x")
 """
-    with running(wakers=True) as sampler, program(code) as process:
+
+
+def test_the_waker_is_told():
+    with running(wakers=True) as sampler, program(TWO_THAT_WAKE_EACH_OTHER) as process:
         child = int(process.stdout.readline())
         samples = collect(sampler, 3)
     wakers = [
@@ -304,8 +306,20 @@ while True:
     assert any(name.startswith(b"python") for name in names)
 
 
+def test_wakers_are_told_while_they_are_wanted():
+    with running() as sampler, program(TWO_THAT_WAKE_EACH_OTHER) as process:
+        known = []
+        for wakers in (False, True, False):
+            off_cpu = OffCpuConfig(samples_per_second=1000, wakers=wakers)
+            sampler.reconfigure(SamplerConfig(on_cpu=False, off_cpu=off_cpu))
+            collect(sampler, 0.3)
+            found = [s for s in collect(sampler, 1) if s.tgid == process.pid]
+            known.append(any(s.wait.waker for s in found))
+    assert known == [False, True, False]
+
+
 def test_both_kinds_are_sampled_together():
-    with running(on_cpu=True, samples_per_second=199) as sampler:
+    with running(on_cpu=True, samples_per_second=199) as sampler, program("while 1: pass"):
         samples = collect(sampler, 2)
         counts = sampler.counts()
     assert {s.kind for s in samples} == {ON_CPU, OFF_CPU}

@@ -11,10 +11,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from otel_kprofiler.bpf import BccLoader, LibbpfLoader
+from otel_kprofiler.bpf import BccLoader, LibbpfLoader, find_wait_offsets
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.model import NO_WAITS, ProcessKey, WaitState, WaitTotals
-from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
+from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig, waits
 
 pytestmark = [
     pytest.mark.live,
@@ -40,6 +40,18 @@ sys.stdin.readline()
 """
 SLEEP = "while time.monotonic() < end: time.sleep(0.01)"
 SPIN = "while time.monotonic() < end: pass"
+
+
+@pytest.fixture(params=["kernel", "wakers"])
+def account(request, monkeypatch):
+    """Who tells since when a thread wants a CPU; kernels without an account need the wakers."""
+    if request.param == "wakers":
+
+        def find(types):
+            return find_wait_offsets(types)._replace(run_delay=0)
+
+        monkeypatch.setattr(waits, "find_wait_offsets", find)
+    return request.param
 
 
 @contextlib.contextmanager
@@ -115,18 +127,20 @@ def measure(*programs):
     ]
 
 
-def test_totals_and_time_on_cpus_are_the_time_that_passed():
+def test_totals_and_time_on_cpus_are_the_time_that_passed(account):
     (((wall, on_cpu, delay), totals, more),) = measure((SLEEP, 3, {}))
     # In the kernel's account a thread that is woken on an idle CPU may run from then on: its clock
-    # is not read again (rq_clock_skip_update, kernel/sched/core.c). Here it wants a CPU.
-    more += 100_000 * totals.switches
-    assert wall - on_cpu == pytest.approx(totals.total_ns, rel=0.005, abs=more)
+    # is not read again (rq_clock_skip_update, kernel/sched/core.c). Here it is off until it runs.
+    skipped = 100_000 * totals.switches
+    assert wall - on_cpu == pytest.approx(totals.total_ns, rel=0.005, abs=more + skipped)
+    if account == "wakers":
+        more += skipped
     assert totals.by_state[WaitState.RUNNABLE] == pytest.approx(delay, rel=0.005, abs=more)
     assert totals.by_state[WaitState.INTERRUPTIBLE] > 0.5 * wall
     assert totals.switches > 50
 
 
-def test_threads_that_want_the_same_cpu_wait_for_it():
+def test_threads_that_want_the_same_cpu_wait_for_it(account):
     cpu = min(os.sched_getaffinity(0))
     spinners = [(SPIN, 4, {"cpu": cpu})] * 3
     for (wall, on_cpu, delay), totals, more in measure(*spinners):
@@ -148,6 +162,32 @@ def test_a_stopped_process_waits_until_it_goes_on():
     assert first.by_state[WaitState.STOPPED] > 0.5e9
     assert second.by_state[WaitState.STOPPED] >= 1e9
     assert second.switches == 0, "it goes on, and counts all the same"
+
+
+def test_a_thread_that_was_woken_but_does_not_run_wants_a_cpu(account):
+    cpu = min(os.sched_getaffinity(0))
+    first = """
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+while time.monotonic() < end: pass
+os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+"""
+    with (
+        running() as sampler,
+        Program("time.sleep(0.2)", 1, cpu=cpu) as sleeper,
+        Program(first, 0.8, cpu=cpu) as spinner,
+    ):
+        read(sampler)
+        sleeper.go()
+        time.sleep(0.05)
+        spinner.go()
+        time.sleep(0.55)
+        waiting = read(sampler)[sleeper.process.pid]
+        sleeper.told()
+        after = read(sampler)[sleeper.process.pid]
+    assert waiting.by_state[WaitState.RUNNABLE] > 0.2e9
+    assert waiting.by_state[WaitState.INTERRUPTIBLE] > 0.1e9
+    assert waiting.switches <= 1, "it still waits"
+    assert after.by_state[WaitState.RUNNABLE] > 0.05e9
 
 
 def test_waits_that_go_on_are_told_once():

@@ -11,6 +11,29 @@
 
 SCRATCH(late_begin, struct record);
 
+/* A member of a task that the tracepoint tells, or of what it points to; 0 if it is not there. */
+#define MEMBER(type, of, offset) (*(type *)((u8 *)(of) + wait_layout.offset))
+
+INLINE u32 find_bucket(u64 task)
+{
+	return task * 0x9e3779b97f4a7c15 >> 32 & wait_layout.bucket_mask; /* 2^64 / golden ratio */
+}
+
+/* Where the thread of a task is, or NO_THREAD. */
+INLINE u32 find_place(u64 task)
+{
+	u32 number = find_bucket(task);
+	const struct bucket *bucket = LOOKUP(buckets, &number);
+
+	if (!bucket)
+		return NO_THREAD;
+#pragma clang loop unroll(full)
+	for (u32 i = 0; i < PLACES; i++)
+		if (bucket->tasks[i] == task)
+			return number * PLACES + i;
+	return NO_THREAD;
+}
+
 /* The state in which a task leaves its CPU. */
 INLINE u32 find_wait_state(u64 state, int preempted)
 {
@@ -31,43 +54,82 @@ INLINE int is_too_young(const struct config *options, u64 start_time_ns)
 	       bpf_ktime_get_boot_ns() - start_time_ns < options->min_age_ns;
 }
 
-/* Enter the current thread into `threads`; a function of its own for the sake of the stack. */
-GLOBAL int add_thread(u64 now)
+/*
+ * A place of its own in the bucket for the current thread. Of the CPUs that claim a place at once
+ * at most one sees its own claim alone, and has it.
+ */
+GLOBAL int claim_place(u64 task)
 {
-	u64 task = bpf_get_current_task(), ids = bpf_get_current_pid_tgid();
-	u32 zero = 0, cpu = bpf_get_smp_processor_id();
-	struct wait_line *line = LOOKUP(wait_lines, &cpu);
-	struct config *options = LOOKUP(config, &zero);
-	struct scratch *own = LOOKUP(scratch, &zero);
-	struct thread *thread = LOOKUP(new_thread, &zero);
-	int in_namespace;
+	u32 number = find_bucket(task), place;
+	struct bucket *bucket = LOOKUP(buckets, &number);
+	struct thread *thread;
 
-	if (!line || !options || !own || !thread)
-		return 0;
-	is_followed(options, &own->record, &in_namespace); /* for its ids */
-	thread->in_namespace = in_namespace;
-	thread->id = ids << 32 | (u32)(now >> 10);
-	thread->task = task;
-	thread->start_time_ns = start_time(options);
-	thread->tgid = own->record.tgid;
-	thread->tid = own->record.tid;
-	thread->initial_tid = ids;
-	if (UPDATE(threads, &task, thread))
-		line->no_room++;
-	return 0;
+	if (!bucket)
+		return NO_THREAD;
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < PLACES; i++) {
+		if (bucket->tasks[i])
+			continue;
+		place = number * PLACES + i;
+		thread = LOOKUP(threads, &place);
+		if (!thread)
+			continue;
+		__sync_fetch_and_add(&thread->claims, 1);
+		if (*(volatile u32 *)&thread->claims == 1)
+			return place;
+		__sync_fetch_and_add(&thread->claims, -1);
+	}
+	return NO_THREAD;
 }
 
-/* The thread has ended: its sums go to user space. */
-GLOBAL int remove_thread(u64 task)
+/* Enter the current thread; returns its place, or NO_THREAD. */
+GLOBAL int add_thread(u64 task, u64 now)
 {
-	u32 zero = 0, cpu = bpf_get_smp_processor_id();
+	u32 zero = 0, cpu = bpf_get_smp_processor_id(), number = find_bucket(task);
+	u32 place = claim_place(task);
 	struct wait_line *line = LOOKUP(wait_lines, &cpu);
 	struct config *options = LOOKUP(config, &zero);
 	struct scratch *own = LOOKUP(scratch, &zero);
-	struct thread *thread = LOOKUP(threads, &task);
+	struct thread *thread = LOOKUP(threads, &place);
+	struct bucket *bucket = LOOKUP(buckets, &number);
+	u64 ids = bpf_get_current_pid_tgid();
+	int in_namespace;
+
+	if (!line || !options || !own || !bucket)
+		return NO_THREAD;
+	if (!thread) {
+		line->no_room++;
+		return NO_THREAD;
+	}
+	is_followed(options, &own->record, &in_namespace); /* for its ids */
+	__builtin_memset(thread->total_ns, 0, sizeof(thread->total_ns));
+	thread->task = task;
+	thread->off_since_ns = thread->woken_ns = 0;
+	thread->initial_tid = ids;
+	thread->cpu = cpu;
+	thread->usual_ns = thread->usual_preempted_ns = 0;
+	thread->waits = thread->below_ns = 0;
+	thread->start_time_ns = start_time(options);
+	thread->id = ids << 32 | (u32)(now >> 10);
+	thread->tgid = own->record.tgid;
+	thread->tid = own->record.tid;
+	thread->in_namespace = in_namespace;
+	bucket->tasks[place % PLACES] = task;
+	return place;
+}
+
+/* The thread has ended: its sums go to user space, its place is free. */
+GLOBAL int remove_thread(u32 place)
+{
+	u32 zero = 0, cpu = bpf_get_smp_processor_id(), number = place / PLACES;
+	struct wait_line *line = LOOKUP(wait_lines, &cpu);
+	struct config *options = LOOKUP(config, &zero);
+	struct scratch *own = LOOKUP(scratch, &zero);
+	struct thread *thread = LOOKUP(threads, &place);
+	struct bucket *bucket = LOOKUP(buckets, &number);
 	struct record *record;
 
-	if (!line || !options || !own || !thread)
+	if (!line || !options || !own || !thread || !bucket)
 		return 0;
 	record = &own->record;
 	record->time_ns = bpf_ktime_get_boot_ns();
@@ -78,27 +140,42 @@ GLOBAL int remove_thread(u64 task)
 	if (!bpf_probe_read_kernel(record->frames, sizeof(*thread), thread) &&
 	    RING_OUTPUT(ring, record, HEADER_BYTES + sizeof(*thread), find_wakeup(options)))
 		line->lost++;
-	bpf_map_delete_elem(&threads, &task);
+	bucket->tasks[place % PLACES] = 0;
+	__sync_fetch_and_add(&thread->claims, -1);
 	return 0;
 }
 
 /* Whether the task is kept from running by its cgroup's quota, as far as the kernel tells it. */
-INLINE int is_throttled(const struct wait_config *c, u64 task)
+INLINE int is_throttled(u64 task)
 {
-	u64 queue = 0;
-	u32 count = 0;
-	u8 throttled = 0;
+	void *queue;
 
-	if (c->throttled_offset && !READ_KERNEL(throttled, task + c->throttled_offset) && throttled)
+	if (wait_layout.throttled && MEMBER(u8, task, throttled))
 		return 1;
-	return c->cfs_rq_offset && !READ_KERNEL(queue, task + c->cfs_rq_offset) && queue &&
-	       !READ_KERNEL(count, queue + c->throttle_count_offset) && count;
+	if (!wait_layout.throttle_count)
+		return 0;
+	queue = MEMBER(void *, task, cfs_rq);
+	return MEMBER(u32, queue, throttle_count) != 0;
+}
+
+/* A random number; helpers cost more. Marsaglia, Xorshift RNGs, 2003: 13, 7, 17. */
+INLINE u32 draw(struct wait_line *line)
+{
+	u64 x = line->random;
+
+	if (!x)
+		x = (u64)bpf_get_prandom_u32() << 32 | 1;
+	x ^= x << 13;
+	x ^= x >> 7;
+	x ^= x << 17;
+	line->random = x;
+	return x >> 32;
 }
 
 /* Whether something happens with the chance part / whole; both are below 2^32. */
-INLINE int by_chance(u64 part, u64 whole)
+INLINE int by_chance(struct wait_line *line, u64 part, u64 whole)
 {
-	return part >= whole || (u64)bpf_get_prandom_u32() * whole >> 32 < part;
+	return part >= whole || (u64)draw(line) * whole >> 32 < part;
 }
 
 /*
@@ -119,66 +196,71 @@ INLINE int chooses_begin(const struct wait_config *c, struct thread *thread, str
 	if (usual && usual < threshold / LIKELY_FACTOR)
 		likely = usual * LIKELY_FACTOR;
 	thread->likely_ns = likely;
-	return by_chance(likely, threshold);
+	return by_chance(line, likely, threshold);
 }
 
-/* The current thread leaves its CPU; whether a record of that is to be written. */
-GLOBAL int leave(u64 task, u64 now, u64 state, u32 preempted, u32 sampled)
+/*
+ * Where the current thread is that leaves its CPU, for the first time or after an exec, with
+ * filters, or forever; NO_THREAD if it is not followed.
+ */
+GLOBAL int admit(u64 task, u64 now, u32 is_dead)
 {
-	struct thread *thread = LOOKUP(threads, &task);
-	u32 zero = 0, cpu = bpf_get_smp_processor_id(), tid = bpf_get_current_pid_tgid();
-	const struct wait_config *c = LOOKUP(wait_config, &zero);
-	struct wait_line *line = LOOKUP(wait_lines, &cpu);
+	u32 zero = 0, place = find_place(task);
+	struct thread *thread = LOOKUP(threads, &place);
 	struct config *options = LOOKUP(config, &zero);
 	struct scratch *own = LOOKUP(scratch, &zero);
 	int in_namespace;
 
-	if (!tid || !c || !line || !options || !own)
-		return 0;
-	if (thread && (thread->initial_tid != tid || state & TASK_DEAD)) {
-		remove_thread(task);
+	if (!options || !own)
+		return NO_THREAD;
+	if (thread && (thread->initial_tid != (u32)bpf_get_current_pid_tgid() || is_dead)) {
+		remove_thread(place);
 		thread = 0;
 	}
-	if (state & TASK_DEAD)
-		return 0;
+	if (is_dead)
+		return NO_THREAD;
 	if (options->flags & WAIT_FILTERS && !is_followed(options, &own->record, &in_namespace)) {
 		if (thread)
 			thread->off_since_ns = 0;
-		return 0;
+		return NO_THREAD;
 	}
-	if (!thread) {
-		add_thread(now);
-		thread = LOOKUP(threads, &task);
-		if (!thread)
-			return 0;
-	}
+	return thread ? place : add_thread(task, now);
+}
+
+/*
+ * A thread leaves its CPU; whether a record of that is to be written. `task` is the kernel's own
+ * pointer.
+ */
+INLINE int leave(const struct wait_config *c, const struct config *options, struct wait_line *line,
+		 struct thread *thread, u64 task, u64 now, u64 state, u32 preempted, int sampled)
+{
 	if (is_too_young(options, thread->start_time_ns))
 		return 0;
 	thread->epoch = c->epoch;
 	thread->state = find_wait_state(state, preempted);
-	/* It was woken between the decision to sleep and now. */
-	thread->woken_ns = thread->woken_ns && thread->state != RUNNABLE ? now : 0;
+	if (wait_layout.run_delay)
+		thread->run_delay_ns = MEMBER(u64, task, run_delay);
+	else /* It was woken between the decision to sleep and now. */
+		thread->woken_ns = thread->woken_ns && thread->state != RUNNABLE ? now : 0;
 	thread->off_since_ns = now;
 	thread->flags = 0;
 	if (!sampled)
 		return 0;
-	if (thread->state == RUNNABLE && is_throttled(c, task))
+	if (thread->state == RUNNABLE && is_throttled(task))
 		thread->flags = WAIT_THROTTLED;
 	return chooses_begin(c, thread, line, now);
 }
 
 /* Write the record of the current thread's wait. */
-INLINE void begin_wait(void *ctx, u64 task, u64 now, struct wait_line *line, enum user_frames by,
-		       int python)
+INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *options,
+		       struct wait_line *line, struct thread *thread, u32 cpu, u64 now,
+		       enum user_frames by, int python)
 {
-	u32 zero = 0, cpu = bpf_get_smp_processor_id();
-	const struct wait_config *c = LOOKUP(wait_config, &zero);
-	struct thread *thread = LOOKUP(threads, &task);
-	struct config *options = LOOKUP(config, &zero);
+	u32 zero = 0;
 	struct scratch *own = LOOKUP(scratch, &zero);
 	struct record *record;
 
-	if (!c || !thread || !options || !own)
+	if (!own)
 		return;
 	line->next_begin_ns = (line->next_begin_ns > now ? line->next_begin_ns : now) + c->begin_ns;
 	record = &own->record;
@@ -203,7 +285,8 @@ INLINE void begin_wait(void *ctx, u64 task, u64 now, struct wait_line *line, enu
  * Whether a wait is sampled, now that its duration is known: the longer, the likelier, those from
  * the threshold on surely. The chance of its begin has to be taken out.
  */
-INLINE int is_kept(const struct wait_config *c, const struct thread *thread, u64 duration)
+INLINE int is_kept(const struct wait_config *c, struct wait_line *line,
+		   const struct thread *thread, u64 duration)
 {
 	u64 threshold = thread->threshold_ns, likely = thread->likely_ns;
 	u64 wanted = duration < threshold ? duration : threshold;
@@ -211,8 +294,8 @@ INLINE int is_kept(const struct wait_config *c, const struct thread *thread, u64
 	if (!threshold || duration < c->min_ns)
 		return 0;
 	if (thread->flags & WAIT_HAS_BEGUN)
-		return by_chance(wanted, likely);
-	return wanted > likely && by_chance(wanted - likely, threshold - likely);
+		return by_chance(line, wanted, likely);
+	return wanted > likely && by_chance(line, wanted - likely, threshold - likely);
 }
 
 /* Write the end of a wait that is in the record, with so many bytes of kernel stack behind it. */
@@ -288,33 +371,22 @@ INLINE u32 find_usual(u64 usual, u64 duration)
 }
 
 /*
- * A wait has ended; whether it is in the record and is to be written with a kernel stack. One whose
- * begin was told is written at once.
+ * Put the end of a wait that is to be told into the record; whether it is to be written with a
+ * kernel stack. One whose begin was told is written at once.
  */
-INLINE int end_wait(const struct wait_config *c, struct thread *thread, u64 since, u64 asleep,
-		    u64 runnable)
+GLOBAL int tell_end(u32 place, u64 since, u64 asleep, u64 runnable, u32 flags)
 {
-	u64 duration = asleep + runnable;
-	u32 zero = 0, flags = thread->flags;
+	u32 zero = 0;
+	struct thread *thread = LOOKUP(threads, &place);
 	struct config *options = LOOKUP(config, &zero);
 	struct scratch *own = LOOKUP(scratch, &zero);
 	struct wait_end *end;
 	u8 iowait = 0;
 
-	if (!options || !own)
+	if (!thread || !options || !own)
 		return 0;
-	if (thread->state == RUNNABLE)
-		thread->usual_preempted_ns = find_usual(thread->usual_preempted_ns, duration);
-	else
-		thread->usual_ns = find_usual(thread->usual_ns, duration);
-	if (duration < c->min_ns)
-		thread->below_ns += duration;
-	if (is_kept(c, thread, duration))
-		flags |= WAIT_KEPT;
-	if (!(flags & (WAIT_KEPT | WAIT_HAS_BEGUN)))
-		return 0;
-	if (c->iowait_mask && !READ_KERNEL(iowait, thread->task + c->iowait_offset) &&
-	    iowait & c->iowait_mask)
+	if (wait_layout.iowait_mask && !READ_KERNEL(iowait, thread->task + wait_layout.iowait) &&
+	    iowait & wait_layout.iowait_mask)
 		flags |= WAIT_IOWAIT;
 	prepare_end(options, &own->record, thread, since, flags);
 	end = (struct wait_end *)own->record.frames;
@@ -326,33 +398,61 @@ INLINE int end_wait(const struct wait_config *c, struct thread *thread, u64 sinc
 	return 0;
 }
 
-/* A thread came to a CPU; as end_wait(). */
-GLOBAL int arrive(u64 task, u64 now, u32 sampled)
+/*
+ * A thread came to a CPU, after it had waited for one for so long at the end; as tell_end().
+ */
+INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct thread *thread,
+		  u32 place, u64 now, u64 runnable, int sampled)
 {
-	u32 zero = 0, cpu = bpf_get_smp_processor_id();
-	const struct wait_config *c = LOOKUP(wait_config, &zero);
-	struct thread *thread = LOOKUP(threads, &task);
-	u64 since, until;
+	u64 since = thread->off_since_ns, duration, asleep;
+	u32 state = thread->state, flags = thread->flags;
 
-	if (!c || !thread)
-		return 0;
-	thread->cpu = cpu;
-	since = thread->off_since_ns;
 	if (!since)
 		return 0;
 	thread->off_since_ns = 0;
+	if (!wait_layout.run_delay)
+		thread->woken_ns = 0;
 	if (thread->epoch != c->epoch)
 		return 0; /* it may have run meanwhile */
-	if (now < since)
-		now = since;
-	until = thread->state == RUNNABLE ? since : thread->woken_ns;
-	if (until - since > now - since)
-		until = now; /* nobody told of its wake-up */
-	thread->total_ns[RUNNABLE] += now - until;
-	thread->total_ns[thread->state < WAIT_STATES ? thread->state : 0] += until - since;
+	duration = now < since ? 0 : now - since;
+	if (state == RUNNABLE || runnable > duration)
+		runnable = duration;
+	asleep = duration - runnable;
+	thread->total_ns[RUNNABLE] += runnable;
+	thread->total_ns[state < WAIT_STATES ? state : 0] += asleep;
 	thread->waits++;
-	thread->woken_ns = 0;
-	return sampled ? end_wait(c, thread, since, until - since, now - until) : 0;
+	if (!sampled)
+		return 0;
+	if (state == RUNNABLE)
+		thread->usual_preempted_ns = find_usual(thread->usual_preempted_ns, duration);
+	else
+		thread->usual_ns = find_usual(thread->usual_ns, duration);
+	if (duration < c->min_ns)
+		thread->below_ns += duration;
+	if (is_kept(c, line, thread, duration))
+		flags |= WAIT_KEPT;
+	return flags & (WAIT_KEPT | WAIT_HAS_BEGUN) ?
+		       tell_end(place, since, asleep, runnable, flags) :
+		       0;
+}
+
+/* How long a thread that sleeps no more has wanted a CPU: the kernel's account, or the waker's. */
+INLINE u64 find_runnable(const struct thread *thread, u64 task, u64 now)
+{
+	u64 waited, queued, clock;
+
+	if (thread->state == RUNNABLE)
+		return 0; /* it did not sleep */
+	if (!wait_layout.run_delay)
+		return thread->woken_ns && thread->woken_ns < now ? now - thread->woken_ns : 0;
+	waited = MEMBER(u64, task, run_delay) - thread->run_delay_ns;
+	queued = MEMBER(u64, task, queued);
+	if (queued) {
+		clock = MEMBER(u64, MEMBER(void *, MEMBER(void *, task, cfs_rq), rq), clock);
+		if (clock > queued)
+			waited += clock - queued;
+	}
+	return waited;
 }
 
 /* Write the end that is in the record, with the kernel stack of its task, which does not run. */
@@ -377,12 +477,12 @@ INLINE void write_late(void *task)
 }
 
 /* How long a task has run since it came to a CPU last, without interrupts; 0: unknown. */
-INLINE u64 find_run_ns(const struct wait_config *c, u64 task)
+INLINE u64 find_run_ns(u64 task)
 {
 	u64 now = 0, before = 0;
 
-	if (!c->runtime_offset || READ_KERNEL(now, task + c->runtime_offset) ||
-	    READ_KERNEL(before, task + c->picked_offset) || now < before)
+	if (!wait_layout.runtime || READ_KERNEL(now, task + wait_layout.runtime) ||
+	    READ_KERNEL(before, task + wait_layout.picked) || now < before)
 		return 0;
 	return now - before;
 }
@@ -394,30 +494,41 @@ INLINE u64 find_run_ns(const struct wait_config *c, u64 task)
  */
 GLOBAL int repair(u64 task, u64 now)
 {
-	u32 zero = 0, cpu = bpf_get_smp_processor_id(), state = 0;
+	u32 zero = 0, cpu = bpf_get_smp_processor_id(), state = 0, place = find_place(task);
 	const struct wait_config *c = LOOKUP(wait_config, &zero);
 	struct wait_line *line = LOOKUP(wait_lines, &cpu);
-	struct thread *thread;
-	u64 other, since, ran;
+	struct thread *thread = LOOKUP(threads, &place);
+	u64 other, since, ran, delay = 0;
 
 	if (!line || !c)
 		return 0;
 	line->missed++;
 	since = line->switched_ns;
-	ran = find_run_ns(c, task);
-	if (LOOKUP(threads, &task) &&
-	    arrive(task, ran && ran < now - since ? now - ran : since, 1))
-		write_end(0);
+	if (thread) {
+		ran = find_run_ns(task);
+		ran = ran && ran < now - since ? now - ran : since;
+		if (!wait_layout.run_delay)
+			delay = find_runnable(thread, 0, ran);
+		else if (!READ_KERNEL(delay, task + wait_layout.run_delay))
+			delay -= thread->run_delay_ns;
+		if (arrive(c, line, thread, place, ran, delay, 1))
+			write_end(0);
+	}
 	other = line->task;
-	thread = LOOKUP(threads, &other);
+	place = find_place(other);
+	thread = LOOKUP(threads, &place);
 	if (!thread || thread->off_since_ns || thread->cpu != cpu ||
-	    READ_KERNEL(state, other + c->state_offset) || state & TASK_DEAD)
+	    READ_KERNEL(state, other + wait_layout.state) || state & TASK_DEAD)
 		return 0;
-	ran = find_run_ns(c, other);
+	ran = find_run_ns(other);
 	thread->epoch = c->epoch;
 	thread->flags = thread->likely_ns = 0;
 	thread->threshold_ns = c->threshold_ns;
 	thread->state = find_wait_state(state, 0);
+	delay = 0;
+	if (wait_layout.run_delay)
+		READ_KERNEL(delay, other + wait_layout.run_delay);
+	thread->run_delay_ns = delay;
 	thread->off_since_ns = ran && ran < now - since ? since + ran : now;
 	return 0;
 }
@@ -426,34 +537,63 @@ GLOBAL int repair(u64 task, u64 now)
  * The tracepoint tells the state since 5.18, at this place since 5.19; before, a waker on another
  * CPU may have changed it already.
  */
-INLINE u64 read_task_state(const struct wait_config *c, u64 *ctx, u64 task)
+INLINE u64 read_task_state(u64 *ctx)
 {
-	u32 state = 0;
-
 	if (LINUX_KERNEL_VERSION >= (5 << 16 | 19 << 8))
 		return (u32)ctx[3];
-	READ_KERNEL(state, task + c->state_offset);
-	return state;
+	return MEMBER(u32, ctx[1], state);
 }
 
 INLINE int follow(u64 *ctx, int sampled, enum user_frames by, int python)
 {
-	u64 now = bpf_ktime_get_ns(), task = bpf_get_current_task();
-	u32 zero = 0, cpu = bpf_get_smp_processor_id();
+	u64 now = bpf_ktime_get_ns(), state, task, prev = ctx[1];
+	u32 zero = 0, cpu = bpf_get_smp_processor_id(), place, tid;
 	struct wait_line *line = LOOKUP(wait_lines, &cpu);
 	const struct wait_config *c = LOOKUP(wait_config, &zero);
+	struct config *options = LOOKUP(config, &zero);
+	struct thread *thread;
 
-	if (!line || !c || !c->epoch)
+	if (!line || !c || !options || !c->epoch)
 		return 0;
-	if (line->task != task && line->task && line->epoch == c->epoch)
-		repair(task, now);
-	if (leave(task, now, read_task_state(c, ctx, task), (u8)ctx[0], sampled))
-		begin_wait(ctx, task, now, line, by, python);
+	place = line->place;
+	/* The compiler must not take the number for the pointer, which alone can be followed. */
+	asm volatile("" : "+r"(prev));
+	if (line->task != prev || line->epoch != c->epoch) {
+		task = bpf_get_current_task();
+		if (line->epoch == c->epoch)
+			repair(task, now);
+		line->task = task;
+		place = NO_THREAD;
+	}
+	tid = MEMBER(u32, ctx[1], pid);
+	if (tid) { /* the idle task is never off */
+		state = read_task_state(ctx);
+		thread = LOOKUP(threads, &place);
+		if (!thread || thread->initial_tid != tid || state & TASK_DEAD ||
+		    options->flags & WAIT_FILTERS) {
+			place = admit(line->task, now, !!(state & TASK_DEAD));
+			thread = LOOKUP(threads, &place);
+		}
+		if (thread && leave(c, options, line, thread, ctx[1], now, state, (u8)ctx[0],
+				    sampled))
+			begin_wait(ctx, c, options, line, thread, cpu, now, by, python);
+	}
 	line->epoch = c->epoch;
 	line->task = ctx[2];
+	line->place = NO_THREAD;
 	line->switched_ns = now;
-	/* Out of memory it is a number, which functions take. */
-	if (arrive(*(volatile u64 *)&line->task, now, sampled) && sampled)
+	tid = MEMBER(u32, ctx[2], pid);
+	if (!tid)
+		return 0;
+	/* Out of memory it is a number, which can be counted with. */
+	place = find_place(*(volatile u64 *)&line->task);
+	thread = LOOKUP(threads, &place);
+	if (!thread || thread->initial_tid != tid)
+		return 0;
+	line->place = place;
+	thread->cpu = cpu;
+	if (arrive(c, line, thread, place, now, find_runnable(thread, ctx[2], now), sampled) &&
+	    sampled)
 		write_late((void *)ctx[2]);
 	return 0;
 }
@@ -501,22 +641,24 @@ PROGRAM("tp_btf/sched_switch") int kprofiler_switch_unwind_5_10_python(u64 *ctx)
  */
 PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 {
-	u64 task = ctx[0];
-	struct thread *thread = LOOKUP(threads, &task);
-	const struct wait_config *c;
-	u32 zero = 0, on_rq = 1;
+	u32 zero = 0, cpu = bpf_get_smp_processor_id(), place;
+	const struct wait_config *c = LOOKUP(wait_config, &zero);
+	struct wait_line *line = LOOKUP(wait_lines, &cpu);
+	struct thread *thread;
 	u64 ids;
 
-	if (!thread || thread->woken_ns)
+	if (!c || !line)
 		return 0;
-	if (!thread->off_since_ns) {
-		c = LOOKUP(wait_config, &zero);
-		if (!c || READ_KERNEL(on_rq, thread->task + c->on_rq_offset) || on_rq)
-			return 0;
-	}
+	line->waking = ctx[0];
+	place = find_place(*(volatile u64 *)&line->waking);
+	thread = LOOKUP(threads, &place);
+	if (!thread)
+		return 0;
+	if (thread->off_since_ns ? thread->woken_ns >= thread->off_since_ns :
+				   MEMBER(u32, ctx[0], on_rq))
+		return 0;
 	thread->woken_ns = bpf_ktime_get_ns();
-	c = LOOKUP(wait_config, &zero);
-	if (c && c->wakers) {
+	if (c->wakers) {
 		ids = bpf_get_current_pid_tgid();
 		thread->waker_tgid = ids >> 32;
 		thread->waker_tid = ids;
@@ -527,15 +669,16 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 }
 
 /*
- * Run for each task now and then: those whose wait is sampled for sure by now, but whose begin was
- * not told, tell it late, so that a thread that is stuck is seen before its wait ends. Has scratch
- * memory of its own, as it can be interrupted.
+ * Run for each task now and then. Those that sleep no more, but have no CPU yet, tell since when
+ * they want one. Those whose wait is sampled for sure by now, but whose begin was not told, tell it
+ * late, so that a thread that is stuck is seen before its wait ends. Has scratch memory of its own,
+ * as it can be interrupted.
  */
 PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 {
 	void *typed = (void *)ctx[1]; /* after the iteration's own struct */
-	u64 task = (u64)typed, now = bpf_ktime_get_ns(), bytes = 0, since;
-	u32 zero = 0;
+	u64 now = bpf_ktime_get_ns(), bytes = 0, since, runnable;
+	u32 zero = 0, place;
 	const struct wait_config *c = LOOKUP(wait_config, &zero);
 	struct config *options = LOOKUP(config, &zero);
 	struct record *record = LOOKUP(late_begin, &zero);
@@ -544,13 +687,21 @@ PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 
 	if (!typed || !c || !options || !record)
 		return 0;
-	thread = LOOKUP(threads, &task);
+	record->value = (u64)typed;
+	place = find_place(*(volatile u64 *)&record->value);
+	thread = LOOKUP(threads, &place);
 	if (!thread)
 		return 0;
 	since = thread->off_since_ns;
-	if (!since || thread->epoch != c->epoch || thread->flags & WAIT_HAS_BEGUN ||
-	    !thread->threshold_ns || now < since || now - since < thread->threshold_ns ||
-	    now - since < c->min_ns)
+	if (!since || thread->epoch != c->epoch || now < since)
+		return 0;
+	if (wait_layout.run_delay && thread->woken_ns < since) {
+		runnable = find_runnable(thread, (u64)typed, now);
+		if (runnable)
+			thread->woken_ns = runnable < now - since ? now - runnable : since;
+	}
+	if (thread->flags & WAIT_HAS_BEGUN || !thread->threshold_ns ||
+	    now - since < thread->threshold_ns || now - since < c->min_ns)
 		return 0;
 	record->kernel_bytes = record->python_bytes = NOT_COLLECTED;
 	record->user_bytes = options->flags & USER_STACKS ? NOT_RUNNING : NOT_COLLECTED;

@@ -56,16 +56,31 @@ enum {
 
 #define WAIT_FILTERS (ONLY_TARGETS | ONLY_COMMS | ONLY_CGROUPS)
 
-struct wait_config {
-	u64 state_offset; /* of task_struct.__state, or .state before 5.14 */
-	u64 on_rq_offset; /* of task_struct.on_rq */
-	u64 iowait_offset; /* of the byte of task_struct.in_iowait, and the bit in it */
+/*
+ * Offsets in the kernel's structs, constant when a program is loaded: with them a member of a task
+ * that the tracepoint tells is read without a helper. 0: unknown, or not there.
+ */
+struct wait_layout {
+	u64 pid; /* of task_struct, as the others that name no struct */
+	u64 state; /* __state, or .state before 5.14 */
+	u64 on_rq;
+	u64 iowait; /* the byte of in_iowait, and the bit in it */
 	u64 iowait_mask;
-	u64 throttled_offset; /* of task_struct.throttled, since 6.18; 0: there is none */
-	u64 cfs_rq_offset;    /* of task_struct.se.cfs_rq; 0: there is none */
-	u64 throttle_count_offset; /* of cfs_rq.throttle_count */
-	u64 runtime_offset;	   /* of task_struct.se.sum_exec_runtime; 0: unknown */
-	u64 picked_offset;	   /* likewise prev_sum_exec_runtime: when it came to a CPU */
+	u64 throttled;	    /* since 6.18 */
+	u64 cfs_rq;	    /* se.cfs_rq */
+	u64 throttle_count; /* of cfs_rq */
+	u64 runtime;	    /* se.sum_exec_runtime */
+	u64 picked;	    /* likewise prev_sum_exec_runtime: when it came to a CPU */
+	u64 run_delay;	    /* sched_info.run_delay: nanoseconds in run queues; 0: not accounted */
+	u64 queued;	    /* sched_info.last_queued: since when it is in one; 0: in none */
+	u64 rq;		    /* of cfs_rq */
+	u64 clock;	    /* of rq: the clock of these times */
+	u64 bucket_mask;    /* number of buckets, less 1 */
+};
+
+const volatile struct wait_layout wait_layout SECTION(".rodata.waits");
+
+struct wait_config {
 	u64 epoch;	  /* 0: paused; after a pause another one */
 	u64 threshold_ns; /* waits from this on are all sampled, below 2^32; 0: none are */
 	u64 min_ns;	  /* shorter ones never are */
@@ -85,37 +100,47 @@ struct wait_line {
 	u64 begun;
 	u64 reserved[2];
 	u64 task; /* that came last; 0: unknown */
+	u64 place; /* of its thread; NO_THREAD: it is not followed, or not known yet */
 	u64 switched_ns; /* when that was */
 	u64 epoch;
 	u64 next_begin_ns;
-	u64 more[4];
+	u64 random;
+	u64 waking; /* the task that is woken */
+	u64 more;
 };
 
-/* A thread that was off the CPU, and its sums. Times are of CLOCK_MONOTONIC. */
+/*
+ * A thread that was off the CPU, and its sums. Times are of CLOCK_MONOTONIC. The first cache line
+ * has what every switch needs, the second also what its wait adds to.
+ */
 struct thread {
-	u64 id;		   /* never used again, as task and thread ids are */
-	u64 task;	   /* address of its task_struct */
-	u64 start_time_ns; /* of the process, CLOCK_BOOTTIME; 0: unknown */
-	u64 off_since_ns;  /* 0: it is on a CPU */
-	u64 woken_ns;	   /* 0: it was not yet, or did not sleep */
-	u64 total_ns[WAIT_STATES];
-	u64 waits;    /* that have ended */
-	u64 below_ns; /* in those that are too short to be sampled */
-	u32 usual_ns; /* of its longer sleeps of late; 0: unknown */
+	u64 task;	  /* address of its task_struct */
+	u64 off_since_ns; /* 0: it is on a CPU */
+	u64 run_delay_ns; /* of its task when it went */
+	u32 initial_tid;  /* in the initial namespace */
+	u32 state;	  /* in which it is off the CPU */
+	u32 epoch;	  /* in which it went */
+	u32 cpu;	  /* on which it came last */
+	u32 flags;	  /* enum wait_flags, of this wait */
+	u32 threshold_ns; /* of this wait */
+	u32 likely_ns; /* its begin was told with the chance likely_ns / threshold_ns */
+	u32 usual_ns;  /* of its longer sleeps of late; 0: unknown */
 	u32 usual_preempted_ns; /* likewise of waits for a CPU after preemptions */
+	u32 claims;		/* on this place; 1 once it is taken */
+
+	u64 total_ns[WAIT_STATES];
+	u64 waits;	   /* that have ended */
+	u64 below_ns;	   /* in those that are too short to be sampled */
+	u64 start_time_ns; /* of the process, CLOCK_BOOTTIME; 0: unknown */
+
+	u64 id;	      /* never used again, as task and thread ids are */
+	u64 woken_ns; /* since when it wants a CPU, if that is known and not before off_since_ns */
 	u32 tgid;     /* as in records */
 	u32 tid;
-	u32 initial_tid; /* in the initial namespace */
-	u32 state;	 /* in which it is off the CPU */
-	u32 epoch;	 /* in which it went */
-	u32 cpu;	 /* on which it came last */
-	/* of this wait */
-	u32 threshold_ns;
-	u32 likely_ns; /* its begin was told with the chance likely_ns / threshold_ns */
-	u32 flags;     /* enum wait_flags */
-	u32 waker_tgid;
-	u32 waker_tid;
 	u32 in_namespace;
+	u32 waker_tgid; /* of this wait */
+	u32 waker_tid;
+	u32 reserved[3];
 	char waker_comm[16];
 };
 
@@ -132,8 +157,20 @@ struct wait_end {
 	char waker_comm[16];
 };
 
-/* Keys are addresses of task_struct: nothing of a task has to be read to find it. */
-HASH_OF(threads, u64, struct thread, SIZED_BY_LOADER);
+/*
+ * Where threads are: the places of a bucket, which its hash chooses, have the same numbers in
+ * `threads`. A hash table of the kernel costs more than all else at a switch.
+ */
+enum {
+	PLACES = 16,
+	NO_THREAD = -1,
+};
+
+struct bucket {
+	u64 tasks[PLACES]; /* 0: free */
+};
+
+MMAP_ARRAY(buckets, struct bucket, SIZED_BY_LOADER);
+MMAP_ARRAY(threads, struct thread, SIZED_BY_LOADER);
 MMAP_ARRAY(wait_config, struct wait_config, 1); /* changed without a system call */
 MMAP_ARRAY(wait_lines, struct wait_line, SIZED_BY_LOADER);
-SCRATCH(new_thread, struct thread);

@@ -6,7 +6,9 @@ import struct
 import pytest
 
 from otel_kprofiler.bpf import (
+    PLACES,
     KernelTypes,
+    ThreadTable,
     WaitOffsets,
     find_member_offsets,
     find_wait_offsets,
@@ -34,37 +36,67 @@ SLEEPING = WaitThread(7, 5, 1000, 0, (10, 20, 30, 40, 50), 3, 2, 100, 101, 1, 9,
 
 def pack(thread, task=0xFFFF888000000000):
     return struct.pack(
-        "=13Q12I16s", thread.id, task, thread.start_time_ns, thread.off_since_ns, thread.woken_ns,
-        *thread.by_state, thread.waits, thread.below_ns, 66, thread.tgid, thread.tid, 4711,
-        thread.state, thread.epoch, 1, thread.threshold_ns, 88, thread.flags, 44, 45, 1, b"waker",
+        "=3Q10I8Q2Q8I16s", task, thread.off_since_ns, 33, 4711, thread.state, thread.epoch, 1,
+        thread.flags, thread.threshold_ns, 88, 66, 67, 1,
+        *thread.by_state, thread.waits, thread.below_ns, thread.start_time_ns,
+        thread.id, thread.woken_ns, thread.tgid, thread.tid, 1, 44, 45, 0, 0, 0, b"waker",
     )  # fmt: skip
+
+
+def words(btf, name, fields, step=8, first=0):
+    assert find_member_offsets(btf, name, fields) == tuple(
+        range(first, first + step * len(fields), step)
+    )
 
 
 def test_python_and_the_compiled_program_agree_on_every_struct():
     btf = object_btf()
-    times = ("id", "task", "start_time_ns", "off_since_ns", "woken_ns", "total_ns")
-    assert find_member_offsets(btf, "thread", times) == (0, 8, 16, 24, 32, 40)
-    rest = ("waits", "below_ns", "usual_ns", "tgid", "tid", "initial_tid", "state", "epoch", "cpu")
-    assert find_member_offsets(btf, "thread", rest) == (80, 88, 96, 104, 108, 112, 116, 120, 124)
-    last = ("threshold_ns", "likely_ns", "flags", "waker_tgid", "in_namespace", "waker_comm")
-    assert find_member_offsets(btf, "thread", last) == (128, 132, 136, 140, 148, 152)
-    assert KernelTypes(btf).size("thread") == THREAD_BYTES
-    assert KernelTypes(btf).size("wait_line") == 128
-    counters = find_member_offsets(btf, "wait_line", WaitCounts._fields)
-    assert counters == tuple(range(0, 8 * len(WaitCounts._fields), 8))
-    names = [f"{name}_offset" for name in WaitOffsets._fields if name != "iowait_mask"]
-    names = [*names[:3], "iowait_mask", *names[3:], *WaitConfig._fields]
-    assert find_member_offsets(btf, "wait_config", names) == tuple(range(0, 112, 8))
+    words(btf, "thread", ("task", "off_since_ns", "run_delay_ns", "initial_tid"))
+    wait = ("initial_tid", "state", "epoch", "cpu", "flags", "threshold_ns", "likely_ns")
+    words(btf, "thread", (*wait, "usual_ns", "usual_preempted_ns", "claims"), 4, 24)
+    words(btf, "thread", ("total_ns",), first=64)
+    words(btf, "thread", ("waits", "below_ns", "start_time_ns", "id", "woken_ns", "tgid"), 8, 104)
+    last = ("tgid", "tid", "in_namespace", "waker_tgid", "waker_tid", "reserved")
+    words(btf, "thread", last, 4, 144)
+    words(btf, "thread", ("waker_comm",), first=176)
+    types = KernelTypes(btf)
+    assert types.size("thread") == THREAD_BYTES
+    assert types.size("bucket") == PLACES * 8
+    assert types.size("wait_line") == 128
+    words(btf, "wait_line", WaitCounts._fields)
+    words(btf, "wait_layout", (*WaitOffsets._fields, "bucket_mask"))
+    assert types.size("wait_layout") == len(WaitOffsets(1, 2, 3).pack(64))
+    words(btf, "wait_config", WaitConfig._fields)
 
 
 def test_settings_are_written_where_the_program_reads_them(tmp_path):
     path = tmp_path / "map"
     path.write_bytes(bytes(mmap.PAGESIZE))
     with open(path, "r+b") as file:
-        settings = WaitSettings(file.fileno(), WaitOffsets(*range(1, 10)))
+        settings = WaitSettings(file.fileno())
         settings.change(WaitConfig(*range(10, 15)))
         settings.close()
-    assert path.read_bytes() == struct.pack("=14Q", *range(1, 15)).ljust(mmap.PAGESIZE, b"\0")
+    assert path.read_bytes() == struct.pack("=5Q", *range(10, 15)).ljust(mmap.PAGESIZE, b"\0")
+
+
+def test_the_layout_has_all_offsets_and_the_mask_of_buckets():
+    offsets = WaitOffsets(*range(1, 15))
+    assert offsets.pack(64) == struct.pack("=15Q", *range(1, 15), 63)
+
+
+@pytest.mark.parametrize("places", [16, 4096, 3 * 4096])
+def test_all_places_that_are_taken_are_read(tmp_path, places):
+    taken = sorted({0, 5, places // 2, places - 1})
+    tasks, threads = [0] * places, bytearray(places * THREAD_BYTES)
+    for at in taken:
+        tasks[at] = 0xFFFF888000000000 + at
+        threads[at * THREAD_BYTES : (at + 1) * THREAD_BYTES] = pack(SLEEPING._replace(id=at))
+    paths = tmp_path / "buckets", tmp_path / "threads"
+    for path, data in zip(paths, (struct.pack(f"={places}Q", *tasks), threads), strict=True):
+        path.write_bytes(bytes(data).ljust(-(-len(data) // mmap.PAGESIZE) * mmap.PAGESIZE, b"\0"))
+    with open(paths[0], "rb") as buckets, open(paths[1], "rb") as table:
+        read = ThreadTable(buckets.fileno(), table.fileno(), places // PLACES).read()
+    assert [thread.id for thread in parse_threads(read)] == taken
 
 
 def test_threads_are_parsed():
@@ -113,7 +145,8 @@ def test_begins_and_ends_come_in_order():
         (1000, 0, 1, (500, 0)),
         (1000, 1200, 1, (200, 300)),
         (1000, 1200, 0, (500, 0)),  # it did not sleep
-        (1000, 900, 1, (0, 500)),
+        (1000, 900, 1, (500, 0)),  # in the wait before
+        (1000, 1000, 1, (0, 500)),
         (1000, 1600, 1, (500, 0)),  # woken after the reading began
         (1600, 0, 1, (0, 0)),
     ],

@@ -45,11 +45,14 @@ def test_waits_of_another_epoch_are_not_known_to_last():
     assert WaitSums().read([thread(since=50, epoch=1)], 100, 0) == {}
 
 
-def test_nothing_is_taken_back():
+def test_nothing_is_taken_back_and_the_sum_is_the_time_that_passed():
     """The wake-up was written after the reading, and lies before it."""
     sums = WaitSums()
     assert sums.read([thread(since=50)], 100, 1)[KEY].by_state == (0, 50, 0, 0, 0)
-    assert sums.read([thread(since=50, woken=80)], 110, 1)[KEY].by_state == (30, 0, 0, 0, 0)
+    assert sums.read([thread(since=50, woken=80)], 110, 1)[KEY].by_state == (10, 0, 0, 0, 0)
+    assert sums.read([thread(by_state=(100, 30, 0, 0, 0), waits=1)], 200, 1) == {
+        KEY: WaitTotals((70, 0, 0, 0, 0), 1)
+    }
 
 
 def test_a_thread_that_ends_leaves_the_rest():
@@ -106,15 +109,15 @@ class Files:
     ("text", "room"),
     [
         (b"0.1 0.2 0.3 2/300 77\n", 16_384),
-        (b"0.1 0.2 0.3 2/20000 77\n", 65_536),
+        (b"0.1 0.2 0.3 2/20000 77\n", 131_072),
         (b"0.1 0.2 0.3 2/4000000 77\n", 1 << 20),
         (b"", 16_384),
         (None, 16_384),
     ],
 )
-def test_there_is_room_for_twice_as_many_threads(text, room):
+def test_there_is_room_for_four_times_as_many_threads(text, room):
     entries = wait_map_entries(object(), Files(text), 4)
-    assert entries == {"threads": room, "wait_lines": 4}
+    assert entries == {"buckets": room // 16, "threads": room, "wait_lines": 4}
 
 
 def test_hosts_that_cannot_follow_waits_are_told_why():
