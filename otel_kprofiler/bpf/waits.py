@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import struct
 from collections.abc import Iterator
@@ -154,7 +155,7 @@ class WaitThread(NamedTuple):
         """What has passed of the wait: in its state, and since the wake-up.
 
         Args:
-            now_ns: time of ``CLOCK_MONOTONIC``; one before the wait began tells nothing.
+            now_ns: time of the threads' clock; one before the wait began tells nothing.
         """
         since = self.off_since_ns
         if not since or now_ns <= since:
@@ -243,6 +244,12 @@ class WaitLines:
     def counts(self) -> WaitCounts:
         """The sums over all CPUs."""
         return parse_wait_counts(self.copy())
+
+    def offset_ns(self) -> int:
+        """``CLOCK_MONOTONIC`` less the clock of threads, as it was found last."""
+        lines = range(_COUNTERS, len(self._words), _LINE_WORDS)
+        at = max(lines, key=lambda offset: self._words[offset + 1])
+        return ctypes.c_int64(self._words[at]).value
 
     def close(self) -> None:
         """Unmap."""

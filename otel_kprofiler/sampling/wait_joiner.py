@@ -84,7 +84,7 @@ class WaitJoiner:
 
         Args:
             threads: as they are.
-            now_ns: time of ``CLOCK_MONOTONIC`` before they were read.
+            now_ns: time of their clock before they were read.
             boot_ns: time of ``CLOCK_BOOTTIME``, which the samples get.
             epoch: waits of another one are not known to last.
         """

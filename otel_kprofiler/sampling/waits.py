@@ -212,6 +212,7 @@ class WaitFollower:
             boot_ns: time of ``CLOCK_BOOTTIME``.
         """
         self._look_at_waiting(now_ns)
+        now_ns -= self._lines.offset_ns()
         threads = list(parse_threads(self._table.read()))
         self._told += self._joiner.tell(threads, now_ns, boot_ns, self._epoch)
         return self._totals.read(threads, now_ns, self._epoch)
@@ -345,7 +346,7 @@ class WaitSums:
         Args:
             threads: those that live; one that has just ended may be left out, or come in
                 :meth:`add_ended` afterwards.
-            now_ns: time of ``CLOCK_MONOTONIC`` before they were read.
+            now_ns: time of their clock before they were read.
             epoch: waits of another one are not known to last.
         """
         self._round += 1

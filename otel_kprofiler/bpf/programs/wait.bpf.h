@@ -14,6 +14,36 @@ SCRATCH(late_begin, struct record);
 /* A member of a task that the tracepoint tells, or of what it points to; 0 if it is not there. */
 #define MEMBER(type, of, offset) (*(type *)((u8 *)(of) + wait_layout.offset))
 
+/* The time of the run queue in which a task is, or was last; 0: unknown. */
+INLINE u64 read_queue_clock(u64 task)
+{
+	return MEMBER(u64, MEMBER(void *, MEMBER(void *, task, cfs_rq), rq), clock);
+}
+
+/* The time of threads where no switch tells it. */
+INLINE u64 find_clock(const struct wait_line *line)
+{
+	return bpf_ktime_get_ns() - line->offset_ns;
+}
+
+/*
+ * The time of a switch, which the scheduler has read before: to read a clock costs more than all
+ * else here. After a preemption by a wake-up it is the time of that. `task` is the kernel's own
+ * pointer.
+ */
+INLINE u64 find_switch_time(struct wait_line *line, u64 task)
+{
+	u64 clock = wait_layout.run_delay ? read_queue_clock(task) : 0;
+
+	if (!clock)
+		return find_clock(line);
+	if (clock - line->set_ns > SET_EVERY_NS) {
+		line->offset_ns = bpf_ktime_get_ns() - clock;
+		line->set_ns = clock;
+	}
+	return clock;
+}
+
 INLINE u32 find_bucket(u64 task)
 {
 	return task * 0x9e3779b97f4a7c15 >> 32 & wait_layout.bucket_mask; /* 2^64 / golden ratio */
@@ -448,7 +478,7 @@ INLINE u64 find_runnable(const struct thread *thread, u64 task, u64 now)
 	waited = MEMBER(u64, task, run_delay) - thread->run_delay_ns;
 	queued = MEMBER(u64, task, queued);
 	if (queued) {
-		clock = MEMBER(u64, MEMBER(void *, MEMBER(void *, task, cfs_rq), rq), clock);
+		clock = read_queue_clock(task);
 		if (clock > queued)
 			waited += clock - queued;
 	}
@@ -546,7 +576,7 @@ INLINE u64 read_task_state(u64 *ctx)
 
 INLINE int follow(u64 *ctx, int sampled, enum user_frames by, int python)
 {
-	u64 now = bpf_ktime_get_ns(), state, task, prev = ctx[1];
+	u64 now, state, task, prev = ctx[1];
 	u32 zero = 0, cpu = bpf_get_smp_processor_id(), place, tid;
 	struct wait_line *line = LOOKUP(wait_lines, &cpu);
 	const struct wait_config *c = LOOKUP(wait_config, &zero);
@@ -555,6 +585,7 @@ INLINE int follow(u64 *ctx, int sampled, enum user_frames by, int python)
 
 	if (!line || !c || !options || !c->epoch)
 		return 0;
+	now = find_switch_time(line, ctx[1]);
 	place = line->place;
 	/* The compiler must not take the number for the pointer, which alone can be followed. */
 	asm volatile("" : "+r"(prev));
@@ -657,7 +688,7 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 	if (thread->off_since_ns ? thread->woken_ns >= thread->off_since_ns :
 				   MEMBER(u32, ctx[0], on_rq))
 		return 0;
-	thread->woken_ns = bpf_ktime_get_ns();
+	thread->woken_ns = find_clock(line);
 	if (c->wakers) {
 		ids = bpf_get_current_pid_tgid();
 		thread->waker_tgid = ids >> 32;
@@ -677,16 +708,18 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 {
 	void *typed = (void *)ctx[1]; /* after the iteration's own struct */
-	u64 now = bpf_ktime_get_ns(), bytes = 0, since, runnable;
-	u32 zero = 0, place;
+	u64 now, bytes = 0, since, runnable;
+	u32 zero = 0, cpu = bpf_get_smp_processor_id(), place;
+	const struct wait_line *line = LOOKUP(wait_lines, &cpu);
 	const struct wait_config *c = LOOKUP(wait_config, &zero);
 	struct config *options = LOOKUP(config, &zero);
 	struct record *record = LOOKUP(late_begin, &zero);
 	struct thread *thread;
 	long result;
 
-	if (!typed || !c || !options || !record)
+	if (!typed || !c || !options || !record || !line)
 		return 0;
+	now = find_clock(line);
 	record->value = (u64)typed;
 	place = find_place(*(volatile u64 *)&record->value);
 	thread = LOOKUP(threads, &place);

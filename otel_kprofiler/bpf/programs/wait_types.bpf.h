@@ -52,6 +52,7 @@ enum {
 	LIKELY_FACTOR = 2, /* how much longer than usual a wait may be and surely has a begin */
 	USUAL_SHIFT = 4,   /* each shorter wait takes 1/16 off what is usual */
 	BURST_NS = 1000000000, /* of begins: as many at once as in this time */
+	SET_EVERY_NS = 16000000, /* the clocks drift apart by less than 10 us in this time */
 };
 
 #define WAIT_FILTERS (ONLY_TARGETS | ONLY_COMMS | ONLY_CGROUPS)
@@ -98,7 +99,8 @@ struct wait_line {
 	u64 missed;  /* switches that the kernel did not tell */
 	u64 lost;    /* threads that ended, whose totals found no place in the ring */
 	u64 begun;
-	u64 reserved[2];
+	u64 offset_ns; /* CLOCK_MONOTONIC less the clock of threads */
+	u64 set_ns;    /* when it was set, by the latter; 0: it is the former */
 	u64 task; /* that came last; 0: unknown */
 	u64 place; /* of its thread; NO_THREAD: it is not followed, or not known yet */
 	u64 switched_ns; /* when that was */
@@ -110,8 +112,9 @@ struct wait_line {
 };
 
 /*
- * A thread that was off the CPU, and its sums. Times are of CLOCK_MONOTONIC. The first cache line
- * has what every switch needs, the second also what its wait adds to.
+ * A thread that was off the CPU, and its sums. Times are of the scheduler's clock (rq_clock(),
+ * kernel/sched/sched.h); of CLOCK_MONOTONIC where that cannot be read. The first cache line has what
+ * every switch needs, the second also what its wait adds to.
  */
 struct thread {
 	u64 task;	  /* address of its task_struct */

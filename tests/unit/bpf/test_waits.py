@@ -23,6 +23,7 @@ from otel_kprofiler.bpf.waits import (
     WAIT_WOKEN,
     WaitConfig,
     WaitCounts,
+    WaitLines,
     WaitRecords,
     WaitSettings,
     WaitThread,
@@ -63,7 +64,7 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     assert types.size("thread") == THREAD_BYTES
     assert types.size("bucket") == PLACES * 8
     assert types.size("wait_line") == 128
-    words(btf, "wait_line", WaitCounts._fields)
+    words(btf, "wait_line", (*WaitCounts._fields, "offset_ns", "set_ns"))
     words(btf, "wait_layout", (*WaitOffsets._fields, "bucket_mask"))
     assert types.size("wait_layout") == len(WaitOffsets(1, 2, 3).pack(64))
     words(btf, "wait_config", WaitConfig._fields)
@@ -77,6 +78,18 @@ def test_settings_are_written_where_the_program_reads_them(tmp_path):
         settings.change(WaitConfig(*range(10, 15)))
         settings.close()
     assert path.read_bytes() == struct.pack("=5Q", *range(10, 15)).ljust(mmap.PAGESIZE, b"\0")
+
+
+def test_the_offset_of_the_clock_is_the_one_set_last(tmp_path):
+    path = tmp_path / "map"
+    lines = [[*range(6), -5, 100], [*range(6), -7, 300], [*range(6), 9, 200]]
+    data = b"".join(struct.pack("=8q64x", *line) for line in lines)
+    path.write_bytes(data.ljust(mmap.PAGESIZE, b"\0"))
+    with open(path, "rb") as file:
+        lines = WaitLines(file.fileno(), 3)
+        assert lines.offset_ns() == -7
+        assert lines.counts() == WaitCounts(0, 3, 6, 9, 12, 15)
+        lines.close()
 
 
 def test_the_layout_has_all_offsets_and_the_mask_of_buckets():
