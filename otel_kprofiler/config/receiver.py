@@ -76,7 +76,8 @@ class OffCpu(Section):
     )
     wakers: bool = Field(
         default=False,
-        description="Also tell which thread ended a wait; makes more distinct samples.",
+        description="Also tell which thread ended a wait; makes more distinct samples, and each "
+        "wake-up dearer.",
     )
     causes: bool = Field(
         default=True, description="Tell what threads wait for (disk, pipe, poll and so on)."
