@@ -241,6 +241,31 @@ def test_processes_that_come_and_go_are_told_apart():
         assert not {key for key in sampler.read_waits() if key in mine}
 
 
+def test_places_of_ended_threads_are_free_again(monkeypatch):
+    for name in ("_MIN_THREADS", "_MAX_THREADS"):
+        monkeypatch.setattr(waits, name, 32)
+    body = """
+for number, seconds in ((100, 0.3), (8, 1)):
+    threads = [threading.Thread(target=time.sleep, args=(seconds,)) for _ in range(number)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    if number == 100:
+        print("few", flush=True)
+        sys.stdin.readline()
+"""
+    with Program(body, 60) as program, running(target_pids=(program.process.pid,)) as sampler:
+        program.go()
+        assert program.process.stdout.readline() == "few\n"
+        read(sampler)
+        full = sampler.wait_counts.no_room
+        assert full > 0
+        program.go()
+        program.told()
+        totals = read(sampler)[program.process.pid]
+        assert sampler.wait_counts.no_room == full
+    assert totals.total_ns == pytest.approx(9e9, rel=0.1), "eight threads, and the one that joins"
+
+
 def test_only_targets_are_followed():
     with (
         Program(SLEEP, 60) as wanted,
