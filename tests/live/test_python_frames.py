@@ -299,10 +299,10 @@ def test_nothing_stays_open():
 def test_a_kernel_that_refuses_the_program_is_sampled_without(monkeypatch, caplog):
     load = attachment._load_program
 
-    def refuse(choice, *args):
+    def refuse(choice, **settings):
         if choice.python:
             raise SamplerError("refused", log="", hint="")
-        return load(choice, *args)
+        return load(choice, **settings)
 
     monkeypatch.setattr(attachment, "_load_program", refuse)
     with sampling(register=False) as sampler:
