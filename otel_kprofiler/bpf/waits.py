@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import struct
 from collections.abc import Iterator
@@ -284,17 +285,12 @@ class ThreadTable:
         """
         found, step = [], min(_PLACES_AT_ONCE, self._places)
         for first in range(0, self._places, step):
-            with (
-                _map_part(self._buckets_fd, first * 8, step * 8) as buckets,
-                _map_part(self._threads_fd, first * THREAD_BYTES, step * THREAD_BYTES) as threads,
-            ):
-                tasks = buckets[: step * 8]
-                if any(tasks):
-                    found += [
-                        threads[at * THREAD_BYTES : (at + 1) * THREAD_BYTES]
-                        for at, task in enumerate(memoryview(tasks).cast("Q"))
-                        if task
-                    ]
+            with _map_part(self._buckets_fd, first * 8, step * 8) as buckets:
+                tasks = memoryview(buckets[: step * 8]).cast("Q")
+            taken = list(itertools.compress(range(0, step * THREAD_BYTES, THREAD_BYTES), tasks))
+            if taken:
+                with _map_part(self._threads_fd, first * THREAD_BYTES, step * THREAD_BYTES) as part:
+                    found += [part[at : at + THREAD_BYTES] for at in taken]
         return b"".join(found)
 
 
