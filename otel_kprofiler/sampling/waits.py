@@ -29,7 +29,7 @@ from otel_kprofiler.bpf import (
 )
 from otel_kprofiler.errors import HostError, KernelFeatureError
 from otel_kprofiler.host import HostFiles, get_privilege_error
-from otel_kprofiler.model import NO_WAITS, ProcessKey, RawSample, WaitTotals
+from otel_kprofiler.model import ProcessKey, RawSample, WaitTotals
 from otel_kprofiler.sampling.off_cpu import OffCpuConfig
 from otel_kprofiler.sampling.sampler import SamplerConfig
 from otel_kprofiler.sampling.wait_joiner import ThresholdControl, WaitJoiner
@@ -324,19 +324,22 @@ def open_waits(
         yield follower
 
 
+_Told = tuple[int, tuple[int, ...], int, int]
+"""Of a thread: the round, and its sums by state, waits, and time in short ones."""
+
+
 class WaitSums:
     """Turns the threads' growing sums into what each process got between two readings."""
 
     def __init__(self) -> None:
         self._round = 0
-        self._told: dict[int, tuple[int, tuple[int, ...], int, int]] = {}
+        self._told: dict[int, _Told] = {}
         self._ready: dict[ProcessKey, WaitTotals] = {}
 
     def add_ended(self, threads: Iterable[WaitThread]) -> None:
         """Add the rest of threads that have ended."""
         for thread in threads:
-            self._add(thread, thread.by_state)
-            self._told.pop(thread.id, None)
+            self._add(thread, thread.by_state, self._told.pop(thread.id, None))
 
     def read(
         self, threads: Iterable[WaitThread], now_ns: int, epoch: int
@@ -360,7 +363,8 @@ class WaitSums:
                 sums[thread.state] += asleep
                 sums[0] += woken
                 by_state = tuple(sums)
-            self._add(thread, by_state)
+            by_state = self._add(thread, by_state, self._told.get(thread.id))
+            self._told[thread.id] = self._round, by_state, thread.waits, thread.below_ns
         # A thread that ended after the last records were taken is in the next ones.
         old = [one for one, told in self._told.items() if told[0] < self._round - 1]
         for one in old:
@@ -370,23 +374,22 @@ class WaitSums:
             ready[process] = ready[process]._replace(has_ended=True)
         return ready
 
-    def _add(self, thread: WaitThread, by_state: tuple[int, ...]) -> None:
-        told = self._told.get(thread.id)
-        waits, below = thread.waits, thread.below_ns
-        new = by_state
+    def _add(
+        self, thread: WaitThread, by_state: tuple[int, ...], told: _Told | None
+    ) -> tuple[int, ...]:
+        """Add what is new since a thread was told; returns its sums as they are told now."""
+        waits, below, new = thread.waits, thread.below_ns, by_state
         if told is not None:
             _, told_states, told_waits, told_below = told
             if by_state != told_states:
                 by_state = _keep_told(by_state, told_states)
             new = tuple([a - b for a, b in zip(by_state, told_states, strict=True)])
             waits, below = waits - told_waits, below - told_below
-        self._told[thread.id] = self._round, by_state, thread.waits, thread.below_ns
-        if not waits and not any(new):
-            return
-        key = _process_of(thread)
-        before = self._ready.get(key, NO_WAITS)
-        total = tuple([a + b for a, b in zip(before.by_state, new, strict=True)])
-        self._ready[key] = WaitTotals(total, before.switches + waits, before.below_ns + below)
+        if waits or any(new):
+            key, more = _process_of(thread), WaitTotals(new, waits, below)
+            before = self._ready.get(key)
+            self._ready[key] = more if before is None else before.plus(more)
+        return by_state
 
 
 def _keep_told(by_state: tuple[int, ...], told: tuple[int, ...]) -> tuple[int, ...]:
