@@ -76,8 +76,8 @@ class OffCpu(Section):
     )
     wakers: bool = Field(
         default=False,
-        description="Also tell which thread ended a wait; makes more distinct samples, and each "
-        "wake-up dearer.",
+        description="Also tell which thread ended a wait; makes more distinct samples "
+        "and slows wake-ups.",
     )
     causes: bool = Field(
         default=True, description="Tell what threads wait for (disk, pipe, poll and so on)."

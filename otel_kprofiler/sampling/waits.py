@@ -112,9 +112,9 @@ def wait_programs(config: SamplerConfig, on_cpu: str) -> tuple[str, ...]:
     """
     if config.off_cpu is None:
         return ()
-    if not config.off_cpu.samples_per_second:
-        return _SWITCH, _WAKING, _WAITING
-    return on_cpu.replace("kprofiler", _SWITCH), _WAKING, _WAITING
+    sampled = config.off_cpu.samples_per_second
+    switch = on_cpu.replace("kprofiler", _SWITCH) if sampled else _SWITCH
+    return switch, _WAKING, _WAITING
 
 
 class WaitFollower:
@@ -164,7 +164,7 @@ class WaitFollower:
             self.resume()
             for name in names:
                 if name != _WAKING:
-                    self._attach(name)
+                    self._link(name)
             self.note_wakers(config)
             self._close = undo.pop_all().close
 
@@ -246,9 +246,9 @@ class WaitFollower:
             if link := self._links.pop(_WAKING, None):
                 os.close(link)
         elif _WAKING not in self._links:
-            self._attach(_WAKING)
+            self._link(_WAKING)
 
-    def _attach(self, name: str) -> None:
+    def _link(self, name: str) -> None:
         attach = _iterate if name == _WAITING else _attach
         self._links[name] = attach(self._program.program_fd(name))
 

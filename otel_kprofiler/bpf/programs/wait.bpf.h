@@ -27,9 +27,9 @@ INLINE u64 find_clock(const struct wait_line *line)
 }
 
 /*
- * The time of a switch, which the scheduler has read before: to read a clock costs more than all
- * else here. After a preemption by a wake-up it is the time of that. `task` is the kernel's own
- * pointer.
+ * The time of a switch, which the scheduler has just read: reading a clock again would cost more
+ * than all else here. After a preemption by a wake-up it is the time of the wake-up. `task` is the
+ * kernel's own pointer.
  */
 INLINE u64 find_switch_time(struct wait_line *line, u64 task)
 {
@@ -85,8 +85,8 @@ INLINE int is_too_young(const struct config *options, u64 start_time_ns)
 }
 
 /*
- * A place of its own in the bucket for the current thread. Of the CPUs that claim a place at once
- * at most one sees its own claim alone, and has it.
+ * A free place for the thread of a task, or NO_THREAD. Of the CPUs that claim one at once at most
+ * one sees its own claim alone, and has it.
  */
 GLOBAL int claim_place(u64 task)
 {
@@ -115,8 +115,8 @@ GLOBAL int claim_place(u64 task)
 /* Enter the current thread; returns its place, or NO_THREAD. */
 GLOBAL int add_thread(u64 task, u64 now)
 {
-	u32 zero = 0, cpu = bpf_get_smp_processor_id(), number = find_bucket(task);
-	u32 place = claim_place(task);
+	u32 zero = 0, cpu = bpf_get_smp_processor_id();
+	u32 place = claim_place(task), number = place / PLACES;
 	struct wait_line *line = LOOKUP(wait_lines, &cpu);
 	struct config *options = LOOKUP(config, &zero);
 	struct scratch *own = LOOKUP(scratch, &zero);
@@ -125,9 +125,9 @@ GLOBAL int add_thread(u64 task, u64 now)
 	u64 ids = bpf_get_current_pid_tgid();
 	int in_namespace;
 
-	if (!line || !options || !own || !bucket)
+	if (!line || !options || !own)
 		return NO_THREAD;
-	if (!thread) {
+	if (!thread || !bucket) {
 		line->no_room++;
 		return NO_THREAD;
 	}
@@ -230,8 +230,8 @@ INLINE int chooses_begin(const struct wait_config *c, struct thread *thread, str
 }
 
 /*
- * Where the current thread is that leaves its CPU, for the first time or after an exec, with
- * filters, or forever; NO_THREAD if it is not followed.
+ * The place of the current thread, NO_THREAD if it is not followed: enters it if it is new, removes
+ * it if it ends.
  */
 GLOBAL int admit(u64 task, u64 now, u32 is_dead)
 {

@@ -161,8 +161,8 @@ struct wait_end {
 };
 
 /*
- * Where threads are: the places of a bucket, which its hash chooses, have the same numbers in
- * `threads`. A hash table of the kernel costs more than all else at a switch.
+ * Where the threads of tasks are in `threads`: a task's hash chooses the bucket, whose places follow
+ * each other there. The kernel's hash tables cost several times as much at a switch.
  */
 enum {
 	PLACES = 16,
