@@ -33,6 +33,8 @@ from otel_kprofiler.model import AttributeForm, UnnamedFrames
 DEFAULT_MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
 """gRPC's default limit of 4 MiB, minus a margin for headers."""
 _MIN_MESSAGE_BYTES: Final = 16 * 1024
+_MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
+"""Half of the longest record of a spool."""
 
 ADDRESSES: Final = ("endpoint", "proxy_url")
 """Keys whose values may hold passwords."""
@@ -212,6 +214,7 @@ class _Client(Exporter):
     max_message_bytes: int = Field(
         DEFAULT_MAX_MESSAGE_BYTES,
         ge=_MIN_MESSAGE_BYTES,
+        le=_MAX_MESSAGE_BYTES,
         description="Maximum size of a request in bytes before compression; larger batches are "
         "split. The default is just below the 4 MiB limit of gRPC receivers.",
     )

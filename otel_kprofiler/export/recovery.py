@@ -10,7 +10,10 @@ import time
 from typing import Final, NamedTuple
 
 from otel_kprofiler.export.segments import (
+    HEADER_BYTES,
     MAGIC,
+    MAX_BODY_BYTES,
+    MAX_NUMBER,
     Kind,
     Record,
     Totals,
@@ -25,6 +28,10 @@ from otel_kprofiler.model import SampleCounts
 _NAME: Final = re.compile(r"(\d{20})\.spool(\.aside)?")
 _BLOCK_BYTES: Final = 4096
 """Unit in which a failing disk is read."""
+MAX_SEGMENT_BYTES: Final = 16 * 1024 * 1024
+"""Size above which a spool begins another segment."""
+_MAX_READ_BYTES: Final = MAX_SEGMENT_BYTES + HEADER_BYTES + MAX_BODY_BYTES
+"""Longest segment that a spool writes: full but for one byte, and the longest record."""
 _EARLIEST_S: Final = 1_600_000_000
 """An earlier wall clock (2020) was not set, so the age of a batch is unknown."""
 
@@ -64,8 +71,9 @@ def has_segments(directory: PrivateDirectory) -> bool:
 class Recovery:
     """Reads all segments of a directory, oldest first.
 
-    Segments of another version are renamed to ``NUMBER.spool.aside``. What cannot be opened as a
-    regular file of this user is left alone.
+    Segments of another version are renamed to ``NUMBER.spool.aside``; their samples are neither
+    delivered nor lost here, and are in no count. What cannot be opened as a regular file of this
+    user is left alone.
 
     Args:
         directory: the spool's directory.
@@ -89,59 +97,91 @@ class Recovery:
         self._now_s = now_s
         self._wall_s = time.time()
         self._closed = True
+        self._is_whole = True  # the segment before
+        self._aside_from: SampleCounts | None = None  # appended before segments put aside
+        self._aside: list[tuple[SampleCounts, SampleCounts]] = []
         self.totals = Totals()
         self.last = 0
         self.sizes: dict[int, int] = {}
-        found: dict[int, Stored] = {}  # by number, in case part of the log is duplicated
+        intact: dict[int, Stored] = {}  # by number, in case part of the log is duplicated
         for name in sorted(os.listdir(directory.fd)):
-            if match := _NAME.fullmatch(name):
-                segment, aside = int(match[1]), match[2]
-                self.last = max(self.last, segment if aside else segment - 1)
-                if not aside:
-                    found |= {one.number: one for one in self._read_segment(name, segment)}
+            if not (match := _NAME.fullmatch(name)):
+                continue
+            segment, is_aside = int(match[1]), bool(match[2])
+            if segment >= MAX_NUMBER:
+                self._warn("%s is left alone: no segment has such a number", name)
+                continue
+            self.last = max(self.last, segment if is_aside else segment - 1)
+            if is_aside:
+                self._begin_aside()
+            else:
+                for stored in self._read_segment(name, segment):
+                    intact[stored.number] = stored
         totals = self.totals
         # Settled numbers must not be reused, even if their records are damaged.
         self.last = max(self.last, totals.settled)
-        self.waiting = [found[number] for number in sorted(found) if number > totals.settled]
-        # Each appended sample is done, waiting, or unreadable.
-        self.damaged = totals.appended - totals.done
+        self.waiting = [intact[number] for number in sorted(intact) if number > totals.settled]
+        # Each appended sample is done, waiting, kept aside, or unreadable.
+        unreadable = totals.appended - totals.done
         for stored in self.waiting:
-            self.damaged -= stored.samples
-        totals.done += self.damaged
+            unreadable -= stored.samples
+        self.damaged = unreadable - self._count_aside()
+        totals.done += unreadable
         self.unknown_since_unix_ns = 0 if self._closed else max(totals.end_unix_ns, 1)
+
+    def _begin_aside(self) -> None:
+        """Note what was appended before a segment put aside, if nothing there is damaged."""
+        if self._is_whole and self._aside_from is None:
+            self._aside_from = self.totals.appended.copy()
+
+    def _end_aside(self, opening: Record) -> None:
+        """Note what was appended through segments put aside, by the mark that opens the next."""
+        before, self._aside_from = self._aside_from, None
+        if before is not None and opening.kind == Kind.MARK and opening.offset == len(MAGIC):
+            self._aside.append((before, unpack_totals(opening.body).appended))
+
+    def _count_aside(self) -> SampleCounts:
+        """Samples of segments put aside that were not done; samples are done in their order."""
+        aside = SampleCounts()
+        for before, through in self._aside:
+            aside += through - (before | self.totals.done)
+        return aside
 
     def _read_segment(self, name: str, segment: int) -> list[Stored]:
         try:
-            data = _read(self._directory, name)
+            data, size = _read(self._directory, name)
         except OSError as error:
             self.last = max(self.last, segment)
-            self._closed = False
+            self._closed = self._is_whole = False
             self._warn("%s is left alone because it cannot be read: %s", name, error.strerror)
             return []
         version = find_other_version(data)
         if version:
             self.last = max(self.last, segment)
             self._put_aside(name, version)
+            self._begin_aside()
             return []
         self.sizes[segment] = len(data)
-        found: list[Stored] = []
+        batches: list[Stored] = []
         end = len(MAGIC) if data.startswith(MAGIC) else 0
-        unreadable = len(data) - end
+        unreadable = size - end
         self._closed = False
         for record in find_records(data, segment):
             unreadable -= record.size
             try:
+                self._end_aside(record)
                 stored = self._apply(record, segment)
             except ValueError as error:
                 self._warn("a record of %s is skipped: %s", name, error)
                 continue
-            found += [stored] if stored else []
+            batches += [stored] if stored else []
             end = record.offset + record.size
             self._closed = record.kind == Kind.CLOSE
-        self._closed = self._closed and end == len(data)
+        self._closed = self._closed and end == size
+        self._is_whole = not unreadable
         if unreadable:
             self._warn("%d bytes of %s are unreadable", unreadable, name)
-        return found
+        return batches
 
     def _apply(self, record: Record, segment: int) -> Stored | None:
         """Update the totals from a record; returns its batch, if any."""
@@ -181,19 +221,36 @@ class Recovery:
         _log.warning("the spool %s: " + text, self._directory.path, *values)
 
 
-def _read(directory: PrivateDirectory, name: str) -> bytes:
-    """A whole file, with zeros for unreadable blocks."""
+def _read(directory: PrivateDirectory, name: str) -> tuple[bytes, int]:
+    """The content of a segment, with zeros for unreadable blocks, and the size of its file.
+
+    What no spool has written is left out: holes at the end, and all beyond the longest segment.
+    """
     fd = directory.open(name, os.O_RDONLY)
     blocks = []
     try:
         size = os.fstat(fd).st_size
-        for at in range(0, size, _BLOCK_BYTES):
+        end = _find_end_of_data(fd, min(size, _MAX_READ_BYTES))
+        for at in range(0, end, _BLOCK_BYTES):
+            length = min(_BLOCK_BYTES, end - at)
             try:
-                blocks.append(os.pread(fd, _BLOCK_BYTES, at))
+                blocks.append(os.pread(fd, length, at))
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
-                blocks.append(bytes(min(_BLOCK_BYTES, size - at)))
+                blocks.append(bytes(length))
     finally:
         os.close(fd)
-    return b"".join(blocks)
+    return b"".join(blocks), size
+
+
+def _find_end_of_data(fd: int, limit: int) -> int:
+    """Where the last data before a limit ends: lseek(2), ``SEEK_DATA`` and ``SEEK_HOLE``."""
+    end = at = 0
+    try:
+        while at < limit:
+            end = at = os.lseek(fd, os.lseek(fd, at, os.SEEK_DATA), os.SEEK_HOLE)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # no data behind the offset
+            raise
+    return min(end, limit)

@@ -27,7 +27,10 @@ MAGIC: Final = b"kpspool2"
 _HEADER: Final = struct.Struct("<IIB")
 _CHECKED: Final = struct.Struct("<IB")
 _BATCH: Final = struct.Struct("<QI")
-_MAX_BODY_BYTES: Final = 1 << 30
+MAX_BODY_BYTES: Final = 1 << 28
+"""Longest body of a record; ``max_message_bytes`` has the same limit."""
+MAX_NUMBER: Final = 1 << 62
+"""Limit of the numbers of batches and segments, far from where they would not fit any more."""
 _MAX_TOTALS_BYTES: Final = 4096
 _MAX_COUNT: Final = 1 << 63
 _CANDIDATE: Final = re.compile(rb"[\0-\x3f](?=\x01|[\x02\x03]\{)", re.DOTALL)
@@ -123,7 +126,7 @@ def parse_record(data: bytes, offset: int = 0) -> Record | None:
     if start > len(data):
         return None
     crc, length, kind = _HEADER.unpack_from(data, offset)
-    if length > min(len(data) - start, _MAX_BODY_BYTES):
+    if length > min(len(data) - start, MAX_BODY_BYTES):
         return None
     if zlib.crc32(memoryview(data)[offset + 4 : start + length]) != crc:
         return None
@@ -203,7 +206,7 @@ def unpack_batch(body: bytes) -> StoredBatch:
         raise ValueError("the batch is too short")
     number, length = _BATCH.unpack_from(body)
     end = _BATCH.size + length
-    if end > len(body) or number >= _MAX_COUNT:
+    if end > len(body) or number >= MAX_NUMBER:
         raise ValueError("the batch is inconsistent")
     head = _load(body[_BATCH.size : end])
     profiles = head.get("profiles")
@@ -229,8 +232,11 @@ def unpack_totals(body: bytes) -> Totals:
     if len(body) > _MAX_TOTALS_BYTES:
         raise ValueError("the totals are too long")
     values = _load(body)
+    settled = _read_count(values.get("settled", 0))
+    if settled >= MAX_NUMBER:
+        raise ValueError("not the number of a batch")
     return Totals(
-        settled=_read_count(values.get("settled", 0)),
+        settled=settled,
         end_unix_ns=_read_count(values.get("end_unix_ns", 0)),
         done=_read_counts(values.get("done", {})),
         appended=_read_counts(values.get("appended", {})),

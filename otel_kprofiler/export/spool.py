@@ -33,10 +33,17 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from otel_kprofiler.errors import ExportError, describe_error
-from otel_kprofiler.export.recovery import Recovery, Stored, has_segments, name_segment
+from otel_kprofiler.export.recovery import (
+    MAX_SEGMENT_BYTES,
+    Recovery,
+    Stored,
+    has_segments,
+    name_segment,
+)
 from otel_kprofiler.export.segments import (
     HEADER_BYTES,
     MAGIC,
+    MAX_NUMBER,
     Kind,
     StoredBatch,
     Totals,
@@ -51,7 +58,6 @@ from otel_kprofiler.model import Batch, LossCause, SampleCounts
 DEFAULT_MAX_BYTES: Final = 1024 * 1024 * 1024
 DEFAULT_MAX_AGE_S: Final = 24 * 3600.0
 
-_MAX_SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _SEGMENTS: Final = 8
 """Number of segments within the size limit; the oldest is dropped as a whole."""
 
@@ -98,7 +104,7 @@ class Spool:
     ) -> None:
         self._path = directory
         self._max_bytes = max_bytes
-        self._segment_bytes = min(_MAX_SEGMENT_BYTES, max_bytes // _SEGMENTS)
+        self._segment_bytes = min(MAX_SEGMENT_BYTES, max_bytes // _SEGMENTS)
         self._max_age_s = max_age_s
         self._fsync = fsync
         self._now = now
@@ -331,6 +337,8 @@ class Spool:
         self._end_segment()
         # Numbers may be skipped, but never reused: the mark of a segment may still be needed.
         segment = max(self._last, *self._sizes, 0) + 1
+        if segment >= MAX_NUMBER:
+            raise OSError(errno.EOVERFLOW, f"no number is left after {name_segment(segment - 1)}")
         directory, name = self._opened, name_segment(segment)
         fd = directory.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         self._fd, self._segment, self._sizes[segment] = fd, segment, 0
@@ -407,6 +415,11 @@ def _refusal(directory: str, error: OSError) -> ExportError:
             f"the spool {directory} is not safe: {error.strerror}",
             hint="make this user its only owner (chown, chmod 700), or choose another directory for"
             " sending_queue.storage",
+        )
+    if error.errno == errno.EOVERFLOW:
+        return ExportError(
+            f"the spool {directory} cannot be used: {error.strerror}",
+            hint="move that file out of the directory, and start again",
         )
     return ExportError(
         f"the spool {directory} cannot be used: {error.strerror}",

@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -247,10 +248,139 @@ def test_a_segment_of_another_version_is_kept_aside(tmp_path, caplog):
     assert caplog.text.count("another version, kpspool1, which can send it: kept as") == 1
 
 
+def rotated(directory):
+    """A closed spool of three segments; the batches of each."""
+    spool, _ = fill(directory, 0, max_bytes=8 * 400)
+    stored = [spool.append(numbered(number)) for number in range(1, 7)]
+    by_segment = {path: [] for path in segments(directory)}
+    for one in stored:
+        by_segment[Path(directory) / f"{one.segment:020}.spool"].append(one)
+    assert len(by_segment) >= 3
+    return spool, by_segment
+
+
+def change_version(path):
+    path.write_bytes(b"kpspool1" + path.read_bytes()[len(MAGIC) :])
+
+
+def aside(by_segment, *positions):
+    """Change the version of some segments; the batches that remain."""
+    for position in positions:
+        change_version(list(by_segment)[position])
+    left = [path for path in by_segment if path.read_bytes().startswith(MAGIC)]
+    return [one for path in left for one in by_segment[path]]
+
+
+@pytest.mark.parametrize("positions", [(0,), (1,), (0, 1), (-1,)])
+@pytest.mark.parametrize("end", [Spool.close, abandon])
+def test_samples_of_segments_kept_aside_are_not_lost(tmp_path, positions, end):
+    spool, by_segment = rotated(tmp_path)
+    end(spool)
+    left = aside(by_segment, *positions)
+    for _ in range(2):
+        again = Spool(str(tmp_path))
+        assert [one.samples for one in again.waiting] == [one.samples for one in left]
+        assert again.damaged == {}
+        abandon(again)
+
+
+def test_a_kill_after_segments_were_put_aside_changes_no_count(tmp_path):
+    spool, by_segment = rotated(tmp_path)
+    spool.close()
+    middle = list(by_segment)[1]
+    change_version(middle)
+    middle.rename(f"{middle}.aside")
+    again = Spool(str(tmp_path))
+    assert again.damaged == {}
+    again.close()
+
+
+def test_damage_beside_segments_kept_aside_is_counted(tmp_path):
+    spool, by_segment = rotated(tmp_path)
+    spool.close()
+    aside(by_segment, 0)
+    path, stored = list(by_segment.items())[-1]
+    data = bytearray(path.read_bytes())
+    data[stored[-1].offset + 20] ^= 1
+    path.write_bytes(data)
+    again = Spool(str(tmp_path))
+    assert again.damaged == stored[-1].samples
+    again.close()
+
+
+def test_delivered_segments_of_another_version_hide_no_damage(tmp_path):
+    spool, by_segment = rotated(tmp_path)
+    first, *_, last = by_segment.values()
+    path = next(iter(by_segment))
+    kept = path.read_bytes()
+    for stored in first:
+        spool.settle(stored.number, stored.samples)
+    spool.close()
+    path.write_bytes(kept)
+    aside(by_segment, 0)
+    path = list(by_segment)[-1]
+    data = bytearray(path.read_bytes())
+    data[last[-1].offset + 20] ^= 1
+    path.write_bytes(data)
+    again = Spool(str(tmp_path))
+    assert again.damaged == last[-1].samples
+    again.close()
+
+
+@pytest.mark.parametrize("number", [1 << 62, (1 << 63) - 1, (1 << 64) - 1, 10**20 - 1])
+def test_a_file_with_an_impossible_number_is_left_alone(tmp_path, caplog, number):
+    spool, stored = fill(tmp_path, 2)
+    spool.close()
+    planted = tmp_path / f"{number:020}.spool"
+    planted.write_bytes(segments(tmp_path)[0].read_bytes())
+    again = Spool(str(tmp_path))
+    assert [one.samples for one in again.waiting] == [one.samples for one in stored]
+    assert "is left alone: no segment has such a number" in caplog.text
+    assert again.append(numbered(3)).number < 100
+    again.close()
+    assert planted.exists()
+
+
+def test_a_spool_without_numbers_is_refused_with_the_file(tmp_path):
+    (tmp_path / f"{(1 << 62) - 1:020}.spool").touch(0o600)
+    with pytest.raises(ExportError, match=r"no number is left after 04611686018427387903\.spool"):
+        Spool(str(tmp_path))
+
+
+def test_a_sparse_tail_is_not_read(tmp_path):
+    spool, stored = fill(tmp_path, 2)
+    abandon(spool)
+    (path,) = segments(tmp_path)
+    os.truncate(path, 8 << 30)
+    tracemalloc.start()
+    again = Spool(str(tmp_path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [one.samples for one in again.waiting] == [one.samples for one in stored]
+    assert peak < 16 << 20
+    assert again.unknown_since_unix_ns
+    again.append(numbered(3))
+    again.close()
+
+
+def test_a_record_that_claims_a_gigabyte_costs_only_itself(tmp_path):
+    spool, stored = fill(tmp_path, 3)
+    spool.close()
+    (path,) = segments(tmp_path)
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, stored[1].offset + 4, 1 << 30)
+    path.write_bytes(data)
+    again = Spool(str(tmp_path))
+    assert [one.number for one in again.waiting] == [stored[0].number, stored[2].number]
+    assert again.damaged == stored[1].samples
+    again.close()
+
+
 @pytest.mark.parametrize(
     "body",
     [
         b'{"settled": 1, "color": "red", "more": {"a": []}}', b'{"settled": -1}', b'{"done": 1e99}',
+        b'{"settled": 4611686018427387904}',
         b"[1]", b"null", b"\xff", b"{}" + b" " * 100_000, b"[" * 4000, b'{"appended": true}',
         b'{"end_unix_ns": 99999999999999999999999}', b'{"done": 1}', b'{"done": {"on_cpu": -1}}',
         b'{"appended": {"on_cpu": true}}', b'{"appended": [["on_cpu", 1]]}',
