@@ -293,7 +293,8 @@ class KernelProfiler(ForkAware):
         ``problem`` (why there are no links, or not for all threads), ``unlinked_share`` (share of
         samples without a link, 0 to 1), ``local_roots`` (samples with a name, and without by
         why; spans that are known, forgotten and failed), and with hooks ``threads``,
-        ``without_slot``, ``failures`` and ``unhooked_event_loops``.
+        ``without_slot``, ``failures`` and ``unhooked_event_loops``. The latter are in ``hooks`` if
+        only spans of classes that are not the SDK's need hooks.
         """
         session, provider = self._session, self._provider
         state = "paused" if self._pauses else "running"

@@ -21,6 +21,7 @@ from otel_kprofiler.sdk.links import SpanLinks
 from otel_kprofiler.sdk.local_roots import MAX_NAMES, RootNames
 from otel_kprofiler.sdk.pacing import Pacer
 from otel_kprofiler.sdk.plan import Plan, complete_sampler_config, make_resources, set_service
+from otel_kprofiler.sdk.span_path import find_other_classes
 from otel_kprofiler.symbols import KernelSymbolizer, open_user_names
 
 DRAIN_THREAD: Final = "kprofiler-drain"
@@ -47,7 +48,7 @@ class Session:
 
     Attributes:
         symbolizer: resolves kernel addresses.
-        links: what publishes spans; None if links are disabled, or the sampler reads the spans.
+        links: what publishes spans; None if links are disabled, or the sampler reads all spans.
         root_names: names the local roots of spans; None if links or names are disabled.
         failure: why the daemon thread ended by itself; empty if it did not.
 
@@ -110,10 +111,8 @@ class Session:
         try:
             self.set_service(service)
             self._pipeline.start()
-            self._has_labels = self._sampler.follows_spans
-            if plan.span_links and not self._sampler.follows_spans:
-                self.links = SpanLinks(self._sampler.spans)
-                self.links.start()
+            self._follows_spans = self._sampler.follows_spans
+            self._link_other_spans()
             if self.root_names is not None:
                 self.root_names.start()
             self._thread.start()
@@ -151,13 +150,15 @@ class Session:
         if not self._plan.span_links:
             return {}
         names = {"local_roots": self.root_names.as_dict()} if self.root_names else {}
-        if self.links is not None:
-            return {"source": "hooks", **self.links.as_dict(), **names}
-        return {"source": "interpreter", "possible": True, "problem": "", **names}
+        hooks = self.links.as_dict() if self.links else {}
+        if not self._follows_spans:
+            return {"source": "hooks", **hooks, **names}
+        more = {"hooks": hooks} if hooks else {}
+        return {"source": "interpreter", "possible": True, "problem": "", **more, **names}
 
     def describe_labels(self) -> dict[str, object]:
         """Whether samples have labels, and how many."""
-        return {"possible": self._has_labels, **self._labels.as_dict()}
+        return {"possible": self._follows_spans, **self._labels.as_dict()}
 
     def describe_python_frames(self) -> dict[str, object]:
         """Whether stacks have Python frames, why not, and what came of them."""
@@ -188,8 +189,7 @@ class Session:
         try:
             while not self._stopping:
                 self._pipeline.step(self._interval_s)
-                if self.links is not None:
-                    self.links.look()
+                self._link_other_spans()
                 while not self._commands.empty():
                     self._commands.get()()
             self._pipeline.stop()
@@ -200,6 +200,21 @@ class Session:
             # In this order, so that no hook uses a closed map.
             self._unhook()
             self._pipeline.close()
+
+    def _link_other_spans(self) -> None:
+        """Let threads publish spans that the sampler does not find in the interpreter's objects."""
+        if not self._plan.span_links:
+            return
+        if self.links is not None:
+            self.links.look()
+            return
+        if self._follows_spans:
+            others = find_other_classes()
+            if not others:
+                return
+            _log.info("spans of these classes are published: %s", ", ".join(sorted(others)))
+        self.links = SpanLinks(self._sampler.spans)
+        self.links.start()
 
     def _unhook(self) -> None:
         if self.links is not None:

@@ -8,6 +8,7 @@ dictionaries and spans of every form that is expected.
 from __future__ import annotations
 
 import contextvars
+import inspect
 import os
 import sys
 import threading
@@ -20,7 +21,7 @@ from opentelemetry.context.context import Context
 from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
 from opentelemetry.sdk import trace as sdk_trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags
 from opentelemetry.trace.propagation import _SPAN_KEY
 
 from otel_kprofiler.bpf import (
@@ -53,6 +54,8 @@ _STYLES: Final = {
 """Known minor versions, and where they keep attributes of instances."""
 _NODES: Final = frozenset({"hamt", "hamt_bitmap_node", "hamt_array_node", "hamt_collision_node"})
 _ATTRIBUTE: Final = sys.intern("_context")
+_FOLLOWED: Final = (NonRecordingSpan, sdk_trace.Span, getattr(sdk_trace, "_Span", NonRecordingSpan))
+"""The API's class, and those of the SDK, of which the last is what tracers make."""
 _MAX_ATTRIBUTES: Final = 30
 """SHARED_KEYS_MAX_SIZE of Objects/dictobject.c: instances share the places of so many."""
 _OLDER_AT: Final = 8
@@ -115,6 +118,20 @@ def find_span_path(read: Read = read_own_memory) -> SpanPath:
             f"this process's memory cannot be read: {describe_error(error)}"
         ) from error
     return path
+
+
+def find_other_classes() -> frozenset[str]:
+    """Names of classes whose spans the path does not lead to, such as wrappers of other spans.
+
+    Takes microseconds; classes that are imported later appear in later calls.
+    """
+    found, waiting = set(), [Span]
+    while waiting:
+        for kind in waiting.pop().__subclasses__():
+            waiting.append(kind)
+            if kind not in _FOLLOWED and not inspect.isabstract(kind):
+                found.add(f"{kind.__module__}.{kind.__qualname__}")
+    return frozenset(found)
 
 
 def _find_oldest(read: Read) -> int:

@@ -293,6 +293,35 @@ def test_starting_inside_a_span_links_that_span():
     )
 
 
+def test_wrappers_of_spans_are_linked_by_their_span_context():
+    """The class appears while the profiler runs, and once the span is current."""
+    run(
+        BEFORE_THE_START
+        + """
+    profiler.start("raise")
+    assert "hooks" not in profiler.stats()["span_links"]
+    nothing = lambda self, *_, **__: None
+
+    class Wrapper(trace.Span):
+        __slots__ = ("inside",)
+        end = set_attribute = set_attributes = add_event = update_name = nothing
+        set_status = record_exception = is_recording = nothing
+
+        def get_span_context(self):
+            return self.inside.get_span_context()
+
+    wrapper = Wrapper()
+    wrapper.inside = tracer.start_span("inside")
+    with trace.use_span(wrapper):
+        while not profiler.stats()["span_links"].get("hooks", {}).get("threads"):
+            time.sleep(0.01)
+        work(1.5)
+        assert profiler.stats()["span_links"]["source"] == "interpreter"
+        expect(wrapper)
+        """
+    )
+
+
 def test_a_forked_worker_keeps_linking_the_span_entered_before_the_fork():
     run(
         BEFORE_THE_START

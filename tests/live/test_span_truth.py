@@ -13,7 +13,7 @@ pytestmark = pytest.mark.live
 
 SHORT = (
     "threads", "contexts", "asyncio", "flask", "fastapi uvloop", "django uvloop", "asgiref",
-    "celery threads", "multiprocessing",
+    "celery threads", "multiprocessing", "wrapped", "wrapped asyncio",
 )  # fmt: skip
 ENOUGH = 50
 

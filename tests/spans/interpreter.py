@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import random
 import sys
@@ -24,13 +25,13 @@ def repeat(seconds, step):
         step()
 
 
-def nested_spans(truth, seconds):
+def nested_spans(truth, seconds, tracer=TRACER):
     """Spans in spans, unsampled and remote ones among them, in three threads."""
 
     def step():
-        with TRACER.start_as_current_span("outer") as outer:
+        with tracer.start_as_current_span("outer") as outer:
             truth.observe(outer)
-            with TRACER.start_as_current_span("inner") as inner:
+            with tracer.start_as_current_span("inner") as inner:
                 truth.observe(inner)
                 with UNSAMPLED.start_as_current_span("unsampled") as unsampled:
                     truth.observe(unsampled)
@@ -222,6 +223,71 @@ def hand_written_context_switches(truth, seconds):
     repeat(seconds, step)
 
 
+def make_wrapping_tracer():
+    """A tracer whose spans are of a class of their own, which keeps a span inside."""
+
+    class Wrapper(trace.Span):
+        """Its layout is not the SDK's, and its attribute of that name is something else."""
+
+        __slots__ = ("_context", "_inside")
+
+        def __init__(self, inside):
+            self._inside = inside
+            self._context = otel_context.Context()
+
+        def get_span_context(self):
+            return self._inside.get_span_context()
+
+        def end(self, end_time=None):
+            self._inside.end(end_time)
+
+        def is_recording(self):
+            return self._inside.is_recording()
+
+        def _ignore(self, *_, **__):
+            """Of no interest here."""
+
+        set_attribute = set_attributes = add_event = update_name = _ignore
+        set_status = record_exception = _ignore
+
+    class Tracer:
+        @contextlib.contextmanager
+        def start_as_current_span(self, name):
+            with trace.use_span(Wrapper(TRACER.start_span(name)), end_on_exit=True) as span:
+                yield span
+
+    time.sleep(0.2)  # until it is noticed that there is such a class
+    return Tracer()
+
+
+def wrapped_spans(truth, seconds):
+    """Wrappers of spans in threads, beside spans of the SDK."""
+    nested_spans(truth, seconds, make_wrapping_tracer())
+
+
+def wrapped_tasks(truth, seconds):
+    """Wrappers of spans in tasks of asyncio, beside spans of the SDK."""
+    wrapping = make_wrapping_tracer()
+
+    async def work(number):
+        with wrapping.start_as_current_span("outer") as outer:
+            truth.observe(outer)
+            await asyncio.sleep(0)
+            truth.observe(outer)
+            with (TRACER if number % 2 else wrapping).start_as_current_span("inner") as inner:
+                await asyncio.sleep(0)
+                truth.observe(inner)
+                await asyncio.to_thread(truth.observe, inner)
+            truth.observe(outer)
+
+    async def until(end):
+        while time.monotonic() < end:
+            await asyncio.gather(*map(work, range(4)))
+            truth.observe(trace.INVALID_SPAN)
+
+    asyncio.run(until(time.monotonic() + seconds))
+
+
 SCENARIOS = {
     "nested": nested_spans,
     "threads": short_threads,
@@ -231,4 +297,6 @@ SCENARIOS = {
     "asyncio": tasks,
     "uvloop": uvloop_tasks,
     "greenlets": hand_written_context_switches,
+    "wrapped": wrapped_spans,
+    "wrapped asyncio": wrapped_tasks,
 }

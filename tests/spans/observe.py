@@ -13,7 +13,7 @@ from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.model import SpanLink
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.sdk.links import SpanLinks
-from otel_kprofiler.sdk.span_path import find_span_path
+from otel_kprofiler.sdk.span_path import find_other_classes, find_span_path
 from otel_kprofiler.sdk.thread_slot import find_span_layout
 
 HERTZ = 4999
@@ -108,7 +108,8 @@ def sampling(*, hooks=False):
     """Sample this process; the list has all samples at the end.
 
     Args:
-        hooks: publish spans by hooks, as where the interpreter cannot be read.
+        hooks: publish all spans by hooks, as where the interpreter cannot be read; otherwise those
+            of classes that are not the SDK's.
     """
     config = SamplerConfig(
         samples_per_second=HERTZ,
@@ -122,17 +123,21 @@ def sampling(*, hooks=False):
     )
     sampler = EbpfSampler(config, loader=LibbpfLoader())
     sampler.start()
-    samples, ended = [], threading.Event()
+    samples, links, ended = [], [], threading.Event()
+
+    def publish():
+        if not links and (hooks or find_other_classes()):
+            links.append(SpanLinks(sampler.spans))
+            links[0].start()
 
     def drain():
         while not ended.wait(0.05):
+            publish()
             samples.extend(sampler.drain())
         sampler.stop()
         samples.extend(sampler.drain())
 
-    links = SpanLinks(sampler.spans) if hooks else None
-    if links:
-        links.start()
+    publish()
     thread = threading.Thread(target=drain, name="drain")
     thread.start()
     try:
@@ -140,6 +145,6 @@ def sampling(*, hooks=False):
     finally:
         ended.set()
         thread.join()
-        if links:
-            links.stop()
+        for one in links:
+            one.stop()
         sampler.close()

@@ -255,8 +255,9 @@ GLOBAL int collect_span(void)
 			found = find_span_context_in(path, table);
 			record->labels = find_labels_in(path, &options->spans, table);
 		}
-	} else
+	}
 #endif
+	if (!found) /* none, or its class does not say where it has its context */
 		found = find_published_span(&options->spans, &record->tid);
 	if (found)
 		read_span_context(&options->spans, found, &record->span);
