@@ -1,30 +1,20 @@
 # All targets work in a fresh clone after `make setup`.
-PYTHON ?= /usr/bin/python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
-RUN_PACKAGES := python3-venv libbpf1
-TEST_PACKAGES := clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc \
-	qemu-system-x86 busybox-static kmod gcc gcc-12 g++ binutils dwz make xz-utils openssl
 ROOT_PACKAGES := mmdebstrap buildah systemd-container
 
-.PHONY: help setup setup-test check format test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-mutations test-symbols-truth test-reload test-lines test-deploy test-packages test-view test-debug-package test-user-names soak bench bench-compare fleet bpf viewer generated man dist deb clean
+.PHONY: help setup setup-test check format pythons test test-live test-faults test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-mutations test-symbols-truth test-reload test-lines test-deploy test-packages test-view test-debug-package test-user-names soak bench bench-compare fleet bpf viewer generated man dist deb clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 setup:  ## system packages for profiling, and the package in a virtual environment
-	$(APT) install -y -qq --no-install-recommends $(RUN_PACKAGES)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q .
+	./setup.sh
 
 setup-test:  ## everything that development and the tests need
-	$(APT) install -y -qq --no-install-recommends $(RUN_PACKAGES) $(TEST_PACKAGES)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -e '.[test,dev]'
-	if command -v go >/dev/null; then $(BIN)/python -m tests.fetch_pythons; fi
-	if command -v npm >/dev/null; then cd viewer && npm ci --ignore-scripts --no-audit --no-fund; fi
+	./setup.sh --tests
 
 check:  ## lint, format and types
 	$(BIN)/ruff check .
@@ -35,7 +25,10 @@ format:  ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test:  ## all tests that this machine can run, two files at a time
+pythons:  ## interpreters that Debian has not, for tests of Python frames (needs Go)
+	if command -v go >/dev/null; then $(BIN)/python -m tests.fetch_pythons; fi
+
+test: pythons  ## all tests that this machine can run, two files at a time
 	$(PYTEST) -n 2 --dist loadfile
 
 test-live:  ## only the tests against the running kernel

@@ -1,7 +1,8 @@
-"""Debian roots, made once from this system's mirror, in a network of their own."""
+"""Debian roots, made once from this system's mirror, in a network of their own or the host's."""
 
 import fcntl
 import hashlib
+import os
 import platform
 import subprocess
 
@@ -40,18 +41,31 @@ def make_archive(variant, *packages):
     return archive
 
 
-class Root:
-    """A root directory with the kernel's file systems and a network of its own."""
+def find_certificates():
+    """The file of certificates that pip trusts here, such as those of a mirror, or None."""
+    asked = subprocess.run(
+        ["/usr/bin/python3", "-m", "pip", "config", "get", "global.cert"],
+        env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        capture_output=True,
+        text=True,
+    )
+    return os.environ.get("PIP_CERT") or asked.stdout.strip() or None
 
-    def __init__(self, path, read_only=False):
+
+class Root:
+    """A root directory with the kernel's file systems and, if asked for, a network of its own."""
+
+    def __init__(self, path, read_only=False, own_network=True):
         self.path = path
-        steps = ["ip link set lo up"]
+        self._shares = ["-m", "-n"] if own_network else ["-m"]
+        steps = ["ip link set lo up"] if own_network else []
         if read_only:
             steps += [f"mount --bind {path} {path}", f"mount -o remount,bind,ro {path}"]
         steps += [f"mount --rbind /{name} {path}/{name}" for name in ("dev", "proc", "sys")]
         script = " && ".join([*steps, "echo ready", "exec sleep infinity"])
+        unshare = ["unshare", "--mount", *(["--net"] if own_network else [])]
         self._holder = subprocess.Popen(
-            ["unshare", "--mount", "--net", "sh", "-c", script], stdout=subprocess.PIPE, text=True
+            [*unshare, "sh", "-c", script], stdout=subprocess.PIPE, text=True
         )
         assert self._holder.stdout.readline() == "ready\n"
 
@@ -61,7 +75,7 @@ class Root:
 
     def command(self, *words):
         """The words of a command inside."""
-        enter = ["nsenter", "-t", str(self._holder.pid), "-m", "-n", "--", "chroot", self.path]
+        enter = ["nsenter", "-t", str(self._holder.pid), *self._shares, "--", "chroot", self.path]
         return [*map(str, enter), *map(str, words)]
 
     def run(self, *words):

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
-from tests.collector.roots import Root, make_archive
+from tests.collector.roots import Root, find_certificates, make_archive
 from tests.collector.units import ROOT
 
 pytestmark = [
@@ -50,13 +50,7 @@ class Storage:
 
 def trust(directory):
     """Options that let pip trust whom it trusts here, such as a mirror with certificates."""
-    asked = subprocess.run(
-        ["/usr/bin/python3", "-m", "pip", "config", "get", "global.cert"],
-        env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-        capture_output=True,
-        text=True,
-    )
-    certificates = os.environ.get("PIP_CERT") or asked.stdout.strip()
+    certificates = find_certificates()
     if not certificates:
         return []
     config = directory / "pip.conf"

@@ -1,0 +1,240 @@
+"""Set-up of a clone: the interpreter that it chooses, and what becomes of an environment.
+
+Interpreters, environments and pip are real; the package is a small one, without dependencies.
+Root hides the system's interpreter in a mount namespace.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.readme import command_below
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/installation.md").read_text()
+SYSTEM = Path("/usr/bin/python3")
+TOOLS = "/usr/bin:/bin"
+BUILD = '[build-system]\nrequires = []\nbuild-backend = "build"\nbackend-path = ["."]\n'
+FILES = {
+    "shown.py": "import os, sys\ndef main(): print(os.path.realpath(sys._base_executable))\n",
+    "otel_kprofiler-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: otel-kprofiler\n"
+    "Version: 1\nProvides-Extra: test\nProvides-Extra: dev\n",
+    "otel_kprofiler-1.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\n"
+    "Root-Is-Purelib: true\nTag: py3-none-any\n",
+    "otel_kprofiler-1.dist-info/entry_points.txt": "[console_scripts]\nshow = shown:main\n",
+    "otel_kprofiler-1.dist-info/RECORD": "",
+}
+BUILD_BACKEND = """
+import shutil
+def build_editable(directory, *_, **__):
+    return shutil.copy("otel_kprofiler-1-py3-none-any.whl", directory).rpartition("/")[2]
+"""
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for mounts and other users")
+PACKAGES = ("python3-venv", "libbpf1")
+pytestmark = pytest.mark.skipif(
+    not shutil.which("dpkg-query")
+    or subprocess.run(["dpkg-query", "--show", *PACKAGES], capture_output=True).returncode != 0,
+    reason=f"{' and '.join(PACKAGES)} are not installed, and no test of choices installs packages",
+)
+
+
+def system_python():
+    return str(SYSTEM.resolve())
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A clone whose package is installed at once."""
+    clone = tmp_path / "clone"
+    (clone / "otel_kprofiler").mkdir(parents=True)
+    shutil.copy(ROOT / "setup.sh", clone)
+    (clone / "pyproject.toml").write_text(BUILD)
+    (clone / "build.py").write_text(BUILD_BACKEND)
+    with zipfile.ZipFile(clone / "otel_kprofiler-1-py3-none-any.whl", "w") as wheel:
+        for name, content in FILES.items():
+            wheel.writestr(name, content)
+    return clone
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """A directory of programs with a `python3` that is not the system's, as pyenv or uv have it."""
+    home = tmp_path_factory.mktemp("elsewhere")
+    (home / "bin").mkdir()
+    shutil.copy(SYSTEM.resolve(), home / "bin/python3")
+    library = subprocess.check_output([SYSTEM, "-c", "import os; print(os.__file__)"], text=True)
+    (home / "lib").mkdir()
+    (home / "lib" / Path(library).parent.name).symlink_to(Path(library).parent)
+    return home / "bin"
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory):
+    """A directory of programs whose `python3` answers as a version that is too old."""
+    directory = tmp_path_factory.mktemp("older")
+    program = directory / "python3"
+    shutil.copy(SYSTEM.resolve(), directory / "real")  # not hidden with the system's
+    program.write_text(
+        f'#!/bin/sh\n[ "$1 $2" = "-I -c" ] || exit 1\nPYTHONHOME=/usr exec {directory}/real -c '
+        '"import sys; sys.version_info = (3, 9, 2); exec(sys.argv[1])" "$3"\n'
+    )
+    program.chmod(0o755)
+    return directory
+
+
+def set_up(clone, *words, path=(), system=None, wrapper=(), **environ):
+    """Run the set-up with directories before the PATH, and another file as the system's Python."""
+    command = [*wrapper, "./setup.sh", *words]
+    if system:
+        mount = f'mount --bind "$0" {system_python()} && exec "$@"'
+        command = ["unshare", "--mount", "sh", "-c", mount, system, *command]
+    searched = ":".join([*map(str, path), TOOLS])
+    return subprocess.run(
+        command,
+        cwd=clone,
+        env={"PATH": searched, "HOME": str(clone), **environ},
+        capture_output=True,
+        text=True,
+    )
+
+
+def chosen(done):
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_systems_python_is_chosen_whatever_comes_first_on_the_path(clone, elsewhere, older):
+    ages = set()
+    for path in ([elsewhere], [], [older], [elsewhere]):
+        done = set_up(clone, "show", path=path)
+        assert chosen(done) == system_python()
+        said = f"Python is {system_python()} ("
+        assert said in done.stderr
+        assert (f"the system's, not {path[0]}/python3" if path else "the system's\n") in done.stderr
+        assert "replacing" not in done.stderr
+        ages.add((clone / ".venv").stat().st_ino)
+    assert len(ages) == 1, "made once, and kept"
+
+
+def test_an_environment_that_cannot_be_kept_is_replaced_and_that_is_said(clone, elsewhere):
+    venv = clone / ".venv"
+
+    def make(python):
+        shutil.rmtree(venv, ignore_errors=True)
+        subprocess.run([python, "-m", "venv", "--without-pip", venv], check=True)
+
+    make(elsewhere / "python3")
+    done = set_up(clone, "show", path=[elsewhere])
+    assert f"replacing .venv: it is of {elsewhere}/python3 (" in done.stderr
+    assert chosen(done) == system_python()
+
+    make(SYSTEM)
+    done = set_up(clone, "show")
+    assert "replacing .venv: it has no pip" in done.stderr
+    assert chosen(done) == system_python()
+
+    moved = clone.rename(clone.parent / "moved")
+    done = set_up(moved, "show")
+    assert "replacing .venv: it was made for another directory" in done.stderr
+    assert chosen(done) == system_python()
+    assert str(moved) in (moved / ".venv/bin/show").read_text()
+
+
+def test_a_broken_environment_of_another_user_is_replaced(clone):
+    venv = clone / ".venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "pyvenv.cfg").touch()
+    (venv / "bin/python").symlink_to("/gone/python3")
+    if os.geteuid() == 0:
+        os.chown(venv / "bin", 65534, 65534)
+    done = set_up(clone, "show")
+    why = "another user has made it" if os.geteuid() == 0 else "not found"
+    assert re.search(f"replacing .venv: .*{why}", done.stderr)
+    assert chosen(done) == system_python()
+
+
+def test_what_is_no_environment_is_kept(clone):
+    (clone / ".venv").mkdir()
+    (clone / ".venv/precious").touch()
+    done = set_up(clone, "show")
+    assert done.returncode == 1
+    assert "error: .venv is not a virtual environment\nfix: " in done.stderr
+    assert (clone / ".venv/precious").exists()
+
+
+@needs_root
+def test_without_a_usable_python_of_the_system_the_path_and_then_the_environment_decide(
+    clone, elsewhere, older
+):
+    done = set_up(clone, "show", path=[older, elsewhere], system="/dev/null")
+    assert done.returncode == 1
+    assert not (clone / ".venv").exists()
+    assert re.search("error: no Python here can be used: /usr/bin/python3: .+; ", done.stderr)
+    assert f"; python3: {older}/real (3.9.2) is older than 3.11; " in done.stderr
+    assert "fix: install CPython 3.11 or later" in done.stderr
+
+    done = set_up(clone, "show", path=[elsewhere], system=older / "python3")
+    assert chosen(done) == str(elsewhere / "python3")
+    assert "by the PATH, since the system's cannot be used" in done.stderr
+
+    done = set_up(clone, "show", system="/dev/null")  # as sudo resets the PATH
+    assert chosen(done) == str(elsewhere / "python3")
+    assert "which .venv is of" in done.stderr
+
+
+def test_a_python_that_is_named_is_used_or_refused(clone, elsewhere, older):
+    done = set_up(clone, "show", PYTHON=str(older / "python3"))
+    assert done.returncode == 1
+    assert re.search(r"error: PYTHON cannot be used: .* \(3\.9\.2\) is older.*\nfix: ", done.stderr)
+    done = set_up(clone, "show", PYTHON=str(elsewhere / "python3"))
+    assert chosen(done) == str(elsewhere / "python3")
+    assert "as PYTHON says" in done.stderr
+
+
+@needs_root
+def test_a_user_without_sudo_gets_all_that_needs_no_root(clone):
+    public = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
+    try:
+        shutil.copytree(clone, public / "clone")
+        for path in (public, public / "clone", *(public / "clone").rglob("*")):
+            os.chown(path, 65534, 65534)
+        programs = public / "bin"
+        programs.mkdir(mode=0o755)
+        for directory in TOOLS.split(":"):
+            for name in os.listdir(directory):
+                if name != "sudo" and not (programs / name).exists():
+                    (programs / name).symlink_to(f"{directory}/{name}")
+        user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        environ = {"wrapper": user, "PATH": str(programs)}
+        assert chosen(set_up(public / "clone", **environ)) == ""
+        done = set_up(public / "clone", "show", **environ)
+        assert done.returncode == 1
+        assert "error: root is needed, and there is no sudo\nfix: " in done.stderr
+    finally:
+        shutil.rmtree(public)
+
+
+def test_options_of_the_script_are_checked(clone):
+    done = set_up(clone, "--test", "show")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no option --test\nfix: ")
+    assert not (clone / ".venv").exists()
+
+
+def test_every_error_is_documented():
+    texts = re.findall(r"""\bfail (['"])(.*?)\1""", (ROOT / "setup.sh").read_text())
+    told = "".join(re.findall(r"^\| (.*?) \|", PAGE, re.MULTILINE))
+    assert len(texts) == 5
+    for _, text in texts:
+        assert re.sub(r"\$\w+", "…", text) in told
+
+
+def test_the_commands_of_the_readme_are_those_of_the_set_up():
+    assert command_below("Try it").startswith("./setup.sh otel-kprofiler record ")
+    assert command_below("Run the tests") == "./setup.sh --tests make test"
