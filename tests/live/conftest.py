@@ -4,7 +4,6 @@ import contextlib
 import os
 import resource
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from otel_kprofiler.sampling import on_cpu
 sys.path.insert(0, str(Path(__file__).parent))
 
 from services import ToFile
+
+from tests.public import public_python
 
 
 @pytest.fixture(scope="session")
@@ -42,15 +43,13 @@ def loader(request, monkeypatch, compile_once):
     return request.param
 
 
-@pytest.fixture(scope="session")
-def public_python():
-    """Skips unless this process can become another user, who can read this Python."""
+@pytest.fixture(scope="session", name="public_python")
+def open_public_python():
+    """A Python with this package that other users can run, whom this process can become."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root and setpriv, to become another user")
-    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    probe = [*user, sys.executable, "-c", "import otel_kprofiler.cli"]
-    if subprocess.run(probe, capture_output=True, cwd="/").returncode:
-        pytest.skip("other users cannot read this Python: use a venv outside of root's home")
+    with public_python() as found:
+        yield found
 
 
 @pytest.fixture

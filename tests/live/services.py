@@ -17,10 +17,10 @@ def work(seconds):
 """
 
 
-def run(code, *, wrapper=(), env=None, timeout=120):
+def run(code, *, wrapper=(), python=sys.executable, env=None, timeout=120):
     """Run a service in its own process, which must exit with status 0."""
     done = subprocess.run(
-        [*wrapper, sys.executable, "-c", WORK + textwrap.dedent(code)],
+        [*wrapper, python, "-c", WORK + textwrap.dedent(code)],
         env={**os.environ, "OTEL_KPROFILER_SAMPLES_PER_SECOND": "999", **(env or {})},
         capture_output=True, text=True, timeout=timeout,
     )  # fmt: skip

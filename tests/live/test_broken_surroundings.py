@@ -75,9 +75,8 @@ def test_output_closed_early_causes_no_traceback(tmp_path):
 
 
 @pytest.mark.live
-@pytest.mark.usefixtures("public_python")
 @pytest.mark.parametrize("limit", [1, 2, 4, 6, 8, 10])
-def test_a_thread_limit_is_reported_or_has_no_effect(limit, open_directory):
+def test_a_thread_limit_is_reported_or_has_no_effect(limit, open_directory, public_python):
     directory = open_directory
     if any(finding.level is Level.FAIL for finding in doctor(Access())):
         pytest.skip("this host cannot be sampled")
@@ -87,7 +86,7 @@ def test_a_thread_limit_is_reported_or_has_no_effect(limit, open_directory):
     words = [
         "prlimit", f"--nproc={limit}", "setpriv", f"--reuid={USER}", f"--regid={USER}",
         "--clear-groups", f"--inh-caps={rights}", f"--ambient-caps={rights}",
-        sys.executable, "-m", "otel_kprofiler", "run", "-c", str(config),
+        public_python.command, "-m", "otel_kprofiler", "run", "-c", str(config),
     ]  # fmt: skip
     log = directory / "log"
     with log.open("wb") as file:

@@ -20,10 +20,10 @@ from programs import holds_sampler
 from otel_kprofiler.cli.main import main
 from otel_kprofiler.formats import FORMATS
 from otel_kprofiler.otlp import check_file, read_profiles
+from tests.public import NOBODY
 
 pytestmark = pytest.mark.live
 
-NOBODY = 65534
 SUFFIXES = [row.suffix[1:] for row in FORMATS]
 
 
@@ -282,19 +282,18 @@ def test_help_takes_little_cpu_time():
     assert min(took) < 0.5
 
 
-def as_nobody(capabilities, words, directory):
+def as_nobody(python, capabilities, words, directory):
     """Run a command as uid 65534 with ambient capabilities only."""
     listed = ",".join(f"+{name}" for name in capabilities) or "-all"
     return subprocess.run(
-        ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups",
-         f"--inh-caps={listed}", f"--ambient-caps={listed}",
-         sys.executable, "-m", "otel_kprofiler", *words],
+        [*NOBODY, f"--inh-caps={listed}", f"--ambient-caps={listed}", python.command,
+         "-m", "otel_kprofiler", *words],
         capture_output=True, text=True, cwd=directory, timeout=60,
     )  # fmt: skip
 
 
 @pytest.fixture
-def nobodys(public_python, tmp_path):
+def nobodys(tmp_path):
     """A directory that uid 65534 can write to."""
     os.chmod(tmp_path, 0o777)
     for parent in tmp_path.parents:
@@ -307,18 +306,18 @@ def unresolved(text):
     return float(text.split("unresolved ")[1].split("%")[0])
 
 
-def test_three_capabilities_are_enough(nobodys):
+def test_three_capabilities_are_enough(public_python, nobodys):
     words = ["record", "-d", "0.5s", "-F", "499", "-o", "x.otlp"]
     with busy():
-        done = as_nobody(["bpf", "perfmon", "syslog"], words, nobodys)
+        done = as_nobody(public_python, ["bpf", "perfmon", "syslog"], words, nobodys)
     assert done.returncode == 0, done.stderr
     assert unresolved(done.stderr) < 1
 
 
-def test_without_syslog_frames_carry_the_reason(nobodys):
+def test_without_syslog_frames_carry_the_reason(public_python, nobodys):
     words = ["record", "-d", "0.5s", "-F", "499", "-o", "x.otlp"]
     with busy():
-        done = as_nobody(["bpf", "perfmon"], words, nobodys)
+        done = as_nobody(public_python, ["bpf", "perfmon"], words, nobodys)
     assert done.returncode == 0, done.stderr
     windows = read_profiles(str(nobodys / "x.otlp"))
     frames = [
@@ -332,8 +331,8 @@ def test_without_syslog_frames_carry_the_reason(nobodys):
     assert all(frame.lines or frame.unresolved for frame in frames)
 
 
-def test_without_any_capability_the_printed_fix_works(nobodys):
-    done = as_nobody([], ["record", "-d", "1s", "-o", "x.otlp"], nobodys)
+def test_without_any_capability_the_printed_fix_works(public_python, nobodys):
+    done = as_nobody(public_python, [], ["record", "-d", "1s", "-o", "x.otlp"], nobodys)
     assert done.returncode == 3
     assert done.stderr.startswith("error: ")
     assert "CAP_BPF" in done.stderr

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +14,7 @@ from otel_kprofiler.host import Access, FilePlaces, FileProblem, MappedFileError
 from otel_kprofiler.model import KnownFiles
 from otel_kprofiler.unwinding.loading import open_code
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
+from tests.public import NOBODY
 
 pytestmark = pytest.mark.live
 
@@ -291,21 +291,21 @@ def test_files_of_an_overlay_have_the_inode_of_their_layer(overlay, name, layer)
         assert refused(unknown, Without("map_files", "exe")) is FileProblem.FORBIDDEN
 
 
-def opened_as_nobody(request, *capabilities):
+def opened_as_nobody(python, request, *capabilities):
     """How an unprivileged user with some capabilities opens a file, or why not."""
     names = ",".join(f"+{name}" for name in capabilities)
     grants = [f"--inh-caps={names}", f"--ambient-caps={names}"] if names else []
     code = (
-        "import sys; sys.path[:0] = eval(sys.argv[1])\n"
+        "import sys\n"
         "from otel_kprofiler.model import FileKey\n"
         "from otel_kprofiler.host import Access, FileRequest, MappedFileError, open_mapped\n"
-        "request = FileRequest(FileKey(*eval(sys.argv[2])), *eval(sys.argv[3]))\n"
+        "request = FileRequest(FileKey(*eval(sys.argv[1])), *eval(sys.argv[2]))\n"
         "try: print(open_mapped(request, Access()).route)\n"
         "except MappedFileError as error: print(error.problem.name)"
     )
     done = subprocess.run(
-        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *grants, sys.executable,
-         "-c", code, repr(sys.path), repr(tuple(request.key)), repr(tuple(request[1:]))],
+        [*NOBODY, *grants, python.command, "-c", code, repr(tuple(request.key)),
+         repr(tuple(request[1:]))],
         capture_output=True, text=True, check=False, cwd="/",
     )  # fmt: skip
     assert not done.stderr
@@ -318,10 +318,13 @@ def test_what_each_capability_gives(public_python):
         program = compile_c(Path(folder, "waits"), WAITS)
         with running(program) as pid:
             request = wanted(pid, program)
-            assert opened_as_nobody(request) == "FORBIDDEN"
-            assert opened_as_nobody(request, "sys_ptrace") == "exe"
+            assert opened_as_nobody(public_python, request) == "FORBIDDEN"
+            assert opened_as_nobody(public_python, request, "sys_ptrace") == "exe"
             program.chmod(0o700)
-            assert opened_as_nobody(request, "sys_ptrace") == "FORBIDDEN"
+            assert opened_as_nobody(public_python, request, "sys_ptrace") == "FORBIDDEN"
             reads = ("sys_ptrace", "dac_read_search")
-            assert opened_as_nobody(request, *reads) == "exe"
-            assert opened_as_nobody(request, *reads, "checkpoint_restore") == "map_files"
+            assert opened_as_nobody(public_python, request, *reads) == "exe"
+            assert (
+                opened_as_nobody(public_python, request, *reads, "checkpoint_restore")
+                == "map_files"
+            )

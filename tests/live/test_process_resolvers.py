@@ -22,6 +22,7 @@ from otel_kprofiler.symbols import (
     SymbolSources,
     find_process,
 )
+from tests.public import NOBODY
 
 pytestmark = pytest.mark.live
 
@@ -257,15 +258,14 @@ def test_another_process_with_the_pid_is_not_answered_for(processes, first):
 def test_what_may_not_be_seen_of_a_process_is_told_so(public_python, child, first):
     start = child.tell("load", first, "first")
     code = (
-        "import sys; sys.path[:0] = eval(sys.argv[1])\n"
+        "import sys\n"
         "from otel_kprofiler.symbols import ProcessesResolver\n"
         "processes = ProcessesResolver()\n"
-        "answer, = processes.resolve([int(sys.argv[3])], int(sys.argv[2]))\n"
-        "print(answer.unresolved.name, processes.find('first', int(sys.argv[2])))"
+        "answer, = processes.resolve([int(sys.argv[2])], int(sys.argv[1]))\n"
+        "print(answer.unresolved.name, processes.find('first', int(sys.argv[1])))"
     )
     told = subprocess.run(
-        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-c", code,
-         repr(sys.path), str(child.pid), str(start)],
+        [*NOBODY, public_python.command, "-c", code, str(child.pid), str(start)],
         capture_output=True, text=True, check=True, cwd="/",
     )  # fmt: skip
     assert told.stdout == "PROCESS_HIDDEN []\n"

@@ -4,18 +4,17 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from otel_kprofiler.bpf import LibbpfLoader
-from tests.interpreters import ROOT, Python, find_pythons
+from tests.interpreters import Python, find_pythons
+from tests.public import NOBODY, publish_interpreter
 from tests.truth.python.chains import STYLES
-from tests.truth.python.measure import SEED, building, running
+from tests.truth.python.measure import PROGRAM, SEED, building, running
 
-NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 RIGHTS = ("--inh-caps=+bpf,+perfmon", "--ambient-caps=+bpf,+perfmon")
 OWN_NAMESPACES = ("unshare", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child")
 SAMPLES = int(os.environ.get("KPROFILER_PYTHON_SAMPLES", "1000"))
@@ -45,30 +44,9 @@ def built(folder):
         yield Path(shutil.copy(path, folder))
 
 
-def can_run(command):
-    probe = [*NOBODY, command, "-c", "import sys; sys.path[:0] = [sys.argv[1]]; import tests.truth"]
-    return subprocess.run([*probe, ROOT], cwd="/", capture_output=True).returncode == 0
-
-
 def publish(python, folder):
     """The interpreter where anybody may run it; a copy if it is in a home directory."""
-    if can_run(python.command):
-        return python
-    home, copy = python.command.resolve().parents[1], folder / python.version
-    options = {"copy_function": os.link, "symlinks": True}
-    left_out = shutil.ignore_patterns("test", "site-packages", "__pycache__", "config-*")
-    (copy / "lib").mkdir(parents=True)
-    shutil.copytree(home / "bin", copy / "bin", **options)
-    for library in (home / "lib").glob(f"libpython{python.minor}.so*"):
-        shutil.copy2(library, copy / "lib", follow_symlinks=False)
-    name = f"lib/python{python.minor}"
-    shutil.copytree(home / name, copy / name, ignore=left_out, **options)
-    command = copy / "run"
-    command.write_text(
-        f'#!/bin/sh\nLD_LIBRARY_PATH={copy}/lib exec {copy}/bin/python{python.minor} "$@"\n'
-    )
-    command.chmod(0o755)
-    return Python(command, python.version)
+    return Python(publish_interpreter(python.command, folder / python.version), python.version)
 
 
 TRACK = """
@@ -98,16 +76,14 @@ sys.stdin.read()
 """
 
 
-def test_processes_of_others_that_start_later(folder):
+def test_processes_of_others_that_start_later(folder, public_python):
     """With CAP_PERFMON: by path, which must lead to a file of the same build id.
 
     Their mappings cannot be read, so that the kernel's records are followed.
     """
-    if not can_run(sys.executable):
-        pytest.skip("uid 65534 cannot read this Python: use a venv outside of root's home")
     python = publish(find_pythons()[0], folder)
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    tracking = [*NOBODY, *RIGHTS, sys.executable, "-c", TRACK, str(ROOT)]
+    tracking = [*NOBODY, *RIGHTS, public_python.command, "-c", TRACK, public_python.root]
     with subprocess.Popen(tracking, cwd="/", **options) as tracker:
         tracker.stdout.readline()
         with subprocess.Popen([python.command, "-c", SERVICE], **options) as service:
@@ -118,24 +94,25 @@ def test_processes_of_others_that_start_later(folder):
             service.stdin.close()
 
 
-def test_two_versions_one_in_other_namespaces(built, folder):
+def test_two_versions_one_in_other_namespaces(built, folder, public_python):
     """With CAP_BPF and CAP_PERFMON, processes of that user, which run before the sampler does."""
-    if not can_run(sys.executable):
-        pytest.skip("uid 65534 cannot read this Python: use a venv outside of root's home")
     found = find_pythons()
     pythons = [publish(one, folder) for one in (found[0], found[-1])]
     first, second = pythons
+    program = Path(shutil.copy(PROGRAM, folder))
+    shutil.copy(PROGRAM.with_name("chains.py"), folder)
     with (
-        running(first, *NOBODY, cwd="/") as here,
-        running(second, *OWN_NAMESPACES, *NOBODY, cwd="/") as elsewhere,
+        running(first, *NOBODY, program=program, cwd="/") as here,
+        running(second, *OWN_NAMESPACES, *NOBODY, program=program, cwd="/") as elsewhere,
     ):
         lines = [
             json.dumps([one.pid, one.threads, SEED, STYLES, one.judge.below])
             for one in (here, elsewhere)
         ]
-        sampler = [sys.executable, "-m", "tests.truth.python.nobody", str(built), str(SAMPLES)]
+        sampler = [public_python.command, "-m", "tests.truth.python.nobody", built, str(SAMPLES)]
         done = subprocess.run(
-            [*NOBODY, *RIGHTS, *sampler], input="\n".join(lines), cwd=ROOT, text=True,
+            [*NOBODY, *RIGHTS, *sampler], input="\n".join(lines), cwd=public_python.root,
+            text=True,
             capture_output=True, timeout=280,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr

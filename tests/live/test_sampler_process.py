@@ -21,10 +21,10 @@ from otel_kprofiler.bpf import (
 )
 from otel_kprofiler.errors import DependencyError, KernelFeatureError, SamplerError
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from tests.public import NOBODY
 
 pytestmark = pytest.mark.live
 
-NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 TWO_CAPABILITIES = ["--inh-caps=+bpf,+perfmon", "--ambient-caps=+bpf,+perfmon"]
 
 TAKE_A_SAMPLE = """
@@ -47,9 +47,9 @@ print("sampled", samples[0].start_time_ns is not None)
 """
 
 
-def run_as_nobody(*options, loader="auto"):
+def run_as_nobody(python, *options, loader="auto"):
     return subprocess.run(
-        [*NOBODY, *options, sys.executable, "-c", TAKE_A_SAMPLE, loader],
+        [*NOBODY, *options, python.command, "-c", TAKE_A_SAMPLE, loader],
         capture_output=True, text=True,
     )  # fmt: skip
 
@@ -81,17 +81,19 @@ def test_two_capabilities_are_enough(public_python, restored_sysctl, loader):
     """On distributions that restrict perf further, after applying the printed fix."""
     with open(PARANOID) as file:
         level = int(file.read())
-    done = run_as_nobody(*TWO_CAPABILITIES, loader=loader)
+    done = run_as_nobody(public_python, *TWO_CAPABILITIES, loader=loader)
     if level > 2 and done.returncode:
         assert "CAP_SYS_ADMIN" in done.stdout
         follow(done.stdout.partition("|")[2])
-        done = run_as_nobody(*TWO_CAPABILITIES, loader=loader)
+        done = run_as_nobody(public_python, *TWO_CAPABILITIES, loader=loader)
     assert (done.returncode, done.stdout) == (0, "sampled True\n"), done.stderr
 
 
 @pytest.mark.parametrize("kept", ["bpf", "perfmon"])
 def test_a_missing_capability_is_reported(public_python, kept, loader):
-    done = run_as_nobody(f"--inh-caps=+{kept}", f"--ambient-caps=+{kept}", loader=loader)
+    done = run_as_nobody(
+        public_python, f"--inh-caps=+{kept}", f"--ambient-caps=+{kept}", loader=loader
+    )
     missing = {"bpf": "CAP_PERFMON missing", "perfmon": "CAP_BPF missing"}[kept]
     assert done.returncode == 3
     assert missing in done.stdout
@@ -99,14 +101,14 @@ def test_a_missing_capability_is_reported(public_python, kept, loader):
 
 
 def test_without_privileges_the_fix_works_as_printed(public_python, restored_sysctl):
-    done = run_as_nobody()
+    done = run_as_nobody(public_python)
     assert done.returncode == 3
     assert "CAP_BPF and CAP_PERFMON missing" in done.stdout
     assert follow(done.stdout.partition("|")[2]) == "sampled True\n"
 
 
 def test_for_capabilities_outside_the_bounding_set_the_fix_is_the_containers(public_python):
-    done = run_as_nobody("--bounding-set=-bpf,-perfmon")
+    done = run_as_nobody(public_python, "--bounding-set=-bpf,-perfmon")
     assert done.returncode == 3
     assert "--cap-add BPF --cap-add PERFMON" in done.stdout
 

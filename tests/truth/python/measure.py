@@ -66,10 +66,14 @@ class Target(NamedTuple):
 
 @contextlib.contextmanager
 def running(
-    python: Python, *wrapper: str, styles: tuple[str, ...] = STYLES, **options: Any
+    python: Python,
+    *wrapper: str,
+    program: Path = PROGRAM,
+    styles: tuple[str, ...] = STYLES,
+    **options: Any,
 ) -> Iterator[Target]:
-    """Run the program with an interpreter; `wrapper` comes before the command."""
-    arguments = [str(PROGRAM), str(SEED), ",".join(styles)]
+    """Run the program, or a copy, with an interpreter; `wrapper` comes before the command."""
+    arguments = [str(program), str(SEED), ",".join(styles)]
     with _started([*wrapper, str(python.command), *arguments], options) as (process, told):
         judge = Judge(Chains(SEED, styles), told["threads"][0][2])
         yield _make_target(process, told, judge)

@@ -1,0 +1,132 @@
+"""A Python with this package that every user can run.
+
+A clone in a home directory, its environment, or an interpreter there (pyenv's) is closed to other
+users. For tests that run code as another user, whatever is closed is copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import re
+import shutil
+import site
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+_IMPORTS = "import otel_kprofiler.cli.record, tests.truth.python.nobody"
+_LEFT_OUT = shutil.ignore_patterns("test", "site-packages", "config-*")
+
+
+class PublicPython(NamedTuple):
+    """An interpreter and what it imports.
+
+    Attributes:
+        command: path of the interpreter.
+        paths: directories of packages: of dependencies, and the checkout, which has ``tests``, too.
+    """
+
+    command: str
+    paths: tuple[str, ...]
+
+    @property
+    def root(self) -> str:
+        """The checkout, or the copy of it."""
+        return self.paths[-1]
+
+
+@contextlib.contextmanager
+def public_python() -> Iterator[PublicPython]:
+    """The Python that runs this, or a copy as long as the context lasts; needs root."""
+    if can_run(sys.executable, "-c", _IMPORTS):
+        yield PublicPython(sys.executable, (*site.getsitepackages(), str(ROOT)))
+        return
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        os.chmod(name, 0o755)
+        yield _copy_to(Path(name))
+
+
+def can_run(*command: object) -> bool:
+    """Returns whether a command works for a user without rights."""
+    return subprocess.run([*NOBODY, *command], cwd="/", capture_output=True).returncode == 0
+
+
+def publish_interpreter(command: Path, directory: Path) -> Path:
+    """An interpreter that every user can run: the same, or a copy in a directory.
+
+    A copy finds its standard library by its own place, and a shared ``libpython`` by the path that
+    the linker has written into the program (DT_RUNPATH, System V ABI), which the copy replaces.
+    """
+    if can_run(command, "-c", "import ssl"):
+        return command
+    program = command.resolve()
+    home, name = program.parents[1], program.name  # such as python3.12
+    copy = directory / "bin" / name
+    (directory / "lib").mkdir(parents=True)
+    copy.parent.mkdir()
+    shutil.copytree(home / "lib" / name, directory / "lib" / name, symlinks=True, ignore=_LEFT_OUT)
+    for library in (home / "lib").glob(f"lib{name}.so*"):
+        shutil.copy(library, directory / "lib", follow_symlinks=False)
+    before, after = (os.fsencode(f"{at}/lib") + b"\0" for at in (home, directory))
+    code = program.read_bytes()
+    if before in code:
+        assert len(after) <= len(before), f"no room for {directory} in {program}"
+        code = code.replace(before, after.ljust(len(before), b"\0"))
+    copy.write_bytes(code)
+    copy.chmod(0o755)
+    _open_to_all(directory)
+    assert can_run(copy, "-c", "import ssl"), f"a copy of {program} does not run"
+    return copy
+
+
+def _copy_to(directory: Path) -> PublicPython:
+    base = publish_interpreter(Path(sys._base_executable), directory / "python")
+    subprocess.run([base, "-m", "venv", "--without-pip", directory / "venv"], check=True)
+    command = directory / "venv/bin/python"
+    ask = "import site; print(site.getsitepackages()[0])"
+    packages = Path(subprocess.check_output([command, "-c", ask], text=True).strip())
+    for distribution in _dependencies("otel-kprofiler", {}).values():
+        for file in distribution.files or ():
+            if ".." not in file.parts and file.locate().exists():
+                (packages / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(file.locate(), packages / file)
+    checkout = directory / "checkout"
+    for name in ("otel_kprofiler", "tests"):
+        shutil.copytree(ROOT / name, checkout / name)
+    for path in packages.glob("*.pth"):  # of the editable installation
+        path.unlink()
+    (packages / "checkout.pth").write_text(f"{checkout}\n")
+    _open_to_all(directory)
+    assert can_run(command, "-c", _IMPORTS), "a copy of the environment does not run"
+    return PublicPython(str(command), (str(packages), str(checkout)))
+
+
+def _dependencies(
+    name: str, found: dict[str, importlib.metadata.Distribution]
+) -> dict[str, importlib.metadata.Distribution]:
+    """What is installed of a distribution and of all that it requires without extras."""
+    if name not in found:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # of other platforms
+            found[name] = importlib.metadata.distribution(name)
+            for required in found[name].requires or ():
+                if "extra ==" not in required:
+                    match = re.match(r"[\w.-]+", required)
+                    assert match
+                    _dependencies(match[0], found)
+    return found
+
+
+def _open_to_all(directory: Path) -> None:
+    """Let others read and enter, whatever the modes of what was copied."""
+    for path in (directory, *directory.rglob("*")):
+        if not path.is_symlink():
+            mode = stat.S_IMODE(path.stat().st_mode)
+            path.chmod(mode | 0o444 | (0o111 if path.is_dir() or mode & 0o100 else 0))
