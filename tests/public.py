@@ -51,12 +51,16 @@ def public_python() -> Iterator[PublicPython]:
         return
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         os.chmod(name, 0o755)
-        yield _copy_to(Path(name))
+        yield copy_environment(Path(name))
 
 
 def can_run(*command: object) -> bool:
-    """Returns whether a command works for a user without rights."""
-    return subprocess.run([*NOBODY, *command], cwd="/", capture_output=True).returncode == 0
+    """Returns whether a command works for a user without rights.
+
+    setpriv starts a program with rights that only end there, therefore another one starts it.
+    """
+    words = [*NOBODY, "env", *command]
+    return subprocess.run(words, cwd="/", capture_output=True).returncode == 0
 
 
 def publish_interpreter(command: Path, directory: Path) -> Path:
@@ -87,7 +91,8 @@ def publish_interpreter(command: Path, directory: Path) -> Path:
     return copy
 
 
-def _copy_to(directory: Path) -> PublicPython:
+def copy_environment(directory: Path) -> PublicPython:
+    """A virtual environment in a directory, with what the package requires, and the checkout."""
     base = publish_interpreter(Path(sys._base_executable), directory / "python")
     subprocess.run([base, "-m", "venv", "--without-pip", directory / "venv"], check=True)
     command = directory / "venv/bin/python"

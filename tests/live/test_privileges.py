@@ -131,8 +131,8 @@ time.sleep(60)
 """
 
 
-def test_the_kept_capabilities_suffice_to_read_contexts_of_other_users():
-    publisher = subprocess.Popen([sys.executable, "-c", PUBLISH], stdout=subprocess.PIPE)
+def test_the_kept_capabilities_suffice_to_read_contexts_of_other_users(public_python):
+    publisher = subprocess.Popen([public_python.command, "-c", PUBLISH], stdout=subprocess.PIPE)
     try:
         assert publisher.stdout.readline() == b"published\n"
         found = run(f"""

@@ -1,0 +1,69 @@
+"""The Python that every user can run, made where the checkout and its interpreter are closed."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.public import NOBODY, copy_environment, publish_interpreter
+
+TESTS = Path(__file__).parents[1]
+EXEMPT = {
+    "test_image.py": "the image's own Python",
+    "test_deployment.py": "the wheel's own environment",
+    "test_writing.py": "no other program: the process itself changes its effective user",
+}
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv"
+)
+
+
+@pytest.fixture
+def public_directory():
+    directory = Path(subprocess.check_output(["mktemp", "-d", "/tmp/XXXXXXXX"], text=True).strip())
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@needs_root
+def test_a_copy_of_the_environment_imports_nothing_of_the_checkout(public_directory):
+    python = copy_environment(public_directory)
+    code = "import sys, grpc, otel_kprofiler, tests.public as t; print(*sys.path, t.__file__)"
+    command = [*NOBODY, python.command, "-c", code]
+    paths = subprocess.check_output(command, cwd="/", text=True).split()
+    assert python.root.startswith(f"{public_directory}/")
+    assert paths[-1] == f"{python.root}/tests/public.py"
+    assert not any(path.startswith(f"{TESTS.parent}/") for path in paths)
+
+
+@needs_root
+def test_an_interpreter_in_a_closed_directory_is_copied(public_directory):
+    base, library = Path(sys._base_executable).resolve(), Path(os.__file__).parent
+    home = public_directory / "home"
+    (home / "bin").mkdir(parents=True)
+    (home / "lib").mkdir()
+    program = Path(shutil.copy(base, home / "bin"))
+    (home / "lib" / library.name).symlink_to(library)
+    assert publish_interpreter(program, public_directory / "unused") == program
+    home.chmod(0o700)
+    copy = publish_interpreter(program, public_directory / "copy")
+    code = "import os, sys; print(sys.executable, os.__file__)"
+    asked = subprocess.check_output([*NOBODY, "env", copy, "-c", code], cwd="/", text=True)
+    assert all(path.startswith(f"{public_directory}/copy/") for path in asked.split())
+
+
+def test_tests_that_become_another_user_use_it():
+    """Otherwise they fail in a clone that only root may enter."""
+    found = {
+        path.name
+        for path in TESTS.rglob("test_*.py")
+        if re.search(r"--reuid|setre?s?uid\(|\bNOBODY, ", path.read_text())
+        and "public" not in path.read_text()
+    }
+    assert found <= EXEMPT.keys()
