@@ -39,7 +39,7 @@ from otel_kprofiler.model import (
     user_stack_bytes,
 )
 
-RECORD_VERSION: Final = 4
+RECORD_VERSION: Final = 5
 """Grows when ``struct record`` changes; recordings carry it."""
 MAX_INTERRUPT_RANGES: Final = 4
 

@@ -23,17 +23,19 @@ WAIT_IS_THROTTLED: Final = 8
 WAIT_WOKEN: Final = 16
 """``enum wait_flags``."""
 
-_LINE_BYTES: Final = 128
+_LINE_BYTES: Final = 192
 _COUNTERS: Final = 6
 _LINE_WORDS: Final = _LINE_BYTES // 8
-_CONFIG: Final = struct.Struct("=5Q")
+_CONFIG: Final = struct.Struct("=7Q")
 _LAYOUT: Final = struct.Struct("=15Q")
 _THREAD: Final = struct.Struct(f"=3Q10I{len(WaitState)}Q3Q2Q8I16s")
-_END: Final = struct.Struct("=3Q6I16s")
+_END: Final = struct.Struct("=4Q4I16s")
 WAIT_END_BYTES: Final = _END.size
 THREAD_BYTES: Final = _THREAD.size
 WAIT_LAYOUT: Final = ".rodata.waits"
 """Section of the constant ``wait_layout``."""
+WAIT_UNIT_NS: Final = 256
+"""Thresholds are multiples of this (``UNIT_SHIFT``), and fit into 32 bits in this unit."""
 PLACES: Final = 16
 """In a bucket of threads."""
 _PLACES_AT_ONCE: Final = 4096  # their threads fill whole pages
@@ -107,6 +109,11 @@ class WaitConfig(NamedTuple):
     min_ns: int = 0
     begin_ns: int = 0
     wakers: int = 0
+    sample_ns: int = 0
+    late_begins: int = 0
+
+
+_LATE_BEGINS: Final = WaitConfig._fields.index("late_begins")
 
 
 class WaitSettings:
@@ -122,12 +129,16 @@ class WaitSettings:
 
     def change(self, config: WaitConfig) -> None:
         """Change the settings, the epoch last: before, threads are not followed."""
-        epoch, *rest = config
+        epoch, *rest = config[:_LATE_BEGINS]
         if self._words[0] != epoch:
             self._words[0] = 0
         for at, word in enumerate(rest, 1):
             self._words[at] = word
         self._words[0] = epoch
+
+    def allow_late_begins(self, count: int) -> None:
+        """Let the next iteration write so many begins of waits that go on."""
+        self._words[_LATE_BEGINS] = count
 
     def close(self) -> None:
         """Unmap."""
@@ -177,7 +188,7 @@ def parse_threads(data: bytes) -> Iterator[WaitThread]:
         waits, below, start, one, woken, tgid, tid = words[13 + states : 20 + states]
         yield WaitThread(
             one, start, since, woken, words[13 : 13 + states], waits, below, tgid, tid,
-            state if state < states else 0, epoch, threshold, flags,
+            state if state < states else 0, epoch, threshold * WAIT_UNIT_NS, flags,
         )  # fmt: skip
 
 
@@ -197,8 +208,8 @@ def parse_wait_end(data: bytes, at: int, until: int) -> WaitEnd:
     """The struct at a place. Raises ``ValueError`` if it does not end before ``until``."""
     if until - at < WAIT_END_BYTES:
         raise ValueError("the end of a wait is cut off")
-    *times, threshold, state, flags, tgid, tid, _, comm = _END.unpack_from(data, at)
-    since, asleep, runnable = times
+    *times, state, flags, tgid, tid, comm = _END.unpack_from(data, at)
+    since, asleep, runnable, threshold = times
     known = WaitState(state) if state < len(WaitState) else WaitState.RUNNABLE
     waker = Waker(tgid, tid, comm[: comm.find(b"\0")]) if flags & WAIT_WOKEN else None
     return WaitEnd(since, asleep, runnable, threshold, known, flags, waker)

@@ -68,8 +68,8 @@ class OffCpu(Section):
         default=20,
         ge=0,
         le=10_000,
-        description="Samples of waits per second on each CPU, on average, 0 to 10000. Long waits "
-        "are always among them, shorter ones by chance, in proportion; 0 only counts.",
+        description="Samples of waits per second on each CPU, on average, 0 to 10000. A wait is "
+        "sampled with a chance in proportion to its duration; 0 only counts.",
     )
     min_duration: Duration = duration(
         "1us", "Shorter waits are only counted, 0s to 4s.", ge="0s", le="4s"

@@ -250,14 +250,17 @@ def _follow_spans(program: LoadedObject, config: SamplerConfig, loader: str) -> 
 def plan_ring_bytes(config: SamplerConfig, cpus: int) -> int:
     """Ring size.
 
-    Four drain intervals of 64 frames, at least 256 KiB (1 MiB with waits), at most
-    the limit.
+    Four drain intervals of 64 frames, twice as much with waits, at least 256 KiB (1 MiB with
+    waits), at most the limit. Waits may take three quarters.
     """
     record = RECORD_OVERHEAD + RECORD_HEADER_BYTES + 8 * _PLANNED_FRAMES
     rate = config.samples_per_second * (len(config.pin_cpu_ids) or cpus)
     planned = int(rate * config.drain_interval_s * record * _PLANNED_DRAINS)
-    least = _MIN_RING_BYTES if config.off_cpu is None else _MIN_WAIT_RING_BYTES
-    wanted = max(planned, least) << config.map_scale_factor
+    if config.off_cpu is None:
+        wanted = max(planned, _MIN_RING_BYTES)
+    else:
+        wanted = max(2 * planned, _MIN_WAIT_RING_BYTES)
+    wanted <<= config.map_scale_factor
     return min(ring_bytes(wanted), ring_bytes(config.max_ring_bytes // 2 + 1))
 
 

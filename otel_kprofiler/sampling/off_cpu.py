@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from otel_kprofiler.bpf import WAIT_UNIT_NS
+
 MAX_WAITS_PER_SECOND: Final = 10_000
 USUAL_WAITS_PER_SECOND: Final = 20
-MAX_THRESHOLD_NS: Final = (1 << 32) - 1
-"""The longest threshold, 4.29 s: the program counts it in 32 bits."""
+MAX_THRESHOLD_NS: Final = ((1 << 32) - 1) * WAIT_UNIT_NS
+"""The longest threshold, 18 minutes: the program counts it in 32 bits."""
+_MAX_MIN_DURATION_NS: Final = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,7 @@ class OffCpuConfig:
     def __post_init__(self) -> None:
         for name, high in (
             ("samples_per_second", MAX_WAITS_PER_SECOND),
-            ("min_duration_ns", MAX_THRESHOLD_NS),
+            ("min_duration_ns", _MAX_MIN_DURATION_NS),
         ):
             value = getattr(self, name)
             if not 0 <= value <= high:

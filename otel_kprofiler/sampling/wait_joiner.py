@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -11,6 +13,7 @@ from otel_kprofiler.bpf import (
     WAIT_IN_IOWAIT,
     WAIT_IS_THROTTLED,
     WAIT_KEPT,
+    WAIT_UNIT_NS,
     WaitEnd,
     WaitRecord,
     WaitThread,
@@ -27,11 +30,21 @@ FIRST_THRESHOLD_NS: Final = 10_000_000
 
 @dataclass(slots=True)
 class _Pending:
-    """A wait that goes on, and what was told of it already."""
+    """A wait that goes on, and how much of it was sampled already."""
 
     begin: RawSample
     asleep_ns: int = 0
     runnable_ns: int = 0
+
+    def pass_to(self, thread: WaitThread, now_ns: int) -> tuple[int, int]:
+        """Count all until a time as sampled. Returns what that adds: in its state, and runnable."""
+        asleep, runnable = thread.passed(now_ns)
+        if thread.state == WaitState.RUNNABLE:
+            asleep, runnable = 0, asleep
+        new = max(asleep - self.asleep_ns, 0), max(runnable - self.runnable_ns, 0)
+        self.asleep_ns += new[0]
+        self.runnable_ns += new[1]
+        return new
 
 
 class WaitJoiner:
@@ -42,12 +55,18 @@ class WaitJoiner:
     the time of all waits that are not too short to be sampled. A wait whose thread slept and then
     wanted a CPU becomes two samples, which share that.
 
+    Args:
+        rng: source of chance.
+
     Attributes:
         added: samples beyond one for each record of a sampled wait.
+        lasting_threshold_ns: threshold of the last :meth:`sample_lasting`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rng: random.Random | None = None) -> None:
         self.added = 0
+        self.lasting_threshold_ns = 0
+        self._random = rng or random.Random()  # noqa: S311 - no secret
         self._pending: dict[tuple[int, int], _Pending] = {}
 
     def join(self, records: Iterable[WaitRecord]) -> list[RawSample]:
@@ -75,50 +94,74 @@ class WaitJoiner:
         """Drop all waits that go on."""
         self._pending.clear()
 
-    def tell(
-        self, threads: Iterable[WaitThread], now_ns: int, boot_ns: int, epoch: int
+    def sample_lasting(
+        self,
+        threads: Iterable[WaitThread],
+        now_ns: int,
+        boot_ns: int,
+        epoch: int,
+        most: float = math.inf,
     ) -> list[RawSample]:
-        """Samples of waits that go on, for what has passed since they were told last.
+        """Sample what has passed of waits that go on, since the last call.
 
-        Only those that are sampled for sure, whose begin was told.
+        Only of those that are sampled surely by now, and whose begin was received. If that is more
+        than is wanted, each part is sampled with a chance in proportion to its duration, as waits
+        are: :attr:`lasting_threshold_ns` is the duration from which it is sampled surely.
 
         Args:
             threads: as they are.
             now_ns: time of their clock before they were read.
             boot_ns: time of ``CLOCK_BOOTTIME``, which the samples get.
             epoch: waits of another one are not known to last.
+            most: how many parts may be sampled, on average; above 0.
         """
-        samples = []
-        for thread in threads:
-            since = thread.off_since_ns
-            if (
-                not thread.flags & WAIT_HAS_BEGUN
-                or not since
-                or thread.epoch != epoch
-                or now_ns - since < thread.threshold_ns
-            ):
+        parts = [
+            (thread, pending, passed)
+            for thread in threads
+            if (pending := self._find_lasting(thread, now_ns, epoch)) is not None
+            and any(passed := pending.pass_to(thread, now_ns))
+        ]
+        threshold_ns = int(sum(sum(passed) for _, _, passed in parts) / most)
+        self.lasting_threshold_ns = threshold_ns
+        samples: list[RawSample] = []
+        for thread, pending, passed in parts:
+            duration_ns = sum(passed)
+            if self._random.random() * threshold_ns >= duration_ns:
                 continue
-            pending = self._pending.get((thread.tgid, thread.tid))
-            if pending is None or pending.begin.value != since:
-                continue
-            asleep, runnable = thread.passed(now_ns)
-            if thread.state == WaitState.RUNNABLE:
-                asleep, runnable = 0, asleep
-            begin, is_throttled = pending.begin, bool(thread.flags & WAIT_IS_THROTTLED)
-            for state, passed in (
-                (WaitState(thread.state), asleep - pending.asleep_ns),
-                (WaitState.RUNNABLE, runnable - pending.runnable_ns),
-            ):
-                if passed > 0:
-                    throttled = is_throttled and state == WaitState.RUNNABLE
-                    wait = Wait(state, begin.time_ns, passed, False, False, throttled)
-                    samples.append(
-                        begin._replace(kind=OFF_CPU, value=passed, time_ns=boot_ns, wait=wait)
-                    )
-            pending.asleep_ns = max(asleep, pending.asleep_ns)
-            pending.runnable_ns = max(runnable, pending.runnable_ns)
+            weight_ns = max(duration_ns, threshold_ns)
+            samples += _share(pending.begin, thread, passed, weight_ns, boot_ns)
         self.added += len(samples)
         return samples
+
+    def _find_lasting(self, thread: WaitThread, now_ns: int, epoch: int) -> _Pending | None:
+        """The wait of a thread that goes on and is sampled surely by now."""
+        since = thread.off_since_ns
+        if (
+            not thread.flags & WAIT_HAS_BEGUN
+            or not since
+            or thread.epoch != epoch
+            or now_ns - since < thread.threshold_ns
+        ):
+            return None
+        pending = self._pending.get((thread.tgid, thread.tid))
+        return pending if pending is not None and pending.begin.value == since else None
+
+
+def _share(
+    begin: RawSample, thread: WaitThread, passed: tuple[int, int], weight_ns: int, boot_ns: int
+) -> list[RawSample]:
+    """Share the weight among the sample of the sleep and that of the time that it was runnable."""
+    is_throttled = bool(thread.flags & WAIT_IS_THROTTLED)
+    samples, rest = [], weight_ns
+    for state, part in zip((WaitState(thread.state), WaitState.RUNNABLE), passed, strict=True):
+        if not part:
+            continue
+        throttled = is_throttled and state == WaitState.RUNNABLE
+        wait = Wait(state, begin.time_ns, part, False, False, throttled)
+        value = min(rest, -(-weight_ns * part // sum(passed)))
+        rest -= value
+        samples.append(begin._replace(kind=OFF_CPU, value=value, time_ns=boot_ns, wait=wait))
+    return samples
 
 
 def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[RawSample]:
@@ -128,12 +171,12 @@ def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[Ra
     source, start_ns = sample, sample.time_ns - duration
     if pending is not None:
         source, start_ns = pending.begin, pending.begin.time_ns
-        told = pending.asleep_ns + pending.runnable_ns
+        sampled = pending.asleep_ns + pending.runnable_ns
         asleep = max(0, asleep - pending.asleep_ns)
         # The state at a reading may have turned out as another: the sum stays what it is.
-        runnable = max(0, min(duration - told - asleep, duration - told))
+        runnable = max(0, min(duration - sampled - asleep, duration - sampled))
     rest = asleep + runnable
-    weight = max(rest, end.threshold_ns) if rest == duration else rest
+    weight = rest * max(duration, end.threshold_ns) // duration if duration else 0
     parts = []
     for state, passed in ((end.state, asleep), (WaitState.RUNNABLE, runnable)):
         if not passed:
@@ -160,24 +203,36 @@ def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[Ra
 
 
 class ThresholdControl:
-    """Chooses the threshold for a rate of samples.
+    """Chooses the threshold for a rate of samples. Not thread-safe.
+
+    Within a second, the program raises the threshold by itself where a CPU takes more samples than
+    wanted (``fits_budget`` in ``wait.bpf.h``); the samples show by how much.
 
     Args:
         least_ns: the lowest threshold.
         now_ns: the time.
         per_second: the rate on each CPU, from which the first threshold follows.
+
+    Attributes:
+        threshold_ns: the threshold, a multiple of :data:`WAIT_UNIT_NS`.
     """
 
     def __init__(self, least_ns: int, now_ns: int, per_second: int) -> None:
-        self._least_ns = max(1, least_ns)
+        self._least_ns = _round_up(max(1, least_ns))
         usual = USUAL_WAITS_PER_SECOND
         first = FIRST_THRESHOLD_NS * usual // max(per_second, usual)
-        self.threshold_ns = max(first, self._least_ns)
+        self.threshold_ns = max(_round_up(first), self._least_ns)
         self._since_ns = now_ns
         self._taken = 0
+        self._samples = self._sum_ns = 0
+
+    def note(self, threshold_ns: int) -> None:
+        """Note the threshold of a wait that was sampled."""
+        self._samples += 1
+        self._sum_ns += threshold_ns
 
     def update(self, now_ns: int, taken: int, per_second: int) -> bool:
-        """Look once a second at how many waits were sampled; whether the threshold has changed.
+        """Look once a second at how many waits were sampled. Returns whether the threshold changed.
 
         Args:
             now_ns: the time.
@@ -189,10 +244,16 @@ class ThresholdControl:
             return False
         expected = per_second * passed / _INTERVAL_NS
         step = (taken - self._taken) / expected
-        self._since_ns, self._taken = now_ns, taken
         step = min(max(step, 1 / _LONGEST_STEP), _LONGEST_STEP)
-        wanted = min(max(round(self.threshold_ns * step), self._least_ns), MAX_THRESHOLD_NS)
+        in_use_ns = self._sum_ns / self._samples if self._samples else self.threshold_ns
+        self._since_ns, self._taken = now_ns, taken
+        self._samples = self._sum_ns = 0
+        wanted = min(max(_round_up(round(in_use_ns * step)), self._least_ns), MAX_THRESHOLD_NS)
         if abs(wanted - self.threshold_ns) <= _SMALLEST_CHANGE * self.threshold_ns:
             return False
         self.threshold_ns = wanted
         return True
+
+
+def _round_up(threshold_ns: int) -> int:
+    return -(-threshold_ns // WAIT_UNIT_NS) * WAIT_UNIT_NS

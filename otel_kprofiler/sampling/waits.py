@@ -12,6 +12,7 @@ from typing import Final
 
 from otel_kprofiler.bpf import (
     PLACES,
+    WAIT_KEPT,
     WAIT_LAYOUT,
     KernelTypes,
     LoadedObject,
@@ -45,6 +46,8 @@ _RAW_TRACEPOINT_OPEN: Final = 17
 _LINK_CREATE: Final = 28
 _ITER_CREATE: Final = 33
 _TRACE_ITER: Final = 28
+_LASTING_SHARE: Final = 0.5
+"""Samples of waits that go on, as a share of those that are wanted of waits that end."""
 _LOADAVG: Final = "/proc/loadavg"
 _MIN_THREADS: Final = 16_384
 _MAX_THREADS: Final = 1 << 20
@@ -151,7 +154,9 @@ class WaitFollower:
         self._control = ThresholdControl(
             config.min_duration_ns, time.monotonic_ns(), config.samples_per_second
         )
-        self._told: list[RawSample] = []
+        self._lasting: list[RawSample] = []
+        self._read_ns = time.monotonic_ns()
+        self._longest_ns = self._longest_before_ns = 0
         with contextlib.ExitStack() as undo:
             self._lines = WaitLines(program.map_fd("wait_lines"), self._cpus)
             undo.callback(self._lines.close)
@@ -170,8 +175,13 @@ class WaitFollower:
 
     @property
     def threshold_ns(self) -> int:
-        """Duration from which a wait is surely sampled; 0 if none is sampled."""
-        return self._control.threshold_ns if self._wanted.samples_per_second else 0
+        """Duration from which all waits were sampled since the last but one :meth:`read`.
+
+        0 if none is sampled.
+        """
+        if not self._wanted.samples_per_second:
+            return 0
+        return max(self._control.threshold_ns, self._longest_ns, self._longest_before_ns)
 
     def copy(self) -> bytes:
         """The programs' counters as they are."""
@@ -194,15 +204,19 @@ class WaitFollower:
             now_ns: time of ``CLOCK_MONOTONIC``.
         """
         samples = self._joiner.join(records.waits)
+        for _, end in records.waits:
+            if end is not None and end.flags & WAIT_KEPT:
+                self._control.note(end.threshold_ns)
+                self._longest_ns = max(self._longest_ns, end.threshold_ns)
         self._joiner.forget(records.ended)
         self._totals.add_ended(records.ended)
-        told, self._told = self._told, []
-        rate = self._wanted.samples_per_second * self._cpus
+        lasting, self._lasting = self._lasting, []
+        rate = self._rate
         if rate and now_ns >= self._next_look_ns:
             self._look_at_waiting(now_ns)
         if rate and self._epoch and self._control.update(now_ns, self.counts().taken, rate):
             self._configure()
-        return samples + told
+        return samples + lasting
 
     def read(self, now_ns: int, boot_ns: int) -> Mapping[ProcessKey, WaitTotals]:
         """What came to the totals since the call before; long waits that go on become samples.
@@ -212,9 +226,13 @@ class WaitFollower:
             boot_ns: time of ``CLOCK_BOOTTIME``.
         """
         self._look_at_waiting(now_ns)
+        passed_s, self._read_ns = (now_ns - self._read_ns) / _NS_PER_S, now_ns
         now_ns -= self._lines.offset_ns()
         threads = list(parse_threads(self._table.read()))
-        self._told += self._joiner.tell(threads, now_ns, boot_ns, self._epoch)
+        most = max(1.0, _LASTING_SHARE * self._rate * passed_s)
+        self._lasting += self._joiner.sample_lasting(threads, now_ns, boot_ns, self._epoch, most)
+        self._longest_before_ns = self._longest_ns
+        self._longest_ns = self._joiner.lasting_threshold_ns
         return self._totals.read(threads, now_ns, self._epoch)
 
     def configure(self, config: OffCpuConfig) -> None:
@@ -248,6 +266,11 @@ class WaitFollower:
         elif _WAKING not in self._links:
             self._link(_WAKING)
 
+    @property
+    def _rate(self) -> int:
+        """Samples that are wanted in a second, on all CPUs."""
+        return self._wanted.samples_per_second * self._cpus
+
     def _link(self, name: str) -> None:
         attach = _iterate if name == _WAITING else _attach
         self._links[name] = attach(self._program.program_fd(name))
@@ -257,6 +280,7 @@ class WaitFollower:
         if _WAITING not in self._links:
             return
         self._next_look_ns = now_ns + _NS_PER_S
+        self._settings.allow_late_begins(_BEGINS_PER_SAMPLE * self._rate)
         try:
             # union bpf_attr of BPF_ITER_CREATE: link, flags
             fd = bpf_call(_ITER_CREATE, (ctypes.c_uint32 * 2)(self._links[_WAITING], 0))
@@ -285,14 +309,15 @@ class WaitFollower:
 
     def _configure(self) -> None:
         wanted = self._wanted
-        begins = _BEGINS_PER_SAMPLE * wanted.samples_per_second
+        rate = wanted.samples_per_second
         self._settings.change(
             WaitConfig(
                 self._epoch,
-                self.threshold_ns,
+                self._control.threshold_ns if rate else 0,
                 wanted.min_duration_ns,
-                _NS_PER_S // begins if begins else 0,
+                _NS_PER_S // (_BEGINS_PER_SAMPLE * rate) if rate else 0,
                 int(wanted.wakers),
+                _NS_PER_S // rate if rate else 0,
             )
         )
 

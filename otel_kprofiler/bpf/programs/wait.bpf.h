@@ -137,7 +137,7 @@ GLOBAL int add_thread(u64 task, u64 now)
 	thread->off_since_ns = thread->woken_ns = 0;
 	thread->initial_tid = ids;
 	thread->cpu = cpu;
-	thread->usual_ns = thread->usual_preempted_ns = 0;
+	thread->usual = thread->usual_preempted = 0;
 	thread->waits = thread->below_ns = 0;
 	thread->start_time_ns = start_time(options);
 	thread->id = ids << 32 | (u32)(now >> 10);
@@ -146,6 +146,12 @@ GLOBAL int add_thread(u64 task, u64 now)
 	thread->in_namespace = in_namespace;
 	bucket->tasks[place % PLACES] = task;
 	return place;
+}
+
+/* Whether less than so many eighths of the ring are taken, so that no kind starves another. */
+INLINE int has_room(const struct config *options, u64 eighths)
+{
+	return RING_USED(ring) < options->wakeup_bytes / 4 * eighths; /* the mark is at one half */
 }
 
 /* The thread has ended: its sums go to user space, its place is free. */
@@ -168,7 +174,8 @@ GLOBAL int remove_thread(u32 place)
 	record->tgid = thread->tgid;
 	record->tid = thread->tid;
 	if (!bpf_probe_read_kernel(record->frames, sizeof(*thread), thread) &&
-	    RING_OUTPUT(ring, record, HEADER_BYTES + sizeof(*thread), find_wakeup(options)))
+	    (!has_room(options, ENDED_EIGHTHS) ||
+	     RING_OUTPUT(ring, record, HEADER_BYTES + sizeof(*thread), find_wakeup(options))))
 		line->lost++;
 	bucket->tasks[place % PLACES] = 0;
 	__sync_fetch_and_add(&thread->claims, -1);
@@ -216,16 +223,16 @@ INLINE int by_chance(struct wait_line *line, u64 part, u64 whole)
 INLINE int chooses_begin(const struct wait_config *c, struct thread *thread, struct wait_line *line,
 			 u64 now)
 {
-	u64 threshold = (u32)c->threshold_ns, likely = threshold, usual;
+	u64 threshold = (u32)(c->threshold_ns >> UNIT_SHIFT), likely = threshold, usual;
 
-	thread->threshold_ns = threshold;
-	thread->likely_ns = 0;
+	thread->threshold = threshold;
+	thread->likely = 0;
 	if (!threshold || line->next_begin_ns > now + BURST_NS)
 		return 0;
-	usual = thread->state == RUNNABLE ? thread->usual_preempted_ns : thread->usual_ns;
+	usual = thread->state == RUNNABLE ? thread->usual_preempted : thread->usual;
 	if (usual && usual < threshold / LIKELY_FACTOR)
 		likely = usual * LIKELY_FACTOR;
-	thread->likely_ns = likely;
+	thread->likely = likely;
 	return by_chance(line, likely, threshold);
 }
 
@@ -290,7 +297,8 @@ INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *op
 	struct scratch *own = LOOKUP(scratch, &zero);
 	struct record *record;
 
-	if (!own)
+	thread->flags |= WAIT_UNWRITTEN;
+	if (!own || !has_room(options, WAIT_EIGHTHS))
 		return;
 	line->next_begin_ns = (line->next_begin_ns > now ? line->next_begin_ns : now) + c->begin_ns;
 	record = &own->record;
@@ -305,27 +313,63 @@ INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *op
 	if (write_thread(ctx, options, record, OWN_FRAMES, by, python, thread->in_namespace) ==
 	    WRITTEN) {
 		line->begun++;
-		thread->flags |= WAIT_HAS_BEGUN;
-	} else {
-		thread->likely_ns = 0; /* as if there had been no chance */
+		thread->flags ^= WAIT_UNWRITTEN | WAIT_HAS_BEGUN;
 	}
+}
+
+/*
+ * Raise the threshold of a wait that is to be sampled, if more have been than wanted since user
+ * space chose one; whether it is still sampled. What was taken before decides, not this wait, so
+ * that the sum over samples stays unbiased. In units.
+ */
+INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, struct thread *thread,
+		       u64 duration, u64 now)
+{
+	u64 threshold = thread->threshold, ahead, steps;
+
+	if (line->sampled_from_ns != c->threshold_ns) {
+		line->sampled_from_ns = c->threshold_ns;
+		line->next_sample_ns = now;
+	}
+	if (line->next_sample_ns < now)
+		line->next_sample_ns = now;
+	ahead = line->next_sample_ns - now;
+	if (ahead > BURST_NS && c->sample_ns) {
+		steps = (ahead - BURST_NS) / (c->sample_ns * SAMPLES_PER_STEP);
+		if (duration < threshold)
+			duration = threshold;
+		threshold <<= steps < MOST_STEPS ? steps : MOST_STEPS;
+		if (threshold > (u32)-1)
+			threshold = (u32)-1;
+		if (!by_chance(line, duration, threshold))
+			return 0;
+		thread->threshold = threshold;
+	}
+	line->next_sample_ns += c->sample_ns;
+	return 1;
 }
 
 /*
  * Whether a wait is sampled, now that its duration is known: the longer, the likelier, those from
  * the threshold on surely. The chance of its begin has to be taken out.
  */
-INLINE int is_kept(const struct wait_config *c, struct wait_line *line,
-		   const struct thread *thread, u64 duration)
+INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct thread *thread,
+		   u64 duration_ns, u64 now)
 {
-	u64 threshold = thread->threshold_ns, likely = thread->likely_ns;
-	u64 wanted = duration < threshold ? duration : threshold;
+	u64 threshold = thread->threshold, likely = thread->likely, duration, wanted;
 
-	if (!threshold || duration < c->min_ns)
+	if (!threshold || duration_ns < c->min_ns)
 		return 0;
-	if (thread->flags & WAIT_HAS_BEGUN)
-		return by_chance(line, wanted, likely);
-	return wanted > likely && by_chance(line, wanted - likely, threshold - likely);
+	/* Rounded by chance: in the mean, it is as long as it was. */
+	duration = (duration_ns + (draw(line) & ((1 << UNIT_SHIFT) - 1))) >> UNIT_SHIFT;
+	wanted = duration < threshold ? duration : threshold;
+	if (thread->flags & (WAIT_HAS_BEGUN | WAIT_UNWRITTEN)) {
+		if (!by_chance(line, wanted, likely))
+			return 0;
+	} else if (wanted <= likely || !by_chance(line, wanted - likely, threshold - likely)) {
+		return 0;
+	}
+	return fits_budget(c, line, thread, duration, now);
 }
 
 /* Write the end of a wait that is in the record, with so many bytes of kernel stack behind it. */
@@ -351,8 +395,9 @@ GLOBAL int write_end(u64 kernel_bytes)
 	record->cpu = cpu;
 	if (is_kept)
 		line->taken++;
-	if (RING_OUTPUT(ring, record, HEADER_BYTES + sizeof(*end) + stack_bytes(kernel_bytes),
-			find_wakeup(options)) &&
+	if ((!has_room(options, WAIT_EIGHTHS) ||
+	     RING_OUTPUT(ring, record, HEADER_BYTES + sizeof(*end) + stack_bytes(kernel_bytes),
+			 find_wakeup(options))) &&
 	    is_kept)
 		line->ring_full++;
 	*(volatile u64 *)&times->in_flight = 0;
@@ -382,18 +427,19 @@ INLINE void prepare_end(const struct config *options, struct record *record,
 		bpf_probe_read_kernel_str(record->comm, sizeof(record->comm),
 					  (void *)(thread->task + options->comm_offset));
 	end->since_ns = since;
-	end->threshold_ns = thread->threshold_ns;
+	end->threshold_ns = (u64)thread->threshold << UNIT_SHIFT;
 	end->state = thread->state;
 	end->flags = flags;
 	end->waker_tgid = thread->waker_tgid;
 	end->waker_tid = thread->waker_tid;
-	end->reserved = 0;
 	__builtin_memcpy(end->waker_comm, thread->waker_comm, sizeof(end->waker_comm));
 }
 
 /* The longer waits of a thread of late: a long one counts at once, and less with each shorter one. */
-INLINE u32 find_usual(u64 usual, u64 duration)
+INLINE u32 find_usual(u64 usual, u64 duration_ns)
 {
+	u64 duration = duration_ns >> UNIT_SHIFT;
+
 	usual -= usual >> USUAL_SHIFT;
 	if (duration > usual)
 		usual = duration;
@@ -454,12 +500,12 @@ INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct th
 	if (!sampled)
 		return 0;
 	if (state == RUNNABLE)
-		thread->usual_preempted_ns = find_usual(thread->usual_preempted_ns, duration);
+		thread->usual_preempted = find_usual(thread->usual_preempted, duration);
 	else
-		thread->usual_ns = find_usual(thread->usual_ns, duration);
+		thread->usual = find_usual(thread->usual, duration);
 	if (duration < c->min_ns)
 		thread->below_ns += duration;
-	if (is_kept(c, line, thread, duration))
+	if (is_kept(c, line, thread, duration, now))
 		flags |= WAIT_KEPT;
 	return flags & (WAIT_KEPT | WAIT_HAS_BEGUN) ?
 		       tell_end(place, since, asleep, runnable, flags) :
@@ -552,8 +598,8 @@ GLOBAL int repair(u64 task, u64 now)
 		return 0;
 	ran = find_run_ns(other);
 	thread->epoch = c->epoch;
-	thread->flags = thread->likely_ns = 0;
-	thread->threshold_ns = c->threshold_ns;
+	thread->flags = thread->likely = 0;
+	thread->threshold = c->threshold_ns >> UNIT_SHIFT;
 	thread->state = find_wait_state(state, 0);
 	delay = 0;
 	if (wait_layout.run_delay)
@@ -702,8 +748,8 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 /*
  * Run for each task now and then. Those that sleep no more, but have no CPU yet, tell since when
  * they want one. Those whose wait is sampled for sure by now, but whose begin was not told, tell it
- * late, so that a thread that is stuck is seen before its wait ends. Has scratch memory of its own,
- * as it can be interrupted.
+ * late, so that a thread that is stuck is seen before its wait ends; so many that the ring is not
+ * filled at once. Has scratch memory of its own, as it can be interrupted.
  */
 PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 {
@@ -711,7 +757,7 @@ PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 	u64 now, bytes = 0, since, runnable;
 	u32 zero = 0, cpu = bpf_get_smp_processor_id(), place;
 	const struct wait_line *line = LOOKUP(wait_lines, &cpu);
-	const struct wait_config *c = LOOKUP(wait_config, &zero);
+	struct wait_config *c = LOOKUP(wait_config, &zero);
 	struct config *options = LOOKUP(config, &zero);
 	struct record *record = LOOKUP(late_begin, &zero);
 	struct thread *thread;
@@ -733,9 +779,11 @@ PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 		if (runnable)
 			thread->woken_ns = runnable < now - since ? now - runnable : since;
 	}
-	if (thread->flags & WAIT_HAS_BEGUN || !thread->threshold_ns ||
-	    now - since < thread->threshold_ns || now - since < c->min_ns)
+	if (thread->flags & WAIT_HAS_BEGUN || !thread->threshold ||
+	    (now - since) >> UNIT_SHIFT < thread->threshold || now - since < c->min_ns ||
+	    !c->late_begins || !has_room(options, WAIT_EIGHTHS))
 		return 0;
+	c->late_begins--;
 	record->kernel_bytes = record->python_bytes = NOT_COLLECTED;
 	record->user_bytes = options->flags & USER_STACKS ? NOT_RUNNING : NOT_COLLECTED;
 	if (options->flags & KERNEL_STACKS) {
@@ -758,7 +806,7 @@ PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 	if (RING_OUTPUT(ring, record, HEADER_BYTES + bytes, BPF_RB_NO_WAKEUP) ||
 	    thread->off_since_ns != since)
 		return 0;
-	thread->likely_ns = thread->threshold_ns; /* the chance of a wait this long */
+	thread->likely = thread->threshold; /* the chance of a wait this long */
 	thread->flags |= WAIT_HAS_BEGUN;
 	return 0;
 }

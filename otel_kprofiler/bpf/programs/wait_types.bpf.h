@@ -44,6 +44,7 @@ enum wait_flags {
 	WAIT_IOWAIT = 4,
 	WAIT_THROTTLED = 8,
 	WAIT_WOKEN = 16,    /* the waker is known */
+	WAIT_UNWRITTEN = 32, /* its begin was chosen, but not written */
 };
 
 enum {
@@ -51,7 +52,12 @@ enum {
 	NOT_RUNNING = -3, /* -ESRCH: a stack of a thread that does not run */
 	LIKELY_FACTOR = 2, /* how much longer than usual a wait may be and surely has a begin */
 	USUAL_SHIFT = 4,   /* each shorter wait takes 1/16 off what is usual */
-	BURST_NS = 1000000000, /* of begins: as many at once as in this time */
+	BURST_NS = 1000000000, /* of begins and samples: as many at once as in this time */
+	UNIT_SHIFT = 8, /* thresholds have units of 256 ns: 32 bits hold 18 minutes */
+	SAMPLES_PER_STEP = 4, /* beyond a burst, so many samples double the threshold */
+	MOST_STEPS = 31,
+	WAIT_EIGHTHS = 6, /* of the ring, at most, are for waits: the rest is for what runs */
+	ENDED_EIGHTHS = 7, /* and so many for them and for threads that ended */
 	SET_EVERY_NS = 16000000, /* the clocks drift apart by less than 10 us in this time */
 };
 
@@ -83,14 +89,16 @@ const volatile struct wait_layout wait_layout SECTION(".rodata.waits");
 
 struct wait_config {
 	u64 epoch;	  /* 0: paused; after a pause another one */
-	u64 threshold_ns; /* waits from this on are all sampled, below 2^32; 0: none are */
+	u64 threshold_ns; /* waits from this on are all sampled; whole units; 0: none are */
 	u64 min_ns;	  /* shorter ones never are */
 	u64 begin_ns;	  /* between two begins on a CPU, on average, at least */
 	u64 wakers;	  /* whether they are noted */
+	u64 sample_ns;	  /* between two samples on a CPU, on average */
+	u64 late_begins;  /* how many the next iteration may write, which counts down */
 };
 
 /*
- * Two cache lines for each CPU; only that CPU writes them, user space reads the first by mmap.
+ * Three cache lines for each CPU; only that CPU writes them, user space reads the first by mmap.
  */
 struct wait_line {
 	u64 taken;
@@ -108,7 +116,9 @@ struct wait_line {
 	u64 next_begin_ns;
 	u64 random;
 	u64 waking; /* the task that is woken */
-	u64 more;
+	u64 next_sample_ns; /* ahead of now: more were taken than wanted since the threshold changed */
+	u64 sampled_from_ns; /* the threshold at which that was counted */
+	u64 more[7];
 };
 
 /*
@@ -125,10 +135,10 @@ struct thread {
 	u32 epoch;	  /* in which it went */
 	u32 cpu;	  /* on which it came last */
 	u32 flags;	  /* enum wait_flags, of this wait */
-	u32 threshold_ns; /* of this wait */
-	u32 likely_ns; /* its begin was told with the chance likely_ns / threshold_ns */
-	u32 usual_ns;  /* of its longer sleeps of late; 0: unknown */
-	u32 usual_preempted_ns; /* likewise of waits for a CPU after preemptions */
+	u32 threshold; /* of this wait; in units, as the next three */
+	u32 likely;    /* its begin was chosen with the chance likely / threshold */
+	u32 usual;     /* duration of its longer sleeps of late; 0: unknown */
+	u32 usual_preempted; /* of its waits for a CPU after preemptions */
 	u32 claims;		/* on this place; 1 once it is taken */
 
 	u64 total_ns[WAIT_STATES];
@@ -151,12 +161,11 @@ struct wait_end {
 	u64 since_ns;
 	u64 asleep_ns;	 /* in `state` */
 	u64 runnable_ns; /* afterwards */
-	u32 threshold_ns;
+	u64 threshold_ns;
 	u32 state;
 	u32 flags;
 	u32 waker_tgid;
 	u32 waker_tid;
-	u32 reserved;
 	char waker_comm[16];
 };
 

@@ -7,6 +7,7 @@ import pytest
 
 from otel_kprofiler.bpf import (
     PLACES,
+    WAIT_UNIT_NS,
     KernelTypes,
     ThreadTable,
     WaitOffsets,
@@ -32,13 +33,14 @@ from otel_kprofiler.model import OFF_CPU, WaitState, Waker
 from tests.bpf_object import object_btf
 from tests.records import in_ring, pack_record
 
-SLEEPING = WaitThread(7, 5, 1000, 0, (10, 20, 30, 40, 50), 3, 2, 100, 101, 1, 9, 77, 3)
+THRESHOLD_NS = 77 * WAIT_UNIT_NS
+SLEEPING = WaitThread(7, 5, 1000, 0, (10, 20, 30, 40, 50), 3, 2, 100, 101, 1, 9, THRESHOLD_NS, 3)
 
 
 def pack(thread, task=0xFFFF888000000000):
     return struct.pack(
         "=3Q10I8Q2Q8I16s", task, thread.off_since_ns, 33, 4711, thread.state, thread.epoch, 1,
-        thread.flags, thread.threshold_ns, 88, 66, 67, 1,
+        thread.flags, thread.threshold_ns // WAIT_UNIT_NS, 88, 66, 67, 1,
         *thread.by_state, thread.waits, thread.below_ns, thread.start_time_ns,
         thread.id, thread.woken_ns, thread.tgid, thread.tid, 1, 44, 45, 0, 0, 0, b"waker",
     )  # fmt: skip
@@ -53,8 +55,8 @@ def words(btf, name, fields, step=8, first=0):
 def test_python_and_the_compiled_program_agree_on_every_struct():
     btf = object_btf()
     words(btf, "thread", ("task", "off_since_ns", "run_delay_ns", "initial_tid"))
-    wait = ("initial_tid", "state", "epoch", "cpu", "flags", "threshold_ns", "likely_ns")
-    words(btf, "thread", (*wait, "usual_ns", "usual_preempted_ns", "claims"), 4, 24)
+    wait = ("initial_tid", "state", "epoch", "cpu", "flags", "threshold", "likely")
+    words(btf, "thread", (*wait, "usual", "usual_preempted", "claims"), 4, 24)
     words(btf, "thread", ("total_ns",), first=64)
     words(btf, "thread", ("waits", "below_ns", "start_time_ns", "id", "woken_ns", "tgid"), 8, 104)
     last = ("tgid", "tid", "in_namespace", "waker_tgid", "waker_tid", "reserved")
@@ -63,7 +65,7 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     types = KernelTypes(btf)
     assert types.size("thread") == THREAD_BYTES
     assert types.size("bucket") == PLACES * 8
-    assert types.size("wait_line") == 128
+    assert types.size("wait_line") == 192
     words(btf, "wait_line", (*WaitCounts._fields, "offset_ns", "set_ns"))
     words(btf, "wait_layout", (*WaitOffsets._fields, "bucket_mask"))
     assert types.size("wait_layout") == len(WaitOffsets(1, 2, 3).pack(64))
@@ -75,15 +77,17 @@ def test_settings_are_written_where_the_program_reads_them(tmp_path):
     path.write_bytes(bytes(mmap.PAGESIZE))
     with open(path, "r+b") as file:
         settings = WaitSettings(file.fileno())
-        settings.change(WaitConfig(*range(10, 15)))
+        settings.change(WaitConfig(*range(10, 16)))
+        settings.allow_late_begins(16)
+        settings.change(WaitConfig(*range(10, 16)))
         settings.close()
-    assert path.read_bytes() == struct.pack("=5Q", *range(10, 15)).ljust(mmap.PAGESIZE, b"\0")
+    assert path.read_bytes() == struct.pack("=7Q", *range(10, 17)).ljust(mmap.PAGESIZE, b"\0")
 
 
 def test_the_offset_of_the_clock_is_the_one_set_last(tmp_path):
     path = tmp_path / "map"
     lines = [[*range(6), -5, 100], [*range(6), -7, 300], [*range(6), 9, 200]]
-    data = b"".join(struct.pack("=8q64x", *line) for line in lines)
+    data = b"".join(struct.pack("=8q128x", *line) for line in lines)
     path.write_bytes(data.ljust(mmap.PAGESIZE, b"\0"))
     with open(path, "rb") as file:
         lines = WaitLines(file.fileno(), 3)
@@ -140,7 +144,7 @@ def test_sums_of_ended_threads_are_between_the_samples():
 
 def test_begins_and_ends_come_in_order():
     found = WaitRecords([], [])
-    end = struct.pack("=3Q6I16s", 1000, 20, 10, 99, 2, 3 | WAIT_WOKEN, 8, 9, 0, b"other")
+    end = struct.pack("=4Q4I16s", 1000, 20, 10, 99, 2, 3 | WAIT_WOKEN, 8, 9, b"other")
     chunk = in_ring(in_phase(WAIT_BEGUN)) + in_ring(in_phase(WAIT_ENDED) + end)
     assert parse_records(chunk, waits=found) == []
     first, second = found.waits

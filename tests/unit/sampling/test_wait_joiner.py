@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import pytest
 
-from otel_kprofiler.bpf import WaitEnd, WaitRecord, WaitThread
+from otel_kprofiler.bpf import WAIT_UNIT_NS, WaitEnd, WaitRecord, WaitThread
 from otel_kprofiler.bpf.waits import (
     WAIT_HAS_BEGUN,
     WAIT_IN_IOWAIT,
@@ -102,10 +102,10 @@ def test_a_begin_is_that_of_its_own_wait():
 def test_waits_that_go_on_are_told_once():
     joiner = WaitJoiner()
     joiner.join([begin(1000)])
-    (first,) = joiner.tell([thread(1000)], 1300, 77, 1)
+    (first,) = joiner.sample_lasting([thread(1000)], 1300, 77, 1)
     assert (first.value, first.wait.duration_ns, first.wait.is_ended) == (300, 300, False)
     assert (first.time_ns, first.stacks) == (77, (b"12345678",))
-    asleep, runnable = joiner.tell([thread(1000, woken=1350)], 1400, 88, 1)
+    asleep, runnable = joiner.sample_lasting([thread(1000, woken=1350)], 1400, 88, 1)
     assert (asleep.value, runnable.value) == (50, 50)
     (rest,) = joiner.join([end(1000, 350, 200)])
     assert (rest.value, rest.wait.state) == (150, WaitState.RUNNABLE)
@@ -126,16 +126,17 @@ def test_waits_that_go_on_are_told_once():
 def test_other_waits_are_not_told(asleep):
     joiner = WaitJoiner()
     joiner.join([begin(1000)])
-    assert joiner.tell([asleep], 1300, 77, 1) == []
+    assert joiner.sample_lasting([asleep], 1300, 77, 1) == []
 
 
 def test_threads_that_ended_are_forgotten():
     joiner = WaitJoiner()
     joiner.join([begin(1000), begin(1000, tid=8)])
     joiner.forget([thread(1000)])
-    assert [one.tid for one in joiner.tell([thread(1000), thread(1000, tid=8)], 1300, 7, 1)] == [8]
+    lasting = joiner.sample_lasting([thread(1000), thread(1000, tid=8)], 1300, 7, 1)
+    assert [one.tid for one in lasting] == [8]
     joiner.clear()
-    assert joiner.tell([thread(1000, tid=8)], 1400, 7, 1) == []
+    assert joiner.sample_lasting([thread(1000, tid=8)], 1400, 7, 1) == []
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -172,7 +173,7 @@ def test_any_course_of_waits_is_told_exactly(seed):
                 thread(since, flags=has_begun * WAIT_HAS_BEGUN, threshold=threshold, tid=one)
                 for one, (since, has_begun, threshold) in waiting.items()
             ]
-            found = joiner.tell(threads, now, BOOT + now, 1)
+            found = joiner.sample_lasting(threads, now, BOOT + now, 1)
             for one in found:
                 since, _, threshold = waiting[one.tid]
                 assert now - since >= threshold
@@ -189,27 +190,69 @@ def test_any_course_of_waits_is_told_exactly(seed):
     assert kept == taken + joiner.added
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_parts_of_waits_that_go_on_fit_the_budget_and_sum_up_to_all(seed):
+    """500 threads sleep all the time, and 50 parts are wanted in each round."""
+    joiner, rounds, rng = WaitJoiner(random.Random(seed)), 60, random.Random(seed)
+    joiner.join([begin(1000, tid=tid) for tid in range(500)])
+    now, samples, largest = 1000, [], 0
+    for _ in range(rounds):
+        now += rng.randrange(100, 300)
+        threads = [thread(1000, tid=tid, woken=rng.choice([0, now - 50])) for tid in range(500)]
+        round_ = joiner.sample_lasting(threads, now, BOOT + now, 1, 50)
+        samples += round_
+        largest = max(largest, joiner.lasting_threshold_ns)
+        assert len({one.tid for one in round_}) < 100
+    assert joiner.added == len(samples)
+    waits = len({(one.tid, one.time_ns) for one in samples})
+    assert waits == pytest.approx(50 * rounds, rel=0.15)
+    error = largest * waits**0.5
+    assert sum(one.value for one in samples) == pytest.approx(500 * (now - 1000), abs=4 * error)
+
+
+def test_the_rest_of_a_wait_makes_up_for_a_threshold_that_rose():
+    """A part of it was sampled; then the program took it with the chance 500 / 2000."""
+    joiner = WaitJoiner()
+    joiner.join([begin(1000)])
+    joiner.sample_lasting([thread(1000)], 1300, 77, 1)
+    (rest,) = joiner.join([end(1000, 500, threshold=2000)])
+    assert (rest.value, rest.wait.duration_ns) == (200 * 2000 // 500, 200)
+
+
+FIRST = -(-FIRST_THRESHOLD_NS // WAIT_UNIT_NS) * WAIT_UNIT_NS
+
+
 def test_the_threshold_follows_the_rate():
     control = ThresholdControl(1000, 0, 20)
-    assert control.threshold_ns == FIRST_THRESHOLD_NS
+    assert control.threshold_ns == FIRST
     assert not control.update(SECOND // 2, 500, 10), "once a second"
     assert control.update(SECOND, 15, 10)
-    assert control.threshold_ns == 1.5 * FIRST_THRESHOLD_NS
+    assert control.threshold_ns == pytest.approx(1.5 * FIRST, abs=WAIT_UNIT_NS)
     assert not control.update(2 * SECOND, 25, 10)
     for second in range(3, 40):
         control.update(second * SECOND, 25, 10)
-    assert control.threshold_ns == 1000, "nothing shorter is wanted"
+    assert control.threshold_ns == 1024, "nothing shorter is wanted"
     for second in range(40, 80):
         control.update(second * SECOND, second * 10**6, 10)
     assert control.threshold_ns == MAX_THRESHOLD_NS
+
+
+def test_the_threshold_follows_those_that_the_program_raised():
+    control = ThresholdControl(1000, 0, 20)
+    for threshold in (FIRST, 100 * FIRST, 1000 * FIRST):
+        control.note(threshold)
+    assert control.update(SECOND, 10, 10)
+    assert control.threshold_ns == pytest.approx(367 * FIRST, abs=WAIT_UNIT_NS)
 
 
 @pytest.mark.parametrize(
     ("rate", "first"), [(0, 10**7), (5, 10**7), (200, 10**6), (10_000, 20_000)]
 )
 def test_the_first_threshold_is_shorter_if_more_samples_are_wanted(rate, first):
-    assert ThresholdControl(1000, 0, rate).threshold_ns == first
-    assert ThresholdControl(10**8, 0, rate).threshold_ns == 10**8
+    for least, wanted in ((1000, first), (10**8, 10**8)):
+        threshold = ThresholdControl(least, 0, rate).threshold_ns
+        assert threshold % WAIT_UNIT_NS == 0
+        assert 0 <= threshold - wanted < WAIT_UNIT_NS
 
 
 def test_the_threshold_settles():

@@ -1,0 +1,142 @@
+"""Samples of waits fit their budget, and leave room to samples of what runs."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from otel_kprofiler.bpf import LibbpfLoader
+from otel_kprofiler.model import OFF_CPU, ON_CPU
+from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
+]
+
+SLEEPERS = """
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+static struct timespec nap;
+static void *sleep_on(void *unused) {
+    for (;;)
+        nanosleep(&nap, 0);
+    return unused;
+}
+int main(int argc, char **argv) {
+    pthread_attr_t attributes;
+    pthread_t thread;
+    int threads = argc > 2 ? atoi(argv[1]) : 0;
+    nap.tv_sec = atol(argv[2]) / 1000;
+    nap.tv_nsec = atol(argv[2]) % 1000 * 1000000;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, 16384);
+    while (threads--)
+        if (pthread_create(&thread, &attributes, sleep_on, 0))
+            return 1;
+    write(1, "x", 1);
+    pause();
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def sleepers(tmp_path_factory):
+    """A program whose threads sleep, so many and so many milliseconds each time."""
+    directory = tmp_path_factory.mktemp("sleepers")
+    (directory / "sleepers.c").write_text(SLEEPERS)
+    subprocess.run(
+        ["gcc", "-O2", "-pthread", "-o", directory / "sleepers", directory / "sleepers.c"],
+        check=True,
+    )
+    return directory / "sleepers"
+
+
+@contextlib.contextmanager
+def sleeping(sleepers, threads, milliseconds):
+    command = [sleepers, str(threads), str(milliseconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.read(1), "it could not start its threads"
+            yield process
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def running(rate, **settings):
+    off_cpu = OffCpuConfig(samples_per_second=rate)
+    sampler = EbpfSampler(SamplerConfig(off_cpu=off_cpu, **settings))
+    sampler.start()
+    try:
+        yield sampler
+    finally:
+        sampler.close()
+
+
+def collect(sampler, seconds):
+    samples, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        sampler.wait(0.1)
+        samples += sampler.drain()
+    return samples
+
+
+def waits_of(samples, process):
+    """Sampled waits of a process, each of up to two samples, and the time they stand for."""
+    mine = [one for one in samples if one.kind is OFF_CPU and one.tgid == process.pid]
+    return len({(one.tid, one.wait.start_ns) for one in mine}), sum(one.value for one in mine)
+
+
+def test_many_sleeping_threads_are_sampled_at_the_rate_wanted(sleepers):
+    """20,000 waits a second: at the first threshold, all of them would be sampled."""
+    seconds, rate = 8, 20
+    with sleeping(sleepers, 2000, 100) as process, running(rate, on_cpu=False) as sampler:
+        samples = collect(sampler, seconds)
+        exact = sum(
+            one.total_ns for key, one in sampler.read_waits().items() if key.tgid == process.pid
+        )
+        counts = sampler.counts()["off_cpu"]
+        threshold = sampler.wait_threshold_ns
+    waits, estimate = waits_of(samples, process)
+    assert not counts.lost
+    assert 0.3 * rate * seconds < waits < 6 * rate * os.cpu_count() * seconds
+    values = [one.value for one in samples if one.tgid == process.pid]
+    assert max(values) <= threshold, "the report takes the error from those up to the threshold"
+    error = sum(value * value for value in values) ** 0.5
+    assert abs(estimate - exact) < 4 * error
+
+
+def test_threads_that_sleep_on_are_sampled_at_the_rate_wanted(sleepers):
+    rate, rounds = 20, Counter()
+    with running(rate, on_cpu=False) as sampler, sleeping(sleepers, 3000, 100_000) as process:
+        for number in range(5):
+            samples = collect(sampler, 2)
+            sampler.read_waits()
+            rounds[number] = waits_of(samples + sampler.drain(), process)[0]
+    assert max(rounds.values()) < 3000 / 5, "each of them, in each window, without a budget"
+    assert sum(rounds.values()) > 10
+
+
+def test_waits_that_fill_the_ring_take_no_sample_of_what_runs(sleepers):
+    with (
+        sleeping(sleepers, 500, 10),
+        running(10_000, samples_per_second=49, stacks="kernel") as sampler,
+    ):
+        collect(sampler, 1)
+        time.sleep(2)  # the ring fills
+        collect(sampler, 0.5)
+        counts = sampler.counts()
+    assert counts[OFF_CPU.name].lost, "or the ring was not full"
+    assert not counts[ON_CPU.name].lost
+    for one in counts.values():
+        assert one.taken == one.received + sum(one.lost.values())
