@@ -61,7 +61,7 @@ PACKAGES = {
         "abortable errors host model redact text version",
     ),
     "config": Package(
-        "Loads and validates the YAML configuration", "errors export host model redact"
+        "Loads and validates the YAML configuration", "errors export host model redact text"
     ),
     "symbols": Package(
         "Resolves kernel and user addresses: modules, addresses in files, functions, lines",

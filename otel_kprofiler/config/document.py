@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from ruamel.yaml.nodes import Node, ScalarNode, SequenceNode
 
 from otel_kprofiler.config.substitution import substitute
 from otel_kprofiler.errors import ConfigProblem
+from otel_kprofiler.text import describe_count
 
 Path = tuple[str | int, ...]
 """Keys and list indices that lead from the top of the document to a value."""
@@ -20,6 +22,9 @@ MAX_VALUES: Final = 10_000
 """Maximum number of values in a document, including those repeated by aliases."""
 MAX_DEPTH: Final = 32
 MAX_NUMBER_CHARS: Final = 64
+
+_QUOTED: Final = re.compile(r"'(.{2,})'")
+"""Names of anchors and aliases in the library's messages; shorter are characters of YAML."""
 
 _TAG: Final = "tag:yaml.org,2002:"
 _TYPED: Final = {_TAG + name for name in ("null", "bool", "int", "float")}
@@ -43,12 +48,21 @@ class Mark:
 
 @dataclass(slots=True)
 class Document:
-    """Values of a YAML document, their positions, and problems found so far."""
+    """Values of a YAML document, their positions, and its problems.
+
+    Attributes:
+        path: of the file, for messages.
+        values: what the document holds.
+        marks: positions by path.
+        problems: in the order in which they were noticed.
+        describe_key: shows the last key of a path in messages; an unknown one may be a secret.
+    """
 
     path: str
     values: Any = None
     marks: dict[Path, Mark] = field(default_factory=dict)
     problems: list[ConfigProblem] = field(default_factory=list)
+    describe_key: Callable[[Path], str] = lambda path: str(path[-1])
 
     def complain(self, path: Path, message: str, *, at_key: bool = False) -> None:
         """Add a problem at the position of ``path`` or its nearest parent in the file."""
@@ -59,22 +73,35 @@ class Document:
         line, column = (0, 0)
         if mark is not None:
             line, column = mark.key if at_key or known != path else mark.value
-        self.problems.append(ConfigProblem(self.path, line, column, dotted(path), message))
+        self.problems.append(ConfigProblem(self.path, line, column, self.name(path), message))
+
+    def name(self, path: Path) -> str:
+        """Format a path: ``receivers.kprofiler.target_pids[0]``."""
+        text = "".join(
+            f"[{key}]" if isinstance(key, int) else f".{self.describe_key(path[:until])}"
+            for until, key in enumerate(path, 1)
+        )
+        return text.removeprefix(".")
 
 
-def dotted(path: Path) -> str:
-    """Format a path: ``receivers.kprofiler.target_pids[0]``."""
-    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
-    return text.removeprefix(".")
+def hide(text: str) -> str:
+    """Describe a text that may be a secret."""
+    return f"({describe_count(len(text), 'character')})"
 
 
-def parse_document(text: str, *, path: str, environ: Mapping[str, str]) -> Document:
+def parse_document(
+    text: str,
+    *,
+    path: str,
+    environ: Mapping[str, str],
+    describe_key: Callable[[Path], str] = lambda path: str(path[-1]),
+) -> Document:
     """Read one YAML 1.2 document and substitute references to ``environ``.
 
     Never raises for bad input: ``problems`` lists errors (syntax, duplicate keys, malformed
     references, tags, too many values) with their positions.
     """
-    document = Document(path)
+    document = Document(path, describe_key=describe_key)
     yaml = YAML(typ="safe", pure=True)
     try:
         root = yaml.compose(text)
@@ -82,6 +109,7 @@ def parse_document(text: str, *, path: str, environ: Mapping[str, str]) -> Docum
         mark = error.problem_mark or error.context_mark
         place = (mark.line + 1, mark.column + 1) if mark else (0, 0)
         problem = " ".join(part for part in (error.context, error.problem) if part)
+        problem = _QUOTED.sub(lambda match: hide(match[1]), problem)
         document.problems.append(
             ConfigProblem(path, place[0], place[1], "", f"not YAML: {problem}")
         )
@@ -178,5 +206,5 @@ class _Reader:
         if tag in _TYPED:
             return self._yaml.constructor.construct_object(ScalarNode(tag, text))
         if tag not in _TEXT:
-            self._document.complain(path, f"the YAML tag {tag} is not supported")
+            self._document.complain(path, f"the YAML tag {hide(str(tag))} is not supported")
         return text

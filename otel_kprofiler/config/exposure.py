@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from otel_kprofiler.config.document import Path, dotted
+from otel_kprofiler.config.document import Path
 from otel_kprofiler.config.load import LoadedConfig
 from otel_kprofiler.config.otlp import ADDRESSES
 from otel_kprofiler.redact import has_secrets
@@ -17,7 +17,7 @@ def find_exposure(loaded: LoadedConfig) -> str:
     Values from the environment are not in the file and do not count.
     """
     written = [
-        dotted(path)
+        loaded.document.name(path)
         for path, mark in loaded.document.marks.items()
         if path[:1] == ("exporters",) and not mark.env and _is_secret(path, loaded.document.values)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import re
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from pydantic.fields import FieldInfo
 from otel_kprofiler.config import unsupported_keys
 from otel_kprofiler.config.config import Config
 from otel_kprofiler.config.debug import Debug
-from otel_kprofiler.config.document import Document, Path, dotted, parse_document
+from otel_kprofiler.config.document import Document, Path, hide, parse_document
 from otel_kprofiler.config.durations import Duration
 from otel_kprofiler.config.exporters import EXPORTERS
 from otel_kprofiler.config.otlp import ADDRESSES
@@ -28,6 +29,8 @@ MAX_BYTES: Final = 256 * 1024
 
 _Model = TypeVar("_Model", bound=Section)
 _EXPORTER_ID: Final = re.compile(r"([a-z_]+)(?:/(\S+))?")
+_HEADER: Final = re.compile(r"[A-Za-z]{1,24}(-[A-Za-z]{1,24}){0,4}")
+"""Names of headers: ``authorization``, ``X-Scope-OrgID``."""
 _HINT: Final = "docs/configuration.md lists every key; `otel-kprofiler validate` checks a file"
 
 
@@ -79,12 +82,36 @@ def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedC
     Raises:
         ConfigError: the configuration is invalid; lists all problems by line.
     """
-    document = parse_document(text, path=path, environ=environ)
+    document = parse_document(text, path=path, environ=environ, describe_key=_describe_key)
     config = _check(document) if document.marks or not document.problems else None
     if document.problems or config is None:
         ordered = sorted(document.problems, key=lambda problem: (problem.line, problem.column))
         raise ConfigError(ordered, hint=_HINT)
     return LoadedConfig(config, document)
+
+
+def _describe_key(path: Path) -> str:
+    """Show a key that the schema has, or nearly; any other may be a secret in a wrong place."""
+    key = str(path[-1])
+    if path[-2:-1] == ("headers",):
+        is_shown = _HEADER.fullmatch(key) is not None
+    elif path[:-1] == ("exporters",):
+        is_shown = key.partition("/")[0] in EXPORTERS
+    else:
+        is_shown = bool(difflib.get_close_matches(key, _all_keys(), n=1))
+    return key if is_shown else hide(key)
+
+
+@functools.cache
+def _all_keys() -> frozenset[str]:
+    """All keys of the schema, and those of related configurations that it knows of."""
+    keys = {*EXPORTERS, *unsupported_keys.EXPORTERS}
+    sections: list[type[Section]] = [Config, *EXPORTERS.values()]
+    while sections:
+        section = sections.pop()
+        keys |= {*keys_of(section), *section.unsupported}
+        sections += filter(None, map(section_of, keys_of(section).values()))
+    return frozenset(keys)
 
 
 def _check(document: Document) -> Config | None:
@@ -146,7 +173,7 @@ def _explain(document: Document, model: type[Section], prefix: Path, detail: Any
         document.complain(path, "is required")
     elif detail["input"] is not None:
         document.complain(path, _message(detail, path), at_key=at_key)
-    elif all(problem.key != dotted(path) for problem in document.problems):
+    elif all(problem.key != document.name(path) for problem in document.problems):
         # Otherwise a malformed reference here has been reported.
         mark = document.marks.get(path)
         unset = " and ".join(mark.env) if mark else ""

@@ -30,8 +30,8 @@ def substitute(text: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, .
         inside = _INSIDE.fullmatch(match[1])
         if inside is None:
             raise ValueError(
-                f"{match[0]} is not a valid reference: write ${{env:NAME}}, "
-                f"${{env:NAME:-default}}, or $${match[0][1:]} for the literal text"
+                f"has an invalid reference of {len(match[0])} characters: write ${{env:NAME}}, "
+                "${env:NAME:-default}, or $${ for a literal ${"
             )
         names.append(inside[1])
         return environ.get(inside[1], "") or inside[2] or ""

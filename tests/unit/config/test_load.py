@@ -156,7 +156,7 @@ def test_grpc_endpoints(endpoint):
         ("otlp_grpc: {endpoint: 'h:99999'}", "should be host:port"),
         (
             "otlp_grpc: {endpoint: 'h:1', headers: {'a b': x}}",
-            "headers.a b: should be a header name",
+            "headers.(3 characters): should be a header name",
         ),
         ("otlp_grpc: {endpoint: 'h:1', headers: {a: \"s3cret\\n\"}}", "control characters"),
         ("otlp_grpc: {endpoint: 'h:1', tls: {cert_file: a}}", "must be set together"),
@@ -251,6 +251,34 @@ def test_messages_never_show_secrets_of_addresses_and_headers(block):
     found = problems(MINIMAL.replace("  debug:\n", f"  debug:\n  {block}\n"))
     assert found
     assert not any("s3cret" in problem for problem in found), found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "receivers:\n  kprofiler:\n    tr0ub4dor&3: 1\n",
+        "receivers:\n  kprofiler: {tr0ub4dor&3}\n",
+        "exporters: {tr0ub4dor&3: }\n",
+        "exporters:\n  otlp_http:\n    headers:\n      Bearer tr0ub4dor&3:\n",
+        "exporters:\n  otlp_http:\n    headers: {tr0ub4dor&3: {a: b}}\n",
+        "exporters:\n  otlp_http:\n    tr0ub4dor&3: 1\n    tr0ub4dor&3: 2\n",
+        "receivers:\n  kprofiler: {loader: '${tr0ub4dor&3}'}\n",
+        "receivers:\n  kprofiler: {loader: '${env:tr0ub4dor&3:-x}'}\n",
+        "receivers:\n  kprofiler: {loader: *tr0ub4dor&3}\n",
+        "receivers:\n  kprofiler: {loader: !tr0ub4dor&3 x}\n",
+    ],
+)
+def test_messages_show_no_secret_in_a_wrong_place(text):
+    """A password as a key, an alias, a tag, or a reference: its length and its place are shown."""
+    found = problems(text)
+    assert found
+    assert not any("tr0ub4dor" in problem for problem in found), found
+    assert any("characters" in problem for problem in found), found
+
+
+def test_a_key_that_is_nearly_right_is_shown():
+    found = problems(MINIMAL.replace("kprofiler:", "kprofiler: {sampels_per_second: 1}"))
+    assert "receivers.kprofiler.sampels_per_second: unknown key" in found[0]
 
 
 @pytest.mark.parametrize(
