@@ -11,8 +11,9 @@ import time
 import pytest
 
 from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import Level
+from otel_kprofiler.model import Level, LossCause
 from otel_kprofiler.otlp import decode_windows
+from tests.faults.accounts import check_formulas
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
@@ -148,6 +149,9 @@ def test_the_agent_leaves_a_service_out_while_that_profiles_itself(parts):
     assert account["gaps"] == []
     assert account["kinds"]["on_cpu"]["lost"]["self_profiled"] > 0
     sent = sum(count for one in parts.windows() for count, _ in one.values())
+    totals = list(decode_windows(parts.path.read_bytes()))[-1].profiles[0].totals
+    assert totals.lost[LossCause.SELF_PROFILED] > 0
+    check_formulas(totals, sent)
     assert account["exporters"]["file"]["exported"] == sent
     told = sum(account["lost"].values()) + account["received"]
     assert told == account["taken"]
