@@ -22,7 +22,7 @@ from otel_kprofiler.model import USER_SIDE, FileKey, StackEnd, parse_user_stack
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.unwinding import TableStore
 from otel_kprofiler.unwinding.image import image_pages, write_image
-from otel_kprofiler.unwinding.indexing import index_frames
+from otel_kprofiler.unwinding.indexing import Children, index_frames
 from otel_kprofiler.unwinding.table import find_tables
 
 FILES = (
@@ -121,7 +121,7 @@ def index_ms(path: str) -> tuple[float, int]:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
         frames = find_section(source, read_elf(source), b".eh_frame")
         began = time.monotonic()
-        tables = index_frames(file.fileno(), frames)
+        tables = index_frames(file.fileno(), frames, children=Children())
         return (time.monotonic() - began) * 1e3, tables.entries
 
 

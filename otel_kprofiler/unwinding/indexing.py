@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
 from typing import Final
 
@@ -21,13 +22,64 @@ TIMEOUT_S: Final = 30.0
 _SHOWN: Final = 200
 
 
-def index_frames(fd: int, frames: Segment, timeout_s: float = TIMEOUT_S) -> Tables:
+class Children:
+    """Runs processes that make tables, until it is stopped. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
+
+    def run(self, script: str, fd: int, arguments: Iterable[str], timeout_s: float) -> bytes:
+        """Run a script of Python with the file as its input. Returns its output.
+
+        Raises:
+            TableRefused: it failed, took too long, or was stopped.
+            OSError: no process could be started.
+        """
+        with self._lock:
+            if self._stopped:
+                raise TableRefused(Refusal.NOT_INDEXED, "the profiler stops")
+            child = subprocess.Popen(
+                [sys.executable, "-I", "-S", script, *arguments],
+                stdin=fd,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+            )
+            self._running.add(child)
+        try:
+            output, _ = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            child.kill()
+            child.communicate()
+            raise TableRefused(Refusal.NOT_INDEXED, f"took over {timeout_s:g} s") from error
+        finally:
+            with self._lock:
+                self._running.discard(child)
+        if child.returncode:
+            cause = output[:_SHOWN].decode("utf-8", "replace")
+            raise TableRefused(Refusal.NOT_INDEXED, cause or describe_status(child.returncode))
+        return output
+
+    def stop(self) -> None:
+        """Kill those that run, and start no more."""
+        with self._lock:
+            self._stopped = True
+            for child in self._running:
+                child.kill()
+
+
+def index_frames(
+    fd: int, frames: Segment, timeout_s: float = TIMEOUT_S, *, children: Children
+) -> Tables:
     """Make the search table of ``.eh_frame``; blocks until the process has ended.
 
     Args:
         fd: the file, open for reading.
         frames: where the section is.
         timeout_s: after which the process is killed.
+        children: runs it.
 
     Raises:
         TableRefused: the section is damaged or too large, or the process exceeded a limit.
@@ -37,7 +89,7 @@ def index_frames(fd: int, frames: Segment, timeout_s: float = TIMEOUT_S) -> Tabl
         raise TableRefused(Refusal.TOO_LARGE, f".eh_frame of {frames.size} bytes")
     arguments = (frames.offset, frames.size, frames.address)
     # its output is at most half as long as the section
-    pairs = _run(frame_index.__file__, fd, map(str, arguments), timeout_s)
+    pairs = children.run(frame_index.__file__, fd, map(str, arguments), timeout_s)
     entries = len(pairs) // ENTRY_BYTES
     if not entries:
         raise TableRefused(Refusal.NO_FRAMES, ".eh_frame has no entries")
@@ -45,7 +97,15 @@ def index_frames(fd: int, frames: Segment, timeout_s: float = TIMEOUT_S) -> Tabl
     return Tables(frames.address, None, entries, frames, pairs)
 
 
-def index_go(fd: int, elf: ElfFile, table: Segment, text: Segment, others: Tables | None) -> Tables:
+def index_go(
+    fd: int,
+    elf: ElfFile,
+    table: Segment,
+    text: Segment,
+    others: Tables | None,
+    *,
+    children: Children,
+) -> Tables:
     """Make tables of Go's own; blocks until the process has ended.
 
     Args:
@@ -54,6 +114,7 @@ def index_go(fd: int, elf: ElfFile, table: Segment, text: Segment, others: Table
         table: its ``.gopclntab``.
         text: its ``.text``.
         others: tables that the file has of C code.
+        children: runs the process.
 
     Raises:
         TableRefused: the table is damaged, too large or unknown, or the process exceeded a limit.
@@ -66,7 +127,7 @@ def index_go(fd: int, elf: ElfFile, table: Segment, text: Segment, others: Table
     pairs = Segment(tables.search_offset or 0, tables.search_bytes, 0)
     arguments = [str(tables.frames.address + tables.made_at), str(tables.origin)]
     arguments += [":".join(map(str, part)) for part in (pairs, table, text, *elf.loads)]
-    made = _run(go_frames.__file__, fd, arguments, TIMEOUT_S)
+    made = children.run(go_frames.__file__, fd, arguments, TIMEOUT_S)
     (entries,) = go_frames.COUNT.unpack_from(made)
     end = go_frames.COUNT.size + entries * ENTRY_BYTES
     _check(made[go_frames.COUNT.size : end])
@@ -76,25 +137,6 @@ def index_go(fd: int, elf: ElfFile, table: Segment, text: Segment, others: Table
         made=made[go_frames.COUNT.size : end],
         made_frames=made[end:],
     )
-
-
-def _run(script: str, fd: int, arguments: Iterable[str], timeout_s: float) -> bytes:
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", script, *arguments],
-            stdin=fd,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise TableRefused(Refusal.NOT_INDEXED, f"took over {timeout_s:g} s") from error
-    if done.returncode:
-        cause = done.stdout[:_SHOWN].decode("utf-8", "replace")
-        raise TableRefused(Refusal.NOT_INDEXED, cause or describe_status(done.returncode))
-    return done.stdout
 
 
 def _check(pairs: bytes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from otel_kprofiler.elf import (
     ElfError,
@@ -28,13 +28,21 @@ from otel_kprofiler.host import (
 )
 from otel_kprofiler.model import VDSO_NAME, FileDetails, FileKey, KnownFiles
 from otel_kprofiler.unwinding.image import check_texts, image_pages, write_image
-from otel_kprofiler.unwinding.indexing import index_frames, index_go
+from otel_kprofiler.unwinding.indexing import Children, index_frames, index_go
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused, refusing
 from otel_kprofiler.unwinding.request import VDSO
 from otel_kprofiler.unwinding.table import Tables, find_tables
 
-Index = Callable[[Callable[[], Tables]], Tables]
-"""Has tables made in a process of its own; the argument does it."""
+
+class MakeTables(Protocol):
+    """Makes tables in a process of their own."""
+
+    def __call__(self, *, children: Children) -> Tables:
+        """Make them; ``children`` runs the process."""
+
+
+Index = Callable[[MakeTables], Tables]
+"""Has tables made."""
 
 _FRAMES: Final = b".eh_frame"
 _TEXT: Final = b".text"

@@ -22,7 +22,14 @@ from otel_kprofiler.forks import ForkGate
 from otel_kprofiler.host import CpuShare, FilePlaces, FileRequest, ReferableFiles
 from otel_kprofiler.model import FileKey, KnownFiles
 from otel_kprofiler.unwinding.eviction import Claim, Limits, TableSpace
-from otel_kprofiler.unwinding.loading import Code, LoadableTables, find_loadable, open_code
+from otel_kprofiler.unwinding.indexing import Children
+from otel_kprofiler.unwinding.loading import (
+    Code,
+    LoadableTables,
+    MakeTables,
+    find_loadable,
+    open_code,
+)
 from otel_kprofiler.unwinding.maps import FileState, TableMaps, is_out_of_memory
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 from otel_kprofiler.unwinding.request import parse_requests
@@ -126,12 +133,14 @@ class TableStore:
         self._requests = RequestQueue(OPEN_SHARE, CPU_SHARE, _LOADERS, now_ns)
         self._postponed: list[FileRequest] = []
         self._indexing = False
+        self._children = Children()
         self._index_share = CpuShare(CPU_SHARE)
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._stopping = threading.Event()
         self._epoll = select.epoll()
         self._gate = ForkGate()
         self._pid = os.getpid()
+        self._reading: dict[int, FileKey] = {}  # by thread
         self._threads = [threading.Thread(target=self._take, name="kprofiler-files", daemon=True)]
         self._threads += [
             threading.Thread(target=self._work, name="kprofiler-tables", daemon=True)
@@ -171,7 +180,9 @@ class TableStore:
         """
         if os.getpid() == self._pid and not self._stop_threads():
             # It would go on with descriptors that have become those of others.
-            _log.warning("a file system does not answer: the unwind tables' maps stay open")
+            names = ", ".join(sorted({self._name(key) for key in self._reading.copy().values()}))
+            _log.warning("%s cannot be read in %g s: the maps of unwind tables stay open",
+                         names or "a ring", _JOIN_S)  # fmt: skip
             return
         self._requests.close()
         self._maps.close()
@@ -191,6 +202,7 @@ class TableStore:
         self._stopping.set()
         os.eventfd_write(self._stop_fd, 1)
         self._requests.stop()
+        self._children.stop()
         until = time.monotonic() + _JOIN_S
         for thread in self._threads:
             if thread.ident is not None:
@@ -212,15 +224,17 @@ class TableStore:
     def _work(self) -> None:
         while (taken := self._requests.take()) is not None:
             began_ns = time.thread_time_ns()
+            request = taken if isinstance(taken, FileRequest) else taken.request
+            self._reading[threading.get_ident()] = request.key
             with self._gate.work():
-                self._answer(taken)
+                self._answer(request, taken)
+            del self._reading[threading.get_ident()]
             cpu_ns = time.thread_time_ns() - began_ns
             self._requests.done(taken, cpu_ns)
             with self._lock:
                 self._cpu_ns += cpu_ns
 
-    def _answer(self, taken: FileRequest | Opened) -> None:
-        request = taken if isinstance(taken, FileRequest) else taken.request
+    def _answer(self, request: FileRequest, taken: FileRequest | Opened) -> None:
         try:
             try:
                 if isinstance(taken, FileRequest):
@@ -325,7 +339,7 @@ class TableStore:
                 del self._refused[key]
                 self._maps.forget_file(key)
 
-    def _index(self, make: Callable[[], Tables]) -> Tables:
+    def _index(self, make: MakeTables) -> Tables:
         """Make tables, one file at a time: the other threads shall not all wait for that."""
         with self._lock:
             if self._indexing or self._index_share.wait_ns(self._now_ns()):
@@ -333,7 +347,7 @@ class TableStore:
             self._indexing = True
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         try:
-            return make()
+            return make(children=self._children)
         finally:
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             cpu_ns = int((after.ru_utime - before.ru_utime) * 1e9)

@@ -15,7 +15,7 @@ from elftools.elf.elffile import ELFFile
 from otel_kprofiler.elf import ElfError, ElfFile, FileSource, find_section, read_elf
 from otel_kprofiler.unwinding import TableRefused
 from otel_kprofiler.unwinding.go_frames import Segment, make_tables, pack_tables
-from otel_kprofiler.unwinding.indexing import index_go
+from otel_kprofiler.unwinding.indexing import Children, index_go
 from tests.unit.unwinding.go_files import ORDINARY, PUSH, TEXT, Made, go_file
 
 ADDRESS = 0x700000
@@ -183,7 +183,7 @@ def test_tables_equal_those_for_debuggers(tmp_path, flags):
             name for name in (b".gopclntab", b".data.rel.ro.gopclntab") if _has(source, elf, name)
         )
         table, text = find_section(source, elf, where), find_section(source, elf, b".text")
-        tables = index_go(file.fileno(), elf, table, text, None)
+        tables = index_go(file.fileno(), elf, table, text, None, children=Children())
     entries = decode(tables.made_frames, tables.frames.address + tables.made_at)
     with plain.open("rb") as file:
         known = ELFFile(file).get_dwarf_info().CFI_entries()
@@ -221,7 +221,7 @@ def test_a_damaged_table_is_refused_with_its_reason(tmp_path):
     path.write_bytes(file[: table.offset] + bytes(table.size))
     elf = read_elf_like(segments)
     with path.open("rb") as opened, pytest.raises(TableRefused, match="another kind"):
-        index_go(opened.fileno(), elf, table, Segment(0, 0, TEXT), None)
+        index_go(opened.fileno(), elf, table, Segment(0, 0, TEXT), None, children=Children())
 
 
 def read_elf_like(segments):

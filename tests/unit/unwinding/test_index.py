@@ -3,13 +3,15 @@
 import struct
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
 from otel_kprofiler.elf import frame_index, make_pairs
 from otel_kprofiler.model import Segment
 from otel_kprofiler.unwinding import Refusal, TableRefused
-from otel_kprofiler.unwinding.indexing import index_frames
+from otel_kprofiler.unwinding.indexing import MAX_FRAMES_BYTES, Children, index_frames
 
 
 def entry(body, *, back=0):
@@ -96,11 +98,12 @@ def test_functions_beyond_the_reach_of_a_pair():
         make_pairs(frames, 0x1000, 0x1000)
 
 
-def in_process(tmp_path, frames, **limits):
+def in_process(tmp_path, frames, children=None, **limits):
     path = tmp_path / "frames"
     path.write_bytes(b"head" + frames)
     with open(path, "rb") as file:
-        return index_frames(file.fileno(), Segment(4, len(frames), 0x1000), **limits)
+        section = Segment(4, len(frames), 0x1000)
+        return index_frames(file.fileno(), section, children=children or Children(), **limits)
 
 
 def test_a_process_of_its_own_makes_the_same(tmp_path):
@@ -130,6 +133,27 @@ def test_a_process_that_takes_too_long_is_ended(tmp_path):
     with pytest.raises(TableRefused, match="took over") as caught:
         in_process(tmp_path, cie() + bytes(1 << 20), timeout_s=0.0)
     assert caught.value.refusal is Refusal.NOT_INDEXED
+
+
+def test_stopping_ends_a_process_that_works(tmp_path):
+    children, caught = Children(), []
+    slow = cie() * (MAX_FRAMES_BYTES // 2 // len(cie()))  # a second, at least
+
+    def make():
+        with pytest.raises(TableRefused) as refused:
+            in_process(tmp_path, slow, children)
+        caught.append(refused.value)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    while not children._running and thread.is_alive():
+        time.sleep(0.001)
+    children.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert caught[0].refusal is Refusal.NOT_INDEXED
+    with pytest.raises(TableRefused, match="stops"):
+        in_process(tmp_path, cie(), children)
 
 
 def test_memory_is_limited(tmp_path):
