@@ -61,9 +61,10 @@ test-lines:  ## source lines and inlined functions of six builds at 3,000 addres
 test-deploy:  ## the wheel under the unit's user and capabilities for five minutes (as root)
 	KPROFILER_DEPLOY_SECONDS=300 $(PYTEST) tests/collector/test_deployment.py
 
-test-packages:  ## the Debian package, built twice, installed, booted and purged, and the container image (as root)
+test-packages:  ## the Debian package, built twice, installed, booted and purged, the container image, and the README's commands on a minimal Debian (as root)
 	$(APT) install -y -qq --no-install-recommends $(ROOT_PACKAGES)
-	KPROFILER_PACKAGES=1 $(PYTEST) -rP tests/collector/test_debian_*.py tests/collector/test_image.py
+	KPROFILER_PACKAGES=1 $(PYTEST) -rP tests/collector/test_debian_*.py tests/collector/test_image.py \
+		tests/collector/test_readme_commands.py
 
 test-view:  ## agent, Collector, file and view: each minute of the page is what report says: MINUTES=10
 	KPROFILER_VIEW_S=$$(( 60 * $(or $(MINUTES),10) )) $(PYTEST) -rP tests/collector/test_view.py
