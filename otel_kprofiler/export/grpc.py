@@ -40,6 +40,8 @@ RETRYABLE: Final = frozenset(
     }
 )
 """Codes that the OTLP specification calls retryable; RESOURCE_EXHAUSTED only with RetryInfo."""
+_LARGE_RESPONSE: Final = "CLIENT: Received message larger than max"
+"""How gRPC's core says that a response is above our limit; servers respond to what they have."""
 COMPRESSIONS: Final = {"none": grpc.Compression.NoCompression, "gzip": grpc.Compression.Gzip}
 
 
@@ -136,10 +138,10 @@ class OtlpGrpcExporter(OtlpSender):
                 raise
             return Answer(Verdict.RETRY, "CANCELLED", str(error))
         try:
-            rejected, message = parse_partial_success(response)
+            partial = parse_partial_success(response)
         except ValueError as error:
-            return Answer(Verdict.REFUSED, "OK", f"unreadable response: {error}")
-        return Answer(Verdict.ACCEPTED, "OK", message, rejected)
+            return Answer(Verdict.ACCEPTED, "OK", unreadable=str(error))
+        return Answer(Verdict.ACCEPTED, "OK", partial.message, partial.rejected)
 
     def _close(self) -> None:
         self._channel.close()
@@ -200,6 +202,8 @@ def _failed(error: grpc.RpcError) -> Answer:
     for key, value in call.trailing_metadata() or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
             delay = parse_retry_delay(value)
+    if code is StatusCode.RESOURCE_EXHAUSTED and _LARGE_RESPONSE in message:
+        return Answer(Verdict.ACCEPTED, "OK", unreadable=message)
     if code in RETRYABLE or (code is StatusCode.RESOURCE_EXHAUSTED and delay is not None):
         return Answer(Verdict.RETRY, code.name, message, delay_s=delay)
     if code is StatusCode.UNIMPLEMENTED:

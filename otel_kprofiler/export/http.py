@@ -8,11 +8,8 @@ aborted even if data still trickles in.
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import gzip
-import json
 import threading
-import time
 from collections.abc import Mapping
 from http.cookiejar import DefaultCookiePolicy
 from typing import Final
@@ -25,24 +22,32 @@ from requests.auth import HTTPBasicAuth
 
 from otel_kprofiler.abortable import SILENCED, AbortableAdapter, PlainSession
 from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export.http_answer import (
+    CONTENT_TYPES,
+    Body,
+    is_delivered,
+    parse_response,
+)
 from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict
 from otel_kprofiler.export.sender import (
     DEFAULT_MAX_BYTES,
     MAX_RESPONSE_BYTES,
-    NO_PROFILES_PIPELINE,
     OtlpSender,
     Tls,
     checked_headers,
-    parse_partial_success,
     user_agent,
 )
 from otel_kprofiler.model import AttributeForm, Batch, Form, UnnamedFrames
 from otel_kprofiler.redact import Secrets, redact_address
 
 PATH: Final = "/v1development/profiles"
-RETRYABLE: Final = frozenset({429, 502, 503, 504})
-"""Statuses that the OTLP specification calls retryable, besides failures to connect."""
-CONTENT_TYPES: Final = {Form.PROTOBUF: "application/x-protobuf", Form.JSON: "application/json"}
+_BROKEN: Final = (
+    requests.ConnectionError,
+    requests.Timeout,
+    requests.exceptions.ChunkedEncodingError,
+    urllib3.exceptions.HTTPError,
+)
+"""Errors of a connection, before or within an answer."""
 
 
 class OtlpHttpExporter(OtlpSender):
@@ -147,12 +152,7 @@ class OtlpHttpExporter(OtlpSender):
         try:
             with SILENCED.this_thread():
                 return self._exchange(body, timeout_s, late)
-        except (
-            requests.ConnectionError,
-            requests.Timeout,
-            requests.exceptions.ChunkedEncodingError,
-            urllib3.exceptions.HTTPError,
-        ) as error:
+        except _BROKEN as error:
             timed_out = late.is_set() or isinstance(error, requests.Timeout)
             status = "timeout" if timed_out else type(error).__name__
             # Use the inner reason: the outer text has the address with its query.
@@ -172,17 +172,22 @@ class OtlpHttpExporter(OtlpSender):
             allow_redirects=False,
             stream=True,
         ) as response:
-            content = bytearray()
-            # Read again after the end: only that detects a truncated response.
-            while chunk := response.raw.read(65536, decode_content=False):
-                content += chunk
-                if len(content) > MAX_RESPONSE_BYTES:
-                    break
-        if late.is_set() or self._closed:
-            # A response without a length ends without an error when aborted.
-            return Answer(Verdict.RETRY, "timeout", f"no complete response in {timeout_s:.1f} s")
-        status, headers = response.status_code, response.headers
-        return parse_response(status, headers, bytes(content), self._batch_form)
+            late_text = f"no complete response in {timeout_s:.1f} s"
+            if late.is_set():  # aborted, its headers just end
+                return Answer(Verdict.RETRY, "timeout", late_text)
+            status, headers = response.status_code, response.headers
+            try:
+                received = _read_body(response)
+            except _BROKEN:
+                if not is_delivered(status):
+                    raise
+                received = Body(b"", "it ends too early")
+            # Without a length, an aborted body just ends.
+            if late.is_set() or self._closed:
+                if not is_delivered(status):
+                    return Answer(Verdict.RETRY, "timeout", late_text)
+                received = Body(b"", late_text)
+        return parse_response(status, headers, received, self._batch_form)
 
     def _close(self) -> None:
         self._adapter.abort()
@@ -212,90 +217,16 @@ def parse_endpoint(endpoint: str, *, join: bool) -> tuple[str, HTTPBasicAuth | N
     return url._replace(netloc=host, path=path).geturl(), auth
 
 
-def parse_response(status: int, headers: Mapping[str, str], content: bytes, form: Form) -> Answer:
-    """Interpret an HTTP response.
-
-    Args:
-        status: HTTP status.
-        headers: response headers, case-insensitive.
-        content: body; ignored above ``MAX_RESPONSE_BYTES``.
-        form: form of the request, assumed for a response without a content type.
-    """
-    name = str(status)
-    if status in RETRYABLE:
-        delay = parse_retry_after(headers.get("Retry-After", ""), time.time())
-        return Answer(Verdict.RETRY, name, _explanation(headers, content), delay_s=delay)
-    if len(content) > MAX_RESPONSE_BYTES:
-        return Answer(Verdict.REFUSED, name, f"its response is above {MAX_RESPONSE_BYTES} bytes")
-    if not 200 <= status < 300:
-        message = _explanation(headers, content)
-        if 300 <= status < 400:
-            message = "redirects are not followed; give the final address as the endpoint"
-        elif status == 404:
-            message = f"{NO_PROFILES_PIPELINE} ({message})" if message else NO_PROFILES_PIPELINE
-        return Answer(Verdict.REFUSED, name, message)
-    kind = _content_type(headers) or CONTENT_TYPES[form]
-    try:
-        if not content or kind == CONTENT_TYPES[Form.PROTOBUF]:
-            rejected, message = parse_partial_success(content)
-        elif kind == CONTENT_TYPES[Form.JSON]:
-            rejected, message = parse_partial_success_json(content)
-        else:
-            raise ValueError(f"content type {kind}")  # noqa: TRY301
-    except ValueError as error:
-        return Answer(Verdict.REFUSED, name, f"its response is not OTLP: {error}")
-    return Answer(Verdict.ACCEPTED, name, message, rejected)
-
-
-def _content_type(headers: Mapping[str, str]) -> str:
-    return headers.get("Content-Type", "").partition(";")[0].strip().lower()
-
-
-def parse_partial_success_json(content: bytes) -> tuple[int, str]:
-    """Rejected profiles and message of an ``ExportProfilesServiceResponse`` in JSON.
+def _read_body(response: requests.Response) -> Body:
+    """The body as sent, up to the limit.
 
     Raises:
-        ValueError: the text is not such a message.
+        requests.RequestException, urllib3.exceptions.HTTPError: the connection ends before it.
     """
-    try:
-        partial = json.loads(content).get("partialSuccess") or {}
-        # OTLP's JSON writes 64-bit integers as strings; receivers must accept numbers too.
-        return int(partial.get("rejectedProfiles") or 0), str(partial.get("errorMessage") or "")
-    except (AttributeError, OverflowError, RecursionError, TypeError) as error:
-        raise ValueError("not an ExportProfilesServiceResponse") from error
-
-
-def _explanation(headers: Mapping[str, str], content: bytes) -> str:
-    """The message of a ``google.rpc.Status`` in either form, or a plain-text body."""
-    if len(content) > MAX_RESPONSE_BYTES:
-        return ""
-    kind = _content_type(headers)
-    if kind == CONTENT_TYPES[Form.PROTOBUF]:
-        from google.protobuf.message import DecodeError  # noqa: PLC0415
-        from google.rpc import status_pb2  # noqa: PLC0415
-
-        with contextlib.suppress(DecodeError):
-            return str(status_pb2.Status.FromString(content).message)
-        return ""
-    if kind == CONTENT_TYPES[Form.JSON]:
-        with contextlib.suppress(ValueError, AttributeError, RecursionError):
-            return str(json.loads(content).get("message", ""))
-        return ""
-    return content[:500].decode(errors="replace") if kind == "text/plain" else ""
-
-
-def parse_retry_after(value: str, now_unix_s: float) -> float | None:
-    """Delay of a ``Retry-After`` header in seconds (RFC 9110 section 10.2.3); None if invalid.
-
-    Args:
-        value: a number of seconds, or an HTTP date.
-        now_unix_s: current time, for dates; a date in the past means 0.
-    """
-    value = value.strip()
-    if value.isascii() and value.isdigit():
-        return float(value)
-    try:
-        moment = email.utils.parsedate_to_datetime(value).timestamp()
-    except (OverflowError, ValueError):
-        return None
-    return max(0.0, moment - now_unix_s)
+    content = bytearray()
+    # Read again after the end: only that detects a truncated response.
+    while chunk := response.raw.read(65536, decode_content=False):
+        content += chunk
+        if len(content) > MAX_RESPONSE_BYTES:
+            return Body(b"", f"it is above {MAX_RESPONSE_BYTES} bytes")
+    return Body(bytes(content))

@@ -39,6 +39,7 @@ class Answer(NamedTuple):
         message: the receiver's or the library's explanation.
         rejected_profiles: profiles that the receiver rejected from an accepted request.
         delay_s: how long the receiver asked to wait before the next attempt.
+        unreadable: why the answer to an accepted request could not be read; empty if it could.
     """
 
     verdict: Verdict
@@ -46,6 +47,7 @@ class Answer(NamedTuple):
     message: str = ""
     rejected_profiles: int = 0
     delay_s: float | None = None
+    unreadable: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export.base import ExportResult, ProfileExporter
@@ -155,6 +156,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         self._busy = threading.Lock()
         self._closed = False
         self._warned: set[str] = set()
+        self._is_unreadable = False  # logged
         self._failures = 0
         self._failing_since = 0.0
         self._outage = ""
@@ -216,6 +218,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         answer = self._clean(answer)
         message = answer.message
         self._track_outage(answer)
+        self._warn_unreadable(answer.unreadable)
         if answer.verdict is not Verdict.ACCEPTED:
             then = "retrying" if answer.verdict is Verdict.RETRY else "dropping"
             self._warn_once(answer.status, f"{answer.status}: {message}; {then}")
@@ -227,9 +230,22 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return answer
 
     def _clean(self, answer: Answer) -> Answer:
-        message = self._secrets.redact(_ERRNO.sub("", answer.message))[:500]
-        message = "".join(char if char.isprintable() else " " for char in message)
-        return answer._replace(message=message)
+        message, problem = map(self._clean_text, (answer.message, answer.unreadable))
+        return answer._replace(message=message, unreadable=problem)
+
+    def _clean_text(self, text: str) -> str:
+        text = self._secrets.redact(_ERRNO.sub("", text))[:500]
+        return "".join(char if char.isprintable() else " " for char in text)
+
+    def _warn_unreadable(self, problem: str) -> None:
+        """Log once that partial success cannot be read from this receiver's answers."""
+        if problem and not self._is_unreadable:
+            self._is_unreadable = True
+            _log.warning(
+                "%s: %s: accepts data, but its answer cannot be read: %s; whether it rejects parts"
+                " of requests is unknown (logged once)",
+                self.name, self.endpoint, problem, extra={"subject": f"{self.name} unreadable"},
+            )  # fmt: skip
 
     def _track_outage(self, answer: Answer) -> None:
         """Track unreachability; any non-retryable answer proves that the receiver is reachable."""
@@ -306,15 +322,27 @@ def _instrumentation_suppressed() -> Iterator[None]:
         context.detach(token)
 
 
-def parse_partial_success(response: bytes) -> tuple[int, str]:
-    """Rejected profiles and message of a serialized ``ExportProfilesServiceResponse``.
+class PartialSuccess(NamedTuple):
+    """What an accepted request has lost (OTLP specification, "Partial Success").
+
+    Attributes:
+        rejected: number of rejected profiles.
+        message: why, or a warning; possibly empty.
+    """
+
+    rejected: int = 0
+    message: str = ""
+
+
+def parse_partial_success(response: bytes) -> PartialSuccess:
+    """The partial success of a serialized ``ExportProfilesServiceResponse``.
 
     Raises:
         ValueError: the bytes are not such a message.
     """
     # Full success is an absent or an empty ``partial_success``: skip loading protobuf.
     if response in (b"", b"\x0a\x00"):
-        return 0, ""
+        return PartialSuccess()
     from google.protobuf.message import DecodeError  # noqa: PLC0415
     from opentelemetry.proto.collector.profiles.v1development import (  # noqa: PLC0415
         profiles_service_pb2,
@@ -324,4 +352,5 @@ def parse_partial_success(response: bytes) -> tuple[int, str]:
         parsed = profiles_service_pb2.ExportProfilesServiceResponse.FromString(response)
     except DecodeError as error:
         raise ValueError("not an ExportProfilesServiceResponse") from error
-    return parsed.partial_success.rejected_profiles, parsed.partial_success.error_message
+    partial = parsed.partial_success
+    return PartialSuccess(partial.rejected_profiles, partial.error_message)

@@ -49,6 +49,7 @@ _PART_BYTES: Final = 1 << 16
 _MOST_SKIPPED: Final = 1 << 26
 _PROTOBUF: Final = "application/x-protobuf"
 _JSON: Final = "application/json"
+_TYPES: Final = {_PROTOBUF, "application/protobuf", _JSON}
 _WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib: gzip's header, or its own
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_BYTES),
@@ -287,7 +288,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(HTTPStatus.FORBIDDEN, "browsers cannot send profiles")
         if self.path != PATH:
             raise _Refused(HTTPStatus.NOT_FOUND, f"{_ONLY_PROFILES}, at {PATH}")
-        if self._media_type() not in {_PROTOBUF, _JSON}:
+        if self._media_type() not in _TYPES:
             text = f"the content type must be {_PROTOBUF} or {_JSON}"
             raise _Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
         return _unpack(body, headers.get("Content-Encoding", "identity").strip().lower())

@@ -31,6 +31,7 @@ class Mutation(NamedTuple):
 
 SENDER, RETRY = "otel_kprofiler/export/sender.py", "otel_kprofiler/export/retry.py"
 GRPC, HTTP = "otel_kprofiler/export/grpc.py", "otel_kprofiler/export/http.py"
+ANSWERS = "otel_kprofiler/export/http_answer.py"
 QUEUE, SPOOL = "otel_kprofiler/export/queue.py", "otel_kprofiler/export/spool.py"
 SEGMENTS = "otel_kprofiler/export/segments.py"
 RECOVERY = "otel_kprofiler/export/recovery.py"
@@ -57,16 +58,19 @@ MUTATIONS = [
     Mutation("receiver refusing permanently", GRPC, "    return Answer(Verdict.REFUSED, code.name, message)\n", "    return Answer(Verdict.RETRY, code.name, message)\n", f"{RECEIVERS}::test_grpc_refusals_are_counted_and_not_retried"),
     Mutation("receiver slow", GRPC, "timeout=timeout_s, metadata", "timeout=30, metadata", f"{RECEIVERS}::test_a_slow_receiver_delays_only_its_own_queue"),
     Mutation("receiver hanging mid-response", HTTP, "            self._adapter.abort()\n\n        # Socket timeouts", "            pass\n\n        # Socket timeouts", "tests/unit/export/test_http_exporter.py"),
-    Mutation("receiver sending garbage", HTTP, '        return Answer(Verdict.REFUSED, name, f"its response is not OTLP: {error}")', "        return Answer(Verdict.ACCEPTED, name)", f"{RECEIVERS}::test_http_refusals_and_invalid_responses_are_counted_once"),
-    Mutation("endless response", HTTP, "                if len(content) > MAX_RESPONSE_BYTES:\n                    break\n", "", f"{RECEIVERS}::test_http_refusals_and_invalid_responses_are_counted_once"),
+    Mutation("receiver sending garbage", ANSWERS, "        return Answer(Verdict.ACCEPTED, name, unreadable=body.problem)\n    kind", "        return Answer(Verdict.REFUSED, name, body.problem)\n    kind", f"{RECEIVERS}::test_what_is_delivered_with_an_unreadable_answer_is_exported_once"),
+    Mutation("receiver answering with a page", ANSWERS, "    return Answer(Verdict.ACCEPTED, name, unreadable=problem)\n", "    return Answer(Verdict.REFUSED, name, problem)\n", f"{RECEIVERS}::test_what_is_delivered_with_an_unreadable_answer_is_exported_once"),
+    Mutation("receiver hanging up within its success", HTTP, "                if not is_delivered(status):\n                    raise\n", "                raise\n", f"{RECEIVERS}::test_what_is_delivered_with_an_unreadable_answer_is_exported_once"),
+    Mutation("many unreadable answers", SENDER, "            self._is_unreadable = True\n", "", f"{RECEIVERS}::test_what_is_delivered_with_an_unreadable_answer_is_exported_once"),
+    Mutation("endless response", HTTP, '            return Body(b"", f"it is above {MAX_RESPONSE_BYTES} bytes")\n', "            pass\n", "tests/unit/export/test_http_exporter.py::test_the_body_of_a_redirect_is_read_to_the_limit_only"),
     Mutation("RESOURCE_EXHAUSTED with RetryInfo", GRPC, "            delay = parse_retry_delay(value)\n", "            pass\n", f"{RECEIVERS}::test_transient_grpc_faults_lose_nothing"),
     Mutation("RESOURCE_EXHAUSTED without RetryInfo", GRPC, "(code is StatusCode.RESOURCE_EXHAUSTED and delay is not None)", "code is StatusCode.RESOURCE_EXHAUSTED", f"{RECEIVERS}::test_grpc_refusals_are_counted_and_not_retried"),
-    Mutation("429 with Retry-After", HTTP, "        return float(value)\n", "        return None\n", f"{RECEIVERS}::test_transient_http_faults_lose_nothing"),
-    Mutation("Retry-After as a date", HTTP, "    return max(0.0, moment - now_unix_s)\n", "    return None\n", "tests/unit/export/test_http_exporter.py"),
+    Mutation("429 with Retry-After", ANSWERS, "        return float(value)\n", "        return None\n", f"{RECEIVERS}::test_transient_http_faults_lose_nothing"),
+    Mutation("Retry-After as a date", ANSWERS, "    return max(0.0, moment - now_unix_s)\n", "    return None\n", "tests/unit/export/test_http_exporter.py"),
     Mutation("partial success", SENDER, "    if answer.rejected_profiles <= 0:\n", "    if True:\n", f"{RECEIVERS}::test_partial_success_counts_the_rejected_part"),
     Mutation("4 MiB limit", SENDER, "len(batch.payload) > self.max_bytes:", "False:", f"{RECEIVERS}::test_batches_above_4_mib_are_not_sent_or_refused_once"),
     Mutation("TLS: wrong CA", HTTP, "not tls.insecure_skip_verify and (tls.ca_file or True)", "False", f"{RECEIVERS}::test_only_verified_receivers_with_tls_1_2_or_newer_get_data"),
-    Mutation("DNS failing", HTTP, "            requests.ConnectionError,\n", "", f"{RECEIVERS}::test_a_failed_name_lookup_is_retried"),
+    Mutation("DNS failing", HTTP, "    requests.ConnectionError,\n", "", f"{RECEIVERS}::test_a_failed_name_lookup_is_retried"),
     Mutation("disk full: memory takes over", QUEUE, '        except OSError as error:\n            self._note_storage(error.strerror or str(error), "batches', '        except ValueError as error:\n            self._note_storage(error.strerror or str(error), "batches', f"{DISKS}::test_a_full_disk_loses_nothing_while_memory_suffices"),
     Mutation("disk full: partial record", SPOOL, "                os.ftruncate(self._fd, offset)\n", "                pass\n", f"{STORED}::test_a_failed_write_leaves_the_spool_unchanged"),
     Mutation("disk full: settled segments", SPOOL, "                if self._totals.settled < self._last:\n                    raise\n", "                raise\n", f"{STORED}::test_settled_segments_free_space_on_a_full_disk"),

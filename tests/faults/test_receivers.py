@@ -145,13 +145,21 @@ def abort(code, retry_s=None):
 
 
 def hang(handler):
-    """Stop in the middle of a response."""
-    handler.send_response(200)
+    """Stop in the middle of a refusal."""
+    handler.send_response(503)
     handler.send_header("Content-Length", "100")
     handler.end_headers()
     handler.wfile.write(b"\n")
     handler.wfile.flush()
     time.sleep(1.0)
+
+
+def cut_off(handler):
+    """Hang up in the middle of a success."""
+    handler.send_response(200)
+    handler.send_header("Content-Length", "100")
+    handler.end_headers()
+    handler.wfile.write(b"\n")
 
 
 def flood(handler):
@@ -297,21 +305,30 @@ def test_transient_http_faults_lose_nothing(name):
     receiver.close()
 
 
-HTTP_REFUSED = {
-    "400": lambda h: answer(h, 400, b"no", Content_Type="text/plain"),
-    "garbage": lambda h: answer(h, 200, b"\xff\xff\xff", Content_Type="application/x-protobuf"),
-    "another protocol": lambda h: answer(h, 200, b"<html>", Content_Type="text/html"),
-    "a response without an end": flood,
-}
-
-
-@pytest.mark.parametrize("name", HTTP_REFUSED)
-def test_http_refusals_and_invalid_responses_are_counted_once(name):
-    receiver = HttpReceiver([HTTP_REFUSED[name]])
-    counts = run(receiver.exporter(timeout_s=5))
+def test_http_refusals_are_counted_and_not_retried():
+    receiver = HttpReceiver([lambda h: answer(h, 400, b"no", Content_Type="text/plain")])
+    counts = run(receiver.exporter())
     assert counts.lost == {LossCause.REJECTED: SAMPLES}
     assert receiver.arrived == ALL[1:]
     assert receiver.requests == BATCHES
+    receiver.close()
+
+
+UNREADABLE = {
+    "garbage": lambda h: answer(h, 200, b"\xff\xff\xff", Content_Type="application/x-protobuf"),
+    "another protocol": lambda h: answer(h, 200, b"<html>", Content_Type="text/html"),
+    "cut off": cut_off,
+    "without an end": flood,
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_is_delivered_with_an_unreadable_answer_is_exported_once(name, caplog):
+    receiver = HttpReceiver([UNREADABLE[name]] * 2)
+    counts = run(receiver.exporter(timeout_s=5))
+    assert (counts.exported, counts.lost) == (BATCHES * SAMPLES, {})
+    assert receiver.requests == BATCHES
+    assert caplog.text.count("its answer cannot be read") == 1
     receiver.close()
 
 

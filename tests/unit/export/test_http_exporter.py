@@ -10,6 +10,7 @@ import socket
 import ssl
 import threading
 import time
+import zlib
 
 import pytest
 from google.rpc.status_pb2 import Status
@@ -19,7 +20,8 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import ExportOutcome, ExportQueue, OtlpHttpExporter, RetryPolicy, Tls
-from otel_kprofiler.export.http import parse_endpoint, parse_retry_after
+from otel_kprofiler.export.http import parse_endpoint
+from otel_kprofiler.export.http_answer import parse_retry_after
 from otel_kprofiler.model import Form, LossCause
 
 SUCCESS = ExportOutcome.SUCCESS
@@ -172,6 +174,14 @@ def partial(rejected, message):
         ((200, {}, b""), 110),
         ((200, PROTOBUF, partial(1, "old")), 10),
         ((200, {}, partial(1, "old")), 10),
+        ((202, PROTOBUF, partial(1, "old")), 10),
+        ((200, {"Content-Type": "application/protobuf"}, partial(1, "old")), 10),
+        ((200, {"Content-Type": "text/plain; charset=utf-8"}, partial(1, "old")), 10),
+        ((200, {"Content-Type": "text/plain"}, b'{"partialSuccess":{"rejectedProfiles":1}}'), 10),
+        ((200, {}, b'{"partialSuccess":{"rejectedProfiles":1}}'), 10),
+        ((200, {**PROTOBUF, "Content-Encoding": "gzip"}, gzip.compress(partial(1, "old"))), 10),
+        ((200, {**PROTOBUF, "Content-Encoding": "deflate"}, zlib.compress(partial(1, ""))), 10),
+        ((200, {**JSON, "Content-Encoding": "gzip"}, gzip.compress(b"{}")), 110),
         ((200, JSON, b'{"partialSuccess":{"rejectedProfiles":"1","errorMessage":"old"}}'), 10),
         ((200, JSON, b'{"partialSuccess":{"rejectedProfiles":2}}'), 0),
     ],
@@ -184,32 +194,75 @@ def test_partial_success_in_both_forms(http_receiver, open_exporter, batch, answ
     assert len(http_receiver.requests) == 1
 
 
+def answer_chunked(handler):
+    body = gzip.compress(partial(1, "old"))
+    handler.send_response(200)
+    for name, value in PROTOBUF.items():
+        handler.send_header(name, value)
+    handler.send_header("Content-Encoding", "gzip")
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    for part in (body[:5], body[5:]):
+        handler.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+    handler.wfile.write(b"0\r\n\r\n")
+
+
+def test_partial_success_in_chunks_of_gzip(http_receiver, open_exporter, batch):
+    http_receiver.answer(answer_chunked)
+    result = open_exporter().export(batch(samples=(10, 100)))
+    assert (result.exported, result.lost) == (10, {LossCause.REJECTED: 100})
+
+
 @pytest.mark.parametrize(
-    ("headers", "body"),
+    "answer",
     [
         (PROTOBUF, b"\xff\xff"),
+        ({**PROTOBUF, "Content-Encoding": "gzip"}, b"\xff\xff"),
+        ({**PROTOBUF, "Content-Encoding": "gzip"}, gzip.compress(b"\x0a\x00")[:-4]),
+        ({**PROTOBUF, "Content-Encoding": "gzip"}, gzip.compress(bytes((4 << 20) + 1))),
+        ({**PROTOBUF, "Content-Encoding": "br"}, b"\x0a\x00"),
         (JSON, b"[]"),
         (JSON, b"{"),
         (JSON, b'{"partialSuccess":[1]}'),
         (JSON, b'{"partialSuccess":{"rejectedProfiles":"x"}}'),
         (JSON, b'{"partialSuccess":{"rejectedProfiles":1e999}}'),
         (JSON, b"[" * 100_000),
-        ({"Content-Type": "text/html"}, b"<html>Please log in</html>"),
+        ({}, b"OK"),
+        ({"Content-Type": "text/plain"}, b"OK"),
+        ({"Content-Type": "text/html"}, b"<html>Welcome</html>"),
         (PROTOBUF, b"\x00" * ((4 << 20) + 1)),
+        ({**PROTOBUF, "Content-Length": "100"}, b"half"),
     ],
 )
-def test_an_answer_that_is_not_otlp_is_a_refusal(
-    http_receiver, open_exporter, batch, headers, body
+def test_a_success_is_delivered_whatever_its_body(
+    http_receiver, open_exporter, batch, answer, caplog
 ):
-    http_receiver.answer((200, headers, body))
-    assert open_exporter().export(batch()).lost == {LossCause.REJECTED: 3}
-    assert len(http_receiver.requests) == 1
+    """The status decides; that partial success cannot be read is logged once per exporter."""
+    headers, body = answer
+    http_receiver.answer(
+        (200, {"Connection": "close", **headers}, body), (200, {}, b""), (200, headers, body)
+    )
+    exporter = open_exporter()
+    for _ in range(3):
+        result = exporter.export(batch())
+        assert (result.outcome, result.exported, result.lost) == (SUCCESS, 3, {})
+    assert len(http_receiver.requests) == 3
+    (record,) = caplog.records
+    assert "its answer cannot be read" in record.message
 
 
 @pytest.mark.parametrize(
     ("headers", "body"),
     [
         (PROTOBUF, Status(code=3, message="bad profile").SerializeToString()),
+        (
+            {"Content-Type": "application/protobuf"},
+            Status(message="bad profile").SerializeToString(),
+        ),
+        (
+            {**JSON, "Content-Encoding": "gzip"},
+            gzip.compress(json.dumps({"code": 3, "message": "bad profile"}).encode()),
+        ),
         (JSON, json.dumps({"code": 3, "message": "bad profile"}).encode()),
         ({"Content-Type": "text/plain"}, b"bad profile"),
     ],
@@ -247,7 +300,7 @@ def test_the_body_of_a_redirect_is_read_to_the_limit_only(http_receiver, open_ex
 
 def test_a_dropped_connection_is_retried(http_receiver, open_exporter, batch):
     def cut_off(handler):
-        handler.send_response(200)
+        handler.send_response(503)
         handler.send_header("Content-Length", "100")
         handler.end_headers()
         handler.wfile.write(b"half")
@@ -263,8 +316,8 @@ def trickle_head(handler):
         time.sleep(0.05)
 
 
-def trickle_body(handler):
-    handler.send_response(200)
+def trickle_body(handler, status=503):
+    handler.send_response(status)
     handler.send_header("Connection", "close")
     handler.end_headers()
     for _ in range(100):
@@ -280,6 +333,17 @@ def test_the_timeout_bounds_a_trickling_response(http_receiver, open_exporter, b
     result = exporter.export(batch())
     assert time.monotonic() - started < 2.5
     assert (result.lost, result.error_type) == ({LossCause.RETRIES_EXHAUSTED: 3}, "timeout")
+
+
+def test_the_timeout_bounds_the_answer_to_a_delivered_request(
+    http_receiver, open_exporter, batch, caplog
+):
+    http_receiver.answer(lambda handler: trickle_body(handler, 200))
+    started = time.monotonic()
+    assert open_exporter(timeout_s=0.3).export(batch()).exported == 3
+    assert time.monotonic() - started < 2.5
+    assert len(http_receiver.requests) == 1
+    assert "no complete response" in caplog.text
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Debug files from debuginfod servers, honest and hostile ones, over real HTTP."""
 
 import contextlib
+import gzip
 import os
 import subprocess
 import threading
@@ -213,6 +214,18 @@ def test_a_hostile_server_is_left_alone_and_the_next_one_asked(name, made, serve
 def test_the_file_of_another_build_id_is_refused(made, serve, cache):
     server = serve(lambda handler: send(handler, made[2]))
     assert Debuginfod([server.address], cache, LIMITS).fetch(OTHER) is None
+    assert os.listdir(cache.path) == []
+
+
+def test_what_is_compressed_without_being_asked_is_unpacked(made, serve, cache):
+    server = serve(lambda handler: send(handler, gzip.compress(made[2]), Content_Encoding="gzip"))
+    assert read(Debuginfod([server.address], cache, LIMITS).fetch(made[0])) == made[2]
+
+
+def test_a_bomb_is_unpacked_to_the_limit_only(made, serve, cache):
+    bomb = gzip.compress(bytes(100 << 20))
+    server = serve(lambda handler: send(handler, bomb, Content_Encoding="gzip"))
+    assert Debuginfod([server.address], cache, LIMITS).fetch(made[0]) is None
     assert os.listdir(cache.path) == []
 
 

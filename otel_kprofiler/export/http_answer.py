@@ -1,0 +1,174 @@
+"""Answers of OTLP/HTTP receivers: what a status and a body say of a request.
+
+The status decides. The body of a success is optional, and so are its type and its encoding: what
+cannot be read of it costs the partial success that it may hold, never the delivery.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from otel_kprofiler.export.retry import Answer, Verdict
+from otel_kprofiler.export.sender import (
+    MAX_RESPONSE_BYTES,
+    NO_PROFILES_PIPELINE,
+    PartialSuccess,
+    parse_partial_success,
+)
+from otel_kprofiler.model import Form
+
+RETRYABLE: Final = frozenset({429, 502, 503, 504})
+"""Statuses that the OTLP specification calls retryable, besides failures to connect."""
+CONTENT_TYPES: Final = {Form.PROTOBUF: "application/x-protobuf", Form.JSON: "application/json"}
+"""Types of requests."""
+_FORMS: Final = {
+    "application/x-protobuf": Form.PROTOBUF,
+    "application/protobuf": Form.PROTOBUF,
+    "application/vnd.google.protobuf": Form.PROTOBUF,
+    "application/json": Form.JSON,
+    "text/json": Form.JSON,
+}
+"""Types of answers: those of OTLP, and other names of the same formats."""
+_GZIP_WINDOW_BITS: Final = 47
+"""Both gzip and zlib, of any window (zlib manual, inflateInit2)."""
+
+
+class Body(NamedTuple):
+    """The body of an answer.
+
+    Attributes:
+        content: as sent; empty if there is a problem.
+        problem: why it could not be received; empty if it was.
+    """
+
+    content: bytes
+    problem: str = ""
+
+
+def is_delivered(status: int) -> bool:
+    """Returns whether a status means that the receiver has the request (RFC 9110, 15.3)."""
+    return 200 <= status < 300
+
+
+def parse_response(status: int, headers: Mapping[str, str], body: Body, form: Form) -> Answer:
+    """Interpret an HTTP response.
+
+    Args:
+        status: HTTP status.
+        headers: response headers, case-insensitive.
+        body: of the response.
+        form: form of the request, tried first for a body without a known content type.
+    """
+    name = str(status)
+    content, problem = _decode(headers, body)
+    if is_delivered(status):
+        return _delivered(name, headers, Body(content, problem), form)
+    if status in RETRYABLE:
+        delay = parse_retry_after(headers.get("Retry-After", ""), time.time())
+        return Answer(Verdict.RETRY, name, _explanation(headers, content), delay_s=delay)
+    message = _explanation(headers, content)
+    if 300 <= status < 400:
+        message = "redirects are not followed; give the final address as the endpoint"
+    elif status == 404:
+        message = f"{NO_PROFILES_PIPELINE} ({message})" if message else NO_PROFILES_PIPELINE
+    return Answer(Verdict.REFUSED, name, message)
+
+
+def _decode(headers: Mapping[str, str], body: Body) -> Body:
+    """The body without its content encoding, which some servers use without being asked."""
+    encoding = headers.get("Content-Encoding", "").strip().lower()
+    if body.problem or not body.content or encoding in {"", "identity"}:
+        return body
+    if encoding not in {"gzip", "x-gzip", "deflate"}:
+        return Body(b"", f"its content encoding is {encoding[:20]!r}")
+    inflater = zlib.decompressobj(_GZIP_WINDOW_BITS)
+    try:
+        content = inflater.decompress(body.content, MAX_RESPONSE_BYTES + 1)
+    except zlib.error:
+        return Body(b"", f"it is not {encoding}")
+    if len(content) > MAX_RESPONSE_BYTES:
+        return Body(b"", f"it is above {MAX_RESPONSE_BYTES} bytes")
+    return Body(content) if inflater.eof else Body(b"", f"its {encoding} ends too early")
+
+
+def _delivered(name: str, headers: Mapping[str, str], body: Body, form: Form) -> Answer:
+    if not body.content:
+        return Answer(Verdict.ACCEPTED, name, unreadable=body.problem)
+    kind = _content_type(headers)
+    forms = [_FORMS[kind]] if kind in _FORMS else [form, *(set(Form) - {form})]
+    for one in forms:
+        try:
+            partial = _PARSERS[one](body.content)
+        except ValueError:
+            continue
+        return Answer(Verdict.ACCEPTED, name, partial.message, partial.rejected)
+    shown = f" of the type {kind[:80]}" if kind else " without a type"
+    problem = f"its {len(body.content)} bytes{shown} are no ExportProfilesServiceResponse"
+    return Answer(Verdict.ACCEPTED, name, unreadable=problem)
+
+
+def _content_type(headers: Mapping[str, str]) -> str:
+    return headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+def parse_partial_success_json(content: bytes) -> PartialSuccess:
+    """The partial success of an ``ExportProfilesServiceResponse`` in JSON.
+
+    Raises:
+        ValueError: the text is not such a message.
+    """
+    try:
+        partial = json.loads(content).get("partialSuccess") or {}
+        # OTLP's JSON writes 64-bit integers as strings; receivers must accept numbers too.
+        rejected = int(partial.get("rejectedProfiles") or 0)
+        return PartialSuccess(rejected, str(partial.get("errorMessage") or ""))
+    except (AttributeError, OverflowError, RecursionError, TypeError) as error:
+        raise ValueError("not an ExportProfilesServiceResponse") from error
+
+
+_PARSERS: Final[Mapping[Form, Callable[[bytes], PartialSuccess]]] = {
+    Form.PROTOBUF: parse_partial_success,
+    Form.JSON: parse_partial_success_json,
+}
+
+
+def _explanation(headers: Mapping[str, str], content: bytes) -> str:
+    """The message of a ``google.rpc.Status`` in either form, or a plain-text body."""
+    kind = _content_type(headers)
+    form = _FORMS.get(kind)
+    if form is Form.PROTOBUF:
+        from google.protobuf.message import DecodeError  # noqa: PLC0415
+        from google.rpc import status_pb2  # noqa: PLC0415
+
+        try:
+            return str(status_pb2.Status.FromString(content).message)
+        except DecodeError:
+            return ""
+    if form is Form.JSON:
+        try:
+            return str(json.loads(content).get("message", ""))
+        except (ValueError, AttributeError, RecursionError):
+            return ""
+    return content[:500].decode(errors="replace") if kind == "text/plain" else ""
+
+
+def parse_retry_after(value: str, now_unix_s: float) -> float | None:
+    """Delay of a ``Retry-After`` header in seconds (RFC 9110 section 10.2.3); None if invalid.
+
+    Args:
+        value: a number of seconds, or an HTTP date.
+        now_unix_s: current time, for dates; a date in the past means 0.
+    """
+    value = value.strip()
+    if value.isascii() and value.isdigit():
+        return float(value)
+    try:
+        moment = email.utils.parsedate_to_datetime(value).timestamp()
+    except (OverflowError, ValueError):
+        return None
+    return max(0.0, moment - now_unix_s)
