@@ -62,7 +62,8 @@ service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grp
         """End it; returns the account that it prints."""
         self.process.send_signal(signal.SIGTERM)
         out, _ = self.process.communicate(timeout=60)
-        return json.loads(out)
+        kinds: dict = json.loads(out)["account"]
+        return kinds["on_cpu"]
 
 
 def perf_cpu(seconds: float, rate: int) -> float | None:

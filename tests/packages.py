@@ -116,7 +116,7 @@ PACKAGES = {
     "agent": Package(
         "The agent: life cycle, reload, health, limits, own metrics",
         "clock config delivery errors export host model pipeline processes redact sampling "
-        "serving symbols version",
+        "serving symbols text version",
     ),
     "sdk": Package(
         "Embedding in services, with the component names of opentelemetry-sdk",

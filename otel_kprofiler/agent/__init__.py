@@ -7,15 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.agent import Agent, prepare
-    from otel_kprofiler.agent.logs import configure_logging, hold_logging, write_all
+    from otel_kprofiler.agent.announcements import make_account_record
+    from otel_kprofiler.agent.logs import (
+        JsonFormatter,
+        configure_logging,
+        hold_logging,
+        make_formatter,
+        write_all,
+    )
     from otel_kprofiler.agent.settings import AgentConfig, agent_config
 
 __all__ = [
     "Agent",
     "AgentConfig",
+    "JsonFormatter",
     "agent_config",
     "configure_logging",
     "hold_logging",
+    "make_account_record",
+    "make_formatter",
     "prepare",
     "write_all",
 ]
@@ -23,9 +33,12 @@ __all__ = [
 _MODULES = {
     "Agent": "agent",
     "AgentConfig": "settings",
+    "JsonFormatter": "logs",
     "agent_config": "settings",
     "configure_logging": "logs",
     "hold_logging": "logs",
+    "make_account_record": "announcements",
+    "make_formatter": "logs",
     "prepare": "agent",
     "write_all": "logs",
 }

@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
+from otel_kprofiler.agent.announcements import describe_start
 from otel_kprofiler.agent.exporters import (
     RunningExporter,
     close_exporters,
@@ -134,6 +135,7 @@ class Agent:
                 settle()
                 with self._watchdog.watching():
                     self._loop()
+                self._announce_stop()
                 self._notifier.stopping()
                 if self._pipeline:
                     self._pipeline.stop(self._time_left_s(_DELIVERY_SHARE + _CLOSING_SHARE))
@@ -147,6 +149,11 @@ class Agent:
             if self._health:
                 self._health.close()
             self._privileges.close()
+
+    def _announce_stop(self) -> None:
+        assert self._stop_signal  # noqa: S101 - the loop ends with it
+        name, limit_s = self._stop_signal.name, self._config.shutdown_timeout_s
+        _log.info("stopping on %s; delivers pending samples for at most %g s", name, limit_s)
 
     def _time_left_s(self, kept_share: float = 0.0) -> float:
         """Time left to stop, less a reserved share of the shutdown timeout."""
@@ -210,6 +217,8 @@ class Agent:
         self._pipeline, self._symbolizer = pipeline, symbolizer
         self._configure_timers(config)
         self._draw(time.monotonic())
+        exporters = [running.queue.exporter for running in self._exporters.values()]
+        _log.info("%s", describe_start(pipeline.sampler, exporters))
         if self._privileges:
             missing = self._privileges.reduce_this_thread()
             for name in missing:

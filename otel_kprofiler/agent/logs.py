@@ -70,7 +70,7 @@ class RepeatFilter(logging.Filter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time, level, logger, message, and the traceback if any."""
+    """One JSON object per line: time, level, logger, message; account and traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as JSON."""
@@ -81,6 +81,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if account := getattr(record, "account", None):
+            fields["account"] = account
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return json.dumps(fields, ensure_ascii=False)
@@ -174,6 +176,18 @@ def _log_warning(message: Warning | str, category: type[Warning], *_: object, **
     logging.getLogger("py.warnings").warning("%s: %s", category.__name__, message)
 
 
+def make_formatter(encoding: str, fd: int) -> logging.Formatter:
+    """The form of the log's lines on a file descriptor.
+
+    Args:
+        encoding: ``console``, ``json``, or ``auto``: text if ``fd`` is a terminal.
+        fd: where the lines are written.
+    """
+    if encoding == "json" or (encoding == "auto" and not os.isatty(fd)):
+        return JsonFormatter()
+    return logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
+
+
 def configure_logging(level: str = "info", encoding: str = "auto", fd: int = 2) -> None:
     """Send the log to a file descriptor; can be called again to change the settings.
 
@@ -185,9 +199,7 @@ def configure_logging(level: str = "info", encoding: str = "auto", fd: int = 2) 
     root = logging.root
     there = [one for one in root.handlers if isinstance(one, DescriptorHandler) and one.fd == fd]
     handler = there[0] if there else DescriptorHandler(fd)
-    as_json = encoding == "json" or (encoding == "auto" and not os.isatty(fd))
-    text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
-    handler.setFormatter(JsonFormatter() if as_json else text)
+    handler.setFormatter(make_formatter(encoding, fd))
     handler.filters[:] = [RepeatFilter()]
     before, root.handlers[:] = root.handlers[:], [handler]
     root.setLevel(LEVELS[level])

@@ -28,7 +28,7 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 
 from otel_kprofiler.agent.memory import read_resident_bytes
-from otel_kprofiler.export import ExportResult, GrpcSettings, HttpSettings
+from otel_kprofiler.export import ExportResult, GrpcSettings, HttpSettings, advise_plain_text
 from otel_kprofiler.model import Account, ExporterAccount, LossCause, Losses
 from otel_kprofiler.redact import Secrets
 from otel_kprofiler.version import __version__
@@ -292,7 +292,7 @@ class _WarnsOnce(MetricExporter):
         elif self._reason.no_pipeline not in self._warned:
             self._warned.add(self._reason.no_pipeline)
             advice = _ADVICE if self._reason.no_pipeline else ""
-            text = self._secrets.redact(self._reason.text)
+            text = self._secrets.redact(advise_plain_text(self._reason.text))
             _log.warning(
                 "%s: the agent's own metrics do not arrive: %s%s (logged once)",
                 self._name, text, advice, extra={"subject": f"{self._name}{advice}"},

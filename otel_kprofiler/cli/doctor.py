@@ -52,20 +52,28 @@ def command(*, as_json: bool) -> None:
         found = {"verdict": verdict, "causes": [one.check for one in causes], "findings": rows}
         click.echo(json.dumps(found, indent=1))
     else:
-        for finding in findings:
-            say(describe(finding))
-        say("\n".join(["", *conclude(findings)]))
+        say("\n".join([*describe(findings), "", *conclude(findings)]))
     sys.exit(_EXIT_HOST if any(f.level is Level.FAIL for f in findings) else 0)
 
 
-def describe(finding: Finding) -> str:
-    """Format a finding: one line, and up to two more with requirement and fix."""
+def describe(findings: Sequence[Finding]) -> Iterator[str]:
+    """Format findings: one line each, and up to two more with requirement and fix.
+
+    The fixes of the verdict are left to :func:`conclude`: each is printed once.
+    """
+    printed = {one.fix for one in findings if one.level in (Level.WARN, Level.FAIL)}
+    for finding in findings:
+        yield _describe(finding, shows_fix=finding.fix not in printed)
+        printed.add(finding.fix)
+
+
+def _describe(finding: Finding, *, shows_fix: bool) -> str:
     text = f"{_MARKS[finding.level]}  {finding.check}: {finding.observed}"
     if finding.level is Level.OK:
         return text
     if finding.required:
         text += f"\n      needed: {finding.required}"
-    if finding.fix:
+    if finding.fix and shows_fix:
         text += f"\n      fix: {finding.fix}"
     return text
 

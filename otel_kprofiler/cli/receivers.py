@@ -8,7 +8,13 @@ from contextlib import contextmanager
 from typing import Final
 
 from otel_kprofiler.errors import ExportError, KProfilerError
-from otel_kprofiler.export import Answer, OtlpSender, Verdict, exporter_from_environment
+from otel_kprofiler.export import (
+    Answer,
+    OtlpSender,
+    Verdict,
+    exporter_from_environment,
+    speaks_no_tls,
+)
 from otel_kprofiler.otlp import encode_empty
 from otel_kprofiler.redact import redact_address
 
@@ -83,6 +89,8 @@ def _find_fix(address: str, answer: Answer) -> str:
         speaks_other = False
     if speaks_other:
         return f"it speaks the other protocol: use {redact_address(other)}"
+    if speaks_no_tls(answer.message):
+        return f"it speaks no TLS: use {scheme.removesuffix('s')}://{redact_address(rest)}"
     return _FIXES.get(answer.status, _START)
 
 

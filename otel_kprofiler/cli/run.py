@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -31,8 +30,8 @@ _log = logging.getLogger(__name__)
 def command(debug: bool, path: str) -> None:
     """Run the agent beside an OpenTelemetry Collector until SIGTERM or Ctrl-C.
 
-    SIGHUP makes it read FILE again. At exit it prints the account of all samples as a JSON
-    object to standard output.
+    SIGHUP makes it read FILE again. At exit it prints the account of all samples to standard
+    output, as one line in the log's encoding.
     """
     # Its default action would terminate the agent if it is sent to the wrong process.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -40,14 +39,21 @@ def command(debug: bool, path: str) -> None:
     # Import the rest while a child process reads the configuration.
     from otel_kprofiler.agent import (  # noqa: PLC0415
         Agent,
+        JsonFormatter,
         agent_config,
         configure_logging,
         hold_logging,
+        make_account_record,
+        make_formatter,
         prepare,
     )
 
+    encoding = "auto"
+
     def configure_logs(config: AgentConfig) -> None:
-        configure_logging("debug" if debug else config.log_level, config.log_encoding)
+        nonlocal encoding
+        encoding = config.log_encoding
+        configure_logging("debug" if debug else config.log_level, encoding)
 
     hold_logging()
     symbolizer = prepare()
@@ -65,7 +71,9 @@ def command(debug: bool, path: str) -> None:
     )
     del symbolizer  # the agent owns it and may discard it
     account = agent.run()
-    _print(json.dumps(account.as_dict(), indent=1) + "\n")
+    formatter = make_formatter(encoding, sys.stdout.fileno())
+    as_json = isinstance(formatter, JsonFormatter)
+    _print(formatter.format(make_account_record(account, as_json=as_json)) + "\n")
     _end()
 
 

@@ -26,7 +26,13 @@ from otel_kprofiler.export.file import FileExporter, Rotation
 from otel_kprofiler.export.ledger import Ledgers, QueueCounts
 from otel_kprofiler.export.queue import DEFAULT_QUEUE_SIZE, ExportQueue
 from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict
-from otel_kprofiler.export.sender import DEFAULT_MAX_BYTES, OtlpSender, Tls
+from otel_kprofiler.export.sender import (
+    DEFAULT_MAX_BYTES,
+    OtlpSender,
+    Tls,
+    advise_plain_text,
+    speaks_no_tls,
+)
 from otel_kprofiler.export.settings import (
     DebugSettings,
     ExporterSettings,
@@ -72,11 +78,13 @@ __all__ = [
     "Tls",
     "Verbosity",
     "Verdict",
+    "advise_plain_text",
     "exporter_from_environment",
     "is_wholly_lost",
     "parse_endpoint",
     "proxy_options",
     "read_settings",
+    "speaks_no_tls",
 ]
 
 _LATE = {

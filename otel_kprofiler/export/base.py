@@ -123,6 +123,11 @@ class ProfileExporter(abc.ABC):
     unnamed_frames: UnnamedFrames = UnnamedFrames.ADDRESSES
 
     @property
+    def destination(self) -> str:
+        """Address or path to show, without secrets; empty if there is none."""
+        return ""
+
+    @property
     def encoding(self) -> Encoding:
         """How windows must be encoded for this exporter."""
         return Encoding(self.form, self.max_bytes, self.attributes, self.unnamed_frames)

@@ -101,6 +101,11 @@ class FileExporter(ProfileExporter):
                 hint=f"choose a file in an existing directory that this user can write, not {path}",
             ) from error
 
+    @property
+    def destination(self) -> str:
+        """The path."""
+        return self._path
+
     def _open(self, mode: int) -> None:
         """Open the path; a new file gets these permissions.
 

@@ -31,6 +31,10 @@ NO_PROFILES_PIPELINE = (
     "it does not receive OTLP profiles; an OpenTelemetry Collector does when it is started with"
     " --feature-gates=service.profilesSupport and its otlp receiver is in a profiles pipeline"
 )
+_NO_TLS = (
+    "the receiver speaks no TLS at this port: set tls: {insecure: true}"
+    " (OTEL_EXPORTER_OTLP_INSECURE=true), or write its address with http://"
+)
 
 _ERRNO = re.compile(r"\[Errno -?\d+\] ")
 """What Python puts before the texts of system errors."""
@@ -161,6 +165,11 @@ class OtlpSender(ProfileExporter, abc.ABC):
         self._failing_since = 0.0
         self._outage = ""
 
+    @property
+    def destination(self) -> str:
+        """The receiver's address, without credentials."""
+        return self.endpoint
+
     @abc.abstractmethod
     def _prepare(self, batch: Batch) -> bytes:
         """The request body, built once per batch."""
@@ -216,6 +225,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
     def _note(self, answer: Answer) -> Answer:
         """Sanitize the message, and log the answer unless its kind was logged before."""
         answer = self._clean(answer)
+        answer = answer._replace(message=advise_plain_text(answer.message))
         message = answer.message
         self._track_outage(answer)
         self._warn_unreadable(answer.unreadable)
@@ -286,6 +296,19 @@ class OtlpSender(ProfileExporter, abc.ABC):
         if not self._closed:
             self._closed = True
             self._close()
+
+
+def speaks_no_tls(message: str) -> bool:
+    """Returns whether a TLS handshake failed because the peer answered in plain text.
+
+    OpenSSL and BoringSSL call it a wrong version number: the first bytes are no TLS record.
+    """
+    return "wrong_version_number" in message.lower().replace(" ", "_")
+
+
+def advise_plain_text(message: str) -> str:
+    """Put the fix before the error of a TLS handshake with a receiver that speaks none."""
+    return f"{_NO_TLS} ({message})" if speaks_no_tls(message) else message
 
 
 def _profiles(answer: Answer) -> str:

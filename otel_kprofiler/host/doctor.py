@@ -184,7 +184,7 @@ def _module_sections(files: HostFiles, capabilities: Capabilities) -> Finding:
             files.read_bytes(f"/sys/module/{name}/sections/.text")
         except OSError as error:
             missing = capabilities.missing(["CAP_DAC_READ_SEARCH"])
-            fix = get_capability_fix(missing, capabilities) if missing else ""
+            fix = f"also give it {' and '.join(missing)}" if missing else ""
             return Finding(
                 check, Level.INFO,
                 f"{error.strerror}; ranges of modules come from their symbols instead",

@@ -137,7 +137,10 @@ def find_ksymbol_method(files: HostFiles) -> Finding:
         return Finding(check, Level.OK, observed, required)
     if reader.method is ReadMethod.ITERATOR:
         observed += "; source lines and types of programs are not available"
+    # Root has the right to the first method; for the second, these are enough.
     capabilities = read_capabilities(files)
-    missing = capabilities.missing(["CAP_SYS_ADMIN", "CAP_SYSLOG"])
-    fix = get_capability_fix(missing, capabilities) if missing else "; ".join(reader.refused)
+    missing = capabilities.missing(["CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG"])
+    fix = get_capability_fix(missing, capabilities) if missing else ""
+    if not missing and reader.method is ReadMethod.KALLSYMS:
+        fix = "; ".join(reader.refused)
     return Finding(check, Level.INFO, observed, required, fix)

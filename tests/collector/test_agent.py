@@ -11,6 +11,7 @@ import pytest
 
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
+from tests.agent_account import parse_account
 
 pytestmark = pytest.mark.live
 
@@ -56,7 +57,7 @@ def run_agent(directory, endpoint, seconds):
     agent.send_signal(signal.SIGTERM)
     out, _ = agent.communicate(timeout=60)
     assert agent.returncode == 0
-    return json.loads(out)
+    return parse_account(out)
 
 
 def timestamps_in(requests):

@@ -67,6 +67,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import encode_window
 from tests import page
+from tests.agent_account import parse_account
 from tests.collector.clickhouse_server import PASSWORD, USER
 from tests.collector.conftest import GATE, free_ports
 
@@ -639,7 +640,7 @@ def test_what_an_agent_takes_is_what_report_says_of_the_table(
         ]
         subprocess.run(load, check=True)
         agent.send_signal(signal.SIGTERM)
-        account = json.loads(agent.communicate(timeout=PATIENCE_S)[0])
+        account = parse_account(agent.communicate(timeout=PATIENCE_S)[0])
         taken = account["exporters"]["otlp_grpc"]["exported"]
         assert taken == account["taken"] > 0
         engine.wait_for(SAMPLES + taken)

@@ -10,7 +10,6 @@ network is a namespace of its own, where the agent's and the Collector's default
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -24,6 +23,7 @@ import pytest
 
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
+from tests.agent_account import parse_account
 from tests.collector.debian import build, build_twice, dependencies, read_field
 from tests.collector.roots import Root, make_archive
 from tests.collector.units import ROOT, as_the_unit_says, count_timestamps, parse_unit
@@ -155,7 +155,7 @@ class Unit:
         self.process.send_signal(signal.SIGTERM)
         output, _ = self.process.communicate(timeout=120)
         assert self.process.returncode == 0, self.log
-        return json.loads(output)
+        return parse_account(output)
 
     def close(self):
         for process in (self._busy, self.process):

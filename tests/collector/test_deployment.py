@@ -7,7 +7,6 @@ systemd-analyze alone checks the rest of the sandbox. User 65534 stands in for t
 ``KPROFILER_DEPLOY_SECONDS=300`` runs the agent for five minutes instead of five seconds.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ import pytest
 
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
+from tests.agent_account import parse_account
 from tests.collector.units import ROOT, UNIT, as_the_unit_says, count_timestamps, parse_unit
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
@@ -153,7 +153,7 @@ def run_unit(namespaces, seconds, is_sampling):
     finally:
         agent.kill()
     assert agent.returncode == 0, log
-    return json.loads(out), log, status
+    return parse_account(out), log, status
 
 
 def test_the_installed_wheel_delivers_everything_as_the_units_user(

@@ -18,6 +18,7 @@ import pytest
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
 from otel_kprofiler.otlp import check_payload, decode_windows
+from tests.agent_account import parse_account
 
 SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
 REPOSITORY = Path(__file__).parents[2]
@@ -204,7 +205,7 @@ class Agent:
         self.process.send_signal(signal.SIGTERM)
         out, _ = self.process.communicate(timeout=90)
         assert self.process.returncode == 0, self.log.read_text()[-3000:]
-        account = json.loads(out)
+        account = parse_account(out)
         assert account["gaps"] == []
         return account
 

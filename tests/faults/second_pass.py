@@ -208,7 +208,7 @@ class Agent:
         self.process.send_signal(signal.SIGTERM)
         out, _ = self.process.communicate(timeout=120)
         assert self.process.returncode == 0, (self.directory / "log").read_text()[-3000:]
-        return json.loads(out)
+        return json.loads(out)["account"]["on_cpu"]
 
     def kill(self):
         self.process.kill()

@@ -1,6 +1,5 @@
 """The whole agent on this kernel, delivering to a receiver."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from guest.modules import spinning
 from benchmarks.receiver import Receiver as GrpcReceiver
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.otlp import check_payload, decode_windows
+from tests.agent_account import parse_account
 
 pytestmark = pytest.mark.kernel
 
@@ -87,7 +87,7 @@ def test_agent_delivers_every_sample(receiver, tmp_path):
         agent.send_signal(signal.SIGTERM)
         output, log = agent.communicate(timeout=120)
     assert agent.returncode == 0, log
-    account = json.loads(output)
+    account = parse_account(output)
     assert account["gaps"] == []
     windows = [window for payload in receiver.payloads for window in decode_windows(payload)]
     delivered = sum(window.sample_count for window in windows)

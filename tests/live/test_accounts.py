@@ -25,6 +25,7 @@ from otel_kprofiler.sdk import (
     ProfilerProvider,
     SimpleProfileProcessor,
 )
+from tests.agent_account import parse_account
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
@@ -135,7 +136,7 @@ def test_the_status_of_a_sampling_agent_has_no_gaps(tmp_path, request):
         finally:
             agent.send_signal(signal.SIGTERM)
             out, _ = agent.communicate(timeout=60)
-    for account in (*accounts, json.loads(out)):
+    for account in (*accounts, parse_account(out)):
         assert_whole(account)
     assert accounts[-1]["kinds"].keys() == {"on_cpu"}
     taken = [account["taken"] for account in accounts]

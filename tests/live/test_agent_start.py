@@ -1,6 +1,5 @@
 """The agent's start, up to its first window."""
 
-import json
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import pytest
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import KERNEL_SIDE, Level, Unresolved
 from otel_kprofiler.otlp import read_profiles
+from tests.agent_account import parse_account
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 
@@ -68,7 +68,7 @@ def test_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
     told = [line.split() for line in log.decode().splitlines()]
     told = [words for words in told if words[0] in ("read", "kept")]
     assert told == [["read", "symbols"], ["kept", "1"]]
-    account = json.loads(out)
+    account = parse_account(out)
     assert account["gaps"] == []
     first = read_profiles(str(path))[0]
     assert first.end_unix_ns - first.start_unix_ns < 2e9, "short until there is something"

@@ -1,6 +1,5 @@
 """Receivers that are as strict as Pyroscope and Parca accept what we send, and drop none of it."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ import pytest
 
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
+from tests.agent_account import parse_account
 from tests.strict_receiver import NO_FUNCTION, NO_SERVICE, StrictReceiver
 
 pytestmark = pytest.mark.live
@@ -77,7 +77,7 @@ def run_agent(receiver, path, *, exporter="", of_receiver=""):
     agent.send_signal(signal.SIGTERM)
     out, log = agent.communicate(timeout=60)
     assert agent.returncode == 0, log
-    return json.loads(out)["exporters"], log.decode()
+    return parse_account(out)["exporters"], log.decode()
 
 
 @pytest.mark.parametrize("grain", ["process", "executable", "host"])

@@ -23,6 +23,7 @@ from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
 from otel_kprofiler.otlp import decode_windows
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from tests.agent_account import parse_account
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
@@ -225,7 +226,7 @@ def stop(agent):
     agent.send_signal(signal.SIGTERM)
     out, log = agent.communicate(timeout=60)
     assert agent.returncode == 0, log
-    return json.loads(out), [json.loads(line) for line in log.splitlines()]
+    return parse_account(out), [json.loads(line) for line in log.splitlines()]
 
 
 def test_reloads_lose_no_sample_duplicate_none_and_leak_nothing(agent, receiver):

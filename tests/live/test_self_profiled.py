@@ -1,7 +1,6 @@
 """Agent and embedded profiler on one host: no CPU time is counted twice."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level, LossCause
 from otel_kprofiler.otlp import decode_windows
+from tests.agent_account import parse_account
 from tests.faults.accounts import check_formulas
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
@@ -125,7 +125,7 @@ def stop(agent):
     agent.send_signal(signal.SIGTERM)
     out, _ = agent.communicate(timeout=60)
     assert agent.returncode == 0
-    return json.loads(out)
+    return parse_account(out)
 
 
 def test_the_agent_leaves_a_service_out_while_that_profiles_itself(parts):

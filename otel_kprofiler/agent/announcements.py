@@ -1,0 +1,94 @@
+"""Lines of the agent about itself: what it samples, and at its end the account of all samples."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from otel_kprofiler.export import ProfileExporter
+from otel_kprofiler.model import Account, Losses
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.text import describe_count
+
+_USUAL_MISSED_SHARE: Final = 0.05
+"""Up to this share of the samples taken, a virtual machine without any fault misses ticks."""
+_MISSED: Final = (
+    "ticks at which the kernel could not sample: the CPU ran another BPF program, had its "
+    "interrupts off, or was not scheduled by its hypervisor"
+)
+
+
+def describe_start(sampler: EbpfSampler, exporters: Iterable[ProfileExporter]) -> str:
+    """The line about a start: CPUs, rate, sides of stacks, and where samples go."""
+    places = ", ".join(
+        f"{one.name} ({one.destination})" if one.destination else one.name for one in exporters
+    )
+    cpus = describe_count(len(sampler.cpus), "CPU")
+    what = ", ".join(_describe_kinds(sampler.config))
+    return f"sampling {cpus}: {what}; to {places or 'no exporter'}"
+
+
+def _describe_kinds(config: SamplerConfig) -> Iterator[str]:
+    stacks = {"both": "kernel and user stacks"}.get(config.stacks, f"{config.stacks} stacks")
+    if config.on_cpu:
+        yield f"{config.samples_per_second} samples per second on each, {stacks}"
+    if config.off_cpu:
+        rate = config.off_cpu.samples_per_second
+        yield f"{rate} waits per second on each" if rate else "times of waits"
+
+
+def make_account_record(account: Account, *, as_json: bool) -> logging.LogRecord:
+    """The account as a record of the log, with each number once.
+
+    Args:
+        account: of all samples.
+        as_json: the numbers are values of ``account``, by kind; otherwise they are in the message.
+    """
+    missed = [kind for kind, one in account.kinds.items() if _is_missed_unusual(one)]
+    message = "account of all samples"
+    if as_json and missed:
+        message += f"; missed: {_MISSED}"
+    elif not as_json:
+        message = "; ".join(
+            _describe_kind(kind, one) for kind, one in account.kinds.items()
+        ) or "no samples"  # fmt: skip
+    record = logging.LogRecord(__name__, logging.INFO, "", 0, message, None, None)
+    if as_json:
+        record.account = {kind: _plain(one) for kind, one in account.kinds.items()}
+    return record
+
+
+def _plain(account: Account) -> dict[str, object]:
+    values = account.as_dict()
+    if not _is_missed_unusual(account):
+        del values["missed"]
+    return values
+
+
+def _is_missed_unusual(account: Account) -> bool:
+    return account.missed > _USUAL_MISSED_SHARE * account.taken
+
+
+def _describe_kind(kind: str, account: Account) -> str:
+    parts = [describe_count(account.taken, "sample") + " taken"]
+    parts += _describe_losses(account.lost)
+    if account.waiting:
+        parts.append(f"{account.waiting} not in a closed window")
+    for exporter in account.exporters:
+        of_one = [f"{exporter.exported} exported", *_describe_losses(exporter.lost)]
+        for count, what in (
+            (exporter.pending, "pending"),
+            (exporter.not_offered, "not offered"),
+            (exporter.carried, "carried over from earlier runs"),
+        ):
+            of_one += [f"{count} {what}"] if count else []
+        parts.append(f"{exporter.name}: {', '.join(of_one)}")
+    parts += account.gaps()
+    if _is_missed_unusual(account):
+        parts.append(f"{account.missed} missed, {_MISSED}")
+    return f"{kind}: {'; '.join(parts)}"
+
+
+def _describe_losses(lost: Losses) -> list[str]:
+    return [f"{count} lost ({cause.value})" for cause, count in lost.items() if count]

@@ -1,0 +1,20 @@
+"""The account that the agent prints at its end, as tests compare it."""
+
+import json
+from collections.abc import Iterable
+
+
+def parse_account(line):
+    """The sums of the account in a line of JSON over all kinds, which are in ``kinds``."""
+    record = json.loads(line)
+    assert record.keys() >= {"time", "level", "logger", "message", "account"}
+    kinds = record["account"]
+    return {**_add(kinds.values()), "kinds": kinds}
+
+
+def _add(values: Iterable):
+    values = list(values)
+    if isinstance(values[0], dict):
+        keys = dict.fromkeys(key for value in values for key in value)
+        return {key: _add(value[key] for value in values if key in value) for key in keys}
+    return sum(values[1:], values[0])

@@ -1,0 +1,122 @@
+"""Lines of the agent about itself, without a running one."""
+
+import json
+import logging
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import grpc
+import pytest
+
+from otel_kprofiler.agent.announcements import make_account_record
+from otel_kprofiler.agent.logs import JsonFormatter, make_formatter
+from otel_kprofiler.cli.doctor import conclude, describe
+from otel_kprofiler.cli.receivers import open_receiver
+from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export import OtlpGrpcExporter, OtlpHttpExporter, RetryPolicy
+from otel_kprofiler.model import Account, Batch, ExporterAccount, Finding, Form, Level, LossCause
+from tests.agent_account import parse_account
+
+RECEIVER = ExporterAccount.of_kinds(
+    "otlp_grpc",
+    {
+        "on_cpu": ExporterAccount("otlp_grpc", 70, {LossCause.REJECTED: 23}),
+        "off_cpu": ExporterAccount("otlp_grpc", 11),
+    },
+)
+
+
+def account(missed=0):
+    return Account.of_kinds(
+        {
+            "on_cpu": Account(97, 93, {LossCause.RING_FULL: 4}, missed=missed),
+            "off_cpu": Account(11, 11),
+        },
+        (RECEIVER,),
+    )
+
+
+def test_the_account_is_one_line_of_json_with_each_number_once():
+    line = JsonFormatter().format(make_account_record(account(), as_json=True))
+    assert "\n" not in line
+    for number in ("97", "93", "70", "23"):
+        assert line.replace(json.loads(line)["time"], "").count(number) == 1
+    whole = parse_account(line)
+    assert (whole["taken"], whole["exporters"]["otlp_grpc"]["exported"]) == (108, 81)
+    assert whole["kinds"]["off_cpu"]["taken"] == 11
+
+
+def test_the_account_is_a_sentence_in_a_log_of_text():
+    line = make_formatter("console", 2).format(make_account_record(account(), as_json=False))
+    assert line.partition("INFO    ")[2] == (
+        "on_cpu: 97 samples taken; 4 lost (ring_full); otlp_grpc: 70 exported, 23 lost (rejected);"
+        " off_cpu: 11 samples taken; otlp_grpc: 11 exported"
+    )
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_missed_ticks_are_explained_or_absent(as_json):
+    def line(missed):
+        return JsonFormatter().format(make_account_record(account(missed), as_json=as_json))
+
+    assert "missed" not in line(4), "a few per cent is what virtual machines miss"
+    assert "31" in line(31)
+    assert "ran another BPF program" in line(31)
+
+
+@pytest.fixture
+def plain_http():
+    class Quiet(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Quiet) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.fixture
+def plain_grpc():
+    from concurrent import futures
+
+    with futures.ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield port
+        server.stop(None).wait()
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_receiver_without_tls_gets_its_fix(protocol, plain_http, plain_grpc, caplog):
+    once = RetryPolicy(enabled=False)
+    exporter = (
+        OtlpGrpcExporter(f"127.0.0.1:{plain_grpc}", retry=once)
+        if protocol == "grpc"
+        else OtlpHttpExporter(f"https://127.0.0.1:{plain_http}", retry=once)
+    )
+    with caplog.at_level(logging.WARNING):
+        exporter.export(Batch(b"", Form.PROTOBUF, (), 0, 0))
+    exporter.shutdown()
+    assert "the receiver speaks no TLS at this port: set tls: {insecure: true}" in caplog.text
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_command_names_the_address_without_tls(protocol, plain_http, plain_grpc):
+    port = plain_grpc if protocol == "grpc" else plain_http
+    with pytest.raises(ExportError) as caught:
+        open_receiver(f"{protocol}s://127.0.0.1:{port}")
+    assert caught.value.hint == f"it speaks no TLS: use {protocol}://127.0.0.1:{port}"
+
+
+def test_the_doctor_prints_each_fix_once():
+    findings = [
+        Finding("CAP_BPF", Level.FAIL, "missing", "held", "run it as root"),
+        Finding("CAP_PERFMON", Level.FAIL, "missing", "held", "run it as root"),
+        Finding("BPF symbols", Level.INFO, "no lengths", "lengths", "run it as root"),
+        Finding("types", Level.INFO, "absent", "present", "boot another kernel"),
+    ]
+    text = "\n".join([*describe(findings), *conclude(findings)])
+    assert text.count("run it as root") == 1
+    assert text.count("boot another kernel") == 1
