@@ -1,10 +1,12 @@
 """Proves a layout in this process: reads its memory as the kernel program does, and compares.
 
-What is read belongs to the calling thread, which has the GIL: none of it changes meanwhile.
+Nearly all that is read belongs to the calling thread: none of it changes meanwhile. Links to the
+states of other threads do, whenever one starts or ends: these are read again until they hold still.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import opcode
 import os
@@ -17,7 +19,9 @@ from typing import Final, NamedTuple
 from otel_kprofiler.bpf import PYTHON_CFRAME, PYTHON_IS_ENTRY, PythonLayout, PythonProcess
 from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
 
-_MAX_THREADS, _MAX_FRAMES = 100_000, 100_000
+_MAX_FRAMES: Final = 100_000
+_TRIES: Final = 100
+"""To find the calling thread while others start and end; each takes some 50 µs."""
 _TYPE, _SIZE, _STATE, _DATA = 8, 16, 32, 32  # in objects
 _POINTER_MASK: Final = ~3
 _OWNER_GENERATOR: Final = 1
@@ -38,7 +42,8 @@ class OwnMemory:
     """Reads this process's memory by process_vm_readv(2), which fails where there is none."""
 
     def __init__(self) -> None:
-        self._call = ctypes.CDLL(None, use_errno=True).process_vm_readv
+        # A PyDLL keeps the GIL, so that no other thread starts or ends during the call.
+        self._call = ctypes.PyDLL(None, use_errno=True).process_vm_readv
         self._pid = os.getpid()
         self._target, self._local, self._remote = ctypes.c_uint64(), _Piece(), _Piece()
         self._pieces = ctypes.byref(self._local), 1, ctypes.byref(self._remote), 1, 0
@@ -144,20 +149,33 @@ class Proof:
         self._compare_codes([*map(_make_code, _NAMES), _generate.__code__])
 
     def _find_thread(self) -> int:
-        """Address of the calling thread's state, from the interpreter's list."""
+        """Address of the calling thread's state, which is where the interpreter's list has it.
+
+        Threads that start and end change the list between two reads, so one look is no proof of
+        a wrong layout: only what is wrong each time is.
+        """
+        for _ in range(_TRIES - 1):
+            with contextlib.suppress(InterpreterRefused, OSError):
+                return self._look_up_thread()
+        return self._look_up_thread()
+
+    def _look_up_thread(self) -> int:
         layout, read = self._layout, self._read
         interpreter = read(self._process.runtime_at + layout.interpreters_head)
         if read(interpreter + layout.interpreter_next):
             raise InterpreterRefused(Refusal.SUBINTERPRETERS)
-        own, before = threading.get_native_id(), 0
-        thread = read(interpreter + layout.interpreter_threads)
-        for _ in range(_MAX_THREADS):
-            _require(bool(thread), "threads")
-            _require(read(thread + layout.thread_previous) == before, "order of threads")
-            _require(read(thread + layout.thread_interpreter) == interpreter, "interpreter")
-            if read(thread + layout.thread_native) == own:
-                break
-            before, thread = thread, read(thread + layout.thread_next)
+        thread = _own_state()
+        _require(read(thread + layout.thread_native) == threading.get_native_id(), "thread id")
+        _require(read(thread + layout.thread_interpreter) == interpreter, "interpreter")
+        first = read(interpreter + layout.interpreter_threads)
+        _require(read(first + layout.thread_interpreter) == interpreter, "first thread")
+        _require(not read(first + layout.thread_previous), "order of threads")
+        before = read(thread + layout.thread_previous)
+        after = read(thread + layout.thread_next)
+        link = read(before + layout.thread_next) if before else first
+        _require(link == thread, "order of threads")
+        _require(bool(before or after), "threads")
+        _require(not after or read(after + layout.thread_previous) == thread, "order of threads")
         return thread
 
     def _walk(self, thread: int) -> list[_Frame]:
@@ -231,6 +249,13 @@ class Proof:
         _require(width in _ENCODINGS and length < _MAX_LENGTH, "strings")
         start = at + (layout.string_ascii if is_ascii else layout.string_other)
         return self._memory.read_bytes(start, length * width).decode(_ENCODINGS[width], "replace")
+
+
+def _own_state() -> int:
+    """Address of the calling thread's ``PyThreadState``, which the interpreter itself says."""
+    get = ctypes.pythonapi.PyThreadState_Get
+    get.restype = ctypes.c_void_p
+    return int(get())
 
 
 def _require(holds: bool, what: str) -> None:

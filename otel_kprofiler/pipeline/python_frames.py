@@ -57,7 +57,7 @@ class PythonFrames:
         if config.target_pids == (os.getpid(),) and not config.target_descendants:
             self._problem = self._register_own(self._maps)
             if self._problem:
-                _log.info("stacks have no Python frames: %s", self._problem)
+                _log.warning("stacks have no Python frames: %s", self._problem)
             return
         command = () if config.child_pid is None else (config.child_pid,)
         self._tracking = PythonTracking(

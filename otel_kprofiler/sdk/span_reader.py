@@ -65,7 +65,8 @@ def read_own_memory(address: int, size: int) -> bytes:
     return buffer.raw
 
 
-_libc: Final = ctypes.CDLL(None, use_errno=True)
+# A PyDLL keeps the GIL, so that no thread starts or ends, and changes the list, during a call.
+_libc: Final = ctypes.PyDLL(None, use_errno=True)
 _libc.process_vm_readv.argtypes = (
     ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong,
 )  # fmt: skip

@@ -1,6 +1,8 @@
 """The proof of a layout: in every interpreter of this machine, and that it notices wrong ones."""
 
 import sys
+import threading
+from contextlib import contextmanager
 
 import pytest
 
@@ -67,9 +69,34 @@ def test_addresses_without_memory_are_refused(address):
         assert refused.value.refusal is Refusal.NOT_PROVED
 
 
-def test_the_proof_leaves_no_thread():
-    import threading
+@contextmanager
+def threads_that_come_and_go():
+    over = threading.Event()
 
+    def start_others():
+        while not over.is_set():
+            short = threading.Thread(target=sum, args=(range(2000),))
+            short.start()
+            short.join()
+
+    starters = [threading.Thread(target=start_others) for _ in range(2)]
+    for starter in starters:
+        starter.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for starter in starters:
+            starter.join()
+
+
+def test_threads_may_start_and_end_meanwhile():
+    with threads_that_come_and_go():
+        for _ in range(200):
+            open_own()
+
+
+def test_the_proof_leaves_no_thread():
     before = threading.enumerate()
     open_own()
     assert threading.enumerate() == before

@@ -1,0 +1,76 @@
+"""A service has Python frames whenever it starts, and logs once why if it has none."""
+
+import os
+import textwrap
+
+import pytest
+from services import run
+
+pytestmark = pytest.mark.live
+
+STARTS = int(os.environ.get("KPROFILER_STARTS", "2"))
+# Threads that compute, wait, start and end, from before the profiler starts.
+SERVICE = textwrap.dedent(
+    """
+    import os, threading, time
+    from otel_kprofiler import KernelProfiler
+
+    def starts():
+        while True:
+            short = threading.Thread(target=sum, args=(range(2000),))
+            short.start()
+            short.join()
+
+    def serves():
+        while True:
+            sum(number * number for number in range(3000))
+            time.sleep(0.002)
+
+    for target in (serves, serves, starts, starts):
+        threading.Thread(target=target, daemon=True).start()
+    profiler = KernelProfiler.from_env().start("raise")
+    deadline, found = time.monotonic() + 20, {}
+    while not found.get("stacks", {}).get("complete") and time.monotonic() < deadline:
+        time.sleep(0.05)
+        found = profiler.stats()["python_frames"]
+        if found["problem"]:
+            break
+    print(found["problem"] or ("none" if time.monotonic() > deadline else "frames"), flush=True)
+    profiler.stop()
+    os._exit(0)
+    """
+)
+ENVIRONMENT = {
+    "OTEL_PROFILES_EXPORTER": "otlp_json_file",
+    "OTEL_KPROFILER_STACKS": "both",
+    "OTEL_KPROFILER_OFF_CPU": "on",
+    "OTEL_KPROFILER_SAMPLES_PER_SECOND": "99",
+}
+# seccomp(2): process_vm_readv(2) fails with EPERM, as in containers with such a profile.
+REFUSED = """
+import ctypes, struct
+code = struct.pack("=HBBIHBBIHBBIHBBI", 0x20, 0, 0, 0, 0x15, 0, 1, 310,
+                   6, 0, 0, 0x50001, 6, 0, 0, 0x7FFF0000)
+buffer = ctypes.create_string_buffer(code)
+program = struct.pack("=HxxxxxxQ", 4, ctypes.addressof(buffer))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
+"""
+
+
+def start(code, directory):
+    return run(
+        code, env={**ENVIRONMENT, "OTEL_KPROFILER_FILE": f"{directory}/profiles.jsonl"}, timeout=60
+    )
+
+
+def test_every_start_has_python_frames(tmp_path):
+    for number in range(STARTS):
+        done = start(SERVICE, tmp_path)
+        assert done.stdout.split() == ["frames"], (number, done.stdout, done.stderr)
+
+
+def test_a_service_whose_frames_are_refused_logs_the_reason_once(tmp_path):
+    done = start(REFUSED + SERVICE, tmp_path)
+    assert done.stderr.count("stacks have no Python frames") == 1, done.stderr
+    assert "Operation not permitted" in done.stderr
