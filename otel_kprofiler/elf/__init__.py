@@ -18,6 +18,12 @@ from otel_kprofiler.elf.headers import (
     read_sections,
 )
 from otel_kprofiler.elf.identity import hash_file
+from otel_kprofiler.elf.names import (
+    MAPPING_SYMBOL,
+    cut_versions,
+    is_mapping_symbol,
+    marks_data,
+)
 from otel_kprofiler.elf.notes import Note, find_build_id, parse_notes
 from otel_kprofiler.elf.problem import ElfError, ElfProblem
 from otel_kprofiler.elf.source import FileSource, ImageSource, Source
@@ -25,6 +31,7 @@ from otel_kprofiler.elf.symbols import ElfSymbol, find_symbols
 
 __all__ = [
     "MACHINES",
+    "MAPPING_SYMBOL",
     "ElfError",
     "ElfFile",
     "ElfProblem",
@@ -34,6 +41,7 @@ __all__ = [
     "Note",
     "Section",
     "Source",
+    "cut_versions",
     "find_address",
     "find_build_id",
     "find_offset",
@@ -41,7 +49,9 @@ __all__ = [
     "find_symbols",
     "frame_index",
     "hash_file",
+    "is_mapping_symbol",
     "make_pairs",
+    "marks_data",
     "parse_cie",
     "parse_notes",
     "read_content",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from otel_kprofiler.elf import is_mapping_symbol, marks_data
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import FileId, Line
 from otel_kprofiler.symbols.elf.image import ElfImage, Section, find_debug_file, open_elf
@@ -20,8 +21,8 @@ STT_NOTYPE, STT_FUNC = 0, 2
 STB_LOCAL, STB_GLOBAL, STB_WEAK = 0, 1, 2
 
 _LETTERS: Final = {STB_LOCAL: b"t", STB_GLOBAL: b"T", STB_WEAK: b"W"}
-_NOT_NAMES: Final = (b".L", b"$")
-"""Assembler and linker labels, which kallsyms omits too (scripts/mksysmap)."""
+_LABEL: Final = b".L"
+"""Labels of assemblers, which kallsyms omits, too (scripts/mksysmap)."""
 _ADDRESS_LIMIT = 1 << 63
 _MAX_NAME_BYTES = 1 << 12  # a damaged string table has no terminators
 
@@ -135,7 +136,7 @@ def read_code_symbols(
     for name, info, index, value, size in _entries(image, symtab):
         if index in shift and info & 0xF in (STT_NOTYPE, STT_FUNC):
             rva = value + shift[index]
-            if name and 0 <= rva < _ADDRESS_LIMIT and not name.startswith(_NOT_NAMES):
+            if name and 0 <= rva < _ADDRESS_LIMIT and not name.startswith(_LABEL):
                 yield ElfSymbol(rva, min(size, _ADDRESS_LIMIT - rva - 1), info >> 4, name)
 
 
@@ -173,7 +174,16 @@ def _make_table(symbols: list[ElfSymbol], base: int) -> SymbolTable:
 
     A label inside a function names the code from there on, as in kallsyms.
     """
-    rows = [(symbol.rva, _LETTERS.get(symbol.binding, b"t"), symbol.name) for symbol in symbols]
+    rows = [
+        (symbol.rva, _LETTERS.get(symbol.binding, b"t"), symbol.name)
+        for symbol in symbols
+        if not is_mapping_symbol(symbol.name)
+    ]
+    rows += [
+        (symbol.rva, bytes([END_TYPE]), b"")
+        for symbol in symbols
+        if is_mapping_symbol(symbol.name) and marks_data(symbol.name)
+    ]
     covered = 0
     for symbol, following in pairwise([*symbols, ElfSymbol(_ADDRESS_LIMIT, 0, 0, b"")]):
         covered = max(covered, symbol.rva + symbol.size)

@@ -12,7 +12,7 @@ from itertools import compress, islice, repeat
 from operator import ge
 from typing import Final
 
-from otel_kprofiler.symbols.kernel.names import PAD_PREFIX, alias_rank
+from otel_kprofiler.symbols.kernel.names import END_OF_TEXT, PAD_PREFIX, alias_rank
 from otel_kprofiler.symbols.kernel.table import (
     MAX_FUNCTION_BYTES,
     Addresses,
@@ -74,7 +74,7 @@ class TableBuilder:
         keep = bytearray(classes.translate(_IS_FUNCTION))
         for index in self._ends(addresses, classes):
             keep[index] = 1
-            names[index] = b""
+            names[index] = _name_end(addresses, names, index)
         before = bytes([self._last_class]) + classes
         if not self._pad:
             self._pad = _measure_pad([self._last_address, *addresses], before)
@@ -139,6 +139,16 @@ class TableBuilder:
             if index < len(classes) and classes[index] == _OTHER:
                 found.append(index)
         return found
+
+
+def _name_end(addresses: Sequence[bytes], names: list[bytes], index: int) -> bytes:
+    """Name of an end: of the kernel's text the marker, which is data on arm64, else none."""
+    for at in range(index, len(addresses)):
+        if addresses[at] != addresses[index]:
+            break
+        if names[at] == END_OF_TEXT:
+            return END_OF_TEXT
+    return b""
 
 
 def _find_ties(addresses: Sequence[bytes]) -> list[range] | None:

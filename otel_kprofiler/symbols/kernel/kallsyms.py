@@ -16,8 +16,9 @@ from itertools import compress, islice
 from operator import ne
 from typing import Final, NamedTuple
 
+from otel_kprofiler.elf import is_mapping_symbol, marks_data
 from otel_kprofiler.symbols.kernel.build import END_TYPE, TEXT_TYPES, TableBuilder
-from otel_kprofiler.symbols.kernel.names import PAD_PREFIX
+from otel_kprofiler.symbols.kernel.names import PAD_PREFIX, PREAMBLE
 from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES, SymbolTable
 
 BPF_BLOCK: Final = "bpf"
@@ -32,6 +33,9 @@ _CORE_FIELDS, _MODULE_FIELDS = 3, 4
 _MAX_ALIAS_LINES = 256  # at one address; bounds memory on hostile input
 _MAX_REST_BYTES = 1 << 20
 _SORTED_LINES = 1024  # lines of a module added to its table at once
+_PREAMBLE = b" __cfi_"
+_LOCAL = b" t "
+_MANY_FUNCTIONS = 500  # of which some would have a preamble
 _IS_TEXT = bytes(code in TEXT_TYPES for code in range(256))
 _IS_OTHER = bytes(code not in TEXT_TYPES for code in range(256))
 
@@ -87,6 +91,15 @@ class _Fields(NamedTuple):
             list(compress(self.names, chosen)),
         )
 
+    def without_mapping_symbols(self) -> _Fields:
+        """The symbols of code; what marks data ends the function before it."""
+        chosen, types = bytearray(b"\1" * len(self.names)), bytearray(self.types)
+        for index, name in enumerate(self.names):
+            if is_mapping_symbol(name):
+                chosen[index] = marks_data(name)
+                types[index] = END_TYPE
+        return _Fields(self.addresses, bytes(types), self.names).where(chosen)
+
     def split(self) -> tuple[_Fields, array[int]]:
         """The code symbols, and the addresses of the other symbols."""
         text = self.where(self.types.translate(_IS_TEXT))
@@ -104,6 +117,7 @@ class KallsymsParser:
         self.hidden = False
         self.lines = 0
         self.bad_lines = 0
+        self._has_preambles: bool | None = None
         self._rest = b""
         self._core = TableBuilder()
         self._last_core = b""
@@ -120,7 +134,7 @@ class KallsymsParser:
         cut = _split_point(text)
         self._rest = text[cut:]
         if cut:
-            self._parse(text[:cut])
+            self._parse(self._fold_preambles(text[:cut]))
 
     def finish(self) -> Kallsyms:
         """Return the tables; call once, after the last piece."""
@@ -129,7 +143,7 @@ class KallsymsParser:
             cut = not self._rest.endswith(b"\n")
             whole = self._rest.rfind(b"\n") + 1
             if whole:
-                self._parse(self._rest[:whole])
+                self._parse(self._fold_preambles(self._rest[:whole]))
             if cut:
                 self.lines += 1
                 self._skip(self._rest[whole:])
@@ -145,6 +159,17 @@ class KallsymsParser:
             core = core.with_ends(self._skipped)
             blocks = {name: table.with_ends(self._skipped) for name, table in blocks.items()}
         return Kallsyms(core, blocks, tuple(self._freed), self.lines, bad_lines, self.hidden, cut)
+
+    def _fold_preambles(self, text: bytes) -> bytes:
+        """Make pads of preambles, so that both belong to the function behind them."""
+        if self._has_preambles is False:
+            return text
+        if _PREAMBLE in text:
+            self._has_preambles = True
+            return PREAMBLE.sub(b" " + PAD_PREFIX, text)
+        if self._has_preambles is None and text.count(_LOCAL) >= _MANY_FUNCTIONS:
+            self._has_preambles = False  # searching all of it takes long
+        return text
 
     def _skip(self, line: bytes) -> None:
         """Count a bad line; its symbol starts at its address, or if unknown, after the last one."""
@@ -172,19 +197,21 @@ class KallsymsParser:
 
     def _parse_core(self, text: bytes) -> None:
         fields = _columns(text.split(), _CORE_FIELDS)
+        has_marks = b"$" in text
         if fields is not None:
             self.lines += len(fields.addresses)
             if self._is_hidden(fields):
                 return
-            if self._core.add(*fields):
-                self._last_core = fields.addresses[-1]
+            last = fields.addresses[-1]
+            if self._core.add(*(fields.without_mapping_symbols() if has_marks else fields)):
+                self._last_core = last
                 return
             self.lines -= len(fields.addresses)
         self._core.end_pad()
         fields = self._parse_slowly(text)
         if fields.addresses and not self._is_hidden(fields):
             self._last_core = fields.addresses[-1]
-            self._core.add(*fields)
+            self._core.add(*(fields.without_mapping_symbols() if has_marks else fields))
 
     def _is_hidden(self, fields: _Fields) -> bool:
         if self._last_core in {b"", _HIDDEN} and fields.addresses[-1] == _HIDDEN:
@@ -228,11 +255,13 @@ class KallsymsParser:
             self.lines += len(fields.addresses)
         if self.hidden:
             return
+        has_marks = b"$" in text
         modules = tokens[3::_MODULE_FIELDS]
         changes = compress(range(1, len(modules)), map(ne, modules, islice(modules, 1, None)))
         start = 0
         for end in (*changes, len(modules)):
-            part, others = fields.part(start, end).split()
+            part = fields.part(start, end)
+            part, others = (part.without_mapping_symbols() if has_marks else part).split()
             if not (modules[start].startswith(b"[") and modules[start].endswith(b"]")):
                 self.bad_lines += end - start
                 self._skipped += _values(fields.addresses[start:end])

@@ -39,6 +39,7 @@ from otel_kprofiler.symbols.kernel.modules import (
     taken_pages,
     text_base,
 )
+from otel_kprofiler.symbols.kernel.names import END_OF_TEXT
 from otel_kprofiler.symbols.kernel.read import read_pieces
 from otel_kprofiler.symbols.kernel.snapshot import (
     VMLINUX,
@@ -51,6 +52,15 @@ from otel_kprofiler.symbols.kernel.table import SymbolTable
 PROC_KALLSYMS: Final = "/proc/kallsyms"
 KERNEL_NOTES: Final = "/sys/kernel/notes"
 PROC_VERSION: Final = "/proc/version"
+
+_ARM64_VECTORS: Final = b"vectors"
+"""A function that all kernels for arm64 list, and none for x86."""
+_HEAD_BYTES: Final = 64 << 10
+"""From ``_text`` to ``_stext`` on arm64. Kallsyms leaves out ``_text``, which is not in ``.text``.
+
+``SEGMENT_ALIGN`` in arch/arm64/kernel/vmlinux.lds.S, 5.10 to 6.18: the image's head is shorter. The
+header of an image has it as ``BaseOfCode`` (arch/arm64/kernel/efi-header.S).
+"""
 
 
 def read_snapshot(
@@ -135,14 +145,16 @@ def _find_damage(kallsyms: Kallsyms) -> list[str]:
     if kallsyms.cut:
         found.append(f"{PROC_KALLSYMS}: the last line is truncated, so symbols are missing")
     if len(kallsyms.core) and _find_text(kallsyms.core) is None:
-        found.append(f"{PROC_KALLSYMS}: _text or _etext is missing, so kernel code has no names")
+        found.append(f"{PROC_KALLSYMS}: _stext or _etext is missing, so kernel code has no names")
     return found
 
 
 def _find_text(core: SymbolTable) -> AddressRange | None:
-    """``_text`` (else ``_stext``) to ``_etext``, without the freed init text behind it."""
-    start = core.find_address(b"_text") or core.find_address(b"_stext")
-    end = core.find_address(b"_etext")
+    """``_text`` to ``_etext``, without the freed init text behind it."""
+    start = core.find_address(b"_text")
+    if start is None and (start := core.find_address(b"_stext")) is not None:
+        start -= _HEAD_BYTES if core.find_address(_ARM64_VECTORS) is not None else 0
+    end = core.find_address(END_OF_TEXT)
     if start is None or end is None or end <= start:
         return None
     return AddressRange(start, end, ".text")

@@ -193,7 +193,8 @@ class Snapshot:
         module, table, pending = self._owners[index]
         rva = address - module.base
         builtin = self.builtin.find(address) if module.kind is ModuleKind.VMLINUX else ()
-        found = table.lookup(address) if table is not None else None
+        section = self._starts[index], self._ends[index]
+        found = table.lookup(address, section) if table is not None else None
         if found is None:
             reason = Unresolved.NO_SYMBOL if table is not None else Unresolved.NO_SYMBOL_TABLE
             reason = Unresolved.NOT_YET_KNOWN if pending else reason

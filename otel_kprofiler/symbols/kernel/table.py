@@ -19,10 +19,10 @@ from typing import Final, NamedTuple
 from otel_kprofiler.symbols.kernel.names import is_marker
 
 MAX_FUNCTION_BYTES: Final = 64 * 1024
-"""Maximum distance in bytes from the start of a symbol to code that it names.
+"""Maximum distance in bytes from the start of a symbol to code that it names without more proof.
 
-The largest kernel function is about 20 KiB. Code further away is in a hole that no symbol ends,
-such as between the sections of vmlinux or after the last BPF program.
+The largest function of Linux itself is about 20 KiB. Code further away may be in a hole that no
+symbol ends, such as between the sections of vmlinux or after the last BPF program.
 """
 _GROUP_BITS = 5  # one checkpoint per 32 names
 _GROUP_MASK = (1 << _GROUP_BITS) - 1
@@ -103,7 +103,7 @@ class SymbolTable:
 
     Args:
         entries: the symbols.
-        max_function: maximum size of a symbol in bytes.
+        max_function: size in bytes above which a symbol needs proof.
     """
 
     __slots__ = (
@@ -144,10 +144,15 @@ class SymbolTable:
         parts = (self._offsets, self._lengths, self._names, self._checkpoints, self._padded)
         return sum(map(sys.getsizeof, parts)) + 128 * len(self._long)
 
-    def lookup(self, address: int) -> tuple[bytes, int] | None:
+    def lookup(self, address: int, section: tuple[int, int] = (0, 0)) -> tuple[bytes, int] | None:
         """Name and start of the function at an address; None in a gap.
 
         The padding before a function belongs to it, though it is below its start.
+
+        Args:
+            address: the address.
+            section: addresses of one section ``[start, end)``. A function of it that another one
+                or an end in it follows may be of any size.
         """
         offset = address - self.base
         offsets = self._offsets
@@ -166,7 +171,9 @@ class SymbolTable:
         start = offsets[index]
         lengths = self._lengths
         length = lengths[index]
-        if not length or offset - start >= self._max_function:
+        if not length:
+            return None
+        if offset - start >= self._max_function and not self._is_followed(index, section):
             return None
         if self._long:
             name = self.name(index)
@@ -177,6 +184,20 @@ class SymbolTable:
         if name[0] == _UNDERSCORE and is_marker(name):
             return None
         return name, self.base + start
+
+    def _is_followed(self, index: int, section: tuple[int, int]) -> bool:
+        """Returns whether an entry and the next are in one section.
+
+        A marker of the linker's is no proof: it may be behind a hole, as it begins a page.
+        """
+        start, end = section
+        following = index + 1
+        return (
+            following < len(self._offsets)
+            and start <= self.address(index)
+            and self.address(following) < end
+            and not is_marker(self.name(following))
+        )
 
     def name(self, index: int) -> bytes:
         """Name of an entry; empty for an end."""

@@ -10,6 +10,7 @@ symbol or with its section, and without any certainty names its first byte alone
 from __future__ import annotations
 
 import lzma
+import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from operator import add, itemgetter
 from typing import Final
 
 from otel_kprofiler.elf import (
+    MAPPING_SYMBOL,
     ElfError,
     ElfFile,
     ElfProblem,
@@ -68,8 +70,8 @@ _RANKS: Final = bytes((2, 0, 1, 3)[kind >> 4 & 3] << 1 for kind in range(256))
 _UNKNOWN: Final = -1
 _NOWHERE: Final = 1 << 64
 _STUB_KIND: Final = STB_LOCAL << 4 | STT_FUNC
-_NOT_NAMES: Final = (b".L", b"$")
-"""Labels of assemblers, and marks of code and data on arm64 (AAELF64, "Mapping symbols")."""
+_NOT_NAMES: Final = re.compile(rb"\.L|" + MAPPING_SYMBOL + rb"\0")
+"""Labels of assemblers, and mapping symbols."""
 
 
 def read_functions(
@@ -196,7 +198,7 @@ class _Columns:
             if self._kinds[index] & 0xF == STT_NOTYPE and (
                 alias > 0
                 or not limits.is_entry(start)
-                or self._names.startswith(_NOT_NAMES, self._names_at[index])
+                or _NOT_NAMES.match(self._names, self._names_at[index])
             ):
                 continue
             if before > start:

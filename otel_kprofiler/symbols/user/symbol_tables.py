@@ -12,7 +12,14 @@ from collections.abc import Collection
 from itertools import compress
 from typing import Final, NamedTuple
 
-from otel_kprofiler.elf import ElfError, ElfProblem, Section, Source, read_content
+from otel_kprofiler.elf import (
+    ElfError,
+    ElfProblem,
+    Section,
+    Source,
+    cut_versions,
+    read_content,
+)
 
 STT_NOTYPE, STT_FUNC, STT_GNU_IFUNC = 0, 2, 10
 STB_LOCAL, STB_GLOBAL, STB_WEAK = 0, 1, 2
@@ -86,20 +93,17 @@ def parse_symbols(table: SymbolTable) -> Symbols:
     """The symbols that may name code.
 
     The names are those of the table as a whole: fewer bytes are copied, and more kept, than if
-    they were picked. A version (``NAME@VERSION``), which linkers add to names in ``.symtab``, is
-    cut off.
+    they were picked. Versions are cut off.
     """
     content, names, code = table
     words, longs = memoryview(content).cast("I"), memoryview(content).cast("Q")
     picked = _pick_code(content, code)
-    if b"@" in names:
-        names = names.replace(b"@", b"\0")
     return Symbols(
         list(compress(longs[1::3].tolist(), picked)),
         list(compress(longs[2::3].tolist(), picked)),
         list(compress(content[_KIND_AT::ENTRY_BYTES], picked)),
         list(compress(words[0::6].tolist(), picked)),
-        names,
+        cut_versions(names),
     )
 
 

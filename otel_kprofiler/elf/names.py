@@ -1,0 +1,40 @@
+"""Forms of names in symbol tables, by which what is no function's name is recognised."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+MAPPING_SYMBOL: Final = rb"(?:__pi_)?\$[adtx](?:\.[^\0]*)?"
+"""Pattern of the marks of code (``$x``, on 32 bits ``$a`` and ``$t``) and data (``$d``).
+
+ELF for the Arm 64-bit Architecture (AAELF64), "Mapping symbols": ``$x``, ``$d``, and each with a
+suffix behind a dot. Code of the kernel that runs before relocation has them behind ``__pi_``
+(arch/arm64/kernel/pi/Makefile).
+"""
+
+_VERSION: Final = re.compile(rb'@(?<![\0"@]@)(?=@?[A-Za-z_][\w.+-]*(?:\0|\Z))')
+_MAPPING: Final = re.compile(MAPPING_SYMBOL)
+
+
+def is_mapping_symbol(name: bytes) -> bool:
+    """Returns whether a name marks code or data, and is no function's."""
+    return b"$" in name and _MAPPING.fullmatch(name) is not None
+
+
+def marks_data(name: bytes) -> bool:
+    """Returns whether a mapping symbol marks data."""
+    return name[name.index(b"$") + 1] == ord("d")
+
+
+def cut_versions(names: bytes) -> bytes:
+    r"""End names before their versions, in place: as many bytes as before.
+
+    Linkers write ``NAME@VERSION`` and ``NAME@@VERSION`` into ``.symtab`` (ld, "VERSION Command").
+    A version is at the end and looks like an identifier. In ``@"a b"`` (Zig), ``turn@8`` (PE) and
+    ``@name`` the character is part of the name.
+
+    Args:
+        names: a string table: each name ends with ``\0``.
+    """
+    return _VERSION.sub(b"\0", names) if b"@" in names else names

@@ -1,0 +1,44 @@
+"""Names of symbol tables are cut and told apart by their form."""
+
+import pytest
+
+from otel_kprofiler.elf import cut_versions, is_mapping_symbol
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        (b"puts@GLIBC_2.2.5", b"puts"),
+        (b"memcpy@@GLIBC_2.14", b"memcpy"),
+        (b"f@V", b"f"),
+        (b"_ZNSt6vector@GLIBCXX_3.4", b"_ZNSt6vector"),
+        (b"turn@8", b"turn@8"),
+        (b'@"a b"', b'@"a b"'),
+        (b'main.@"a@b"', b'main.@"a@b"'),
+        (b'main.@"quoted@VERSION"', b'main.@"quoted@VERSION"'),
+        (b"@start", b"@start"),
+        (b"a@b c", b"a@b c"),
+        (b"a@", b"a@"),
+        (b"a@@", b"a@@"),
+        (b"plain", b"plain"),
+    ],
+)
+def test_only_a_version_at_the_end_is_cut(name, kept):
+    table = b"\0first@V1\0" + name + b"\0last\0"
+    cut = cut_versions(table)
+    assert len(cut) == len(table)
+    at = table.index(b"\0", 1) + 1
+    assert cut[at : cut.index(b"\0", at)] == kept
+    assert cut.startswith(b"\0first\0")
+    assert cut.endswith(b"\0last\0")
+
+
+@pytest.mark.parametrize("name", [b"$x", b"$d", b"$x.3", b"$d.realdata", b"__pi_$x", b"$a", b"$t"])
+def test_mapping_symbols(name):
+    assert is_mapping_symbol(name)
+
+
+@pytest.mark.parametrize("name", [b"$s4main3runyyF", b"$xyz", b"f$x", b"$", b"$z", b"f"])
+def test_other_names_with_the_character(name):
+    """Swift's begin with ``$s``."""
+    assert not is_mapping_symbol(name)
