@@ -10,6 +10,8 @@ from collections import Counter
 
 import pytest
 
+from tests.public import remove_copies
+
 KEPT = Counter(
     {
         "/memfd:OTEL_CTX (deleted)": 1,  # the page of the process context
@@ -33,6 +35,10 @@ def pytest_configure(config):
         slow = [HealthCheck.too_slow]  # on a machine with other work
         settings.register_profile("kprofiler", deadline=None, suppress_health_check=slow)
         settings.load_profile("kprofiler")
+
+
+def pytest_sessionfinish():
+    remove_copies()
 
 
 def pytest_make_parametrize_id(val, argname):

@@ -1,12 +1,13 @@
 """A Python with this package that every user can run.
 
 A clone in a home directory, its environment, or an interpreter there (pyenv's) is closed to other
-users. For tests that run code as another user, whatever is closed is copied.
+users, and to root without capabilities. For tests that run code as these, it is copied.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import re
@@ -16,7 +17,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,20 +38,33 @@ class PublicPython(NamedTuple):
     paths: tuple[str, ...]
 
     @property
+    def words(self) -> tuple[str, str]:
+        """The command, and the option that keeps where it starts, the checkout, off its path."""
+        return self.command, "-P"
+
+    @property
     def root(self) -> str:
         """The checkout, or the copy of it."""
         return self.paths[-1]
 
 
-@contextlib.contextmanager
-def public_python() -> Iterator[PublicPython]:
-    """The Python that runs this, or a copy as long as the context lasts; needs root."""
-    if can_run(sys.executable, "-c", _IMPORTS):
-        yield PublicPython(sys.executable, (*site.getsitepackages(), str(ROOT)))
-        return
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        os.chmod(name, 0o755)
-        yield copy_environment(Path(name))
+_copies: list[str] = []
+
+
+@functools.cache
+def get_public_python() -> PublicPython:
+    """The Python that runs this; for root, who can become another user, a copy if it is closed."""
+    if os.geteuid() != 0 or can_run(sys.executable, "-c", _IMPORTS):
+        return PublicPython(sys.executable, (*site.getsitepackages(), str(ROOT)))
+    _copies.append(tempfile.mkdtemp(dir="/tmp"))
+    return copy_environment(Path(_copies[-1]))
+
+
+def remove_copies() -> None:
+    """Remove the copy of the environment, if there is one."""
+    get_public_python.cache_clear()
+    while _copies:
+        shutil.rmtree(_copies.pop())
 
 
 def can_run(*command: object) -> bool:
@@ -98,7 +111,10 @@ def copy_environment(directory: Path) -> PublicPython:
     command = directory / "venv/bin/python"
     ask = "import site; print(site.getsitepackages()[0])"
     packages = Path(subprocess.check_output([command, "-c", ask], text=True).strip())
-    for distribution in _dependencies("otel-kprofiler", {}).values():
+    needed: dict[str, importlib.metadata.Distribution] = {}
+    for name in ("otel-kprofiler", "cffi", "symbolic", "zstandard"):  # extras of agents under test
+        _dependencies(name, needed)
+    for distribution in needed.values():
         for file in distribution.files or ():
             if ".." not in file.parts and file.locate().exists():
                 (packages / file).parent.mkdir(parents=True, exist_ok=True)
@@ -114,10 +130,8 @@ def copy_environment(directory: Path) -> PublicPython:
     return PublicPython(str(command), (str(packages), str(checkout)))
 
 
-def _dependencies(
-    name: str, found: dict[str, importlib.metadata.Distribution]
-) -> dict[str, importlib.metadata.Distribution]:
-    """What is installed of a distribution and of all that it requires without extras."""
+def _dependencies(name: str, found: dict[str, importlib.metadata.Distribution]) -> None:
+    """Add what is installed of a distribution and of all that it requires without extras."""
     if name not in found:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # of other platforms
             found[name] = importlib.metadata.distribution(name)
@@ -126,7 +140,6 @@ def _dependencies(
                     match = re.match(r"[\w.-]+", required)
                     assert match
                     _dependencies(match[0], found)
-    return found
 
 
 def _open_to_all(directory: Path) -> None:

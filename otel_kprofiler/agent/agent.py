@@ -29,7 +29,13 @@ from otel_kprofiler.agent.watchdog import Watchdog
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.delivery import Reporter
 from otel_kprofiler.errors import HostError, KProfilerError, SamplerError
-from otel_kprofiler.host import PURPOSES, Access, Privileges, run_unprivileged
+from otel_kprofiler.host import (
+    PURPOSES,
+    Access,
+    Privileges,
+    check_imports_without_capabilities,
+    run_unprivileged,
+)
 from otel_kprofiler.model import Account
 from otel_kprofiler.pipeline import (
     DRAIN_INTERVAL_S,
@@ -116,12 +122,14 @@ class Agent:
         """Run until a stop signal; returns the account of all samples.
 
         Raises:
-            HostError: this host cannot be profiled and ``error_mode`` is ``propagate``.
+            HostError: this host cannot be profiled and ``error_mode`` is ``propagate``; or this
+                installation is closed to threads without capabilities.
             SamplerError: the sampler cannot be loaded, likewise.
             ExportError: an exporter's files are unusable.
         """
         config = self._config
         self._privileges = Privileges(drop_all=config.drop_all)
+        check_imports_without_capabilities()
         # Threads that libraries start in C inherit the capabilities of the calling thread.
         self._reporter = reporter = run_unprivileged(self._open_reporter)
         try:

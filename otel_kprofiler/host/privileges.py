@@ -13,8 +13,10 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from otel_kprofiler.errors import HostError
 from otel_kprofiler.host.access import HostFiles
 from otel_kprofiler.host.capabilities import CAPABILITIES, parse_capabilities
 
@@ -119,6 +121,40 @@ def run_unprivileged(function: Callable[[], _T]) -> _T:
     if failure:
         raise failure[0]
     return result[0]
+
+
+def check_imports_without_capabilities() -> None:
+    """Check that threads without capabilities can import from where the loaded modules are.
+
+    Root has no way into the home directory of a user without CAP_DAC_READ_SEARCH or
+    CAP_DAC_OVERRIDE (capabilities(7)).
+
+    Raises:
+        HostError: a directory is closed to them.
+    """
+    modules = {name: module for name, module in sys.modules.items() if "." not in name}
+    files = [file for file in (getattr(one, "__file__", None) for one in modules.values()) if file]
+    closed = run_unprivileged(lambda: next(filter(None, map(_find_closed, files)), None))
+    if closed:
+        raise HostError(
+            f"{closed} is closed to threads without root's rights, which import modules from it",
+            hint=f"chmod o+rx {closed}, or install otel-kprofiler elsewhere, such as in /opt",
+        )
+
+
+def _find_closed(file: str) -> str | None:
+    """The uppermost directory, or the file, that this thread may not enter or read."""
+    try:
+        os.close(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
+    except PermissionError:
+        *above, directory = Path(file).parents[::-1]
+        for one in (*above, directory):
+            if not os.access(one, os.X_OK if one != directory else os.X_OK | os.R_OK):
+                return str(one)
+        return file
+    except OSError:  # an archive, or a file that is gone
+        pass
+    return None
 
 
 def give_up_capabilities(*kept: str) -> None:

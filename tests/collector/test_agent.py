@@ -12,6 +12,7 @@ import pytest
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
 from tests.agent_account import parse_account
+from tests.public import get_public_python
 
 pytestmark = pytest.mark.live
 
@@ -43,7 +44,8 @@ def run_agent(directory, endpoint, seconds):
     config = directory / "agent.yaml"
     config.write_text(CONFIG.format(endpoint=endpoint, own=directory / "own.jsonl"))
     agent = subprocess.Popen(
-        [sys.executable, "-m", "otel_kprofiler", "run", "-c", config], stdout=subprocess.PIPE
+        [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config],
+        stdout=subprocess.PIPE,
     )
     own = directory / "own.jsonl"
     deadline = time.monotonic() + 60

@@ -70,6 +70,7 @@ from tests import page
 from tests.agent_account import parse_account
 from tests.collector.clickhouse_server import PASSWORD, USER
 from tests.collector.conftest import GATE, free_ports
+from tests.public import get_public_python
 
 pytestmark = pytest.mark.skipif(
     not importlib.util.find_spec("chdb") or not importlib.util.find_spec("clickhouse_connect"),
@@ -632,7 +633,11 @@ def test_what_an_agent_takes_is_what_report_says_of_the_table(
     with gateway(collector_program, engine, tmp_path) as (grpc, _, file):
         config = tmp_path / "agent.yaml"
         config.write_text(AGENT.format(endpoint=grpc.removeprefix("grpc://")))
-        agent = subprocess.Popen([*COMMAND, "run", "-c", config], stdout=subprocess.PIPE, text=True)
+        agent = subprocess.Popen(
+            [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         load = [
             sys.executable,
             "-c",

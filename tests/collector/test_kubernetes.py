@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -26,6 +25,7 @@ from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
 from tests.cache import cache_directory
 from tests.collector.conftest import GATE, build, free_ports
+from tests.public import get_public_python
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -318,7 +318,7 @@ def test_the_gateway_names_the_pods_of_containers(tmp_path):
     access["current-context"] = "test"
     (tmp_path / "kubeconfig").write_text(json.dumps(access))
     collector = [program, "--config", tmp_path / "gateway.json", GATE]
-    run = [sys.executable, "-m", "otel_kprofiler", "run", "-c", tmp_path / "agent.yaml"]
+    run = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", tmp_path / "agent.yaml"]
     logs = tmp_path / "gateway.log", tmp_path / "agent.log"
     with (
         contextlib.closing(api),

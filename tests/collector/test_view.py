@@ -20,6 +20,7 @@ import pytest
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
 from tests import page
+from tests.public import get_public_python
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
@@ -69,7 +70,8 @@ def view():
 def run_agent(directory, endpoint):
     config = directory / "agent.yaml"
     config.write_text(AGENT.format(endpoint=endpoint))
-    agent = subprocess.Popen([*COMMAND, "run", "-c", config], stdout=subprocess.DEVNULL)
+    command = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config]
+    agent = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     load = subprocess.Popen(["nice", sys.executable, "-m", "benchmarks.mixed_load", str(SECONDS)])
     load.wait(SECONDS + 60)
     agent.send_signal(signal.SIGTERM)

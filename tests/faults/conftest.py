@@ -19,6 +19,7 @@ from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
 from otel_kprofiler.otlp import check_payload, decode_windows
 from tests.agent_account import parse_account
+from tests.public import get_public_python
 
 SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
 REPOSITORY = Path(__file__).parents[2]
@@ -168,7 +169,14 @@ class Agent:
                 more=more,
             )
         )
-        command = [sys.executable, "-m", "otel_kprofiler", "run", "-c", str(self.config)]
+        command = [
+            *get_public_python().words,
+            "-m",
+            "otel_kprofiler",
+            "run",
+            "-c",
+            str(self.config),
+        ]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*limits, *command],

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from services import ToFile
 
-from tests.public import public_python
+from tests.public import get_public_python
 
 
 @pytest.fixture(scope="session")
@@ -43,13 +43,12 @@ def loader(request, monkeypatch, compile_once):
     return request.param
 
 
-@pytest.fixture(scope="session", name="public_python")
-def open_public_python():
+@pytest.fixture(scope="session")
+def public_python():
     """A Python with this package that other users can run, whom this process can become."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root and setpriv, to become another user")
-    with public_python() as found:
-        yield found
+    return get_public_python()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 from otel_kprofiler.otlp import read_profiles
+from tests.public import get_public_python
 
 WORK = """
 import os, time
@@ -17,10 +18,14 @@ def work(seconds):
 """
 
 
-def run(code, *, wrapper=(), python=sys.executable, env=None, timeout=120):
-    """Run a service in its own process, which must exit with status 0."""
+def run(code, *, wrapper=(), env=None, timeout=120):
+    """Run a service in its own process, which must exit with status 0.
+
+    A wrapper drops rights that it may need to read the checkout.
+    """
+    python = get_public_python().words if wrapper else [sys.executable]
     done = subprocess.run(
-        [*wrapper, python, "-c", WORK + textwrap.dedent(code)],
+        [*wrapper, *python, "-c", WORK + textwrap.dedent(code)],
         env={**os.environ, "OTEL_KPROFILER_SAMPLES_PER_SECOND": "999", **(env or {})},
         capture_output=True, text=True, timeout=timeout,
     )  # fmt: skip

@@ -26,6 +26,7 @@ from otel_kprofiler.sdk import (
     SimpleProfileProcessor,
 )
 from tests.agent_account import parse_account
+from tests.public import get_public_python
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
@@ -120,7 +121,7 @@ def test_the_status_of_a_sampling_agent_has_no_gaps(tmp_path, request):
             port=port,
         )
     )
-    command = [sys.executable, "-m", "otel_kprofiler", "run", "-c", config]
+    command = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as agent:
         try:
             accounts = []

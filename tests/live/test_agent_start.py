@@ -3,8 +3,9 @@
 import os
 import signal
 import subprocess
-import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import KERNEL_SIDE, Level, Unresolved
 from otel_kprofiler.otlp import read_profiles
 from tests.agent_account import parse_account
+from tests.public import copy_environment, get_public_python
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 
@@ -55,7 +57,7 @@ def _host_can():
 def test_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
     config, path = tmp_path / "agent.yaml", tmp_path / "profiles.otlp.jsonl"
     config.write_text(CONFIG.format(path=path))
-    command = [sys.executable, "-c", RUN, "run", "-c", config]
+    command = [*get_public_python().words, "-c", RUN, "run", "-c", config]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 60
         while not path.exists() or not path.stat().st_size:
@@ -83,3 +85,31 @@ def test_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
     nameless = {frame.unresolved for frame in frames if not frame.function}
     # The unwinder may err, and the idle task of the first CPU was started by init code.
     assert nameless <= {Unresolved.NO_SYMBOL, Unresolved.UNMAPPED, Unresolved.FREED_INIT}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a directory of another user")
+def test_an_installation_closed_to_threads_without_rights_is_refused_with_a_fix(tmp_path):
+    """As from a clone in the home directory of a user who calls sudo."""
+    config, path = tmp_path / "agent.yaml", tmp_path / "profiles.otlp.jsonl"
+    config.write_text(CONFIG.format(path=path))
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        home = Path(name)
+        home.chmod(0o755)
+        words = copy_environment(home).words
+        os.chown(home, 65534, 65534)
+        home.chmod(0o700)
+        command = [*words, "-m", "otel_kprofiler", "run", "-c", config]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 3
+        error, fix = done.stderr.splitlines()
+        assert error.startswith(f"error: {home} is closed to threads without root's rights")
+        subprocess.run(["sh", "-c", fix.removeprefix("fix: ").partition(",")[0]], check=True)
+        with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as agent:
+            deadline = time.monotonic() + 60
+            while not path.exists():
+                assert agent.poll() is None, agent.stderr.read()
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            agent.send_signal(signal.SIGTERM)
+            agent.communicate(timeout=60)
+        assert agent.returncode == 0

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from otel_kprofiler.host import Access, doctor, find_cgroup_root
 from otel_kprofiler.model import Level
 from otel_kprofiler.otlp import read_profiles
+from tests.public import get_public_python
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
@@ -118,7 +118,7 @@ def agent(tmp_path, place):
     def start(targets="", prefix=()):
         config, path = tmp_path / "agent.yaml", tmp_path / f"profiles-{len(running)}.otlp.jsonl"
         config.write_text(CONFIG.format(path=path, targets=targets))
-        command = [*prefix, sys.executable, "-m", "otel_kprofiler", "run", "-c", config]
+        command = [*prefix, *get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config]
         running.append(subprocess.Popen(command))
 
         def read():

@@ -11,6 +11,7 @@ import pytest
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
 from tests.agent_account import parse_account
+from tests.public import get_public_python
 from tests.strict_receiver import NO_FUNCTION, NO_SERVICE, StrictReceiver
 
 pytestmark = pytest.mark.live
@@ -65,7 +66,7 @@ def run_agent(receiver, path, *, exporter="", of_receiver=""):
         )
     )
     agent = subprocess.Popen(
-        [sys.executable, "-m", "otel_kprofiler", "run", "-c", path],
+        [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", path],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

@@ -11,7 +11,7 @@ import tempfile
 import pytest
 
 from otel_kprofiler.host import Access, read_capabilities
-from tests.public import NOBODY
+from tests.public import NOBODY, get_public_python
 
 pytestmark = [
     pytest.mark.live,
@@ -92,7 +92,7 @@ def test_a_small_limit_of_open_files_is_the_verdict():
 
 
 def enter_user_namespace(*arguments):
-    command = ["unshare", "-Ur", sys.executable, "-m", "otel_kprofiler", *arguments]
+    command = ["unshare", "-Ur", *get_public_python().words, "-m", "otel_kprofiler", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if "unshare failed" in done.stderr:
         pytest.skip("user namespaces are not allowed here")

@@ -138,8 +138,7 @@ def test_untrackable_bpf_programs_are_logged_once(public_python):
     capabilities = "+bpf,+perfmon,+syslog"
     wrapper = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={capabilities}",
                f"--ambient-caps={capabilities}"]  # fmt: skip
-    env = {"OTEL_PROFILES_EXPORTER": "console"}
-    done = run(LOCKED, wrapper=wrapper, python=public_python.command, env=env)
+    done = run(LOCKED, wrapper=wrapper, env={"OTEL_PROFILES_EXPORTER": "console"})
     (line,) = done.stderr.splitlines()
     assert line.startswith("BPF programs loaded later will have no names: ")
     assert "RLIMIT_MEMLOCK" in line

@@ -12,6 +12,7 @@ import pytest
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
 from otel_kprofiler.otlp import decode_windows
+from tests.public import get_public_python
 
 pytestmark = pytest.mark.live
 
@@ -58,7 +59,9 @@ def test_the_agent_merges_processes_and_a_reload_changes_how(start, tmp_path):
     for _ in range(2):
         start(sys.executable, "-c", WORK)
     with open(tmp_path / "agent.log", "wb") as log:
-        agent = start(sys.executable, "-c", AGENT, "run", "-c", config, stdout=log, stderr=log)
+        agent = start(
+            *get_public_python().words, "-c", AGENT, "run", "-c", config, stdout=log, stderr=log
+        )
 
     def groups():
         """Resources of each window so far that has samples."""

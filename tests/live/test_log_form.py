@@ -15,6 +15,7 @@ import pytest
 
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
+from tests.public import get_public_python
 
 pytestmark = pytest.mark.live
 
@@ -111,7 +112,7 @@ def test_every_log_line_is_json_without_secrets(tmp_path, context):
         config.write_text(CONFIG.format(plain=plain, tls=tls))
         with log.open("wb") as file:
             agent = subprocess.Popen(
-                [sys.executable, "-m", "otel_kprofiler", "run", "-c", config],
+                [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config],
                 stdout=subprocess.DEVNULL,
                 stderr=file,
             )

@@ -3,10 +3,11 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.public import get_public_python
 
 pytestmark = [
     pytest.mark.live,
@@ -28,7 +29,10 @@ def held(tid):
 
 def run(script):
     done = subprocess.run(
-        [sys.executable, "-c", BEGIN + script], capture_output=True, text=True, timeout=60
+        [*get_public_python().words, "-c", BEGIN + script],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

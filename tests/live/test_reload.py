@@ -24,6 +24,7 @@ from otel_kprofiler.model import Level
 from otel_kprofiler.otlp import decode_windows
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from tests.agent_account import parse_account
+from tests.public import get_public_python
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
@@ -191,7 +192,7 @@ def agent(request, tmp_path, receiver):
     write(**settings(0))
     prepare = getattr(request, "param", "pass")
     process = subprocess.Popen(
-        [sys.executable, "-c", f"{prepare}; {MAIN}", "run", "-c", config],
+        [*get_public_python().words, "-c", f"{prepare}; {MAIN}", "run", "-c", config],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

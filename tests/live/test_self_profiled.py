@@ -14,6 +14,7 @@ from otel_kprofiler.model import Level, LossCause
 from otel_kprofiler.otlp import decode_windows
 from tests.agent_account import parse_account
 from tests.faults.accounts import check_formulas
+from tests.public import get_public_python
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
@@ -89,7 +90,7 @@ class Parts:
         config = self._directory / "agent.yaml"
         config.write_text(CONFIG.format(mode=mode, path=self.path))
         with open(self._log, "wb") as log:
-            command = [sys.executable, "-c", AGENT, "run", "-c", config]
+            command = [*get_public_python().words, "-c", AGENT, "run", "-c", config]
             return self.start(*command, stdout=subprocess.PIPE, stderr=log)
 
     def windows(self, path=None):
