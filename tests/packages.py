@@ -40,7 +40,8 @@ PACKAGES = {
     "version": Package("The version number"),
     "errors": Package("All errors shown to users, with cause and fix"),
     "clock": Package("Boot time, Unix time, and the offset between them"),
-    "forks": Package("Fork hooks, in a defined order"),
+    "workers": Package("Workers of uWSGI, which C code forks"),
+    "forks": Package("Fork hooks, in a defined order", "workers"),
     "checked": Package("Type checks for values of untrusted JSON"),
     "abortable": Package("HTTP connections that another thread can abort"),
     "serving": Package("HTTP servers that limit connections", "errors"),
@@ -51,7 +52,7 @@ PACKAGES = {
     "host": Package(
         "This host: files, capabilities, perf events, checks of `doctor`", "errors model text"
     ),
-    "bpf": Package("The bpf(2) call, loaders, rings, BTF, the BPF programs", "errors model"),
+    "bpf": Package("The bpf(2) call, loaders, rings, BTF, the BPF programs", "errors forks model"),
     "otlp": Package(
         "Encodes, decodes and checks OTLP profiles; does no I/O",
         "errors model text version",
@@ -120,8 +121,8 @@ PACKAGES = {
     ),
     "sdk": Package(
         "Embedding in services, with the component names of opentelemetry-sdk",
-        "bpf clock config delivery errors export forks host model otlp pipeline processes sampling"
-        " symbols",
+        "bpf clock config delivery errors export forks host model otlp pipeline processes sampling "
+        "symbols workers",
     ),
     "cli": Package(
         "Commands, one module each",

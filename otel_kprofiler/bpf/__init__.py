@@ -44,6 +44,7 @@ from otel_kprofiler.bpf.loader import (
     LoadedObject,
     Loader,
     ObjectSpec,
+    without_signals,
 )
 from otel_kprofiler.bpf.map_calls import (
     PAGE_BYTES,
@@ -217,4 +218,5 @@ __all__ = [
     "ring_bytes",
     "set_span_path",
     "update_map",
+    "without_signals",
 ]

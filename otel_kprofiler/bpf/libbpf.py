@@ -10,12 +10,12 @@ import ctypes
 import errno
 import logging
 import os
-import threading
 from collections.abc import Iterator
 from typing import Any, Final, Self
 
 from otel_kprofiler.bpf.loader import LoadedObject, ObjectSpec, without_signals
 from otel_kprofiler.errors import DependencyError, SamplerError
+from otel_kprofiler.forks import ProcessLock
 
 _LIBRARY: Final = "libbpf.so.1"
 # int print(enum libbpf_print_level level, const char *format, va_list arguments)
@@ -169,7 +169,7 @@ class _LibbpfObject:
 class _Messages:
     """Collects messages of libbpf during a load; the lock is needed as its callback is global."""
 
-    _lock = threading.Lock()
+    _lock = ProcessLock()
 
     def __init__(self, library: Any) -> None:
         self._library = library

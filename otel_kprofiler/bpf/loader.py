@@ -7,17 +7,23 @@ import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
+
+_FAULTS: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+"""Blocked, they would end the process without running handlers such as faulthandler's."""
 
 
 @contextlib.contextmanager
 def without_signals() -> Iterator[None]:
-    """Hold back signals to this thread while programs are loaded.
+    """Hold back signals to this thread, and forever to threads that it starts meanwhile.
 
     The verifier gives up with ``EAGAIN`` when one is pending (do_check, kernel/bpf/verifier.c). It
     may take half a second, more than the timers of some services leave.
+
+    The kernel may deliver a signal to any thread. A service whose handlers are in C, such as
+    uWSGI, relies on its threads being interrupted.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     try:
         yield
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import struct
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from otel_kprofiler.bpf.map_calls import delete_from_map, update_map
 from otel_kprofiler.bpf.python import PythonLayout, PythonProcess
 from otel_kprofiler.bpf.python_codes import CodeParser, ProcessSeen, Program
 from otel_kprofiler.bpf.ring import RingMemory, RingReader
+from otel_kprofiler.forks import ProcessLock
 from otel_kprofiler.model import KnownCodes, PythonCode
 
 MAX_PYTHON_PROCESSES: Final = 4096
@@ -128,7 +128,7 @@ class PythonMaps:
         self._codes = codes
         self._layouts: dict[PythonLayout, int] = {}
         self._registered: set[int] = set()
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
         self._is_open = True
         self._last_counts: Mapping[str, int] = {}
         self._parser = CodeParser()
@@ -268,7 +268,7 @@ class PythonMaps:
                 delete_from_map(self._map_fd("codes"), key)
 
     def before_fork(self) -> None:
-        """Take the lock, which another thread might otherwise hold forever in the child."""
+        """Take the lock, so that no thread is half way through a change."""
         self._lock.acquire()
 
     def after_fork(self) -> None:

@@ -7,10 +7,10 @@ span costs no system call and no conversion.
 from __future__ import annotations
 
 import struct
-import threading
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.map_calls import delete_from_map, update_map
+from otel_kprofiler.forks import ProcessLock
 
 _SLOT: Final = struct.Struct("=2Q")  # struct span_slot
 SLOT_BYTES: Final = _SLOT.size
@@ -63,7 +63,7 @@ class SpanSlots:
         self._slots_fd = slots_fd
         self._slots = slots
         self._used: set[int] = set()
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
 
     def register(self, tid: int, owner_at: int, context_at: int) -> bool:
         """Register the slot of a thread; False if no entry is free.
@@ -107,7 +107,7 @@ class SpanSlots:
             self._used.clear()
 
     def before_fork(self) -> None:
-        """Take the lock, which another thread might otherwise hold forever in the child."""
+        """Take the lock, so that no thread is half way through a change."""
         self._lock.acquire()
 
     def after_fork(self) -> None:

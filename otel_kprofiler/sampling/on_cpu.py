@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,7 +23,7 @@ from otel_kprofiler.bpf import (
 )
 from otel_kprofiler.clock import SystemTime, TimeSource
 from otel_kprofiler.errors import HostError, SamplerError
-from otel_kprofiler.forks import ForkAware, ForkStep
+from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
 from otel_kprofiler.host import Access, ReferableFiles, find_open_files_error
 from otel_kprofiler.model import (
     OFF_CPU,
@@ -102,7 +101,7 @@ class EbpfSampler(ForkAware):
         self._time = time_source or SystemTime()
         self._raw_sink = raw_sink
         # Held while mapped memory is read, so that no fork happens in between.
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
         self._attached: Attachment | None = None
         self.stack_limit = 0
         self._complete_until_ns = 0
@@ -357,7 +356,6 @@ class EbpfSampler(ForkAware):
     def after_fork_in_child(self) -> None:
         """Close the events without disabling them, because the parent uses them."""
         self.close()
-        self._lock.release()
 
     def _cpu_events(self) -> CpuEvents:
         events = self._attachment().events

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Final, TextIO
@@ -18,6 +17,7 @@ from otel_kprofiler.export import (
     ProfileExporter,
     read_settings,
 )
+from otel_kprofiler.forks import ProcessLock
 from otel_kprofiler.model import Batch, Form, LossCause, Window
 from otel_kprofiler.sdk.environment_variables import OTEL_KPROFILER_FILE, OTEL_PROFILES_EXPORTER
 
@@ -34,7 +34,7 @@ class InMemoryProfileExporter(ProfileExporter):
     name = "in_memory"
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._batches: list[Batch] = []
         self._stopped = False
 

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, Self
@@ -14,9 +13,10 @@ from typing import Any, Final, Literal, Self
 from opentelemetry.sdk.resources import Resource
 
 from otel_kprofiler import forks
+from otel_kprofiler.bpf import without_signals
 from otel_kprofiler.errors import ConfigError, HostError, KProfilerError
 from otel_kprofiler.export import OtlpSettings
-from otel_kprofiler.forks import ForkAware, ForkStep
+from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
 from otel_kprofiler.model import MAX_FRAMES, PYTHON_FRAMES, AttributeValue, Window
 from otel_kprofiler.pipeline import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.processes import TARGET
@@ -24,6 +24,8 @@ from otel_kprofiler.sampling import OffCpuConfig, SamplerConfig
 from otel_kprofiler.sdk.ancestors import find_sampling_ancestor
 from otel_kprofiler.sdk.environment import Wanted, read_environment, read_options
 from otel_kprofiler.sdk.exporters import ExporterFactory
+from otel_kprofiler.sdk.later import LaterStart
+from otel_kprofiler.sdk.other_threads import renew_thread_id
 from otel_kprofiler.sdk.plan import Plan, Target
 from otel_kprofiler.sdk.process_context import publish_process_context
 from otel_kprofiler.sdk.provider import (
@@ -37,11 +39,10 @@ from otel_kprofiler.sdk.resource import plain_attributes
 from otel_kprofiler.sdk.session import Session
 from otel_kprofiler.sdk.signals import come_before_sigterm
 from otel_kprofiler.symbols import KernelSymbolizer
+from otel_kprofiler.workers import THREADS_HINT, is_before_workers, lacks_threads
 
 OnError = Literal["raise", "warn"]
 
-_RESTART_DELAY_S: Final = 0.2
-"""Skips children that soon execute another program."""
 _STOP_MILLIS: Final = 10_000
 
 _log = logging.getLogger(__name__)
@@ -135,7 +136,8 @@ class KernelProfiler(ForkAware):
         self._session: Session | None = None
         self._resource = Resource.get_empty()
         self._inherited: KernelSymbolizer | None = None
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
+        self._later = LaterStart(functools.partial(self.start, "warn"), self._lock)
         self._pauses = 0
         self._samples = self._linked = 0
         self._account: dict[str, object] = {}
@@ -202,11 +204,13 @@ class KernelProfiler(ForkAware):
             SamplerError: the kernel program cannot be loaded.
             ExportError: an exporter cannot be opened.
         """
+        forks.catch_up()
         with self._lock:
             if self._session is not None or self._disabled or self._is_sampled_already():
                 return self
             try:
-                self._start()
+                with without_signals():
+                    self._start()
             except KProfilerError as error:
                 self._problem = error.message
                 if on_error == "raise":
@@ -227,7 +231,9 @@ class KernelProfiler(ForkAware):
         """
         global _running  # noqa: PLW0603 - one per process
         deadline = time.monotonic() + timeout_millis / 1000
+        forks.catch_up()
         with self._lock:
+            self._later.due = False
             session, provider = self._session, self._provider
             self._session = self._provider = None
             if _running is self:
@@ -277,6 +283,7 @@ class KernelProfiler(ForkAware):
 
     def flush_window(self, timeout_millis: float) -> bool:
         """Hand over the samples so far; False on timeout, True if not running."""
+        forks.catch_up()
         session = self._session
         return session is None or session.flush_window(timeout_millis / 1000)
 
@@ -296,6 +303,7 @@ class KernelProfiler(ForkAware):
         ``without_slot``, ``failures`` and ``unhooked_event_loops``. The latter are in ``hooks`` if
         only spans of classes that are not the SDK's need hooks.
         """
+        forks.catch_up()
         session, provider = self._session, self._provider
         state = "paused" if self._pauses else "running"
         if session is None:
@@ -335,6 +343,19 @@ class KernelProfiler(ForkAware):
                 "another kernel profiler is already running in this process",
                 hint="stop it first; opentelemetry-instrument starts one by itself unless "
                 "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=kprofiler is set",
+            )
+        if is_before_workers():
+            self._problem = "starts in each worker of uWSGI"
+            _log.info("the kernel profiler %s", self._problem)
+            forks.register(ForkStep.RESTART, self)
+            self._later.in_workers()
+            return
+        self._later.due = False
+        renew_thread_id()
+        if lacks_threads():
+            _log.warning(
+                "uWSGI runs threads only while it serves a request, so profiles are late (fix: %s)",
+                THREADS_HINT,
             )
         inherited = self._provider  # in a forked child, the parent's
         provider = self._provider = inherited or self._choose_provider()
@@ -422,6 +443,7 @@ class KernelProfiler(ForkAware):
         self._publish(sampling=True)
 
     def _change_pauses(self, by: int) -> None:
+        forks.catch_up()
         with self._lock:
             before, self._pauses = self._pauses, self._pauses + by
             session = self._session
@@ -432,21 +454,19 @@ class KernelProfiler(ForkAware):
         """Reset in a forked child, where only this thread exists; schedule a restart if wanted."""
         global _running  # noqa: PLW0603 - one per process
         _running = None
+        renew_thread_id()
         _abandoned.append(self._session)
         self._inherited = self._session.symbolizer if self._session else None
-        self._lock = threading.RLock()
         self._session = None
         self._samples = self._linked = 0
-        if self._plan.target != "self":
+        if self._later.due:
+            self._later.soon()
+        elif self._plan.target != "self":
             self._problem = f"sampled by process {os.getppid()} (target {self._plan.target})"
         elif self._plan.restart_in_children:
-            threading.Thread(target=self._restart, name="kprofiler-restart", daemon=True).start()
+            self._later.soon()
         else:
             self._problem = "not restarted in a forked child"
-
-    def _restart(self) -> None:
-        time.sleep(_RESTART_DELAY_S)
-        self.start("warn")
 
 
 _running: KernelProfiler | None = None

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from opentelemetry import context as otel_context
 
+from otel_kprofiler import forks
 from otel_kprofiler.model import LabelSet, Window
 from otel_kprofiler.otlp import SAMPLE_ATTRIBUTES
 from otel_kprofiler.sdk.pacing import Pacer, paced
@@ -102,6 +103,7 @@ def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iter
         ValueError: a name is no text, empty, too long or one that samples have themselves, or there
             are more than 16. With those outside, the ones beyond 16 are left out.
     """
+    forks.catch_up()
     inside = _check({**(given or {}), **more})
     number = otel_context.get_value(KEY)
     outside = dict(process_labels.find(number)) if isinstance(number, int) else {}

@@ -236,6 +236,7 @@ class SpanLinks(ForkAware):
 
     def _publish_first(self, context: Context, owner: object) -> ThreadSlot | None:
         """Give this thread a slot if it is in a span; an unread one if none is free."""
+        forks.catch_up()
         if self._slots is None or _SPAN_KEY not in context:
             return None
         tid, ident = threading.get_native_id(), threading.get_ident()

@@ -118,6 +118,7 @@ class LocalRoots(ForkAware):
     def start(self, span: Any, parent_context: Context | None = None) -> None:
         """Note a span that starts; never raises."""
         try:
+            forks.catch_up()  # a worker may call nothing else of us
             context, parent, active = span.get_span_context(), span.parent, self._active
             if parent is None or parent[_IS_REMOTE]:
                 root = LocalRoot(span)

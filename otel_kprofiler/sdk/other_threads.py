@@ -8,6 +8,7 @@ import ctypes
 import functools
 import gc
 import operator
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -77,6 +78,26 @@ def find_tid_offset() -> int | None:
     """Offset of the thread id in ``PyThreadState``; None if its layout is not as expected."""
     layout: Any = _find_layout()
     return None if layout is None else int(layout.tid.offset)
+
+
+def renew_thread_id() -> None:
+    """Let this thread's state have its id, where C's ``fork()`` has left that of another thread.
+
+    ``PyOS_AfterFork_Child`` does the same. Whoever finds threads by their ids needs it, as the
+    kernel program does.
+    """
+    tid = threading.get_native_id()
+    if tid != os.getpid():  # a child has only the thread that forked, which is its first
+        return
+    if find_tid_offset() is None:
+        # Perhaps because of the wrong id; the states of new threads have theirs.
+        _find_layout.cache_clear()
+        thread = threading.Thread(target=_find_layout, name="kprofiler-layout")
+        thread.start()
+        thread.join()
+    layout: Any = _find_layout()
+    if layout is not None:
+        layout.from_address(get_thread_state()).tid = tid
 
 
 def read_other_threads() -> list[OtherThread]:

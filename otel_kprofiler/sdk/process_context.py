@@ -18,7 +18,7 @@ from typing import Final
 
 from otel_kprofiler import forks
 from otel_kprofiler.errors import HostError, describe_error
-from otel_kprofiler.forks import ForkAware, ForkStep
+from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
 from otel_kprofiler.model import Attributes, AttributeScalar, AttributeValue
 from otel_kprofiler.otlp import ProcessContext, encode_process_context
 from otel_kprofiler.processes import CONTEXT_HEADER, CONTEXT_SIGNATURE, CONTEXT_VERSION
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 class _Mapping:
     """The mapping with the header; one per process.
 
-    It is not mapped in a forked child, which must therefore only :meth:`abandon` it.
+    It is not mapped in a forked child, which must not use it.
     """
 
     def __init__(self) -> None:
@@ -45,6 +45,8 @@ class _Mapping:
         self._words = memoryview(self._memory).cast("Q")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._payloads: list[ctypes.Array[ctypes.c_char]] = []
+        # In a forked child something else may be at the address: nothing must unmap it there.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
         self._named = named
         self._fence = threading.Lock()
 
@@ -76,10 +78,6 @@ class _Mapping:
     def withdraw(self) -> None:
         """Mark the context as unpublished; the page stays mapped until the process exits."""
         self._words[_PUBLISHED_AT] = 0
-
-    def abandon(self) -> None:
-        """In a forked child: never unmap, since the address may have been reused."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
 
     def _order(self) -> None:
         """A full memory barrier; in Python, that is a lock."""
@@ -119,7 +117,7 @@ class _Publisher(ForkAware):
     """Publishes the context of this process; one per process."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = ProcessLock()
         self.mapping: _Mapping | None = None
         self.context: ProcessContext | None = None
         self.in_children: Callable[[], Attributes] | None = None
@@ -142,10 +140,7 @@ class _Publisher(ForkAware):
 
     def after_fork_in_child(self) -> None:
         """Publish again on a new page: the parent's is not mapped in the child."""
-        self.lock = threading.Lock()  # a thread of the parent may hold the old one
-        mapping, self.mapping = self.mapping, None
-        if mapping is not None:
-            mapping.abandon()
+        self.mapping = None
         if self.context is None:
             return
         resource, extra = dict(self.context.resource), self.context.extra
@@ -170,7 +165,8 @@ def publish_process_context(
 ) -> None:
     """Publish the Resource of this process, or replace what was published. Thread-safe.
 
-    The published memory is not inherited by forked children; they publish again.
+    The published memory is not inherited by forked children; they publish again. One that C's
+    ``fork()`` made does so at its next call of this package.
 
     Args:
         resource: attributes, such as ``tracer_provider.resource.attributes``; values of
@@ -183,6 +179,7 @@ def publish_process_context(
     Raises:
         HostError: the kernel refuses the memory, or readers could not find it.
     """
+    forks.catch_up()
     context = ProcessContext(_publishable(resource), _publishable(extra or {}))
     try:
         _publisher.publish(context, in_children)
@@ -194,6 +191,7 @@ def publish_process_context(
 
 def withdraw_process_context() -> None:
     """Stop publishing, in this process and in later children."""
+    forks.catch_up()
     _publisher.withdraw()
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import abc
 import logging
 import os
-import threading
 import time
 from typing import Final, Protocol
 
 from opentelemetry.sdk.resources import Resource
 
 from otel_kprofiler import forks
+from otel_kprofiler.bpf import without_signals
 from otel_kprofiler.delivery import Reporter
 from otel_kprofiler.export import ExportQueue, Ledgers, ProfileExporter
-from otel_kprofiler.forks import ForkAware, ForkStep
+from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
 from otel_kprofiler.model import Encoding, ExporterAccount, LossCause, SampleCounts, Window
 from otel_kprofiler.otlp import Encoded, encode_window
 from otel_kprofiler.sdk import exits
@@ -99,7 +99,8 @@ class BatchProfileProcessor(ProfileProcessor):
         self._reporter = None
 
     def _open(self, exporter: ProfileExporter) -> Reporter:
-        queue = ExportQueue(exporter, size=self._max_queue_size)
+        with without_signals():
+            queue = ExportQueue(exporter, size=self._max_queue_size)
         return Reporter([queue], encoder=_encode_gently, background=False)
 
 
@@ -114,6 +115,7 @@ class SimpleProfileProcessor(ProfileProcessor):
 
     def __init__(self, exporter: ProfileExporter) -> None:
         self._exporter = exporter
+        self._lock = ProcessLock()
         self._begin()
 
     def on_window(self, window: Window) -> None:
@@ -128,7 +130,6 @@ class SimpleProfileProcessor(ProfileProcessor):
                 self._account = self._sum()
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
         self._ledgers = Ledgers()
         self._account = self._sum()
 
@@ -153,7 +154,7 @@ class SimpleProfileProcessor(ProfileProcessor):
         return (self._account,)
 
     def after_fork_in_child(self) -> None:
-        """Replace the lock, which a thread of the parent may hold, and start a new account."""
+        """Start a new account."""
         self._begin()
 
 
@@ -186,7 +187,7 @@ class ProfilerProvider(ForkAware):
 
     def __init__(self, resource: Resource | None = None, *, shutdown_on_exit: bool = True) -> None:
         self._resource = ServiceResource(resource)
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._processors: tuple[ProfileProcessor, ...] = ()
         self._handed_over = SampleCounts()
         self._not_offered: dict[ProfileProcessor, SampleCounts] = {}
@@ -201,16 +202,19 @@ class ProfilerProvider(ForkAware):
     @property
     def resource(self) -> Resource:
         """The current Resource of all profiles; the same object until it changes."""
+        forks.catch_up()
         return self._resource.get()
 
     def add_profile_processor(self, profile_processor: ProfileProcessor) -> None:
         """Pass all later windows to this processor, too."""
+        forks.catch_up()
         with self._lock:
             self._processors = (*self._processors, profile_processor)
             self._not_offered[profile_processor] = self._handed_over.copy()
 
     def on_window(self, window: Window) -> None:
         """Pass a window to all processors; an exception in one does not affect the others."""
+        forks.catch_up()
         with self._lock:
             self._handed_over.update(window.sample_counts)
             processors = self._processors
@@ -233,11 +237,13 @@ class ProfilerProvider(ForkAware):
     @property
     def handed_over(self) -> SampleCounts:
         """Samples of all windows so far, by kind."""
+        forks.catch_up()
         with self._lock:
             return self._handed_over.copy()
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
         """The account of each exporter; each covers all :attr:`handed_over` samples."""
+        forks.catch_up()
         return tuple(
             account.add_not_offered(not_offered)
             for processor, not_offered in self._not_offered.copy().items()
@@ -246,6 +252,7 @@ class ProfilerProvider(ForkAware):
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Export all samples so far; False on timeout."""
+        forks.catch_up()
         deadline = time.monotonic() + timeout_millis / 1000
         flushed = [source.flush_window(_millis_to(deadline)) for source in self._sources]
         flushed += [one.force_flush(_millis_to(deadline)) for one in self._processors]
@@ -253,6 +260,7 @@ class ProfilerProvider(ForkAware):
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
         """Stop the profilers and export what is pending within the timeout; idempotent."""
+        forks.catch_up()
         with self._lock:
             closed, self._closed = self._closed, True
         if closed:
@@ -270,7 +278,6 @@ class ProfilerProvider(ForkAware):
 
     def after_fork_in_child(self) -> None:
         """Reset in a forked child, which does not inherit the parent's profilers."""
-        self._lock = threading.Lock()
         self._resource.after_fork_in_child()
         self._sources = ()
         self._pid = os.getpid()
@@ -287,7 +294,7 @@ class ProfilerProvider(ForkAware):
                 self.shutdown(EXIT_TIMEOUT_MILLIS)
 
 
-_global_lock = threading.Lock()
+_global_lock = ProcessLock()
 _global: ProfilerProvider | None = None
 
 

@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from otel_kprofiler import forks
-from otel_kprofiler.forks import ForkAware, ForkStep
+from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
 from otel_kprofiler.host import Access, HostFiles
 from otel_kprofiler.model import Ksymbol, KsymbolAction, KsymbolBatch, KsymbolChange, KsymbolDetails
 from otel_kprofiler.tracking.ksymbol_readers import BaselineReader, Reading, ReadMethod
@@ -93,7 +93,7 @@ class KsymbolWatch(ForkAware):
     ) -> None:
         files = files or Access()
         self._queue_bytes = queue_bytes
-        self._lock = threading.RLock()  # guards the events and the values up to the blank line
+        self._lock = ProcessLock()  # guards the events and the values up to the blank line
         self._lost: Counter[tuple[RecordLoss, int]] = Counter()
         self._lost_since_ns = self._lost_ns = 0  # first and last unrepaired loss
         self._chunks: list[tuple[int, bytes]] = []
@@ -180,8 +180,7 @@ class KsymbolWatch(ForkAware):
             self._release()
 
     def after_fork_in_child(self) -> None:
-        """Close the shared events; the parent's thread may hold the lock, so take a new one."""
-        self._lock = threading.RLock()
+        """Close the shared events."""
         self._release()
 
     def _release(self) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 from otel_kprofiler import forks
 from otel_kprofiler.clock import SystemTime
 from otel_kprofiler.errors import describe_error
-from otel_kprofiler.forks import ForkAware, ForkStep
+from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
 from otel_kprofiler.host import CpuShare, HostFiles
 from otel_kprofiler.symbols import (
     FOREVER,
@@ -105,7 +105,7 @@ class ModuleWatch(ForkAware):
         self._keep_datagrams = keep_datagrams
         self._share = CpuShare(names_share)
         self._now = now_ns or SystemTime().boot_ns
-        self._lock = threading.Lock()  # for all up to the next comment
+        self._lock = ProcessLock()  # for all up to the next comment
         # Everything announced up to _heard_ns has been received.
         self._complete_ns = self._looked_ns = self._heard_ns = self._now()
         self._events = self._open()
@@ -179,8 +179,7 @@ class ModuleWatch(ForkAware):
         self._events.close()
 
     def after_fork_in_child(self) -> None:
-        """Close the shared socket; the parent's thread may hold the lock, so take a new one."""
-        self._lock = threading.Lock()
+        """Close the shared socket."""
         self._closed = True
         forks.unregister(self)
         self._events.close()

@@ -1,5 +1,6 @@
 """The order of fork hooks in parent and child."""
 
+import ctypes
 import gc
 import os
 import threading
@@ -8,7 +9,8 @@ import warnings
 import pytest
 
 from otel_kprofiler import forks
-from otel_kprofiler.forks import ForkAware, ForkStep
+from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
+from tests.raw_forks import run_in_raw_child
 
 
 class Told(ForkAware):
@@ -115,3 +117,126 @@ def test_forks_of_two_threads_are_serialised(log):
     finally:
         forks.unregister(locking)
     assert locking.lock.acquire(blocking=False)
+
+
+@pytest.fixture
+def registered(log):
+    members = [Told("restart", log), Told("release", log)]
+    forks.register(ForkStep.RESTART, members[0])
+    forks.register(ForkStep.RELEASE, members[1])
+    yield
+    for member in members:
+        forks.unregister(member)
+
+
+IN_CHILD = ["child release", "child restart"]
+
+
+def test_a_child_of_cs_fork_catches_up_once(registered, log):
+    def child():
+        before = list(log)
+        forks.catch_up()
+        forks.catch_up()
+        return [before, log]
+
+    assert run_in_raw_child(child) == (str([[], IN_CHILD]), 0)
+    forks.catch_up()
+    assert log == []
+
+
+@pytest.mark.parametrize("call", [forks.register, lambda _, one: forks.unregister(one)])
+def test_members_that_come_or_go_in_a_child_of_cs_fork_catch_up(registered, log, call):
+    def child():
+        call(ForkStep.RENEW, Told("late", log))
+        return log
+
+    assert run_in_raw_child(child) == (str(IN_CHILD), 0)
+
+
+def test_hooks_of_children_run_without_those_before_the_fork(registered, log):
+    """uWSGI with py-call-osafterfork calls PyOS_AfterFork_Child alone."""
+
+    def child():
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        forks.catch_up()
+        return log
+
+    assert run_in_raw_child(child) == (str(IN_CHILD), 0)
+
+
+def test_a_fork_that_ran_the_hooks_leaves_nothing_to_catch_up(registered, log):
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if not pid:
+        log.clear()
+        forks.catch_up()
+        os.write(writing, str(log).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as file:
+        assert file.read() == "[]"
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_threads_of_a_child_of_cs_fork_wait_until_one_has_caught_up(log):
+    class Slow(Told):
+        def after_fork_in_child(self):
+            threading.Event().wait(0.2)
+            forks.catch_up()  # as what a hook calls may do
+            super().after_fork_in_child()
+
+    slow = Slow("slow", log)
+    forks.register(ForkStep.RENEW, slow)
+    seen = []
+
+    def call():
+        forks.catch_up()
+        seen.append(list(log))
+
+    def child():
+        threads = [threading.Thread(target=call) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return seen
+
+    try:
+        assert run_in_raw_child(child) == (str([["child slow"]] * 4), 0)
+    finally:
+        forks.unregister(slow)
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_lock_that_another_thread_held_at_the_fork_is_free_in_the_child(raw):
+    lock, held, done = ProcessLock(), threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            done.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+
+    def child():
+        with lock, lock:
+            return "free"
+
+    try:
+        if raw:
+            assert run_in_raw_child(child) == ("free", 0)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if not pid:
+                child()
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        done.set()
+        holder.join()

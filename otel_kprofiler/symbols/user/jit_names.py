@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from otel_kprofiler.forks import ProcessLock
 from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.user.file import NO_FILE, PENDING, NamedAddress
@@ -49,7 +49,7 @@ class JitNames:
     ) -> None:
         self._open_code = open_code
         self._boot_ns = boot_ns
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._processes: dict[ProcessKey, _Process] = {}  # the one not used for longest first
         self._waiting: deque[_Process] = deque()
         self._named = BoundedCache(_MAX_NAMES, make_named)

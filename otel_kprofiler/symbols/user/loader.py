@@ -249,7 +249,7 @@ class SymbolLoader(ForkAware):
         """Let go of what was inherited; the child has no threads that read."""
         self._stopping = True
         self._threads = []
-        self._changed.release()
+        self._changed = threading.Condition()
         self._release()
 
     @property

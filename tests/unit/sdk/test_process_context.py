@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import os
 import struct
 import subprocess
@@ -21,6 +22,7 @@ from otel_kprofiler.processes import ProcessContexts, ProcessResources, read_pro
 from otel_kprofiler.processes.contexts import parse_context_addresses
 from otel_kprofiler.sdk import process_context
 from otel_kprofiler.sdk.process_context import publish_process_context, withdraw_process_context
+from tests.raw_forks import run_in_raw_child
 
 # Header and payload as the C implementation of OpenTelemetry's sig-profiling published them.
 C_REFERENCE = (
@@ -157,6 +159,24 @@ def test_a_child_of_a_publishing_parent_exits_cleanly():
         "sys.exit(0 if not pid else os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("first", ["publish", "withdraw", "nothing"])
+def test_a_child_of_cs_fork_does_not_touch_the_page_of_its_parent(first):
+    publish_process_context({"service.name": "parent"})
+
+    def child():
+        if first == "publish":
+            publish_process_context({"service.name": "child"})
+        elif first == "withdraw":
+            withdraw_process_context()
+        gc.collect()
+        context = read_process_context(os.getpid())
+        return context and context.resource["service.name"]
+
+    expected = "child" if first == "publish" else "None"
+    assert run_in_raw_child(child) == (expected, 0)
+    assert read_process_context(os.getpid()).resource["service.name"] == "parent"
 
 
 PUBLISH_ON_AN_OLD_KERNEL = """

@@ -1,0 +1,62 @@
+"""Workers of uWSGI, which C code forks.
+
+Before it forks them, uWSGI loads the application in its master. That holds the GIL from then on,
+so a thread started there never runs again; and if one waits for the GIL at the fork, the worker
+waits forever for it to take the GIL. What needs threads must therefore start in each worker.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+THREADS_HINT: Final = "set enable-threads = true for uWSGI"
+
+
+def call_in_workers(hook: Callable[[], object]) -> None:
+    """Call a function in each process that uWSGI forks, and in this one if it becomes a worker.
+
+    Does nothing unless :func:`is_before_workers`.
+    """
+    if not is_before_workers():
+        return
+    try:
+        # If the service imported it later, that would drop hooks that were set without it.
+        decorators: Any = importlib.import_module("uwsgidecorators")
+    except Exception:  # noqa: BLE001 - an Exception says that there is no master process
+        _chain(_find_uwsgi(), hook)
+    else:
+        decorators.postfork(hook)
+
+
+def is_before_workers() -> bool:
+    """Returns whether this is uWSGI before it forks its workers."""
+    uwsgi = _find_uwsgi()
+    if uwsgi is None:
+        return False
+    return not (uwsgi.worker_id() or uwsgi.mule_id() or uwsgi.i_am_the_spooler())
+
+
+def lacks_threads() -> bool:
+    """Returns whether this is uWSGI that runs Python threads only while it serves a request."""
+    uwsgi = _find_uwsgi()
+    return uwsgi is not None and not uwsgi.has_threads
+
+
+def _find_uwsgi() -> Any:
+    """The module that uWSGI has built in; None in other processes."""
+    uwsgi = sys.modules.get("uwsgi")
+    return uwsgi if hasattr(uwsgi, "worker_id") else None
+
+
+def _chain(uwsgi: Any, hook: Callable[[], object]) -> None:
+    before = getattr(uwsgi, "post_fork_hook", None)
+
+    def run() -> None:
+        if before is not None:
+            before()
+        hook()
+
+    uwsgi.post_fork_hook = run

@@ -1,0 +1,116 @@
+"""Children of C's ``fork()``, in which no fork hook of Python runs, and what they call first."""
+
+import pytest
+from services import problems, run
+
+from tests.raw_forks import CODE
+
+pytestmark = pytest.mark.live
+
+SERVICE = (
+    CODE
+    + """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from otel_kprofiler import KernelProfiler, labels
+
+trace.set_tracer_provider(TracerProvider())
+tracer = trace.get_tracer("t")
+profiler = KernelProfiler.from_env().start("raise")
+
+def fork_and(child):
+    work(0.2)
+    pid = raw_fork()
+    if not pid:
+        child()
+        sys.exit()
+    print(pid)
+    deadline = time.monotonic() + 60
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(pid, 9)
+        time.sleep(0.05)
+    assert ended[1] == 0, ended
+    work(0.2)
+    profiler.stop()
+"""
+)
+PROFILED = """
+def child():
+    FIRST
+    deadline = time.monotonic() + 50
+    while (stats := profiler.stats())["state"] != "running":
+        assert time.monotonic() < deadline, stats
+        time.sleep(0.01)
+    with tracer.start_as_current_span("later"):
+        work(0.5)
+    profiler.stop(30_000)
+    account = profiler.stats()["account"]
+    assert account["taken"] > 50 and not account["gaps"], account
+    assert profiler.stats()["linked"] > 50, profiler.stats()
+
+fork_and(child)
+"""
+FIRST = {
+    "start": 'profiler.start("raise")',
+    "span": 'tracer.start_span("first").end()',
+    "labels": "labels(tenant='acme').__enter__()",
+    "stats": "profiler.stats()",
+    "flush": "profiler.flush_window(1000)",
+}
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_a_child_profiles_itself_from_its_first_call_on(to_file, first):
+    done = run(SERVICE + PROFILED.replace("FIRST", FIRST[first]), env=to_file.env)
+    assert problems(done.stderr) == []
+    assert to_file.pids()[int(done.stdout)] > 50
+
+
+STOPPED = """
+def child():
+    began = time.monotonic()
+    profiler.stop(120_000)
+    assert time.monotonic() - began < 40
+    time.sleep(0.5)  # longer than a restart waits
+    assert profiler.stats()["state"] == "stopped", profiler.stats()
+
+fork_and(child)
+"""
+
+
+def test_a_child_that_stops_the_profiler_neither_waits_nor_restarts(to_file):
+    done = run(SERVICE + STOPPED, env=to_file.env)
+    assert problems(done.stderr) == []
+    assert int(done.stdout) not in to_file.pids()
+
+
+def test_a_child_that_calls_nothing_ends_as_any_other(to_file):
+    done = run(SERVICE + "\nfork_and(lambda: work(0.2))\n", env=to_file.env)
+    assert problems(done.stderr) == []
+    assert int(done.stdout) not in to_file.pids()
+
+
+def test_a_child_does_not_publish_spans_for_the_sampler_of_its_parent(to_file):
+    """A class of spans that is published by hooks, which the child inherits."""
+    done = run(
+        SERVICE
+        + """
+class Wrapper(trace.NonRecordingSpan):
+    pass
+
+while "hooks" not in profiler.stats()["span_links"]:
+    time.sleep(0.01)
+hook = trace.context_api._RUNTIME_CONTEXT
+
+def child():
+    profiler.stop()
+    assert trace.context_api._RUNTIME_CONTEXT is not hook
+    with trace.use_span(Wrapper(trace.INVALID_SPAN_CONTEXT)):
+        pass
+
+fork_and(child)
+""",
+        env=to_file.env,
+    )
+    assert problems(done.stderr) == []

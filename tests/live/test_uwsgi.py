@@ -1,0 +1,204 @@
+"""Workers of uWSGI profile themselves, whichever way they were forked."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.otlp import decode_windows
+from tests.strict_receiver import StrictReceiver
+
+pytestmark = pytest.mark.live
+
+SERVICE = """
+import json, os, time
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from otel_kprofiler import KernelProfiler
+from otel_kprofiler.sdk import read_process_context
+
+trace.set_tracer_provider(TracerProvider())
+profiler = KernelProfiler.from_env()
+
+def start():
+    profiler.start("raise")
+
+if os.environ["STARTS_AT"] == "postfork":
+    from uwsgidecorators import postfork
+    postfork(start)
+else:
+    start()
+
+def application(environ, start_response):
+    with trace.get_tracer("shop").start_as_current_span("request") as span:
+        end = time.thread_time() + 0.2
+        while time.thread_time() < end:
+            os.listdir("/proc/self/task")
+    start_response("200 OK", [])
+    stats = profiler.stats()
+    context = read_process_context(os.getpid())
+    return [json.dumps({
+        "pid": os.getpid(),
+        "trace": f"{span.get_span_context().trace_id:032x}",
+        "state": stats["state"],
+        "source": stats.get("span_links", {}).get("source"),
+        "published": context is not None and context.resource["service.name"],
+    }).encode()]
+"""
+WAYS = {
+    "import": ("import", ["--master", "--enable-threads"]),
+    "postfork": ("postfork", ["--master", "--enable-threads"]),
+    "lazy-apps": ("import", ["--master", "--enable-threads", "--lazy-apps"]),
+    "py-call-osafterfork": ("import", ["--master", "--enable-threads", "--py-call-osafterfork"]),
+    "no master": ("import", ["--threads=2"]),
+}
+ENOUGH = 50
+
+
+@pytest.fixture
+def receiver():
+    receiver = StrictReceiver()
+    yield receiver
+    receiver.close()
+
+
+@contextlib.contextmanager
+def uwsgi(directory, options, env):
+    """A server of two processes; its address, its process, and its log."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    program = Path(sysconfig.get_path("scripts")) / "uwsgi"
+    command = [program, f"--http-socket={address}", "--processes=2", "--module=shop"]
+    command += ["--need-app", "--die-on-term", *options]
+    if sys.prefix != sys.base_prefix:
+        command.append(f"--virtualenv={sys.prefix}")
+    log = directory / "log"
+    with log.open("w") as out:
+        server = subprocess.Popen(
+            command,
+            cwd=directory,
+            env={**os.environ, **env},
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+        try:
+            yield address, server, log
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def ask(address):
+    """The answer to a request; None if nobody answers."""
+    url = f"http://{address}/"
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=60) as answer:
+        return json.load(answer)
+
+
+def wait_for_end(server):
+    """Wait until no process of the server is left."""
+    deadline = time.monotonic() + 60
+    while True:
+        server.poll()
+        try:
+            os.killpg(server.pid, 0)
+        except ProcessLookupError:
+            return
+        assert time.monotonic() < deadline, "the server hangs"
+        time.sleep(0.05)
+
+
+def serve(address, server, log):
+    """Requests until both workers were profiled in some; all answers."""
+    answers, deadline = [], time.monotonic() + 120
+    with ThreadPoolExecutor(4) as clients:
+        while len({one["pid"] for one in answers if one["state"] == "running"}) < 2:
+            assert time.monotonic() < deadline, answers
+            assert server.poll() is None, log.read_text()
+            answers += filter(None, clients.map(ask, [address] * 4))
+        for _ in range(3):
+            answers += filter(None, clients.map(ask, [address] * 4))
+    return answers
+
+
+def functions_of(sample):
+    frames = [frame for side in sample.stack.sides for frame in side.frames]
+    return {line.function for frame in frames for line in frame.lines}
+
+
+def read_samples(receiver):
+    """Pid, trace and functions of each accepted sample."""
+    return [
+        (
+            group.resource.attributes["process.pid"],
+            sample.link and sample.link.trace_id.hex(),
+            functions_of(sample),
+        )
+        for payload in receiver.accepted["application/x-protobuf"]
+        for window in decode_windows(payload)
+        for group in window.profiles[0].resources
+        for sample in group.samples
+        for _ in sample.timestamps_unix_ns
+    ]
+
+
+def environment(receiver, starts_at):
+    return {
+        "STARTS_AT": starts_at,
+        "OTEL_SERVICE_NAME": "shop",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.http,
+        "OTEL_KPROFILER_SAMPLES_PER_SECOND": "499",
+        "OTEL_KPROFILER_REPORTER_INTERVAL": "60s",
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_workers_profile_themselves(receiver, tmp_path, way):
+    """All samples are of workers and their traces; they arrive though none was sent before."""
+    starts_at, options = WAYS[way]
+    (tmp_path / "shop.py").write_text(SERVICE)
+    env = environment(receiver, starts_at)
+    with uwsgi(tmp_path, options, env) as (address, server, log):
+        answers = serve(address, server, log)
+        time.sleep(0.5)  # a worker of uWSGI that is still busy ends without atexit
+        # Twice interrupted, a worker would end without atexit: the master interrupts them.
+        for pid in [server.pid] if "--master" in options else {one["pid"] for one in answers}:
+            os.kill(pid, signal.SIGTERM)
+        wait_for_end(server)
+    traces = {}
+    for answer in answers:
+        traces.setdefault(answer["pid"], set()).add(answer["trace"])
+        if answer["state"] == "running":
+            assert (answer["source"], answer["published"]) == ("interpreter", "shop")
+    assert server.pid not in traces or "--master" not in options
+    samples = read_samples(receiver)
+    assert {pid for pid, _, _ in samples} == traces.keys(), log.read_text()
+    linked = [(pid, trace) for pid, trace, _ in samples if trace]
+    assert len(linked) > ENOUGH, (len(samples), len(answers), log.read_text())
+    assert all(trace in traces[pid] for pid, trace in linked)
+    assert sum("application" in functions for _, _, functions in samples) > ENOUGH
+    assert receiver.refused == []
+
+
+def test_signals_to_workers_do_not_reach_threads_of_the_profiler(receiver, tmp_path):
+    """There, they would not wake the thread that waits for requests: the worker would go on."""
+    (tmp_path / "shop.py").write_text(SERVICE)
+    starts_at, options = WAYS["import"]
+    with uwsgi(tmp_path, options, environment(receiver, starts_at)) as (address, server, log):
+        serve(address, server, log)
+        os.killpg(server.pid, signal.SIGTERM)  # as systemd does by default
+        wait_for_end(server)
