@@ -74,23 +74,39 @@ class Filter:
             marks.append([origins[origin] for origin in samples.origins])
         return samples.select(list(map(all, zip(*marks, strict=True)))) if marks else samples
 
-    def _thread_marks(self, samples: Samples) -> Iterator[list[bool]]:
+    def find_processes(self, samples: Samples) -> list[bool] | None:
+        """Which resources are wanted, by index; None if more is wanted than certain processes."""
+        if replace(self, processes=(), services=(), containers=(), attributes=(), kinds=()) != (
+            Filter()
+        ):
+            return None
+        tests = list(self._thread_tests(samples))
+        wanted = [
+            all(test(Thread(number, 0, "")) for test in tests)
+            for number in range(len(samples.tables.resources))
+        ]
+        for thread in samples.tables.threads:  # processes without a name have that of a thread
+            wanted[thread.resource] |= all(test(thread) for test in tests)
+        return wanted
+
+    def _thread_tests(self, samples: Samples) -> Iterator[Callable[[Thread], bool]]:
         resources = samples.tables.resources
-        tests: list[Callable[[Thread], bool]] = []
         if self.processes:
-            tests.append(_process_test(resources, self.processes))
+            yield _process_test(resources, self.processes)
         if self.threads:
             named = matcher(self.threads)
-            tests.append(lambda thread: named(thread.name) or named(str(thread.tid)))
+            yield lambda thread: named(thread.name) or named(str(thread.tid))
         if self.services:
-            tests.append(_attribute_test(resources, SERVICE, matcher(self.services)))
+            yield _attribute_test(resources, SERVICE, matcher(self.services))
         if self.containers:
             named_or_id = matcher([*self.containers, *(f"{one}*" for one in self.containers)])
-            tests.append(_attribute_test(resources, CONTAINER, named_or_id))
+            yield _attribute_test(resources, CONTAINER, named_or_id)
         for pair in self.attributes:
             name, _, value = pair.partition("=")
-            tests.append(_attribute_test(resources, [name], matcher([value])))
-        for test in tests:
+            yield _attribute_test(resources, [name], matcher([value]))
+
+    def _thread_marks(self, samples: Samples) -> Iterator[list[bool]]:
+        for test in self._thread_tests(samples):
             threads = [test(thread) for thread in samples.tables.threads]
             yield [threads[thread] for thread in samples.threads]
 

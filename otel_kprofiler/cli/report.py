@@ -161,7 +161,9 @@ def command(
         with Output(path or "-", form, force=force) as output:
             output.write(samples.windows(), idle=idle)
         return
-    report = Report(loaded, by, callers_of, callees_of, idle=idle)
+    # Totals are of whole windows.
+    processes = None if start or end else chosen.find_processes(loaded)
+    report = Report(processes, by, callers_of, callees_of, idle=idle)
     parts = [
         (kind, part)
         for kind in samples.kinds

@@ -36,14 +36,15 @@ class Report:
     """Samples of a kind in groups.
 
     Attributes:
-        loaded: all samples of any kind, for the totals of waits.
+        processes: which resources were chosen, if samples were by nothing else: to these the exact
+            totals of waits belong.
         by: a name of :data:`GROUPINGS`, or of an attribute.
         callers_of: if not None, groups are the callers of this function instead.
         callees_of: likewise what it calls.
         idle: whether to show waits of threads without work.
     """
 
-    loaded: Samples
+    processes: Sequence[bool] | None
     by: str
     callers_of: str | None = None
     callees_of: str | None = None
@@ -93,7 +94,7 @@ class Report:
         every, samples = samples, self._shown(samples)
         groups, lines_of_spans = self._groups(samples)
         endpoints = self._endpoints(samples)
-        found = summarize_waits(self.loaded, kind)
+        found = summarize_waits(every, kind, self.processes)
         return {
             "kind": kind.name,
             "unit": kind.measure[1],
@@ -121,16 +122,22 @@ class Report:
     def _beside(self, kind: ProfileKind, every: Samples, shown: Samples) -> Iterator[str]:
         """What there is beside the samples that are shown."""
         unit = kind.measure[1]
-        if found := summarize_waits(self.loaded, kind):
-            states = ", ".join(
-                f"{state.label} {amount(part, unit)}"
-                for state, part in zip(WaitState, found.exact.by_state, strict=True)
-                if part
-            )
-            yield (
-                f"all waits: {amount(found.exact.total_ns, unit)} ms exactly ({states}); "
-                f"by samples {amount(found.estimate_ns, unit)} ± {amount(found.error_ns, unit)} ms"
-            )
+        if found := summarize_waits(every, kind, self.processes):
+            by_samples = f"by samples {amount(found.estimate_ns, unit)}"
+            if found.error_ns is None:
+                by_samples += f" ms, without the {_lost(kind, every):,} samples that were lost"
+            else:
+                by_samples += f" ± {amount(found.error_ns, unit)} ms"
+            if found.exact is None:
+                yield f"these waits: {by_samples}"
+            else:
+                states = ", ".join(
+                    f"{state.label} {amount(part, unit)}"
+                    for state, part in zip(WaitState, found.exact.by_state, strict=True)
+                    if part
+                )
+                exact = amount(found.exact.total_ns, unit)
+                yield f"all waits: {exact} ms exactly ({states or 'none'}); {by_samples}"
         if left := every.count - shown.count:
             weight = sum(every.weights()) - sum(shown.weights())
             yield (
@@ -195,11 +202,12 @@ def _lost(kind: ProfileKind, samples: Samples) -> int:
 
 
 def _waits_as_dict(found: WaitSummary, every: Samples, shown: Samples) -> dict[str, Any]:
-    states = zip(WaitState, found.exact.by_state, strict=True)
+    exact = found.exact
+    states = zip(WaitState, exact.by_state, strict=True) if exact else ()
     return {
-        "exact_ns": {state.label: part for state, part in states if part},
-        "switches": found.exact.switches,
-        "below_ns": found.exact.below_ns,
+        "exact_ns": {state.label: part for state, part in states if part} if exact else None,
+        "switches": exact and exact.switches,
+        "below_ns": exact and exact.below_ns,
         "estimate_ns": found.estimate_ns,
         "standard_error_ns": found.error_ns,
         "threshold_ns": found.threshold_ns,

@@ -153,7 +153,11 @@ class Sampling:
 
     def config(self, access: Access, targets: Targets, child_pid: int | None) -> SamplerConfig:
         """The configuration of the sampler; ``child_pid`` is a command that was started for it."""
-        waits = OffCpuConfig(samples_per_second=self.off_cpu_rate, wakers=self.wakers)
+        waits = OffCpuConfig(
+            samples_per_second=self.off_cpu_rate,
+            wakers=self.wakers,
+            leaves_out="" if self.comms else "process",
+        )
         config = SamplerConfig(
             samples_per_second=self.rate,
             stacks=self.stacks,

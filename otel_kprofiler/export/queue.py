@@ -100,7 +100,7 @@ class ExportQueue:
         self._storage_error = ""
         self.unknown_since_unix_ns = 0
         self._adopt_carried()
-        self._worker = threading.Thread(target=self._work, name=f"export {exporter.name}")
+        self._worker = threading.Thread(target=self._work, name=f"kprofiler-export {exporter.name}")
         self._worker.daemon = True
         self._worker.start()
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
+    STACK_NOT_TAKEN,
     STACK_OK,
     STACK_TRUNCATED,
     TRUNCATED_STACKS,
+    USER_SIDE,
     Frame,
     ModuleKind,
     Resource,
@@ -137,6 +139,9 @@ def side_remarks(side: Side) -> Iterator[Entry]:
     elif status in TRUNCATED_STACKS:
         reason = _TRUNCATED_REASONS[TRUNCATED_STACKS[status]]
         yield Entry("[truncated]", "", kind, reason, color=kind.color)
+    elif status == STACK_NOT_TAKEN and kind is USER_SIDE:
+        reason = "the wait lasted longer than expected: no more than the kernel's side could be had"
+        yield Entry("[user stack not taken]", "", kind, reason, color=kind.color)
     elif kind.is_expected:
         reason = f"the kernel could not take the stack: {errno.errorcode.get(-status, status)}"
         yield Entry(f"[no {kind.name} stack]", "", kind, reason, color=kind.color)

@@ -27,6 +27,7 @@ from otel_kprofiler.text import escape_controls
 # Field numbers of the messages Profile, Sample, Mapping, Location, Line, Function, ValueType.
 _SAMPLE_TYPE, _SAMPLE, _MAPPING, _LOCATION, _FUNCTION, _STRING = 1, 2, 3, 4, 5, 6
 _TIME_NANOS, _DURATION_NANOS, _PERIOD_TYPE, _PERIOD = 9, 10, 11, 12
+_DEFAULT_SAMPLE_TYPE: Final = 14
 _USER_CEILING: Final = 1 << 63
 
 
@@ -34,8 +35,8 @@ def pprof(windows: Iterable[Window]) -> bytes:
     """All windows as one profile, gzipped.
 
     Values are the number of samples, and of each kind what they stand for: CPU time for a kind
-    with a period, else the sum of its values. Labels hold process, pid,
-    thread, tid, cpu and endpoint (local root span), all as text because pprof drops a numeric 0; a
+    with a period, else the sum of its values; CPU time is shown by default. Labels hold process,
+    pid, thread, tid, cpu and endpoint (local root span), all as text: pprof drops a numeric 0; a
     number is selected by ``pprof -tagfocus='cpu=^0$'``. Unresolved frames have an address and a
     mapping, and no function; those of Python have a function with a name in brackets.
     """
@@ -146,6 +147,8 @@ class _Encoder:
         self._out += _message(_PERIOD_TYPE, self._value_type(*self._kinds[0].measure))
         self._out += _number(_PERIOD, self._period_ns) + _number(_TIME_NANOS, self._start_ns)
         self._out += _number(_DURATION_NANOS, self._end_ns - self._start_ns)
+        default = ON_CPU if ON_CPU in self._kinds else self._kinds[0]
+        self._out += _number(_DEFAULT_SAMPLE_TYPE, self._string(default.measure[0]))
         for text in self._strings:
             self._out += _message(_STRING, escape_controls(text).encode())
         return bytes(self._out)

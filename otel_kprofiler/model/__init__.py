@@ -110,6 +110,7 @@ from otel_kprofiler.model.user_stack import (
 )
 from otel_kprofiler.model.wait import NO_WAITS, Wait, WaitState, WaitTotals, Waker
 from otel_kprofiler.model.wait_cause import WaitCause, find_cause, find_stack_cause
+from otel_kprofiler.model.wait_stack import STACK_NOT_TAKEN, WaitStacks
 from otel_kprofiler.model.window import (
     Attributes,
     AttributeScalar,
@@ -140,6 +141,7 @@ __all__ = [
     "PYTHON_SIDE",
     "SIDES",
     "SOURCE_BITS",
+    "STACK_NOT_TAKEN",
     "STACK_OK",
     "STACK_TRUNCATED",
     "STATUS_BY_END",
@@ -213,6 +215,7 @@ __all__ = [
     "UserStack",
     "Wait",
     "WaitCause",
+    "WaitStacks",
     "WaitState",
     "WaitTotals",
     "Waker",

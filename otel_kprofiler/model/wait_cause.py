@@ -14,6 +14,7 @@ from typing import Final
 
 from otel_kprofiler.model.stack import KERNEL_SIDE, PYTHON_SIDE, USER_SIDE, Stack
 from otel_kprofiler.model.wait import WaitState
+from otel_kprofiler.model.wait_pool import is_idle_in_pool
 
 
 class WaitCause(enum.Enum):
@@ -58,6 +59,8 @@ class WaitCause(enum.Enum):
     """The end of a child process, or that it executes a program after ``vfork``."""
     STOP = "stop"
     """Stopped by a signal, a debugger or the freezer."""
+    POOL = "pool"
+    """Work for a thread of a pool: of Python, Go, Java or libuv."""
     KERNEL_THREAD = "kernel_thread"
     """A kernel thread without work."""
     OTHER = "other"
@@ -77,7 +80,7 @@ class WaitCause(enum.Enum):
 
 _IDLE: Final = frozenset({
     WaitCause.SOCKET_ACCEPT, WaitCause.POLL, WaitCause.EPOLL, WaitCause.IO_URING, WaitCause.SLEEP,
-    WaitCause.SIGNAL, WaitCause.TERMINAL, WaitCause.KERNEL_THREAD,
+    WaitCause.SIGNAL, WaitCause.TERMINAL, WaitCause.POOL, WaitCause.KERNEL_THREAD,
 })  # fmt: skip
 
 PROOFS: Final[Mapping[WaitCause, str]] = {
@@ -232,7 +235,11 @@ def find_stack_cause(
         elif side.kind is USER_SIDE:
             user += [line.function for frame in side.frames for line in frame.lines]
     cause = find_cause(state, kernel, user, in_iowait=in_iowait, is_throttled=is_throttled)
-    return WaitCause.GIL if cause is WaitCause.FUTEX and _takes_gil(stack) else cause
+    if cause is not WaitCause.FUTEX:
+        return cause
+    if _takes_gil(stack):
+        return WaitCause.GIL
+    return WaitCause.POOL if is_idle_in_pool(stack) else cause
 
 
 def _takes_gil(stack: Stack) -> bool:

@@ -204,6 +204,7 @@ def open_live(
         on_drained=on_drained,
         find_labels=find_labels,
         find_causes=config.off_cpu is None or config.off_cpu.causes,
+        scheduler_rvas=symbolizer.scheduler_rvas(),
         grain=grain,
         leaves_out_self_profiled=leaves_out_self_profiled,
     )

@@ -87,6 +87,7 @@ class Pipeline(Generic[SamplerT]):
         on_drained: sees the samples of each drain, before they wait for their symbols.
         find_labels: the labels with a number; without it, samples have none.
         find_causes: whether to find what threads wait for.
+        scheduler_rvas: of the kernel's functions in which threads wait.
         grain: what has a Resource of its own; windows are merged as they are closed.
         leaves_out_self_profiled: whether windows are without on-CPU samples of processes that
             sample themselves; these are counted as lost.
@@ -113,6 +114,7 @@ class Pipeline(Generic[SamplerT]):
         on_drained: Callable[[Sequence[RawSample]], None] | None = None,
         find_labels: Callable[[int], LabelSet] | None = None,
         find_causes: bool = True,
+        scheduler_rvas: range = range(0),
         grain: Grain = Grain.PROCESS,
         leaves_out_self_profiled: bool = False,
     ) -> None:
@@ -124,6 +126,7 @@ class Pipeline(Generic[SamplerT]):
         self._on_drained = on_drained
         self._find_labels = find_labels
         self._find_causes = find_causes
+        self._scheduler_rvas = scheduler_rvas
         self.python = python
         self._stacks = stacks
         self.resources = resources
@@ -175,6 +178,7 @@ class Pipeline(Generic[SamplerT]):
             pause=self._pause,
             find_labels=self._find_labels,
             find_causes=self._find_causes,
+            scheduler_rvas=self._scheduler_rvas,
         )
 
     def change_windows(self, at_boot_ns: int, schedule: WindowSchedule) -> None:

@@ -11,7 +11,7 @@ from otel_kprofiler.sampling import Groups, OffCpuConfig, SamplerConfig
 from otel_kprofiler.symbols import UserSymbolSettings
 
 if TYPE_CHECKING:
-    from otel_kprofiler.config import OffCpu, Receiver
+    from otel_kprofiler.config import Receiver
     from otel_kprofiler.model import AttributeValue
 
 
@@ -34,16 +34,18 @@ def sampler_config(receiver: Receiver) -> SamplerConfig:
         map_scale_factor=receiver.map_scale_factor,
         check_kernel=not receiver.no_kernel_version_check,
         verifier_log_level=receiver.bpf_verifier_log_level,
-        off_cpu=_off_cpu_config(receiver.off_cpu) if receiver.off_cpu.enabled else None,
+        off_cpu=_off_cpu_config(receiver) if receiver.off_cpu.enabled else None,
     )
 
 
-def _off_cpu_config(settings: OffCpu) -> OffCpuConfig:
+def _off_cpu_config(receiver: Receiver) -> OffCpuConfig:
+    settings = receiver.off_cpu
     return OffCpuConfig(
         samples_per_second=settings.samples_per_second_per_cpu,
         min_duration_ns=int(settings.min_duration),
         wakers=settings.wakers,
         causes=settings.causes,
+        leaves_out="" if receiver.target_comms else "process",
     )
 
 

@@ -23,6 +23,7 @@ from otel_kprofiler.model import (
     Stack,
     StreamTotals,
     Wait,
+    WaitStacks,
     WaitState,
     WaitTotals,
     Window,
@@ -106,6 +107,7 @@ class WindowBuilder:
         pause: called repeatedly while a window is closed, to let other threads run.
         find_labels: the labels with a number; without it, samples have none.
         find_causes: whether to find what threads wait for.
+        scheduler_rvas: of the kernel's functions in which threads wait; see :class:`WaitStacks`.
     """
 
     def __init__(
@@ -119,8 +121,10 @@ class WindowBuilder:
         pause: Callable[[], None] | None = None,
         find_labels: Callable[[int], LabelSet] | None = None,
         find_causes: bool = True,
+        scheduler_rvas: range = range(0),
     ) -> None:
         self._find_causes = find_causes
+        self._scheduler_rvas = scheduler_rvas
         self._clock = StreamClock(clock)
         self._find_labels = find_labels
         self._schedule = schedule
@@ -206,6 +210,7 @@ class WindowBuilder:
         resources = {resource: resource for groups in self._kinds.values() for resource in groups}
         resources |= {resource: resource for one in counts.values() for resource in one.waits}
         resources |= renew(resources.keys()) if renew else {}
+        ends = WaitStacks(self._scheduler_rvas)
         profiles = []
         for kind in KINDS:
             if kind.name not in counts and kind not in self._kinds:
@@ -215,7 +220,7 @@ class WindowBuilder:
             groups = [
                 ResourceSamples(
                     resources[resource],
-                    self._samples(sampled.get(resource, {}), again, interval),
+                    self._samples(sampled.get(resource, {}), again, interval, ends),
                     counted.waits.get(resource),
                 )
                 for resource in dict.fromkeys([*sampled, *counted.waits])
@@ -262,7 +267,7 @@ class WindowBuilder:
         return {stack: resolve(sample) for stack, sample in self._unfinished.items()}
 
     def _samples(
-        self, group: _Group, again: dict[Stack, Stack], interval: Interval
+        self, group: _Group, again: dict[Stack, Stack], interval: Interval, ends: WaitStacks
     ) -> list[WindowSample]:
         samples = []
         waits: dict[tuple[Stack, _WaitKey], WindowWait] = {}
@@ -280,6 +285,7 @@ class WindowBuilder:
                 if wait is None:
                     known = found if self._find_causes else None
                     wait = waits[found, key] = _window_wait(known, key)
+                found = ends.cut(found)  # the cause is in what is cut
             samples.append(WindowSample(found, tid, name, cpu, link, times, values, labels, wait))
         return samples
 

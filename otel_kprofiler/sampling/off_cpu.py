@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from otel_kprofiler.bpf import WAIT_UNIT_NS
 
@@ -24,12 +24,15 @@ class OffCpuConfig:
         min_duration_ns: shorter waits are never sampled, 0 to 4.29 s; the totals count them.
         wakers: also tell which thread ended a wait.
         causes: find what threads wait for, by their stacks.
+        leaves_out: whose waits are neither sampled nor counted: those of this ``process``, a
+            profiler; only of its ``threads`` that profile, in a service; empty: nobody's.
     """
 
     samples_per_second: int = USUAL_WAITS_PER_SECOND
     min_duration_ns: int = 1_000
     wakers: bool = False
     causes: bool = True
+    leaves_out: Literal["", "process", "threads"] = ""
 
     def __post_init__(self) -> None:
         for name, high in (

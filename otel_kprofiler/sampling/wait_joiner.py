@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,13 +57,20 @@ class WaitJoiner:
 
     Args:
         rng: source of chance.
+        is_left_out: whether a thread's waits become no samples, by the record of one.
 
     Attributes:
-        added: samples beyond one for each record of a sampled wait.
+        added: samples beyond one for each record of a sampled wait; below 0 where more were left
+            out.
         lasting_threshold_ns: threshold of the last :meth:`sample_lasting`.
     """
 
-    def __init__(self, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        rng: random.Random | None = None,
+        is_left_out: Callable[[RawSample], bool] = lambda _: False,
+    ) -> None:
+        self._is_left_out = is_left_out
         self.added = 0
         self.lasting_threshold_ns = 0
         self._random = rng or random.Random()  # noqa: S311 - no secret
@@ -75,7 +82,11 @@ class WaitJoiner:
         for sample, end in records:
             key = sample.tgid, sample.tid
             if end is None:
-                self._pending[key] = _Pending(sample)
+                if not self._is_left_out(sample):
+                    self._pending[key] = _Pending(sample)
+                continue
+            if self._is_left_out(sample):
+                self.added -= bool(end.flags & WAIT_KEPT)
                 continue
             pending = self._pending.pop(key, None)
             if end.flags & WAIT_KEPT:

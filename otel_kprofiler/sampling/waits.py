@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
@@ -50,6 +51,8 @@ _LASTING_SHARE: Final = 0.5
 """Samples of waits that go on, as a share of those that are wanted of waits that end."""
 _LOADAVG: Final = "/proc/loadavg"
 _MIN_THREADS: Final = 16_384
+_OWN_NAME: Final = "kprofiler-"
+"""How the names of all threads of this package begin."""
 _MAX_THREADS: Final = 1 << 20
 _NS_PER_S: Final = 1_000_000_000
 
@@ -150,7 +153,8 @@ class WaitFollower:
         self._links: dict[str, int] = {}
         self._next_look_ns = 0
         self._totals = WaitSums()
-        self._joiner = WaitJoiner()
+        self._own = OwnThreads(config.leaves_out)
+        self._joiner = WaitJoiner(is_left_out=lambda one: self._own.has(one.tgid, one.tid))
         self._control = ThresholdControl(
             config.min_duration_ns, time.monotonic_ns(), config.samples_per_second
         )
@@ -203,13 +207,14 @@ class WaitFollower:
             records: those since the last call.
             now_ns: time of ``CLOCK_MONOTONIC``.
         """
+        self._own.update()
         samples = self._joiner.join(records.waits)
         for _, end in records.waits:
             if end is not None and end.flags & WAIT_KEPT:
                 self._control.note(end.threshold_ns)
                 self._longest_ns = max(self._longest_ns, end.threshold_ns)
         self._joiner.forget(records.ended)
-        self._totals.add_ended(records.ended)
+        self._totals.add_ended(self._without_own(records.ended))
         lasting, self._lasting = self._lasting, []
         rate = self._rate
         if rate and now_ns >= self._next_look_ns:
@@ -228,12 +233,15 @@ class WaitFollower:
         self._look_at_waiting(now_ns)
         passed_s, self._read_ns = (now_ns - self._read_ns) / _NS_PER_S, now_ns
         now_ns -= self._lines.offset_ns()
-        threads = list(parse_threads(self._table.read()))
+        threads = list(self._without_own(parse_threads(self._table.read())))
         most = max(1.0, _LASTING_SHARE * self._rate * passed_s)
         self._lasting += self._joiner.sample_lasting(threads, now_ns, boot_ns, self._epoch, most)
         self._longest_before_ns = self._longest_ns
         self._longest_ns = self._joiner.lasting_threshold_ns
         return self._totals.read(threads, now_ns, self._epoch)
+
+    def _without_own(self, threads: Iterable[WaitThread]) -> Iterator[WaitThread]:
+        return (thread for thread in threads if not self._own.has(thread.tgid, thread.tid))
 
     def configure(self, config: OffCpuConfig) -> None:
         """Tell something else of waits; whether any is sampled cannot change."""
@@ -351,6 +359,32 @@ def open_waits(
 
 _Told = tuple[int, tuple[int, ...], int, int]
 """Of a thread: the round, and its sums by state, waits, and time in short ones."""
+
+
+class OwnThreads:
+    """The threads of this process that are left out; not thread-safe.
+
+    Args:
+        leaves_out: as in :class:`OffCpuConfig`.
+    """
+
+    def __init__(self, leaves_out: str) -> None:
+        self._leaves_out = leaves_out
+        self._pid = os.getpid()
+        self._tids: set[int | None] = set()
+
+    def update(self) -> None:
+        """Look which threads there are; one that has ended stays, as records of it may come."""
+        if self._leaves_out == "threads":
+            self._tids |= {
+                one.native_id for one in threading.enumerate() if one.name.startswith(_OWN_NAME)
+            }
+
+    def has(self, tgid: int, tid: int) -> bool:
+        """Returns whether a thread is left out."""
+        if tgid != self._pid or not self._leaves_out:
+            return False
+        return self._leaves_out == "process" or tid in self._tids
 
 
 class WaitSums:

@@ -106,6 +106,7 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
             find_span_layout(unsampled=plan.link_unsampled_spans) if plan.span_links else None
         ),
         span_path=_find_span_path() if plan.span_links else None,
+        off_cpu=config.off_cpu and replace(config.off_cpu, leaves_out="threads"),
     )
     namespace = os.stat("/proc/self/ns/pid")
     if plan.target == "host":

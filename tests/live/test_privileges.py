@@ -45,7 +45,8 @@ def test_each_thread_keeps_only_the_capabilities_it_needs():
     found = run("""
 privileges = Privileges()
 tids = {}
-for name in ("export otlp_grpc", "kprofiler-ksymbols", "kprofiler-contexts", "kprofiler-tables"):
+for name in ("export", "ksymbols", "contexts", "tables"):
+    name = f"kprofiler-{name}"
     start(name, lambda name=name: tids.setdefault(name, threading.get_native_id()))
 before = len(held(os.getpid()))
 missing = privileges.reduce_this_thread()
@@ -55,7 +56,7 @@ print(json.dumps([before, missing, held(os.getpid()), {n: held(t) for n, t in ti
     assert before > len(KEPT)
     assert (missing, main) == ([], KEPT)
     assert threads == {
-        "export otlp_grpc": [],
+        "kprofiler-export": [],
         "kprofiler-ksymbols": ["CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG"],
         "kprofiler-contexts": ["CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"],
         "kprofiler-tables": [

@@ -209,9 +209,9 @@ def test_stacks_are_those_of_the_thread_that_sleeps(functions):
     assert len(known) > len(samples) / 2 > 10
     for sample in known:
         names = functions(sample)
-        while names[0].endswith("_sched_switch"):  # the tracepoint's, with several tracers
-            del names[0]
-        assert names[:2] == ["__schedule", "schedule"], "without the frames of the program"
+        # Windows are without what looks on at the switch.
+        at = names.index("__schedule")
+        assert names[at : at + 2] == ["__schedule", "schedule"]
     assert len({s.comm for s in samples}) == 1
     assert {s.kind for s in samples} == {OFF_CPU}
     assert len({s.start_time_ns for s in samples}) == 1

@@ -13,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from otel_kprofiler.bpf import BccLoader, LibbpfLoader, find_wait_offsets
 from otel_kprofiler.errors import HostError
-from otel_kprofiler.model import NO_WAITS, ProcessKey, WaitState, WaitTotals
+from otel_kprofiler.model import KERNEL_SIDE, NO_WAITS, ProcessKey, WaitState, WaitTotals
+from otel_kprofiler.otlp import read_profiles
 from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig, waits
 
 pytestmark = [
@@ -347,3 +348,35 @@ def test_a_process_key_is_that_of_samples():
         stat = Path(f"/proc/{program.process.pid}/stat").read_text()
     assert isinstance(key, ProcessKey)
     assert key.start_time_ns // 10_000_000 == int(stat.rsplit(")", 1)[1].split()[19])
+
+
+SLEEPER = "import time\nwhile True: time.sleep(0.003)"
+
+
+def test_a_wait_is_one_stack_below_the_scheduler_and_the_profiler_is_left_out(tmp_path):
+    path = str(tmp_path / "waits.otlp")
+    with subprocess.Popen([sys.executable, "-c", SLEEPER]) as sleeper:
+        try:
+            record = subprocess.Popen(
+                [sys.executable, "-m", "otel_kprofiler", "record", "--off-cpu", "--no-on-cpu",
+                 "--off-cpu-rate", "200", "-d", "2", "-o", path],
+            )  # fmt: skip
+            assert record.wait(120) == 0
+        finally:
+            sleeper.kill()
+    (window,) = read_profiles(path)
+    samples = [
+        (resource.attributes.get("process.pid"), sample)
+        for resource, sample in window.samples
+        if sample.timestamps_unix_ns and sample.weight
+    ]
+    slept = [one for pid, one in samples if pid == sleeper.pid]
+    stacks = {
+        tuple(frame.function for frame in one.stack.frames if frame.side is KERNEL_SIDE)
+        for one in slept
+        if one.wait.state is WaitState.INTERRUPTIBLE
+    }
+    assert len(stacks) == 1, stacks
+    ((leaf, *_),) = stacks
+    assert leaf in ("hrtimer_nanosleep", "common_nsleep", "common_nsleep_timens")
+    assert record.pid not in {pid for pid, _ in samples}

@@ -203,6 +203,7 @@ def test_pprof_has_a_value_for_each_kind(windows):
     strings = [text.decode() for number, text in profile if number == 6]
     types = [dict(fields(body)) for number, body in profile if number == 1]
     assert [strings[one[1]] for one in types] == ["samples", "cpu", "lock_wait"]
+    assert [strings[index] for number, index in profile if number == 14] == ["cpu"]
     samples = [dict(fields(body)) for number, body in profile if number == 2]
     assert sorted(list(varints(sample[2])) for sample in samples) == [
         [1, 0, 1],

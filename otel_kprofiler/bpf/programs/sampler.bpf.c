@@ -273,10 +273,9 @@ INLINE u64 find_wakeup(const struct config *options)
 }
 
 /*
- * Write the current thread, whose ids are in the record, with its stacks to the ring. `skip`: the
- * innermost kernel frames, which are the sampler's own.
+ * Write the current thread, whose ids are in the record, with its stacks to the ring.
  */
-INLINE enum written write_thread(void *ctx, struct config *options, struct record *record, u64 skip,
+INLINE enum written write_thread(void *ctx, struct config *options, struct record *record,
 				 enum user_frames by, int python, int in_namespace)
 {
 	u64 flags = options->flags, limit = stack_bytes(options->stack_bytes);
@@ -285,7 +284,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 
 	record->kernel_bytes = record->user_bytes = record->python_bytes = NOT_COLLECTED;
 	if (flags & KERNEL_STACKS) {
-		result = bpf_get_stack(ctx, record->frames, limit, skip);
+		result = bpf_get_stack(ctx, record->frames, limit, 0);
 		record->kernel_bytes = result;
 		kernel_bytes = stack_bytes(result);
 	}
@@ -367,7 +366,7 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 			return;
 		}
 	}
-	written = write_thread(ctx, options, record, 0, by, python, in_namespace);
+	written = write_thread(ctx, options, record, by, python, in_namespace);
 	if (written == NO_FRAMES) {
 		line->empty++;
 		return;

@@ -310,7 +310,7 @@ INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *op
 	record->kind = OFF_CPU;
 	record->phase = WAIT_BEGUN;
 	record->value = now;
-	if (write_thread(ctx, options, record, OWN_FRAMES, by, python, thread->in_namespace) ==
+	if (write_thread(ctx, options, record, by, python, thread->in_namespace) ==
 	    WRITTEN) {
 		line->begun++;
 		thread->flags ^= WAIT_UNWRITTEN | WAIT_HAS_BEGUN;

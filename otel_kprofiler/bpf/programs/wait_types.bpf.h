@@ -48,7 +48,6 @@ enum wait_flags {
 };
 
 enum {
-	OWN_FRAMES = 2, /* the program, bpf_trace_run4(); of several tracers also __traceiter_*() */
 	NOT_RUNNING = -3, /* -ESRCH: a stack of a thread that does not run */
 	LIKELY_FACTOR = 2, /* how much longer than usual a wait may be and surely has a begin */
 	USUAL_SHIFT = 4,   /* each shorter wait takes 1/16 off what is usual */

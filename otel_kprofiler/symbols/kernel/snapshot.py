@@ -234,13 +234,20 @@ class Snapshot:
         core = self._by_name.get(VMLINUX)
         if core is None or core.table is None:
             return ()
-        found = []
-        for section in INTERRUPT_SECTIONS:
-            start = core.table.find_address(f"__{section}_text_start".encode())
-            end = core.table.find_address(f"__{section}_text_end".encode())
-            if start is not None and end is not None and start < end:
-                found.append(AddressRange(start, end, section))
-        return tuple(found)
+        found = (_find_section(core.table, section) for section in INTERRUPT_SECTIONS)
+        return tuple(filter(None, found))
+
+    def scheduler_rvas(self) -> range:
+        """RVAs in vmlinux of the functions that the kernel marks with ``__sched``.
+
+        In these threads wait; stacks of threads that do not run are without them
+        (``in_sched_functions()``, kernel/sched/core.c). Empty if the markers are not known.
+        """
+        core = self._by_name.get(VMLINUX)
+        found = _find_section(core.table, "sched") if core and core.table else None
+        if core is None or found is None:
+            return range(0)
+        return range(found.start - core.module.base, found.end - core.module.base)
 
     def explain(self, address: int) -> Explanation:
         """Explain a runtime address."""
@@ -349,6 +356,15 @@ def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int
     if leaf_exact and addresses:
         addresses[0] = pcs[0]
     return addresses
+
+
+def _find_section(table: SymbolTable, section: str) -> AddressRange | None:
+    """A part of the kernel's text, by the linker's markers; None if the kernel has none."""
+    start = table.find_address(f"__{section}_text_start".encode())
+    end = table.find_address(f"__{section}_text_end".encode())
+    if start is None or end is None or start >= end:
+        return None
+    return AddressRange(start, end, section)
 
 
 def _disjoint(

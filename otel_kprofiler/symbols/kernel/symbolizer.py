@@ -354,6 +354,10 @@ class KernelSymbolizer:
         """Entry code of interrupts and system calls."""
         return self.snapshot.interrupt_ranges()
 
+    def scheduler_rvas(self) -> range:
+        """RVAs in vmlinux of the functions in which threads wait."""
+        return self.snapshot.scheduler_rvas()
+
     def finish(self, timeout_s: float) -> None:
         """Nothing to wait for: :meth:`advance` tells how far the symbols are complete."""
 

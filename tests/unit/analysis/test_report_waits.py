@@ -1,6 +1,7 @@
 """The command `report` on profiles of waits: by cause and state, idle waits, exact totals."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -16,6 +17,7 @@ from otel_kprofiler.model import (
     FileId,
     Frame,
     Line,
+    LossCause,
     Module,
     ModuleKind,
     Profile,
@@ -145,7 +147,35 @@ def test_what_runs_is_no_part_of_causes(profile, tmp_path):
 def test_only_idle_waits_are_told_of_without_a_table(profile):
     lines = report("--function", "do_sys_poll", profile).output.splitlines()
     assert lines[0].startswith("off_cpu: 0 samples, 0.0 ms")
-    assert lines[1:] == [TOTALS, "idle waits, not shown without --idle: 1 sample, 10,000.0 ms"]
+    assert lines[1:] == [
+        "these waits: by samples 10,000.0 ± 0.0 ms",  # longer than the threshold
+        "idle waits, not shown without --idle: 1 sample, 10,000.0 ms",
+    ]
+
+
+def test_the_totals_are_of_the_processes_that_are_chosen(profile):
+    lines = report("--process", "7", profile).output.splitlines()
+    assert lines[1] == (
+        "all waits: 10,012.0 ms exactly (runnable 4.0, interruptible 10,008.0); "
+        "by samples 10,011.0 ± 6.2 ms"
+    )
+    for chosen in (["--function", "vfs_read"], ["--from", "0s"], ["--thread", "7"]):
+        assert report(*chosen, profile).output.count("exactly") == 0
+        done = report("--json", *chosen, profile)
+        assert [one["waits"]["exact_ns"] for one in json.loads(done.output)["kinds"]] in (
+            [],
+            [None],
+        )
+
+
+def test_an_estimate_of_what_was_lost_has_no_error(profile, tmp_path):
+    (window,) = read_profiles(profile)
+    of_lost = replace(window.profiles[0], taken=9, lost={LossCause.RING_FULL: 4})
+    path = tmp_path / "lost.otlp"
+    path.write_bytes(encode_window(replace(window, profiles=[of_lost])).batches[0].payload)
+    assert "by samples 10,011.0 ms, without the 4 samples that were lost" in report(path).output
+    (kind,) = json.loads(report("--json", path).output)["kinds"]
+    assert kind["waits"]["standard_error_ns"] is None
 
 
 def test_pictures_leave_out_idle_waits_and_say_so(profile, tmp_path):

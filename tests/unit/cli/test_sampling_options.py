@@ -23,7 +23,7 @@ def config(child_pid=None, **options):
 def test_waits_are_sampled_on_request():
     assert config().off_cpu is None
     found = config(off_cpu=True, off_cpu_rate=7, wakers=True)
-    assert found.off_cpu == OffCpuConfig(samples_per_second=7, wakers=True)
+    assert found.off_cpu == OffCpuConfig(samples_per_second=7, wakers=True, leaves_out="process")
     assert found.on_cpu
     assert not config(off_cpu=True, on_cpu=False).on_cpu
 

@@ -213,7 +213,7 @@ def test_an_exporter_that_ignores_shutdown_is_abandoned(open_queue, gate, batch,
     assert check(queue.counts())[:4] == (3, 0, {LossCause.SHUTDOWN: 3}, 0)
     gate.permits.release(1)
     for thread in threading.enumerate():
-        if thread.name.startswith("export "):
+        if thread.name.startswith("kprofiler-export "):
             thread.join(5)
     assert check(queue.counts())[:4] == (3, 0, {LossCause.SHUTDOWN: 3}, 0)
 

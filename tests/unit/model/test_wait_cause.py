@@ -98,7 +98,7 @@ def test_every_capture_is_tested():
 
 def test_idle_causes():
     assert {cause.label for cause in WaitCause if cause.is_idle} == {
-        "epoll", "io_uring", "kernel_thread", "poll", "signal", "sleep", "socket_accept",
+        "epoll", "io_uring", "kernel_thread", "poll", "pool", "signal", "sleep", "socket_accept",
         "terminal",
     }  # fmt: skip
 

@@ -1,6 +1,8 @@
 """Samples of waits out of begins and ends."""
 
+import os
 import random
+import threading
 from collections import defaultdict
 
 import pytest
@@ -16,6 +18,7 @@ from otel_kprofiler.model import KERNEL_SIDE, OFF_CPU, STACK_OK, RawSample, Wait
 from otel_kprofiler.sampling import WaitJoiner
 from otel_kprofiler.sampling.off_cpu import MAX_THRESHOLD_NS
 from otel_kprofiler.sampling.wait_joiner import FIRST_THRESHOLD_NS, ThresholdControl
+from otel_kprofiler.sampling.waits import OwnThreads
 
 SECOND = 10**9
 BOOT = 50 * SECOND  # ahead of CLOCK_MONOTONIC
@@ -265,3 +268,27 @@ def test_the_threshold_settles():
             taken += rng.random() < min(1, duration / control.threshold_ns)
         control.update(second * SECOND, taken, 40)
     assert taken - before == pytest.approx(40, rel=0.7)
+
+
+def test_waits_of_threads_that_are_left_out_become_no_samples():
+    joiner = WaitJoiner(is_left_out=lambda sample: sample.tid == begin(0)[0].tid)
+    assert joiner.join([begin(1000), end(1000, 20)]) == []
+    assert joiner.added == -1, "the program has counted it"
+
+
+def test_the_profilers_threads_are_left_out_by_process_or_by_thread():
+    with_thread = OwnThreads("threads")
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, name="kprofiler-test")
+    thread.start()
+    try:
+        with_thread.update()
+        pid = os.getpid()
+        assert with_thread.has(pid, thread.native_id)
+        assert not with_thread.has(pid, pid)
+        assert not with_thread.has(pid + 1, thread.native_id)
+        assert OwnThreads("process").has(pid, pid)
+        assert not OwnThreads("").has(pid, pid)
+    finally:
+        done.set()
+        thread.join()

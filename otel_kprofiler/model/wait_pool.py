@@ -1,0 +1,52 @@
+"""Threads of pools that wait for work, by the functions in which they do."""
+
+from __future__ import annotations
+
+import re
+from itertools import dropwhile, pairwise
+from typing import Final
+
+from otel_kprofiler.model.stack import PYTHON_SIDE, Line, Stack
+
+_PYTHON_WAITS: Final = frozenset({
+    ("Condition.wait", "threading.py"), ("Queue.get", "queue.py"),
+})  # fmt: skip
+_PYTHON_WORKERS: Final = frozenset({
+    ("_worker", "concurrent/futures/thread.py"), ("worker", "multiprocessing/pool.py"),
+})  # fmt: skip
+"""Main functions of the threads of ``ThreadPoolExecutor`` and ``multiprocessing.pool.ThreadPool``:
+they call nothing else that waits on a futex, but the work itself."""
+
+_PAIRS: Final = frozenset({
+    # Go parks threads without goroutines: runtime/proc.go.
+    ("runtime.stopm", "runtime.findRunnable"), ("runtime.stopm", "runtime.findrunnable"),
+    # libuv's thread pool, as in Node: src/threadpool.c.
+    ("uv_cond_wait", "worker"),
+    # HotSpot's compiler and VM threads: compileBroker.cpp, vmThread.cpp.
+    ("CompileQueue::get", "CompileBroker::compiler_thread_loop"),
+    ("VMThread::wait_for_operation", "VMThread::run"),
+})  # fmt: skip
+"""A function that waits, and the caller that shows that it is for work."""
+
+_JAVA: Final = re.compile(
+    r"java[./]util[./]concurrent[./](?:ThreadPoolExecutor;?(?:\.|::)getTask"
+    r"|ForkJoinPool;?(?:\.|::)awaitWork)\b"
+)
+"""As JIT maps and JVM profilers name the functions."""
+
+
+def is_idle_in_pool(stack: Stack) -> bool:
+    """Returns whether a thread that waits on a futex is one of a pool, and waits for work."""
+    frames = [frame for frame in stack.frames if frame.lines]
+    python = [frame.lines[-1] for frame in frames if frame.side is PYTHON_SIDE]
+    if python:
+        main = next(dropwhile(lambda line: _is_one_of(line, _PYTHON_WAITS), python), None)
+        return main is not None and _is_one_of(main, _PYTHON_WORKERS)
+    names = [frame.function.partition("(")[0] for frame in frames]
+    return not _PAIRS.isdisjoint(pairwise(names)) or any(map(_JAVA.search, names))
+
+
+def _is_one_of(line: Line, functions: frozenset[tuple[str, str]]) -> bool:
+    return any(
+        line.function == name and f"/{line.file}".endswith(f"/{file}") for name, file in functions
+    )

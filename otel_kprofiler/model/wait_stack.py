@@ -1,0 +1,89 @@
+"""Stacks of waits as people read them: they end below the scheduler, in which all threads wait."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Final
+
+from otel_kprofiler.model.stack import (
+    KERNEL_SIDE,
+    STACK_OK,
+    USER_SIDE,
+    Frame,
+    ModuleKind,
+    Side,
+    Stack,
+    StackStatus,
+)
+
+STACK_NOT_TAKEN: Final = StackStatus(-errno.ESRCH)
+"""The side was not taken when the wait began, and the thread did not run when it was wanted."""
+
+_SCHEDULER: Final = frozenset({"__schedule", "schedule"})
+_KERNEL_THREAD: Final = "kthread"
+
+
+class WaitStacks:
+    """Cuts stacks of waits above the first function that is below the scheduler.
+
+    The stack of a thread that leaves its CPU begins with what looks on there (the sampler's own
+    program, tracers of ``sched_switch``), ``__schedule`` and other functions of the scheduler's
+    text. That of a thread that is off the CPU has none of these: ``stack_trace_save_tsk()``
+    (kernel/stacktrace.c) leaves them out, as ``/proc/PID/stack`` does. Cut, both are the same.
+
+    Equal stacks become the same object. Not thread-safe.
+
+    Args:
+        scheduler_rvas: RVAs in vmlinux of the scheduler's text; where it is empty, only
+            ``__schedule`` and ``schedule`` are known by their names.
+    """
+
+    def __init__(self, scheduler_rvas: range = range(0)) -> None:
+        self._rvas = scheduler_rvas
+        self._cut: dict[Stack, Stack] = {}
+        self._equal: dict[tuple[object, ...], Stack] = {}
+
+    def cut(self, stack: Stack) -> Stack:
+        """The stack as it is shown; a stack that is cut twice stays the same."""
+        found = self._cut.get(stack)
+        if found is None:
+            sides = tuple(map(self._cut_side, stack.sides))
+            if _is_of_kernel_thread(stack):
+                sides = tuple(map(_without_status, sides))
+            key = tuple((side.kind, tuple(side.frames), side.status) for side in sides)
+            found = self._cut[stack] = self._equal.setdefault(
+                key, stack if sides == stack.sides else Stack(sides)
+            )
+        return found
+
+    def _cut_side(self, side: Side) -> Side:
+        if side.kind is not KERNEL_SIDE:
+            return side
+        frames = tuple(side.frames)
+        above = len(list(takewhile(lambda frame: not self._is_scheduler(frame), frames)))
+        if above == len(frames):
+            return side
+        cut = above + len(list(takewhile(self._is_scheduler, frames[above:])))
+        return side._replace(frames=frames[cut:] or frames[-1:])
+
+    def _is_scheduler(self, frame: Frame) -> bool:
+        is_vmlinux = frame.module is not None and frame.module.kind is ModuleKind.VMLINUX
+        return (is_vmlinux and frame.address in self._rvas) or _name(frame) in _SCHEDULER
+
+
+def _is_of_kernel_thread(stack: Stack) -> bool:
+    """Returns whether there is no user code that could have been taken."""
+    kernel: Sequence[Frame] = [frame for frame in stack.frames if frame.side is KERNEL_SIDE]
+    return any(_name(frame) == _KERNEL_THREAD for frame in kernel[-3:])
+
+
+def _without_status(side: Side) -> Side:
+    if side.kind is USER_SIDE and side.status == STACK_NOT_TAKEN:
+        return side._replace(status=STACK_OK)
+    return side
+
+
+def _name(frame: Frame) -> str:
+    return frame.function.partition(".")[0]
