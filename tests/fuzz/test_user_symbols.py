@@ -87,7 +87,7 @@ def test_functions_are_refused_or_a_sound_table(data, as_debug_file):
     with suppress(ElfError):
         if as_debug_file:
             debug = DebugFile("", -1, source, read_debug_elf(source))
-            table = read_functions(whole, read_elf(whole, "x86_64"), debug)
+            table = read_functions(whole, read_elf(whole, "x86_64"), lambda: debug)
         else:
             table = read_functions(source, read_elf(source, "x86_64"))
         check(table, [*range(0, 0x3000, 7), *range(0x400000, 0x402000, 7), *NUMBERS])

@@ -153,7 +153,7 @@ def find_functions(path):
         finder = BuildIdDirectories(Access()).find(want_debug_file(source, elf, path))
         debug = next(finder, None)
         try:
-            return read_functions(source, elf, debug), debug.path if debug else path
+            return read_functions(source, elf, lambda: debug), debug.path if debug else path
         finally:
             if debug:
                 debug.close()

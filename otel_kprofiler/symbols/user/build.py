@@ -1,20 +1,24 @@
 """Builds the table of a user file's functions from all that the file says about them.
 
-Names come from ``.symtab`` of the file, else of its debug file, else of ``.gnu_debugdata`` (a small
-ELF file packed by xz), else of the table of Go's runtime; from ``.dynsym`` where those have
-nothing; and from PLT stubs. Bounds of functions without names come from unwind information. No name
-reaches beyond the end of its symbol; one without a size ends with its unwind entry, at the next
-symbol or with its section, and without any certainty names its first byte alone.
+Names come from ``.symtab`` of the file; where it leaves functions without names, as unwind
+information shows, from that of its debug file, then from ``.gnu_debugdata`` (a small ELF file
+packed by xz), then from the table of Go's runtime; from ``.dynsym``; and from PLT stubs. An earlier
+source counts wherever a function of it is: a later one names nothing that starts inside.
+
+Bounds of functions without names come from unwind information. No name reaches beyond the end of
+its symbol; one without a size ends with its unwind entry, at the next symbol or with its section,
+and without any certainty names its first byte alone.
 """
 
 from __future__ import annotations
 
+import logging
 import lzma
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
-from itertools import compress
+from collections.abc import Callable, Iterator
+from itertools import accumulate, compress
 from operator import add, itemgetter
 from typing import Final
 
@@ -70,6 +74,7 @@ _RANKS: Final = bytes((2, 0, 1, 3)[kind >> 4 & 3] << 1 for kind in range(256))
 _UNKNOWN: Final = -1
 _NOWHERE: Final = 1 << 64
 _STUB_KIND: Final = STB_LOCAL << 4 | STT_FUNC
+_log: Final = logging.getLogger(__name__)
 _NOT_NAMES: Final = re.compile(rb"\.L|" + MAPPING_SYMBOL + rb"\0")
 """Labels of assemblers, and mapping symbols."""
 
@@ -77,7 +82,7 @@ _NOT_NAMES: Final = re.compile(rb"\.L|" + MAPPING_SYMBOL + rb"\0")
 def read_functions(
     source: Source,
     elf: ElfFile,
-    debug: DebugFile | None = None,
+    find_debug: Callable[[], DebugFile | None] = lambda: None,
     *,
     max_bytes: int = MAX_SECTION_BYTES,
 ) -> FunctionTable:
@@ -86,22 +91,24 @@ def read_functions(
     Args:
         source: the file.
         elf: its headers; of a debug file alone those by :func:`read_debug_elf`.
-        debug: its debug file, which is used if the file has no ``.symtab``.
+        find_debug: opens its debug file, which the caller closes; called if the file has no
+            ``.symtab``, or one that leaves functions without names.
         max_bytes: limit for each section.
 
     Raises:
-        ElfError: a section that names functions is damaged or too large.
+        ElfError: a section that names functions is damaged or too large, and nothing before it
+            names any.
     """
     sections = read_sections(source, elf)
-    tables = [*_static_symbols(source, elf, sections, debug, max_bytes)]
+    bounds = read_bounds(source, elf, sections, max_bytes) or NO_BOUNDS
+    tables = _static_symbols(source, elf, sections, find_debug, bounds=bounds, max_bytes=max_bytes)
     first_dynamic = sum(len(table.values) for table in tables)
     dynamic = _read_table(source, sections, SHT_DYNSYM, max_bytes)
     if dynamic is not None:
         symbols = parse_symbols(dynamic)
-        tables.append(_not_in(tables[0].values, symbols) if tables else symbols)
+        tables.append(_outside(tables, symbols))
     columns = _Columns(tables)
     columns.add_stubs(read_stubs(source, elf, sections, dynamic, max_bytes))
-    bounds = read_bounds(source, elf, sections, max_bytes) or NO_BOUNDS
     code = [one for one in sections if one.flags & SHF_EXECINSTR]
     return columns.make_table(first_dynamic, code, bounds)
 
@@ -253,24 +260,85 @@ def _static_symbols(
     source: Source,
     elf: ElfFile,
     sections: list[Section],
-    debug: DebugFile | None,
+    find_debug: Callable[[], DebugFile | None],
+    *,
+    bounds: Bounds,
     max_bytes: int,
-) -> Iterator[Symbols]:
-    """Symbols that are there for debuggers, from the first place that has them."""
-    table = _read_table(source, sections, SHT_SYMTAB, max_bytes)
-    if table is None and debug is not None:
+) -> list[Symbols]:
+    """Symbols that are there for debuggers, each source in the holes of those before it."""
+
+    def read_own() -> Symbols | None:
+        return _parse(_read_table(source, sections, SHT_SYMTAB, max_bytes))
+
+    def read_debug() -> Symbols | None:
+        debug = find_debug()
+        if debug is None:
+            return None
         found = read_sections(debug.source, debug.elf)
-        table = _read_table(debug.source, found, SHT_SYMTAB, max_bytes)
-    if table is None:
+        return _parse(_read_table(debug.source, found, SHT_SYMTAB, max_bytes))
+
+    def read_packed() -> Symbols | None:
         packed = next((one for one in sections if one.name == b".gnu_debugdata"), None)
-        if packed is not None:
-            image = ImageSource(_unpack(read_content(source, packed, max_bytes)))
-            found = read_sections(image, read_debug_elf(image))
-            table = _read_table(image, found, SHT_SYMTAB, max_bytes)
-    if table is not None:
-        yield parse_symbols(table)
-    elif go := read_go_symbols(source, elf, sections):
-        yield go
+        if packed is None:
+            return None
+        image = ImageSource(_unpack(read_content(source, packed, max_bytes)))
+        found = read_sections(image, read_debug_elf(image))
+        return _parse(_read_table(image, found, SHT_SYMTAB, max_bytes))
+
+    tables: list[Symbols] = []
+    for read in (read_own, read_debug, read_packed, lambda: read_go_symbols(source, elf, sections)):
+        if tables and not _have_holes(tables, bounds, sections):
+            break
+        try:
+            symbols = read()
+        except ElfError as error:
+            if not tables:
+                raise
+            _log.info("some functions have no names: %s", error)
+            continue
+        if symbols is not None:
+            tables.append(_outside(tables, symbols))
+    return tables
+
+
+def _parse(table: SymbolTable | None) -> Symbols | None:
+    return parse_symbols(table) if table else None
+
+
+class _Covered:
+    """Where the functions of some tables are, as far as they have sizes."""
+
+    def __init__(self, tables: list[Symbols]) -> None:
+        code = sorted(
+            pair for table in tables for pair in zip(table.values, table.sizes, strict=True)
+        )
+        self._starts = [start for start, _ in code]
+        self._ends = list(accumulate((start + size for start, size in code), max))
+
+    def __contains__(self, svma: int) -> bool:
+        at = bisect_right(self._starts, svma) - 1
+        return at >= 0 and svma < self._ends[at]
+
+
+def _have_holes(tables: list[Symbols], bounds: Bounds, sections: list[Section]) -> bool:
+    """Returns whether unwind information knows a function that no symbol is in.
+
+    Stubs of the PLT do not count: they are named after what they call. The middle of a function
+    is compared, because some entries begin a byte before their function.
+    """
+    starts = {bounds.base + start for start in bounds.starts}
+    for table in tables:
+        starts.difference_update(table.values)
+    if not starts:
+        return False
+    covered = _Covered(tables)
+    stubs = [one for one in sections if one.name.startswith(b".plt")]
+    for start in starts:
+        _, end = bounds.around(start) or (start, start)
+        is_stub = any(one.address <= start < one.address + one.size for one in stubs)
+        if not is_stub and (start + end) // 2 not in covered:
+            return True
+    return False
 
 
 def _unpack(packed: bytes) -> bytes:
@@ -291,10 +359,18 @@ def _read_table(
     return read_table(source, sections, kind, min(max_bytes, MAX_TABLE_BYTES), max_bytes)
 
 
-def _not_in(known: list[int], symbols: Symbols) -> Symbols:
-    """The symbols with other values than the known ones."""
-    taken = set(known)
+def _outside(tables: list[Symbols], symbols: Symbols) -> Symbols:
+    """The symbols that start where no function of the tables is."""
+    if not tables:
+        return symbols
+    taken = set().union(*(table.values for table in tables))
     new = [value not in taken for value in symbols.values]
+    if True in new:
+        covered = _Covered(tables)
+        new = [
+            is_new and value not in covered
+            for is_new, value in zip(new, symbols.values, strict=True)
+        ]
     return Symbols(
         list(compress(symbols.values, new)),
         list(compress(symbols.sizes, new)),

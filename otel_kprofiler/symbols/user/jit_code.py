@@ -1,8 +1,8 @@
-"""Code that one process makes at run time: by its jitdump, or else by its perf map."""
+"""Code that one process makes at run time: by its jitdump, and by its perf map elsewhere."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import ReferableFiles
@@ -12,11 +12,14 @@ from otel_kprofiler.symbols.user.jit_file import JitCounts, JitFile, MadeFunctio
 from otel_kprofiler.symbols.user.jitdump import JitDump
 from otel_kprofiler.symbols.user.perf_map import PerfMap
 
+LOOK_AGAIN_NS: Final = 5_000_000_000
+"""After this, a file that was not there is looked for again."""
+
 
 class ProcessCode:
     """Code of one process. Thread-safe; ``update`` is for one thread.
 
-    Of two files, the jitdump counts, since it tells times. The one that was found first is kept to.
+    Where the jitdump has anything, it counts, since it has times; elsewhere the perf map does.
 
     Args:
         process: with its start time.
@@ -27,42 +30,53 @@ class ProcessCode:
     def __init__(self, process: ProcessKey, files: ReferableFiles, clock: Clock) -> None:
         self._dump = JitDump(process, files)
         self._map = PerfMap(process, files, clock)
-        self._used: JitFile[Any] | None = None
+        self._files: tuple[JitFile[Any], ...] = (self._dump, self._map)
+        self._look_ns = dict.fromkeys(self._files, 0)  # when one that is not there is looked for
+        self._read_ns = -1
 
     def update(self, now_ns: int) -> bool:
-        """As :meth:`JitFile.update`."""
-        if self._used is None:
+        """As :meth:`JitFile.update`, of both files; one that appears later is read, too.
+
+        Raises:
+            OSError: neither is there.
+        """
+        has_more = False
+        missing: OSError | None = None
+        for file in self._files:
+            if now_ns < self._look_ns[file]:
+                continue
             try:
-                has_more = self._dump.update(now_ns)
-            except OSError:
-                has_more = self._map.update(now_ns)
-                self._used = self._map
-            else:
-                self._used = self._dump
-            return has_more
-        return self._used.update(now_ns)
+                has_more |= file.update(now_ns)
+                self._look_ns[file] = 0
+            except OSError as error:
+                missing = error
+                self._look_ns[file] = now_ns + LOOK_AGAIN_NS
+        if missing and all(self._look_ns.values()):
+            self._look_ns = dict.fromkeys(self._files, 0)  # the caller waits
+            raise missing
+        if not has_more:
+            self._read_ns = now_ns
+        return has_more
 
     def lookup(self, address: int, at_ns: int) -> MadeFunction | None:
         """As :meth:`JitFile.lookup`."""
-        return self._file.lookup(address, at_ns)
+        if self._dump.has_code_at(address):
+            return self._dump.lookup(address, at_ns)
+        return self._map.lookup(address, at_ns)
 
     @property
     def read_ns(self) -> int:
         """As :attr:`JitFile.read_ns`."""
-        return self._file.read_ns
+        return self._read_ns
 
     def counts(self) -> JitCounts:
-        """As :meth:`JitFile.counts`."""
-        return self._file.counts()
+        """The sums of :meth:`JitFile.counts`."""
+        return JitCounts(*map(sum, zip(*(file.counts() for file in self._files), strict=True)))
 
     def close(self) -> None:
         """Close the files; what is known remains."""
-        self._dump.close()
-        self._map.close()
-
-    @property
-    def _file(self) -> JitFile[Any]:
-        return self._used or self._map
+        for file in self._files:
+            file.close()
 
 
 def make_named(function: MadeFunction) -> NamedAddress:

@@ -136,6 +136,11 @@ class JitFile(ABC, Generic[EventT]):
             code = self._table.lookup(address, at_ns)
             return self._describe(code, address) if code else None
 
+    def has_code_at(self, address: int) -> bool:
+        """Returns whether the file names code at an address at any time, as far as known."""
+        with self._lock:
+            return self._table.has_code_at(address)
+
     @property
     def read_ns(self) -> int:
         """Times up to this one can be looked up; -1 before the first complete read."""

@@ -10,14 +10,12 @@ from otel_kprofiler.forks import ProcessLock
 from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.user.file import NO_FILE, PENDING, NamedAddress
-from otel_kprofiler.symbols.user.jit_code import ProcessCode, make_named
+from otel_kprofiler.symbols.user.jit_code import LOOK_AGAIN_NS, ProcessCode, make_named
 
 MAX_PROCESSES: Final = 512
 """Processes whose code is known, or known not to be told."""
 MAX_BYTES: Final = 16 << 20
 """Memory for the code of all processes; those not used for longest are forgotten."""
-LOOK_AGAIN_NS: Final = 5_000_000_000
-"""After this, a process that told nothing is looked at again."""
 _MAX_NAMES: Final = 4096
 
 

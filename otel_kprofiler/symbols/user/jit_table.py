@@ -120,6 +120,11 @@ class JitTable:
                     return code
         return None
 
+    def has_code_at(self, address: int) -> bool:
+        """Returns whether there is or was a function at an address, as far as known."""
+        index = bisect_right(self._starts, address) - 1
+        return index >= 0 and address < self._end(index)
+
     def last_at(self, address: int) -> JitCode | None:
         """The function that is at an address after all that was added."""
         index = self._find(address)

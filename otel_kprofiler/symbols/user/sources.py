@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Protocol
 
 from otel_kprofiler.elf import ElfFile, FileSource, Source, read_sections
@@ -31,7 +33,6 @@ MAX_CACHE_BYTES: Final = 2 << 30
 """Of downloads, and of source lines."""
 _log: Final = logging.getLogger(__name__)
 _DEBUG_INFO: Final = b".debug_info"
-_SYMTAB: Final = b".symtab"
 
 
 class LineReader(Protocol):
@@ -52,7 +53,7 @@ def find_installed(directories: Sequence[str] = DEBUG_DIRECTORIES) -> tuple[Debu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SymbolSources:
-    """Reads names of functions: of the file itself, else of its debug file. Thread-safe.
+    """Reads names of functions: of the file itself, and of its debug file. Thread-safe.
 
     Attributes:
         finders: find debug files, the first one first; one of your own is a
@@ -116,18 +117,22 @@ class SymbolSources:
             KProfilerError: it is damaged, or too large.
         """
         own = _section_names(source, elf)
-        debug = None
-        if _SYMTAB not in own or (self.lines and _DEBUG_INFO not in own):
-            wanted = want_debug_file(source, elf, details.path, root)
-            debug = next(self.find_debug_files(wanted), None)
-        try:
-            functions = read_functions(source, elf, debug, max_bytes=self.max_section_bytes)
+        with ExitStack() as opened:
+
+            @cache
+            def find_debug() -> DebugFile | None:
+                wanted = want_debug_file(source, elf, details.path, root)
+                found = next(self.find_debug_files(wanted), None)
+                if found is not None:
+                    opened.callback(found.close)
+                return found
+
+            functions = read_functions(source, elf, find_debug, max_bytes=self.max_section_bytes)
             lines = self._open_lines(source, elf, details.path)
-            if lines is None and debug is not None:
-                lines = self._open_lines(debug.source, debug.elf, debug.path)
-        finally:
+            is_elsewhere = self.lines is not None and _DEBUG_INFO not in own
+            debug = find_debug() if lines is None and is_elsewhere else None
             if debug is not None:
-                debug.close()
+                lines = self._open_lines(debug.source, debug.elf, debug.path)
         return FileSymbols(functions, self.demangle, lines)
 
     def find_debug_files(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:

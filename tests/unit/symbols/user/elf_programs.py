@@ -107,7 +107,7 @@ def functions_of(path, debug=None, **options):
     """The table of a file's functions."""
     with open(path, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
-        return read_functions(source, read_elf(source, None), debug, **options)
+        return read_functions(source, read_elf(source, None), lambda: debug, **options)
 
 
 def symbols_of(path):

@@ -3,12 +3,15 @@
 import lzma
 import os
 import subprocess
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
 
-from otel_kprofiler.elf import ElfError, ElfProblem
+from otel_kprofiler.elf import ElfError, ElfProblem, FileSource, read_debug_elf, read_elf
 from otel_kprofiler.symbols.user import build as module
+from otel_kprofiler.symbols.user.build import read_functions
+from otel_kprofiler.symbols.user.debug_files import DebugFile
 from otel_kprofiler.symbols.user.functions import Function
 from tests.unit.symbols.user.elf_programs import (
     ASSEMBLY,
@@ -204,6 +207,62 @@ def test_the_small_debug_file_inside_of_a_file(program, folder):
         start, size, *_ = symbols_of(program)[name]
         assert table.lookup(start) == Function(start, start + size, name)
     assert table.lookup(symbols_of(program)["shown"][0]).name == ""
+
+
+@contextmanager
+def opened(path):
+    """A file as a debug file."""
+    with open(path, "rb") as file:
+        source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
+        yield DebugFile(path, file.fileno(), source, read_debug_elf(source))
+
+
+def partial(program, folder, kept, packed=()):
+    """The program with some of its symbols alone, and others in ``.gnu_debugdata``."""
+    path = os.path.join(folder, "partial-" + "-".join([*kept, *packed]))
+    keep = [f"--keep-symbol={name}" for name in kept]
+    options = []
+    if packed:
+        small = path + ".mini"
+        tool("objcopy", "-S", *(f"--keep-symbol={name}" for name in packed), program, small)
+        tool("objcopy", "--only-keep-debug", small)
+        with open(small, "rb") as file, open(small + ".xz", "wb") as target:
+            target.write(lzma.compress(file.read()))
+        options = ["--add-section", f".gnu_debugdata={small}.xz"]
+    tool("objcopy", "-S", *keep, *options, program, path)
+    return path
+
+
+def test_each_source_fills_the_holes_of_those_before_it(program, folder):
+    path = partial(program, folder, ["main"], ["hidden"])
+    starts = {name: symbols_of(program)[name][0] for name in ("main", "hidden", "shown")}
+    alone = functions_of(path)
+    assert {name: alone.lookup(at).name for name, at in starts.items()} == {
+        "main": "main", "hidden": "hidden", "shown": "",
+    }  # fmt: skip
+    with opened(program) as debug:
+        whole = functions_of(path, debug)
+    assert {name: whole.lookup(at).name for name, at in starts.items()} == {
+        name: name for name in starts
+    }
+
+
+def test_no_debug_file_is_looked_for_if_all_functions_have_names(program):
+    with open(program, "rb") as file:
+        source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
+        read_functions(source, read_elf(source, None), lambda: pytest.fail("it was looked for"))
+
+
+def test_a_damaged_source_takes_no_names_from_those_before_it(program, folder):
+    packed, path = os.path.join(folder, "later.xz"), os.path.join(folder, "later")
+    with open(packed, "wb") as file:
+        file.write(b"no xz")
+    tool(
+        "objcopy", "-S", "--keep-symbol=main", "--add-section", f".gnu_debugdata={packed}",
+        program, path,
+    )  # fmt: skip
+    start = symbols_of(program)["main"][0]
+    assert functions_of(path).lookup(start).name == "main"
 
 
 @pytest.mark.parametrize("damage", [b"no xz", lzma.compress(b"no ELF file"), b""])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from otel_kprofiler.clock import Clock, suspended_ns
 from otel_kprofiler.host import TICK_NS, Access, read_start_ticks
 from otel_kprofiler.model import ProcessKey
-from otel_kprofiler.symbols.user.jit_code import ProcessCode
+from otel_kprofiler.symbols.user.jit_code import LOOK_AGAIN_NS, ProcessCode
 from otel_kprofiler.symbols.user.jit_file import MAX_NAME_BYTES, MAX_UPDATE_BYTES
 from otel_kprofiler.symbols.user.jitdump import JitDump, JitDumpParser, Loaded, find_place
 
@@ -365,27 +365,51 @@ def test_only_what_the_process_has_mapped_is_read(tmp_path):
         JitDump(ME._replace(start_time_ns=ME.start_time_ns - TICK_NS), Access()).update(10)
 
 
-def test_the_dump_counts_where_there_is_a_perf_map_too():
+def test_a_perf_map_names_what_the_dump_does_not():
     path = Path(f"/tmp/perf-{PID}.map")
     if path.exists():
         pytest.skip("this process has a perf map")
     now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     told = now - suspended_ns() - SECOND
     code = ProcessCode(ME, Access(), Clock())
-    path.write_bytes(b"1 1 map\n3 1 map\n")
+    path.write_bytes(b"1 1 map\n3 1 map\n5 1 map\n")
     path.chmod(0o600)
     try:
-        with written(header(), load(told, 1, 1, b"dump")):
+        with written(header(), load(told, 1, 1, b"dump"), load(now + SECOND, 5, 1, b"later")):
             assert not code.update(now)
-            assert [code.lookup(at, now) and code.lookup(at, now).name for at in (1, 3)] == [
-                "dump", None,
+            assert [code.lookup(at, now) and code.lookup(at, now).name for at in (1, 3, 7)] == [
+                "dump", "map", None,
             ]  # fmt: skip
+            assert code.lookup(1, told - 1) is None, "the dump knows when its code came"
+            assert code.read_ns == now
         code.close()
         code = ProcessCode(ME, Access(), Clock())
         assert not code.update(now)
         assert code.lookup(1, now).name == "map"
     finally:
         path.unlink()
+        code.close()
+
+
+def test_a_file_that_appears_later_is_read_too():
+    path = Path(f"/tmp/perf-{PID}.map")
+    if path.exists():
+        pytest.skip("this process has a perf map")
+    now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    code = ProcessCode(ME, Access(), Clock())
+    try:
+        with pytest.raises(OSError):
+            code.update(now)
+        with written(header(), load(now - suspended_ns() - SECOND, 1, 1, b"dump")):
+            assert not code.update(now)
+            assert code.lookup(3, now) is None
+            path.write_bytes(b"3 1 map\n")
+            path.chmod(0o600)
+            later = now + LOOK_AGAIN_NS
+            assert not code.update(later)
+            assert [code.lookup(at, later).name for at in (1, 3)] == ["dump", "map"]
+    finally:
+        path.unlink(missing_ok=True)
         code.close()
 
 

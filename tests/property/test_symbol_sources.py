@@ -1,0 +1,55 @@
+"""Functions named by several sources, against brute force."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_kprofiler.symbols.user import build as module
+from otel_kprofiler.symbols.user.symbol_tables import STB_GLOBAL, STT_FUNC, Symbols
+
+BASE, LIMIT = 0x1000, 64
+SOURCES = st.lists(
+    st.dictionaries(st.integers(0, LIMIT - 9), st.integers(1, 8), max_size=6),
+    min_size=1,
+    max_size=4,
+)
+
+
+def make_symbols(number, functions):
+    names, names_at = b"", []
+    for start in functions:
+        names_at.append(len(names))
+        names += b"f%d_%d\0" % (number, start)
+    starts = [BASE + start for start in functions]
+    kinds = [STB_GLOBAL << 4 | STT_FUNC] * len(starts)
+    return Symbols(starts, [*functions.values()], kinds, names_at, names)
+
+
+class Oracle:
+    """The name of each byte: an earlier source counts where its functions are."""
+
+    def __init__(self, sources):
+        self.kept = []
+        for number, functions in enumerate(sources):
+            taken = {at for start, size, _ in self.kept for at in range(start, start + size)}
+            self.kept += [
+                (start, size, f"f{number}_{start}")
+                for start, size in functions.items()
+                if start not in taken
+            ]
+
+    def name(self, at):
+        around = [one for one in self.kept if one[0] <= at < one[0] + one[1]]
+        return max(around)[2] if around else None  # the innermost: no two have one start
+
+
+@settings(max_examples=300, deadline=None)
+@given(SOURCES)
+def test_an_earlier_source_counts_at_overlaps_and_a_later_one_in_holes(sources):
+    tables = []
+    for number, functions in enumerate(sources):
+        tables.append(module._outside(tables, make_symbols(number, functions)))
+    table = module._Columns(tables).make_table(1 << 30, [], module.NO_BOUNDS)
+    oracle = Oracle(sources)
+    for at in range(LIMIT):
+        found = table.lookup(BASE + at)
+        assert (found and found.name) == oracle.name(at), at
