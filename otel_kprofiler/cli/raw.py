@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Self
+from typing import Final, Self
 
 from otel_kprofiler.cli.output import refusal
 from otel_kprofiler.clock import Clock
@@ -28,6 +28,10 @@ from otel_kprofiler.recording import (
 from otel_kprofiler.sampling import EbpfSampler
 from otel_kprofiler.symbols import NamedAddress
 from otel_kprofiler.tracking import IteratedKallsyms
+
+_ENDED: Final = ProcessKey((1 << 32) - 1, None)
+"""Stands for processes that ended before they had a sample, which share a Resource. No process has
+such an id (``PID_MAX_LIMIT``, include/linux/threads.h)."""
 
 
 class RawOutput:
@@ -85,7 +89,7 @@ class RawOutput:
             self._threshold_ns = profile.threshold_ns or self._threshold_ns
             for resource, _, totals in profile.resources:
                 if totals:
-                    process = self._keys[resource]
+                    process = self._keys.get(resource, _ENDED)
                     self._waits[process] = self._waits.get(process, NO_WAITS).plus(totals)
 
     def add_frame(self, frame: Frame) -> None:

@@ -16,7 +16,7 @@ FileId = NewType("FileId", str)
 """The 128-bit file id that is sent as ``process.executable.build_id.htlhash``: 32 hex digits."""
 
 StackStatus = NewType("StackStatus", int)
-"""Outcome of collecting one stack: one of the constants below, or a negative ``errno``."""
+"""Outcome of collecting one stack: above 0 if it was cut off, or a negative ``errno``."""
 
 STACK_OK: Final = StackStatus(0)
 
@@ -312,7 +312,8 @@ class Stack:
         Args:
             frames: frames of any sides.
             statuses: outcome of collecting a side; a side without frames is there only if it is
-                one of these. If a side has several runs of frames, the status is that of the last.
+                one of these, at the root if it was cut off. If a side has several runs of frames,
+                the status is that of the last.
         """
         left = dict(statuses or {})
         sides: list[Side] = []
@@ -321,6 +322,8 @@ class Stack:
         sides.reverse()
         for kind, status in left.items():
             place = sum(SIDES.index(side.kind) < SIDES.index(kind) for side in sides)
+            if status > STACK_OK:
+                place = len(sides)
             sides.insert(place, Side(kind, (), status))
         return cls(tuple(sides))
 

@@ -40,6 +40,9 @@ it."""
 UNRESOLVED: Final = "otel_kprofiler.unresolved"
 """Ours, on locations without a name, or with one that is made up: the reason, as the lower-case
 name of an ``Unresolved``."""
+FUNCTION_START: Final = "otel_kprofiler.function.start"
+"""Ours, on locations whose function has bounds, but no name: the address at which it starts, an
+integer."""
 FOUND_BY: Final = "otel_kprofiler.frame.found_by"
 """Ours, on locations that were found in a way that is no proof: ``frame_pointer`` or ``guess``."""
 LOCAL_ROOT: Final = "otel_kprofiler.local_root_span.name"

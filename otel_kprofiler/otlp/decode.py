@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import (
@@ -285,6 +285,24 @@ class _Table(list[Any]):
         return super().__getitem__(index)
 
 
+class _FrameAttributes(NamedTuple):
+    """Attributes of a location.
+
+    Attributes:
+        side: of stacks.
+        reason: why it has no name; empty if that is not said.
+        builtin: modules that its code would be in, were it not built in.
+        found_by: how it was found, if that is no proof.
+        start: where its function starts, if it has no name; None if that is not known.
+    """
+
+    side: SideKind
+    reason: str
+    builtin: tuple[str, ...]
+    found_by: str
+    start: int | None
+
+
 class _Tables:
     """The dictionary of one message as model values."""
 
@@ -292,9 +310,7 @@ class _Tables:
         self.strings = _Table(dictionary.string_table or [""])
         self.values = Values(self.strings)
         self._shared = shared
-        self._frame_attributes: dict[
-            tuple[int, ...], tuple[SideKind, str, tuple[str, ...], str]
-        ] = {}
+        self._frame_attributes: dict[tuple[int, ...], _FrameAttributes] = {}
         self._by_index: dict[tuple[int, _Statuses], Stack] = {}
         self._taken: dict[tuple[int, ...], SampleAttributes] = {}
         self._links = _Table(SpanLink(one.trace_id, one.span_id) for one in dictionary.link_table)
@@ -380,7 +396,7 @@ class _Tables:
         found = self._frame_attributes.get(indices)
         if found is None:
             found = self._frame_attributes[indices] = self._read_frame_attributes(indices)
-        side, reason, builtin, found_by = found
+        side, reason, builtin, found_by, start = found
         lines = tuple([self._line(line) for line in entry.lines]) if entry.lines else ()
         if lines and reason in _REASONS and lines[-1].function.endswith(f"[{reason}]"):
             lines = ()  # a name that is none: see UnnamedFrames
@@ -391,26 +407,27 @@ class _Tables:
         key = (id(module), entry.address, lines, found)
         frame = self._shared.frames.get(key)
         if frame is None:
-            unresolved = None
+            unresolved, offset = None, 0
             if not lines:
                 missing = Unresolved.NO_SYMBOL if module else Unresolved.UNMAPPED
                 unresolved = _REASONS.get(reason, side.usual_reason or missing)
+                if unresolved is Unresolved.NO_NAME and start is not None:
+                    offset = max(0, entry.address - start)
             frame = self._shared.frames[key] = Frame(
-                module, entry.address, lines, 0, side, unresolved, builtin, found_by
+                module, entry.address, lines, offset, side, unresolved, builtin, found_by
             )
         return frame
 
-    def _read_frame_attributes(
-        self, indices: Iterable[int]
-    ) -> tuple[SideKind, str, tuple[str, ...], str]:
-        """Side, reason for having no name, modules that are built in, and how it was found."""
+    def _read_frame_attributes(self, indices: Iterable[int]) -> _FrameAttributes:
         attributes = self.attributes(indices)
         builtin = attributes.get(names.MODULE_BUILTIN, ())
-        return (
+        start = attributes.get(names.FUNCTION_START)
+        return _FrameAttributes(
             self._shared.side(as_text(attributes.get(names.FRAME_TYPE, ""))),
             as_text(attributes.get(names.UNRESOLVED, "")),
             tuple(map(str, builtin[:_MAX_BUILTIN] if isinstance(builtin, tuple) else [builtin])),
             as_text(attributes.get(names.FOUND_BY, "")),
+            start if type(start) is int else None,
         )
 
     def _line(self, line: Any) -> Line:

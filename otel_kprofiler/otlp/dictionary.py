@@ -31,6 +31,7 @@ from otel_kprofiler.otlp.conventions import (
     CPU,
     FOUND_BY,
     FRAME_TYPE,
+    FUNCTION_START,
     LOCAL_ROOT,
     MODULE_BUILTIN,
     MODULE_KIND,
@@ -283,8 +284,10 @@ class Dictionary:
 
     def _add_frame(self, frame: Frame) -> Token:
         module, address, lines = frame.module, frame.address, frame.lines
+        start = address - frame.offset if frame.unresolved is Unresolved.NO_NAME else None
         if self._names_all and not (lines and all(map(_has_name, lines))):
-            name = name_unnamed(module, address, frame.unresolved)
+            place = address if start is None else start
+            name = name_unnamed(module, place, frame.unresolved)
             lines = tuple(
                 line if _has_name(line) else line._replace(function=name)
                 for line in lines or (Line(""),)
@@ -293,7 +296,9 @@ class Dictionary:
             self._mapping(module, address) if module else b"",
             address,
             self._lines(lines) if lines else (),
-            self._frame_attributes(frame.side, frame.unresolved, frame.builtin, frame.found_by),
+            self._frame_attributes(
+                frame.side, frame.unresolved, frame.builtin, frame.found_by, start
+            ),
         )
         token = self._frames[id(frame)] = self.tables.intern(LOCATION, entry)
         return token
@@ -311,8 +316,9 @@ class Dictionary:
         unresolved: Unresolved | None,
         builtin: tuple[str, ...] = (),
         found_by: str = "",
+        start: int | None = None,
     ) -> bytes:
-        key = (side, unresolved, builtin, found_by)
+        key = (side, unresolved, builtin, found_by, start)
         known = self._shortcuts.get(key)
         if known is not None:
             return known
@@ -324,6 +330,8 @@ class Dictionary:
             attributes[UNRESOLVED] = unresolved.name.lower()
         if found_by:
             attributes[FOUND_BY] = found_by
+        if start is not None:
+            attributes[FUNCTION_START] = start
         known = self._writer.location_attributes(self.attributes(attributes))
         self._shortcuts[key] = known
         return known

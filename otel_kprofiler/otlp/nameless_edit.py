@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import Line
-from otel_kprofiler.otlp.conventions import UNRESOLVED
+from otel_kprofiler.otlp.conventions import FUNCTION_START, UNRESOLVED
 from otel_kprofiler.otlp.references import (
     STRINGS,
     find_references,
@@ -31,7 +31,7 @@ class Edit(NamedTuple):
         strings: appended ones.
         functions: appended ones: indices of name, system name and file.
         locations: by index, the new lines (function and line number) and the new attributes.
-        reasons: attributes that these locations do not have any more.
+        reasons: attributes of locations without a name, which these do not have any more.
     """
 
     strings: list[str]
@@ -64,7 +64,7 @@ def _plan(dictionary: Any, lines: Mapping[int, Sequence[Line]]) -> Edit:
     reasons = frozenset(
         index
         for index, entry in enumerate(dictionary.attribute_table)
-        if index and dictionary.string_table[entry.key_strindex] == UNRESOLVED
+        if index and dictionary.string_table[entry.key_strindex] in (UNRESOLVED, FUNCTION_START)
     )
     new = _NewFunctions(dictionary)
     known = set(map(_key, dictionary.location_table))

@@ -96,7 +96,7 @@ def test_names_are_added_in_every_form(data):
     copies = named.nameless // 3
     assert (named.nameless, named.named) == (3 * copies, 3 * copies)
     expected = [
-        replace(frame, lines=INLINED, unresolved=None)
+        replace(frame, lines=INLINED, offset=0, unresolved=None)
         if frame.module and not frame.lines
         else frame
         for frame in frames(data)

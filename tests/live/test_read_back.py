@@ -1,0 +1,161 @@
+"""What is read back from a saved profile equals what ``record`` shows, in every format.
+
+A recording is replayed into each format, and into files of profiles, which ``report`` converts.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from otel_kprofiler.bpf import LibbpfLoader
+from otel_kprofiler.formats import FORMATS
+from tests.page import data
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
+]
+
+COMMAND = [sys.executable, "-m", "otel_kprofiler"]
+SAVED = [row.suffix for row in FORMATS if row.is_profile]
+SHOWN = [row.suffix for row in FORMATS if not row.is_profile]
+NAMELESS = """
+#include <unistd.h>
+static __attribute__((noinline)) unsigned spin(unsigned count)
+{
+    volatile unsigned value = count;
+    for (unsigned at = 0; at < count; at++)
+        value = value * 31 + at;
+    return value;
+}
+int main(void)
+{
+    for (unsigned value = 1;;)
+        value += spin(100000 + (value & 1));
+}
+"""
+PYTHON = """
+import os, time
+def work():
+    return sum(number * number for number in range(20_000))
+while True:
+    work()
+    os.listdir("/usr/lib")
+    time.sleep(0.005)
+"""
+SHORT_LIVED = "while :; do /bin/true; done"
+
+
+def run(directory, *words):
+    done = subprocess.run(
+        [*COMMAND, *map(str, words)], cwd=directory, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A raw recording, and what it replays to in each format; of live recording also a profile."""
+    directory = tmp_path_factory.mktemp("recorded")
+    (directory / "nameless.c").write_text(NAMELESS)
+    subprocess.run(["gcc", "-O1", "-s", "-o", "nameless", "nameless.c"], cwd=directory, check=True)
+    programs = [
+        subprocess.Popen(command, cwd=directory)
+        for command in (
+            [directory / "nameless"],
+            [sys.executable, "-S", "-c", PYTHON],
+            [shutil.which("sh"), "-c", SHORT_LIVED],
+        )
+    ]
+    try:
+        run(directory, "record", "--off-cpu", "-d", "2s", "--raw", "raw", "-o", "live.otlp")
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+    for suffix in SAVED + SHOWN:
+        run(directory, "record", "--replay", "raw", "-o", f"replayed{suffix}")
+    return directory
+
+
+def read_page(path):
+    """Samples of a page, with all that it shows of them."""
+    page = data(path.read_text())
+    strings, frames, nodes = page["strings"], page["frames"], page["nodes"]
+    rows = list(zip(*frames.values(), strict=True))
+    stacks = {-1: ()}
+    for node, (parent, frame) in enumerate(zip(nodes["parent"], nodes["frame"], strict=True)):
+        name, module, reason, *rest = rows[frame]
+        stacks[node] = (*stacks[parent], (strings[name], strings[module], strings[reason], *rest))
+    threads = [
+        (strings[name], tid, strings[page["processes"]["name"][process]],
+         page["processes"]["pid"][process])
+        for name, tid, process in zip(*page["threads"].values(), strict=True)
+    ]  # fmt: skip
+    samples = Counter()
+    columns = page["samples"]
+    for node, thread, cpu, kind, bin_, count in zip(
+        *(columns[name] for name in ("node", "thread", "cpu", "kind", "bin", "count")), strict=True
+    ):
+        samples[stacks[node], threads[thread], cpu, kind, bin_] += count
+    return page["summary"], page["kinds"], samples
+
+
+def read_speedscope(path):
+    found = json.loads(path.read_text())
+    frames = [tuple(sorted(frame.items())) for frame in found["shared"]["frames"]]
+    weights = Counter()
+    for one in found["profiles"]:
+        for stack, weight in zip(one["samples"], one["weights"], strict=True):
+            weights[one["name"], one["unit"], tuple(frames[at] for at in stack)] += weight
+    return weights
+
+
+def read_pprof(path):
+    """Its samples by name. Their addresses are relative where the kernel's base is not known."""
+    converted = path.with_suffix(".converted.folded")
+    run(path.parent, "report", "--idle", "--force", path, "-o", converted)
+    return converted.read_text()
+
+
+READERS = {
+    ".html": read_page,
+    ".folded": lambda path: path.read_text(),
+    ".txt": lambda path: path.read_text(),
+    ".pprof": read_pprof,
+    ".speedscope.json": read_speedscope,
+}
+
+
+def test_the_recording_has_what_could_be_lost(recorded):
+    shown = (recorded / "replayed.folded").read_text()
+    starts = {word for word in shown.replace("\n", ";").split(";") if word.startswith("fun_")}
+    assert starts, "functions without a name"
+    for part in ("_[p]", "off_cpu", "on_cpu", "_[k]"):
+        assert part in shown
+
+
+@pytest.mark.parametrize(
+    ("saved", "shown"), [(".otlp", shown) for shown in SHOWN] + [(".otlp.jsonl", ".folded")]
+)
+def test_a_profile_read_back_is_what_was_recorded(recorded, saved, shown):
+    converted = recorded / f"read_back{saved}{shown}"
+    run(recorded, "report", f"replayed{saved}", "-o", converted)
+    read = READERS[shown]
+    assert read(converted) == read(recorded / f"replayed{shown}")
+
+
+def test_a_nameless_function_is_one_function_in_a_saved_profile(recorded):
+    run(recorded, "report", "--module", "nameless", "live.otlp", "-o", "nameless.folded")
+    leaves = {
+        line.rpartition(" ")[0].rpartition(";")[2]
+        for line in (recorded / "nameless.folded").read_text().splitlines()
+        if line.startswith("on_cpu")
+    }
+    named = {leaf for leaf in leaves if leaf.startswith("fun_")}
+    assert len(named) == 1, leaves
